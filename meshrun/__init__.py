@@ -1,0 +1,37 @@
+"""meshrun: launch a PyTorch script on every device and hand it a ready DeviceMesh.
+
+Importing this package imports neither torch nor rich; each name below is loaded on first use.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from meshrun.errors import MeshError as MeshError
+    from meshrun.errors import MeshrunError as MeshrunError
+    from meshrun.layout import Layout as Layout
+    from meshrun.mesh import current_mesh as current_mesh
+    from meshrun.mesh import has_mesh as has_mesh
+
+__version__ = "0.1.0"
+__all__ = ["Layout", "MeshError", "MeshrunError", "current_mesh", "has_mesh"]
+
+_HOME = {
+    "Layout": "meshrun.layout",
+    "MeshError": "meshrun.errors",
+    "MeshrunError": "meshrun.errors",
+    "current_mesh": "meshrun.mesh",
+    "has_mesh": "meshrun.mesh",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'meshrun' has no attribute '{name}'")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,18 @@
+"""``python -m meshrun`` and the ``meshrun`` command."""
+
+from __future__ import annotations
+
+import time
+
+_BEGAN_NS = time.monotonic_ns()
+
+
+def main() -> None:
+    """Run the command line and exit with its code."""
+    from meshrun.cli import run_command_line
+
+    run_command_line(began_ns=_BEGAN_NS)
+
+
+if __name__ == "__main__":
+    main()

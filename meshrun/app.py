@@ -1,0 +1,138 @@
+"""What meshrun does, as functions: plan a launch, then carry it out.
+
+A launch binds the store's socket, starts the zygote, which imports torch once, has it fork the
+ranks, brings their output to the console, and ends everything when the first rank fails.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from meshrun.environment import Session
+from meshrun.errors import ProgramError
+from meshrun.events import Event
+from meshrun.host.facts import detect_host
+from meshrun.host.sockets import LOOPBACK_ADDRESS, LOOPBACK_INTERFACE, listen_on_loopback
+from meshrun.plan import HostFacts, LaunchPlan, LaunchRequest, Program, build_plan
+from meshrun.result import LaunchResult
+from meshrun.supervise.clock import Stopwatch
+from meshrun.supervise.console import Console
+from meshrun.supervise.loop import Loop, Watch
+from meshrun.supervise.outcome import build_result
+from meshrun.supervise.state import State
+
+
+def plan(
+    request: LaunchRequest, *, facts: HostFacts | None = None, check_host: bool = True
+) -> LaunchPlan:
+    """Decide everything about a launch; starts nothing.
+
+    Args:
+        request: What was asked for.
+        facts: This machine; looked up if ``None``.
+        check_host: Whether a device this machine lacks is an error.
+
+    Raises:
+        UsageError: If the request does not fit together, with the numbers.
+    """
+    return build_plan(request, facts or detect_host(), check_host=check_host)
+
+
+def launch(
+    plan: LaunchPlan, *, watch: Watch | None = None, began_ns: int | None = None
+) -> LaunchResult:
+    """Carry out a plan and wait for its end.
+
+    Args:
+        plan: What to start.
+        watch: Called with every event, the state after it and the console.
+        began_ns: Monotonic time at which the user's wait began; now if ``None``.
+
+    Returns:
+        How it went; nothing that was started is left, whatever happened.
+
+    Raises:
+        ProgramError: If the program cannot be opened.
+        HostError: If this machine cannot hold the launch.
+    """
+    check_program(plan.program)
+    stopwatch = Stopwatch(began_ns or time.monotonic_ns())
+    console = Console()
+
+    def see(event: Event, state: State, console: Console) -> None:
+        stopwatch.see(event)
+        if watch is not None:
+            watch(event, state, console)
+
+    with _error_files(plan) as error_dir, listen_on_loopback() as listener:
+        session = Session(
+            run_id=secrets.token_hex(8),
+            master_addr=LOOPBACK_ADDRESS,
+            master_port=listener.getsockname()[1],
+            error_dir=error_dir,
+            loopback=LOOPBACK_INTERFACE,
+        )
+        loop = Loop(plan, session=session, store_listener=listener, console=console, watch=see)
+        state = loop.run()
+    console.close()
+    return build_result(
+        state, plan.layout, host=os.uname().nodename, timings=stopwatch.timings()
+    )
+
+
+def check_program(program: Program) -> None:
+    """Say what ``python`` would say of a program that cannot be opened.
+
+    Raises:
+        ProgramError: With the exit code that ``python`` would have.
+    """
+    if program.kind == "module":
+        return
+    path = program.target
+    if os.path.isdir(path):
+        if not os.path.exists(os.path.join(path, "__main__.py")):
+            raise ProgramError(
+                f"can't find '__main__' module in '{path}'",
+                exit_code=1,
+                hint="name a file in it, or give the directory a `__main__.py`",
+            )
+        return
+    try:
+        with open(path, "rb"):
+            pass
+    except OSError as error:
+        raise ProgramError(
+            f"can't open file '{os.path.abspath(path)}': [Errno {error.errno}] {error.strerror}",
+            exit_code=2,
+            hint=_nearest_file(path),
+        ) from error
+
+
+def _nearest_file(path: str) -> str | None:
+    """Return a hint with a file of a similar name, if the folder has one."""
+    from difflib import get_close_matches
+
+    folder = os.path.dirname(path) or "."
+    try:
+        near = get_close_matches(os.path.basename(path), os.listdir(folder), n=1)
+    except OSError:
+        return None
+    return f"`{os.path.normpath(os.path.join(folder, near[0]))}`?" if near else None
+
+
+@contextmanager
+def _error_files(plan: LaunchPlan) -> Iterator[str]:
+    """Give each rank of this node a private folder for torch-elastic's error file."""
+    folder = tempfile.mkdtemp(prefix="meshrun_")
+    try:
+        for rank in plan.ranks_of_node():
+            os.mkdir(os.path.join(folder, str(rank.local_rank)), 0o700)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

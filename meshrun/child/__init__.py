@@ -1,0 +1,1 @@
+"""Everything that runs in the zygote, the store process and the ranks."""

@@ -1,0 +1,43 @@
+"""A rank as a new interpreter (``--start-method exec``), run as a script by the zygote.
+
+python -u fresh.py ORDER_FD REPORT_FD ZYGOTE_PID script|module TARGET [ARGUMENT ...]
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+if not getattr(sys.flags, "safe_path", False):
+    del sys.path[0]  # this file's folder; the program's own takes its place below
+_PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+if _PACKAGE_PARENT not in sys.path:
+    sys.path.append(_PACKAGE_PARENT)
+
+import socket  # noqa: E402
+
+from meshrun import wire  # noqa: E402
+from meshrun.child.ending import Ending  # noqa: E402
+from meshrun.child.program import compile_script, first_path  # noqa: E402
+from meshrun.child.rank import become_rank  # noqa: E402
+from meshrun.host.processes import die_with_parent  # noqa: E402
+from meshrun.plan import Program  # noqa: E402
+
+if __name__ == "__main__":
+    die_with_parent(int(sys.argv[3]))
+    order_fd = int(sys.argv[1])
+    order = wire.decode(os.read(order_fd, wire.PACKET_BYTES))
+    os.close(order_fd)
+    reports = socket.socket(fileno=int(sys.argv[2]))
+    reports.set_inheritable(False)
+    program = Program(kind=sys.argv[4], target=sys.argv[5], args=tuple(sys.argv[6:]))  # type: ignore[arg-type]
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path.insert(0, first_path(program))
+    assert isinstance(order, wire.StartRank)  # noqa: S101 - the zygote wrote it
+    become_rank(
+        order,
+        program=program,
+        code=compile_script(program),
+        reports=reports,
+        ending=Ending(),
+    )

@@ -1,0 +1,46 @@
+"""Name lookups that never leave the machine, for as long as a start takes.
+
+torch's store asks for the *name* of each peer it connects to. For ``::ffff:127.0.0.1`` the hosts
+file has no answer, so the question goes to DNS, and a burst of them loses one for five seconds.
+meshrun hands out addresses only, so while it connects no name is needed at all.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_GLIBC_DEFAULT = "dns [!UNAVAIL=return] files"
+
+
+@contextmanager
+def names_from_files_only() -> Iterator[None]:
+    """Look host names up in the hosts file alone while the block runs.
+
+    Source:
+        ``__nss_configure_lookup`` of glibc's ``<nss.h>``: it replaces the service list of one
+        database for this process. Other C libraries lack it, and there nothing changes.
+    """
+    configure = getattr(ctypes.CDLL(None), "__nss_configure_lookup", None)
+    if configure is None:
+        yield
+        return
+    configure(b"hosts", b"files")
+    try:
+        yield
+    finally:
+        configure(b"hosts", _configured_services().encode())
+
+
+def _configured_services() -> str:
+    """Return the services that ``/etc/nsswitch.conf`` lists for host names."""
+    try:
+        with open("/etc/nsswitch.conf") as file:
+            for line in file:
+                database, colon, services = line.partition("#")[0].partition(":")
+                if colon and database.strip() == "hosts" and services.strip():
+                    return services.strip()
+    except OSError:
+        pass
+    return _GLIBC_DEFAULT

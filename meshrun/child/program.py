@@ -1,0 +1,137 @@
+"""The user's program, run in this process as ``python program.py`` would run it."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import runpy
+import sys
+import traceback
+import types
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
+
+from meshrun.plan import Program
+
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """An exception that left the program, without our own frames."""
+
+    kind: str
+    message: str
+    text: str
+
+
+def first_path(program: Program) -> str:
+    """Return what ``python`` puts in front of ``sys.path`` for this program."""
+    if program.kind == "module":
+        return os.getcwd()
+    if _is_archive(program.target):
+        return os.path.abspath(program.target)
+    return os.path.dirname(os.path.realpath(program.target))
+
+
+def compile_script(program: Program) -> types.CodeType | None:
+    """Compile a script once, before anything is forked; modules and archives wait for the rank.
+
+    Raises:
+        SyntaxError: As ``python`` raises it.
+        OSError: If the file cannot be read.
+    """
+    if program.kind == "module" or _is_archive(program.target) or _is_byte_code(program.target):
+        return None
+    path = os.path.abspath(program.target)
+    with open(path, "rb") as file:
+        return compile(file.read(), path, "exec", dont_inherit=True)
+
+
+def format_raised(error: BaseException) -> Raised:
+    """Return what ``python`` prints of ``error``, without our frames above the user's."""
+    if isinstance(error, SystemExit):  # sys.exit("text") prints the text alone
+        return Raised("SystemExit", str(error.code), f"{error.code}\n")
+    error.__traceback__ = without_our_frames(error.__traceback__)
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    return Raised(type(error).__name__, _message_of(error), text)
+
+
+def without_our_frames(frames: types.TracebackType | None) -> types.TracebackType | None:
+    """Return ``frames`` from the first one that is neither meshrun's nor runpy's, if there is one."""
+    first = frames
+    while first is not None and _is_ours(first.tb_frame.f_code.co_filename):
+        first = first.tb_next
+    return first or frames
+
+
+def run_program(
+    program: Program, code: types.CodeType | None, on_raise: Callable[[BaseException], None]
+) -> None:
+    """Run the program as ``__main__`` of this process.
+
+    Args:
+        program: What to run.
+        code: The compiled script, if :func:`compile_script` gave one.
+        on_raise: Called with an exception that leaves the program, or with a ``SystemExit``
+            that carries a text; it stands in for the interpreter's own printing.
+
+    Raises:
+        BaseException: Whatever the program raised, for the interpreter to end by.
+    """
+    sys.argv = [program.target, *program.args]
+    sys.orig_argv[:] = [sys.executable, "-u", *program.argv]
+    sys.modules["__main__"] = main = types.ModuleType("__main__")
+    main.__dict__["__builtins__"] = builtins
+    try:
+        if program.kind == "module":
+            _run_as_main(program.target, True)
+        elif _is_archive(program.target):
+            _run_as_main("__main__", False)
+        elif code is None:
+            runpy.run_path(program.target, run_name="__main__")
+        else:
+            main.__dict__.update(__file__=code.co_filename, __cached__=None)
+            main.__loader__ = SourceFileLoader("__main__", code.co_filename)
+            exec(code, main.__dict__)
+    except SystemExit as error:
+        if error.code is None or isinstance(error.code, int):
+            raise
+        on_raise(error)
+        raise SystemExit(1) from None
+    except BaseException as error:
+        on_raise(error)
+        sys.excepthook = _print_nothing
+        raise
+
+
+def _run_as_main(module: str, alter_argv: bool) -> None:
+    """Run a module in the namespace that is ``__main__`` now, as ``python -m`` and archives do."""
+    run: Callable[[str, bool], object] = runpy._run_module_as_main  # type: ignore[attr-defined]
+    run(module, alter_argv)
+
+
+def _print_nothing(*_: object) -> None:
+    """An excepthook for what has been told already."""
+
+
+def _is_archive(path: str) -> bool:
+    """Whether ``python path`` would look for a ``__main__`` module inside it."""
+    return os.path.isdir(path) or zipfile.is_zipfile(path)
+
+
+def _is_byte_code(path: str) -> bool:
+    return path.endswith(".pyc")
+
+
+def _is_ours(filename: str) -> bool:
+    return filename.startswith((_OURS, "<frozen runpy>")) or filename == runpy.__file__
+
+
+def _message_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return "(no message: its __str__ raised)"

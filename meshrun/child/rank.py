@@ -1,0 +1,87 @@
+"""From a new process to the program's first line: session, environment, threads, seeds, mesh."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from types import CodeType
+
+from meshrun.child.ending import Ending
+from meshrun.child.program import format_raised, run_program
+from meshrun.child.reporter import Reporter
+from meshrun.child.threads import raise_thread_counts
+from meshrun.plan import Program
+from meshrun.wire import StartRank
+
+
+def become_rank(
+    order: StartRank,
+    *,
+    program: Program,
+    code: CodeType | None,
+    reports: socket.socket,
+    ending: Ending,
+) -> None:
+    """Turn this process into a rank and run the program in it.
+
+    The caller has put the process into its own session, with its stdout and stderr in place.
+    """
+    set_environment(order)
+    reporter = Reporter(reports, order.rank)
+    try:
+        raise_thread_counts(os.environ)
+        _seed_numpy()
+        if "MESHRUN_MESH" in order.environment:
+            from meshrun.child.adopt import adopt_process_group
+            from meshrun.child.join import join_mesh
+
+            join_mesh(os.environ, tuple(order.coordinate), reporter)
+            adopt_process_group()
+        if "torch" in sys.modules:
+            from meshrun.child.adopt import serve_env_rendezvous
+
+            serve_env_rendezvous(dict(os.environ))
+        ending.arrange()
+    except BaseException as error:
+        _tell(reporter, error)
+        sys.excepthook = lambda *_: None
+        raise
+    reporter.ready()
+    run_program(program, code, lambda error: _tell(reporter, error))
+
+
+def set_environment(order: StartRank) -> None:
+    """Give this process the environment of its rank."""
+    for name in order.unset:
+        os.environ.pop(name, None)
+    os.environ.update(order.environment)
+    os.environ["MESHRUN_WORKER_PID"] = str(os.getpid())
+
+
+def _tell(reporter: Reporter, error: BaseException) -> None:
+    """Report an exception; a program's own excepthook still prints it its own way."""
+    raised = format_raised(error)
+    own_hook = not isinstance(error, SystemExit) and not _is_plain(sys.excepthook)
+    if own_hook:
+        sys.excepthook(type(error), error, error.__traceback__)
+    reporter.raised(
+        kind=raised.kind, message=raised.message, text=raised.text, shown=own_hook
+    )
+
+
+def _is_plain(hook: object) -> bool:
+    """Whether ``hook`` is Python's own, or torch's that only puts the rank before each line."""
+    if hook is sys.__excepthook__:
+        return True
+    if getattr(hook, "__qualname__", "").endswith("._distributed_excepthook"):
+        cells = getattr(hook, "__closure__", None) or ()
+        return any(_is_plain(cell.cell_contents) for cell in cells)
+    return False
+
+
+def _seed_numpy() -> None:
+    """Give each rank numpy's random state of a fresh interpreter; forks share one otherwise."""
+    random = sys.modules.get("numpy.random")
+    if random is not None:
+        random.seed()

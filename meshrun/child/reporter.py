@@ -1,0 +1,48 @@
+"""A rank's line to the launcher: what happened, one packet each."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+
+from meshrun import wire
+from meshrun.events import FromRank, RankJoined, RankRaised, RankReady
+
+
+class Reporter:
+    """Tells the launcher what a rank has reached; silent once the launcher is gone."""
+
+    def __init__(self, connection: socket.socket, rank: int) -> None:
+        self._socket = connection
+        self._rank = rank
+        self._pid = os.getpid()
+
+    def joined(self) -> None:
+        """The rank is in the process group."""
+        self._send(RankJoined(rank=self._rank, at_ns=time.monotonic_ns()))
+
+    def ready(self) -> None:
+        """The program's first line is next."""
+        self._send(RankReady(rank=self._rank, at_ns=time.monotonic_ns()))
+
+    def raised(self, *, kind: str, message: str, text: str, shown: bool) -> None:
+        """An exception left the program."""
+        if os.getpid() != self._pid:  # a forked child of the rank tells its own parent
+            return
+        self._send(
+            RankRaised(
+                rank=self._rank,
+                at_ns=time.monotonic_ns(),
+                kind=kind,
+                message=message,
+                traceback=text,
+                shown=shown,
+            )
+        )
+
+    def _send(self, event: FromRank) -> None:
+        try:
+            self._socket.send(wire.encode(event))
+        except OSError:
+            pass

@@ -1,0 +1,37 @@
+"""Threads of the numeric libraries: one while importing, the rank's share after the fork."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+
+
+def count_threads() -> int:
+    """Return how many threads this process has; 1 where the system does not tell."""
+    try:
+        return len(os.listdir("/proc/self/task"))
+    except OSError:
+        return 1
+
+
+def raise_thread_counts(env: Mapping[str, str]) -> None:
+    """Give torch and numpy's BLAS the threads that ``env`` says.
+
+    Both read the variables once, while they are imported, and they were imported with 1.
+    """
+    threads = _positive(env.get("OMP_NUM_THREADS", ""))
+    torch = sys.modules.get("torch")
+    if torch is not None and threads not in (None, 1):
+        torch.set_num_threads(threads)
+    blas = _positive(env.get("OPENBLAS_NUM_THREADS", "")) or threads
+    if "numpy" in sys.modules and blas not in (None, 1):
+        from threadpoolctl import threadpool_limits
+
+        threadpool_limits(limits=blas, user_api="blas")
+
+
+def _positive(text: str) -> int | None:
+    """Return the first number of ``4`` or ``4,2`` (nested levels), or ``None``."""
+    head = text.split(",")[0].strip()
+    return int(head) if head.isdigit() and int(head) > 0 else None

@@ -1,0 +1,117 @@
+"""The zygote, run as a script: import torch once, stay single-threaded, fork ranks.
+
+    python -u zygote.py CONTROL_FD REPORT_FD script|module TARGET [ARGUMENT ...]
+
+It talks to the launcher alone, over an inherited socket, and ends everything below it when that
+socket closes. In a forked rank ``main`` returns, and the program runs from module level.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+if not getattr(sys.flags, "safe_path", False):
+    del sys.path[0]  # this file's folder; the program's own takes its place below
+_PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+if _PACKAGE_PARENT not in sys.path:
+    sys.path.append(_PACKAGE_PARENT)
+
+import gc  # noqa: E402
+import importlib  # noqa: E402
+import importlib.util  # noqa: E402
+import socket  # noqa: E402
+import time  # noqa: E402
+from collections.abc import Callable  # noqa: E402
+from types import CodeType  # noqa: E402
+
+from meshrun.child.ending import Ending  # noqa: E402
+from meshrun.child.program import compile_script, first_path, format_raised  # noqa: E402
+from meshrun.child.serving import Forks, leave_signals_to_launcher, receive, send  # noqa: E402
+from meshrun.child.threads import count_threads  # noqa: E402
+from meshrun.events import ProgramBroken, ZygoteReady, ZygoteUnsafe  # noqa: E402
+from meshrun.host.processes import become_subreaper, die_with_parent  # noqa: E402
+from meshrun.plan import Program  # noqa: E402
+from meshrun.wire import Prepare  # noqa: E402
+
+
+def main() -> Callable[[], None]:
+    """Serve as the zygote; return only in a rank, with what it is to run."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    reports = socket.socket(fileno=int(sys.argv[2]))
+    for inherited in (control, reports):
+        inherited.set_inheritable(False)
+    kind, target, *arguments = sys.argv[3:]
+    assert kind in ("script", "module")  # noqa: S101 - the launcher wrote it
+    program = Program(kind=kind, target=target, args=tuple(arguments))  # type: ignore[arg-type]
+
+    die_with_parent(os.getppid())
+    dispositions = leave_signals_to_launcher()
+    become_subreaper()
+    order = receive(control)
+    if not isinstance(order, Prepare):
+        os._exit(0)
+    ending = Ending()
+    code = _load(control, program, order)
+    forks = Forks(
+        control=control,
+        reports=reports,
+        program=program,
+        code=code,
+        fresh=order.start_method == "exec",
+        ending=ending,
+        dispositions=dispositions,
+    )
+    return forks.serve()
+
+
+def _load(control: socket.socket, program: Program, order: Prepare) -> CodeType | None:
+    """Compile the program and import what ranks share; a failure here is told once."""
+    began_ns = time.monotonic_ns()
+    code = None
+    try:
+        if not getattr(sys.flags, "safe_path", False):
+            sys.path.insert(0, first_path(program))
+        if program.kind == "module":
+            _find_module(program.target)
+        else:
+            code = compile_script(program)
+        gc.disable()
+        for module in order.preload:
+            importlib.import_module(module)
+    except BaseException as error:
+        exit_code = error.code if isinstance(error, SystemExit) else 1
+        text = format_raised(error).text
+        send(control, ProgramBroken(text=text, exit_code=exit_code if isinstance(exit_code, int) else 1))
+        os._exit(0)
+    gc.enable()
+    gc.freeze()  # what is shared stays out of the collector, and so stays shared
+    now_ns = time.monotonic_ns()
+    if order.start_method == "fork" and (reason := _why_unsafe()):
+        send(control, ZygoteUnsafe(reason=reason))
+        os._exit(0)
+    send(control, ZygoteReady(at_ns=now_ns, import_ns=now_ns - began_ns))
+    return code
+
+
+def _find_module(name: str) -> None:
+    """Say what ``python -m`` says of a module that is not there."""
+    top = name.partition(".")[0]
+    if importlib.util.find_spec(top) is None:
+        raise SystemExit(f"{sys.executable}: No module named {top}")
+
+
+def _why_unsafe() -> str | None:
+    """Return why a fork of this process would be unsound, or ``None``."""
+    threads = count_threads()
+    if threads > 1:
+        return f"an import started {threads - 1} thread{'s' if threads > 2 else ''}"
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return "an import initialised CUDA"
+    return None
+
+
+if __name__ == "__main__":
+    run = main()
+    run()

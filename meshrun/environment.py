@@ -1,0 +1,80 @@
+"""The environment a rank is given: torchrun's variables and meshrun's own. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from meshrun.plan import LaunchPlan, RankPlan
+from meshrun.spec import format_mesh
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS")
+"""Variables by which a numeric library starts threads while it is imported."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """What is known of one launch only once it starts."""
+
+    run_id: str
+    master_addr: str
+    master_port: int
+    error_dir: str
+    """Directory that holds one directory a local rank for torch-elastic error files."""
+    loopback: str
+    """Name of the loopback interface, such as ``lo``."""
+    restart_count: int = 0
+    max_restarts: int = 0
+
+
+def rank_environment(
+    plan: LaunchPlan, rank: RankPlan, session: Session, base: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the variables that a rank has over and above ``base``.
+
+    Names and values follow torchrun 2.13 (``_start_workers`` in
+    ``torch/distributed/elastic/agent/server/local_elastic_agent.py``); ``MESHRUN_*`` are ours.
+    """
+    layout = plan.layout
+    local_world_size = layout.nproc_per_node[rank.node_rank]
+    numbers = {
+        "RANK": rank.rank,
+        "LOCAL_RANK": rank.local_rank,
+        "WORLD_SIZE": layout.world_size,
+        "LOCAL_WORLD_SIZE": local_world_size,
+        "GROUP_RANK": rank.node_rank,
+        "GROUP_WORLD_SIZE": layout.nnodes,
+        "ROLE_RANK": rank.rank,
+        "ROLE_WORLD_SIZE": layout.world_size,
+        "MASTER_PORT": session.master_port,
+        "TORCHELASTIC_RESTART_COUNT": session.restart_count,
+        "TORCHELASTIC_MAX_RESTARTS": session.max_restarts,
+        "MESHRUN_GENERATION": session.restart_count,
+    }
+    texts = {
+        "ROLE_NAME": "default",
+        "MASTER_ADDR": session.master_addr,
+        "TORCHELASTIC_RUN_ID": session.run_id,
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_ERROR_FILE": f"{session.error_dir}/{rank.local_rank}/error.json",
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+        "MESHRUN_RUN_ID": session.run_id,
+        "MESHRUN_NPROC_PER_NODE": ",".join(str(count) for count in _runs(layout.nproc_per_node)),
+    }
+    if layout.mesh is not None:
+        texts["MESHRUN_MESH"] = format_mesh(layout.mesh)
+        texts["MESHRUN_DEVICE"] = plan.device_type or "cpu"
+    defaults = {
+        "OMP_NUM_THREADS": str(plan.omp_num_threads),
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+    }
+    if layout.nnodes == 1:
+        # Ranks of one node talk over loopback: nothing listens outside, no name is looked up.
+        defaults["GLOO_SOCKET_IFNAME"] = session.loopback
+    given = {name: value for name, value in defaults.items() if name not in base}
+    return {**given, **texts, **{name: str(value) for name, value in numbers.items()}}
+
+
+def _runs(counts: tuple[int, ...]) -> tuple[int, ...]:
+    """Equal nodes are written once, so that the variable stays short on 10,000 nodes."""
+    return counts[:1] if len(set(counts)) == 1 else counts

@@ -1,0 +1,83 @@
+"""The errors meshrun raises, each with its exit code; how they are printed lives in report/."""
+
+from __future__ import annotations
+
+
+class MeshrunError(Exception):
+    """Anything meshrun itself has to say no to.
+
+    Args:
+        message: What was asked and what was found, with the numbers; lower case, no full stop.
+        hint: What to try, or ``None`` when there is nothing better than the message.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
+
+
+class UsageError(MeshrunError):
+    """The request cannot be met as written; nothing was started."""
+
+    exit_code = 2
+
+
+class SpecError(UsageError):
+    """The text of a mesh could not be read.
+
+    Args:
+        text: The whole text as the user wrote it.
+        position: Index in ``text`` of the first wrong character.
+        length: How many characters are wrong, at least 1.
+    """
+
+    def __init__(
+        self, message: str, *, text: str, position: int, length: int = 1, hint: str | None = None
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.text = text
+        self.position = position
+        self.length = max(1, length)
+
+    def __str__(self) -> str:
+        parts = [self.message, f"    {self.text}", f"    {self.caret}"]
+        return "\n".join([*parts, f"hint: {self.hint}"] if self.hint else parts)
+
+    @property
+    def caret(self) -> str:
+        """Spaces and carets that line up under the wrong part of ``text``."""
+        return " " * self.position + "^" * self.length
+
+
+class LayoutError(UsageError):
+    """The mesh and the machines do not fit together."""
+
+
+class ProgramError(UsageError):
+    """The program to run cannot be opened; ``exit_code`` is what ``python`` would return."""
+
+    def __init__(self, message: str, *, exit_code: int, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.exit_code = exit_code
+
+
+class MeshError(MeshrunError, RuntimeError):
+    """There is no mesh to give in this process, or it is no longer the right one."""
+
+
+class HostError(MeshrunError):
+    """This machine lacks something the launch needs (71, sysexits OSERR)."""
+
+    exit_code = 71
+
+
+class InternalError(MeshrunError):
+    """A bug in meshrun (70, sysexits SOFTWARE)."""
+
+    exit_code = 70

@@ -1,0 +1,133 @@
+"""Everything that can happen to a launch, as values. Times are monotonic nanoseconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZygoteReady:
+    """The zygote has imported what it preloads and will fork."""
+
+    at_ns: int
+    import_ns: int
+    """How long the imports took."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZygoteUnsafe:
+    """The zygote may not fork; ranks must start as fresh interpreters."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramBroken:
+    """The program or a preload failed before any rank was started."""
+
+    text: str
+    """What ``python`` would have printed."""
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStarted:
+    """A rank's process exists."""
+
+    rank: int
+    pid: int
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartFailed:
+    """A rank's process could not be made."""
+
+    rank: int
+    error: str
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankJoined:
+    """A rank is in the process group of its mesh."""
+
+    rank: int
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankReady:
+    """A rank begins the first line of the program, with its mesh if it has one."""
+
+    rank: int
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankRaised:
+    """An exception left a rank's program, or meshrun's own start of it."""
+
+    rank: int
+    at_ns: int
+    kind: str
+    """Name of the exception's class, such as ``ValueError``."""
+    message: str
+    traceback: str
+    """The whole text, as ``python`` prints it."""
+    shown: bool
+    """Whether the program's own excepthook has printed it already."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankExited:
+    """A rank's process has ended."""
+
+    rank: int
+    pid: int
+    wait_status: int
+    """As ``os.waitpid`` gives it."""
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftoversEnded:
+    """Processes that ranks had left behind were ended after the last rank."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZygoteGone:
+    """The zygote has ended, and with it everything it had started."""
+
+    wait_status: int
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignalArrived:
+    """The launcher was sent a signal."""
+
+    signum: int
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimePassed:
+    """A deadline that was asked for has come."""
+
+    at_ns: int
+
+
+FromZygote = (
+    ZygoteReady
+    | ZygoteUnsafe
+    | ProgramBroken
+    | RankStarted
+    | StartFailed
+    | RankExited
+    | LeftoversEnded
+)
+FromRank = RankJoined | RankReady | RankRaised
+Event = FromZygote | FromRank | ZygoteGone | SignalArrived | TimePassed

@@ -1,0 +1,1 @@
+"""Thin doors to the operating system: devices, cores, sockets, processes."""

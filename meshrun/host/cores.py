@@ -1,0 +1,49 @@
+"""How many cores this process may use: its affinity mask, cut by its cgroup's quota."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def count_usable_cores() -> int:
+    """Return the number of cores this process may keep busy, at least 1.
+
+    Source:
+        ``cpu.max`` of cgroup v2 (kernel, Documentation/admin-guide/cgroup-v2.rst): quota and
+        period in microseconds, or ``max``; the tightest of the own cgroup and its parents holds.
+    """
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    else:  # macOS has no affinity mask
+        cores = os.cpu_count() or 1
+    return max(1, math.ceil(min(cores, _quota_cores())))
+
+
+def _quota_cores() -> float:
+    try:
+        entries = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return math.inf
+    own = next((line[3:] for line in entries if line.startswith("0::")), None)
+    if own is None:
+        return math.inf
+    quota = math.inf
+    folder = _CGROUP / own.lstrip("/")
+    while folder.is_relative_to(_CGROUP):
+        quota = min(quota, _quota_of(folder))
+        if folder == _CGROUP:
+            break
+        folder = folder.parent
+    return quota
+
+
+def _quota_of(folder: Path) -> float:
+    try:
+        limit, period = (folder / "cpu.max").read_text().split()
+        return math.inf if limit == "max" else int(limit) / int(period)
+    except (OSError, ValueError, ZeroDivisionError):
+        return math.inf

@@ -1,0 +1,1 @@
+"""Values -> what a person or a program reads."""

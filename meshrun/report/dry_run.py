@@ -1,0 +1,152 @@
+"""A plan as people read it: the mesh on its nodes, a row a worker, a row a dim."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from meshrun.layout import Layout
+from meshrun.plan import LaunchPlan
+
+MOST_ROWS = 64
+"""A plan of more ranks is summed up unless every row is asked for."""
+_MOST_COLUMNS = 8
+_FEW = 4
+
+
+def print_dry_run(plan: LaunchPlan, *, every_row: bool = False, console: Console | None = None) -> None:
+    """Print what would be started, without starting it."""
+    out = console or Console(highlight=False, soft_wrap=False)
+    small = plan.layout.world_size <= MOST_ROWS
+    parts: list[RenderableType] = [Text(line) for line in _head(plan)]
+    if plan.layout.mesh is not None:
+        if small and (grid := _grid(plan.layout)) is not None:
+            parts.append(grid)
+        parts.append(_dims(plan.layout))
+    if small:
+        parts.append(_workers(plan))
+    elif not every_row:
+        parts.append(_nodes(plan))
+        parts.append(Text(f"--all prints all {plan.layout.world_size:,} workers"))
+    out.print(Group(*parts))
+    if every_row and not small:
+        for line in _rows(plan):
+            print(line)
+
+
+def _head(plan: LaunchPlan) -> Iterator[str]:
+    layout = plan.layout
+    mesh = f"mesh {layout.mesh}" if layout.mesh else "no mesh"
+    nodes = f"{layout.nnodes:,} node{'s' if layout.nnodes > 1 else ''}"
+    each = layout.nproc_per_node[0]
+    workers = f"{each:,} worker{'s' if each > 1 else ''}"
+    yield f"{mesh}: {layout.world_size:,} ranks on {nodes} x {workers}"
+    if layout.mesh is not None:
+        fastest = layout.dim_labels[-1]
+        yield f"fastest dim: {fastest} (neighbouring ranks differ in it, as in torch)"
+        yield f"device: {plan.device_type} ({plan.device_reason})"
+    yield f"start: {plan.start_method} ({plan.start_method_reason})"
+    threads = plan.omp_num_threads
+    yield f"each rank: python {shlex.join(plan.program.argv)}"
+    yield f"           OMP_NUM_THREADS={threads} unless it is set already"
+
+
+def _grid(layout: Layout) -> Table | None:
+    """The mesh with the fastest dim across; ``None`` where it is too wide to be read."""
+    columns = layout.sizes[-1]
+    if columns > _MOST_COLUMNS:
+        return None
+    labels = layout.dim_labels
+    table = Table(box=box.SIMPLE_HEAD, title="rank at each coordinate", title_justify="left")
+    table.add_column(" ".join(labels[:-1]), no_wrap=True)
+    for column in range(columns):
+        table.add_column(f"{labels[-1]}={column}", justify="right", no_wrap=True)
+    for first in range(0, layout.world_size, columns):
+        outer = " ".join(str(index) for index in layout.coordinate(first)[:-1])
+        table.add_row(outer, *(_cell(layout, rank) for rank in range(first, first + columns)))
+    return table
+
+
+def _cell(layout: Layout, rank: int) -> str:
+    return f"{rank} n{layout.node_rank(rank)}" if layout.nnodes > 1 else str(rank)
+
+
+def _dims(layout: Layout) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, title="dims", title_justify="left")
+    for header in ("dim", "size", "groups", "cross nodes", "first groups"):
+        justify = "left" if header in ("dim", "first groups") else "right"
+        table.add_column(header, justify=justify, no_wrap=header != "first groups")
+    for dim, label in enumerate(layout.dim_labels):
+        groups = list(layout.groups(dim))
+        crossing = sum(layout.crosses_nodes(group) for group in groups)
+        shown = " ".join(_some(group) for group in groups[:2])
+        more = " ..." if len(groups) > 2 else ""
+        crosses = f"{crossing:,} of {len(groups):,}"
+        table.add_row(label, f"{layout.sizes[dim]:,}", f"{len(groups):,}", crosses, shown + more)
+    return table
+
+
+def _some(group: range) -> str:
+    """A group's ranks, the middle left out where there are many: ``{0,1,..,7}``."""
+    if len(group) <= _FEW:
+        return "{" + ",".join(str(rank) for rank in group) + "}"
+    return f"{{{group[0]},{group[1]},..,{group[-1]}}}"
+
+
+def _workers(plan: LaunchPlan) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, title="workers", title_justify="left")
+    for header in _headers(plan):
+        table.add_column(header, justify="left" if header == "device" else "right", no_wrap=True)
+    for row in _cells(plan):
+        table.add_row(*row)
+    return table
+
+
+def _nodes(plan: LaunchPlan) -> Table:
+    """The first nodes and the last, a row each."""
+    layout = plan.layout
+    table = Table(box=box.SIMPLE_HEAD, title="nodes", title_justify="left")
+    for header in ("node", "ranks", "first coordinate", "last coordinate"):
+        table.add_column(header, justify="right", no_wrap=True)
+    shown = [*range(min(_FEW, layout.nnodes))]
+    if layout.nnodes > _FEW + 1:
+        shown.append(-1)
+    if layout.nnodes > _FEW:
+        shown.append(layout.nnodes - 1)
+    for node in shown:
+        if node < 0:
+            table.add_row("...", "...", "...", "...")
+            continue
+        ranks = layout.ranks_of_node(node)
+        ends = (_coordinate(layout.coordinate(rank)) for rank in (ranks[0], ranks[-1]))
+        table.add_row(str(node), f"{ranks[0]}-{ranks[-1]}", *ends)
+    return table
+
+
+def _headers(plan: LaunchPlan) -> tuple[str, ...]:
+    dims = plan.layout.dim_labels
+    return ("rank", "node", "local rank", *(("device",) if plan.device_type else ()), *dims)
+
+
+def _cells(plan: LaunchPlan) -> Iterator[tuple[str, ...]]:
+    for rank in plan.ranks():
+        numbers = (str(rank.rank), str(rank.node_rank), str(rank.local_rank))
+        device = (rank.device,) if rank.device else ()
+        yield (*numbers, *device, *(str(index) for index in rank.coordinate))
+
+
+def _rows(plan: LaunchPlan) -> Iterator[str]:
+    """Every worker in plain columns, which a pipe takes a hundred times faster than a table."""
+    headers = _headers(plan)
+    widths = [max(len(header), 8) for header in headers]
+    for cells in (headers, *_cells(plan)):
+        yield " ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
+
+
+def _coordinate(coordinate: tuple[int, ...]) -> str:
+    return "(" + ",".join(str(index) for index in coordinate) + ")" if coordinate else ""

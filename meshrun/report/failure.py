@@ -1,0 +1,91 @@
+"""The story of a failed launch, the cause last."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from collections.abc import Iterator
+
+from meshrun.result import LaunchResult, RankFailure, signal_name
+from meshrun.supervise.state import State
+
+_EXPLAINED = {
+    signal.SIGKILL: "killed from outside, perhaps out of memory",
+    signal.SIGSEGV: "a crash in native code",
+    signal.SIGBUS: "a bad memory access, perhaps /dev/shm is full",
+    signal.SIGABRT: "native code gave up; its reason is in the output above",
+    signal.SIGFPE: "an arithmetic error in native code",
+    signal.SIGILL: "an instruction this processor does not have",
+}
+
+
+def render_failure(result: LaunchResult, world_size: int) -> str:
+    """Return the lines to print after a launch that went wrong; "" after one that went well."""
+    return "\n".join(_lines(result, world_size))
+
+
+def _lines(result: LaunchResult, world_size: int) -> Iterator[str]:
+    if result.signum is not None:
+        name = signal_name(result.signum)
+        asked = {signal.SIGINT: "Ctrl-C", signal.SIGPIPE: "the reader of the output went away"}
+        why = f"{asked[result.signum]}, {name}" if result.signum in asked else name  # type: ignore[index]
+        yield f"meshrun: stopped by {why}"
+        return
+    if not result.failures:
+        return
+    first, *others = result.failures
+    yield from _others(first, others)
+    yield ""
+    if first.raised is not None and not first.raised.shown:
+        yield first.raised.traceback.rstrip("\n")
+        yield ""
+    yield f"error: {describe_rank(first)} {describe_end(first)}"
+    yield f"       on {first.host}, pid {first.pid}"
+
+
+def describe_rank(failure: RankFailure) -> str:
+    """Return ``rank 5 [dp1 tp1]``, or ``rank 5`` without a mesh."""
+    return f"rank {failure.rank} [{failure.label}]" if failure.label else f"rank {failure.rank}"
+
+
+def describe_end(failure: RankFailure) -> str:
+    """Return how a rank ended, in the words of its exception, its signal or its exit code."""
+    if failure.signum is not None:
+        name = signal_name(failure.signum)
+        why = _EXPLAINED.get(failure.signum)  # type: ignore[call-overload]
+        end = f"was ended by {name}" + (f" ({why})" if why else "")
+    else:
+        end = f"exited with code {failure.exit_code}"
+    if failure.raised is None or failure.raised.kind == "SystemExit":
+        return end
+    headline = failure.raised.message.strip().split("\n")[0]
+    raised = f"{failure.raised.kind}: {headline}" if headline else failure.raised.kind
+    return f"raised {raised}" + (f", {end}" if failure.exit_code != 1 else ", exit code 1")
+
+
+def _others(first: RankFailure, others: list[RankFailure]) -> Iterator[str]:
+    """One line for each way in which other ranks ended, however many they were."""
+    ways = Counter(_way(first, failure) for failure in others)
+    for way, count in ways.items():
+        ranks = [str(failure.rank) for failure in others if _way(first, failure) == way]
+        named = ", ".join(ranks[:8]) + (", ..." if count > 8 else "")
+        yield f"meshrun: {'rank' if count == 1 else f'{count} ranks'} {way} ({named})"
+
+
+def _way(first: RankFailure, failure: RankFailure) -> str:
+    if failure.asked_to_end and failure.raised is None:
+        return "ended when told to"
+    same = first.raised is not None and failure.raised is not None
+    if same and first.raised.traceback == failure.raised.traceback:  # type: ignore[union-attr]
+        return "failed alike"
+    return describe_end(failure)
+
+
+def render_start_failure(state: State) -> str | None:
+    """Return why the ranks could not be started, or ``None`` if they were."""
+    if state.start_error is None:
+        return None
+    return (
+        f"error: rank {state.start_error.rank} could not be started: {state.start_error.error}"
+        "\n\nhint: is the machine out of processes or memory? see `ulimit -u`"
+    )

@@ -1,0 +1,210 @@
+"""The text of a mesh and its value: ``dp=2,tp=4`` <-> MeshSpec. Knows nothing of machines."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from meshrun.errors import SpecError
+
+INFERRED = -1
+"""The size that means "as many as there are workers for", as in ``torch.Tensor.view``."""
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SIZE = re.compile(r"-?[0-9]+")
+_SIZES_HINT = "write sizes joined by `x`, such as `2x4`, or named dims, such as `dp=2,tp=4`"
+_NAMES_HINT = "a dim name is a letter or `_`, then letters, digits or `_`, such as `dp` or `ep_2`"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshSpec:
+    """The shape of a mesh and the names of its dims, right dim fastest, as in torch.
+
+    ``sizes`` may hold one ``-1`` until a world size is known; ``mesh_dim_names`` is ``None`` for
+    a mesh whose dims have no names.
+    """
+
+    sizes: tuple[int, ...]
+    mesh_dim_names: tuple[str, ...] | None = None
+
+    @property
+    def ndim(self) -> int:
+        """Number of dims."""
+        return len(self.sizes)
+
+    @property
+    def is_inferred(self) -> bool:
+        """Whether one size is still ``-1``."""
+        return INFERRED in self.sizes
+
+    @property
+    def known_size(self) -> int:
+        """Product of the sizes that are known; the number of ranks when none is inferred."""
+        return math.prod(size for size in self.sizes if size != INFERRED)
+
+    def with_size(self, dim: int, size: int) -> MeshSpec:
+        """Return this spec with the size of one dim replaced."""
+        sizes = (*self.sizes[:dim], size, *self.sizes[dim + 1 :])
+        return MeshSpec(sizes=sizes, mesh_dim_names=self.mesh_dim_names)
+
+    def __str__(self) -> str:
+        return format_mesh(self)
+
+
+def format_mesh(spec: MeshSpec) -> str:
+    """Return the canonical text of ``spec``; the inverse of :func:`parse_mesh`.
+
+    Example:
+        >>> format_mesh(MeshSpec(sizes=(2, 4), mesh_dim_names=("dp", "tp")))
+        'dp=2,tp=4'
+    """
+    if spec.mesh_dim_names is None:
+        return "x".join(str(size) for size in spec.sizes)
+    pairs = zip(spec.mesh_dim_names, spec.sizes, strict=True)
+    return ",".join(f"{name}={size}" for name, size in pairs)
+
+
+def parse_mesh(text: str, names: str | None = None) -> MeshSpec:
+    """Read a mesh from the text of ``--mesh`` and, if given, of ``--names``.
+
+    Args:
+        text: ``2x4`` or ``dp=2,tp=4``; one size may be ``-1``.
+        names: ``dp,tp``; only together with sizes that carry no names.
+
+    Returns:
+        The spec, with ``-1`` kept where the text has it.
+
+    Raises:
+        SpecError: With the place of the first wrong character, in ``text`` or in ``names``.
+
+    Example:
+        >>> parse_mesh("2x4", "dp,tp") == parse_mesh("dp=2,tp=4")
+        True
+    """
+    if not text.strip():
+        raise SpecError("the mesh is empty", text=text, position=0, hint=_SIZES_HINT)
+    if "=" in text or ":" in text:
+        if names is not None:
+            message = "the dims are named twice, in --mesh and in --names"
+            raise SpecError(message, text=names, position=0, length=len(names), hint="drop --names")
+        return _parse_named(text)
+    sizes = _parse_sizes(text)
+    if names is None:
+        return MeshSpec(sizes=sizes)
+    return MeshSpec(sizes=sizes, mesh_dim_names=_parse_names(names, len(sizes), text))
+
+
+def _items(text: str, separator: str) -> list[tuple[int, str]]:
+    """Split ``text`` and return (position, item) without the spaces around each item."""
+    items, start = [], 0
+    for piece in text.split(separator):
+        items.append((start + len(piece) - len(piece.lstrip()), piece.strip()))
+        start += len(piece) + len(separator)
+    return items
+
+
+def _parse_named(text: str) -> MeshSpec:
+    names: list[str] = []
+    sizes: list[int] = []
+    for position, item in _items(text, ","):
+        if not item:
+            raise SpecError(
+                "a dim is missing here", text=text, position=min(position, len(text)), hint=_SIZES_HINT
+            )
+        name, equals, size = item.partition("=")
+        if not equals:
+            raise _not_a_pair(text, position, item)
+        names.append(_check_name(text, position, name.rstrip(), names))
+        size_at = position + len(name) + 1 + len(size) - len(size.lstrip())
+        sizes.append(_check_size(text, size_at, size.strip(), sizes))
+    return MeshSpec(sizes=tuple(sizes), mesh_dim_names=tuple(names))
+
+
+def _not_a_pair(text: str, position: int, item: str) -> SpecError:
+    name, colon, size = item.partition(":")
+    if colon:
+        return SpecError(
+            "a size follows its dim name after `=`, not `:`",
+            text=text,
+            position=position + len(name),
+            hint=f"`{name or 'dp'}={size or 2}`",
+        )
+    return SpecError(
+        f"`{item}` has no size",
+        text=text,
+        position=position,
+        length=len(item),
+        hint=f"`{item if _NAME.fullmatch(item) else 'dp'}=2`, or `-1` for what is left over",
+    )
+
+
+def _parse_sizes(text: str) -> tuple[int, ...]:
+    if "," in text:
+        raise SpecError(
+            "sizes are joined by `x`, not `,`",
+            text=text,
+            position=text.index(","),
+            hint=f"`{'x'.join(part.strip() for part in text.split(','))}`",
+        )
+    sizes: list[int] = []
+    for position, item in _items(text, "x"):
+        sizes.append(_check_size(text, position, item, sizes))
+    return tuple(sizes)
+
+
+def _parse_names(text: str, count: int, sizes_text: str) -> tuple[str, ...]:
+    names: list[str] = []
+    for position, item in _items(text, ","):
+        names.append(_check_name(text, position, item, names))
+    if len(names) != count:
+        dims = f"{count} dim{'s' if count != 1 else ''}"
+        raise SpecError(
+            f"mesh `{sizes_text}` has {dims} and --names gives {len(names)}",
+            text=text,
+            position=0,
+            length=len(text),
+            hint="give one name a dim, in the order of the sizes",
+        )
+    return tuple(names)
+
+
+def _check_name(text: str, position: int, name: str, before: list[str]) -> str:
+    if not _NAME.fullmatch(name):
+        good = _NAME.match(name)
+        wrong_at = position + (good.end() if good else 0)
+        message = f"`{name}` is not a dim name" if name else "a dim name is missing here"
+        raise SpecError(message, text=text, position=wrong_at, hint=_NAMES_HINT)
+    if name in before:
+        raise SpecError(
+            f"dim `{name}` is named twice",
+            text=text,
+            position=position,
+            length=len(name),
+            hint="each dim needs a name of its own, as in `dp=2,tp=4`",
+        )
+    return name
+
+
+def _check_size(text: str, position: int, item: str, before: list[int]) -> int:
+    if not _SIZE.fullmatch(item):
+        message = f"`{item}` is not a size" if item else "a size is missing here"
+        raise SpecError(message, text=text, position=position, length=len(item), hint=_SIZES_HINT)
+    size = int(item) if len(item) < 10 else 0
+    if size == INFERRED and INFERRED in before:
+        raise SpecError(
+            "two sizes are `-1`, and only one can be worked out",
+            text=text,
+            position=position,
+            length=len(item),
+            hint="write a number for one of them",
+        )
+    if size < 1 and size != INFERRED:
+        raise SpecError(
+            f"a size is at least 1, found {item}" if len(item) < 10 else f"{item} is too large",
+            text=text,
+            position=position,
+            length=len(item),
+            hint="use 1 for a dim that is switched off, or `-1` for what is left over",
+        )
+    return size

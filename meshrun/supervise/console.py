@@ -1,0 +1,168 @@
+"""What ranks print, brought to our own stdout and stderr line by line."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Hashable
+
+from meshrun.supervise.lines import LineAssembler, Piece
+from meshrun.supervise.outlet import Outlet, is_reader_gone, same_file
+
+QUEUE_BYTES = 1024 * 1024
+"""With more than this waiting for a slow reader, ranks are not read, so they wait too."""
+_PARTIAL_AFTER_NS = 50_000_000
+_CLEAR = b"\r\x1b[2K"
+_COLOUR_CODE = re.compile(r"\x1b\[[0-9;]*m")
+_COLOURS = (36, 33, 35, 32, 34, 31)
+
+
+class RankStream:
+    """One of the two streams of a rank, on its way to an outlet."""
+
+    def __init__(self, outlet: Outlet, label: str, colour: int | None) -> None:
+        self.outlet = outlet
+        text = f"[{label}] " if label else ""
+        if text and colour is not None:
+            text = f"\x1b[{_COLOURS[colour % len(_COLOURS)]}m[{label}]\x1b[0m "
+        self.lines = LineAssembler(text.encode())
+
+
+class Console:
+    """Our stdout and stderr: whole lines, at most one changing line below them."""
+
+    def __init__(self, stdout: int = 1, stderr: int = 2) -> None:
+        self._out = Outlet(stdout)
+        self._err = self._out if same_file(stdout, stderr) else Outlet(stderr)
+        self._partial: dict[RankStream, int] = {}
+        """Streams in the middle of a line, and since when (ns)."""
+        self._bar: tuple[Hashable, bytes] | None = None
+        """On a terminal: who owns the changing line, and its text."""
+        self._open: dict[Outlet, Hashable] = {}
+        """Elsewhere: whose progress state was the last thing written."""
+        self._status = b""
+        self._was_drawn = False
+
+    def stream(self, *, rank: int, label: str, to_stderr: bool) -> RankStream:
+        """Return a new stream of a rank; ``label`` goes in brackets before each line."""
+        outlet = self._err if to_stderr else self._out
+        coloured = outlet.is_terminal and not os.environ.get("NO_COLOR")
+        return RankStream(outlet, label, rank if coloured else None)
+
+    # ---- in --------------------------------------------------------------------------------
+
+    def feed(self, stream: RankStream, data: bytes) -> None:
+        """Take the next bytes of a rank's stream; ``b""`` is its end."""
+        pieces = stream.lines.feed(data) if data else stream.lines.finish()
+        for piece in pieces:
+            self._show(stream, stream.outlet, piece)
+        if stream.lines.pending and stream.outlet.is_terminal:
+            self._partial.setdefault(stream, time.monotonic_ns())
+        else:
+            self._partial.pop(stream, None)
+
+    def note(self, text: str) -> None:
+        """Print a line of meshrun's own to stderr."""
+        self._show(self, self._err, Piece(f"meshrun: {text}\n".encode()))
+
+    @property
+    def shows_status(self) -> bool:
+        """Whether stderr is a terminal, where a status line can come and go."""
+        return self._err.is_terminal
+
+    def set_status(self, text: str) -> None:
+        """Show ``text`` below the lines of a terminal, in place of the last one; "" removes it."""
+        if not self._err.is_terminal:
+            return
+        self._status = f"meshrun: {text}".encode() if text else b""
+        self._redraw(self._err)
+
+    def show_partials(self) -> None:
+        """Show what has waited long enough for the end of its line, such as a prompt."""
+        now_ns = time.monotonic_ns()
+        for stream, since_ns in list(self._partial.items()):
+            if now_ns >= since_ns + _PARTIAL_AFTER_NS:
+                del self._partial[stream]
+                self._bar = (stream, stream.lines.pending)
+                self._redraw(stream.outlet)
+
+    @property
+    def next_partial_ns(self) -> int | None:
+        """When :meth:`show_partials` has something to do, or ``None``."""
+        return min(self._partial.values()) + _PARTIAL_AFTER_NS if self._partial else None
+
+    # ---- out -------------------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> list[Outlet]:
+        """Outlets that have bytes left for a slow reader."""
+        return [outlet for outlet in {self._out, self._err} if outlet.queued_bytes]
+
+    @property
+    def is_full(self) -> bool:
+        """Whether ranks should not be read for now."""
+        return any(outlet.queued_bytes > QUEUE_BYTES for outlet in {self._out, self._err})
+
+    @property
+    def reader_is_gone(self) -> bool:
+        """Whether whoever read our output has gone away."""
+        errors = (outlet.error for outlet in (self._out, self._err))
+        return any(error is not None and is_reader_gone(error) for error in errors)
+
+    def close(self) -> None:
+        """Take the changing line away."""
+        self._bar, self._status = None, b""
+        for outlet in {self._out, self._err}:
+            if outlet.is_terminal:
+                outlet.write(_CLEAR)
+            elif self._open.pop(outlet, None) is not None:
+                outlet.write(b"\n")
+
+    def _show(self, owner: Hashable, outlet: Outlet, piece: Piece) -> None:
+        if outlet.is_terminal:
+            self._show_on_terminal(owner, outlet, piece)
+            return
+        # A state stays open for the same stream to go on; anybody else begins a new line.
+        held_by = self._open.pop(outlet, None)
+        if held_by is not None and held_by is not owner:
+            outlet.write(b"\n")
+        outlet.write(piece.text)
+        if piece.is_state:
+            self._open[outlet] = owner
+
+    def _show_on_terminal(self, owner: Hashable, outlet: Outlet, piece: Piece) -> None:
+        if piece.is_state:
+            self._bar = (owner, piece.text[:-1])
+            self._redraw(outlet)
+            return
+        if self._bar is not None and self._bar[0] is owner:
+            self._bar = None
+        below = self._changing_line()
+        if below or self._was_drawn:
+            outlet.write(_CLEAR + piece.text + below)
+            self._was_drawn = bool(below)
+        else:
+            outlet.write(piece.text)
+
+    def _changing_line(self) -> bytes:
+        return _fit(self._bar[1] if self._bar is not None else self._status)
+
+    def _redraw(self, outlet: Outlet) -> None:
+        below = self._changing_line()
+        if below or self._was_drawn:
+            outlet.write(_CLEAR + below)
+        self._was_drawn = bool(below)
+
+
+def _fit(text: bytes) -> bytes:
+    """Cut a changing line so that it does not wrap, which could not be cleared."""
+    if not text:
+        return b""
+    try:
+        columns = os.get_terminal_size(2).columns or 80
+    except OSError:
+        columns = 80
+    shown = text.decode(errors="replace")
+    colours = sum(len(code) for code in _COLOUR_CODE.findall(shown))
+    return shown[: columns - 1 + colours].encode()

@@ -1,0 +1,86 @@
+"""Bytes of one stream -> whole lines and progress states, each with its prefix. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+LONGEST_LINE_BYTES = 64 * 1024
+"""A line that grows beyond this is passed on in parts, so that memory stays bounded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Something to show: whole lines, or one state of a progress bar that the next replaces."""
+
+    text: bytes
+    """Prefixed; whole lines end with ``\\n``, a state ends with ``\\r``."""
+    is_state: bool = False
+
+
+class LineAssembler:
+    """Cuts one stream of a rank at line ends and keeps what is not yet whole."""
+
+    def __init__(self, prefix: bytes = b"") -> None:
+        self._prefix = prefix
+        self._pending = b""
+
+    @property
+    def pending(self) -> bytes:
+        """The prefixed beginning of a line that has not ended, or ``b""``."""
+        text = self._pending.rstrip(b"\r").rpartition(b"\r")[2]
+        return self._prefix + text if text else b""
+
+    def feed(self, data: bytes) -> list[Piece]:
+        """Take the next bytes of the stream and return what has become whole."""
+        data = self._pending + data
+        end = data.rfind(b"\n") + 1
+        whole, self._pending = data[:end], data[end:]
+        pieces = self._lines(whole)
+        if b"\r" in self._pending:
+            pieces.extend(self._take_states())
+        if len(self._pending) > LONGEST_LINE_BYTES:
+            cut = _cut_between_characters(self._pending)
+            pieces.append(Piece(self._prefix + self._pending[:cut] + b"\n"))
+            self._pending = self._pending[cut:]
+        return pieces
+
+    def finish(self) -> list[Piece]:
+        """Return what is left at the end of the stream, as a line."""
+        rest, self._pending = self._pending, b""
+        return self._lines(rest.rstrip(b"\r") + b"\n") if rest.strip(b"\r") else []
+
+    def _lines(self, whole: bytes) -> list[Piece]:
+        if not whole:
+            return []
+        if b"\r" not in whole:
+            return [Piece(self._prefixed(whole))]
+        pieces: list[Piece] = []
+        for line in whole.split(b"\n")[:-1]:
+            ending = b"\r\n" if line.endswith(b"\r") else b"\n"
+            *states, last = line.rstrip(b"\r").split(b"\r")
+            pieces.extend(self._state(state) for state in states if state)
+            pieces.append(Piece(self._prefix + last + ending))
+        return pieces
+
+    def _prefixed(self, lines: bytes) -> bytes:
+        if not self._prefix:
+            return lines
+        return self._prefix + lines[:-1].replace(b"\n", b"\n" + self._prefix) + b"\n"
+
+    def _take_states(self) -> list[Piece]:
+        """Pass on the states that a later one has replaced; a last ``\\r`` may begin ``\\r\\n``."""
+        held = b"\r" if self._pending.endswith(b"\r") else b""
+        *states, self._pending = self._pending.removesuffix(b"\r").split(b"\r")
+        self._pending += held
+        return [self._state(state) for state in states if state]
+
+    def _state(self, state: bytes) -> Piece:
+        return Piece(self._prefix + state + b"\r", is_state=True)
+
+
+def _cut_between_characters(data: bytes) -> int:
+    """Return a place near the limit that is not inside a UTF-8 character."""
+    for cut in range(LONGEST_LINE_BYTES, LONGEST_LINE_BYTES - 4, -1):
+        if data[cut] & 0xC0 != 0x80:
+            return cut
+    return LONGEST_LINE_BYTES

@@ -1,0 +1,100 @@
+"""One of our own output streams, written without ever blocking the loop."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+from collections import deque
+
+_MOST_BYTES_A_WRITE = 64 * 1024
+
+
+class Outlet:
+    """A queue of bytes in front of a descriptor that may be slow, or gone."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._queue: deque[bytes] = deque()
+        self.queued_bytes = 0
+        self.error: OSError | None = None
+        """Why nothing can be written any more, or ``None``."""
+        self.is_terminal = os.isatty(fd)
+        mode = os.fstat(fd).st_mode
+        self._socket: socket.socket | None = None
+        self._write_fd = fd
+        self.needs_select = not stat.S_ISREG(mode)
+        """Whether the descriptor can be waited for; regular files are always ready."""
+        self._chunk_bytes = _MOST_BYTES_A_WRITE
+        if stat.S_ISSOCK(mode):
+            self._socket = socket.socket(fileno=os.dup(fd))
+        elif self.needs_select:
+            self._write_fd = self._reopen_nonblocking()
+
+    def fileno(self) -> int:
+        """The descriptor to wait for."""
+        return self._write_fd
+
+    def write(self, data: bytes) -> None:
+        """Queue ``data`` and write as much as goes at once."""
+        if self.error is not None or not data:
+            return
+        self._queue.append(data)
+        self.queued_bytes += len(data)
+        if len(self._queue) == 1:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what the reader takes now; ``error`` says if it never will again."""
+        while self._queue and self.error is None:
+            data = self._queue[0]
+            try:
+                written = self._write_some(data[: self._chunk_bytes])
+            except BlockingIOError:
+                return
+            except OSError as error:
+                self.error = error
+                self._queue.clear()
+                self.queued_bytes = 0
+                return
+            self.queued_bytes -= written
+            if written == len(data):
+                self._queue.popleft()
+            else:
+                self._queue[0] = data[written:]
+            if self._may_block:
+                return
+
+    def _write_some(self, data: bytes) -> int:
+        if self._socket is not None:
+            return self._socket.send(data, socket.MSG_DONTWAIT)
+        return os.write(self._write_fd, data)
+
+    @property
+    def _may_block(self) -> bool:
+        """Whether the next write may only follow a wait."""
+        return self.needs_select and self._socket is None and self._write_fd == self._fd
+
+    def _reopen_nonblocking(self) -> int:
+        """Return a descriptor of the same pipe or terminal that is non-blocking by itself.
+
+        O_NONBLOCK on the inherited one would also change it for the shell and every other holder.
+        Where it cannot be opened anew, each write is small and waits for the descriptor first.
+        """
+        try:
+            return os.open(f"/proc/self/fd/{self._fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+        except OSError:
+            self._chunk_bytes = 512
+            return self._fd
+
+
+def same_file(first: int, second: int) -> bool:
+    """Whether two descriptors lead to the same terminal, pipe or file."""
+    one, other = os.fstat(first), os.fstat(second)
+    return (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
+
+
+def is_reader_gone(error: OSError) -> bool:
+    """Whether the error means that the reader of a pipe went away, as ``| head`` does."""
+    return error.errno in (errno.EPIPE, errno.ECONNRESET)

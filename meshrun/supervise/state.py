@@ -1,0 +1,237 @@
+"""What a launch does next: step(state, event) -> (state, actions). Pure; time comes in events."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass, field, replace
+
+from meshrun.events import (
+    Event,
+    LeftoversEnded,
+    ProgramBroken,
+    RankExited,
+    RankJoined,
+    RankRaised,
+    RankReady,
+    RankStarted,
+    SignalArrived,
+    StartFailed,
+    TimePassed,
+    ZygoteGone,
+    ZygoteReady,
+    ZygoteUnsafe,
+)
+
+LEFTOVER_GRACE_S = 2.0
+"""How long what ranks left behind may take to end after the last rank."""
+SECOND_SIGNAL_GRACE_S = 2.0
+_ZYGOTE_GRACE_S = LEFTOVER_GRACE_S + 12.0
+_NS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartAll:
+    """Start the store and every rank of this node."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartOver:
+    """Start the zygote anew, without torch, to give each rank an interpreter of its own."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signal:
+    """Send a signal to ranks, or to their whole process groups."""
+
+    ranks: tuple[int, ...]
+    signum: int
+    whole_group: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndZygote:
+    """Have the zygote end what is left and then itself; or end it without asking."""
+
+    grace_s: float = 0.0
+    by_force: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WakeAt:
+    """Send TimePassed at a monotonic time."""
+
+    at_ns: int
+
+
+Action = StartAll | StartOver | Signal | EndZygote | WakeAt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankState:
+    """What is known of one rank."""
+
+    pid: int | None = None
+    joined: bool = False
+    ready: bool = False
+    raised: RankRaised | None = None
+    exited: RankExited | None = None
+    told_to_end_ns: int | None = None
+    """When it was first sent a signal to end it, if it was."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """A launch at one moment."""
+
+    shutdown_timeout_s: float
+    ranks: dict[int, RankState]
+    stopping: bool = False
+    killed: bool = False
+    """Whether SIGKILL has been sent to the ranks."""
+    deadline_ns: int | None = None
+    signals: tuple[int, ...] = ()
+    """Signals the launcher was sent, in order."""
+    broken: ProgramBroken | None = None
+    start_error: StartFailed | None = None
+    finishing: bool = False
+    zygote_gone: ZygoteGone | None = None
+    leftovers: int = 0
+    alive: frozenset[int] = field(default_factory=frozenset)
+    """Ranks that were started and have not ended."""
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left to wait for."""
+        return self.zygote_gone is not None
+
+
+def step(state: State, event: Event) -> tuple[State, list[Action]]:
+    """Return the state after ``event`` and what to do about it."""
+    match event:
+        case ZygoteReady():
+            return (state, []) if state.stopping else (state, [StartAll()])
+        case ZygoteUnsafe(reason=reason):
+            return (state, []) if state.stopping else (state, [StartOver(reason=reason)])
+        case ProgramBroken():
+            return replace(state, broken=event), []
+        case RankStarted():
+            return _started(state, event)
+        case RankJoined(rank=rank):
+            return _with_rank(state, rank, joined=True), []
+        case RankReady(rank=rank):
+            return _with_rank(state, rank, joined=True, ready=True), []
+        case RankRaised(rank=rank, at_ns=at_ns):
+            return _stop(_with_rank(state, rank, raised=event), at_ns, sparing=rank)
+        case StartFailed(at_ns=at_ns):
+            # Ranks that were ordered after it may still start; they are ended as they come.
+            stopped, actions = _stop(replace(state, start_error=event), at_ns)
+            return _finish(stopped, actions, at_ns)
+        case RankExited():
+            return _exited(state, event)
+        case LeftoversEnded(count=count):
+            return replace(state, leftovers=state.leftovers + count), []
+        case ZygoteGone():
+            return replace(state, zygote_gone=event), []
+        case SignalArrived():
+            return _signalled(state, event)
+        case TimePassed(at_ns=at_ns):
+            return _time_passed(state, at_ns)
+
+
+def _with_rank(state: State, rank: int, **changes: object) -> State:
+    changed = replace(state.ranks[rank], **changes)  # type: ignore[arg-type]
+    return replace(state, ranks={**state.ranks, rank: changed})
+
+
+def _started(state: State, event: RankStarted) -> tuple[State, list[Action]]:
+    state = _with_rank(state, event.rank, pid=event.pid)
+    state = replace(state, alive=state.alive | {event.rank})
+    if not state.stopping:
+        return state, []
+    signum = signal.SIGKILL if state.killed else signal.SIGTERM
+    return _tell(state, (event.rank,), signum, event.at_ns)
+
+
+def _exited(state: State, event: RankExited) -> tuple[State, list[Action]]:
+    state = _with_rank(state, event.rank, pid=event.pid, exited=event)
+    state = replace(state, alive=state.alive - {event.rank})
+    actions: list[Action] = []
+    if event.wait_status != 0:
+        state, actions = _stop(state, event.at_ns)
+    return _finish(state, actions, event.at_ns)
+
+
+def _finish(state: State, actions: list[Action], at_ns: int) -> tuple[State, list[Action]]:
+    if not (finish := _finish_if_idle(state)):
+        return state, actions
+    deadline_ns = at_ns + int(_ZYGOTE_GRACE_S * _NS)
+    state = replace(state, finishing=True, deadline_ns=deadline_ns)
+    return state, [*actions, *finish, WakeAt(at_ns=deadline_ns)]
+
+
+def _finish_if_idle(state: State) -> list[Action]:
+    if state.alive or state.finishing:
+        return []
+    if not state.stopping and any(rank.exited is None for rank in state.ranks.values()):
+        return []
+    return [EndZygote(grace_s=0.0 if state.killed else LEFTOVER_GRACE_S)]
+
+
+def _stop(
+    state: State, at_ns: int, *, sparing: int | None = None, signum: int = signal.SIGTERM
+) -> tuple[State, list[Action]]:
+    """Tell the ranks to end, once, and set the time by which they must have."""
+    if state.stopping:
+        return state, []
+    deadline_ns = at_ns + int(state.shutdown_timeout_s * _NS)
+    state = replace(state, stopping=True, deadline_ns=deadline_ns)
+    told = tuple(sorted(state.alive - {sparing}))
+    state, actions = _tell(state, told, signum, at_ns)
+    return state, [*actions, WakeAt(at_ns=deadline_ns)]
+
+
+def _tell(
+    state: State, ranks: tuple[int, ...], signum: int, at_ns: int
+) -> tuple[State, list[Action]]:
+    for rank in ranks:
+        if state.ranks[rank].told_to_end_ns is None:
+            state = _with_rank(state, rank, told_to_end_ns=at_ns)
+    whole_group = signum == signal.SIGKILL
+    return state, [Signal(ranks=ranks, signum=signum, whole_group=whole_group)] if ranks else []
+
+
+def _kill(state: State, at_ns: int) -> tuple[State, list[Action]]:
+    state = replace(state, killed=True, stopping=True)
+    state, actions = _tell(state, tuple(sorted(state.alive)), signal.SIGKILL, at_ns)
+    deadline_ns = at_ns + int(_ZYGOTE_GRACE_S * _NS)
+    state = replace(state, deadline_ns=deadline_ns)
+    return state, [*actions, WakeAt(at_ns=deadline_ns)]
+
+
+def _signalled(state: State, event: SignalArrived) -> tuple[State, list[Action]]:
+    first = not state.signals
+    state = replace(state, signals=(*state.signals, event.signum))
+    if first and not state.stopping:
+        state, actions = _stop(state, event.at_ns, signum=event.signum)
+    elif first or len(state.signals) == 2:
+        grace_ns = int(min(SECOND_SIGNAL_GRACE_S, state.shutdown_timeout_s) * _NS)
+        deadline_ns = min(event.at_ns + grace_ns, state.deadline_ns or event.at_ns + grace_ns)
+        state = replace(state, deadline_ns=deadline_ns)
+        actions = [WakeAt(at_ns=deadline_ns)]
+    else:
+        state, actions = _kill(state, event.at_ns)
+    if state.alive or state.finishing:
+        return state, actions
+    # No rank was started yet: there is nothing to wait for.
+    return replace(state, finishing=True), [EndZygote(by_force=True)]
+
+
+def _time_passed(state: State, at_ns: int) -> tuple[State, list[Action]]:
+    if state.deadline_ns is None or at_ns < state.deadline_ns or state.over:
+        return state, []
+    if state.killed or state.finishing:
+        # SIGKILL was not enough, or the zygote does not answer: end it, and its ranks with it.
+        return replace(state, deadline_ns=None), [EndZygote(by_force=True)]
+    return _kill(state, at_ns)

@@ -1,0 +1,92 @@
+"""The launcher's end of the zygote: start it, send it orders, hear its news."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from meshrun import child, wire
+from meshrun.environment import THREAD_VARIABLES
+from meshrun.errors import HostError
+from meshrun.host.sockets import packet_pair
+from meshrun.plan import Program, StartMethod
+from meshrun.wire import Message, Prepare, ToZygote
+
+_SCRIPT = Path(child.__path__[0]) / "zygote.py"
+
+
+class Zygote:
+    """The running zygote.
+
+    ``control`` carries its news and our orders, ``reports`` what ranks tell us themselves.
+    """
+
+    def __init__(self, program: Program, *, method: StartMethod, preload: Sequence[str]) -> None:
+        self.control, theirs = packet_pair()
+        self.reports, ranks_end = packet_pair()
+        with theirs, ranks_end:
+            fds = (theirs.fileno(), ranks_end.fileno())
+            command = [sys.executable, "-u", str(_SCRIPT), *map(str, fds), program.kind]
+            try:
+                self._process = subprocess.Popen(
+                    [*command, program.target, *program.args],
+                    pass_fds=fds,
+                    start_new_session=True,
+                    # Libraries start threads while they are imported; ranks get theirs later.
+                    env={**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")},
+                )
+            except OSError as error:
+                raise HostError(
+                    f"`{sys.executable}` could not be started: {error.strerror}",
+                    hint="is the machine out of processes or memory? see `ulimit -u`",
+                ) from error
+        modules = list(preload) if method == "fork" else []
+        self.send(Prepare(start_method=method, preload=modules))
+        self.reports.setblocking(False)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def send(self, order: ToZygote, fds: Sequence[int] = ()) -> None:
+        """Send an order; one that no longer gets there is answered by ``receive``'s end."""
+        try:
+            socket.send_fds(self.control, [wire.encode(order)], list(fds))
+        except (BrokenPipeError, ConnectionError):
+            pass
+
+    def receive(self) -> Message | None:
+        """Return the zygote's next news, or ``None`` once it is gone."""
+        try:
+            packet = self.control.recv(wire.PACKET_BYTES)
+        except ConnectionError:
+            return None
+        return wire.decode(packet) if packet else None
+
+    def receive_report(self) -> Message | None:
+        """Return what a rank tells next, or ``None`` if nothing waits."""
+        try:
+            packet = self.reports.recv(wire.PACKET_BYTES)
+        except (BlockingIOError, ConnectionError):
+            return None
+        return wire.decode(packet) if packet else None
+
+    def kill(self) -> None:
+        """End it at once; the kernel ends its ranks."""
+        self._process.kill()
+
+    def wait(self) -> int:
+        """Wait for its end and return its wait status."""
+        self.control.close()
+        code = self._process.wait()
+        return -code if code < 0 else code << 8
+
+    def close(self) -> None:
+        """Close our ends of its sockets."""
+        self.control.close()
+        self.reports.close()

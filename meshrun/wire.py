@@ -1,0 +1,127 @@
+"""Messages on the control sockets: encode and decode, no I/O.
+
+One message is one JSON object in one packet, so none is ever split or joined. Nothing is
+unpickled, and what does not decode raises WireError.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from typing import Any, get_args
+
+from meshrun.errors import InternalError
+from meshrun.events import FromRank, FromZygote
+
+PACKET_BYTES = 160 * 1024
+"""Largest packet; below Linux's default socket buffer of 208 KiB."""
+_LONGEST_TEXT = 16 * 1024
+
+
+class WireError(InternalError):
+    """A packet on a control socket is not a message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepare:
+    """Launcher to zygote, first of all: what to import, and how ranks will start."""
+
+    start_method: str
+    preload: list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartRank:
+    """Launcher to zygote: start one rank; its stdout and stderr come with the packet."""
+
+    rank: int
+    environment: dict[str, str]
+    """Variables to set over the zygote's own."""
+    unset: list[str]
+    """Variables to remove."""
+    coordinate: list[int]
+    device: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartStore:
+    """Launcher to zygote: serve the store on the listening socket that comes with the packet."""
+
+    port: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignalRanks:
+    """Launcher to zygote: send a signal to ranks, or to them and all in their process groups."""
+
+    ranks: list[int]
+    signum: int
+    whole_group: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish:
+    """Launcher to zygote: no rank will be started any more; end what is left, then yourself."""
+
+    grace_s: float
+
+
+ToZygote = Prepare | StartRank | StartStore | SignalRanks | Finish
+Message = ToZygote | FromZygote | FromRank
+
+_TYPES: dict[str, type[Any]] = {
+    kind.__name__: kind for kind in (*get_args(ToZygote), *get_args(FromZygote), *get_args(FromRank))
+}
+
+
+def encode(message: Message) -> bytes:
+    """Return ``message`` as one packet; texts too long for a packet lose their middle."""
+    longest = _LONGEST_TEXT
+    while True:
+        values = {
+            name: _shorten(value, longest) if isinstance(value, str) else value
+            for name, value in asdict(message).items()
+        }
+        packet = json.dumps([type(message).__name__, values]).encode()
+        if len(packet) <= PACKET_BYTES or longest < 16:
+            return packet
+        longest //= 2
+
+
+def decode(packet: bytes) -> Message:
+    """Return the message in ``packet``.
+
+    Raises:
+        WireError: If the packet is not a message.
+    """
+    try:
+        kind, values = json.loads(packet)
+        message: Message = _TYPES[kind](**values)
+        for field in fields(message):
+            _check(field.type, getattr(message, field.name))
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise WireError(f"not a message: {packet[:80]!r}") from error
+    return message
+
+
+_PLAIN: dict[str, tuple[type, ...]] = {
+    "int": (int,),
+    "float": (int, float),
+    "str": (str,),
+    "str | None": (str, type(None)),
+    "bool": (bool,),
+}
+
+
+def _check(annotation: Any, value: object) -> None:
+    """Check the outermost type; annotations are text here, as the modules postpone them."""
+    expected = _PLAIN.get(annotation) or ((dict,) if "dict" in annotation else (list,))
+    if not isinstance(value, expected) or (isinstance(value, bool) and annotation != "bool"):
+        raise TypeError(f"{value!r} is not {annotation}")
+
+
+def _shorten(text: str, longest: int) -> str:
+    if len(text) <= longest:
+        return text
+    half = longest // 2
+    return f"{text[:half]}\n... {len(text) - 2 * half} characters left out ...\n{text[-half:]}"
