@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from meshrun.environment import Session
 from meshrun.errors import ProgramError
@@ -70,12 +67,13 @@ def launch(
         if watch is not None:
             watch(event, state, console)
 
-    with _error_files(plan) as error_dir, listen_on_loopback() as listener:
+    run_id = secrets.token_hex(8)
+    with listen_on_loopback() as listener:
         session = Session(
-            run_id=secrets.token_hex(8),
+            run_id=run_id,
             master_addr=LOOPBACK_ADDRESS,
             master_port=listener.getsockname()[1],
-            error_dir=error_dir,
+            scratch_dir=os.path.join(tempfile.gettempdir(), f"meshrun_{run_id}"),
             loopback=LOOPBACK_INTERFACE,
         )
         loop = Loop(plan, session=session, store_listener=listener, console=console, watch=see)
@@ -120,19 +118,7 @@ def _nearest_file(path: str) -> str | None:
 
     folder = os.path.dirname(path) or "."
     try:
-        near = get_close_matches(os.path.basename(path), os.listdir(folder), n=1)
+        near = get_close_matches(os.path.basename(path), os.listdir(folder), n=1, cutoff=0.7)
     except OSError:
         return None
     return f"`{os.path.normpath(os.path.join(folder, near[0]))}`?" if near else None
-
-
-@contextmanager
-def _error_files(plan: LaunchPlan) -> Iterator[str]:
-    """Give each rank of this node a private folder for torch-elastic's error file."""
-    folder = tempfile.mkdtemp(prefix="meshrun_")
-    try:
-        for rank in plan.ranks_of_node():
-            os.mkdir(os.path.join(folder, str(rank.local_rank)), 0o700)
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

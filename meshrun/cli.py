@@ -36,7 +36,7 @@ class Method(str, enum.Enum):
 # typer carries its own click, or needs the one on PyPI, depending on its version.
 _UsageErrorOfTyper: Any = typer.BadParameter.__bases__[0]
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
 
 
 @app.command(
@@ -229,7 +229,7 @@ def _launch(request: LaunchRequest, *, show_timings: bool, began_ns: int) -> int
         from meshrun.report.timings import render_timings
 
         print(render_timings(result.timings), file=sys.stderr)
-    if text := render_failure(result, plan.layout.world_size):
+    if text := render_failure(result):
         print(text, file=sys.stderr)
     if result.signum is not None:
         _end_by_signal(result.signum)

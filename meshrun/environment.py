@@ -19,8 +19,8 @@ class Session:
     run_id: str
     master_addr: str
     master_port: int
-    error_dir: str
-    """Directory that holds one directory a local rank for torch-elastic error files."""
+    scratch_dir: str
+    """Private to the launch; holds one directory a local rank for torch-elastic error files."""
     loopback: str
     """Name of the loopback interface, such as ``lo``."""
     restart_count: int = 0
@@ -56,7 +56,7 @@ def rank_environment(
         "MASTER_ADDR": session.master_addr,
         "TORCHELASTIC_RUN_ID": session.run_id,
         "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "TORCHELASTIC_ERROR_FILE": f"{session.error_dir}/{rank.local_rank}/error.json",
+        "TORCHELASTIC_ERROR_FILE": f"{session.scratch_dir}/{rank.local_rank}/error.json",
         "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
         "MESHRUN_RUN_ID": session.run_id,
         "MESHRUN_NPROC_PER_NODE": ",".join(str(count) for count in _runs(layout.nproc_per_node)),

@@ -6,6 +6,13 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchBegan:
+    """The zygote was started and is importing."""
+
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ZygoteReady:
     """The zygote has imported what it preloads and will fork."""
 
@@ -91,6 +98,14 @@ class RankExited:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StoreEnded:
+    """The store's process has ended while ranks may still need it."""
+
+    wait_status: int
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LeftoversEnded:
     """Processes that ranks had left behind were ended after the last rank."""
 
@@ -127,7 +142,8 @@ FromZygote = (
     | RankStarted
     | StartFailed
     | RankExited
+    | StoreEnded
     | LeftoversEnded
 )
 FromRank = RankJoined | RankReady | RankRaised
-Event = FromZygote | FromRank | ZygoteGone | SignalArrived | TimePassed
+Event = LaunchBegan | FromZygote | FromRank | ZygoteGone | SignalArrived | TimePassed

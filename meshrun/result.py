@@ -62,6 +62,10 @@ class LaunchResult:
     """The signal that stopped the launcher, or ``None``."""
     failures: tuple[RankFailure, ...]
     """Ranks that ended badly, the cause first."""
+    broken_program: str | None
+    """What ``python`` would have printed, if the program failed before any rank began."""
+    trouble: MeshrunError | None
+    """What kept meshrun itself from going on, or ``None``."""
     timings: Timings
 
     def raise_for_failure(self) -> None:

@@ -28,6 +28,8 @@ class Prepare:
 
     start_method: str
     preload: list[str]
+    scratch_dir: str
+    """Removed by the zygote if the launcher is gone before it could."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

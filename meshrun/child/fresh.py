@@ -37,7 +37,7 @@ if __name__ == "__main__":
     become_rank(
         order,
         program=program,
-        code=compile_script(program),
+        code=compile_script(program)[0],
         reports=reports,
         ending=Ending(),
     )

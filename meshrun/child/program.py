@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import builtins
 import os
 import runpy
@@ -9,7 +10,7 @@ import sys
 import traceback
 import types
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 
@@ -36,35 +37,62 @@ def first_path(program: Program) -> str:
     return os.path.dirname(os.path.realpath(program.target))
 
 
-def compile_script(program: Program) -> types.CodeType | None:
+def compile_script(program: Program) -> tuple[types.CodeType | None, tuple[str, ...]]:
     """Compile a script once, before anything is forked; modules and archives wait for the rank.
+
+    Returns:
+        The code, if there is any yet, and the modules of torch that the script is about to import.
 
     Raises:
         SyntaxError: As ``python`` raises it.
         OSError: If the file cannot be read.
     """
     if program.kind == "module" or _is_archive(program.target) or _is_byte_code(program.target):
-        return None
+        return None, ()
     path = os.path.abspath(program.target)
     with open(path, "rb") as file:
-        return compile(file.read(), path, "exec", dont_inherit=True)
+        tree = compile(file.read(), path, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
+    return compile(tree, path, "exec", dont_inherit=True), tuple(_torch_imports(tree))
+
+
+def _torch_imports(tree: ast.Module) -> Iterator[str]:
+    """Yield the modules of torch that a script imports at its top level.
+
+    Imported before the fork they cost once what they would cost in each rank. Other packages are
+    left alone: they may start threads, which do not survive a fork.
+    """
+    for statement in tree.body:
+        match statement:
+            case ast.Import(names=names):
+                yield from (name.name for name in names if _is_torch(name.name))
+            case ast.ImportFrom(module=str(module), names=names, level=0) if _is_torch(module):
+                yield module
+                yield from (f"{module}.{name.name}" for name in names)
+    if any(isinstance(node, ast.Attribute) and node.attr == "optim" for node in ast.walk(tree)):
+        yield "torch._dynamo"  # the first optimizer imports it
+
+
+def _is_torch(module: str) -> bool:
+    return module.partition(".")[0] == "torch"
 
 
 def format_raised(error: BaseException) -> Raised:
     """Return what ``python`` prints of ``error``, without our frames above the user's."""
     if isinstance(error, SystemExit):  # sys.exit("text") prints the text alone
         return Raised("SystemExit", str(error.code), f"{error.code}\n")
-    error.__traceback__ = without_our_frames(error.__traceback__)
+    frames = without_our_frames(error.__traceback__)
+    if frames is not None or isinstance(error, SyntaxError):  # a bug of ours keeps its frames
+        error.__traceback__ = frames
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     return Raised(type(error).__name__, _message_of(error), text)
 
 
 def without_our_frames(frames: types.TracebackType | None) -> types.TracebackType | None:
-    """Return ``frames`` from the first one that is neither meshrun's nor runpy's, if there is one."""
+    """Return ``frames`` from the first one that is neither meshrun's nor runpy's."""
     first = frames
     while first is not None and _is_ours(first.tb_frame.f_code.co_filename):
         first = first.tb_next
-    return first or frames
+    return first
 
 
 def run_program(

@@ -29,6 +29,7 @@ def become_rank(
     """
     set_environment(order)
     reporter = Reporter(reports, order.rank)
+    ending.arm()
     try:
         raise_thread_counts(os.environ)
         _seed_numpy()
@@ -42,13 +43,17 @@ def become_rank(
             from meshrun.child.adopt import serve_env_rendezvous
 
             serve_env_rendezvous(dict(os.environ))
-        ending.arrange()
     except BaseException as error:
         _tell(reporter, error)
+        ending.note(error)
         sys.excepthook = lambda *_: None
         raise
     reporter.ready()
-    run_program(program, code, lambda error: _tell(reporter, error))
+    try:
+        run_program(program, code, lambda error: _tell(reporter, error))
+    except BaseException as error:
+        ending.note(error)
+        raise
 
 
 def set_environment(order: StartRank) -> None:

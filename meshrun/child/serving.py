@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,7 +19,14 @@ from typing import Any, NoReturn
 from meshrun import wire
 from meshrun.child.ending import Ending
 from meshrun.child.rank import become_rank
-from meshrun.events import FromZygote, LeftoversEnded, RankExited, RankStarted, StartFailed
+from meshrun.events import (
+    FromZygote,
+    LeftoversEnded,
+    RankExited,
+    RankStarted,
+    StartFailed,
+    StoreEnded,
+)
 from meshrun.host.processes import (
     die_with_parent,
     end_children,
@@ -79,7 +87,9 @@ class Forks:
         fresh: bool,
         ending: Ending,
         dispositions: dict[int, Any],
+        scratch_dir: str,
     ) -> None:
+        self._scratch_dir = scratch_dir
         self._dispositions = dispositions
         self._control = control
         self._reports = reports
@@ -123,7 +133,7 @@ class Forks:
             case Finish():
                 self._end(order.grace_s)
             case _:
-                self._end(0.0)
+                self._end(0.0, launcher_is_gone=True)
         return None
 
     # ---- children --------------------------------------------------------------------------
@@ -228,6 +238,9 @@ class Forks:
             if rank is not None:
                 event = RankExited(rank=rank, pid=pid, wait_status=status, at_ns=now_ns)
                 send(self._control, event)
+            elif pid == self._store_pid:
+                self._store_pid = None
+                send(self._control, StoreEnded(wait_status=status, at_ns=now_ns))
 
     def _signal(self, order: SignalRanks) -> None:
         ranks = set(order.ranks)
@@ -237,7 +250,7 @@ class Forks:
                 if order.signum == signal.SIGTERM:
                     send_signal(pid, signal.SIGCONT)  # a stopped rank cannot end
 
-    def _end(self, grace_s: float) -> NoReturn:
+    def _end(self, grace_s: float, *, launcher_is_gone: bool = False) -> NoReturn:
         """End the store and whatever ranks left behind, then this process."""
         if self._store_pid is not None:
             send_signal(self._store_pid, signal.SIGKILL)
@@ -246,7 +259,9 @@ class Forks:
             except ChildProcessError:
                 pass
         ended = end_children(grace_s=grace_s)
-        if ended.count:
+        if launcher_is_gone:
+            shutil.rmtree(self._scratch_dir, ignore_errors=True)
+        elif ended.count:
             send(self._control, LeftoversEnded(count=ended.count))
         os._exit(0)
 

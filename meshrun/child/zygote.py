@@ -17,6 +17,7 @@ _PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspat
 if _PACKAGE_PARENT not in sys.path:
     sys.path.append(_PACKAGE_PARENT)
 
+import contextlib  # noqa: E402
 import gc  # noqa: E402
 import importlib  # noqa: E402
 import importlib.util  # noqa: E402
@@ -61,6 +62,7 @@ def main() -> Callable[[], None]:
         fresh=order.start_method == "exec",
         ending=ending,
         dispositions=dispositions,
+        scratch_dir=order.scratch_dir,
     )
     return forks.serve()
 
@@ -68,17 +70,19 @@ def main() -> Callable[[], None]:
 def _load(control: socket.socket, program: Program, order: Prepare) -> CodeType | None:
     """Compile the program and import what ranks share; a failure here is told once."""
     began_ns = time.monotonic_ns()
-    code = None
+    code, wanted = None, ()
     try:
         if not getattr(sys.flags, "safe_path", False):
             sys.path.insert(0, first_path(program))
         if program.kind == "module":
             _find_module(program.target)
         else:
-            code = compile_script(program)
+            code, wanted = compile_script(program)
         gc.disable()
         for module in order.preload:
             importlib.import_module(module)
+        if order.start_method == "fork":
+            _import_what_is_there(wanted)
     except BaseException as error:
         exit_code = error.code if isinstance(error, SystemExit) else 1
         text = format_raised(error).text
@@ -92,6 +96,13 @@ def _load(control: socket.socket, program: Program, order: Prepare) -> CodeType 
         os._exit(0)
     send(control, ZygoteReady(at_ns=now_ns, import_ns=now_ns - began_ns))
     return code
+
+
+def _import_what_is_there(modules: tuple[str, ...]) -> None:
+    """Import what the program is going to import; what fails is left for the program to meet."""
+    for module in modules:
+        with contextlib.suppress(Exception):
+            importlib.import_module(module)
 
 
 def _find_module(name: str) -> None:

@@ -6,8 +6,8 @@ import signal
 from collections import Counter
 from collections.abc import Iterator
 
+from meshrun.report.message import render_error
 from meshrun.result import LaunchResult, RankFailure, signal_name
-from meshrun.supervise.state import State
 
 _EXPLAINED = {
     signal.SIGKILL: "killed from outside, perhaps out of memory",
@@ -19,17 +19,23 @@ _EXPLAINED = {
 }
 
 
-def render_failure(result: LaunchResult, world_size: int) -> str:
+def render_failure(result: LaunchResult) -> str:
     """Return the lines to print after a launch that went wrong; "" after one that went well."""
-    return "\n".join(_lines(result, world_size))
+    return "\n".join(_lines(result))
 
 
-def _lines(result: LaunchResult, world_size: int) -> Iterator[str]:
+def _lines(result: LaunchResult) -> Iterator[str]:
     if result.signum is not None:
         name = signal_name(result.signum)
         asked = {signal.SIGINT: "Ctrl-C", signal.SIGPIPE: "the reader of the output went away"}
         why = f"{asked[result.signum]}, {name}" if result.signum in asked else name  # type: ignore[index]
         yield f"meshrun: stopped by {why}"
+        return
+    if result.broken_program is not None:
+        yield result.broken_program.rstrip("\n")
+        return
+    if result.trouble is not None:
+        yield render_error(result.trouble)
         return
     if not result.failures:
         return
@@ -67,8 +73,8 @@ def _others(first: RankFailure, others: list[RankFailure]) -> Iterator[str]:
     """One line for each way in which other ranks ended, however many they were."""
     ways = Counter(_way(first, failure) for failure in others)
     for way, count in ways.items():
-        ranks = [str(failure.rank) for failure in others if _way(first, failure) == way]
-        named = ", ".join(ranks[:8]) + (", ..." if count > 8 else "")
+        ranks = sorted(failure.rank for failure in others if _way(first, failure) == way)
+        named = ", ".join(str(rank) for rank in ranks[:8]) + (", ..." if count > 8 else "")
         yield f"meshrun: {'rank' if count == 1 else f'{count} ranks'} {way} ({named})"
 
 
@@ -79,13 +85,3 @@ def _way(first: RankFailure, failure: RankFailure) -> str:
     if same and first.raised.traceback == failure.raised.traceback:  # type: ignore[union-attr]
         return "failed alike"
     return describe_end(failure)
-
-
-def render_start_failure(state: State) -> str | None:
-    """Return why the ranks could not be started, or ``None`` if they were."""
-    if state.start_error is None:
-        return None
-    return (
-        f"error: rank {state.start_error.rank} could not be started: {state.start_error.error}"
-        "\n\nhint: is the machine out of processes or memory? see `ulimit -u`"
-    )

@@ -41,7 +41,7 @@ class StartProgress:
             self._started = True
             return ""
         if not began:
-            return f"importing torch ({elapsed})"
+            return "importing torch"
         if began < total:
             return f"started {began} of {total} ranks ({elapsed})"
         if self._has_mesh and joined < total:

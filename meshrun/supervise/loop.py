@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import selectors
+import shutil
 import signal
 import socket
 import time
@@ -17,6 +18,7 @@ from meshrun.environment import THREAD_VARIABLES, Session, rank_environment
 from meshrun.errors import InternalError
 from meshrun.events import (
     Event,
+    LaunchBegan,
     RankExited,
     RankStarted,
     SignalArrived,
@@ -88,12 +90,14 @@ class Loop:
         before = self._catch_signals()
         self._selector.register(self._woken, selectors.EVENT_READ, self._on_signals)
         try:
+            self._happen(LaunchBegan(at_ns=time.monotonic_ns()))
             while not self.state.over:
                 self._turn()
             end_children(grace_s=0.0, spare=self._not_ours)
             self._drain()
         finally:
             self._restore_signals(before)
+            shutil.rmtree(self._session.scratch_dir, ignore_errors=True)
             self._zygote.close()
             self._selector.close()
         return self.state
@@ -203,7 +207,12 @@ class Loop:
                 self._wake_at_ns = at_ns
 
     def _start_zygote(self, method: Any) -> Zygote:
-        zygote = Zygote(self._plan.program, method=method, preload=self._plan.preload)
+        zygote = Zygote(
+            self._plan.program,
+            method=method,
+            preload=self._plan.preload,
+            scratch_dir=self._session.scratch_dir,
+        )
         self._selector.register(zygote.control, selectors.EVENT_READ, self._on_control)
         self._selector.register(zygote.reports, selectors.EVENT_READ, self._on_reports)
         return zygote
@@ -216,6 +225,10 @@ class Loop:
         self._zygote = self._start_zygote("exec")
 
     def _start_all(self) -> None:
+        # Made only now, when the zygote can remove it should we be killed.
+        os.mkdir(self._session.scratch_dir, 0o700)
+        for rank in self._ranks.values():
+            os.mkdir(os.path.join(self._session.scratch_dir, str(rank.local_rank)))
         port = self._session.master_port
         self._zygote.send(wire.StartStore(port=port), [self._listener.fileno()])
         self._listener.close()

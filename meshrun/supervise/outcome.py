@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import signal
 
+from meshrun.errors import HostError, InternalError, MeshrunError
 from meshrun.layout import Layout
-from meshrun.result import LaunchResult, RankFailure, Timings, split_wait_status
+from meshrun.result import LaunchResult, RankFailure, Timings, signal_name, split_wait_status
 from meshrun.supervise.label import rank_label
 from meshrun.supervise.state import RankState, State
 
@@ -35,6 +36,8 @@ def build_result(
         exit_code=_exit_code(state, failures, signum),
         signum=signum,
         failures=tuple(failures),
+        broken_program=state.broken.text if state.broken else None,
+        trouble=_trouble(state) if signum is None else None,
         timings=timings,
     )
 
@@ -92,16 +95,37 @@ def _exit_code(state: State, failures: list[RankFailure], signum: int | None) ->
         return 128 + signum
     if state.broken is not None:
         return state.broken.exit_code
-    if failures:
-        return failures[0].shell_code or 1
-    if any(known.exited is None for known in state.ranks.values()):
-        return 71 if state.start_error is not None else _zygote_code(state)
-    return 0
+    if (trouble := _trouble(state)) is not None:
+        return trouble.exit_code
+    return (failures[0].shell_code or 1) if failures else 0
 
 
-def _zygote_code(state: State) -> int:
-    """Ranks have not ended by themselves: the zygote was ended from outside."""
-    if state.zygote_gone is None:
-        return 1
-    exit_code, signum = split_wait_status(state.zygote_gone.wait_status)
-    return 128 + signum if signum is not None else exit_code or 70
+def _trouble(state: State) -> MeshrunError | None:
+    """Return what ended the launch from outside its ranks, or ``None``."""
+    if state.start_error is not None:
+        return HostError(
+            f"rank {state.start_error.rank} could not be started: {state.start_error.error}",
+            hint="is the machine out of processes or memory? see `ulimit -u` and `free -h`",
+        )
+    if state.store_ended is not None:
+        end = _describe_end(state.store_ended.wait_status)
+        return HostError(f"the process that holds the ranks' store {end}, and they need it")
+    gone = state.zygote_gone
+    if gone is None or state.broken is not None or gone.wait_status == 0:
+        return None
+    if state.finishing or all(known.exited is not None for known in state.ranks.values()):
+        return None
+    trouble = HostError(
+        f"the process that starts the ranks {_describe_end(gone.wait_status)}, and they with it",
+        hint="if nobody did this on purpose, look for the out-of-memory killer in `dmesg`",
+    )
+    exit_code, signum = split_wait_status(gone.wait_status)
+    trouble.exit_code = 128 + signum if signum is not None else exit_code or InternalError.exit_code
+    return trouble
+
+
+def _describe_end(wait_status: int) -> str:
+    exit_code, signum = split_wait_status(wait_status)
+    if signum is not None:
+        return f"was ended by {signal_name(signum)}"
+    return f"exited with code {exit_code}"

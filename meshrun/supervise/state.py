@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from meshrun.events import (
     Event,
+    LaunchBegan,
     LeftoversEnded,
     ProgramBroken,
     RankExited,
@@ -16,6 +17,7 @@ from meshrun.events import (
     RankStarted,
     SignalArrived,
     StartFailed,
+    StoreEnded,
     TimePassed,
     ZygoteGone,
     ZygoteReady,
@@ -25,7 +27,8 @@ from meshrun.events import (
 LEFTOVER_GRACE_S = 2.0
 """How long what ranks left behind may take to end after the last rank."""
 SECOND_SIGNAL_GRACE_S = 2.0
-_ZYGOTE_GRACE_S = LEFTOVER_GRACE_S + 12.0
+_ZYGOTE_GRACE_S = LEFTOVER_GRACE_S + 3.0
+"""How long the zygote may take to answer before it is ended, and its ranks with it."""
 _NS = 1_000_000_000
 
 
@@ -95,6 +98,7 @@ class State:
     """Signals the launcher was sent, in order."""
     broken: ProgramBroken | None = None
     start_error: StartFailed | None = None
+    store_ended: StoreEnded | None = None
     finishing: bool = False
     zygote_gone: ZygoteGone | None = None
     leftovers: int = 0
@@ -110,6 +114,8 @@ class State:
 def step(state: State, event: Event) -> tuple[State, list[Action]]:
     """Return the state after ``event`` and what to do about it."""
     match event:
+        case LaunchBegan():
+            return state, []
         case ZygoteReady():
             return (state, []) if state.stopping else (state, [StartAll()])
         case ZygoteUnsafe(reason=reason):
@@ -130,6 +136,8 @@ def step(state: State, event: Event) -> tuple[State, list[Action]]:
             return _finish(stopped, actions, at_ns)
         case RankExited():
             return _exited(state, event)
+        case StoreEnded(at_ns=at_ns):
+            return _finish(*_stop(replace(state, store_ended=event), at_ns), at_ns)
         case LeftoversEnded(count=count):
             return replace(state, leftovers=state.leftovers + count), []
         case ZygoteGone():

@@ -25,7 +25,14 @@ class Zygote:
     ``control`` carries its news and our orders, ``reports`` what ranks tell us themselves.
     """
 
-    def __init__(self, program: Program, *, method: StartMethod, preload: Sequence[str]) -> None:
+    def __init__(
+        self,
+        program: Program,
+        *,
+        method: StartMethod,
+        preload: Sequence[str],
+        scratch_dir: str,
+    ) -> None:
         self.control, theirs = packet_pair()
         self.reports, ranks_end = packet_pair()
         with theirs, ranks_end:
@@ -45,7 +52,7 @@ class Zygote:
                     hint="is the machine out of processes or memory? see `ulimit -u`",
                 ) from error
         modules = list(preload) if method == "fork" else []
-        self.send(Prepare(start_method=method, preload=modules))
+        self.send(Prepare(start_method=method, preload=modules, scratch_dir=scratch_dir))
         self.reports.setblocking(False)
 
     @property
