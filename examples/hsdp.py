@@ -19,7 +19,9 @@ def main() -> None:
     """Fit y = sin(3x) and print the loss from one rank."""
     mesh = current_mesh("replicate", "shard")
     torch.manual_seed(0)  # every rank begins with the same weights
-    model = nn.Sequential(nn.Linear(1, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1))
+    model = nn.Sequential(
+        nn.Linear(1, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1)
+    )
     model.to(mesh.device_type)
     for layer in model:
         if isinstance(layer, nn.Linear):

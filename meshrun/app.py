@@ -79,9 +79,7 @@ def launch(
         loop = Loop(plan, session=session, store_listener=listener, console=console, watch=see)
         state = loop.run()
     console.close()
-    return build_result(
-        state, plan.layout, host=os.uname().nodename, timings=stopwatch.timings()
-    )
+    return build_result(state, plan.layout, host=os.uname().nodename, timings=stopwatch.timings())
 
 
 def check_program(program: Program) -> None:

@@ -103,13 +103,18 @@ def command(
     ] = None,
     module: Annotated[
         bool,
-        typer.Option("-m", "--module", help="Run a module, as python -m does.",
-                     rich_help_panel=_PROGRAM),
+        typer.Option(
+            "-m", "--module", help="Run a module, as python -m does.", rich_help_panel=_PROGRAM
+        ),
     ] = False,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", "-n", help="Print who sits where and start nothing.",
-                     rich_help_panel=_OUTPUT),
+        typer.Option(
+            "--dry-run",
+            "-n",
+            help="Print who sits where and start nothing.",
+            rich_help_panel=_OUTPUT,
+        ),
     ] = False,
     output_format: Annotated[
         Format, typer.Option("--format", help="How a dry run is printed.", rich_help_panel=_OUTPUT)
@@ -120,13 +125,17 @@ def command(
     ] = False,
     no_prefix: Annotated[
         bool,
-        typer.Option("--no-prefix", help="Print ranks' lines without their coordinates.",
-                     rich_help_panel=_OUTPUT),
+        typer.Option(
+            "--no-prefix",
+            help="Print ranks' lines without their coordinates.",
+            rich_help_panel=_OUTPUT,
+        ),
     ] = False,
     timings: Annotated[
         bool,
-        typer.Option("--timings", help="Say at the end where the time went.",
-                     rich_help_panel=_OUTPUT),
+        typer.Option(
+            "--timings", help="Say at the end where the time went.", rich_help_panel=_OUTPUT
+        ),
     ] = False,
     shutdown_timeout: Annotated[
         float,
@@ -153,7 +162,9 @@ def command(
     if shutdown_timeout < 0:
         raise UsageError(f"--shutdown-timeout is at least 0, found {shutdown_timeout:g}")
     request = LaunchRequest(
-        program=Program(kind="module" if module else "script", target=script, args=tuple(args or ())),
+        program=Program(
+            kind="module" if module else "script", target=script, args=tuple(args or ())
+        ),
         mesh=_mesh(mesh, names),
         nnodes=nnodes,
         nproc_per_node=nproc_per_node,

@@ -29,8 +29,15 @@ class _Installed:
         self.slices: dict[tuple[str, ...], DeviceMesh] = {}
 
 
-_lock = threading.RLock()
-_installed: _Installed | None = None
+class _Process:
+    """The one mesh of this process; a plain global, so that every thread sees the same."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.installed: _Installed | None = None
+
+
+_process = _Process()
 
 
 def current_mesh(*dims: str) -> DeviceMesh:
@@ -52,21 +59,20 @@ def current_mesh(*dims: str) -> DeviceMesh:
     Example:
         ``tp = current_mesh("tp")`` is one-dimensional and holds this rank's ``tp`` group.
     """
-    global _installed
-    with _lock:
-        if _installed is None:
-            _installed = _build_from_environment()
-        _check_valid(_installed)
-        return _slice(_installed, dims) if dims else _installed.mesh
+    with _process.lock:
+        if _process.installed is None:
+            _process.installed = _build_from_environment()
+        _check_valid(_process.installed)
+        return _slice(_process.installed, dims) if dims else _process.installed.mesh
 
 
 def has_mesh() -> bool:
     """Whether :func:`current_mesh` would return a mesh that exists already; never raises."""
-    with _lock:
-        if _installed is None:
+    with _process.lock:
+        if _process.installed is None:
             return False
         try:
-            _check_valid(_installed)
+            _check_valid(_process.installed)
         except MeshError:
             return False
         return True
@@ -74,11 +80,10 @@ def has_mesh() -> bool:
 
 def install_mesh(mesh: DeviceMesh) -> None:
     """Make ``mesh`` the one that :func:`current_mesh` returns in this process."""
-    global _installed
     import torch.distributed as dist
 
-    with _lock:
-        _installed = _Installed(mesh, dist.group.WORLD)
+    with _process.lock:
+        _process.installed = _Installed(mesh, dist.group.WORLD)
 
 
 def select_device(device_type: str, local_rank: int) -> str:
@@ -181,7 +186,7 @@ def _device_type() -> str:
     workers = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if accelerator is None or torch.accelerator.device_count() < workers:
         return "cpu"
-    return accelerator.type
+    return str(accelerator.type)
 
 
 def _init_process_group(device_type: str) -> None:

@@ -166,9 +166,7 @@ def _workers_from_devices(request: LaunchRequest, facts: HostFacts) -> int | Non
     return None
 
 
-def _choose_device(
-    asked: str, workers: int, facts: HostFacts, check_host: bool
-) -> tuple[str, str]:
+def _choose_device(asked: str, workers: int, facts: HostFacts, check_host: bool) -> tuple[str, str]:
     count, kind = facts.accelerator_count, facts.accelerator
     if asked == "cpu":
         return "cpu", "asked for"

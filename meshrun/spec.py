@@ -110,7 +110,10 @@ def _parse_named(text: str) -> MeshSpec:
     for position, item in _items(text, ","):
         if not item:
             raise SpecError(
-                "a dim is missing here", text=text, position=min(position, len(text)), hint=_SIZES_HINT
+                "a dim is missing here",
+                text=text,
+                position=min(position, len(text)),
+                hint=_SIZES_HINT,
             )
         name, equals, size = item.partition("=")
         if not equals:

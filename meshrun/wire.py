@@ -72,7 +72,8 @@ ToZygote = Prepare | StartRank | StartStore | SignalRanks | Finish
 Message = ToZygote | FromZygote | FromRank
 
 _TYPES: dict[str, type[Any]] = {
-    kind.__name__: kind for kind in (*get_args(ToZygote), *get_args(FromZygote), *get_args(FromRank))
+    kind.__name__: kind
+    for kind in (*get_args(ToZygote), *get_args(FromZygote), *get_args(FromRank))
 }
 
 

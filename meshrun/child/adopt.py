@@ -51,7 +51,7 @@ def adopt_process_group() -> None:
         _take_over(asked)
 
     c10d.init_process_group = init_process_group
-    dist.init_process_group = init_process_group  # type: ignore[attr-defined]
+    dist.init_process_group = init_process_group
 
 
 def serve_env_rendezvous(env: Mapping[str, str]) -> None:

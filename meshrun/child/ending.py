@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import gc
+import io
 import os
 import signal
 import sys
@@ -63,12 +64,23 @@ class Ending:
             return
         sys.setswitchinterval(3600.0)  # daemon threads do not run on while their globals vanish
         threading.excepthook = lambda _: None
+        _flush_files()
         _free_program(self._standing)
         status = self._status if _flush_streams() or self._status else _CANNOT_FLUSH
         if status == -signal.SIGINT:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGINT)
         os._exit(status)
+
+
+def _flush_files() -> None:
+    """Write what open files hold back; a collected cycle may close a file below its buffer."""
+    for thing in gc.get_objects():
+        if type(thing) in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom):
+            try:
+                thing.flush()
+            except (OSError, ValueError):  # a closed file, a full disk
+                continue
 
 
 def _free_program(standing: frozenset[str]) -> None:
@@ -78,6 +90,7 @@ def _free_program(standing: frozenset[str]) -> None:
         ``finalize_modules`` in CPython's ``Python/pylifecycle.c``: modules are dropped, cycles
         collected, and what is still alive loses its names, the latest import first.
     """
+    atexit._clear()  # its handlers have run, and would keep the program's functions alive
     for name in ("last_type", "last_value", "last_traceback", "last_exc"):
         sys.__dict__.pop(name, None)
     own = [
@@ -98,8 +111,10 @@ def _free_program(standing: frozenset[str]) -> None:
 def _is_programs_own(module: object) -> bool:
     """Whether a module is neither of the standard library nor installed."""
     file = getattr(module, "__file__", None)
-    return isinstance(module, ModuleType) and file is not None and not (
-        str(file).startswith(_LIBRARY_FOLDERS)
+    return (
+        isinstance(module, ModuleType)
+        and file is not None
+        and not (str(file).startswith(_LIBRARY_FOLDERS))
     )
 
 

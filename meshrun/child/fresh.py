@@ -14,14 +14,14 @@ _PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspat
 if _PACKAGE_PARENT not in sys.path:
     sys.path.append(_PACKAGE_PARENT)
 
-import socket  # noqa: E402
+import socket
 
-from meshrun import wire  # noqa: E402
-from meshrun.child.ending import Ending  # noqa: E402
-from meshrun.child.program import compile_script, first_path  # noqa: E402
-from meshrun.child.rank import become_rank  # noqa: E402
-from meshrun.host.processes import die_with_parent  # noqa: E402
-from meshrun.plan import Program  # noqa: E402
+from meshrun import wire
+from meshrun.child.ending import Ending
+from meshrun.child.program import compile_script, first_path
+from meshrun.child.rank import become_rank
+from meshrun.host.processes import die_with_parent
+from meshrun.plan import Program
 
 if __name__ == "__main__":
     die_with_parent(int(sys.argv[3]))

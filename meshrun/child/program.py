@@ -51,7 +51,7 @@ def compile_script(program: Program) -> tuple[types.CodeType | None, tuple[str, 
         return None, ()
     path = os.path.abspath(program.target)
     with open(path, "rb") as file:
-        tree = compile(file.read(), path, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
+        tree = ast.parse(file.read(), path)
     return compile(tree, path, "exec", dont_inherit=True), tuple(_torch_imports(tree))
 
 
@@ -111,7 +111,10 @@ def run_program(
     """
     sys.argv = [program.target, *program.args]
     sys.orig_argv[:] = [sys.executable, "-u", *program.argv]
+    ours = vars(sys.modules["__main__"])
     sys.modules["__main__"] = main = types.ModuleType("__main__")
+    if "__annotations__" in ours:  # until Python 3.13 the interpreter makes them beforehand
+        main.__annotations__ = {}
     main.__dict__["__builtins__"] = builtins
     try:
         if program.kind == "module":
@@ -123,7 +126,7 @@ def run_program(
         else:
             main.__dict__.update(__file__=code.co_filename, __cached__=None)
             main.__loader__ = SourceFileLoader("__main__", code.co_filename)
-            exec(code, main.__dict__)
+            exec(code, main.__dict__)  # noqa: S102 - it is what a launcher is for
     except SystemExit as error:
         if error.code is None or isinstance(error.code, int):
             raise

@@ -70,9 +70,7 @@ def _tell(reporter: Reporter, error: BaseException) -> None:
     own_hook = not isinstance(error, SystemExit) and not _is_plain(sys.excepthook)
     if own_hook:
         sys.excepthook(type(error), error, error.__traceback__)
-    reporter.raised(
-        kind=raised.kind, message=raised.message, text=raised.text, shown=own_hook
-    )
+    reporter.raised(kind=raised.kind, message=raised.message, text=raised.text, shown=own_hook)
 
 
 def _is_plain(hook: object) -> bool:

@@ -105,7 +105,7 @@ class Forks:
         """Follow orders until the launcher is done or gone; return only in a forked rank."""
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
-        # From here on there may be children to end: wake, even if stopped, and see the socket close.
+        # There may be children to end from now on: wake, even if stopped, and see the socket close.
         die_with_parent(os.getppid(), signal.SIGCONT)
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
@@ -143,7 +143,7 @@ class Forks:
             if self._fresh:
                 pid = self._spawn_fresh(order, *fds)
             else:
-                pid = self._fork()
+                pid = self._fork(self._dispositions)
                 if pid == 0:
                     return self._in_rank(order, *fds)
         except OSError as error:
@@ -158,7 +158,7 @@ class Forks:
         send(self._control, RankStarted(rank=order.rank, pid=pid, at_ns=time.monotonic_ns()))
         return None
 
-    def _fork(self) -> int:
+    def _fork(self, dispositions: dict[int, Any]) -> int:
         """Fork with signals held back, so that none meets the child with our handlers."""
         zygote = os.getpid()
         signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
@@ -167,6 +167,8 @@ class Forks:
             self._is_zygote = lambda: False  # type: ignore[method-assign]
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for signum, disposition in dispositions.items():
+                signal.signal(signum, disposition)
             os.setsid()
             die_with_parent(zygote)
             self._control.close()
@@ -179,8 +181,6 @@ class Forks:
         return True
 
     def _in_rank(self, order: StartRank, stdout: int, stderr: int) -> Callable[[], None]:
-        for signum, disposition in self._dispositions.items():
-            signal.signal(signum, disposition)
         os.dup2(stdout, 1)
         os.dup2(stderr, 2)
         for fd in (stdout, stderr):
@@ -199,12 +199,12 @@ class Forks:
         order_read, order_write = os.pipe()
         os.set_blocking(order_write, False)
         script = str(Path(__file__).with_name("fresh.py"))
+        numbers = [str(number) for number in (order_read, self._reports.fileno(), os.getpid())]
         program = [self._program.kind, self._program.target, *self._program.args]
         try:
             os.write(order_write, wire.encode(order))
             process = subprocess.Popen(
-                [sys.executable, "-u", script]
-                + [str(order_read), str(self._reports.fileno()), str(os.getpid()), *program],
+                [sys.executable, "-u", script, *numbers, *program],
                 stdout=stdout,
                 stderr=stderr,
                 pass_fds=(order_read, self._reports.fileno()),
@@ -218,7 +218,7 @@ class Forks:
         return process.pid
 
     def _fork_store(self, order: StartStore, fds: list[int]) -> Callable[[], None] | None:
-        pid = self._fork()
+        pid = self._fork({})  # it outlives what ends ranks, for them to end in order
         if pid == 0:
             return partial(_be_store, order.port, fds[0])
         os.close(fds[0])

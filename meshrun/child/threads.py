@@ -33,5 +33,5 @@ def raise_thread_counts(env: Mapping[str, str]) -> None:
 
 def _positive(text: str) -> int | None:
     """Return the first number of ``4`` or ``4,2`` (nested levels), or ``None``."""
-    head = text.split(",")[0].strip()
+    head = text.partition(",")[0].strip()
     return int(head) if head.isdigit() and int(head) > 0 else None

@@ -17,23 +17,23 @@ _PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspat
 if _PACKAGE_PARENT not in sys.path:
     sys.path.append(_PACKAGE_PARENT)
 
-import contextlib  # noqa: E402
-import gc  # noqa: E402
-import importlib  # noqa: E402
-import importlib.util  # noqa: E402
-import socket  # noqa: E402
-import time  # noqa: E402
-from collections.abc import Callable  # noqa: E402
-from types import CodeType  # noqa: E402
+import contextlib
+import gc
+import importlib
+import importlib.util
+import socket
+import time
+from collections.abc import Callable
+from types import CodeType
 
-from meshrun.child.ending import Ending  # noqa: E402
-from meshrun.child.program import compile_script, first_path, format_raised  # noqa: E402
-from meshrun.child.serving import Forks, leave_signals_to_launcher, receive, send  # noqa: E402
-from meshrun.child.threads import count_threads  # noqa: E402
-from meshrun.events import ProgramBroken, ZygoteReady, ZygoteUnsafe  # noqa: E402
-from meshrun.host.processes import become_subreaper, die_with_parent  # noqa: E402
-from meshrun.plan import Program  # noqa: E402
-from meshrun.wire import Prepare  # noqa: E402
+from meshrun.child.ending import Ending
+from meshrun.child.program import compile_script, first_path, format_raised
+from meshrun.child.serving import Forks, leave_signals_to_launcher, receive, send
+from meshrun.child.threads import count_threads
+from meshrun.events import ProgramBroken, ZygoteReady, ZygoteUnsafe
+from meshrun.host.processes import become_subreaper, die_with_parent
+from meshrun.plan import Program
+from meshrun.wire import Prepare
 
 
 def main() -> Callable[[], None]:
@@ -70,7 +70,8 @@ def main() -> Callable[[], None]:
 def _load(control: socket.socket, program: Program, order: Prepare) -> CodeType | None:
     """Compile the program and import what ranks share; a failure here is told once."""
     began_ns = time.monotonic_ns()
-    code, wanted = None, ()
+    code: CodeType | None = None
+    wanted: tuple[str, ...] = ()
     try:
         if not getattr(sys.flags, "safe_path", False):
             sys.path.insert(0, first_path(program))
@@ -86,7 +87,10 @@ def _load(control: socket.socket, program: Program, order: Prepare) -> CodeType 
     except BaseException as error:
         exit_code = error.code if isinstance(error, SystemExit) else 1
         text = format_raised(error).text
-        send(control, ProgramBroken(text=text, exit_code=exit_code if isinstance(exit_code, int) else 1))
+        send(
+            control,
+            ProgramBroken(text=text, exit_code=exit_code if isinstance(exit_code, int) else 1),
+        )
         os._exit(0)
     gc.enable()
     gc.freeze()  # what is shared stays out of the collector, and so stays shared

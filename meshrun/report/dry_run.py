@@ -19,7 +19,9 @@ _MOST_COLUMNS = 8
 _FEW = 4
 
 
-def print_dry_run(plan: LaunchPlan, *, every_row: bool = False, console: Console | None = None) -> None:
+def print_dry_run(
+    plan: LaunchPlan, *, every_row: bool = False, console: Console | None = None
+) -> None:
     """Print what would be started, without starting it."""
     out = console or Console(highlight=False, soft_wrap=False)
     small = plan.layout.world_size <= MOST_ROWS
@@ -79,8 +81,8 @@ def _cell(layout: Layout, rank: int) -> str:
 def _dims(layout: Layout) -> Table:
     table = Table(box=box.SIMPLE_HEAD, title="dims", title_justify="left")
     for header in ("dim", "size", "groups", "cross nodes", "first groups"):
-        justify = "left" if header in ("dim", "first groups") else "right"
-        table.add_column(header, justify=justify, no_wrap=header != "first groups")
+        is_text = header in ("dim", "first groups")
+        table.add_column(header, justify="left" if is_text else "right", no_wrap=not is_text)
     for dim, label in enumerate(layout.dim_labels):
         groups = list(layout.groups(dim))
         crossing = sum(layout.crosses_nodes(group) for group in groups)

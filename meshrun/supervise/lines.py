@@ -68,7 +68,7 @@ class LineAssembler:
         return self._prefix + lines[:-1].replace(b"\n", b"\n" + self._prefix) + b"\n"
 
     def _take_states(self) -> list[Piece]:
-        """Pass on the states that a later one has replaced; a last ``\\r`` may begin ``\\r\\n``."""
+        r"""Pass on states that a later one has replaced; a last ``\r`` may begin ``\r\n``."""
         held = b"\r" if self._pending.endswith(b"\r") else b""
         *states, self._pending = self._pending.removesuffix(b"\r").split(b"\r")
         self._pending += held

@@ -19,9 +19,7 @@ _CONSEQUENCE = re.compile(
 _ENDING_SIGNALS = frozenset({signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGHUP})
 
 
-def build_result(
-    state: State, layout: Layout, *, host: str, timings: Timings
-) -> LaunchResult:
+def build_result(state: State, layout: Layout, *, host: str, timings: Timings) -> LaunchResult:
     """Return what came of a launch whose last state is ``state``."""
     failures = sorted(
         (
@@ -49,7 +47,7 @@ def _has_failed(known: RankState) -> bool:
 
 def _failure(state: State, layout: Layout, rank: int, host: str) -> RankFailure:
     known = state.ranks[rank]
-    exit_code, signum = (1, None)
+    exit_code, signum = split_wait_status(1 << 8)
     if known.exited is not None:
         exit_code, signum = split_wait_status(known.exited.wait_status)
     ended_ns = known.exited.at_ns if known.exited else 0
@@ -84,9 +82,7 @@ def _blame(state: State, failure: RankFailure) -> int:
 def _ended_as_told(state: State, failure: RankFailure) -> bool:
     if failure.signum == signal.SIGKILL:
         return state.killed
-    told = failure.signum in _ENDING_SIGNALS or failure.exit_code in (
-        128 + signum for signum in _ENDING_SIGNALS
-    )
+    told = failure.shell_code - 128 in _ENDING_SIGNALS
     return told or (failure.raised is not None and failure.raised.kind == "KeyboardInterrupt")
 
 

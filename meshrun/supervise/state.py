@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from meshrun.events import (
     Event,
@@ -111,41 +113,35 @@ class State:
         return self.zygote_gone is not None
 
 
-def step(state: State, event: Event) -> tuple[State, list[Action]]:
+Step = tuple[State, list[Action]]
+
+
+def step(state: State, event: Event) -> Step:
     """Return the state after ``event`` and what to do about it."""
-    match event:
-        case LaunchBegan():
-            return state, []
-        case ZygoteReady():
-            return (state, []) if state.stopping else (state, [StartAll()])
-        case ZygoteUnsafe(reason=reason):
-            return (state, []) if state.stopping else (state, [StartOver(reason=reason)])
-        case ProgramBroken():
-            return replace(state, broken=event), []
-        case RankStarted():
-            return _started(state, event)
-        case RankJoined(rank=rank):
-            return _with_rank(state, rank, joined=True), []
-        case RankReady(rank=rank):
-            return _with_rank(state, rank, joined=True, ready=True), []
-        case RankRaised(rank=rank, at_ns=at_ns):
-            return _stop(_with_rank(state, rank, raised=event), at_ns, sparing=rank)
-        case StartFailed(at_ns=at_ns):
-            # Ranks that were ordered after it may still start; they are ended as they come.
-            stopped, actions = _stop(replace(state, start_error=event), at_ns)
-            return _finish(stopped, actions, at_ns)
-        case RankExited():
-            return _exited(state, event)
-        case StoreEnded(at_ns=at_ns):
-            return _finish(*_stop(replace(state, store_ended=event), at_ns), at_ns)
-        case LeftoversEnded(count=count):
-            return replace(state, leftovers=state.leftovers + count), []
-        case ZygoteGone():
-            return replace(state, zygote_gone=event), []
-        case SignalArrived():
-            return _signalled(state, event)
-        case TimePassed(at_ns=at_ns):
-            return _time_passed(state, at_ns)
+    return _STEPS[type(event)](state, event)
+
+
+def _zygote_ready(state: State, _: ZygoteReady) -> Step:
+    return (state, []) if state.stopping else (state, [StartAll()])
+
+
+def _zygote_unsafe(state: State, event: ZygoteUnsafe) -> Step:
+    return (state, []) if state.stopping else (state, [StartOver(reason=event.reason)])
+
+
+def _raised(state: State, event: RankRaised) -> Step:
+    return _stop(_with_rank(state, event.rank, raised=event), event.at_ns, sparing=event.rank)
+
+
+def _start_failed(state: State, event: StartFailed) -> Step:
+    # Ranks that were ordered after it may still start; they are ended as they come.
+    stopped, actions = _stop(replace(state, start_error=event), event.at_ns)
+    return _finish(stopped, actions, event.at_ns)
+
+
+def _store_ended(state: State, event: StoreEnded) -> Step:
+    stopped, actions = _stop(replace(state, store_ended=event), event.at_ns)
+    return _finish(stopped, actions, event.at_ns)
 
 
 def _with_rank(state: State, rank: int, **changes: object) -> State:
@@ -153,7 +149,7 @@ def _with_rank(state: State, rank: int, **changes: object) -> State:
     return replace(state, ranks={**state.ranks, rank: changed})
 
 
-def _started(state: State, event: RankStarted) -> tuple[State, list[Action]]:
+def _started(state: State, event: RankStarted) -> Step:
     state = _with_rank(state, event.rank, pid=event.pid)
     state = replace(state, alive=state.alive | {event.rank})
     if not state.stopping:
@@ -162,7 +158,7 @@ def _started(state: State, event: RankStarted) -> tuple[State, list[Action]]:
     return _tell(state, (event.rank,), signum, event.at_ns)
 
 
-def _exited(state: State, event: RankExited) -> tuple[State, list[Action]]:
+def _exited(state: State, event: RankExited) -> Step:
     state = _with_rank(state, event.rank, pid=event.pid, exited=event)
     state = replace(state, alive=state.alive - {event.rank})
     actions: list[Action] = []
@@ -171,7 +167,7 @@ def _exited(state: State, event: RankExited) -> tuple[State, list[Action]]:
     return _finish(state, actions, event.at_ns)
 
 
-def _finish(state: State, actions: list[Action], at_ns: int) -> tuple[State, list[Action]]:
+def _finish(state: State, actions: list[Action], at_ns: int) -> Step:
     if not (finish := _finish_if_idle(state)):
         return state, actions
     deadline_ns = at_ns + int(_ZYGOTE_GRACE_S * _NS)
@@ -189,7 +185,7 @@ def _finish_if_idle(state: State) -> list[Action]:
 
 def _stop(
     state: State, at_ns: int, *, sparing: int | None = None, signum: int = signal.SIGTERM
-) -> tuple[State, list[Action]]:
+) -> Step:
     """Tell the ranks to end, once, and set the time by which they must have."""
     if state.stopping:
         return state, []
@@ -200,9 +196,7 @@ def _stop(
     return state, [*actions, WakeAt(at_ns=deadline_ns)]
 
 
-def _tell(
-    state: State, ranks: tuple[int, ...], signum: int, at_ns: int
-) -> tuple[State, list[Action]]:
+def _tell(state: State, ranks: tuple[int, ...], signum: int, at_ns: int) -> Step:
     for rank in ranks:
         if state.ranks[rank].told_to_end_ns is None:
             state = _with_rank(state, rank, told_to_end_ns=at_ns)
@@ -210,7 +204,7 @@ def _tell(
     return state, [Signal(ranks=ranks, signum=signum, whole_group=whole_group)] if ranks else []
 
 
-def _kill(state: State, at_ns: int) -> tuple[State, list[Action]]:
+def _kill(state: State, at_ns: int) -> Step:
     state = replace(state, killed=True, stopping=True)
     state, actions = _tell(state, tuple(sorted(state.alive)), signal.SIGKILL, at_ns)
     deadline_ns = at_ns + int(_ZYGOTE_GRACE_S * _NS)
@@ -218,11 +212,13 @@ def _kill(state: State, at_ns: int) -> tuple[State, list[Action]]:
     return state, [*actions, WakeAt(at_ns=deadline_ns)]
 
 
-def _signalled(state: State, event: SignalArrived) -> tuple[State, list[Action]]:
+def _signalled(state: State, event: SignalArrived) -> Step:
     first = not state.signals
     state = replace(state, signals=(*state.signals, event.signum))
     if first and not state.stopping:
-        state, actions = _stop(state, event.at_ns, signum=event.signum)
+        # Python ignores SIGPIPE, so ranks are asked to end in words that they know.
+        signum = signal.SIGTERM if event.signum == signal.SIGPIPE else event.signum
+        state, actions = _stop(state, event.at_ns, signum=signum)
     elif first or len(state.signals) == 2:
         grace_ns = int(min(SECOND_SIGNAL_GRACE_S, state.shutdown_timeout_s) * _NS)
         deadline_ns = min(event.at_ns + grace_ns, state.deadline_ns or event.at_ns + grace_ns)
@@ -236,10 +232,29 @@ def _signalled(state: State, event: SignalArrived) -> tuple[State, list[Action]]
     return replace(state, finishing=True), [EndZygote(by_force=True)]
 
 
-def _time_passed(state: State, at_ns: int) -> tuple[State, list[Action]]:
+def _time_passed(state: State, at_ns: int) -> Step:
     if state.deadline_ns is None or at_ns < state.deadline_ns or state.over:
         return state, []
     if state.killed or state.finishing:
         # SIGKILL was not enough, or the zygote does not answer: end it, and its ranks with it.
         return replace(state, deadline_ns=None), [EndZygote(by_force=True)]
     return _kill(state, at_ns)
+
+
+_STEPS: dict[type[Any], Callable[[State, Any], Step]] = {
+    LaunchBegan: lambda state, _: (state, []),
+    ZygoteReady: _zygote_ready,
+    ZygoteUnsafe: _zygote_unsafe,
+    ProgramBroken: lambda state, event: (replace(state, broken=event), []),
+    RankStarted: _started,
+    StartFailed: _start_failed,
+    RankJoined: lambda state, event: (_with_rank(state, event.rank, joined=True), []),
+    RankReady: lambda state, event: (_with_rank(state, event.rank, joined=True, ready=True), []),
+    RankRaised: _raised,
+    RankExited: _exited,
+    StoreEnded: _store_ended,
+    LeftoversEnded: lambda state, event: (replace(state, leftovers=event.count), []),
+    ZygoteGone: lambda state, event: (replace(state, zygote_gone=event), []),
+    SignalArrived: _signalled,
+    TimePassed: lambda state, event: _time_passed(state, event.at_ns),
+}

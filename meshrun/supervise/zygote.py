@@ -9,14 +9,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from meshrun import child, wire
+from meshrun import wire
 from meshrun.environment import THREAD_VARIABLES
 from meshrun.errors import HostError
 from meshrun.host.sockets import packet_pair
 from meshrun.plan import Program, StartMethod
 from meshrun.wire import Message, Prepare, ToZygote
 
-_SCRIPT = Path(child.__path__[0]) / "zygote.py"
+_SCRIPT = Path(__file__).parent.parent / "child" / "zygote.py"
 
 
 class Zygote:

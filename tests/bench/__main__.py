@@ -1,0 +1,103 @@
+"""``python -m tests.bench``: measure meshrun beside torchrun and print Markdown tables."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+from pathlib import Path
+
+from tests.bench.commands import python
+from tests.bench.processes import (
+    NotMeasured,
+    adopt_orphans,
+    end_everything,
+    read_output,
+    stop_on_signals,
+)
+from tests.bench.sections import SECTIONS
+
+
+def main() -> int:
+    """Measure the sections that were asked for, and end what is still running in any case."""
+    arguments = _parser().parse_args()
+    adopt_orphans()
+    stop_on_signals()
+    missing = 0
+    try:
+        print(_machine(), flush=True)
+        for name in arguments.only:
+            runs = arguments.stalls if name == "stalls" else arguments.runs
+            try:
+                table = SECTIONS[name](runs)
+            except (NotMeasured, OSError) as error:  # the other sections are worth having
+                table = f"## {name}: not measured\n\n{error}\n"
+                missing += 1
+                end_everything()
+            print(f"\n{table}", end="", flush=True)
+    finally:
+        end_everything()
+    return 1 if missing else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
+    parser.add_argument(
+        "--runs",
+        type=_positive,
+        metavar="N",
+        help="runs of each command in every section but stalls; a count of its own if left out",
+    )
+    parser.add_argument(
+        "--stalls",
+        type=_positive,
+        default=20,
+        metavar="N",
+        help="launches of 64 ranks in which to look for stalls (default: 20)",
+    )
+    parser.add_argument(
+        "--only",
+        type=_sections,
+        default=list(SECTIONS),
+        metavar="A,B",
+        help=f"sections, out of {','.join(SECTIONS)}",
+    )
+    return parser
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is less than 1")
+    return number
+
+
+def _sections(text: str) -> list[str]:
+    asked = text.split(",")
+    if unknown := [name for name in asked if name not in SECTIONS]:
+        raise argparse.ArgumentTypeError(f"no section {', '.join(unknown)}")
+    return [name for name in SECTIONS if name in asked]
+
+
+def _machine() -> str:
+    """Describe the machine; the import of torch also brings its files into the page cache."""
+    version = read_output(python("torch", "-c", "import torch; print(torch.__version__)")).strip()
+    cores = len(os.sched_getaffinity(0))
+    load = os.getloadavg()[0]
+    return (
+        f"{cores} cores, {_cpu_model()}, Python {platform.python_version()}, torch {version},"
+        f" load average {load:.2f} at the start"
+    )
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "model name":
+            return value.strip()
+    return platform.machine()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""The commands that are measured, each as a user would type it but for the interpreter's path."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+RANK_PROGRAM = str(Path(__file__).with_name("rank_program.py"))
+SHAPES = {8: "2x4", 32: "4x8", 64: "8x8"}
+"""Mesh of each number of ranks, dp by tp."""
+_LEFT_BY_LAUNCHERS = ("MESHRUN_", "TORCHELASTIC_", "TORCHRUN_")
+_LEFT_BY_TORCHRUN = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} | {
+    f"{of}_{what}" for of in ("LOCAL", "GROUP", "ROLE") for what in ("RANK", "WORLD_SIZE")
+}
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command line, its name in the tables, and what it adds to the environment."""
+
+    name: str
+    argv: tuple[str, ...]
+    extra_environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Our environment without what a launcher above us would have left in it."""
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in _LEFT_BY_TORCHRUN and not name.startswith(_LEFT_BY_LAUNCHERS)
+        }
+        return {**kept, **self.extra_environment}
+
+
+def python(name: str, *arguments: str) -> Command:
+    """Return a command of this interpreter, so that both launchers share one torch."""
+    return Command(name, (sys.executable, *arguments))
+
+
+def meshrun(name: str, *arguments: str) -> Command:
+    """Return ``meshrun ARGUMENTS`` without a dependence on PATH."""
+    return python(name, "-m", "meshrun", *arguments)
+
+
+def torchrun(name: str, *arguments: str) -> Command:
+    """Return ``torchrun ARGUMENTS`` without a dependence on PATH."""
+    return python(name, "-m", "torch.distributed.run", *arguments)
+
+
+def meshrun_ranks(ranks: int, what: str, *arguments: str) -> Command:
+    """Return a launch of :data:`RANK_PROGRAM` by meshrun."""
+    shape = SHAPES[ranks]
+    options = ("--mesh", shape, "--names", "dp,tp")
+    return meshrun("meshrun", *options, RANK_PROGRAM, what, shape, *arguments)
+
+
+def torchrun_ranks(ranks: int, what: str, *arguments: str, fork: bool = False) -> Command:
+    """Return the same launch by torchrun; ``fork`` is its way that shares the import of torch."""
+    options = ["--standalone", "--nproc-per-node", str(ranks)]
+    if fork:
+        options += ["--run-path", "--start-method", "fork"]
+    name = "torchrun, fork" if fork else "torchrun"
+    return torchrun(name, *options, RANK_PROGRAM, what, SHAPES[ranks], *arguments)
+
+
+def import_torch() -> Command:
+    """Return the floor: one import of torch, which no launch can do without.
+
+    Python's own garbage collection and end are part of it, so a launcher may still be quicker.
+    """
+    return python("python, import torch", "-c", "import torch")

@@ -1,0 +1,41 @@
+"""``own_status.py fork|exec PROGRAM ...``: launch 8 ranks and print how those that failed ended.
+
+A launcher's exit code tells of one rank only, and its report is text for people; so the launch is
+made through the functions below the command line, whose result names every rank.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from meshrun.app import launch, plan
+from meshrun.plan import LaunchRequest, Program
+from meshrun.result import signal_name
+from meshrun.spec import parse_mesh
+
+
+def main() -> None:
+    """Launch what the command line says and print a JSON list."""
+    method, target, *arguments = sys.argv[1:]
+    request = LaunchRequest(
+        program=Program(kind="script", target=target, args=tuple(arguments)),
+        start_method="exec" if method == "exec" else "fork",
+        mesh=parse_mesh("2x4", "dp,tp"),
+        device="cpu",
+        preload=("torch", "torch.distributed.device_mesh"),
+    )
+    result = launch(plan(request))
+    if result.trouble is not None:
+        raise result.trouble
+    if result.broken_program is not None:
+        raise SystemExit(result.broken_program)
+    ends = [
+        signal_name(failure.signum) if failure.signum else f"exit code {failure.exit_code}"
+        for failure in result.failures
+    ]
+    print(json.dumps(ends))
+
+
+if __name__ == "__main__":
+    main()

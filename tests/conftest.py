@@ -1,0 +1,55 @@
+"""Fixtures of every test: a clean environment, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.kit import FAKES, MARK, end_marked, marked_processes, wait_until
+
+_NOT_OURS = (
+    "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS",
+    "NO_COLOR", "COLUMNS", "CUDA_VISIBLE_DEVICES",
+)  # fmt: skip
+_PREFIXES = ("MESHRUN_", "TORCHELASTIC_", "PET_", "SLURM_", "OMPI_", "KUBERNETES_", "GLOO_")
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No launcher's variables reach a test from outside."""
+    for name in list(os.environ):
+        if name in _NOT_OURS or name.startswith(_PREFIXES):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(
+    clean_environment: None, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
+    """Fail the test that leaves a process, or a file in the temporary folder."""
+    mark = uuid.uuid4().hex
+    folder = tmp_path_factory.mktemp("tmp")
+    monkeypatch.setenv(MARK, mark)
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    yield
+    try:
+        wait_until(lambda: not marked_processes(mark), lambda: "\n".join(marked_processes(mark)))
+        left = sorted(path.name for path in folder.iterdir())
+        assert left == []
+    finally:
+        end_marked(mark)
+
+
+@pytest.fixture
+def fake_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Put a stand-in for torch first on the path; return the file where it counts its imports."""
+    counted = tmp_path / "imports"
+    monkeypatch.setenv("PYTHONPATH", str(FAKES))
+    monkeypatch.setenv("FAKE_TORCH_IMPORTS", str(counted))
+    return counted

@@ -1,0 +1,154 @@
+"""What the tests share: run meshrun for real, wait for conditions, find what is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).parent.parent
+PROGRAMS = Path(__file__).parent / "programs"
+FAKES = Path(__file__).parent / "fakes"
+MARK = "MESHRUN_TEST_ID"
+"""Set in the environment of everything a test starts, so that what is left of it is found."""
+_HANG_S = 60.0
+
+
+def command(*args: str | Path) -> list[str]:
+    """Return the words that run meshrun with this interpreter."""
+    return [sys.executable, "-m", "meshrun", *map(str, args)]
+
+
+def run_meshrun(
+    *args: str | Path, env: dict[str, str] | None = None, **kwargs: object
+) -> subprocess.CompletedProcess[str]:
+    """Run meshrun to its end and return what it printed and its exit code."""
+    return subprocess.run(  # type: ignore[call-overload,no-any-return]
+        command(*args),
+        env={**os.environ, **(env or {})},
+        capture_output=True,
+        text=True,
+        errors="surrogateescape",
+        timeout=_HANG_S,
+        check=False,
+        **kwargs,
+    )
+
+
+@contextmanager
+def start_meshrun(
+    *args: str | Path, env: dict[str, str] | None = None, folder: Path
+) -> Iterator[Running]:
+    """Start meshrun with its output in files of ``folder``; kill it at the end if need be."""
+    with open(folder / "stdout", "wb") as out, open(folder / "stderr", "wb") as err:
+        process = subprocess.Popen(
+            command(*args),
+            env={**os.environ, **(env or {})},
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+        )
+    try:
+        yield Running(process, folder)
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+
+
+class Running:
+    """A launch that is under way."""
+
+    def __init__(self, process: subprocess.Popen[bytes], folder: Path) -> None:
+        self.process = process
+        self._folder = folder
+
+    @property
+    def stdout(self) -> str:
+        """What it has printed until now."""
+        return (self._folder / "stdout").read_text(errors="replace")
+
+    @property
+    def stderr(self) -> str:
+        """What it has said until now."""
+        return (self._folder / "stderr").read_text(errors="replace")
+
+    def wait_for(self, text: str, count: int = 1) -> None:
+        """Wait until stdout has ``text`` so many times."""
+        wait_until(
+            lambda: self.stdout.count(text) >= count,
+            lambda: f"{count} x {text!r} in:\n{self.stdout}\n---\n{self.stderr}",
+        )
+
+    def zygote(self) -> int:
+        """Return the process id of the zygote, once there is one."""
+        found: list[int] = []
+
+        def look() -> bool:
+            children = psutil.Process(self.process.pid).children()
+            found[:] = [child.pid for child in children]
+            return bool(found)
+
+        wait_until(look, lambda: "no zygote")
+        return found[0]
+
+    def below_zygote(self) -> list[int]:
+        """Return the children of the zygote in order of their start: the store, then ranks."""
+        children = psutil.Process(self.zygote()).children()
+        return [child.pid for child in sorted(children, key=lambda child: child.pid)]
+
+    def signal(self, signum: int) -> None:
+        """Send a signal to the launcher alone."""
+        self.process.send_signal(signum)
+
+    def wait(self) -> int:
+        """Wait for its end; return the exit code as a shell shows it."""
+        code = self.process.wait(timeout=_HANG_S)
+        return 128 - code if code < 0 else code
+
+
+def wait_until(condition: Callable[[], bool], describe: Callable[[], str]) -> None:
+    """Wait until ``condition`` holds; a hang fails with what ``describe`` says."""
+    deadline = time.monotonic() + _HANG_S
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited in vain for {describe()}")
+        time.sleep(0.005)
+
+
+def marked_processes(mark: str) -> list[str]:
+    """Return a line for each live process that carries ``mark`` in its environment."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid == os.getpid() or process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            if process.environ().get(MARK) == mark:
+                found.append(f"{process.pid} {' '.join(process.cmdline())}")
+        except psutil.Error:
+            continue
+    return found
+
+
+def end_marked(mark: str) -> None:
+    """Kill what a failed test left behind, so that it spoils no other."""
+    for line in marked_processes(mark):
+        os.kill(int(line.split()[0]), signal.SIGKILL)
+
+
+def lines_of(text: str, labels: Sequence[str]) -> dict[str, list[str]]:
+    """Sort console lines by their prefix; a line with none of ``labels`` fails."""
+    found: dict[str, list[str]] = {label: [] for label in labels}
+    for line in text.splitlines():
+        label, bracket, rest = line.removeprefix("[").partition("] ")
+        if not bracket:
+            raise AssertionError(f"a line without a prefix: {line!r}")
+        found[label].append(rest)
+    return found

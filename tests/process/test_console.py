@@ -1,0 +1,111 @@
+"""Ranks' output on our stdout and stderr."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.kit import PROGRAMS, command, lines_of, run_meshrun
+
+
+def test_each_stream_keeps_its_place(fake_torch: object) -> None:
+    """stdout to stdout, stderr to stderr, each line with its rank."""
+    ours = run_meshrun("--nproc-per-node", "3", PROGRAMS / "echo.py")
+
+    assert sorted(ours.stdout.splitlines()) == [f"[rank {rank}] out {rank}" for rank in range(3)]
+    assert sorted(ours.stderr.splitlines()) == [f"[rank {rank}] err {rank}" for rank in range(3)]
+
+
+def test_without_prefix_lines_are_as_they_were(fake_torch: object) -> None:
+    """--no-prefix changes nothing in a line."""
+    ours = run_meshrun("--nproc-per-node", "2", "--no-prefix", PROGRAMS / "echo.py")
+
+    assert sorted(ours.stdout.splitlines()) == ["out 0", "out 1"]
+
+
+def test_halves_of_lines_find_each_other(fake_torch: object) -> None:
+    """Lines written in two halves by four ranks at once come out whole."""
+    ours = run_meshrun("--nproc-per-node", "4", PROGRAMS / "half_lines.py")
+    labels = [f"rank {rank}" for rank in range(4)]
+
+    for rank, lines in enumerate(lines_of(ours.stdout, labels).values()):
+        assert lines == [f"first-{n}-{rank} second-{n}-{rank}" for n in range(30)]
+
+
+def test_odd_bytes_and_bars_come_through() -> None:
+    """Bars keep their states, bad UTF-8 its bytes, and a last line gets its end."""
+    result = subprocess.run(
+        command("--start-method", "exec", PROGRAMS / "bars.py"), capture_output=True, check=True
+    )
+
+    assert result.stdout == (
+        b"[rank 0] 10%\r[rank 0] 50%\r[rank 0] 100%\n"
+        b"[rank 0] bad \xff\xfe bytes\n"
+        b"[rank 0] windows\r\n"
+        b"[rank 0] snow \xe2\x98\x83\n"
+        b"[rank 0] no end\n"
+    )
+
+
+@pytest.mark.slow
+def test_a_slow_reader_loses_nothing(fake_torch: object) -> None:
+    """Two ranks print 8 MB into a pipe that is read late and slowly: every line arrives."""
+    count = 40_000
+    with subprocess.Popen(
+        command("--nproc-per-node", "2", PROGRAMS / "print_much.py", str(count)),
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        data = b""
+        while chunk := process.stdout.read(1 << 16):
+            data += chunk
+    found = lines_of(data.decode(), ["rank 0", "rank 1"])
+
+    assert process.returncode == 0
+    for rank in range(2):
+        assert found[f"rank {rank}"] == [f"{rank}:{n}".ljust(99, ".") for n in range(count)]
+
+
+def test_a_reader_that_goes_away_ends_the_launch(fake_torch: object) -> None:
+    """``meshrun ... | head`` ends with SIGPIPE, as any program in a pipe."""
+    with subprocess.Popen(
+        command("--nproc-per-node", "2", PROGRAMS / "print_much.py", "100000000"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(timeout=60) == -13
+
+
+def test_stdout_and_stderr_may_be_one_file(fake_torch: object, tmp_path: Path) -> None:
+    """``> log 2>&1`` keeps lines whole and the file's offset shared with the shell."""
+    log = tmp_path / "log"
+    with open(log, "ab") as file:
+        file.write(b"before\n")
+        file.flush()
+        subprocess.run(
+            command("--nproc-per-node", "2", PROGRAMS / "echo.py"),
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            check=True,
+        )
+    lines = log.read_text().splitlines()
+
+    assert lines[0] == "before"
+    assert sorted(lines[1:]) == sorted(
+        f"[rank {rank}] {stream} {rank}" for rank in range(2) for stream in ("out", "err")
+    )
+
+
+def test_our_stdout_stays_blocking_for_its_other_users(fake_torch: object) -> None:
+    """The flag O_NONBLOCK is never set on a descriptor that we share with the shell."""
+    read, write = os.pipe()
+    process = subprocess.Popen(command(PROGRAMS / "echo.py"), stdout=write)
+    process.wait(timeout=60)
+
+    assert os.get_blocking(write)
+    os.close(write)
+    os.close(read)

@@ -1,0 +1,226 @@
+"""How launches end: whose code, what is said last, and that nobody is left."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.kit import PROGRAMS, Running, run_meshrun, start_meshrun, wait_until
+
+FOUR = ("--nproc-per-node", "4")
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "last"),
+    [
+        ("7", 7, "rank 1 exited with code 7"),
+        ("raise", 1, "rank 1 raised ValueError: the loss is nan, exit code 1"),
+        ("chain", 1, "rank 1 raised RuntimeError: no learning rate, exit code 1"),
+        ("text", 1, "rank 1 exited with code 1"),
+        ("SIGKILL", 137, "rank 1 was ended by SIGKILL (killed from outside, perhaps out of memory)"),
+        ("SIGSEGV", 139, "rank 1 was ended by SIGSEGV (a crash in native code)"),
+        ("SIGTERM", 143, "rank 1 was ended by SIGTERM"),
+        ("SIGUSR1", 138, "rank 1 was ended by SIGUSR1"),
+    ],
+)
+def test_the_first_failure_decides_and_is_told_last(
+    how: str, code: int, last: str, fake_torch: object
+) -> None:
+    """Exit code and last words are those of the rank that failed."""
+    ours = run_meshrun(*FOUR, PROGRAMS / "end.py", how)
+    *before, cause, where = ours.stderr.splitlines()
+
+    assert ours.returncode == code
+    assert cause == f"error: {last}"
+    assert where.startswith(f"       on {os.uname().nodename}, pid ")
+    assert "meshrun: 3 ranks ended when told to (0, 2, 3)" in before
+
+
+@pytest.mark.parametrize(("how", "told"), [("raise", "ValueError"), ("chain", "KeyError: 'lr'")])
+def test_the_traceback_is_pythons(how: str, told: str, fake_torch: object) -> None:
+    """Once, whole, with the program's own frames and none of ours."""
+    ours = run_meshrun(*FOUR, PROGRAMS / "end.py", how)
+
+    assert ours.stderr.count("Traceback (most recent call last):") == (2 if how == "chain" else 1)
+    assert told in ours.stderr
+    assert f'File "{PROGRAMS / "end.py"}", line' in ours.stderr
+    assert "/meshrun/child/" not in ours.stderr
+
+
+def test_ranks_that_fail_alike_are_folded(fake_torch: object) -> None:
+    """An exception that all raise is told once."""
+    ours = run_meshrun(*FOUR, PROGRAMS / "bad_import.py")
+
+    assert ours.returncode == 1
+    assert ours.stderr.count("No module named 'nonexistent_module_of_this_test'") == 3
+    assert ours.stderr.count("Traceback") == 1
+
+
+def start(tmp_path: Path, *args: str) -> "Running":
+    """Start four ranks of wait.py with a short grace period."""
+    return start_meshrun(  # type: ignore[return-value]
+        *FOUR, "--shutdown-timeout", "1", PROGRAMS / "wait.py", *args, folder=tmp_path
+    )
+
+
+@pytest.mark.parametrize("extra", [[], ["deaf"], ["children"], ["deaf", "children"]])
+@pytest.mark.parametrize("victim", ["launcher", "zygote", "store", "rank"])
+def test_nobody_outlives_a_kill(
+    victim: str, extra: list[str], fake_torch: object, tmp_path: Path
+) -> None:
+    """Whoever is killed, whatever the ranks started and ignore, all end."""
+    with start(tmp_path, *extra) as running:
+        running.wait_for("up", 4)
+        below = running.below_zygote()
+        pids = {
+            "launcher": running.process.pid,
+            "zygote": running.zygote(),
+            "store": below[0],
+            "rank": below[2],
+        }
+        os.kill(pids[victim], signal.SIGKILL)
+        code = running.wait()
+
+    assert code == {"launcher": 137, "zygote": 137, "store": 71, "rank": 137}[victim]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_ends_all_and_is_passed_on_to_the_shell(
+    signum: signal.Signals, fake_torch: object, tmp_path: Path
+) -> None:
+    """The launcher dies of the very signal, after its ranks."""
+    with start(tmp_path) as running:
+        running.wait_for("up", 4)
+        running.signal(signum)
+
+        assert running.wait() == 128 + signum
+    assert running.stderr.splitlines()[0].startswith(f"meshrun: {signum.name}: ending 4 ranks")
+
+
+def test_deaf_ranks_are_killed_after_the_grace_period(
+    fake_torch: object, tmp_path: Path
+) -> None:
+    """--shutdown-timeout is the limit, for ranks that ignore the request."""
+    with start(tmp_path, "deaf") as running:
+        running.wait_for("up", 4)
+        running.signal(signal.SIGTERM)
+
+        assert running.wait() == 143
+
+
+def test_a_third_ctrl_c_waits_for_nobody(fake_torch: object, tmp_path: Path) -> None:
+    """With minutes of grace, three signals end deaf ranks at once."""
+    with start_meshrun(
+        *FOUR, "--shutdown-timeout", "600", PROGRAMS / "wait.py", "deaf", folder=tmp_path
+    ) as running:
+        running.wait_for("up", 4)
+        for _ in range(3):
+            running.signal(signal.SIGINT)
+            wait_until(lambda: "SIGINT: ending" in running.stderr, lambda: running.stderr)
+
+        assert running.wait() == 130
+
+
+def test_two_ctrl_c_shorten_the_grace_period(fake_torch: object, tmp_path: Path) -> None:
+    """The second one leaves ranks two seconds of their ten minutes."""
+    with start_meshrun(
+        *FOUR, "--shutdown-timeout", "600", PROGRAMS / "wait.py", "deaf", folder=tmp_path
+    ) as running:
+        running.wait_for("up", 4)
+        running.signal(signal.SIGINT)
+        wait_until(lambda: "SIGINT: ending" in running.stderr, lambda: running.stderr)
+        running.signal(signal.SIGINT)
+
+        assert running.wait() == 130
+
+
+def test_nohup_is_respected(fake_torch: object, tmp_path: Path) -> None:
+    """A SIGHUP that was ignored at the start stays ignored, by ranks too."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with start(tmp_path) as running:
+            running.wait_for("up", 4)
+            running.signal(signal.SIGHUP)
+            for pid in running.below_zygote():
+                os.kill(pid, signal.SIGHUP)
+            running.signal(signal.SIGTERM)
+
+            assert running.wait() == 143
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_launch_ends_while_torch_is_imported(
+    signum: signal.Signals, fake_torch: object, tmp_path: Path
+) -> None:
+    """Before there are ranks there is nothing to wait for."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    with start_meshrun(
+        PROGRAMS / "wait.py", env={"FAKE_TORCH_WAITS": str(fifo)}, folder=tmp_path
+    ) as running:
+        with open(fifo, "w"):  # opens once the zygote is in the middle of its import
+            running.signal(signum)
+
+            assert running.wait() == 128 + signum
+
+
+def test_a_stopped_zygote_does_not_keep_the_launch(fake_torch: object, tmp_path: Path) -> None:
+    """A zygote that no longer answers is ended, and its ranks with it."""
+    with start(tmp_path) as running:
+        running.wait_for("up", 4)
+        os.kill(running.zygote(), signal.SIGSTOP)
+        running.signal(signal.SIGTERM)
+
+        assert running.wait() == 143
+
+
+def test_a_stopped_zygote_wakes_when_the_launcher_is_killed(
+    fake_torch: object, tmp_path: Path
+) -> None:
+    """Even then nobody is left."""
+    with start(tmp_path, "children") as running:
+        running.wait_for("up", 4)
+        os.kill(running.zygote(), signal.SIGSTOP)
+        running.signal(signal.SIGKILL)
+
+        assert running.wait() == 137
+
+
+def test_what_was_there_before_is_not_ours_to_end(fake_torch: object, tmp_path: Path) -> None:
+    """A shell that execs meshrun may have left it children; they live on."""
+    ready = tmp_path / "ready"
+    result = run_in_shell(f"sleep 300 & echo $! > {ready}; exec \"$@\"", tmp_path)
+    bystander = int(ready.read_text())
+
+    assert result == 137
+    os.kill(bystander, 0)
+    os.kill(bystander, signal.SIGKILL)
+
+
+def run_in_shell(script: str, tmp_path: Path) -> int:
+    """Run a launch whose zygote is killed as the last act of a shell script."""
+    import subprocess
+
+    from tests.kit import command
+
+    with open(tmp_path / "stdout", "wb") as out, open(tmp_path / "stderr", "wb") as err:
+        process = subprocess.Popen(
+            ["sh", "-c", script, "sh", *command(*FOUR, PROGRAMS / "wait.py")],
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+        )
+    running = Running(process, tmp_path)
+    running.wait_for("up", 4)
+    import psutil
+
+    zygote = next(
+        child.pid
+        for child in psutil.Process(process.pid).children()
+        if "zygote.py" in " ".join(child.cmdline())
+    )
+    os.kill(zygote, signal.SIGKILL)
+    return running.wait()

@@ -1,0 +1,53 @@
+"""What ranks find in their environment."""
+
+import json
+import os
+
+import pytest
+
+from tests.kit import PROGRAMS, run_meshrun
+
+
+def environments(*args: str, env: dict[str, str] | None = None) -> list[dict[str, str]]:
+    ours = run_meshrun("--no-prefix", *args, PROGRAMS / "environment.py", env=env)
+    assert ours.returncode == 0, ours.stderr
+    found = [json.loads(line) for line in ours.stdout.splitlines()]
+    return sorted(found, key=lambda env: int(env["RANK"]))
+
+
+@pytest.mark.parametrize("method", ["fork", "exec"])
+def test_ranks_get_their_numbers(method: str, fake_torch: object) -> None:
+    """Each rank has its own, and one store to meet at."""
+    found = environments("--nproc-per-node", "3", "--start-method", method)
+
+    assert [(env["RANK"], env["LOCAL_RANK"], env["WORLD_SIZE"]) for env in found] == [
+        (str(rank), str(rank), "3") for rank in range(3)
+    ]
+    assert {env["MASTER_ADDR"] for env in found} == {"127.0.0.1"}
+    assert len({env["MASTER_PORT"] for env in found}) == 1
+    assert len({env["MESHRUN_WORKER_PID"] for env in found}) == 3
+    assert len({env["TORCHELASTIC_RUN_ID"] for env in found}) == 1
+
+
+@pytest.mark.parametrize("method", ["fork", "exec"])
+@pytest.mark.parametrize("given", [{}, {"OMP_NUM_THREADS": "3", "OPENBLAS_NUM_THREADS": "2"}])
+def test_thread_variables_are_the_users_or_the_plans(
+    method: str, given: dict[str, str], fake_torch: object
+) -> None:
+    """The single thread of the import is no rank's business."""
+    found = environments("--nproc-per-node", "2", "--start-method", method, env=given)
+    threads = str(max(1, len(os.sched_getaffinity(0)) // 2))
+
+    for env in found:
+        assert env["OMP_NUM_THREADS"] == given.get("OMP_NUM_THREADS", threads)
+        assert env.get("OPENBLAS_NUM_THREADS") == given.get("OPENBLAS_NUM_THREADS")
+
+
+def test_the_environment_of_the_launcher_is_passed_on(fake_torch: object) -> None:
+    """A launch inside a rank of another one overrides all of the outer one's variables."""
+    outer = {"RANK": "5", "WORLD_SIZE": "9", "MESHRUN_WORKER_PID": "1", "MY_TOKEN": "secret value"}
+    found = environments("--nproc-per-node", "2", env=outer)
+
+    assert [env["RANK"] for env in found] == ["0", "1"]
+    assert all(env["MY_TOKEN"] == "secret value" for env in found)
+    assert all(env["MESHRUN_WORKER_PID"] != "1" for env in found)

@@ -1,0 +1,186 @@
+"""The program sees what ``python`` would show it."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.kit import PROGRAMS, lines_of, run_meshrun
+
+METHODS = ["fork", "exec"]
+
+
+def python(*args: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run ``python -u``, as torchrun runs a rank."""
+    words = [sys.executable, "-u", *map(str, args)]
+    return subprocess.run(words, capture_output=True, text=True, check=False, cwd=cwd)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("how", ["absolute", "relative", "link", "module", "directory", "zip"])
+def test_a_program_finds_itself_as_under_python(
+    how: str, method: str, tmp_path: Path, fake_torch: Path
+) -> None:
+    """argv, sys.path[0], __main__ and its attributes, signals and stdout are the same."""
+    folder = tmp_path / "with space"
+    folder.mkdir()
+    shutil.copy(PROGRAMS / "describe.py", folder)
+    (folder / "link.py").symlink_to(PROGRAMS / "describe.py")
+    (folder / "app").mkdir()
+    shutil.copy(PROGRAMS / "describe.py", folder / "app" / "__main__.py")
+    shutil.make_archive(str(folder / "app"), "zip", folder / "app")
+    words = {
+        "absolute": [str(folder / "describe.py")],
+        "relative": ["describe.py"],
+        "link": ["link.py"],
+        "module": ["-m", "describe"],
+        "directory": ["app"],
+        "zip": ["app.zip"],
+    }[how] + ["--mesh", "x y", "-h", "--", "--lr=1"]
+
+    expected = python(*words, cwd=folder)
+    ours = run_meshrun("--no-prefix", "--start-method", method, *words, cwd=folder)
+
+    assert expected.returncode == ours.returncode == 0, ours.stderr
+    assert json.loads(ours.stdout) == json.loads(expected.stdout)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["missing.py"], [PROGRAMS / "bad_syntax.py"], [PROGRAMS / "bad_import.py"],
+     ["-m", "missing_module"], [PROGRAMS / "fresh_folder"]],
+    ids=["no file", "syntax", "import", "no module", "no main"],
+)  # fmt: skip
+def test_a_broken_program_says_what_python_says_once(
+    words: list[str | Path], fake_torch: Path, tmp_path: Path
+) -> None:
+    """The same last line and exit code as ``python``, however many ranks there are."""
+    if words[0] == PROGRAMS / "fresh_folder":
+        words = [tmp_path]
+    expected = python(*words)
+    ours = run_meshrun("--nproc-per-node", "4", *words)
+
+    told = expected.stderr.strip().splitlines()[-1].removeprefix(f"{sys.executable}: ")
+    assert ours.returncode == expected.returncode
+    assert ours.stderr.count(told) >= 1
+    assert ours.stdout == ""
+    assert "meshrun/child" not in ours.stderr
+    assert ours.stderr.count("Traceback") <= 1
+
+
+def test_a_file_that_may_not_be_read_is_refused(tmp_path: Path, fake_torch: Path) -> None:
+    """The message is the system's, the code python's."""
+    program = tmp_path / "secret.py"
+    program.write_text("print('never')")
+    program.chmod(0)
+    if os.access(program, os.R_OK):
+        pytest.skip("this user may read every file, so none can be made unreadable")
+    ours = run_meshrun(program)
+
+    assert ours.returncode == 2
+    assert "Permission denied" in ours.stderr
+
+
+def test_a_preload_that_fails_is_told_once(fake_torch: Path) -> None:
+    """torch that cannot be imported stops the launch with its own traceback."""
+    ours = run_meshrun(
+        "--nproc-per-node", "4", PROGRAMS / "echo.py", env={"FAKE_TORCH_BREAKS": "1"}
+    )
+
+    assert ours.returncode == 1
+    assert ours.stderr.count("ImportError: libtorch_cpu.so") == 1
+    assert ours.stdout == ""
+
+
+def test_torch_is_imported_once_a_node(fake_torch: Path) -> None:
+    """Eight ranks, one import."""
+    ours = run_meshrun("--nproc-per-node", "8", PROGRAMS / "echo.py")
+
+    assert ours.returncode == 0
+    assert len(fake_torch.read_text().splitlines()) == 1
+
+
+def test_exec_gives_each_rank_its_own_interpreter(fake_torch: Path) -> None:
+    """Nothing is imported for ranks that would not share it; the store alone needs torch."""
+    ours = run_meshrun("--start-method", "exec", "--nproc-per-node", "4", PROGRAMS / "echo.py")
+
+    assert ours.returncode == 0
+    assert len(fake_torch.read_text().splitlines()) <= 1
+
+
+def test_a_zygote_with_a_thread_does_not_fork(fake_torch: Path) -> None:
+    """The ranks start as interpreters of their own, and one line says why."""
+    ours = run_meshrun(
+        "--nproc-per-node", "3", PROGRAMS / "echo.py", env={"FAKE_TORCH_THREAD": "1"}
+    )
+
+    assert ours.returncode == 0, ours.stderr
+    assert (
+        "meshrun: each rank gets its own interpreter, since an import started 1 thread\n"
+        in ours.stderr
+    )
+    assert sorted(ours.stdout.splitlines()) == [f"[rank {rank}] out {rank}" for rank in range(3)]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("ranks", "code"), [(1, 5), (2, 0)])
+def test_python_ends_a_rank_as_it_ends_a_program(
+    ranks: int, code: int, method: str, tmp_path: Path, fake_torch: Path
+) -> None:
+    """Threads are joined, atexit handlers run, objects freed, files written; the code is kept."""
+    program = PROGRAMS / "at_exit.py"
+    alone = python(program, tmp_path, str(code))
+    ours = run_meshrun(
+        "--start-method", method, "--nproc-per-node", str(ranks), program, tmp_path, str(code)
+    )
+
+    def traces(rank: str) -> dict[str, str]:
+        return {path.name: path.read_text() for path in (tmp_path / rank).iterdir()}
+
+    assert ours.returncode == alone.returncode == code
+    assert traces("alone").keys() == {"atexit", "unflushed", "cycle", "thread"}
+    for rank in range(ranks):
+        assert traces(str(rank)) == traces("alone")
+    assert alone.stdout == "no newline at the endfreed\n"
+    assert sorted(ours.stdout.splitlines()) == [
+        f"[rank {rank}] no newline at the endfreed" for rank in range(ranks)
+    ]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_classes_of_main_pickle_and_have_source(method: str, fake_torch: Path) -> None:
+    """__main__ is the program's module, not ours."""
+    ours = run_meshrun("--start-method", method, PROGRAMS / "pickling.py")
+
+    assert ours.stdout == "[rank 0] 1 class Point:\n", ours.stderr
+
+
+def test_ranks_draw_different_random_numbers(fake_torch: Path) -> None:
+    """Forks share no random state, neither Python's nor numpy's."""
+    ours = run_meshrun(
+        "--nproc-per-node", "4", "--no-prefix", "--preload", "numpy", PROGRAMS / "seeds.py"
+    )
+    numbers = ours.stdout.split()
+
+    assert len(numbers) == 8, ours.stderr
+    assert len(set(numbers)) == 8
+
+
+def test_stdin_and_folder_are_the_launchers(fake_torch: Path, tmp_path: Path) -> None:
+    """A rank reads what is piped in, where the command was given."""
+    program = tmp_path / "read.py"
+    program.write_text("import os, sys; print(sys.stdin.readline().strip(), os.getcwd())")
+    ours = run_meshrun(program, input="piped\n", cwd=tmp_path)
+
+    assert ours.stdout == f"[rank 0] piped {tmp_path}\n", ours.stderr
+
+
+def test_a_package_runs_as_a_module(fake_torch: Path) -> None:
+    """-m takes a package with a __main__."""
+    ours = run_meshrun("-m", "package", "--flag", cwd=PROGRAMS)
+
+    assert lines_of(ours.stdout, ["rank 0"]) == {"rank 0": ["package ['--flag'] package"]}

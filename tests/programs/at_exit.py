@@ -1,0 +1,36 @@
+"""Everything that Python does at the end of a program, each leaving its trace in a file."""
+import atexit
+import os
+import sys
+import threading
+import time
+
+folder = sys.argv[1] + "/" + os.environ.get("RANK", "alone")
+os.makedirs(folder, exist_ok=True)
+
+
+def leave(name):
+    with open(f"{folder}/{name}", "w") as file:
+        file.write(name)
+
+
+class Global:
+    def __del__(self, write=os.write):
+        write(1, b"freed\n")
+
+
+def late():
+    time.sleep(0.05)
+    leave("thread")
+
+
+atexit.register(leave, "atexit")
+kept = Global()
+unflushed = open(f"{folder}/unflushed", "w")
+unflushed.write("unflushed")
+cycle = [open(f"{folder}/cycle", "w")]
+cycle.append(cycle)
+cycle[0].write("cycle")
+threading.Thread(target=late).start()
+sys.stdout.write("no newline at the end")
+sys.exit(int(sys.argv[2]))

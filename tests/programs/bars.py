@@ -1,0 +1,13 @@
+"""Progress bars, bad UTF-8, Windows line ends and a last line without an end."""
+import sys
+
+out = sys.stdout.buffer
+for percent in (10, 50, 100):
+    out.write(b"\r%d%%" % percent)
+    out.flush()
+out.write(b"\n")
+out.write(b"bad \xff\xfe bytes\n")
+out.write(b"windows\r\n")
+out.write("snow \u2603\n".encode())
+out.write(b"no end")
+out.flush()

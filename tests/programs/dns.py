@@ -1,0 +1,4 @@
+"""Nothing but the mesh."""
+from meshrun import current_mesh
+
+print(current_mesh().shape)

@@ -1,0 +1,24 @@
+"""End the way the argument says, on rank 1; the others wait to be ended."""
+import os
+import signal
+import sys
+import threading
+
+how = sys.argv[1]
+if os.environ["RANK"] != "1":
+    print("waiting", flush=True)
+    signal.pause()
+if how == "raise":
+    raise ValueError("the loss is nan")
+if how == "chain":
+    try:
+        {}["lr"]
+    except KeyError as error:
+        raise RuntimeError("no learning rate") from error
+if how == "text":
+    sys.exit("the config is missing")
+if how.isdigit():
+    sys.exit(int(how))
+if how.startswith("SIG"):
+    os.kill(os.getpid(), getattr(signal, how))
+    threading.Event().wait()

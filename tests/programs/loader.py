@@ -1,0 +1,30 @@
+"""A DataLoader with workers of every start method, beside the mesh."""
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from meshrun import MeshError, current_mesh
+
+
+class Numbers(Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        try:
+            current_mesh()
+        except MeshError:
+            return torch.tensor(index)
+        raise AssertionError("a loader worker was given the mesh")
+
+
+def main():
+    current_mesh()
+    for method in ("fork", "spawn", "forkserver"):
+        loader = DataLoader(
+            Numbers(), batch_size=2, num_workers=2, multiprocessing_context=method
+        )
+        print(method, int(sum(batch.sum() for batch in loader)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,3 @@
+import sys
+
+print("package", sys.argv[1:], __package__)

@@ -1,0 +1,6 @@
+"""Random numbers that nobody seeded."""
+import random
+
+import numpy
+
+print(random.random(), numpy.random.random())

@@ -1,0 +1,203 @@
+"""The mesh in real ranks, over real gloo groups."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.kit import PROGRAMS, run_meshrun
+
+pytestmark = pytest.mark.torch
+MESH = ("--mesh", "2x4", "--names", "dp,tp")
+
+
+def asked(text: str) -> list[dict[str, object]]:
+    found = [json.loads(line.partition("] ")[2]) for line in text.splitlines()]
+    return sorted(found, key=lambda entry: entry["rank"])  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("method", ["fork", "exec"])
+def test_every_rank_has_its_mesh(method: str) -> None:
+    """A real DeviceMesh, ready beforehand, one object for each question and thread."""
+    shape = MESH if method == "fork" else ("--mesh", "dp=1,tp=2")
+    ours = run_meshrun(*shape, "--start-method", method, PROGRAMS / "ask_mesh.py")
+    sizes = [2, 4] if method == "fork" else [1, 2]
+
+    assert ours.returncode == 0, ours.stderr
+    for rank, found in enumerate(asked(ours.stdout)):
+        row = range(rank // sizes[1] * sizes[1], (rank // sizes[1] + 1) * sizes[1])
+        assert found == {
+            "rank": rank,
+            "type": "torch.distributed.device_mesh.DeviceMesh",
+            "shape": sizes,
+            "names": ["dp", "tp"],
+            "coordinate": [rank // sizes[1], rank % sizes[1]],
+            "device": "cpu",
+            "tp_sum": float(sum(row)),
+            "same": True,
+            "before": True,
+            "local_rank": str(rank),
+            "threads": max(1, len(os.sched_getaffinity(0)) // (sizes[0] * sizes[1])),
+        }
+
+
+def test_torchrun_builds_the_same_mesh_on_first_use() -> None:
+    """With MESHRUN_MESH set, the program needs no meshrun to start it."""
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    result = subprocess.run(
+        [*words, "--redirects=0", PROGRAMS / "ask_mesh.py"],
+        env={**os.environ, "MESHRUN_MESH": "dp=-1,tp=2"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    for folder in Path(os.environ["TMPDIR"]).glob("torchelastic_*"):
+        shutil.rmtree(folder)  # torchrun leaves its log folder behind
+    found = sorted((json.loads(line) for line in result.stdout.splitlines()), key=lambda e: e["rank"])
+
+    assert result.returncode == 0, result.stderr
+    assert [entry["coordinate"] for entry in found] == [[0, 0], [0, 1]]
+    assert all(entry["same"] and not entry["before"] for entry in found)
+
+
+def test_a_plain_python_gets_a_mesh_of_one() -> None:
+    """MESHRUN_MESH with a size to infer runs a program alone."""
+    result = subprocess.run(
+        [sys.executable, PROGRAMS / "ask_mesh.py"],
+        env={**os.environ, "MESHRUN_MESH": "dp=-1,tp=1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["shape"] == [1, 1]
+
+
+def test_without_a_mesh_the_error_names_the_ways_out() -> None:
+    """A program that nobody gave a mesh says how to give it one."""
+    result = subprocess.run(
+        [sys.executable, "-c", "import meshrun; meshrun.current_mesh()"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-2:] == [
+        "meshrun.errors.MeshError: there is no mesh in this process",
+        "hint: start the program with `meshrun --mesh dp=2,tp=4 ...`, or set MESHRUN_MESH=dp=2,tp=4"
+        " under torchrun, or MESHRUN_MESH=dp=-1 to run it alone",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "hint"),
+    [
+        ('current_mesh("pp")', "the mesh has no dims `pp`", "it has `dp`, `tp`"),
+        (
+            'current_mesh("tp", "dp")',
+            "dims `tp`, `dp` are not in the mesh's order",
+            'current_mesh("dp", "tp")',
+        ),
+        (
+            "import torch.distributed as d; d.destroy_process_group(); current_mesh()",
+            "the process group of this mesh was destroyed",
+            "call current_mesh() before destroy_process_group()",
+        ),
+        (
+            "import os; os.fork() or current_mesh(); os.wait()",
+            "this process is a child of rank 0 and has no process groups of its own",
+            "use the mesh in the rank itself and pass plain numbers to its children",
+        ),
+    ],
+)
+def test_wrong_uses_have_clear_errors(code: str, message: str, hint: str, tmp_path: object) -> None:
+    """Each error names what was asked and what to do instead."""
+    program = f"{tmp_path}/program.py"
+    with open(program, "w") as file:
+        file.write(f"from meshrun import current_mesh\nimport sys\ntry:\n    {code}\n")
+        file.write("except Exception as e:\n    print(type(e).__name__, e)\n    sys.stdout.flush()\n")
+    ours = run_meshrun("--mesh", "dp=1,tp=1", "--no-prefix", program)
+
+    assert f"MeshError {message}\nhint: {hint}\n" in ours.stdout, ours.stderr
+
+
+@pytest.mark.parametrize("words", [[], ["guarded"], ["again"]])
+@pytest.mark.parametrize("mesh", [["--mesh", "dp=2,tp=2"], ["--nproc-per-node", "4"]])
+def test_programs_that_make_the_group_themselves_run(words: list[str], mesh: list[str]) -> None:
+    """Guarded or not, once or again after destroying it, with a mesh and without."""
+    ours = run_meshrun(*mesh, "--no-prefix", PROGRAMS / "own_init.py", *words)
+    expected = ["sum 4 gloo"] * 4 + (["again 4"] * 8 if words == ["again"] else [])
+
+    assert ours.returncode == 0, ours.stderr
+    assert sorted(ours.stdout.splitlines(), reverse=True) == expected
+
+
+def test_a_second_group_in_one_program_is_still_torchs_error() -> None:
+    """Only the first call is answered with the ready group."""
+    ours = run_meshrun("--mesh", "dp=2", PROGRAMS / "own_init.py", "twice")
+
+    assert ours.returncode == 1
+    assert "ValueError: trying to initialize the default process group twice!" in ours.stderr
+
+
+def test_a_back_end_that_is_not_there_is_refused(tmp_path: object) -> None:
+    """NCCL on a mesh of CPUs is said before it hangs."""
+    program = f"{tmp_path}/program.py"
+    with open(program, "w") as file:
+        file.write("import torch.distributed as dist\ndist.init_process_group('nccl')\n")
+    ours = run_meshrun("--mesh", "dp=2", program)
+
+    assert ours.returncode == 1
+    assert "init_process_group(`nccl`) was called, and meshrun's group has gloo" in ours.stderr
+
+
+def test_loader_workers_of_every_start_method_work() -> None:
+    """fork, spawn and forkserver workers run beside the mesh and are not given it."""
+    ours = run_meshrun("--mesh", "dp=2", PROGRAMS / "loader.py")
+
+    assert ours.returncode == 0, ours.stderr
+    assert sorted(ours.stdout.splitlines()) == sorted(
+        f"[dp{rank}] {method} 28" for rank in range(2) for method in ("fork", "spawn", "forkserver")
+    )
+
+
+@pytest.mark.parametrize("mesh", [["--mesh", "dp=2"], ["--mesh", "2"]])
+def test_unnamed_dims_are_torchs(mesh: list[str]) -> None:
+    """A mesh without names is one of torch's without names; the prefix is the coordinate."""
+    program = PROGRAMS / "dns.py"
+    ours = run_meshrun(*mesh, program)
+    label = "dp" if "=" in mesh[1] else ""
+
+    assert sorted(ours.stdout.splitlines()) == [f"[{label}{rank}] (2,)" for rank in range(2)]
+
+
+@pytest.mark.parametrize("form", [[], ["destroy"], ["own"], ["own", "destroy"]])
+def test_a_program_that_keeps_its_mesh_ends_with_its_own_status(form: list[str]) -> None:
+    """torch aborts half of such programs at their end; ours never."""
+    for _ in range(3):
+        ours = run_meshrun("--mesh", "2x4", PROGRAMS / "keep_mesh.py", "0", *form)
+        assert (ours.returncode, ours.stderr) == (0, "")
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("form", [[], ["destroy"], ["own"], ["own", "destroy"]])
+def test_two_hundred_ranks_end_with_their_own_status(form: list[str]) -> None:
+    """The same, 200 of 200 times for each form."""
+    for _ in range(25):
+        ours = run_meshrun("--mesh", "2x4", PROGRAMS / "keep_mesh.py", "0", *form)
+        assert (ours.returncode, ours.stderr) == (0, "")
+
+
+def test_importing_meshrun_imports_neither_torch_nor_rich() -> None:
+    """The package costs nothing until it is used."""
+    code = "import meshrun, sys; meshrun.Layout; print({'torch', 'rich', 'typer'} & {*sys.modules})"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert result.stdout == "set()\n"

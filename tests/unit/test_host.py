@@ -1,0 +1,43 @@
+"""What this machine is."""
+
+import pytest
+
+from meshrun.host.cores import count_usable_cores
+from meshrun.host.devices import accelerator_of_torch, count_visible
+from meshrun.host.sockets import listen_on_loopback
+
+
+@pytest.mark.parametrize(
+    ("present", "visible", "count"),
+    [
+        (8, None, 8),
+        (8, "", 0),
+        (8, "0,1", 2),
+        (8, "3", 1),
+        (8, "0,-1,2", 1),
+        (8, "0,9,2", 1),
+        (8, "GPU-1b2c,GPU-3d4e", 2),
+        (8, "NoDevFiles", 1),
+        (0, "0,1", 0),
+    ],
+)
+def test_visible_devices(present: int, visible: str | None, count: int) -> None:
+    """CUDA_VISIBLE_DEVICES hides devices, and ends at the first that is not there."""
+    assert count_visible(present, visible) == count
+
+
+def test_there_is_a_core_to_use() -> None:
+    """Whatever the affinity mask and the quota say."""
+    assert count_usable_cores() >= 1
+
+
+def test_the_accelerator_of_torch_is_read_without_importing_it() -> None:
+    """The installed build says what it was made for."""
+    assert accelerator_of_torch() in (None, "cuda", "xpu")
+
+
+def test_the_store_listens_on_loopback_alone() -> None:
+    """Two launches never collide, and nobody outside can connect."""
+    with listen_on_loopback() as one, listen_on_loopback() as other:
+        assert one.getsockname()[0] == other.getsockname()[0] == "127.0.0.1"
+        assert one.getsockname()[1] != other.getsockname()[1]

@@ -1,0 +1,139 @@
+"""Requests and machines -> plans."""
+
+import pytest
+
+from meshrun.environment import Session, rank_environment
+from meshrun.errors import LayoutError, UsageError
+from meshrun.plan import HostFacts, LaunchRequest, Program, build_plan
+from meshrun.spec import parse_mesh
+
+PROGRAM = Program(kind="script", target="train.py")
+
+
+def facts(count: int = 0, cores: int = 16) -> HostFacts:
+    return HostFacts(
+        hostname="node",
+        usable_cores=cores,
+        accelerator="cuda" if count else None,
+        accelerator_count=count,
+    )
+
+
+def request(mesh: str | None = "dp=2,tp=4", **changes: object) -> LaunchRequest:
+    spec = parse_mesh(mesh) if mesh else None
+    return LaunchRequest(program=PROGRAM, mesh=spec, **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("count", "device", "expected"),
+    [
+        (0, "auto", ("cpu", "no accelerator found")),
+        (8, "auto", ("cuda", "8 found")),
+        (4, "auto", ("cpu", "8 workers, and 4 cuda devices found")),
+        (1, "auto", ("cpu", "8 workers, and 1 cuda device found")),
+        (8, "cpu", ("cpu", "asked for")),
+        (8, "cuda", ("cuda", "asked for")),
+    ],
+)
+def test_the_device_is_chosen_and_explained(
+    count: int, device: str, expected: tuple[str, str]
+) -> None:
+    """auto takes the accelerator only where each worker can have one."""
+    plan = build_plan(request(device=device), facts(count))
+
+    assert (plan.device_type, plan.device_reason) == expected
+
+
+@pytest.mark.parametrize("count", [0, 4])
+def test_more_workers_than_accelerators_is_an_error(count: int) -> None:
+    """--device cuda never starts ranks that have none."""
+    with pytest.raises(LayoutError, match="8 workers need 8 cuda devices"):
+        build_plan(request(device="cuda"), facts(count))
+
+
+def test_a_dry_run_plans_for_machines_that_are_not_here() -> None:
+    """Without a GPU a plan for GPUs can still be looked at."""
+    plan = build_plan(request(device="cuda"), facts(0), check_host=False)
+
+    assert plan.rank(5).device == "cuda:5"
+
+
+def test_a_device_with_an_index_is_refused() -> None:
+    """The index is the local rank's."""
+    with pytest.raises(UsageError, match="device type such as `cuda`"):
+        build_plan(request(device="cuda:1"), facts(8))
+
+
+def test_minus_one_takes_a_worker_an_accelerator() -> None:
+    """A size to infer needs a number of workers, and accelerators give one."""
+    assert build_plan(request("dp=-1"), facts(4)).layout.sizes == (4,)
+    with pytest.raises(LayoutError, match="number of workers is not known"):
+        build_plan(request("dp=-1"), facts(0))
+
+
+def test_without_a_mesh_the_program_chooses_its_device() -> None:
+    """As under torchrun: one worker unless told otherwise, no device."""
+    plan = build_plan(request(None), facts(8))
+
+    assert (plan.layout.world_size, plan.rank(0).device) == (1, None)
+
+
+def environment_of(rank: int, base: dict[str, str], **changes: object) -> dict[str, str]:
+    plan = build_plan(request(**changes), facts(cores=16))  # type: ignore[arg-type]
+    session = Session(
+        run_id="abc",
+        master_addr="127.0.0.1",
+        master_port=4321,
+        scratch_dir="/scratch",
+        loopback="lo",
+    )
+    return rank_environment(plan, plan.rank(rank), session, base)
+
+
+def test_a_rank_gets_the_variables_of_torchrun() -> None:
+    """Names and values as torchrun 2.13 sets them."""
+    env = environment_of(5, {})
+
+    assert env == {
+        "RANK": "5",
+        "LOCAL_RANK": "5",
+        "WORLD_SIZE": "8",
+        "LOCAL_WORLD_SIZE": "8",
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "1",
+        "ROLE_NAME": "default",
+        "ROLE_RANK": "5",
+        "ROLE_WORLD_SIZE": "8",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "4321",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RUN_ID": "abc",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_ERROR_FILE": "/scratch/5/error.json",
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        "OMP_NUM_THREADS": "2",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "MESHRUN_RUN_ID": "abc",
+        "MESHRUN_GENERATION": "0",
+        "MESHRUN_MESH": "dp=2,tp=4",
+        "MESHRUN_DEVICE": "cpu",
+        "MESHRUN_NPROC_PER_NODE": "8",
+    }
+
+
+def test_what_the_user_set_is_kept() -> None:
+    """Defaults never override the environment."""
+    base = {
+        "OMP_NUM_THREADS": "7",
+        "GLOO_SOCKET_IFNAME": "eth0",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
+    }
+
+    assert not base.keys() & environment_of(0, base).keys()
+
+
+def test_more_workers_than_cores_get_one_thread_each() -> None:
+    """Threads are shared out, and none goes without."""
+    assert environment_of(0, {}, mesh="64")["OMP_NUM_THREADS"] == "1"

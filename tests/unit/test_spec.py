@@ -1,0 +1,67 @@
+"""The text of a mesh and its value."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshrun.errors import SpecError
+from meshrun.spec import MeshSpec, format_mesh, parse_mesh
+
+names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True)
+sizes = st.lists(st.integers(1, 4096), min_size=1, max_size=6)
+
+
+@st.composite
+def specs(draw: st.DrawFn) -> MeshSpec:
+    chosen = draw(sizes)
+    if draw(st.booleans()):
+        chosen[draw(st.integers(0, len(chosen) - 1))] = -1
+    labels = None
+    if draw(st.booleans()):
+        unique = st.lists(names, min_size=len(chosen), max_size=len(chosen), unique=True)
+        labels = tuple(draw(unique))
+    return MeshSpec(sizes=tuple(chosen), mesh_dim_names=labels)
+
+
+@given(specs())
+def test_parse_and_format_are_inverses(spec: MeshSpec) -> None:
+    """Every mesh is read back from its own text."""
+    assert parse_mesh(format_mesh(spec)) == spec
+
+
+@given(specs())
+def test_both_spellings_mean_the_same(spec: MeshSpec) -> None:
+    """Sizes with --names are the same mesh as named sizes."""
+    if spec.mesh_dim_names is not None:
+        sizes = "x".join(str(size) for size in spec.sizes)
+
+        assert parse_mesh(sizes, ",".join(spec.mesh_dim_names)) == spec
+
+
+@given(st.text(alphabet="dptx=,:-0123 _é\n", max_size=24), st.none() | st.text(max_size=12))
+def test_any_text_is_a_mesh_or_one_clear_error(text: str, names: str | None) -> None:
+    """No text gives anything but a spec or an error that points into the text."""
+    try:
+        spec = parse_mesh(text, names)
+    except SpecError as error:
+        assert error.text in (text, names)
+        assert 0 <= error.position <= len(error.text)
+        assert error.hint
+    else:
+        assert parse_mesh(format_mesh(spec)) == spec
+
+
+def test_spaces_around_dims_are_allowed() -> None:
+    """A mesh quoted with spaces is the same mesh."""
+    assert parse_mesh(" dp = 2 , tp=4 ") == parse_mesh("dp=2,tp=4")
+
+
+def test_names_keep_their_case() -> None:
+    """torch compares names, so none is folded."""
+    assert parse_mesh("DP=2,dp=4").mesh_dim_names == ("DP", "dp")
+
+
+@pytest.mark.parametrize("name", ["dp", "_", "ep_2", "DP"])
+def test_a_dim_may_be_named(name: str) -> None:
+    """Identifiers are names."""
+    assert parse_mesh("2", name).mesh_dim_names == (name,)

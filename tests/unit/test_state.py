@@ -1,0 +1,261 @@
+"""What a launch does next, as a table of histories."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+
+import pytest
+
+from meshrun.errors import HostError
+from meshrun.events import (
+    Event,
+    ProgramBroken,
+    RankExited,
+    RankRaised,
+    RankStarted,
+    SignalArrived,
+    StartFailed,
+    StoreEnded,
+    TimePassed,
+    ZygoteGone,
+    ZygoteReady,
+    ZygoteUnsafe,
+)
+from meshrun.layout import solve_layout
+from meshrun.result import LaunchResult, Timings
+from meshrun.spec import parse_mesh
+from meshrun.supervise.outcome import build_result
+from meshrun.supervise.state import (
+    LEFTOVER_GRACE_S,
+    Action,
+    EndZygote,
+    RankState,
+    Signal,
+    StartAll,
+    StartOver,
+    State,
+    WakeAt,
+    step,
+)
+
+S = 1_000_000_000
+READY = ZygoteReady(at_ns=0, import_ns=0)
+STARTED = [RankStarted(rank=rank, pid=100 + rank, at_ns=0) for rank in range(3)]
+GONE = ZygoteGone(wait_status=0, at_ns=99 * S)
+KILLED_ZYGOTE = ZygoteGone(wait_status=9, at_ns=99 * S)
+
+
+def exited(rank: int, status: int, at_s: float) -> RankExited:
+    return RankExited(rank=rank, pid=100 + rank, wait_status=status, at_ns=int(at_s * S))
+
+
+def raised(rank: int, at_s: float, message: str = "bad") -> RankRaised:
+    return RankRaised(
+        rank=rank,
+        at_ns=int(at_s * S),
+        kind="RuntimeError",
+        message=message,
+        traceback=f"RuntimeError: {message}\n",
+        shown=False,
+    )
+
+
+def signalled(signum: int, at_s: float) -> SignalArrived:
+    return SignalArrived(signum=signum, at_ns=int(at_s * S))
+
+
+def passed(at_s: float) -> TimePassed:
+    return TimePassed(at_ns=int(at_s * S))
+
+
+def term(*ranks: int) -> Signal:
+    return Signal(ranks=ranks, signum=signal.SIGTERM)
+
+
+def kill(*ranks: int) -> Signal:
+    return Signal(ranks=ranks, signum=signal.SIGKILL, whole_group=True)
+
+
+FINISH = EndZygote(grace_s=LEFTOVER_GRACE_S)
+FINISH_AT_ONCE = EndZygote(grace_s=0.0)
+BY_FORCE = EndZygote(by_force=True)
+
+HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
+    "ranks start when the zygote is ready": ([READY], [StartAll()]),
+    "an unsafe zygote is replaced": ([ZygoteUnsafe(reason="x")], [StartOver(reason="x")]),
+    "the zygote ends after the last rank": (
+        [*STARTED, exited(0, 0, 1), exited(1, 0, 1), exited(2, 0, 1)],
+        [FINISH],
+    ),
+    "the first failure ends the rest": ([*STARTED, exited(1, 9, 5)], [term(0, 2)]),
+    "an exception counts before its process has ended": (
+        [*STARTED, raised(1, 5), exited(1, 1 << 8, 6)],
+        [term(0, 2)],
+    ),
+    "a second failure ends nobody again": (
+        [*STARTED, exited(1, 9, 5), exited(0, 1 << 8, 5.1)],
+        [term(0, 2)],
+    ),
+    "a deaf rank is killed after the grace period": (
+        [*STARTED, exited(1, 9, 5), passed(34.9), passed(35)],
+        [term(0, 2), kill(0, 2)],
+    ),
+    "a rank that raised and does not end is killed too": (
+        [*STARTED, raised(1, 5), exited(0, 15, 6), exited(2, 15, 6), passed(35)],
+        [term(0, 2), kill(1)],
+    ),
+    "a zygote that does not answer is ended by force": (
+        [*STARTED, exited(1, 9, 5), passed(35), passed(41)],
+        [term(0, 2), kill(0, 2), BY_FORCE],
+    ),
+    "a rank that starts too late is told at once": (
+        [*STARTED[:2], exited(1, 9, 5), STARTED[2]],
+        [term(0), term(2)],
+    ),
+    "SIGINT is passed on": (
+        [*STARTED, signalled(signal.SIGINT, 5)],
+        [Signal(ranks=(0, 1, 2), signum=signal.SIGINT)],
+    ),
+    "a reader that went away asks ranks to end": (
+        [*STARTED, signalled(signal.SIGPIPE, 5)],
+        [term(0, 1, 2)],
+    ),
+    "a second signal shortens the grace period": (
+        [*STARTED, signalled(15, 5), signalled(15, 6), passed(8)],
+        [term(0, 1, 2), kill(0, 1, 2)],
+    ),
+    "a third signal ends it at once": (
+        [*STARTED, signalled(15, 5), signalled(15, 6), signalled(15, 6.1)],
+        [term(0, 1, 2), kill(0, 1, 2)],
+    ),
+    "a signal before any rank needs no grace": ([signalled(15, 1)], [BY_FORCE]),
+    "ranks do not start once the launch is ending": (
+        [signalled(15, 1), READY, ZygoteUnsafe(reason="x")],
+        [BY_FORCE],
+    ),
+    "a rank that cannot be made ends the launch": (
+        [*STARTED[:2], StartFailed(rank=2, error="EAGAIN", at_ns=5 * S), exited(0, 15, 6),
+         exited(1, 15, 6)],
+        [term(0, 1), FINISH],
+    ),
+    "no rank can be made at all": (
+        [StartFailed(rank=0, error="EAGAIN", at_ns=5 * S)],
+        [FINISH],
+    ),
+    "the store's end ends the launch": (
+        [*STARTED, StoreEnded(wait_status=9, at_ns=5 * S)],
+        [term(0, 1, 2)],
+    ),
+    "after SIGKILL leftovers get no grace either": (
+        [*STARTED, exited(1, 9, 5), passed(35), exited(0, 9, 36), exited(2, 9, 36)],
+        [term(0, 2), kill(0, 2), FINISH_AT_ONCE],
+    ),
+}  # fmt: skip
+
+
+def play(events: list[Event]) -> tuple[State, list[Action]]:
+    state = State(shutdown_timeout_s=30.0, ranks={rank: RankState() for rank in range(3)})
+    taken: list[Action] = []
+    for event in events:
+        state, actions = step(state, event)
+        taken.extend(action for action in actions if not isinstance(action, WakeAt))
+    return state, taken
+
+
+@pytest.mark.parametrize("name", HISTORIES)
+def test_history(name: str) -> None:
+    """A launch in such a history takes these actions and no others."""
+    events, expected = HISTORIES[name]
+    _, taken = play(events)
+
+    assert taken == expected
+
+
+def result_of(*events: Event) -> LaunchResult:
+    state, _ = play([*STARTED, *events])
+    layout = solve_layout(parse_mesh("dp=3"))
+    return build_result(state, layout, host="node", timings=Timings(began_ns=0))
+
+
+PEER_GONE = "[..] Connection closed by peer [127.0.0.1]:3"
+ALL_WELL = [exited(rank, 0, 1) for rank in range(3)]
+
+OUTCOMES: dict[str, tuple[list[Event], int, int | None]] = {
+    "all well": ([*ALL_WELL, GONE], 0, None),
+    "own exit code": ([exited(1, 7 << 8, 5), exited(0, 15, 6), exited(2, 15, 6), GONE], 7, 1),
+    "a signal is 128 + n": ([exited(2, 11, 5), exited(0, 15, 6), exited(1, 15, 6), GONE], 139, 2),
+    "the exception is older than the exit": (
+        [raised(2, 5), exited(0, 3 << 8, 5.5), exited(2, 1 << 8, 6), exited(1, 15, 6), GONE],
+        1,
+        2,
+    ),
+    "peers' lost connections come first and are no cause": (
+        [raised(0, 5.00, PEER_GONE), raised(2, 5.001, PEER_GONE), exited(1, 9, 5.002),
+         exited(0, 1 << 8, 5.1), exited(2, 1 << 8, 5.1), GONE],
+        137,
+        1,
+    ),
+    "only lost connections: the first of them": (
+        [raised(0, 5.0, PEER_GONE), exited(0, 1 << 8, 5.1), exited(1, 15, 6), exited(2, 15, 6),
+         GONE],
+        1,
+        0,
+    ),
+    "dying of our SIGKILL is no cause": (
+        [exited(1, 3 << 8, 5), passed(35), exited(0, 9, 36), exited(2, 9, 36), GONE],
+        3,
+        1,
+    ),
+    "the launcher's signal decides": (
+        [signalled(15, 5), exited(0, 15, 6), exited(1, 3 << 8, 6), exited(2, 15, 6), GONE],
+        143,
+        1,
+    ),
+    "a killed zygote": ([KILLED_ZYGOTE], 137, None),
+    "a lost store": (
+        [StoreEnded(wait_status=9, at_ns=S), *(exited(r, 15, 2) for r in range(3)), GONE],
+        71,
+        0,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OUTCOMES)
+def test_outcome(name: str) -> None:
+    """Such an end has this exit code and this rank as its cause."""
+    events, exit_code, cause = OUTCOMES[name]
+    result = result_of(*events)
+
+    assert result.exit_code == exit_code
+    assert (result.failures[0].rank if result.failures else None) == cause
+
+
+def test_a_broken_program_ends_with_its_own_code() -> None:
+    """Nothing was started, and python's text is kept."""
+    state, _ = play([ProgramBroken(text="SyntaxError", exit_code=1), GONE])
+    layout = solve_layout(parse_mesh("dp=3"))
+    result = build_result(state, layout, host="node", timings=Timings(began_ns=0))
+
+    assert (result.exit_code, result.broken_program) == (1, "SyntaxError")
+
+
+def test_a_rank_that_cannot_start_is_the_machines_trouble() -> None:
+    """The error names the rank and what the system said."""
+    failed = StartFailed(rank=2, error="Resource temporarily unavailable", at_ns=S)
+    state, _ = play([*STARTED[:2], failed, exited(0, 15, 6), exited(1, 15, 6), GONE])
+    layout = solve_layout(parse_mesh("dp=3"))
+    result = build_result(state, layout, host="node", timings=Timings(began_ns=0))
+
+    assert isinstance(result.trouble, HostError)
+    assert "rank 2 could not be started: Resource temporarily unavailable" in str(result.trouble)
+    assert result.exit_code == 71
+
+
+def test_stepping_never_changes_the_state_it_was_given() -> None:
+    """States are values; a watcher may keep them."""
+    state, _ = play(STARTED)
+    before = replace(state)
+    step(state, exited(1, 9, 5))
+
+    assert state == before

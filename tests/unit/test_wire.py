@@ -1,0 +1,71 @@
+"""Packets on the control sockets."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshrun import wire
+from meshrun.events import RankExited, RankRaised
+
+texts = st.text(max_size=60)
+
+
+@given(st.builds(RankRaised, rank=st.integers(), at_ns=st.integers(), kind=texts, message=texts,
+                 traceback=texts, shown=st.booleans()))  # fmt: skip
+def test_a_message_survives_its_packet(event: RankRaised) -> None:
+    """Any text can be told, whatever characters it has."""
+    assert wire.decode(wire.encode(event)) == event
+
+
+def test_orders_survive_too() -> None:
+    """Orders carry dictionaries and lists."""
+    order = wire.StartRank(
+        rank=3, environment={"A": "b"}, unset=["C"], coordinate=[1, 2], device=None
+    )
+
+    assert wire.decode(wire.encode(order)) == order
+
+
+@pytest.mark.parametrize("character", ["x", "\0", "\u2603", "\U0001f600", "\ud800"])
+def test_a_huge_text_still_fits_a_packet(character: str) -> None:
+    """A traceback of megabytes loses its middle, not its ends."""
+    text = f"begin{character * 1_000_000}end"
+    event = RankRaised(rank=0, at_ns=0, kind="E", message=text, traceback=text, shown=False)
+    packet = wire.encode(event)
+    decoded = wire.decode(packet)
+
+    assert len(packet) <= wire.PACKET_BYTES
+    assert isinstance(decoded, RankRaised)
+    assert decoded.traceback.startswith("begin")
+    assert decoded.traceback.endswith("end")
+
+
+@given(st.binary(max_size=200))
+def test_garbage_is_refused(packet: bytes) -> None:
+    """What is not a message raises WireError and nothing else."""
+    with pytest.raises(wire.WireError):
+        wire.decode(packet)
+
+
+@pytest.mark.parametrize(
+    "packet",
+    [
+        b'["RankExited", {"rank": "0", "pid": 1, "wait_status": 0, "at_ns": 1}]',
+        b'["RankExited", {"rank": 0}]',
+        b'["RankExited", {"rank": true, "pid": 1, "wait_status": 0, "at_ns": 1}]',
+        b'["os.system", {}]',
+        b'["StartRank", {"rank":0,"environment":[],"unset":[],"coordinate":[],"device":null}]',
+        b"[" * 100_000,
+    ],
+)
+def test_a_message_of_the_wrong_shape_is_refused(packet: bytes) -> None:
+    """Fields and their types are checked."""
+    with pytest.raises(wire.WireError):
+        wire.decode(packet)
+
+
+def test_every_event_has_its_own_name() -> None:
+    """Two messages of one name could not be told apart."""
+    assert wire.decode(wire.encode(RankExited(rank=1, pid=2, wait_status=9, at_ns=4))) == (
+        RankExited(rank=1, pid=2, wait_status=9, at_ns=4)
+    )
