@@ -256,7 +256,7 @@ def _end_by_signal(signum: int) -> None:
 
 
 def _usage_error(error: Any) -> UsageError:
-    message = error.format_message().rstrip(".")
+    message = error.format_message().partition(" (Possible")[0].rstrip(".")
     message = message[:1].lower() + message[1:]
     possible = getattr(error, "possibilities", None)
     hint = " or ".join(f"`{name}`" for name in possible) + "?" if possible else None

@@ -87,6 +87,14 @@ class RankRaised:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankFinished:
+    """A rank's program is over and went well; the process waits for its peers to get there."""
+
+    rank: int
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankExited:
     """A rank's process has ended."""
 
@@ -145,5 +153,5 @@ FromZygote = (
     | StoreEnded
     | LeftoversEnded
 )
-FromRank = RankJoined | RankReady | RankRaised
+FromRank = RankJoined | RankReady | RankRaised | RankFinished
 Event = LaunchBegan | FromZygote | FromRank | ZygoteGone | SignalArrived | TimePassed

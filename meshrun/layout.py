@@ -166,7 +166,7 @@ def solve_layout(
         if value is not None and value < 1:
             raise LayoutError(f"{flag} is at least 1, found {value}")
     if mesh is None:
-        return _checked(None, nodes, nproc_per_node or 1)
+        return _checked(None, nodes, 1 if nproc_per_node is None else nproc_per_node)
     if nproc_per_node is None:
         return _checked(mesh, nodes, _workers_for(mesh, nodes))
     world_size = nodes * nproc_per_node

@@ -133,11 +133,10 @@ def build_plan(request: LaunchRequest, facts: HostFacts, *, check_host: bool = T
         LayoutError: If mesh, nodes and workers do not fit, with the arithmetic.
         UsageError: If a device was asked for that is not here.
     """
-    layout = solve_layout(
-        request.mesh,
-        nnodes=request.nnodes,
-        nproc_per_node=request.nproc_per_node or _workers_from_devices(request, facts),
-    )
+    nproc_per_node = request.nproc_per_node
+    if nproc_per_node is None:
+        nproc_per_node = _workers_from_devices(request, facts)
+    layout = solve_layout(request.mesh, nnodes=request.nnodes, nproc_per_node=nproc_per_node)
     workers = layout.nproc_per_node[0]
     device_type, device_reason = (None, "the program chooses")
     if layout.mesh is not None:
@@ -190,9 +189,9 @@ def _choose_device(asked: str, workers: int, facts: HostFacts, check_host: bool)
             hint=f"--device {kind}, or --device cpu",
         )
     if count < workers:
-        found = f"{count} found" if count else "none found"
         raise LayoutError(
-            f"{workers} workers need {workers} {asked} devices, and this machine has {found}",
+            f"{workers} workers need {workers} {asked} devices, and this machine has"
+            f" {count or 'none'}",
             hint=_device_hint(count, workers),
         )
     return asked, "asked for"

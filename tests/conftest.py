@@ -29,7 +29,9 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def nothing_left(
-    clean_environment: None, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+    clean_environment: None,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[None]:
     """Fail the test that leaves a process, or a file in the temporary folder."""
     mark = uuid.uuid4().hex
@@ -40,7 +42,7 @@ def nothing_left(
     yield
     try:
         wait_until(lambda: not marked_processes(mark), lambda: "\n".join(marked_processes(mark)))
-        left = sorted(path.name for path in folder.iterdir())
+        left = sorted(path.name for path in folder.glob("meshrun*"))
         assert left == []
     finally:
         end_marked(mark)

@@ -15,6 +15,7 @@ import ctypes
 import gc
 import io
 import os
+import select
 import signal
 import sys
 import sysconfig
@@ -22,8 +23,11 @@ import threading
 import weakref
 from types import ModuleType
 
+from meshrun.child.reporter import Reporter
+
 _CANNOT_FLUSH = 120
 """What ``python`` returns when its standard streams cannot be flushed at the end."""
+_PEERS_TAKE_S = 5.0
 _LIBRARY_FOLDERS = tuple(
     {os.path.join(path, "") for path in (*sysconfig.get_paths().values(), sys.prefix)}
 )
@@ -35,17 +39,24 @@ class Ending:
     def __init__(self) -> None:
         self._armed = False
         self._status = 0
+        self._pid = 0
         self._standing: frozenset[str] = frozenset()
         atexit.register(self._leave)
 
-    def arm(self) -> None:
+    def arm(self, reporter: Reporter, gate_fd: int) -> None:
         """In a rank, before the program runs: note what is imported and take over the end.
+
+        Args:
+            reporter: Told when the program is over.
+            gate_fd: A pipe that is closed at its other end once all ranks may leave.
 
         ``MESHRUN_FULL_EXIT=1`` leaves it to Python and the C library, for tools that hook theirs.
         """
         if os.environ.get("MESHRUN_FULL_EXIT", "0") not in ("", "0"):
             return
         self._armed = True
+        self._pid = os.getpid()
+        self._reporter, self._gate_fd = reporter, gate_fd
         self._standing = frozenset(sys.modules)
         _disarm_finalizers()
 
@@ -60,17 +71,36 @@ class Ending:
             self._status = 1
 
     def _leave(self) -> None:
-        if not self._armed:
+        if not self._armed or self._pid != os.getpid():
             return
         sys.setswitchinterval(3600.0)  # daemon threads do not run on while their globals vanish
         threading.excepthook = lambda _: None
         _flush_files()
         _free_program(self._standing)
         status = self._status if _flush_streams() or self._status else _CANNOT_FLUSH
+        if status == 0 and _has_process_group():
+            self._wait_for_peers()
         if status == -signal.SIGINT:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGINT)
         os._exit(status)
+
+    def _wait_for_peers(self) -> None:
+        """Keep connections up until each rank here has finished, or for a few seconds.
+
+        A rank that leaves the moment it is done cuts off peers that are a little behind, and
+        still connecting a group whose connections this end has seen through.
+        """
+        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(signum, signal.SIG_IGN)  # it is about to leave, and with its own status
+        self._reporter.finished()
+        select.select([self._gate_fd], [], [], _PEERS_TAKE_S)
+
+
+def _has_process_group() -> bool:
+    """Whether peers may still be talking to this process."""
+    dist = sys.modules.get("torch.distributed")
+    return dist is not None and dist.is_available() and dist.is_initialized()
 
 
 def _flush_files() -> None:

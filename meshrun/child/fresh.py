@@ -1,6 +1,6 @@
 """A rank as a new interpreter (``--start-method exec``), run as a script by the zygote.
 
-python -u fresh.py ORDER_FD REPORT_FD ZYGOTE_PID script|module TARGET [ARGUMENT ...]
+python -u fresh.py ORDER_FD REPORT_FD GATE_FD ZYGOTE_PID script|module TARGET [ARGUMENT ...]
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ from meshrun.host.processes import die_with_parent
 from meshrun.plan import Program
 
 if __name__ == "__main__":
-    die_with_parent(int(sys.argv[3]))
-    order_fd = int(sys.argv[1])
+    order_fd, report_fd, gate_fd, zygote_pid = map(int, sys.argv[1:5])
+    kind, target, *arguments = sys.argv[5:]
+    die_with_parent(zygote_pid)
+    os.set_inheritable(gate_fd, False)
     order = wire.decode(os.read(order_fd, wire.PACKET_BYTES))
     os.close(order_fd)
-    reports = socket.socket(fileno=int(sys.argv[2]))
+    reports = socket.socket(fileno=report_fd)
     reports.set_inheritable(False)
-    program = Program(kind=sys.argv[4], target=sys.argv[5], args=tuple(sys.argv[6:]))  # type: ignore[arg-type]
+    program = Program(kind=kind, target=target, args=tuple(arguments))  # type: ignore[arg-type]
     if not getattr(sys.flags, "safe_path", False):
         sys.path.insert(0, first_path(program))
     assert isinstance(order, wire.StartRank)  # noqa: S101 - the zygote wrote it
@@ -40,4 +42,5 @@ if __name__ == "__main__":
         code=compile_script(program)[0],
         reports=reports,
         ending=Ending(),
+        gate_fd=gate_fd,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import importlib
 import os
 import runpy
 import sys
@@ -16,6 +17,7 @@ from importlib.machinery import SourceFileLoader
 
 from meshrun.plan import Program
 
+_MACHINERY = (runpy.__file__, importlib.__file__)
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
@@ -76,19 +78,24 @@ def _is_torch(module: str) -> bool:
     return module.partition(".")[0] == "torch"
 
 
-def format_raised(error: BaseException) -> Raised:
-    """Return what ``python`` prints of ``error``, without our frames above the user's."""
+def format_raised(error: BaseException, *, may_be_ours: bool = False) -> Raised:
+    """Return what ``python`` prints of ``error``, without our frames above the user's.
+
+    Args:
+        error: The exception.
+        may_be_ours: Whether to keep our frames if there are no others, as it may be our bug.
+    """
     if isinstance(error, SystemExit):  # sys.exit("text") prints the text alone
         return Raised("SystemExit", str(error.code), f"{error.code}\n")
     frames = without_our_frames(error.__traceback__)
-    if frames is not None or isinstance(error, SyntaxError):  # a bug of ours keeps its frames
+    if frames is not None or not may_be_ours:
         error.__traceback__ = frames
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     return Raised(type(error).__name__, _message_of(error), text)
 
 
 def without_our_frames(frames: types.TracebackType | None) -> types.TracebackType | None:
-    """Return ``frames`` from the first one that is neither meshrun's nor runpy's."""
+    """Return ``frames`` from the first one that is neither meshrun's nor Python's own."""
     first = frames
     while first is not None and _is_ours(first.tb_frame.f_code.co_filename):
         first = first.tb_next
@@ -158,7 +165,7 @@ def _is_byte_code(path: str) -> bool:
 
 
 def _is_ours(filename: str) -> bool:
-    return filename.startswith((_OURS, "<frozen runpy>")) or filename == runpy.__file__
+    return filename.startswith((_OURS, "<frozen ")) or filename in _MACHINERY
 
 
 def _message_of(error: BaseException) -> str:

@@ -22,6 +22,7 @@ def become_rank(
     code: CodeType | None,
     reports: socket.socket,
     ending: Ending,
+    gate_fd: int,
 ) -> None:
     """Turn this process into a rank and run the program in it.
 
@@ -29,7 +30,7 @@ def become_rank(
     """
     set_environment(order)
     reporter = Reporter(reports, order.rank)
-    ending.arm()
+    ending.arm(reporter, gate_fd)
     try:
         raise_thread_counts(os.environ)
         _seed_numpy()
@@ -44,7 +45,7 @@ def become_rank(
 
             serve_env_rendezvous(dict(os.environ))
     except BaseException as error:
-        _tell(reporter, error)
+        _tell(reporter, error, may_be_ours=True)
         ending.note(error)
         sys.excepthook = lambda *_: None
         raise
@@ -64,9 +65,9 @@ def set_environment(order: StartRank) -> None:
     os.environ["MESHRUN_WORKER_PID"] = str(os.getpid())
 
 
-def _tell(reporter: Reporter, error: BaseException) -> None:
+def _tell(reporter: Reporter, error: BaseException, *, may_be_ours: bool = False) -> None:
     """Report an exception; a program's own excepthook still prints it its own way."""
-    raised = format_raised(error)
+    raised = format_raised(error, may_be_ours=may_be_ours)
     own_hook = not isinstance(error, SystemExit) and not _is_plain(sys.excepthook)
     if own_hook:
         sys.excepthook(type(error), error, error.__traceback__)

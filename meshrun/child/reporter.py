@@ -7,7 +7,7 @@ import socket
 import time
 
 from meshrun import wire
-from meshrun.events import FromRank, RankJoined, RankRaised, RankReady
+from meshrun.events import FromRank, RankFinished, RankJoined, RankRaised, RankReady
 
 
 class Reporter:
@@ -28,8 +28,6 @@ class Reporter:
 
     def raised(self, *, kind: str, message: str, text: str, shown: bool) -> None:
         """An exception left the program."""
-        if os.getpid() != self._pid:  # a forked child of the rank tells its own parent
-            return
         self._send(
             RankRaised(
                 rank=self._rank,
@@ -41,7 +39,13 @@ class Reporter:
             )
         )
 
+    def finished(self) -> None:
+        """The program went well, and the rank waits for its peers."""
+        self._send(RankFinished(rank=self._rank, at_ns=time.monotonic_ns()))
+
     def _send(self, event: FromRank) -> None:
+        if os.getpid() != self._pid:  # a forked child of the rank is not the rank
+            return
         try:
             self._socket.send(wire.encode(event))
         except OSError:

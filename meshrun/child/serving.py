@@ -88,7 +88,9 @@ class Forks:
         ending: Ending,
         dispositions: dict[int, Any],
         scratch_dir: str,
+        gate_fd: int,
     ) -> None:
+        self._gate_fd = gate_fd
         self._scratch_dir = scratch_dir
         self._dispositions = dispositions
         self._control = control
@@ -192,6 +194,7 @@ class Forks:
             code=self._code,
             reports=self._reports,
             ending=self._ending,
+            gate_fd=self._gate_fd,
         )
 
     def _spawn_fresh(self, order: StartRank, stdout: int, stderr: int) -> int:
@@ -199,7 +202,8 @@ class Forks:
         order_read, order_write = os.pipe()
         os.set_blocking(order_write, False)
         script = str(Path(__file__).with_name("fresh.py"))
-        numbers = [str(number) for number in (order_read, self._reports.fileno(), os.getpid())]
+        fds = (order_read, self._reports.fileno(), self._gate_fd)
+        numbers = [str(number) for number in (*fds, os.getpid())]
         program = [self._program.kind, self._program.target, *self._program.args]
         try:
             os.write(order_write, wire.encode(order))
@@ -207,7 +211,7 @@ class Forks:
                 [sys.executable, "-u", script, *numbers, *program],
                 stdout=stdout,
                 stderr=stderr,
-                pass_fds=(order_read, self._reports.fileno()),
+                pass_fds=fds,
                 start_new_session=True,
                 restore_signals=True,
             )

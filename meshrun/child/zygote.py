@@ -1,6 +1,6 @@
 """The zygote, run as a script: import torch once, stay single-threaded, fork ranks.
 
-    python -u zygote.py CONTROL_FD REPORT_FD script|module TARGET [ARGUMENT ...]
+    python -u zygote.py CONTROL_FD REPORT_FD GATE_FD script|module TARGET [ARGUMENT ...]
 
 It talks to the launcher alone, over an inherited socket, and ends everything below it when that
 socket closes. In a forked rank ``main`` returns, and the program runs from module level.
@@ -42,7 +42,9 @@ def main() -> Callable[[], None]:
     reports = socket.socket(fileno=int(sys.argv[2]))
     for inherited in (control, reports):
         inherited.set_inheritable(False)
-    kind, target, *arguments = sys.argv[3:]
+    gate_fd = int(sys.argv[3])
+    os.set_inheritable(gate_fd, False)
+    kind, target, *arguments = sys.argv[4:]
     assert kind in ("script", "module")  # noqa: S101 - the launcher wrote it
     program = Program(kind=kind, target=target, args=tuple(arguments))  # type: ignore[arg-type]
 
@@ -63,6 +65,7 @@ def main() -> Callable[[], None]:
         ending=ending,
         dispositions=dispositions,
         scratch_dir=order.scratch_dir,
+        gate_fd=gate_fd,
     )
     return forks.serve()
 

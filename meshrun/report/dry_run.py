@@ -28,12 +28,12 @@ def print_dry_run(
     parts: list[RenderableType] = [Text(line) for line in _head(plan)]
     if plan.layout.mesh is not None:
         if small and (grid := _grid(plan.layout)) is not None:
-            parts.append(grid)
-        parts.append(_dims(plan.layout))
+            parts += [Text("\nrank at each coordinate"), grid]
+        parts += [Text("\ndims"), _dims(plan.layout)]
     if small:
-        parts.append(_workers(plan))
+        parts += [Text("\nworkers"), _workers(plan)]
     elif not every_row:
-        parts.append(_nodes(plan))
+        parts += [Text("\nnodes"), _nodes(plan)]
         parts.append(Text(f"--all prints all {plan.layout.world_size:,} workers"))
     out.print(Group(*parts))
     if every_row and not small:
@@ -58,13 +58,17 @@ def _head(plan: LaunchPlan) -> Iterator[str]:
     yield f"           OMP_NUM_THREADS={threads} unless it is set already"
 
 
+def _table() -> Table:
+    return Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
+
+
 def _grid(layout: Layout) -> Table | None:
     """The mesh with the fastest dim across; ``None`` where it is too wide to be read."""
     columns = layout.sizes[-1]
     if columns > _MOST_COLUMNS:
         return None
     labels = layout.dim_labels
-    table = Table(box=box.SIMPLE_HEAD, title="rank at each coordinate", title_justify="left")
+    table = _table()
     table.add_column(" ".join(labels[:-1]), no_wrap=True)
     for column in range(columns):
         table.add_column(f"{labels[-1]}={column}", justify="right", no_wrap=True)
@@ -79,7 +83,7 @@ def _cell(layout: Layout, rank: int) -> str:
 
 
 def _dims(layout: Layout) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, title="dims", title_justify="left")
+    table = _table()
     for header in ("dim", "size", "groups", "cross nodes", "first groups"):
         is_text = header in ("dim", "first groups")
         table.add_column(header, justify="left" if is_text else "right", no_wrap=not is_text)
@@ -101,7 +105,7 @@ def _some(group: range) -> str:
 
 
 def _workers(plan: LaunchPlan) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, title="workers", title_justify="left")
+    table = _table()
     for header in _headers(plan):
         table.add_column(header, justify="left" if header == "device" else "right", no_wrap=True)
     for row in _cells(plan):
@@ -112,7 +116,7 @@ def _workers(plan: LaunchPlan) -> Table:
 def _nodes(plan: LaunchPlan) -> Table:
     """The first nodes and the last, a row each."""
     layout = plan.layout
-    table = Table(box=box.SIMPLE_HEAD, title="nodes", title_justify="left")
+    table = _table()
     for header in ("node", "ranks", "first coordinate", "last coordinate"):
         table.add_column(header, justify="right", no_wrap=True)
     shown = [*range(min(_FEW, layout.nnodes))]

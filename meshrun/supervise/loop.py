@@ -34,6 +34,7 @@ from meshrun.supervise.label import rank_label
 from meshrun.supervise.state import (
     Action,
     EndZygote,
+    OpenGate,
     RankState,
     Signal,
     StartAll,
@@ -203,6 +204,8 @@ class Loop:
                 self._zygote.send(wire.Finish(grace_s=grace_s))
                 if by_force:
                     self._zygote.kill()
+            case OpenGate():
+                self._zygote.open_gate()
             case WakeAt(at_ns=at_ns):
                 self._wake_at_ns = at_ns
 

@@ -13,6 +13,7 @@ from meshrun.events import (
     LeftoversEnded,
     ProgramBroken,
     RankExited,
+    RankFinished,
     RankJoined,
     RankRaised,
     RankReady,
@@ -70,7 +71,12 @@ class WakeAt:
     at_ns: int
 
 
-Action = StartAll | StartOver | Signal | EndZygote | WakeAt
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenGate:
+    """Let ranks that have finished leave."""
+
+
+Action = StartAll | StartOver | Signal | EndZygote | WakeAt | OpenGate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +87,8 @@ class RankState:
     joined: bool = False
     ready: bool = False
     raised: RankRaised | None = None
+    finished: bool = False
+    """Whether its program is over and it waits for its peers."""
     exited: RankExited | None = None
     told_to_end_ns: int | None = None
     """When it was first sent a signal to end it, if it was."""
@@ -101,6 +109,8 @@ class State:
     broken: ProgramBroken | None = None
     start_error: StartFailed | None = None
     store_ended: StoreEnded | None = None
+    gate_open: bool = False
+    """Whether ranks that have finished may leave."""
     finishing: bool = False
     zygote_gone: ZygoteGone | None = None
     leftovers: int = 0
@@ -158,12 +168,28 @@ def _started(state: State, event: RankStarted) -> Step:
     return _tell(state, (event.rank,), signum, event.at_ns)
 
 
+def _finished(state: State, event: RankFinished) -> Step:
+    state = _with_rank(state, event.rank, finished=True)
+    return _open_gate_if_due(state, [])
+
+
+def _open_gate_if_due(state: State, actions: list[Action]) -> Step:
+    """Ranks that have finished may leave once each has, or none is waited for any more."""
+    known = state.ranks.values()
+    waiting = any(rank.finished and not rank.exited for rank in known)
+    due = state.stopping or all(rank.finished or rank.exited for rank in known)
+    if state.gate_open or not waiting or not due:
+        return state, actions
+    return replace(state, gate_open=True), [*actions, OpenGate()]
+
+
 def _exited(state: State, event: RankExited) -> Step:
     state = _with_rank(state, event.rank, pid=event.pid, exited=event)
     state = replace(state, alive=state.alive - {event.rank})
     actions: list[Action] = []
     if event.wait_status != 0:
         state, actions = _stop(state, event.at_ns)
+    state, actions = _open_gate_if_due(state, actions)
     return _finish(state, actions, event.at_ns)
 
 
@@ -193,6 +219,7 @@ def _stop(
     state = replace(state, stopping=True, deadline_ns=deadline_ns)
     told = tuple(sorted(state.alive - {sparing}))
     state, actions = _tell(state, told, signum, at_ns)
+    state, actions = _open_gate_if_due(state, actions)
     return state, [*actions, WakeAt(at_ns=deadline_ns)]
 
 
@@ -251,6 +278,7 @@ _STEPS: dict[type[Any], Callable[[State, Any], Step]] = {
     RankJoined: lambda state, event: (_with_rank(state, event.rank, joined=True), []),
     RankReady: lambda state, event: (_with_rank(state, event.rank, joined=True, ready=True), []),
     RankRaised: _raised,
+    RankFinished: _finished,
     RankExited: _exited,
     StoreEnded: _store_ended,
     LeftoversEnded: lambda state, event: (replace(state, leftovers=event.count), []),

@@ -35,8 +35,9 @@ class Zygote:
     ) -> None:
         self.control, theirs = packet_pair()
         self.reports, ranks_end = packet_pair()
+        gate_read, self._gate = os.pipe()
         with theirs, ranks_end:
-            fds = (theirs.fileno(), ranks_end.fileno())
+            fds = (theirs.fileno(), ranks_end.fileno(), gate_read)
             command = [sys.executable, "-u", str(_SCRIPT), *map(str, fds), program.kind]
             try:
                 self._process = subprocess.Popen(
@@ -51,6 +52,8 @@ class Zygote:
                     f"`{sys.executable}` could not be started: {error.strerror}",
                     hint="is the machine out of processes or memory? see `ulimit -u`",
                 ) from error
+            finally:
+                os.close(gate_read)
         modules = list(preload) if method == "fork" else []
         self.send(Prepare(start_method=method, preload=modules, scratch_dir=scratch_dir))
         self.reports.setblocking(False)
@@ -83,6 +86,12 @@ class Zygote:
             return None
         return wire.decode(packet) if packet else None
 
+    def open_gate(self) -> None:
+        """Let ranks that have finished leave."""
+        if self._gate >= 0:
+            os.close(self._gate)
+            self._gate = -1
+
     def kill(self) -> None:
         """End it at once; the kernel ends its ranks."""
         self._process.kill()
@@ -95,5 +104,6 @@ class Zygote:
 
     def close(self) -> None:
         """Close our ends of its sockets."""
+        self.open_gate()
         self.control.close()
         self.reports.close()

@@ -6,6 +6,7 @@ import argparse
 import os
 import platform
 import sys
+import tempfile
 from pathlib import Path
 
 from tests.bench.commands import python
@@ -24,20 +25,25 @@ def main() -> int:
     arguments = _parser().parse_args()
     adopt_orphans()
     stop_on_signals()
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["TMPDIR"] = folder  # torchrun leaves a folder there at each launch
+        try:
+            return _measure(arguments.only, runs=arguments.runs, stalls=arguments.stalls)
+        finally:
+            end_everything()
+
+
+def _measure(names: list[str], *, runs: int | None, stalls: int) -> int:
+    print(_machine(), flush=True)
     missing = 0
-    try:
-        print(_machine(), flush=True)
-        for name in arguments.only:
-            runs = arguments.stalls if name == "stalls" else arguments.runs
-            try:
-                table = SECTIONS[name](runs)
-            except (NotMeasured, OSError) as error:  # the other sections are worth having
-                table = f"## {name}: not measured\n\n{error}\n"
-                missing += 1
-                end_everything()
-            print(f"\n{table}", end="", flush=True)
-    finally:
-        end_everything()
+    for name in names:
+        try:
+            table = SECTIONS[name](stalls if name == "stalls" else runs)
+        except (NotMeasured, OSError) as error:  # the other sections are worth having
+            table = f"## {name}: not measured\n\n{error}\n"
+            missing += 1
+            end_everything()
+        print(f"\n{table}", end="", flush=True)
     return 1 if missing else 0
 
 

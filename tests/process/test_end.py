@@ -18,7 +18,11 @@ FOUR = ("--nproc-per-node", "4")
         ("raise", 1, "rank 1 raised ValueError: the loss is nan, exit code 1"),
         ("chain", 1, "rank 1 raised RuntimeError: no learning rate, exit code 1"),
         ("text", 1, "rank 1 exited with code 1"),
-        ("SIGKILL", 137, "rank 1 was ended by SIGKILL (killed from outside, perhaps out of memory)"),
+        (
+            "SIGKILL",
+            137,
+            "rank 1 was ended by SIGKILL (killed from outside, perhaps out of memory)",
+        ),
         ("SIGSEGV", 139, "rank 1 was ended by SIGSEGV (a crash in native code)"),
         ("SIGTERM", 143, "rank 1 was ended by SIGTERM"),
         ("SIGUSR1", 138, "rank 1 was ended by SIGUSR1"),
@@ -98,9 +102,7 @@ def test_a_signal_ends_all_and_is_passed_on_to_the_shell(
     assert running.stderr.splitlines()[0].startswith(f"meshrun: {signum.name}: ending 4 ranks")
 
 
-def test_deaf_ranks_are_killed_after_the_grace_period(
-    fake_torch: object, tmp_path: Path
-) -> None:
+def test_deaf_ranks_are_killed_after_the_grace_period(fake_torch: object, tmp_path: Path) -> None:
     """--shutdown-timeout is the limit, for ranks that ignore the request."""
     with start(tmp_path, "deaf") as running:
         running.wait_for("up", 4)
@@ -158,13 +160,15 @@ def test_a_launch_ends_while_torch_is_imported(
     """Before there are ranks there is nothing to wait for."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    with start_meshrun(
-        PROGRAMS / "wait.py", env={"FAKE_TORCH_WAITS": str(fifo)}, folder=tmp_path
-    ) as running:
-        with open(fifo, "w"):  # opens once the zygote is in the middle of its import
-            running.signal(signum)
+    with (
+        start_meshrun(
+            PROGRAMS / "wait.py", env={"FAKE_TORCH_WAITS": str(fifo)}, folder=tmp_path
+        ) as running,
+        open(fifo, "w"),
+    ):  # opens once the zygote is in the middle of its import
+        running.signal(signum)
 
-            assert running.wait() == 128 + signum
+        assert running.wait() == 128 + signum
 
 
 def test_a_stopped_zygote_does_not_keep_the_launch(fake_torch: object, tmp_path: Path) -> None:
@@ -192,7 +196,7 @@ def test_a_stopped_zygote_wakes_when_the_launcher_is_killed(
 def test_what_was_there_before_is_not_ours_to_end(fake_torch: object, tmp_path: Path) -> None:
     """A shell that execs meshrun may have left it children; they live on."""
     ready = tmp_path / "ready"
-    result = run_in_shell(f"sleep 300 & echo $! > {ready}; exec \"$@\"", tmp_path)
+    result = run_in_shell(f'sleep 300 & echo $! > {ready}; exec "$@"', tmp_path)
     bystander = int(ready.read_text())
 
     assert result == 137

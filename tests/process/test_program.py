@@ -51,18 +51,17 @@ def test_a_program_finds_itself_as_under_python(
 
 @pytest.mark.parametrize(
     "words",
-    [["missing.py"], [PROGRAMS / "bad_syntax.py"], [PROGRAMS / "bad_import.py"],
-     ["-m", "missing_module"], [PROGRAMS / "fresh_folder"]],
+    [["missing.py"], ["bad_syntax.py"], [PROGRAMS / "bad_import.py"],
+     ["-m", "missing_module"], ["."]],
     ids=["no file", "syntax", "import", "no module", "no main"],
 )  # fmt: skip
 def test_a_broken_program_says_what_python_says_once(
     words: list[str | Path], fake_torch: Path, tmp_path: Path
 ) -> None:
     """The same last line and exit code as ``python``, however many ranks there are."""
-    if words[0] == PROGRAMS / "fresh_folder":
-        words = [tmp_path]
-    expected = python(*words)
-    ours = run_meshrun("--nproc-per-node", "4", *words)
+    (tmp_path / "bad_syntax.py").write_text("x = (\n")
+    expected = python(*words, cwd=tmp_path)
+    ours = run_meshrun("--nproc-per-node", "4", *words, cwd=tmp_path)
 
     told = expected.stderr.strip().splitlines()[-1].removeprefix(f"{sys.executable}: ")
     assert ours.returncode == expected.returncode

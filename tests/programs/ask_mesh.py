@@ -1,4 +1,5 @@
 """Print what current_mesh() gives on each rank."""
+
 import json
 import os
 import threading

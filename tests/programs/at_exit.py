@@ -1,4 +1,5 @@
 """Everything that Python does at the end of a program, each leaving its trace in a file."""
+
 import atexit
 import os
 import sys

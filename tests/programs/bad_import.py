@@ -1,1 +1,0 @@
-import nonexistent_module_of_this_test

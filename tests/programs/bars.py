@@ -1,4 +1,5 @@
 """Progress bars, bad UTF-8, Windows line ends and a last line without an end."""
+
 import sys
 
 out = sys.stdout.buffer

@@ -1,4 +1,5 @@
 """Print as JSON what a program sees of itself."""
+
 import json
 import os
 import sys

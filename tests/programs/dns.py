@@ -1,4 +1,5 @@
 """Nothing but the mesh."""
+
 from meshrun import current_mesh
 
 print(current_mesh().shape)

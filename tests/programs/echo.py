@@ -1,4 +1,5 @@
 """Print one line to each stream."""
+
 import os
 import sys
 

@@ -1,4 +1,5 @@
 """End the way the argument says, on rank 1; the others wait to be ended."""
+
 import os
 import signal
 import sys

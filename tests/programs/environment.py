@@ -1,4 +1,5 @@
 """Print the environment as JSON."""
+
 import json
 import os
 

@@ -1,4 +1,5 @@
 """Write lines in halves, in turn with the other rank, so that halves meet in the launcher."""
+
 import os
 import sys
 import time

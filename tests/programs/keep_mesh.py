@@ -1,4 +1,5 @@
 """Keep the mesh in a global, use it, and end with a status of one's own."""
+
 import sys
 
 import torch

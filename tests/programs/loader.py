@@ -1,4 +1,5 @@
 """A DataLoader with workers of every start method, beside the mesh."""
+
 import torch
 from torch.utils.data import DataLoader, Dataset
 
@@ -20,9 +21,7 @@ class Numbers(Dataset):
 def main():
     current_mesh()
     for method in ("fork", "spawn", "forkserver"):
-        loader = DataLoader(
-            Numbers(), batch_size=2, num_workers=2, multiprocessing_context=method
-        )
+        loader = DataLoader(Numbers(), batch_size=2, num_workers=2, multiprocessing_context=method)
         print(method, int(sum(batch.sum() for batch in loader)), flush=True)
 
 

@@ -1,4 +1,5 @@
 """Make the process group as most training scripts do, then use and remake it."""
+
 import sys
 from datetime import timedelta
 

@@ -1,4 +1,5 @@
 """Classes of __main__ survive pickling, and inspect finds their source."""
+
 import inspect
 import pickle
 

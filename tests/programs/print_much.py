@@ -1,4 +1,5 @@
 """Print numbered lines of 100 characters to stdout."""
+
 import os
 import sys
 

@@ -1,4 +1,5 @@
 """Random numbers that nobody seeded."""
+
 import random
 
 import numpy

@@ -1,4 +1,5 @@
 """Say that the rank is up, then wait for ever; `deaf` ignores the signals that ask it to end."""
+
 import os
 import signal
 import subprocess

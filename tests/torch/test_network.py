@@ -20,8 +20,15 @@ def test_no_name_is_looked_up(words: list[str], tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     program = PROGRAMS / ("dns.py" if "--mesh" in words else "own_init.py")
     subprocess.run(
-        ["strace", "-f", "-e", "trace=connect,sendto,sendmsg,sendmmsg", "-o", trace]
-        + command(*words, program),
+        [
+            "strace",
+            "-f",
+            "-e",
+            "trace=connect,sendto,sendmsg,sendmmsg",
+            "-o",
+            trace,
+            *command(*words, program),
+        ],
         check=True,
         capture_output=True,
     )

@@ -12,6 +12,7 @@ from meshrun.events import (
     Event,
     ProgramBroken,
     RankExited,
+    RankFinished,
     RankRaised,
     RankStarted,
     SignalArrived,
@@ -30,6 +31,7 @@ from meshrun.supervise.state import (
     LEFTOVER_GRACE_S,
     Action,
     EndZygote,
+    OpenGate,
     RankState,
     Signal,
     StartAll,
@@ -142,6 +144,15 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
     "no rank can be made at all": (
         [StartFailed(rank=0, error="EAGAIN", at_ns=5 * S)],
         [FINISH],
+    ),
+    "finished ranks wait for the last": (
+        [*STARTED, RankFinished(rank=0, at_ns=S), RankFinished(rank=1, at_ns=S), exited(2, 0, 2),
+         exited(0, 0, 3), exited(1, 0, 3)],
+        [OpenGate(), FINISH],
+    ),
+    "finished ranks leave when another fails": (
+        [*STARTED, RankFinished(rank=0, at_ns=S), exited(2, 9, 2)],
+        [term(0, 1), OpenGate()],
     ),
     "the store's end ends the launch": (
         [*STARTED, StoreEnded(wait_status=9, at_ns=5 * S)],

@@ -1,0 +1,85 @@
+"""The structure holds: who imports whom, what is public, how long files are."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import meshrun
+from tests.kit import ROOT
+
+FLAGS = {
+    "--all", "--device", "--dry-run", "--format", "--help", "--mesh", "--module", "--names",
+    "--nnodes", "--no-prefix", "--nproc-per-node", "--preload", "--shutdown-timeout",
+    "--start-method", "--timings", "--version",
+}  # fmt: skip
+PUBLIC = ["Layout", "MeshError", "MeshrunError", "current_mesh", "has_mesh"]
+TOP_LEVEL = {"pyproject.toml", "meshrun", "tests", "examples", "docs", "README.md"}
+LONGEST_FILE = 330
+TOOLS = Path(sys.executable).parent
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["lint-imports", "--no-cache"],
+        ["ruff", "check", "meshrun", "tests", "examples"],
+        ["ruff", "format", "--check", "meshrun", "tests", "examples"],
+        ["mypy"],
+    ],
+    ids=lambda command: " ".join(command[:2]),
+)
+def test_a_tool_is_content(command: list[str]) -> None:
+    """Import contracts, lint, format and types are clean."""
+    result = subprocess.run(
+        [TOOLS / command[0], *command[1:]], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_the_flags_are_frozen() -> None:
+    """A new flag is a deliberate act, in the reference too."""
+    from meshrun.cli import app
+
+    command = __import__("typer").main.get_command(app)
+    options = {name for param in command.params for name in param.opts if name.startswith("--")}
+    reference = (ROOT / "docs" / "reference" / "command-line.md").read_text()
+
+    assert options | {"--help"} == FLAGS
+    assert {flag for flag in FLAGS if f"`{flag}" not in reference} == set()
+
+
+def test_the_public_names_are_frozen() -> None:
+    """A new public name is a deliberate act, in the reference too."""
+    reference = (ROOT / "docs" / "reference" / "python-api.md").read_text()
+
+    assert sorted(meshrun.__all__) == PUBLIC
+    assert all(getattr(meshrun, name) is not None for name in PUBLIC)
+    assert [name for name in PUBLIC if name not in reference] == []
+
+
+def test_files_can_be_read_in_a_sitting() -> None:
+    """A file that grows beyond this is two files."""
+    files = [*(ROOT / "meshrun").rglob("*.py"), *(ROOT / "examples").glob("*.py")]
+    long = {
+        file.name: count
+        for file in files
+        if (count := len(file.read_text().splitlines())) > LONGEST_FILE
+    }
+
+    assert long == {}
+
+
+def test_the_top_level_is_closed() -> None:
+    """Nothing beside what belongs there."""
+    tracked = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
+    ).stdout.split()
+    if not tracked:
+        pytest.skip("not a git checkout, so nothing says which files belong to it")
+
+    assert {
+        name for path in tracked if not (name := path.split("/")[0]).startswith(".")
+    } <= TOP_LEVEL

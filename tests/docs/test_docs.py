@@ -1,0 +1,96 @@
+"""Every block of the README and the docs is executed, and every link leads somewhere."""
+
+import doctest
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.kit import ROOT
+
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+FENCE = re.compile(r"^([ ]*)```(\w+)([^\n]*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\]\((?!https?:)([^)#]+)[^)]*\)")
+
+
+def blocks(page: Path) -> list[tuple[str, str, str]]:
+    """Return (language, words after it, text) for each fenced block, without its indentation."""
+    found = []
+    for indent, language, words, text in FENCE.findall(page.read_text()):
+        lines = [line.removeprefix(indent) for line in text.splitlines()]
+        found.append((language, words, "\n".join(lines) + "\n"))
+    return found
+
+
+def check(words: str, text: str, folder: Path) -> None:
+    """Run a console block's command and hold its output against the rest of the block."""
+    command, _, expected = text.removeprefix("$ ").partition("\n")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    result = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command],
+        cwd=folder,
+        env={**os.environ, "PATH": path, "COLUMNS": "80"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    found = re.sub(r"[ \t]+$", "", result.stdout, flags=re.MULTILINE)
+    if "sorted" in words:
+        found = "".join(sorted(found.splitlines(keepends=True)))
+    code = int(match.group(1)) if (match := re.search(r"exit=(\d+)", words)) else 0
+    matches = doctest.OutputChecker().check_output(expected, found, doctest.ELLIPSIS)
+    assert matches, f"$ {command}\nexpected:\n{expected}\nfound:\n{found}"
+    assert result.returncode == code, found
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_blocks_do_what_they_say(page: Path, tmp_path: Path) -> None:
+    """Files are written, commands run, and their output is the one on the page."""
+    (tmp_path / "train.py").write_text("")
+    for language, words, text in blocks(page):
+        if language == "python" and (match := re.search(r"file=(\S+)", words)):
+            (tmp_path / match.group(1)).write_text(text)
+        if language == "console":
+            assert text.startswith("$ ")
+            check(words, text, tmp_path)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    """Every relative link names a file or a folder."""
+    for target in LINK.findall(page.read_text()):
+        assert (page.parent / target).exists(), target
+
+
+def test_ci_runs_the_command_of_the_readme() -> None:
+    """A newcomer's test command and the one of CI are the same."""
+    commands = [
+        text.strip() for language, _, text in blocks(ROOT / "README.md") if language == "bash"
+    ]
+
+    assert commands[1].endswith("-m pytest")
+    assert commands[1] in (ROOT / ".ci" / "run").read_text()
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("mesh", "program"),
+    [("dp=2,tp=4", "fsdp_tp.py"), ("replicate=2,shard=4", "hsdp.py")],
+)
+def test_examples_learn(mesh: str, program: str) -> None:
+    """Each example runs on CPU, and its loss falls to a fifth."""
+    from tests.kit import run_meshrun
+
+    ours = run_meshrun(
+        "--mesh", mesh, "--device", "cpu", "--no-prefix", ROOT / "examples" / program
+    )
+    losses = [float(line.split()[-1]) for line in ours.stdout.splitlines()]
+
+    assert (ours.returncode, ours.stderr) == (0, "")
+    assert losses[-1] < losses[0] / 5

@@ -1,0 +1,140 @@
+"""What people read, word for word. UPDATE_GOLDEN=1 writes the files anew."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.kit import run_meshrun
+
+HERE = Path(__file__).parent
+
+ERRORS: dict[str, list[str]] = {
+    "no program": [],
+    "two words for one option": ["--mehs", "2x4", "train.py"],
+    "a flag without its value": ["--mesh"],
+    "a number that is none": ["--nproc-per-node", "many", "train.py"],
+    "an empty mesh": ["--mesh", "", "train.py"],
+    "a colon": ["--mesh", "dp:2", "train.py"],
+    "a colon further on": ["--mesh", "dp=2,tp:4", "train.py"],
+    "a name twice": ["--mesh", "dp=2,dp=4", "train.py"],
+    "a size of zero": ["--mesh", "dp=2,tp=0", "train.py"],
+    "a size below": ["--mesh", "dp=-2", "train.py"],
+    "a size too large": ["--mesh", "dp=12345678901", "train.py"],
+    "two sizes to infer": ["--mesh=-1x-1", "train.py"],
+    "commas between sizes": ["--mesh", "2,4", "train.py"],
+    "a size that is none": ["--mesh", "dp=two", "train.py"],
+    "a size that is missing": ["--mesh", "2x", "train.py"],
+    "a dim that is missing": ["--mesh", "dp=2,", "train.py"],
+    "a dim without a size": ["--mesh", "dp=2,tp", "train.py"],
+    "too few names": ["--mesh", "2x4", "--names", "dp", "train.py"],
+    "too many names": ["--mesh", "2", "--names", "dp,tp", "train.py"],
+    "a name that torch would refuse": ["--mesh", "2x4", "--names", "dp,dp", "train.py"],
+    "a name that is none": ["--mesh", "2x4", "--names", "dp,2nd", "train.py"],
+    "names twice": ["--mesh", "dp=2,tp=4", "--names", "dp,tp", "train.py"],
+    "names without a mesh": ["--names", "dp,tp", "train.py"],
+    "a mesh that is too large": ["--mesh", "2x4", "--nproc-per-node", "6", "train.py"],
+    "a mesh that is too small": ["--mesh", "dp=2,tp=2", "--nproc-per-node", "8", "train.py"],
+    "a mesh that fits no node": ["--mesh", "2x4", "--nnodes", "3", "train.py"],
+    "a mesh that is too large for two": [
+        "--mesh", "dp=2,tp=4", "--nnodes", "2", "--nproc-per-node", "3", "--dry-run", "train.py",
+    ],
+    "a size that cannot be inferred": ["--mesh", "dp=-1,tp=4", "--nproc-per-node", "6", "train.py"],
+    "nothing to infer from": ["--mesh", "dp=-1", "train.py"],
+    "no workers": ["--nproc-per-node", "0", "train.py"],
+    "no nodes": ["--mesh", "2", "--nnodes", "0", "train.py"],
+    "too many ranks": ["--mesh", "100000x1000", "train.py"],
+    "a device with an index": ["--mesh", "2", "--device", "cuda:0", "train.py"],
+    "a device that is not here": ["--mesh", "2", "--device", "cuda", "train.py"],
+    "a time below zero": ["--shutdown-timeout", "-1", "train.py"],
+    "several nodes": ["--mesh", "4", "--nnodes", "2", "train.py"],
+    "no such file": ["nonexistent.py"],
+    "no such module": ["-m", "nonexistent_module"],
+    "no such preload": ["--preload", "nonexistent_module", "empty.py"],
+}  # fmt: skip
+
+PAGES: dict[str, list[str]] = {
+    "help": ["--help"],
+    "dry-run-2x4": ["--mesh", "2x4", "--names", "dp,tp", "--dry-run", "train.py", "--lr", "1e-3"],
+    "dry-run-two-nodes": [
+        "--mesh", "tp=4,dp=2", "--nnodes", "2", "--device", "cuda", "--dry-run", "train.py",
+    ],
+    "dry-run-three-dims": ["--mesh", "pp=2,dp=2,tp=2", "--nnodes", "2", "-n", "-m", "train"],
+    "dry-run-16384": ["--mesh", "dp=2048,tp=8", "--nnodes", "2048", "--dry-run", "train.py"],
+    "dry-run-no-mesh": ["--nproc-per-node", "2", "--dry-run", "train.py"],
+    "dry-run-unnamed": ["--mesh", "2x2", "--dry-run", "train.py"],
+}  # fmt: skip
+
+
+def compare(name: str, found: str) -> None:
+    """Hold ``found`` against the golden file, or write it."""
+    file = HERE / name
+    if os.environ.get("UPDATE_GOLDEN"):
+        file.write_text(found)
+    assert found == file.read_text()
+
+
+def strip(text: str, folder: Path) -> str:
+    """Take out what differs from machine to machine."""
+    text = text.replace(str(folder), "[FOLDER]")
+    text = re.sub(r"OMP_NUM_THREADS=\d+", "OMP_NUM_THREADS=[THREADS]", text)
+    text = re.sub(r"/\S*/python[\d.]*:", "python:", text)
+    return re.sub(r"[ \t]+$", "", text, flags=re.MULTILINE)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, fake_torch: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a program that is never run."""
+    for name in ("train.py", "empty.py"):
+        (tmp_path / name).write_text("print('this program was run')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    return tmp_path
+
+
+def test_every_error(folder: Path) -> None:
+    """Bad input starts nothing, and one error says what was asked, what was found, what to try."""
+    told = []
+    for name, args in ERRORS.items():
+        ours = run_meshrun(*args)
+        assert ours.stdout == "", name
+        assert ours.returncode != 0, name
+        told.append(f"# {name}\n$ meshrun {' '.join(args)}\n{strip(ours.stderr, folder)}"
+                    f"exit code {ours.returncode}\n")  # fmt: skip
+    compare("errors.txt", "\n".join(told))
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_page(name: str, folder: Path) -> None:
+    """A page of output as a person sees it at 80 columns."""
+    ours = run_meshrun(*PAGES[name])
+
+    assert (ours.returncode, ours.stderr) == (0, "")
+    compare(f"{name}.txt", strip(ours.stdout, folder))
+    assert max(len(line) for line in ours.stdout.splitlines()) <= 80
+
+
+def test_plan_as_json(folder: Path) -> None:
+    """The machine-readable plan, whose schema is documented."""
+    ours = run_meshrun("--mesh", "dp=2,tp=2", "--nnodes", "2", "-n", "--format", "json", "train.py")
+    found = re.sub(r'"omp_num_threads": \d+', '"omp_num_threads": "[THREADS]"', ours.stdout)
+
+    compare("dry-run.json", found)
+
+
+def test_all_prints_every_worker(folder: Path) -> None:
+    """--all leaves nobody out of a large plan."""
+    ours = run_meshrun("--mesh", "dp=2048,tp=8", "--nnodes", "2048", "-n", "--all", "train.py")
+    rows = [line.split() for line in ours.stdout.splitlines()[-16384:]]
+
+    assert [row[0] for row in rows] == [str(rank) for rank in range(16384)]
+    assert rows[-1] == ["16383", "2047", "7", "cpu", "2047", "7"]
+
+
+@pytest.mark.parametrize("name", ["dry-run-2x4", "help"])
+def test_a_dry_run_imports_no_torch(name: str, folder: Path, fake_torch: Path) -> None:
+    """Looking costs nothing."""
+    run_meshrun(*PAGES[name])
+
+    assert not fake_torch.exists()
