@@ -94,7 +94,7 @@ def check_program(program: Program) -> None:
     if os.path.isdir(path):
         if not os.path.exists(os.path.join(path, "__main__.py")):
             raise ProgramError(
-                f"can't find '__main__' module in '{path}'",
+                f"can't find '__main__' module in '{os.path.abspath(path)}'",
                 exit_code=1,
                 hint="name a file in it, or give the directory a `__main__.py`",
             )

@@ -1,0 +1,1 @@
+import nonexistent_module_of_this_test
