@@ -14,6 +14,7 @@ import time
 from meshrun.environment import Session
 from meshrun.errors import ProgramError
 from meshrun.events import Event
+from meshrun.host.descriptors import open_standard_streams
 from meshrun.host.facts import detect_host
 from meshrun.host.sockets import LOOPBACK_ADDRESS, LOOPBACK_INTERFACE, listen_on_loopback
 from meshrun.plan import HostFacts, LaunchPlan, LaunchRequest, Program, build_plan
@@ -59,6 +60,7 @@ def launch(
         HostError: If this machine cannot hold the launch.
     """
     check_program(plan.program)
+    open_standard_streams()
     stopwatch = Stopwatch(began_ns or time.monotonic_ns())
     console = Console()
 

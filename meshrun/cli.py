@@ -190,11 +190,11 @@ def run_command_line(*, began_ns: int) -> NoReturn:
     except _UsageErrorOfTyper as error:
         print(render_error(_usage_error(error)), file=sys.stderr)
         sys.exit(error.exit_code)
-    except typer.Abort:
-        sys.exit(130)
+    except (typer.Abort, KeyboardInterrupt):
+        _end_by_signal(signal.SIGINT)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(128 + signal.SIGPIPE)
+        _end_by_signal(signal.SIGPIPE)
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -101,7 +101,9 @@ class Forks:
         self._ending = ending
         self._pids: dict[int, int] = {}
         self._store_pid: int | None = None
-        self._woken, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._woken, self._wake = os.pipe()
+        for end in (self._woken, self._wake):
+            os.set_blocking(end, False)
 
     def serve(self) -> Callable[[], None]:
         """Follow orders until the launcher is done or gone; return only in a forked rank."""

@@ -1,10 +1,23 @@
-"""How many files this process may have open."""
+"""Which files this process has open, and how many it may have."""
 
 from __future__ import annotations
 
+import os
 import resource
 
 from meshrun.errors import HostError
+
+
+def open_standard_streams() -> None:
+    """Open what is missing of stdin, stdout and stderr on the null device.
+
+    A pipe of ours would take the free number otherwise, and ranks would write into it.
+    """
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
 
 
 def allow_descriptors(count: int) -> None:

@@ -123,6 +123,8 @@ def _reap(spare: frozenset[int]) -> list[int]:
 
 
 def _has_children() -> bool:
+    if not hasattr(os, "waitid"):  # macOS before Python 3.13
+        return True
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:

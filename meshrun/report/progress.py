@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import time
 
-from meshrun.events import Event, RankExited, RankRaised, SignalArrived, ZygoteUnsafe
+from meshrun.events import (
+    Event,
+    LeftoversEnded,
+    RankExited,
+    RankRaised,
+    SignalArrived,
+    ZygoteUnsafe,
+)
 from meshrun.result import signal_name, split_wait_status
 from meshrun.supervise.console import Console
 from meshrun.supervise.state import State
@@ -24,6 +31,9 @@ class StartProgress:
         """Take one event and the state after it."""
         if isinstance(event, ZygoteUnsafe):
             console.note(f"each rank gets its own interpreter, since {event.reason}")
+        if isinstance(event, LeftoversEnded):
+            what = "1 process" if event.count == 1 else f"{event.count} processes"
+            console.note(f"{what} that ranks had left behind had to be ended")
         if state.stopping and not self._told:
             self._told = True
             console.set_status("")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import selectors
 import shutil
 import signal
@@ -27,6 +28,7 @@ from meshrun.events import (
     ZygoteGone,
 )
 from meshrun.host.descriptors import allow_descriptors
+from meshrun.host.folders import make_private_folders
 from meshrun.host.processes import become_subreaper, end_children, list_children
 from meshrun.plan import LaunchPlan, RankPlan
 from meshrun.supervise.console import Console, RankStream
@@ -83,13 +85,15 @@ class Loop:
         self._signals: deque[int] = deque()
         self._not_ours = frozenset(list_children())
         become_subreaper()
-        self._woken, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._woken, self._wake = os.pipe()
+        for end in (self._woken, self._wake):
+            os.set_blocking(end, False)
+        self._selector.register(self._woken, selectors.EVENT_READ, self._on_signals)
+        self._before = self._catch_signals()  # from before there is anything to end
         self._zygote = self._start_zygote(plan.start_method)
 
     def run(self) -> State:
         """Run until everything has ended and every byte is written; return the last state."""
-        before = self._catch_signals()
-        self._selector.register(self._woken, selectors.EVENT_READ, self._on_signals)
         try:
             self._happen(LaunchBegan(at_ns=time.monotonic_ns()))
             while not self.state.over:
@@ -97,7 +101,7 @@ class Loop:
             end_children(grace_s=0.0, spare=self._not_ours)
             self._drain()
         finally:
-            self._restore_signals(before)
+            self._restore_signals(self._before)
             shutil.rmtree(self._session.scratch_dir, ignore_errors=True)
             self._zygote.close()
             self._selector.close()
@@ -149,7 +153,10 @@ class Loop:
                     self._selector.unregister(fd)
 
     def _on_output(self, fd: int) -> None:
-        data = os.read(fd, _READ_BYTES)
+        try:
+            data = os.read(fd, _READ_BYTES)
+        except BlockingIOError:
+            return
         self._console.feed(self._streams[fd], data)
         if not data:
             self._close_stream(fd)
@@ -229,9 +236,9 @@ class Loop:
 
     def _start_all(self) -> None:
         # Made only now, when the zygote can remove it should we be killed.
-        os.mkdir(self._session.scratch_dir, 0o700)
-        for rank in self._ranks.values():
-            os.mkdir(os.path.join(self._session.scratch_dir, str(rank.local_rank)))
+        make_private_folders(
+            self._session.scratch_dir, [str(rank.local_rank) for rank in self._ranks.values()]
+        )
         port = self._session.master_port
         self._zygote.send(wire.StartStore(port=port), [self._listener.fileno()])
         self._listener.close()
@@ -283,9 +290,9 @@ class Loop:
                     key.data()
                 continue
             for fd in list(self._streams):
-                try:
+                if select.select([fd], [], [], 0)[0]:
                     self._on_output(fd)
-                except BlockingIOError:  # somebody we may not end holds it open
+                else:  # somebody we may not end holds it open
                     self._console.feed(self._streams[fd], b"")
                     self._close_stream(fd)
         for fd in list(self._streams):

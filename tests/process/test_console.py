@@ -109,3 +109,14 @@ def test_our_stdout_stays_blocking_for_its_other_users(fake_torch: object) -> No
     assert os.get_blocking(write)
     os.close(write)
     os.close(read)
+
+
+def test_closed_streams_do_no_harm(fake_torch: object, tmp_path: Path) -> None:
+    """``>&- 2>&-`` is a launch that nobody hears."""
+    program = tmp_path / "touch.py"
+    program.write_text(f"print('x'); open(r'{tmp_path}/ran', 'w').close()")
+    script = '"$@" <&- >&- 2>&-'
+    result = subprocess.run(["sh", "-c", script, "sh", *command(program)], check=False)
+
+    assert result.returncode == 0
+    assert (tmp_path / "ran").exists()

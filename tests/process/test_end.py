@@ -228,3 +228,15 @@ def run_in_shell(script: str, tmp_path: Path) -> int:
     )
     os.kill(zygote, signal.SIGKILL)
     return running.wait()
+
+
+def test_what_ranks_leave_behind_is_ended_and_told(fake_torch: object, tmp_path: Path) -> None:
+    """A program that goes well may still leave a process; it is ended, and one line says so."""
+    program = tmp_path / "leave.py"
+    program.write_text(
+        "import subprocess\nsubprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+    )
+    ours = run_meshrun("--nproc-per-node", "2", program)
+
+    assert ours.returncode == 0
+    assert ours.stderr == "meshrun: 2 processes that ranks had left behind had to be ended\n"

@@ -1,9 +1,13 @@
 """What this machine is."""
 
+from pathlib import Path
+
 import pytest
 
+from meshrun.errors import HostError
 from meshrun.host.cores import count_usable_cores
 from meshrun.host.devices import accelerator_of_torch, count_visible
+from meshrun.host.folders import make_private_folders
 from meshrun.host.sockets import listen_on_loopback
 
 
@@ -41,3 +45,21 @@ def test_the_store_listens_on_loopback_alone() -> None:
     with listen_on_loopback() as one, listen_on_loopback() as other:
         assert one.getsockname()[0] == other.getsockname()[0] == "127.0.0.1"
         assert one.getsockname()[1] != other.getsockname()[1]
+
+
+def test_private_folders_are_private(tmp_path: Path) -> None:
+    """Nobody else may look into them."""
+    make_private_folders(str(tmp_path / "new"), ["0", "1"])
+
+    found = sorted((tmp_path / "new").rglob("*"))
+    assert [path.name for path in found] == ["0", "1"]
+    assert {path.stat().st_mode & 0o777 for path in [tmp_path / "new", *found]} == {0o700}
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    """The error names the place and what to set."""
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(HostError, match="could not be made: Not a directory") as caught:
+        make_private_folders(str(tmp_path / "file" / "new"), [])
+    assert caught.value.hint == "set TMPDIR to a folder that is writable and has room"
