@@ -85,7 +85,7 @@ def _check_compatible(asked: Mapping[str, Any]) -> None:
 
     for name, have in (("world_size", dist.get_world_size()), ("rank", dist.get_rank())):
         value = asked.get(name, -1)
-        if value not in (-1, have):
+        if value not in (None, -1, have):
             raise MeshError(
                 f"init_process_group({name}={value}) was called, and meshrun's group has"
                 f" {name} {have}",

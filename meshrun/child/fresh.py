@@ -18,7 +18,7 @@ import socket
 
 from meshrun import wire
 from meshrun.child.ending import Ending
-from meshrun.child.program import compile_script, first_path
+from meshrun.child.program import compile_program, first_path
 from meshrun.child.rank import become_rank
 from meshrun.host.processes import die_with_parent
 from meshrun.plan import Program
@@ -39,7 +39,7 @@ if __name__ == "__main__":
     become_rank(
         order,
         program=program,
-        code=compile_script(program)[0],
+        code=compile_program(program)[0],
         reports=reports,
         ending=Ending(),
         gate_fd=gate_fd,

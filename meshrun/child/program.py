@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import importlib
+import importlib.util
 import os
 import runpy
 import sys
@@ -39,22 +40,45 @@ def first_path(program: Program) -> str:
     return os.path.dirname(os.path.realpath(program.target))
 
 
-def compile_script(program: Program) -> tuple[types.CodeType | None, tuple[str, ...]]:
-    """Compile a script once, before anything is forked; modules and archives wait for the rank.
+def compile_program(program: Program) -> tuple[types.CodeType | None, tuple[str, ...]]:
+    """Read a program once, before anything is forked; modules and archives wait for the rank.
 
     Returns:
-        The code, if there is any yet, and the modules of torch that the script is about to import.
+        A script's code, and the modules of torch that the program is about to import.
 
     Raises:
         SyntaxError: As ``python`` raises it.
         OSError: If the file cannot be read.
     """
-    if program.kind == "module" or _is_archive(program.target) or _is_byte_code(program.target):
+    if program.kind == "module":
+        return None, tuple(_torch_imports(_module_source(program.target)))
+    if _is_archive(program.target) or _is_byte_code(program.target):
         return None, ()
     path = os.path.abspath(program.target)
     with open(path, "rb") as file:
         tree = ast.parse(file.read(), path)
     return compile(tree, path, "exec", dont_inherit=True), tuple(_torch_imports(tree))
+
+
+def _module_source(name: str) -> ast.Module:
+    """Return the syntax tree of a module or of a package's ``__main__``, without importing it.
+
+    Raises:
+        SystemExit: With the words of ``python -m`` if there is no such module.
+    """
+    top, *rest = name.split(".")
+    spec = importlib.util.find_spec(top)
+    if spec is None:
+        raise SystemExit(f"{sys.executable}: No module named {top}")
+    stem = os.path.join(*(spec.submodule_search_locations or [""])[:1], *rest)
+    origin = spec.origin if not rest and spec.submodule_search_locations is None else None
+    for path in (origin, f"{stem}.py", os.path.join(stem, "__main__.py")):
+        try:
+            with open(path or "", "rb") as file:
+                return ast.parse(file.read())
+        except (OSError, SyntaxError, ValueError):  # the rank will meet it, in its own place
+            continue
+    return ast.Module(body=[], type_ignores=[])
 
 
 def _torch_imports(tree: ast.Module) -> Iterator[str]:
@@ -109,7 +133,7 @@ def run_program(
 
     Args:
         program: What to run.
-        code: The compiled script, if :func:`compile_script` gave one.
+        code: The compiled script, if :func:`compile_program` gave one.
         on_raise: Called with an exception that leaves the program, or with a ``SystemExit``
             that carries a text; it stands in for the interpreter's own printing.
 

@@ -20,14 +20,13 @@ if _PACKAGE_PARENT not in sys.path:
 import contextlib
 import gc
 import importlib
-import importlib.util
 import socket
 import time
 from collections.abc import Callable
 from types import CodeType
 
 from meshrun.child.ending import Ending
-from meshrun.child.program import compile_script, first_path, format_raised
+from meshrun.child.program import compile_program, first_path, format_raised
 from meshrun.child.serving import Forks, leave_signals_to_launcher, receive, send
 from meshrun.child.threads import count_threads
 from meshrun.events import ProgramBroken, ZygoteReady, ZygoteUnsafe
@@ -78,10 +77,7 @@ def _load(control: socket.socket, program: Program, order: Prepare) -> CodeType 
     try:
         if not getattr(sys.flags, "safe_path", False):
             sys.path.insert(0, first_path(program))
-        if program.kind == "module":
-            _find_module(program.target)
-        else:
-            code, wanted = compile_script(program)
+        code, wanted = compile_program(program)
         gc.disable()
         for module in order.preload:
             importlib.import_module(module)
@@ -110,13 +106,6 @@ def _import_what_is_there(modules: tuple[str, ...]) -> None:
     for module in modules:
         with contextlib.suppress(Exception):
             importlib.import_module(module)
-
-
-def _find_module(name: str) -> None:
-    """Say what ``python -m`` says of a module that is not there."""
-    top = name.partition(".")[0]
-    if importlib.util.find_spec(top) is None:
-        raise SystemExit(f"{sys.executable}: No module named {top}")
 
 
 def _why_unsafe() -> str | None:

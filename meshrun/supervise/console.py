@@ -43,6 +43,7 @@ class Console:
         """Elsewhere: whose progress state was the last thing written."""
         self._status = b""
         self._was_drawn = False
+        self._told_lost: set[Outlet] = set()
 
     def stream(self, *, rank: int, label: str, to_stderr: bool) -> RankStream:
         """Return a new stream of a rank; ``label`` goes in brackets before each line."""
@@ -109,6 +110,15 @@ class Console:
         """Whether whoever read our output has gone away."""
         errors = (outlet.error for outlet in (self._out, self._err))
         return any(error is not None and is_reader_gone(error) for error in errors)
+
+    def note_lost_output(self) -> None:
+        """Say once that a stream cannot be written any more; the launch goes on without it."""
+        for name, outlet in (("stdout", self._out), ("stderr", self._err)):
+            if outlet.error is not None and outlet not in self._told_lost:
+                self._told_lost.add(outlet)
+                if not is_reader_gone(outlet.error):
+                    why = outlet.error.strerror
+                    self.note(f"{name} cannot be written ({why}); what ranks print there is lost")
 
     def close(self) -> None:
         """Take the changing line away."""

@@ -118,6 +118,7 @@ class Loop:
         if self._wake_at_ns is not None and time.monotonic_ns() >= self._wake_at_ns:
             self._wake_at_ns = None
             self._happen(TimePassed(at_ns=time.monotonic_ns()))
+        self._console.note_lost_output()
         if self._console.reader_is_gone and signal.SIGPIPE not in self.state.signals:
             self._happen(SignalArrived(signum=signal.SIGPIPE, at_ns=time.monotonic_ns()))
 

@@ -120,3 +120,20 @@ def test_closed_streams_do_no_harm(fake_torch: object, tmp_path: Path) -> None:
 
     assert result.returncode == 0
     assert (tmp_path / "ran").exists()
+
+
+def test_a_full_disk_is_told_and_does_not_end_the_launch(fake_torch: object) -> None:
+    """What cannot be written is lost, and one line says so."""
+    with open("/dev/full", "wb") as full:
+        result = subprocess.run(
+            command("--nproc-per-node", "2", PROGRAMS / "print_much.py", "3"),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+
+    assert result.returncode == 0
+    assert result.stderr == (
+        b"meshrun: stdout cannot be written (No space left on device);"
+        b" what ranks print there is lost\n"
+    )
