@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import re
 from collections.abc import Mapping
@@ -64,6 +63,8 @@ def count_visible(present: int, visible: str | None) -> int:
 
 def _count_nvidia() -> int:
     """NVML counts what this container may use; without NVML, the device nodes do."""
+    import ctypes
+
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
