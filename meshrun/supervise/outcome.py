@@ -50,6 +50,12 @@ def _failure(state: State, layout: Layout, rank: int, host: str) -> RankFailure:
     exit_code, signum = split_wait_status(1 << 8)
     if known.exited is not None:
         exit_code, signum = split_wait_status(known.exited.wait_status)
+        if (
+            known.raised is not None
+            and known.told_to_end_ns is not None
+            and _is_ours(state, signum)
+        ):
+            exit_code, signum = 1, None  # it was ending of its exception when our signal came
     ended_ns = known.exited.at_ns if known.exited else 0
     at_ns = known.raised.at_ns if known.raised else ended_ns
     return RankFailure(
@@ -80,10 +86,15 @@ def _blame(state: State, failure: RankFailure) -> int:
 
 
 def _ended_as_told(state: State, failure: RankFailure) -> bool:
-    if failure.signum == signal.SIGKILL:
-        return state.killed
-    told = failure.shell_code - 128 in _ENDING_SIGNALS
-    return told or (failure.raised is not None and failure.raised.kind == "KeyboardInterrupt")
+    told = failure.shell_code - 128
+    if _is_ours(state, told):
+        return True
+    return failure.raised is not None and failure.raised.kind == "KeyboardInterrupt"
+
+
+def _is_ours(state: State, signum: int | None) -> bool:
+    """Whether a signal is one that meshrun ends ranks with, and by now has sent."""
+    return signum in _ENDING_SIGNALS and (signum != signal.SIGKILL or state.killed)
 
 
 def _exit_code(state: State, failures: list[RankFailure], signum: int | None) -> int:

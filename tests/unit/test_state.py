@@ -218,6 +218,12 @@ OUTCOMES: dict[str, tuple[list[Event], int, int | None]] = {
         3,
         1,
     ),
+    "our SIGTERM meets a rank that is ending of its exception": (
+        [raised(2, 5), raised(1, 4.999), exited(1, 15, 5.1), exited(2, 1 << 8, 5.2),
+         exited(0, 15, 6), GONE],
+        1,
+        1,
+    ),
     "the launcher's signal decides": (
         [signalled(15, 5), exited(0, 15, 6), exited(1, 3 << 8, 6), exited(2, 15, 6), GONE],
         143,
