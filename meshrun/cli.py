@@ -9,12 +9,14 @@ import sys
 from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperCommand
 
 from meshrun import __version__
 from meshrun.errors import MeshrunError, UsageError
 from meshrun.plan import LaunchRequest, Program
 from meshrun.report.message import render_error
 from meshrun.spec import MeshSpec, parse_mesh
+from meshrun.words import spell_out
 
 _MESH, _PROGRAM, _WORKERS, _OUTPUT, _END = "Mesh", "Program", "Workers", "Look first", "End"
 
@@ -36,11 +38,24 @@ class Method(str, enum.Enum):
 # typer carries its own click, or needs the one on PyPI, depending on its version.
 _UsageErrorOfTyper: Any = typer.BadParameter.__bases__[0]
 
+
+class _Command(TyperCommand):
+    """Reads options in all the spellings that torchrun knows."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        options = {"--help": False, "-h": False}
+        for parameter in self.params:
+            flag = getattr(parameter, "is_flag", False)
+            options.update({name: not flag for name in parameter.opts if name.startswith("-")})
+        return list(super().parse_args(ctx, spell_out(args, options)))
+
+
 app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
 
 
 @app.command(
-    context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]}
+    cls=_Command,
+    context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
 )
 def command(
     context: typer.Context,

@@ -1,0 +1,46 @@
+"""The words of a command line before they are parsed: other spellings of options. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from meshrun.errors import UsageError
+
+
+def spell_out(words: Sequence[str], options: Mapping[str, bool]) -> list[str]:
+    """Return ``words`` with each option before the program in its full spelling.
+
+    ``--nproc_per_node=8`` means ``--nproc-per-node=8``, and ``--nproc 8`` too while no other option
+    begins so, as argparse reads them for torchrun. The program and what follows stay as they are.
+
+    Args:
+        words: The command line without the command.
+        options: Each option by its full name, with dashes, and whether a value follows it.
+
+    Raises:
+        UsageError: If an abbreviation could be more than one option.
+    """
+    spelled: list[str] = []
+    rest = list(words)
+    while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
+        word = rest.pop(0)
+        name, equals, value = word.partition("=")
+        if name.startswith("--"):
+            name = _full_name(name.replace("_", "-"), options)
+        spelled.append(f"{name}{equals}{value}")
+        if options.get(name, False) and not equals and rest:
+            spelled.append(rest.pop(0))
+    return spelled + rest
+
+
+def _full_name(name: str, options: Mapping[str, bool]) -> str:
+    """Return the one option that begins with ``name``, or ``name`` if there is none."""
+    if name in options:
+        return name
+    candidates = sorted(option for option in options if option.startswith(name))
+    if len(candidates) > 1:
+        raise UsageError(
+            f"`{name}` could be {' or '.join(f'`{option}`' for option in candidates)}",
+            hint="write one more letter, or the whole name",
+        )
+    return candidates[0] if candidates else name

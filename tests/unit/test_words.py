@@ -1,0 +1,44 @@
+"""Other spellings of the same options."""
+
+import pytest
+
+from meshrun.errors import UsageError
+from meshrun.words import spell_out
+
+OPTIONS = {
+    "--nproc-per-node": True,
+    "--nnodes": True,
+    "--no-prefix": False,
+    "--mesh": True,
+    "--module": False,
+    "-m": False,
+    "-r": True,
+}
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("--nproc_per_node 8 a.py", "--nproc-per-node 8 a.py"),
+        ("--nproc_per_node=8 a.py", "--nproc-per-node=8 a.py"),
+        ("--nproc 8 a.py", "--nproc-per-node 8 a.py"),
+        ("--nnode=2 a.py --nnode=2", "--nnodes=2 a.py --nnode=2"),
+        ("--mesh -1x4 a.py", "--mesh -1x4 a.py"),
+        ("--mesh --nproc a.py", "--mesh --nproc a.py"),
+        ("-m --nproc 2 pkg --mesh_size", "-m --nproc-per-node 2 pkg --mesh_size"),
+        ("-r 3 a.py --no_prefix", "-r 3 a.py --no_prefix"),
+        ("-- a.py --nproc 2", "-- a.py --nproc 2"),
+        ("--unknown a.py", "--unknown a.py"),
+        ("--mesh", "--mesh"),
+        ("", ""),
+    ],
+)
+def test_options_are_spelled_out(given: str, meant: str) -> None:
+    """Before the program, in all of torchrun's spellings; after it, untouched."""
+    assert spell_out(given.split(), OPTIONS) == meant.split()
+
+
+def test_an_ambiguous_abbreviation_is_refused() -> None:
+    """The error names what it could be."""
+    with pytest.raises(UsageError, match="`--m` could be `--mesh` or `--module`"):
+        spell_out(["--m", "2"], OPTIONS)
