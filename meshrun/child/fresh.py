@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 
+_KNOWN_AT_START = frozenset(sys.modules)
 if not getattr(sys.flags, "safe_path", False):
     del sys.path[0]  # this file's folder; the program's own takes its place below
 _PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -18,7 +19,8 @@ import socket
 
 from meshrun import wire
 from meshrun.child.ending import Ending
-from meshrun.child.program import compile_program, first_path
+from meshrun.child.path import first_path, put_first
+from meshrun.child.program import compile_program
 from meshrun.child.rank import become_rank
 from meshrun.host.processes import die_with_parent
 from meshrun.plan import Program
@@ -33,8 +35,7 @@ if __name__ == "__main__":
     reports = socket.socket(fileno=report_fd)
     reports.set_inheritable(False)
     program = Program(kind=kind, target=target, args=tuple(arguments))  # type: ignore[arg-type]
-    if not getattr(sys.flags, "safe_path", False):
-        sys.path.insert(0, first_path(program))
+    put_first(first_path(program), known_at_start=_KNOWN_AT_START)
     assert isinstance(order, wire.StartRank)  # noqa: S101 - the zygote wrote it
     become_rank(
         order,

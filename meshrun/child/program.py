@@ -11,11 +11,11 @@ import runpy
 import sys
 import traceback
 import types
-import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 
+from meshrun.child.path import is_archive
 from meshrun.plan import Program
 
 _MACHINERY = (runpy.__file__, importlib.__file__)
@@ -31,15 +31,6 @@ class Raised:
     text: str
 
 
-def first_path(program: Program) -> str:
-    """Return what ``python`` puts in front of ``sys.path`` for this program."""
-    if program.kind == "module":
-        return os.getcwd()
-    if _is_archive(program.target):
-        return os.path.abspath(program.target)
-    return os.path.dirname(os.path.realpath(program.target))
-
-
 def compile_program(program: Program) -> tuple[types.CodeType | None, tuple[str, ...]]:
     """Read a program once, before anything is forked; modules and archives wait for the rank.
 
@@ -52,7 +43,7 @@ def compile_program(program: Program) -> tuple[types.CodeType | None, tuple[str,
     """
     if program.kind == "module":
         return None, tuple(_torch_imports(_module_source(program.target)))
-    if _is_archive(program.target) or _is_byte_code(program.target):
+    if is_archive(program.target) or _is_byte_code(program.target):
         return None, ()
     path = os.path.abspath(program.target)
     with open(path, "rb") as file:
@@ -150,7 +141,7 @@ def run_program(
     try:
         if program.kind == "module":
             _run_as_main(program.target, True)
-        elif _is_archive(program.target):
+        elif is_archive(program.target):
             _run_as_main("__main__", False)
         elif code is None:
             runpy.run_path(program.target, run_name="__main__")
@@ -177,11 +168,6 @@ def _run_as_main(module: str, alter_argv: bool) -> None:
 
 def _print_nothing(*_: object) -> None:
     """An excepthook for what has been told already."""
-
-
-def _is_archive(path: str) -> bool:
-    """Whether ``python path`` would look for a ``__main__`` module inside it."""
-    return os.path.isdir(path) or zipfile.is_zipfile(path)
 
 
 def _is_byte_code(path: str) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 
+_KNOWN_AT_START = frozenset(sys.modules)
 if not getattr(sys.flags, "safe_path", False):
     del sys.path[0]  # this file's folder; the program's own takes its place below
 _PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -26,7 +27,8 @@ from collections.abc import Callable
 from types import CodeType
 
 from meshrun.child.ending import Ending
-from meshrun.child.program import compile_program, first_path, format_raised
+from meshrun.child.path import first_path, holds, on_path, put_first
+from meshrun.child.program import compile_program, format_raised
 from meshrun.child.serving import Forks, leave_signals_to_launcher, receive, send
 from meshrun.child.threads import count_threads
 from meshrun.events import ProgramBroken, ZygoteReady, ZygoteUnsafe
@@ -75,14 +77,16 @@ def _load(control: socket.socket, program: Program, order: Prepare) -> CodeType 
     code: CodeType | None = None
     wanted: tuple[str, ...] = ()
     try:
-        if not getattr(sys.flags, "safe_path", False):
-            sys.path.insert(0, first_path(program))
-        code, wanted = compile_program(program)
+        folder = first_path(program)
+        with on_path(folder):
+            code, wanted = compile_program(program)
         gc.disable()
-        for module in order.preload:
-            importlib.import_module(module)
-        if order.start_method == "fork":
-            _import_what_is_there(wanted)
+        with on_path(folder) if holds(folder, order.preload) else contextlib.nullcontext():
+            for module in order.preload:
+                importlib.import_module(module)
+            if order.start_method == "fork":
+                _import_what_is_there(wanted)
+        put_first(folder, known_at_start=_KNOWN_AT_START)
     except BaseException as error:
         exit_code = error.code if isinstance(error, SystemExit) else 1
         text = format_raised(error).text
