@@ -78,11 +78,9 @@ def _names_in(folder: str) -> set[str]:
         with os.scandir(folder) as entries:
             for entry in entries:
                 stem, _, ending = entry.name.partition(".")
-                if (
-                    ending == "py"
-                    or ending.endswith("so")
-                    or (not ending and os.path.exists(os.path.join(entry.path, "__init__.py")))
-                ):
+                is_file = ending == "py" or ending.endswith("so")
+                package = os.path.join(entry.path, "__init__.py")
+                if is_file or (not ending and os.path.exists(package)):
                     names.add(stem)
     except OSError:  # an archive, or a folder that is gone
         pass

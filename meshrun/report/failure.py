@@ -6,9 +6,11 @@ import signal
 from collections import Counter
 from collections.abc import Iterator
 
+from meshrun.events import RankRaised
 from meshrun.report.message import render_error
 from meshrun.result import LaunchResult, RankFailure, signal_name
 
+_LONGEST_HEADLINE = 240
 _EXPLAINED = {
     signal.SIGKILL: "killed from outside, perhaps out of memory",
     signal.SIGSEGV: "a crash in native code",
@@ -64,9 +66,17 @@ def describe_end(failure: RankFailure) -> str:
         end = f"exited with code {failure.exit_code}"
     if failure.raised is None or failure.raised.kind == "SystemExit":
         return end
-    headline = failure.raised.message.strip().split("\n")[0]
-    raised = f"{failure.raised.kind}: {headline}" if headline else failure.raised.kind
-    return f"raised {raised}" + (f", {end}" if failure.exit_code != 1 else ", exit code 1")
+    return f"raised {headline(failure.raised)}" + (
+        f", {end}" if failure.exit_code != 1 else ", exit code 1"
+    )
+
+
+def headline(raised: RankRaised) -> str:
+    """Return an exception in one line of bearable length: ``ValueError: the loss is nan``."""
+    first = raised.message.strip().split("\n")[0]
+    if len(first) > _LONGEST_HEADLINE:
+        first = first[:_LONGEST_HEADLINE] + "..."
+    return f"{raised.kind}: {first}" if first else raised.kind
 
 
 def _others(first: RankFailure, others: list[RankFailure]) -> Iterator[str]:
@@ -75,7 +85,11 @@ def _others(first: RankFailure, others: list[RankFailure]) -> Iterator[str]:
     for way, count in ways.items():
         ranks = sorted(failure.rank for failure in others if _way(first, failure) == way)
         named = ", ".join(str(rank) for rank in ranks[:8]) + (", ..." if count > 8 else "")
-        yield f"meshrun: {'rank' if count == 1 else f'{count} ranks'} {way} ({named})"
+        yield (
+            f"meshrun: rank {named} {way}"
+            if count == 1
+            else f"meshrun: {count} ranks {way} ({named})"
+        )
 
 
 def _way(first: RankFailure, failure: RankFailure) -> str:

@@ -12,6 +12,7 @@ from meshrun.events import (
     SignalArrived,
     ZygoteUnsafe,
 )
+from meshrun.report.failure import headline
 from meshrun.result import signal_name, split_wait_status
 from meshrun.supervise.console import Console
 from meshrun.supervise.state import State
@@ -60,17 +61,15 @@ class StartProgress:
 
     def _news(self, event: Event, state: State) -> str:
         rest = len(state.alive)
-        others = f"; ending the other {rest}" if rest else ""
         match event:
-            case RankRaised(rank=rank, kind=kind, message=message):
-                headline = message.strip().split("\n")[0][:200]
-                raised = f"{kind}: {headline}" if headline else kind
-                others = f"; ending the other {rest - 1}" if rest > 1 else ""
-                return f"{self._name(rank)} raised {raised}{others}"
+            case RankRaised(rank=rank):
+                verb = "exits, saying" if event.kind == "SystemExit" else "raised"
+                what = event.message if event.kind == "SystemExit" else headline(event)
+                return f"{self._name(rank)} {verb} {what}{_ending_others(rest - 1)}"
             case RankExited(rank=rank, wait_status=status):
                 code, signum = split_wait_status(status)
                 end = f"ended by {signal_name(signum)}" if signum else f"exited with code {code}"
-                return f"{self._name(rank)} {end}{others}"
+                return f"{self._name(rank)} {end}{_ending_others(rest)}"
             case SignalArrived(signum=signum):
                 grace = f" within {state.shutdown_timeout_s:g} s" if rest else ""
                 return f"{signal_name(signum)}: ending {rest} ranks{grace}"
@@ -80,3 +79,9 @@ class StartProgress:
     def _name(self, rank: int) -> str:
         label = self._labels.get(rank)
         return f"rank {rank} [{label}]" if label else f"rank {rank}"
+
+
+def _ending_others(count: int) -> str:
+    if count < 1:
+        return ""
+    return "; ending the other rank" if count == 1 else f"; ending the other {count} ranks"
