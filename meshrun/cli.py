@@ -239,7 +239,6 @@ def _launch(request: LaunchRequest, *, show_timings: bool, began_ns: int) -> int
     from meshrun import app as use_cases
     from meshrun.report.failure import render_failure
     from meshrun.report.progress import StartProgress
-    from meshrun.supervise.label import rank_label
 
     plan = use_cases.plan(request)
     if plan.layout.nnodes > 1:
@@ -247,10 +246,7 @@ def _launch(request: LaunchRequest, *, show_timings: bool, began_ns: int) -> int
             f"{plan.layout.nnodes} nodes were asked for, and this version launches on one",
             hint="--dry-run plans any number of nodes",
         )
-    labels = {rank: rank_label(plan.layout, rank) for rank in range(plan.layout.world_size)}
-    has_mesh = plan.layout.mesh is not None
-    watch = StartProgress(labels if has_mesh else {}, has_mesh=has_mesh)
-    result = use_cases.launch(plan, watch=watch, began_ns=began_ns)
+    result = use_cases.launch(plan, watch=StartProgress(plan), began_ns=began_ns)
     if show_timings:
         from meshrun.report.timings import render_timings
 

@@ -19,6 +19,9 @@ ProgramKind = Literal["script", "module"]
 StartMethod = Literal["fork", "exec"]
 
 
+_TOO_FEW = " found, too few"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
     """What each rank runs: a script by path or a module by name, and its arguments."""
@@ -92,6 +95,11 @@ class LaunchPlan:
     prefix: bool
     preload: tuple[str, ...]
     node_rank: int = 0
+
+    @property
+    def passes_over_accelerators(self) -> bool:
+        """Whether there are accelerators, too few of them, and so the mesh is on the CPU."""
+        return self.device_reason.endswith(_TOO_FEW)
 
     def rank(self, rank: int) -> RankPlan:
         """Return the plan of one rank."""
@@ -173,7 +181,7 @@ def _choose_device(asked: str, workers: int, facts: HostFacts, check_host: bool)
         if kind is None or count == 0:
             return "cpu", "no accelerator found"
         if count < workers:
-            return "cpu", f"{workers} workers, and {count} {kind} device{'s'[: count != 1]} found"
+            return "cpu", f"{workers} workers, and {count} {kind}{_TOO_FEW}"
         return kind, f"{count} found"
     if not asked.isalpha():
         hint = "each rank takes the device of its local rank; choose among them with the"

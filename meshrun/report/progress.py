@@ -6,24 +6,26 @@ import time
 
 from meshrun.events import (
     Event,
+    LaunchBegan,
     LeftoversEnded,
     RankExited,
     RankRaised,
     SignalArrived,
     ZygoteUnsafe,
 )
+from meshrun.plan import LaunchPlan
 from meshrun.report.failure import headline
 from meshrun.result import signal_name, split_wait_status
 from meshrun.supervise.console import Console
+from meshrun.supervise.label import rank_label
 from meshrun.supervise.state import State
 
 
 class StartProgress:
     """Watches a launch: a status line while it starts, a note when it begins to end."""
 
-    def __init__(self, labels: dict[int, str], *, has_mesh: bool) -> None:
-        self._labels = labels
-        self._has_mesh = has_mesh
+    def __init__(self, plan: LaunchPlan) -> None:
+        self._plan = plan
         self._began_ns = time.monotonic_ns()
         self._told = False
         self._started = False
@@ -35,12 +37,24 @@ class StartProgress:
         if isinstance(event, LeftoversEnded):
             what = "1 process" if event.count == 1 else f"{event.count} processes"
             console.note(f"{what} that ranks had left behind had to be ended")
+        if isinstance(event, LaunchBegan) and self._plan.passes_over_accelerators:
+            console.note(f"the mesh is on the CPU: {self._plan.device_reason}")
         if state.stopping and not self._told:
             self._told = True
             console.set_status("")
             console.note(self._news(event, state))
         if console.shows_status and not state.stopping and not self._started:
             console.set_status(self._status(state))
+            if self._started and self._has_mesh:
+                console.note(self._ready())
+
+    @property
+    def _has_mesh(self) -> bool:
+        return self._plan.layout.mesh is not None
+
+    def _ready(self) -> str:
+        took_s = (time.monotonic_ns() - self._began_ns) / 1e9
+        return f"mesh {self._plan.layout.mesh} ready on {self._plan.device_type} in {took_s:.1f} s"
 
     def _status(self, state: State) -> str:
         total = len(state.ranks)
@@ -77,8 +91,9 @@ class StartProgress:
                 return f"ending {rest} ranks"
 
     def _name(self, rank: int) -> str:
-        label = self._labels.get(rank)
-        return f"rank {rank} [{label}]" if label else f"rank {rank}"
+        if not self._has_mesh:
+            return f"rank {rank}"
+        return f"rank {rank} [{rank_label(self._plan.layout, rank)}]"
 
 
 def _ending_others(count: int) -> str:

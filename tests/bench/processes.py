@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ import psutil
 from tests.bench.commands import Command
 
 _PR_SET_CHILD_SUBREAPER = 36
+_HANG_S = 180.0
 _GRACE_S = 5.0
 """How long launchers may take to end their ranks before everything is killed."""
 _KILLS = 10
@@ -61,7 +63,13 @@ def time_to_end(command: Command) -> Run:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    exit_code = process.wait()
+    hang_guard = threading.Timer(_HANG_S, process.kill)  # torchrun's fork mode can deadlock
+    hang_guard.daemon = True
+    hang_guard.start()
+    try:
+        exit_code = process.wait()
+    finally:
+        hang_guard.cancel()
     seconds = time.perf_counter() - began
     _end_leftovers(command.name)
     return Run(seconds, exit_code)

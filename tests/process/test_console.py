@@ -137,3 +137,36 @@ def test_a_full_disk_is_told_and_does_not_end_the_launch(fake_torch: object) -> 
         b"meshrun: stdout cannot be written (No space left on device);"
         b" what ranks print there is lost\n"
     )
+
+
+def test_a_terminal_shows_the_start_and_one_bar(fake_torch: object, tmp_path: Path) -> None:
+    """A start is followed, a bar stays on one line, and colours can be switched off."""
+    import pty
+
+    program = tmp_path / "bar.py"
+    program.write_text(
+        "import sys\nfor n in range(3):\n    sys.stdout.write(f'\\r{n}%')\nprint('\\nall done')\n"
+    )
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        command("--nproc-per-node", "1", program),
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "NO_COLOR": "1"},
+    )
+    os.close(theirs)
+    shown = b""
+    try:
+        while data := os.read(ours, 4096):
+            shown += data
+    except OSError:  # the terminal's other end was closed: EIO
+        pass
+    os.close(ours)
+
+    assert process.wait(timeout=60) == 0
+    assert b"meshrun: importing torch" in shown
+    lines = shown.replace(b"\r\n", b"\n").split(b"\n")
+    assert lines[-2].endswith(b"[rank 0] all done")
+    assert any(line.endswith(b"[rank 0] 2%") for line in lines)
+    assert b"\x1b[3" not in shown

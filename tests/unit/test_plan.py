@@ -29,8 +29,8 @@ def request(mesh: str | None = "dp=2,tp=4", **changes: object) -> LaunchRequest:
     [
         (0, "auto", ("cpu", "no accelerator found")),
         (8, "auto", ("cuda", "8 found")),
-        (4, "auto", ("cpu", "8 workers, and 4 cuda devices found")),
-        (1, "auto", ("cpu", "8 workers, and 1 cuda device found")),
+        (4, "auto", ("cpu", "8 workers, and 4 cuda found, too few")),
+        (1, "auto", ("cpu", "8 workers, and 1 cuda found, too few")),
         (8, "cpu", ("cpu", "asked for")),
         (8, "cuda", ("cuda", "asked for")),
     ],
@@ -42,6 +42,7 @@ def test_the_device_is_chosen_and_explained(
     plan = build_plan(request(device=device), facts(count))
 
     assert (plan.device_type, plan.device_reason) == expected
+    assert plan.passes_over_accelerators == (count in (1, 4))
 
 
 @pytest.mark.parametrize("count", [0, 4])
