@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 import threading
 
 import torch
@@ -17,7 +18,7 @@ seen = []
 thread = threading.Thread(target=lambda: seen.append(current_mesh()))
 thread.start()
 thread.join()
-print(
+sys.stdout.write(  # whole, since torchrun does not keep lines apart
     json.dumps(
         {
             "rank": dist.get_rank(),
@@ -35,4 +36,5 @@ print(
             "threads": torch.get_num_threads(),
         }
     )
+    + "\n"
 )
