@@ -60,7 +60,6 @@ def launch(
     import tempfile
 
     from meshrun.environment import Session
-    from meshrun.host.descriptors import open_standard_streams
     from meshrun.host.sockets import LOOPBACK_ADDRESS, LOOPBACK_INTERFACE, listen_on_loopback
     from meshrun.supervise.clock import Stopwatch
     from meshrun.supervise.console import Console
@@ -68,7 +67,6 @@ def launch(
     from meshrun.supervise.outcome import build_result
 
     check_program(plan.program)
-    open_standard_streams()
     stopwatch = Stopwatch(began_ns or time.monotonic_ns())
     console = Console()
 

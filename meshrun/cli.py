@@ -6,19 +6,24 @@ import enum
 import os
 import signal
 import sys
+import traceback
 from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperCommand
 
 from meshrun import __version__
-from meshrun.errors import MeshrunError, UsageError
+from meshrun.errors import InternalError, MeshrunError, UsageError
+from meshrun.host.descriptors import open_standard_streams
 from meshrun.plan import LaunchRequest, Program
 from meshrun.report.message import render_error
 from meshrun.spec import MeshSpec, parse_mesh
 from meshrun.words import spell_out
 
 _MESH, _PROGRAM, _WORKERS, _OUTPUT, _END = "Mesh", "Program", "Workers", "Look first", "End"
+
+
+_MOST_SECONDS = 10_000_000
 
 
 class Format(str, enum.Enum):
@@ -174,8 +179,10 @@ def command(
         return 0
     if script is None:
         raise UsageError("no program was given", hint="meshrun --mesh dp=2 train.py")
-    if shutdown_timeout < 0:
-        raise UsageError(f"--shutdown-timeout is at least 0, found {shutdown_timeout:g}")
+    if not 0 <= shutdown_timeout < _MOST_SECONDS:
+        raise UsageError(
+            f"--shutdown-timeout is from 0 to {_MOST_SECONDS:,} seconds, found {shutdown_timeout:g}"
+        )
     request = LaunchRequest(
         program=Program(
             kind="module" if module else "script", target=script, args=tuple(args or ())
@@ -197,6 +204,7 @@ def command(
 
 def run_command_line(*, began_ns: int) -> NoReturn:
     """Run the command line of this process and exit with its code."""
+    _open_streams()
     try:
         code = app(standalone_mode=False, prog_name="meshrun", obj=began_ns)
     except MeshrunError as error:
@@ -210,7 +218,19 @@ def run_command_line(*, began_ns: int) -> NoReturn:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         _end_by_signal(signal.SIGPIPE)
+    except Exception as error:
+        traceback.print_exc()
+        bug = InternalError(f"this is a bug in meshrun: {error}", hint="please report the above")
+        print(render_error(bug), file=sys.stderr)
+        sys.exit(bug.exit_code)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _open_streams() -> None:
+    """Give Python streams that were closed (``2>&-``) somewhere to write to."""
+    open_standard_streams()
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - for the whole process
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
 
 
 def _mesh(mesh: str | None, names: str | None) -> MeshSpec | None:

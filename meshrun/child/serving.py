@@ -37,6 +37,7 @@ from meshrun.plan import Program
 from meshrun.wire import Finish, SignalRanks, StartRank, StartStore
 
 _FDS_PER_PACKET = 2
+_PATIENCE_S = 0.5
 _BLOCKED = {signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
 _LEFT_TO_LAUNCHER = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
@@ -264,7 +265,7 @@ class Forks:
                 os.waitpid(self._store_pid, 0)
             except ChildProcessError:
                 pass
-        ended = end_children(grace_s=grace_s)
+        ended = end_children(grace_s=grace_s, patience_s=_PATIENCE_S if grace_s else 0.0)
         if launcher_is_gone:
             shutil.rmtree(self._scratch_dir, ignore_errors=True)
         elif ended.count:

@@ -77,11 +77,14 @@ class Ended:
     survivors: tuple[int, ...]
 
 
-def end_children(*, grace_s: float, spare: frozenset[int] = frozenset()) -> Ended:
+def end_children(
+    *, grace_s: float, patience_s: float = 0.0, spare: frozenset[int] = frozenset()
+) -> Ended:
     """End and reap every descendant of this subreaper: SIGTERM, the grace period, SIGKILL.
 
     Args:
         grace_s: Seconds between the two signals; 0 for SIGKILL at once.
+        patience_s: Seconds before the first, for helpers that end by themselves with their parent.
         spare: Children that were there before us and are not ours to end.
 
     Returns:
@@ -90,11 +93,15 @@ def end_children(*, grace_s: float, spare: frozenset[int] = frozenset()) -> Ende
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # so that it can be waited for
     seen: set[int] = set()
-    deadline = time.monotonic() + grace_s
+    begin = time.monotonic() + patience_s
+    deadline = begin + grace_s
     while children := _reap(spare):
         now = time.monotonic()
         if now >= deadline + _KILL_TAKES_S:
             return Ended(len(seen), tuple(children))
+        if now < begin:
+            _wait_for_child(begin - now)
+            continue
         for pid in children:
             if now >= deadline:
                 send_signal(pid, signal.SIGKILL)

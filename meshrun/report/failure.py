@@ -76,7 +76,8 @@ def headline(raised: RankRaised) -> str:
     first = raised.message.strip().split("\n")[0]
     if len(first) > _LONGEST_HEADLINE:
         first = first[:_LONGEST_HEADLINE] + "..."
-    return f"{raised.kind}: {first}" if first else raised.kind
+    line = f"{raised.kind}: {first}" if first else raised.kind
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
 
 
 def _others(first: RankFailure, others: list[RankFailure]) -> Iterator[str]:

@@ -26,7 +26,7 @@ class RankStream:
         text = f"[{label}] " if label else ""
         if text and colour is not None:
             text = f"\x1b[{_COLOURS[colour % len(_COLOURS)]}m[{label}]\x1b[0m "
-        self.lines = LineAssembler(text.encode())
+        self.lines = LineAssembler(text.encode(errors="backslashreplace"))
 
 
 class Console:
@@ -65,7 +65,7 @@ class Console:
 
     def note(self, text: str) -> None:
         """Print a line of meshrun's own to stderr."""
-        self._show(self, self._err, Piece(f"meshrun: {text}\n".encode()))
+        self._show(self, self._err, Piece(f"meshrun: {text}\n".encode(errors="backslashreplace")))
 
     @property
     def shows_status(self) -> bool:
@@ -76,7 +76,7 @@ class Console:
         """Show ``text`` below the lines of a terminal, in place of the last one; "" removes it."""
         if not self._err.is_terminal:
             return
-        self._status = f"meshrun: {text}".encode() if text else b""
+        self._status = f"meshrun: {text}".encode(errors="backslashreplace") if text else b""
         self._redraw(self._err)
 
     def show_partials(self) -> None:

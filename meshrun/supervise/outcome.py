@@ -16,6 +16,9 @@ _CONSEQUENCE = re.compile(
     r"|remote process exited|failed to (recv|send|write|read)|recvValue failed|sendBytes failed"
 )
 """What torch's back ends say when the other end of a collective has gone."""
+_TORCHS = frozenset({"RuntimeError", "DistError", "DistBackendError", "DistNetworkError"})
+_NOTICED_WITHIN_NS = 100_000_000
+"""How long after its peers' errors a rank's own end may be noticed; later it only obeyed."""
 _ENDING_SIGNALS = frozenset({signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGHUP})
 
 
@@ -80,9 +83,13 @@ def _blame(state: State, failure: RankFailure) -> int:
     """
     if failure.asked_to_end and _ended_as_told(state, failure):
         return 3
-    if failure.raised is not None and _CONSEQUENCE.search(failure.raised.message):
+    raised = failure.raised
+    if raised and raised.kind in _TORCHS and _CONSEQUENCE.search(raised.message):
         return 2
-    return 1 if failure.asked_to_end else 0
+    if not failure.asked_to_end:
+        return 0
+    told_ns = state.ranks[failure.rank].told_to_end_ns or 0
+    return 1 if failure.at_ns - told_ns < _NOTICED_WITHIN_NS else 3
 
 
 def _ended_as_told(state: State, failure: RankFailure) -> bool:

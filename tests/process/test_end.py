@@ -240,3 +240,28 @@ def test_what_ranks_leave_behind_is_ended_and_told(fake_torch: object, tmp_path:
 
     assert ours.returncode == 0
     assert ours.stderr == "meshrun: 2 processes that ranks had left behind had to be ended\n"
+
+
+def test_a_message_that_is_no_text_is_told_all_the_same(fake_torch: object, tmp_path: Path) -> None:
+    """A lone surrogate and control characters in a message do not hide the cause."""
+    program = tmp_path / "odd.py"
+    program.write_text("raise ValueError('a\\ud800b\\x1b[31m')\n")
+    ours = run_meshrun("--nproc-per-node", "2", program)
+
+    assert ours.returncode == 1
+    assert "raised ValueError: a\\ud800b\\x1b[31m, exit code 1" in ours.stderr
+
+
+def test_a_rank_that_raised_and_cannot_end_exits_with_one(
+    fake_torch: object, tmp_path: Path
+) -> None:
+    """A thread that keeps the process alive is ended after the grace period; 1 stays 1."""
+    program = tmp_path / "thread.py"
+    program.write_text(
+        "import threading\nthreading.Thread(target=threading.Event().wait).start()\n"
+        "raise ValueError('slow')\n"
+    )
+    ours = run_meshrun("--nproc-per-node", "2", "--shutdown-timeout", "0.5", program)
+
+    assert ours.returncode == 1
+    assert "raised ValueError: slow, exit code 1" in ours.stderr

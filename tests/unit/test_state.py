@@ -224,10 +224,16 @@ OUTCOMES: dict[str, tuple[list[Event], int, int | None]] = {
         1,
         1,
     ),
+    "obeying late is no cause": (
+        [raised(0, 5, PEER_GONE), exited(0, 1 << 8, 5.1), exited(1, 5 << 8, 6), exited(2, 15, 6),
+         GONE],
+        1,
+        0,
+    ),
     "the launcher's signal decides": (
         [signalled(15, 5), exited(0, 15, 6), exited(1, 3 << 8, 6), exited(2, 15, 6), GONE],
         143,
-        1,
+        0,
     ),
     "a killed zygote": ([KILLED_ZYGOTE], 137, None),
     "a lost store": (
