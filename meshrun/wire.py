@@ -42,7 +42,6 @@ class StartRank:
     unset: list[str]
     """Variables to remove."""
     coordinate: list[int]
-    device: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

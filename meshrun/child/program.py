@@ -156,7 +156,7 @@ def run_program(
         raise SystemExit(1) from None
     except BaseException as error:
         on_raise(error)
-        sys.excepthook = _print_nothing
+        sys.excepthook = print_nothing
         raise
 
 
@@ -166,7 +166,7 @@ def _run_as_main(module: str, alter_argv: bool) -> None:
     run(module, alter_argv)
 
 
-def _print_nothing(*_: object) -> None:
+def print_nothing(*_: object) -> None:
     """An excepthook for what has been told already."""
 
 

@@ -8,7 +8,7 @@ import sys
 from types import CodeType
 
 from meshrun.child.ending import Ending
-from meshrun.child.program import format_raised, run_program
+from meshrun.child.program import format_raised, print_nothing, run_program
 from meshrun.child.reporter import Reporter
 from meshrun.child.threads import raise_thread_counts
 from meshrun.plan import Program
@@ -47,7 +47,7 @@ def become_rank(
     except BaseException as error:
         _tell(reporter, error, may_be_ours=True)
         ending.note(error)
-        sys.excepthook = lambda *_: None
+        sys.excepthook = print_nothing
         raise
     reporter.ready()
     try:

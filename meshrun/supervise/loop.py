@@ -261,7 +261,6 @@ class Loop:
                 if name not in os.environ and name not in environment
             ],
             coordinate=list(rank.coordinate),
-            device=rank.device,
         )
         label = rank_label(self._plan.layout, rank.rank) if self._plan.prefix else ""
         theirs = []

@@ -113,7 +113,6 @@ class State:
     """Whether ranks that have finished may leave."""
     finishing: bool = False
     zygote_gone: ZygoteGone | None = None
-    leftovers: int = 0
     alive: frozenset[int] = field(default_factory=frozenset)
     """Ranks that were started and have not ended."""
 
@@ -281,7 +280,7 @@ _STEPS: dict[type[Any], Callable[[State, Any], Step]] = {
     RankFinished: _finished,
     RankExited: _exited,
     StoreEnded: _store_ended,
-    LeftoversEnded: lambda state, event: (replace(state, leftovers=event.count), []),
+    LeftoversEnded: lambda state, _: (state, []),
     ZygoteGone: lambda state, event: (replace(state, zygote_gone=event), []),
     SignalArrived: _signalled,
     TimePassed: lambda state, event: _time_passed(state, event.at_ns),

@@ -19,9 +19,7 @@ def test_a_message_survives_its_packet(event: RankRaised) -> None:
 
 def test_orders_survive_too() -> None:
     """Orders carry dictionaries and lists."""
-    order = wire.StartRank(
-        rank=3, environment={"A": "b"}, unset=["C"], coordinate=[1, 2], device=None
-    )
+    order = wire.StartRank(rank=3, environment={"A": "b"}, unset=["C"], coordinate=[1, 2])
 
     assert wire.decode(wire.encode(order)) == order
 
@@ -54,7 +52,7 @@ def test_garbage_is_refused(packet: bytes) -> None:
         b'["RankExited", {"rank": 0}]',
         b'["RankExited", {"rank": true, "pid": 1, "wait_status": 0, "at_ns": 1}]',
         b'["os.system", {}]',
-        b'["StartRank", {"rank":0,"environment":[],"unset":[],"coordinate":[],"device":null}]',
+        b'["StartRank", {"rank":0,"environment":[],"unset":[],"coordinate":[]}]',
         b"[" * 100_000,
     ],
 )
