@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING
 
 from meshrun.errors import ProgramError
 from meshrun.host.facts import detect_host
-from meshrun.plan import HostFacts, LaunchPlan, LaunchRequest, Program, build_plan
+from meshrun.plan import HostFacts, LaunchPlan, build_plan
+from meshrun.request import LaunchRequest, Program
 
 if TYPE_CHECKING:
     from meshrun.events import Event
     from meshrun.result import LaunchResult
     from meshrun.supervise.console import Console
+    from meshrun.supervise.known import State
     from meshrun.supervise.loop import Watch
-    from meshrun.supervise.state import State
 
 
 def plan(
@@ -35,7 +36,8 @@ def plan(
     Raises:
         UsageError: If the request does not fit together, with the numbers.
     """
-    return build_plan(request, facts or detect_host(), check_host=check_host)
+    facts = facts or detect_host(with_topology=request.numa_binding is not None)
+    return build_plan(request, facts, check_host=check_host)
 
 
 def launch(
@@ -57,14 +59,14 @@ def launch(
     """
     # What only a launch needs is imported here: a dry run is twice as fast without it.
     import secrets
-    import tempfile
 
     from meshrun.environment import Session
-    from meshrun.host.sockets import LOOPBACK_ADDRESS, LOOPBACK_INTERFACE, listen_on_loopback
+    from meshrun.host.run_folder import RunFolder
+    from meshrun.host.sockets import LOOPBACK_INTERFACE, listen_on
     from meshrun.supervise.clock import Stopwatch
     from meshrun.supervise.console import Console
     from meshrun.supervise.loop import Loop
-    from meshrun.supervise.outcome import build_result
+    from meshrun.supervise.outcome import build_result, went_well
 
     check_program(plan.program)
     stopwatch = Stopwatch(began_ns or time.monotonic_ns())
@@ -75,19 +77,36 @@ def launch(
         if watch is not None:
             watch(event, state, console)
 
-    run_id = secrets.token_hex(8)
-    with listen_on_loopback() as listener:
+    run_id = plan.request.rendezvous.run_id or secrets.token_hex(8)
+    with listen_on(plan.store_address, plan.store_port) as listener:
+        folder = RunFolder(plan.request.logs, run_id)
         session = Session(
             run_id=run_id,
-            master_addr=LOOPBACK_ADDRESS,
+            master_addr=plan.store_address,
             master_port=listener.getsockname()[1],
-            scratch_dir=os.path.join(tempfile.gettempdir(), f"meshrun_{run_id}"),
+            run_folder=folder.path,
             loopback=LOOPBACK_INTERFACE,
         )
-        loop = Loop(plan, session=session, store_listener=listener, console=console, watch=see)
-        state = loop.run()
+        state = None
+        try:
+            state = Loop(
+                plan,
+                session=session,
+                folder=folder,
+                store_listener=listener,
+                console=console,
+                watch=see,
+            ).run()
+        finally:
+            kept = folder.close(went_well=state is not None and went_well(state))
     console.close()
-    return build_result(state, plan.layout, host=os.uname().nodename, timings=stopwatch.timings())
+    return build_result(
+        state,
+        plan.layout,
+        host=os.uname().nodename,
+        timings=stopwatch.timings(),
+        log_folder=kept,
+    )
 
 
 def check_program(program: Program) -> None:
@@ -99,6 +118,9 @@ def check_program(program: Program) -> None:
     if program.kind == "module":
         return
     path = program.target
+    if program.kind == "command":
+        _check_command(path)
+        return
     if os.path.isdir(path):
         if not os.path.exists(os.path.join(path, "__main__.py")):
             raise ProgramError(
@@ -116,6 +138,19 @@ def check_program(program: Program) -> None:
             exit_code=2,
             hint=_nearest_file(path),
         ) from error
+
+
+def _check_command(name: str) -> None:
+    import shutil
+
+    if shutil.which(name) is not None:
+        return
+    found = os.path.exists(name)
+    raise ProgramError(
+        f"`{name}` is not executable" if found else f"there is no command `{name}`",
+        exit_code=126 if found else 127,  # as a shell says it
+        hint=f"chmod +x {name}, or leave --no-python out" if found else None,
+    )
 
 
 def _nearest_file(path: str) -> str | None:

@@ -1,8 +1,7 @@
-"""The command line: flags -> LaunchRequest. The only typer importer and the only sys.exit."""
+"""The command line: flags -> LaunchRequest. The only sys.exit."""
 
 from __future__ import annotations
 
-import enum
 import os
 import signal
 import sys
@@ -13,32 +12,19 @@ import typer
 from typer.core import TyperCommand
 
 from meshrun import __version__
+from meshrun.asked import Asked, build_request, check_accepted
 from meshrun.errors import InternalError, MeshrunError, UsageError
 from meshrun.host.descriptors import open_standard_streams
-from meshrun.plan import LaunchRequest, Program
+from meshrun.options import own, torchrun
+from meshrun.options.kinds import NO_VALUE
+from meshrun.parse import parse_choice
 from meshrun.report.message import render_error
-from meshrun.spec import MeshSpec, parse_mesh
+from meshrun.request import LaunchRequest, Program
 from meshrun.words import spell_out
 
-_MESH, _PROGRAM, _WORKERS, _OUTPUT, _END = "Mesh", "Program", "Workers", "Look first", "End"
-
-
-_MOST_SECONDS = 10_000_000
-
-
-class Format(str, enum.Enum):
-    """How a dry run is printed."""
-
-    text = "text"
-    json = "json"
-
-
-class Method(str, enum.Enum):
-    """How ranks are started."""
-
-    fork = "fork"
-    exec = "exec"
-
+_COMMAND_LINE = "command line"
+_SET_BY_A_LAUNCH = ("MESHRUN_MESH", "MESHRUN_DEVICE")
+"""Variables that describe a rank to its program, and would be options of a launch inside it."""
 
 # typer carries its own click, or needs the one on PyPI, depending on its version.
 _UsageErrorOfTyper: Any = typer.BadParameter.__bases__[0]
@@ -61,6 +47,8 @@ app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptio
 @app.command(
     cls=_Command,
     context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
+    epilog="Each option is read from the environment too: MESHRUN_MESH, MESHRUN_SHOW and so on for"
+    " meshrun's own, PET_NPROC_PER_NODE and so on for torchrun's. --dry-run says which counted.",
 )
 def command(
     context: typer.Context,
@@ -70,102 +58,56 @@ def command(
     args: Annotated[
         list[str] | None, typer.Argument(help="Its arguments, passed on untouched.")
     ] = None,
-    mesh: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SPEC",
-            help="Shape of the mesh: dp=2,tp=4 or 2x4. The right dim is fastest, as in torch."
-            " One size may be -1.",
-            rich_help_panel=_MESH,
-        ),
-    ] = None,
-    names: Annotated[
-        str | None,
-        typer.Option(
-            metavar="A,B", help="Names for the dims of a 2x4 mesh.", rich_help_panel=_MESH
-        ),
-    ] = None,
-    device: Annotated[
-        str,
-        typer.Option(
-            metavar="TYPE",
-            help="auto, cpu, cuda or another torch device type. auto takes the accelerator"
-            " where there are enough, else cpu.",
-            rich_help_panel=_MESH,
-        ),
-    ] = "auto",
-    nproc_per_node: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="Workers on each node; as many as the mesh needs if left out.",
-            rich_help_panel=_WORKERS,
-        ),
-    ] = None,
-    nnodes: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Number of nodes; 1 if left out.", rich_help_panel=_WORKERS),
-    ] = None,
-    start_method: Annotated[
-        Method | None,
-        typer.Option(
-            help="fork imports torch once a node; exec gives each rank a fresh interpreter.",
-            rich_help_panel=_WORKERS,
-        ),
-    ] = None,
-    preload: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="MODULE",
-            help="Import this once a node too, before the ranks are forked; repeatable.",
-            rich_help_panel=_WORKERS,
-        ),
-    ] = None,
-    module: Annotated[
-        bool,
-        typer.Option(
-            "-m", "--module", help="Run a module, as python -m does.", rich_help_panel=_PROGRAM
-        ),
+    mesh: own.Mesh = None,
+    names: own.Names = None,
+    device: own.Device = None,
+    nproc_per_node: torchrun.Nproc = None,
+    nnodes: torchrun.Nnodes = None,
+    numa_binding: torchrun.NumaBinding = None,
+    virtual_local_rank: torchrun.VirtualLocalRank = False,
+    role: torchrun.Role = None,
+    module: torchrun.Module = False,
+    no_python: torchrun.NoPython = False,
+    run_path: torchrun.RunPath = False,
+    preload: own.Preload = None,
+    start_method: torchrun.StartMethod = None,
+    dry_run: own.DryRun = False,
+    format: own.Format = None,  # noqa: A002 - parameters are named as their options
+    all: own.All = False,  # noqa: A002
+    timings: own.Timings = False,
+    show: own.Show = None,
+    hide: own.Hide = None,
+    collapse: own.Collapse = False,
+    no_prefix: own.NoPrefix = False,
+    log_line_prefix_template: torchrun.Template = None,
+    local_ranks_filter: torchrun.LocalRanksFilter = None,
+    max_restarts: torchrun.MaxRestarts = None,
+    shutdown_timeout: torchrun.ShutdownTimeout = None,
+    signals_to_handle: torchrun.SignalsToHandle = None,
+    exit_code: own.ExitCode = None,
+    report: own.Report = None,
+    redirects: torchrun.Redirects = None,
+    tee: torchrun.Tee = None,
+    log_dir: torchrun.LogDir = None,
+    duplicate_stdout_filters: torchrun.StdoutFilters = None,
+    duplicate_stderr_filters: torchrun.StderrFilters = None,
+    logs_specs: torchrun.LogsSpecs = None,
+    event_log_handler: torchrun.EventHandler = None,
+    standalone: torchrun.Standalone = False,
+    rdzv_backend: torchrun.RdzvBackend = None,
+    rdzv_endpoint: torchrun.RdzvEndpoint = None,
+    rdzv_id: torchrun.RdzvId = None,
+    rdzv_conf: torchrun.RdzvConf = None,
+    node_rank: torchrun.NodeRank = None,
+    master_addr: torchrun.MasterAddr = None,
+    master_port: torchrun.MasterPort = None,
+    local_addr: torchrun.LocalAddr = None,
+    monitor_interval: torchrun.MonitorInterval = None,
+    exit_barrier_timeout: torchrun.ExitBarrierTimeout = None,
+    print_completion: torchrun.PrintCompletion = None,
+    version: Annotated[
+        bool, typer.Option("--version", metavar=NO_VALUE, help="Print the version.")
     ] = False,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run",
-            "-n",
-            help="Print who sits where and start nothing.",
-            rich_help_panel=_OUTPUT,
-        ),
-    ] = False,
-    output_format: Annotated[
-        Format, typer.Option("--format", help="How a dry run is printed.", rich_help_panel=_OUTPUT)
-    ] = Format.text,
-    every_row: Annotated[
-        bool,
-        typer.Option("--all", help="Print every worker of a large plan.", rich_help_panel=_OUTPUT),
-    ] = False,
-    no_prefix: Annotated[
-        bool,
-        typer.Option(
-            "--no-prefix",
-            help="Print ranks' lines without their coordinates.",
-            rich_help_panel=_OUTPUT,
-        ),
-    ] = False,
-    timings: Annotated[
-        bool,
-        typer.Option(
-            "--timings", help="Say at the end where the time went.", rich_help_panel=_OUTPUT
-        ),
-    ] = False,
-    shutdown_timeout: Annotated[
-        float,
-        typer.Option(
-            metavar="SECONDS",
-            help="How long ranks may take to end once they are told to.",
-            rich_help_panel=_END,
-        ),
-    ] = 30.0,
-    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> int:
     """Launch a PyTorch program on every device and hand it a ready DeviceMesh.
 
@@ -173,40 +115,36 @@ def command(
 
     In train.py, `from meshrun import current_mesh` and `mesh = current_mesh()` give the
     torch.distributed DeviceMesh that was built before its first line.
+
+    Without --mesh it does what torchrun does.
     """
     if version:
         print(f"meshrun {__version__}")
         return 0
-    if script is None:
-        raise UsageError("no program was given", hint="meshrun --mesh dp=2 train.py")
-    if not 0 <= shutdown_timeout < _MOST_SECONDS:
-        raise UsageError(
-            f"--shutdown-timeout is from 0 to {_MOST_SECONDS:,} seconds, found {shutdown_timeout:g}"
-        )
-    request = LaunchRequest(
-        program=Program(
-            kind="module" if module else "script", target=script, args=tuple(args or ())
-        ),
-        mesh=_mesh(mesh, names),
-        nnodes=nnodes,
-        nproc_per_node=nproc_per_node,
-        device=device,
-        start_method=start_method.value if start_method else None,
-        shutdown_timeout_s=shutdown_timeout,
-        prefix=not no_prefix,
-        preload=("torch", "torch.distributed.device_mesh", *(preload or ())),
-    )
-    if dry_run:
-        _print_plan(request, output_format, every_row)
+    if print_completion is not None:
+        from meshrun.report.completion import render_completion
+
+        print(render_completion(print_completion, context.command.params))
         return 0
-    return _launch(request, show_timings=timings, began_ns=context.obj)
+    asked = Asked(context.params, _sources(context), os.environ)
+    check_accepted(asked)
+    request = build_request(asked, _program(asked))
+    output_format = parse_choice(format or "text", "--format", ("text", "json"))
+    if dry_run:
+        _print_plan(request, output_format, every_row=all)
+        return 0
+    return _launch(request, show_timings=timings, report=report, began_ns=context.obj)
 
 
 def run_command_line(*, began_ns: int) -> NoReturn:
     """Run the command line of this process and exit with its code."""
     _open_streams()
+    if "MESHRUN_GENERATION" in os.environ:
+        for name in _SET_BY_A_LAUNCH:
+            os.environ.pop(name, None)
     try:
         code = app(standalone_mode=False, prog_name="meshrun", obj=began_ns)
+        sys.stdout.flush()
     except MeshrunError as error:
         print(render_error(error), file=sys.stderr)
         sys.exit(error.exit_code)
@@ -233,19 +171,44 @@ def _open_streams() -> None:
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
 
 
-def _mesh(mesh: str | None, names: str | None) -> MeshSpec | None:
-    if mesh is None:
-        if names is not None:
-            raise UsageError("--names was given without --mesh", hint=f"--mesh 2x4 --names {names}")
-        return None
-    return parse_mesh(mesh, names)
+def _sources(context: typer.Context) -> dict[str, str]:
+    """Return where each option that was given came from."""
+    sources = {}
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        source = context.get_parameter_source(name)
+        if source is None or name in ("script", "args"):
+            continue
+        if source.name == "COMMANDLINE":
+            sources[name] = _COMMAND_LINE
+        elif source.name == "ENVIRONMENT":
+            sources[name] = str(parameter.envvar)
+    return sources
 
 
-def _print_plan(request: LaunchRequest, output_format: Format, every_row: bool) -> None:
+def _program(asked: Asked) -> Program:
+    target, args = asked.text("script"), tuple(asked.values.get("args") or ())
+    if target is None:
+        raise UsageError("no program was given", hint="meshrun --mesh dp=2 train.py")
+    module = asked.flag("module")
+    if asked.flag("run_path"):  # torchrun lets it win over both
+        return Program(kind="script", target=target, args=args)
+    if asked.flag("no_python"):
+        if module:
+            raise UsageError("--no-python and --module exclude each other")
+        return Program(kind="command", target=target, args=args)
+    interpreter = os.environ.get("PYTHON_EXEC")
+    if interpreter and interpreter != sys.executable:
+        words = ("-u", "-m", target) if module else ("-u", target)
+        return Program(kind="command", target=interpreter, args=(*words, *args))
+    return Program(kind="module" if module else "script", target=target, args=args)
+
+
+def _print_plan(request: LaunchRequest, output_format: str, *, every_row: bool) -> None:
     from meshrun import app as use_cases
 
     plan = use_cases.plan(request, check_host=False)
-    if output_format is Format.json:
+    if output_format == "json":
         from meshrun.report.as_json import render_plan_json
 
         print(render_plan_json(plan))
@@ -255,7 +218,9 @@ def _print_plan(request: LaunchRequest, output_format: Format, every_row: bool) 
     print_dry_run(plan, every_row=every_row)
 
 
-def _launch(request: LaunchRequest, *, show_timings: bool, began_ns: int) -> int:
+def _launch(
+    request: LaunchRequest, *, show_timings: bool, report: str | None, began_ns: int
+) -> int:
     from meshrun import app as use_cases
     from meshrun.report.failure import render_failure
     from meshrun.report.progress import StartProgress
@@ -271,8 +236,14 @@ def _launch(request: LaunchRequest, *, show_timings: bool, began_ns: int) -> int
         from meshrun.report.timings import render_timings
 
         print(render_timings(result.timings), file=sys.stderr)
+    if report is not None:
+        from meshrun.report.result_json import write_report
+
+        write_report(result, report)
     if text := render_failure(result):
         print(text, file=sys.stderr)
+    if request.exit_codes == "torchrun":
+        return int(result.exit_code != 0)
     if result.signum is not None:
         _end_by_signal(result.signum)
     return result.exit_code

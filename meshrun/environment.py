@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -19,27 +20,33 @@ class Session:
     run_id: str
     master_addr: str
     master_port: int
-    scratch_dir: str
-    """Private to the launch; holds one directory a local rank for torch-elastic error files."""
+    run_folder: str
+    """Private to the launch; holds what ``meshrun.logs`` describes."""
     loopback: str
     """Name of the loopback interface, such as ``lo``."""
-    restart_count: int = 0
-    max_restarts: int = 0
+    timer_file: str | None = None
+    """A named pipe for ``torch.distributed.elastic.timer``, or ``None``."""
 
 
 def rank_environment(
-    plan: LaunchPlan, rank: RankPlan, session: Session, base: Mapping[str, str]
+    plan: LaunchPlan,
+    rank: RankPlan,
+    session: Session,
+    base: Mapping[str, str],
+    *,
+    generation: int = 0,
+    error_file: str = "",
 ) -> dict[str, str]:
     """Return the variables that a rank has over and above ``base``.
 
     Names and values follow torchrun 2.13 (``_start_workers`` in
     ``torch/distributed/elastic/agent/server/local_elastic_agent.py``); ``MESHRUN_*`` are ours.
     """
-    layout = plan.layout
+    layout, request = plan.layout, plan.request
     local_world_size = layout.nproc_per_node[rank.node_rank]
     numbers = {
         "RANK": rank.rank,
-        "LOCAL_RANK": rank.local_rank,
+        "LOCAL_RANK": plan.device_index(rank.local_rank),
         "WORLD_SIZE": layout.world_size,
         "LOCAL_WORLD_SIZE": local_world_size,
         "GROUP_RANK": rank.node_rank,
@@ -47,20 +54,27 @@ def rank_environment(
         "ROLE_RANK": rank.rank,
         "ROLE_WORLD_SIZE": layout.world_size,
         "MASTER_PORT": session.master_port,
-        "TORCHELASTIC_RESTART_COUNT": session.restart_count,
-        "TORCHELASTIC_MAX_RESTARTS": session.max_restarts,
-        "MESHRUN_GENERATION": session.restart_count,
+        "TORCHELASTIC_RESTART_COUNT": generation,
+        "TORCHELASTIC_MAX_RESTARTS": request.max_restarts,
+        "MESHRUN_GENERATION": generation,
     }
+    names = (signal.Signals(signum).name for signum in request.stop_signals)
     texts = {
-        "ROLE_NAME": "default",
+        "ROLE_NAME": request.role,
         "MASTER_ADDR": session.master_addr,
         "TORCHELASTIC_RUN_ID": session.run_id,
         "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "TORCHELASTIC_ERROR_FILE": f"{session.scratch_dir}/{rank.local_rank}/error.json",
-        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+        "TORCHELASTIC_ERROR_FILE": error_file,
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": ",".join(names),
         "MESHRUN_RUN_ID": session.run_id,
         "MESHRUN_NPROC_PER_NODE": ",".join(str(count) for count in _runs(layout.nproc_per_node)),
     }
+    if session.timer_file is not None:
+        texts["TORCHELASTIC_TIMER_FILE"] = session.timer_file
+    if (device := plan.visible_device(rank.local_rank)) is not None:
+        texts["CUDA_VISIBLE_DEVICES"] = device
+        if base.get("HIP_VISIBLE_DEVICES"):
+            texts["HIP_VISIBLE_DEVICES"] = device
     if layout.mesh is not None:
         texts["MESHRUN_MESH"] = format_mesh(layout.mesh)
         texts["MESHRUN_DEVICE"] = plan.device_type or "cpu"

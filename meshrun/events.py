@@ -121,6 +121,13 @@ class LeftoversEnded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationEnded:
+    """Nothing is left of a generation of ranks but the zygote."""
+
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ZygoteGone:
     """The zygote has ended, and with it everything it had started."""
 
@@ -152,6 +159,7 @@ FromZygote = (
     | RankExited
     | StoreEnded
     | LeftoversEnded
+    | GenerationEnded
 )
 FromRank = RankJoined | RankReady | RankRaised | RankFinished
 Event = LaunchBegan | FromZygote | FromRank | ZygoteGone | SignalArrived | TimePassed

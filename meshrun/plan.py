@@ -9,32 +9,24 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
+from meshrun.binding import Topology, bind_cpus
 from meshrun.errors import LayoutError, UsageError
 from meshrun.layout import Layout, solve_layout
-from meshrun.spec import INFERRED, MeshSpec
+from meshrun.parse import parse_endpoint
+from meshrun.request import (
+    ConsoleRequest,
+    LaunchRequest,
+    Program,
+    Rendezvous,
+    StartMethod,
+)
+from meshrun.selection import select_ranks
+from meshrun.spec import INFERRED
 
-ProgramKind = Literal["script", "module"]
-StartMethod = Literal["fork", "exec"]
-
+LOOPBACK_ADDRESS = "127.0.0.1"
 
 _TOO_FEW = " found, too few"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
-    """What each rank runs: a script by path or a module by name, and its arguments."""
-
-    kind: ProgramKind
-    target: str
-    args: tuple[str, ...] = ()
-
-    @property
-    def argv(self) -> tuple[str, ...]:
-        """The words after ``python`` that would run the same program once."""
-        flag = ("-m",) if self.kind == "module" else ()
-        return (*flag, self.target, *self.args)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,21 +40,10 @@ class HostFacts:
     """torch device type of the accelerator torch was built for, such as ``cuda``, or ``None``."""
     accelerator_count: int
     """Accelerators visible to this process."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchRequest:
-    """What the user asked for; ``None`` means "not given"."""
-
-    program: Program
-    mesh: MeshSpec | None = None
-    nnodes: int | None = None
-    nproc_per_node: int | None = None
-    device: str = "auto"
-    start_method: StartMethod | None = None
-    shutdown_timeout_s: float = 30.0
-    prefix: bool = True
-    preload: tuple[str, ...] = ()
+    visible_devices: tuple[str, ...] | None = None
+    """What the visibility variable of CUDA or HIP lists, or ``None`` if it is not set."""
+    topology: Topology | None = None
+    """Cores and nodes of the machine, where a plan needs them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,14 +56,16 @@ class RankPlan:
     coordinate: tuple[int, ...]
     device: str | None
     """torch device such as ``cuda:3`` or ``cpu``; ``None`` where the program chooses."""
+    cpus: tuple[int, ...] | None = None
+    """Logical CPUs it is bound to; ``None`` if it may use all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchPlan:
     """Everything decided about a launch before anything is started."""
 
+    request: LaunchRequest
     layout: Layout
-    program: Program
     device_type: str | None
     """torch device type of the mesh; ``None`` without a mesh, where the program chooses."""
     device_reason: str
@@ -91,10 +74,21 @@ class LaunchPlan:
     start_method_reason: str
     omp_num_threads: int
     """Threads a rank's OpenMP may use, unless ``OMP_NUM_THREADS`` is set already."""
-    shutdown_timeout_s: float
-    prefix: bool
-    preload: tuple[str, ...]
+    store_address: str
+    """Where the ranks' store listens: loopback, unless another address was asked for."""
+    store_port: int
+    """Its port; 0 for one that is free."""
+    shown: frozenset[int] | None
+    """Ranks whose output is printed; ``None`` for all."""
+    bound_cpus: tuple[tuple[int, ...], ...] | None
+    """Logical CPUs of each local rank; ``None`` without ``--numa-binding``."""
+    visible_devices: tuple[str, ...] | None
     node_rank: int = 0
+
+    @property
+    def program(self) -> Program:
+        """What each rank runs."""
+        return self.request.program
 
     @property
     def passes_over_accelerators(self) -> bool:
@@ -109,8 +103,19 @@ class LaunchPlan:
             node_rank=self.layout.node_rank(rank),
             local_rank=local_rank,
             coordinate=self.layout.coordinate(rank),
-            device=device_name(self.device_type, local_rank),
+            device=device_name(self.device_type, self.device_index(local_rank)),
+            cpus=self.bound_cpus[local_rank] if self.bound_cpus else None,
         )
+
+    def device_index(self, local_rank: int) -> int:
+        """Return the number by which a rank knows its device: 0 where it sees no other."""
+        return 0 if self.request.virtual_local_rank else local_rank
+
+    def visible_device(self, local_rank: int) -> str | None:
+        """Return the one device a rank may see, or ``None`` if it sees all."""
+        if not self.request.virtual_local_rank:
+            return None
+        return self.visible_devices[local_rank] if self.visible_devices else str(local_rank)
 
     def ranks(self) -> Iterator[RankPlan]:
         """Yield the plan of every rank on every node, in order."""
@@ -121,11 +126,9 @@ class LaunchPlan:
         return (self.rank(rank) for rank in self.layout.ranks_of_node(self.node_rank))
 
 
-def device_name(device_type: str | None, local_rank: int) -> str | None:
-    """Return the torch device of a local rank: ``cuda:3``, ``cpu``, or ``None`` if undecided."""
-    if device_type is None or device_type == "cpu":
-        return device_type
-    return f"{device_type}:{local_rank}"
+def device_name(device_type: str | None, index: int) -> str | None:
+    """Return a torch device: ``cuda:3``, ``cpu``, or ``None`` if undecided."""
+    return device_type if device_type in (None, "cpu") else f"{device_type}:{index}"
 
 
 def build_plan(request: LaunchRequest, facts: HostFacts, *, check_host: bool = True) -> LaunchPlan:
@@ -141,36 +144,107 @@ def build_plan(request: LaunchRequest, facts: HostFacts, *, check_host: bool = T
         LayoutError: If mesh, nodes and workers do not fit, with the arithmetic.
         UsageError: If a device was asked for that is not here.
     """
-    nproc_per_node = request.nproc_per_node
-    if nproc_per_node is None:
-        nproc_per_node = _workers_from_devices(request, facts)
-    layout = solve_layout(request.mesh, nnodes=request.nnodes, nproc_per_node=nproc_per_node)
+    layout = solve_layout(
+        request.mesh, nnodes=request.nnodes, nproc_per_node=_workers(request, facts)
+    )
     workers = layout.nproc_per_node[0]
     device_type, device_reason = (None, "the program chooses")
     if layout.mesh is not None:
         device_type, device_reason = _choose_device(request.device, workers, facts, check_host)
-    start_method: StartMethod = request.start_method or "fork"
-    reason = "asked for" if request.start_method else "torch is imported once and ranks are forked"
+    _check_visible(request, workers, facts)
+    start_method, reason = _choose_start_method(request)
+    address, port = _choose_store(request.rendezvous)
     return LaunchPlan(
+        request=request,
         layout=layout,
-        program=request.program,
         device_type=device_type,
         device_reason=device_reason,
         start_method=start_method,
         start_method_reason=reason,
         omp_num_threads=max(1, facts.usable_cores // workers),
-        shutdown_timeout_s=request.shutdown_timeout_s,
-        prefix=request.prefix,
-        preload=request.preload,
+        store_address=address,
+        store_port=port,
+        shown=_choose_shown(request.console, layout),
+        bound_cpus=_bind(request, workers, facts),
+        visible_devices=facts.visible_devices,
     )
 
 
-def _workers_from_devices(request: LaunchRequest, facts: HostFacts) -> int | None:
-    """A ``-1`` without a worker count means one worker an accelerator, where there are any."""
-    inferred = request.mesh is not None and INFERRED in request.mesh.sizes
-    if inferred and request.device != "cpu" and facts.accelerator_count:
+def _workers(request: LaunchRequest, facts: HostFacts) -> int | None:
+    """Return the workers of a node if the request says, in a number or by its devices."""
+    asked = request.nproc_per_node
+    if asked is None:
+        inferred = request.mesh is not None and INFERRED in request.mesh.sizes
+        if inferred and request.device != "cpu" and facts.accelerator_count:
+            return facts.accelerator_count
+        return None
+    if isinstance(asked, int):
+        return asked
+    kind = "cuda" if asked == "gpu" else asked
+    if kind == "cpu" or (kind == "auto" and not facts.accelerator_count):
+        return facts.usable_cores
+    if kind in ("auto", facts.accelerator) and facts.accelerator_count:
         return facts.accelerator_count
-    return None
+    raise UsageError(
+        f"--nproc-per-node {asked} was asked for, and this machine has no {kind} device"
+        + (f" but {facts.accelerator}" if facts.accelerator_count else ""),
+        hint="a number, auto, or cpu for one worker a core",
+    )
+
+
+def _check_visible(request: LaunchRequest, workers: int, facts: HostFacts) -> None:
+    visible = facts.visible_devices
+    if request.virtual_local_rank and visible and len(visible) < workers:
+        raise UsageError(
+            f"--virtual-local-rank gives {workers} workers a device each, and"
+            f" CUDA_VISIBLE_DEVICES lists {len(visible)}"
+        )
+
+
+def _choose_start_method(request: LaunchRequest) -> tuple[StartMethod, str]:
+    if request.program.kind == "command":
+        return "exec", "the program is a command"
+    if request.start_method is not None:
+        return request.start_method, "asked for"
+    return "fork", "torch is imported once and ranks are forked"
+
+
+def _choose_store(asked: Rendezvous) -> tuple[str, int]:
+    """Return the address and port of the store, as torchrun would on one node, on loopback."""
+    if asked.standalone:
+        return LOOPBACK_ADDRESS, 0
+    if asked.backend != "static":
+        return asked.local_addr or LOOPBACK_ADDRESS, 0
+    host, port = asked.master_addr, asked.master_port
+    if asked.endpoint:
+        host, port = parse_endpoint(asked.endpoint)
+    if port is None:
+        return asked.local_addr or LOOPBACK_ADDRESS, 0
+    return (host or LOOPBACK_ADDRESS).strip("[]"), port
+
+
+def _choose_shown(console: ConsoleRequest, layout: Layout) -> frozenset[int] | None:
+    if not (console.show or console.hide or console.local_ranks is not None):
+        return None
+    shown = set(range(layout.world_size))
+    if console.show:
+        shown = set().union(*(select_ranks(layout, text) for text in console.show))
+    for text in console.hide:
+        shown -= select_ranks(layout, text)
+    if console.local_ranks is not None:
+        shown = {rank for rank in shown if layout.local_rank(rank) in console.local_ranks}
+    return frozenset(shown)
+
+
+def _bind(
+    request: LaunchRequest, workers: int, facts: HostFacts
+) -> tuple[tuple[int, ...], ...] | None:
+    if request.numa_binding is None or facts.topology is None:
+        return None
+    return tuple(
+        bind_cpus(request.numa_binding, facts.topology, local_rank=local_rank, nproc=workers)
+        for local_rank in range(workers)
+    )
 
 
 def _choose_device(asked: str, workers: int, facts: HostFacts, check_host: bool) -> tuple[str, str]:

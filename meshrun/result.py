@@ -67,6 +67,12 @@ class LaunchResult:
     trouble: MeshrunError | None
     """What kept meshrun itself from going on, or ``None``."""
     timings: Timings
+    restarts: int = 0
+    """How often all ranks were started again."""
+    no_restart: str | None = None
+    """Why they were not started again although restarts were left, if that is so."""
+    log_folder: str | None = None
+    """Where the ranks' files are, if any were kept."""
 
     def raise_for_failure(self) -> None:
         """Raise RankFailed if a rank failed; do nothing if the launch went well."""

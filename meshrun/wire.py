@@ -29,7 +29,7 @@ class Prepare:
     start_method: str
     preload: list[str]
     scratch_dir: str
-    """Removed by the zygote if the launcher is gone before it could."""
+    """Removed by the zygote if the launcher is gone before it could; "" for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,11 +42,18 @@ class StartRank:
     unset: list[str]
     """Variables to remove."""
     coordinate: list[int]
+    local_rank: int
+    cpus: list[int]
+    """Logical CPUs to bind it to; empty for no binding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartStore:
-    """Launcher to zygote: serve the store on the listening socket that comes with the packet."""
+    """Launcher to zygote, before a generation of ranks: serve their store.
+
+    With the packet come the listening socket, and the gate: a pipe that is closed at its other
+    end once ranks that have finished may leave.
+    """
 
     port: int
 
@@ -61,13 +68,20 @@ class SignalRanks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClearUp:
+    """Launcher to zygote, after a generation: end the store and what ranks left, and go on."""
+
+    grace_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finish:
     """Launcher to zygote: no rank will be started any more; end what is left, then yourself."""
 
     grace_s: float
 
 
-ToZygote = Prepare | StartRank | StartStore | SignalRanks | Finish
+ToZygote = Prepare | StartRank | StartStore | SignalRanks | ClearUp | Finish
 Message = ToZygote | FromZygote | FromRank
 
 _TYPES: dict[str, type[Any]] = {

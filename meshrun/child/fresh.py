@@ -23,7 +23,7 @@ from meshrun.child.path import first_path, put_first
 from meshrun.child.program import compile_program
 from meshrun.child.rank import become_rank
 from meshrun.host.processes import die_with_parent
-from meshrun.plan import Program
+from meshrun.request import Program
 
 if __name__ == "__main__":
     order_fd, report_fd, gate_fd, zygote_pid = map(int, sys.argv[1:5])

@@ -13,14 +13,14 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from meshrun.plan import Program
+from meshrun.request import Program
 
 _OURS = "meshrun"
 
 
 def first_path(program: Program) -> str:
     """Return what ``python`` puts in front of ``sys.path`` for this program."""
-    if program.kind == "module":
+    if program.kind != "script":
         return os.getcwd()
     if is_archive(program.target):
         return os.path.abspath(program.target)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 
 from meshrun.child.path import is_archive
-from meshrun.plan import Program
+from meshrun.request import Program
 
 _MACHINERY = (runpy.__file__, importlib.__file__)
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -41,6 +41,8 @@ def compile_program(program: Program) -> tuple[types.CodeType | None, tuple[str,
         SyntaxError: As ``python`` raises it.
         OSError: If the file cannot be read.
     """
+    if program.kind == "command":
+        return None, ()
     if program.kind == "module":
         return None, tuple(_torch_imports(_module_source(program.target)))
     if is_archive(program.target) or _is_byte_code(program.target):

@@ -11,7 +11,8 @@ from meshrun.child.ending import Ending
 from meshrun.child.program import format_raised, print_nothing, run_program
 from meshrun.child.reporter import Reporter
 from meshrun.child.threads import raise_thread_counts
-from meshrun.plan import Program
+from meshrun.host.cores import bind_to_cpus
+from meshrun.request import Program
 from meshrun.wire import StartRank
 
 
@@ -29,6 +30,8 @@ def become_rank(
     The caller has put the process into its own session, with its stdout and stderr in place.
     """
     set_environment(order)
+    bind_to_cpus(order.cpus)
+    program = program.for_local_rank(order.local_rank)
     reporter = Reporter(reports, order.rank)
     ending.arm(reporter, gate_fd)
     try:

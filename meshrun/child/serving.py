@@ -21,20 +21,24 @@ from meshrun.child.ending import Ending
 from meshrun.child.rank import become_rank
 from meshrun.events import (
     FromZygote,
+    GenerationEnded,
     LeftoversEnded,
     RankExited,
+    RankReady,
     RankStarted,
     StartFailed,
     StoreEnded,
 )
+from meshrun.host.cores import bind_to_cpus
 from meshrun.host.processes import (
+    Ended,
     die_with_parent,
     end_children,
     send_signal,
     send_signal_to_group,
 )
-from meshrun.plan import Program
-from meshrun.wire import Finish, SignalRanks, StartRank, StartStore
+from meshrun.request import Program
+from meshrun.wire import ClearUp, Finish, SignalRanks, StartRank, StartStore
 
 _FDS_PER_PACKET = 2
 _PATIENCE_S = 0.5
@@ -42,7 +46,7 @@ _BLOCKED = {signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal
 _LEFT_TO_LAUNCHER = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
-def send(control: socket.socket, event: FromZygote) -> None:
+def send(control: socket.socket, event: FromZygote | RankReady) -> None:
     """Tell the launcher; if it is gone, its end of the socket says so to the loop."""
     try:
         control.send(wire.encode(event))
@@ -89,9 +93,8 @@ class Forks:
         ending: Ending,
         dispositions: dict[int, Any],
         scratch_dir: str,
-        gate_fd: int,
     ) -> None:
-        self._gate_fd = gate_fd
+        self._gate_fd = -1
         self._scratch_dir = scratch_dir
         self._dispositions = dispositions
         self._control = control
@@ -135,6 +138,8 @@ class Forks:
                 return self._fork_store(order, fds)
             case SignalRanks():
                 self._signal(order)
+            case ClearUp():
+                self._clear_up(order.grace_s)
             case Finish():
                 self._end(order.grace_s)
             case _:
@@ -145,7 +150,9 @@ class Forks:
 
     def _start_rank(self, order: StartRank, fds: list[int]) -> Callable[[], None] | None:
         try:
-            if self._fresh:
+            if self._program.kind == "command":
+                pid = self._spawn_command(order, *fds)
+            elif self._fresh:
                 pid = self._spawn_fresh(order, *fds)
             else:
                 pid = self._fork(self._dispositions)
@@ -161,6 +168,8 @@ class Forks:
                     os.close(fd)
         self._pids[pid] = order.rank
         send(self._control, RankStarted(rank=order.rank, pid=pid, at_ns=time.monotonic_ns()))
+        if self._program.kind == "command":  # which tells nothing of itself
+            send(self._control, RankReady(rank=order.rank, at_ns=time.monotonic_ns()))
         return None
 
     def _fork(self, dispositions: dict[int, Any]) -> int:
@@ -224,11 +233,37 @@ class Forks:
         process.returncode = 0  # reaped by the loop, with all other children
         return process.pid
 
+    def _spawn_command(self, order: StartRank, stdout: int, stderr: int) -> int:
+        """Start a rank that is not a Python program of ours."""
+        program = self._program.for_local_rank(order.local_rank)
+        zygote = os.getpid()
+
+        def prepare() -> None:  # between fork and exec; this process has a single thread
+            die_with_parent(zygote)
+            bind_to_cpus(order.cpus)
+
+        removed = {*order.unset, "MESHRUN_WORKER_PID"}
+        kept = {name: value for name, value in os.environ.items() if name not in removed}
+        process = subprocess.Popen(
+            [program.target, *program.args],
+            stdout=stdout,
+            stderr=stderr,
+            env={**kept, **order.environment},
+            start_new_session=True,
+            restore_signals=True,
+            preexec_fn=prepare,  # noqa: PLW1509
+        )
+        process.returncode = 0  # reaped by the loop, with all other children
+        return process.pid
+
     def _fork_store(self, order: StartStore, fds: list[int]) -> Callable[[], None] | None:
         pid = self._fork({})  # it outlives what ends ranks, for them to end in order
         if pid == 0:
             return partial(_be_store, order.port, fds[0])
         os.close(fds[0])
+        if self._gate_fd >= 0:
+            os.close(self._gate_fd)
+        self._gate_fd = fds[1]
         self._store_pid = pid
         return None
 
@@ -257,20 +292,33 @@ class Forks:
                 if order.signum == signal.SIGTERM:
                     send_signal(pid, signal.SIGCONT)  # a stopped rank cannot end
 
+    def _clear_up(self, grace_s: float) -> None:
+        """End the store and whatever a generation of ranks left behind."""
+        ended = self._end_children(grace_s)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+        self._pids.clear()
+        self._store_pid = None
+        if ended.count:
+            send(self._control, LeftoversEnded(count=ended.count))
+        send(self._control, GenerationEnded(at_ns=time.monotonic_ns()))
+
     def _end(self, grace_s: float, *, launcher_is_gone: bool = False) -> NoReturn:
         """End the store and whatever ranks left behind, then this process."""
+        ended = self._end_children(grace_s)
+        if launcher_is_gone and self._scratch_dir:
+            shutil.rmtree(self._scratch_dir, ignore_errors=True)
+        elif ended.count:
+            send(self._control, LeftoversEnded(count=ended.count))
+        os._exit(0)
+
+    def _end_children(self, grace_s: float) -> Ended:
         if self._store_pid is not None:
             send_signal(self._store_pid, signal.SIGKILL)
             try:
                 os.waitpid(self._store_pid, 0)
             except ChildProcessError:
                 pass
-        ended = end_children(grace_s=grace_s, patience_s=_PATIENCE_S if grace_s else 0.0)
-        if launcher_is_gone:
-            shutil.rmtree(self._scratch_dir, ignore_errors=True)
-        elif ended.count:
-            send(self._control, LeftoversEnded(count=ended.count))
-        os._exit(0)
+        return end_children(grace_s=grace_s, patience_s=_PATIENCE_S if grace_s else 0.0)
 
 
 def _be_store(port: int, listen_fd: int) -> NoReturn:

@@ -1,6 +1,6 @@
 """The zygote, run as a script: import torch once, stay single-threaded, fork ranks.
 
-    python -u zygote.py CONTROL_FD REPORT_FD GATE_FD script|module TARGET [ARGUMENT ...]
+    python -u zygote.py CONTROL_FD REPORT_FD script|module TARGET [ARGUMENT ...]
 
 It talks to the launcher alone, over an inherited socket, and ends everything below it when that
 socket closes. In a forked rank ``main`` returns, and the program runs from module level.
@@ -33,7 +33,7 @@ from meshrun.child.serving import Forks, leave_signals_to_launcher, receive, sen
 from meshrun.child.threads import count_threads
 from meshrun.events import ProgramBroken, ZygoteReady, ZygoteUnsafe
 from meshrun.host.processes import become_subreaper, die_with_parent
-from meshrun.plan import Program
+from meshrun.request import Program
 from meshrun.wire import Prepare
 
 
@@ -43,10 +43,8 @@ def main() -> Callable[[], None]:
     reports = socket.socket(fileno=int(sys.argv[2]))
     for inherited in (control, reports):
         inherited.set_inheritable(False)
-    gate_fd = int(sys.argv[3])
-    os.set_inheritable(gate_fd, False)
-    kind, target, *arguments = sys.argv[4:]
-    assert kind in ("script", "module")  # noqa: S101 - the launcher wrote it
+    kind, target, *arguments = sys.argv[3:]
+    assert kind in ("script", "module", "command")  # noqa: S101 - the launcher wrote it
     program = Program(kind=kind, target=target, args=tuple(arguments))  # type: ignore[arg-type]
 
     die_with_parent(os.getppid())
@@ -66,7 +64,6 @@ def main() -> Callable[[], None]:
         ending=ending,
         dispositions=dispositions,
         scratch_dir=order.scratch_dir,
-        gate_fd=gate_fd,
     )
     return forks.serve()
 

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
+
+
+def bind_to_cpus(cpus: Collection[int]) -> None:
+    """Keep this process on some logical CPUs; on all, if there are none or the system cannot."""
+    if cpus and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cpus)
 
 
 def count_usable_cores() -> int:

@@ -2,23 +2,54 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import sys
 
-LOOPBACK_ADDRESS = "127.0.0.1"
+from meshrun.errors import HostError, UsageError
+
 LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 
 _PACKETS = socket.SOCK_DGRAM if sys.platform == "darwin" else socket.SOCK_SEQPACKET
 
 
-def listen_on_loopback() -> socket.socket:
-    """Return a socket that listens on a free port of 127.0.0.1 and nowhere else.
+def listen_on(address: str, port: int) -> socket.socket:
+    """Return a socket that listens on one address of this machine and on no other.
 
     The port stays ours from here on: connections made before anybody serves wait in the queue.
+
+    Args:
+        address: An address, or a name that leads to one.
+        port: 0 for one that is free.
+
+    Raises:
+        UsageError: If the address is not one of this machine's, or does not resolve.
+        HostError: If the port is taken.
     """
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.bind((LOOPBACK_ADDRESS, 0))
-    listener.listen(socket.SOMAXCONN)
+    try:
+        found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise UsageError(
+            f"`{address}` does not resolve to an address: {error.strerror}",
+            hint="on one node leave the address out: the ranks meet on loopback",
+        ) from error
+    family, kind, _, _, place = found[0]
+    listener = socket.socket(family, kind)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(place)
+        listener.listen(socket.SOMAXCONN)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise HostError(
+                f"port {port} of {address} is taken by another process",
+                hint="leave --master-port out to take a free one",
+            ) from error
+        raise UsageError(
+            f"`{address}` port {port} cannot be listened on: {error.strerror}",
+            hint="on one node leave the address out: the ranks meet on loopback",
+        ) from error
     return listener
 
 

@@ -48,7 +48,7 @@ def _head(plan: LaunchPlan) -> dict[str, Any]:
         "device_reason": plan.device_reason,
         "start_method": plan.start_method,
         "omp_num_threads": plan.omp_num_threads,
-        "shutdown_timeout_s": plan.shutdown_timeout_s,
+        "shutdown_timeout_s": plan.request.shutdown_timeout_s,
         "dims": [_dim(layout, dim) for dim in range(len(layout.sizes))],
     }
 

@@ -48,7 +48,17 @@ def _lines(result: LaunchResult) -> Iterator[str]:
         yield first.raised.traceback.rstrip("\n")
         yield ""
     yield f"error: {describe_rank(first)} {describe_end(first)}"
-    yield f"       on {first.host}, pid {first.pid}"
+    yield f"       on {first.host}, pid {first.pid}" + _after(result)
+    if result.no_restart is not None:
+        yield f"       not started again: {result.no_restart}"
+    if result.log_folder is not None:
+        yield f"       logs are in {result.log_folder}"
+
+
+def _after(result: LaunchResult) -> str:
+    if not result.restarts:
+        return ""
+    return ", after 1 restart" if result.restarts == 1 else f", after {result.restarts} restarts"
 
 
 def describe_rank(failure: RankFailure) -> str:

@@ -6,6 +6,7 @@ import time
 
 from meshrun.events import (
     Event,
+    GenerationEnded,
     LaunchBegan,
     LeftoversEnded,
     RankExited,
@@ -17,8 +18,8 @@ from meshrun.plan import LaunchPlan
 from meshrun.report.failure import headline
 from meshrun.result import signal_name, split_wait_status
 from meshrun.supervise.console import Console
+from meshrun.supervise.known import State
 from meshrun.supervise.label import rank_label
-from meshrun.supervise.state import State
 
 
 class StartProgress:
@@ -29,9 +30,24 @@ class StartProgress:
         self._began_ns = time.monotonic_ns()
         self._told = False
         self._started = False
+        self._generation = 0
 
     def __call__(self, event: Event, state: State, console: Console) -> None:
         """Take one event and the state after it."""
+        self._tell_oddities(event, console)
+        if state.generation > self._generation:
+            self._tell_restart(state, console)
+        if isinstance(event, GenerationEnded):
+            self._began_ns = time.monotonic_ns()
+            self._told = self._started = False
+        if state.stopping and not self._told:
+            self._told = True
+            console.set_status("")
+            console.note(self._news(event, state))
+        if not state.stopping and not self._started:
+            self._tell_start(state, console)
+
+    def _tell_oddities(self, event: Event, console: Console) -> None:
         if isinstance(event, ZygoteUnsafe):
             console.note(f"each rank gets its own interpreter, since {event.reason}")
         if isinstance(event, LeftoversEnded):
@@ -39,14 +55,27 @@ class StartProgress:
             console.note(f"{what} that ranks had left behind had to be ended")
         if isinstance(event, LaunchBegan) and self._plan.passes_over_accelerators:
             console.note(f"the mesh is on the CPU: {self._plan.device_reason}")
-        if state.stopping and not self._told:
-            self._told = True
-            console.set_status("")
-            console.note(self._news(event, state))
-        if console.shows_status and not state.stopping and not self._started:
-            console.set_status(self._status(state))
-            if self._started and self._has_mesh:
-                console.note(self._ready())
+
+    def _tell_start(self, state: State, console: Console) -> None:
+        status = self._status(state)
+        if console.shows_status:
+            console.set_status(status)
+        if self._started and state.generation:
+            took_s = (time.monotonic_ns() - state.causes[-1].at_ns) / 1e9
+            console.note(f"generation {state.generation} runs, {took_s:.2f} s after the failure")
+        elif self._started and self._has_mesh and console.shows_status:
+            console.note(self._ready())
+
+    def _tell_restart(self, state: State, console: Console) -> None:
+        """Say why ranks are started again, and which of the restarts this is."""
+        self._generation = state.generation
+        cause = state.causes[-1]
+        console.note(
+            f"restart {state.generation} of {state.max_restarts}, because"
+            f" {self._name(cause.rank)} {cause.description}"
+        )
+        if cause.raised is not None and not cause.raised.shown:
+            console.print_line(cause.raised.traceback.rstrip("\n").encode(), to_stderr=True)
 
     @property
     def _has_mesh(self) -> bool:

@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Hashable
 
-from meshrun.supervise.lines import LineAssembler, Piece
+from meshrun.supervise.lines import LineAssembler, Piece, Prefix
 from meshrun.supervise.outlet import Outlet, is_reader_gone, same_file
 
 QUEUE_BYTES = 1024 * 1024
@@ -21,12 +21,9 @@ _COLOURS = (36, 33, 35, 32, 34, 31)
 class RankStream:
     """One of the two streams of a rank, on its way to an outlet."""
 
-    def __init__(self, outlet: Outlet, label: str, colour: int | None) -> None:
+    def __init__(self, outlet: Outlet, prefix: Prefix) -> None:
         self.outlet = outlet
-        text = f"[{label}] " if label else ""
-        if text and colour is not None:
-            text = f"\x1b[{_COLOURS[colour % len(_COLOURS)]}m[{label}]\x1b[0m "
-        self.lines = LineAssembler(text.encode(errors="backslashreplace"))
+        self.lines = LineAssembler(prefix)
 
 
 class Console:
@@ -45,11 +42,12 @@ class Console:
         self._was_drawn = False
         self._told_lost: set[Outlet] = set()
 
-    def stream(self, *, rank: int, label: str, to_stderr: bool) -> RankStream:
-        """Return a new stream of a rank; ``label`` goes in brackets before each line."""
+    def stream(self, *, rank: int, prefix: Prefix, to_stderr: bool) -> RankStream:
+        """Return a new stream of a rank; ``prefix`` goes before each of its lines."""
         outlet = self._err if to_stderr else self._out
-        coloured = outlet.is_terminal and not os.environ.get("NO_COLOR")
-        return RankStream(outlet, label, rank if coloured else None)
+        if outlet.is_terminal and not os.environ.get("NO_COLOR"):
+            prefix = _coloured(prefix, _COLOURS[rank % len(_COLOURS)])
+        return RankStream(outlet, prefix)
 
     # ---- in --------------------------------------------------------------------------------
 
@@ -62,6 +60,10 @@ class Console:
             self._partial.setdefault(stream, time.monotonic_ns())
         else:
             self._partial.pop(stream, None)
+
+    def print_line(self, line: bytes, *, to_stderr: bool) -> None:
+        """Print a whole line that is nobody's own."""
+        self._show(self, self._err if to_stderr else self._out, Piece(line + b"\n"))
 
     def note(self, text: str) -> None:
         """Print a line of meshrun's own to stderr."""
@@ -79,7 +81,7 @@ class Console:
         self._status = f"meshrun: {text}".encode(errors="backslashreplace") if text else b""
         self._redraw(self._err)
 
-    def show_partials(self) -> None:
+    def show_waiting(self) -> None:
         """Show what has waited long enough for the end of its line, such as a prompt."""
         now_ns = time.monotonic_ns()
         for stream, since_ns in list(self._partial.items()):
@@ -89,8 +91,8 @@ class Console:
                 self._redraw(stream.outlet)
 
     @property
-    def next_partial_ns(self) -> int | None:
-        """When :meth:`show_partials` has something to do, or ``None``."""
+    def next_wake_ns(self) -> int | None:
+        """When :meth:`show_waiting` has something to do, or ``None``."""
         return min(self._partial.values()) + _PARTIAL_AFTER_NS if self._partial else None
 
     # ---- out -------------------------------------------------------------------------------
@@ -163,6 +165,18 @@ class Console:
         if below or self._was_drawn:
             outlet.write(_CLEAR + below)
         self._was_drawn = bool(below)
+
+
+def _coloured(prefix: Prefix, colour: int) -> Prefix:
+    if callable(prefix):
+        return lambda: _in_colour(prefix(), colour)
+    return _in_colour(prefix, colour)
+
+
+def _in_colour(text: bytes, colour: int) -> bytes:
+    """Colour a prefix, and not the space that may follow it."""
+    shown = text.rstrip(b" ")
+    return b"\x1b[%dm%b\x1b[0m%b" % (colour, shown, text[len(shown) :]) if shown else text
 
 
 def _fit(text: bytes) -> bytes:

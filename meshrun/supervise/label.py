@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from string import Template
+
 from meshrun.layout import Layout
+from meshrun.plan import LaunchPlan, RankPlan
+from meshrun.supervise.lines import Prefix
+
+_TORCHRUNS = "[${role_name}${local_rank}]:"
 
 
 def rank_label(layout: Layout, rank: int) -> str:
@@ -14,3 +21,40 @@ def rank_label(layout: Layout, rank: int) -> str:
         return ",".join(str(index) for index in coordinate)
     pairs = zip(layout.mesh_dim_names, coordinate, strict=True)
     return " ".join(f"{name}{index}" for name, index in pairs)
+
+
+def line_prefix(
+    plan: LaunchPlan, rank: RankPlan, hostname: str, *, torchruns: bool = False
+) -> Prefix:
+    """Return what goes before each line of a rank.
+
+    Args:
+        plan: Holds the template, if one was given.
+        rank: Whose lines.
+        hostname: Name of this machine.
+        torchruns: Whether torchrun's ``[default0]:`` stands in for coordinates, as it does in
+            files of copied lines.
+    """
+    asked = plan.request.console
+    template = asked.template or (_TORCHRUNS if torchruns else None)
+    label = rank_label(plan.layout, rank.rank)
+    if template is None:
+        return f"[{label}] ".encode(errors="backslashreplace") if asked.prefix else b""
+    fields = {
+        "role_name": plan.request.role,
+        "local_rank": str(rank.local_rank),
+        "rank": str(rank.rank),
+        "hostname": hostname,
+        "host": hostname,
+        "node_rank": str(rank.node_rank),
+        "coordinate": label,
+    }
+    filled = Template(template).safe_substitute(fields)
+    if "${time}" not in filled and "$time" not in filled:
+        return filled.encode(errors="backslashreplace")
+
+    def with_time() -> bytes:
+        now = time.strftime("%Y-%m-%d %H:%M:%S") + f".{time.time_ns() // 1_000_000 % 1000:03d}"
+        return Template(filled).safe_substitute(time=now).encode(errors="backslashreplace")
+
+    return with_time

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+Prefix = bytes | Callable[[], bytes]
+"""What goes before a line, or what makes it when the line comes."""
 LONGEST_LINE_BYTES = 64 * 1024
 """A line that grows beyond this is passed on in parts, so that memory stays bounded."""
 
@@ -20,8 +23,9 @@ class Piece:
 class LineAssembler:
     """Cuts one stream of a rank at line ends and keeps what is not yet whole."""
 
-    def __init__(self, prefix: bytes = b"") -> None:
-        self._prefix = prefix
+    def __init__(self, prefix: Prefix = b"") -> None:
+        self._given = prefix
+        self._prefix = b"" if callable(prefix) else prefix
         self._pending = b""
 
     @property
@@ -32,6 +36,8 @@ class LineAssembler:
 
     def feed(self, data: bytes) -> list[Piece]:
         """Take the next bytes of the stream and return what has become whole."""
+        if callable(self._given):
+            self._prefix = self._given()
         data = self._pending + data
         end = data.rfind(b"\n") + 1
         whole, self._pending = data[:end], data[end:]

@@ -2,116 +2,67 @@
 
 from __future__ import annotations
 
-import re
-import signal
+from collections.abc import Sequence
 
 from meshrun.errors import HostError, InternalError, MeshrunError
 from meshrun.layout import Layout
 from meshrun.result import LaunchResult, RankFailure, Timings, signal_name, split_wait_status
+from meshrun.supervise.blame import Verdict, judge
+from meshrun.supervise.known import State
 from meshrun.supervise.label import rank_label
-from meshrun.supervise.state import RankState, State
-
-_CONSEQUENCE = re.compile(
-    r"Connection (closed|reset) by peer|Connection refused|Broken pipe|Socket closed"
-    r"|remote process exited|failed to (recv|send|write|read)|recvValue failed|sendBytes failed"
-)
-"""What torch's back ends say when the other end of a collective has gone."""
-_TORCHS = frozenset({"RuntimeError", "DistError", "DistBackendError", "DistNetworkError"})
-_NOTICED_WITHIN_NS = 100_000_000
-"""How long after its peers' errors a rank's own end may be noticed; later it only obeyed."""
-_ENDING_SIGNALS = frozenset({signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGHUP})
 
 
-def build_result(state: State, layout: Layout, *, host: str, timings: Timings) -> LaunchResult:
+def went_well(state: State) -> bool:
+    """Whether every rank returned 0 and nothing stopped the launch."""
+    return _exit_code(state, judge(state)) == 0
+
+
+def build_result(
+    state: State, layout: Layout, *, host: str, timings: Timings, log_folder: str | None = None
+) -> LaunchResult:
     """Return what came of a launch whose last state is ``state``."""
-    failures = sorted(
-        (
-            _failure(state, layout, rank, host)
-            for rank, known in state.ranks.items()
-            if _has_failed(known)
-        ),
-        key=lambda failure: (_blame(state, failure), failure.at_ns, failure.rank),
-    )
+    verdicts = judge(state)
+    failures = [_failure(state, layout, verdict, host) for verdict in verdicts]
     signum = state.signals[0] if state.signals else None
     return LaunchResult(
-        exit_code=_exit_code(state, failures, signum),
+        exit_code=_exit_code(state, verdicts),
         signum=signum,
         failures=tuple(failures),
         broken_program=state.broken.text if state.broken else None,
         trouble=_trouble(state) if signum is None else None,
+        restarts=state.generation,
+        no_restart=state.no_restart,
+        log_folder=log_folder,
         timings=timings,
     )
 
 
-def _has_failed(known: RankState) -> bool:
-    ended_badly = known.exited is not None and known.exited.wait_status != 0
-    return ended_badly or (known.raised is not None and known.exited is None)
-
-
-def _failure(state: State, layout: Layout, rank: int, host: str) -> RankFailure:
-    known = state.ranks[rank]
-    exit_code, signum = split_wait_status(1 << 8)
-    if known.exited is not None:
-        exit_code, signum = split_wait_status(known.exited.wait_status)
-        if (
-            known.raised is not None
-            and known.told_to_end_ns is not None
-            and _is_ours(state, signum)
-        ):
-            exit_code, signum = 1, None  # it was ending of its exception when our signal came
-    ended_ns = known.exited.at_ns if known.exited else 0
-    at_ns = known.raised.at_ns if known.raised else ended_ns
+def _failure(state: State, layout: Layout, verdict: Verdict, host: str) -> RankFailure:
     return RankFailure(
-        rank=rank,
-        coordinate=layout.coordinate(rank),
-        label=rank_label(layout, rank) if layout.mesh else "",
+        rank=verdict.rank,
+        coordinate=layout.coordinate(verdict.rank),
+        label=rank_label(layout, verdict.rank) if layout.mesh else "",
         host=host,
-        pid=known.pid or 0,
-        exit_code=exit_code,
-        signum=signum,
-        at_ns=at_ns,
-        raised=known.raised,
-        asked_to_end=known.told_to_end_ns is not None and known.told_to_end_ns <= at_ns,
+        pid=state.ranks[verdict.rank].pid or 0,
+        exit_code=verdict.exit_code,
+        signum=verdict.signum,
+        at_ns=verdict.at_ns,
+        raised=verdict.raised,
+        asked_to_end=verdict.asked_to_end,
     )
 
 
-def _blame(state: State, failure: RankFailure) -> int:
-    """How far a failure is from being the cause; 0 is nearest.
-
-    A rank that dies without a word is noticed after its peers, whose connections close first. So
-    what reads like a consequence counts less than any failure of a rank's own.
-    """
-    if failure.asked_to_end and _ended_as_told(state, failure):
-        return 3
-    raised = failure.raised
-    if raised and raised.kind in _TORCHS and _CONSEQUENCE.search(raised.message):
-        return 2
-    if not failure.asked_to_end:
-        return 0
-    told_ns = state.ranks[failure.rank].told_to_end_ns or 0
-    return 1 if failure.at_ns - told_ns < _NOTICED_WITHIN_NS else 3
-
-
-def _ended_as_told(state: State, failure: RankFailure) -> bool:
-    told = failure.shell_code - 128
-    if _is_ours(state, told):
-        return True
-    return failure.raised is not None and failure.raised.kind == "KeyboardInterrupt"
-
-
-def _is_ours(state: State, signum: int | None) -> bool:
-    """Whether a signal is one that meshrun ends ranks with, and by now has sent."""
-    return signum in _ENDING_SIGNALS and (signum != signal.SIGKILL or state.killed)
-
-
-def _exit_code(state: State, failures: list[RankFailure], signum: int | None) -> int:
-    if signum is not None:
-        return 128 + signum
+def _exit_code(state: State, verdicts: Sequence[Verdict]) -> int:
+    if state.signals:
+        return 128 + state.signals[0]
     if state.broken is not None:
         return state.broken.exit_code
     if (trouble := _trouble(state)) is not None:
         return trouble.exit_code
-    return (failures[0].shell_code or 1) if failures else 0
+    if not verdicts:
+        return 0
+    first = verdicts[0]
+    return 128 + first.signum if first.signum is not None else first.exit_code or 1
 
 
 def _trouble(state: State) -> MeshrunError | None:

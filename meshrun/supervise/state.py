@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from meshrun.events import (
     Event,
+    GenerationEnded,
     LaunchBegan,
     LeftoversEnded,
     ProgramBroken,
@@ -26,6 +27,18 @@ from meshrun.events import (
     ZygoteReady,
     ZygoteUnsafe,
 )
+from meshrun.supervise.actions import (
+    Action,
+    EndGeneration,
+    EndZygote,
+    OpenGate,
+    Signal,
+    StartAll,
+    StartOver,
+    WakeAt,
+)
+from meshrun.supervise.known import RankState, State
+from meshrun.supervise.restart import find_cause, may_restart, why_not_again
 
 LEFTOVER_GRACE_S = 2.0
 """How long what ranks left behind may take to end after the last rank."""
@@ -33,93 +46,6 @@ SECOND_SIGNAL_GRACE_S = 2.0
 _ZYGOTE_GRACE_S = LEFTOVER_GRACE_S + 3.0
 """How long the zygote may take to answer before it is ended, and its ranks with it."""
 _NS = 1_000_000_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartAll:
-    """Start the store and every rank of this node."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartOver:
-    """Start the zygote anew, without torch, to give each rank an interpreter of its own."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Signal:
-    """Send a signal to ranks, or to their whole process groups."""
-
-    ranks: tuple[int, ...]
-    signum: int
-    whole_group: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndZygote:
-    """Have the zygote end what is left and then itself; or end it without asking."""
-
-    grace_s: float = 0.0
-    by_force: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WakeAt:
-    """Send TimePassed at a monotonic time."""
-
-    at_ns: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenGate:
-    """Let ranks that have finished leave."""
-
-
-Action = StartAll | StartOver | Signal | EndZygote | WakeAt | OpenGate
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankState:
-    """What is known of one rank."""
-
-    pid: int | None = None
-    joined: bool = False
-    ready: bool = False
-    raised: RankRaised | None = None
-    finished: bool = False
-    """Whether its program is over and it waits for its peers."""
-    exited: RankExited | None = None
-    told_to_end_ns: int | None = None
-    """When it was first sent a signal to end it, if it was."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class State:
-    """A launch at one moment."""
-
-    shutdown_timeout_s: float
-    ranks: dict[int, RankState]
-    stopping: bool = False
-    killed: bool = False
-    """Whether SIGKILL has been sent to the ranks."""
-    deadline_ns: int | None = None
-    signals: tuple[int, ...] = ()
-    """Signals the launcher was sent, in order."""
-    broken: ProgramBroken | None = None
-    start_error: StartFailed | None = None
-    store_ended: StoreEnded | None = None
-    gate_open: bool = False
-    """Whether ranks that have finished may leave."""
-    finishing: bool = False
-    zygote_gone: ZygoteGone | None = None
-    alive: frozenset[int] = field(default_factory=frozenset)
-    """Ranks that were started and have not ended."""
-
-    @property
-    def over(self) -> bool:
-        """Whether nothing is left to wait for."""
-        return self.zygote_gone is not None
 
 
 Step = tuple[State, list[Action]]
@@ -131,7 +57,7 @@ def step(state: State, event: Event) -> Step:
 
 
 def _zygote_ready(state: State, _: ZygoteReady) -> Step:
-    return (state, []) if state.stopping else (state, [StartAll()])
+    return (state, []) if state.stopping else (state, [StartAll(generation=state.generation)])
 
 
 def _zygote_unsafe(state: State, event: ZygoteUnsafe) -> Step:
@@ -193,19 +119,44 @@ def _exited(state: State, event: RankExited) -> Step:
 
 
 def _finish(state: State, actions: list[Action], at_ns: int) -> Step:
-    if not (finish := _finish_if_idle(state)):
+    """Once no rank is left, start them again or bring the launch to its end."""
+    if not _is_idle(state):
         return state, actions
+    grace_s = 0.0 if state.killed else LEFTOVER_GRACE_S
     deadline_ns = at_ns + int(_ZYGOTE_GRACE_S * _NS)
-    state = replace(state, finishing=True, deadline_ns=deadline_ns)
-    return state, [*actions, *finish, WakeAt(at_ns=deadline_ns)]
+    state = replace(state, deadline_ns=deadline_ns)
+    end: Action = EndZygote(grace_s=grace_s)
+    if state.stopping and may_restart(state):
+        cause = find_cause(state, at_ns)
+        why_not = why_not_again(state, cause)
+        if why_not is None:
+            state = replace(state, between=True, causes=(*state.causes, cause))
+            end = EndGeneration(grace_s=grace_s)
+        else:
+            state = replace(state, no_restart=why_not)
+    if isinstance(end, EndZygote):
+        state = replace(state, finishing=True)
+    return state, [*actions, end, WakeAt(at_ns=deadline_ns)]
 
 
-def _finish_if_idle(state: State) -> list[Action]:
-    if state.alive or state.finishing:
-        return []
-    if not state.stopping and any(rank.exited is None for rank in state.ranks.values()):
-        return []
-    return [EndZygote(grace_s=0.0 if state.killed else LEFTOVER_GRACE_S)]
+def _generation_ended(state: State, _: GenerationEnded) -> Step:
+    """Start over with everything new but the zygote."""
+    if not state.between or state.finishing:
+        return state, []
+    fresh = State(
+        shutdown_timeout_s=state.shutdown_timeout_s,
+        ranks={rank: RankState() for rank in state.ranks},
+        max_restarts=state.max_restarts,
+        causes=state.causes,
+        signals=state.signals,
+    )
+    return fresh, [StartAll(generation=fresh.generation)]
+
+
+def _is_idle(state: State) -> bool:
+    if state.alive or state.finishing or state.between:
+        return False
+    return state.stopping or all(rank.exited is not None for rank in state.ranks.values())
 
 
 def _stop(
@@ -261,7 +212,7 @@ def _signalled(state: State, event: SignalArrived) -> Step:
 def _time_passed(state: State, at_ns: int) -> Step:
     if state.deadline_ns is None or at_ns < state.deadline_ns or state.over:
         return state, []
-    if state.killed or state.finishing:
+    if state.killed or state.finishing or state.between:
         # SIGKILL was not enough, or the zygote does not answer: end it, and its ranks with it.
         return replace(state, deadline_ns=None), [EndZygote(by_force=True)]
     return _kill(state, at_ns)
@@ -275,12 +226,16 @@ _STEPS: dict[type[Any], Callable[[State, Any], Step]] = {
     RankStarted: _started,
     StartFailed: _start_failed,
     RankJoined: lambda state, event: (_with_rank(state, event.rank, joined=True), []),
-    RankReady: lambda state, event: (_with_rank(state, event.rank, joined=True, ready=True), []),
+    RankReady: lambda state, event: (
+        _with_rank(state, event.rank, joined=True, ready_ns=event.at_ns),
+        [],
+    ),
     RankRaised: _raised,
     RankFinished: _finished,
     RankExited: _exited,
     StoreEnded: _store_ended,
     LeftoversEnded: lambda state, _: (state, []),
+    GenerationEnded: _generation_ended,
     ZygoteGone: lambda state, event: (replace(state, zygote_gone=event), []),
     SignalArrived: _signalled,
     TimePassed: lambda state, event: _time_passed(state, event.at_ns),

@@ -13,7 +13,7 @@ from meshrun import wire
 from meshrun.environment import THREAD_VARIABLES
 from meshrun.errors import HostError
 from meshrun.host.sockets import packet_pair
-from meshrun.plan import Program, StartMethod
+from meshrun.request import Program, StartMethod
 from meshrun.wire import Message, Prepare, ToZygote
 
 _SCRIPT = Path(__file__).parent.parent / "child" / "zygote.py"
@@ -35,9 +35,9 @@ class Zygote:
     ) -> None:
         self.control, theirs = packet_pair()
         self.reports, ranks_end = packet_pair()
-        gate_read, self._gate = os.pipe()
+        self._gate = -1
         with theirs, ranks_end:
-            fds = (theirs.fileno(), ranks_end.fileno(), gate_read)
+            fds = (theirs.fileno(), ranks_end.fileno())
             command = [sys.executable, "-u", str(_SCRIPT), *map(str, fds), program.kind]
             try:
                 self._process = subprocess.Popen(
@@ -52,8 +52,6 @@ class Zygote:
                     f"`{sys.executable}` could not be started: {error.strerror}",
                     hint="is the machine out of processes or memory? see `ulimit -u`",
                 ) from error
-            finally:
-                os.close(gate_read)
         modules = list(preload) if method == "fork" else []
         self.send(Prepare(start_method=method, preload=modules, scratch_dir=scratch_dir))
         self.reports.setblocking(False)
@@ -85,6 +83,14 @@ class Zygote:
         except (BlockingIOError, ConnectionError):
             return None
         return wire.decode(packet) if packet else None
+
+    def start_store(self, listener: socket.socket) -> None:
+        """Begin a generation of ranks: a store on ``listener``, and a gate that is shut."""
+        self.open_gate()
+        gate_read, self._gate = os.pipe()
+        port = listener.getsockname()[1]
+        self.send(wire.StartStore(port=port), [listener.fileno(), gate_read])
+        os.close(gate_read)
 
     def open_gate(self) -> None:
         """Let ranks that have finished leave."""

@@ -10,7 +10,7 @@ import json
 import sys
 
 from meshrun.app import launch, plan
-from meshrun.plan import LaunchRequest, Program
+from meshrun.request import LaunchRequest, Program
 from meshrun.result import signal_name
 from meshrun.spec import parse_mesh
 

@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from meshrun.errors import HostError
+from meshrun.errors import UsageError
 from meshrun.host.cores import count_usable_cores
 from meshrun.host.devices import accelerator_of_torch, count_visible
-from meshrun.host.folders import make_private_folders
-from meshrun.host.sockets import listen_on_loopback
+from meshrun.host.run_folder import RunFolder
+from meshrun.host.sockets import listen_on
+from meshrun.request import LogRequest
 
 
 @pytest.mark.parametrize(
@@ -42,24 +43,29 @@ def test_the_accelerator_of_torch_is_read_without_importing_it() -> None:
 
 def test_the_store_listens_on_loopback_alone() -> None:
     """Two launches never collide, and nobody outside can connect."""
-    with listen_on_loopback() as one, listen_on_loopback() as other:
+    with listen_on("127.0.0.1", 0) as one, listen_on("127.0.0.1", 0) as other:
         assert one.getsockname()[0] == other.getsockname()[0] == "127.0.0.1"
         assert one.getsockname()[1] != other.getsockname()[1]
 
 
 def test_private_folders_are_private(tmp_path: Path) -> None:
     """Nobody else may look into them."""
-    make_private_folders(str(tmp_path / "new"), ["0", "1"])
+    folder = RunFolder(LogRequest(log_dir=str(tmp_path / "new")), "a/b")
+    folder.make(0, [0, 1])
 
-    found = sorted((tmp_path / "new").rglob("*"))
-    assert [path.name for path in found] == ["0", "1"]
-    assert {path.stat().st_mode & 0o777 for path in [tmp_path / "new", *found]} == {0o700}
+    (run,) = (tmp_path / "new").iterdir()
+    found = sorted(run.rglob("*"))
+    assert run.name.startswith("a_b_")
+    assert [path.name for path in found] == ["attempt_0", "0", "1"]
+    assert {path.stat().st_mode & 0o777 for path in [run, *found]} == {0o700}
 
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     """The error names the place and what to set."""
     (tmp_path / "file").write_text("")
 
-    with pytest.raises(HostError, match="could not be made: Not a directory") as caught:
-        make_private_folders(str(tmp_path / "file" / "new"), [])
-    assert caught.value.hint == "set TMPDIR to a folder that is writable and has room"
+    with pytest.raises(UsageError, match="is a file") as caught:
+        RunFolder(LogRequest(log_dir=str(tmp_path / "file")), "id")
+    assert caught.value.hint == "name a folder"
+    with pytest.raises(UsageError, match="cannot hold logs: Not a directory"):
+        RunFolder(LogRequest(log_dir=str(tmp_path / "file" / "new")), "id")

@@ -4,7 +4,8 @@ import pytest
 
 from meshrun.environment import Session, rank_environment
 from meshrun.errors import LayoutError, UsageError
-from meshrun.plan import HostFacts, LaunchRequest, Program, build_plan
+from meshrun.plan import HostFacts, build_plan
+from meshrun.request import LaunchRequest, Program
 from meshrun.spec import parse_mesh
 
 PROGRAM = Program(kind="script", target="train.py")
@@ -85,10 +86,10 @@ def environment_of(rank: int, base: dict[str, str], **changes: object) -> dict[s
         run_id="abc",
         master_addr="127.0.0.1",
         master_port=4321,
-        scratch_dir="/scratch",
+        run_folder="/run",
         loopback="lo",
     )
-    return rank_environment(plan, plan.rank(rank), session, base)
+    return rank_environment(plan, plan.rank(rank), session, base, error_file="/run/error.json")
 
 
 def test_a_rank_gets_the_variables_of_torchrun() -> None:
@@ -111,7 +112,7 @@ def test_a_rank_gets_the_variables_of_torchrun() -> None:
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "TORCHELASTIC_RUN_ID": "abc",
         "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "TORCHELASTIC_ERROR_FILE": "/scratch/5/error.json",
+        "TORCHELASTIC_ERROR_FILE": "/run/error.json",
         "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         "OMP_NUM_THREADS": "2",

@@ -10,10 +10,12 @@ import pytest
 from meshrun.errors import HostError
 from meshrun.events import (
     Event,
+    GenerationEnded,
     ProgramBroken,
     RankExited,
     RankFinished,
     RankRaised,
+    RankReady,
     RankStarted,
     SignalArrived,
     StartFailed,
@@ -26,20 +28,19 @@ from meshrun.events import (
 from meshrun.layout import solve_layout
 from meshrun.result import LaunchResult, Timings
 from meshrun.spec import parse_mesh
-from meshrun.supervise.outcome import build_result
-from meshrun.supervise.state import (
-    LEFTOVER_GRACE_S,
+from meshrun.supervise.actions import (
     Action,
+    EndGeneration,
     EndZygote,
     OpenGate,
-    RankState,
     Signal,
     StartAll,
     StartOver,
-    State,
     WakeAt,
-    step,
 )
+from meshrun.supervise.known import RankState, State
+from meshrun.supervise.outcome import build_result
+from meshrun.supervise.state import LEFTOVER_GRACE_S, step
 
 S = 1_000_000_000
 READY = ZygoteReady(at_ns=0, import_ns=0)
@@ -52,13 +53,13 @@ def exited(rank: int, status: int, at_s: float) -> RankExited:
     return RankExited(rank=rank, pid=100 + rank, wait_status=status, at_ns=int(at_s * S))
 
 
-def raised(rank: int, at_s: float, message: str = "bad") -> RankRaised:
+def raised(rank: int, at_s: float, message: str = "bad", kind: str = "RuntimeError") -> RankRaised:
     return RankRaised(
         rank=rank,
         at_ns=int(at_s * S),
-        kind="RuntimeError",
+        kind=kind,
         message=message,
-        traceback=f"RuntimeError: {message}\n",
+        traceback=f"{kind}: {message}\n",
         shown=False,
     )
 
@@ -84,7 +85,7 @@ FINISH_AT_ONCE = EndZygote(grace_s=0.0)
 BY_FORCE = EndZygote(by_force=True)
 
 HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
-    "ranks start when the zygote is ready": ([READY], [StartAll()]),
+    "ranks start when the zygote is ready": ([READY], [StartAll(generation=0)]),
     "an unsafe zygote is replaced": ([ZygoteUnsafe(reason="x")], [StartOver(reason="x")]),
     "the zygote ends after the last rank": (
         [*STARTED, exited(0, 0, 1), exited(1, 0, 1), exited(2, 0, 1)],
@@ -165,8 +166,12 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
 }  # fmt: skip
 
 
-def play(events: list[Event]) -> tuple[State, list[Action]]:
-    state = State(shutdown_timeout_s=30.0, ranks={rank: RankState() for rank in range(3)})
+def play(events: list[Event], max_restarts: int = 0) -> tuple[State, list[Action]]:
+    state = State(
+        shutdown_timeout_s=30.0,
+        ranks={rank: RankState() for rank in range(3)},
+        max_restarts=max_restarts,
+    )
     taken: list[Action] = []
     for event in events:
         state, actions = step(state, event)
@@ -181,6 +186,89 @@ def test_history(name: str) -> None:
     _, taken = play(events)
 
     assert taken == expected
+
+
+CLEARED = GenerationEnded(at_ns=7 * S)
+AGAIN = EndGeneration(grace_s=LEFTOVER_GRACE_S)
+LOST_ONE = [exited(1, 9, 5), exited(0, 15, 6), exited(2, 15, 6)]
+RUNNING = [*STARTED, *(RankReady(rank=rank, at_ns=4 * S) for rank in range(3))]
+NO_MODULE = [
+    raised(1, 5, "No module named 'x'", "ModuleNotFoundError"),
+    exited(1, 1 << 8, 5),
+    exited(0, 15, 6),
+    exited(2, 15, 6),
+]
+
+RESTARTS: dict[str, tuple[int, list[Event], list[Action]]] = {
+    "a failure starts all again": (
+        1,
+        [*STARTED, *LOST_ONE, CLEARED],
+        [term(0, 2), AGAIN, StartAll(generation=1)],
+    ),
+    "until no restart is left": (
+        1,
+        [*STARTED, *LOST_ONE, CLEARED, *STARTED, *LOST_ONE],
+        [term(0, 2), AGAIN, StartAll(generation=1), term(0, 2), FINISH],
+    ),
+    "after which all may end well": (
+        3,
+        [*STARTED, *LOST_ONE, CLEARED, *STARTED, *(exited(r, 0, 9) for r in range(3))],
+        [term(0, 2), AGAIN, StartAll(generation=1), FINISH],
+    ),
+    "a signal to the launcher is no failure": (
+        3,
+        [*STARTED, signalled(15, 5), *(exited(r, 15, 6) for r in range(3))],
+        [term(0, 1, 2), FINISH],
+    ),
+    "a signal between two generations ends it": (
+        3,
+        [*STARTED, *LOST_ONE, signalled(15, 6.5), CLEARED],
+        [term(0, 2), AGAIN, BY_FORCE],
+    ),
+    "a zygote that does not clear up is ended by force": (
+        3,
+        [*STARTED, *LOST_ONE, passed(12)],
+        [term(0, 2), AGAIN, BY_FORCE],
+    ),
+    "the lost store may be had anew": (
+        1,
+        [*STARTED, StoreEnded(wait_status=9, at_ns=5 * S), *(exited(r, 15, 6) for r in range(3))],
+        [term(0, 1, 2), AGAIN],
+    ),
+    "a module that is not there is tried once more, and no more": (
+        9,
+        [*RUNNING, *NO_MODULE, CLEARED, *RUNNING, *NO_MODULE],
+        [term(0, 2), AGAIN, StartAll(generation=1), term(0, 2), FINISH],
+    ),
+    "another error in between is another matter": (
+        9,
+        [*RUNNING, *NO_MODULE, CLEARED, *RUNNING, *LOST_ONE],
+        [term(0, 2), AGAIN, StartAll(generation=1), term(0, 2), AGAIN],
+    ),
+    "a program that cannot be read is not tried again": (
+        9,
+        [ProgramBroken(text="SyntaxError", exit_code=1), GONE],
+        [],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RESTARTS)
+def test_restarts(name: str) -> None:
+    """A launch with so many restarts left takes these actions and no others."""
+    max_restarts, events, expected = RESTARTS[name]
+    _, taken = play(events, max_restarts)
+
+    assert taken == expected
+
+
+def test_a_useless_restart_is_explained() -> None:
+    """The state says why nothing is tried any more."""
+    state, _ = play([*RUNNING, *NO_MODULE, CLEARED, *RUNNING, *NO_MODULE], 9)
+
+    assert state.no_restart == (
+        "it raised ModuleNotFoundError: No module named 'x' at once after each of 2 starts"
+    )
 
 
 def result_of(*events: Event) -> LaunchResult:

@@ -19,7 +19,14 @@ def test_a_message_survives_its_packet(event: RankRaised) -> None:
 
 def test_orders_survive_too() -> None:
     """Orders carry dictionaries and lists."""
-    order = wire.StartRank(rank=3, environment={"A": "b"}, unset=["C"], coordinate=[1, 2])
+    order = wire.StartRank(
+        rank=3,
+        environment={"A": "b"},
+        unset=["C"],
+        coordinate=[1, 2],
+        local_rank=3,
+        cpus=[0],
+    )
 
     assert wire.decode(wire.encode(order)) == order
 

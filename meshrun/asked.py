@@ -1,0 +1,204 @@
+"""Options as texts, and where each came from -> LaunchRequest. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+from meshrun.binding import BINDING_MODES
+from meshrun.errors import UsageError
+from meshrun.parse import (
+    NO_STREAMS,
+    parse_choice,
+    parse_integer,
+    parse_local_ranks,
+    parse_names,
+    parse_nnodes,
+    parse_seconds,
+    parse_settings,
+    parse_signals,
+    parse_streams,
+    parse_workers,
+)
+from meshrun.request import (
+    STOP_SIGNALS,
+    ConsoleRequest,
+    LaunchRequest,
+    LogRequest,
+    Program,
+    Rendezvous,
+    StartMethod,
+)
+from meshrun.spec import MeshSpec, parse_mesh
+
+_PRELOAD = ("torch", "torch.distributed.device_mesh")
+_START_METHODS: dict[str, StartMethod] = {
+    "fork": "fork",
+    "forkserver": "fork",  # which is what the zygote is
+    "exec": "exec",
+    "spawn": "exec",
+}
+_GRACE_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+_TEMPLATE_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
+_Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the command line and the environment say."""
+
+    values: Mapping[str, Any]
+    """Options by the names of their parameters; a text, ``True``, a list, or ``None``."""
+    sources: Mapping[str, str]
+    """Where each value that was given came from: ``command line``, or a variable."""
+    env: Mapping[str, str]
+
+    def text(self, name: str) -> str | None:
+        """Return an option's text, or ``None`` if it was not given."""
+        value = self.values.get(name)
+        return None if value is None else str(value)
+
+    def flag(self, name: str) -> bool:
+        """Return whether a switch is on."""
+        return bool(self.values.get(name))
+
+    def read(self, name: str, parse: Callable[[str], _Value], default: _Value) -> _Value:
+        """Return an option's value, or ``default`` if it was not given.
+
+        Raises:
+            UsageError: As ``parse`` raises it, with the variable that holds the text.
+        """
+        text = self.text(name)
+        if text is None:
+            return default
+        try:
+            return parse(text)
+        except UsageError as error:
+            if (source := self.sources.get(name, "")).isupper():
+                error.message += f" in {source}"
+            raise
+
+    def given(self) -> tuple[tuple[str, str, str], ...]:
+        """Return (option, value, source) of what was given, in the order of the options."""
+        rows = []
+        for name, value in self.values.items():
+            if source := self.sources.get(name):
+                shown = " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+                text = "" if value is True else shown
+                rows.append((f"--{name.replace('_', '-')}", text, source))
+        return tuple(rows)
+
+
+def build_request(asked: Asked, program: Program) -> LaunchRequest:
+    """Return the launch that was asked for.
+
+    Raises:
+        UsageError: If an option cannot be read, or two do not go together.
+    """
+    grace = asked.env.get(_GRACE_VARIABLE)
+    default_s = parse_seconds(grace, _GRACE_VARIABLE) if grace else 30.0
+    signals = asked.text("signals_to_handle")
+    return LaunchRequest(
+        program=program,
+        mesh=_mesh(asked),
+        nnodes=asked.read("nnodes", parse_nnodes, None),
+        nproc_per_node=asked.read("nproc_per_node", parse_workers, None),
+        device=asked.text("device") or "auto",
+        start_method=asked.read("start_method", _parse_start_method, None),
+        shutdown_timeout_s=asked.read(
+            "shutdown_timeout", _seconds("--shutdown-timeout"), default_s
+        ),
+        preload=(*_PRELOAD, *(asked.values.get("preload") or ())),
+        role=asked.text("role") or "default",
+        max_restarts=asked.read("max_restarts", _integer("--max-restarts"), 0),
+        virtual_local_rank=asked.flag("virtual_local_rank"),
+        numa_binding=asked.read("numa_binding", _choice("--numa-binding", BINDING_MODES), None),
+        stop_signals=asked.read("signals_to_handle", parse_signals, STOP_SIGNALS),
+        stop_even_if_ignored=signals is not None,
+        exit_codes=asked.read(
+            "exit_code", _choice("--exit-code", ("worker", "torchrun")), "worker"
+        ),
+        event_log_handler=asked.text("event_log_handler") or "null",
+        rendezvous=_rendezvous(asked),
+        logs=_logs(asked),
+        console=_console(asked),
+        sources=asked.given(),
+    )
+
+
+def check_accepted(asked: Asked) -> None:
+    """Read the options that are accepted for torchrun's sake and change nothing here.
+
+    Raises:
+        UsageError: If one cannot be read.
+    """
+    for name in ("monitor_interval", "exit_barrier_timeout"):
+        asked.read(name, _seconds(f"--{name.replace('_', '-')}"), 0.0)
+
+
+def _mesh(asked: Asked) -> MeshSpec | None:
+    names = asked.text("names")
+    if asked.text("mesh") is None:
+        if names is not None:
+            raise UsageError("--names was given without --mesh", hint=f"--mesh 2x4 --names {names}")
+        return None
+    return asked.read("mesh", lambda text: parse_mesh(text, names), None)
+
+
+def _rendezvous(asked: Asked) -> Rendezvous:
+    return Rendezvous(
+        backend=asked.text("rdzv_backend") or "static",
+        endpoint=asked.text("rdzv_endpoint") or "",
+        run_id=asked.text("rdzv_id"),
+        conf=asked.read("rdzv_conf", lambda text: parse_settings(text, "--rdzv-conf"), ()),
+        standalone=asked.flag("standalone"),
+        node_rank=asked.read("node_rank", _integer("--node-rank"), 0),
+        master_addr=asked.text("master_addr"),
+        master_port=asked.read("master_port", _integer("--master-port", most=65535), None),
+        local_addr=asked.text("local_addr"),
+    )
+
+
+def _logs(asked: Asked) -> LogRequest:
+    return LogRequest(
+        log_dir=asked.text("log_dir"),
+        redirects=asked.read(
+            "redirects", lambda text: parse_streams(text, "--redirects"), NO_STREAMS
+        ),
+        tee=asked.read("tee", lambda text: parse_streams(text, "--tee"), NO_STREAMS),
+        stdout_filters=asked.read("duplicate_stdout_filters", parse_names, ()),
+        stderr_filters=asked.read("duplicate_stderr_filters", parse_names, ()),
+        logs_specs=asked.text("logs_specs"),
+    )
+
+
+def _console(asked: Asked) -> ConsoleRequest:
+    return ConsoleRequest(
+        prefix=not asked.flag("no_prefix"),
+        template=asked.text("log_line_prefix_template") or asked.env.get(_TEMPLATE_VARIABLE),
+        show=tuple(asked.values.get("show") or ()),
+        hide=tuple(asked.values.get("hide") or ()),
+        local_ranks=asked.read(
+            "local_ranks_filter",
+            lambda text: parse_local_ranks(text, "--local-ranks-filter"),
+            None,
+        ),
+        collapse=asked.flag("collapse"),
+    )
+
+
+def _parse_start_method(text: str) -> StartMethod | None:
+    return _START_METHODS[parse_choice(text, "--start-method", tuple(_START_METHODS))]
+
+
+def _integer(what: str, *, least: int = 0, most: int | None = None) -> Callable[[str], Any]:
+    return lambda text: parse_integer(text, what, least=least, most=most)
+
+
+def _seconds(what: str) -> Callable[[str], float]:
+    return lambda text: parse_seconds(text, what)
+
+
+def _choice(what: str, choices: tuple[str, ...]) -> Callable[[str], Any]:
+    return lambda text: cast(Any, parse_choice(text, what, choices))

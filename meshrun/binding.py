@@ -1,0 +1,165 @@
+"""Which CPUs each local rank is bound to for ``--numa-binding``. Pure: the machine is a value.
+
+The modes choose what ``torch/numa/binding.py`` of torch 2.13 chooses for a rank whose accelerator
+has the same local index. A rank without an accelerator, which torch refuses, gets its share too:
+the ranks are spread over the NUMA nodes evenly, neighbours together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from meshrun.errors import UsageError
+
+BindingMode = Literal["node", "socket", "exclusive", "core-complex"]
+
+BINDING_MODES: tuple[BindingMode, ...] = ("node", "socket", "exclusive", "core-complex")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cpu:
+    """One logical CPU that this process may use."""
+
+    index: int
+    node: int
+    """Its NUMA node."""
+    socket: int
+    core: int
+    """Its physical core: the lowest logical CPU of the core, allowed or not."""
+    cache: int
+    """Its largest cache: the lowest logical CPU that shares it, allowed or not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """What binding has to know of a machine."""
+
+    cpus: tuple[Cpu, ...]
+    """The CPUs this process may use; empty if they are unknown."""
+    accelerator_nodes: tuple[int | None, ...] = ()
+    """NUMA node of each visible accelerator by local index, ``None`` where it is unknown."""
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """NUMA nodes that have a CPU this process may use, in order."""
+        return tuple(sorted({cpu.node for cpu in self.cpus}))
+
+
+def bind_cpus(
+    mode: BindingMode, topology: Topology, *, local_rank: int, nproc: int
+) -> tuple[int, ...]:
+    """Return the logical CPUs that a local rank may run on, in order.
+
+    Args:
+        mode: ``node`` and ``socket`` give all CPUs near its accelerator, ``exclusive`` physical
+            cores that no other rank has, ``core-complex`` the CPUs of one largest cache.
+        topology: This machine.
+        local_rank: Number of the rank on this machine, below ``nproc``.
+        nproc: Number of ranks on this machine.
+
+    Raises:
+        UsageError: If this machine has no such CPUs.
+    """
+    if not 0 <= local_rank < nproc:
+        raise ValueError(f"local rank {local_rank} is not one of {nproc}")
+    if not topology.cpus:
+        raise UsageError(
+            f"--numa-binding {mode} needs to know the CPUs of this machine, and found 0",
+            hint="leave out --numa-binding",
+        )
+    homes = _homes(topology, nproc)
+    node = homes[local_rank]
+    near = [cpu for cpu in topology.cpus if cpu.node == node]
+    if not near:
+        raise _no_cpus(mode, topology, local_rank)
+    # Accelerators no rank uses count as well, so that rank 0 is bound alike in every launch.
+    sharers = [index for index, home in enumerate(homes) if home == node]
+    place = sharers.index(local_rank)
+    if mode == "socket":
+        near = _socket_around(topology, near)
+    elif mode == "exclusive":
+        near = _share_of_cores(near, place, len(sharers))
+    elif mode == "core-complex":
+        near = _cache_for(near, place)
+    return tuple(sorted(cpu.index for cpu in near))
+
+
+def _homes(topology: Topology, nproc: int) -> list[int | None]:
+    """Return the NUMA node of each local rank, and of the accelerators beyond the last rank."""
+    nodes, known = topology.nodes, topology.accelerator_nodes
+    spread: list[int | None] = [nodes[rank * len(nodes) // nproc] for rank in range(nproc)]
+    homes = [spread[rank] if node is None else node for rank, node in enumerate(known[:nproc])]
+    return [*homes, *spread[len(homes) :], *known[nproc:]]
+
+
+def _socket_around(topology: Topology, near: Sequence[Cpu]) -> list[Cpu]:
+    """Return the CPUs of all nodes of the socket; a node lies where its lowest CPU does."""
+    lowest_last = sorted(topology.cpus, key=lambda cpu: -cpu.index)
+    socket_of_node = {cpu.node: cpu.socket for cpu in lowest_last}
+    socket = socket_of_node[near[0].node]
+    return [cpu for cpu in topology.cpus if socket_of_node[cpu.node] == socket]
+
+
+def _share_of_cores(near: Sequence[Cpu], place: int, sharers: int) -> list[Cpu]:
+    """Return the CPUs of a run of whole physical cores; the first ranks get one more."""
+    cores = sorted({cpu.core for cpu in near})
+    each, left = divmod(len(cores), sharers)
+    if each < 1:
+        raise UsageError(
+            f"--numa-binding exclusive gives each worker physical cores of its own, and NUMA node"
+            f" {near[0].node} has {len(cores)} for {sharers} workers or accelerators",
+            hint="--numa-binding node lets workers share the cores of a NUMA node",
+        )
+    start = place * each + min(place, left)
+    mine = set(cores[start : start + each + (place < left)])
+    return [cpu for cpu in near if cpu.core in mine]
+
+
+def _cache_for(near: Sequence[Cpu], place: int) -> list[Cpu]:
+    """Return the CPUs of one cache: each rank takes the next, those with most CPUs first."""
+    groups: dict[int, list[Cpu]] = {}
+    for cpu in near:
+        groups.setdefault(cpu.cache, []).append(cpu)
+    caches = sorted(groups, key=lambda cache: (-len(groups[cache]), cache))
+    return groups[caches[place % len(caches)]]
+
+
+def _no_cpus(mode: BindingMode, topology: Topology, local_rank: int) -> UsageError:
+    count = len(topology.cpus)
+    cpus = f"{count} CPU{'s' if count != 1 else ''}"
+    where = f"node{'s' if len(topology.nodes) != 1 else ''} {format_cpus(topology.nodes)}"
+    return UsageError(
+        f"--numa-binding {mode} binds local rank {local_rank} to NUMA node"
+        f" {topology.accelerator_nodes[local_rank]}, where accelerator {local_rank} is, and this"
+        f" process may use {cpus} of NUMA {where} only",
+        hint="widen its affinity mask or cpuset, or leave out --numa-binding",
+    )
+
+
+def format_cpus(cpus: Iterable[int]) -> str:
+    """Return numbers in the kernel's list format: ``0-2,5``."""
+    runs: list[list[int]] = []
+    for cpu in sorted(set(cpus)):
+        if runs and cpu == runs[-1][-1] + 1:
+            runs[-1][1:] = [cpu]
+        else:
+            runs.append([cpu])
+    return ",".join("-".join(str(end) for end in run) for run in runs)
+
+
+def parse_cpus(text: str) -> tuple[int, ...]:
+    """Return the numbers of a list in the kernel's format, in order.
+
+    Raises:
+        ValueError: If it is no such list.
+    """
+    cpus: set[int] = set()
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        first, dash, last = part.partition("-")
+        run = range(int(first), int(last if dash else first) + 1)
+        if not run or run[0] < 0:
+            raise ValueError(f"`{part}` is no range of CPUs")
+        cpus.update(run)
+    return tuple(sorted(cpus))

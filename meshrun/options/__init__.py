@@ -1,0 +1,1 @@
+"""Every option of the command line."""

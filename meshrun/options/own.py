@@ -1,0 +1,108 @@
+"""meshrun's own options: names, variable, help.
+
+Texts stay texts here; ``asked`` reads them, so that each error is worded in one place.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from meshrun.options.kinds import FAIL, LOOK, MESH, NO_VALUE, RUN, SEE, own
+
+Mesh = Annotated[
+    str | None,
+    own(
+        "--mesh",
+        metavar="SPEC",
+        panel=MESH,
+        text="Shape of the mesh: dp=2,tp=4 or 2x4. The right dim is fastest, as in torch."
+        " One size may be -1.",
+    ),
+]
+Names = Annotated[
+    str | None,
+    own("--names", metavar="A,B", panel=MESH, text="Names for the dims of a 2x4 mesh."),
+]
+Device = Annotated[
+    str | None,
+    own(
+        "--device",
+        metavar="TYPE",
+        panel=MESH,
+        text="auto, cpu, cuda or another torch device type. auto takes the accelerator where"
+        " there are enough, else cpu.",
+    ),
+]
+DryRun = Annotated[
+    bool,
+    own(
+        "--dry-run",
+        "-n",
+        metavar=NO_VALUE,
+        panel=LOOK,
+        text="Print who sits where and start nothing.",
+    ),
+]
+Format = Annotated[
+    str | None,
+    own("--format", metavar="text|json", panel=LOOK, text="How a dry run is printed."),
+]
+All = Annotated[
+    bool, own("--all", metavar=NO_VALUE, panel=LOOK, text="Print every worker of a large plan.")
+]
+Timings = Annotated[
+    bool, own("--timings", metavar=NO_VALUE, panel=LOOK, text="Say at the end where the time went.")
+]
+Preload = Annotated[
+    list[str] | None,
+    own(
+        "--preload",
+        metavar="MODULE",
+        panel=RUN,
+        text="Import this once a node too, before the ranks are forked; repeatable.",
+    ),
+]
+Show = Annotated[
+    list[str] | None,
+    own(
+        "--show",
+        metavar="WHERE",
+        panel=SEE,
+        text="Print only these ranks: dp=0, tp=1-3 or rank=0,3; repeatable. Files keep all.",
+    ),
+]
+Hide = Annotated[
+    list[str] | None,
+    own("--hide", metavar="WHERE", panel=SEE, text="Print all but these ranks; repeatable."),
+]
+Collapse = Annotated[
+    bool,
+    own(
+        "--collapse",
+        metavar=NO_VALUE,
+        panel=SEE,
+        text="Print a line that several ranks print alike once.",
+    ),
+]
+NoPrefix = Annotated[
+    bool,
+    own(
+        "--no-prefix",
+        metavar=NO_VALUE,
+        panel=SEE,
+        text="Print ranks' lines without their coordinates.",
+    ),
+]
+ExitCode = Annotated[
+    str | None,
+    own(
+        "--exit-code",
+        metavar="worker|torchrun",
+        panel=FAIL,
+        text="The failed rank's own exit code, or 1 for any failure.",
+    ),
+]
+Report = Annotated[
+    str | None,
+    own("--report", metavar="FILE", panel=FAIL, text="Write what came of it to FILE, as JSON."),
+]

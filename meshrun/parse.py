@@ -1,0 +1,233 @@
+"""Texts of options and variables -> values: numbers, signals, streams, lists. Pure."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from meshrun.errors import UsageError
+
+LONGEST_S = 10_000_000.0
+_TRUE = frozenset({"1", "true", "yes", "on", "y", "t"})
+_FALSE = frozenset({"0", "false", "no", "off", "n", "f", ""})
+_COUNT_WORDS = ("auto", "gpu", "cpu", "xpu")
+_STREAMS = re.compile(r"(\d+)(?:-(\d+))?:([0-3])")
+
+
+def parse_integer(text: str, what: str, *, least: int = 0, most: int | None = None) -> int:
+    """Return ``text`` as a whole number within bounds.
+
+    Raises:
+        UsageError: If it is not one, with what was found.
+    """
+    bounds = f"from {least} to {most:,}" if most is not None else f"of at least {least}"
+    try:
+        number = int(text.strip())
+    except ValueError:
+        number = least - 1
+    if number < least or (most is not None and number > most):
+        raise UsageError(f"{what} takes a whole number {bounds}, found `{text}`")
+    return number
+
+
+def parse_seconds(text: str, what: str) -> float:
+    """Return ``text`` as a duration in seconds, from 0 to ten million.
+
+    Raises:
+        UsageError: If it is not one.
+    """
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= LONGEST_S:
+        raise UsageError(f"{what} is from 0 to {LONGEST_S:,.0f} seconds, found `{text}`")
+    return seconds
+
+
+def parse_flag(text: str, what: str) -> bool:
+    """Return whether ``text`` says yes; ``true``, ``1``, ``yes`` and ``on`` do, in any case.
+
+    Raises:
+        UsageError: If it says neither yes nor no.
+    """
+    word = text.strip().lower()
+    if word not in _TRUE | _FALSE:
+        raise UsageError(f"{what} is true or false, 1 or 0, found `{text}`")
+    return word in _TRUE
+
+
+def parse_choice(text: str, what: str, choices: Sequence[str]) -> str:
+    """Return ``text`` if it is one of ``choices``.
+
+    Raises:
+        UsageError: If it is not, with the nearest one.
+    """
+    if text in choices:
+        return text
+    near = get_close_matches(text, choices, n=1, cutoff=0.6)
+    raise UsageError(
+        f"{what} is {', '.join(choices[:-1])} or {choices[-1]}, found `{text}`",
+        hint=f"`{near[0]}`?" if near else None,
+    )
+
+
+def parse_nnodes(text: str) -> int:
+    """Return the number of nodes in ``4`` or ``4:4``.
+
+    Raises:
+        UsageError: If it is no such number, or a range whose ends differ.
+    """
+    least, colon, most = text.partition(":")
+    first = parse_integer(least, "--nnodes", least=1)
+    last = parse_integer(most, "--nnodes", least=1) if colon else first
+    if last < first:
+        raise UsageError(f"--nnodes MIN:MAX needs MIN <= MAX, found `{text}`")
+    if last > first:
+        raise UsageError(
+            f"--nnodes {text}: nodes that come and go are not in this version",
+            hint=f"--nnodes {last}",
+        )
+    return last
+
+
+def parse_workers(text: str) -> int | str:
+    """Return a number of workers, or the kind of device that decides it.
+
+    Raises:
+        UsageError: If it is neither a number of at least 1 nor a word.
+    """
+    word = text.strip()
+    if word.isalpha():
+        if word in _COUNT_WORDS or not get_close_matches(word, _COUNT_WORDS, cutoff=0.6):
+            return word
+        return parse_choice(word, "--nproc-per-node", _COUNT_WORDS)
+    try:
+        return parse_integer(word, "--nproc-per-node", least=1)
+    except UsageError as error:
+        error.hint = "a number, auto, gpu, cpu or xpu"
+        raise
+
+
+def parse_names(text: str) -> tuple[str, ...]:
+    """Return the parts of a comma list; a double comma stands for a comma in a part."""
+    parts = [part.replace("\0", ",") for part in text.replace(",,", "\0").split(",")]
+    return tuple(part for part in parts if part)
+
+
+def parse_signals(text: str, what: str = "--signals-to-handle") -> tuple[int, ...]:
+    """Return the signals in ``SIGTERM,USR1``, in their order.
+
+    Raises:
+        UsageError: If one is unknown, or cannot be caught.
+    """
+    signums: list[int] = []
+    names = [member.name for member in signal.Signals]
+    for part in text.split(","):
+        name = part.strip().upper()
+        if not name:
+            continue
+        name = name if name.startswith("SIG") else f"SIG{name}"
+        if name not in names:
+            near = get_close_matches(name, names, n=1)
+            raise UsageError(
+                f"{what}: there is no signal `{part.strip()}`",
+                hint=f"`{near[0]}`?" if near else "names such as SIGTERM,SIGUSR1",
+            )
+        signum = signal.Signals[name]
+        if signum in (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD):
+            raise UsageError(f"{what}: {name} cannot be handled")
+        if signum not in signums:
+            signums.append(signum)
+    return tuple(signums)
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """Which streams of which local ranks: 0 none, 1 stdout, 2 stderr, 3 both."""
+
+    everywhere: int = 0
+    of_ranks: tuple[tuple[int, int, int], ...] = ()
+    """(first local rank, last local rank, streams), later ones count."""
+
+    def of(self, local_rank: int) -> int:
+        """Return the streams of one local rank."""
+        for first, last, streams in reversed(self.of_ranks):
+            if first <= local_rank <= last:
+                return streams
+        return self.everywhere
+
+    def __bool__(self) -> bool:
+        return bool(self.everywhere) or any(streams for _, _, streams in self.of_ranks)
+
+
+NO_STREAMS = Streams()
+
+
+def parse_streams(text: str, what: str) -> Streams:
+    """Return the streams in ``3``, or by local rank in ``0:1,1:2`` and ``0-3:1,10:3``.
+
+    Raises:
+        UsageError: If it reads otherwise.
+    """
+    if text.strip() in ("0", "1", "2", "3"):
+        return Streams(int(text))
+    found = []
+    for part in text.split(","):
+        match = _STREAMS.fullmatch(part.strip())
+        first, last, streams = match.groups() if match else (None, None, None)
+        if match is None or (last is not None and int(last) < int(first or 0)):
+            raise UsageError(
+                f"{what} cannot read `{part.strip() or text}`",
+                hint="1 is stdout, 2 stderr, 3 both, 0 none;"
+                f" {what} 3 for all ranks, {what} 0:3,4-7:2 by local rank",
+            )
+        found.append((int(first or 0), int(last or first or 0), int(streams or 0)))
+    return Streams(0, tuple(found))
+
+
+def parse_local_ranks(text: str, what: str) -> frozenset[int] | None:
+    """Return the local ranks in ``0,2-3``, or ``None`` for an empty text, which means all.
+
+    Raises:
+        UsageError: If it reads otherwise.
+    """
+    if not text.strip():
+        return None
+    ranks: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not (first.isdigit() and (last.isdigit() if dash else True)):
+            raise UsageError(f"{what} takes local ranks such as 0,2-3, found `{text}`")
+        ranks.update(range(int(first), int(last or first) + 1))
+    return frozenset(ranks)
+
+
+def parse_settings(text: str, what: str) -> tuple[tuple[str, str], ...]:
+    """Return the pairs in ``k=v,k=v``.
+
+    Raises:
+        UsageError: If a part has no ``=`` or no key.
+    """
+    pairs = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        key, equals, value = part.partition("=")
+        if not equals or not key.strip():
+            raise UsageError(f"{what} takes key=value,key=value, found `{part}`")
+        pairs.append((key.strip(), value.strip()))
+    return tuple(pairs)
+
+
+def parse_endpoint(text: str) -> tuple[str, int | None]:
+    """Return host and port of ``host``, ``host:29500`` or ``[::1]:29500``.
+
+    Raises:
+        UsageError: If the port is not a number up to 65535.
+    """
+    host, colon, port = text.strip().rpartition(":")
+    if not colon or (text.count(":") > 1 and not host.endswith("]")):
+        return text.strip().strip("[]"), None
+    return host.strip("[]"), parse_integer(port, "the port of --rdzv-endpoint", most=65535)

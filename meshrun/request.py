@@ -1,0 +1,121 @@
+"""What was asked for, as values: LaunchRequest and its parts. Pure."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass, field, replace
+from string import Template
+from typing import Literal
+
+from meshrun.binding import BindingMode
+from meshrun.parse import NO_STREAMS, Streams
+from meshrun.spec import MeshSpec
+
+ProgramKind = Literal["script", "module", "command"]
+StartMethod = Literal["fork", "exec"]
+ExitCodes = Literal["worker", "torchrun"]
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+"""The signals that end a launch, as for torchrun."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """What each rank runs: a script by path, a module by name, or any command; and its arguments.
+
+    ``${local_rank}`` in an argument stands for the rank's number on its node.
+    """
+
+    kind: ProgramKind
+    target: str
+    args: tuple[str, ...] = ()
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        """The words that would run the same program once, without the interpreter."""
+        flag = ("-m",) if self.kind == "module" else ()
+        return (*flag, self.target, *self.args)
+
+    def for_local_rank(self, local_rank: int) -> Program:
+        """Return the program with ``${local_rank}`` filled in, by the rules of torchrun."""
+        if not any("$" in arg for arg in self.args):
+            return self
+        filled = (Template(arg).safe_substitute(local_rank=local_rank) for arg in self.args)
+        return replace(self, args=tuple(filled))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendezvous:
+    """Where workers meet, as torchrun's options say it; on one node little of it matters."""
+
+    backend: str = "static"
+    endpoint: str = ""
+    run_id: str | None = None
+    conf: tuple[tuple[str, str], ...] = ()
+    standalone: bool = False
+    node_rank: int = 0
+    master_addr: str | None = None
+    master_port: int | None = None
+    local_addr: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogRequest:
+    """Which streams go to files, and where."""
+
+    log_dir: str | None = None
+    redirects: Streams = NO_STREAMS
+    """To files only."""
+    tee: Streams = NO_STREAMS
+    """To files and to the console."""
+    stdout_filters: tuple[str, ...] = ()
+    """Lines with one of these are copied from stdout to ``filtered_stdout.log``."""
+    stderr_filters: tuple[str, ...] = ()
+    logs_specs: str | None = None
+    """Name of a plug-in that chooses the files (entry point group ``torchrun.logs_specs``)."""
+
+    @property
+    def writes_files(self) -> bool:
+        """Whether any stream may go to a file."""
+        return bool(self.redirects or self.tee) or self.logs_specs is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsoleRequest:
+    """What is seen of the ranks' output."""
+
+    prefix: bool = True
+    template: str | None = None
+    """Text before each line, with ``${rank}``, ``${coordinate}`` and others in it."""
+    show: tuple[str, ...] = ()
+    hide: tuple[str, ...] = ()
+    local_ranks: frozenset[int] | None = None
+    collapse: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchRequest:
+    """What the user asked for; ``None`` means "not given"."""
+
+    program: Program
+    mesh: MeshSpec | None = None
+    nnodes: int | None = None
+    nproc_per_node: int | str | None = None
+    """A number, or what decides it: ``auto``, ``gpu``, ``cpu``, or a device type."""
+    device: str = "auto"
+    start_method: StartMethod | None = None
+    shutdown_timeout_s: float = 30.0
+    preload: tuple[str, ...] = ()
+    role: str = "default"
+    max_restarts: int = 0
+    virtual_local_rank: bool = False
+    numa_binding: BindingMode | None = None
+    stop_signals: tuple[int, ...] = STOP_SIGNALS
+    stop_even_if_ignored: bool = False
+    """Whether to handle a signal that was ignored when meshrun began, as nohup does to SIGHUP."""
+    exit_codes: ExitCodes = "worker"
+    event_log_handler: str = "null"
+    rendezvous: Rendezvous = field(default_factory=Rendezvous)
+    logs: LogRequest = field(default_factory=LogRequest)
+    console: ConsoleRequest = field(default_factory=ConsoleRequest)
+    sources: tuple[tuple[str, str, str], ...] = ()
+    """(option, value, where it came from) of each that was given."""

@@ -1,0 +1,58 @@
+"""What the state machine may ask of the loop, as values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartAll:
+    """Start the store and every rank of this node, as one generation."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartOver:
+    """Start the zygote anew, without torch, to give each rank an interpreter of its own."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signal:
+    """Send a signal to ranks, or to their whole process groups."""
+
+    ranks: tuple[int, ...]
+    signum: int
+    whole_group: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndGeneration:
+    """Have the zygote end the store and what ranks left behind, and go on."""
+
+    grace_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndZygote:
+    """Have the zygote end what is left and then itself; or end it without asking."""
+
+    grace_s: float = 0.0
+    by_force: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WakeAt:
+    """Send TimePassed at a monotonic time."""
+
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenGate:
+    """Let ranks that have finished leave."""
+
+
+Action = StartAll | StartOver | Signal | EndGeneration | EndZygote | WakeAt | OpenGate

@@ -1,0 +1,103 @@
+"""Which rank's failure was the cause, and which were its consequences. Pure."""
+
+from __future__ import annotations
+
+import re
+import signal
+from dataclasses import dataclass, replace
+
+from meshrun.events import RankRaised
+from meshrun.result import signal_name, split_wait_status
+from meshrun.supervise.known import State
+
+_CONSEQUENCE = re.compile(
+    r"Connection (closed|reset) by peer|Connection refused|Broken pipe|Socket closed"
+    r"|remote process exited|failed to (recv|send|write|read)|recvValue failed|sendBytes failed"
+)
+"""What torch's back ends say when the other end of a collective has gone."""
+_TORCHS = frozenset({"RuntimeError", "DistError", "DistBackendError", "DistNetworkError"})
+_NOTICED_WITHIN_NS = 100_000_000
+"""How long after its peers' errors a rank's own end may be noticed; later it only obeyed."""
+_ENDING_SIGNALS = frozenset({signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGHUP})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """How one rank failed, and how far that is from being the cause; 0 is nearest."""
+
+    rank: int
+    distance: int
+    exit_code: int | None
+    signum: int | None
+    at_ns: int
+    raised: RankRaised | None
+    asked_to_end: bool
+
+
+def judge(state: State) -> list[Verdict]:
+    """Return the failed ranks of this generation, the cause first."""
+    verdicts = [_judge_rank(state, rank) for rank in state.ranks if _has_failed(state, rank)]
+    return sorted(verdicts, key=lambda verdict: (verdict.distance, verdict.at_ns, verdict.rank))
+
+
+def describe_verdict(verdict: Verdict) -> str:
+    """Return how a rank ended, in a few words."""
+    if verdict.raised is not None and verdict.raised.kind != "SystemExit":
+        first = verdict.raised.message.strip().split("\n")[0][:200]
+        return f"raised {verdict.raised.kind}" + (f": {first}" if first else "")
+    if verdict.signum is not None:
+        return f"was ended by {signal_name(verdict.signum)}"
+    return f"exited with code {verdict.exit_code}"
+
+
+def _has_failed(state: State, rank: int) -> bool:
+    known = state.ranks[rank]
+    ended_badly = known.exited is not None and known.exited.wait_status != 0
+    return ended_badly or (known.raised is not None and known.exited is None)
+
+
+def _judge_rank(state: State, rank: int) -> Verdict:
+    known = state.ranks[rank]
+    exit_code, signum = split_wait_status(1 << 8)
+    told_ns = known.told_to_end_ns
+    if known.exited is not None:
+        exit_code, signum = split_wait_status(known.exited.wait_status)
+        if known.raised is not None and told_ns is not None and _is_ours(state, signum):
+            exit_code, signum = 1, None  # it was ending of its exception when our signal came
+    ended_ns = known.exited.at_ns if known.exited else 0
+    at_ns = known.raised.at_ns if known.raised else ended_ns
+    asked_to_end = told_ns is not None and told_ns <= at_ns
+    verdict = Verdict(
+        rank=rank,
+        distance=0,
+        exit_code=exit_code,
+        signum=signum,
+        at_ns=at_ns,
+        raised=known.raised,
+        asked_to_end=asked_to_end,
+    )
+    return replace(verdict, distance=_distance(state, verdict))
+
+
+def _distance(state: State, verdict: Verdict) -> int:
+    """How far a failure is from being the cause.
+
+    A rank that dies without a word is noticed after its peers, whose connections close first. So
+    what reads like a consequence counts less than any failure of a rank's own.
+    """
+    raised, signum = verdict.raised, verdict.signum
+    told = signum if signum is not None else (verdict.exit_code or 0) - 128
+    obeyed = _is_ours(state, told) or (raised is not None and raised.kind == "KeyboardInterrupt")
+    if verdict.asked_to_end and obeyed:
+        return 3
+    if raised and raised.kind in _TORCHS and _CONSEQUENCE.search(raised.message):
+        return 2
+    if not verdict.asked_to_end:
+        return 0
+    told_ns = state.ranks[verdict.rank].told_to_end_ns or 0
+    return 1 if verdict.at_ns - told_ns < _NOTICED_WITHIN_NS else 3
+
+
+def _is_ours(state: State, signum: int | None) -> bool:
+    """Whether a signal is one that meshrun ends ranks with, and by now has sent."""
+    return signum in _ENDING_SIGNALS and (signum != signal.SIGKILL or state.killed)

@@ -1,0 +1,89 @@
+"""What is known of a launch at one moment: State and its parts. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from meshrun.events import (
+    ProgramBroken,
+    RankExited,
+    RankRaised,
+    StartFailed,
+    StoreEnded,
+    ZygoteGone,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankState:
+    """What is known of one rank."""
+
+    pid: int | None = None
+    joined: bool = False
+    ready_ns: int | None = None
+    """When its program began."""
+    raised: RankRaised | None = None
+    finished: bool = False
+    """Whether its program is over and it waits for its peers."""
+    exited: RankExited | None = None
+    told_to_end_ns: int | None = None
+    """When it was first sent a signal to end it, if it was."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether its program has begun."""
+        return self.ready_ns is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """Why a generation of ranks ended."""
+
+    rank: int
+    description: str
+    """How it ended, such as ``was ended by SIGKILL``."""
+    raised: RankRaised | None
+    ran_s: float | None
+    """Seconds from the program's first line to its end; ``None`` if it never began."""
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """A launch at one moment."""
+
+    shutdown_timeout_s: float
+    ranks: dict[int, RankState]
+    """This generation's."""
+    max_restarts: int = 0
+    causes: tuple[Cause, ...] = ()
+    """Why each generation before this one ended."""
+    no_restart: str | None = None
+    """Why ranks are not started again although restarts are left, if that is so."""
+    stopping: bool = False
+    killed: bool = False
+    """Whether SIGKILL has been sent to the ranks."""
+    deadline_ns: int | None = None
+    signals: tuple[int, ...] = ()
+    """Signals the launcher was sent, in order."""
+    broken: ProgramBroken | None = None
+    start_error: StartFailed | None = None
+    store_ended: StoreEnded | None = None
+    gate_open: bool = False
+    """Whether ranks that have finished may leave."""
+    between: bool = False
+    """Whether the zygote clears up between two generations."""
+    finishing: bool = False
+    zygote_gone: ZygoteGone | None = None
+    alive: frozenset[int] = field(default_factory=frozenset)
+    """Ranks that were started and have not ended."""
+
+    @property
+    def generation(self) -> int:
+        """How often ranks have been started again."""
+        return len(self.causes)
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left to wait for."""
+        return self.zygote_gone is not None

@@ -1,0 +1,263 @@
+"""The ranks' streams on their way: pipes to the console, files, and files the console follows.
+
+A stream that goes to a file is written there by the rank itself, so that nothing it has flushed
+is lost with the launcher, and a slow terminal holds up no rank. The console then reads the file.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import selectors
+import socket
+import time
+from collections.abc import Callable
+from functools import partial
+
+from meshrun.environment import Session
+from meshrun.errors import HostError
+from meshrun.host.file_watch import FileWatch
+from meshrun.logs import RankFiles, StreamFile, attempt_folder
+from meshrun.plan import LaunchPlan, RankPlan
+from meshrun.supervise.console import Console, RankStream
+from meshrun.supervise.label import line_prefix
+from meshrun.supervise.line_copy import LineCopy
+
+_READ_BYTES = 256 * 1024
+_LOOK_AGAIN_NS = 100_000_000
+"""How often to look at files for which the system gives no notice."""
+
+
+class _Source:
+    """One stream that is read here: where it comes from and where it goes."""
+
+    def __init__(self, fd: int, path: str | None, stream: RankStream, copy: LineCopy | None):
+        self.fd = fd
+        self.path = path
+        """The file that is followed, or ``None`` for a pipe."""
+        self.stream = stream
+        self.copy = copy
+        self.ended = False
+        """Whether nobody writes the file any more."""
+
+
+class Output:
+    """All streams of the ranks of this node."""
+
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        session: Session,
+        console: Console,
+        selector: selectors.BaseSelector,
+    ) -> None:
+        self._plan, self._session = plan, session
+        self._hostname = socket.gethostname()
+        self._console, self._selector = console, selector
+        self._pipes: dict[int, _Source] = {}
+        self._tails: dict[_Source, None] = {}
+        self._grown: dict[_Source, None] = {}
+        """Followed files that may have more to read."""
+        self._unwatched: set[_Source] = set()
+        self._look_at_ns = 0
+        self._reading = True
+        self._watch: FileWatch[_Source] = FileWatch()
+        if self._watch.fileno() >= 0:
+            selector.register(self._watch.fileno(), selectors.EVENT_READ, self._on_written)
+
+    # ---- streams ---------------------------------------------------------------------------
+
+    def open(self, rank: RankPlan, files: RankFiles, generation: int) -> list[int]:
+        """Return the rank's ends of its stdout and stderr, for the caller to hand over and close.
+
+        Raises:
+            HostError: If a log file cannot be made.
+        """
+        shown = self._plan.shown is None or rank.rank in self._plan.shown
+        ends = []
+        for to_stderr, file in ((False, files.stdout), (True, files.stderr)):
+            wanted = shown and file.printed
+            source, end = self._open_stream(rank, file, to_stderr, wanted, generation)
+            ends.append(end)
+            if source is not None and source.path is None:
+                self._pipes[source.fd] = source
+                if self._reading:
+                    self._register(source.fd)
+            elif source is not None:
+                self._tails[source] = None
+                self._grown[source] = None
+        return ends
+
+    def _open_stream(
+        self, rank: RankPlan, file: StreamFile, to_stderr: bool, wanted: bool, generation: int
+    ) -> tuple[_Source | None, int]:
+        if file.path is None and not wanted:
+            return None, os.open(os.devnull, os.O_WRONLY)
+        if file.path is not None:
+            end = _open_log(file.path)
+            if not wanted:
+                return None, end
+            ours = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+        else:
+            ours, end = os.pipe()
+            os.set_blocking(ours, False)
+        prefix = line_prefix(self._plan, rank, self._hostname)
+        stream = self._console.stream(rank=rank.rank, prefix=prefix, to_stderr=to_stderr)
+        return _Source(ours, file.path, stream, self._copy(rank, to_stderr, generation)), end
+
+    def _copy(self, rank: RankPlan, to_stderr: bool, generation: int) -> LineCopy | None:
+        logs = self._plan.request.logs
+        needles = logs.stderr_filters if to_stderr else logs.stdout_filters
+        if not needles or logs.log_dir == os.devnull:
+            return None
+        folder = attempt_folder(self._session.run_folder, generation)
+        name = "filtered_stderr.log" if to_stderr else "filtered_stdout.log"
+        prefix = line_prefix(self._plan, rank, self._hostname, torchruns=True)
+        return LineCopy(os.path.join(folder, name), needles, prefix)
+
+    # ---- reading ---------------------------------------------------------------------------
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there is something to read at once."""
+        return bool(self._grown) and self._reading
+
+    @property
+    def next_look_ns(self) -> int | None:
+        """When :meth:`read_files` has to be called again, or ``None``."""
+        return self._look_at_ns if self._unwatched and self._reading else None
+
+    def pause_or_go_on(self) -> None:
+        """Read ranks only while whoever reads our own output keeps up."""
+        if self._reading != self._console.is_full:
+            return
+        self._reading = not self._reading
+        for fd in self._pipes:
+            if self._reading:
+                self._register(fd)
+            else:
+                self._selector.unregister(fd)
+
+    def read_files(self) -> None:
+        """Take the next piece of each followed file that has grown."""
+        if not self._reading:
+            return
+        now_ns = time.monotonic_ns()
+        if self._unwatched and now_ns >= self._look_at_ns:
+            self._look_at_ns = now_ns + _LOOK_AGAIN_NS
+            self._grown.update(dict.fromkeys(self._unwatched))
+        for source in list(self._grown):
+            if self._console.is_full:
+                return
+            if self._read(source):
+                continue
+            if source.ended:
+                self._take(source, b"")
+                self._close_tail(source)
+            else:
+                del self._grown[source]
+                self._arm(source)
+
+    def end_generation(self) -> None:
+        """The ranks until now are gone: let go of their files once they are read to the end."""
+        for source in self._tails:
+            source.ended = True
+            self._grown[source] = None
+
+    def _arm(self, source: _Source) -> None:
+        if source in self._unwatched or source.path is None:
+            return
+        if not self._watch.arm(source.path, source):
+            self._unwatched.add(source)
+        if self._read(source):  # written between the last look and the arming
+            self._grown[source] = None
+
+    def _on_written(self) -> None:
+        for source in self._watch.written():
+            if source in self._tails:
+                self._grown[source] = None
+
+    def _on_pipe(self, fd: int) -> None:
+        source = self._pipes[fd]
+        try:
+            data = os.read(fd, _READ_BYTES)
+        except BlockingIOError:
+            return
+        self._take(source, data)
+        if not data:
+            self._close_pipe(fd)
+
+    def _read(self, source: _Source) -> bool:
+        data = os.read(source.fd, _READ_BYTES)
+        if data:
+            self._take(source, data)
+        return bool(data)
+
+    def _take(self, source: _Source, data: bytes) -> None:
+        self._console.feed(source.stream, data)
+        if source.copy is not None:
+            source.copy.feed(data)
+            if source.copy.error is not None:
+                self._console.note(f"lines are not copied any more: {source.copy.error}")
+                source.copy = None
+
+    def _register(self, fd: int) -> None:
+        self._selector.register(fd, selectors.EVENT_READ, partial(self._on_pipe, fd))
+
+    def _close_pipe(self, fd: int) -> None:
+        del self._pipes[fd]
+        if self._reading:
+            self._selector.unregister(fd)
+        os.close(fd)
+
+    # ---- the end ---------------------------------------------------------------------------
+
+    def finish(self, flush: Callable[[], None], give_up: Callable[[], bool]) -> None:
+        """Bring out all that the ranks wrote before they ended.
+
+        Args:
+            flush: Waits until our own output takes more.
+            give_up: Whether somebody lost patience.
+        """
+        while (self._pipes or self._tails or self._console.waiting) and not give_up():
+            self.pause_or_go_on()
+            if self._console.is_full or not (self._pipes or self._tails):
+                flush()
+                continue
+            for fd in list(self._pipes):
+                if select.select([fd], [], [], 0)[0]:
+                    self._on_pipe(fd)
+                else:  # somebody we may not end holds it open
+                    self._take(self._pipes[fd], b"")
+                    self._close_pipe(fd)
+            for source in list(self._tails):
+                if not self._read(source):
+                    self._take(source, b"")
+                    self._close_tail(source)
+        for fd in list(self._pipes):
+            self._close_pipe(fd)
+        for source in list(self._tails):
+            self._close_tail(source)
+
+    def close(self) -> None:
+        """Stop watching files."""
+        if self._watch.fileno() >= 0:
+            self._selector.unregister(self._watch.fileno())
+        self._watch.close()
+
+    def _close_tail(self, source: _Source) -> None:
+        del self._tails[source]
+        self._grown.pop(source, None)
+        self._unwatched.discard(source)
+        os.close(source.fd)
+
+
+def _open_log(path: str) -> int:
+    try:
+        # Appending, so that ranks and their children never write over each other.
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise HostError(
+            f"the log file `{path}` could not be made: {error.strerror}",
+            hint="give --log-dir a folder that is writable and has room",
+        ) from error

@@ -1,0 +1,54 @@
+"""Whether ranks are started again after a failure. Pure."""
+
+from __future__ import annotations
+
+from meshrun.supervise.blame import describe_verdict, judge
+from meshrun.supervise.known import Cause, State
+
+_SOON_S = 10.0
+_HOPELESS = frozenset(
+    {"SyntaxError", "IndentationError", "TabError", "ImportError", "ModuleNotFoundError"}
+)
+"""Errors of a program that is not all there: the next start meets them too."""
+
+
+def find_cause(state: State, at_ns: int) -> Cause:
+    """Return why this generation ended."""
+    verdicts = judge(state)
+    if not verdicts:
+        what = "the ranks' store ended" if state.store_ended else "the ranks were stopped"
+        return Cause(rank=0, description=what, raised=None, ran_s=None, at_ns=at_ns)
+    first = verdicts[0]
+    ready_ns = state.ranks[first.rank].ready_ns
+    return Cause(
+        rank=first.rank,
+        description=describe_verdict(first),
+        raised=first.raised,
+        ran_s=None if ready_ns is None else (first.at_ns - ready_ns) / 1e9,
+        at_ns=first.at_ns,
+    )
+
+
+def may_restart(state: State) -> bool:
+    """Whether a restart is left, and the launch is not over for another reason."""
+    left = state.max_restarts > state.generation
+    return left and not state.signals and state.broken is None and state.start_error is None
+
+
+def why_not_again(state: State, cause: Cause) -> str | None:
+    """Return why another start would come to the same end, or ``None`` if it may not.
+
+    One start that fails so may be bad luck, such as a file system that was slow to appear.
+    """
+    before = state.causes[-1] if state.causes else None
+    if before is None or not (_is_hopeless(cause) and _is_hopeless(before)):
+        return None
+    if cause.description != before.description:
+        return None
+    return f"it {cause.description} at once after each of {state.generation + 1} starts"
+
+
+def _is_hopeless(cause: Cause) -> bool:
+    if cause.raised is None or cause.raised.kind not in _HOPELESS:
+        return False
+    return cause.ran_s is not None and cause.ran_s < _SOON_S

@@ -1,0 +1,55 @@
+"""Signals to the launcher, queued for its loop, which decides what follows."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+
+class SignalQueue:
+    """Catches signals from its making to :meth:`restore`; a pipe becomes readable with each."""
+
+    def __init__(self, signums: Iterable[int], *, even_if_ignored: bool = False) -> None:
+        """Begin to catch.
+
+        Args:
+            signums: What to catch.
+            even_if_ignored: Whether to catch what is ignored now, as nohup does to SIGHUP.
+        """
+        self._caught: deque[int] = deque()
+        self._woken, self._wake = os.pipe()
+        for end in (self._woken, self._wake):
+            os.set_blocking(end, False)
+        self._before: dict[int, Any] = {}
+        for signum in signums:
+            before = signal.getsignal(signum)
+            if even_if_ignored or before != signal.SIG_IGN:
+                self._before[signum] = before
+                signal.signal(signum, lambda number, _: self._caught.append(number))
+        self._wakeup_fd = signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
+
+    def fileno(self) -> int:
+        """The descriptor to wait for."""
+        return self._woken
+
+    def take(self) -> list[int]:
+        """Return the signals that have come since the last time."""
+        try:
+            os.read(self._woken, 4096)
+        except BlockingIOError:
+            pass
+        taken = []
+        while self._caught:
+            taken.append(self._caught.popleft())
+        return taken
+
+    def restore(self) -> None:
+        """Give each signal back what it did before."""
+        signal.set_wakeup_fd(self._wakeup_fd)
+        for signum, before in self._before.items():
+            signal.signal(signum, before)
+        os.close(self._woken)
+        os.close(self._wake)
