@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from meshrun.current import current_layout as current_layout
     from meshrun.errors import MeshError as MeshError
     from meshrun.errors import MeshrunError as MeshrunError
     from meshrun.layout import Layout as Layout
@@ -16,12 +17,13 @@ if TYPE_CHECKING:
     from meshrun.mesh import has_mesh as has_mesh
 
 __version__ = "0.1.0"
-__all__ = ["Layout", "MeshError", "MeshrunError", "current_mesh", "has_mesh"]
+__all__ = ["Layout", "MeshError", "MeshrunError", "current_layout", "current_mesh", "has_mesh"]
 
 _HOME = {
     "Layout": "meshrun.layout",
     "MeshError": "meshrun.errors",
     "MeshrunError": "meshrun.errors",
+    "current_layout": "meshrun.current",
     "current_mesh": "meshrun.mesh",
     "has_mesh": "meshrun.mesh",
 }

@@ -17,6 +17,7 @@ from meshrun.request import LaunchRequest, Program
 
 if TYPE_CHECKING:
     from meshrun.events import Event
+    from meshrun.report.elastic_events import ElasticEvents
     from meshrun.result import LaunchResult
     from meshrun.supervise.console import Console
     from meshrun.supervise.known import State
@@ -61,31 +62,42 @@ def launch(
     import secrets
 
     from meshrun.environment import Session
+    from meshrun.host.logs_plugin import LogsPlugin
     from meshrun.host.run_folder import RunFolder
     from meshrun.host.sockets import LOOPBACK_INTERFACE, listen_on
     from meshrun.supervise.clock import Stopwatch
     from meshrun.supervise.console import Console
     from meshrun.supervise.loop import Loop
     from meshrun.supervise.outcome import build_result, went_well
+    from meshrun.supervise.timers import timer_file
 
     check_program(plan.program)
     stopwatch = Stopwatch(began_ns or time.monotonic_ns())
     console = Console()
+    request = plan.request
+    run_id = request.rendezvous.run_id or secrets.token_hex(8)
+    events = _elastic_events(plan, run_id, console)
 
     def see(event: Event, state: State, console: Console) -> None:
         stopwatch.see(event)
+        if events is not None:
+            events.see(event)
         if watch is not None:
             watch(event, state, console)
 
-    run_id = plan.request.rendezvous.run_id or secrets.token_hex(8)
     with listen_on(plan.store_address, plan.store_port) as listener:
-        folder = RunFolder(plan.request.logs, run_id)
+        plugin = None
+        if request.logs.logs_specs is not None:
+            nproc = plan.layout.nproc_per_node[plan.node_rank]
+            plugin = LogsPlugin(request.logs, request.console.local_ranks, nproc)
+        folder = RunFolder(request.logs, run_id, plugin=plugin)
         session = Session(
             run_id=run_id,
             master_addr=plan.store_address,
             master_port=listener.getsockname()[1],
             run_folder=folder.path,
             loopback=LOOPBACK_INTERFACE,
+            timer_file=timer_file(os.environ, folder.path),
         )
         state = None
         try:
@@ -99,14 +111,44 @@ def launch(
             ).run()
         finally:
             kept = folder.close(went_well=state is not None and went_well(state))
-    console.close()
-    return build_result(
+    result = build_result(
         state,
         plan.layout,
         host=os.uname().nodename,
         timings=stopwatch.timings(),
         log_folder=kept,
     )
+    if events is not None:
+        events.end(state, result)
+    console.close()
+    _pass_error_on(result)
+    return result
+
+
+def _elastic_events(plan: LaunchPlan, run_id: str, console: Console) -> ElasticEvents | None:
+    """Return what tells torch-elastic's events, if anybody wants them."""
+    name = plan.request.event_log_handler
+    if name == "null":
+        return None
+    from meshrun.report.elastic_events import ElasticEvents, emit_through, load_handler
+
+    handler = load_handler(name)
+    if handler is not None:
+        return ElasticEvents(plan, run_id, emit_through(handler))
+
+    def emit(text: str) -> None:
+        console.print_line(text.encode(), to_stderr=True)
+
+    return ElasticEvents(plan, run_id, emit) if name == "console" else None
+
+
+def _pass_error_on(result: LaunchResult) -> None:
+    """Tell the cause to whoever runs meshrun as torch-elastic runs a worker."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path and result.failures and result.failures[0].raised is not None:
+        from meshrun.host.error_record import write_record
+
+        write_record(path, result.failures[0].raised, result.exit_code)
 
 
 def check_program(program: Program) -> None:

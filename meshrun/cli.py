@@ -258,6 +258,9 @@ def _end_by_signal(signum: int) -> None:
 
 
 def _usage_error(error: Any) -> UsageError:
+    variable = getattr(getattr(error, "param", None), "envvar", None)
+    if variable and "boolean" in error.format_message():
+        return UsageError(f"{variable} is true or false, 1 or 0, found `{os.environ[variable]}`")
     message = error.format_message().partition(" (Possible")[0].rstrip(".")
     message = message[:1].lower() + message[1:]
     possible = getattr(error, "possibilities", None)

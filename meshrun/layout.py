@@ -26,10 +26,12 @@ class Layout:
     Args:
         mesh: The solved spec (no ``-1``), or ``None`` where a launch has no mesh.
         nproc_per_node: Number of workers on each node, in node order.
+        generation: How often the ranks have been started again.
     """
 
     mesh: MeshSpec | None
     nproc_per_node: tuple[int, ...]
+    generation: int = 0
     _first_rank: tuple[int, ...] = field(init=False, repr=False, compare=False)
     _strides: tuple[int, ...] = field(init=False, repr=False, compare=False)
 

@@ -35,6 +35,9 @@ class RankFiles:
     stderr: StreamFile
     error_file: str
     """Where torch-elastic's ``record`` writes an exception; "" for nowhere."""
+    filtered_stdout: str = ""
+    """Where lines of all ranks' stdout are copied to; "" for nowhere."""
+    filtered_stderr: str = ""
 
 
 def attempt_folder(run_folder: str, generation: int) -> str:
@@ -50,7 +53,8 @@ def rank_files(logs: LogRequest, run_folder: str, generation: int, local_rank: i
     if logs.log_dir == os.devnull:
         printed = StreamFile(path=None, printed=True)
         return RankFiles(stdout=printed, stderr=printed, error_file="")
-    folder = os.path.join(attempt_folder(run_folder, generation), str(local_rank))
+    attempt = attempt_folder(run_folder, generation)
+    folder = os.path.join(attempt, str(local_rank))
 
     def stream(bit: int, name: str) -> StreamFile:
         teed = bool(logs.tee.of(local_rank) & bit)
@@ -62,6 +66,8 @@ def rank_files(logs: LogRequest, run_folder: str, generation: int, local_rank: i
         stdout=stream(_OUT, "stdout.log"),
         stderr=stream(_ERR, "stderr.log"),
         error_file=os.path.join(folder, "error.json"),
+        filtered_stdout=os.path.join(attempt, "filtered_stdout.log"),
+        filtered_stderr=os.path.join(attempt, "filtered_stderr.log"),
     )
 
 

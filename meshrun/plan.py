@@ -165,7 +165,7 @@ def build_plan(request: LaunchRequest, facts: HostFacts, *, check_host: bool = T
         store_address=address,
         store_port=port,
         shown=_choose_shown(request.console, layout),
-        bound_cpus=_bind(request, workers, facts),
+        bound_cpus=_bind(request, workers, facts, check_host),
         visible_devices=facts.visible_devices,
     )
 
@@ -186,7 +186,7 @@ def _workers(request: LaunchRequest, facts: HostFacts) -> int | None:
     if kind in ("auto", facts.accelerator) and facts.accelerator_count:
         return facts.accelerator_count
     raise UsageError(
-        f"--nproc-per-node {asked} was asked for, and this machine has no {kind} device"
+        f"--nproc-per-node {asked}: this machine has no {kind} device"
         + (f" but {facts.accelerator}" if facts.accelerator_count else ""),
         hint="a number, auto, or cpu for one worker a core",
     )
@@ -237,14 +237,20 @@ def _choose_shown(console: ConsoleRequest, layout: Layout) -> frozenset[int] | N
 
 
 def _bind(
-    request: LaunchRequest, workers: int, facts: HostFacts
+    request: LaunchRequest, workers: int, facts: HostFacts, check_host: bool
 ) -> tuple[tuple[int, ...], ...] | None:
-    if request.numa_binding is None or facts.topology is None:
+    mode, topology = request.numa_binding, facts.topology
+    if mode is None or topology is None:
         return None
-    return tuple(
-        bind_cpus(request.numa_binding, facts.topology, local_rank=local_rank, nproc=workers)
-        for local_rank in range(workers)
-    )
+    try:
+        return tuple(
+            bind_cpus(mode, topology, local_rank=local_rank, nproc=workers)
+            for local_rank in range(workers)
+        )
+    except UsageError:
+        if check_host:
+            raise
+        return None  # a dry run may plan for machines that are not here
 
 
 def _choose_device(asked: str, workers: int, facts: HostFacts, check_host: bool) -> tuple[str, str]:

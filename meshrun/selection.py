@@ -1,8 +1,163 @@
-"""Stand-in until the real one is there."""
+"""Which ranks a text means: ``dp=0,tp=1-3``, ``rank=0,3`` or ``local_rank=0`` -> a set of ranks."""
 
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from difflib import get_close_matches
+
+from meshrun.errors import SpecError
 from meshrun.layout import Layout
+
+_RANK = "rank"
+_LOCAL_RANK = "local_rank"
+_INDICES = re.compile(r"([0-9]+)(?:\s*-\s*([0-9]+))?")
+_LONGEST_NUMBER = 9
+"""No launch has an index of more digits, and Python refuses to read very long numbers."""
 
 
 def select_ranks(layout: Layout, text: str) -> frozenset[int]:
-    """Select."""
-    raise NotImplementedError
+    """Return the ranks that ``text`` means; none if its conditions exclude each other.
+
+    A dim goes by its name, or by its index where the mesh has no names. What is said of several
+    dims must hold for all of them; several indices of one dim are alternatives. A dim that is
+    called ``rank`` or ``local_rank`` hides that word's own meaning.
+
+    Args:
+        layout: Where every rank sits.
+        text: Conditions such as ``dp=0,tp=0,2-3``, ``rank=0-7``, ``local_rank=0`` or ``0=1``.
+
+    Raises:
+        SpecError: With the place of the first wrong character.
+
+    Example:
+        >>> from meshrun.spec import parse_mesh
+        >>> layout = Layout(mesh=parse_mesh("dp=2,tp=4"), nproc_per_node=(8,))
+        >>> sorted(select_ranks(layout, "dp=1,tp=0,2-3"))
+        [4, 6, 7]
+    """
+    chosen = _Reader(layout, text).read()
+    dims = _dim_keys(layout)
+    # A rank is the sum of one offset for each dim, so no rank outside the selection is looked at.
+    ranks = [0] if dims else list(range(layout.world_size))
+    for dim, key in enumerate(dims):
+        offsets = layout.group(dim, 0)
+        indices = sorted(chosen.pop(key, range(len(offsets))))
+        ranks = [rank + offsets[index] for rank in ranks for index in indices]
+    if (wanted := chosen.get(_RANK)) is not None:
+        ranks = [rank for rank in ranks if rank in wanted]
+    if (wanted := chosen.get(_LOCAL_RANK)) is not None:
+        ranks = [rank for rank in ranks if layout.local_rank(rank) in wanted]
+    return frozenset(ranks)
+
+
+def _dim_keys(layout: Layout) -> tuple[str, ...]:
+    return layout.mesh_dim_names or tuple(str(dim) for dim in range(len(layout.sizes)))
+
+
+class _Reader:
+    """One text on its way to the indices it names."""
+
+    def __init__(self, layout: Layout, text: str) -> None:
+        self._layout = layout
+        self._text = text
+        self._dims = _dim_keys(layout)
+        self._counts = dict(zip(self._dims, layout.sizes, strict=True))
+        """How many indices each word before a ``=`` has."""
+        self._counts.setdefault(_RANK, layout.world_size)
+        self._counts.setdefault(_LOCAL_RANK, max(layout.nproc_per_node))
+
+    def read(self) -> dict[str, set[int]]:
+        """Return the indices that the text gives for each word."""
+        if not self._text.strip():
+            raise self._error("it does not say which ranks", 0, "", self._forms)
+        chosen: dict[str, set[int]] = {}
+        key = None
+        for start, item in self._items():
+            at, indices = start, item
+            word, equals, rest = item.partition("=")
+            if equals:
+                key = self._read_key(start, word.rstrip(), chosen)
+                indices = rest.lstrip()
+                at = start + len(item) - len(indices)
+            if key is None or not _INDICES.fullmatch(indices):
+                raise self._not_indices(at, indices, key)
+            chosen.setdefault(key, set()).update(self._read_indices(at, indices, key))
+        return chosen
+
+    def _items(self) -> Iterator[tuple[int, str]]:
+        """Yield (position, item) without the spaces around each item."""
+        start = 0
+        for piece in self._text.split(","):
+            yield start + len(piece) - len(piece.lstrip()), piece.strip()
+            start += len(piece) + 1
+
+    def _read_key(self, at: int, word: str, before: dict[str, set[int]]) -> str:
+        if word in before:
+            hint = f"write its indices one after the other, such as `{word}=0,2-3`"
+            raise self._error(f"`{word}` is given twice", at, word, hint)
+        if word in self._counts:
+            return word
+        if not word:
+            raise self._error("a dim is missing here", at, word, self._forms)
+        near = get_close_matches(word, self._counts, n=1, cutoff=0.5)
+        nearest = f"`{near[0]}`? " if near else ""
+        *others, last = (f"`{key}`" for key in self._counts)
+        hint = f"{nearest}there are {', '.join(others)} and {last}"
+        mesh = self._layout.mesh
+        where = f"mesh `{mesh}` has no dim" if mesh else "there is no mesh, so no dim"
+        raise self._error(f"{where} `{word}`", at, word, hint)
+
+    def _read_indices(self, at: int, text: str, key: str) -> range:
+        match = _INDICES.fullmatch(text)
+        assert match is not None  # noqa: S101 - the caller has looked
+        first = last = self._read_index(at, match[1], key)
+        if match[2] is not None:
+            last = self._read_index(at + match.start(2), match[2], key)
+        if last < first:
+            raise self._error(f"`{text}` runs backwards", at, text, f"`{last}-{first}`")
+        return range(first, last + 1)
+
+    def _read_index(self, at: int, digits: str, key: str) -> int:
+        count = self._counts[key]
+        index = int(digits) if len(digits) <= _LONGEST_NUMBER else count
+        if index < count:
+            return index
+        if key in self._dims:
+            message = f"dim `{key}` has no index {digits}, its size is {count}"
+        elif key == _RANK:
+            message = f"there is no rank {digits} in a world of {count}"
+        else:
+            message = f"there is no local rank {digits}, a node has {count} workers at most"
+        hint = f"`{key}` goes from 0 to {count - 1}" if count > 1 else f"`{key}=0` is all there is"
+        raise self._error(message, at, digits, hint)
+
+    # ---- mistakes --------------------------------------------------------------------------
+
+    @property
+    def _forms(self) -> str:
+        """What may be written, in words of this very mesh."""
+        forms = [f"`{key}=0`" for key in self._counts]
+        return f"write {', '.join(forms[:-1])} or {forms[-1]}; several indices as `=0,2-3`"
+
+    def _not_indices(self, at: int, item: str, key: str | None) -> SpecError:
+        if not item:
+            return self._error("an index is missing here", at, item, self._forms)
+        if item in self._counts and not item.isdecimal():
+            return self._error(f"`{item}` has no index", at, item, f"`{item}=0`")
+        if _INDICES.fullmatch(item):
+            return self._error(f"`{item}` is of no dim", at, item, f"`{_RANK}={item}`?")
+        what = f"of `{key}`" if key is not None else "of a dim"
+        message = f"`{item}` is no index or range {what}"
+        return self._error(message, at, item, self._as_pairs(item) or self._forms)
+
+    def _as_pairs(self, item: str) -> str:
+        """Return what is meant by a label copied from a line, ``dp0 tp3``, or by ``dp:0``."""
+        words = [re.escape(key) for key in self._counts if not key.isdecimal()]
+        pair = rf"({'|'.join(sorted(words, key=len, reverse=True))})[\s:=]*({_INDICES.pattern})"
+        if not re.fullmatch(rf"(?:{pair}\s*)+", item):
+            return ""
+        return "`" + ",".join(f"{match[1]}={match[2]}" for match in re.finditer(pair, item)) + "`"
+
+    def _error(self, message: str, at: int, wrong: str, hint: str) -> SpecError:
+        return SpecError(message, text=self._text, position=at, length=len(wrong), hint=hint)

@@ -145,3 +145,13 @@ def _wait_for_child(timeout_s: float) -> None:
         signal.sigtimedwait({signal.SIGCHLD}, timeout_s)
     else:  # macOS
         time.sleep(min(timeout_s, 0.02))
+
+
+def is_below(pid: int, ancestor: int) -> bool:
+    """Whether a process descends from another, as far as can be seen now."""
+    import psutil
+
+    try:
+        return any(parent.pid == ancestor for parent in psutil.Process(pid).parents())
+    except psutil.Error:
+        return False

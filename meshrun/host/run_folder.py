@@ -6,50 +6,52 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Mapping
 
 from meshrun.errors import HostError, UsageError
+from meshrun.host.logs_plugin import LogsPlugin
 from meshrun.logs import RankFiles, attempt_folder, rank_files, run_folder_prefix
 from meshrun.request import LogRequest
-
-ChooseFiles = Callable[[int, int], RankFiles]
-"""(generation, local rank) -> its files."""
 
 
 class RunFolder:
     """Made before ranks start. A temporary one goes with a launch that went well."""
 
-    def __init__(
-        self, logs: LogRequest, run_id: str, *, choose_files: ChooseFiles | None = None
-    ) -> None:
+    def __init__(self, logs: LogRequest, run_id: str, *, plugin: LogsPlugin | None = None) -> None:
         """Decide on the folder, and make it where the user named the place.
 
         Raises:
             UsageError: If ``--log-dir`` cannot hold it.
         """
         self._logs = logs
-        self._choose_files = choose_files
+        self._plugin = plugin
+        self._chosen: dict[int, RankFiles] = {}
         self._is_temporary = logs.log_dir is None
         self.path = os.path.join(tempfile.gettempdir(), f"meshrun_{secrets.token_hex(8)}")
-        if logs.log_dir is not None and logs.log_dir != os.devnull:
-            self.path = _make_run_folder(os.path.abspath(logs.log_dir), run_folder_prefix(run_id))
+        if logs.log_dir not in (None, os.devnull) and plugin is None:
+            self.path = _make_run_folder(
+                os.path.abspath(logs.log_dir or ""), run_folder_prefix(run_id)
+            )
 
     @property
     def removed_without_us(self) -> str:
         """What the zygote removes if the launcher is gone; "" for nothing."""
         return self.path if self._is_temporary and not self._logs.writes_files else ""
 
-    def make(self, generation: int, local_ranks: Iterable[int]) -> None:
-        """Make the folders of one generation of ranks.
+    def make(self, generation: int, envs: Mapping[int, Mapping[str, str]]) -> None:
+        """Make the folders of one generation of ranks, whose environments are given.
 
         Raises:
             HostError: If the disk is full, or the place is not writable.
         """
+        if self._plugin is not None:
+            self._chosen = self._plugin.choose(envs)
+            return
         if self._logs.log_dir == os.devnull:
             return
         attempt = attempt_folder(self.path, generation)
         try:
-            for folder in (self.path, attempt, *(f"{attempt}/{rank}" for rank in local_ranks)):
+            for folder in (self.path, attempt, *(f"{attempt}/{rank}" for rank in envs)):
                 if not os.path.isdir(folder):
                     os.mkdir(folder, 0o700)
         except OSError as error:
@@ -60,12 +62,14 @@ class RunFolder:
 
     def files(self, generation: int, local_rank: int) -> RankFiles:
         """Return the files of one rank."""
-        if self._choose_files is not None:
-            return self._choose_files(generation, local_rank)
+        if self._plugin is not None:
+            return self._chosen[local_rank]
         return rank_files(self._logs, self.path, generation, local_rank)
 
     def close(self, *, went_well: bool) -> str | None:
         """Remove what nobody needs any more; return the folder if it holds logs."""
+        if self._plugin is not None:
+            self._plugin.close()
         if self._is_temporary and (went_well or not self._logs.writes_files):
             shutil.rmtree(self.path, ignore_errors=True)
             return None

@@ -23,6 +23,7 @@ def render_plan_json(plan: LaunchPlan) -> str:
                 "local_rank": rank.local_rank,
                 "device": rank.device,
                 "coordinate": list(rank.coordinate),
+                "cpus": list(rank.cpus) if rank.cpus else None,
             }
         )
         for rank in plan.ranks()
@@ -49,6 +50,11 @@ def _head(plan: LaunchPlan) -> dict[str, Any]:
         "start_method": plan.start_method,
         "omp_num_threads": plan.omp_num_threads,
         "shutdown_timeout_s": plan.request.shutdown_timeout_s,
+        "max_restarts": plan.request.max_restarts,
+        "options": [
+            {"option": option, "value": value, "from": source}
+            for option, value, source in plan.request.sources
+        ],
         "dims": [_dim(layout, dim) for dim in range(len(layout.sizes))],
     }
 

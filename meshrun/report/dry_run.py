@@ -10,6 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from meshrun.binding import format_cpus
 from meshrun.layout import Layout
 from meshrun.plan import LaunchPlan
 
@@ -35,6 +36,8 @@ def print_dry_run(
     elif not every_row:
         parts += [Text("\nnodes"), _nodes(plan)]
         parts.append(Text(f"--all prints all {plan.layout.world_size:,} workers"))
+    if plan.request.sources:
+        parts += [Text("\noptions"), _options(plan)]
     out.print(Group(*parts))
     if every_row and not small:
         for line in _rows(plan):
@@ -54,7 +57,8 @@ def _head(plan: LaunchPlan) -> Iterator[str]:
         yield f"device: {plan.device_type} ({plan.device_reason})"
     yield f"start: {plan.start_method} ({plan.start_method_reason})"
     threads = plan.omp_num_threads
-    yield f"each rank: python {shlex.join(plan.program.argv)}"
+    python = "" if plan.program.kind == "command" else "python "
+    yield f"each rank: {python}{shlex.join(plan.program.argv)}"
     yield f"           OMP_NUM_THREADS={threads} unless it is set already"
 
 
@@ -113,6 +117,16 @@ def _workers(plan: LaunchPlan) -> Table:
     return table
 
 
+def _options(plan: LaunchPlan) -> Table:
+    """What was asked for, and whether on the command line or in a variable."""
+    table = _table()
+    for header in ("option", "value", "from"):
+        table.add_column(header, overflow="fold")
+    for option, value, source in plan.request.sources:
+        table.add_row(option, value, source)
+    return table
+
+
 def _nodes(plan: LaunchPlan) -> Table:
     """The first nodes and the last, a row each."""
     layout = plan.layout
@@ -136,14 +150,16 @@ def _nodes(plan: LaunchPlan) -> Table:
 
 def _headers(plan: LaunchPlan) -> tuple[str, ...]:
     dims = plan.layout.dim_labels
-    return ("rank", "node", "local rank", *(("device",) if plan.device_type else ()), *dims)
+    bound = ("cpus",) if plan.bound_cpus else ()
+    return ("rank", "node", "local rank", *(("device",) if plan.device_type else ()), *bound, *dims)
 
 
 def _cells(plan: LaunchPlan) -> Iterator[tuple[str, ...]]:
     for rank in plan.ranks():
         numbers = (str(rank.rank), str(rank.node_rank), str(rank.local_rank))
         device = (rank.device,) if rank.device else ()
-        yield (*numbers, *device, *(str(index) for index in rank.coordinate))
+        bound = (format_cpus(rank.cpus),) if rank.cpus else ()
+        yield (*numbers, *device, *bound, *(str(index) for index in rank.coordinate))
 
 
 def _rows(plan: LaunchPlan) -> Iterator[str]:

@@ -25,6 +25,7 @@ from meshrun.events import (
     ZygoteGone,
 )
 from meshrun.host.descriptors import allow_descriptors
+from meshrun.host.error_record import read_record, write_record
 from meshrun.host.processes import become_subreaper, end_children, list_children
 from meshrun.host.run_folder import RunFolder
 from meshrun.plan import LaunchPlan, RankPlan
@@ -44,6 +45,7 @@ from meshrun.supervise.known import RankState, State
 from meshrun.supervise.output import Output
 from meshrun.supervise.signals import SignalQueue
 from meshrun.supervise.state import step
+from meshrun.supervise.timers import Timers
 from meshrun.supervise.zygote import Zygote
 
 Watch = Callable[[Event, State, Console], None]
@@ -78,10 +80,11 @@ class Loop:
             ranks={rank: RankState() for rank in self._ranks},
         )
         self._selector = selectors.DefaultSelector()
-        self._output = Output(plan, session, console, self._selector)
+        self._output = Output(plan, console, self._selector)
         self._orders: deque[RankPlan] = deque()
         self._generation = 0
         self._wake_at_ns: int | None = None
+        self._timers: Timers | None = None
         self._not_ours = frozenset(list_children())
         become_subreaper()
         # From before there is anything to end.
@@ -100,6 +103,8 @@ class Loop:
             end_children(grace_s=0.0, spare=self._not_ours)
             self._output.finish(self._wait_for_reader, lambda: len(self.state.signals) > 1)
         finally:
+            if self._timers is not None:
+                self._timers.close()
             self._zygote.close()
             self._output.close()
             self._signals.restore()
@@ -116,6 +121,9 @@ class Loop:
             key.data()
         self._output.read_files()
         self._console.show_waiting()
+        if self._timers is not None:
+            for text in self._timers.expire(self._zygote.pid):
+                self._console.note(text)
         if self._wake_at_ns is not None and time.monotonic_ns() >= self._wake_at_ns:
             self._wake_at_ns = None
             self._happen(TimePassed(at_ns=time.monotonic_ns()))
@@ -132,7 +140,9 @@ class Loop:
     def _timeout_s(self) -> float | None:
         if self._output.has_more:
             return 0.0
-        looks = (self._wake_at_ns, self._console.next_wake_ns, self._output.next_look_ns)
+        looks = [self._wake_at_ns, self._console.next_wake_ns, self._output.next_look_ns]
+        if self._timers is not None:
+            looks.append(self._timers.next_expiry_ns)
         times = [at for at in looks if at is not None]
         return max(0.0, (min(times) - time.monotonic_ns()) / 1e9) if times else None
 
@@ -168,7 +178,20 @@ class Loop:
             self._send_orders(1)
         if isinstance(message, wire.ToZygote):
             raise InternalError(f"the zygote sent an order: {message}")
+        if isinstance(message, RankExited):
+            self._match_error_file(message)
         self._happen(message)
+
+    def _match_error_file(self, event: RankExited) -> None:
+        """Hear what a command of somebody else's wrote there, or write what a rank told us."""
+        files = self._folder.files(self._generation, self._ranks[event.rank].local_rank)
+        if event.wait_status == 0 or not files.error_file:
+            return
+        raised = self.state.ranks[event.rank].raised
+        if raised is None and (raised := read_record(files.error_file, event.rank)) is not None:
+            self._happen(raised)
+        elif raised is not None and not os.path.exists(files.error_file):
+            write_record(files.error_file, raised, os.waitstatus_to_exitcode(event.wait_status))
 
     def _on_reports(self) -> None:
         while (message := self._zygote.receive_report()) is not None:
@@ -226,7 +249,10 @@ class Loop:
         self._output.end_generation()
         self._generation = generation
         # Made only now, when the zygote can remove it should we be killed.
-        self._folder.make(generation, [rank.local_rank for rank in self._ranks.values()])
+        self._folder.make(
+            generation, {rank.local_rank: self._environment(rank) for rank in self._ranks.values()}
+        )
+        self._start_timers()
         self._zygote.start_store(self._listener)
         self._orders.extend(self._ranks.values())
         self._send_orders(_ORDERS_AHEAD)
@@ -237,14 +263,7 @@ class Loop:
 
     def _send_order(self, rank: RankPlan) -> None:
         files = self._folder.files(self._generation, rank.local_rank)
-        environment = rank_environment(
-            self._plan,
-            rank,
-            self._session,
-            os.environ,
-            generation=self._generation,
-            error_file=files.error_file,
-        )
+        environment = self._environment(rank, files.error_file)
         order = wire.StartRank(
             rank=rank.rank,
             environment={**_own_threads(os.environ), **environment},
@@ -257,10 +276,27 @@ class Loop:
             local_rank=rank.local_rank,
             cpus=list(rank.cpus or ()),
         )
-        theirs = self._output.open(rank, files, self._generation)
+        theirs = self._output.open(rank, files)
         self._zygote.send(order, theirs)
         for end in theirs:
             os.close(end)
+
+    def _environment(self, rank: RankPlan, error_file: str = "") -> dict[str, str]:
+        return rank_environment(
+            self._plan,
+            rank,
+            self._session,
+            os.environ,
+            generation=self._generation,
+            error_file=error_file,
+        )
+
+    def _start_timers(self) -> None:
+        if self._timers is not None:
+            self._timers.clear()
+        elif self._session.timer_file is not None:
+            self._timers = Timers(self._session.timer_file)
+            self._selector.register(self._timers, selectors.EVENT_READ, self._timers.read)
 
 
 def _own_threads(env: Mapping[str, str]) -> dict[str, str]:

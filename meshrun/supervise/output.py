@@ -14,14 +14,15 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from meshrun.environment import Session
 from meshrun.errors import HostError
 from meshrun.host.file_watch import FileWatch
-from meshrun.logs import RankFiles, StreamFile, attempt_folder
+from meshrun.logs import RankFiles, StreamFile
 from meshrun.plan import LaunchPlan, RankPlan
+from meshrun.supervise.collapsing import Collapsing
 from meshrun.supervise.console import Console, RankStream
 from meshrun.supervise.label import line_prefix
 from meshrun.supervise.line_copy import LineCopy
+from meshrun.supervise.merged_label import merged_label
 
 _READ_BYTES = 256 * 1024
 _LOOK_AGAIN_NS = 100_000_000
@@ -31,12 +32,16 @@ _LOOK_AGAIN_NS = 100_000_000
 class _Source:
     """One stream that is read here: where it comes from and where it goes."""
 
-    def __init__(self, fd: int, path: str | None, stream: RankStream, copy: LineCopy | None):
+    def __init__(
+        self, rank: int, to_stderr: bool, fd: int, path: str | None, stream: RankStream
+    ) -> None:
+        self.rank = rank
+        self.to_stderr = to_stderr
         self.fd = fd
         self.path = path
         """The file that is followed, or ``None`` for a pipe."""
         self.stream = stream
-        self.copy = copy
+        self.copy: LineCopy | None = None
         self.ended = False
         """Whether nobody writes the file any more."""
 
@@ -47,11 +52,10 @@ class Output:
     def __init__(
         self,
         plan: LaunchPlan,
-        session: Session,
         console: Console,
         selector: selectors.BaseSelector,
     ) -> None:
-        self._plan, self._session = plan, session
+        self._plan = plan
         self._hostname = socket.gethostname()
         self._console, self._selector = console, selector
         self._pipes: dict[int, _Source] = {}
@@ -61,13 +65,14 @@ class Output:
         self._unwatched: set[_Source] = set()
         self._look_at_ns = 0
         self._reading = True
+        self._collapsing = _collapsing(plan, console)
         self._watch: FileWatch[_Source] = FileWatch()
         if self._watch.fileno() >= 0:
             selector.register(self._watch.fileno(), selectors.EVENT_READ, self._on_written)
 
     # ---- streams ---------------------------------------------------------------------------
 
-    def open(self, rank: RankPlan, files: RankFiles, generation: int) -> list[int]:
+    def open(self, rank: RankPlan, files: RankFiles) -> list[int]:
         """Return the rank's ends of its stdout and stderr, for the caller to hand over and close.
 
         Raises:
@@ -76,8 +81,11 @@ class Output:
         shown = self._plan.shown is None or rank.rank in self._plan.shown
         ends = []
         for to_stderr, file in ((False, files.stdout), (True, files.stderr)):
-            wanted = shown and file.printed
-            source, end = self._open_stream(rank, file, to_stderr, wanted, generation)
+            copy_path = files.filtered_stderr if to_stderr else files.filtered_stdout
+            copy = self._copy(rank, to_stderr, copy_path)
+            source, end = self._open_stream(rank, file, to_stderr, shown and file.printed)
+            if source is not None:
+                source.copy = copy
             ends.append(end)
             if source is not None and source.path is None:
                 self._pipes[source.fd] = source
@@ -89,7 +97,7 @@ class Output:
         return ends
 
     def _open_stream(
-        self, rank: RankPlan, file: StreamFile, to_stderr: bool, wanted: bool, generation: int
+        self, rank: RankPlan, file: StreamFile, to_stderr: bool, wanted: bool
     ) -> tuple[_Source | None, int]:
         if file.path is None and not wanted:
             return None, os.open(os.devnull, os.O_WRONLY)
@@ -103,17 +111,15 @@ class Output:
             os.set_blocking(ours, False)
         prefix = line_prefix(self._plan, rank, self._hostname)
         stream = self._console.stream(rank=rank.rank, prefix=prefix, to_stderr=to_stderr)
-        return _Source(ours, file.path, stream, self._copy(rank, to_stderr, generation)), end
+        return _Source(rank.rank, to_stderr, ours, file.path, stream), end
 
-    def _copy(self, rank: RankPlan, to_stderr: bool, generation: int) -> LineCopy | None:
+    def _copy(self, rank: RankPlan, to_stderr: bool, path: str) -> LineCopy | None:
         logs = self._plan.request.logs
         needles = logs.stderr_filters if to_stderr else logs.stdout_filters
-        if not needles or logs.log_dir == os.devnull:
+        if not needles or not path:
             return None
-        folder = attempt_folder(self._session.run_folder, generation)
-        name = "filtered_stderr.log" if to_stderr else "filtered_stdout.log"
         prefix = line_prefix(self._plan, rank, self._hostname, torchruns=True)
-        return LineCopy(os.path.join(folder, name), needles, prefix)
+        return LineCopy(path, needles, prefix)
 
     # ---- reading ---------------------------------------------------------------------------
 
@@ -125,7 +131,10 @@ class Output:
     @property
     def next_look_ns(self) -> int | None:
         """When :meth:`read_files` has to be called again, or ``None``."""
-        return self._look_at_ns if self._unwatched and self._reading else None
+        times = [self._collapsing.next_due_ns if self._collapsing else None]
+        if self._unwatched and self._reading:
+            times.append(self._look_at_ns)
+        return min((at for at in times if at is not None), default=None)
 
     def pause_or_go_on(self) -> None:
         """Read ranks only while whoever reads our own output keeps up."""
@@ -140,6 +149,8 @@ class Output:
 
     def read_files(self) -> None:
         """Take the next piece of each followed file that has grown."""
+        if self._collapsing is not None:
+            self._collapsing.show_due()
         if not self._reading:
             return
         now_ns = time.monotonic_ns()
@@ -163,6 +174,8 @@ class Output:
         for source in self._tails:
             source.ended = True
             self._grown[source] = None
+        if self._collapsing is not None:
+            self._collapsing.begin_generation()
 
     def _arm(self, source: _Source) -> None:
         if source in self._unwatched or source.path is None:
@@ -194,7 +207,10 @@ class Output:
         return bool(data)
 
     def _take(self, source: _Source, data: bytes) -> None:
-        self._console.feed(source.stream, data)
+        if self._collapsing is not None:
+            self._collapsing.feed(source.rank, source.to_stderr, data)
+        else:
+            self._console.feed(source.stream, data)
         if source.copy is not None:
             source.copy.feed(data)
             if source.copy.error is not None:
@@ -234,6 +250,8 @@ class Output:
                 if not self._read(source):
                     self._take(source, b"")
                     self._close_tail(source)
+        if self._collapsing is not None:
+            self._collapsing.flush()
         for fd in list(self._pipes):
             self._close_pipe(fd)
         for source in list(self._tails):
@@ -250,6 +268,19 @@ class Output:
         self._grown.pop(source, None)
         self._unwatched.discard(source)
         os.close(source.fd)
+
+
+def _collapsing(plan: LaunchPlan, console: Console) -> Collapsing | None:
+    if not plan.request.console.collapse:
+        return None
+    layout = plan.layout
+
+    def name_ranks(ranks: tuple[int, ...]) -> bytes:
+        return f"[{merged_label(layout, ranks)}] ".encode() if plan.request.console.prefix else b""
+
+    here = frozenset(layout.ranks_of_node(plan.node_rank))
+    shown = here if plan.shown is None else here & plan.shown
+    return Collapsing(console, shown, name_ranks)
 
 
 def _open_log(path: str) -> int:

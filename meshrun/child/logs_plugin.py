@@ -1,0 +1,44 @@
+"""A ``torchrun.logs_specs`` plug-in at work, run as ``python -m meshrun.child.logs_plugin NAME``.
+
+It needs torch, so it has a process of its own. First it reads a line with the options, then for
+each generation of ranks a line with their environments; it answers with the files they get.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from importlib.metadata import entry_points
+from typing import Any
+
+
+def main(name: str) -> None:
+    """Serve until stdin ends."""
+    from torch.distributed.elastic.multiprocessing import Std
+
+    options = json.loads(sys.stdin.readline())
+    answers = sys.stdout
+    sys.stdout = sys.stderr  # what the plug-in prints is not an answer
+    (entry,) = entry_points(group="torchrun.logs_specs", name=name)
+    specs = entry.load()(
+        log_dir=options["log_dir"],
+        redirects=_streams(options["redirects"], Std),
+        tee=_streams(options["tee"], Std),
+        local_ranks_filter=set(options["local_ranks"]) if options["local_ranks"] else None,
+    )
+    for line in sys.stdin:
+        envs = {int(rank): env for rank, env in json.loads(line).items()}
+        print(json.dumps(asdict(specs.reify(envs))), file=answers, flush=True)
+
+
+def _streams(choice: Mapping[str, int], std: Any) -> Any:
+    """Return what torch's ``Std.from_str`` would: one for all, or one a local rank."""
+    if "all" in choice:
+        return std(choice["all"])
+    return {int(rank): std(streams) for rank, streams in choice.items()}
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

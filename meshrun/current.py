@@ -1,0 +1,52 @@
+"""current_layout(): the layout of this launch, resolved from the environment. No torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+
+from meshrun.errors import MeshError, MeshrunError
+from meshrun.layout import Layout
+from meshrun.spec import parse_mesh
+
+
+def current_layout() -> Layout:
+    """Return where every rank of this launch sits; needs no torch and no process group.
+
+    It holds in a rank, in any child of a rank, under torchrun, and in a plain ``python``, which
+    is a launch of one rank. ``generation`` counts the restarts.
+
+    Raises:
+        MeshError: If the environment contradicts itself.
+    """
+    env = os.environ
+    text = env.get("MESHRUN_MESH")
+    try:
+        mesh = parse_mesh(text) if text else None
+        counts = _workers(env)
+        generation = int(
+            env.get("MESHRUN_GENERATION") or env.get("TORCHELASTIC_RESTART_COUNT") or 0
+        )
+    except (ValueError, MeshrunError) as error:
+        raise MeshError(f"the environment describes no launch: {error}") from error
+    if mesh is not None and mesh.is_inferred:
+        size, rest = divmod(sum(counts), mesh.known_size)
+        mesh = mesh.with_size(mesh.sizes.index(-1), size if not rest else 0)
+    if mesh is not None and mesh.known_size != sum(counts):
+        raise MeshError(f"MESHRUN_MESH `{text}` does not fit {sum(counts)} ranks")
+    layout = Layout(mesh=mesh, nproc_per_node=counts)
+    return replace(layout, generation=generation) if generation else layout
+
+
+def _workers(env: Mapping[str, str]) -> tuple[int, ...]:
+    """Return the workers of each node, as meshrun says them or as torchrun does."""
+    nodes = int(env.get("GROUP_WORLD_SIZE") or 1)
+    if listed := env.get("MESHRUN_NPROC_PER_NODE"):
+        counts = tuple(int(count) for count in listed.split(","))
+        return counts * nodes if len(counts) == 1 else counts
+    world_size = int(env.get("WORLD_SIZE") or 1)
+    local = int(env.get("LOCAL_WORLD_SIZE") or world_size)
+    if world_size % local:
+        raise ValueError(f"WORLD_SIZE={world_size} is no multiple of LOCAL_WORLD_SIZE={local}")
+    return (local,) * (world_size // local)

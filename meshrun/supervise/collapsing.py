@@ -1,0 +1,65 @@
+"""``--collapse``: the ranks' streams on their way to the console, like lines printed once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from meshrun.supervise.collapse import Collapser, Group
+from meshrun.supervise.console import Console
+from meshrun.supervise.lines import LineAssembler
+
+NameRanks = Callable[[tuple[int, ...]], bytes]
+"""Ranks -> what goes before a line that they printed."""
+
+
+class Collapsing:
+    """Stands before the console; the states of progress bars are left out."""
+
+    def __init__(self, console: Console, ranks: frozenset[int], name_ranks: NameRanks) -> None:
+        self._console = console
+        self._name_ranks = name_ranks
+        self._ranks = ranks
+        self._collapsers: dict[bool, Collapser] = {}
+        self._lines: dict[tuple[int, bool], LineAssembler] = {}
+        self.begin_generation()
+
+    def begin_generation(self) -> None:
+        """All ranks print again."""
+        for to_stderr, collapser in self._collapsers.items():
+            self._show(collapser.flush(), to_stderr)
+        self._collapsers = {False: Collapser(self._ranks), True: Collapser(self._ranks)}
+
+    def feed(self, rank: int, to_stderr: bool, data: bytes) -> None:
+        """Take the next bytes of a rank's stream; ``b""`` is its end."""
+        lines = self._lines.setdefault((rank, to_stderr), LineAssembler())
+        collapser = self._collapsers[to_stderr]
+        now_ns = time.monotonic_ns()
+        for piece in lines.feed(data) if data else lines.finish():
+            if not piece.is_state:
+                for line in piece.text.removesuffix(b"\n").split(b"\n"):
+                    self._show(collapser.add(rank, line, now_ns), to_stderr)
+        if not data:
+            self._show(collapser.leave(rank), to_stderr)
+
+    @property
+    def next_due_ns(self) -> int | None:
+        """When :meth:`show_due` has something to do, or ``None``."""
+        times = [collapser.next_due_ns for collapser in self._collapsers.values()]
+        return min((at for at in times if at is not None), default=None)
+
+    def show_due(self) -> None:
+        """Print what has waited long enough."""
+        now_ns = time.monotonic_ns()
+        for to_stderr, collapser in self._collapsers.items():
+            self._show(collapser.due(now_ns), to_stderr)
+
+    def flush(self) -> None:
+        """Print all that waits."""
+        for to_stderr, collapser in self._collapsers.items():
+            self._show(collapser.flush(), to_stderr)
+
+    def _show(self, groups: list[Group], to_stderr: bool) -> None:
+        for group in groups:
+            line = self._name_ranks(group.ranks) + group.line
+            self._console.print_line(line, to_stderr=to_stderr)

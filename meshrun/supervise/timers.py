@@ -1,0 +1,123 @@
+"""Timers that ranks set with ``torch.distributed.elastic.timer``; one that expires ends its rank.
+
+Ranks write requests to a named pipe, one JSON object a line, each in one atomic write.
+
+Source:
+    ``FileTimerServer`` in torch 2.13's ``distributed/elastic/timer/file_based_local_timer.py``;
+    it runs where ``TORCHELASTIC_ENABLE_FILE_TIMER=1``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from meshrun.errors import HostError
+from meshrun.host.processes import is_below, send_signal
+
+_ENABLED = "TORCHELASTIC_ENABLE_FILE_TIMER"
+_FILE = "TORCHELASTIC_TIMER_FILE"
+_READ_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Timer:
+    pid: int
+    scope: str
+    expires_s: float
+    """Seconds since the epoch, as the rank's clock has it."""
+    signum: int
+
+
+def timer_file(env: Mapping[str, str], run_folder: str) -> str | None:
+    """Return where timers are asked for, or ``None`` if they are not wanted."""
+    if env.get(_ENABLED) != "1":
+        return None
+    return env.get(_FILE) or os.path.join(run_folder, "timers")
+
+
+class Timers:
+    """The pipe and the timers that are running."""
+
+    def __init__(self, path: str) -> None:
+        """Make the pipe.
+
+        Raises:
+            HostError: If it cannot be made.
+        """
+        self._path = path
+        self._running: dict[tuple[int, str], _Timer] = {}
+        self._rest = b""
+        try:
+            os.makedirs(os.path.dirname(path) or ".", mode=0o700, exist_ok=True)
+            if os.path.exists(path):
+                os.remove(path)
+            os.mkfifo(path, 0o600)
+            # For writing too, so that the pipe never ends while no rank has it open.
+            self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            raise HostError(f"the timer pipe `{path}` could not be made: {error}") from error
+
+    def fileno(self) -> int:
+        """The descriptor to wait for."""
+        return self._fd
+
+    def read(self) -> None:
+        """Take the requests that have come."""
+        try:
+            data = self._rest + os.read(self._fd, _READ_BYTES)
+        except BlockingIOError:
+            return
+        *lines, self._rest = data.split(b"\n")
+        for line in lines:
+            self._take(line)
+
+    def _take(self, line: bytes) -> None:
+        try:
+            request = json.loads(line)
+            timer = _Timer(
+                int(request["pid"]),
+                str(request["scope_id"]),
+                float(request["expiration_time"]),
+                int(request["signal"]),
+            )
+        except (ValueError, KeyError, TypeError):
+            return  # anybody of this user may write to the pipe
+        if timer.expires_s < 0:
+            self._running.pop((timer.pid, timer.scope), None)
+        else:
+            self._running[timer.pid, timer.scope] = timer
+
+    @property
+    def next_expiry_ns(self) -> int | None:
+        """Monotonic time of the next expiry, or ``None``."""
+        if not self._running:
+            return None
+        in_s = min(timer.expires_s for timer in self._running.values()) - time.time()
+        return time.monotonic_ns() + int(max(0.0, in_s) * 1e9)
+
+    def expire(self, zygote_pid: int) -> list[str]:
+        """Send expired timers' signals to our own processes; return a line for people on each."""
+        now_s = time.time()
+        told = []
+        for timer in [timer for timer in self._running.values() if timer.expires_s <= now_s]:
+            del self._running[timer.pid, timer.scope]
+            if timer.signum > 0 and is_below(timer.pid, zygote_pid):
+                send_signal(timer.pid, timer.signum)
+                told.append(f"the timer `{timer.scope}` of process {timer.pid} expired; ended it")
+        return told
+
+    def clear(self) -> None:
+        """Forget all timers: their ranks are gone."""
+        self._running.clear()
+
+    def close(self) -> None:
+        """Remove the pipe."""
+        os.close(self._fd)
+        try:
+            os.remove(self._path)
+        except FileNotFoundError:
+            pass

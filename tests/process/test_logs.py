@@ -1,0 +1,195 @@
+"""Where ranks' output goes: files in torchrun's layout, and what the console shows of it."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.kit import PROGRAMS, run_meshrun, start_meshrun
+
+ECHO = PROGRAMS / "echo.py"
+
+
+def files_below(folder: Path) -> list[str]:
+    """Return the files of the one run in ``folder``, by their paths within it."""
+    (run,) = folder.iterdir()
+    return sorted(str(path.relative_to(run)) for path in run.rglob("*") if path.is_file())
+
+
+def text_of(folder: Path, name: str) -> str:
+    (run,) = folder.iterdir()
+    return (run / name).read_text()
+
+
+def test_redirected_streams_go_to_files_alone(fake_torch: object, tmp_path: Path) -> None:
+    """-r 3 prints nothing and keeps everything."""
+    ours = run_meshrun("--nproc-per-node", "2", "-r", "3", "--log-dir", tmp_path / "logs", ECHO)
+
+    assert (ours.returncode, ours.stdout, ours.stderr) == (0, "", "")
+    assert files_below(tmp_path / "logs") == [
+        f"attempt_0/{rank}/{name}.log" for rank in (0, 1) for name in ("stderr", "stdout")
+    ]
+    assert text_of(tmp_path / "logs", "attempt_0/1/stderr.log") == "err 1\n"
+
+
+def test_teed_streams_go_to_both(fake_torch: object, tmp_path: Path) -> None:
+    """-t by local rank and stream; the rest is only printed."""
+    ours = run_meshrun(
+        "--nproc-per-node", "2", "-t", "0:1,1:2", "--log-dir", tmp_path / "logs", ECHO
+    )
+
+    assert sorted(ours.stdout.splitlines()) == ["[rank 0] out 0", "[rank 1] out 1"]
+    assert sorted(ours.stderr.splitlines()) == ["[rank 0] err 0", "[rank 1] err 1"]
+    assert files_below(tmp_path / "logs") == ["attempt_0/0/stdout.log", "attempt_0/1/stderr.log"]
+
+
+def test_ranges_of_ranks_have_any_number_of_digits(fake_torch: object, tmp_path: Path) -> None:
+    """Torchrun's map knows one digit only."""
+    run_meshrun("--nproc-per-node", "12", "-r", "0-1:1,10-11:1", "--log-dir", tmp_path / "l", ECHO)
+
+    assert files_below(tmp_path / "l") == [
+        f"attempt_0/{rank}/stdout.log" for rank in (0, 1, 10, 11)
+    ]
+
+
+def test_a_temporary_folder_goes_after_success(fake_torch: object, tmp_path: Path) -> None:
+    """Nothing is left where nobody named a place."""
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    run_meshrun("-t", "3", ECHO, env={"TMPDIR": str(temporary)})
+
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_temporary_folder_is_named_after_a_failure(fake_torch: object, tmp_path: Path) -> None:
+    """Then the logs are needed."""
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    ours = run_meshrun(
+        "--nproc-per-node", "2", "-r", "1", PROGRAMS / "end.py", "raise",
+        env={"TMPDIR": str(temporary)},
+    )  # fmt: skip
+    (run,) = temporary.iterdir()
+
+    assert f"logs are in {run}" in ours.stderr
+    assert (run / "attempt_0" / "0" / "stdout.log").exists()
+
+
+def test_dev_null_means_no_files(fake_torch: object) -> None:
+    """As for torchrun: streams are printed, and no error file is named."""
+    ours = run_meshrun(
+        "--log-dir", "/dev/null", "-t", "3", "--no-prefix", PROGRAMS / "environment.py"
+    )
+
+    assert '"TORCHELASTIC_ERROR_FILE": ""' in ours.stdout
+
+
+def test_error_files_hold_the_exception(fake_torch: object, tmp_path: Path) -> None:
+    """Also of a program that is not decorated with @record."""
+    run_meshrun(
+        "--nproc-per-node", "2", "--log-dir", tmp_path / "logs", PROGRAMS / "end.py", "raise"
+    )
+
+    assert "ValueError: the loss is nan" in text_of(tmp_path / "logs", "attempt_0/1/error.json")
+
+
+def test_matching_lines_are_copied(fake_torch: object, tmp_path: Path) -> None:
+    """All ranks' lines with one of the words, in torchrun's words."""
+    run_meshrun(
+        "--nproc-per-node", "2", "-t", "3", "--log-dir", tmp_path / "logs", "--role", "trainer",
+        "--duplicate-stdout-filters", "out 1,nothing", "--duplicate-stderr-filters", "err", ECHO,
+    )  # fmt: skip
+
+    copied = text_of(tmp_path / "logs", "attempt_0/filtered_stdout.log")
+    assert copied == "[trainer1]:out 1\n"
+    errors = text_of(tmp_path / "logs", "attempt_0/filtered_stderr.log")
+    assert sorted(errors.splitlines()) == ["[trainer0]:err 0", "[trainer1]:err 1"]
+
+
+@pytest.mark.parametrize("files", [[], ["-t", "3"]])
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--show", "rank=1"], ["1"]),
+        (["--hide", "rank=0,2"], ["1"]),
+        (["--show", "rank=0-1", "--hide", "local_rank=0"], ["1"]),
+        (["--local-ranks-filter", "0,2"], ["0", "2"]),
+    ],
+)
+def test_the_console_shows_chosen_ranks(
+    options: list[str], expected: list[str], files: list[str], fake_torch: object, tmp_path: Path
+) -> None:
+    """And files keep all."""
+    logs = ["--log-dir", str(tmp_path / "logs")] if files else []
+    ours = run_meshrun("--nproc-per-node", "3", *options, *files, *logs, ECHO)
+
+    assert sorted(ours.stdout.splitlines()) == [f"[rank {rank}] out {rank}" for rank in expected]
+    assert sorted(ours.stderr.splitlines()) == [f"[rank {rank}] err {rank}" for rank in expected]
+    if files:
+        for rank in range(3):
+            name = f"attempt_0/{rank}/stdout.log"
+            assert text_of(tmp_path / "logs", name) == f"out {rank}\n"
+
+
+def test_like_lines_are_printed_once(fake_torch: object) -> None:
+    """--collapse counts them instead."""
+    ours = run_meshrun("--nproc-per-node", "4", "--collapse", PROGRAMS / "alike.py")
+
+    lines = ours.stdout.splitlines()
+    assert lines[0] == "[all x4] begin"
+    assert lines[-1] == "[all x4] end"
+    assert sorted(lines[1:-1]) == [f"[rank {rank}] I am {rank}" for rank in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("given", "env"),
+    [
+        (["--log-line-prefix-template", "${role_name}|${rank}|${host}: "], {}),
+        ([], {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "${role_name}|${rank}|${hostname}: "}),
+        ([], {"PET_LOG_LINE_PREFIX_TEMPLATE": "${role_name}|${rank}|${hostname}: "}),
+    ],
+)
+def test_a_template_makes_the_prefix(
+    given: list[str], env: dict[str, str], fake_torch: object
+) -> None:
+    """Torchrun's variable and the later option, with torchrun's names."""
+    import socket
+
+    ours = run_meshrun(*given, ECHO, env=env)
+
+    assert ours.stdout == f"default|0|{socket.gethostname()}: out 0\n"
+
+
+def test_a_time_in_the_prefix_is_the_lines_own(fake_torch: object) -> None:
+    """${time} is filled in when the line comes."""
+    ours = run_meshrun("--log-line-prefix-template", "${time} ", ECHO)
+    day, clock, *rest = ours.stdout.split()
+
+    assert rest == ["out", "0"]
+    assert (len(day.split("-")), len(clock.split(":"))) == (3, 3)
+
+
+def test_files_are_followed_while_ranks_run(fake_torch: object, tmp_path: Path) -> None:
+    """A teed line is on the console long before its rank ends."""
+    with start_meshrun(
+        "--nproc-per-node",
+        "2",
+        "-t",
+        "3",
+        "--log-dir",
+        tmp_path / "logs",
+        PROGRAMS / "wait.py",
+        folder=tmp_path,
+    ) as running:
+        running.wait_for("up", 2)
+        running.process.terminate()
+        running.wait()
+
+
+def test_a_folder_that_cannot_be_made_starts_nothing(fake_torch: Path, tmp_path: Path) -> None:
+    """The error says which, and torch was not even imported."""
+    (tmp_path / "file").write_text("")
+    ours = run_meshrun("-t", "3", "--log-dir", tmp_path / "file", ECHO)
+
+    assert (ours.returncode, ours.stdout) == (2, "")
+    assert f"error: --log-dir `{tmp_path / 'file'}` is a file" in ours.stderr
+    assert not fake_torch.exists()

@@ -1,0 +1,114 @@
+"""All ranks again after a failure: a new generation from the zygote that is warm."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.kit import PROGRAMS, run_meshrun, start_meshrun
+
+AGAIN = PROGRAMS / "generations.py"
+
+
+@pytest.mark.parametrize("how", ["SIGKILL", "3", "raise"])
+@pytest.mark.parametrize("method", ["fork", "exec"])
+def test_a_failure_starts_all_again(how: str, method: str, fake_torch: Path) -> None:
+    """Until it goes well, and then the launch has gone well."""
+    ours = run_meshrun(
+        "--nproc-per-node", "3", "--max-restarts", "3", "--start-method", method, "--no-prefix",
+        AGAIN, "2", how,
+    )  # fmt: skip
+
+    assert ours.returncode == 0, ours.stderr
+    counts = [
+        sum(line.startswith(f"generation {number} ") for line in ours.stdout.splitlines())
+        for number in range(4)
+    ]
+    assert counts[2:] == [3, 0]
+    assert "restart 1 of 3, because rank 1 " in ours.stderr
+    assert "restart 2 of 3, because rank 1 " in ours.stderr
+    assert "generation 2 runs, " in ours.stderr
+    if method == "fork":
+        assert len(fake_torch.read_text().splitlines()) == 1  # one import for all generations
+
+
+def test_restarts_come_to_an_end(fake_torch: object) -> None:
+    """The last failure's exit code is the launch's."""
+    ours = run_meshrun("--nproc-per-node", "2", "--max-restarts", "1", AGAIN, "9", "3")
+
+    assert ours.returncode == 3
+    assert "after 1 restart" in ours.stderr.splitlines()[-1]
+
+
+def test_a_traceback_is_told_before_the_restart(fake_torch: object) -> None:
+    """Otherwise nobody would ever see it."""
+    ours = run_meshrun("--nproc-per-node", "2", "--max-restarts", "1", AGAIN, "1", "raise")
+
+    assert ours.returncode == 0
+    assert ours.stderr.count("ValueError: the loss is nan\nmeshrun: generation 1 runs") == 1
+
+
+def test_each_generation_has_its_own_files(fake_torch: object, tmp_path: Path) -> None:
+    """As torchrun's attempt folders."""
+    logs = tmp_path / "logs"
+    run_meshrun(
+        "--nproc-per-node", "2", "--max-restarts", "2", "-t", "3", "--log-dir", logs, AGAIN, "1",
+        "raise",
+    )  # fmt: skip
+    (run,) = logs.iterdir()
+
+    assert (run / "attempt_0" / "1" / "error.json").exists()
+    assert (run / "attempt_1" / "1" / "stdout.log").read_text().startswith("generation 1")
+
+
+def test_a_module_that_is_not_there_is_not_tried_for_ever(
+    fake_torch: object, tmp_path: Path
+) -> None:
+    """The second time it is clear that another start is of no use."""
+    program = tmp_path / "program.py"
+    program.write_text("import no_such_module\n")
+    ours = run_meshrun("--nproc-per-node", "2", "--max-restarts", "9", program)
+
+    assert ours.returncode == 1
+    assert "not started again: it raised ModuleNotFoundError" in ours.stderr
+    assert ours.stderr.count("restart 1 of 9") == 1
+    assert "restart 2 of 9" not in ours.stderr
+
+
+def test_a_program_that_cannot_be_read_is_not_tried_again(
+    fake_torch: object, tmp_path: Path
+) -> None:
+    """A syntax error is there before any rank."""
+    program = tmp_path / "program.py"
+    program.write_text("def (:\n")
+    ours = run_meshrun("--max-restarts", "9", program)
+
+    assert ours.returncode == 1
+    assert "restart" not in ours.stderr
+
+
+def test_a_signal_is_no_reason_to_restart(fake_torch: object, tmp_path: Path) -> None:
+    """Who stops the launcher wants it stopped."""
+    with start_meshrun(
+        "--nproc-per-node", "2", "--max-restarts", "9", PROGRAMS / "wait.py", folder=tmp_path
+    ) as running:
+        running.wait_for("up", 2)
+        running.process.terminate()
+
+        assert running.wait() == 143
+        assert "restart" not in running.stderr
+
+
+def test_what_a_generation_left_behind_is_ended_first(fake_torch: object, tmp_path: Path) -> None:
+    """A process that a failed rank had started does not live on beside the new ranks."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, subprocess, sys\n"
+        "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n"
+        "    child = subprocess.Popen(['sleep', '1000'], start_new_session=True)\n"
+        "    open(sys.argv[1], 'w').write(str(child.pid))\n"
+        "    os._exit(1)\n"
+        "print(os.path.exists('/proc/' + open(sys.argv[1]).read()))\n"
+    )
+    ours = run_meshrun("--max-restarts", "1", "--no-prefix", program, tmp_path / "pid")
+
+    assert (ours.returncode, ours.stdout) == (0, "False\n")

@@ -1,0 +1,23 @@
+"""Print the generation; fail on rank 1 in the first generations, as many as the argument says.
+
+generations.py COUNT HOW: HOW is a signal's name, an exit code or "raise".
+"""
+
+import os
+import signal
+import sys
+
+from meshrun import current_layout
+
+generation = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+assert current_layout().generation == generation
+print(f"generation {generation} at {os.environ['MASTER_PORT']}", flush=True)
+count, how = int(sys.argv[1]), sys.argv[2]
+if generation < count:
+    if os.environ["RANK"] != "1":
+        signal.pause()
+    if how == "raise":
+        raise ValueError("the loss is nan")
+    if how.isdigit():
+        sys.exit(int(how))
+    os.kill(os.getpid(), getattr(signal, how))

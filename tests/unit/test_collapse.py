@@ -1,0 +1,91 @@
+"""Like lines become one, and no rank's lines change their order."""
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshrun.supervise.collapse import WINDOW_NS, Collapser, Group
+
+steps = st.lists(
+    st.tuples(st.integers(0, 3), st.sampled_from([b"a", b"b", b"c"]), st.integers(0, WINDOW_NS)),
+    max_size=80,
+)
+
+
+def play(printed: list[tuple[int, bytes, int]], ranks: int = 4) -> list[Group]:
+    collapser = Collapser(range(ranks))
+    now_ns = 0
+    shown: list[Group] = []
+    for rank, line, waited_ns in printed:
+        now_ns += waited_ns
+        shown += collapser.due(now_ns)
+        shown += collapser.add(rank, line, now_ns)
+    return shown + collapser.flush()
+
+
+@given(steps)
+def test_every_line_counts_once_and_in_its_rank_s_order(
+    printed: list[tuple[int, bytes, int]],
+) -> None:
+    """Whatever the interleaving, each rank's lines can be read off in order."""
+    shown = play(printed)
+
+    for rank in range(4):
+        sent = [line for who, line, _ in printed if who == rank]
+        assert [group.line for group in shown if rank in group.ranks] == sent
+    assert Counter(len(group.ranks) == 0 for group in shown)[True] == 0
+
+
+@given(steps)
+def test_nothing_waits_longer_than_its_window(printed: list[tuple[int, bytes, int]]) -> None:
+    """After the window a line is due, whoever else may still print it."""
+    collapser = Collapser(range(5))  # a fifth that never prints
+    now_ns = 0
+    for rank, line, waited_ns in printed:
+        now_ns += waited_ns
+        collapser.due(now_ns)
+        collapser.add(rank, line, now_ns)
+    collapser.due(now_ns + WINDOW_NS)
+
+    assert collapser.next_due_ns is None
+    assert collapser.flush() == []
+
+
+def test_what_all_print_is_shown_at_once() -> None:
+    """Nobody else is left to wait for."""
+    collapser = Collapser(range(2))
+
+    assert collapser.add(0, b"a", 0) == []
+    assert collapser.add(1, b"a", 0) == [Group(b"a", (0, 1))]
+
+
+def test_own_lines_between_shared_ones_keep_nothing_apart() -> None:
+    """Each rank prints its own number between two lines that all print."""
+    printed = [
+        (rank, line, 0) for rank in range(4) for line in (b"begin", b"I am %d" % rank, b"end")
+    ]
+    shown = play(printed)
+
+    assert shown[0] == Group(b"begin", (0, 1, 2, 3))
+    assert shown[-1] == Group(b"end", (0, 1, 2, 3))
+    assert sorted(group.ranks for group in shown[1:-1]) == [(0,), (1,), (2,), (3,)]
+
+
+def test_a_rank_that_left_is_not_waited_for() -> None:
+    """The lines of the others are shown at once."""
+    collapser = Collapser(range(3))
+    collapser.add(2, b"a", 0)
+    assert collapser.add(0, b"a", 0) == []
+    assert collapser.leave(2) == []
+    assert collapser.leave(1) == [Group(b"a", (0, 2))]
+    assert collapser.add(0, b"b", 0) == [Group(b"b", (0,))]
+
+
+def test_memory_is_bounded() -> None:
+    """With too much held back the oldest lines go first."""
+    collapser = Collapser(range(2))
+    shown = [group for number in range(3000) for group in collapser.add(0, b"%1000d" % number, 0)]
+
+    assert 3000 - 1100 < len(shown) < 3000
+    assert shown[0].line.strip() == b"0"
