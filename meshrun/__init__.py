@@ -12,20 +12,36 @@ if TYPE_CHECKING:
     from meshrun.current import current_layout as current_layout
     from meshrun.errors import MeshError as MeshError
     from meshrun.errors import MeshrunError as MeshrunError
+    from meshrun.launching import launch as launch
     from meshrun.layout import Layout as Layout
     from meshrun.mesh import current_mesh as current_mesh
     from meshrun.mesh import has_mesh as has_mesh
+    from meshrun.result import LaunchResult as LaunchResult
+    from meshrun.result import RankFailed as RankFailed
 
 __version__ = "0.1.0"
-__all__ = ["Layout", "MeshError", "MeshrunError", "current_layout", "current_mesh", "has_mesh"]
+__all__ = [
+    "LaunchResult",
+    "Layout",
+    "MeshError",
+    "MeshrunError",
+    "RankFailed",
+    "current_layout",
+    "current_mesh",
+    "has_mesh",
+    "launch",
+]
 
 _HOME = {
+    "LaunchResult": "meshrun.result",
     "Layout": "meshrun.layout",
     "MeshError": "meshrun.errors",
     "MeshrunError": "meshrun.errors",
+    "RankFailed": "meshrun.result",
     "current_layout": "meshrun.current",
     "current_mesh": "meshrun.mesh",
     "has_mesh": "meshrun.mesh",
+    "launch": "meshrun.launching",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 _BEGAN_NS = time.monotonic_ns()
@@ -11,6 +12,10 @@ def main() -> None:
     """Run the command line and exit with its code."""
     from meshrun.cli import run_command_line
 
+    if "MESHRUN_PARENT_PID" in os.environ:
+        from meshrun.launching import serve_caller
+
+        run_command_line(began_ns=_BEGAN_NS, tell=serve_caller())
     run_command_line(began_ns=_BEGAN_NS)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -25,6 +27,7 @@ from meshrun.words import spell_out
 _COMMAND_LINE = "command line"
 _SET_BY_A_LAUNCH = ("MESHRUN_MESH", "MESHRUN_DEVICE")
 """Variables that describe a rank to its program, and would be options of a launch inside it."""
+_NO_PART_OF_A_PLAN = ("script", "args", "dry_run", "format", "all")
 
 # typer carries its own click, or needs the one on PyPI, depending on its version.
 _UsageErrorOfTyper: Any = typer.BadParameter.__bases__[0]
@@ -126,7 +129,10 @@ def command(
 
         print(render_completion(print_completion, context.command.params))
         return 0
-    asked = Asked(context.params, _sources(context), os.environ)
+    in_help_order = {
+        str(each.name): context.params.get(str(each.name)) for each in context.command.params
+    }
+    asked = Asked(in_help_order, _sources(context), os.environ)
     check_accepted(asked)
     request = build_request(asked, _program(asked))
     output_format = parse_choice(format or "text", "--format", ("text", "json"))
@@ -136,8 +142,19 @@ def command(
     return _launch(request, show_timings=timings, report=report, began_ns=context.obj)
 
 
-def run_command_line(*, began_ns: int) -> NoReturn:
-    """Run the command line of this process and exit with its code."""
+def _print_error(error: MeshrunError) -> None:
+    print(render_error(error), file=sys.stderr)
+
+
+def run_command_line(
+    *, began_ns: int, tell: Callable[[MeshrunError], None] = _print_error
+) -> NoReturn:
+    """Run the command line of this process and exit with its code.
+
+    Args:
+        began_ns: Monotonic time at which the user's wait began.
+        tell: Called with an error that kept the launch from being made.
+    """
     _open_streams()
     if "MESHRUN_GENERATION" in os.environ:
         for name in _SET_BY_A_LAUNCH:
@@ -146,10 +163,10 @@ def run_command_line(*, began_ns: int) -> NoReturn:
         code = app(standalone_mode=False, prog_name="meshrun", obj=began_ns)
         sys.stdout.flush()
     except MeshrunError as error:
-        print(render_error(error), file=sys.stderr)
+        tell(error)
         sys.exit(error.exit_code)
     except _UsageErrorOfTyper as error:
-        print(render_error(_usage_error(error)), file=sys.stderr)
+        tell(_usage_error(error))
         sys.exit(error.exit_code)
     except (typer.Abort, KeyboardInterrupt):
         _end_by_signal(signal.SIGINT)
@@ -159,7 +176,7 @@ def run_command_line(*, began_ns: int) -> NoReturn:
     except Exception as error:
         traceback.print_exc()
         bug = InternalError(f"this is a bug in meshrun: {error}", hint="please report the above")
-        print(render_error(bug), file=sys.stderr)
+        tell(bug)
         sys.exit(bug.exit_code)
     sys.exit(code if isinstance(code, int) else 0)
 
@@ -177,7 +194,7 @@ def _sources(context: typer.Context) -> dict[str, str]:
     for parameter in context.command.params:
         name = parameter.name or ""
         source = context.get_parameter_source(name)
-        if source is None or name in ("script", "args"):
+        if source is None or name in _NO_PART_OF_A_PLAN:
             continue
         if source.name == "COMMANDLINE":
             sources[name] = _COMMAND_LINE
@@ -251,6 +268,7 @@ def _launch(
 
 def _end_by_signal(signum: int) -> None:
     """End as the signal would have, so that the shell sees the truth."""
+    atexit._run_exitfuncs()  # which a signal skips
     sys.stdout.flush()
     sys.stderr.flush()
     signal.signal(signum, signal.SIG_DFL)

@@ -7,18 +7,16 @@ import select
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from types import CodeType
 from typing import Any, NoReturn
 
 from meshrun import wire
 from meshrun.child.ending import Ending
 from meshrun.child.rank import become_rank
+from meshrun.child.spawn import spawn_command, spawn_fresh
 from meshrun.events import (
     FromZygote,
     GenerationEnded,
@@ -29,7 +27,6 @@ from meshrun.events import (
     StartFailed,
     StoreEnded,
 )
-from meshrun.host.cores import bind_to_cpus
 from meshrun.host.processes import (
     Ended,
     die_with_parent,
@@ -151,9 +148,9 @@ class Forks:
     def _start_rank(self, order: StartRank, fds: list[int]) -> Callable[[], None] | None:
         try:
             if self._program.kind == "command":
-                pid = self._spawn_command(order, *fds)
+                pid = spawn_command(order, self._program, *fds)
             elif self._fresh:
-                pid = self._spawn_fresh(order, *fds)
+                pid = spawn_fresh(order, self._program, self._reports, self._gate_fd, *fds)
             else:
                 pid = self._fork(self._dispositions)
                 if pid == 0:
@@ -208,53 +205,6 @@ class Forks:
             ending=self._ending,
             gate_fd=self._gate_fd,
         )
-
-    def _spawn_fresh(self, order: StartRank, stdout: int, stderr: int) -> int:
-        """Start a rank as a new interpreter; its order waits for it in a pipe."""
-        order_read, order_write = os.pipe()
-        os.set_blocking(order_write, False)
-        script = str(Path(__file__).with_name("fresh.py"))
-        fds = (order_read, self._reports.fileno(), self._gate_fd)
-        numbers = [str(number) for number in (*fds, os.getpid())]
-        program = [self._program.kind, self._program.target, *self._program.args]
-        try:
-            os.write(order_write, wire.encode(order))
-            process = subprocess.Popen(
-                [sys.executable, "-u", script, *numbers, *program],
-                stdout=stdout,
-                stderr=stderr,
-                pass_fds=fds,
-                start_new_session=True,
-                restore_signals=True,
-            )
-        finally:
-            os.close(order_read)
-            os.close(order_write)
-        process.returncode = 0  # reaped by the loop, with all other children
-        return process.pid
-
-    def _spawn_command(self, order: StartRank, stdout: int, stderr: int) -> int:
-        """Start a rank that is not a Python program of ours."""
-        program = self._program.for_local_rank(order.local_rank)
-        zygote = os.getpid()
-
-        def prepare() -> None:  # between fork and exec; this process has a single thread
-            die_with_parent(zygote)
-            bind_to_cpus(order.cpus)
-
-        removed = {*order.unset, "MESHRUN_WORKER_PID"}
-        kept = {name: value for name, value in os.environ.items() if name not in removed}
-        process = subprocess.Popen(
-            [program.target, *program.args],
-            stdout=stdout,
-            stderr=stderr,
-            env={**kept, **order.environment},
-            start_new_session=True,
-            restore_signals=True,
-            preexec_fn=prepare,  # noqa: PLW1509
-        )
-        process.returncode = 0  # reaped by the loop, with all other children
-        return process.pid
 
     def _fork_store(self, order: StartStore, fds: list[int]) -> Callable[[], None] | None:
         pid = self._fork({})  # it outlives what ends ranks, for them to end in order

@@ -35,15 +35,17 @@ class StartProgress:
     def __call__(self, event: Event, state: State, console: Console) -> None:
         """Take one event and the state after it."""
         self._tell_oddities(event, console)
-        if state.generation > self._generation:
-            self._tell_restart(state, console)
+        starts_again = state.generation > self._generation
         if isinstance(event, GenerationEnded):
             self._began_ns = time.monotonic_ns()
             self._told = self._started = False
         if state.stopping and not self._told:
             self._told = True
             console.set_status("")
-            console.note(self._news(event, state))
+            if not starts_again:
+                console.note(self._news(event, state))
+        if starts_again:
+            self._tell_restart(state, console)
         if not state.stopping and not self._started:
             self._tell_start(state, console)
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
+from meshrun import errors
 from meshrun.errors import HostError, MeshrunError
 from meshrun.events import RankRaised
 from meshrun.result import LaunchResult, RankFailure, Timings
@@ -34,13 +35,8 @@ def write_report(result: LaunchResult, path: str) -> None:
 
 def render_result_json(result: LaunchResult) -> str:
     """Return the result as one JSON object."""
-    values = asdict(result)
-    trouble = result.trouble
-    values["trouble"] = (
-        None
-        if trouble is None
-        else {"message": trouble.message, "hint": trouble.hint, "exit_code": trouble.exit_code}
-    )
+    values = asdict(replace(result, trouble=None))
+    values["trouble"] = None if result.trouble is None else _error_values(result.trouble)
     return json.dumps({"schema": {"name": SCHEMA_NAME, "version": SCHEMA_VERSION}, **values})
 
 
@@ -55,12 +51,43 @@ def parse_result_json(text: str) -> LaunchResult:
         raise ValueError("not a report of meshrun")
     trouble = values.pop("trouble")
     if trouble is not None:
-        error = MeshrunError(trouble["message"], hint=trouble["hint"])
-        error.exit_code = trouble["exit_code"]
-        trouble = error
+        trouble = _error(trouble)
     failures = tuple(_failure(failure) for failure in values.pop("failures"))
     timings = Timings(**values.pop("timings"))
     return LaunchResult(failures=failures, timings=timings, trouble=trouble, **values)
+
+
+def render_error_json(error: MeshrunError) -> str:
+    """Return an error that kept a launch from being made as one JSON object."""
+    return json.dumps(_error_values(error))
+
+
+def parse_error_json(text: str) -> MeshrunError:
+    """Return the error that :func:`render_error_json` wrote, of its own class.
+
+    Raises:
+        ValueError: If it is not one.
+    """
+    return _error(json.loads(text))
+
+
+def _error_values(error: MeshrunError) -> dict[str, Any]:
+    plain = {name: value for name, value in vars(error).items() if _is_plain(value)}
+    return {"kind": type(error).__name__, **plain, "exit_code": error.exit_code}
+
+
+def _is_plain(value: object) -> bool:
+    """Whether JSON has it; typer hangs things of its own on an exception that passes."""
+    return value is None or isinstance(value, str | int)
+
+
+def _error(values: dict[str, Any]) -> MeshrunError:
+    kind = getattr(errors, values.pop("kind", ""), None)
+    if not (isinstance(kind, type) and issubclass(kind, MeshrunError)):
+        kind = MeshrunError
+    error = kind.__new__(kind, values["message"])  # each class has arguments of its own
+    vars(error).update(values)
+    return error
 
 
 def _failure(values: dict[str, Any]) -> RankFailure:

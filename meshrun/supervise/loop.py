@@ -85,6 +85,7 @@ class Loop:
         self._generation = 0
         self._wake_at_ns: int | None = None
         self._timers: Timers | None = None
+        self._has_slow_readers = False
         self._not_ours = frozenset(list_children())
         become_subreaper()
         # From before there is anything to end.
@@ -149,6 +150,9 @@ class Loop:
     def _wait_for_slow_readers(self) -> None:
         """Have the selector wake us when a reader of our output takes more."""
         waiting = {outlet.fileno(): outlet for outlet in self._console.waiting}
+        if not waiting and not self._has_slow_readers:
+            return
+        self._has_slow_readers = bool(waiting)
         for fd, key in list(self._selector.get_map().items()):
             if key.events == selectors.EVENT_WRITE and fd not in waiting:
                 self._selector.unregister(fd)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import socket
 import stat
 from collections import deque
 
-_MOST_BYTES_A_WRITE = 64 * 1024
+_MOST_BYTES_A_WRITE = 256 * 1024
+_PIPE_BYTES = 1024 * 1024
+"""What a pipe is asked to hold, so that its reader and this process seldom wait in turn."""
 
 
 class Outlet:
@@ -16,7 +19,7 @@ class Outlet:
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        self._queue: deque[bytes] = deque()
+        self._queue: deque[memoryview] = deque()
         self.queued_bytes = 0
         self.error: OSError | None = None
         """Why nothing can be written any more, or ``None``."""
@@ -31,6 +34,8 @@ class Outlet:
             self._socket = socket.socket(fileno=os.dup(fd))
         elif self.needs_select:
             self._write_fd = self._reopen_nonblocking()
+            if stat.S_ISFIFO(mode):
+                _enlarge_pipe(fd)
 
     def fileno(self) -> int:
         """The descriptor to wait for."""
@@ -40,7 +45,7 @@ class Outlet:
         """Queue ``data`` and write as much as goes at once."""
         if self.error is not None or not data:
             return
-        self._queue.append(data)
+        self._queue.append(memoryview(data))
         self.queued_bytes += len(data)
         if len(self._queue) == 1:
             self.flush()
@@ -66,7 +71,7 @@ class Outlet:
             if self._may_block:
                 return
 
-    def _write_some(self, data: bytes) -> int:
+    def _write_some(self, data: memoryview) -> int:
         if self._socket is not None:
             return self._socket.send(data, socket.MSG_DONTWAIT)
         return os.write(self._write_fd, data)
@@ -87,6 +92,15 @@ class Outlet:
         except OSError:
             self._chunk_bytes = 512
             return self._fd
+
+
+def _enlarge_pipe(fd: int) -> None:
+    """Ask for a larger pipe; the system may not have it, or a user may have too many."""
+    if hasattr(fcntl, "F_SETPIPE_SZ"):
+        try:
+            fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        except OSError:
+            pass
 
 
 def same_file(first: int, second: int) -> bool:

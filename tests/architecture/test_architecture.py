@@ -10,9 +10,16 @@ import meshrun
 from tests.kit import ROOT
 
 FLAGS = {
-    "--all", "--device", "--dry-run", "--format", "--help", "--mesh", "--module", "--names",
-    "--nnodes", "--no-prefix", "--nproc-per-node", "--preload", "--shutdown-timeout",
-    "--start-method", "--timings", "--version",
+    "--all", "--collapse", "--device", "--dry-run", "--duplicate-stderr-filters",
+    "--duplicate-stdout-filters", "--event-log-handler", "--exit-barrier-timeout",
+    "--exit-code", "--format", "--help", "--hide", "--local-addr", "--local-ranks-filter",
+    "--log-dir", "--log-line-prefix-template", "--logs-specs", "--master-addr",
+    "--master-port", "--max-restarts", "--mesh", "--module", "--monitor-interval", "--names",
+    "--nnodes", "--no-prefix", "--no-python", "--node-rank", "--nproc-per-node",
+    "--numa-binding", "--preload", "--print-completion", "--rdzv-backend", "--rdzv-conf",
+    "--rdzv-endpoint", "--rdzv-id", "--redirects", "--report", "--role", "--run-path",
+    "--show", "--shutdown-timeout", "--signals-to-handle", "--standalone", "--start-method",
+    "--tee", "--timings", "--version", "--virtual-local-rank",
 }  # fmt: skip
 PUBLIC = ["Layout", "MeshError", "MeshrunError", "current_mesh", "has_mesh"]
 TOP_LEVEL = {"pyproject.toml", "meshrun", "tests", "examples", "docs", "README.md"}

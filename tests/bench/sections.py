@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
+from tests.bench import failing, printing
 from tests.bench.commands import (
     RANK_PROGRAM,
     Command,
@@ -162,9 +163,11 @@ def ends(runs: int | None) -> str:
     return render_table("Ranks that ended with their own status", header, rows)
 
 
-SECTIONS: dict[str, Callable[[int | None], str]] = {
-    section.__name__: section for section in (wall8, wall32, wall64, stalls, memory, cli, cpu, ends)
-}
+_ALL = (
+    *(wall8, wall32, wall64, stalls, memory, cli, cpu, ends),
+    *(failing.restart, failing.told, printing.output, printing.slow),
+)
+SECTIONS: dict[str, Callable[[int | None], str]] = {section.__name__: section for section in _ALL}
 """In the order in which they are measured."""
 
 

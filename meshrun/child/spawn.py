@@ -1,0 +1,70 @@
+"""Ranks that are new processes: a fresh interpreter, or a command that is not ours to look into."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from meshrun import wire
+from meshrun.host.cores import bind_to_cpus
+from meshrun.host.processes import die_with_parent
+from meshrun.request import Program
+from meshrun.wire import StartRank
+
+
+def spawn_fresh(  # noqa: PLR0917
+    order: StartRank,
+    program: Program,
+    reports: socket.socket,
+    gate_fd: int,
+    stdout: int,
+    stderr: int,
+) -> int:
+    """Start a rank as a new interpreter and return its process id; its order waits in a pipe."""
+    order_read, order_write = os.pipe()
+    os.set_blocking(order_write, False)
+    script = str(Path(__file__).with_name("fresh.py"))
+    fds = (order_read, reports.fileno(), gate_fd)
+    numbers = [str(number) for number in (*fds, os.getpid())]
+    try:
+        os.write(order_write, wire.encode(order))
+        process = subprocess.Popen(
+            [sys.executable, "-u", script, *numbers, program.kind, program.target, *program.args],
+            stdout=stdout,
+            stderr=stderr,
+            pass_fds=fds,
+            start_new_session=True,
+            restore_signals=True,
+        )
+    finally:
+        os.close(order_read)
+        os.close(order_write)
+    process.returncode = 0  # reaped by the loop, with all other children
+    return process.pid
+
+
+def spawn_command(order: StartRank, program: Program, stdout: int, stderr: int) -> int:
+    """Start a rank that is not a Python program of ours, and return its process id."""
+    program = program.for_local_rank(order.local_rank)
+    zygote = os.getpid()
+
+    def prepare() -> None:  # between fork and exec; this process has a single thread
+        die_with_parent(zygote)
+        bind_to_cpus(order.cpus)
+
+    removed = {*order.unset, "MESHRUN_WORKER_PID"}
+    kept = {name: value for name, value in os.environ.items() if name not in removed}
+    process = subprocess.Popen(
+        [program.target, *program.args],
+        stdout=stdout,
+        stderr=stderr,
+        env={**kept, **order.environment},
+        start_new_session=True,
+        restore_signals=True,
+        preexec_fn=prepare,  # noqa: PLW1509
+    )
+    process.returncode = 0  # reaped by the loop, with all other children
+    return process.pid
