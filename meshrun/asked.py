@@ -33,12 +33,6 @@ from meshrun.request import (
 from meshrun.spec import MeshSpec, parse_mesh
 
 _PRELOAD = ("torch", "torch.distributed.device_mesh")
-_START_METHODS: dict[str, StartMethod] = {
-    "fork": "fork",
-    "forkserver": "fork",  # which is what the zygote is
-    "exec": "exec",
-    "spawn": "exec",
-}
 _GRACE_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 _TEMPLATE_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 _Value = TypeVar("_Value")
@@ -105,7 +99,7 @@ def build_request(asked: Asked, program: Program) -> LaunchRequest:
         nnodes=asked.read("nnodes", parse_nnodes, None),
         nproc_per_node=asked.read("nproc_per_node", parse_workers, None),
         device=asked.text("device") or "auto",
-        start_method=asked.read("start_method", _parse_start_method, None),
+        start_method=_start_method(asked),
         shutdown_timeout_s=asked.read(
             "shutdown_timeout", _seconds("--shutdown-timeout"), default_s
         ),
@@ -188,8 +182,13 @@ def _console(asked: Asked) -> ConsoleRequest:
     )
 
 
-def _parse_start_method(text: str) -> StartMethod | None:
-    return _START_METHODS[parse_choice(text, "--start-method", tuple(_START_METHODS))]
+def _start_method(asked: Asked) -> StartMethod | None:
+    """torchrun's ``spawn`` is its default, and says nothing of programs that are not functions."""
+    choices = ("fork", "exec", "forkserver", "spawn")
+    name = asked.read("start_method", _choice("--start-method", choices), None)
+    if name == "spawn":
+        return "exec" if asked.flag("run_path") else None
+    return "fork" if name == "forkserver" else name
 
 
 def _integer(what: str, *, least: int = 0, most: int | None = None) -> Callable[[str], Any]:

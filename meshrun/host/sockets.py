@@ -33,6 +33,8 @@ def listen_on(address: str, port: int) -> socket.socket:
             f"`{address}` does not resolve to an address: {error.strerror}",
             hint="on one node leave the address out: the ranks meet on loopback",
         ) from error
+    # A name may lead to both families; programs more often write 127.0.0.1 than ::1.
+    found.sort(key=lambda entry: entry[0] != socket.AF_INET)
     family, kind, _, _, place = found[0]
     listener = socket.socket(family, kind)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -39,8 +39,7 @@ StartMethod = Annotated[
         "--start-method",
         metavar="fork|exec",
         panel=RUN,
-        text="fork imports torch once a node; exec gives each rank a fresh interpreter"
-        " (torchrun's forkserver and spawn).",
+        text="fork imports torch once a node; exec gives each rank a fresh interpreter.",
     ),
 ]
 Nproc = Annotated[

@@ -21,7 +21,10 @@ FLAGS = {
     "--show", "--shutdown-timeout", "--signals-to-handle", "--standalone", "--start-method",
     "--tee", "--timings", "--version", "--virtual-local-rank",
 }  # fmt: skip
-PUBLIC = ["Layout", "MeshError", "MeshrunError", "current_mesh", "has_mesh"]
+PUBLIC = [
+    "LaunchResult", "Layout", "MeshError", "MeshrunError", "RankFailed", "current_layout",
+    "current_mesh", "has_mesh", "launch",
+]  # fmt: skip
 TOP_LEVEL = {"pyproject.toml", "meshrun", "tests", "examples", "docs", "README.md"}
 LONGEST_FILE = 330
 TOOLS = Path(sys.executable).parent

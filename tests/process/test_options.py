@@ -1,0 +1,376 @@
+"""Options and variables that torchrun's users have in their scripts and templates."""
+
+import json
+import os
+import socket
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.kit import PROGRAMS, run_meshrun, start_meshrun
+
+
+def environments(*args: str, env: dict[str, str] | None = None) -> list[dict[str, str]]:
+    ours = run_meshrun("--no-prefix", *args, PROGRAMS / "environment.py", env=env)
+    assert ours.returncode == 0, ours.stderr
+    found = [json.loads(line) for line in ours.stdout.splitlines()]
+    return sorted(found, key=lambda env: int(env["RANK"]))
+
+
+def executable(folder: Path, text: str) -> Path:
+    """Write a program that can be run by itself."""
+    path = folder / "program"
+    path.write_text(text)
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+def test_variables_are_options(fake_torch: object) -> None:
+    """As Kubeflow's trainer sets them."""
+    numbers = {"PET_NPROC_PER_NODE": "2", "PET_NNODES": "1", "PET_NODE_RANK": "0"}
+    others = {"PET_MASTER_ADDR": "127.0.0.1", "PET_MAX_RESTARTS": "3", "PET_ROLE": "trainer"}
+    found = environments(env={**numbers, **others})
+
+    assert [one["WORLD_SIZE"] for one in found] == ["2", "2"]
+    assert {one["ROLE_NAME"] for one in found} == {"trainer"}
+    assert {one["TORCHELASTIC_MAX_RESTARTS"] for one in found} == {"3"}
+
+
+def test_the_command_line_counts_first(fake_torch: object) -> None:
+    """A variable is what an option falls back to."""
+    assert len(environments("--nproc-per-node", "2", env={"PET_NPROC_PER_NODE": "3"})) == 2
+
+
+@pytest.mark.parametrize("yes", ["1", "true", "True", "yes", "on"])
+def test_a_switch_in_a_variable_may_be_written_in_many_ways(yes: str, fake_torch: object) -> None:
+    """Torchrun knows 1 and 0 alone."""
+    ours = run_meshrun("true", env={"PET_NO_PYTHON": yes})
+
+    assert ours.returncode == 0, ours.stderr
+
+
+@pytest.mark.parametrize("no", ["0", "false", "off", ""])
+def test_and_so_may_its_opposite(no: str, fake_torch: object) -> None:
+    """An empty variable is one that is not set."""
+    ours = run_meshrun(PROGRAMS / "echo.py", env={"PET_NO_PYTHON": no})
+
+    assert ours.returncode == 0, ours.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("PET_MAX_RESTARTS", "many", "at least 0, found `many` in PET_MAX_RESTARTS"),
+        ("PET_STANDALONE", "perhaps", "PET_STANDALONE is true or false, 1 or 0, found `perhaps`"),
+        ("MESHRUN_MESH", "dp=", "in MESHRUN_MESH"),
+        ("PET_REDIRECTS", "9", "in PET_REDIRECTS"),
+        ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "x", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT is from 0"),
+    ],
+)
+def test_a_bad_variable_is_named(name: str, value: str, message: str) -> None:
+    """Nobody looks for an error on a command line that is right."""
+    ours = run_meshrun(PROGRAMS / "echo.py", env={name: value})
+
+    assert (ours.returncode, ours.stdout) == (2, "")
+    assert message in ours.stderr
+
+
+def test_a_launch_inside_a_rank_is_its_own(tmp_path: Path, fake_torch: object) -> None:
+    """The mesh of the outer launch describes the rank and is no option of the inner one."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, subprocess, sys\n"
+        f"inner = [sys.executable, '-m', 'meshrun', {str(PROGRAMS / 'environment.py')!r}]\n"
+        "os.environ['MESHRUN_MESH'] = 'dp=4'\n"
+        "sys.exit(subprocess.run(inner).returncode)\n"
+    )
+    ours = run_meshrun("--no-prefix", program)
+    inner = json.loads(ours.stdout.removeprefix("[rank 0] "))
+
+    assert (inner["WORLD_SIZE"], "MESHRUN_MESH" in inner) == ("1", False)
+
+
+def test_any_command_can_be_run(tmp_path: Path, fake_torch: Path) -> None:
+    """--no-python starts it as it is, with the same variables; only the store needs torch."""
+    program = executable(tmp_path, '#!/bin/sh\necho "$RANK of $WORLD_SIZE: $*"\n')
+    ours = run_meshrun("--nproc-per-node", "2", "--no-python", program, "a", "x${local_rank}")
+
+    assert sorted(ours.stdout.splitlines()) == ["[rank 0] 0 of 2: a x0", "[rank 1] 1 of 2: a x1"]
+    assert not fake_torch.exists() or len(fake_torch.read_text().splitlines()) == 1
+
+
+def test_a_command_s_end_is_the_launch_s(tmp_path: Path, fake_torch: object) -> None:
+    """Its exit code, and the end of all others."""
+    program = executable(tmp_path, "#!/bin/sh\n[ $RANK = 1 ] && exit 7\nexec sleep 1000\n")
+    ours = run_meshrun("--nproc-per-node", "3", "--no-python", program)
+
+    assert ours.returncode == 7
+    assert "error: rank 1 exited with code 7" in ours.stderr
+
+
+def test_a_command_that_dies_is_started_again(tmp_path: Path, fake_torch: object) -> None:
+    """Restarts know no difference."""
+    program = executable(tmp_path, "#!/bin/sh\n[ $TORCHELASTIC_RESTART_COUNT = 2 ]\n")
+    ours = run_meshrun("--no-python", "--max-restarts", "3", program)
+
+    assert ours.returncode == 0
+    assert "restart 2 of 3" in ours.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "message"),
+    [
+        ("no_such_command", 127, "there is no command `no_such_command`"),
+        (str(PROGRAMS / "echo.py"), 126, "is not executable"),
+    ],
+)
+def test_a_command_that_cannot_be_run(name: str, code: int, message: str) -> None:
+    """The codes are a shell's."""
+    ours = run_meshrun("--no-python", name)
+
+    assert ours.returncode == code
+    assert message in ours.stderr
+
+
+def test_another_interpreter(tmp_path: Path, fake_torch: object) -> None:
+    """PYTHON_EXEC names what runs the program."""
+    wrapper = executable(tmp_path, f'#!/bin/sh\necho "wrapped $*"\nexec {sys.executable} "$@"\n')
+    ours = run_meshrun(PROGRAMS / "echo.py", env={"PYTHON_EXEC": str(wrapper)})
+
+    assert ours.stdout.splitlines() == [
+        f"[rank 0] wrapped -u {PROGRAMS / 'echo.py'}",
+        "[rank 0] out 0",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [(None, ["0", "1"]), ("4,6", ["4", "6"]), ("GPU-aa,GPU-bb", None)]
+)
+def test_a_virtual_local_rank(
+    given: str | None, expected: list[str] | None, fake_torch: object
+) -> None:
+    """Each rank sees one device and takes it for the first."""
+    env = {"CUDA_VISIBLE_DEVICES": given} if given else {}
+    found = environments("--nproc-per-node", "2", "--virtual-local-rank", env=env)
+
+    assert [one["LOCAL_RANK"] for one in found] == ["0", "0"]
+    assert [one["CUDA_VISIBLE_DEVICES"] for one in found] == (expected or ["GPU-aa", "GPU-bb"])
+
+
+def test_too_few_devices_for_virtual_local_ranks(fake_torch: Path) -> None:
+    """Two ranks cannot have one device each of one."""
+    ours = run_meshrun(
+        "--nproc-per-node", "2", "--virtual-local-rank", PROGRAMS / "echo.py",
+        env={"CUDA_VISIBLE_DEVICES": "0"},
+    )  # fmt: skip
+
+    assert ours.returncode == 2
+    assert "gives 2 workers a device each, and CUDA_VISIBLE_DEVICES lists 1" in ours.stderr
+    assert not fake_torch.exists()
+
+
+@pytest.mark.parametrize("method", ["fork", "exec"])
+def test_ranks_are_bound_to_cores(method: str, fake_torch: object) -> None:
+    """Exclusive shares differ and lie within what meshrun may use."""
+    allowed = os.sched_getaffinity(0)
+    if len(allowed) < 2:
+        pytest.skip("two ranks need two cores of their own")
+    ours = run_meshrun(
+        "--nproc-per-node", "2", "--numa-binding", "exclusive", "--start-method", method,
+        "--no-prefix", PROGRAMS / "affinity.py",
+    )  # fmt: skip
+    first, second = (set(json.loads(line)) for line in ours.stdout.splitlines())
+
+    assert first
+    assert second
+    assert first.isdisjoint(second)
+    assert first | second <= allowed
+
+
+def test_a_port_that_was_asked_for(fake_torch: object) -> None:
+    """The store listens there and nowhere else."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    (found,) = environments("--master-addr", "localhost", "--master-port", str(port))
+
+    assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == ("localhost", str(port))
+
+
+def test_a_port_that_is_taken(fake_torch: Path) -> None:
+    """The error says whose, and nothing is started."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        ours = run_meshrun("--master-port", str(port), PROGRAMS / "echo.py")
+
+    assert ours.returncode == 71
+    assert f"error: port {port} of 127.0.0.1 is taken by another process" in ours.stderr
+    assert not fake_torch.exists()
+
+
+def test_the_name_of_a_run(fake_torch: object) -> None:
+    """--rdzv-id is what ranks see."""
+    (found,) = environments("--rdzv-id", "job7", "--rdzv-backend", "c10d")
+
+    assert found["TORCHELASTIC_RUN_ID"] == "job7"
+
+
+def test_torchrun_s_exit_code(fake_torch: object) -> None:
+    """1 for any failure, for those who compare with it."""
+    ours = run_meshrun(
+        "--nproc-per-node", "2", "--exit-code", "torchrun", PROGRAMS / "end.py", "SIGSEGV"
+    )
+
+    assert ours.returncode == 1
+
+
+def test_a_signal_that_was_asked_for_ends_the_launch(fake_torch: object, tmp_path: Path) -> None:
+    """SIGUSR1 is passed on, and the launch ends by it."""
+    import signal
+
+    with start_meshrun(
+        "--signals-to-handle", "SIGTERM,USR1", PROGRAMS / "wait.py", folder=tmp_path
+    ) as running:
+        running.wait_for("up")
+        running.signal(signal.SIGUSR1)
+
+        assert running.wait() == 128 + signal.SIGUSR1
+        assert "stopped by SIGUSR1" in running.stderr
+
+
+def test_a_timer_that_expires_ends_its_rank(fake_torch: object) -> None:
+    """And only those of our own processes."""
+    ours = run_meshrun(
+        "--nproc-per-node", "2", PROGRAMS / "timed.py", env={"TORCHELASTIC_ENABLE_FILE_TIMER": "1"}
+    )
+
+    assert ours.returncode == 137
+    assert "the timer `too late` of process " in ours.stderr
+    assert "error: rank 1 was ended by SIGKILL" in ours.stderr
+
+
+def test_what_a_command_recorded_is_its_error(tmp_path: Path, fake_torch: object) -> None:
+    """An error file tells more than an exit code."""
+    program = executable(
+        tmp_path,
+        '#!/bin/sh\necho \'{"message": {"message": "ValueError: bad", "extraInfo": '
+        '{"py_callstack": "..."}}}\' > "$TORCHELASTIC_ERROR_FILE"\nexit 1\n',
+    )
+    ours = run_meshrun("--no-python", program)
+
+    assert "error: rank 0 raised ValueError: bad, exit code 1" in ours.stderr
+
+
+def test_the_cause_is_passed_on_to_who_runs_meshrun(tmp_path: Path, fake_torch: object) -> None:
+    """As torch-elastic's agent does when another agent runs it."""
+    path = tmp_path / "error.json"
+    run_meshrun(
+        "--nproc-per-node", "2", PROGRAMS / "end.py", "raise",
+        env={"TORCHELASTIC_ERROR_FILE": str(path)},
+    )  # fmt: skip
+
+    assert json.loads(path.read_text())["message"]["message"] == "ValueError: the loss is nan"
+
+
+def test_events_go_to_the_console(fake_torch: object) -> None:
+    """In torch-elastic's words."""
+    ours = run_meshrun("--event-log-handler", "console", PROGRAMS / "echo.py")
+    events = [json.loads(line) for line in ours.stderr.splitlines() if line.startswith("{")]
+
+    assert [(event["source"], event["metadata"]["state"]) for event in events] == [
+        ("WORKER", "START"),
+        ("WORKER", "SUCCEEDED"),
+        ("AGENT", "SUCCEEDED"),
+    ]
+
+
+@pytest.fixture
+def plug_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Install a package with both kinds of plug-in for the time of a test."""
+    folder = tmp_path / "site"
+    info = folder / "plug_in-1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plug-in\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(
+        "[torchrun.event_log_handlers]\nfile = plug_in:Handler\n"
+        "[torchrun.logs_specs]\nflat = plug_in_logs:Flat\n"
+    )
+    (folder / "plug_in.py").write_text(
+        "import logging, os\n"
+        "class Handler(logging.FileHandler):\n"
+        "    def __init__(self): super().__init__(os.environ['EVENTS'])\n"
+    )
+    (folder / "plug_in_logs.py").write_text(
+        "import os\n"
+        "from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest\n"
+        "class Flat(DefaultLogsSpecs):\n"
+        "    def reify(self, envs):\n"
+        "        name = lambda rank: f'{self.root_log_dir}/{envs[rank][\"RANK\"]}.out'\n"
+        "        return LogsDest(stdouts={r: name(r) for r in envs},\n"
+        "            stderrs={r: '' for r in envs}, tee_stdouts={0: name(0)},\n"
+        "            error_files={r: name(r) + '.json' for r in envs})\n"
+    )
+    path = os.environ.get("PYTHONPATH")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(folder), path))))
+    return folder
+
+
+def test_events_go_to_a_plug_in(plug_in: Path, tmp_path: Path, fake_torch: object) -> None:
+    """Found by its entry point."""
+    path = tmp_path / "events"
+    monkey = f"{plug_in}{os.pathsep}{os.environ['PYTHONPATH']}"
+    ours = run_meshrun(
+        "--event-log-handler", "file", PROGRAMS / "echo.py",
+        env={"EVENTS": str(path), "PYTHONPATH": monkey},
+    )  # fmt: skip
+
+    assert ours.returncode == 0, ours.stderr
+    assert [json.loads(line)["source"] for line in path.read_text().splitlines()] == [
+        "WORKER", "WORKER", "AGENT",
+    ]  # fmt: skip
+
+
+@pytest.mark.torch
+def test_a_plug_in_chooses_the_log_files(plug_in: Path, tmp_path: Path) -> None:
+    """As torchrun's: it subclasses torch's LogsSpecs."""
+    ours = run_meshrun(
+        "--nproc-per-node", "2", "--logs-specs", "flat", "--log-dir", tmp_path / "logs",
+        PROGRAMS / "echo.py",
+    )  # fmt: skip
+
+    assert ours.stdout == "[rank 0] out 0\n"
+    assert (tmp_path / "logs" / "1.out").read_text() == "out 1\n"
+
+
+@pytest.mark.parametrize("option", ["--logs-specs", "--event-log-handler"])
+def test_a_plug_in_that_is_not_there(option: str, fake_torch: Path) -> None:
+    """The error names the group of entry points."""
+    ours = run_meshrun(option, "nobody", PROGRAMS / "echo.py")
+
+    assert ours.returncode == 2
+    assert "`nobody`" in ours.stderr
+    assert "entry point of the group torchrun." in ours.stderr
+    assert not fake_torch.exists()
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish", "tcsh"])
+def test_completion_scripts_know_the_options(shell: str) -> None:
+    """Each option once, and no interpreter is started to complete."""
+    ours = run_meshrun("--print-completion", shell)
+
+    assert ours.returncode == 0
+    assert ours.stdout.count("max-restarts") >= 1
+
+
+def test_a_report_says_all_there_is(tmp_path: Path, fake_torch: object) -> None:
+    """For programs: how each rank ended, the cause first."""
+    path = tmp_path / "report.json"
+    run_meshrun("--nproc-per-node", "2", "--report", path, PROGRAMS / "end.py", "3")
+    report = json.loads(path.read_text())
+
+    assert report["schema"] == {"name": "meshrun.result", "version": 1}
+    assert (report["exit_code"], report["failures"][0]["rank"]) == (3, 1)
