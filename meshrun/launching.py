@@ -181,7 +181,6 @@ def serve_caller() -> Callable[[MeshrunError], None]:
     from meshrun.report.result_json import render_error_json
 
     caller, folder = int(os.environ.pop(_PARENT_PID)), os.environ.pop(_PARENT_FOLDER)
-    die_with_parent(caller, signal.SIGTERM)
 
     def clear_up() -> None:
         if os.getppid() != caller:
@@ -191,7 +190,11 @@ def serve_caller() -> Callable[[MeshrunError], None]:
         with open(_error_file(folder), "w") as file:
             file.write(render_error_json(error))
 
+    clear_up()
     atexit.register(clear_up)
+    # Until the launch has handlers of its own: exit handlers run, an inherited SIG_IGN is gone.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    die_with_parent(caller, signal.SIGTERM)
     return tell
 
 

@@ -13,6 +13,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import meshrun
@@ -480,3 +481,14 @@ def test_a_caller_that_is_killed_leaves_nothing(
         caller.send_signal(signum)
 
     assert caller.wait() == -signum
+
+
+def test_a_caller_that_is_killed_early_leaves_nothing(fake_torch: Path, tmp_path: Path) -> None:
+    """While its launcher is still being loaded."""
+    (tmp_path / "script.py").write_text(SCRIPT + "meshrun.launch(wait, device='cpu')\n")
+    caller = subprocess.Popen([sys.executable, "script.py"], cwd=tmp_path)
+    try:
+        wait_until(lambda: bool(psutil.Process(caller.pid).children()), lambda: "no launcher")
+    finally:
+        caller.kill()
+    caller.wait()

@@ -1,0 +1,24 @@
+"""Restarts of programs that use process groups, which is where torchrun's own fail."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.kit import PROGRAMS, run_meshrun
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.mark.parametrize("mesh", [[], ["--mesh", "dp=3", "--device", "cpu"]])
+@pytest.mark.parametrize("how", ["before", "in", "after"])
+def test_a_group_is_whole_again(how: str, mesh: list[str], tmp_path: Path) -> None:
+    """Ranks that hang in a broken collective are ended, and the next generation meets anew."""
+    ours = run_meshrun(
+        "--nproc-per-node", "3", *mesh, "--max-restarts", "1", "--no-prefix",
+        PROGRAMS / "own_group.py", tmp_path, how,
+    )  # fmt: skip
+
+    assert ours.returncode == 0, ours.stderr
+    assert ours.stdout.splitlines() == ["total 3 step 3"] * 3
+    assert "restart 1 of 1, because rank 1 " in ours.stderr
+    assert "was ended by SIGKILL" in ours.stderr
