@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar, overload
 
 from meshrun.errors import HostError, MeshrunError, UsageError
+from meshrun.host.child_launcher import run_launcher
+from meshrun.report.result_json import parse_error_json, parse_result_json, render_error_json
 from meshrun.result import LaunchResult, Timings, signal_name
 
 if TYPE_CHECKING:
@@ -151,17 +153,18 @@ def launch(
     _check_program(program, module=module, kwargs=kwargs)
     environ = {**os.environ, **(env or {})}
     place = None if cwd is None else os.fspath(cwd)
-    with tempfile.TemporaryDirectory(prefix="meshrun_", ignore_cleanup_errors=True) as folder:
-        if isinstance(program, str | os.PathLike):
-            flags += ["--module"] * module
-            words = [os.fspath(program), *map(os.fspath, args)]
+    if isinstance(program, str | os.PathLike):
+        flags += ["--module"] * module
+        words = [os.fspath(program), *map(os.fspath, args)]
+        with _private_folder() as folder:
             return _launched(folder, flags, words, env=environ, cwd=place, stdin=None)
 
-        from meshrun.remote_call import raise_failure, read_values, write_call
+    from meshrun.remote_call import raise_failure, read_values, write_call
 
+    flags.append("--module")
+    with _private_folder() as folder:
         write_call(folder, program, args, kwargs or {})
         words = ["meshrun.child.function", folder]
-        flags.append("--module")
         result = _launched(folder, flags, words, env=environ, cwd=place, stdin=subprocess.DEVNULL)
         if result.exit_code:
             raise_failure(folder, result)
@@ -178,7 +181,6 @@ def serve_caller() -> Callable[[MeshrunError], None]:
     import signal
 
     from meshrun.host.processes import die_with_parent
-    from meshrun.report.result_json import render_error_json
 
     caller, folder = int(os.environ.pop(_PARENT_PID)), os.environ.pop(_PARENT_FOLDER)
 
@@ -198,6 +200,10 @@ def serve_caller() -> Callable[[MeshrunError], None]:
     return tell
 
 
+def _private_folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="meshrun_", ignore_cleanup_errors=True)
+
+
 def _launched(
     folder: str,
     flags: Sequence[str],
@@ -212,9 +218,6 @@ def _launched(
     Raises:
         MeshrunError: What it would have printed, if the launch could not be made.
     """
-    from meshrun.host.child_launcher import run_launcher
-    from meshrun.report.result_json import parse_error_json, parse_result_json
-
     began_ns = time.monotonic_ns()
     report = os.path.join(folder, "report.json")
     code = run_launcher(

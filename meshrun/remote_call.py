@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, NoReturn
 
+import cloudpickle
+
 from meshrun.child.function import call_file, error_file, path_file, value_file
 from meshrun.errors import MeshrunError, UsageError
 from meshrun.report.failure import describe_rank
@@ -40,8 +42,6 @@ def write_call(
     Raises:
         UsageError: If it cannot be pickled.
     """
-    import cloudpickle
-
     try:
         with _by_value_if_needed(getattr(function, "__module__", None)):
             call = cloudpickle.dumps((function, tuple(args), dict(kwargs)))
@@ -129,8 +129,6 @@ def _unpickle(pickled: bytes | None) -> BaseException | None:
 @contextmanager
 def _by_value_if_needed(name: str | None) -> Iterator[None]:
     """Have a module that a rank could not import pickled by value while the block runs."""
-    import cloudpickle
-
     module = sys.modules.get(name or "")
     with _registry:
         needed = module is not None and name != "__main__" and not _can_be_imported(module)
