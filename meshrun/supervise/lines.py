@@ -38,9 +38,12 @@ class LineAssembler:
         """Take the next bytes of the stream and return what has become whole."""
         if callable(self._given):
             self._prefix = self._given()
-        data = self._pending + data
         end = data.rfind(b"\n") + 1
-        whole, self._pending = data[:end], data[end:]
+        if end:  # large data is copied once
+            whole = b"".join((self._pending, memoryview(data)[:end]))
+            self._pending = data[end:]
+        else:
+            whole, self._pending = b"", self._pending + data
         pieces = self._lines(whole)
         if b"\r" in self._pending:
             pieces.extend(self._take_states())
@@ -71,7 +74,8 @@ class LineAssembler:
     def _prefixed(self, lines: bytes) -> bytes:
         if not self._prefix:
             return lines
-        return self._prefix + lines[:-1].replace(b"\n", b"\n" + self._prefix) + b"\n"
+        prefixed = lines.replace(b"\n", b"\n" + self._prefix)
+        return b"".join((self._prefix, memoryview(prefixed)[: -len(self._prefix)]))
 
     def _take_states(self) -> list[Piece]:
         r"""Pass on states that a later one has replaced; a last ``\r`` may begin ``\r\n``."""

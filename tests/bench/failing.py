@@ -18,7 +18,7 @@ def restart(runs: int | None) -> str:
     """Measure from the death of one of 8 ranks to all 8 past a barrier of the next generation."""
     samples: Samples = {"meshrun": [], "torchrun": []}
     for _ in range(runs or 5):
-        for name, times in _play("1").items():
+        for name, times in _play("again", "1").items():
             died, again = times["dies"][0], times.get("again", [])
             took_s = (max(again) - died) / 1e9 if len(again) == _RANKS else None
             samples[name].append(took_s)
@@ -29,7 +29,7 @@ def told(runs: int | None) -> str:
     """Measure from the death of one of 8 ranks to the last of the others being signalled."""
     samples: Samples = {"meshrun": [], "torchrun": []}
     for _ in range(runs or 5):
-        for name, times in _play("0").items():
+        for name, times in _play("told", "0").items():
             others = times.get("told", [])
             took_ms = (max(others) - times["dies"][0]) / 1e6 if len(others) == _RANKS - 1 else None
             samples[name].append(took_ms)
@@ -38,18 +38,18 @@ def told(runs: int | None) -> str:
     )
 
 
-def _play(max_restarts: str) -> Mapping[str, dict[str, list[int]]]:
+def _play(what: str, max_restarts: str) -> Mapping[str, dict[str, list[int]]]:
     """Run both launchers once; return what happened when, by launcher."""
     with tempfile.TemporaryDirectory() as folder:
         return {
             launch.name: _times(launch, Path(launch.argv[-1]))
-            for launch in _commands(Path(folder), max_restarts)
+            for launch in _commands(Path(folder), what, max_restarts)
         }
 
 
-def _commands(folder: Path, max_restarts: str) -> list[Command]:
+def _commands(folder: Path, what: str, max_restarts: str) -> list[Command]:
     shape = SHAPES[_RANKS]
-    words = ("--max-restarts", max_restarts, _PROGRAM, "again", shape)
+    words = ("--max-restarts", max_restarts, _PROGRAM, what, shape)
     mesh = ("--mesh", shape, "--names", "dp,tp")
     theirs = ("--standalone", "--nproc-per-node", str(_RANKS))
     # With its default, a store shared by all generations, torchrun's restarts fail (issue 167288).
