@@ -10,7 +10,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from meshrun.errors import ProgramError
+from meshrun.errors import ProgramError, UsageError
 from meshrun.host.facts import detect_host
 from meshrun.plan import HostFacts, LaunchPlan, build_plan
 from meshrun.request import LaunchRequest, Program
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from meshrun.supervise.console import Console
     from meshrun.supervise.known import State
     from meshrun.supervise.loop import Watch
+
+_RENDEZVOUS = ("static", "c10d", "etcd", "etcd-v2")
 
 
 def plan(
@@ -37,8 +39,22 @@ def plan(
     Raises:
         UsageError: If the request does not fit together, with the numbers.
     """
+    _check_rendezvous(request.rendezvous.backend)
     facts = facts or detect_host(with_topology=request.numa_binding is not None)
     return build_plan(request, facts, check_host=check_host)
+
+
+def _check_rendezvous(backend: str) -> None:
+    """Check that there is such a way to meet, built into torch or plugged in."""
+    if backend in _RENDEZVOUS:
+        return
+    from importlib.metadata import entry_points
+
+    if not list(entry_points(group="torchrun.handlers", name=backend)):
+        raise UsageError(
+            f"--rdzv-backend: there is no back end `{backend}`",
+            hint=f"{', '.join(_RENDEZVOUS)}, or an entry point of the group torchrun.handlers",
+        )
 
 
 def launch(

@@ -230,4 +230,8 @@ def parse_endpoint(text: str) -> tuple[str, int | None]:
     host, colon, port = text.strip().rpartition(":")
     if not colon or (text.count(":") > 1 and not host.endswith("]")):
         return text.strip().strip("[]"), None
-    return host.strip("[]"), parse_integer(port, "the port of --rdzv-endpoint", most=65535)
+    try:
+        return host.strip("[]"), parse_integer(port, "the port of --rdzv-endpoint", most=65535)
+    except UsageError as error:
+        error.hint = f"host:port, found `{text}`"
+        raise

@@ -210,15 +210,19 @@ def _choose_start_method(request: LaunchRequest) -> tuple[StartMethod, str]:
 
 
 def _choose_store(asked: Rendezvous) -> tuple[str, int]:
-    """Return the address and port of the store, as torchrun would on one node, on loopback."""
+    """Return the address and port of the store, as torchrun would on one node, on loopback.
+
+    Raises:
+        UsageError: If the endpoint cannot be read.
+    """
+    host, port = asked.master_addr, asked.master_port
+    if asked.endpoint:
+        host, port = parse_endpoint(asked.endpoint)
     if asked.standalone:
         return LOOPBACK_ADDRESS, 0
     if asked.backend != "static":
         return asked.local_addr or LOOPBACK_ADDRESS, 0
-    host, port = asked.master_addr, asked.master_port
-    if asked.endpoint:
-        host, port = parse_endpoint(asked.endpoint)
-    if port is None:
+    if port is None:  # torchrun then looks at no other option either
         return asked.local_addr or LOOPBACK_ADDRESS, 0
     return (host or LOOPBACK_ADDRESS).strip("[]"), port
 

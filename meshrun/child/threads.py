@@ -7,6 +7,9 @@ import sys
 from collections.abc import Mapping
 
 
+_SET_BY_THREADPOOLCTL = "KMP_DUPLICATE_LIB_OK"
+
+
 def count_threads() -> int:
     """Return how many threads this process has; 1 where the system does not tell."""
     try:
@@ -26,8 +29,11 @@ def raise_thread_counts(env: Mapping[str, str]) -> None:
         torch.set_num_threads(threads)
     blas = _positive(env.get("OPENBLAS_NUM_THREADS", "")) or threads
     if "numpy" in sys.modules and blas not in (None, 1):
+        had = os.environ.get(_SET_BY_THREADPOOLCTL)
         from threadpoolctl import threadpool_limits
 
+        if had is None:  # the program's environment is not ours to change
+            os.environ.pop(_SET_BY_THREADPOOLCTL, None)
         threadpool_limits(limits=blas, user_api="blas")
 
 
