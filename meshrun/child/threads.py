@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Mapping
 
-
 _SET_BY_THREADPOOLCTL = "KMP_DUPLICATE_LIB_OK"
 
 
