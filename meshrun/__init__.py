@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from meshrun.layout import Layout as Layout
     from meshrun.mesh import current_mesh as current_mesh
     from meshrun.mesh import has_mesh as has_mesh
+    from meshrun.mesh import init_mesh as init_mesh
+    from meshrun.mesh import use_mesh as use_mesh
     from meshrun.result import LaunchResult as LaunchResult
     from meshrun.result import RankFailed as RankFailed
 
@@ -29,7 +31,9 @@ __all__ = [
     "current_layout",
     "current_mesh",
     "has_mesh",
+    "init_mesh",
     "launch",
+    "use_mesh",
 ]
 
 _HOME = {
@@ -41,6 +45,8 @@ _HOME = {
     "current_layout": "meshrun.current",
     "current_mesh": "meshrun.mesh",
     "has_mesh": "meshrun.mesh",
+    "init_mesh": "meshrun.mesh",
+    "use_mesh": "meshrun.mesh",
     "launch": "meshrun.launching",
 }
 

@@ -8,6 +8,7 @@ from typing import Any, TypeVar, cast
 
 from meshrun.binding import BINDING_MODES
 from meshrun.errors import UsageError
+from meshrun.groups import parse_group_options
 from meshrun.parse import (
     NO_STREAMS,
     parse_choice,
@@ -99,6 +100,10 @@ def build_request(asked: Asked, program: Program) -> LaunchRequest:
         nnodes=asked.read("nnodes", parse_nnodes, None),
         nproc_per_node=asked.read("nproc_per_node", parse_workers, None),
         device=asked.text("device") or "auto",
+        groups=parse_group_options(
+            _list(asked, "backend"), _list(asked, "timeout"), _list(asked, "pg_opt")
+        ),
+        mesh_init=asked.read("mesh_init", _choice("--mesh-init", ("eager", "lazy")), "eager"),
         start_method=_start_method(asked),
         shutdown_timeout_s=asked.read(
             "shutdown_timeout", _seconds("--shutdown-timeout"), default_s
@@ -138,6 +143,12 @@ def _mesh(asked: Asked) -> MeshSpec | None:
             raise UsageError("--names was given without --mesh", hint=f"--mesh 2x4 --names {names}")
         return None
     return asked.read("mesh", lambda text: parse_mesh(text, names), None)
+
+
+def _list(asked: Asked, name: str) -> tuple[str, ...]:
+    """Return what a repeatable option was given; in a variable ``;`` stands between."""
+    given = asked.values.get(name) or ()
+    return tuple(part.strip() for text in given for part in text.split(";") if part.strip())
 
 
 def _rendezvous(asked: Asked) -> Rendezvous:

@@ -25,7 +25,10 @@ from meshrun.request import LaunchRequest, Program
 from meshrun.words import spell_out
 
 _COMMAND_LINE = "command line"
-_SET_BY_A_LAUNCH = ("MESHRUN_MESH", "MESHRUN_DEVICE")
+_SET_BY_A_LAUNCH = (
+    *("MESHRUN_MESH", "MESHRUN_DEVICE"),
+    *("MESHRUN_BACKEND", "MESHRUN_TIMEOUT", "MESHRUN_PG_OPT"),
+)
 """Variables that describe a rank to its program, and would be options of a launch inside it."""
 _NO_PART_OF_A_PLAN = ("script", "args", "dry_run", "format", "all")
 
@@ -64,6 +67,10 @@ def command(
     mesh: own.Mesh = None,
     names: own.Names = None,
     device: own.Device = None,
+    backend: own.Backend = None,
+    timeout: own.Timeout = None,
+    pg_opt: own.PgOpt = None,
+    mesh_init: own.MeshInit = None,
     nproc_per_node: torchrun.Nproc = None,
     nnodes: torchrun.Nnodes = None,
     numa_binding: torchrun.NumaBinding = None,

@@ -1,54 +1,35 @@
-"""current_mesh(): the mesh of this process, resolved from the environment. torch comes lazily."""
+"""current_mesh() and its relatives: the mesh of this process. torch comes lazily."""
 
 from __future__ import annotations
 
 import os
+import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from meshrun.errors import MeshError
-from meshrun.layout import solve_layout
-from meshrun.spec import MeshSpec, parse_mesh
+from meshrun.installed import Installed, not_in_a_child, process, slice_mesh
+from meshrun.late_settings import tell_late_settings
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-_WAYS_OUT = (
-    "start the program with `meshrun --mesh dp=2,tp=4 ...`, or set MESHRUN_MESH=dp=2,tp=4"
-    " under torchrun, or MESHRUN_MESH=dp=-1 to run it alone"
-)
+_entered = threading.local()
 
 
-class _Installed:
-    """The mesh of this process, and what must stay true for it to be the right one."""
-
-    def __init__(self, mesh: DeviceMesh, world: Any) -> None:
-        self.mesh = mesh
-        self.world = world
-        self.pid = os.getpid()
-        self.slices: dict[tuple[str, ...], DeviceMesh] = {}
-
-
-class _Process:
-    """The one mesh of this process; a plain global, so that every thread sees the same."""
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self.installed: _Installed | None = None
-
-
-_process = _Process()
-
-
-def current_mesh(*dims: str) -> DeviceMesh:
+def current_mesh(*dims: str, fallback: str | None = None) -> DeviceMesh:
     """Return the mesh of this process, or the part of it along some dims.
 
-    Under meshrun it is the mesh that was built before the program's first line. Under torchrun,
-    or in a plain ``python``, with ``MESHRUN_MESH`` set it is built on first use, which every rank
-    must then reach. The same arguments give the same object each time, in every thread.
+    Inside ``use_mesh(other)``, or torch's own ``with other:``, it is that mesh. Otherwise, under
+    meshrun, it is the one that was built before the program's first line; under torchrun or in a
+    plain ``python`` with ``MESHRUN_MESH`` set it is built on first use, which every rank must then
+    reach. The same arguments give the same object each time, in every thread.
 
     Args:
         *dims: Names of dims in the mesh's order; none for the whole mesh.
+        fallback: A spec such as ``dp=-1`` to build if there is no mesh and none is described.
 
     Returns:
         A ``torch.distributed.device_mesh.DeviceMesh``.
@@ -59,141 +40,115 @@ def current_mesh(*dims: str) -> DeviceMesh:
     Example:
         ``tp = current_mesh("tp")`` is one-dimensional and holds this rank's ``tp`` group.
     """
-    with _process.lock:
-        if _process.installed is None:
-            _process.installed = _build_from_environment()
-        _check_valid(_process.installed)
-        return _slice(_process.installed, dims) if dims else _process.installed.mesh
+    with process.lock:
+        tell_late_settings()
+        other = _innermost()
+        if other is not None:
+            return _part_of(other, dims) if dims else other
+        installed = _installed(fallback)
+        return installed.part(dims) if dims else installed.mesh
 
 
 def has_mesh() -> bool:
     """Whether :func:`current_mesh` would return a mesh that exists already; never raises."""
-    with _process.lock:
-        if _process.installed is None:
+    with process.lock:
+        if _innermost() is not None:
+            return True
+        if process.installed is None:
             return False
         try:
-            _check_valid(_process.installed)
+            process.installed.check_valid()
         except MeshError:
             return False
         return True
 
 
-def install_mesh(mesh: DeviceMesh) -> None:
-    """Make ``mesh`` the one that :func:`current_mesh` returns in this process."""
-    import torch.distributed as dist
+@contextmanager
+def use_mesh(mesh: DeviceMesh) -> Iterator[DeviceMesh]:
+    """Make ``mesh`` the current one for this thread while the block runs.
 
-    with _process.lock:
-        _process.installed = _Installed(mesh, dist.group.WORLD)
-
-
-def select_device(device_type: str, local_rank: int) -> str:
-    """Select this rank's device and return the back ends that serve it and the host.
-
-    With an accelerator the default group has gloo beside the accelerator's own back end, so that
-    programs may ask for either.
+    torch sees it too: calls that take a ``device_mesh`` need none.
     """
-    import torch
-    import torch.distributed as dist
-
-    if device_type == "cpu":
-        return "gloo"
-    torch.get_device_module(device_type).set_device(local_rank)
-    return f"cpu:gloo,{device_type}:{dist.get_default_backend_for_device(device_type)}"
-
-
-def _check_valid(installed: _Installed) -> None:
-    import torch.distributed as dist
-
-    if installed.pid != os.getpid():
-        rank = os.environ.get("RANK", "?")
-        raise MeshError(
-            f"this process is a child of rank {rank} and has no process groups of its own",
-            hint="use the mesh in the rank itself and pass plain numbers to its children",
-        )
-    if dist.group.WORLD is not installed.world:
-        raise MeshError(
-            "the process group of this mesh was destroyed",
-            hint="call current_mesh() before destroy_process_group()",
-        )
+    parts: dict[int, dict[tuple[str, ...], DeviceMesh]] = _entered.__dict__.setdefault("parts", {})
+    outer = parts.get(id(mesh))
+    parts.setdefault(id(mesh), {})
+    try:
+        with mesh:
+            yield mesh
+    finally:
+        if outer is None:
+            del parts[id(mesh)]
 
 
-def _slice(installed: _Installed, dims: tuple[str, ...]) -> DeviceMesh:
-    if dims in installed.slices:
-        return installed.slices[dims]
-    mesh = installed.mesh
-    names = mesh.mesh_dim_names
-    asked = ", ".join(f"`{dim}`" for dim in dims)
-    if names is None:
-        raise MeshError(
-            f"the mesh has no dim names, so {asked} cannot be found",
-            hint="name the dims: --mesh dp=2,tp=4, or --names dp,tp",
-        )
-    known = [names.index(dim) for dim in dims if dim in names]
-    if len(known) < len(dims):
-        has = ", ".join(f"`{name}`" for name in names)
-        raise MeshError(f"the mesh has no dims {asked}", hint=f"it has {has}")
-    if known != sorted(set(known)):
-        ordered = ", ".join(f'"{names[index]}"' for index in sorted(set(known)))
-        raise MeshError(
-            f"dims {asked} are not in the mesh's order", hint=f"current_mesh({ordered})"
-        )
-    part = mesh if dims == names else mesh[dims]
-    return installed.slices.setdefault(dims, part)
+def init_mesh(
+    spec: str,
+    names: str | None = None,
+    *,
+    device: str | None = None,
+    backend: Sequence[str] = (),
+    timeout: Sequence[str] = (),
+) -> DeviceMesh:
+    """Build the mesh of this process where no launcher has: under torchrun, in a notebook.
+
+    All ranks must call it. Without any launcher the world is one rank. A second call with the
+    same spec returns the same mesh.
+
+    Args:
+        spec: As ``--mesh``, such as ``dp=-1,tp=2``.
+        names: As ``--names``.
+        device: As ``--device``; chosen if ``None``.
+        backend: As ``--backend``.
+        timeout: As ``--timeout``.
+
+    Raises:
+        SpecError: If a text cannot be read.
+        MeshError: If the world has another size, or there is another mesh already.
+    """
+    from meshrun.from_environment import build_here, layout_of
+
+    with process.lock:
+        layout = layout_of(spec, names)
+        if process.installed is None:
+            process.installed = build_here(layout, device, backend=backend, timeout=timeout)
+        process.installed.check_valid()
+        built = process.installed.mesh
+        if (built.mesh_dim_names, tuple(built.shape)) != (layout.mesh_dim_names, layout.sizes):
+            raise MeshError(
+                f"init_mesh({spec!r}) was called, and there is a mesh {tuple(built.shape)} already",
+                hint="current_mesh() returns it; use_mesh(mesh) takes another for a while",
+            )
+        return built
 
 
-def _build_from_environment() -> _Installed:
-    """Build the mesh that ``MESHRUN_MESH`` describes over the ranks the environment names."""
-    text = os.environ.get("MESHRUN_MESH")
-    if not text:
-        raise MeshError("there is no mesh in this process", hint=_WAYS_OUT)
-    if os.environ.get("MESHRUN_WORKER_PID", str(os.getpid())) != str(os.getpid()):
-        raise MeshError(
-            f"this process is a child of rank {os.environ.get('RANK', '?')} and has no mesh",
-            hint="use the mesh in the rank itself and pass plain numbers to its children",
-        )
-    spec = _solve(parse_mesh(text))
+def _installed(fallback: str | None) -> Installed:
+    """Return the process's own mesh, built now if the environment describes one."""
+    if process.installed is None:
+        if os.environ.get("MESHRUN_WORKER_PID", str(os.getpid())) != str(os.getpid()):
+            raise not_in_a_child()
+        from meshrun.from_environment import build_from_environment
 
-    import torch.distributed as dist
-    from torch.distributed.device_mesh import init_device_mesh
-
-    device_type = _device_type()
-    if not dist.is_initialized():
-        _init_process_group(device_type)
-    if dist.get_world_size() != spec.known_size:
-        raise MeshError(
-            f"MESHRUN_MESH `{text}` needs {spec.known_size} ranks, and the process group has"
-            f" {dist.get_world_size()}"
-        )
-    mesh = init_device_mesh(device_type, spec.sizes, mesh_dim_names=spec.mesh_dim_names)
-    return _Installed(mesh, dist.group.WORLD)
+        process.installed = build_from_environment(fallback)
+    process.installed.check_valid()
+    return process.installed
 
 
-def _solve(spec: MeshSpec) -> MeshSpec:
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    solved = solve_layout(spec, nproc_per_node=world_size).mesh
-    assert solved is not None  # noqa: S101 - a spec in gives a spec out
-    return solved
+def _innermost() -> DeviceMesh | None:
+    """Return the mesh of the innermost ``with mesh:`` of this thread, if it is not our own."""
+    module = sys.modules.get("torch.distributed.device_mesh")
+    resources = getattr(module, "_mesh_resources", None)
+    stack = getattr(resources, "mesh_stack", None)
+    if not stack:
+        return None
+    innermost: DeviceMesh = stack[-1]
+    ours = process.installed
+    return None if ours is not None and innermost is ours.mesh else innermost
 
 
-def _device_type() -> str:
-    """The device asked for, else the accelerator where each local rank has one, else the CPU."""
-    asked = os.environ.get("MESHRUN_DEVICE")
-    if asked and asked != "auto":
-        return asked
-    import torch
-
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    workers = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if accelerator is None or torch.accelerator.device_count() < workers:
-        return "cpu"
-    return str(accelerator.type)
-
-
-def _init_process_group(device_type: str) -> None:
-    import torch.distributed as dist
-
-    backend = select_device(device_type, int(os.environ.get("LOCAL_RANK", "0")))
-    if "RANK" in os.environ:
-        dist.init_process_group(backend)
-    else:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+def _part_of(mesh: DeviceMesh, dims: tuple[str, ...]) -> DeviceMesh:
+    parts = getattr(_entered, "parts", {}).get(id(mesh))
+    if parts is None:
+        return slice_mesh(mesh, dims)
+    if dims not in parts:
+        parts[dims] = slice_mesh(mesh, dims)
+    found: DeviceMesh = parts[dims]
+    return found

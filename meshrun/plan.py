@@ -152,6 +152,7 @@ def build_plan(request: LaunchRequest, facts: HostFacts, *, check_host: bool = T
     if layout.mesh is not None:
         device_type, device_reason = _choose_device(request.device, workers, facts, check_host)
     _check_visible(request, workers, facts)
+    request.groups.check_dims(layout.dim_labels if layout.mesh else ())
     start_method, reason = _choose_start_method(request)
     address, port = _choose_store(request.rendezvous)
     return LaunchPlan(

@@ -8,6 +8,7 @@ from string import Template
 from typing import Literal
 
 from meshrun.binding import BindingMode
+from meshrun.groups import GroupOptions
 from meshrun.parse import NO_STREAMS, Streams
 from meshrun.spec import MeshSpec
 
@@ -102,6 +103,8 @@ class LaunchRequest:
     nproc_per_node: int | str | None = None
     """A number, or what decides it: ``auto``, ``gpu``, ``cpu``, or a device type."""
     device: str = "auto"
+    groups: GroupOptions = GroupOptions()  # noqa: RUF009 - frozen
+    mesh_init: Literal["eager", "lazy"] = "eager"
     start_method: StartMethod | None = None
     shutdown_timeout_s: float = 30.0
     preload: tuple[str, ...] = ()

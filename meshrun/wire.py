@@ -43,6 +43,8 @@ class StartRank:
     """Variables to remove."""
     coordinate: list[int]
     local_rank: int
+    lazy: bool
+    """Whether the mesh is left for the program's first ``current_mesh()`` to build."""
     cpus: list[int]
     """Logical CPUs to bind it to; empty for no binding."""
 

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
+from meshrun.building import build_mesh, set_timeout
 from meshrun.child.names import names_from_files_only
 from meshrun.child.reporter import Reporter
+from meshrun.current import current_layout
 from meshrun.errors import InternalError
-from meshrun.mesh import install_mesh, select_device
-from meshrun.spec import parse_mesh
+from meshrun.from_environment import read_group_options, select_device
+from meshrun.installed import Installed, process
+from meshrun.late_settings import note_settings
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
 
-def join_mesh(env: Mapping[str, str], coordinate: tuple[int, ...], reporter: Reporter) -> None:
-    """Set the device, join the process group and build the mesh that ``env`` describes.
+def join_mesh(coordinate: tuple[int, ...], reporter: Reporter) -> None:
+    """Set the device, join the process group and build the mesh that the environment describes.
+
+    The mesh becomes the current one, for torch's own calls in the main thread too.
 
     Args:
-        env: This rank's environment, with ``MESHRUN_MESH`` in it.
         coordinate: Where the plan puts this rank; the mesh must agree.
         reporter: Told when the group stands.
 
@@ -28,25 +34,31 @@ def join_mesh(env: Mapping[str, str], coordinate: tuple[int, ...], reporter: Rep
         InternalError: If the mesh puts this rank elsewhere than the plan does.
     """
     import torch.distributed as dist
-    from torch.distributed.device_mesh import init_device_mesh
 
-    spec = parse_mesh(env["MESHRUN_MESH"])
+    env = os.environ
+    options = read_group_options()
     device_type = env["MESHRUN_DEVICE"]
     backend = select_device(device_type, int(env["LOCAL_RANK"]))
+    seconds = options.timeout_s("")
+    more: dict[str, Any] = {} if seconds is None else {"timeout": timedelta(seconds=seconds)}
     hook = sys.excepthook
     dist.init_process_group(
         backend,
         store=connect_store(env, f"meshrun/{env['MESHRUN_GENERATION']}"),
         rank=int(env["RANK"]),
         world_size=int(env["WORLD_SIZE"]),
+        **more,
     )
     sys.excepthook = hook  # torch's prefixes each line with the rank, and so does the console
     reporter.joined()
-    mesh = init_device_mesh(device_type, spec.sizes, mesh_dim_names=spec.mesh_dim_names)
+    mesh = build_mesh(current_layout(), device_type, options)
+    set_timeout(dist.group.WORLD, seconds)
     found = tuple(mesh.get_coordinate() or ())
     if found != coordinate:
         raise InternalError(f"rank {env['RANK']} is planned at {coordinate}, torch says {found}")
-    install_mesh(mesh)
+    process.installed = Installed(mesh, dist.group.WORLD)
+    mesh.__enter__()
+    note_settings()
 
 
 def connect_store(env: Mapping[str, str], prefix: str) -> Store:

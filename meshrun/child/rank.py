@@ -37,11 +37,11 @@ def become_rank(
     try:
         raise_thread_counts(os.environ)
         _seed_numpy()
-        if "MESHRUN_MESH" in order.environment:
+        if "MESHRUN_MESH" in order.environment and not order.lazy:
             from meshrun.child.adopt import adopt_process_group
             from meshrun.child.join import join_mesh
 
-            join_mesh(os.environ, tuple(order.coordinate), reporter)
+            join_mesh(tuple(order.coordinate), reporter)
             adopt_process_group()
         if "torch" in sys.modules:
             from meshrun.child.adopt import serve_env_rendezvous

@@ -33,6 +33,42 @@ Device = Annotated[
         " there are enough, else cpu.",
     ),
 ]
+Backend = Annotated[
+    list[str] | None,
+    own(
+        "--backend",
+        metavar="[DIM=]NAME",
+        panel=MESH,
+        text="Back end of the groups of all dims, or of one: tp=nccl; repeatable.",
+    ),
+]
+Timeout = Annotated[
+    list[str] | None,
+    own(
+        "--timeout",
+        metavar="[DIM=]TIME",
+        panel=MESH,
+        text="How long a collective may take: 15m for every group, tp=90s for a dim's; repeatable.",
+    ),
+]
+PgOpt = Annotated[
+    list[str] | None,
+    own(
+        "--pg-opt",
+        metavar="DIM:K=V",
+        panel=MESH,
+        text="An option of the back end: tp:is_high_priority_stream=1; repeatable.",
+    ),
+]
+MeshInit = Annotated[
+    str | None,
+    own(
+        "--mesh-init",
+        metavar="eager|lazy",
+        panel=MESH,
+        text="Build the mesh before the program's first line, or at the first current_mesh().",
+    ),
+]
 DryRun = Annotated[
     bool,
     own(

@@ -278,6 +278,7 @@ class Loop:
             ],
             coordinate=list(rank.coordinate),
             local_rank=rank.local_rank,
+            lazy=self._plan.request.mesh_init == "lazy",
             cpus=list(rank.cpus or ()),
         )
         theirs = self._output.open(rank, files)

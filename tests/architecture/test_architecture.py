@@ -10,20 +10,21 @@ import meshrun
 from tests.kit import ROOT
 
 FLAGS = {
-    "--all", "--collapse", "--device", "--dry-run", "--duplicate-stderr-filters",
+    "--all", "--backend", "--collapse", "--device", "--dry-run", "--duplicate-stderr-filters",
     "--duplicate-stdout-filters", "--event-log-handler", "--exit-barrier-timeout",
     "--exit-code", "--format", "--help", "--hide", "--local-addr", "--local-ranks-filter",
     "--log-dir", "--log-line-prefix-template", "--logs-specs", "--master-addr",
-    "--master-port", "--max-restarts", "--mesh", "--module", "--monitor-interval", "--names",
-    "--nnodes", "--no-prefix", "--no-python", "--node-rank", "--nproc-per-node",
-    "--numa-binding", "--preload", "--print-completion", "--rdzv-backend", "--rdzv-conf",
-    "--rdzv-endpoint", "--rdzv-id", "--redirects", "--report", "--role", "--run-path",
-    "--show", "--shutdown-timeout", "--signals-to-handle", "--standalone", "--start-method",
-    "--tee", "--timings", "--version", "--virtual-local-rank",
+    "--master-port", "--max-restarts", "--mesh", "--mesh-init", "--module",
+    "--monitor-interval", "--names", "--nnodes", "--no-prefix", "--no-python", "--node-rank",
+    "--nproc-per-node", "--numa-binding", "--pg-opt", "--preload", "--print-completion",
+    "--rdzv-backend", "--rdzv-conf", "--rdzv-endpoint", "--rdzv-id", "--redirects",
+    "--report", "--role", "--run-path", "--show", "--shutdown-timeout", "--signals-to-handle",
+    "--standalone", "--start-method", "--tee", "--timeout", "--timings", "--version",
+    "--virtual-local-rank",
 }  # fmt: skip
 PUBLIC = [
     "LaunchResult", "Layout", "MeshError", "MeshrunError", "RankFailed", "current_layout",
-    "current_mesh", "has_mesh", "launch",
+    "current_mesh", "has_mesh", "init_mesh", "launch", "use_mesh",
 ]  # fmt: skip
 TOP_LEVEL = {"pyproject.toml", "meshrun", "tests", "examples", "docs", "README.md"}
 LONGEST_FILE = 330

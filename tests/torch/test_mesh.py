@@ -89,7 +89,7 @@ def test_without_a_mesh_the_error_names_the_ways_out() -> None:
     assert result.stderr.splitlines()[-2:] == [
         "meshrun.errors.MeshError: there is no mesh in this process",
         "hint: start the program with `meshrun --mesh dp=2,tp=4 ...`, or set MESHRUN_MESH=dp=2,tp=4"
-        " under torchrun, or MESHRUN_MESH=dp=-1 to run it alone",
+        " under torchrun, or call current_mesh(fallback='dp=-1')",
     ]
 
 
@@ -110,7 +110,8 @@ def test_without_a_mesh_the_error_names_the_ways_out() -> None:
         (
             "import os; os.fork() or current_mesh(); os.wait()",
             "this process is a child of rank 0 and has no process groups of its own",
-            "use the mesh in the rank itself and pass plain numbers to its children",
+            "use the mesh in the rank itself and pass plain numbers to its children;"
+            " current_layout() works here",
         ),
     ],
 )

@@ -25,6 +25,7 @@ def test_orders_survive_too() -> None:
         unset=["C"],
         coordinate=[1, 2],
         local_rank=3,
+        lazy=False,
         cpus=[0],
     )
 

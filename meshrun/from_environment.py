@@ -1,0 +1,116 @@
+"""Meshes built in a process that runs already, from what its environment says."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from meshrun.building import build_mesh, set_timeout
+from meshrun.current import current_layout
+from meshrun.errors import MeshError
+from meshrun.groups import GroupOptions, parse_group_options
+from meshrun.installed import Installed
+from meshrun.layout import Layout, solve_layout
+from meshrun.spec import parse_mesh
+
+_WAYS_OUT = (
+    "start the program with `meshrun --mesh dp=2,tp=4 ...`, or set MESHRUN_MESH=dp=2,tp=4"
+    " under torchrun, or call current_mesh(fallback='dp=-1')"
+)
+
+
+def read_group_options() -> GroupOptions:
+    """Return the group options that the environment describes.
+
+    Raises:
+        UsageError: If they cannot be read.
+    """
+    env = os.environ
+    texts = (env.get(f"MESHRUN_{name}", "") for name in ("BACKEND", "TIMEOUT", "PG_OPT"))
+    backends, timeouts, settings = ([text] if text else [] for text in texts)
+    return parse_group_options(backends, timeouts, settings)
+
+
+def build_from_environment(fallback: str | None) -> Installed:
+    """Build the mesh that ``MESHRUN_MESH`` describes, or ``fallback``; collective.
+
+    Raises:
+        MeshError: If neither is there, or the process group has another size.
+    """
+    layout = current_layout()
+    if layout.mesh is None:
+        if fallback is None:
+            raise MeshError("there is no mesh in this process", hint=_WAYS_OUT)
+        layout = layout_of(fallback, None)
+    return _build(layout, os.environ.get("MESHRUN_DEVICE"), read_group_options())
+
+
+def build_here(
+    layout: Layout, device: str | None, *, backend: Sequence[str], timeout: Sequence[str]
+) -> Installed:
+    """Build a mesh that the program describes itself; collective."""
+    return _build(layout, device, parse_group_options(backend, timeout, ()))
+
+
+def layout_of(spec: str, names: str | None) -> Layout:
+    """Return a layout over the ranks that the environment names, one if it names none."""
+    world_size = int(os.environ.get("WORLD_SIZE") or 1)
+    return solve_layout(parse_mesh(spec, names), nproc_per_node=world_size)
+
+
+def select_device(device_type: str, index: int) -> str:
+    """Select this rank's device and return the back ends that serve it and the host.
+
+    With an accelerator the default group has gloo beside the accelerator's own back end, so that
+    programs may ask for either.
+    """
+    import torch
+    import torch.distributed as dist
+
+    if device_type == "cpu":
+        return "gloo"
+    torch.get_device_module(device_type).set_device(index)
+    return f"cpu:gloo,{device_type}:{dist.get_default_backend_for_device(device_type)}"
+
+
+def _build(layout: Layout, device: str | None, options: GroupOptions) -> Installed:
+    import torch.distributed as dist
+
+    device_type = _device_type(device)
+    if not dist.is_initialized():
+        _init_process_group(device_type, options)
+    if dist.get_world_size() != layout.world_size:
+        raise MeshError(
+            f"the mesh `{layout.mesh}` needs {layout.world_size} ranks, and the process group has"
+            f" {dist.get_world_size()}"
+        )
+    mesh = build_mesh(layout, device_type, options)
+    set_timeout(dist.group.WORLD, options.timeout_s(""))
+    return Installed(mesh, dist.group.WORLD)
+
+
+def _device_type(asked: str | None) -> str:
+    """The device asked for, else the accelerator where each local rank has one, else the CPU."""
+    if asked and asked != "auto":
+        return asked
+    import torch
+
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    workers = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if accelerator is None or torch.accelerator.device_count() < workers:
+        return "cpu"
+    return str(accelerator.type)
+
+
+def _init_process_group(device_type: str, options: GroupOptions) -> None:
+    import torch.distributed as dist
+
+    backend = select_device(device_type, int(os.environ.get("LOCAL_RANK", "0")))
+    seconds = options.timeout_s("")
+    more: dict[str, Any] = {} if seconds is None else {"timeout": timedelta(seconds=seconds)}
+    if "RANK" in os.environ:
+        dist.init_process_group(backend, **more)
+    else:
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, **more)

@@ -1,0 +1,124 @@
+"""What the groups of a mesh are made with: back ends, timeouts, options. Texts <-> values, pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from meshrun.errors import UsageError
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)?")
+_SECONDS = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_BACKEND = re.compile(r"[a-z][a-z0-9_]*(?::[a-z][a-z0-9_]*)?(?:,[a-z]\w*:[a-z]\w*)*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupOptions:
+    """How process groups are made; a dim that is not named is as torch makes it."""
+
+    backends: tuple[tuple[str, str], ...] = ()
+    """(dim, back end), such as ``("tp", "gloo")``; the dim "" is all of them."""
+    timeouts_s: tuple[tuple[str, float], ...] = ()
+    """(dim, seconds); the dim "" is every group, the one of the world too."""
+    settings: tuple[tuple[str, str, str], ...] = ()
+    """(dim, option, value) of the back end's own option object."""
+
+    def backend(self, dim: str) -> str | None:
+        """Return the back end of a dim's groups, or ``None`` for torch's choice."""
+        given = dict(self.backends)
+        return given.get(dim, given.get(""))
+
+    def timeout_s(self, dim: str) -> float | None:
+        """Return the timeout of a dim's groups, or ``None`` for torch's own."""
+        given = dict(self.timeouts_s)
+        return given.get(dim, given.get(""))
+
+    def check_dims(self, known: Iterable[str]) -> None:
+        """Check that each dim that is named is one of the mesh's.
+
+        Raises:
+            UsageError: With the dims there are.
+        """
+        names = list(known)
+        for option, dims in (
+            ("--backend", [dim for dim, _ in self.backends]),
+            ("--timeout", [dim for dim, _ in self.timeouts_s]),
+            ("--pg-opt", [dim for dim, _, _ in self.settings]),
+        ):
+            for dim in dims:
+                if dim and dim not in names:
+                    has = f"it has {', '.join(names)}" if names else "there is no --mesh"
+                    raise UsageError(f"{option}: the mesh has no dim `{dim}`", hint=has)
+
+
+def parse_group_options(
+    backends: Iterable[str], timeouts: Iterable[str], settings: Iterable[str]
+) -> GroupOptions:
+    """Return the values of ``--backend``, ``--timeout`` and ``--pg-opt``, each given any often.
+
+    Args:
+        backends: ``tp=gloo``, or ``gloo`` for all dims.
+        timeouts: ``15m`` for every group, or ``tp=2m``.
+        settings: ``tp:is_high_priority_stream=1``, several joined by commas.
+
+    Raises:
+        UsageError: If one cannot be read.
+    """
+    return GroupOptions(
+        backends=tuple(_parse_backend(text) for text in _split(backends)),
+        timeouts_s=tuple(_parse_timeout(text) for text in _split(timeouts)),
+        settings=tuple(part for text in _split(settings) for part in _parse_settings(text)),
+    )
+
+
+def format_group_options(options: GroupOptions) -> dict[str, str]:
+    """Return the options as variables, for :func:`parse_group_options` to read again."""
+    texts = {
+        "MESHRUN_BACKEND": [_with_dim(dim, backend) for dim, backend in options.backends],
+        "MESHRUN_TIMEOUT": [_with_dim(dim, f"{seconds:g}s") for dim, seconds in options.timeouts_s],
+        "MESHRUN_PG_OPT": [f"{dim}:{name}={value}" for dim, name, value in options.settings],
+    }
+    return {name: ";".join(parts) for name, parts in texts.items() if parts}
+
+
+def _split(texts: Iterable[str]) -> list[str]:
+    return [part.strip() for text in texts for part in text.split(";") if part.strip()]
+
+
+def _with_dim(dim: str, text: str) -> str:
+    return f"{dim}={text}" if dim else text
+
+
+def _parse_backend(text: str) -> tuple[str, str]:
+    dim, equals, backend = text.rpartition("=")
+    if not _BACKEND.fullmatch(backend) or (equals and not dim):
+        raise UsageError(
+            f"--backend cannot read `{text}`", hint="--backend gloo for all dims, --backend tp=nccl"
+        )
+    return dim, backend
+
+
+def _parse_timeout(text: str) -> tuple[str, float]:
+    dim, equals, duration = text.rpartition("=")
+    match = _DURATION.fullmatch(duration)
+    seconds = float(match[1]) * _SECONDS[match[2] or ""] if match else 0.0
+    if seconds <= 0 or (equals and not dim):
+        raise UsageError(
+            f"--timeout cannot read `{text}`",
+            hint="--timeout 15m for every group, --timeout tp=90s for those of a dim",
+        )
+    return dim, seconds
+
+
+def _parse_settings(text: str) -> list[tuple[str, str, str]]:
+    dim, colon, pairs = text.partition(":")
+    found = []
+    for pair in pairs.split(","):
+        name, equals, value = pair.partition("=")
+        if not (dim and colon and name.strip() and equals):
+            raise UsageError(
+                f"--pg-opt cannot read `{text}`", hint="--pg-opt tp:is_high_priority_stream=1"
+            )
+        found.append((dim.strip(), name.strip(), value.strip()))
+    return found

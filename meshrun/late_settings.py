@@ -1,0 +1,50 @@
+"""Variables that a program sets after the process group has read them: noticed, and said once."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+_PREFIXES = ("NCCL_", "TORCH_NCCL_", "GLOO_", "UCX_", "RCCL_")
+_NAMES = (
+    "CUDA_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+    "TORCH_CPP_LOG_LEVEL",
+    "TORCH_DISTRIBUTED_DEBUG",
+)
+
+
+class _Noted:
+    """What the variables were when the process group was made; ``None`` before, and once told."""
+
+    values: dict[str, str] | None = None
+
+
+def note_settings() -> None:
+    """Remember the variables as they are now."""
+    _Noted.values = _settings()
+
+
+def tell_late_settings() -> None:
+    """Say which of them have changed since; on the first rank, and once."""
+    before, now = _Noted.values, _settings()
+    if before is None or before == now:
+        return
+    _Noted.values = None
+    changed = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
+    if os.environ.get("RANK", "0") == "0":
+        verb = "was" if len(changed) == 1 else "were"
+        print(
+            f"meshrun: {', '.join(changed)} {verb} set after the process group was made, which is"
+            " too late; set it before the launch, or use --mesh-init lazy",
+            file=sys.stderr,
+        )
+
+
+def _settings() -> dict[str, str]:
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(_PREFIXES) or name in _NAMES
+    }

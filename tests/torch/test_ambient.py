@@ -1,0 +1,125 @@
+"""The current mesh: blocks, threads, torch's own calls, other ways to get one."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.kit import PROGRAMS, run_meshrun
+
+pytestmark = pytest.mark.torch
+MESH = ("--mesh", "dp=2,tp=2", "--device", "cpu", "--no-prefix")
+
+
+def timeouts(*options: str, env: dict[str, str] | None = None) -> tuple[dict[str, int], str]:
+    ours = run_meshrun(*MESH, *options, "--show", "rank=0", PROGRAMS / "timeouts.py", env=env)
+    assert ours.returncode == 0, ours.stderr
+    lines = (line.split() for line in ours.stdout.splitlines())
+    return {name: int(seconds) for name, seconds in lines}, ours.stderr
+
+
+def python(text: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", text],
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def test_a_block_has_its_own_current_mesh() -> None:
+    """For one thread, for torch's calls too, and the launch's again after it."""
+    ours = run_meshrun(*MESH, PROGRAMS / "ambient.py")
+
+    assert ours.returncode == 0, ours.stderr
+    assert ours.stdout.splitlines().count("well") == 4
+    assert "the mesh has no dims `tp`; hint: it has `all`" in ours.stdout
+    assert "init_mesh('dp=4') was called, and there is a mesh (2, 2) already" in ours.stdout
+
+
+def test_one_timeout_reaches_every_group() -> None:
+    """torch's own dims would not inherit that of the world."""
+    assert timeouts("--timeout", "77s")[0] == {"world": 77, "dp": 77, "tp": 77}
+
+
+def test_a_dim_has_a_timeout_of_its_own() -> None:
+    """What is said of it counts before what is said of all; in a variable too."""
+    assert timeouts("--timeout", "5m", "--timeout", "tp=9")[0] == {"world": 300, "dp": 300, "tp": 9}
+    found, _ = timeouts(env={"MESHRUN_TIMEOUT": "5m;tp=9"})
+    assert found == {"world": 300, "dp": 300, "tp": 9}
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (("--timeout", "pp=3s"), "--timeout: the mesh has no dim `pp`"),
+        (("--timeout", "soon"), "--timeout cannot read `soon`"),
+        (("--backend", "pp=gloo"), "--backend: the mesh has no dim `pp`"),
+        (("--pg-opt", "tp"), "--pg-opt cannot read `tp`"),
+        (("--mesh-init", "never"), "--mesh-init is eager or lazy, found `never`"),
+    ],
+)
+def test_bad_group_options_start_nothing(
+    option: tuple[str, ...], message: str, fake_torch: object
+) -> None:
+    """The error names the dims there are, or how it is written."""
+    ours = run_meshrun(*MESH, *option, PROGRAMS / "echo.py")
+
+    assert (ours.returncode, ours.stdout) == (2, "")
+    assert message in ours.stderr
+
+
+def test_a_setting_that_comes_too_late_is_noticed() -> None:
+    """Once, on the first rank, with the way out; and not where the mesh is built later."""
+    _, told = timeouts(env={"SET_LATE": "1"})
+    found, untold = timeouts("--mesh-init", "lazy", "--timeout", "60", env={"SET_LATE": "1"})
+
+    assert told.count("NCCL_DEBUG was set after the process group was made") == 1
+    assert untold == ""
+    assert found == {"world": 60, "dp": 60, "tp": 60}
+
+
+def test_a_lazy_mesh_leaves_the_group_to_the_program() -> None:
+    """Its own init_process_group() is the first, and current_mesh() builds over it."""
+    ours = run_meshrun(*MESH, "--mesh-init", "lazy", PROGRAMS / "own_init.py")
+
+    assert ours.returncode == 0, ours.stderr
+
+
+def test_a_fallback_is_a_mesh_without_any_launcher() -> None:
+    """A notebook has a world of one rank."""
+    alone = python("import meshrun; print(meshrun.current_mesh(fallback='dp=-1,tp=1').shape)")
+
+    assert (alone.returncode, alone.stdout) == (0, "(1, 1)\n"), alone.stderr
+
+
+def test_init_mesh_needs_no_launcher() -> None:
+    """And makes the current mesh."""
+    alone = python(
+        "import meshrun\n"
+        "mesh = meshrun.init_mesh('1x-1', 'dp,tp')\n"
+        "assert meshrun.init_mesh('dp=1,tp=1') is mesh is meshrun.current_mesh()\n"
+        "print(meshrun.current_mesh('tp').size())"
+    )
+
+    assert (alone.returncode, alone.stdout) == (0, "1\n"), alone.stderr
+
+
+def test_init_mesh_under_torchrun() -> None:
+    """The same program runs under the other launcher."""
+    program = (
+        "import meshrun, os\n"
+        "mesh = meshrun.init_mesh('dp=-1', device='cpu', timeout=['33s'])\n"
+        "line = f'{mesh.shape} {meshrun.current_layout().world_size}\\n'\n"
+        "os.write(1, line.encode())\n"  # one write: torchrun mixes halves of lines
+    )
+    theirs = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2",
+         "--no-python", sys.executable, "-c", program],
+        capture_output=True, text=True, check=False, timeout=90,
+    )  # fmt: skip
+
+    assert theirs.stdout.splitlines() == ["(2,) 2"] * 2, theirs.stderr

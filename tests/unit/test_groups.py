@@ -1,0 +1,70 @@
+"""Back ends, timeouts and options of groups, as texts and as values."""
+
+import pytest
+
+from meshrun.errors import UsageError
+from meshrun.groups import GroupOptions, format_group_options, parse_group_options
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("15m", ("", 900.0)),
+        ("90", ("", 90.0)),
+        ("tp=1.5h", ("tp", 5400.0)),
+        ("tp=250ms", ("tp", 0.25)),
+        ("dp_cp=2d", ("dp_cp", 172800.0)),
+    ],
+)
+def test_timeouts_have_units(text: str, expected: tuple[str, float]) -> None:
+    """Seconds if nothing is said."""
+    assert parse_group_options([], [text], []).timeouts_s == (expected,)
+
+
+@pytest.mark.parametrize("text", ["tp=-1", "tp=0", "m", "tp=", "=3s", "1y"])
+def test_a_timeout_that_is_none(text: str) -> None:
+    """Nor is one that is no time at all."""
+    with pytest.raises(UsageError, match="--timeout cannot read"):
+        parse_group_options([], [text], [])
+
+
+def test_a_dim_has_its_own_or_all_have_one() -> None:
+    """What is said of a dim counts before what is said of all."""
+    options = parse_group_options(["gloo", "tp=nccl"], ["10s;tp=2m"], ["tp:a=1,b=2"])
+
+    assert (options.backend("tp"), options.backend("dp")) == ("nccl", "gloo")
+    assert (options.timeout_s("tp"), options.timeout_s("dp")) == (120.0, 10.0)
+    assert options.settings == (("tp", "a", "1"), ("tp", "b", "2"))
+
+
+def test_variables_say_the_same() -> None:
+    """What ranks read is what was asked for."""
+    options = parse_group_options(
+        ["cpu:gloo,cuda:nccl", "tp=nccl"], ["15m", "tp=90s"], ["tp:high=1"]
+    )
+    env = format_group_options(options)
+    again = parse_group_options(
+        [env["MESHRUN_BACKEND"]], [env["MESHRUN_TIMEOUT"]], [env["MESHRUN_PG_OPT"]]
+    )
+
+    assert again == options
+    assert format_group_options(GroupOptions()) == {}
+
+
+@pytest.mark.parametrize(
+    ("backends", "settings"), [(["=nccl"], []), (["tp=n c"], []), ([], ["tp"]), ([], ["tp:a"])]
+)
+def test_what_cannot_be_read(backends: list[str], settings: list[str]) -> None:
+    """The error shows how it is written."""
+    with pytest.raises(UsageError) as caught:
+        parse_group_options(backends, [], settings)
+
+    assert caught.value.hint
+
+
+def test_a_dim_that_is_not_there() -> None:
+    """The dims that are there are named."""
+    with pytest.raises(UsageError, match="--timeout: the mesh has no dim `pp`") as caught:
+        parse_group_options([], ["pp=3s"], []).check_dims(["dp", "tp"])
+
+    assert caught.value.hint == "it has dp, tp"
