@@ -41,10 +41,13 @@ class _Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         options = {"--help": False, "-h": False}
+        torchruns = set()
         for parameter in self.params:
             flag = getattr(parameter, "is_flag", False)
             options.update({name: not flag for name in parameter.opts if name.startswith("-")})
-        return list(super().parse_args(ctx, spell_out(args, options)))
+            if str(parameter.envvar).startswith("PET_"):
+                torchruns.update(parameter.opts)
+        return list(super().parse_args(ctx, spell_out(args, options, torchruns)))
 
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from meshrun.errors import UsageError
 
 
-def spell_out(words: Sequence[str], options: Mapping[str, bool]) -> list[str]:
+def spell_out(
+    words: Sequence[str], options: Mapping[str, bool], torchruns: Collection[str] = ()
+) -> list[str]:
     """Return ``words`` with each option before the program in its full spelling.
 
     ``--nproc_per_node=8`` means ``--nproc-per-node=8``, and ``--nproc 8`` too while no other option
@@ -16,6 +18,7 @@ def spell_out(words: Sequence[str], options: Mapping[str, bool]) -> list[str]:
     Args:
         words: The command line without the command.
         options: Each option by its full name, with dashes, and whether a value follows it.
+        torchruns: Those of torchrun's; what is short for one of them alone means it, as there.
 
     Raises:
         UsageError: If an abbreviation could be more than one option.
@@ -26,18 +29,21 @@ def spell_out(words: Sequence[str], options: Mapping[str, bool]) -> list[str]:
         word = rest.pop(0)
         name, equals, value = word.partition("=")
         if name.startswith("--"):
-            name = _full_name(name.replace("_", "-"), options)
+            name = _full_name(name.replace("_", "-"), options, torchruns)
         spelled.append(f"{name}{equals}{value}")
         if options.get(name, False) and not equals and rest:
             spelled.append(rest.pop(0))
     return spelled + rest
 
 
-def _full_name(name: str, options: Mapping[str, bool]) -> str:
+def _full_name(name: str, options: Mapping[str, bool], torchruns: Collection[str]) -> str:
     """Return the one option that begins with ``name``, or ``name`` if there is none."""
     if name in options:
         return name
     candidates = sorted(option for option in options if option.startswith(name))
+    theirs = [option for option in candidates if option in torchruns]
+    if len(theirs) == 1:
+        return theirs[0]
     if len(candidates) > 1:
         raise UsageError(
             f"`{name}` could be {' or '.join(f'`{option}`' for option in candidates)}",

@@ -42,3 +42,13 @@ def test_an_ambiguous_abbreviation_is_refused() -> None:
     """The error names what it could be."""
     with pytest.raises(UsageError, match="`--m` could be `--mesh` or `--module`"):
         spell_out(["--m", "2"], OPTIONS)
+
+
+def test_torchruns_abbreviations_keep_their_meaning() -> None:
+    """What was unique there is no question here, whatever options meshrun adds."""
+    options = {"--tee": True, "--timeout": True, "--timings": False}
+
+    assert spell_out(["--t", "3", "x.py"], options, {"--tee"}) == ["--tee", "3", "x.py"]
+    assert spell_out(["--timi", "x.py"], options, {"--tee"}) == ["--timings", "x.py"]
+    with pytest.raises(UsageError, match="`--timeout` or `--timings`"):
+        spell_out(["--ti", "x.py"], options, {"--tee"})
