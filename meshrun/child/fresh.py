@@ -6,8 +6,13 @@ python -u fresh.py ORDER_FD REPORT_FD GATE_FD ZYGOTE_PID script|module TARGET [A
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
+# Until the program begins, a Ctrl-C ends this process without a traceback of ours.
+_ON_INTERRUPT = signal.getsignal(signal.SIGINT)
+if _ON_INTERRUPT is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 _KNOWN_AT_START = frozenset(sys.modules)
 if not getattr(sys.flags, "safe_path", False):
     del sys.path[0]  # this file's folder; the program's own takes its place below
@@ -37,6 +42,7 @@ if __name__ == "__main__":
     program = Program(kind=kind, target=target, args=tuple(arguments))  # type: ignore[arg-type]
     put_first(first_path(program), known_at_start=_KNOWN_AT_START)
     assert isinstance(order, wire.StartRank)  # noqa: S101 - the zygote wrote it
+    signal.signal(signal.SIGINT, _ON_INTERRUPT)
     become_rank(
         order,
         program=program,
