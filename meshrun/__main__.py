@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 
 _BEGAN_NS = time.monotonic_ns()
@@ -10,6 +11,9 @@ _BEGAN_NS = time.monotonic_ns()
 
 def main() -> None:
     """Run the command line and exit with its code."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        # Until there is something to end, a Ctrl-C ends us without a traceback.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     from meshrun.cli import run_command_line
 
     if "MESHRUN_PARENT_PID" in os.environ:
