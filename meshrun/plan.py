@@ -155,6 +155,7 @@ def build_plan(request: LaunchRequest, facts: HostFacts, *, check_host: bool = T
     request.groups.check_dims(layout.dim_labels if layout.mesh else ())
     start_method, reason = _choose_start_method(request)
     address, port = _choose_store(request.rendezvous)
+    _check_node_rank(request.rendezvous, layout.nnodes, port)
     return LaunchPlan(
         request=request,
         layout=layout,
@@ -193,6 +194,16 @@ def _workers(request: LaunchRequest, facts: HostFacts) -> int | None:
     )
 
 
+def _check_node_rank(asked: Rendezvous, nnodes: int, port: int) -> None:
+    """A node rank counts only where a port was given, as for torchrun."""
+    if port and asked.node_rank >= nnodes:
+        raise UsageError(
+            f"--node-rank {asked.node_rank} of {nnodes} node{'s' if nnodes > 1 else ''}: node"
+            " ranks count from 0",
+            hint="is --nnodes missing, or less than it should be?",
+        )
+
+
 def _check_visible(request: LaunchRequest, workers: int, facts: HostFacts) -> None:
     visible = facts.visible_devices
     if request.virtual_local_rank and visible and len(visible) < workers:
@@ -219,9 +230,7 @@ def _choose_store(asked: Rendezvous) -> tuple[str, int]:
     host, port = asked.master_addr, asked.master_port
     if asked.endpoint:
         host, port = parse_endpoint(asked.endpoint)
-    if asked.standalone:
-        return LOOPBACK_ADDRESS, 0
-    if asked.backend != "static":
+    if asked.standalone or asked.backend != "static":
         return asked.local_addr or LOOPBACK_ADDRESS, 0
     if port is None:  # torchrun then looks at no other option either
         return asked.local_addr or LOOPBACK_ADDRESS, 0

@@ -1,0 +1,31 @@
+"""A script as DeepSpeed's examples write them, without deepspeed."""
+
+import argparse
+import os
+
+import torch
+import torch.distributed as dist
+from told import batches, flat, model, tell
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--local_rank", type=int, default=-1)
+parser.add_argument("--lr", type=float, default=0.0)
+options = parser.parse_args()
+local_rank = int(os.environ.get("LOCAL_RANK", options.local_rank))
+elastic = dist.is_torchelastic_launched()
+dist.init_process_group("gloo")
+plain = model()
+before = flat(plain)
+net = torch.nn.parallel.DistributedDataParallel(plain)
+optimizer = torch.optim.SGD(net.parameters(), lr=options.lr)
+for inputs, wanted in batches():
+    optimizer.zero_grad()
+    torch.nn.functional.mse_loss(net(inputs), wanted).backward()
+    optimizer.step()
+tell(
+    before,
+    flat(plain),
+    library=[dist.get_rank(), local_rank, dist.get_world_size()],
+    elastic=elastic and options.local_rank in (-1, local_rank),
+)
+dist.destroy_process_group()

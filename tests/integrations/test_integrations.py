@@ -1,0 +1,87 @@
+"""Libraries take a rank of meshrun for one of torchrun, and train."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.kit import run_meshrun
+
+pytestmark = [pytest.mark.integrations, pytest.mark.torch, pytest.mark.slow]
+_PROGRAMS = Path(__file__).parent / "programs"
+_OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+_LAUNCHES = {
+    "plain": ("--nproc-per-node", "2"),
+    "mesh": ("--mesh", "dp=2", "--device", "cpu"),
+    "fresh": ("--nproc-per-node", "2", "--start-method", "exec"),
+}
+
+
+@pytest.fixture(params=list(_LAUNCHES))
+def launch(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    """Words that start two ranks, without a mesh and with one."""
+    return _LAUNCHES[request.param]
+
+
+def trained(launch: tuple[str, ...], name: str, *args: str | Path) -> list[dict[str, object]]:
+    """Run a program; check what every library is to do, and return what its ranks told."""
+    ours = run_meshrun(*launch, "--no-prefix", _PROGRAMS / name, *args, env=_OFFLINE)
+    assert ours.returncode == 0, ours.stderr
+    told = [json.loads(line) for line in ours.stdout.splitlines() if line.startswith('{"rank"')]
+    told.sort(key=lambda entry: entry["rank"])
+
+    assert [entry["rank"] for entry in told] == [0, 1], ours.stdout
+    assert [entry["library"] for entry in told] == [[0, 0, 2], [1, 1, 2]]
+    for entry in told:
+        assert (entry["world"], entry["backend"]) == (2, "gloo")
+        assert entry["elastic"], "the library saw no torchrun"
+        assert entry["trained"]
+        assert entry["weights"] == told[0]["weights"], "gradients were not averaged"
+    return told
+
+
+def needs(module: str) -> None:
+    """Skip the test where a library is missing, without importing it here."""
+    if importlib.util.find_spec(module) is None:
+        pytest.skip(f"{module} is not installed: pip install 'meshrun[integrations]'")
+
+
+def test_lightning_fabric_trains(launch: tuple[str, ...]) -> None:
+    """Fabric finds TorchElasticEnvironment, starts no process of its own, and runs DDP."""
+    needs("lightning")
+    trained(launch, "fabric.py")
+
+
+def test_the_lightning_trainer_trains(launch: tuple[str, ...], tmp_path: Path) -> None:
+    """Two steps with DDP, and a checkpoint by one rank."""
+    needs("lightning")
+    told = trained(launch, "trainer.py", tmp_path)
+
+    assert [entry["steps"] for entry in told] == [2, 2]
+    assert len(list(tmp_path.rglob("*.ckpt"))) == 1
+
+
+def test_accelerate_trains(launch: tuple[str, ...]) -> None:
+    """Accelerator(cpu=True) sees both processes, and gathers from them."""
+    needs("accelerate")
+    trained(launch, "accelerated.py")
+
+
+def test_the_transformers_trainer_trains(launch: tuple[str, ...], tmp_path: Path) -> None:
+    """Two steps of a tiny model."""
+    needs("accelerate")
+    needs("transformers")
+    told = trained(launch, "bert.py", tmp_path)
+
+    assert [entry["steps"] for entry in told] == [2, 2]
+
+
+@pytest.mark.parametrize("words", [(), ("--local_rank=${local_rank}",)], ids=["env", "argument"])
+def test_a_script_in_deepspeeds_style_trains(
+    launch: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    """LOCAL_RANK or --local_rank, its own process group, DDP and destroy_process_group."""
+    trained(launch, "deepspeed_style.py", "--lr", "0.1", *words)

@@ -1,0 +1,343 @@
+"""The same command line under torchrun and under meshrun: what the workers see is the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.kit import PROGRAMS, run_meshrun
+
+pytestmark = pytest.mark.torch
+SEEN = PROGRAMS / "seen.py"
+TWO = ("--nproc-per-node", "2")
+_HANG_S = 100.0
+_NOBODYS = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE",
+            "OMP_NUM_THREADS", "SEEN_DIR", "_"}  # fmt: skip
+"""Variables whose values differ: places and names of a launch, and a documented default."""
+_OF_FUNCTIONS = {"argv", "cwd", "executable", "stdin", "umask", "limits", "nice", "cores"}
+"""What is compared with a function that torchrun runs with multiprocessing."""
+_OURS = {"GLOO_SOCKET_IFNAME", "MESHRUN_GENERATION", "MESHRUN_NPROC_PER_NODE", "MESHRUN_RUN_ID",
+         "MESHRUN_WORKER_PID"}  # fmt: skip
+"""Documented variables that torchrun's workers do not have."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A command line; PORT, FOLDER and SEEN in its words are filled in for each launcher."""
+
+    name: str
+    words: tuple[str, ...]
+    env: tuple[tuple[str, str], ...] = ()
+    ours: tuple[str, ...] = ()
+    """Words for meshrun alone, which torchrun does not know."""
+    umask: int = -1
+    python: bool = True
+    """Whether torchrun's workers are interpreters of their own, and no functions."""
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How one launcher's run ended, and what its workers saw."""
+
+    code: int
+    stdout: str
+    stderr: str
+    seen: dict[str, dict[str, object]]
+    port: str
+    logs: Path
+
+    def log_files(self) -> dict[str, str]:
+        """Return the text of each file below the run's folder; folders end with a slash."""
+        (run,) = self.logs.iterdir()
+        return {
+            str(path.relative_to(run)) + "/" * path.is_dir(): path.read_text()
+            if path.is_file()
+            else ""
+            for path in run.rglob("*")
+        }
+
+    def environment(self, rank: str) -> dict[str, str]:
+        """Return the variables of a rank."""
+        return self.seen[rank]["environment"]  # type: ignore[return-value]
+
+
+def case(name: str, *words: str | Path, **more: object) -> Case:
+    return Case(name, tuple(map(str, words)), **more)  # type: ignore[arg-type]
+
+
+CASES = (
+    case("plain", *TWO, "seen.py", "a", "b", "--help", "", "--", "-x", "snow \u2603"),
+    case("standalone", "--nproc_per_node=2", "--standalone", SEEN, env=(("SEEN_ASK", "torch"),)),
+    case("rendezvous", *TWO, "--nnodes=1:1", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0",
+         "--rdzv-id=job7", "-r", "1", "--log-dir", "FOLDER", SEEN),
+    case("module", *TWO, "-m", "seen", "a", "--b"),
+    case("package", *TWO, "-m", "inside.package", "a"),
+    case("command", *TWO, "--no-python", sys.executable, "seen.py", "${local_rank}"),
+    case("run-path", *TWO, "--run-path", SEEN, "a", "--b", python=False),
+    case("restarts", *TWO, "--role", "trainer", "--max-restarts", "2", SEEN),
+    case("redirects", *TWO, "-r", "3", "--log-dir", "FOLDER", SEEN),
+    case("tee", *TWO, "-t", "0:1,1:2", "--log-dir", "FOLDER", SEEN),
+    case("both", *TWO, "-r", "0:3", "-t", "2", "--log-dir", "FOLDER", SEEN),
+    case("abbreviated", *TWO, "--redirect=3", "--log-dir=FOLDER", SEEN),
+    case("macro", *TWO, SEEN, "--gpu=${local_rank}", "$$x", "$local_rank", "${other}", "$", "$$$1"),
+    case("virtual", *TWO, "--virtual-local-rank", SEEN, env=(("CUDA_VISIBLE_DEVICES", "4,5"),)),
+    case("port", *TWO, "--master-port", "PORT", SEEN),
+    case("static", *TWO, "--master_addr=127.0.0.1", "--master_port=PORT", "--node_rank=0", SEEN),
+    case("variables", SEEN, env=(("PET_NPROC_PER_NODE", "2"), ("PET_STANDALONE", "1"))),
+    case("pet-module", "seen", "a", env=(("PET_MODULE", "1"), ("PET_NNODES", "1:1"))),
+    case("interpreter", *TWO, SEEN, "a", env=(("PYTHON_EXEC", "WRAPPER"),)),
+    case("filters", *TWO, "--duplicate-stdout-filters", "apple,orange", "-t", "3",
+         "--duplicate-stderr-filters", "pear", "--log-dir", "FOLDER", SEEN),
+    case("ranks-filter", *TWO, "--local-ranks-filter", "0", "-t", "3", "--log-dir=FOLDER", SEEN),
+    case("dev-null", *TWO, "--log-dir", "/dev/null", "-t", "3", SEEN),
+    case("stdin", SEEN, env=(("SEEN_ASK", "stdin"),)),
+    case("mask", *TWO, "link.py", umask=0o027, env=(("PYTHONHASHSEED", "7"),
+         ("PYTHONWARNINGS", "ignore::UserWarning"), ("OMP_NUM_THREADS", "3"),
+         ("PYTHONDONTWRITEBYTECODE", "1"))),
+    case("folder", *TWO, "a folder", "a"),
+    case("signals", *TWO, "--signals-to-handle", "SIGTERM,SIGUSR1", SEEN,
+         env=(("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3"), ("PYTHONPATH", "inside:/nowhere"))),
+)  # fmt: skip
+ENDS = (
+    case("exit", *TWO, SEEN, env=(("SEEN_END", "3"),)),
+    case("kill", *TWO, SEEN, env=(("SEEN_END", "SIGKILL"),)),
+    case("segv", *TWO, SEEN, env=(("SEEN_END", "SIGSEGV"),)),
+    case("term", *TWO, "--no-python", sys.executable, SEEN, env=(("SEEN_END", "SIGTERM"),)),
+    case("again", *TWO, "--max-restarts=1", "-r", "3", "--log-dir=FOLDER", SEEN,
+         env=(("SEEN_END", "3"),)),
+)  # fmt: skip
+LOGGED = [case for case in (*CASES, *ENDS) if "FOLDER" in " ".join(case.words)]
+Run = Callable[[Case, str], Launch]
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Path]:
+    """A folder to start from, with programs in all the forms that python runs."""
+    with tempfile.TemporaryDirectory(prefix="side") as name:
+        folder = Path(name).resolve()
+        (folder / "inside" / "package").mkdir(parents=True)
+        (folder / "a folder").mkdir()
+        for copy in ("seen.py", "inside/package/__main__.py", "a folder/__main__.py"):
+            shutil.copy(SEEN, folder / copy)
+        (folder / "link.py").symlink_to(SEEN)
+        (folder / "stdin").write_text("a line of stdin\n")
+        wrapper = folder / "wrapper"
+        wrapper.write_text(f'#!/bin/sh\nWRAPPED="$*" exec {sys.executable} "$@"\n')
+        wrapper.chmod(0o755)
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def launched(place: Path) -> Run:
+    """Run a case under a launcher; both launchers at once, and each of them once a module."""
+
+    @cache
+    def both(each: Case) -> dict[str, Launch]:
+        started = {name: _start(each, name, place) for name in ("torchrun", "meshrun")}
+        return {name: finish() for name, finish in started.items()}
+
+    return lambda each, launcher: both(each)[launcher]
+
+
+def _start(each: Case, launcher: str, place: Path) -> Callable[[], Launch]:
+    folder = place / f"{each.name} {launcher}"
+    (folder / "seen").mkdir(parents=True)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    filled = {"PORT": port, "FOLDER": str(folder / "logs"), "WRAPPER": str(place / "wrapper")}
+
+    def fill(word: str) -> str:
+        return re.sub("|".join(filled), lambda found: filled[found[0]], word)
+
+    ours = launcher == "meshrun"
+    module = "meshrun" if ours else "torch.distributed.run"
+    more = ("--exit-code", "torchrun", *each.ours) if ours else ()
+    with open(place / "stdin") as stdin:
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, *more, *map(fill, each.words)],
+            env={**os.environ, **{name: fill(value) for name, value in each.env},
+                 "SEEN_DIR": str(folder / "seen")},
+            cwd=place, umask=each.umask, text=True,
+            stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    def finish() -> Launch:
+        with process:
+            try:
+                stdout, stderr = process.communicate(timeout=_HANG_S)
+            finally:
+                process.kill()
+        seen = {path.stem: json.loads(path.read_text()) for path in folder.glob("seen/*.json")}
+        return Launch(process.returncode, stdout, stderr, seen, port, folder / "logs")
+
+    return finish
+
+
+def bare(text: str) -> list[str]:
+    """Return the lines that ranks printed, without what is put before them, in one order."""
+    return sorted(re.findall(r"\w+ of \d on std\w+$", text, re.MULTILINE))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_both_end_well(case: Case, launched: Run) -> None:
+    """A good command line is one to both, and starts as many ranks."""
+    theirs, ours = launched(case, "torchrun"), launched(case, "meshrun")
+
+    assert (theirs.code, ours.code) == (0, 0), theirs.stderr + ours.stderr
+    assert ours.seen.keys() == theirs.seen.keys() != set()
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_environments_are_alike(case: Case, launched: Run) -> None:
+    """Torchrun's variables are all there with its values; what is added is documented."""
+    theirs, ours = launched(case, "torchrun"), launched(case, "meshrun")
+
+    for rank in theirs.seen:
+        wanted, found = theirs.environment(rank), ours.environment(rank)
+        assert wanted.keys() - found.keys() == set()
+        assert found.keys() - wanted.keys() <= _OURS | {"OMP_NUM_THREADS"}
+        differing = {name for name in wanted if wanted[name] != found[name]}
+        assert differing <= _NOBODYS, {name: (wanted[name], found[name]) for name in differing}
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_processes_are_alike(case: Case, launched: Run) -> None:
+    """Arguments, folder, streams, session, signals, limits and interpreter of each rank."""
+    theirs, ours = launched(case, "torchrun"), launched(case, "meshrun")
+
+    for rank in theirs.seen:
+        alone = {"environment", "path", "threads"}
+        names = theirs.seen[rank].keys() - alone if case.python else _OF_FUNCTIONS
+        assert {name: ours.seen[rank][name] for name in names} == {
+            name: theirs.seen[rank][name] for name in names
+        }
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.python], ids=str)
+def test_import_paths_are_alike(case: Case, launched: Run) -> None:
+    """The program's folder first, then the rest; meshrun's own folder may come last."""
+    theirs, ours = launched(case, "torchrun"), launched(case, "meshrun")
+
+    for rank in theirs.seen:
+        wanted, found = theirs.seen[rank]["path"], ours.seen[rank]["path"]
+        assert found[: len(wanted)] == wanted  # type: ignore[arg-type, index]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_same_lines_are_printed(case: Case, launched: Run) -> None:
+    """What goes to files alone, or is filtered, is not printed by either."""
+    theirs, ours = launched(case, "torchrun"), launched(case, "meshrun")
+
+    assert bare(ours.stdout) == bare(theirs.stdout)
+    assert bare(ours.stderr) == bare(theirs.stderr)
+
+
+@pytest.mark.parametrize("case", LOGGED, ids=str)
+def test_log_folders_are_alike(case: Case, launched: Run) -> None:
+    """The same files in the same folders with the same lines."""
+    theirs, ours = launched(case, "torchrun").log_files(), launched(case, "meshrun").log_files()
+
+    assert sorted(ours) == sorted(theirs)
+    assert {name: bare(text) for name, text in ours.items()} == {
+        name: bare(text) for name, text in theirs.items()
+    }
+
+
+@pytest.mark.parametrize("case", ENDS, ids=str)
+def test_bad_ends_are_alike(case: Case, launched: Run) -> None:
+    """With --exit-code torchrun the code is torchrun's; the other ranks saw the same."""
+    theirs, ours = launched(case, "torchrun"), launched(case, "meshrun")
+
+    assert ours.code == theirs.code == 1
+    assert ours.seen.keys() == theirs.seen.keys()
+
+
+def test_names_of_a_launch_are_kept(launched: Run) -> None:
+    """A given id names the run and its log folder; error files lie in that folder."""
+    case = next(case for case in CASES if case.name == "rendezvous")
+    for launcher in ("torchrun", "meshrun"):
+        launch = launched(case, launcher)
+        (folder,) = launch.logs.iterdir()
+        for rank in ("0", "1"):
+            environment = launch.environment(rank)
+            assert environment["TORCHELASTIC_RUN_ID"] == "job7"
+            assert environment["TORCHELASTIC_ERROR_FILE"] == str(
+                folder / "attempt_0" / rank / "error.json"
+            )
+        assert folder.name.startswith("job7_")
+
+
+@pytest.mark.parametrize("name", ["port", "static"])
+def test_a_given_port_is_used(name: str, launched: Run) -> None:
+    """Programs that make their own store rely on it."""
+    case = next(case for case in CASES if case.name == name)
+    for launcher in ("torchrun", "meshrun"):
+        launch = launched(case, launcher)
+        for rank in ("0", "1"):
+            assert launch.environment(rank)["MASTER_ADDR"] == "127.0.0.1"
+            assert launch.environment(rank)["MASTER_PORT"] == launch.port
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--nproc-per-node", "foo", SEEN), "foo"),
+        (("--nproc-per-node", "0", SEEN), "0"),
+        (("-r", "4", SEEN), "4"),
+        (("-t", "0:7", SEEN), "7"),
+        (("--max-restarts", "-1", SEEN), "-1"),
+        (("--nnodes", "2:1", SEEN), "2:1"),
+        (("--nnodes", "0", SEEN), "0"),
+        (("--rdzv-conf", "x", SEEN), "x"),
+        (("--rdzv-endpoint", "localhost:x", "--rdzv-backend=c10d", SEEN), "`x`"),
+        (("--rdzv-backend", "nosuch", "--rdzv-endpoint=localhost:0", SEEN), "nosuch"),
+        (("--signals-to-handle", "SIGFOO", SEEN), "SIGFOO"),
+        (("--signals-to-handle", "SIGKILL", SEEN), "SIGKILL"),
+        (("--master-port", "99999", SEEN), "99999"),
+        (("--node-rank", "x", SEEN), "x"),
+        (("--no-python", "-m", SEEN), "--no-python"),
+        (("--numa-binding", "x", SEEN), "x"),
+        (("--local-ranks-filter", "a", SEEN), "a"),
+        (("--start-method", "thread", SEEN), "thread"),
+        (("--shutdown-timeout", "-1", SEEN), "-1"),
+        (("--monitor-interval", "soon", SEEN), "soon"),
+        (("--event-log-handler", "nosuch", SEEN), "nosuch"),
+        (("--logs-specs", "nosuch", SEEN), "nosuch"),
+        (("--standalone=yes", SEEN), "--standalone"),
+        (("--role",), "--role"),
+        (("--n", "2", SEEN), "--n"),
+        (("--nosuch", SEEN), "--nosuch"),
+        ((), "program"),
+        (("--nproc-per-node", "2", "nosuch.py"), "nosuch.py"),
+        (("--run-path", "nosuch.py"), "nosuch.py"),
+    ],
+)
+def test_bad_command_lines_are_refused(
+    words: tuple[str | Path, ...], message: str, tmp_path: Path
+) -> None:
+    """Code 2, an error that shows what was wrong, no traceback, and nothing is started."""
+    ours = run_meshrun(*words, env={"SEEN_DIR": str(tmp_path)}, cwd=tmp_path)
+
+    assert ours.returncode == 2, ours.stderr
+    assert "Traceback" not in ours.stderr
+    error, *hint = ours.stderr.strip().split("\n\n")
+    assert error.startswith("error: ")
+    assert message in error
+    assert all(block.startswith("hint: ") for block in hint)
+    assert (ours.stdout, list(tmp_path.iterdir())) == ("", [])
