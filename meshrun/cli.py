@@ -19,7 +19,7 @@ from meshrun.errors import InternalError, MeshrunError, UsageError
 from meshrun.host.descriptors import open_standard_streams
 from meshrun.options import own, torchrun
 from meshrun.options.kinds import NO_VALUE
-from meshrun.parse import parse_choice
+from meshrun.parse import parse_choice, parse_flag
 from meshrun.report.message import render_error
 from meshrun.request import LaunchRequest, Program
 from meshrun.words import spell_out
@@ -30,10 +30,22 @@ _SET_BY_A_LAUNCH = (
     *("MESHRUN_BACKEND", "MESHRUN_TIMEOUT", "MESHRUN_PG_OPT"),
 )
 """Variables that describe a rank to its program, and would be options of a launch inside it."""
-_NO_PART_OF_A_PLAN = ("script", "args", "dry_run", "format", "all")
+_NO_PART_OF_A_PLAN = ("script", "args", "dry_run", "format", "output", "color_dim", "all")
 
 # typer carries its own click, or needs the one on PyPI, depending on its version.
 _UsageErrorOfTyper: Any = typer.BadParameter.__bases__[0]
+
+
+class _AsWritten:
+    """Leaves values as they are, for ``asked`` to read; typer's own way imports pydantic, 80 ms."""
+
+    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:  # noqa: ARG002 - typer's signature
+        """Return a text, a list of them, or whether a switch is on."""
+        if value is None:
+            return () if param.multiple or param.nargs == -1 else None
+        if getattr(param, "is_flag", False) and isinstance(value, str):
+            return parse_flag(value, str(param.envvar))
+        return value
 
 
 class _Command(TyperCommand):
@@ -42,9 +54,11 @@ class _Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         options = {"--help": False, "-h": False}
         torchruns = set()
-        for parameter in self.params:
+        for parameter in self.get_params(ctx):
             flag = getattr(parameter, "is_flag", False)
             options.update({name: not flag for name in parameter.opts if name.startswith("-")})
+            if getattr(parameter, "_runtime_param", "") is None:  # typer 0.29; others have none
+                parameter._runtime_param = _AsWritten()  # type: ignore[attr-defined]
             if str(parameter.envvar).startswith("PET_"):
                 torchruns.update(parameter.opts)
         return list(super().parse_args(ctx, spell_out(args, options, torchruns)))
@@ -86,6 +100,8 @@ def command(
     start_method: torchrun.StartMethod = None,
     dry_run: own.DryRun = False,
     format: own.Format = None,  # noqa: A002 - parameters are named as their options
+    output: own.Output = None,
+    color_dim: own.ColorDim = None,
     all: own.All = False,  # noqa: A002
     timings: own.Timings = False,
     show: own.Show = None,
@@ -145,10 +161,12 @@ def command(
     asked = Asked(in_help_order, _sources(context), os.environ)
     check_accepted(asked)
     request = build_request(asked, _program(asked))
-    output_format = parse_choice(format or "text", "--format", ("text", "json"))
+    output_format = parse_choice(format or "text", "--format", ("text", "json", "svg"))
     if dry_run:
-        _print_plan(request, output_format, every_row=all)
+        _print_plan(request, output_format, all, output, color_dim)
         return 0
+    if output is not None:
+        raise UsageError("--output is where a dry run goes", hint="add --dry-run")
     return _launch(request, show_timings=timings, report=report, began_ns=context.obj)
 
 
@@ -231,18 +249,14 @@ def _program(asked: Asked) -> Program:
     return Program(kind="module" if module else "script", target=target, args=args)
 
 
-def _print_plan(request: LaunchRequest, output_format: str, *, every_row: bool) -> None:
+def _print_plan(
+    request: LaunchRequest, form: str, every_row: bool, output: str | None, color_dim: str | None
+) -> None:
     from meshrun import app as use_cases
+    from meshrun.report.plan_output import print_plan
 
     plan = use_cases.plan(request, check_host=False)
-    if output_format == "json":
-        from meshrun.report.as_json import render_plan_json
-
-        print(render_plan_json(plan))
-        return
-    from meshrun.report.dry_run import print_dry_run
-
-    print_dry_run(plan, every_row=every_row)
+    print_plan(plan, form, every_row=every_row, output=output, color_dim=color_dim)
 
 
 def _launch(
@@ -286,9 +300,6 @@ def _end_by_signal(signum: int) -> None:
 
 
 def _usage_error(error: Any) -> UsageError:
-    variable = getattr(getattr(error, "param", None), "envvar", None)
-    if variable and "boolean" in error.format_message():
-        return UsageError(f"{variable} is true or false, 1 or 0, found `{os.environ[variable]}`")
     message = error.format_message().partition(" (Possible")[0].rstrip(".")
     message = message[:1].lower() + message[1:]
     possible = getattr(error, "possibilities", None)

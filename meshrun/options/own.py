@@ -81,7 +81,31 @@ DryRun = Annotated[
 ]
 Format = Annotated[
     str | None,
-    own("--format", metavar="text|json", panel=LOOK, text="How a dry run is printed."),
+    own(
+        "--format",
+        metavar="text|json|svg",
+        panel=LOOK,
+        text="How a dry run is printed; svg is a picture.",
+    ),
+]
+Output = Annotated[
+    str | None,
+    own(
+        "--output",
+        "-o",
+        metavar="FILE",
+        panel=LOOK,
+        text="Write the dry run to FILE, whole or not at all.",
+    ),
+]
+ColorDim = Annotated[
+    str | None,
+    own(
+        "--color-dim",
+        metavar="DIM",
+        panel=LOOK,
+        text="The dim that colours the ranks of a picture; the slowest if left out.",
+    ),
 ]
 All = Annotated[
     bool, own("--all", metavar=NO_VALUE, panel=LOOK, text="Print every worker of a large plan.")

@@ -10,17 +10,17 @@ import meshrun
 from tests.kit import ROOT
 
 FLAGS = {
-    "--all", "--backend", "--collapse", "--device", "--dry-run", "--duplicate-stderr-filters",
-    "--duplicate-stdout-filters", "--event-log-handler", "--exit-barrier-timeout",
-    "--exit-code", "--format", "--help", "--hide", "--local-addr", "--local-ranks-filter",
-    "--log-dir", "--log-line-prefix-template", "--logs-specs", "--master-addr",
-    "--master-port", "--max-restarts", "--mesh", "--mesh-init", "--module",
+    "--all", "--backend", "--collapse", "--color-dim", "--device", "--dry-run",
+    "--duplicate-stderr-filters", "--duplicate-stdout-filters", "--event-log-handler",
+    "--exit-barrier-timeout", "--exit-code", "--format", "--help", "--hide", "--local-addr",
+    "--local-ranks-filter", "--log-dir", "--log-line-prefix-template", "--logs-specs",
+    "--master-addr", "--master-port", "--max-restarts", "--mesh", "--mesh-init", "--module",
     "--monitor-interval", "--names", "--nnodes", "--no-prefix", "--no-python", "--node-rank",
-    "--nproc-per-node", "--numa-binding", "--pg-opt", "--preload", "--print-completion",
-    "--rdzv-backend", "--rdzv-conf", "--rdzv-endpoint", "--rdzv-id", "--redirects",
-    "--report", "--role", "--run-path", "--show", "--shutdown-timeout", "--signals-to-handle",
-    "--standalone", "--start-method", "--tee", "--timeout", "--timings", "--version",
-    "--virtual-local-rank",
+    "--nproc-per-node", "--numa-binding", "--output", "--pg-opt", "--preload",
+    "--print-completion", "--rdzv-backend", "--rdzv-conf", "--rdzv-endpoint", "--rdzv-id",
+    "--redirects", "--report", "--role", "--run-path", "--show", "--shutdown-timeout",
+    "--signals-to-handle", "--standalone", "--start-method", "--tee", "--timeout", "--timings",
+    "--version", "--virtual-local-rank",
 }  # fmt: skip
 PUBLIC = [
     "LaunchResult", "Layout", "MeshError", "MeshrunError", "RankFailed", "current_layout",

@@ -123,6 +123,14 @@ def test_plan_as_json(folder: Path) -> None:
     compare("dry-run.json", found)
 
 
+def test_plan_as_a_picture(folder: Path) -> None:
+    """The picture that is drawn for 2 x 4 ranks on a node."""
+    ours = run_meshrun("--mesh", "dp=2,tp=4", "-n", "--format", "svg", "train.py")
+
+    assert (ours.returncode, ours.stderr) == (0, "")
+    compare("dry-run-2x4.svg", ours.stdout)
+
+
 def test_all_prints_every_worker(folder: Path) -> None:
     """--all leaves nobody out of a large plan."""
     ours = run_meshrun("--mesh", "dp=2048,tp=8", "--nnodes", "2048", "-n", "--all", "train.py")

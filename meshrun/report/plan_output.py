@@ -1,0 +1,101 @@
+"""A plan in the form that was asked for, printed or in a file that appears whole or not at all."""
+
+from __future__ import annotations
+
+import io
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+
+from meshrun.errors import HostError, UsageError
+from meshrun.plan import LaunchPlan
+
+
+def print_plan(
+    plan: LaunchPlan,
+    output_format: str,
+    *,
+    every_row: bool = False,
+    output: str | None = None,
+    color_dim: str | None = None,
+) -> None:
+    """Print what would be started, without starting it.
+
+    Args:
+        plan: What would be.
+        output_format: ``text``, ``json`` or ``svg``.
+        every_row: Whether text has a row a rank even if there are many.
+        output: The file that gets it instead of stdout.
+        color_dim: The dim that colours the ranks of a picture.
+
+    Raises:
+        UsageError: If there is no such dim, or ``output`` cannot name a file.
+        HostError: If the file cannot be written.
+    """
+    with _stdout_to_file(output):
+        if output_format == "svg":
+            from meshrun.report.svg import choose_color_dim, render_svg
+
+            dim = choose_color_dim(plan.layout, color_dim)
+            print(render_svg(plan.layout, color_dim=dim), end="")
+        elif output_format == "json":
+            from meshrun.report.as_json import render_plan_json
+
+            print(render_plan_json(plan))
+        else:
+            from meshrun.report.dry_run import print_dry_run
+
+            print_dry_run(plan, every_row=every_row)
+
+
+@contextmanager
+def _stdout_to_file(path: str | None) -> Iterator[None]:
+    """Write what the block prints to a file once it has ended well; ``-`` is stdout as it is."""
+    if path in (None, "-"):
+        yield
+        return
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        yield
+    _write_whole(str(path), printed.getvalue())
+
+
+def _write_whole(path: str, text: str) -> None:
+    """Write a file that appears whole or not at all; what stands there is kept until then."""
+    target = os.path.realpath(path)  # a link stays one
+    folder = os.path.dirname(target)
+    if not path or os.path.isdir(target):
+        raise UsageError(f"--output takes a file, found `{path}`")
+    if not os.path.isdir(folder):
+        raise UsageError(f"--output: there is no folder `{os.path.dirname(path) or folder}`")
+    try:
+        if os.path.exists(target) and not os.path.isfile(target):
+            with open(target, "w", encoding="utf-8") as file:  # a device or a pipe
+                file.write(text)
+        else:
+            _replace(target, folder, text)
+    except OSError as error:
+        raise HostError(f"`{path}` could not be written: {error.strerror}") from error
+
+
+def _replace(target: str, folder: str, text: str) -> None:
+    descriptor, unfinished = tempfile.mkstemp(dir=folder, prefix=".meshrun_")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(unfinished, _mode(target))
+        os.replace(unfinished, target)
+    except BaseException:
+        os.unlink(unfinished)
+        raise
+
+
+def _mode(target: str) -> int:
+    """The permissions of the file that is replaced, else those of a new file."""
+    try:
+        return os.stat(target).st_mode & 0o777
+    except FileNotFoundError:
+        umask = os.umask(0)
+        os.umask(umask)
+        return 0o666 & ~umask

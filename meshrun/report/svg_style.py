@@ -1,0 +1,180 @@
+"""How an SVG looks: colours, strokes and fonts, and the elements it is made of. Pure.
+
+Plain class rules, no ``var()``: what turns SVG into PNG or PDF often knows no CSS variables.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from html import escape
+
+CATEGORIES = (
+    "#56b4e9", "#e69f00", "#009e73", "#cc79a7", "#0072b2", "#f0e442", "#d55e00", "#999999",
+)  # fmt: skip
+"""Okabe and Ito's colours, which people with any colour vision can tell apart."""
+RAMP_STEPS = 64
+_RAMP = (
+    "#3e4989", "#31688e", "#26828e", "#1f9e89", "#35b779", "#6dcd59", "#b4de2c", "#fde725",
+)  # fmt: skip
+"""viridis without its darkest end, which a dark page would swallow."""
+PLAIN = "plain"
+"""Class of a cell that no dim colours."""
+
+_NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_NARROW = frozenset(" .,:;!|'iljtfrI()[]-")
+_WIDE = frozenset("mwMW@%")
+
+_SHARED = """\
+.meshrun{font-family:system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",Arial,sans-serif}
+.meshrun text{font-size:12px}
+.meshrun .head{font-size:16px;font-weight:600}
+.meshrun .soft{font-size:11px}
+.meshrun .cell text{font-size:13px;text-anchor:middle}
+.meshrun .cell .at{font-size:9px}
+.meshrun .small .cell text{font-size:9px}
+.meshrun .marks .over{stroke-dasharray:3 2}
+.meshrun .cell rect{stroke-opacity:.4;stroke-width:.75}
+.meshrun .plain rect{fill-opacity:.12}
+.meshrun .box{fill-opacity:.06;stroke-opacity:.55}
+.meshrun .guide{stroke-opacity:.3;stroke-width:.75}
+.meshrun .in,.meshrun .over{fill:none;stroke-width:2}
+.meshrun .over{stroke-dasharray:5 3}
+.meshrun .marks .second.over{stroke-dasharray:9 2}
+.meshrun .marks .third.over{stroke-dasharray:1.5 1.5}
+.meshrun .second.in{stroke-width:1.2}
+.meshrun .third.in{stroke-width:3}
+"""
+_INKED = """\
+.meshrun text{{fill:{ink}}}
+.meshrun .soft{{fill:{soft}}}
+.meshrun .box{{fill:{soft};stroke:{soft}}}
+.meshrun .guide{{stroke:{soft}}}
+.meshrun .cell rect{{stroke:{ink}}}
+.meshrun .plain rect{{fill:{ink}}}
+.meshrun .in{{stroke:{ink}}}
+.meshrun .over{{stroke:{warm}}}
+.meshrun .in circle,.meshrun .dot{{fill:{ink};stroke:none}}
+.meshrun .over circle{{fill:{warm};stroke:none}}
+"""
+_LIGHT = {"ink": "#1f2328", "soft": "#59636e", "warm": "#c2410c"}
+_DARK = {"ink": "#e6edf3", "soft": "#9aa4af", "warm": "#ff9a57"}
+DARK_QUERY = "@media (prefers-color-scheme:dark)"
+
+
+def color_class(index: int | None, size: int) -> str:
+    """Return the class of an index of a dim; a class means one colour in every picture."""
+    if index is None:
+        return PLAIN
+    if size <= len(CATEGORIES):
+        return f"c{index}"
+    return f"r{round(index * (RAMP_STEPS - 1) / (size - 1))}"
+
+
+def color(name: str) -> str:
+    """Return the fill of a class that :func:`color_class` made, as ``#rrggbb``."""
+    number = int(name[1:])
+    if name[0] == "c":
+        return CATEGORIES[number]
+    place = number * (len(_RAMP) - 1) / (RAMP_STEPS - 1)
+    before = min(int(place), len(_RAMP) - 2)
+    part = place - before
+    mixed = (
+        round(low + (high - low) * part)
+        for low, high in zip(_channels(_RAMP[before]), _channels(_RAMP[before + 1]), strict=True)
+    )
+    return "#" + "".join(f"{channel:02x}" for channel in mixed)
+
+
+def text_color(fill: str) -> str:
+    """Return black or white, whichever reads better on ``fill``."""
+    return "#000" if contrast(fill, "#000000") >= contrast(fill, "#ffffff") else "#fff"
+
+
+def contrast(one: str, other: str) -> float:
+    """Return the contrast ratio of two colours as WCAG defines it, from 1 to 21."""
+    darker, lighter = sorted((_luminance(one), _luminance(other)))
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def style_sheet(color_classes: Iterable[str]) -> str:
+    """Return the ``<style>`` element, with a rule for each class of cells that is used."""
+    fills = ""
+    for name in sorted(set(color_classes) - {PLAIN}, key=lambda name: (name[0], int(name[1:]))):
+        fill = color(name)
+        fills += f".meshrun .{name} rect{{fill:{fill}}}\n"
+        fills += f".meshrun .{name} text{{fill:{text_color(fill)}}}\n"
+    # The fills come last: they hold in light and in dark.
+    dark = _INKED.format(**_DARK)
+    rules = f"{_SHARED}{_INKED.format(**_LIGHT)}{DARK_QUERY}{{\n{dark}}}\n{fills}"
+    return f"<style>\n{rules}</style>"
+
+
+def _channels(color: str) -> tuple[int, ...]:
+    return tuple(int(color[at : at + 2], 16) for at in (1, 3, 5))
+
+
+def _luminance(color: str) -> float:
+    red, green, blue = (
+        c / 12.92 if (c := channel / 255) <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4
+        for channel in _channels(color)
+    )
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+# ---- elements ------------------------------------------------------------------------------
+
+
+def number(value: float) -> str:
+    """Return a length with at most one decimal."""
+    return f"{value:.1f}".removesuffix(".0")
+
+
+def width_of(text: str, size: float) -> float:
+    """Return about how wide ``text`` is at a font size; rather too wide than too narrow."""
+    # In em of DejaVu Sans, the widest of the usual fonts.
+    ems = (0.4 if c in _NARROW else 1.0 if c in _WIDE or c > "\u02ff" else 0.65 for c in text)
+    return size * sum(ems)
+
+
+def shorten(text: str, most: int = 24) -> str:
+    """Return ``text`` with its end left out where it is longer than ``most``."""
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def node_label(node: int) -> str:
+    """Return what a node is called."""
+    return f"node {node}"
+
+
+def coordinate_text(coordinate: tuple[int, ...]) -> str:
+    """Return a coordinate as a cell shows it."""
+    return ",".join(map(str, coordinate))
+
+
+def words(text: str) -> str:
+    """Return ``text`` as XML may hold it."""
+    return escape(_NOT_IN_XML.sub("\ufffd", text))
+
+
+def text(x: float, y: float, content: str, name: str = "") -> str:
+    """Return a ``<text>`` that begins at ``x``, its baseline at ``y``."""
+    styled = f' class="{name}"' if name else ""
+    return f'<text{styled} x="{number(x)}" y="{number(y)}">{words(content)}</text>'
+
+
+def rect(x: float, y: float, width: float, height: float, extra: str = "") -> str:
+    """Return a ``<rect>``."""
+    size = f'width="{number(width)}" height="{number(height)}"'
+    return f'<rect{extra} x="{number(x)}" y="{number(y)}" {size}/>'
+
+
+def line(x1: float, y1: float, x2: float, y2: float, name: str = "") -> str:
+    """Return a ``<path>`` from one point to another."""
+    styled = f' class="{name}"' if name else ""
+    return f'<path{styled} d="M{number(x1)} {number(y1)}L{number(x2)} {number(y2)}"/>'
+
+
+def dot(x: float, y: float, radius: float = 3) -> str:
+    """Return a ``<circle>``."""
+    return f'<circle cx="{number(x)}" cy="{number(y)}" r="{number(radius)}"/>'

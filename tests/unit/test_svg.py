@@ -1,0 +1,368 @@
+"""The picture of a layout: every rank once, in its colour, with its groups."""
+
+import math
+import re
+import stat
+import time
+from collections.abc import Iterator
+from itertools import combinations
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from meshrun.errors import UsageError
+from meshrun.layout import Layout, solve_layout
+from meshrun.report import svg_style
+from meshrun.report.svg import choose_color_dim, render_svg
+from meshrun.report.svg_groups import count_crossing, summarize
+from meshrun.spec import MeshSpec, parse_mesh
+from tests.kit import ROOT, run_meshrun
+
+SVG = "{http://www.w3.org/2000/svg}"
+LAYOUTS = [
+    ("dp=2,tp=4", 1), ("dp=2,tp=4", 2), ("tp=4,dp=2", 2), ("dp=3,tp=4", 2), ("2x2x2x2", 4),
+    ("dp=1", 1), ("pp=1,dp=2,tp=1", 2), ("pp=2,dp=4,tp=8", 8), ("dp=32", 1), ("dp=8,tp=16", 16),
+    ("dp=64,tp=8", 64), ("pp=4,dp=16,tp=8", 64),
+]  # fmt: skip
+
+
+def layout(mesh: str | None, nnodes: int = 1, nproc: int | None = None) -> Layout:
+    spec = parse_mesh(mesh) if mesh else None
+    return solve_layout(spec, nnodes=nnodes, nproc_per_node=nproc)
+
+
+def draw(plan: Layout, dim: str | None = None) -> ET.Element:
+    return ET.fromstring(render_svg(plan, color_dim=choose_color_dim(plan, dim)))
+
+
+def cells(picture: ET.Element) -> dict[int, ET.Element]:
+    """Return the cell of each rank; a rank that is drawn twice fails."""
+    found: dict[int, ET.Element] = {}
+    for cell in picture.iter(f"{SVG}g"):
+        label = cell.find(f"{SVG}text")
+        if (cell.get("class") or "").startswith("cell ") and label is not None:
+            assert int(label.text or "") not in found
+            found[int(label.text or "")] = cell
+    return found
+
+
+def titled(picture: ET.Element, name: str) -> list[str]:
+    """Return the titles of the groups drawn as lines of a class."""
+    groups = [group for group in picture.iter(f"{SVG}g") if group.get("class") == name]
+    return [
+        title.text or "" for group in groups if (title := group.find(f"{SVG}title")) is not None
+    ]
+
+
+def texts(picture: ET.Element) -> list[str]:
+    return [text.text or "" for text in picture.iter(f"{SVG}text")]
+
+
+@pytest.mark.parametrize(("mesh", "nnodes"), LAYOUTS)
+def test_every_rank_once_in_its_color(mesh: str, nnodes: int) -> None:
+    """Each rank has one cell, whose colour is that of its index in the dim."""
+    plan = layout(mesh, nnodes)
+    for dim, size in enumerate(plan.sizes):
+        picture = draw(plan, str(dim))
+        found = cells(picture)
+
+        assert list(found) == list(range(plan.world_size))
+        for rank, cell in found.items():
+            name = svg_style.color_class(plan.coordinate(rank)[dim], size)
+            assert cell.get("class") == f"cell {name}"
+            style = next(picture.iter(f"{SVG}style")).text or ""
+            assert f".{name} rect{{fill:{svg_style.color(name)}}}" in style
+
+
+@pytest.mark.parametrize(("mesh", "nnodes"), LAYOUTS)
+def test_groups_that_cross_are_counted(mesh: str, nnodes: int) -> None:
+    """The legend says of each dim what the layout says of its groups one by one."""
+    plan = layout(mesh, nnodes)
+    legend = texts(draw(plan))
+    for dim in summarize(plan):
+        groups = list(plan.groups(dim.dim))
+
+        assert dim.crossing == sum(plan.crosses_nodes(group) for group in groups)
+        assert dim.groups == len(groups)
+        assert str(dim) in legend
+
+
+def test_uneven_nodes_are_counted_too() -> None:
+    plan = Layout(mesh=parse_mesh("dp=3,tp=4"), nproc_per_node=(2, 6, 4))
+
+    assert [count_crossing(plan, dim) for dim in (0, 1)] == [4, 1]
+    assert list(cells(draw(plan))) == list(range(12))
+    assert "12 ranks on 3 nodes \u00d7 2-6 workers" in render_svg(plan)
+
+
+def test_a_line_of_nodes_draws_every_group() -> None:
+    """Those that cross nodes in a stroke of their own."""
+    picture = draw(layout("dp=2,tp=4", 2))
+
+    assert titled(picture, "in") == ["tp: ranks 0, 1, 2, 3", "tp: ranks 4, 5, 6, 7"]
+    assert titled(picture, "over") == [f"dp: ranks {rank}, {rank + 4}" for rank in range(4)]
+
+
+def test_rows_of_nodes_bundle_what_crosses() -> None:
+    """Groups on the same nodes are one line."""
+    picture = draw(layout("pp=2,dp=4,tp=8", 8))
+
+    assert len(titled(picture, "in")) == 8
+    assert titled(picture, "over") == [
+        "dp: 8 groups on nodes 0, 1, 2, 3",
+        "dp: 8 groups on nodes 4, 5, 6, 7",
+        *(f"pp: 8 groups on nodes {node}, {node + 4}" for node in range(4)),
+    ]
+
+
+def test_a_grid_of_nodes_outlines_the_groups_of_rank_0() -> None:
+    picture = draw(layout("pp=4,dp=16,tp=8", 64))
+    counts = {
+        name: sum(1 for group in picture.iter(f"{SVG}g") if group.get("class") == name
+                  for _ in group.iter(f"{SVG}rect"))
+        for name in ("in", "over", "over second")
+    }  # fmt: skip
+
+    assert counts == {"in": 8, "over": 15, "over second": 3}  # rank 0 itself is outlined once
+
+
+def boxes_of_text(picture: ET.Element) -> Iterator[tuple[float, float, float, float]]:
+    sizes = {"head": 16 * 1.12, "soft": 11, "at": 9, None: 12}
+    small = {id(text) for group in picture.iter(f"{SVG}g") if group.get("class") == "small"
+             for text in group.iter(f"{SVG}text")}  # fmt: skip
+    inside = {id(text) for cell in cells(picture).values() for text in cell.iter(f"{SVG}text")}
+    for text in picture.iter(f"{SVG}text"):
+        size = sizes[text.get("class")]
+        if id(text) in inside and text.get("class") is None:
+            size = 9 if id(text) in small else 13
+        width = svg_style.width_of(text.text or "", size)
+        x, y = float(text.get("x", "")), float(text.get("y", ""))
+        left = x - width / 2 if id(text) in inside else x
+        yield left, y - size * 0.75, left + width, y
+
+
+@pytest.mark.parametrize(("mesh", "nnodes"), [*LAYOUTS, ("a_rather_long_name_of_a_dim=2,tp=4", 2)])
+def test_no_text_lies_on_another(mesh: str, nnodes: int) -> None:
+    """Nor is any cut off at the edge."""
+    picture = draw(layout(mesh, nnodes))
+    boxes = sorted(boxes_of_text(picture))
+    width, height = float(picture.get("width", "")), float(picture.get("height", ""))
+
+    for place, one in enumerate(boxes):
+        assert one[2] <= width
+        assert one[3] <= height
+        for other in boxes[place + 1 :]:
+            if other[0] >= one[2]:
+                break
+            assert other[1] >= one[3] or one[1] >= other[3], (one, other)
+
+
+def test_any_name_is_escaped() -> None:
+    """A layout from Python may have names that the command line refuses."""
+    spec = MeshSpec(sizes=(2, 2), mesh_dim_names=('<a href="x">&', "\x00\ud800'"))
+    picture = draw(Layout(mesh=spec, nproc_per_node=(4,)))
+
+    assert texts(picture)[0].startswith('<a href="x">&=2,\ufffd\ufffd\'=2: 4 ranks')
+
+
+def test_the_picture_needs_nothing_else() -> None:
+    text = render_svg(layout("pp=2,dp=4,tp=8", 8), color_dim=0)
+
+    assert re.findall(r"https?://[^\"]*", text) == ["http://www.w3.org/2000/svg"]
+    assert not re.search(r"<script|<image|<foreignObject|@import|url\(|var\(", text)
+    assert svg_style.DARK_QUERY in text
+
+
+def test_the_same_layout_is_the_same_text() -> None:
+    plan = layout("dp=64,tp=8", 64)
+
+    assert render_svg(plan, color_dim=0) == render_svg(plan, color_dim=0)
+
+
+def test_it_says_in_words_what_it_shows() -> None:
+    picture = draw(layout("tp=4,dp=2", 2))
+
+    assert picture[0].text == "tp=4,dp=2: 8 ranks on 2 nodes \u00d7 4 workers"
+    assert "tp: 2 of 2 groups cross nodes. dp: 0 of 4 groups" in (picture[1].text or "")
+    assert cells(picture)[3][0].text == "rank 3: node 0, local rank 3; tp=1, dp=1"
+
+
+def test_without_a_mesh_ranks_have_one_color() -> None:
+    found = cells(draw(layout(None, 1, 8)))
+
+    assert {cell.get("class") for cell in found.values()} == {"cell plain"}
+
+
+@pytest.mark.parametrize("nnodes", [1, 2048])
+def test_a_large_plan_says_what_is_left_out(nnodes: int) -> None:
+    """It stays small and fast."""
+    plan = layout("dp=2048,tp=8", nnodes)
+    began = time.perf_counter()
+    text = render_svg(plan, color_dim=0)
+    took_s = time.perf_counter() - began
+
+    assert took_s < 2
+    assert len(text) < 500_000
+    notes = " ".join(texts(ET.fromstring(text)))
+    left_out = "left out: 1,983 nodes, 64 to 2046, with ranks 512 to 16375"
+    assert ("of a node, the first 512 ranks are drawn" if nnodes == 1 else left_out) in notes
+
+
+def test_512_ranks_are_drawn_at_once() -> None:
+    began = time.perf_counter()
+    render_svg(layout("dp=64,tp=8", 64), color_dim=0)
+
+    assert time.perf_counter() - began < 0.5
+
+
+# ---- colours -------------------------------------------------------------------------------
+
+
+def test_numbers_can_be_read_on_every_color() -> None:
+    names = [*(f"c{index}" for index in range(8)), *(f"r{step}" for step in range(64))]
+    full = {"#000": "#000000", "#fff": "#ffffff"}
+
+    for fill in map(svg_style.color, names):
+        assert svg_style.contrast(fill, full[svg_style.text_color(fill)]) >= 4.5
+
+
+SEEN = {
+    "all cones": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
+    "no red": ((0.152, 1.053, -0.205), (0.115, 0.786, 0.099), (-0.004, -0.048, 1.052)),
+    "no green": ((0.367, 0.861, -0.228), (0.280, 0.673, 0.047), (-0.012, 0.043, 0.969)),
+    "no blue": ((1.256, -0.077, -0.179), (-0.078, 0.931, 0.148), (0.005, 0.691, 0.304)),
+}
+"""What is left of a colour without a kind of cone (Machado, Oliveira and Fernandes, 2009)."""
+
+
+def perceived(fill: str, eye: str) -> tuple[float, ...]:
+    """Return a colour as OKLab has it, where equal distances look equal."""
+    linear = [
+        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4
+        for c in (int(fill[at : at + 2], 16) / 255 for at in (1, 3, 5))
+    ]
+    for matrix in (
+        SEEN[eye],
+        ((0.4122, 0.5363, 0.0514), (0.2119, 0.6807, 0.1074), (0.0883, 0.2817, 0.6300)),
+    ):
+        linear = [max(0.0, sum(a * b for a, b in zip(row, linear, strict=True))) for row in matrix]
+    roots = [channel ** (1 / 3) for channel in linear]
+    to_lab = ((0.2105, 0.7936, -0.0041), (1.9780, -2.4286, 0.4506), (0.0259, 0.7828, -0.8087))
+    return tuple(sum(a * b for a, b in zip(row, roots, strict=True)) for row in to_lab)
+
+
+@pytest.mark.parametrize("eye", SEEN)
+def test_colors_differ_for_every_eye(eye: str) -> None:
+    """Twice what is just seen (0.02) at the least, next to each other at least 3.5 times."""
+    seen = [perceived(fill, eye) for fill in svg_style.CATEGORIES]
+    for (at, one), (other_at, other) in combinations(enumerate(seen), 2):
+        least = 0.07 if other_at == at + 1 else 0.04
+        assert math.dist(one, other) >= least, (at, other_at)
+
+
+def test_a_ramp_grows_lighter() -> None:
+    light = [svg_style.contrast(svg_style.color(f"r{step}"), "#000000") for step in range(64)]
+
+    assert light == sorted(light)
+    assert [svg_style.color_class(index, 2048) for index in (0, 2047)] == ["r0", "r63"]
+
+
+# ---- the command line ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path, fake_torch: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+SVG_RUN = ("--dry-run", "--format", "svg")
+
+
+def test_the_picture_of_the_docs_is_the_one_that_is_drawn(folder: Path) -> None:
+    """UPDATE_GOLDEN=1 of the golden tests does not write this one: the command below does."""
+    ours = run_meshrun(*SVG_RUN, "-o", "x.svg", "--mesh", "dp=2,tp=4", "--nnodes", "2", "train.py")
+
+    assert (ours.returncode, ours.stdout, ours.stderr) == (0, "", "")
+    docs = ROOT / "docs" / "images" / "dp2-tp4-two-nodes.svg"
+    assert (folder / "x.svg").read_text() == docs.read_text()
+
+
+def test_color_dim(folder: Path) -> None:
+    ours = run_meshrun(*SVG_RUN, "--color-dim", "tp", "--mesh", "dp=2,tp=4", "train.py")
+
+    assert ours.stdout == render_svg(layout("dp=2,tp=4"), color_dim=1)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "asked", "found", "hint"),
+    [
+        ("dp=2,tp=4", "ep", "mesh `dp=2,tp=4` has no dim `ep`", "`dp`, `tp`"),
+        ("2x4", "2", "mesh `2x4` has no dim `2`", "`0`, `1`"),
+        (None, "dp", "--color-dim dp was given without --mesh", "--mesh dp=8"),
+    ],
+)
+def test_a_dim_that_is_not_there(mesh: str | None, asked: str, found: str, hint: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        choose_color_dim(layout(mesh), asked)
+
+    assert found in raised.value.message
+    assert hint in (raised.value.hint or "")
+
+
+def test_the_default_dim_is_the_slowest_with_several_indexes() -> None:
+    assert choose_color_dim(layout("pp=1,dp=2,tp=4"), None) == 1
+    assert choose_color_dim(layout("pp=1,dp=1"), None) == 0
+    assert choose_color_dim(layout(None), None) is None
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "told"),
+    [
+        ((*SVG_RUN, "--color-dim", "ep", "--mesh", "dp=2"), 2, "has no dim `ep`"),
+        (("-n", "-o", "none/x.svg"), 2, "there is no folder `none`"),
+        (("-n", "-o", "."), 2, "--output takes a file, found `.`"),
+        (("-n", "-o", ""), 2, "--output takes a file"),
+        (("-n", "-o", "/dev/full"), 71, "could not be written: No space left on device"),
+        (("-o", "x"), 2, "--output is where a dry run goes"),
+        (("-n", "--format", "svgz"), 2, "--format is text, json or svg"),
+    ],
+)
+def test_what_cannot_be_done_is_said(
+    args: tuple[str, ...], code: int, told: str, folder: Path
+) -> None:
+    """Nothing is printed and no file is left behind."""
+    ours = run_meshrun(*args, "train.py")
+
+    assert (ours.returncode, ours.stdout) == (code, "")
+    assert told in ours.stderr
+    assert [path.name for path in folder.iterdir()] == ["train.py"]
+
+
+def test_what_stood_in_the_file_is_kept_on_an_error(folder: Path) -> None:
+    (folder / "x.svg").write_text("old")
+
+    run_meshrun(*SVG_RUN, "-o", "x.svg", "--color-dim", "ep", "--mesh", "dp=2", "train.py")
+
+    assert (folder / "x.svg").read_text() == "old"
+
+
+@pytest.mark.parametrize("output_format", ["text", "json", "svg"])
+def test_a_dry_run_of_any_format_goes_to_a_file(output_format: str, folder: Path) -> None:
+    """It holds what stdout would have had, and a link and permissions stay."""
+    args = ("-n", "--format", output_format, "--mesh", "dp=2", "train.py")
+    (folder / "kept").write_text("old")
+    (folder / "kept").chmod(0o640)
+    (folder / "link").symlink_to("kept")
+    ours = run_meshrun("-o", "link", *args)
+
+    assert (ours.returncode, ours.stdout, ours.stderr) == (0, "", "")
+    assert (folder / "kept").read_text() == run_meshrun(*args).stdout
+    assert (folder / "link").is_symlink()
+    assert stat.S_IMODE((folder / "kept").stat().st_mode) == 0o640
+
+
+def test_a_dash_is_stdout(folder: Path) -> None:
+    assert run_meshrun("-n", "-o", "-", "train.py").stdout.startswith("no mesh: 1 rank")
