@@ -9,8 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.kit import FAKES, MARK, end_marked, marked_processes, wait_until
+
+# No bound on time is a test: a busy machine is no bug.
+settings.register_profile("meshrun", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("meshrun")
 
 _NOT_OURS = (
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS",

@@ -10,9 +10,10 @@ from collections.abc import Iterable
 from html import escape
 
 CATEGORIES = (
-    "#56b4e9", "#e69f00", "#009e73", "#cc79a7", "#0072b2", "#f0e442", "#d55e00", "#999999",
+    "#56b4e9", "#e69f00", "#009e73", "#cc79a7", "#0072b2", "#f0e442", "#d55e00", "#cccccc",
 )  # fmt: skip
-"""Okabe and Ito's colours, which people with any colour vision can tell apart."""
+"""Okabe and Ito's colours, which people with any colour vision can tell apart; their black is a
+light grey here, which stands out from a dark page too."""
 RAMP_STEPS = 64
 _RAMP = (
     "#3e4989", "#31688e", "#26828e", "#1f9e89", "#35b779", "#6dcd59", "#b4de2c", "#fde725",
