@@ -80,15 +80,15 @@ for number, fd in ((1, "stdout"), (2, "stderr")):
     for fruit in ("apple", "pear", "orange"):  # each line whole: torchrun mixes halves
         os.write(number, f"{fruit} of {rank} on {fd}\n".encode())
 again = os.environ["TORCHELASTIC_RESTART_COUNT"]
-name = f"{folder}/{rank}.json" if again == "0" else f"{folder}/{rank}-{again}.json"
+suffix = ".json" if again == "0" else f"-{again}.json"
+name = f"{folder}/{rank}{suffix}"
 with open(f"{name}.part", "w") as file:
     json.dump(seen, file)
 os.rename(f"{name}.part", name)
 
 end, last = os.environ.get("SEEN_END", ""), int(os.environ["WORLD_SIZE"]) - 1
 if end and rank == last:
-    others = [name.replace(f"{last}", f"{other}", 1) for other in range(last)]
-    others = [f"{folder}/{os.path.basename(other)}" for other in others]
+    others = [f"{folder}/{other}{suffix}" for other in range(last)]
     while not all(map(os.path.exists, others)):
         time.sleep(0.001)
     if end.isdigit():
