@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from meshrun.mesh import use_mesh as use_mesh
     from meshrun.result import LaunchResult as LaunchResult
     from meshrun.result import RankFailed as RankFailed
+    from meshrun.sharding import data_shard as data_shard
 
 __version__ = "0.1.0"
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "RankFailed",
     "current_layout",
     "current_mesh",
+    "data_shard",
     "has_mesh",
     "init_mesh",
     "launch",
@@ -44,6 +46,7 @@ _HOME = {
     "RankFailed": "meshrun.result",
     "current_layout": "meshrun.current",
     "current_mesh": "meshrun.mesh",
+    "data_shard": "meshrun.sharding",
     "has_mesh": "meshrun.mesh",
     "init_mesh": "meshrun.mesh",
     "use_mesh": "meshrun.mesh",

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 
 from meshrun.errors import MeshError, MeshrunError
-from meshrun.layout import Layout
+from meshrun.layout import Layout, parse_derived
 from meshrun.spec import parse_mesh
 
 
@@ -15,7 +14,8 @@ def current_layout() -> Layout:
     """Return where every rank of this launch sits; needs no torch and no process group.
 
     It holds in a rank, in any child of a rank, under torchrun, and in a plain ``python``, which
-    is a launch of one rank. ``generation`` counts the restarts.
+    is a launch of one rank. ``generation`` counts the restarts; ``own_rank`` is the rank of this
+    process, or of the one that started it.
 
     Raises:
         MeshError: If the environment contradicts itself.
@@ -25,18 +25,36 @@ def current_layout() -> Layout:
     try:
         mesh = parse_mesh(text) if text else None
         counts = _workers(env)
-        generation = int(
-            env.get("MESHRUN_GENERATION") or env.get("TORCHELASTIC_RESTART_COUNT") or 0
+        if mesh is not None and mesh.is_inferred:
+            size, rest = divmod(sum(counts), mesh.known_size)
+            mesh = mesh.with_size(mesh.sizes.index(-1), size if not rest else 0)
+        if mesh is not None and mesh.known_size != sum(counts):
+            raise MeshError(f"MESHRUN_MESH `{text}` does not fit {sum(counts)} ranks")
+        flattens, views = parse_derived(
+            [env.get("MESHRUN_FLATTEN", "")], [env.get("MESHRUN_VIEWS", "")]
         )
+        return Layout(
+            mesh=mesh,
+            nproc_per_node=counts,
+            generation=int(
+                env.get("MESHRUN_GENERATION") or env.get("TORCHELASTIC_RESTART_COUNT") or 0
+            ),
+            own_rank=_own_rank(env, sum(counts)),
+            # They belong to the mesh, and are left over where there is none.
+            flattens=flattens if mesh else (),
+            views=views if mesh else (),
+        )
+    except MeshError:
+        raise
     except (ValueError, MeshrunError) as error:
         raise MeshError(f"the environment describes no launch: {error}") from error
-    if mesh is not None and mesh.is_inferred:
-        size, rest = divmod(sum(counts), mesh.known_size)
-        mesh = mesh.with_size(mesh.sizes.index(-1), size if not rest else 0)
-    if mesh is not None and mesh.known_size != sum(counts):
-        raise MeshError(f"MESHRUN_MESH `{text}` does not fit {sum(counts)} ranks")
-    layout = Layout(mesh=mesh, nproc_per_node=counts)
-    return replace(layout, generation=generation) if generation else layout
+
+
+def _own_rank(env: Mapping[str, str], world_size: int) -> int | None:
+    """Return the rank of this process; a launch of one needs no number."""
+    if rank := env.get("RANK"):
+        return int(rank)
+    return 0 if world_size == 1 else None
 
 
 def _workers(env: Mapping[str, str]) -> tuple[int, ...]:

@@ -60,11 +60,11 @@ def _head(plan: LaunchPlan) -> dict[str, Any]:
 
 
 def _dim(layout: Layout, dim: int) -> dict[str, Any]:
-    groups = list(layout.groups(dim))
+    size = layout.sizes[dim]
     return {
         "name": layout.mesh_dim_names[dim] if layout.mesh_dim_names else None,
-        "size": layout.sizes[dim],
-        "stride": groups[0].step if layout.sizes[dim] > 1 else 1,
-        "groups": len(groups),
-        "groups_crossing_nodes": sum(layout.crosses_nodes(group) for group in groups),
+        "size": size,
+        "stride": layout.group(dim, 0).step if size > 1 else 1,
+        "groups": layout.world_size // size,
+        "groups_crossing_nodes": layout.count_crossing(dim),
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
+from itertools import islice
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -92,12 +93,11 @@ def _dims(layout: Layout) -> Table:
         is_text = header in ("dim", "first groups")
         table.add_column(header, justify="left" if is_text else "right", no_wrap=not is_text)
     for dim, label in enumerate(layout.dim_labels):
-        groups = list(layout.groups(dim))
-        crossing = sum(layout.crosses_nodes(group) for group in groups)
-        shown = " ".join(_some(group) for group in groups[:2])
-        more = " ..." if len(groups) > 2 else ""
-        crosses = f"{crossing:,} of {len(groups):,}"
-        table.add_row(label, f"{layout.sizes[dim]:,}", f"{len(groups):,}", crosses, shown + more)
+        count = layout.world_size // layout.sizes[dim]
+        shown = " ".join(_some(group) for group in islice(layout.groups(dim), 2))
+        more = " ..." if count > 2 else ""
+        crosses = f"{layout.count_crossing(dim):,} of {count:,}"
+        table.add_row(label, f"{layout.sizes[dim]:,}", f"{count:,}", crosses, shown + more)
     return table
 
 

@@ -1,6 +1,12 @@
 """Ranks, coordinates, nodes and groups."""
 
+import copy
+import json
 import math
+import pickle
+import subprocess
+import sys
+import time
 
 import pytest
 from hypothesis import given
@@ -11,6 +17,23 @@ from meshrun.layout import Layout, solve_layout
 from meshrun.spec import MeshSpec, parse_mesh
 
 shapes = st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple)
+DIMS = ("a", "b", "c", "d")
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> Layout:
+    """Named meshes on even and uneven nodes, with an own rank."""
+    shape = draw(shapes)
+    world_size = math.prod(shape)
+    cuts = draw(st.sets(st.integers(1, max(1, world_size - 1)), max_size=5))
+    ends = sorted({*(cut for cut in cuts if cut < world_size), world_size})
+    counts = tuple(end - start for start, end in zip([0, *ends[:-1]], ends, strict=True))
+    even = draw(st.sampled_from([n for n in range(1, world_size + 1) if world_size % n == 0]))
+    if draw(st.booleans()):
+        counts = (even,) * (world_size // even)
+    mesh = MeshSpec(sizes=shape, mesh_dim_names=DIMS[: len(shape)])
+    own_rank = draw(st.integers(0, world_size - 1))
+    return Layout(mesh=mesh, nproc_per_node=counts, own_rank=own_rank)
 
 
 def layout_of(shape: tuple[int, ...], nodes: int = 1) -> Layout:
@@ -115,3 +138,258 @@ def test_a_dim_that_is_not_there_is_refused() -> None:
     with pytest.raises(LayoutError, match="no dim `pp`") as caught:
         layout.group("pp", 0)
     assert caught.value.hint == "it has `dp`, `tp`"
+
+
+# ---- the same by counting ------------------------------------------------------------------
+
+
+@given(layouts())
+def test_what_a_dim_says_is_what_its_groups_say(layout: Layout) -> None:
+    """Places, neighbours, ends and sources follow from the groups."""
+    for dim, size in layout.shape.items():
+        assert layout.size(dim) == size
+        for group in layout.groups(dim):
+            assert layout.source(dim, group[0]) == group[0]
+            for place, rank in enumerate(group):
+                assert layout.dim_rank(dim, rank) == place
+                assert layout.source(dim, rank) == group[0]
+                assert layout.is_first(dim, rank) == (place == 0)
+                assert layout.is_last(dim, rank) == (place == size - 1)
+                for offset in range(-size - 1, size + 2):
+                    inside = 0 <= place + offset < size
+                    found = layout.neighbor(dim, offset, rank)
+                    assert found == (group[place + offset] if inside else None)
+                    around = layout.neighbor(dim, offset, rank, wrap=True)
+                    assert around == group[(place + offset) % size]
+
+
+@given(layouts())
+def test_crossings_are_counted_without_listing(layout: Layout) -> None:
+    """On even and uneven nodes the arithmetic gives what looking at every group gives."""
+    for dim in layout.shape:
+        groups = list(layout.groups(dim))
+        crossing = [len({layout.node_rank(rank) for rank in group}) > 1 for group in groups]
+        aligned = [len({layout.local_rank(rank) for rank in group}) == 1 for group in groups]
+
+        assert [layout.crosses_nodes(group) for group in groups] == crossing
+        assert layout.count_crossing(dim) == sum(crossing)
+        assert layout.crosses_nodes(dim) == any(crossing)
+        assert layout.rail_aligned(dim) == all(aligned)
+
+
+@given(layouts())
+def test_slots_are_ranks(layout: Layout) -> None:
+    """Each rank has one slot, and each slot one rank."""
+    for rank in range(layout.world_size):
+        assert layout.slot(rank) == (layout.node_rank(rank), layout.local_rank(rank))
+        assert layout.rank_at(*layout.slot(rank)) == rank
+
+
+@given(layouts(), st.data())
+def test_ranks_are_found_by_their_indices(layout: Layout, data: st.DataObject) -> None:
+    """A filter gives the ranks whose coordinates pass it, in order."""
+    some = data.draw(st.sets(st.sampled_from(list(layout.shape))))
+    wanted = {
+        dim: data.draw(st.lists(st.integers(0, layout.size(dim) - 1), max_size=3)) for dim in some
+    }
+    expected = [
+        rank
+        for rank in range(layout.world_size)
+        if all(getattr(layout.coordinate(rank), dim) in wanted[dim] for dim in wanted)
+    ]
+    assert list(layout.ranks(**wanted)) == expected
+    ones = {dim: indices[0] for dim, indices in wanted.items() if indices}
+    assert layout.ranks(**ones) == layout.ranks(**{dim: [at] for dim, at in ones.items()})
+
+
+@given(layouts(), st.data())
+def test_dims_left_out_are_those_of_the_own_rank(layout: Layout, data: st.DataObject) -> None:
+    """rank(dp=1) is where the own rank would be with another dp."""
+    some = data.draw(st.sets(st.sampled_from(list(layout.shape))))
+    wanted = {dim: data.draw(st.integers(0, layout.size(dim) - 1)) for dim in some}
+    own = dict(zip(layout.shape, layout.coordinate(), strict=True))
+    expected = tuple({**own, **wanted}.values())
+
+    assert layout.rank(**wanted) == layout.rank(expected)
+    assert layout.rank() == layout.own_rank
+
+
+@given(layouts())
+def test_a_layout_is_told_in_json_and_in_pickle(layout: Layout) -> None:
+    """What is read back is equal, and says the same; only JSON forgets who asks."""
+    from_json = Layout.from_dict(json.loads(json.dumps(layout.to_dict())))
+    for again in (from_json, pickle.loads(pickle.dumps(layout)), copy.deepcopy(layout)):
+        assert again == layout
+        assert hash(again) == hash(layout)
+        assert [list(again.groups(dim)) for dim in again.shape] == [
+            list(layout.groups(dim)) for dim in layout.shape
+        ]
+        assert [again.slot(rank) for rank in range(again.world_size)] == [
+            layout.slot(rank) for rank in range(layout.world_size)
+        ]
+    assert from_json.own_rank is None
+
+
+@given(st.integers(1, 24), st.integers(1, 24))
+def test_matched_ranks_are_whole_blocks(mine: int, theirs: int) -> None:
+    """Both sides name each other, and every rank has a partner."""
+    one, other = Layout.parse(str(mine)), Layout.parse(str(theirs))
+    if mine % theirs and theirs % mine:
+        with pytest.raises(LayoutError, match=f"{mine} ranks and {theirs} cannot be matched"):
+            one.map_to(other, 0)
+        return
+    there = {(rank, peer) for rank in range(mine) for peer in one.map_to(other, rank)}
+    back = {(peer, rank) for rank in range(theirs) for peer in other.map_to(one, rank)}
+
+    assert there == back
+    assert len(there) == max(mine, theirs)
+    assert {peer for _, peer in there} == set(range(theirs))
+    assert all(one.map_to(other, rank) == sorted(one.map_to(other, rank)) for rank in range(mine))
+
+
+def test_stages_of_one_mesh_are_matched() -> None:
+    """The ranks of a stage have their partners in the next."""
+    layout = Layout.parse("pp=2,dp=2,tp=2")
+    first, last = layout.ranks(pp=0), layout.ranks(pp=1)
+
+    assert [layout.map_to(last, rank, among=first) for rank in first] == [[4], [5], [6], [7]]
+    assert layout.map_to([6, 7], 3, among=first) == [7]
+    with pytest.raises(LayoutError, match="rank 5 is not one of those to match"):
+        layout.map_to(last, 5, among=first)
+
+
+# ---- names, texts and mistakes -------------------------------------------------------------
+
+
+def test_coordinates_go_by_name_and_stay_tuples() -> None:
+    """They compare, unpack and pickle as plain tuples, whatever the dims are called."""
+    coordinate = Layout.parse("dp=2,tp=4").coordinate(7)
+    odd = Layout.parse("index=2,class=2,__len__=2").coordinate(5)
+
+    assert (coordinate.dp, coordinate.tp, coordinate[1]) == (1, 3, 3)
+    assert coordinate == (1, 3)
+    assert repr(coordinate) == "Coordinate(dp=1, tp=3)"
+    assert json.dumps(coordinate) == "[1, 3]"
+    assert type(pickle.loads(pickle.dumps(coordinate))) is tuple
+    assert (odd.index(1), getattr(odd, "class"), len(odd)) == (0, 0, 3)
+    assert repr(Layout.parse("2x4").coordinate(7)) == "(1, 3)"
+    with pytest.raises(AttributeError):
+        _ = coordinate.pp
+
+
+@pytest.mark.parametrize(
+    ("spec", "rank", "label"),
+    [
+        ("dp=16,tp=4", 7, "dp01_tp3"),
+        ("dp=1,tp=101", 7, "dp0_tp007"),
+        ("16x4", 7, "01_3"),
+        ("ep_2=2,dp=2", 3, "ep_2-1_dp1"),
+        (None, 7, "rank07"),
+    ],
+)
+def test_labels_have_one_width(spec: str | None, rank: int, label: str) -> None:
+    """Names of files sort as ranks do."""
+    layout = Layout.parse(spec, nproc_per_node=None if spec else 12)
+    labels = [layout.label(at) for at in range(layout.world_size)]
+
+    assert layout.label(rank) == label
+    assert sorted(set(labels)) == labels
+    assert len({len(text) for text in labels}) == 1
+
+
+def test_dims_without_names_go_by_index() -> None:
+    """As a number, or as the text that shape has."""
+    layout = Layout.parse("2x4", nnodes=2)
+
+    assert layout.shape == {"0": 2, "1": 4}
+    assert layout.group("1", 5) == layout.group(1, 5) == range(4, 8)
+    assert (layout.dim("1"), layout.dim(1), layout.size()) == (1, 1, 8)
+    assert Layout.parse("2x4", names="dp,tp").shape == {"dp": 2, "tp": 4}
+
+
+def test_without_a_mesh_there_are_nodes_and_ranks() -> None:
+    """Nothing else is known, and nothing else is said."""
+    layout = Layout.parse(None, nnodes=2, nproc_per_node=2)
+
+    assert (layout.shape, layout.coordinate(3), layout.slot(3)) == ({}, (), (1, 1))
+    assert Layout.from_dict(layout.to_dict()) == layout
+    with pytest.raises(LayoutError, match="no dim `dp`") as caught:
+        layout.size("dp")
+    assert caught.value.hint == "it has no dims"
+
+
+def test_no_own_rank_is_said() -> None:
+    """A layout of some other launch needs a rank."""
+    layout = Layout.parse("dp=2,tp=4")
+    asks = [
+        layout.coordinate, layout.node_rank, layout.local_rank, layout.slot, layout.label,
+        lambda: layout.rank(dp=1), lambda: layout.group("dp"), lambda: layout.dim_rank("dp"),
+        lambda: layout.neighbor("dp", 1), lambda: layout.is_first("dp"),
+        lambda: layout.is_last("dp"), lambda: layout.source("dp"), lambda: layout.map_to([0]),
+    ]  # fmt: skip
+    for ask in asks:
+        with pytest.raises(LayoutError, match="this layout has no own rank"):
+            ask()
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda layout: layout.rank((2, 0)), r"coordinate \(2, 0\) is outside mesh `dp=2,tp=4`"),
+        (lambda layout: layout.rank((0,)), r"coordinate \(0,\) is outside"),
+        (lambda layout: layout.rank(tp=4), "coordinate {'tp': 4} is outside"),
+        (lambda layout: layout.rank((0, 0), tp=1), "is outside"),
+        (lambda layout: layout.ranks(dp=-1), "coordinate {'dp': -1} is outside"),
+        (lambda layout: layout.ranks(pp=0), "no dim `pp`"),
+        (lambda layout: layout.slot(8), "rank 8 is outside a world of 8"),
+        (lambda layout: layout.rank_at(2, 0), "there is no node 2 among 2"),
+        (lambda layout: layout.rank_at(0, 4), "node 0 has no local rank 4, but 4"),
+        (lambda _: Layout(mesh=None, nproc_per_node=(1,), own_rank=1), "rank 1 is outside"),
+    ],
+)
+def test_what_is_not_there_is_refused(ask: object, message: str) -> None:
+    """No wrap-around, no guess."""
+    with pytest.raises(LayoutError, match=message):
+        ask(Layout.parse("dp=2,tp=4", nnodes=2))  # type: ignore[operator]
+
+
+# ---- size ----------------------------------------------------------------------------------
+
+
+def test_a_large_layout_answers_at_once() -> None:
+    """16,384 ranks: every question for every rank, in a fraction of what a launch takes."""
+    start = time.process_time()
+    layout = Layout.parse("dp=256,pp=8,tp=8", nnodes=2048)
+    other = Layout.parse("dp=128,tp=64")
+    for rank in range(layout.world_size):
+        coordinate = layout.coordinate(rank)
+        assert layout.rank(coordinate) == rank
+        layout.rank(dp=coordinate[0], pp=coordinate[1], tp=coordinate[2])
+        layout.ranks(dp=coordinate[0], pp=coordinate[1])
+        layout.rank_at(*layout.slot(rank))
+        layout.node_rank(rank), layout.local_rank(rank), layout.label(rank)
+        layout.dim_rank("pp", rank), layout.group("pp", rank), layout.source("pp", rank)
+        layout.neighbor("pp", 1, rank), layout.is_first("pp", rank), layout.is_last("pp", rank)
+        layout.map_to(other, rank)
+
+    assert time.process_time() - start < 1.0  # 0.15 s on a machine of 2023
+
+
+@pytest.mark.parametrize("nodes", [(8,) * 125_000, (1,) * 1_000_000, (8, 4, 4) * 62_500])
+def test_a_million_ranks_are_summed_up(nodes: tuple[int, ...]) -> None:
+    """Nothing is listed rank by rank, on uneven nodes either."""
+    start = time.process_time()
+    layout = Layout(mesh=parse_mesh("dp=1000,pp=10,tp=100"), nproc_per_node=nodes)
+    crossing = {dim: layout.count_crossing(dim) for dim in layout.shape}
+
+    assert crossing == {"dp": 1000, "pp": 100_000, "tp": 10_000}
+    assert time.process_time() - start < 2
+
+
+def test_no_torch_is_needed() -> None:
+    """The whole layer is imported and used without it."""
+    code = (
+        "import sys, meshrun; meshrun.Layout.parse('dp=2').groups('dp'); meshrun.data_shard();"
+        "meshrun.current_layout(); assert not {'torch', 'rich'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,16 @@
+"""Where every rank sits, by arithmetic alone: no torch, no process, no environment.
+
+``layout`` has what users see and puts the rest together: ``axes`` is the arithmetic of one dim,
+``dims`` the groups of all, ``derived`` the dims made from others, ``nodes`` the machines,
+``solving`` the sizes left open.
+"""
+
+from __future__ import annotations
+
+from meshrun.layout.coordinate import Coordinate as Coordinate
+from meshrun.layout.derived import Flatten as Flatten
+from meshrun.layout.derived import View as View
+from meshrun.layout.derived import format_derived as format_derived
+from meshrun.layout.derived import parse_derived as parse_derived
+from meshrun.layout.layout import Layout as Layout
+from meshrun.layout.layout import solve_layout as solve_layout

@@ -1,0 +1,175 @@
+"""The arithmetic of one dim: a rank's place on it, its groups, how many cross nodes.
+
+Ranks are a mixed-radix number, and a dim is some of its digits: one for a dim of a mesh, several
+for dims that were joined into one. Nothing here lists all groups unless it is asked for them.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice, product
+
+Digit = tuple[int, int]
+"""(size, stride): a rank's index is ``rank // stride % size``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Axis:
+    """One dim over the ranks of a world.
+
+    Args:
+        size: Number of ranks in each of its groups.
+        stride: Distance between neighbours in a group; 0 where it is not always the same.
+        digits: Its digits, slowest first, adjacent ones joined, those of size 1 left out. Two
+            dims have the same groups if and only if their digits are equal.
+    """
+
+    size: int
+    stride: int
+    digits: tuple[Digit, ...]
+
+    def place(self, rank: int) -> int:
+        """Return the place of ``rank`` in its group, ``0 <= place < size``."""
+        if self.stride:
+            return rank // self.stride % self.size
+        place = 0
+        for size, stride in self.digits:
+            place = place * size + rank // stride % size
+        return place
+
+    def offset(self, place: int) -> int:
+        """Return how far the rank at ``place`` is from the first rank of its group."""
+        if self.stride:
+            return place * self.stride
+        offset = 0
+        for size, stride in reversed(self.digits):
+            place, index = divmod(place, size)
+            offset += index * stride
+        return offset
+
+    def first(self, rank: int) -> int:
+        """Return the first rank of the group of ``rank``."""
+        if self.stride:
+            return rank - rank // self.stride % self.size * self.stride
+        return rank - sum(rank // stride % size * stride for size, stride in self.digits)
+
+    def group(self, rank: int) -> range | list[int]:
+        """Return the ranks of the group of ``rank``, ascending."""
+        first = self.first(rank)
+        if self.stride:
+            return range(first, first + self.size * self.stride, self.stride)
+        ranks = [first]
+        for size, stride in self.digits:
+            ranks = [at + step for at in ranks for step in range(0, size * stride, stride)]
+        return ranks
+
+    def groups(self, world_size: int) -> Iterator[range | list[int]]:
+        """Yield every group in order of its first rank."""
+        if not self.stride:
+            others = rest_of(world_size, (self,))
+            firsts: Iterable[int] = others.group(0) if others else ()
+            yield from (self.group(first) for first in firsts)
+            return
+        span = self.stride * self.size
+        for outer, inner in product(range(0, world_size, span), range(self.stride)):
+            yield range(outer + inner, outer + inner + span, self.stride)
+
+    def count_crossing(self, nproc_per_node: Sequence[int], starts: Sequence[int]) -> int:
+        """Return how many groups lie on more than one node.
+
+        Args:
+            nproc_per_node: Workers of each node.
+            starts: First rank of each node and then the world size; empty if all nodes are alike,
+                which are then not looked at one by one.
+        """
+        reach = sum((size - 1) * stride for size, stride in self.digits)
+        world_size = starts[-1] if starts else len(nproc_per_node) * nproc_per_node[0]
+        groups = world_size // self.size
+        if reach == 0:
+            return 0
+        if starts:
+            return groups - sum(
+                self._firsts_below(end - reach) - self._firsts_below(start)
+                for start, end in zip(starts, islice(starts, 1, None), strict=False)
+                if end - start > reach
+            )
+        workers = nproc_per_node[0]
+        if reach >= workers:
+            return groups
+        # The same pattern of groups comes again after so many nodes.
+        period = math.lcm(self.digits[0][0] * self.digits[0][1], workers)
+        inside = sum(
+            self._firsts_below(start + workers - reach) - self._firsts_below(start)
+            for start in range(0, period, workers)
+        )
+        return groups - inside * (world_size // period)
+
+    def is_rail_aligned(self, nproc_per_node: Sequence[int], starts: Sequence[int]) -> bool:
+        """Whether all ranks of each group have the same place on their nodes."""
+        if not starts:
+            return all(stride % nproc_per_node[0] == 0 for _, stride in self.digits)
+        local_rank = (rank - starts[bisect_right(starts, rank) - 1] for rank in range(starts[-1]))
+        of_first: dict[int, int] = {}
+        return all(
+            of_first.setdefault(self.first(rank), local) == local
+            for rank, local in enumerate(local_rank)
+        )
+
+    def _firsts_below(self, end: int) -> int:
+        """Return how many groups have a first rank below ``end``."""
+        count, each = 0, math.prod(size for size, _ in self.digits)
+        for size, stride in self.digits:
+            each //= size
+            blocks, end = divmod(end, size * stride)
+            count += blocks * (stride // each)
+            if end >= stride:
+                return count + stride // each
+        return count + end
+
+
+def axis_of(digits: Iterable[Digit]) -> Axis:
+    """Return the dim that has these digits, slowest first."""
+    given = list(digits)
+    joined: list[Digit] = []
+    for size, stride in given:
+        if size == 1:
+            continue
+        if joined and joined[-1][1] == size * stride:
+            joined[-1] = (joined[-1][0] * size, stride)
+        else:
+            joined.append((size, stride))
+    stride = joined[0][1] if len(joined) == 1 else 0
+    if not joined:
+        stride = given[0][1] if len(given) == 1 else 1
+    return Axis(size=math.prod(size for size, _ in joined), stride=stride, digits=tuple(joined))
+
+
+def axes_of(sizes: Sequence[int]) -> list[Axis]:
+    """Return the dims of a mesh of these sizes, right dim fastest."""
+    axes: list[Axis] = []
+    stride = 1
+    for size in reversed(sizes):
+        axes.append(axis_of([(size, stride)]))
+        stride *= size
+    return axes[::-1]
+
+
+@lru_cache(maxsize=128)
+def rest_of(world_size: int, axes: tuple[Axis, ...]) -> Axis | None:
+    """Return the digits that none of ``axes`` has, as one dim.
+
+    Returns:
+        ``None`` if the axes overlap: then their places cannot be chosen one by one.
+    """
+    digits = sorted((digit for axis in axes for digit in axis.digits), key=lambda d: -d[1])
+    rest, left = [], world_size
+    for size, stride in digits:
+        if left % (size * stride):
+            return None
+        rest.append((left // (size * stride), size * stride))
+        left = stride
+    return axis_of([*rest, (left, 1)])

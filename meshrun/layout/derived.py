@@ -1,0 +1,282 @@
+"""Dims made from a mesh's own: joined ones (``dp_cp=dp+cp``) and other factorisations of its ranks.
+
+Texts <-> values, and how they fit a mesh. Knows nothing of machines.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from meshrun.errors import SpecError
+from meshrun.layout.axes import Axis, axes_of, axis_of
+from meshrun.spec import INFERRED, MeshSpec, format_mesh, parse_mesh
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_RESERVED = ("rank", "local_rank")
+_FLATTEN_HINT = "write `dp_cp=dp+cp`, or `dp+cp` for the name `dp_cp`"
+_VIEW_HINT = "write a name and another mesh of the same ranks, such as `moe:pp=2,efsdp=-1,ep=8`"
+_NAME_HINT = "a name is a letter or `_`, then letters, digits or `_`"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flatten:
+    """Dims of the mesh that are one dim under another name, row-major over ``dims``."""
+
+    name: str
+    dims: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return format_flatten(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """Another factorisation of the mesh's ranks; one size may be ``-1`` until these are known."""
+
+    name: str
+    mesh: MeshSpec
+
+    def __str__(self) -> str:
+        return format_view(self)
+
+
+# ---- texts ---------------------------------------------------------------------------------
+
+
+def parse_flatten(text: str) -> Flatten:
+    """Read the text of ``--flatten``.
+
+    Raises:
+        SpecError: With the place of the first wrong character.
+
+    Example:
+        >>> parse_flatten("dp+cp")
+        Flatten(name='dp_cp', dims=('dp', 'cp'))
+    """
+    head, equals, body = text.rpartition("=")
+    at = len(head) + len(equals)
+    dims: list[str] = []
+    for piece in body.split("+"):
+        start = at + len(piece) - len(piece.lstrip())
+        _check_name(text, start, piece.strip(), _FLATTEN_HINT)
+        if piece.strip() in dims:
+            raise _error(f"dim `{piece.strip()}` is joined twice", text, start, piece.strip())
+        dims.append(piece.strip())
+        at += len(piece) + 1
+    if len(dims) < 2:
+        start = len(text) - len(body.lstrip())
+        raise _error("one dim alone has nothing to be joined to", text, start, dims[0])
+    name = "_".join(dims)
+    if equals:
+        name = head.strip()
+        _check_name(text, len(head) - len(head.lstrip()), name, _FLATTEN_HINT)
+    return Flatten(name=name, dims=tuple(dims))
+
+
+def parse_view(text: str) -> View:
+    """Read the text of ``--view``.
+
+    Raises:
+        SpecError: With the place of the first wrong character.
+
+    Example:
+        >>> str(parse_view("moe: pp=2, ep=8").mesh)
+        'pp=2,ep=8'
+    """
+    head, colon, body = text.partition(":")
+    if not colon:
+        wrong = text.strip()
+        at = len(text) - len(text.lstrip())
+        raise _error(f"`{wrong}` has no name" if wrong else "the view is empty", text, at, wrong)
+    name = head.strip()
+    _check_name(text, len(head) - len(head.lstrip()), name, _VIEW_HINT)
+    at = len(head) + 1
+    try:
+        mesh = parse_mesh(body)
+    except SpecError as error:
+        raise SpecError(
+            error.message,
+            text=text,
+            position=at + error.position,
+            length=error.length,
+            hint=error.hint,
+        ) from None
+    if mesh.mesh_dim_names is None:
+        start = at + len(body) - len(body.lstrip())
+        raise _error("the dims of a view have names", text, start, body.strip())
+    return View(name=name, mesh=mesh)
+
+
+def format_flatten(flatten: Flatten) -> str:
+    """Return the canonical text of ``flatten``; the inverse of :func:`parse_flatten`."""
+    return f"{flatten.name}={'+'.join(flatten.dims)}"
+
+
+def format_view(view: View) -> str:
+    """Return the canonical text of ``view``; the inverse of :func:`parse_view`."""
+    return f"{view.name}:{format_mesh(view.mesh)}"
+
+
+def parse_derived(
+    flattens: Iterable[str], views: Iterable[str]
+) -> tuple[tuple[Flatten, ...], tuple[View, ...]]:
+    """Return the values of ``--flatten`` and ``--view``, each given any often.
+
+    Args:
+        flattens: Texts for :func:`parse_flatten`; several in one are joined by ``;``.
+        views: Texts for :func:`parse_view`, likewise.
+
+    Raises:
+        SpecError: If one cannot be read.
+    """
+    return (
+        tuple(parse_flatten(text) for text in _split(flattens)),
+        tuple(parse_view(text) for text in _split(views)),
+    )
+
+
+def format_derived(flattens: Iterable[Flatten], views: Iterable[View]) -> dict[str, str]:
+    """Return ``MESHRUN_FLATTEN`` and ``MESHRUN_VIEWS``, for :func:`parse_derived` to read again.
+
+    A variable with nothing to say is left out.
+    """
+    texts = {
+        "MESHRUN_FLATTEN": ";".join(map(format_flatten, flattens)),
+        "MESHRUN_VIEWS": ";".join(map(format_view, views)),
+    }
+    return {name: text for name, text in texts.items() if text}
+
+
+def _split(texts: Iterable[str]) -> list[str]:
+    return [part.strip() for text in texts for part in text.split(";") if part.strip()]
+
+
+# ---- how they fit a mesh -------------------------------------------------------------------
+
+
+def derive(
+    mesh: MeshSpec, flattens: Iterable[Flatten], views: Iterable[View]
+) -> tuple[tuple[View, ...], dict[str, Axis]]:
+    """Fit derived dims to a mesh.
+
+    Args:
+        mesh: The solved spec (no ``-1``).
+        flattens: Joined dims; in the mesh's order, as torch slices them.
+        views: Other factorisations; a dim that has the name of another must have its groups.
+
+    Returns:
+        The views with their sizes known, and the dim that each name stands for, without the
+        mesh's own.
+
+    Raises:
+        SpecError: If a name is taken, a dim is not there, or the sizes do not fit.
+    """
+    root = dict(zip(mesh.mesh_dim_names or (), axes_of(mesh.sizes), strict=False))
+    found: dict[str, Axis] = {}
+    for flatten in flattens:
+        text = format_flatten(flatten)
+        _check_free(text, flatten.name, {**root, **found})
+        found[flatten.name] = _joined(flatten, text, mesh, root)
+    solved = tuple(_solve_view(view, mesh.known_size) for view in views)
+    for view in solved:
+        _add_view(view, root, found)
+    _check_view_names(solved, {**root, **found})
+    return solved, found
+
+
+def _joined(flatten: Flatten, text: str, mesh: MeshSpec, root: dict[str, Axis]) -> Axis:
+    at, before = len(flatten.name) + 1, -1
+    digits: list[tuple[int, int]] = []
+    for dim in flatten.dims:
+        if dim not in root:
+            known = ", ".join(f"`{name}`" for name in root) or "dims without names"
+            raise _error(f"mesh `{mesh}` has no dim `{dim}`", text, at, dim, f"it has {known}")
+        place = list(root).index(dim)
+        if place < before:
+            ordered = "+".join(name for name in root if name in flatten.dims)
+            hint = f"`{flatten.name}={ordered}`"
+            raise _error(f"dim `{dim}` is not in the mesh's order", text, at, dim, hint)
+        digits += root[dim].digits
+        at, before = at + len(dim) + 1, place
+    return axis_of(digits)
+
+
+def _solve_view(view: View, world_size: int) -> View:
+    mesh = view.mesh
+    if mesh.is_inferred and world_size % mesh.known_size == 0:
+        dim = mesh.sizes.index(INFERRED)
+        return replace(view, mesh=mesh.with_size(dim, world_size // mesh.known_size))
+    if mesh.is_inferred or mesh.known_size != world_size:
+        needs = f"{'a multiple of ' if mesh.is_inferred else ''}{mesh.known_size} workers"
+        message = f"view `{view.name}` needs {needs}, and the mesh has {world_size}"
+        hint = "a view is another factorisation of the mesh's ranks; one size may be `-1`"
+        raise _error(message, format_view(view), len(view.name) + 1, format_mesh(mesh), hint)
+    return view
+
+
+def _add_view(view: View, root: dict[str, Axis], found: dict[str, Axis]) -> None:
+    text, at = format_view(view), len(view.name) + 1
+    names = view.mesh.mesh_dim_names or ()
+    world_size = view.mesh.known_size
+    for name, size, axis in zip(names, view.mesh.sizes, axes_of(view.mesh.sizes), strict=True):
+        other = root.get(name, found.get(name))
+        if other is None:
+            _check_free(text, name, {}, at)
+            found[name] = axis
+        elif other.digits != axis.digits:
+            whose = "the mesh" if name in root else "another derived dim"
+            raise _error(
+                f"dim `{name}` of view `{view.name}` has groups {_shortened(axis, world_size)},"
+                f" and `{name}` of {whose} has {_shortened(other, world_size)}",
+                text,
+                at,
+                name,
+                "dims of one name have the same groups; give it another name or another place",
+            )
+        at += len(f"{name}={size},")
+
+
+def _check_view_names(views: tuple[View, ...], dims: dict[str, Axis]) -> None:
+    names: set[str] = set()
+    for view in views:
+        if view.name in names:
+            raise _error(f"view `{view.name}` is there twice", format_view(view), 0, view.name)
+        _check_free(format_view(view), view.name, dims)
+        names.add(view.name)
+
+
+def _check_free(text: str, name: str, taken: dict[str, Axis], at: int = 0) -> None:
+    if name in _RESERVED:
+        raise _error(f"`{name}` means something else", text, at, name, "choose another name")
+    if name in taken:
+        raise _error(f"there is a dim `{name}` already", text, at, name, "choose another name")
+
+
+def _check_name(text: str, at: int, name: str, hint: str) -> None:
+    if not _NAME.fullmatch(name):
+        good = _NAME.match(name)
+        message = f"`{name}` is not a name" if name else "a name is missing here"
+        wrong_at = at + (good.end() if good else 0)
+        raise _error(message, text, wrong_at, "", _NAME_HINT if name else hint)
+
+
+def _error(message: str, text: str, at: int, wrong: str, hint: str | None = None) -> SpecError:
+    if hint is None:
+        hint = _VIEW_HINT if ":" in text or "view" in message else _FLATTEN_HINT
+    return SpecError(message, text=text, position=at, length=len(wrong), hint=hint)
+
+
+def _shortened(axis: Axis, world_size: int) -> str:
+    """The first groups, the middle left out where there is much: ``{0,1,..,7} {8,9,..,15} ..``."""
+    groups = list(islice(axis.groups(world_size), 3))
+    shown = " ".join(_shortened_group(group) for group in groups[:2])
+    return shown + (" .." if len(groups) > 2 else "")
+
+
+def _shortened_group(group: range | list[int]) -> str:
+    if len(group) <= 4:
+        return "{" + ",".join(map(str, group)) + "}"
+    return f"{{{group[0]},{group[1]},..,{group[-1]}}}"

@@ -1,0 +1,163 @@
+"""The dims of a mesh over ranks on nodes, and the groups of each. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias, overload
+
+from meshrun.errors import LayoutError
+from meshrun.layout.axes import Axis, axes_of
+from meshrun.layout.derived import Flatten, View, derive
+from meshrun.layout.nodes import Nodes
+from meshrun.spec import MeshSpec
+
+Group: TypeAlias = "range | list[int]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dims(Nodes):
+    """The dims that there are: the mesh's own, joined ones and those of views.
+
+    Args:
+        mesh: The solved spec (no ``-1``), or ``None`` where a launch has no mesh.
+        nproc_per_node: Number of workers on each node, in node order.
+        own_rank: The rank of this process, or ``None`` where there is none.
+        flattens: Dims of the mesh that are one dim under another name.
+        views: Other factorisations of the mesh's ranks; a ``-1`` in them is worked out.
+
+    Raises:
+        LayoutError: If ``own_rank`` is outside the world; in every method, if there is no such
+            rank or dim, or if a rank is left out and there is no own rank.
+        SpecError: If ``flattens`` or ``views`` do not fit the mesh.
+    """
+
+    mesh: MeshSpec | None
+    flattens: tuple[Flatten, ...] = ()
+    views: tuple[View, ...] = ()
+    _axes: dict[str | int, Axis] = field(init=False, repr=False, compare=False)
+    _own: tuple[Axis, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        Nodes.__post_init__(self)  # super() does not find the class that slots make anew
+        own = axes_of(self.sizes)
+        axes: dict[str | int, Axis] = {**dict(enumerate(own)), **dict(zip(self.shape, own))}  # noqa: B905
+        if self.flattens or self.views:
+            if self.mesh is None:
+                raise LayoutError("there is no mesh, so no dims to join and nothing to view")
+            views, derived = derive(self.mesh, self.flattens, self.views)
+            object.__setattr__(self, "views", views)
+            axes.update(derived)
+        object.__setattr__(self, "_axes", axes)
+        object.__setattr__(self, "_own", tuple(own))
+
+    @property
+    def mesh_dim_names(self) -> tuple[str, ...] | None:
+        """Names of the mesh's dims, slowest first; ``None`` without a mesh or without names."""
+        return self.mesh.mesh_dim_names if self.mesh else None
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Size of each of the mesh's dims, slowest first; empty without a mesh."""
+        return self.mesh.sizes if self.mesh else ()
+
+    @property
+    def shape(self) -> dict[str, int]:
+        """Size of each of the mesh's dims by its name, by ``"0"``, ``"1"`` if it has none."""
+        names = self.mesh_dim_names or tuple(str(dim) for dim in range(len(self.sizes)))
+        return dict(zip(names, self.sizes, strict=True))
+
+    @property
+    def dim_labels(self) -> tuple[str, ...]:
+        """What to call each dim: its name, or ``dim 0``, ``dim 1`` where it has none."""
+        return self.mesh_dim_names or tuple(f"dim {dim}" for dim in range(len(self.sizes)))
+
+    def dim(self, name: str | int) -> int:
+        """Return the index of one of the mesh's own dims."""
+        names = tuple(self.shape)
+        if isinstance(name, int) and 0 <= name < len(names):
+            return name
+        if name in names:
+            return names.index(str(name))
+        raise self._no_dim(name)
+
+    def size(self, dim: str | int | None = None) -> int:
+        """Return how many ranks each group of ``dim`` has; the world size without ``dim``."""
+        return self.world_size if dim is None else self.axis(dim).size
+
+    # ---- groups ----------------------------------------------------------------------------
+
+    @overload
+    def group(self, dim: int, rank: int | None = None) -> range: ...
+    @overload
+    def group(self, dim: str, rank: int | None = None) -> Group: ...
+    def group(self, dim: str | int, rank: int | None = None) -> Group:
+        """Return the ranks that share a group of ``dim`` with ``rank``, ``rank`` among them."""
+        return self.axis(dim).group(self._known(rank))
+
+    @overload
+    def groups(self, dim: int) -> Iterator[range]: ...
+    @overload
+    def groups(self, dim: str) -> Iterator[Group]: ...
+    def groups(self, dim: str | int) -> Iterator[Group]:
+        """Yield every group of ``dim`` in order of its first rank."""
+        return self.axis(dim).groups(self.world_size)
+
+    def dim_rank(self, dim: str | int, rank: int | None = None) -> int:
+        """Return a rank's place in its group, as ``DeviceMesh.get_local_rank(dim)``."""
+        return self.axis(dim).place(self._known(rank))
+
+    def neighbor(
+        self, dim: str | int, offset: int, rank: int | None = None, *, wrap: bool = False
+    ) -> int | None:
+        """Return the rank so many places on in the group; past its ends ``None``, or around."""
+        axis, rank = self.axis(dim), self._known(rank)
+        place = axis.place(rank) + offset
+        if not 0 <= place < axis.size:
+            if not wrap:
+                return None
+            place %= axis.size
+        return axis.first(rank) + axis.offset(place)
+
+    def is_first(self, dim: str | int, rank: int | None = None) -> bool:
+        """Whether a rank is the first of its group, as of the first pipeline stage."""
+        return self.axis(dim).place(self._known(rank)) == 0
+
+    def is_last(self, dim: str | int, rank: int | None = None) -> bool:
+        """Whether a rank is the last of its group."""
+        axis = self.axis(dim)
+        return axis.place(self._known(rank)) == axis.size - 1
+
+    def source(self, dim: str | int, rank: int | None = None) -> int:
+        """Return the first rank of a group, such as for a broadcast."""
+        return self.axis(dim).first(self._known(rank))
+
+    def crosses_nodes(self, group: str | int | Sequence[int]) -> bool:
+        """Whether some ranks lie on more than one node, or those of any group of a dim do."""
+        if isinstance(group, (str, int)):
+            return self.count_crossing(group) > 0
+        if not group:
+            return False
+        ends = (group[0], group[-1]) if isinstance(group, range) else (min(group), max(group))
+        return self.node_rank(ends[0]) != self.node_rank(ends[1])
+
+    def count_crossing(self, dim: str | int) -> int:
+        """Return how many groups of ``dim`` lie on more than one node, without listing them."""
+        return self.axis(dim).count_crossing(self.nproc_per_node, self._starts)
+
+    def rail_aligned(self, dim: str | int) -> bool:
+        """Whether the ranks of each group of ``dim`` have one local rank."""
+        return self.axis(dim).is_rail_aligned(self.nproc_per_node, self._starts)
+
+    def axis(self, dim: str | int) -> Axis:
+        """Return the arithmetic of a dim."""
+        axis = self._axes.get(dim)
+        if axis is None:
+            raise self._no_dim(dim)
+        return axis
+
+    def _no_dim(self, dim: str | int) -> LayoutError:
+        derived = [str(name) for name in self._axes if name not in self.shape]
+        names = (*self.dim_labels, *(name for name in derived if not name.isdigit()))
+        known = ", ".join(f"`{name}`" for name in names) or "no dims"
+        return LayoutError(f"mesh `{self.mesh}` has no dim `{dim}`", hint=f"it has {known}")

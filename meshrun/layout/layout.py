@@ -1,0 +1,243 @@
+"""Where every rank sits: rank <-> coordinate <-> (node, local rank), and the groups of each dim.
+
+Plain values and arithmetic: no torch, no process, no environment. Ranks are numbered node by
+node, and the mesh is row-major over them, as ``torch.distributed.init_device_mesh`` lays it out;
+so a rank's place in a dim's group is its coordinate on that dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from meshrun.errors import LayoutError
+from meshrun.layout.axes import Axis, rest_of
+from meshrun.layout.choosing import match_ranks, ranks_at
+from meshrun.layout.coordinate import Coordinate, coordinate_type, label_template
+from meshrun.layout.derived import Flatten, View, parse_derived
+from meshrun.layout.dims import Dims, Group
+from meshrun.layout.solving import solve_sizes
+from meshrun.spec import MeshSpec, format_mesh, parse_mesh
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout(Dims):
+    """A mesh on its nodes.
+
+    A dim goes by its name, or by its index in the mesh, as a text too where dims have no names.
+    Except where a method says so, dims that ``flattens`` joins and dims of ``views`` are dims like
+    the mesh's own. A rank that is left out is the own one, and groups are ascending. Layouts are
+    equal if every rank sits in the same place, whoever asks.
+
+    Args:
+        mesh: The solved spec (no ``-1``), or ``None`` where a launch has no mesh.
+        nproc_per_node: Number of workers on each node, in node order.
+        generation: How often the ranks have been started again.
+        own_rank: The rank of this process, or ``None`` where there is none.
+        flattens: Dims of the mesh that are one dim under another name.
+        views: Other factorisations of the mesh's ranks; a ``-1`` in them is worked out.
+
+    Raises:
+        LayoutError: If ``own_rank`` is outside the world; in every method, if there is no such
+            rank or dim, or if a rank is left out and there is no own rank.
+        SpecError: If ``flattens`` or ``views`` do not fit the mesh.
+    """
+
+    generation: int = 0
+
+    @classmethod
+    def parse(
+        cls,
+        spec: str | None,
+        *,
+        names: str | None = None,
+        nnodes: int = 1,
+        nproc_per_node: int | None = None,
+        flatten: Iterable[str] = (),
+        views: Iterable[str] = (),
+    ) -> Layout:
+        """Return the layout of a launch with these options; texts as on the command line.
+
+        Raises:
+            SpecError: If a text cannot be read or does not fit the mesh.
+            LayoutError: If the mesh and the workers do not fit.
+
+        Example:
+            >>> Layout.parse("dp=-1,tp=4", nnodes=2, nproc_per_node=8).shape
+            {'dp': 4, 'tp': 4}
+        """
+        mesh = None if spec is None else parse_mesh(spec, names)
+        flattens, parsed = parse_derived(flatten, views)
+        return solve_layout(
+            mesh, nnodes=nnodes, nproc_per_node=nproc_per_node, flattens=flattens, views=parsed
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON, the same on every rank; see :meth:`from_dict`."""
+        counts = self.nproc_per_node
+        return {
+            "mesh": format_mesh(self.mesh) if self.mesh else None,
+            "flatten": [str(flatten) for flatten in self.flattens],
+            "views": [str(view) for view in self.views],
+            "nnodes": len(counts),
+            "nproc_per_node": list(counts) if self._starts else counts[0],
+            "generation": self.generation,
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], *, own_rank: int | None = None) -> Layout:
+        """Return the layout that :meth:`to_dict` wrote; with no own rank unless one is given."""
+        counts = values["nproc_per_node"]
+        even = isinstance(counts, int)
+        flattens, views = parse_derived(values.get("flatten", ()), values.get("views", ()))
+        return cls(
+            mesh=parse_mesh(values["mesh"]) if values["mesh"] else None,
+            nproc_per_node=(counts,) * values["nnodes"] if even else tuple(counts),
+            generation=values.get("generation", 0),
+            own_rank=own_rank,
+            flattens=flattens,
+            views=views,
+        )
+
+    # ---- dims ------------------------------------------------------------------------------
+
+    # ---- ranks and coordinates -------------------------------------------------------------
+
+    def coordinate(self, rank: int | None = None) -> Coordinate:
+        """Return where a rank sits, one integer per dim of the mesh; empty without one.
+
+        Example:
+            >>> Layout.parse("dp=2,tp=4").coordinate(5)
+            Coordinate(dp=1, tp=1)
+        """
+        rank = self._known(rank)
+        kind = coordinate_type(self.mesh.mesh_dim_names if self.mesh else None)
+        return kind([rank // axis.stride % axis.size for axis in self._own])
+
+    def rank(self, coordinate: Sequence[int] | None = None, /, **indices: int) -> int:
+        """Return the rank at a coordinate of the mesh, or at an index on each of some dims.
+
+        Args:
+            coordinate: One integer per dim; the inverse of :meth:`coordinate`.
+            **indices: Index by dim; what they leave open is as for the own rank.
+
+        Raises:
+            LayoutError: If it is outside the mesh, or two dims given have ranks in common.
+
+        Example:
+            >>> Layout.parse("dp=2,tp=4").rank(dp=1, tp=1)
+            5
+        """
+        if coordinate is None:
+            axes = tuple([self.axis(dim) for dim in indices])
+            return self._at(indices, axes, list(indices.values()))
+        if indices or len(coordinate) != len(self._own):
+            raise self._outside(tuple(coordinate))
+        return self._at(tuple(coordinate), self._own, coordinate)
+
+    def ranks(self, **indices: int | Iterable[int]) -> Group:
+        """Return the ranks with an index, or one of several, on each of some dims; ascending.
+
+        Raises:
+            LayoutError: If an index is outside the mesh.
+
+        Example:
+            >>> Layout.parse("dp=2,tp=4").ranks(dp=1, tp=[0, 2])
+            [4, 6]
+        """
+        chosen: list[tuple[Axis, Sequence[int]]] = []
+        for dim, given in indices.items():
+            axis = self.axis(dim)
+            if isinstance(given, int):
+                wanted = [given]
+            else:  # a number of numpy is no int, and not several either
+                wanted = sorted({*given}) if isinstance(given, Iterable) else [given]
+            if wanted and not 0 <= wanted[0] <= wanted[-1] < axis.size:
+                raise self._outside(indices)
+            chosen.append((axis, wanted))
+        return ranks_at(chosen, self.world_size)
+
+    def label(self, rank: int | None = None) -> str:
+        """Return a name for a rank's files, of one width for all: ``dp01_tp3``, ``01_3``."""
+        rank = self._known(rank)
+        if self.mesh is None:
+            return f"rank{rank:0{len(str(self.world_size - 1))}}"
+        places = [rank // axis.stride % axis.size for axis in self._own]
+        return label_template(self.mesh).format(*places)
+
+    def map_to(
+        self,
+        other: Layout | Sequence[int],
+        rank: int | None = None,
+        *,
+        among: Sequence[int] | None = None,
+    ) -> list[int]:
+        """Return the ranks of another mesh that a rank exchanges data with.
+
+        Contiguous blocks of the larger side belong to one rank of the smaller; both sides agree.
+
+        Args:
+            other: Another launch's layout, or ranks, such as those of the next pipeline stage.
+            rank: Whose partners.
+            among: The ranks that are this side, such as those of a stage; all if ``None``.
+
+        Raises:
+            LayoutError: If neither side's size is a multiple of the other's, or ``rank`` is not
+                among those of this side.
+
+        Example:
+            >>> layout = Layout.parse("pp=2,dp=2")
+            >>> layout.map_to(layout.ranks(pp=1), 1, among=layout.ranks(pp=0))
+            [3]
+        """
+        rank = self._known(rank)
+        mine = range(self.world_size) if among is None else among
+        if rank not in mine:
+            raise LayoutError(f"rank {rank} is not one of those to match")
+        others = range(other.world_size) if isinstance(other, Layout) else other
+        return match_ranks(mine.index(rank), len(mine), others)
+
+    def _at(self, asked: object, axes: tuple[Axis, ...], places: Sequence[int]) -> int:
+        rank = 0
+        for axis, place in zip(axes, places, strict=True):
+            if not 0 <= place < axis.size:
+                raise self._outside(asked)
+            rank += axis.offset(place)
+        rest = rest_of(self.world_size, axes)
+        if rest is None:
+            raise LayoutError(f"dims {asked} overlap, so their indices cannot be chosen one by one")
+        if rest.size > 1:
+            own = self._known(None)
+            rank += own - rest.first(own)
+        return rank
+
+    def _outside(self, place: object) -> LayoutError:
+        return LayoutError(f"coordinate {place} is outside mesh `{self.mesh}`")
+
+
+def solve_layout(
+    mesh: MeshSpec | None,
+    *,
+    nnodes: int | None = None,
+    nproc_per_node: int | None = None,
+    flattens: tuple[Flatten, ...] = (),
+    views: tuple[View, ...] = (),
+) -> Layout:
+    """Fit a mesh to the machines, working out whatever was left open.
+
+    Args:
+        mesh: The spec, perhaps with one ``-1``; ``None`` for a launch without a mesh.
+        nnodes: Number of nodes; 1 if ``None``.
+        nproc_per_node: Workers on each node; as many as the mesh needs if ``None``.
+        flattens: Dims of the mesh to join.
+        views: Other factorisations of its ranks.
+
+    Raises:
+        LayoutError: With the arithmetic and the nearest choices when the numbers disagree.
+        SpecError: If ``flattens`` or ``views`` do not fit the mesh.
+    """
+    nodes = 1 if nnodes is None else nnodes
+    mesh, workers = solve_sizes(mesh, nodes, nproc_per_node)
+    counts = (workers,) * nodes
+    return Layout(mesh=mesh, nproc_per_node=counts, flattens=flattens, views=views)

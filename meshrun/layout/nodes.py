@@ -1,0 +1,100 @@
+"""Ranks on nodes: rank <-> (node, local rank). Ranks are numbered node by node. Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from meshrun.errors import LayoutError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nodes:
+    """Nodes with workers on them, as many on each or not.
+
+    Args:
+        nproc_per_node: Number of workers on each node, in node order.
+        own_rank: The rank of this process, or ``None`` where there is none.
+
+    Raises:
+        LayoutError: If ``own_rank`` is outside the world; in every method, if a rank is, or if
+            it is left out and there is no own rank.
+    """
+
+    nproc_per_node: tuple[int, ...]
+    own_rank: int | None = field(default=None, compare=False)
+    world_size: int = field(init=False, repr=False, compare=False)
+    """Number of ranks over all nodes."""
+    _starts: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    """First rank of each node, then the world size; empty where all nodes are alike."""
+
+    def __post_init__(self) -> None:
+        counts = self.nproc_per_node
+        is_even = bool(counts) and counts[0] > 0 and counts.count(counts[0]) == len(counts)
+        starts = () if is_even else tuple(accumulate(counts, initial=0))
+        object.__setattr__(self, "_starts", starts)
+        object.__setattr__(self, "world_size", starts[-1] if starts else counts[0] * len(counts))
+        if self.own_rank is not None:
+            self._known(self.own_rank)
+
+    @property
+    def nnodes(self) -> int:
+        """Number of nodes."""
+        return len(self.nproc_per_node)
+
+    def node_rank(self, rank: int | None = None) -> int:
+        """Return the node that a rank runs on, ``0 <= node_rank < nnodes``."""
+        rank = self._known(rank)
+        if self._starts:
+            return bisect_right(self._starts, rank) - 1
+        return rank // self.nproc_per_node[0]
+
+    def local_rank(self, rank: int | None = None) -> int:
+        """Return the place of a rank among the workers of its node."""
+        rank = self._known(rank)
+        if self._starts:
+            return rank - self._starts[bisect_right(self._starts, rank) - 1]
+        return rank % self.nproc_per_node[0]
+
+    def slot(self, rank: int | None = None) -> tuple[int, int]:
+        """Return (node rank, local rank)."""
+        rank = self._known(rank)
+        if self._starts:
+            node_rank = bisect_right(self._starts, rank) - 1
+            return node_rank, rank - self._starts[node_rank]
+        return divmod(rank, self.nproc_per_node[0])
+
+    def rank_at(self, node_rank: int, local_rank: int) -> int:
+        """Return the rank in a slot; the inverse of :meth:`slot`.
+
+        Raises:
+            LayoutError: If there is no such slot.
+        """
+        ranks = self.ranks_of_node(node_rank)
+        if not 0 <= local_rank < len(ranks):
+            raise LayoutError(f"node {node_rank} has no local rank {local_rank}, but {len(ranks)}")
+        return ranks[local_rank]
+
+    def ranks_of_node(self, node_rank: int) -> range:
+        """Return the ranks that run on a node.
+
+        Raises:
+            LayoutError: If there is no such node.
+        """
+        counts = self.nproc_per_node
+        if not 0 <= node_rank < len(counts):
+            raise LayoutError(f"there is no node {node_rank} among {len(counts)}")
+        first = self._starts[node_rank] if self._starts else node_rank * counts[0]
+        return range(first, first + counts[node_rank])
+
+    def _known(self, rank: int | None) -> int:
+        """Return the rank that is meant, once it is known to be one."""
+        if rank is None:
+            if self.own_rank is None:
+                hint = "name a rank; current_layout() knows the one of its process"
+                raise LayoutError("this layout has no own rank", hint=hint)
+            return self.own_rank
+        if not 0 <= rank < self.world_size:
+            raise LayoutError(f"rank {rank} is outside a world of {self.world_size}")
+        return rank
