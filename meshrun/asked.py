@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 from meshrun.binding import BINDING_MODES
 from meshrun.errors import UsageError
 from meshrun.groups import parse_group_options
+from meshrun.layout import Flatten, View, parse_derived
 from meshrun.parse import (
     NO_STREAMS,
     parse_choice,
@@ -94,9 +95,12 @@ def build_request(asked: Asked, program: Program) -> LaunchRequest:
     grace = asked.env.get(_GRACE_VARIABLE)
     default_s = parse_seconds(grace, _GRACE_VARIABLE) if grace else 30.0
     signals = asked.text("signals_to_handle")
+    flattens, views = _derived(asked)
     return LaunchRequest(
         program=program,
         mesh=_mesh(asked),
+        flattens=flattens,
+        views=views,
         nnodes=asked.read("nnodes", parse_nnodes, None),
         nproc_per_node=asked.read("nproc_per_node", parse_workers, None),
         device=asked.text("device") or "auto",
@@ -143,6 +147,14 @@ def _mesh(asked: Asked) -> MeshSpec | None:
             raise UsageError("--names was given without --mesh", hint=f"--mesh 2x4 --names {names}")
         return None
     return asked.read("mesh", lambda text: parse_mesh(text, names), None)
+
+
+def _derived(asked: Asked) -> tuple[tuple[Flatten, ...], tuple[View, ...]]:
+    texts = _list(asked, "flatten"), _list(asked, "view")
+    if asked.text("mesh") is None and any(texts):
+        option = "--flatten" if texts[0] else "--view"
+        raise UsageError(f"{option} was given without --mesh", hint="--mesh dp=2,tp=4 or another")
+    return parse_derived(*texts)
 
 
 def _list(asked: Asked, name: str) -> tuple[str, ...]:

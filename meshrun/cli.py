@@ -27,6 +27,7 @@ from meshrun.words import spell_out
 _COMMAND_LINE = "command line"
 _SET_BY_A_LAUNCH = (
     *("MESHRUN_MESH", "MESHRUN_DEVICE"),
+    *("MESHRUN_FLATTEN", "MESHRUN_VIEW"),
     *("MESHRUN_BACKEND", "MESHRUN_TIMEOUT", "MESHRUN_PG_OPT"),
 )
 """Variables that describe a rank to its program, and would be options of a launch inside it."""
@@ -84,6 +85,8 @@ def command(
     mesh: own.Mesh = None,
     names: own.Names = None,
     device: own.Device = None,
+    flatten: own.Flatten = None,
+    view: own.View = None,
     backend: own.Backend = None,
     timeout: own.Timeout = None,
     pg_opt: own.PgOpt = None,

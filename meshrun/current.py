@@ -31,7 +31,7 @@ def current_layout() -> Layout:
         if mesh is not None and mesh.known_size != sum(counts):
             raise MeshError(f"MESHRUN_MESH `{text}` does not fit {sum(counts)} ranks")
         flattens, views = parse_derived(
-            [env.get("MESHRUN_FLATTEN", "")], [env.get("MESHRUN_VIEWS", "")]
+            [env.get("MESHRUN_FLATTEN", "")], [env.get("MESHRUN_VIEW", "")]
         )
         return Layout(
             mesh=mesh,

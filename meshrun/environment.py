@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from meshrun.groups import format_group_options
+from meshrun.layout import format_derived
 from meshrun.plan import LaunchPlan, RankPlan
 from meshrun.spec import format_mesh
 
@@ -79,6 +80,7 @@ def rank_environment(
     if layout.mesh is not None:
         texts["MESHRUN_MESH"] = format_mesh(layout.mesh)
         texts["MESHRUN_DEVICE"] = plan.device_type or "cpu"
+        texts.update(format_derived(layout.flattens, layout.views))
         texts.update(format_group_options(request.groups))
     defaults = {
         "OMP_NUM_THREADS": str(plan.omp_num_threads),

@@ -12,7 +12,7 @@ from meshrun.current import current_layout
 from meshrun.errors import MeshError
 from meshrun.groups import GroupOptions, parse_group_options
 from meshrun.installed import Installed
-from meshrun.layout import Layout, solve_layout
+from meshrun.layout import Layout, parse_derived, solve_layout
 from meshrun.spec import parse_mesh
 
 _WAYS_OUT = (
@@ -54,10 +54,15 @@ def build_here(
     return _build(layout, device, parse_group_options(backend, timeout, ()))
 
 
-def layout_of(spec: str, names: str | None) -> Layout:
+def layout_of(
+    spec: str, names: str | None, flatten: Sequence[str] = (), views: Sequence[str] = ()
+) -> Layout:
     """Return a layout over the ranks that the environment names, one if it names none."""
     world_size = int(os.environ.get("WORLD_SIZE") or 1)
-    return solve_layout(parse_mesh(spec, names), nproc_per_node=world_size)
+    flattens, parsed = parse_derived(flatten, views)
+    return solve_layout(
+        parse_mesh(spec, names), nproc_per_node=world_size, flattens=flattens, views=parsed
+    )
 
 
 def select_device(device_type: str, index: int) -> str:
@@ -86,9 +91,9 @@ def _build(layout: Layout, device: str | None, options: GroupOptions) -> Install
             f"the mesh `{layout.mesh}` needs {layout.world_size} ranks, and the process group has"
             f" {dist.get_world_size()}"
         )
-    mesh = build_mesh(layout, device_type, options)
+    built = build_mesh(layout, device_type, options)
     set_timeout(dist.group.WORLD, options.timeout_s(""))
-    return Installed(mesh, dist.group.WORLD)
+    return Installed(built, dist.group.WORLD)
 
 
 def _device_type(asked: str | None) -> str:

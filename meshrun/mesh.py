@@ -28,7 +28,8 @@ def current_mesh(*dims: str, fallback: str | None = None) -> DeviceMesh:
     reach. The same arguments give the same object each time, in every thread.
 
     Args:
-        *dims: Names of dims in the mesh's order; none for the whole mesh.
+        *dims: Names of dims in the mesh's order, joined dims among them; or of dims of one view,
+            or the view's own name. None for the whole mesh.
         fallback: A spec such as ``dp=-1`` to build if there is no mesh and none is described.
 
     Returns:
@@ -85,6 +86,8 @@ def init_mesh(
     names: str | None = None,
     *,
     device: str | None = None,
+    flatten: Sequence[str] = (),
+    views: Sequence[str] = (),
     backend: Sequence[str] = (),
     timeout: Sequence[str] = (),
 ) -> DeviceMesh:
@@ -97,6 +100,8 @@ def init_mesh(
         spec: As ``--mesh``, such as ``dp=-1,tp=2``.
         names: As ``--names``.
         device: As ``--device``; chosen if ``None``.
+        flatten: As ``--flatten``.
+        views: As ``--view``.
         backend: As ``--backend``.
         timeout: As ``--timeout``.
 
@@ -107,17 +112,19 @@ def init_mesh(
     from meshrun.from_environment import build_here, layout_of
 
     with process.lock:
-        layout = layout_of(spec, names)
+        layout = layout_of(spec, names, flatten, views)
         if process.installed is None:
             process.installed = build_here(layout, device, backend=backend, timeout=timeout)
         process.installed.check_valid()
-        built = process.installed.mesh
-        if (built.mesh_dim_names, tuple(built.shape)) != (layout.mesh_dim_names, layout.sizes):
+        built = process.installed.layout
+        asked, there = ({*each.flattens, *each.views} for each in (layout, built))
+        if built.mesh != layout.mesh or not asked <= there:
+            wanted = " and ".join(f"`{text}`" for text in (spec, *flatten, *views))
             raise MeshError(
-                f"init_mesh({spec!r}) was called, and there is a mesh {tuple(built.shape)} already",
+                f"init_mesh of {wanted} was called, and there is a mesh `{built.mesh}` already",
                 hint="current_mesh() returns it; use_mesh(mesh) takes another for a while",
             )
-        return built
+        return process.installed.mesh
 
 
 def _installed(fallback: str | None) -> Installed:

@@ -145,14 +145,18 @@ def build_plan(request: LaunchRequest, facts: HostFacts, *, check_host: bool = T
         UsageError: If a device was asked for that is not here.
     """
     layout = solve_layout(
-        request.mesh, nnodes=request.nnodes, nproc_per_node=_workers(request, facts)
+        request.mesh,
+        nnodes=request.nnodes,
+        nproc_per_node=_workers(request, facts),
+        flattens=request.flattens,
+        views=request.views,
     )
     workers = layout.nproc_per_node[0]
     device_type, device_reason = (None, "the program chooses")
     if layout.mesh is not None:
         device_type, device_reason = _choose_device(request.device, workers, facts, check_host)
     _check_visible(request, workers, facts)
-    request.groups.check_dims(layout.dim_labels if layout.mesh else ())
+    request.groups.check_dims((*layout.dim_labels, *layout.derived_dims))
     start_method, reason = _choose_start_method(request)
     address, port = _choose_store(request.rendezvous)
     _check_node_rank(request.rendezvous, layout.nnodes, port)

@@ -9,6 +9,7 @@ from typing import Literal
 
 from meshrun.binding import BindingMode
 from meshrun.groups import GroupOptions
+from meshrun.layout import Flatten, View
 from meshrun.parse import NO_STREAMS, Streams
 from meshrun.spec import MeshSpec
 
@@ -99,6 +100,8 @@ class LaunchRequest:
 
     program: Program
     mesh: MeshSpec | None = None
+    flattens: tuple[Flatten, ...] = ()
+    views: tuple[View, ...] = ()
     nnodes: int | None = None
     nproc_per_node: int | str | None = None
     """A number, or what decides it: ``auto``, ``gpu``, ``cpu``, or a device type."""

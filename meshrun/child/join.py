@@ -51,13 +51,13 @@ def join_mesh(coordinate: tuple[int, ...], reporter: Reporter) -> None:
     )
     sys.excepthook = hook  # torch's prefixes each line with the rank, and so does the console
     reporter.joined()
-    mesh = build_mesh(current_layout(), device_type, options)
+    built = build_mesh(current_layout(), device_type, options)
     set_timeout(dist.group.WORLD, seconds)
-    found = tuple(mesh.get_coordinate() or ())
+    found = tuple(built.mesh.get_coordinate() or ())
     if found != coordinate:
         raise InternalError(f"rank {env['RANK']} is planned at {coordinate}, torch says {found}")
-    process.installed = Installed(mesh, dist.group.WORLD)
-    mesh.__enter__()
+    process.installed = Installed(built, dist.group.WORLD)
+    built.mesh.__enter__()
     note_settings()
 
 

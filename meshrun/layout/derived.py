@@ -139,13 +139,13 @@ def parse_derived(
 
 
 def format_derived(flattens: Iterable[Flatten], views: Iterable[View]) -> dict[str, str]:
-    """Return ``MESHRUN_FLATTEN`` and ``MESHRUN_VIEWS``, for :func:`parse_derived` to read again.
+    """Return ``MESHRUN_FLATTEN`` and ``MESHRUN_VIEW``, for :func:`parse_derived` to read again.
 
     A variable with nothing to say is left out.
     """
     texts = {
         "MESHRUN_FLATTEN": ";".join(map(format_flatten, flattens)),
-        "MESHRUN_VIEWS": ";".join(map(format_view, views)),
+        "MESHRUN_VIEW": ";".join(map(format_view, views)),
     }
     return {name: text for name, text in texts.items() if text}
 

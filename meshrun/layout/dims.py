@@ -72,6 +72,12 @@ class Dims(Nodes):
         """What to call each dim: its name, or ``dim 0``, ``dim 1`` where it has none."""
         return self.mesh_dim_names or tuple(f"dim {dim}" for dim in range(len(self.sizes)))
 
+    @property
+    def derived_dims(self) -> tuple[str, ...]:
+        """Names of joined dims and of those of views, without the mesh's own."""
+        own = {*self.shape, *range(len(self.sizes))}
+        return tuple(str(name) for name in self._axes if name not in own)
+
     def dim(self, name: str | int) -> int:
         """Return the index of one of the mesh's own dims."""
         names = tuple(self.shape)
@@ -157,7 +163,6 @@ class Dims(Nodes):
         return axis
 
     def _no_dim(self, dim: str | int) -> LayoutError:
-        derived = [str(name) for name in self._axes if name not in self.shape]
-        names = (*self.dim_labels, *(name for name in derived if not name.isdigit()))
+        names = (*self.dim_labels, *self.derived_dims)
         known = ", ".join(f"`{name}`" for name in names) or "no dims"
         return LayoutError(f"mesh `{self.mesh}` has no dim `{dim}`", hint=f"it has {known}")

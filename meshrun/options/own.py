@@ -33,6 +33,24 @@ Device = Annotated[
         " there are enough, else cpu.",
     ),
 ]
+Flatten = Annotated[
+    list[str] | None,
+    own(
+        "--flatten",
+        metavar="[NAME=]A+B",
+        panel=MESH,
+        text="One dim over the ranks of several: dp_cp=dp+cp; repeatable.",
+    ),
+]
+View = Annotated[
+    list[str] | None,
+    own(
+        "--view",
+        metavar="NAME:SPEC",
+        panel=MESH,
+        text="Another factorisation of the same ranks: moe:pp=2,efsdp=-1,ep=8; repeatable.",
+    ),
+]
 Backend = Annotated[
     list[str] | None,
     own(

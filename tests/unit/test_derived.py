@@ -47,7 +47,7 @@ def test_parse_and_format_are_inverses(flatten: Flatten, view: View) -> None:
 def test_variables_carry_them(some: tuple[Flatten, ...], others: tuple[View, ...]) -> None:
     """What the environment holds is what was put there; nothing takes no variable."""
     env = format_derived(some, others)
-    again = parse_derived([env.get("MESHRUN_FLATTEN", "")], [env.get("MESHRUN_VIEWS", "")])
+    again = parse_derived([env.get("MESHRUN_FLATTEN", "")], [env.get("MESHRUN_VIEW", "")])
 
     assert again == (some, others)
     assert all(env.values())
