@@ -101,6 +101,8 @@ def build_request(asked: Asked, program: Program) -> LaunchRequest:
         mesh=_mesh(asked),
         flattens=flattens,
         views=views,
+        intra_node=_intra_node(asked),
+        renumber=_renumber(asked),
         nnodes=asked.read("nnodes", parse_nnodes, None),
         nproc_per_node=asked.read("nproc_per_node", parse_workers, None),
         device=asked.text("device") or "auto",
@@ -155,6 +157,24 @@ def _derived(asked: Asked) -> tuple[tuple[Flatten, ...], tuple[View, ...]]:
         option = "--flatten" if texts[0] else "--view"
         raise UsageError(f"{option} was given without --mesh", hint="--mesh dp=2,tp=4 or another")
     return parse_derived(*texts)
+
+
+def _intra_node(asked: Asked) -> tuple[str, ...]:
+    texts = _list(asked, "intra_node")
+    if texts and asked.text("mesh") is None:
+        raise UsageError("--intra-node was given without --mesh", hint="--mesh dp=2,tp=4 or such")
+    dims = (dim.strip() for text in texts for dim in text.split(","))
+    return tuple(dict.fromkeys(dim for dim in dims if dim))
+
+
+def _renumber(asked: Asked) -> bool:
+    how = asked.read("place", _choice("--place", ("contiguous", "auto")), "contiguous")
+    if how == "auto" and not _intra_node(asked):
+        raise UsageError(
+            "--place auto was given without --intra-node",
+            hint="--intra-node tp says what the ranks are to be renumbered for",
+        )
+    return bool(how == "auto")
 
 
 def _list(asked: Asked, name: str) -> tuple[str, ...]:

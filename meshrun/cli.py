@@ -27,11 +27,11 @@ from meshrun.words import spell_out
 _COMMAND_LINE = "command line"
 _SET_BY_A_LAUNCH = (
     *("MESHRUN_MESH", "MESHRUN_DEVICE"),
-    *("MESHRUN_FLATTEN", "MESHRUN_VIEW"),
+    *("MESHRUN_FLATTEN", "MESHRUN_VIEW", "MESHRUN_SLOT_ORDER"),
     *("MESHRUN_BACKEND", "MESHRUN_TIMEOUT", "MESHRUN_PG_OPT"),
 )
 """Variables that describe a rank to its program, and would be options of a launch inside it."""
-_NO_PART_OF_A_PLAN = ("script", "args", "dry_run", "format", "output", "color_dim", "all")
+_NO_PART_OF_A_PLAN = ("script", "args", "dry_run", "format", "output", "color_dim", "rank", "all")
 
 # typer carries its own click, or needs the one on PyPI, depending on its version.
 _UsageErrorOfTyper: Any = typer.BadParameter.__bases__[0]
@@ -87,6 +87,8 @@ def command(
     device: own.Device = None,
     flatten: own.Flatten = None,
     view: own.View = None,
+    intra_node: own.IntraNode = None,
+    place: own.Place = None,
     backend: own.Backend = None,
     timeout: own.Timeout = None,
     pg_opt: own.PgOpt = None,
@@ -105,6 +107,7 @@ def command(
     format: own.Format = None,  # noqa: A002 - parameters are named as their options
     output: own.Output = None,
     color_dim: own.ColorDim = None,
+    rank: own.Rank = None,
     all: own.All = False,  # noqa: A002
     timings: own.Timings = False,
     show: own.Show = None,
@@ -166,10 +169,13 @@ def command(
     request = build_request(asked, _program(asked))
     output_format = parse_choice(format or "text", "--format", ("text", "json", "svg"))
     if dry_run:
-        _print_plan(request, output_format, all, output, color_dim)
+        _print_plan(request, output_format, all, output, color_dim, rank)
         return 0
     if output is not None:
         raise UsageError("--output is where a dry run goes", hint="add --dry-run")
+    if rank is not None:
+        hint = "add --dry-run; --node-rank says which node this is"
+        raise UsageError("--rank is what a dry run is to show", hint=hint)
     return _launch(request, show_timings=timings, report=report, began_ns=context.obj)
 
 
@@ -253,13 +259,18 @@ def _program(asked: Asked) -> Program:
 
 
 def _print_plan(
-    request: LaunchRequest, form: str, every_row: bool, output: str | None, color_dim: str | None
+    request: LaunchRequest,
+    form: str,
+    every_row: bool,
+    output: str | None,
+    color_dim: str | None,
+    rank: str | None,
 ) -> None:
     from meshrun import app as use_cases
     from meshrun.report.plan_output import print_plan
 
     plan = use_cases.plan(request, check_host=False)
-    print_plan(plan, form, every_row=every_row, output=output, color_dim=color_dim)
+    print_plan(plan, form, every_row=every_row, output=output, color_dim=color_dim, rank=rank)
 
 
 def _launch(

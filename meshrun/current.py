@@ -39,6 +39,7 @@ def current_layout() -> Layout:
             generation=int(
                 env.get("MESHRUN_GENERATION") or env.get("TORCHELASTIC_RESTART_COUNT") or 0
             ),
+            slot_order=_slot_order(env) if mesh else None,
             own_rank=_own_rank(env, sum(counts)),
             # They belong to the mesh, and are left over where there is none.
             flattens=flattens if mesh else (),
@@ -48,6 +49,10 @@ def current_layout() -> Layout:
         raise
     except (ValueError, MeshrunError) as error:
         raise MeshError(f"the environment describes no launch: {error}") from error
+
+
+def _slot_order(env: Mapping[str, str]) -> tuple[str, ...] | None:
+    return tuple(env["MESHRUN_SLOT_ORDER"].split(",")) if "MESHRUN_SLOT_ORDER" in env else None
 
 
 def _own_rank(env: Mapping[str, str], world_size: int) -> int | None:

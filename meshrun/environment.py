@@ -80,6 +80,8 @@ def rank_environment(
     if layout.mesh is not None:
         texts["MESHRUN_MESH"] = format_mesh(layout.mesh)
         texts["MESHRUN_DEVICE"] = plan.device_type or "cpu"
+        if layout.slot_order is not None:
+            texts["MESHRUN_SLOT_ORDER"] = ",".join(layout.slot_order)
         texts.update(format_derived(layout.flattens, layout.views))
         texts.update(format_group_options(request.groups))
     defaults = {

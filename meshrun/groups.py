@@ -34,6 +34,10 @@ class GroupOptions:
         given = dict(self.timeouts_s)
         return given.get(dim, given.get(""))
 
+    def has_own(self, dim: str) -> bool:
+        """Whether a dim's groups are made otherwise than the default group."""
+        return self.backend(dim) is not None or any(of == dim for of, _, _ in self.settings)
+
     def check_dims(self, known: Iterable[str]) -> None:
         """Check that each dim that is named is one of the mesh's.
 

@@ -94,13 +94,16 @@ def parse_nnodes(text: str) -> int:
     return last
 
 
-def parse_workers(text: str) -> int | str:
-    """Return a number of workers, or the kind of device that decides it.
+def parse_workers(text: str) -> int | tuple[int, ...] | str:
+    """Return a number of workers, one a node, or the kind of device that decides it.
 
     Raises:
-        UsageError: If it is neither a number of at least 1 nor a word.
+        UsageError: If it is neither numbers of at least 1 nor a word.
     """
     word = text.strip()
+    if "," in word:
+        counts = word.split(",")
+        return tuple(parse_integer(count, "--nproc-per-node", least=1) for count in counts)
     if word.isalpha():
         if word in _COUNT_WORDS or not get_close_matches(word, _COUNT_WORDS, cutoff=0.6):
             return word
@@ -108,7 +111,7 @@ def parse_workers(text: str) -> int | str:
     try:
         return parse_integer(word, "--nproc-per-node", least=1)
     except UsageError as error:
-        error.hint = "a number, auto, gpu, cpu or xpu"
+        error.hint = "a number, auto, gpu, cpu or xpu; or 8,4 where nodes differ"
         raise
 
 

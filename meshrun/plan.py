@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from meshrun.binding import Topology, bind_cpus
 from meshrun.errors import LayoutError, UsageError
-from meshrun.layout import Layout, solve_layout
+from meshrun.layout import Layout, count_slots, solve_layout
 from meshrun.parse import parse_endpoint
 from meshrun.request import (
     ConsoleRequest,
@@ -66,6 +66,8 @@ class LaunchPlan:
 
     request: LaunchRequest
     layout: Layout
+    slots_per_node: tuple[int, ...]
+    """Workers that each node might have; the layout uses as many or fewer."""
     device_type: str | None
     """torch device type of the mesh; ``None`` without a mesh, where the program chooses."""
     device_reason: str
@@ -89,6 +91,13 @@ class LaunchPlan:
     def program(self) -> Program:
         """What each rank runs."""
         return self.request.program
+
+    @property
+    def spares(self) -> tuple[tuple[int, int], ...]:
+        """(node rank, slots that no rank takes) of each node that has any."""
+        counts = zip(self.slots_per_node, self.layout.nproc_per_node, strict=True)
+        left = ((node, slots - used) for node, (slots, used) in enumerate(counts))
+        return tuple((node, count) for node, count in left if count)
 
     @property
     def passes_over_accelerators(self) -> bool:
@@ -144,14 +153,17 @@ def build_plan(request: LaunchRequest, facts: HostFacts, *, check_host: bool = T
         LayoutError: If mesh, nodes and workers do not fit, with the arithmetic.
         UsageError: If a device was asked for that is not here.
     """
+    asked = _workers(request, facts)
     layout = solve_layout(
         request.mesh,
         nnodes=request.nnodes,
-        nproc_per_node=_workers(request, facts),
+        nproc_per_node=asked,
         flattens=request.flattens,
         views=request.views,
+        intra_node=request.intra_node,
+        renumber=request.renumber,
     )
-    workers = layout.nproc_per_node[0]
+    workers = max(layout.nproc_per_node)
     device_type, device_reason = (None, "the program chooses")
     if layout.mesh is not None:
         device_type, device_reason = _choose_device(request.device, workers, facts, check_host)
@@ -163,6 +175,7 @@ def build_plan(request: LaunchRequest, facts: HostFacts, *, check_host: bool = T
     return LaunchPlan(
         request=request,
         layout=layout,
+        slots_per_node=count_slots(request.mesh, request.nnodes, asked),
         device_type=device_type,
         device_reason=device_reason,
         start_method=start_method,
@@ -176,15 +189,15 @@ def build_plan(request: LaunchRequest, facts: HostFacts, *, check_host: bool = T
     )
 
 
-def _workers(request: LaunchRequest, facts: HostFacts) -> int | None:
-    """Return the workers of a node if the request says, in a number or by its devices."""
+def _workers(request: LaunchRequest, facts: HostFacts) -> int | tuple[int, ...] | None:
+    """Return the workers of a node if the request says, in numbers or by its devices."""
     asked = request.nproc_per_node
     if asked is None:
         inferred = request.mesh is not None and INFERRED in request.mesh.sizes
         if inferred and request.device != "cpu" and facts.accelerator_count:
             return facts.accelerator_count
         return None
-    if isinstance(asked, int):
+    if not isinstance(asked, str):
         return asked
     kind = "cuda" if asked == "gpu" else asked
     if kind == "cpu" or (kind == "auto" and not facts.accelerator_count):

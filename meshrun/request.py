@@ -102,9 +102,13 @@ class LaunchRequest:
     mesh: MeshSpec | None = None
     flattens: tuple[Flatten, ...] = ()
     views: tuple[View, ...] = ()
+    intra_node: tuple[str, ...] = ()
+    """Dims each of whose groups must lie within one node."""
+    renumber: bool = False
+    """Whether ranks may take other slots than their own for that."""
     nnodes: int | None = None
-    nproc_per_node: int | str | None = None
-    """A number, or what decides it: ``auto``, ``gpu``, ``cpu``, or a device type."""
+    nproc_per_node: int | tuple[int, ...] | str | None = None
+    """A number, one a node, or what decides it: ``auto``, ``gpu``, ``cpu``, or a device type."""
     device: str = "auto"
     groups: GroupOptions = GroupOptions()  # noqa: RUF009 - frozen
     mesh_init: Literal["eager", "lazy"] = "eager"

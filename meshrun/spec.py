@@ -12,7 +12,10 @@ INFERRED = -1
 """The size that means "as many as there are workers for", as in ``torch.Tensor.view``."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SIZE = re.compile(r"-?[0-9]+")
+_SIZE = re.compile(r"-?[0-9]+|auto")
+_RANGE = re.compile(r"([0-9]+)\s*:\s*([0-9]*)")
+_NAMED_WITH_COLON = re.compile(r"(?:^|,)\s*[A-Za-z_]\w*\s*:")
+_TOO_LONG = 10
 _SIZES_HINT = "write sizes joined by `x`, such as `2x4`, or named dims, such as `dp=2,tp=4`"
 _NAMES_HINT = "a dim name is a letter or `_`, then letters, digits or `_`, such as `dp` or `ep_2`"
 
@@ -27,6 +30,8 @@ class MeshSpec:
 
     sizes: tuple[int, ...]
     mesh_dim_names: tuple[str, ...] | None = None
+    bounds: tuple[int, int | None] | None = None
+    """Least and largest size of the dim that is ``-1``, if it was written as a range."""
 
     @property
     def ndim(self) -> int:
@@ -44,7 +49,7 @@ class MeshSpec:
         return math.prod(size for size in self.sizes if size != INFERRED)
 
     def with_size(self, dim: int, size: int) -> MeshSpec:
-        """Return this spec with the size of one dim replaced."""
+        """Return this spec with the size of one dim replaced, and none left open."""
         sizes = (*self.sizes[:dim], size, *self.sizes[dim + 1 :])
         return MeshSpec(sizes=sizes, mesh_dim_names=self.mesh_dim_names)
 
@@ -59,21 +64,28 @@ def format_mesh(spec: MeshSpec) -> str:
         >>> format_mesh(MeshSpec(sizes=(2, 4), mesh_dim_names=("dp", "tp")))
         'dp=2,tp=4'
     """
+    sizes = [_format_size(size, spec.bounds) for size in spec.sizes]
     if spec.mesh_dim_names is None:
-        return "x".join(str(size) for size in spec.sizes)
-    pairs = zip(spec.mesh_dim_names, spec.sizes, strict=True)
+        return "x".join(sizes)
+    pairs = zip(spec.mesh_dim_names, sizes, strict=True)
     return ",".join(f"{name}={size}" for name, size in pairs)
+
+
+def _format_size(size: int, bounds: tuple[int, int | None] | None) -> str:
+    if size != INFERRED or bounds is None:
+        return str(size)
+    return f"{bounds[0]}:{'' if bounds[1] is None else bounds[1]}"
 
 
 def parse_mesh(text: str, names: str | None = None) -> MeshSpec:
     """Read a mesh from the text of ``--mesh`` and, if given, of ``--names``.
 
     Args:
-        text: ``2x4`` or ``dp=2,tp=4``; one size may be ``-1``.
+        text: ``2x4`` or ``dp=2,tp=4``; one size may be ``-1`` or a range such as ``2:8``.
         names: ``dp,tp``; only together with sizes that carry no names.
 
     Returns:
-        The spec, with ``-1`` kept where the text has it.
+        The spec, with ``-1`` where the text leaves a size open.
 
     Raises:
         SpecError: With the place of the first wrong character, in ``text`` or in ``names``.
@@ -84,15 +96,14 @@ def parse_mesh(text: str, names: str | None = None) -> MeshSpec:
     """
     if not text.strip():
         raise SpecError("the mesh is empty", text=text, position=0, hint=_SIZES_HINT)
-    if "=" in text or ":" in text:
+    if "=" in text or _NAMED_WITH_COLON.search(text):
         if names is not None:
             message = "the dims are named twice, in --mesh and in --names"
             raise SpecError(message, text=names, position=0, length=len(names), hint="drop --names")
         return _parse_named(text)
     sizes = _parse_sizes(text)
-    if names is None:
-        return MeshSpec(sizes=sizes)
-    return MeshSpec(sizes=sizes, mesh_dim_names=_parse_names(names, len(sizes), text))
+    parsed = None if names is None else _parse_names(names, len(sizes.found), text)
+    return MeshSpec(sizes=tuple(sizes.found), mesh_dim_names=parsed, bounds=sizes.bounds)
 
 
 def _items(text: str, separator: str) -> list[tuple[int, str]]:
@@ -106,7 +117,7 @@ def _items(text: str, separator: str) -> list[tuple[int, str]]:
 
 def _parse_named(text: str) -> MeshSpec:
     names: list[str] = []
-    sizes: list[int] = []
+    sizes = _Sizes(text)
     for position, item in _items(text, ","):
         if not item:
             raise SpecError(
@@ -120,8 +131,8 @@ def _parse_named(text: str) -> MeshSpec:
             raise _not_a_pair(text, position, item)
         names.append(_check_name(text, position, name.rstrip(), names))
         size_at = position + len(name) + 1 + len(size) - len(size.lstrip())
-        sizes.append(_check_size(text, size_at, size.strip(), sizes))
-    return MeshSpec(sizes=tuple(sizes), mesh_dim_names=tuple(names))
+        sizes.read(size_at, size.strip())
+    return MeshSpec(sizes=tuple(sizes.found), mesh_dim_names=tuple(names), bounds=sizes.bounds)
 
 
 def _not_a_pair(text: str, position: int, item: str) -> SpecError:
@@ -142,7 +153,7 @@ def _not_a_pair(text: str, position: int, item: str) -> SpecError:
     )
 
 
-def _parse_sizes(text: str) -> tuple[int, ...]:
+def _parse_sizes(text: str) -> _Sizes:
     if "," in text:
         raise SpecError(
             "sizes are joined by `x`, not `,`",
@@ -150,10 +161,10 @@ def _parse_sizes(text: str) -> tuple[int, ...]:
             position=text.index(","),
             hint=f"`{'x'.join(part.strip() for part in text.split(','))}`",
         )
-    sizes: list[int] = []
+    sizes = _Sizes(text)
     for position, item in _items(text, "x"):
-        sizes.append(_check_size(text, position, item, sizes))
-    return tuple(sizes)
+        sizes.read(position, item)
+    return sizes
 
 
 def _parse_names(text: str, count: int, sizes_text: str) -> tuple[str, ...]:
@@ -189,25 +200,49 @@ def _check_name(text: str, position: int, name: str, before: list[str]) -> str:
     return name
 
 
-def _check_size(text: str, position: int, item: str, before: list[int]) -> int:
-    if not _SIZE.fullmatch(item):
-        message = f"`{item}` is not a size" if item else "a size is missing here"
-        raise SpecError(message, text=text, position=position, length=len(item), hint=_SIZES_HINT)
-    size = int(item) if len(item) < 10 else 0
-    if size == INFERRED and INFERRED in before:
-        raise SpecError(
-            "two sizes are `-1`, and only one can be worked out",
-            text=text,
-            position=position,
-            length=len(item),
-            hint="write a number for one of them",
-        )
-    if size < 1 and size != INFERRED:
-        raise SpecError(
-            f"a size is at least 1, found {item}" if len(item) < 10 else f"{item} is too large",
-            text=text,
-            position=position,
-            length=len(item),
-            hint="use 1 for a dim that is switched off, or `-1` for what is left over",
-        )
-    return size
+class _Sizes:
+    """The sizes of one text, of which at most one is left open."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self.found: list[int] = []
+        self.bounds: tuple[int, int | None] | None = None
+
+    def read(self, position: int, item: str) -> None:
+        """Add a size: a number, ``-1``, ``auto``, or a range.
+
+        Raises:
+            SpecError: If it is none of these, or the second that is left open.
+        """
+        is_range = _RANGE.fullmatch(item)
+        if not (is_range or _SIZE.fullmatch(item)):
+            message = f"`{item}` is not a size" if item else "a size is missing here"
+            raise self._error(message, position, item, _SIZES_HINT)
+        is_open = is_range or item in ("auto", str(INFERRED))
+        if is_open and INFERRED in self.found:
+            message = "two sizes are left open, and only one can be worked out"
+            raise self._error(message, position, item, "write a number for one of them")
+        if is_range:
+            self.bounds = self._bounds(position, item, is_range[1], is_range[2])
+        self.found.append(INFERRED if is_open else self._number(position, item, item))
+
+    def _bounds(self, position: int, item: str, least: str, most: str) -> tuple[int, int | None]:
+        first = self._number(position, item, least)
+        last = self._number(position, item, most) if most else None
+        if last is not None and last < first:
+            hint = f"`{last}:{first}`"
+            raise self._error(f"the range `{item}` runs backwards", position, item, hint)
+        return first, last
+
+    def _number(self, position: int, item: str, digits: str) -> int:
+        if len(digits) >= _TOO_LONG:
+            message = f"{digits} is too large"
+        elif int(digits) < 1:
+            message = f"a size is at least 1, found {digits}"
+        else:
+            return int(digits)
+        hint = "use 1 for a dim that is switched off, or `-1` for what is left over"
+        raise self._error(message, position, item, hint)
+
+    def _error(self, message: str, position: int, item: str, hint: str) -> SpecError:
+        return SpecError(message, text=self._text, position=position, length=len(item), hint=hint)

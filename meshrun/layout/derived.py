@@ -104,6 +104,8 @@ def parse_view(text: str) -> View:
             length=error.length,
             hint=error.hint,
         ) from None
+    if mesh.bounds is not None:
+        raise _error("a view has no ranges", text, at, body, "write `-1` for what is left over")
     if mesh.mesh_dim_names is None:
         start = at + len(body) - len(body.lstrip())
         raise _error("the dims of a view have names", text, start, body.strip())

@@ -9,6 +9,7 @@ from typing import TypeAlias, overload
 from meshrun.errors import LayoutError
 from meshrun.layout.axes import Axis, axes_of
 from meshrun.layout.derived import Flatten, View, derive
+from meshrun.layout.moved import Moved
 from meshrun.layout.nodes import Nodes
 from meshrun.spec import MeshSpec
 
@@ -22,6 +23,7 @@ class Dims(Nodes):
     Args:
         mesh: The solved spec (no ``-1``), or ``None`` where a launch has no mesh.
         nproc_per_node: Number of workers on each node, in node order.
+        slot_order: Dims of the mesh, slowest first, in whose order ranks take slots.
         own_rank: The rank of this process, or ``None`` where there is none.
         flattens: Dims of the mesh that are one dim under another name.
         views: Other factorisations of the mesh's ranks; a ``-1`` in them is worked out.
@@ -33,10 +35,13 @@ class Dims(Nodes):
     """
 
     mesh: MeshSpec | None
+    slot_order: tuple[str, ...] | None = None
     flattens: tuple[Flatten, ...] = ()
     views: tuple[View, ...] = ()
     _axes: dict[str | int, Axis] = field(init=False, repr=False, compare=False)
     _own: tuple[Axis, ...] = field(init=False, repr=False, compare=False)
+    _moved: Moved | None = field(init=False, repr=False, compare=False)
+    """How ranks are moved to slots; ``None`` where rank r takes slot r."""
 
     def __post_init__(self) -> None:
         Nodes.__post_init__(self)  # super() does not find the class that slots make anew
@@ -50,6 +55,10 @@ class Dims(Nodes):
             axes.update(derived)
         object.__setattr__(self, "_axes", axes)
         object.__setattr__(self, "_own", tuple(own))
+        order = None if self.slot_order is None else [self.dim(dim) for dim in self.slot_order]
+        if order is not None and sorted(order) != list(range(len(own))):
+            raise LayoutError(f"slot order {self.slot_order} does not have each dim once")
+        object.__setattr__(self, "_moved", None if order is None else Moved.to(self.sizes, order))
 
     @property
     def mesh_dim_names(self) -> tuple[str, ...] | None:
@@ -144,16 +153,46 @@ class Dims(Nodes):
             return self.count_crossing(group) > 0
         if not group:
             return False
+        if self._moved is not None:
+            return len({self.node_rank(rank) for rank in group}) > 1
         ends = (group[0], group[-1]) if isinstance(group, range) else (min(group), max(group))
         return self.node_rank(ends[0]) != self.node_rank(ends[1])
 
     def count_crossing(self, dim: str | int) -> int:
         """Return how many groups of ``dim`` lie on more than one node, without listing them."""
-        return self.axis(dim).count_crossing(self.nproc_per_node, self._starts)
+        if self._moved is None:
+            return self.axis(dim).count_crossing(self.nproc_per_node, self._starts)
+        axis = self._moved.axis(self.axis(dim))
+        if axis is not None:
+            return axis.count_crossing(self.nproc_per_node, self._starts)
+        return sum(self.crosses_nodes(group) for group in self.groups(dim))
 
     def rail_aligned(self, dim: str | int) -> bool:
         """Whether the ranks of each group of ``dim`` have one local rank."""
-        return self.axis(dim).is_rail_aligned(self.nproc_per_node, self._starts)
+        axis = self.axis(dim)
+        if self._moved is not None:
+            moved = self._moved.axis(axis)
+            if moved is None:
+                groups = self.groups(dim)
+                return all(len({self.local_rank(rank) for rank in group}) == 1 for group in groups)
+            axis = moved
+        return axis.is_rail_aligned(self.nproc_per_node, self._starts)
+
+    # ---- slots -----------------------------------------------------------------------------
+
+    def slot_number(self, rank: int | None = None) -> int:
+        """Return the place of a rank among the slots of all nodes, node by node."""
+        rank = self._known(rank)
+        return rank if self._moved is None else self._moved.slot(rank)
+
+    def rank_in_slot(self, number: int) -> int:
+        """Return the rank in a slot, by the slot's number; the inverse of :meth:`slot_number`."""
+        number = self._known(number)
+        return number if self._moved is None else self._moved.rank(number)
+
+    @property
+    def _takes_own_slots(self) -> bool:
+        return self._moved is None
 
     def axis(self, dim: str | int) -> Axis:
         """Return the arithmetic of a dim."""

@@ -1,8 +1,9 @@
 """Where every rank sits: rank <-> coordinate <-> (node, local rank), and the groups of each dim.
 
-Plain values and arithmetic: no torch, no process, no environment. Ranks are numbered node by
-node, and the mesh is row-major over them, as ``torch.distributed.init_device_mesh`` lays it out;
-so a rank's place in a dim's group is its coordinate on that dim.
+Plain values and arithmetic: no torch, no process, no environment. The mesh is row-major over the
+ranks, as ``torch.distributed.init_device_mesh`` lays it out; so a rank's place in a dim's group is
+its coordinate on that dim. torch sorts the ranks of a group, so where ranks are to sit in another
+order, they are numbered otherwise (``slot_order``) and the mesh stays as it is.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshrun.errors import LayoutError
+from meshrun.layout import placing
 from meshrun.layout.axes import Axis, rest_of
 from meshrun.layout.choosing import match_ranks, ranks_at
 from meshrun.layout.coordinate import Coordinate, coordinate_type, label_template
 from meshrun.layout.derived import Flatten, View, parse_derived
 from meshrun.layout.dims import Dims, Group
-from meshrun.layout.solving import solve_sizes
+from meshrun.layout.solving import count_slots
 from meshrun.spec import MeshSpec, format_mesh, parse_mesh
 
 
@@ -34,6 +36,8 @@ class Layout(Dims):
         mesh: The solved spec (no ``-1``), or ``None`` where a launch has no mesh.
         nproc_per_node: Number of workers on each node, in node order.
         generation: How often the ranks have been started again.
+        slot_order: Dims of the mesh, slowest first, in whose order ranks take the slots of the
+            nodes; ``None`` for the mesh's own, in which ranks are numbered node by node.
         own_rank: The rank of this process, or ``None`` where there is none.
         flattens: Dims of the mesh that are one dim under another name.
         views: Other factorisations of the mesh's ranks; a ``-1`` in them is worked out.
@@ -53,9 +57,11 @@ class Layout(Dims):
         *,
         names: str | None = None,
         nnodes: int = 1,
-        nproc_per_node: int | None = None,
+        nproc_per_node: int | Sequence[int] | None = None,
         flatten: Iterable[str] = (),
         views: Iterable[str] = (),
+        intra_node: Sequence[str] = (),
+        place: str = "contiguous",
     ) -> Layout:
         """Return the layout of a launch with these options; texts as on the command line.
 
@@ -70,7 +76,13 @@ class Layout(Dims):
         mesh = None if spec is None else parse_mesh(spec, names)
         flattens, parsed = parse_derived(flatten, views)
         return solve_layout(
-            mesh, nnodes=nnodes, nproc_per_node=nproc_per_node, flattens=flattens, views=parsed
+            mesh,
+            nnodes=nnodes,
+            nproc_per_node=nproc_per_node,
+            flattens=flattens,
+            views=parsed,
+            intra_node=intra_node,
+            renumber=place == "auto",
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -82,6 +94,7 @@ class Layout(Dims):
             "views": [str(view) for view in self.views],
             "nnodes": len(counts),
             "nproc_per_node": list(counts) if self._starts else counts[0],
+            "slot_order": list(self.slot_order) if self.slot_order else None,
             "generation": self.generation,
         }
 
@@ -94,13 +107,12 @@ class Layout(Dims):
         return cls(
             mesh=parse_mesh(values["mesh"]) if values["mesh"] else None,
             nproc_per_node=(counts,) * values["nnodes"] if even else tuple(counts),
+            slot_order=tuple(values.get("slot_order") or ()) or None,
             generation=values.get("generation", 0),
             own_rank=own_rank,
             flattens=flattens,
             views=views,
         )
-
-    # ---- dims ------------------------------------------------------------------------------
 
     # ---- ranks and coordinates -------------------------------------------------------------
 
@@ -200,10 +212,10 @@ class Layout(Dims):
 
     def _at(self, asked: object, axes: tuple[Axis, ...], places: Sequence[int]) -> int:
         rank = 0
-        for axis, place in zip(axes, places, strict=True):
-            if not 0 <= place < axis.size:
+        for axis, at in zip(axes, places, strict=True):
+            if not 0 <= at < axis.size:
                 raise self._outside(asked)
-            rank += axis.offset(place)
+            rank += axis.offset(at)
         rest = rest_of(self.world_size, axes)
         if rest is None:
             raise LayoutError(f"dims {asked} overlap, so their indices cannot be chosen one by one")
@@ -220,24 +232,37 @@ def solve_layout(
     mesh: MeshSpec | None,
     *,
     nnodes: int | None = None,
-    nproc_per_node: int | None = None,
+    nproc_per_node: int | Sequence[int] | None = None,
     flattens: tuple[Flatten, ...] = (),
     views: tuple[View, ...] = (),
+    intra_node: Sequence[str] = (),
+    renumber: bool = False,
 ) -> Layout:
     """Fit a mesh to the machines, working out whatever was left open.
 
     Args:
-        mesh: The spec, perhaps with one ``-1``; ``None`` for a launch without a mesh.
-        nnodes: Number of nodes; 1 if ``None``.
-        nproc_per_node: Workers on each node; as many as the mesh needs if ``None``.
+        mesh: The spec, perhaps with one size left open; ``None`` for a launch without a mesh.
+        nnodes: Number of nodes; 1, or as many as numbers of workers, if ``None``.
+        nproc_per_node: Workers that each node may have, one number or one a node; as many as the
+            mesh needs if ``None``.
         flattens: Dims of the mesh to join.
         views: Other factorisations of its ranks.
+        intra_node: Dims each of whose groups must lie within one node.
+        renumber: Whether ranks may take other slots than their own for that.
 
     Raises:
-        LayoutError: With the arithmetic and the nearest choices when the numbers disagree.
+        LayoutError: With the arithmetic and the nearest choices when the numbers disagree, or the
+            first dim that crosses nodes.
         SpecError: If ``flattens`` or ``views`` do not fit the mesh.
     """
-    nodes = 1 if nnodes is None else nnodes
-    mesh, workers = solve_sizes(mesh, nodes, nproc_per_node)
-    counts = (workers,) * nodes
-    return Layout(mesh=mesh, nproc_per_node=counts, flattens=flattens, views=views)
+    slots = count_slots(mesh, nnodes, nproc_per_node)
+    if mesh is None:
+        return Layout(mesh=None, nproc_per_node=slots, flattens=flattens, views=views)
+    placed = placing.place(mesh, slots, intra_node, renumber=renumber)
+    return Layout(
+        mesh=placed.mesh,
+        nproc_per_node=placed.nproc_per_node,
+        slot_order=placed.slot_order,
+        flattens=flattens,
+        views=views,
+    )

@@ -1,4 +1,4 @@
-"""Ranks on nodes: rank <-> (node, local rank). Ranks are numbered node by node. Pure."""
+"""Ranks on nodes: rank <-> (node, local rank). Pure."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from meshrun.errors import LayoutError
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nodes:
     """Nodes with workers on them, as many on each or not.
+
+    Slots are numbered node by node, and rank r takes slot r, unless a class on top says otherwise.
 
     Args:
         nproc_per_node: Number of workers on each node, in node order.
@@ -45,25 +47,27 @@ class Nodes:
 
     def node_rank(self, rank: int | None = None) -> int:
         """Return the node that a rank runs on, ``0 <= node_rank < nnodes``."""
-        rank = self._known(rank)
-        if self._starts:
-            return bisect_right(self._starts, rank) - 1
-        return rank // self.nproc_per_node[0]
+        return self.slot(rank)[0]
 
     def local_rank(self, rank: int | None = None) -> int:
         """Return the place of a rank among the workers of its node."""
-        rank = self._known(rank)
-        if self._starts:
-            return rank - self._starts[bisect_right(self._starts, rank) - 1]
-        return rank % self.nproc_per_node[0]
+        return self.slot(rank)[1]
 
     def slot(self, rank: int | None = None) -> tuple[int, int]:
         """Return (node rank, local rank)."""
-        rank = self._known(rank)
+        number = self.slot_number(rank)
         if self._starts:
-            node_rank = bisect_right(self._starts, rank) - 1
-            return node_rank, rank - self._starts[node_rank]
-        return divmod(rank, self.nproc_per_node[0])
+            node_rank = bisect_right(self._starts, number) - 1
+            return node_rank, number - self._starts[node_rank]
+        return divmod(number, self.nproc_per_node[0])
+
+    def slot_number(self, rank: int | None = None) -> int:
+        """Return the place of a rank among the slots of all nodes, node by node."""
+        return self._known(rank)
+
+    def rank_in_slot(self, number: int) -> int:
+        """Return the rank in a slot, by the slot's number; the inverse of :meth:`slot_number`."""
+        return self._known(number)
 
     def rank_at(self, node_rank: int, local_rank: int) -> int:
         """Return the rank in a slot; the inverse of :meth:`slot`.
@@ -76,8 +80,8 @@ class Nodes:
             raise LayoutError(f"node {node_rank} has no local rank {local_rank}, but {len(ranks)}")
         return ranks[local_rank]
 
-    def ranks_of_node(self, node_rank: int) -> range:
-        """Return the ranks that run on a node.
+    def ranks_of_node(self, node_rank: int) -> range | list[int]:
+        """Return the ranks that run on a node, in order of their local ranks.
 
         Raises:
             LayoutError: If there is no such node.
@@ -86,7 +90,13 @@ class Nodes:
         if not 0 <= node_rank < len(counts):
             raise LayoutError(f"there is no node {node_rank} among {len(counts)}")
         first = self._starts[node_rank] if self._starts else node_rank * counts[0]
-        return range(first, first + counts[node_rank])
+        slots = range(first, first + counts[node_rank])
+        return slots if self._takes_own_slots else [self.rank_in_slot(slot) for slot in slots]
+
+    @property
+    def _takes_own_slots(self) -> bool:
+        """Whether rank r takes slot r."""
+        return True
 
     def _known(self, rank: int | None) -> int:
         """Return the rank that is meant, once it is known to be one."""

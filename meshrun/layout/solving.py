@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from meshrun.errors import LayoutError
 from meshrun.spec import INFERRED, MeshSpec, format_mesh
@@ -11,58 +11,83 @@ from meshrun.spec import INFERRED, MeshSpec, format_mesh
 MAX_RANKS = 10_000_000
 
 
-def solve_sizes(
-    mesh: MeshSpec | None, nodes: int, nproc_per_node: int | None
-) -> tuple[MeshSpec | None, int]:
-    """Work out the sizes and the workers of a node that were left open.
+def count_slots(
+    mesh: MeshSpec | None, nnodes: int | None, nproc_per_node: int | Sequence[int] | None
+) -> tuple[int, ...]:
+    """Return how many workers each node may have.
 
     Args:
-        mesh: The spec, perhaps with one ``-1``; ``None`` for a launch without a mesh.
-        nodes: Number of nodes.
-        nproc_per_node: Workers on each node; as many as the mesh needs if ``None``.
+        mesh: The spec; ``None`` for a launch without a mesh.
+        nnodes: Number of nodes; as many as numbers of workers, or 1, if ``None``.
+        nproc_per_node: Workers on each node, or on one after the other; as many as the mesh needs
+            if ``None``.
 
-    Returns:
-        The spec without ``-1``, and the workers of each node.
+    Raises:
+        LayoutError: If a number is below 1, or they disagree.
+    """
+    given = list(nproc_per_node) if isinstance(nproc_per_node, Sequence) else [nproc_per_node]
+    nodes = nnodes if nnodes is not None else len(given)
+    for flag, value in (("--nnodes", nodes), *(("--nproc-per-node", each) for each in given)):
+        if value is not None and value < 1:
+            raise LayoutError(f"{flag} is at least 1, found {value}")
+    if len(given) > 1 and len(given) != nodes:
+        raise LayoutError(
+            f"--nproc-per-node has {len(given)} numbers, and there {_are(nodes)}",
+            hint=f"one number for all nodes, or {nodes}; or --nnodes {len(given)}",
+        )
+    counts = given * nodes if len(given) == 1 else given
+    if None in counts:
+        counts = [1 if mesh is None else _workers_for(mesh, nodes)] * nodes
+    slots = tuple(count for count in counts if count is not None)
+    if (total := sum(slots)) > MAX_RANKS:
+        raise LayoutError(f"{total:,} ranks are more than {MAX_RANKS:,}")
+    return slots
+
+
+def solve_sizes(mesh: MeshSpec, slots: Sequence[int]) -> MeshSpec:
+    """Return the spec with a size that was left open worked out: the largest that fits.
+
+    Args:
+        mesh: Its sizes must use every slot, unless one of them is open.
+        slots: Workers that each node may have.
 
     Raises:
         LayoutError: With the arithmetic and the nearest choices when the numbers disagree.
     """
-    for flag, value in (("--nnodes", nodes), ("--nproc-per-node", nproc_per_node)):
-        if value is not None and value < 1:
-            raise LayoutError(f"{flag} is at least 1, found {value}")
-    if mesh is None:
-        nproc_per_node = 1 if nproc_per_node is None else nproc_per_node
-    elif nproc_per_node is None:
-        nproc_per_node = _workers_for(mesh, nodes)
-    else:
-        mesh = _fitted(mesh, nodes, nproc_per_node)
-    if nodes * nproc_per_node > MAX_RANKS:
-        raise LayoutError(f"{nodes * nproc_per_node:,} ranks are more than {MAX_RANKS:,}")
-    return mesh, nproc_per_node
+    total = sum(slots)
+    if not mesh.is_inferred:
+        if mesh.known_size != total:
+            raise _mismatch(mesh, f"{mesh.known_size} workers", slots)
+        return mesh
+    least, most = mesh.bounds or (1, None)
+    size = total // mesh.known_size
+    if size < least:
+        at_least = f"at least {least * mesh.known_size} workers"
+        raise _mismatch(mesh, at_least, slots, least=least)
+    return mesh.with_size(mesh.sizes.index(INFERRED), size if most is None else min(size, most))
 
 
-def _fitted(mesh: MeshSpec, nodes: int, nproc: int) -> MeshSpec:
-    world_size = nodes * nproc
-    if mesh.is_inferred:
-        if world_size % mesh.known_size:
-            raise _no_multiple(mesh, nodes, nproc)
-        mesh = mesh.with_size(mesh.sizes.index(INFERRED), world_size // mesh.known_size)
-    if mesh.known_size != world_size:
-        raise _mismatch(mesh, nodes, nproc)
-    return mesh
+def fill(slots: Sequence[int], world_size: int) -> tuple[int, ...]:
+    """Return the workers of each node when ranks take the slots one after the other."""
+    used = []
+    for count in slots:
+        used.append(min(count, world_size))
+        world_size -= used[-1]
+    return tuple(used)
 
 
 def _workers_for(mesh: MeshSpec, nodes: int) -> int:
     if mesh.is_inferred:
+        open_size = format_mesh(MeshSpec(sizes=(INFERRED,), bounds=mesh.bounds))
         raise LayoutError(
-            f"mesh `{mesh}` has a size of -1, and the number of workers is not known",
-            hint="pass --nproc-per-node, or write a number in place of -1",
+            f"mesh `{mesh}` has a size of {open_size}, and the number of workers is not known",
+            hint=f"pass --nproc-per-node, or write a number in place of {open_size}",
         )
     if mesh.known_size % nodes:
         raise LayoutError(
             f"mesh `{mesh}` needs {mesh.known_size} workers, which {_nodes(nodes)} cannot share"
             f" equally ({mesh.known_size} / {nodes} = {mesh.known_size / nodes:.4g})",
-            hint=_hint(mesh, nodes, None),
+            hint=_hint_for_nodes(mesh.known_size, nodes),
         )
     return mesh.known_size // nodes
 
@@ -71,43 +96,47 @@ def _nodes(count: int) -> str:
     return f"{count} node{'s' if count != 1 else ''}"
 
 
-def _given(nodes: int, nproc: int) -> str:
-    verb = "gives" if nodes == 1 else "give"
-    workers = f"{nproc} worker{'s' if nproc != 1 else ''}"
-    return f"{_nodes(nodes)} x {workers} {verb} {nodes * nproc}"
+def _are(count: int) -> str:
+    return f"{'is' if count == 1 else 'are'} {_nodes(count)}"
 
 
-def _mismatch(mesh: MeshSpec, nodes: int, nproc: int) -> LayoutError:
-    needs = f"mesh `{mesh}` needs {mesh.known_size} workers"
-    if mesh.ndim > 1:
-        needs += f" ({' x '.join(str(size) for size in mesh.sizes)})"
-    return LayoutError(f"{needs}, and {_given(nodes, nproc)}", hint=_hint(mesh, nodes, nproc))
+def given_slots(slots: Sequence[int]) -> str:
+    """Return the slots in words: ``2 nodes x 3 workers give 6``, or ``nodes of 8 and 4 ...``."""
+    total = sum(slots)
+    if len(set(slots)) == 1:
+        workers = f"{slots[0]} worker{'s' if slots[0] != 1 else ''}"
+        return f"{_nodes(len(slots))} x {workers} {'gives' if len(slots) == 1 else 'give'} {total}"
+    few = ", ".join(map(str, slots[:4])) + (", .." if len(slots) > 4 else "")
+    return f"{_nodes(len(slots))} with {few} workers give {total}"
 
 
-def _no_multiple(mesh: MeshSpec, nodes: int, nproc: int) -> LayoutError:
-    needs = f"mesh `{mesh}` needs a multiple of {mesh.known_size} workers"
-    return LayoutError(f"{needs}, and {_given(nodes, nproc)}", hint=_hint(mesh, nodes, nproc))
+def _mismatch(mesh: MeshSpec, needs: str, slots: Sequence[int], *, least: int = 1) -> LayoutError:
+    message = f"mesh `{mesh}` needs {needs}"
+    if mesh.ndim > 1 and not mesh.is_inferred:
+        message += f" ({' x '.join(str(size) for size in mesh.sizes)})"
+    return LayoutError(
+        f"{message}, and {given_slots(slots)}", hint=_hint(mesh, slots, least * mesh.known_size)
+    )
 
 
-def _hint(mesh: MeshSpec, nodes: int, nproc: int | None) -> str:
+def _hint(mesh: MeshSpec, slots: Sequence[int], needed: int) -> str:
     """The nearest choices: first the meshes that fill the workers, then the counts that fit."""
-    choices = []
-    if nproc is not None:
-        meshes = list(_meshes_that_fill(mesh, nodes * nproc))[:3]
-        fits = " or ".join(f"`{format_mesh(choice)}`" for choice in meshes)
-        choices.append(f"{fits} fit{'s' if len(meshes) == 1 else ''} {nodes * nproc} workers")
-    needed = mesh.known_size
-    if mesh.is_inferred and nproc is not None:
-        needed *= max(1, round(nodes * nproc / mesh.known_size))
-    if nproc != needed // nodes and needed % nodes == 0:
-        choices.append(f"--nproc-per-node {needed // nodes} gives {needed}")
-    if nproc is not None and needed % nproc == 0 and needed // nproc != nodes:
-        choices.append(f"--nnodes {needed // nproc} gives {needed}")
-    if nproc is None:
-        counts = [n for n in range(nodes, 0, -1) if needed % n == 0][:1]
-        counts += [n for n in range(nodes, needed + 1) if needed % n == 0][:1]
-        choices.append(" or ".join(f"--nnodes {n}" for n in counts) + " can")
+    total, nodes = sum(slots), len(slots)
+    meshes = list(_meshes_that_fill(mesh, total))[:3]
+    fits = " or ".join(f"`{format_mesh(choice)}`" for choice in meshes)
+    choices = [f"{fits} fit{'s' if len(meshes) == 1 else ''} {total} workers"]
+    if len(set(slots)) == 1:
+        if slots[0] != needed // nodes and needed % nodes == 0:
+            choices.append(f"--nproc-per-node {needed // nodes} gives {needed}")
+        if needed % slots[0] == 0 and needed // slots[0] != nodes:
+            choices.append(f"--nnodes {needed // slots[0]} gives {needed}")
     return "; ".join(choices)
+
+
+def _hint_for_nodes(needed: int, nodes: int) -> str:
+    counts = [n for n in range(nodes, 0, -1) if needed % n == 0][:1]
+    counts += [n for n in range(nodes, needed + 1) if needed % n == 0][:1]
+    return " or ".join(f"--nnodes {n}" for n in counts) + " can"
 
 
 def _meshes_that_fill(mesh: MeshSpec, world_size: int) -> Iterator[MeshSpec]:

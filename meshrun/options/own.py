@@ -16,7 +16,7 @@ Mesh = Annotated[
         metavar="SPEC",
         panel=MESH,
         text="Shape of the mesh: dp=2,tp=4 or 2x4. The right dim is fastest, as in torch."
-        " One size may be -1.",
+        " One size may be -1, or a range such as 2:8.",
     ),
 ]
 Names = Annotated[
@@ -49,6 +49,24 @@ View = Annotated[
         metavar="NAME:SPEC",
         panel=MESH,
         text="Another factorisation of the same ranks: moe:pp=2,efsdp=-1,ep=8; repeatable.",
+    ),
+]
+IntraNode = Annotated[
+    list[str] | None,
+    own(
+        "--intra-node",
+        metavar="DIM[,DIM]",
+        panel=MESH,
+        text="Each group of these dims must lie within one node, all of them together.",
+    ),
+]
+Place = Annotated[
+    str | None,
+    own(
+        "--place",
+        metavar="contiguous|auto",
+        panel=MESH,
+        text="How ranks are numbered: node by node, or so that --intra-node holds.",
     ),
 ]
 Backend = Annotated[
@@ -123,6 +141,15 @@ ColorDim = Annotated[
         metavar="DIM",
         panel=LOOK,
         text="The dim that colours the ranks of a picture; the slowest if left out.",
+    ),
+]
+Rank = Annotated[
+    str | None,
+    own(
+        "--rank",
+        metavar="WHICH",
+        panel=LOOK,
+        text="Print all about one rank instead: 5, or dp=1,tp=1.",
     ),
 ]
 All = Annotated[

@@ -48,8 +48,8 @@ Nproc = Annotated[
         "--nproc-per-node",
         metavar="N",
         panel=WORKERS,
-        text="Workers on each node: a number, auto, gpu, cpu or xpu. As many as the mesh needs"
-        " if left out.",
+        text="Workers on each node: a number, auto, gpu, cpu or xpu; 8,4 where nodes differ. As"
+        " many as the mesh needs if left out.",
     ),
 ]
 Nnodes = Annotated[

@@ -7,6 +7,7 @@ from typing import Any
 
 from meshrun.layout import Layout
 from meshrun.plan import LaunchPlan
+from meshrun.report.findings import communicators, find_problems
 
 SCHEMA_NAME = "meshrun.plan"
 SCHEMA_VERSION = 1
@@ -45,6 +46,14 @@ def _head(plan: LaunchPlan) -> dict[str, Any]:
         "world_size": layout.world_size,
         "nnodes": layout.nnodes,
         "nproc_per_node": list(layout.nproc_per_node),
+        "slots_per_node": list(plan.slots_per_node),
+        "slot_order": list(layout.slot_order) if layout.slot_order else None,
+        "flatten": [str(flatten) for flatten in layout.flattens],
+        "views": [str(view) for view in layout.views],
+        "communicators": communicators(layout, plan.request.groups),
+        "problems": [
+            {"problem": finding.problem, "fix": finding.fix} for finding in find_problems(layout)
+        ],
         "device_type": plan.device_type,
         "device_reason": plan.device_reason,
         "start_method": plan.start_method,
@@ -56,6 +65,7 @@ def _head(plan: LaunchPlan) -> dict[str, Any]:
             for option, value, source in plan.request.sources
         ],
         "dims": [_dim(layout, dim) for dim in range(len(layout.sizes))],
+        "derived_dims": [_derived_dim(layout, dim) for dim in layout.derived_dims],
     }
 
 
@@ -65,6 +75,17 @@ def _dim(layout: Layout, dim: int) -> dict[str, Any]:
         "name": layout.mesh_dim_names[dim] if layout.mesh_dim_names else None,
         "size": size,
         "stride": layout.group(dim, 0).step if size > 1 else 1,
-        "groups": layout.world_size // size,
+        **_groups(layout, dim),
+    }
+
+
+def _derived_dim(layout: Layout, dim: str) -> dict[str, Any]:
+    return {"name": dim, "size": layout.size(dim), **_groups(layout, dim)}
+
+
+def _groups(layout: Layout, dim: int | str) -> dict[str, Any]:
+    return {
+        "groups": layout.world_size // layout.size(dim),
         "groups_crossing_nodes": layout.count_crossing(dim),
+        "rail_aligned": layout.rail_aligned(dim),
     }

@@ -14,6 +14,7 @@ from rich.text import Text
 from meshrun.binding import format_cpus
 from meshrun.layout import Layout
 from meshrun.plan import LaunchPlan
+from meshrun.report.findings import communicators, describe_spares, find_problems
 
 MOST_ROWS = 64
 """A plan of more ranks is summed up unless every row is asked for."""
@@ -31,7 +32,7 @@ def print_dry_run(
     if plan.layout.mesh is not None:
         if small and (grid := _grid(plan.layout)) is not None:
             parts += [Text("\nrank at each coordinate"), grid]
-        parts += [Text("\ndims"), _dims(plan.layout)]
+        parts += [Text("\ndims"), _dims(plan.layout), Text(_communicators(plan))]
     if small:
         parts += [Text("\nworkers"), _workers(plan)]
     elif not every_row:
@@ -49,9 +50,15 @@ def _head(plan: LaunchPlan) -> Iterator[str]:
     layout = plan.layout
     mesh = f"mesh {layout.mesh}" if layout.mesh else "no mesh"
     nodes = f"{layout.nnodes:,} node{'s' if layout.nnodes > 1 else ''}"
-    each = layout.nproc_per_node[0]
-    workers = f"{each:,} worker{'s' if each > 1 else ''}"
-    yield f"{mesh}: {layout.world_size:,} ranks on {nodes} x {workers}"
+    yield f"{mesh}: {layout.world_size:,} ranks on {nodes} {_workers_of_nodes(layout)}"
+    for finding in find_problems(layout):
+        yield f"problem: {finding.problem}"
+        yield f"         {finding.fix}"
+    if plan.spares:
+        yield describe_spares(plan)
+    if layout.slot_order is not None:
+        yield f"placed: ranks take slots in the order {', '.join(layout.slot_order)}"
+        yield "        (code that takes RANK modulo workers for LOCAL_RANK is wrong here)"
     if layout.mesh is not None:
         fastest = layout.dim_labels[-1]
         yield f"fastest dim: {fastest} (neighbouring ranks differ in it, as in torch)"
@@ -61,6 +68,19 @@ def _head(plan: LaunchPlan) -> Iterator[str]:
     python = "" if plan.program.kind == "command" else "python "
     yield f"each rank: {python}{shlex.join(plan.program.argv)}"
     yield f"           OMP_NUM_THREADS={threads} unless it is set already"
+
+
+def _workers_of_nodes(layout: Layout) -> str:
+    counts = layout.nproc_per_node
+    if len({*counts}) == 1:
+        return f"x {counts[0]:,} worker{'s' if counts[0] > 1 else ''}"
+    few = ", ".join(f"{count:,}" for count in counts[:_MOST_COLUMNS])
+    return f"with {few}{', ..' if len(counts) > _MOST_COLUMNS else ''} workers"
+
+
+def _communicators(plan: LaunchPlan) -> str:
+    names = communicators(plan.layout, plan.request.groups)
+    return f"communicators of each rank: {len(names)} ({', '.join(names)})"
 
 
 def _table() -> Table:
@@ -89,19 +109,37 @@ def _cell(layout: Layout, rank: int) -> str:
 
 def _dims(layout: Layout) -> Table:
     table = _table()
-    for header in ("dim", "size", "groups", "cross nodes", "first groups"):
+    rails = ("rails",) if layout.nnodes > 1 else ()
+    for header in ("dim", "size", "groups", "cross nodes", *rails, "first groups"):
         is_text = header in ("dim", "first groups")
         table.add_column(header, justify="left" if is_text else "right", no_wrap=not is_text)
-    for dim, label in enumerate(layout.dim_labels):
-        count = layout.world_size // layout.sizes[dim]
+    dims: list[tuple[str, int | str]] = [
+        *((label, index) for index, label in enumerate(layout.dim_labels)),
+        *((f"{name} *", name) for name in layout.derived_dims),
+    ]
+    for label, dim in dims:
+        size = layout.size(dim)
+        count = layout.world_size // size
         shown = " ".join(_some(group) for group in islice(layout.groups(dim), 2))
         more = " ..." if count > 2 else ""
         crosses = f"{layout.count_crossing(dim):,} of {count:,}"
-        table.add_row(label, f"{layout.sizes[dim]:,}", f"{count:,}", crosses, shown + more)
+        aligned = (_rails(layout, dim),) if rails else ()
+        table.add_row(label, f"{size:,}", f"{count:,}", crosses, *aligned, shown + more)
+    if layout.derived_dims:
+        table.caption = "* from " + ", ".join(map(str, [*layout.flattens, *layout.views]))
+        table.caption_justify = "left"
+        table.caption_style = "none"
     return table
 
 
-def _some(group: range) -> str:
+def _rails(layout: Layout, dim: int | str) -> str:
+    """Whether traffic between nodes stays on one rail; it matters only where there is any."""
+    if not layout.count_crossing(dim):
+        return "-"
+    return "yes" if layout.rail_aligned(dim) else "no"
+
+
+def _some(group: range | list[int]) -> str:
     """A group's ranks, the middle left out where there are many: ``{0,1,..,7}``."""
     if len(group) <= _FEW:
         return "{" + ",".join(str(rank) for rank in group) + "}"
@@ -143,8 +181,12 @@ def _nodes(plan: LaunchPlan) -> Table:
             table.add_row("...", "...", "...", "...")
             continue
         ranks = layout.ranks_of_node(node)
+        if not ranks:
+            table.add_row(str(node), "none", "", "")
+            continue
         ends = (_coordinate(layout.coordinate(rank)) for rank in (ranks[0], ranks[-1]))
-        table.add_row(str(node), f"{ranks[0]}-{ranks[-1]}", *ends)
+        span = f"{ranks[0]}-{ranks[-1]}" if isinstance(ranks, range) else _some(ranks)
+        table.add_row(str(node), span, *ends)
     return table
 
 

@@ -19,6 +19,7 @@ def print_plan(
     every_row: bool = False,
     output: str | None = None,
     color_dim: str | None = None,
+    rank: str | None = None,
 ) -> None:
     """Print what would be started, without starting it.
 
@@ -28,13 +29,24 @@ def print_plan(
         every_row: Whether text has a row a rank even if there are many.
         output: The file that gets it instead of stdout.
         color_dim: The dim that colours the ranks of a picture.
+        rank: Which rank to show alone, as a number or by its coordinate.
 
     Raises:
         UsageError: If there is no such dim, or ``output`` cannot name a file.
         HostError: If the file cannot be written.
     """
     with _stdout_to_file(output):
-        if output_format == "svg":
+        if rank is not None:
+            from meshrun.report.one_rank import find_rank, print_rank, render_rank_json
+
+            if output_format == "svg":
+                raise UsageError("--rank has no picture", hint="--format text or json")
+            found = find_rank(plan, rank)
+            if output_format == "json":
+                print(render_rank_json(plan, found))
+            else:
+                print_rank(plan, found)
+        elif output_format == "svg":
             from meshrun.report.svg import choose_color_dim, render_svg
 
             dim = choose_color_dim(plan.layout, color_dim)

@@ -16,6 +16,7 @@ from meshrun.events import (
 )
 from meshrun.plan import LaunchPlan
 from meshrun.report.failure import headline
+from meshrun.report.findings import describe_spares
 from meshrun.result import signal_name, split_wait_status
 from meshrun.supervise.console import Console
 from meshrun.supervise.known import State
@@ -57,6 +58,8 @@ class StartProgress:
             console.note(f"{what} that ranks had left behind had to be ended")
         if isinstance(event, LaunchBegan) and self._plan.passes_over_accelerators:
             console.note(f"the mesh is on the CPU: {self._plan.device_reason}")
+        if isinstance(event, LaunchBegan) and self._plan.spares:
+            console.note(describe_spares(self._plan))
 
     def _tell_start(self, state: State, console: Console) -> None:
         status = self._status(state)

@@ -146,10 +146,10 @@ def _left_out(layout: Layout, sheet: Sheet) -> list[str]:
     notes = []
     if sheet.gap is not None:
         first, last = sheet.boxes[-2].node + 1, sheet.boxes[-1].node - 1
-        ranks = f"{layout.ranks_of_node(first)[0]} to {layout.ranks_of_node(last)[-1]}"
         nodes = _count(last - first + 1, "node")
-        notes.append(f"left out: {nodes}, {first} to {last}, with ranks {ranks}")
-    cut = [box for box in sheet.boxes if box.ranks != layout.ranks_of_node(box.node)]
+        ranks = sum(layout.nproc_per_node[first : last + 1])
+        notes.append(f"left out: {nodes}, {first} to {last}, with {_count(ranks, 'rank')}")
+    cut = [box for box in sheet.boxes if len(box.ranks) < layout.nproc_per_node[box.node]]
     if cut:
         notes.append(f"of a node, the first {len(cut[0].ranks):,} ranks are drawn")
     return notes
@@ -220,8 +220,7 @@ def _cells(layout: Layout, sheet: Sheet, classes: dict[int, str]) -> Iterator[st
             coordinate = layout.coordinate(rank)
             pairs = zip(named, coordinate, strict=True)
             where = ", ".join(f"{name}={index}" for name, index in pairs)
-            local_rank = rank - layout.ranks_of_node(box.node)[0]
-            about = f"rank {rank}: node {box.node}, local rank {local_rank}"
+            about = f"rank {rank}: node {box.node}, local rank {layout.local_rank(rank)}"
             hover = f"{about}; {where}" if where else about
             middle = number(x + half)
             at = (

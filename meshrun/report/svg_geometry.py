@@ -51,7 +51,7 @@ class Box:
     y: float
     width: float
     height: float
-    ranks: range
+    ranks: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class _Cells:
     height: float
     corners: dict[int, tuple[float, float]] = field(default_factory=dict)
 
-    def put(self, ranks: range, x: float, y: float, per_row: int) -> None:
+    def put(self, ranks: Sequence[int], x: float, y: float, per_row: int) -> None:
         for place, rank in enumerate(ranks):
             row, column = divmod(place, per_row)
             self.corners[rank] = (
@@ -119,7 +119,8 @@ class _Cells:
             )
 
     def extent(self, count: int, per_row: int) -> tuple[float, float]:
-        columns, rows = min(count, per_row), math.ceil(count / per_row)
+        columns = max(1, min(count, per_row))  # a node of spares alone has room for one
+        rows = max(1, math.ceil(count / max(1, per_row)))
         return columns * (self.width + _GAP) - _GAP, rows * (self.height + _GAP) - _GAP
 
 
@@ -137,8 +138,8 @@ def _cells(layout: Layout) -> _Cells:
 
 def _in_line(layout: Layout, top: float) -> Sheet:
     cells = _cells(layout)
-    ranks = range(layout.world_size)
-    found = [(dim, lines_of_ranks(layout, dim, ranks)) for dim in range(len(layout.sizes))]
+    in_slots = [layout.rank_in_slot(slot) for slot in range(layout.world_size)]
+    found = [(dim, lines_of_ranks(layout, dim, in_slots)) for dim in range(len(layout.sizes))]
     x = MARGIN + _lane_label_width(layout, [dim for dim, lines in found if lines])
     boxes = []
     for node in range(layout.nnodes):

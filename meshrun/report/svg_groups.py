@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -48,38 +47,23 @@ class Line:
 def summarize(layout: Layout) -> list[DimSummary]:
     """Return a summary of each dim, slowest first."""
     return [
-        DimSummary(dim, label, size, layout.world_size // size, count_crossing(layout, dim))
+        DimSummary(dim, label, size, layout.world_size // size, layout.count_crossing(dim))
         for dim, (label, size) in enumerate(zip(layout.dim_labels, layout.sizes, strict=True))
     ]
 
 
-def count_crossing(layout: Layout, dim: int) -> int:
-    """Return how many groups of ``dim`` lie on more than one node."""
-    size, world = layout.sizes[dim], layout.world_size
-    if size == 1 or layout.nnodes == 1:
-        return 0
-    stride = layout.group(dim, 0).step
-    period = world
-    if len(set(layout.nproc_per_node)) == 1:  # then the same pattern comes again
-        period = math.lcm(stride * size, layout.nproc_per_node[0])
-    firsts = (outer + inner for outer in range(0, period, stride * size) for inner in range(stride))
-    reach = (size - 1) * stride
-    crossing = sum(layout.node_rank(at) != layout.node_rank(at + reach) for at in firsts)
-    return crossing * (world // period)
-
-
-def lines_of_ranks(layout: Layout, dim: int, ranks: range) -> list[Line]:
-    """Return a line for each group of ``dim`` whose ranks all are in ``ranks``."""
-    seen: dict[int, range] = {}
+def lines_of_ranks(layout: Layout, dim: int, ranks: Sequence[int]) -> list[Line]:
+    """Return a line for each group of ``dim`` whose ranks all are in ``ranks``, in their order."""
+    place = {rank: at for at, rank in enumerate(ranks)}
+    groups: dict[int, list[int]] = {}
     for rank in ranks:
-        group = layout.group(dim, rank)
-        if len(group) > 1 and group[0] in ranks and group[-1] in ranks:
-            seen.setdefault(group[0], group)
-    groups = list(seen.values())
-    tracks = _tracks([(group[0], group[-1]) for group in groups])
+        groups.setdefault(layout.source(dim, rank), []).append(rank)
+    size = layout.size(dim)
+    whole = [group for group in groups.values() if len(group) == size > 1]
+    tracks = _tracks([(place[group[0]], place[group[-1]]) for group in whole])
     return [
         Line(tuple(group), track, layout.crosses_nodes(group))
-        for group, track in zip(groups, tracks, strict=True)
+        for group, track in zip(whole, tracks, strict=True)
     ]
 
 

@@ -40,7 +40,7 @@ ERRORS: dict[str, list[str]] = {
     "a mesh that is too large for two": [
         "--mesh", "dp=2,tp=4", "--nnodes", "2", "--nproc-per-node", "3", "--dry-run", "train.py",
     ],
-    "a size that cannot be inferred": ["--mesh", "dp=-1,tp=4", "--nproc-per-node", "6", "train.py"],
+    "a size that cannot be inferred": ["--mesh", "dp=-1,tp=8", "--nproc-per-node", "6", "train.py"],
     "nothing to infer from": ["--mesh", "dp=-1", "train.py"],
     "no workers": ["--nproc-per-node", "0", "train.py"],
     "no nodes": ["--mesh", "2", "--nnodes", "0", "train.py"],
@@ -48,6 +48,35 @@ ERRORS: dict[str, list[str]] = {
     "a device with an index": ["--mesh", "2", "--device", "cuda:0", "train.py"],
     "a device that is not here": ["--mesh", "2", "--device", "cuda", "train.py"],
     "a time below zero": ["--shutdown-timeout", "-1", "train.py"],
+    "a range that runs backwards": ["--mesh", "dp=8:2", "train.py"],
+    "a range that needs more": ["--mesh", "dp=4:8,tp=4", "--nproc-per-node", "8", "train.py"],
+    "two open sizes": ["--mesh", "dp=-1,tp=2:4", "train.py"],
+    "nodes that differ, too few numbers": [
+        "--mesh", "12", "--nnodes", "3", "--nproc-per-node", "8,4", "train.py",
+    ],
+    "a dim that crosses nodes": [
+        "--mesh", "tp=4,dp=2", "--nnodes", "2", "--intra-node", "tp", "train.py",
+    ],
+    "a dim that fits no node": [
+        "--mesh", "dp=2,tp=8", "--nnodes", "4", "--intra-node", "tp", "train.py",
+    ],
+    "dims that fit no node together": [
+        "--mesh", "dp=2,cp=2,tp=4", "--nnodes", "4", "--intra-node", "tp,cp", "train.py",
+    ],
+    "blocks that do not fit": [
+        "--mesh", "dp=4,tp=3", "--nproc-per-node", "8,4", "--intra-node", "tp", "train.py",
+    ],
+    "a dim to keep together that is not there": [
+        "--mesh", "dp=2,tp=2", "--intra-node", "pp", "train.py",
+    ],
+    "places without dims": ["--mesh", "dp=2,tp=2", "--place", "auto", "train.py"],
+    "a dim to join that is not there": ["--mesh", "dp=2,tp=2", "--flatten", "dp+cp", "train.py"],
+    "a view that does not fit": ["--mesh", "dp=2,tp=2", "--view", "moe:ep=3", "train.py"],
+    "a view with other groups": ["--mesh", "dp=2,tp=4", "--view", "moe:tp=2,ep=4", "train.py"],
+    "a view without a mesh": ["--view", "moe:ep=3", "train.py"],
+    "a rank that is not there": ["--mesh", "2", "--rank", "2", "--dry-run", "train.py"],
+    "a rank that is several": ["--mesh", "dp=2,tp=2", "--rank", "dp=1", "--dry-run", "train.py"],
+    "a rank without a dry run": ["--mesh", "2", "--rank", "1", "train.py"],
     "several nodes": ["--mesh", "4", "--nnodes", "2", "train.py"],
     "no such file": ["nonexistent.py"],
     "no such module": ["-m", "nonexistent_module"],
@@ -61,6 +90,15 @@ PAGES: dict[str, list[str]] = {
         "--mesh", "tp=4,dp=2", "--nnodes", "2", "--device", "cuda", "--dry-run", "train.py",
     ],
     "dry-run-three-dims": ["--mesh", "pp=2,dp=2,tp=2", "--nnodes", "2", "-n", "-m", "train"],
+    "dry-run-placed": [
+        "--mesh", "tp=4,dp=2", "--nnodes", "2", "--intra-node", "tp", "--place", "auto", "-n",
+        "train.py",
+    ],
+    "dry-run-derived": [
+        "--mesh", "dp=2:8,cp=1,tp=3", "--nproc-per-node", "8,4", "--intra-node", "tp",
+        "--flatten", "dp_cp=dp+cp", "--view", "moe:efsdp=-1,ep=3", "-n", "train.py",
+    ],
+    "dry-run-one-rank": ["--mesh", "dp=2,tp=4", "--nnodes", "2", "--rank", "5", "-n", "train.py"],
     "dry-run-16384": ["--mesh", "dp=2048,tp=8", "--nnodes", "2048", "--dry-run", "train.py"],
     "dry-run-no-mesh": ["--nproc-per-node", "2", "--dry-run", "train.py"],
     "dry-run-unnamed": ["--mesh", "2x2", "--dry-run", "train.py"],

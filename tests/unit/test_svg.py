@@ -3,7 +3,6 @@
 import math
 import re
 import stat
-import time
 from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
@@ -15,7 +14,7 @@ from meshrun.errors import UsageError
 from meshrun.layout import Layout, solve_layout
 from meshrun.report import svg_style
 from meshrun.report.svg import choose_color_dim, render_svg
-from meshrun.report.svg_groups import count_crossing, summarize
+from meshrun.report.svg_groups import summarize
 from meshrun.spec import MeshSpec, parse_mesh
 from tests.kit import ROOT, run_meshrun
 
@@ -91,7 +90,7 @@ def test_groups_that_cross_are_counted(mesh: str, nnodes: int) -> None:
 def test_uneven_nodes_are_counted_too() -> None:
     plan = Layout(mesh=parse_mesh("dp=3,tp=4"), nproc_per_node=(2, 6, 4))
 
-    assert [count_crossing(plan, dim) for dim in (0, 1)] == [4, 1]
+    assert [plan.count_crossing(dim) for dim in (0, 1)] == [4, 1]
     assert list(cells(draw(plan))) == list(range(12))
     assert "12 ranks on 3 nodes \u00d7 2-6 workers" in render_svg(plan)
 
@@ -196,24 +195,14 @@ def test_without_a_mesh_ranks_have_one_color() -> None:
 
 @pytest.mark.parametrize("nnodes", [1, 2048])
 def test_a_large_plan_says_what_is_left_out(nnodes: int) -> None:
-    """It stays small and fast."""
+    """It stays small."""
     plan = layout("dp=2048,tp=8", nnodes)
-    began = time.perf_counter()
     text = render_svg(plan, color_dim=0)
-    took_s = time.perf_counter() - began
 
-    assert took_s < 2
     assert len(text) < 500_000
     notes = " ".join(texts(ET.fromstring(text)))
-    left_out = "left out: 1,983 nodes, 64 to 2046, with ranks 512 to 16375"
+    left_out = "left out: 1,983 nodes, 64 to 2046, with 15,864 ranks"
     assert ("of a node, the first 512 ranks are drawn" if nnodes == 1 else left_out) in notes
-
-
-def test_512_ranks_are_drawn_at_once() -> None:
-    began = time.perf_counter()
-    render_svg(layout("dp=64,tp=8", 64), color_dim=0)
-
-    assert time.perf_counter() - began < 0.5
 
 
 # ---- colours -------------------------------------------------------------------------------

@@ -1,0 +1,65 @@
+"""Ranks that take the slots of nodes in another order of the mesh's dims than their own. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from meshrun.layout.axes import Axis, Digit, axis_of
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Rank <-> number of its slot, both mixed-radix numbers with the same digits in two orders."""
+
+    digits: tuple[tuple[int, int, int], ...]
+    """(size, stride among ranks, stride among slots) of each dim of the mesh, slowest first."""
+
+    @classmethod
+    def to(cls, sizes: Sequence[int], order: Sequence[int]) -> Moved:
+        """Return the move of a mesh of ``sizes`` whose dims take slots in ``order``.
+
+        Args:
+            sizes: Of each dim, right dim fastest.
+            order: Every dim once, slowest first.
+        """
+        digits = tuple(
+            (
+                size,
+                math.prod(sizes[dim + 1 :]),
+                math.prod(sizes[later] for later in order[order.index(dim) + 1 :]),
+            )
+            for dim, size in enumerate(sizes)
+        )
+        return cls(digits)
+
+    def slot(self, rank: int) -> int:
+        """Return the number of a rank's slot."""
+        return sum(rank // stride % size * to for size, stride, to in self.digits)
+
+    def rank(self, slot: int) -> int:
+        """Return the rank in a slot."""
+        return sum(slot // to % size * stride for size, stride, to in self.digits)
+
+    def axis(self, axis: Axis) -> Axis | None:
+        """Return a dim over slots: the groups that its ranks form there.
+
+        Returns:
+            ``None`` if a digit of the dim covers a part of one of the mesh's that is no factor of
+            it, as dims of a view may.
+        """
+        moved: list[Digit] = []
+        for size, stride in axis.digits:
+            found = 1
+            for own_size, own_stride, to in self.digits:
+                low, high = max(stride, own_stride), min(stride * size, own_stride * own_size)
+                if high <= low:
+                    continue
+                if high % low or low % own_stride or own_stride * own_size % high:
+                    return None
+                found *= high // low
+                moved.append((high // low, to * (low // own_stride)))
+            if found != size:
+                return None
+        return axis_of(sorted(moved, key=lambda digit: -digit[1]))

@@ -1,0 +1,98 @@
+"""What a person should know of a layout before it is started: the worst first. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from meshrun.groups import GroupOptions
+from meshrun.layout import Layout
+from meshrun.plan import LaunchPlan
+from meshrun.spec import MeshSpec, format_mesh
+
+_CHATTY = (
+    *("tp", "tensor", "tensor_parallel", "model", "mp", "tp_size"),
+    *("sp", "sequence", "cp", "context", "context_parallel"),
+    *("ep", "expert", "etp"),
+)
+"""Dims that talk within every layer, the ones that talk most first: their groups want one node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that will cost time, and what would help."""
+
+    problem: str
+    fix: str
+
+
+def find_problems(layout: Layout) -> Iterator[Finding]:
+    """Yield what is wrong with where ranks sit, the worst first."""
+    if layout.mesh is None or layout.nnodes == 1:
+        return
+    names = layout.mesh_dim_names or ()
+    room = max(layout.nproc_per_node)
+    for name in sorted({*names} & {*_CHATTY}, key=_CHATTY.index):
+        crossing, size = layout.count_crossing(name), layout.size(name)
+        if not crossing:
+            continue
+        groups = layout.world_size // size
+        problem = f"{name}: {crossing:,} of {groups:,} groups cross nodes"
+        if size > room:
+            fix = f"its {size} ranks are more than a node's {room}; make {name} smaller"
+            yield Finding(problem, fix)
+        elif (better := _with_last(layout, name)) is not None:
+            yield Finding(problem, f"put {name} last: --mesh {better}")
+        else:
+            divisors = [at for at in range(size, 0, -1) if room % at == 0 and size % at == 0]
+            fix = f"a node's {room} workers are no multiple of {size}; {name}={divisors[0]} fits"
+            yield Finding(problem, fix if room % size else f"--intra-node {name} --place auto")
+
+
+def _with_last(layout: Layout, name: str) -> str | None:
+    """Return the mesh with a dim moved to the end if its groups then cross no node."""
+    assert layout.mesh is not None  # noqa: S101 - the caller has looked
+    pairs = [(dim, size) for dim, size in layout.shape.items() if dim != name]
+    pairs.append((name, layout.size(name)))
+    mesh = MeshSpec(
+        sizes=tuple(size for _, size in pairs), mesh_dim_names=tuple(dim for dim, _ in pairs)
+    )
+    moved = replace(layout, mesh=mesh, slot_order=None, flattens=(), views=())
+    return None if moved.count_crossing(name) else format_mesh(mesh)
+
+
+def describe_spares(plan: LaunchPlan) -> str:
+    """Return which workers no rank is for: ``2 of 8 workers are spare: node 0 has 2``."""
+    spares = plan.spares
+    count = sum(spare for _, spare in spares)
+    shown = ", ".join(f"node {node} has {spare}" for node, spare in spares[:3])
+    more = f" and {len(spares) - 3:,} more nodes have some" if len(spares) > 3 else ""
+    verb = "is" if count == 1 else "are"
+    return f"{count:,} of {sum(plan.slots_per_node):,} workers {verb} spare: {shown}{more}"
+
+
+def communicators(layout: Layout, options: GroupOptions) -> list[str]:
+    """Return the groups that each rank is in, by their dims, the default one first.
+
+    A dim over all ranks has the default group, unless it was given a back end or options of its
+    own; a view's dim has the group of any other with the same ranks.
+    """
+    if layout.mesh is None:
+        return []
+    found = ["default"]
+    there = set()
+    for index, dim in enumerate(layout.dim_labels):
+        if layout.sizes[index] < layout.world_size or options.has_own(dim):
+            found.append(dim)
+        there.add(layout.axis(index).digits)
+    for flatten in layout.flattens:
+        if layout.size(flatten.name) < layout.world_size or options.has_own(flatten.name):
+            found.append(flatten.name)
+        there.add(layout.axis(flatten.name).digits)
+    for view in layout.views:
+        for dim in view.mesh.mesh_dim_names or ():
+            digits = layout.axis(dim).digits
+            if digits not in there or options.has_own(dim):
+                found.append(dim)
+                there.add(digits)
+    return found

@@ -1,0 +1,135 @@
+"""All about one rank of a plan: where it sits, its peers on each dim, what its program is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Iterator
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from meshrun.binding import format_cpus
+from meshrun.environment import Session, rank_environment
+from meshrun.errors import UsageError
+from meshrun.layout import Layout
+from meshrun.plan import LaunchPlan, RankPlan
+from meshrun.selection import select_ranks
+
+_MOST_PEERS = 8
+_LATER = "(chosen at the start)"
+
+
+def find_rank(plan: LaunchPlan, text: str) -> int:
+    """Return the one rank that ``text`` means: a number, or conditions as for ``--show``.
+
+    Raises:
+        UsageError: If there is no such rank, or if it means several.
+        SpecError: If it cannot be read.
+    """
+    layout = plan.layout
+    if text.strip().isdecimal():
+        rank = int(text)
+        if rank >= layout.world_size:
+            last = layout.world_size - 1
+            raise UsageError(f"--rank {rank}: the ranks of this launch are 0 to {last:,}")
+        return rank
+    found = sorted(select_ranks(layout, text))
+    if len(found) != 1:
+        few = ", ".join(map(str, found[:_MOST_PEERS]))
+        which = f"ranks {few}{' and more' if len(found) > _MOST_PEERS else ''}"
+        raise UsageError(
+            f"--rank {text}: it means {which if found else 'no rank'}, and one is shown",
+            hint="a number, or an index for each dim: --rank dp=1,tp=1",
+        )
+    return found[0]
+
+
+def environment_of(plan: LaunchPlan, rank: RankPlan) -> dict[str, str]:
+    """Return what the rank's environment has beside the launcher's own, sorted by name."""
+    session = Session(
+        run_id=plan.request.rendezvous.run_id or _LATER,
+        master_addr=plan.store_address,
+        master_port=plan.store_port,
+        run_folder="",
+        loopback="lo",
+    )
+    found = rank_environment(plan, rank, session, os.environ, error_file=_LATER)
+    if not plan.store_port:
+        found["MASTER_PORT"] = _LATER
+    return dict(sorted(found.items()))
+
+
+def print_rank(plan: LaunchPlan, rank: int, *, console: Console | None = None) -> None:
+    """Print all about one rank."""
+    out = console or Console(highlight=False, soft_wrap=False)
+    shown = plan.rank(rank)
+    for line in _head(plan, shown):
+        out.print(Text(line))
+    if plan.layout.mesh is not None:
+        out.print(Text("\npeers"))
+        out.print(_peers(plan.layout, rank))
+    out.print(Text("\nenvironment, beside that of the launcher"))
+    for name, value in environment_of(plan, shown).items():
+        out.print(Text(f"{name}={value}"), soft_wrap=True)
+
+
+def render_rank_json(plan: LaunchPlan, rank: int) -> str:
+    """Return all about one rank as a JSON object."""
+    layout, shown = plan.layout, plan.rank(rank)
+    dims = [*layout.shape, *layout.derived_dims] if layout.mesh else []
+    return json.dumps(
+        {
+            "rank": rank,
+            "node_rank": shown.node_rank,
+            "local_rank": shown.local_rank,
+            "device": shown.device,
+            "coordinate": list(shown.coordinate),
+            "cpus": list(shown.cpus) if shown.cpus else None,
+            "peers": {
+                dim: {"dim_rank": layout.dim_rank(dim, rank), "group": [*layout.group(dim, rank)]}
+                for dim in dims
+            },
+            "environment": environment_of(plan, shown),
+        },
+        indent=2,
+    )
+
+
+def _head(plan: LaunchPlan, rank: RankPlan) -> Iterator[str]:
+    layout = plan.layout
+    mesh = f" of mesh {layout.mesh}" if layout.mesh else ""
+    yield f"rank {rank.rank} of {layout.world_size:,}{mesh}"
+    yield f"node {rank.node_rank} of {layout.nnodes:,}, local rank {rank.local_rank}"
+    if rank.coordinate:
+        places = zip(layout.dim_labels, rank.coordinate, strict=True)
+        yield "coordinate: " + ", ".join(f"{dim}={place}" for dim, place in places)
+    if rank.device is not None:
+        yield f"device: {rank.device} ({plan.device_reason})"
+    if rank.cpus:
+        yield f"cpus: {format_cpus(rank.cpus)}"
+    program = plan.program.for_local_rank(rank.local_rank)
+    python = "" if program.kind == "command" else "python "
+    yield f"runs: {python}{shlex.join(program.argv)}"
+
+
+def _peers(layout: Layout, rank: int) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
+    for header in ("dim", "place", "before", "after", "nodes", "ranks of its group"):
+        is_text = header in ("dim", "ranks of its group")
+        table.add_column(header, justify="left" if is_text else "right", no_wrap=not is_text)
+    labels = dict(zip(layout.shape, layout.dim_labels, strict=True))
+    for dim in [*layout.shape, *layout.derived_dims]:
+        group = layout.group(dim, rank)
+        before, after = (layout.neighbor(dim, step, rank) for step in (-1, +1))
+        table.add_row(
+            labels.get(dim, dim),
+            f"{layout.dim_rank(dim, rank)} of {len(group)}",
+            *("-" if other is None else str(other) for other in (before, after)),
+            str(len({layout.node_rank(other) for other in group})),
+            " ".join(map(str, group[:_MOST_PEERS])) + (" .." if len(group) > _MOST_PEERS else ""),
+        )
+    return table
