@@ -56,7 +56,7 @@ class Layout(Dims):
         spec: str | None,
         *,
         names: str | None = None,
-        nnodes: int = 1,
+        nnodes: int | None = None,
         nproc_per_node: int | Sequence[int] | None = None,
         flatten: Iterable[str] = (),
         views: Iterable[str] = (),
