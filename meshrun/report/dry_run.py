@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Iterator
 from itertools import islice
 
-from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -15,6 +14,7 @@ from meshrun.binding import format_cpus
 from meshrun.layout import Layout
 from meshrun.plan import LaunchPlan
 from meshrun.report.findings import communicators, describe_spares, find_problems
+from meshrun.report.page import Page, new_table
 
 MOST_ROWS = 64
 """A plan of more ranks is summed up unless every row is asked for."""
@@ -26,7 +26,7 @@ def print_dry_run(
     plan: LaunchPlan, *, every_row: bool = False, console: Console | None = None
 ) -> None:
     """Print what would be started, without starting it."""
-    out = console or Console(highlight=False, soft_wrap=False)
+    out = console or Page()
     small = plan.layout.world_size <= MOST_ROWS
     parts: list[RenderableType] = [Text(line) for line in _head(plan)]
     if plan.layout.mesh is not None:
@@ -83,17 +83,13 @@ def _communicators(plan: LaunchPlan) -> str:
     return f"communicators of each rank: {len(names)} ({', '.join(names)})"
 
 
-def _table() -> Table:
-    return Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
-
-
 def _grid(layout: Layout) -> Table | None:
     """The mesh with the fastest dim across; ``None`` where it is too wide to be read."""
     columns = layout.sizes[-1]
     if columns > _MOST_COLUMNS:
         return None
     labels = layout.dim_labels
-    table = _table()
+    table = new_table()
     table.add_column(" ".join(labels[:-1]), no_wrap=True)
     for column in range(columns):
         table.add_column(f"{labels[-1]}={column}", justify="right", no_wrap=True)
@@ -108,7 +104,7 @@ def _cell(layout: Layout, rank: int) -> str:
 
 
 def _dims(layout: Layout) -> Table:
-    table = _table()
+    table = new_table()
     rails = ("rails",) if layout.nnodes > 1 else ()
     for header in ("dim", "size", "groups", "cross nodes", *rails, "first groups"):
         is_text = header in ("dim", "first groups")
@@ -147,7 +143,7 @@ def _some(group: range | list[int]) -> str:
 
 
 def _workers(plan: LaunchPlan) -> Table:
-    table = _table()
+    table = new_table()
     for header in _headers(plan):
         table.add_column(header, justify="left" if header == "device" else "right", no_wrap=True)
     for row in _cells(plan):
@@ -157,7 +153,7 @@ def _workers(plan: LaunchPlan) -> Table:
 
 def _options(plan: LaunchPlan) -> Table:
     """What was asked for, and whether on the command line or in a variable."""
-    table = _table()
+    table = new_table()
     for header in ("option", "value", "from"):
         table.add_column(header, overflow="fold")
     for option, value, source in plan.request.sources:
@@ -168,7 +164,7 @@ def _options(plan: LaunchPlan) -> Table:
 def _nodes(plan: LaunchPlan) -> Table:
     """The first nodes and the last, a row each."""
     layout = plan.layout
-    table = _table()
+    table = new_table()
     for header in ("node", "ranks", "first coordinate", "last coordinate"):
         table.add_column(header, justify="right", no_wrap=True)
     shown = [*range(min(_FEW, layout.nnodes))]

@@ -44,8 +44,8 @@ def find_problems(layout: Layout) -> Iterator[Finding]:
         elif (better := _with_last(layout, name)) is not None:
             yield Finding(problem, f"put {name} last: --mesh {better}")
         else:
-            divisors = [at for at in range(size, 0, -1) if room % at == 0 and size % at == 0]
-            fix = f"a node's {room} workers are no multiple of {size}; {name}={divisors[0]} fits"
+            whole = room // size * size
+            fix = f"a node's {room} workers are no multiple of {size}; --nproc-per-node {whole} is"
             yield Finding(problem, fix if room % size else f"--intra-node {name} --place auto")
 
 

@@ -7,7 +7,6 @@ import os
 import shlex
 from collections.abc import Iterator
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -17,6 +16,7 @@ from meshrun.environment import Session, rank_environment
 from meshrun.errors import UsageError
 from meshrun.layout import Layout
 from meshrun.plan import LaunchPlan, RankPlan
+from meshrun.report.page import Page, new_table
 from meshrun.selection import select_ranks
 
 _MOST_PEERS = 8
@@ -65,7 +65,7 @@ def environment_of(plan: LaunchPlan, rank: RankPlan) -> dict[str, str]:
 
 def print_rank(plan: LaunchPlan, rank: int, *, console: Console | None = None) -> None:
     """Print all about one rank."""
-    out = console or Console(highlight=False, soft_wrap=False)
+    out = console or Page()
     shown = plan.rank(rank)
     for line in _head(plan, shown):
         out.print(Text(line))
@@ -117,7 +117,7 @@ def _head(plan: LaunchPlan, rank: RankPlan) -> Iterator[str]:
 
 
 def _peers(layout: Layout, rank: int) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table = new_table()
     for header in ("dim", "place", "before", "after", "nodes", "ranks of its group"):
         is_text = header in ("dim", "ranks of its group")
         table.add_column(header, justify="left" if is_text else "right", no_wrap=not is_text)

@@ -1,0 +1,92 @@
+"""What a dry run says is wrong, and what it says of one rank."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from meshrun.asked import Asked, build_request
+from meshrun.errors import UsageError
+from meshrun.layout import Layout
+from meshrun.plan import HostFacts, LaunchPlan, build_plan
+from meshrun.report.findings import describe_spares, find_problems
+from meshrun.report.one_rank import environment_of, find_rank, render_rank_json
+from meshrun.request import Program
+
+
+def plan(**values: object) -> LaunchPlan:
+    program = Program(kind="script", target="train.py")
+    facts = HostFacts(hostname="h", usable_cores=4, accelerator=None, accelerator_count=0)
+    asked = Asked(values, dict.fromkeys(values, "command line"), {})
+    return build_plan(build_request(asked, program), facts, check_host=False)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "nnodes", "found"),
+    [
+        ("dp=2,tp=4", 2, []),
+        ("dp=4", 4, []),
+        ("tp=4,dp=2", 2, [("tp: 2 of 2 groups cross nodes", "put tp last: --mesh dp=2,tp=4")]),
+        ("tp=8,dp=1", 2, [("tp: 1 of 1 groups cross nodes",
+                           "its 8 ranks are more than a node's 4; make tp smaller")]),
+        ("dp=4,tp=3", 3, [("tp: 2 of 4 groups cross nodes",
+                           "a node's 4 workers are no multiple of 3; --nproc-per-node 3 is")]),
+        ("cp=2,tp=2,dp=2", 2, [("cp: 4 of 4 groups cross nodes",
+                                "put cp last: --mesh tp=2,dp=2,cp=2")]),
+        ("tp=2,cp=2,pp=2", 2, [("tp: 4 of 4 groups cross nodes",
+                                "put tp last: --mesh cp=2,pp=2,tp=2")]),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_comes_with_what_helps(
+    mesh: str, nnodes: int, found: list[tuple[str, str]]
+) -> None:
+    """The dims that talk most come first; those that may cross are no problem."""
+    layout = Layout.parse(mesh, nnodes=nnodes)
+
+    assert [(one.problem, one.fix) for one in find_problems(layout)] == found
+    for _, fix in found:
+        if "--mesh " in fix:
+            better = Layout.parse(fix.partition("--mesh ")[2], nnodes=nnodes)
+            worst = next(find_problems(better), None)
+            assert worst is None or worst.problem[:2] != fix.split()[1]
+
+
+def test_spares_are_named() -> None:
+    """The nodes that have some, the first of many."""
+    uneven = plan(mesh="dp=-1,tp=3", nproc_per_node="8,4", intra_node=["tp"])
+    many = plan(mesh="dp=-1,tp=3", nproc_per_node="4", nnodes="5", intra_node=["tp"])
+
+    assert describe_spares(uneven) == "3 of 12 workers are spare: node 0 has 2, node 1 has 1"
+    assert describe_spares(many) == (
+        "5 of 20 workers are spare: node 0 has 1, node 1 has 1, node 2 has 1"
+        " and 2 more nodes have some"
+    )
+    assert plan(mesh="dp=2").spares == ()
+
+
+def test_a_rank_goes_by_number_or_coordinate() -> None:
+    """One that means no rank, or several, is refused."""
+    two = plan(mesh="dp=2,tp=4", nnodes="2")
+
+    assert find_rank(two, "5") == find_rank(two, "dp=1,tp=1") == find_rank(two, "rank=5") == 5
+    for wrong in ("8", "dp=1", "tp=0-3"):
+        with pytest.raises(UsageError, match="--rank"):
+            find_rank(two, wrong)
+
+
+def test_one_rank_is_told_what_a_launch_would_tell_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what is meshrun's own is shown: secrets of the environment are not."""
+    monkeypatch.setenv("SECRET_TOKEN", "hunter2")
+    placed = plan(mesh="tp=4,dp=2", nnodes="2", intra_node=["tp"], place="auto")
+    environment = environment_of(placed, placed.rank(5))
+    found = json.loads(render_rank_json(placed, 5))
+
+    assert environment["MESHRUN_SLOT_ORDER"] == "dp,tp"
+    assert (environment["GROUP_RANK"], environment["LOCAL_RANK"]) == ("1", "2")
+    assert "hunter2" not in json.dumps(found)
+    assert "SECRET_TOKEN" in os.environ
+    assert found["environment"] == environment
+    assert found["peers"]["tp"] == {"dim_rank": 2, "group": [1, 3, 5, 7]}
+    assert (found["node_rank"], found["local_rank"]) == (1, 2)
