@@ -34,13 +34,16 @@ def plan(
     Args:
         request: What was asked for.
         facts: This machine; looked up if ``None``.
-        check_host: Whether a device this machine lacks is an error.
+        check_host: Whether a device this machine lacks is an error; if not, this is a dry run,
+            which tells of links between GPUs too.
 
     Raises:
         UsageError: If the request does not fit together, with the numbers.
     """
     _check_rendezvous(request.rendezvous.backend)
-    facts = facts or detect_host(with_topology=request.numa_binding is not None)
+    facts = facts or detect_host(
+        with_topology=request.numa_binding is not None, with_links=not check_host
+    )
     return build_plan(request, facts, check_host=check_host)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from meshrun.binding import Topology, bind_cpus
 from meshrun.errors import LayoutError, UsageError
+from meshrun.gpu_links import GpuLinks
 from meshrun.layout import Layout, count_slots, solve_layout
 from meshrun.parse import parse_endpoint
 from meshrun.request import (
@@ -44,6 +45,8 @@ class HostFacts:
     """What the visibility variable of CUDA or HIP lists, or ``None`` if it is not set."""
     topology: Topology | None = None
     """Cores and nodes of the machine, where a plan needs them."""
+    links: GpuLinks | None = None
+    """Links between its GPUs, where a dry run could find them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +88,8 @@ class LaunchPlan:
     bound_cpus: tuple[tuple[int, ...], ...] | None
     """Logical CPUs of each local rank; ``None`` without ``--numa-binding``."""
     visible_devices: tuple[str, ...] | None
+    links: GpuLinks | None = None
+    """Links between the GPUs of this machine, where a dry run could find them."""
     node_rank: int = 0
 
     @property
@@ -186,6 +191,7 @@ def build_plan(request: LaunchRequest, facts: HostFacts, *, check_host: bool = T
         shown=_choose_shown(request.console, layout),
         bound_cpus=_bind(request, workers, facts, check_host),
         visible_devices=facts.visible_devices,
+        links=facts.links,
     )
 
 

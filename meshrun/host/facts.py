@@ -8,12 +8,16 @@ from collections.abc import Mapping
 
 from meshrun.host.cores import count_usable_cores
 from meshrun.host.devices import accelerator_of_torch, count_accelerators
+from meshrun.host.nvml import read_gpu_links
 from meshrun.host.topology import read_topology
 from meshrun.plan import HostFacts
 
 
 def detect_host(
-    environment: Mapping[str, str] | None = None, *, with_topology: bool = False
+    environment: Mapping[str, str] | None = None,
+    *,
+    with_topology: bool = False,
+    with_links: bool = False,
 ) -> HostFacts:
     """Return the facts of this machine that a plan needs; starts nothing, changes nothing."""
     env = os.environ if environment is None else environment
@@ -25,6 +29,7 @@ def detect_host(
         accelerator_count=count_accelerators(accelerator, env) if accelerator else 0,
         visible_devices=_visible_devices(env),
         topology=read_topology() if with_topology else None,
+        links=read_gpu_links(env) if with_links and accelerator == "cuda" else None,
     )
 
 

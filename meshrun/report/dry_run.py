@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from meshrun.binding import format_cpus
+from meshrun.gpu_links import GpuLinks
 from meshrun.layout import Layout
 from meshrun.plan import LaunchPlan
 from meshrun.report.findings import communicators, describe_spares, find_problems
@@ -33,6 +34,9 @@ def print_dry_run(
         if small and (grid := _grid(plan.layout)) is not None:
             parts += [Text("\nrank at each coordinate"), grid]
         parts += [Text("\ndims"), _dims(plan.layout), Text(_communicators(plan))]
+    if plan.links is not None and plan.device_type == "cuda":
+        parts += [Text("\ngpus of this machine"), _gpus(plan.links)]
+        parts += [Text(line) for line in _weakest_links(plan, plan.links)]
     if small:
         parts += [Text("\nworkers"), _workers(plan)]
     elif not every_row:
@@ -133,6 +137,31 @@ def _rails(layout: Layout, dim: int | str) -> str:
     if not layout.count_crossing(dim):
         return "-"
     return "yes" if layout.rail_aligned(dim) else "no"
+
+
+def _gpus(links: GpuLinks) -> Table:
+    """How each pair of GPUs is joined, in the words of ``nvidia-smi topo -m``."""
+    table = new_table()
+    table.add_column("gpu", justify="right", no_wrap=True)
+    for gpu in range(len(links.pairs)):
+        table.add_column(str(gpu), justify="right", no_wrap=True)
+    table.add_column("nearest network card")
+    for gpu, (pairs, nic) in enumerate(zip(links.pairs, links.nics, strict=True)):
+        table.add_row(str(gpu), *pairs, f"{nic[0]} ({nic[1]})" if nic else "-")
+    return table
+
+
+def _weakest_links(plan: LaunchPlan, links: GpuLinks) -> Iterator[str]:
+    """Of each dim, the slowest link that a group on this node has to take."""
+    layout = plan.layout
+    here = set(layout.ranks_of_node(plan.node_rank))
+    for index, label in enumerate(layout.dim_labels):
+        groups = {tuple(layout.group(index, rank)) for rank in here}
+        inside = [[layout.local_rank(rank) for rank in group if rank in here] for group in groups]
+        found = {links.weakest(devices): devices for devices in inside if len(devices) > 1}
+        if weakest := links.weakest_of([link for link in found if link is not None]):
+            devices = " ".join(map(str, sorted(found[weakest])))
+            yield f"{label}: slowest link on this node {weakest}, between gpus {devices}"
 
 
 def _some(group: range | list[int]) -> str:
