@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from meshrun.current import current_layout as current_layout
     from meshrun.errors import MeshError as MeshError
     from meshrun.errors import MeshrunError as MeshrunError
+    from meshrun.heartbeat import heartbeat as heartbeat
     from meshrun.launching import launch as launch
     from meshrun.layout import Layout as Layout
     from meshrun.mesh import current_mesh as current_mesh
@@ -33,6 +34,7 @@ __all__ = [
     "current_mesh",
     "data_shard",
     "has_mesh",
+    "heartbeat",
     "init_mesh",
     "launch",
     "use_mesh",
@@ -48,6 +50,7 @@ _HOME = {
     "current_mesh": "meshrun.mesh",
     "data_shard": "meshrun.sharding",
     "has_mesh": "meshrun.mesh",
+    "heartbeat": "meshrun.heartbeat",
     "init_mesh": "meshrun.mesh",
     "use_mesh": "meshrun.mesh",
     "launch": "meshrun.launching",

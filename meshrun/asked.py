@@ -114,6 +114,8 @@ def build_request(asked: Asked, program: Program) -> LaunchRequest:
         shutdown_timeout_s=asked.read(
             "shutdown_timeout", _seconds("--shutdown-timeout"), default_s
         ),
+        start_timeout_s=asked.read("start_timeout", _seconds("--start-timeout"), 300.0),
+        hang_timeout_s=asked.read("hang_timeout", _seconds("--hang-timeout"), 0.0),
         preload=(*_PRELOAD, *(asked.values.get("preload") or ())),
         role=asked.text("role") or "default",
         max_restarts=asked.read("max_restarts", _integer("--max-restarts"), 0),

@@ -117,6 +117,8 @@ def command(
     log_line_prefix_template: torchrun.Template = None,
     local_ranks_filter: torchrun.LocalRanksFilter = None,
     max_restarts: torchrun.MaxRestarts = None,
+    start_timeout: own.StartTimeout = None,
+    hang_timeout: own.HangTimeout = None,
     shutdown_timeout: torchrun.ShutdownTimeout = None,
     signals_to_handle: torchrun.SignalsToHandle = None,
     exit_code: own.ExitCode = None,

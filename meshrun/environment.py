@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from meshrun.groups import format_group_options
 from meshrun.layout import format_derived
 from meshrun.plan import LaunchPlan, RankPlan
+from meshrun.request import STOP_SIGNALS
 from meshrun.spec import format_mesh
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS")
@@ -60,7 +61,10 @@ def rank_environment(
         "TORCHELASTIC_MAX_RESTARTS": request.max_restarts,
         "MESHRUN_GENERATION": generation,
     }
-    names = (signal.Signals(signum).name for signum in request.stop_signals)
+    # torchrun's default has SIGQUIT, and says so to its workers.
+    default = request.stop_signals == STOP_SIGNALS
+    signums = (*request.stop_signals, signal.SIGQUIT) if default else request.stop_signals
+    names = (signal.Signals(signum).name for signum in signums)
     texts = {
         "ROLE_NAME": request.role,
         "MASTER_ADDR": session.master_addr,

@@ -77,6 +77,13 @@ class HostError(MeshrunError):
     exit_code = 71
 
 
+class HangError(MeshrunError):
+    """Ranks run and do not get on."""
+
+    exit_code = 124
+    """As of timeout(1)."""
+
+
 class InternalError(MeshrunError):
     """A bug in meshrun (70, sysexits SOFTWARE)."""
 

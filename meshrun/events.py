@@ -87,6 +87,14 @@ class RankRaised:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankBeat:
+    """A rank's program called ``meshrun.heartbeat()``: it gets on."""
+
+    rank: int
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankFinished:
     """A rank's program is over and went well; the process waits for its peers to get there."""
 
@@ -144,6 +152,14 @@ class SignalArrived:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Hung:
+    """No rank has got on for as long as was asked for."""
+
+    idle_s: float
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TimePassed:
     """A deadline that was asked for has come."""
 
@@ -161,5 +177,5 @@ FromZygote = (
     | LeftoversEnded
     | GenerationEnded
 )
-FromRank = RankJoined | RankReady | RankRaised | RankFinished
-Event = LaunchBegan | FromZygote | FromRank | ZygoteGone | SignalArrived | TimePassed
+FromRank = RankJoined | RankReady | RankRaised | RankBeat | RankFinished
+Event = LaunchBegan | FromZygote | FromRank | ZygoteGone | SignalArrived | Hung | TimePassed

@@ -16,8 +16,8 @@ from meshrun.spec import MeshSpec
 ProgramKind = Literal["script", "module", "command"]
 StartMethod = Literal["fork", "exec"]
 ExitCodes = Literal["worker", "torchrun"]
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-"""The signals that end a launch, as for torchrun."""
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""The signals that end a launch; torchrun's have SIGQUIT too, which here asks where ranks are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +114,10 @@ class LaunchRequest:
     mesh_init: Literal["eager", "lazy"] = "eager"
     start_method: StartMethod | None = None
     shutdown_timeout_s: float = 30.0
+    start_timeout_s: float = 300.0
+    """How long all ranks may take to begin the program until it is said where they are; 0: ever."""
+    hang_timeout_s: float = 0.0
+    """How long all ranks may do nothing until they are ended; 0: for ever."""
     preload: tuple[str, ...] = ()
     role: str = "default"
     max_restarts: int = 0

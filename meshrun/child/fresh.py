@@ -1,6 +1,6 @@
 """A rank as a new interpreter (``--start-method exec``), run as a script by the zygote.
 
-python -u fresh.py ORDER_FD REPORT_FD GATE_FD ZYGOTE_PID script|module TARGET [ARGUMENT ...]
+python -u fresh.py ORDER_FD REPORT_FD GATE_FD STACKS_FD ZYGOTE_PID KIND TARGET [ARGUMENT ...]
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from meshrun.host.processes import die_with_parent
 from meshrun.request import Program
 
 if __name__ == "__main__":
-    order_fd, report_fd, gate_fd, zygote_pid = map(int, sys.argv[1:5])
-    kind, target, *arguments = sys.argv[5:]
+    order_fd, report_fd, gate_fd, stacks_fd, zygote_pid = map(int, sys.argv[1:6])
+    kind, target, *arguments = sys.argv[6:]
     die_with_parent(zygote_pid)
     os.set_inheritable(gate_fd, False)
     order = wire.decode(os.read(order_fd, wire.PACKET_BYTES))
@@ -50,4 +50,5 @@ if __name__ == "__main__":
         reports=reports,
         ending=Ending(),
         gate_fd=gate_fd,
+        stacks_fd=stacks_fd,
     )

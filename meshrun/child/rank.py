@@ -10,7 +10,9 @@ from types import CodeType
 from meshrun.child.ending import Ending
 from meshrun.child.program import format_raised, print_nothing, run_program
 from meshrun.child.reporter import Reporter
+from meshrun.child.stacks import tell_stacks
 from meshrun.child.threads import raise_thread_counts
+from meshrun.heartbeat import pulse
 from meshrun.host.cores import bind_to_cpus
 from meshrun.request import Program
 from meshrun.wire import StartRank
@@ -24,15 +26,18 @@ def become_rank(
     reports: socket.socket,
     ending: Ending,
     gate_fd: int,
+    stacks_fd: int,
 ) -> None:
     """Turn this process into a rank and run the program in it.
 
     The caller has put the process into its own session, with its stdout and stderr in place.
     """
+    tell_stacks(stacks_fd)
     set_environment(order)
     bind_to_cpus(order.cpus)
     program = program.for_local_rank(order.local_rank)
     reporter = Reporter(reports, order.rank)
+    pulse.send = reporter.beat
     ending.arm(reporter, gate_fd)
     try:
         raise_thread_counts(os.environ)

@@ -7,7 +7,7 @@ import socket
 import time
 
 from meshrun import wire
-from meshrun.events import FromRank, RankFinished, RankJoined, RankRaised, RankReady
+from meshrun.events import FromRank, RankBeat, RankFinished, RankJoined, RankRaised, RankReady
 
 
 class Reporter:
@@ -38,6 +38,10 @@ class Reporter:
                 shown=shown,
             )
         )
+
+    def beat(self) -> None:
+        """The program gets on."""
+        self._send(RankBeat(rank=self._rank, at_ns=time.monotonic_ns()))
 
     def finished(self) -> None:
         """The program went well, and the rank waits for its peers."""

@@ -37,7 +37,7 @@ from meshrun.host.processes import (
 from meshrun.request import Program
 from meshrun.wire import ClearUp, Finish, SignalRanks, StartRank, StartStore
 
-_FDS_PER_PACKET = 2
+_FDS_PER_PACKET = 3
 _PATIENCE_S = 0.5
 _BLOCKED = {signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
 _LEFT_TO_LAUNCHER = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -148,7 +148,7 @@ class Forks:
     def _start_rank(self, order: StartRank, fds: list[int]) -> Callable[[], None] | None:
         try:
             if self._program.kind == "command":
-                pid = spawn_command(order, self._program, *fds)
+                pid = spawn_command(order, self._program, *fds[:2])
             elif self._fresh:
                 pid = spawn_fresh(order, self._program, self._reports, self._gate_fd, *fds)
             else:
@@ -191,7 +191,9 @@ class Forks:
     def _is_zygote(self) -> bool:
         return True
 
-    def _in_rank(self, order: StartRank, stdout: int, stderr: int) -> Callable[[], None]:
+    def _in_rank(
+        self, order: StartRank, stdout: int, stderr: int, stacks: int
+    ) -> Callable[[], None]:
         os.dup2(stdout, 1)
         os.dup2(stderr, 2)
         for fd in (stdout, stderr):
@@ -204,6 +206,7 @@ class Forks:
             reports=self._reports,
             ending=self._ending,
             gate_fd=self._gate_fd,
+            stacks_fd=stacks,
         )
 
     def _fork_store(self, order: StartStore, fds: list[int]) -> Callable[[], None] | None:

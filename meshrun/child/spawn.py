@@ -22,12 +22,13 @@ def spawn_fresh(  # noqa: PLR0917
     gate_fd: int,
     stdout: int,
     stderr: int,
+    stacks: int,
 ) -> int:
     """Start a rank as a new interpreter and return its process id; its order waits in a pipe."""
     order_read, order_write = os.pipe()
     os.set_blocking(order_write, False)
     script = str(Path(__file__).with_name("fresh.py"))
-    fds = (order_read, reports.fileno(), gate_fd)
+    fds = (order_read, reports.fileno(), gate_fd, stacks)
     numbers = [str(number) for number in (*fds, os.getpid())]
     try:
         os.write(order_write, wire.encode(order))

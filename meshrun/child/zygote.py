@@ -1,6 +1,6 @@
 """The zygote, run as a script: import torch once, stay single-threaded, fork ranks.
 
-    python -u zygote.py CONTROL_FD REPORT_FD script|module TARGET [ARGUMENT ...]
+    python -u zygote.py CONTROL_FD REPORT_FD STACKS_FD script|module TARGET [ARGUMENT ...]
 
 It talks to the launcher alone, over an inherited socket, and ends everything below it when that
 socket closes. In a forked rank ``main`` returns, and the program runs from module level.
@@ -30,6 +30,7 @@ from meshrun.child.ending import Ending
 from meshrun.child.path import first_path, holds, on_path, put_first
 from meshrun.child.program import compile_program, format_raised
 from meshrun.child.serving import Forks, leave_signals_to_launcher, receive, send
+from meshrun.child.stacks import tell_stacks
 from meshrun.child.threads import count_threads
 from meshrun.events import ProgramBroken, ZygoteReady, ZygoteUnsafe
 from meshrun.host.processes import become_subreaper, die_with_parent
@@ -43,7 +44,8 @@ def main() -> Callable[[], None]:
     reports = socket.socket(fileno=int(sys.argv[2]))
     for inherited in (control, reports):
         inherited.set_inheritable(False)
-    kind, target, *arguments = sys.argv[3:]
+    tell_stacks(int(sys.argv[3]))
+    kind, target, *arguments = sys.argv[4:]
     assert kind in ("script", "module", "command")  # noqa: S101 - the launcher wrote it
     program = Program(kind=kind, target=target, args=tuple(arguments))  # type: ignore[arg-type]
 

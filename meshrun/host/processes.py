@@ -7,10 +7,12 @@ descendants at all; ``waitpid`` proves that without a look at the process table 
 from __future__ import annotations
 
 import ctypes
+import enum
 import os
 import signal
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 _PR_SET_PDEATHSIG = 1
@@ -155,3 +157,100 @@ def is_below(pid: int, ancestor: int) -> bool:
         return any(parent.pid == ancestor for parent in psutil.Process(pid).parents())
     except psutil.Error:
         return False
+
+
+class SignalState(enum.Enum):
+    """What became of a signal to a process, as far as the kernel tells."""
+
+    GONE = enum.auto()
+    UNHANDLED = enum.auto()
+    """The process has no handler for it and does not ignore it: it would end the process."""
+    STOPPED = enum.auto()
+    PENDING = enum.auto()
+    RUNNING = enum.auto()
+    """Its handler runs."""
+    DONE = enum.auto()
+    """None is pending and no handler runs; also before it is sent."""
+
+
+def threads_blocking(pid: int, signum: int) -> frozenset[str]:
+    """Return the threads of a process that hold a signal back."""
+    bit, found = 1 << (signum - 1), set()
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            if int(_read_status(f"/proc/{pid}/task/{task}/status")["SigBlk"], 16) & bit:
+                found.add(task)
+    except (OSError, KeyError, ValueError):
+        pass
+    return frozenset(found)
+
+
+def signal_state(pid: int, signum: int, blocking: frozenset[str] = frozenset()) -> SignalState:
+    """Return where a signal to a process is; DONE only where the handler has returned.
+
+    The kernel blocks a signal in the thread that handles it until the handler returns.
+
+    Args:
+        pid: The process.
+        signum: The signal.
+        blocking: Threads that held it back before it was sent.
+
+    Source:
+        proc_pid_status(5): SigCgt, SigIgn, SigBlk, SigPnd and ShdPnd are masks in hexadecimal.
+    """
+    bit = 1 << (signum - 1)
+
+    def has(status: dict[str, str], mask: str) -> bool:
+        return bool(int(status[mask], 16) & bit)
+
+    try:
+        status = _read_status(f"/proc/{pid}/status")
+        tasks = os.listdir(f"/proc/{pid}/task")
+        threads = {task: _read_status(f"/proc/{pid}/task/{task}/status") for task in tasks}
+    except (OSError, ValueError):
+        return SignalState.GONE
+    found = SignalState.DONE
+    if status["State"].startswith(("Z", "X")):
+        found = SignalState.GONE
+    elif not has(status, "SigCgt") and not has(status, "SigIgn"):
+        found = SignalState.UNHANDLED
+    elif status["State"].startswith(("T", "t")):
+        found = SignalState.STOPPED
+    elif has(status, "ShdPnd") or any(has(thread, "SigPnd") for thread in threads.values()):
+        found = SignalState.PENDING
+    elif any(has(thread, "SigBlk") for task, thread in threads.items() if task not in blocking):
+        found = SignalState.RUNNING
+    return found
+
+
+def _read_status(path: str) -> dict[str, str]:
+    with open(path) as file:
+        pairs = (line.partition(":") for line in file)
+        return {name: value.strip() for name, _, value in pairs}
+
+
+def cpu_seconds_of_trees(roots: Iterable[int]) -> dict[int, float]:
+    """Return the CPU time, in seconds, of each of some processes with all below it.
+
+    One look at the process table for all; processes that have ended count with their parents.
+    """
+    import psutil
+
+    parents: dict[int, int] = {}
+    seconds: dict[int, float] = {}
+    for process in psutil.process_iter():
+        try:
+            times = process.cpu_times()
+            parents[process.pid] = process.ppid()
+        except psutil.Error:
+            continue
+        waited = getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
+        seconds[process.pid] = times.user + times.system + waited
+    total = dict.fromkeys(roots, 0.0)
+    for pid, spent in seconds.items():
+        above: int | None = pid
+        while above is not None and above not in total:
+            above = parents.get(above)
+        if above is not None:
+            total[above] += spent
+    return total

@@ -198,6 +198,24 @@ NoPrefix = Annotated[
         text="Print ranks' lines without their coordinates.",
     ),
 ]
+StartTimeout = Annotated[
+    str | None,
+    own(
+        "--start-timeout",
+        metavar="SECONDS",
+        panel=FAIL,
+        text="Say where each rank is if the start takes longer; 300, and 0 for never.",
+    ),
+]
+HangTimeout = Annotated[
+    str | None,
+    own(
+        "--hang-timeout",
+        metavar="SECONDS",
+        panel=FAIL,
+        text="End or restart ranks if none uses its CPU, prints or calls heartbeat() for so long.",
+    ),
+]
 ExitCode = Annotated[
     str | None,
     own(

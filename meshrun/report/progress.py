@@ -76,8 +76,8 @@ class StartProgress:
         self._generation = state.generation
         cause = state.causes[-1]
         console.note(
-            f"restart {state.generation} of {state.max_restarts}, because"
-            f" {self._name(cause.rank)} {cause.description}"
+            f"restart {state.generation} of {state.max_restarts}, because "
+            + f"{self._name(cause.rank)} {cause.description}".lstrip()
         )
         if cause.raised is not None and not cause.raised.shown:
             console.print_line(cause.raised.traceback.rstrip("\n").encode(), to_stderr=True)
@@ -124,7 +124,9 @@ class StartProgress:
             case _:
                 return f"ending {rest} ranks"
 
-    def _name(self, rank: int) -> str:
+    def _name(self, rank: int | None) -> str:
+        if rank is None:
+            return ""
         if not self._has_mesh:
             return f"rank {rank}"
         return f"rank {rank} [{rank_label(self._plan.layout, rank)}]"

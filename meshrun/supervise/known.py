@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from meshrun.events import (
+    Hung,
     ProgramBroken,
     RankExited,
     RankRaised,
@@ -39,7 +40,8 @@ class RankState:
 class Cause:
     """Why a generation of ranks ended."""
 
-    rank: int
+    rank: int | None
+    """The rank that failed first; ``None`` if none did."""
     description: str
     """How it ended, such as ``was ended by SIGKILL``."""
     raised: RankRaised | None
@@ -74,6 +76,8 @@ class State:
     between: bool = False
     """Whether the zygote clears up between two generations."""
     finishing: bool = False
+    hung: Hung | None = None
+    """Set once no rank got on for too long."""
     zygote_gone: ZygoteGone | None = None
     alive: frozenset[int] = field(default_factory=frozenset)
     """Ranks that were started and have not ended."""

@@ -17,6 +17,7 @@ from meshrun.events import (
     Event,
     GenerationEnded,
     LaunchBegan,
+    RankBeat,
     RankExited,
     RankStarted,
     SignalArrived,
@@ -42,8 +43,10 @@ from meshrun.supervise.actions import (
 )
 from meshrun.supervise.console import Console
 from meshrun.supervise.known import RankState, State
+from meshrun.supervise.lookout import Lookout
 from meshrun.supervise.output import Output
 from meshrun.supervise.signals import SignalQueue
+from meshrun.supervise.stacks import ZYGOTE
 from meshrun.supervise.state import step
 from meshrun.supervise.timers import Timers
 from meshrun.supervise.zygote import Zygote
@@ -73,14 +76,15 @@ class Loop:
         self._console = console
         self._watch = watch
         self._ranks = {rank.rank: rank for rank in plan.ranks_of_node()}
-        allow_descriptors(4 * len(self._ranks) + 64)
+        allow_descriptors(5 * len(self._ranks) + 64)
         self.state = State(
             shutdown_timeout_s=plan.request.shutdown_timeout_s,
             max_restarts=plan.request.max_restarts,
             ranks={rank: RankState() for rank in self._ranks},
         )
         self._selector = selectors.DefaultSelector()
-        self._output = Output(plan, console, self._selector)
+        self._lookout = Lookout(plan, console)
+        self._output = Output(plan, console, self._selector, self._lookout.printed)
         self._orders: deque[RankPlan] = deque()
         self._generation = 0
         self._wake_at_ns: int | None = None
@@ -90,7 +94,9 @@ class Loop:
         become_subreaper()
         # From before there is anything to end.
         self._signals = SignalQueue(
-            plan.request.stop_signals, even_if_ignored=plan.request.stop_even_if_ignored
+            plan.request.stop_signals,
+            even_if_ignored=plan.request.stop_even_if_ignored,
+            always=(signal.SIGQUIT,),
         )
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
         self._zygote = self._start_zygote(plan.start_method)
@@ -107,6 +113,7 @@ class Loop:
             if self._timers is not None:
                 self._timers.close()
             self._zygote.close()
+            self._lookout.close()
             self._output.close()
             self._signals.restore()
             self._selector.close()
@@ -125,6 +132,8 @@ class Loop:
         if self._timers is not None:
             for text in self._timers.expire(self._zygote.pid):
                 self._console.note(text)
+        if (hung := self._lookout.look(self.state, self._zygote.pid)) is not None:
+            self._happen(hung)
         if self._wake_at_ns is not None and time.monotonic_ns() >= self._wake_at_ns:
             self._wake_at_ns = None
             self._happen(TimePassed(at_ns=time.monotonic_ns()))
@@ -142,6 +151,7 @@ class Loop:
         if self._output.has_more:
             return 0.0
         looks = [self._wake_at_ns, self._console.next_wake_ns, self._output.next_look_ns]
+        looks.append(self._lookout.next_look_ns(self.state))
         if self._timers is not None:
             looks.append(self._timers.next_expiry_ns)
         times = [at for at in looks if at is not None]
@@ -201,10 +211,16 @@ class Loop:
         while (message := self._zygote.receive_report()) is not None:
             if isinstance(message, wire.ToZygote):
                 raise InternalError(f"a rank sent an order: {message}")
-            self._happen(message)
+            if isinstance(message, RankBeat):
+                self._lookout.beat(message.rank)
+            else:
+                self._happen(message)
 
     def _on_signals(self) -> None:
         for signum in self._signals.take():
+            if signum == signal.SIGQUIT and signum not in self._plan.request.stop_signals:
+                self._lookout.ask(self.state, self._zygote.pid, "SIGQUIT: where the ranks are")
+                continue
             self._happen(SignalArrived(signum=signum, at_ns=time.monotonic_ns()))
 
     # ---- actions ---------------------------------------------------------------------------
@@ -232,12 +248,17 @@ class Loop:
                 self._wake_at_ns = at_ns
 
     def _start_zygote(self, method: StartMethod) -> Zygote:
-        zygote = Zygote(
-            self._plan.program,
-            method=method,
-            preload=self._plan.request.preload,
-            scratch_dir=self._folder.removed_without_us,
-        )
+        stacks = self._lookout.open(ZYGOTE)
+        try:
+            zygote = Zygote(
+                self._plan.program,
+                method=method,
+                preload=self._plan.request.preload,
+                scratch_dir=self._folder.removed_without_us,
+                stacks=stacks,
+            )
+        finally:
+            os.close(stacks)
         self._selector.register(zygote.control, selectors.EVENT_READ, self._on_control)
         self._selector.register(zygote.reports, selectors.EVENT_READ, self._on_reports)
         return zygote
@@ -252,6 +273,7 @@ class Loop:
     def _start_all(self, generation: int) -> None:
         self._output.end_generation()
         self._generation = generation
+        self._lookout.begin()
         # Made only now, when the zygote can remove it should we be killed.
         self._folder.make(
             generation, {rank.local_rank: self._environment(rank) for rank in self._ranks.values()}
@@ -281,7 +303,7 @@ class Loop:
             lazy=self._plan.request.mesh_init == "lazy",
             cpus=list(rank.cpus or ()),
         )
-        theirs = self._output.open(rank, files)
+        theirs = [*self._output.open(rank, files), self._lookout.open(rank.rank)]
         self._zygote.send(order, theirs)
         for end in theirs:
             os.close(end)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from meshrun.errors import HostError, InternalError, MeshrunError
+from meshrun.errors import HangError, HostError, InternalError, MeshrunError
 from meshrun.layout import Layout
 from meshrun.result import LaunchResult, RankFailure, Timings, signal_name, split_wait_status
 from meshrun.supervise.blame import Verdict, judge
@@ -67,6 +67,12 @@ def _exit_code(state: State, verdicts: Sequence[Verdict]) -> int:
 
 def _trouble(state: State) -> MeshrunError | None:
     """Return what ended the launch from outside its ranks, or ``None``."""
+    if state.hung is not None:
+        return HangError(
+            f"no rank got on for {state.hung.idle_s:.1f} s: none used its CPU, printed, or called"
+            " meshrun.heartbeat()",
+            hint="where they were stands above; --hang-timeout says how long they may take",
+        )
     if state.start_error is not None:
         return HostError(
             f"rank {state.start_error.rank} could not be started: {state.start_error.error}",

@@ -55,10 +55,19 @@ class Output:
         plan: LaunchPlan,
         console: Console,
         selector: selectors.BaseSelector,
+        printed: Callable[[int], None],
     ) -> None:
+        """Make it.
+
+        Args:
+            plan: Which streams go where.
+            console: Our own stdout and stderr.
+            selector: What the loop waits with.
+            printed: Called with a rank that printed something.
+        """
         self._plan = plan
         self._hostname = socket.gethostname()
-        self._console, self._selector = console, selector
+        self._console, self._selector, self._printed = console, selector, printed
         self._pipes: dict[int, _Source] = {}
         self._tails: dict[_Source, None] = {}
         self._grown: dict[_Source, None] = {}
@@ -208,6 +217,8 @@ class Output:
         return bool(data)
 
     def _take(self, source: _Source, data: bytes) -> None:
+        if data:
+            self._printed(source.rank)
         if self._collapsing is not None:
             self._collapsing.feed(source.rank, source.to_stderr, data)
         else:

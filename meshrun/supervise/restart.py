@@ -15,9 +15,11 @@ _HOPELESS = frozenset(
 def find_cause(state: State, at_ns: int) -> Cause:
     """Return why this generation ended."""
     verdicts = judge(state)
-    if not verdicts:
+    if state.hung is not None or not verdicts:
         what = "the ranks' store ended" if state.store_ended else "the ranks were stopped"
-        return Cause(rank=0, description=what, raised=None, ran_s=None, at_ns=at_ns)
+        if state.hung is not None:
+            what = f"no rank got on for {state.hung.idle_s:.1f} s"
+        return Cause(rank=None, description=what, raised=None, ran_s=None, at_ns=at_ns)
     first = verdicts[0]
     ready_ns = state.ranks[first.rank].ready_ns
     return Cause(

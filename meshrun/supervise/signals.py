@@ -12,21 +12,28 @@ from typing import Any
 class SignalQueue:
     """Catches signals from its making to :meth:`restore`; a pipe becomes readable with each."""
 
-    def __init__(self, signums: Iterable[int], *, even_if_ignored: bool = False) -> None:
+    def __init__(
+        self,
+        signums: Iterable[int],
+        *,
+        even_if_ignored: bool = False,
+        always: Iterable[int] = (),
+    ) -> None:
         """Begin to catch.
 
         Args:
             signums: What to catch.
             even_if_ignored: Whether to catch what is ignored now, as nohup does to SIGHUP.
+            always: What to catch although it may be ignored, as shells do in the background.
         """
         self._caught: deque[int] = deque()
         self._woken, self._wake = os.pipe()
         for end in (self._woken, self._wake):
             os.set_blocking(end, False)
         self._before: dict[int, Any] = {}
-        for signum in signums:
+        for signum in dict.fromkeys((*signums, *always)):
             before = signal.getsignal(signum)
-            if even_if_ignored or before != signal.SIG_IGN:
+            if even_if_ignored or signum in always or before != signal.SIG_IGN:
                 self._before[signum] = before
                 signal.signal(signum, lambda number, _: self._caught.append(number))
         self._wakeup_fd = signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)

@@ -10,9 +10,11 @@ from typing import Any
 from meshrun.events import (
     Event,
     GenerationEnded,
+    Hung,
     LaunchBegan,
     LeftoversEnded,
     ProgramBroken,
+    RankBeat,
     RankExited,
     RankFinished,
     RankJoined,
@@ -77,6 +79,10 @@ def _start_failed(state: State, event: StartFailed) -> Step:
 def _store_ended(state: State, event: StoreEnded) -> Step:
     stopped, actions = _stop(replace(state, store_ended=event), event.at_ns)
     return _finish(stopped, actions, event.at_ns)
+
+
+def _hung(state: State, event: Hung) -> Step:
+    return _stop(replace(state, hung=event), event.at_ns)
 
 
 def _with_rank(state: State, rank: int, **changes: object) -> State:
@@ -231,6 +237,7 @@ _STEPS: dict[type[Any], Callable[[State, Any], Step]] = {
         [],
     ),
     RankRaised: _raised,
+    RankBeat: lambda state, _: (state, []),
     RankFinished: _finished,
     RankExited: _exited,
     StoreEnded: _store_ended,
@@ -238,5 +245,6 @@ _STEPS: dict[type[Any], Callable[[State, Any], Step]] = {
     GenerationEnded: _generation_ended,
     ZygoteGone: lambda state, event: (replace(state, zygote_gone=event), []),
     SignalArrived: _signalled,
+    Hung: _hung,
     TimePassed: lambda state, event: _time_passed(state, event.at_ns),
 }

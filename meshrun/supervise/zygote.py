@@ -32,12 +32,13 @@ class Zygote:
         method: StartMethod,
         preload: Sequence[str],
         scratch_dir: str,
+        stacks: int,
     ) -> None:
         self.control, theirs = packet_pair()
         self.reports, ranks_end = packet_pair()
         self._gate = -1
         with theirs, ranks_end:
-            fds = (theirs.fileno(), ranks_end.fileno())
+            fds = (theirs.fileno(), ranks_end.fileno(), stacks)
             command = [sys.executable, "-u", str(_SCRIPT), *map(str, fds), program.kind]
             try:
                 self._process = subprocess.Popen(

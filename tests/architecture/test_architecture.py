@@ -14,6 +14,7 @@ FLAGS = {
     "--duplicate-stderr-filters", "--duplicate-stdout-filters", "--event-log-handler",
     "--flatten", "--intra-node", "--place", "--rank", "--view",
     "--exit-barrier-timeout", "--exit-code", "--format", "--help", "--hide", "--local-addr",
+    "--hang-timeout", "--start-timeout",
     "--local-ranks-filter", "--log-dir", "--log-line-prefix-template", "--logs-specs",
     "--master-addr", "--master-port", "--max-restarts", "--mesh", "--mesh-init", "--module",
     "--monitor-interval", "--names", "--nnodes", "--no-prefix", "--no-python", "--node-rank",
@@ -25,7 +26,7 @@ FLAGS = {
 }  # fmt: skip
 PUBLIC = [
     "LaunchResult", "Layout", "MeshError", "MeshrunError", "RankFailed", "current_layout",
-    "current_mesh", "data_shard", "has_mesh", "init_mesh", "launch", "use_mesh",
+    "current_mesh", "data_shard", "has_mesh", "heartbeat", "init_mesh", "launch", "use_mesh",
 ]  # fmt: skip
 TOP_LEVEL = {"pyproject.toml", "meshrun", "tests", "examples", "docs", "README.md"}
 LONGEST_FILE = 330

@@ -1,0 +1,131 @@
+"""Python stacks of ranks as ``faulthandler`` writes them: read, merged, worded. Pure."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sysconfig
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+STACK_SIGNAL = getattr(signal, "SIGRTMAX", 64) - 3
+"""Asks a rank for its stacks. Real-time signals are nobody else's, and Python can catch them."""
+
+_HEAD = re.compile(r"(?:(Current) t|T)hread 0x([0-9a-fA-F]+)(?: \[[^\]]*\])?.*:")
+_FRAME = re.compile(r'\s+File "(.*)", line (\d+|\?\?\?) in (.*)')
+_FATAL = re.compile(r"Fatal Python error: (.*)")
+_LIBRARIES = tuple({
+    os.path.realpath(path) + os.sep
+    for name in ("stdlib", "platstdlib", "purelib", "platlib")
+    if (path := sysconfig.get_path(name))
+})  # fmt: skip
+_OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_MOST_FRAMES = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One call."""
+
+    file: str
+    line: str
+    function: str
+
+    @property
+    def is_users(self) -> bool:
+        """Whether it is neither Python's nor an installed library's nor meshrun's."""
+        in_library = f"{os.sep}site-packages{os.sep}" in self.file or self.file.startswith("<")
+        return not (in_library or self.file.startswith((*_LIBRARIES, _OURS)))
+
+    def place(self, folder: str) -> str:
+        """Return ``train.py:41``, from ``folder`` where it lies below."""
+        return f"{short_path(self.file, folder)}:{self.line}"
+
+
+@dataclass(frozen=True, slots=True)
+class Dump:
+    """The stacks of one process; frames are innermost first."""
+
+    main: tuple[Frame, ...]
+    """Of the main thread."""
+    others: tuple[tuple[Frame, ...], ...] = ()
+    fatal: str | None = None
+    """What ended the process, such as ``Segmentation fault``."""
+
+
+def parse_dump(text: str) -> Dump | None:
+    """Return the last dump in what ``faulthandler`` has written; ``None`` if there is none.
+
+    Threads are listed from the youngest to the main thread (CPython, ``Python/traceback.c``); in a
+    dump of a crash the thread that crashed comes first, and is told as the main one.
+    """
+    fatal = None
+    threads: list[tuple[bool, list[Frame]]] = []
+    for line in text.splitlines():
+        if found := _FATAL.match(line):
+            fatal, threads = found[1], []
+        elif head := _HEAD.match(line):
+            threads.append((head[1] is not None, []))
+        elif (frame := _FRAME.match(line)) and threads:
+            threads[-1][1].append(Frame(frame[1], frame[2], frame[3]))
+    if not threads:
+        return None
+    main = next((at for at, (current, _) in enumerate(threads) if current and fatal), -1)
+    stacks = [_without_ours(frames) for _, frames in threads]
+    told = stacks.pop(main)
+    return Dump(told, tuple(stacks), fatal)
+
+
+def _without_ours(frames: list[Frame]) -> tuple[Frame, ...]:
+    """Leave out how a rank gets to its program."""
+    until = len(frames)
+    while until and frames[until - 1].file.startswith(_OURS):
+        until -= 1
+    return tuple(frames[:until] or frames)
+
+
+def merge(dumps: Mapping[int, Dump]) -> list[tuple[tuple[int, ...], Dump]]:
+    """Return ranks whose main threads are at the same place, the most first."""
+    groups: dict[tuple[Frame, ...], list[int]] = {}
+    for rank in sorted(dumps):
+        groups.setdefault(dumps[rank].main, []).append(rank)
+    merged = [(tuple(ranks), dumps[ranks[0]]) for ranks in groups.values()]
+    return sorted(merged, key=lambda group: (-len(group[0]), group[0]))
+
+
+def headline(stack: tuple[Frame, ...], folder: str) -> str:
+    """Return where a stack is, for people: ``all_reduce at train.py:41``."""
+    place = next((at for at, frame in enumerate(stack) if frame.is_users), None)
+    if not stack:
+        return "no Python frame"
+    if place is None:
+        return f"{stack[0].function} at {stack[0].place(folder)}"
+    users = stack[place]
+    calls = _unwrapped(stack[:place])
+    where = users.place(folder)
+    return f"{calls} at {where}" if calls else f"{where} in {users.function}"
+
+
+def describe(stack: tuple[Frame, ...], folder: str) -> Iterator[str]:
+    """Yield a line for each frame, the innermost last, as in a traceback."""
+    shown = stack[:_MOST_FRAMES]
+    if len(shown) < len(stack):
+        yield f"... {len(stack) - len(shown)} more frames"
+    for frame in reversed(shown):
+        yield f"{frame.place(folder)} in {frame.function}"
+
+
+def short_path(file: str, folder: str) -> str:
+    """Return a path from ``folder``, or from the folder of libraries, where it lies below."""
+    if os.path.isabs(file) and file.startswith(os.path.join(folder, "")):
+        return os.path.relpath(file, folder)
+    _, found, rest = file.rpartition(f"{os.sep}site-packages{os.sep}")
+    return rest if found else file
+
+
+def _unwrapped(calls: tuple[Frame, ...]) -> str:
+    """Return the call that the user made, rather than a decorator around it."""
+    names = [frame.function for frame in reversed(calls)]
+    real = [name for name in names if name not in ("wrapper", "inner", "_call_impl", "<lambda>")]
+    return next(iter(real or names), "")

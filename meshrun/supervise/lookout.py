@@ -1,0 +1,107 @@
+"""Tells people where ranks are: when asked to, when a start stalls, when nobody gets on."""
+
+from __future__ import annotations
+
+import time
+
+from meshrun.events import Hung
+from meshrun.host.processes import cpu_seconds_of_trees
+from meshrun.plan import LaunchPlan
+from meshrun.stacks import Dump
+from meshrun.supervise.console import Console
+from meshrun.supervise.known import State
+from meshrun.supervise.merged_label import merged_label
+from meshrun.supervise.stacks import ZYGOTE, Stacks
+from meshrun.supervise.watchdog import Watchdog
+
+
+class Lookout:
+    """The stacks of ranks, and the watchdog that may ask for them."""
+
+    def __init__(self, plan: LaunchPlan, console: Console) -> None:
+        self._plan, self._console = plan, console
+        self._stacks = Stacks(plan.layout)
+        self._watchdog = Watchdog(
+            start_timeout_s=plan.request.start_timeout_s,
+            hang_timeout_s=plan.request.hang_timeout_s,
+            cpu_seconds=cpu_seconds_of_trees,
+        )
+        self._pids: dict[int, int] = {}
+        self._idle_s: float | None = None
+        """For how long nobody got on, once that was noticed; its stacks come first."""
+
+    def open(self, rank: int) -> int:
+        """Return what a rank is to write its stacks to, for the caller to hand over and close."""
+        return self._stacks.open(rank)
+
+    def begin(self) -> None:
+        """A generation of ranks is started."""
+        self._idle_s = None
+        self._watchdog.begin()
+
+    def beat(self, rank: int) -> None:
+        """A rank's program says that it gets on."""
+        self._watchdog.beat(rank)
+
+    def printed(self, rank: int) -> None:
+        """A rank printed something."""
+        self._watchdog.printed(rank)
+
+    def crash(self, rank: int) -> Dump | None:
+        """Return the stacks of a rank whose native code crashed, if it told any."""
+        return self._stacks.crash(rank)
+
+    def ask(self, state: State, zygote_pid: int, why: str) -> None:
+        """Ask every rank for its stacks; they are printed once all have answered."""
+        self._pids = {
+            rank: known.pid
+            for rank, known in state.ranks.items()
+            if known.pid is not None and known.exited is None
+        }
+        asked = dict(self._pids)
+        if any(known.pid is None for known in state.ranks.values()):
+            asked[ZYGOTE] = zygote_pid
+        self._console.note(why)
+        self._stacks.ask(asked)
+
+    def next_look_ns(self, state: State) -> int | None:
+        """When :meth:`look` has something to do, or ``None``."""
+        times = (self._stacks.next_look_ns, self._watchdog.next_look_ns(state))
+        return min((at for at in times if at is not None), default=None)
+
+    def look(self, state: State, zygote_pid: int) -> Hung | None:
+        """Do what is due; return what was found if nobody gets on any more."""
+        if self._watchdog.stalls(state):
+            self.ask(state, zygote_pid, self._describe_stall(state))
+        if self._idle_s is None and (idle_s := self._watchdog.idle_s(state)) is not None:
+            self._idle_s = idle_s
+            self.ask(state, zygote_pid, f"no rank has got on for {idle_s:.1f} s")
+        lines = self._stacks.look()
+        if lines is None:
+            return None
+        for line in lines:
+            self._console.print_line(line.encode(errors="backslashreplace"), to_stderr=True)
+        if self._pids:
+            self._stacks.tell_native(self._pids.values())
+            self._pids = {}
+        if self._idle_s is None or self._stacks.next_look_ns is not None:
+            return None
+        idle_s, self._idle_s = self._idle_s, None
+        return Hung(idle_s=idle_s, at_ns=time.monotonic_ns())
+
+    def close(self) -> None:
+        """Let go of all files."""
+        self._stacks.close()
+
+    def _describe_stall(self, state: State) -> str:
+        took = f"the start has taken {self._plan.request.start_timeout_s:g} s"
+        unborn = sum(known.pid is None for known in state.ranks.values())
+        if unborn == len(state.ranks):
+            return f"{took}, and torch is still being imported"
+        behind = [rank for rank, known in state.ranks.items() if not known.joined]
+        lacks = "have not joined the process group"
+        if self._plan.layout.mesh is None or not behind:
+            behind = [rank for rank, known in state.ranks.items() if not known.ready]
+            lacks = "have not begun the program"
+        who = merged_label(self._plan.layout, behind)
+        return f"{took}: {len(behind)} of {len(state.ranks)} ranks {lacks}: {who}"
