@@ -136,7 +136,7 @@ class Layout(Dims):
             raise self._outside(tuple(coordinate))
         return self._at(tuple(coordinate), self._own, coordinate)
 
-    def ranks(self, **indices: int | Iterable[int]) -> Group:
+    def ranks(self, /, **indices: int | Iterable[int]) -> Group:
         """Return the ranks with an index, or one of several, on each of some dims; ascending.
 
         Raises:

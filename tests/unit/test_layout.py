@@ -277,6 +277,14 @@ def test_coordinates_go_by_name_and_stay_tuples() -> None:
         _ = coordinate.pp
 
 
+def test_a_dim_may_have_any_name() -> None:
+    """Also one that a parameter has."""
+    layout = Layout.parse("self=2,coordinate=2,rank=2")
+
+    assert layout.ranks(self=1, rank=0) == range(4, 8, 2)
+    assert layout.rank(self=1, coordinate=0, rank=1) == 5
+
+
 @pytest.mark.parametrize(
     ("spec", "rank", "label"),
     [
