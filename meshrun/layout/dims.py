@@ -27,8 +27,9 @@ class Dims(Nodes):
         views: Other factorisations of the mesh's ranks; a ``-1`` in them is worked out.
 
     Raises:
-        LayoutError: If ``own_rank`` is outside the world; in every method, if there is no such
-            rank or dim, or if a rank is left out and there is no own rank.
+        LayoutError: If the mesh and the nodes have not as many ranks, a node has no worker, or
+            ``own_rank`` is outside the world; in every method, if there is no such rank or dim,
+            or if a rank is left out and there is no own rank.
         SpecError: If ``flattens`` or ``views`` do not fit the mesh.
     """
 
@@ -40,6 +41,7 @@ class Dims(Nodes):
 
     def __post_init__(self) -> None:
         Nodes.__post_init__(self)  # super() does not find the class that slots make anew
+        self._check_mesh()
         own = axes_of(self.sizes)
         axes: dict[str | int, Axis] = {**dict(enumerate(own)), **dict(zip(self.shape, own))}  # noqa: B905
         if self.flattens or self.views:
@@ -155,6 +157,19 @@ class Dims(Nodes):
         if axis is None:
             raise self._no_dim(dim)
         return axis
+
+    def _check_mesh(self) -> None:
+        if self.mesh is None:
+            return
+        if self.mesh.is_inferred:
+            hint = "Layout.parse() works it out"
+            raise LayoutError(f"mesh `{self.mesh}` has a size of -1", hint=hint)
+        if self.mesh.known_size != self.world_size:
+            raise LayoutError(
+                f"mesh `{self.mesh}` has {self.mesh.known_size} ranks, and"
+                f" {self.nnodes} node{'s have' if self.nnodes > 1 else ' has'} {self.world_size}",
+                hint="the workers of all nodes, nproc_per_node, are the ranks of the mesh",
+            )
 
     def _no_dim(self, dim: str | int) -> LayoutError:
         derived = [str(name) for name in self._axes if name not in self.shape]

@@ -39,8 +39,9 @@ class Layout(Dims):
         views: Other factorisations of the mesh's ranks; a ``-1`` in them is worked out.
 
     Raises:
-        LayoutError: If ``own_rank`` is outside the world; in every method, if there is no such
-            rank or dim, or if a rank is left out and there is no own rank.
+        LayoutError: If the mesh and the nodes have not as many ranks, a node has no worker, or
+            ``own_rank`` is outside the world; in every method, if there is no such rank or dim,
+            or if a rank is left out and there is no own rank.
         SpecError: If ``flattens`` or ``views`` do not fit the mesh.
     """
 

@@ -18,8 +18,8 @@ class Nodes:
         own_rank: The rank of this process, or ``None`` where there is none.
 
     Raises:
-        LayoutError: If ``own_rank`` is outside the world; in every method, if a rank is, or if
-            it is left out and there is no own rank.
+        LayoutError: If a node has no worker, or ``own_rank`` is outside the world; in every
+            method, if a rank is, or if it is left out and there is no own rank.
     """
 
     nproc_per_node: tuple[int, ...]
@@ -30,8 +30,14 @@ class Nodes:
     """First rank of each node, then the world size; empty where all nodes are alike."""
 
     def __post_init__(self) -> None:
-        counts = self.nproc_per_node
-        is_even = bool(counts) and counts[0] > 0 and counts.count(counts[0]) == len(counts)
+        counts = tuple(self.nproc_per_node)
+        if not counts:
+            raise LayoutError("there is no node", hint="nproc_per_node=(8, 8) are two of them")
+        if (fewest := min(counts)) < 1:
+            node = counts.index(fewest)
+            raise LayoutError(f"a node has at least 1 worker, and node {node} has {fewest}")
+        object.__setattr__(self, "nproc_per_node", counts)
+        is_even = counts.count(counts[0]) == len(counts)
         starts = () if is_even else tuple(accumulate(counts, initial=0))
         object.__setattr__(self, "_starts", starts)
         object.__setattr__(self, "world_size", starts[-1] if starts else counts[0] * len(counts))

@@ -361,6 +361,26 @@ def test_what_is_not_there_is_refused(ask: object, message: str) -> None:
         ask(Layout.parse("dp=2,tp=4", nnodes=2))  # type: ignore[operator]
 
 
+@pytest.mark.parametrize(
+    ("mesh", "counts", "message"),
+    [
+        ("dp=2,tp=4", (8, 4), "mesh `dp=2,tp=4` has 8 ranks, and 2 nodes have 12"),
+        ("dp=2,tp=4", (4,), "mesh `dp=2,tp=4` has 8 ranks, and 1 node has 4"),
+        ("dp=-1,tp=4", (8,), "mesh `dp=-1,tp=4` has a size of -1"),
+        (None, (), "there is no node"),
+        (None, (4, 0, 4), "a node has at least 1 worker, and node 1 has 0"),
+        ("8", (12, -4), "a node has at least 1 worker, and node 1 has -4"),
+    ],
+)
+def test_a_mesh_fills_its_nodes(mesh: str | None, counts: tuple[int, ...], message: str) -> None:
+    """No rank is left over, none is missing; the same from what a file says."""
+    with pytest.raises(LayoutError) as caught:
+        Layout(mesh=parse_mesh(mesh) if mesh else None, nproc_per_node=counts)
+    with pytest.raises(LayoutError) as from_file:
+        Layout.from_dict({"mesh": mesh, "nproc_per_node": list(counts)})
+    assert caught.value.message == from_file.value.message == message
+
+
 # ---- size ----------------------------------------------------------------------------------
 
 
