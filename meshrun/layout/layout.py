@@ -8,7 +8,7 @@ so a rank's place in a dim's group is its coordinate on that dim.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from meshrun.errors import LayoutError
@@ -28,7 +28,7 @@ class Layout(Dims):
     A dim goes by its name, or by its index in the mesh, as a text too where dims have no names.
     Except where a method says so, dims that ``flattens`` joins and dims of ``views`` are dims like
     the mesh's own. A rank that is left out is the own one, and groups are ascending. Layouts are
-    equal if every rank sits in the same place, whoever asks.
+    equal if every rank sits in the same place, whoever asks, before a restart and after it.
 
     Args:
         mesh: The solved spec (no ``-1``), or ``None`` where a launch has no mesh.
@@ -45,7 +45,7 @@ class Layout(Dims):
         SpecError: If ``flattens`` or ``views`` do not fit the mesh.
     """
 
-    generation: int = 0
+    generation: int = field(default=0, compare=False)
 
     @classmethod
     def parse(

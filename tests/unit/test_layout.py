@@ -277,6 +277,17 @@ def test_coordinates_go_by_name_and_stay_tuples() -> None:
         _ = coordinate.pp
 
 
+def test_a_layout_is_the_same_after_a_restart() -> None:
+    """One from a checkpoint of an earlier generation is equal to the one of now."""
+    mesh = parse_mesh("dp=2,tp=4")
+    before = Layout(mesh=mesh, nproc_per_node=(8,), generation=1, own_rank=3)
+    now = Layout(mesh=mesh, nproc_per_node=[8], generation=4)  # type: ignore[arg-type]
+
+    assert Layout.from_dict(before.to_dict()) == now
+    assert {before, now} == {now}
+    assert Layout.from_dict(before.to_dict()).generation == 1
+
+
 def test_a_dim_may_have_any_name() -> None:
     """Also one that a parameter has."""
     layout = Layout.parse("self=2,coordinate=2,rank=2")
