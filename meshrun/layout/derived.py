@@ -90,7 +90,8 @@ def parse_view(text: str) -> View:
     if not colon:
         wrong = text.strip()
         at = len(text) - len(text.lstrip())
-        raise _error(f"`{wrong}` has no name" if wrong else "the view is empty", text, at, wrong)
+        message = f"`{wrong}` has no name" if wrong else "the view is empty"
+        raise _error(message, text, at, wrong, _VIEW_HINT)
     name = head.strip()
     _check_name(text, len(head) - len(head.lstrip()), name, _VIEW_HINT)
     at = len(head) + 1

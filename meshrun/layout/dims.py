@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import index
 from typing import TypeAlias, overload
 
 from meshrun.errors import LayoutError
@@ -81,6 +82,8 @@ class Dims(Nodes):
             return name
         if name in names:
             return names.index(str(name))
+        if name in self._axes:
+            raise LayoutError(f"dim `{name}` is none of the mesh's own", hint=self._has())
         raise self._no_dim(name)
 
     def size(self, dim: str | int | None = None) -> int:
@@ -114,7 +117,7 @@ class Dims(Nodes):
     ) -> int | None:
         """Return the rank so many places on in the group; past its ends ``None``, or around."""
         axis, rank = self.axis(dim), self._known(rank)
-        place = axis.place(rank) + offset
+        place = axis.place(rank) + index(offset)
         if not 0 <= place < axis.size:
             if not wrap:
                 return None
@@ -172,7 +175,12 @@ class Dims(Nodes):
             )
 
     def _no_dim(self, dim: str | int) -> LayoutError:
-        derived = [str(name) for name in self._axes if name not in self.shape]
-        names = (*self.dim_labels, *(name for name in derived if not name.isdigit()))
-        known = ", ".join(f"`{name}`" for name in names) or "no dims"
-        return LayoutError(f"mesh `{self.mesh}` has no dim `{dim}`", hint=f"it has {known}")
+        if self.mesh is None:
+            hint = "give it one, as in --mesh dp=2,tp=4"
+            return LayoutError(f"there is no mesh, so no dim `{dim}`", hint=hint)
+        known = {*self.shape, *range(len(self.sizes))}
+        derived = [str(name) for name in self._axes if name not in known]
+        return LayoutError(f"mesh `{self.mesh}` has no dim `{dim}`", hint=self._has(*derived))
+
+    def _has(self, *derived: str) -> str:
+        return "it has " + ", ".join(f"`{name}`" for name in (*self.dim_labels, *derived))

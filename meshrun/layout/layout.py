@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from operator import index
+from typing import Any, TypeAlias
 
 from meshrun.errors import LayoutError
 from meshrun.layout.axes import Axis, rest_of
@@ -19,6 +20,8 @@ from meshrun.layout.derived import Flatten, View, parse_derived
 from meshrun.layout.dims import Dims, Group
 from meshrun.layout.solving import solve_sizes
 from meshrun.spec import MeshSpec, format_mesh, parse_mesh
+
+_Asked: TypeAlias = "tuple[int, ...] | Mapping[str, object]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +104,6 @@ class Layout(Dims):
             views=views,
         )
 
-    # ---- dims ------------------------------------------------------------------------------
-
     # ---- ranks and coordinates -------------------------------------------------------------
 
     def coordinate(self, rank: int | None = None) -> Coordinate:
@@ -133,8 +134,14 @@ class Layout(Dims):
         if coordinate is None:
             axes = tuple([self.axis(dim) for dim in indices])
             return self._at(indices, axes, list(indices.values()))
-        if indices or len(coordinate) != len(self._own):
-            raise self._outside(tuple(coordinate))
+        if indices:
+            raise LayoutError("both a coordinate and indices by dim are given", hint="give one")
+        if len(coordinate) != len(self._own):
+            given, dims = tuple(coordinate), len(self._own)
+            raise LayoutError(
+                f"coordinate {given} is of {len(given)} dims, and mesh `{self.mesh}` of {dims}",
+                hint="name dims to leave others out: rank(dp=1)",
+            )
         return self._at(tuple(coordinate), self._own, coordinate)
 
     def ranks(self, /, **indices: int | Iterable[int]) -> Group:
@@ -150,12 +157,12 @@ class Layout(Dims):
         chosen: list[tuple[Axis, Sequence[int]]] = []
         for dim, given in indices.items():
             axis = self.axis(dim)
-            if isinstance(given, int):
-                wanted = [given]
-            else:  # a number of numpy is no int, and not several either
-                wanted = sorted({*given}) if isinstance(given, Iterable) else [given]
+            if isinstance(given, Iterable):
+                wanted = sorted({index(place) for place in given})
+            else:
+                wanted = [index(given)]
             if wanted and not 0 <= wanted[0] <= wanted[-1] < axis.size:
-                raise self._outside(indices)
+                raise self._outside(indices, axis)
             chosen.append((axis, wanted))
         return ranks_at(chosen, self.world_size)
 
@@ -199,22 +206,35 @@ class Layout(Dims):
         others = range(other.world_size) if isinstance(other, Layout) else other
         return match_ranks(mine.index(rank), len(mine), others)
 
-    def _at(self, asked: object, axes: tuple[Axis, ...], places: Sequence[int]) -> int:
+    def _at(self, asked: _Asked, axes: tuple[Axis, ...], places: Sequence[int]) -> int:
         rank = 0
-        for axis, place in zip(axes, places, strict=True):
+        for axis, given in zip(axes, places, strict=True):
+            place = index(given)
             if not 0 <= place < axis.size:
-                raise self._outside(asked)
+                raise self._outside(asked, axis)
             rank += axis.offset(place)
         rest = rest_of(self.world_size, axes)
         if rest is None:
-            raise LayoutError(f"dims {asked} overlap, so their indices cannot be chosen one by one")
+            raise LayoutError(
+                f"the dims of {_shown(asked)} overlap, so their indices do not tell one rank",
+                hint="ranks() finds those at all of them",
+            )
         if rest.size > 1:
             own = self._known(None)
             rank += own - rest.first(own)
         return rank
 
-    def _outside(self, place: object) -> LayoutError:
-        return LayoutError(f"coordinate {place} is outside mesh `{self.mesh}`")
+    def _outside(self, asked: _Asked, axis: Axis) -> LayoutError:
+        dim = next(dim for dim in reversed(self._axes) if self._axes[dim] is axis)
+        hint = f"`{dim}` goes from 0 to {axis.size - 1}"
+        return LayoutError(f"{_shown(asked)} is outside mesh `{self.mesh}`", hint=hint)
+
+
+def _shown(asked: _Asked) -> str:
+    """What was asked for as it may be typed: ``(2, 0)``, ``dp=2, tp=0``."""
+    if isinstance(asked, tuple):
+        return f"coordinate {asked}"
+    return ", ".join(f"{dim}={given}" for dim, given in asked.items())
 
 
 def solve_layout(

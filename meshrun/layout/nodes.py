@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from itertools import accumulate
+from operator import index
 
 from meshrun.errors import LayoutError
 
@@ -79,7 +80,10 @@ class Nodes:
         """
         ranks = self.ranks_of_node(node_rank)
         if not 0 <= local_rank < len(ranks):
-            raise LayoutError(f"node {node_rank} has no local rank {local_rank}, but {len(ranks)}")
+            raise LayoutError(
+                f"node {node_rank} has no local rank {local_rank}",
+                hint=f"it has {len(ranks)} workers, 0 to {len(ranks) - 1}",
+            )
         return ranks[local_rank]
 
     def ranks_of_node(self, node_rank: int) -> range:
@@ -90,7 +94,9 @@ class Nodes:
         """
         counts = self.nproc_per_node
         if not 0 <= node_rank < len(counts):
-            raise LayoutError(f"there is no node {node_rank} among {len(counts)}")
+            raise LayoutError(
+                f"there is no node {node_rank}", hint=f"nodes go from 0 to {len(counts) - 1}"
+            )
         first = self._starts[node_rank] if self._starts else node_rank * counts[0]
         return range(first, first + counts[node_rank])
 
@@ -101,6 +107,7 @@ class Nodes:
                 hint = "name a rank; current_layout() knows the one of its process"
                 raise LayoutError("this layout has no own rank", hint=hint)
             return self.own_rank
+        rank = index(rank)  # a number of numpy or torch becomes a plain one
         if not 0 <= rank < self.world_size:
             raise LayoutError(f"rank {rank} is outside a world of {self.world_size}")
         return rank
