@@ -122,7 +122,7 @@ def format_view(view: View) -> str:
 
 
 def parse_derived(
-    flattens: Iterable[str], views: Iterable[str]
+    flattens: str | Iterable[str], views: str | Iterable[str]
 ) -> tuple[tuple[Flatten, ...], tuple[View, ...]]:
     """Return the values of ``--flatten`` and ``--view``, each given any often.
 
@@ -151,7 +151,8 @@ def format_derived(flattens: Iterable[Flatten], views: Iterable[View]) -> dict[s
     return {name: text for name, text in texts.items() if text}
 
 
-def _split(texts: Iterable[str]) -> list[str]:
+def _split(texts: str | Iterable[str]) -> list[str]:
+    texts = [texts] if isinstance(texts, str) else texts
     return [part.strip() for text in texts for part in text.split(";") if part.strip()]
 
 

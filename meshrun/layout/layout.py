@@ -58,8 +58,8 @@ class Layout(Dims):
         names: str | None = None,
         nnodes: int = 1,
         nproc_per_node: int | None = None,
-        flatten: Iterable[str] = (),
-        views: Iterable[str] = (),
+        flatten: str | Iterable[str] = (),
+        views: str | Iterable[str] = (),
     ) -> Layout:
         """Return the layout of a launch with these options; texts as on the command line.
 
