@@ -203,11 +203,13 @@ def _check_size(text: str, position: int, item: str, before: list[int]) -> int:
             hint="write a number for one of them",
         )
     if size < 1 and size != INFERRED:
+        huge = len(item) >= 10 and not item.startswith("-")
+        hint = "use 1 for a dim that is switched off, or `-1` for what is left over"
         raise SpecError(
-            f"a size is at least 1, found {item}" if len(item) < 10 else f"{item} is too large",
+            f"{item} is too large" if huge else f"a size is at least 1, found {item}",
             text=text,
             position=position,
             length=len(item),
-            hint="use 1 for a dim that is switched off, or `-1` for what is left over",
+            hint="a size has at most nine digits" if huge else hint,
         )
     return size

@@ -212,7 +212,8 @@ def _solve_view(view: View, world_size: int) -> View:
         dim = mesh.sizes.index(INFERRED)
         return replace(view, mesh=mesh.with_size(dim, world_size // mesh.known_size))
     if mesh.is_inferred or mesh.known_size != world_size:
-        needs = f"{'a multiple of ' if mesh.is_inferred else ''}{mesh.known_size} workers"
+        workers = f"{mesh.known_size} worker{'s' if mesh.known_size != 1 else ''}"
+        needs = f"{'a multiple of ' if mesh.is_inferred else ''}{workers}"
         message = f"view `{view.name}` needs {needs}, and the mesh has {world_size}"
         hint = "a view is another factorisation of the mesh's ranks; one size may be `-1`"
         raise _error(message, format_view(view), len(view.name) + 1, format_mesh(mesh), hint)

@@ -60,7 +60,7 @@ def _workers_for(mesh: MeshSpec, nodes: int) -> int:
         )
     if mesh.known_size % nodes:
         raise LayoutError(
-            f"mesh `{mesh}` needs {mesh.known_size} workers, which {_nodes(nodes)} cannot share"
+            f"mesh `{mesh}` needs {_workers(mesh.known_size)}, which {_nodes(nodes)} cannot share"
             f" equally ({mesh.known_size} / {nodes} = {mesh.known_size / nodes:.4g})",
             hint=_hint(mesh, nodes, None),
         )
@@ -73,12 +73,15 @@ def _nodes(count: int) -> str:
 
 def _given(nodes: int, nproc: int) -> str:
     verb = "gives" if nodes == 1 else "give"
-    workers = f"{nproc} worker{'s' if nproc != 1 else ''}"
-    return f"{_nodes(nodes)} x {workers} {verb} {nodes * nproc}"
+    return f"{_nodes(nodes)} x {_workers(nproc)} {verb} {nodes * nproc}"
+
+
+def _workers(count: int) -> str:
+    return f"{count} worker{'s' if count != 1 else ''}"
 
 
 def _mismatch(mesh: MeshSpec, nodes: int, nproc: int) -> LayoutError:
-    needs = f"mesh `{mesh}` needs {mesh.known_size} workers"
+    needs = f"mesh `{mesh}` needs {_workers(mesh.known_size)}"
     if mesh.ndim > 1:
         needs += f" ({' x '.join(str(size) for size in mesh.sizes)})"
     return LayoutError(f"{needs}, and {_given(nodes, nproc)}", hint=_hint(mesh, nodes, nproc))
@@ -95,7 +98,7 @@ def _hint(mesh: MeshSpec, nodes: int, nproc: int | None) -> str:
     if nproc is not None:
         meshes = list(_meshes_that_fill(mesh, nodes * nproc))[:3]
         fits = " or ".join(f"`{format_mesh(choice)}`" for choice in meshes)
-        choices.append(f"{fits} fit{'s' if len(meshes) == 1 else ''} {nodes * nproc} workers")
+        choices.append(f"{fits} fit{'s' if len(meshes) == 1 else ''} {_workers(nodes * nproc)}")
     needed = mesh.known_size
     if mesh.is_inferred and nproc is not None:
         needed *= max(1, round(nodes * nproc / mesh.known_size))

@@ -3,11 +3,12 @@
 import json
 import pickle
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
-from meshrun.errors import LayoutError
+from meshrun.errors import LayoutError, UsageError
 from meshrun.layout import Layout
 from meshrun.spec import parse_mesh
 
@@ -213,3 +214,42 @@ def test_a_mesh_fills_its_nodes(mesh: str | None, counts: tuple[int, ...], messa
     with pytest.raises(LayoutError) as from_file:
         Layout.from_dict({"mesh": mesh, "nproc_per_node": list(counts)})
     assert caught.value.message == from_file.value.message == message
+
+
+@pytest.mark.parametrize(
+    ("mesh", "options", "message", "hint"),
+    [
+        (
+            "1",
+            {"nnodes": 2},
+            "mesh `1` needs 1 worker, which 2 nodes cannot share equally (1 / 2 = 0.5)",
+            "--nnodes 1 can",
+        ),
+        (
+            "2",
+            {"nproc_per_node": 1},
+            "mesh `2` needs 2 workers, and 1 node x 1 worker gives 1",
+            "`1` fits 1 worker; --nproc-per-node 2 gives 2; --nnodes 2 gives 2",
+        ),
+        ("2", {"views": "v:a=1"}, "view `v` needs 1 worker, and the mesh has 2", None),
+    ],
+)
+def test_one_is_not_many(
+    mesh: str, options: dict[str, Any], message: str, hint: str | None
+) -> None:
+    """Errors can be read aloud."""
+    with pytest.raises(UsageError) as caught:
+        Layout.parse(mesh, **options)
+    assert caught.value.message == message
+    if hint:
+        assert caught.value.hint == hint
+
+
+def test_nodes_may_differ() -> None:
+    """Their workers are listed, as in what to_dict() writes."""
+    layout = Layout.from_dict({"mesh": "dp=3,tp=4", "nproc_per_node": [8, 4]}, own_rank=9)
+
+    assert (layout.slot(), layout.coordinate()) == ((1, 1), (2, 1))
+    assert [layout.crosses_nodes(dim) for dim in layout.shape] == [True, False]
+    assert layout.to_dict()["nproc_per_node"] == [8, 4]
+    assert Layout.from_dict(layout.to_dict()) == layout
