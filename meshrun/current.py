@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from meshrun.errors import MeshError, MeshrunError
 from meshrun.layout import Layout, parse_derived
-from meshrun.spec import parse_mesh
+from meshrun.spec import MeshSpec, parse_mesh
 
 
 def current_layout() -> Layout:
@@ -29,7 +29,7 @@ def current_layout() -> Layout:
             size, rest = divmod(sum(counts), mesh.known_size)
             mesh = mesh.with_size(mesh.sizes.index(-1), size if not rest else 0)
         if mesh is not None and mesh.known_size != sum(counts):
-            raise MeshError(f"MESHRUN_MESH `{text}` does not fit {sum(counts)} ranks")
+            raise _misfit(parse_mesh(text or ""), sum(counts))
         flattens, views = parse_derived(
             [env.get("MESHRUN_FLATTEN", "")], [env.get("MESHRUN_VIEW", "")]
         )
@@ -55,6 +55,15 @@ def _slot_order(env: Mapping[str, str]) -> tuple[str, ...] | None:
     return tuple(env["MESHRUN_SLOT_ORDER"].split(",")) if "MESHRUN_SLOT_ORDER" in env else None
 
 
+def _misfit(mesh: MeshSpec, ranks: int) -> MeshError:
+    has = f"the environment has {ranks}"
+    if mesh.is_inferred:
+        needs = f"MESHRUN_MESH `{mesh}` needs a multiple of {mesh.known_size} ranks"
+        return MeshError(f"{needs}, and {has}", hint="the sizes beside `-1` multiply to a divisor")
+    hint = f"start it with `meshrun --mesh {mesh} ...`, or write `-1` for the size that may vary"
+    return MeshError(f"MESHRUN_MESH `{mesh}` needs {mesh.known_size} ranks, and {has}", hint=hint)
+
+
 def _own_rank(env: Mapping[str, str], world_size: int) -> int | None:
     """Return the rank of this process; a launch of one needs no number."""
     if rank := env.get("RANK"):
@@ -64,12 +73,17 @@ def _own_rank(env: Mapping[str, str], world_size: int) -> int | None:
 
 def _workers(env: Mapping[str, str]) -> tuple[int, ...]:
     """Return the workers of each node, as meshrun says them or as torchrun does."""
-    nodes = int(env.get("GROUP_WORLD_SIZE") or 1)
-    if listed := env.get("MESHRUN_NPROC_PER_NODE"):
-        counts = tuple(int(count) for count in listed.split(","))
-        return counts * nodes if len(counts) == 1 else counts
     world_size = int(env.get("WORLD_SIZE") or 1)
-    local = int(env.get("LOCAL_WORLD_SIZE") or world_size)
-    if world_size % local:
-        raise ValueError(f"WORLD_SIZE={world_size} is no multiple of LOCAL_WORLD_SIZE={local}")
-    return (local,) * (world_size // local)
+    listed = env.get("MESHRUN_NPROC_PER_NODE")
+    if listed:
+        counts = tuple(int(count) for count in listed.split(","))
+        counts *= int(env.get("GROUP_WORLD_SIZE") or 1) if len(counts) == 1 else 1
+    else:
+        local = int(env.get("LOCAL_WORLD_SIZE") or world_size)
+        counts = (local,) * int(env.get("GROUP_WORLD_SIZE") or world_size // max(1, local))
+    if sum(counts) != world_size and (env.get("WORLD_SIZE") or not listed):
+        names = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "MESHRUN_NPROC_PER_NODE")
+        found = ", ".join(f"{name}={env[name]}" for name in names if env.get(name))
+        hint = "where nodes differ, MESHRUN_NPROC_PER_NODE=8,4 lists the workers of each"
+        raise MeshError(f"these disagree on the number of ranks: {found}", hint=hint)
+    return counts

@@ -45,7 +45,10 @@ def data_shard(*dims: str | int) -> tuple[int, int]:
         return layout.own_rank, layout.world_size
     chosen = dims or _default_dims(layout)
     if not _are_apart(layout, chosen):
-        raise LayoutError(f"data dims {', '.join(f'`{dim}`' for dim in chosen)} overlap")
+        raise LayoutError(
+            f"data dims {', '.join(f'`{dim}`' for dim in chosen)} overlap",
+            hint="name dims of which none is, or holds, a part of another",
+        )
     part, parts = 0, 1
     for dim in chosen:
         size = layout.size(dim)

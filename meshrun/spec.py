@@ -235,14 +235,13 @@ class _Sizes:
         return first, last
 
     def _number(self, position: int, item: str, digits: str) -> int:
-        if len(digits) >= _TOO_LONG:
-            message = f"{digits} is too large"
-        elif int(digits) < 1:
-            message = f"a size is at least 1, found {digits}"
-        else:
-            return int(digits)
-        hint = "use 1 for a dim that is switched off, or `-1` for what is left over"
-        raise self._error(message, position, item, hint)
+        if len(digits) >= _TOO_LONG and not digits.startswith("-"):
+            hint = f"a size has at most {_TOO_LONG - 1} digits"
+            raise self._error(f"{digits} is too large", position, item, hint)
+        if len(digits) >= _TOO_LONG or int(digits) < 1:
+            hint = "use 1 for a dim that is switched off, or `-1` for what is left over"
+            raise self._error(f"a size is at least 1, found {digits}", position, item, hint)
+        return int(digits)
 
     def _error(self, message: str, position: int, item: str, hint: str) -> SpecError:
         return SpecError(message, text=self._text, position=position, length=len(item), hint=hint)

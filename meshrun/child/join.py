@@ -42,9 +42,10 @@ def join_mesh(coordinate: tuple[int, ...], reporter: Reporter) -> None:
     seconds = options.timeout_s("")
     more: dict[str, Any] = {} if seconds is None else {"timeout": timedelta(seconds=seconds)}
     hook = sys.excepthook
+    store = connect_store(env, f"meshrun/{env['MESHRUN_GENERATION']}")
     dist.init_process_group(
         backend,
-        store=connect_store(env, f"meshrun/{env['MESHRUN_GENERATION']}"),
+        store=store,
         rank=int(env["RANK"]),
         world_size=int(env["WORLD_SIZE"]),
         **more,
@@ -56,9 +57,23 @@ def join_mesh(coordinate: tuple[int, ...], reporter: Reporter) -> None:
     found = tuple(built.mesh.get_coordinate() or ())
     if found != coordinate:
         raise InternalError(f"rank {env['RANK']} is planned at {coordinate}, torch says {found}")
+    _wait_for_all(store, int(env["WORLD_SIZE"]))
     process.installed = Installed(built, dist.group.WORLD)
     built.mesh.__enter__()
     note_settings()
+
+
+def _wait_for_all(store: Store, world_size: int) -> None:
+    """Return once every rank has built its mesh.
+
+    A short program may be over while another rank still connects its groups. That one would find
+    its peer's end closed and fail (gloo's ``connectFullMesh``, torch 2.13).
+    """
+    from torch.distributed.constants import default_pg_timeout
+
+    if store.add("built", 1) == world_size:
+        store.set("all built", "")
+    store.wait(["all built"], default_pg_timeout)
 
 
 def connect_store(env: Mapping[str, str], prefix: str) -> Store:

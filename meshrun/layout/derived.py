@@ -90,7 +90,8 @@ def parse_view(text: str) -> View:
     if not colon:
         wrong = text.strip()
         at = len(text) - len(text.lstrip())
-        raise _error(f"`{wrong}` has no name" if wrong else "the view is empty", text, at, wrong)
+        message = f"`{wrong}` has no name" if wrong else "the view is empty"
+        raise _error(message, text, at, wrong, _VIEW_HINT)
     name = head.strip()
     _check_name(text, len(head) - len(head.lstrip()), name, _VIEW_HINT)
     at = len(head) + 1
@@ -123,7 +124,7 @@ def format_view(view: View) -> str:
 
 
 def parse_derived(
-    flattens: Iterable[str], views: Iterable[str]
+    flattens: str | Iterable[str], views: str | Iterable[str]
 ) -> tuple[tuple[Flatten, ...], tuple[View, ...]]:
     """Return the values of ``--flatten`` and ``--view``, each given any often.
 
@@ -152,7 +153,8 @@ def format_derived(flattens: Iterable[Flatten], views: Iterable[View]) -> dict[s
     return {name: text for name, text in texts.items() if text}
 
 
-def _split(texts: Iterable[str]) -> list[str]:
+def _split(texts: str | Iterable[str]) -> list[str]:
+    texts = [texts] if isinstance(texts, str) else texts
     return [part.strip() for text in texts for part in text.split(";") if part.strip()]
 
 
@@ -212,7 +214,8 @@ def _solve_view(view: View, world_size: int) -> View:
         dim = mesh.sizes.index(INFERRED)
         return replace(view, mesh=mesh.with_size(dim, world_size // mesh.known_size))
     if mesh.is_inferred or mesh.known_size != world_size:
-        needs = f"{'a multiple of ' if mesh.is_inferred else ''}{mesh.known_size} workers"
+        workers = f"{mesh.known_size} worker{'s' if mesh.known_size != 1 else ''}"
+        needs = f"{'a multiple of ' if mesh.is_inferred else ''}{workers}"
         message = f"view `{view.name}` needs {needs}, and the mesh has {world_size}"
         hint = "a view is another factorisation of the mesh's ranks; one size may be `-1`"
         raise _error(message, format_view(view), len(view.name) + 1, format_mesh(mesh), hint)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import index
 from typing import TypeAlias, overload
 
 from meshrun.errors import LayoutError
@@ -29,8 +30,9 @@ class Dims(Nodes):
         views: Other factorisations of the mesh's ranks; a ``-1`` in them is worked out.
 
     Raises:
-        LayoutError: If ``own_rank`` is outside the world; in every method, if there is no such
-            rank or dim, or if a rank is left out and there is no own rank.
+        LayoutError: If the mesh and the nodes have not as many ranks, a node has no worker, or
+            ``own_rank`` is outside the world; in every method, if there is no such rank or dim,
+            or if a rank is left out and there is no own rank.
         SpecError: If ``flattens`` or ``views`` do not fit the mesh.
     """
 
@@ -45,6 +47,7 @@ class Dims(Nodes):
 
     def __post_init__(self) -> None:
         Nodes.__post_init__(self)  # super() does not find the class that slots make anew
+        self._check_mesh()
         own = axes_of(self.sizes)
         axes: dict[str | int, Axis] = {**dict(enumerate(own)), **dict(zip(self.shape, own))}  # noqa: B905
         if self.flattens or self.views:
@@ -94,6 +97,8 @@ class Dims(Nodes):
             return name
         if name in names:
             return names.index(str(name))
+        if name in self._axes:
+            raise LayoutError(f"dim `{name}` is none of the mesh's own", hint=self._has())
         raise self._no_dim(name)
 
     def size(self, dim: str | int | None = None) -> int:
@@ -127,7 +132,7 @@ class Dims(Nodes):
     ) -> int | None:
         """Return the rank so many places on in the group; past its ends ``None``, or around."""
         axis, rank = self.axis(dim), self._known(rank)
-        place = axis.place(rank) + offset
+        place = axis.place(rank) + index(offset)
         if not 0 <= place < axis.size:
             if not wrap:
                 return None
@@ -201,7 +206,25 @@ class Dims(Nodes):
             raise self._no_dim(dim)
         return axis
 
+    def _check_mesh(self) -> None:
+        if self.mesh is None:
+            return
+        if self.mesh.is_inferred:
+            hint = "Layout.parse() works it out"
+            raise LayoutError(f"mesh `{self.mesh}` has a size of -1", hint=hint)
+        if self.mesh.known_size != self.world_size:
+            raise LayoutError(
+                f"mesh `{self.mesh}` has {self.mesh.known_size} ranks, and"
+                f" {self.nnodes} node{'s have' if self.nnodes > 1 else ' has'} {self.world_size}",
+                hint="the workers of all nodes, nproc_per_node, are the ranks of the mesh",
+            )
+
     def _no_dim(self, dim: str | int) -> LayoutError:
-        names = (*self.dim_labels, *self.derived_dims)
-        known = ", ".join(f"`{name}`" for name in names) or "no dims"
-        return LayoutError(f"mesh `{self.mesh}` has no dim `{dim}`", hint=f"it has {known}")
+        if self.mesh is None:
+            hint = "give it one, as in --mesh dp=2,tp=4"
+            return LayoutError(f"there is no mesh, so no dim `{dim}`", hint=hint)
+        hint = self._has(*self.derived_dims)
+        return LayoutError(f"mesh `{self.mesh}` has no dim `{dim}`", hint=hint)
+
+    def _has(self, *derived: str) -> str:
+        return "it has " + ", ".join(f"`{name}`" for name in (*self.dim_labels, *derived))

@@ -9,8 +9,9 @@ order, they are numbered otherwise (``slot_order``) and the mesh stays as it is.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from operator import index
+from typing import Any, TypeAlias
 
 from meshrun.errors import LayoutError
 from meshrun.layout import placing
@@ -22,6 +23,8 @@ from meshrun.layout.dims import Dims, Group
 from meshrun.layout.solving import count_slots
 from meshrun.spec import MeshSpec, format_mesh, parse_mesh
 
+_Asked: TypeAlias = "tuple[int, ...] | Mapping[str, object]"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout(Dims):
@@ -30,7 +33,7 @@ class Layout(Dims):
     A dim goes by its name, or by its index in the mesh, as a text too where dims have no names.
     Except where a method says so, dims that ``flattens`` joins and dims of ``views`` are dims like
     the mesh's own. A rank that is left out is the own one, and groups are ascending. Layouts are
-    equal if every rank sits in the same place, whoever asks.
+    equal if every rank sits in the same place, whoever asks, before a restart and after it.
 
     Args:
         mesh: The solved spec (no ``-1``), or ``None`` where a launch has no mesh.
@@ -43,12 +46,13 @@ class Layout(Dims):
         views: Other factorisations of the mesh's ranks; a ``-1`` in them is worked out.
 
     Raises:
-        LayoutError: If ``own_rank`` is outside the world; in every method, if there is no such
-            rank or dim, or if a rank is left out and there is no own rank.
+        LayoutError: If the mesh and the nodes have not as many ranks, a node has no worker, or
+            ``own_rank`` is outside the world; in every method, if there is no such rank or dim,
+            or if a rank is left out and there is no own rank.
         SpecError: If ``flattens`` or ``views`` do not fit the mesh.
     """
 
-    generation: int = 0
+    generation: int = field(default=0, compare=False)
 
     @classmethod
     def parse(
@@ -58,8 +62,8 @@ class Layout(Dims):
         names: str | None = None,
         nnodes: int | None = None,
         nproc_per_node: int | Sequence[int] | None = None,
-        flatten: Iterable[str] = (),
-        views: Iterable[str] = (),
+        flatten: str | Iterable[str] = (),
+        views: str | Iterable[str] = (),
         intra_node: Sequence[str] = (),
         place: str = "contiguous",
     ) -> Layout:
@@ -144,11 +148,17 @@ class Layout(Dims):
         if coordinate is None:
             axes = tuple([self.axis(dim) for dim in indices])
             return self._at(indices, axes, list(indices.values()))
-        if indices or len(coordinate) != len(self._own):
-            raise self._outside(tuple(coordinate))
+        if indices:
+            raise LayoutError("both a coordinate and indices by dim are given", hint="give one")
+        if len(coordinate) != len(self._own):
+            given, dims = tuple(coordinate), len(self._own)
+            raise LayoutError(
+                f"coordinate {given} is of {len(given)} dims, and mesh `{self.mesh}` of {dims}",
+                hint="name dims to leave others out: rank(dp=1)",
+            )
         return self._at(tuple(coordinate), self._own, coordinate)
 
-    def ranks(self, **indices: int | Iterable[int]) -> Group:
+    def ranks(self, /, **indices: int | Iterable[int]) -> Group:
         """Return the ranks with an index, or one of several, on each of some dims; ascending.
 
         Raises:
@@ -161,12 +171,12 @@ class Layout(Dims):
         chosen: list[tuple[Axis, Sequence[int]]] = []
         for dim, given in indices.items():
             axis = self.axis(dim)
-            if isinstance(given, int):
-                wanted = [given]
-            else:  # a number of numpy is no int, and not several either
-                wanted = sorted({*given}) if isinstance(given, Iterable) else [given]
+            if isinstance(given, Iterable):
+                wanted = sorted({index(place) for place in given})
+            else:
+                wanted = [index(given)]
             if wanted and not 0 <= wanted[0] <= wanted[-1] < axis.size:
-                raise self._outside(indices)
+                raise self._outside(indices, axis)
             chosen.append((axis, wanted))
         return ranks_at(chosen, self.world_size)
 
@@ -210,22 +220,35 @@ class Layout(Dims):
         others = range(other.world_size) if isinstance(other, Layout) else other
         return match_ranks(mine.index(rank), len(mine), others)
 
-    def _at(self, asked: object, axes: tuple[Axis, ...], places: Sequence[int]) -> int:
+    def _at(self, asked: _Asked, axes: tuple[Axis, ...], places: Sequence[int]) -> int:
         rank = 0
-        for axis, at in zip(axes, places, strict=True):
+        for axis, given in zip(axes, places, strict=True):
+            at = index(given)
             if not 0 <= at < axis.size:
-                raise self._outside(asked)
+                raise self._outside(asked, axis)
             rank += axis.offset(at)
         rest = rest_of(self.world_size, axes)
         if rest is None:
-            raise LayoutError(f"dims {asked} overlap, so their indices cannot be chosen one by one")
+            raise LayoutError(
+                f"the dims of {_shown(asked)} overlap, so their indices do not tell one rank",
+                hint="ranks() finds those at all of them",
+            )
         if rest.size > 1:
             own = self._known(None)
             rank += own - rest.first(own)
         return rank
 
-    def _outside(self, place: object) -> LayoutError:
-        return LayoutError(f"coordinate {place} is outside mesh `{self.mesh}`")
+    def _outside(self, asked: _Asked, axis: Axis) -> LayoutError:
+        dim = next(dim for dim in reversed(self._axes) if self._axes[dim] is axis)
+        hint = f"`{dim}` goes from 0 to {axis.size - 1}"
+        return LayoutError(f"{_shown(asked)} is outside mesh `{self.mesh}`", hint=hint)
+
+
+def _shown(asked: _Asked) -> str:
+    """What was asked for as it may be typed: ``(2, 0)``, ``dp=2, tp=0``."""
+    if isinstance(asked, tuple):
+        return f"coordinate {asked}"
+    return ", ".join(f"{dim}={given}" for dim, given in asked.items())
 
 
 def solve_layout(

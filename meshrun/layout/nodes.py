@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from itertools import accumulate
+from operator import index
 
 from meshrun.errors import LayoutError
 
@@ -20,8 +21,8 @@ class Nodes:
         own_rank: The rank of this process, or ``None`` where there is none.
 
     Raises:
-        LayoutError: If ``own_rank`` is outside the world; in every method, if a rank is, or if
-            it is left out and there is no own rank.
+        LayoutError: If no node has a worker, or ``own_rank`` is outside the world; in every
+            method, if a rank is, or if it is left out and there is no own rank.
     """
 
     nproc_per_node: tuple[int, ...]
@@ -32,8 +33,14 @@ class Nodes:
     """First rank of each node, then the world size; empty where all nodes are alike."""
 
     def __post_init__(self) -> None:
-        counts = self.nproc_per_node
-        is_even = bool(counts) and counts[0] > 0 and counts.count(counts[0]) == len(counts)
+        counts = tuple(self.nproc_per_node)
+        if not counts:
+            raise LayoutError("there is no node", hint="nproc_per_node=(8, 8) are two of them")
+        if (fewest := min(counts)) < 0 or not any(counts):
+            node = counts.index(fewest)
+            raise LayoutError(f"workers are counted from 0, and not all 0: node {node} has {fewest}")
+        object.__setattr__(self, "nproc_per_node", counts)
+        is_even = counts.count(counts[0]) == len(counts)
         starts = () if is_even else tuple(accumulate(counts, initial=0))
         object.__setattr__(self, "_starts", starts)
         object.__setattr__(self, "world_size", starts[-1] if starts else counts[0] * len(counts))
@@ -77,7 +84,10 @@ class Nodes:
         """
         ranks = self.ranks_of_node(node_rank)
         if not 0 <= local_rank < len(ranks):
-            raise LayoutError(f"node {node_rank} has no local rank {local_rank}, but {len(ranks)}")
+            raise LayoutError(
+                f"node {node_rank} has no local rank {local_rank}",
+                hint=f"it has {len(ranks)} workers, 0 to {len(ranks) - 1}",
+            )
         return ranks[local_rank]
 
     def ranks_of_node(self, node_rank: int) -> range | list[int]:
@@ -88,7 +98,9 @@ class Nodes:
         """
         counts = self.nproc_per_node
         if not 0 <= node_rank < len(counts):
-            raise LayoutError(f"there is no node {node_rank} among {len(counts)}")
+            raise LayoutError(
+                f"there is no node {node_rank}", hint=f"nodes go from 0 to {len(counts) - 1}"
+            )
         first = self._starts[node_rank] if self._starts else node_rank * counts[0]
         slots = range(first, first + counts[node_rank])
         return slots if self._takes_own_slots else [self.rank_in_slot(slot) for slot in slots]
@@ -105,6 +117,7 @@ class Nodes:
                 hint = "name a rank; current_layout() knows the one of its process"
                 raise LayoutError("this layout has no own rank", hint=hint)
             return self.own_rank
+        rank = index(rank)  # a number of numpy or torch becomes a plain one
         if not 0 <= rank < self.world_size:
             raise LayoutError(f"rank {rank} is outside a world of {self.world_size}")
         return rank

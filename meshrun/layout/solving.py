@@ -57,12 +57,12 @@ def solve_sizes(mesh: MeshSpec, slots: Sequence[int]) -> MeshSpec:
     total = sum(slots)
     if not mesh.is_inferred:
         if mesh.known_size != total:
-            raise _mismatch(mesh, f"{mesh.known_size} workers", slots)
+            raise _mismatch(mesh, _workers(mesh.known_size), slots)
         return mesh
     least, most = mesh.bounds or (1, None)
     size = total // mesh.known_size
     if size < least:
-        at_least = f"at least {least * mesh.known_size} workers"
+        at_least = f"at least {_workers(least * mesh.known_size)}"
         raise _mismatch(mesh, at_least, slots, least=least)
     return mesh.with_size(mesh.sizes.index(INFERRED), size if most is None else min(size, most))
 
@@ -85,7 +85,7 @@ def _workers_for(mesh: MeshSpec, nodes: int) -> int:
         )
     if mesh.known_size % nodes:
         raise LayoutError(
-            f"mesh `{mesh}` needs {mesh.known_size} workers, which {_nodes(nodes)} cannot share"
+            f"mesh `{mesh}` needs {_workers(mesh.known_size)}, which {_nodes(nodes)} cannot share"
             f" equally ({mesh.known_size} / {nodes} = {mesh.known_size / nodes:.4g})",
             hint=_hint_for_nodes(mesh.known_size, nodes),
         )
@@ -104,10 +104,14 @@ def given_slots(slots: Sequence[int]) -> str:
     """Return the slots in words: ``2 nodes x 3 workers give 6``, or ``nodes of 8 and 4 ...``."""
     total = sum(slots)
     if len(set(slots)) == 1:
-        workers = f"{slots[0]} worker{'s' if slots[0] != 1 else ''}"
-        return f"{_nodes(len(slots))} x {workers} {'gives' if len(slots) == 1 else 'give'} {total}"
+        verb = "gives" if len(slots) == 1 else "give"
+        return f"{_nodes(len(slots))} x {_workers(slots[0])} {verb} {total}"
     few = ", ".join(map(str, slots[:4])) + (", .." if len(slots) > 4 else "")
     return f"{_nodes(len(slots))} with {few} workers give {total}"
+
+
+def _workers(count: int) -> str:
+    return f"{count} worker{'s' if count != 1 else ''}"
 
 
 def _mismatch(mesh: MeshSpec, needs: str, slots: Sequence[int], *, least: int = 1) -> LayoutError:
@@ -124,7 +128,7 @@ def _hint(mesh: MeshSpec, slots: Sequence[int], needed: int) -> str:
     total, nodes = sum(slots), len(slots)
     meshes = list(_meshes_that_fill(mesh, total))[:3]
     fits = " or ".join(f"`{format_mesh(choice)}`" for choice in meshes)
-    choices = [f"{fits} fit{'s' if len(meshes) == 1 else ''} {total} workers"]
+    choices = [f"{fits} fit{'s' if len(meshes) == 1 else ''} {_workers(total)}"]
     if len(set(slots)) == 1:
         if slots[0] != needed // nodes and needed % nodes == 0:
             choices.append(f"--nproc-per-node {needed // nodes} gives {needed}")

@@ -111,6 +111,7 @@ def test_a_wrong_view_is_pointed_at(text: str, message: str, caret: str) -> None
     with pytest.raises(SpecError) as caught:
         parse_view(text)
     assert (caught.value.message, caught.value.caret) == (message, caret)
+    assert "+" not in (caught.value.hint or "")  # that is how dims are joined
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,20 @@
+"""Preloaded: each rank prints when its mesh is built, and rank 1 has much to do for it."""
+
+import hashlib
+import os
+import time
+
+from meshrun.child import join
+
+build = join.build_mesh
+
+
+def build_slowly(*arguments):
+    mesh = build(*arguments)
+    if os.environ["RANK"] == "1":
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 1_000_000)
+    os.write(1, f"built {time.monotonic_ns()}\n".encode())
+    return mesh
+
+
+join.build_mesh = build_slowly

@@ -1,0 +1,47 @@
+"""Print what the layout tells a rank, its loader workers of every start method, and its child."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from told import told
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+from meshrun import data_shard
+
+
+class Told(Dataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return told()
+
+
+def in_workers(method):
+    loader = DataLoader(
+        Told(), batch_size=None, num_workers=2, multiprocessing_context=method, shuffle=False
+    )
+    return list(loader)
+
+
+def in_child():
+    program = Path(__file__).with_name("told.py")
+    return json.loads(subprocess.check_output([sys.executable, program]))
+
+
+def samples():
+    part, parts = data_shard()
+    return list(DistributedSampler(range(24), num_replicas=parts, rank=part, seed=5))
+
+
+def main():
+    found = {"samples": samples(), "here": [told()], "child": [in_child()]}
+    for method in ("fork", "spawn", "forkserver"):
+        found[method] = in_workers(method)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""The layout that the environment describes, and environments that contradict themselves."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from meshrun import Layout, MeshError, current_layout
+
+
+@pytest.fixture(autouse=True)
+def no_variables(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Only the variables of the test."""
+    environment: dict[str, str] = {}
+    monkeypatch.setattr(os, "environ", environment)
+    return environment
+
+
+TORCHRUN = {"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", "GROUP_WORLD_SIZE": "2"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "mesh", "counts", "own_rank"),
+    [
+        ({}, None, (1,), 0),
+        ({"MESHRUN_MESH": "dp=-1,tp=1"}, "dp=1,tp=1", (1,), 0),
+        ({"WORLD_SIZE": "8", "RANK": "3"}, None, (8,), 3),
+        ({"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", "RANK": "3"}, None, (4, 4), 3),
+        ({**TORCHRUN, "MESHRUN_MESH": "dp=-1,tp=4", "RANK": "7"}, "dp=2,tp=4", (4, 4), 7),
+        ({**TORCHRUN, "MESHRUN_MESH": "-1"}, "8", (4, 4), None),
+        ({**TORCHRUN, "MESHRUN_NPROC_PER_NODE": "4"}, None, (4, 4), None),
+        ({**TORCHRUN, "MESHRUN_NPROC_PER_NODE": "6,2"}, None, (6, 2), None),
+        ({"MESHRUN_NPROC_PER_NODE": "6,2", "MESHRUN_MESH": "8"}, "8", (6, 2), None),
+    ],
+)
+def test_variables_make_a_layout(
+    no_variables: dict[str, str],
+    variables: dict[str, str],
+    mesh: str | None,
+    counts: tuple[int, ...],
+    own_rank: int | None,
+) -> None:
+    """Those of meshrun, of torchrun on one node and on two, of a scheduler, and none."""
+    no_variables.update(variables)
+    layout = current_layout()
+
+    assert layout.to_dict()["mesh"] == mesh
+    assert (layout.nproc_per_node, layout.own_rank) == (counts, own_rank)
+
+
+def test_joined_dims_and_views_need_a_mesh(no_variables: dict[str, str]) -> None:
+    """They are left over in a launch without one, and so not an error."""
+    no_variables.update(MESHRUN_FLATTEN="all=dp+tp", MESHRUN_VIEW="v:a=-1")
+    without = current_layout()
+    no_variables.update(MESHRUN_MESH="dp=1,tp=-1", MESHRUN_GENERATION="2")
+
+    assert (without.flattens, without.views) == ((), ())
+    assert current_layout() == Layout.parse("dp=1,tp=1", flatten="all=dp+tp", views="v:a=1")
+    assert current_layout().generation == 2
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        (
+            {"MESHRUN_MESH": "dp=2,tp=4"},
+            "MESHRUN_MESH `dp=2,tp=4` needs 8 ranks, and the environment has 1",
+        ),
+        (
+            {**TORCHRUN, "MESHRUN_MESH": "dp=-1,tp=3"},
+            "MESHRUN_MESH `dp=-1,tp=3` needs a multiple of 3 ranks, and the environment has 8",
+        ),
+        (
+            {"WORLD_SIZE": "6", "LOCAL_WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "2"},
+            "these disagree on the number of ranks: WORLD_SIZE=6, LOCAL_WORLD_SIZE=2,"
+            " GROUP_WORLD_SIZE=2",
+        ),
+        (
+            {"WORLD_SIZE": "6", "LOCAL_WORLD_SIZE": "4"},
+            "these disagree on the number of ranks: WORLD_SIZE=6, LOCAL_WORLD_SIZE=4",
+        ),
+        (
+            {"WORLD_SIZE": "2", "MESHRUN_NPROC_PER_NODE": "4", "MESHRUN_MESH": "dp=4"},
+            "these disagree on the number of ranks: WORLD_SIZE=2, MESHRUN_NPROC_PER_NODE=4",
+        ),
+        (
+            {"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "0"},
+            "these disagree on the number of ranks: WORLD_SIZE=8, LOCAL_WORLD_SIZE=0",
+        ),
+        ({"WORLD_SIZE": "0"}, "the environment describes no launch: there is no node"),
+        (
+            {"MESHRUN_NPROC_PER_NODE": "4,-1"},
+            "the environment describes no launch: workers are counted from 0, and not all 0: node"
+            " 1 has -1",
+        ),
+        (
+            {**TORCHRUN, "RANK": "8"},
+            "the environment describes no launch: rank 8 is outside a world of 8",
+        ),
+        ({"RANK": "x"}, "the environment describes no launch: invalid literal for int()"),
+        ({"MESHRUN_MESH": "dp="}, "the environment describes no launch: a size is missing here"),
+        (
+            {"MESHRUN_MESH": "dp=-1", "MESHRUN_VIEW": "v:a=2,b=-1"},
+            "the environment describes no launch: view `v` needs a multiple of 2 workers, and the"
+            " mesh has 1",
+        ),
+    ],
+)
+def test_a_contradiction_is_told(
+    no_variables: dict[str, str], variables: dict[str, str], message: str
+) -> None:
+    """With its numbers, as the one error that callers catch; never a guess."""
+    no_variables.update(variables)
+
+    with pytest.raises(MeshError) as caught:
+        current_layout()
+    assert caught.value.message.startswith(message)

@@ -1,0 +1,255 @@
+"""What a layout's answers are called and look like, and what it says of what is not there."""
+
+import json
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from meshrun.errors import LayoutError, UsageError
+from meshrun.layout import Layout
+from meshrun.spec import parse_mesh
+
+
+def test_coordinates_go_by_name_and_stay_tuples() -> None:
+    """They compare, unpack and pickle as plain tuples, whatever the dims are called."""
+    coordinate = Layout.parse("dp=2,tp=4").coordinate(7)
+    odd = Layout.parse("index=2,class=2,__len__=2").coordinate(5)
+
+    assert (coordinate.dp, coordinate.tp, coordinate[1]) == (1, 3, 3)
+    assert coordinate == (1, 3)
+    assert repr(coordinate) == "Coordinate(dp=1, tp=3)"
+    assert json.dumps(coordinate) == "[1, 3]"
+    assert type(pickle.loads(pickle.dumps(coordinate))) is tuple
+    assert (odd.index(1), getattr(odd, "class"), len(odd)) == (0, 0, 3)
+    assert repr(Layout.parse("2x4").coordinate(7)) == "(1, 3)"
+    with pytest.raises(AttributeError):
+        _ = coordinate.pp
+
+
+def test_a_layout_is_the_same_after_a_restart() -> None:
+    """One from a checkpoint of an earlier generation is equal to the one of now."""
+    mesh = parse_mesh("dp=2,tp=4")
+    before = Layout(mesh=mesh, nproc_per_node=(8,), generation=1, own_rank=3)
+    now = Layout(mesh=mesh, nproc_per_node=[8], generation=4)  # type: ignore[arg-type]
+
+    assert Layout.from_dict(before.to_dict()) == now
+    assert {before, now} == {now}
+    assert Layout.from_dict(before.to_dict()).generation == 1
+
+
+def test_a_dim_may_have_any_name() -> None:
+    """Also one that a parameter has."""
+    layout = Layout.parse("self=2,coordinate=2,rank=2")
+
+    assert layout.ranks(self=1, rank=0) == range(4, 8, 2)
+    assert layout.rank(self=1, coordinate=0, rank=1) == 5
+
+
+@pytest.mark.parametrize(
+    ("spec", "rank", "label"),
+    [
+        ("dp=16,tp=4", 7, "dp01_tp3"),
+        ("dp=1,tp=101", 7, "dp0_tp007"),
+        ("16x4", 7, "01_3"),
+        ("ep_2=2,dp=2", 3, "ep_2-1_dp1"),
+        (None, 7, "rank07"),
+    ],
+)
+def test_labels_have_one_width(spec: str | None, rank: int, label: str) -> None:
+    """Names of files sort as ranks do."""
+    layout = Layout.parse(spec, nproc_per_node=None if spec else 12)
+    labels = [layout.label(at) for at in range(layout.world_size)]
+
+    assert layout.label(rank) == label
+    assert sorted(set(labels)) == labels
+    assert len({len(text) for text in labels}) == 1
+
+
+def test_dims_without_names_go_by_index() -> None:
+    """As a number, or as the text that shape has."""
+    layout = Layout.parse("2x4", nnodes=2)
+
+    assert layout.shape == {"0": 2, "1": 4}
+    assert layout.group("1", 5) == layout.group(1, 5) == range(4, 8)
+    assert (layout.dim("1"), layout.dim(1), layout.size()) == (1, 1, 8)
+    assert Layout.parse("2x4", names="dp,tp").shape == {"dp": 2, "tp": 4}
+
+
+def test_without_a_mesh_there_are_nodes_and_ranks() -> None:
+    """Nothing else is known, and nothing else is said."""
+    layout = Layout.parse(None, nnodes=2, nproc_per_node=2)
+
+    assert (layout.shape, layout.coordinate(3), layout.slot(3)) == ({}, (), (1, 1))
+    assert Layout.from_dict(layout.to_dict()) == layout
+    with pytest.raises(LayoutError, match="no dim `dp`") as caught:
+        layout.size("dp")
+    assert caught.value.message == "there is no mesh, so no dim `dp`"
+
+
+def test_no_own_rank_is_said() -> None:
+    """A layout of some other launch needs a rank."""
+    layout = Layout.parse("dp=2,tp=4")
+    asks = [
+        layout.coordinate, layout.node_rank, layout.local_rank, layout.slot, layout.label,
+        lambda: layout.rank(dp=1), lambda: layout.group("dp"), lambda: layout.dim_rank("dp"),
+        lambda: layout.neighbor("dp", 1), lambda: layout.is_first("dp"),
+        lambda: layout.is_last("dp"), lambda: layout.source("dp"), lambda: layout.map_to([0]),
+    ]  # fmt: skip
+    for ask in asks:
+        with pytest.raises(LayoutError, match="this layout has no own rank"):
+            ask()
+
+
+@pytest.mark.parametrize(
+    ("ask", "message", "hint"),
+    [
+        (
+            lambda layout: layout.rank((2, 0)),
+            "coordinate (2, 0) is outside mesh `dp=2,tp=4`",
+            "`dp` goes from 0 to 1",
+        ),
+        (
+            lambda layout: layout.rank((0,)),
+            "coordinate (0,) is of 1 dims, and mesh `dp=2,tp=4` of 2",
+            "name dims to leave others out: rank(dp=1)",
+        ),
+        (
+            lambda layout: layout.rank((0, 0), tp=1),
+            "both a coordinate and indices by dim are given",
+            "give one",
+        ),
+        (
+            lambda layout: layout.rank(dp=0, tp=4),
+            "dp=0, tp=4 is outside mesh `dp=2,tp=4`",
+            "`tp` goes from 0 to 3",
+        ),
+        (
+            lambda layout: layout.ranks(dp=-1),
+            "dp=-1 is outside mesh `dp=2,tp=4`",
+            "`dp` goes from 0 to 1",
+        ),
+        (
+            lambda layout: layout.ranks(ep=[0, 8]),
+            "ep=[0, 8] is outside mesh `dp=2,tp=4`",
+            "`ep` goes from 0 to 7",
+        ),
+        (
+            lambda layout: layout.rank(dp=1, ep=0),
+            "the dims of dp=1, ep=0 overlap, so their indices do not tell one rank",
+            "ranks() finds those at all of them",
+        ),
+        (
+            lambda layout: layout.ranks(pp=0),
+            "mesh `dp=2,tp=4` has no dim `pp`",
+            "it has `dp`, `tp`, `ep`",
+        ),
+        (lambda layout: layout.dim("pp"), "mesh `dp=2,tp=4` has no dim `pp`", None),
+        (
+            lambda layout: layout.dim("ep"),
+            "dim `ep` is none of the mesh's own",
+            "it has `dp`, `tp`",
+        ),
+        (lambda layout: layout.slot(8), "rank 8 is outside a world of 8", None),
+        (lambda layout: layout.rank_at(2, 0), "there is no node 2", "nodes go from 0 to 1"),
+        (
+            lambda layout: layout.rank_at(0, 4),
+            "node 0 has no local rank 4",
+            "it has 4 workers, 0 to 3",
+        ),
+        (
+            lambda _: Layout(mesh=None, nproc_per_node=(1,), own_rank=1),
+            "rank 1 is outside a world of 1",
+            None,
+        ),
+    ],
+)
+def test_what_is_not_there_is_refused(
+    ask: Callable[[Layout], object], message: str, hint: str | None
+) -> None:
+    """No wrap-around, no guess; what there is instead is said."""
+    with pytest.raises(LayoutError) as caught:
+        ask(Layout.parse("dp=2,tp=4", nnodes=2, views=["moe:ep=8"]))
+    assert caught.value.message == message
+    if hint:
+        assert caught.value.hint == hint
+
+
+@pytest.mark.parametrize("number", [np.int64, np.uint8, int])
+def test_numbers_of_other_libraries_give_plain_ones(number: type) -> None:
+    """What comes back can be written as JSON, and does not overflow."""
+    layout = Layout.parse("dp=200,tp=2", flatten=["dp+tp"])
+    one = number(1)
+    found = [
+        layout.rank(dp=one, tp=one), layout.rank([one, one]), list(layout.ranks(dp=one, tp=[one])),
+        layout.neighbor("dp", 199, one), layout.dim_rank("dp_tp", one), layout.slot(one),
+        layout.coordinate(one), list(layout.group("dp", one))[:2], layout.source("tp", one),
+    ]  # fmt: skip
+
+    assert json.dumps(found) == "[3, 3, [3], 399, 1, [0, 1], [0, 1], [1, 3], 0]"
+    for wrong in (1.0, np.float64(1), "1"):
+        with pytest.raises(TypeError, match="integer"):
+            layout.rank(dp=wrong, tp=0)
+        with pytest.raises(TypeError, match="integer"):
+            layout.coordinate(wrong)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "counts", "message"),
+    [
+        ("dp=2,tp=4", (8, 4), "mesh `dp=2,tp=4` has 8 ranks, and 2 nodes have 12"),
+        ("dp=2,tp=4", (4,), "mesh `dp=2,tp=4` has 8 ranks, and 1 node has 4"),
+        ("dp=-1,tp=4", (8,), "mesh `dp=-1,tp=4` has a size of -1"),
+        (None, (), "there is no node"),
+        (None, (0, 0), "not all 0: node 0 has 0"),
+        ("8", (12, -4), "workers are counted from 0, and not all 0: node 1 has -4"),
+    ],
+)
+def test_a_mesh_fills_its_nodes(mesh: str | None, counts: tuple[int, ...], message: str) -> None:
+    """No rank is left over, none is missing; the same from what a file says."""
+    with pytest.raises(LayoutError) as caught:
+        Layout(mesh=parse_mesh(mesh) if mesh else None, nproc_per_node=counts)
+    with pytest.raises(LayoutError) as from_file:
+        Layout.from_dict({"mesh": mesh, "nproc_per_node": list(counts)})
+    assert caught.value.message == from_file.value.message == message
+
+
+@pytest.mark.parametrize(
+    ("mesh", "options", "message", "hint"),
+    [
+        (
+            "1",
+            {"nnodes": 2},
+            "mesh `1` needs 1 worker, which 2 nodes cannot share equally (1 / 2 = 0.5)",
+            "--nnodes 1 can",
+        ),
+        (
+            "2",
+            {"nproc_per_node": 1},
+            "mesh `2` needs 2 workers, and 1 node x 1 worker gives 1",
+            "`1` fits 1 worker; --nproc-per-node 2 gives 2; --nnodes 2 gives 2",
+        ),
+        ("2", {"views": "v:a=1"}, "view `v` needs 1 worker, and the mesh has 2", None),
+    ],
+)
+def test_one_is_not_many(
+    mesh: str, options: dict[str, Any], message: str, hint: str | None
+) -> None:
+    """Errors can be read aloud."""
+    with pytest.raises(UsageError) as caught:
+        Layout.parse(mesh, **options)
+    assert caught.value.message == message
+    if hint:
+        assert caught.value.hint == hint
+
+
+def test_nodes_may_differ() -> None:
+    """Their workers are listed, as in what to_dict() writes."""
+    layout = Layout.from_dict({"mesh": "dp=3,tp=4", "nproc_per_node": [8, 4]}, own_rank=9)
+
+    assert (layout.slot(), layout.coordinate()) == ((1, 1), (2, 1))
+    assert [layout.crosses_nodes(dim) for dim in layout.shape] == [True, False]
+    assert layout.to_dict()["nproc_per_node"] == [8, 4]
+    assert Layout.from_dict(layout.to_dict()) == layout
