@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import islice
 
 from meshrun.errors import LayoutError
 from meshrun.spec import INFERRED, MeshSpec, format_mesh
 
 MAX_RANKS = 10_000_000
+_LARGEST_SHOWN = 10**18
+"""Python refuses to write numbers of thousands of digits, and nobody would read them."""
 
 
 def solve_sizes(
@@ -30,15 +33,22 @@ def solve_sizes(
     for flag, value in (("--nnodes", nodes), ("--nproc-per-node", nproc_per_node)):
         if value is not None and value < 1:
             raise LayoutError(f"{flag} is at least 1, found {value}")
+        _check_count(value or 0)
+    _check_count(mesh.known_size if mesh else 0)
     if mesh is None:
         nproc_per_node = 1 if nproc_per_node is None else nproc_per_node
     elif nproc_per_node is None:
         nproc_per_node = _workers_for(mesh, nodes)
     else:
         mesh = _fitted(mesh, nodes, nproc_per_node)
-    if nodes * nproc_per_node > MAX_RANKS:
-        raise LayoutError(f"{nodes * nproc_per_node:,} ranks are more than {MAX_RANKS:,}")
+    _check_count(nodes * nproc_per_node)
     return mesh, nproc_per_node
+
+
+def _check_count(ranks: int) -> None:
+    if ranks > MAX_RANKS:
+        found = f"{ranks:,}" if ranks < _LARGEST_SHOWN else f"over {_LARGEST_SHOWN:,}"
+        raise LayoutError(f"{found} ranks are more than {MAX_RANKS:,}")
 
 
 def _fitted(mesh: MeshSpec, nodes: int, nproc: int) -> MeshSpec:
@@ -104,8 +114,9 @@ def _hint(mesh: MeshSpec, nodes: int, nproc: int | None) -> str:
     if nproc is not None and needed % nproc == 0 and needed // nproc != nodes:
         choices.append(f"--nnodes {needed // nproc} gives {needed}")
     if nproc is None:
-        counts = [n for n in range(nodes, 0, -1) if needed % n == 0][:1]
-        counts += [n for n in range(nodes, needed + 1) if needed % n == 0][:1]
+        fewer = next(n for n in range(min(nodes, needed), 0, -1) if needed % n == 0)
+        more = (n for n in range(nodes, needed + 1) if needed % n == 0)
+        counts = [fewer, *islice(more, 1)]
         choices.append(" or ".join(f"--nnodes {n}" for n in counts) + " can")
     return "; ".join(choices)
 
