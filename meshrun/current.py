@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 
 from meshrun.errors import MeshError, MeshrunError
-from meshrun.layout import Layout, parse_derived
+from meshrun.layout import MAX_RANKS, Layout, parse_derived
 from meshrun.spec import parse_mesh
 
 
@@ -36,10 +36,13 @@ def current_layout() -> Layout:
         return Layout(
             mesh=mesh,
             nproc_per_node=counts,
-            generation=int(
-                env.get("MESHRUN_GENERATION") or env.get("TORCHELASTIC_RESTART_COUNT") or 0
-            ),
-            own_rank=_own_rank(env, sum(counts)),
+            generation=read_number(
+                "MESHRUN_GENERATION"
+                if env.get("MESHRUN_GENERATION")
+                else "TORCHELASTIC_RESTART_COUNT"
+            )
+            or 0,
+            own_rank=_own_rank(sum(counts)),
             # They belong to the mesh, and are left over where there is none.
             flattens=flattens if mesh else (),
             views=views if mesh else (),
@@ -50,21 +53,54 @@ def current_layout() -> Layout:
         raise MeshError(f"the environment describes no launch: {error}") from error
 
 
-def _own_rank(env: Mapping[str, str], world_size: int) -> int | None:
+def _own_rank(world_size: int) -> int | None:
     """Return the rank of this process; a launch of one needs no number."""
-    if rank := env.get("RANK"):
-        return int(rank)
-    return 0 if world_size == 1 else None
+    rank = read_number("RANK")
+    return 0 if rank is None and world_size == 1 else rank
 
 
 def _workers(env: Mapping[str, str]) -> tuple[int, ...]:
     """Return the workers of each node, as meshrun says them or as torchrun does."""
-    nodes = int(env.get("GROUP_WORLD_SIZE") or 1)
+    nodes = read_count("GROUP_WORLD_SIZE") or 1
     if listed := env.get("MESHRUN_NPROC_PER_NODE"):
-        counts = tuple(int(count) for count in listed.split(","))
+        counts = tuple(_count(count, "MESHRUN_NPROC_PER_NODE") for count in listed.split(","))
         return counts * nodes if len(counts) == 1 else counts
-    world_size = int(env.get("WORLD_SIZE") or 1)
-    local = int(env.get("LOCAL_WORLD_SIZE") or world_size)
+    world_size = read_count("WORLD_SIZE") or 1
+    local = read_count("LOCAL_WORLD_SIZE") or world_size
     if world_size % local:
-        raise ValueError(f"WORLD_SIZE={world_size} is no multiple of LOCAL_WORLD_SIZE={local}")
+        raise MeshError(f"WORLD_SIZE={world_size} is no multiple of LOCAL_WORLD_SIZE={local}")
     return (local,) * (world_size // local)
+
+
+def read_count(name: str) -> int | None:
+    """Return a variable that counts ranks or nodes, or ``None`` if it is not set.
+
+    Raises:
+        MeshError: If it is none, or more than there can be.
+    """
+    text = os.environ.get(name)
+    return _count(text, name) if text else None
+
+
+def _count(text: str, name: str) -> int:
+    number = _number(text, name)
+    if not 1 <= number <= MAX_RANKS:
+        raise MeshError(f"{name} is from 1 to {MAX_RANKS:,}, found `{text}`")
+    return number
+
+
+def read_number(name: str) -> int | None:
+    """Return a variable that holds a whole number, or ``None`` if it is not set.
+
+    Raises:
+        MeshError: If it holds something else.
+    """
+    text = os.environ.get(name)
+    return _number(text, name) if text else None
+
+
+def _number(text: str, name: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise MeshError(f"{name} is a whole number, found `{text[:40]}`") from None
