@@ -39,9 +39,10 @@ class RankState:
 class Cause:
     """Why a generation of ranks ended."""
 
-    rank: int
+    rank: int | None
+    """The rank that was the cause; ``None`` if it was none of them."""
     description: str
-    """How it ended, such as ``was ended by SIGKILL``."""
+    """How it ended, such as ``was ended by SIGKILL``; a whole sentence if it was no rank."""
     raised: RankRaised | None
     ran_s: float | None
     """Seconds from the program's first line to its end; ``None`` if it never began."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshrun.supervise.blame import describe_verdict, judge
+from meshrun.supervise.blame import describe_store_end, describe_verdict, judge
 from meshrun.supervise.known import Cause, State
 
 _SOON_S = 10.0
@@ -15,9 +15,9 @@ _HOPELESS = frozenset(
 def find_cause(state: State, at_ns: int) -> Cause:
     """Return why this generation ended."""
     verdicts = judge(state)
-    if not verdicts:
-        what = "the ranks' store ended" if state.store_ended else "the ranks were stopped"
-        return Cause(rank=0, description=what, raised=None, ran_s=None, at_ns=at_ns)
+    if state.store_ended is not None or not verdicts:
+        what = describe_store_end(state) or "the ranks were stopped"
+        return Cause(rank=None, description=what, raised=None, ran_s=None, at_ns=at_ns)
     first = verdicts[0]
     ready_ns = state.ranks[first.rank].ready_ns
     return Cause(
