@@ -77,7 +77,8 @@ def _trouble(state: State) -> MeshrunError | None:
     gone = state.zygote_gone
     if gone is None or state.broken is not None or gone.wait_status == 0:
         return None
-    if state.finishing or all(known.exited is not None for known in state.ranks.values()):
+    all_exited = all(known.exited is not None for known in state.ranks.values())
+    if state.finishing or (all_exited and not state.between):
         return None
     end = describe_wait_status(gone.wait_status)
     trouble = HostError(
