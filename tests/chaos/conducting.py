@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import termios
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -35,6 +35,8 @@ class Conductor:
         with self._start() as running:
             self._wait_for_phase(running)
             self._strike(running)
+            if self.expected.restarts:
+                self._wait_for(running, lambda: "restart 1 of 1" in running.stderr)
             if self.expected.is_done:
                 (self.folder / "go").touch()
             return running.wait(), running
@@ -140,20 +142,18 @@ class Conductor:
         if case.phase == "all":
             return
         if case.phase == "clearing":
-            wanted = None
-        elif case.phase == "importing":
-            wanted = [self._place("at", "zygote")]
-        else:
-            wanted = [self._place("at", rank) for rank in range(case.ranks)]
+            self._wait_for(running, lambda: "restart 1 of 1" in running.stderr)
+            return
+        who: Sequence[object] = ["zygote"] if case.phase == "importing" else range(case.ranks)
+        places = [self._place("at", each) for each in who]
+        self._wait_for(running, lambda: all(place.exists() for place in places))
 
-        def reached() -> bool:
-            if wanted is None:
-                return "restart 1 of 1" in running.stderr
-            return all(path.exists() for path in wanted)
-
+    @staticmethod
+    def _wait_for(running: Running, condition: Callable[[], bool]) -> None:
+        """Wait for a condition; a launch that has ended meanwhile is looked at as it is."""
         wait_until(
-            lambda: reached() or running.process.poll() is not None,
-            lambda: f"{case.phase}:\n{running.stdout}\n---\n{running.stderr}",
+            lambda: condition() or running.process.poll() is not None,
+            lambda: f"the moment to strike:\n{running.stdout}\n---\n{running.stderr}",
         )
 
     def _place(self, what: str, who: object) -> Path:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.chaos.drawing import Case
-
-_DEADLY = (signal.SIGKILL, signal.SIGSEGV)
+from tests.chaos.drawing import Case, Fault
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,31 +20,43 @@ class Expected:
     """Whether every line is printed; those in files are there anyway."""
     is_done: bool = False
     """Whether it goes on to its own end."""
+    restarts: bool = False
+    """Whether it does so in a new generation of ranks."""
 
 
 def expect(case: Case) -> Expected:
     """Return what has to come of ``case``."""
-    match case.fault:
-        case "signal":
-            return _of_signal(case)
-        case "ctrl_c":
-            once = case.times == 1
-            says = ("stopped by Ctrl-C, SIGINT",) if once or case.deaf else ()
-            return _ended(130, *says, all_lines=once)
-        case "hang_up":
-            says = () if case.on_terminal else ("stopped by SIGHUP",)
-            return _ended(129, *says, all_lines=not case.on_terminal)
-        case "reader":
-            return _ended(141, "stopped by the reader of the output went away", all_lines=False)
-        case "disk":
-            full = r"raised OSError: [Errno 28] No space left|could not be made: No space left"
-            return Expected(codes=frozenset({1, 71}), says=(full,), all_lines=False)
-        case "inodes":
-            return Expected(codes=frozenset({0, 2, 71}), all_lines=False)
-        case "descriptors":
-            if case.room >= 4 * case.ranks + 64:
-                return _done(case)
-            return _ended(71, "the limit is |Too many open files")
+    return _BY_FAULT[case.fault](case)
+
+
+def _of_ctrl_c(case: Case) -> Expected:
+    once = case.times == 1
+    return _ended(130, *(["stopped by Ctrl-C, SIGINT"] if once else []), all_lines=once)
+
+
+def _of_hang_up(case: Case) -> Expected:
+    says = () if case.on_terminal else ("stopped by SIGHUP",)
+    return _ended(129, *says, all_lines=not case.on_terminal)
+
+
+def _of_lost_reader(case: Case) -> Expected:
+    return _ended(141, "stopped by the reader of the output went away", all_lines=False)
+
+
+def _of_full_disk(case: Case) -> Expected:
+    says = "raised OSError: [Errno 28] No space left|could not be made: No space left"
+    return Expected(codes=frozenset({1, 71}), says=(says,), all_lines=False)
+
+
+def _of_few_inodes(case: Case) -> Expected:
+    """How many are enough is the file system's business; what is said if not is ours."""
+    return Expected(codes=frozenset({0, 2, 71}), all_lines=False)
+
+
+def _of_few_descriptors(case: Case) -> Expected:
+    if case.room >= 4 * case.ranks + 64:
+        return _done(case)
+    return _ended(71, "the limit is |Too many open files")
 
 
 def _ended(code: int, *says: str, all_lines: bool = True) -> Expected:
@@ -60,36 +71,34 @@ def _done(case: Case, *says: str) -> Expected:
     return Expected(codes=frozenset({0}), says=(*says, *more), is_done=True)
 
 
-def _of_signal(case: Case) -> Expected:
+def _of_signal(case: Case) -> Expected:  # noqa: PLR0911 - one for each victim
     name, code = case.signum.name, 128 + case.signum
     if case.signum == signal.SIGSTOP:
         return _of_stop(case)
-    deadly = case.signum in _DEADLY
+    deadly = case.signum != signal.SIGTERM
+    heeds = deadly or not case.deaf or case.phase == "joining"
+    rank = _rank(case, case.victim_rank)
     match case.victim:
         case "launcher":
             says = () if deadly else (f"stopped by {name}",)
             return _ended(code, *says, all_lines=not deadly)
-        case "zygote":
-            if deadly:
-                return _ended(code, f"the process that starts the ranks was ended by {name}")
-        case "store":
-            if deadly:
-                return _failed(case, 71, f"that holds the ranks' store was ended by {name}")
-        case "rank":
-            if deadly or not (case.deaf and case.phase != "joining"):
-                rank = _rank(case, case.victim_rank)
-                return _failed(case, code, f"{rank} was ended by {name}")
-        case "child":
-            if case.watch and (deadly or not case.deaf):
-                return _failed(case, 1, "raised RuntimeError: a worker died")
-    return _done(case)
+        case "zygote" if deadly:
+            return _ended(code, f"the process that starts the ranks was ended by {name}")
+        case "store" if deadly:
+            return _failed(case, 71, f"the process that holds the ranks' store was ended by {name}")
+        case "rank" if heeds:
+            return _failed(case, code, f"{rank} was ended by {name}")
+        case "child" if heeds and case.watch:
+            return _failed(case, 1, f"{rank} raised RuntimeError: a worker died")
+        case _:
+            return _done(case)
 
 
 def _failed(case: Case, code: int, says: str) -> Expected:
     """A generation of ranks failed; there may be another."""
     if case.restarts > case.generation:
-        says = "the ranks' store ended" if "store" in says else says
-        return Expected(codes=frozenset({0}), says=("restart 1 of 1, because", says), is_done=True)
+        why = f"restart 1 of 1, because {says}"
+        return Expected(codes=frozenset({0}), says=(why,), is_done=True, restarts=True)
     return _ended(code, says)
 
 
@@ -108,3 +117,14 @@ def _rank(case: Case, rank: int) -> str:
         4: f"dp{rank // 2} tp{rank % 2}",
     }
     return f"rank {rank} [{labels[case.ranks]}]" if case.has_mesh else f"rank {rank}"
+
+
+_BY_FAULT: dict[Fault, Callable[[Case], Expected]] = {
+    "signal": _of_signal,
+    "ctrl_c": _of_ctrl_c,
+    "hang_up": _of_hang_up,
+    "reader": _of_lost_reader,
+    "disk": _of_full_disk,
+    "inodes": _of_few_inodes,
+    "descriptors": _of_few_descriptors,
+}

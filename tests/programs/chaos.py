@@ -14,16 +14,15 @@ import time
 folder, hold, generation, *words = sys.argv[1:]
 rank, now = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
 counter = os.open(f"{folder}/count.{now}.{rank}", os.O_WRONLY | os.O_CREAT)
-count = 0
+printed = []
 child = 0
 
 
 def say(more=""):
     """Print a line, and only then count it."""
-    global count
-    print(f"line {now} {rank} {count}{more}", flush=True)
-    count += 1
-    os.pwrite(counter, b"%d" % count, 0)
+    print(f"line {now} {rank} {len(printed)}{more}", flush=True)
+    printed.append(more)
+    os.pwrite(counter, b"%d" % len(printed), 0)
 
 
 def announce(what, number):
@@ -66,7 +65,8 @@ for _ in range(5):
     say()
 if now == "0" and f"fails={rank}" in words:
     if "leaves" in words:
-        subprocess.Popen(["sleep", "600"], start_new_session=True, preexec_fn=ignore_requests)
+        ignore_requests()  # which what it starts inherits
+        subprocess.Popen(["sleep", "600"], start_new_session=True)
     sys.exit(3)
 while now == "0" and any(word.startswith("fails=") for word in words):
     signal.pause()
