@@ -15,8 +15,8 @@ from typer.core import TyperCommand
 
 from meshrun import __version__
 from meshrun.asked import Asked, build_request, check_accepted
-from meshrun.errors import InternalError, MeshrunError, UsageError
-from meshrun.host.descriptors import open_standard_streams
+from meshrun.errors import HostError, InternalError, MeshrunError, UsageError
+from meshrun.host.descriptors import is_lost_output, let_go_of, open_standard_streams, say
 from meshrun.options import own, torchrun
 from meshrun.options.kinds import NO_VALUE
 from meshrun.parse import parse_choice, parse_flag
@@ -182,7 +182,7 @@ def command(
 
 
 def _print_error(error: MeshrunError) -> None:
-    print(render_error(error), file=sys.stderr)
+    say(render_error(error))
 
 
 def run_command_line(
@@ -210,9 +210,14 @@ def run_command_line(
     except (typer.Abort, KeyboardInterrupt):
         _end_by_signal(signal.SIGINT)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        let_go_of(sys.stdout)
         _end_by_signal(signal.SIGPIPE)
     except Exception as error:
+        if is_lost_output(error):
+            let_go_of(sys.stdout)
+            lost = HostError(f"output cannot be written: {error.strerror}")
+            tell(lost)
+            sys.exit(lost.exit_code)
         traceback.print_exc()
         bug = InternalError(f"this is a bug in meshrun: {error}", hint="please report the above")
         tell(bug)
@@ -292,13 +297,13 @@ def _launch(
     if show_timings:
         from meshrun.report.timings import render_timings
 
-        print(render_timings(result.timings), file=sys.stderr)
+        say(render_timings(result.timings))
     if report is not None:
         from meshrun.report.result_json import write_report
 
         write_report(result, report)
     if text := render_failure(result):
-        print(text, file=sys.stderr)
+        say(text)
     if request.exit_codes == "torchrun":
         return int(result.exit_code != 0)
     if result.signum is not None:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 
 from meshrun.errors import MeshError, MeshrunError
-from meshrun.layout import Layout, parse_derived
+from meshrun.layout import MAX_RANKS, Layout, parse_derived
 from meshrun.spec import MeshSpec, parse_mesh
 
 
@@ -36,11 +36,14 @@ def current_layout() -> Layout:
         return Layout(
             mesh=mesh,
             nproc_per_node=counts,
-            generation=int(
-                env.get("MESHRUN_GENERATION") or env.get("TORCHELASTIC_RESTART_COUNT") or 0
-            ),
+            generation=read_number(
+                "MESHRUN_GENERATION"
+                if env.get("MESHRUN_GENERATION")
+                else "TORCHELASTIC_RESTART_COUNT"
+            )
+            or 0,
             slot_order=_slot_order(env) if mesh else None,
-            own_rank=_own_rank(env, sum(counts)),
+            own_rank=_own_rank(sum(counts)),
             # They belong to the mesh, and are left over where there is none.
             flattens=flattens if mesh else (),
             views=views if mesh else (),
@@ -64,26 +67,60 @@ def _misfit(mesh: MeshSpec, ranks: int) -> MeshError:
     return MeshError(f"MESHRUN_MESH `{mesh}` needs {mesh.known_size} ranks, and {has}", hint=hint)
 
 
-def _own_rank(env: Mapping[str, str], world_size: int) -> int | None:
+def _own_rank(world_size: int) -> int | None:
     """Return the rank of this process; a launch of one needs no number."""
-    if rank := env.get("RANK"):
-        return int(rank)
-    return 0 if world_size == 1 else None
+    rank = read_number("RANK")
+    return 0 if rank is None and world_size == 1 else rank
 
 
 def _workers(env: Mapping[str, str]) -> tuple[int, ...]:
     """Return the workers of each node, as meshrun says them or as torchrun does."""
-    world_size = int(env.get("WORLD_SIZE") or 1)
+    world_size = read_count("WORLD_SIZE") or 1
     listed = env.get("MESHRUN_NPROC_PER_NODE")
     if listed:
-        counts = tuple(int(count) for count in listed.split(","))
-        counts *= int(env.get("GROUP_WORLD_SIZE") or 1) if len(counts) == 1 else 1
+        name = "MESHRUN_NPROC_PER_NODE"  # in which a node may have none
+        counts = tuple(_count(count, name, least=0) for count in listed.split(","))
+        counts *= (read_count("GROUP_WORLD_SIZE") or 1) if len(counts) == 1 else 1
     else:
-        local = int(env.get("LOCAL_WORLD_SIZE") or world_size)
-        counts = (local,) * int(env.get("GROUP_WORLD_SIZE") or world_size // max(1, local))
+        local = read_count("LOCAL_WORLD_SIZE") or world_size
+        counts = (local,) * (read_count("GROUP_WORLD_SIZE") or world_size // local)
     if sum(counts) != world_size and (env.get("WORLD_SIZE") or not listed):
         names = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "MESHRUN_NPROC_PER_NODE")
         found = ", ".join(f"{name}={env[name]}" for name in names if env.get(name))
         hint = "where nodes differ, MESHRUN_NPROC_PER_NODE=8,4 lists the workers of each"
         raise MeshError(f"these disagree on the number of ranks: {found}", hint=hint)
     return counts
+
+
+def read_count(name: str) -> int | None:
+    """Return a variable that counts ranks or nodes, or ``None`` if it is not set.
+
+    Raises:
+        MeshError: If it is none, or more than there can be.
+    """
+    text = os.environ.get(name)
+    return _count(text, name) if text else None
+
+
+def _count(text: str, name: str, *, least: int = 1) -> int:
+    number = _number(text, name)
+    if not least <= number <= MAX_RANKS:
+        raise MeshError(f"{name} is from {least} to {MAX_RANKS:,}, found `{text}`")
+    return number
+
+
+def read_number(name: str) -> int | None:
+    """Return a variable that holds a whole number, or ``None`` if it is not set.
+
+    Raises:
+        MeshError: If it holds something else.
+    """
+    text = os.environ.get(name)
+    return _number(text, name) if text else None
+
+
+def _number(text: str, name: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise MeshError(f"{name} is a whole number, found `{text[:40]}`") from None

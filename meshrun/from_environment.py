@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from meshrun.building import build_mesh, set_timeout
-from meshrun.current import current_layout
+from meshrun.current import current_layout, read_count, read_number
 from meshrun.errors import MeshError
 from meshrun.groups import GroupOptions, parse_group_options
 from meshrun.installed import Installed
@@ -58,7 +58,7 @@ def layout_of(
     spec: str, names: str | None, flatten: Sequence[str] = (), views: Sequence[str] = ()
 ) -> Layout:
     """Return a layout over the ranks that the environment names, one if it names none."""
-    world_size = int(os.environ.get("WORLD_SIZE") or 1)
+    world_size = read_count("WORLD_SIZE") or 1
     flattens, parsed = parse_derived(flatten, views)
     return solve_layout(
         parse_mesh(spec, names), nproc_per_node=world_size, flattens=flattens, views=parsed
@@ -103,7 +103,7 @@ def _device_type(asked: str | None) -> str:
     import torch
 
     accelerator = torch.accelerator.current_accelerator(check_available=True)
-    workers = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    workers = read_count("LOCAL_WORLD_SIZE") or 1
     if accelerator is None or torch.accelerator.device_count() < workers:
         return "cpu"
     return str(accelerator.type)
@@ -112,7 +112,7 @@ def _device_type(asked: str | None) -> str:
 def _init_process_group(device_type: str, options: GroupOptions) -> None:
     import torch.distributed as dist
 
-    backend = select_device(device_type, int(os.environ.get("LOCAL_RANK", "0")))
+    backend = select_device(device_type, read_number("LOCAL_RANK") or 0)
     seconds = options.timeout_s("")
     more: dict[str, Any] = {} if seconds is None else {"timeout": timedelta(seconds=seconds)}
     if "RANK" in os.environ:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from decimal import Decimal
 
 from meshrun.errors import UsageError
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)?")
 _SECONDS = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_SHORTEST_S, _LONGEST_S = 0.001, 1e9
 _BACKEND = re.compile(r"[a-z][a-z0-9_]*(?::[a-z][a-z0-9_]*)?(?:,[a-z]\w*:[a-z]\w*)*")
 
 
@@ -80,7 +82,9 @@ def format_group_options(options: GroupOptions) -> dict[str, str]:
     """Return the options as variables, for :func:`parse_group_options` to read again."""
     texts = {
         "MESHRUN_BACKEND": [_with_dim(dim, backend) for dim, backend in options.backends],
-        "MESHRUN_TIMEOUT": [_with_dim(dim, f"{seconds:g}s") for dim, seconds in options.timeouts_s],
+        "MESHRUN_TIMEOUT": [
+            _with_dim(dim, _format_seconds(seconds)) for dim, seconds in options.timeouts_s
+        ],
         "MESHRUN_PG_OPT": [f"{dim}:{name}={value}" for dim, name, value in options.settings],
     }
     return {name: ";".join(parts) for name, parts in texts.items() if parts}
@@ -107,12 +111,17 @@ def _parse_timeout(text: str) -> tuple[str, float]:
     dim, equals, duration = text.rpartition("=")
     match = _DURATION.fullmatch(duration)
     seconds = float(match[1]) * _SECONDS[match[2] or ""] if match else 0.0
-    if seconds <= 0 or (equals and not dim):
+    if not _SHORTEST_S <= seconds <= _LONGEST_S or (equals and not dim):
         raise UsageError(
             f"--timeout cannot read `{text}`",
             hint="--timeout 15m for every group, --timeout tp=90s for those of a dim",
         )
     return dim, seconds
+
+
+def _format_seconds(seconds: float) -> str:
+    """Return a duration with all its digits, and no exponent."""
+    return f"{Decimal(repr(seconds)):f}".removesuffix(".0") + "s"
 
 
 def _parse_settings(text: str) -> list[tuple[str, str, str]]:

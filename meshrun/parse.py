@@ -14,7 +14,9 @@ LONGEST_S = 10_000_000.0
 _TRUE = frozenset({"1", "true", "yes", "on", "y", "t"})
 _FALSE = frozenset({"0", "false", "no", "off", "n", "f", ""})
 _COUNT_WORDS = ("auto", "gpu", "cpu", "xpu")
-_STREAMS = re.compile(r"(\d+)(?:-(\d+))?:([0-3])")
+_STREAMS = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?:([0-3])")
+_LOCAL_RANKS = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?")
+"""No node has a million workers, and a longer number could fill the memory."""
 
 
 def parse_integer(text: str, what: str, *, least: int = 0, most: int | None = None) -> int:
@@ -202,10 +204,10 @@ def parse_local_ranks(text: str, what: str) -> frozenset[int] | None:
         return None
     ranks: set[int] = set()
     for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not (first.isdigit() and (last.isdigit() if dash else True)):
+        match = _LOCAL_RANKS.fullmatch(part.strip())
+        if match is None:
             raise UsageError(f"{what} takes local ranks such as 0,2-3, found `{text}`")
-        ranks.update(range(int(first), int(last or first) + 1))
+        ranks.update(range(int(match[1]), int(match[2] or match[1]) + 1))
     return frozenset(ranks)
 
 

@@ -1,9 +1,12 @@
-"""Which files this process has open, and how many it may have."""
+"""Which files this process has open, whether they can be written, and how many it may have."""
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
+import sys
+from typing import TextIO, TypeGuard
 
 from meshrun.errors import HostError
 
@@ -18,6 +21,27 @@ def open_standard_streams() -> None:
             os.fstat(fd)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
+
+
+def say(text: str) -> None:
+    """Print to stderr; if its terminal hung up or its disk is full, go on without."""
+    try:
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+    except OSError:
+        let_go_of(sys.stderr)
+
+
+def let_go_of(stream: TextIO) -> None:
+    """Have what is held back for a stream that cannot be written go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def is_lost_output(error: Exception) -> TypeGuard[OSError]:
+    """Whether an error means that an open file takes no more: a full disk, a terminal that went."""
+    if not isinstance(error, OSError) or error.filename is not None:
+        return False
+    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def allow_descriptors(count: int) -> None:

@@ -14,4 +14,5 @@ from meshrun.layout.derived import format_derived as format_derived
 from meshrun.layout.derived import parse_derived as parse_derived
 from meshrun.layout.layout import Layout as Layout
 from meshrun.layout.layout import solve_layout as solve_layout
+from meshrun.layout.solving import MAX_RANKS as MAX_RANKS
 from meshrun.layout.solving import count_slots as count_slots

@@ -38,7 +38,9 @@ class Nodes:
             raise LayoutError("there is no node", hint="nproc_per_node=(8, 8) are two of them")
         if (fewest := min(counts)) < 0 or not any(counts):
             node = counts.index(fewest)
-            raise LayoutError(f"workers are counted from 0, and not all 0: node {node} has {fewest}")
+            raise LayoutError(
+                f"workers are counted from 0, and not all 0: node {node} has {fewest}"
+            )
         object.__setattr__(self, "nproc_per_node", counts)
         is_even = counts.count(counts[0]) == len(counts)
         starts = () if is_even else tuple(accumulate(counts, initial=0))

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from meshrun.errors import LayoutError
 from meshrun.spec import INFERRED, MeshSpec, format_mesh
 
 MAX_RANKS = 10_000_000
+_LARGEST_SHOWN = 10**18
+"""Python refuses to write numbers of thousands of digits, and nobody would read them."""
 
 
 def count_slots(
@@ -30,18 +33,17 @@ def count_slots(
     for flag, value in (("--nnodes", nodes), *(("--nproc-per-node", each) for each in given)):
         if value is not None and value < 1:
             raise LayoutError(f"{flag} is at least 1, found {value}")
+        _check_count(value or 0)
+    _check_count(mesh.known_size if mesh else 0)
     if len(given) > 1 and len(given) != nodes:
         raise LayoutError(
             f"--nproc-per-node has {len(given)} numbers, and there {_are(nodes)}",
             hint=f"one number for all nodes, or {nodes}; or --nnodes {len(given)}",
         )
-    counts = given * nodes if len(given) == 1 else given
-    if None in counts:
-        counts = [1 if mesh is None else _workers_for(mesh, nodes)] * nodes
-    slots = tuple(count for count in counts if count is not None)
-    if (total := sum(slots)) > MAX_RANKS:
-        raise LayoutError(f"{total:,} ranks are more than {MAX_RANKS:,}")
-    return slots
+    counts = [1 if mesh is None else _workers_for(mesh, nodes)] if None in given else given
+    slots = [count for count in counts if count is not None]
+    _check_count(sum(slots) * (nodes if len(slots) == 1 else 1))
+    return tuple(slots * nodes if len(slots) == 1 else slots)
 
 
 def solve_sizes(mesh: MeshSpec, slots: Sequence[int]) -> MeshSpec:
@@ -74,6 +76,12 @@ def fill(slots: Sequence[int], world_size: int) -> tuple[int, ...]:
         used.append(min(count, world_size))
         world_size -= used[-1]
     return tuple(used)
+
+
+def _check_count(ranks: int) -> None:
+    if ranks > MAX_RANKS:
+        found = f"{ranks:,}" if ranks < _LARGEST_SHOWN else f"over {_LARGEST_SHOWN:,}"
+        raise LayoutError(f"{found} ranks are more than {MAX_RANKS:,}")
 
 
 def _workers_for(mesh: MeshSpec, nodes: int) -> int:
@@ -138,8 +146,9 @@ def _hint(mesh: MeshSpec, slots: Sequence[int], needed: int) -> str:
 
 
 def _hint_for_nodes(needed: int, nodes: int) -> str:
-    counts = [n for n in range(nodes, 0, -1) if needed % n == 0][:1]
-    counts += [n for n in range(nodes, needed + 1) if needed % n == 0][:1]
+    fewer = next(n for n in range(min(nodes, needed), 0, -1) if needed % n == 0)
+    more = (n for n in range(nodes, needed + 1) if needed % n == 0)
+    counts = [fewer, *islice(more, 1)]
     return " or ".join(f"--nnodes {n}" for n in counts) + " can"
 
 

@@ -12,12 +12,14 @@ from meshrun.events import (
     RankExited,
     RankRaised,
     SignalArrived,
+    StoreEnded,
     ZygoteUnsafe,
 )
 from meshrun.plan import LaunchPlan
 from meshrun.report.failure import headline
 from meshrun.report.findings import describe_spares
 from meshrun.result import signal_name, split_wait_status
+from meshrun.supervise.blame import describe_store_end
 from meshrun.supervise.console import Console
 from meshrun.supervise.known import State
 from meshrun.supervise.label import rank_label
@@ -75,9 +77,9 @@ class StartProgress:
         """Say why ranks are started again, and which of the restarts this is."""
         self._generation = state.generation
         cause = state.causes[-1]
+        who = "" if cause.rank is None else f"{self._name(cause.rank)} "
         console.note(
-            f"restart {state.generation} of {state.max_restarts}, because "
-            + f"{self._name(cause.rank)} {cause.description}".lstrip()
+            f"restart {state.generation} of {state.max_restarts}, because {who}{cause.description}"
         )
         if cause.raised is not None and not cause.raised.shown:
             console.print_line(cause.raised.traceback.rstrip("\n").encode(), to_stderr=True)
@@ -121,6 +123,8 @@ class StartProgress:
             case SignalArrived(signum=signum):
                 grace = f" within {state.shutdown_timeout_s:g} s" if rest else ""
                 return f"{signal_name(signum)}: ending {rest} ranks{grace}"
+            case StoreEnded():
+                return f"{describe_store_end(state)}; ending {rest} ranks"
             case _:
                 return f"ending {rest} ranks"
 

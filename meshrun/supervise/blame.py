@@ -50,6 +50,22 @@ def describe_verdict(verdict: Verdict) -> str:
     return f"exited with code {verdict.exit_code}"
 
 
+def describe_store_end(state: State) -> str | None:
+    """Return how the store's process ended, if it did before it was told to."""
+    if state.store_ended is None:
+        return None
+    end = describe_wait_status(state.store_ended.wait_status)
+    return f"the process that holds the ranks' store {end}"
+
+
+def describe_wait_status(wait_status: int) -> str:
+    """Return how a process ended: ``was ended by SIGKILL``, ``exited with code 3``."""
+    exit_code, signum = split_wait_status(wait_status)
+    if signum is not None:
+        return f"was ended by {signal_name(signum)}"
+    return f"exited with code {exit_code}"
+
+
 def _has_failed(state: State, rank: int) -> bool:
     known = state.ranks[rank]
     ended_badly = known.exited is not None and known.exited.wait_status != 0

@@ -41,9 +41,9 @@ class Cause:
     """Why a generation of ranks ended."""
 
     rank: int | None
-    """The rank that failed first; ``None`` if none did."""
+    """The rank that was the cause; ``None`` if it was none of them."""
     description: str
-    """How it ended, such as ``was ended by SIGKILL``."""
+    """How it ended, such as ``was ended by SIGKILL``; a whole sentence if it was no rank."""
     raised: RankRaised | None
     ran_s: float | None
     """Seconds from the program's first line to its end; ``None`` if it never began."""

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from meshrun.errors import HangError, HostError, InternalError, MeshrunError
 from meshrun.layout import Layout
-from meshrun.result import LaunchResult, RankFailure, Timings, signal_name, split_wait_status
-from meshrun.supervise.blame import Verdict, judge
+from meshrun.result import LaunchResult, RankFailure, Timings, split_wait_status
+from meshrun.supervise.blame import Verdict, describe_store_end, describe_wait_status, judge
 from meshrun.supervise.known import State
 from meshrun.supervise.label import rank_label
 
@@ -78,25 +78,19 @@ def _trouble(state: State) -> MeshrunError | None:
             f"rank {state.start_error.rank} could not be started: {state.start_error.error}",
             hint="is the machine out of processes or memory? see `ulimit -u` and `free -h`",
         )
-    if state.store_ended is not None:
-        end = _describe_end(state.store_ended.wait_status)
-        return HostError(f"the process that holds the ranks' store {end}, and they need it")
+    if (store_end := describe_store_end(state)) is not None:
+        return HostError(f"{store_end}, and they need it")
     gone = state.zygote_gone
     if gone is None or state.broken is not None or gone.wait_status == 0:
         return None
-    if state.finishing or all(known.exited is not None for known in state.ranks.values()):
+    all_exited = all(known.exited is not None for known in state.ranks.values())
+    if state.finishing or (all_exited and not state.between):
         return None
+    end = describe_wait_status(gone.wait_status)
     trouble = HostError(
-        f"the process that starts the ranks {_describe_end(gone.wait_status)}, and they with it",
+        f"the process that starts the ranks {end}, and they with it",
         hint="if nobody did this on purpose, look for the out-of-memory killer in `dmesg`",
     )
     exit_code, signum = split_wait_status(gone.wait_status)
     trouble.exit_code = 128 + signum if signum is not None else exit_code or InternalError.exit_code
     return trouble
-
-
-def _describe_end(wait_status: int) -> str:
-    exit_code, signum = split_wait_status(wait_status)
-    if signum is not None:
-        return f"was ended by {signal_name(signum)}"
-    return f"exited with code {exit_code}"

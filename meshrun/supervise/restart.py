@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshrun.supervise.blame import describe_verdict, judge
+from meshrun.supervise.blame import describe_store_end, describe_verdict, judge
 from meshrun.supervise.known import Cause, State
 
 _SOON_S = 10.0
@@ -15,8 +15,8 @@ _HOPELESS = frozenset(
 def find_cause(state: State, at_ns: int) -> Cause:
     """Return why this generation ended."""
     verdicts = judge(state)
-    if state.hung is not None or not verdicts:
-        what = "the ranks' store ended" if state.store_ended else "the ranks were stopped"
+    if state.hung is not None or state.store_ended is not None or not verdicts:
+        what = describe_store_end(state) or "the ranks were stopped"
         if state.hung is not None:
             what = f"no rank got on for {state.hung.idle_s:.1f} s"
         return Cause(rank=None, description=what, raised=None, ran_s=None, at_ns=at_ns)

@@ -220,7 +220,8 @@ def _time_passed(state: State, at_ns: int) -> Step:
         return state, []
     if state.killed or state.finishing or state.between:
         # SIGKILL was not enough, or the zygote does not answer: end it, and its ranks with it.
-        return replace(state, deadline_ns=None), [EndZygote(by_force=True)]
+        state = replace(state, deadline_ns=None, finishing=state.finishing or state.between)
+        return state, [EndZygote(by_force=True)]
     return _kill(state, at_ns)
 
 

@@ -170,3 +170,28 @@ def test_a_terminal_shows_the_start_and_one_bar(fake_torch: object, tmp_path: Pa
     assert lines[-2].endswith(b"[rank 0] all done")
     assert any(line.endswith(b"[rank 0] 2%") for line in lines)
     assert b"\x1b[3" not in shown
+
+
+@pytest.mark.parametrize("asked", [["--version"], ["--dry-run", "--mesh", "2", "x.py"]])
+def test_a_full_disk_below_stdout_is_no_bug(asked: list[str]) -> None:
+    """What cannot be written is said in one line, with the code of a machine that lacks room."""
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(
+            command(*asked), stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+
+    assert result.returncode == 71
+    assert result.stderr == "error: output cannot be written: No space left on device\n"
+
+
+def test_a_full_disk_below_stderr_changes_no_exit_code(fake_torch: object) -> None:
+    """The story of a failure is lost there, and nothing else."""
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(
+            command("--nproc-per-node", "2", PROGRAMS / "end.py", "7"),
+            stdout=subprocess.PIPE,
+            stderr=full,
+            check=False,
+        )
+
+    assert result.returncode == 7

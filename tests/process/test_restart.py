@@ -1,5 +1,7 @@
 """All ranks again after a failure: a new generation from the zygote that is warm."""
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -84,6 +86,22 @@ def test_a_program_that_cannot_be_read_is_not_tried_again(
 
     assert ours.returncode == 1
     assert "restart" not in ours.stderr
+
+
+def test_a_lost_store_is_had_anew_and_named(fake_torch: object, tmp_path: Path) -> None:
+    """The cause is the store's process, not the ranks that were ended for its sake."""
+    with start_meshrun(
+        "--nproc-per-node", "2", "--max-restarts", "1", PROGRAMS / "wait.py", folder=tmp_path
+    ) as running:
+        running.wait_for("up", 2)
+        os.kill(running.below_zygote()[0], signal.SIGKILL)
+        running.wait_for("up", 4)
+        running.process.terminate()
+
+        assert running.wait() == 143
+    why = "the process that holds the ranks' store was ended by SIGKILL"
+    assert f"meshrun: {why}; ending 2 ranks" in running.stderr
+    assert f"meshrun: restart 1 of 1, because {why}\n" in running.stderr
 
 
 def test_a_signal_is_no_reason_to_restart(fake_torch: object, tmp_path: Path) -> None:

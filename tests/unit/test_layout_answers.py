@@ -203,7 +203,7 @@ def test_numbers_of_other_libraries_give_plain_ones(number: type) -> None:
         ("dp=2,tp=4", (4,), "mesh `dp=2,tp=4` has 8 ranks, and 1 node has 4"),
         ("dp=-1,tp=4", (8,), "mesh `dp=-1,tp=4` has a size of -1"),
         (None, (), "there is no node"),
-        (None, (0, 0), "not all 0: node 0 has 0"),
+        (None, (0, 0), "workers are counted from 0, and not all 0: node 0 has 0"),
         ("8", (12, -4), "workers are counted from 0, and not all 0: node 1 has -4"),
     ],
 )

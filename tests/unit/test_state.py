@@ -271,6 +271,26 @@ def test_a_useless_restart_is_explained() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("ended_by", "code", "says"),
+    [("somebody", 139, "starts the ranks was ended by SIGSEGV"), ("us", 9, None)],
+)
+def test_a_zygote_that_ends_between_two_generations(
+    ended_by: str, code: int, says: str | None
+) -> None:
+    """It is the cause if it was killed, and not if it was ended for not clearing up."""
+    killed = ZygoteGone(wait_status=11, at_ns=12 * S)
+    gone = [passed(12), KILLED_ZYGOTE] if ended_by == "us" else [killed]
+    state, _ = play([*STARTED, *(exited(rank, 9 << 8, 5) for rank in range(3)), *gone], 1)
+    result = build_result(
+        state, solve_layout(parse_mesh("dp=3")), host="node", timings=Timings(began_ns=0)
+    )
+
+    assert result.exit_code == code
+    assert (says is None) == (result.trouble is None)
+    assert says is None or says in str(result.trouble)
+
+
 def result_of(*events: Event) -> LaunchResult:
     state, _ = play([*STARTED, *events])
     layout = solve_layout(parse_mesh("dp=3"))

@@ -1,0 +1,130 @@
+"""What has to come of a case, by the documented exit codes."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tests.chaos.drawing import Case, Fault
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """How a launch ends."""
+
+    codes: frozenset[int]
+    says: tuple[str, ...] = ()
+    """Each is in what meshrun said, or what stands between ``|`` in it."""
+    all_lines: bool = True
+    """Whether every line is printed; those in files are there anyway."""
+    is_done: bool = False
+    """Whether it goes on to its own end."""
+    restarts: bool = False
+    """Whether it does so in a new generation of ranks."""
+
+
+def expect(case: Case) -> Expected:
+    """Return what has to come of ``case``."""
+    return _BY_FAULT[case.fault](case)
+
+
+def _of_ctrl_c(case: Case) -> Expected:
+    once = case.times == 1
+    return _ended(130, *(["stopped by Ctrl-C, SIGINT"] if once else []), all_lines=once)
+
+
+def _of_hang_up(case: Case) -> Expected:
+    says = () if case.on_terminal else ("stopped by SIGHUP",)
+    return _ended(129, *says, all_lines=not case.on_terminal)
+
+
+def _of_lost_reader(case: Case) -> Expected:
+    return _ended(141, "stopped by the reader of the output went away", all_lines=False)
+
+
+def _of_full_disk(case: Case) -> Expected:
+    says = "raised OSError: [Errno 28] No space left|could not be made: No space left"
+    return Expected(codes=frozenset({1, 71}), says=(says,), all_lines=False)
+
+
+def _of_few_inodes(case: Case) -> Expected:
+    """How many are enough is the file system's business; what is said if not is ours."""
+    return Expected(codes=frozenset({0, 2, 71}), all_lines=False)
+
+
+def _of_few_descriptors(case: Case) -> Expected:
+    if case.room >= 4 * case.ranks + 64:
+        return _done(case)
+    return _ended(71, "the limit is |Too many open files")
+
+
+def _ended(code: int, *says: str, all_lines: bool = True) -> Expected:
+    return Expected(codes=frozenset({code}), says=says, all_lines=all_lines)
+
+
+def _done(case: Case, *says: str) -> Expected:
+    """It goes well; what ranks started and left is ended."""
+    more = ("that ranks had left behind had to be ended",) if case.children else ()
+    if case.phase == "again":
+        more += (f"restart 1 of 1, because {_rank(case, case.ranks - 1)} exited with code 3",)
+    return Expected(codes=frozenset({0}), says=(*says, *more), is_done=True)
+
+
+def _of_signal(case: Case) -> Expected:  # noqa: PLR0911 - one for each victim
+    name, code = case.signum.name, 128 + case.signum
+    if case.signum == signal.SIGSTOP:
+        return _of_stop(case)
+    deadly = case.signum != signal.SIGTERM
+    heeds = deadly or not case.deaf or case.phase == "joining"
+    rank = _rank(case, case.victim_rank)
+    match case.victim:
+        case "launcher":
+            says = () if deadly else (f"stopped by {name}",)
+            return _ended(code, *says, all_lines=not deadly)
+        case "zygote" if deadly:
+            return _ended(code, f"the process that starts the ranks was ended by {name}")
+        case "store" if deadly:
+            return _failed(case, 71, f"the process that holds the ranks' store was ended by {name}")
+        case "rank" if heeds:
+            return _failed(case, code, f"{rank} was ended by {name}")
+        case "child" if heeds and case.watch:
+            return _failed(case, 1, f"{rank} raised RuntimeError: a worker died")
+        case _:
+            return _done(case)
+
+
+def _failed(case: Case, code: int, says: str) -> Expected:
+    """A generation of ranks failed; there may be another."""
+    if case.restarts > case.generation:
+        why = f"restart 1 of 1, because {says}"
+        return Expected(codes=frozenset({0}), says=(why,), is_done=True, restarts=True)
+    return _ended(code, says)
+
+
+def _of_stop(case: Case) -> Expected:
+    if case.then == "stop":
+        return _ended(143, "stopped by SIGTERM")
+    if case.then == "kill":
+        return _ended(137, all_lines=False)
+    return _done(case)
+
+
+def _rank(case: Case, rank: int) -> str:
+    labels = {
+        1: f"dp{rank}",
+        2: f"tp{rank}",
+        4: f"dp{rank // 2} tp{rank % 2}",
+    }
+    return f"rank {rank} [{labels[case.ranks]}]" if case.has_mesh else f"rank {rank}"
+
+
+_BY_FAULT: dict[Fault, Callable[[Case], Expected]] = {
+    "signal": _of_signal,
+    "ctrl_c": _of_ctrl_c,
+    "hang_up": _of_hang_up,
+    "reader": _of_lost_reader,
+    "disk": _of_full_disk,
+    "inodes": _of_few_inodes,
+    "descriptors": _of_few_descriptors,
+}

@@ -1,0 +1,83 @@
+"""Whatever is hit, and when: nobody is left, the cause is named, no line is lost.
+
+``MESHRUN_CHAOS`` is how many cases are drawn, ``MESHRUN_CHAOS_FROM`` the number of the first.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.conducting import Conductor
+from tests.chaos.drawing import Case, draw
+from tests.chaos.expecting import Expected, expect
+from tests.kit import Running
+
+COUNT = int(os.environ.get("MESHRUN_CHAOS", "40"))
+FIRST = int(os.environ.get("MESHRUN_CHAOS_FROM", "0"))
+_OURS = re.compile(r'File "[^"]*/meshrun/[a-z_/]+\.py"|this is a bug in meshrun|Traceback')
+
+
+@pytest.mark.parametrize("number", range(FIRST, FIRST + COUNT))
+def test_whatever_is_hit(number: int, tmp_path: Path) -> None:
+    """Exit code, cause and lines are right; the fixture sees to what is left behind."""
+    case = draw(number)
+    print(f"\nMESHRUN_CHAOS=1 MESHRUN_CHAOS_FROM={number} python -m pytest tests/chaos  # {case}")
+    expected = expect(case)
+    conductor = Conductor(case, expected, tmp_path)
+    code, running = conductor.run()
+    print(running.stdout[-2000:], running.stderr[-6000:], sep="\n--- stderr:\n")
+
+    assert code in expected.codes
+    for text in expected.says:
+        assert any(each in running.stderr for each in text.split("|")), text
+    check_no_trace(case, running)
+    check_lines(case, expected, running, tmp_path)
+    check_report(tmp_path / "report.json", code)
+    assert [name for name in os.listdir("/dev/shm") if "meshrun" in name] == []
+
+
+def check_no_trace(case: Case, running: Running) -> None:
+    """Only the program's own exceptions have a traceback, without frames of meshrun's."""
+    text = running.stderr
+    if case.watch or case.fault == "disk":
+        text = text.replace("Traceback (most recent call last)", "")
+    found = _OURS.search(text + running.stdout)
+
+    assert found is None, found
+
+
+def check_lines(case: Case, expected: Expected, running: Running, folder: Path) -> None:
+    """Each line that was flushed is in a file if there are files, and printed if it should be."""
+    if case.fault in ("disk", "inodes"):
+        return
+    texts = []
+    if case.output != "redirect" and expected.all_lines:
+        texts.append(running.stdout)
+    if case.output != "console":
+        files = sorted((folder / "logs").rglob("stdout.log"))
+        texts.append("".join(path.read_text() for path in files))
+    for text in texts:
+        printed = set(re.findall(r"line (\d+ \d+ \d+)\n", text))
+        missing = [line for line in _flushed(folder) if line not in printed]
+
+        assert missing == []
+
+
+def _flushed(folder: Path) -> list[str]:
+    """Return the lines that ranks printed for certain."""
+    lines = []
+    for path in folder.glob("count.*"):
+        _, generation, rank = path.name.split(".")
+        lines += [f"{generation} {rank} {line}" for line in range(int(path.read_text() or 0))]
+    return lines
+
+
+def check_report(path: Path, code: int) -> None:
+    """The report, if there is one, agrees with the shell."""
+    if path.exists():
+        assert json.loads(path.read_text())["exit_code"] == code

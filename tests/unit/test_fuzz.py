@@ -1,0 +1,220 @@
+"""Texts that nobody would write: a clear error or success, never another exception or a hang."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from functools import partial
+from unittest import mock
+
+import pytest
+import typer
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from meshrun import cli, wire
+from meshrun.current import current_layout
+from meshrun.errors import MeshrunError
+from meshrun.from_environment import layout_of, read_group_options
+from meshrun.groups import format_group_options, parse_group_options
+from meshrun.layout import Layout
+from meshrun.layout.derived import parse_flatten, parse_view
+from meshrun.selection import select_ranks
+from meshrun.sharding import data_shard
+from meshrun.spec import parse_mesh
+
+NUMBERS = (
+    *("", "0", "1", "2", "3", "4", "8", "-1", "-7", "007", "1e3", "0x2", "1_0", " 2 ", "+4", "2.5"),
+    *("nan", "inf", "\u00b2", "\u0664", "999983", "999999937", "1000000000", "9" * 30, "9" * 5000),
+)
+"""What may stand where a number should: small ones, odd spellings, primes, and far too much."""
+WORDS = (
+    *("dp", "tp", "cp", "ep_2", "pp", "rank", "local_rank", "auto", "gpu", "static", "SIGTERM"),
+    *("true", "no", "gloo", "nccl", "loss", "host", "[::1]", "0-3", "15m", "\u00e9", "dp_cp"),
+)
+SIGNS = ("=", ",", ":", "x", "+", ";", "-", " ", ".", "=-1", "=2,", "=2", "x2", "/", "${", "\n")
+
+numbers = st.sampled_from(NUMBERS)
+texts = st.one_of(
+    numbers,
+    st.lists(st.sampled_from(NUMBERS + WORDS + SIGNS), max_size=8).map("".join),
+    st.lists(st.tuples(st.sampled_from(WORDS), numbers), min_size=1, max_size=45).map(
+        lambda pairs: ",".join(f"{name}={size}" for name, size in pairs)
+    ),
+    st.lists(numbers, min_size=1, max_size=45).map("x".join),
+    st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20),
+)
+
+LAUNCH = (
+    *("MESHRUN_MESH", "MESHRUN_FLATTEN", "MESHRUN_VIEWS", "MESHRUN_DATA_DIMS", "MESHRUN_DEVICE"),
+    *("MESHRUN_NPROC_PER_NODE", "MESHRUN_GENERATION", "MESHRUN_BACKEND", "MESHRUN_TIMEOUT"),
+    *("MESHRUN_PG_OPT", "TORCHELASTIC_RESTART_COUNT", "RANK", "LOCAL_RANK", "WORLD_SIZE"),
+    *("LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
+)
+OPTIONS = sorted(
+    str(parameter.envvar)
+    for parameter in typer.main.get_command(cli.app).params
+    # These write a file, print the plan of millions of ranks, or load what is installed.
+    if parameter.envvar
+    and parameter.envvar not in ("MESHRUN_OUTPUT", "MESHRUN_ALL", "PET_PRINT_COMPLETION")
+)
+
+
+def is_answered(ask: Callable[[], object]) -> bool:
+    """Ask, and return whether it went well; only a MeshrunError with a message may be raised."""
+    try:
+        ask()
+    except MeshrunError as error:
+        assert error.message
+        assert str(error)
+        return False
+    return True
+
+
+@given(texts, st.none() | texts)
+def test_any_text_is_a_mesh_or_an_error(text: str, names: str | None) -> None:
+    """And what is a mesh is read back from its own text."""
+    if is_answered(lambda: parse_mesh(text, names)):
+        mesh = parse_mesh(text, names)
+
+        assert parse_mesh(str(mesh)) == mesh
+
+
+@given(texts)
+def test_any_text_is_a_derived_dim_or_an_error(text: str) -> None:
+    """So is what is read of it: its own text gives it back."""
+    for parse in (parse_flatten, parse_view):
+        if is_answered(lambda parse=parse: parse(text)):
+            assert parse(str(parse(text))) == parse(text)
+
+
+counts = numbers.filter(lambda text: text.isdecimal() and len(text) < 40).map(int)
+specs = st.none() | texts
+several = st.lists(texts, max_size=2)
+
+
+@given(specs, st.tuples(counts, st.none() | counts), several, several, texts)
+@example("999999937x1", (4, None), [], [], "")
+@example("2", (10**9, None), [], [], "")
+@example("x".join(["999999999"] * 45), (3, None), [], [], "")
+def test_any_layout_fits_or_is_refused(
+    spec: str | None,
+    machines: tuple[int, int | None],
+    flatten: list[str],
+    views: list[str],
+    where: str,
+) -> None:
+    """However large the numbers are, and whatever is joined, viewed or chosen."""
+    nodes, workers = machines
+
+    def ask() -> None:
+        layout = Layout.parse(
+            spec, nnodes=nodes, nproc_per_node=workers, flatten=flatten, views=views
+        )
+        if layout.world_size < 10_000:
+            select_ranks(layout, where)
+            assert Layout.from_dict(layout.to_dict()) == layout
+
+    is_answered(ask)
+
+
+durations = st.builds(
+    "{}{}".format,
+    st.integers(0, 10**7) | st.floats(0, 1e6, allow_nan=False) | numbers,
+    st.sampled_from(["", "ms", "s", "m", "h", "d", "y"]),
+)
+
+
+@given(texts | durations, texts, texts)
+@example("15d", "", "")
+@example("0.0001ms", "", "")
+def test_any_group_options_reach_the_ranks(timeout: str, backend: str, setting: str) -> None:
+    """What is read on the command line is what ranks read from their environment."""
+    for texts_of in (([timeout], [], []), ([], [backend], []), ([], [], [setting])):
+        timeouts, backends, pairs = texts_of
+        read = partial(parse_group_options, backends, timeouts, pairs)
+        if is_answered(read):
+            with mock.patch.dict(os.environ, format_group_options(read())):
+                assert read_group_options() == read()
+
+
+@settings(max_examples=300)
+@given(st.dictionaries(st.sampled_from(LAUNCH), texts, max_size=6))
+@example({"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "0"})
+@example({"WORLD_SIZE": "4", "GROUP_WORLD_SIZE": "9" * 30, "MESHRUN_NPROC_PER_NODE": "1"})
+def test_any_environment_is_a_launch_or_an_error(values: dict[str, str]) -> None:
+    """Whoever set RANK, WORLD_SIZE and the like, and to what."""
+    with mock.patch.dict(os.environ, values):
+        is_answered(current_layout)
+        is_answered(lambda: layout_of("dp=-1", None))
+        is_answered(read_group_options)
+        is_answered(data_shard)
+
+
+@settings(max_examples=300, suppress_health_check=list(HealthCheck))
+@given(
+    st.dictionaries(st.sampled_from(OPTIONS), texts, max_size=5),
+    st.sampled_from([[], ["--mesh", "dp=2,tp=4"], ["--mesh", "2x-1"], ["--nnodes", "2"]]),
+)
+@example({"PET_LOCAL_RANKS_FILTER": "\u00b2"}, [])
+@example({"PET_LOCAL_RANKS_FILTER": "0-" + "9" * 12}, [])
+@example({"PET_TEE": "9" * 5000 + ":1"}, [])
+@example({"PET_NNODES": "9" * 4000, "PET_NPROC_PER_NODE": "9" * 4000}, [])
+def test_any_options_are_a_plan_or_an_error(values: dict[str, str], words: list[str]) -> None:
+    """Each option is read from its variable, as the command line would be."""
+    usage_error = cli._UsageErrorOfTyper
+
+    def ask() -> None:
+        try:
+            cli.app(
+                ["--dry-run", *words, "train.py"],
+                standalone_mode=False,
+                prog_name="meshrun",
+                obj=0,
+            )
+        except usage_error as error:
+            assert error.format_message()
+
+    with mock.patch.dict(os.environ, values), open(os.devnull, "w") as null, redirect_stdout(null):
+        is_answered(ask)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+@st.composite
+def packets(draw: st.DrawFn) -> bytes:
+    """Packets that are nearly messages: the right kind, with fields that are not."""
+    kind = draw(st.sampled_from(sorted(wire._TYPES)) | st.text(max_size=8))
+    fields = getattr(wire._TYPES.get(kind), "__dataclass_fields__", {"rank": None})
+    values = {name: draw(json_values) for name in fields if draw(st.integers(0, 9))}
+    packet = json.dumps(draw(st.sampled_from([[kind, values], [kind], {kind: values}, values])))
+    cut = draw(st.integers(0, len(packet)))
+    return packet.encode()[: cut or None]
+
+
+@given(packets())
+def test_any_packet_is_a_message_or_an_error(packet: bytes) -> None:
+    """And what is a message is sent as one that is read alike, unless it holds no JSON number."""
+    try:
+        message = wire.decode(packet)
+    except wire.WireError:
+        return
+    if b"NaN" not in packet:
+        assert wire.decode(wire.encode(message)) == message
+
+
+@pytest.mark.parametrize("depth", [1_000, 100_000])
+def test_a_deep_packet_is_an_error(depth: int) -> None:
+    """Nesting does not exhaust the stack."""
+    for opening in (b"[", b'{"a":', b'["Finish", {"grace_s": ['):
+        with pytest.raises(wire.WireError):
+            wire.decode(opening * depth)
