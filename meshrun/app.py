@@ -120,14 +120,15 @@ def launch(
         )
         state = None
         try:
-            state = Loop(
+            loop = Loop(
                 plan,
                 session=session,
                 folder=folder,
                 store_listener=listener,
                 console=console,
                 watch=see,
-            ).run()
+            )
+            state = loop.run()
         finally:
             kept = folder.close(went_well=state is not None and went_well(state))
     result = build_result(
@@ -136,6 +137,7 @@ def launch(
         host=os.uname().nodename,
         timings=stopwatch.timings(),
         log_folder=kept,
+        evidence=loop.evidence,
     )
     if events is not None:
         events.end(state, result)

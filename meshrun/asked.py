@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
@@ -95,6 +96,7 @@ def build_request(asked: Asked, program: Program) -> LaunchRequest:
     grace = asked.env.get(_GRACE_VARIABLE)
     default_s = parse_seconds(grace, _GRACE_VARIABLE) if grace else 30.0
     signals = asked.text("signals_to_handle")
+    stop_signals: tuple[int, ...] = asked.read("signals_to_handle", _signals(), STOP_SIGNALS)
     flattens, views = _derived(asked)
     return LaunchRequest(
         program=program,
@@ -121,7 +123,8 @@ def build_request(asked: Asked, program: Program) -> LaunchRequest:
         max_restarts=asked.read("max_restarts", _integer("--max-restarts"), 0),
         virtual_local_rank=asked.flag("virtual_local_rank"),
         numa_binding=asked.read("numa_binding", _choice("--numa-binding", BINDING_MODES), None),
-        stop_signals=asked.read("signals_to_handle", parse_signals, STOP_SIGNALS),
+        stop_signals=stop_signals,
+        forwarded_signals=_forwarded(asked, stop_signals),
         stop_even_if_ignored=signals is not None,
         exit_codes=asked.read(
             "exit_code", _choice("--exit-code", ("worker", "torchrun")), "worker"
@@ -159,6 +162,18 @@ def _derived(asked: Asked) -> tuple[tuple[Flatten, ...], tuple[View, ...]]:
         option = "--flatten" if texts[0] else "--view"
         raise UsageError(f"{option} was given without --mesh", hint="--mesh dp=2,tp=4 or another")
     return parse_derived(*texts)
+
+
+def _forwarded(asked: Asked, stop_signals: tuple[int, ...]) -> tuple[int, ...]:
+    signums: tuple[int, ...] = asked.read("forward", _signals("--forward"), ())
+    for signum in signums:
+        if signum in stop_signals:
+            name = signal.Signals(signum).name
+            raise UsageError(
+                f"--forward {name}: this signal ends the launch",
+                hint=f"--signals-to-handle without {name} gives it free",
+            )
+    return signums
 
 
 def _intra_node(asked: Asked) -> tuple[str, ...]:
@@ -242,6 +257,10 @@ def _integer(what: str, *, least: int = 0, most: int | None = None) -> Callable[
 
 def _seconds(what: str) -> Callable[[str], float]:
     return lambda text: parse_seconds(text, what)
+
+
+def _signals(what: str = "--signals-to-handle") -> Callable[[str], Any]:
+    return lambda text: parse_signals(text, what)
 
 
 def _choice(what: str, choices: tuple[str, ...]) -> Callable[[str], Any]:

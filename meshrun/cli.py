@@ -120,6 +120,7 @@ def command(
     start_timeout: own.StartTimeout = None,
     hang_timeout: own.HangTimeout = None,
     shutdown_timeout: torchrun.ShutdownTimeout = None,
+    forward: own.Forward = None,
     signals_to_handle: torchrun.SignalsToHandle = None,
     exit_code: own.ExitCode = None,
     report: own.Report = None,
@@ -306,7 +307,7 @@ def _launch(
         say(text)
     if request.exit_codes == "torchrun":
         return int(result.exit_code != 0)
-    if result.signum is not None:
+    if result.signum is not None and not result.preempted:
         _end_by_signal(result.signum)
     return result.exit_code
 

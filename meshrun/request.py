@@ -124,6 +124,8 @@ class LaunchRequest:
     virtual_local_rank: bool = False
     numa_binding: BindingMode | None = None
     stop_signals: tuple[int, ...] = STOP_SIGNALS
+    forwarded_signals: tuple[int, ...] = ()
+    """Signals that are passed to ranks alone, and end nothing."""
     stop_even_if_ignored: bool = False
     """Whether to handle a signal that was ignored when meshrun began, as nohup does to SIGHUP."""
     exit_codes: ExitCodes = "worker"

@@ -9,6 +9,11 @@ from dataclasses import dataclass
 from meshrun.errors import MeshrunError
 from meshrun.events import RankRaised
 
+PREEMPTED = 75
+"""Exit code of a launch whose ranks took SIGTERM well: EX_TEMPFAIL of sysexits.h, try again."""
+LEFT_EARLY = "ended its program with exit code 0 while other ranks still needed it"
+"""How a failure with exit code 0 is told."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFailure:
@@ -30,6 +35,16 @@ class RankFailure:
     """The exception that left its program, if one did."""
     asked_to_end: bool
     """Whether meshrun had told it to end before it failed."""
+    is_consequence: bool = False
+    """Whether it failed because another had: it was told to end, or lost a connection."""
+    place: str = ""
+    """Where in the user's files: ``all_reduce at train.py:41``, if that is known."""
+    why: str = ""
+    """What explains the signal that ended it, such as the kernel's word on memory."""
+    stack: tuple[str, ...] = ()
+    """Where native code crashed, a line a frame, the innermost last."""
+    last_lines: tuple[str, ...] = ()
+    """What it printed last on stderr, if no exception tells more."""
 
     @property
     def shell_code(self) -> int:
@@ -73,6 +88,8 @@ class LaunchResult:
     """Why they were not started again although restarts were left, if that is so."""
     log_folder: str | None = None
     """Where the ranks' files are, if any were kept."""
+    preempted: bool = False
+    """Whether the launcher was sent SIGTERM, and every rank then ended by itself with code 0."""
 
     def raise_for_failure(self) -> None:
         """Raise RankFailed if a rank failed; do nothing if the launch went well."""

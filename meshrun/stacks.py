@@ -14,6 +14,7 @@ STACK_SIGNAL = getattr(signal, "SIGRTMAX", 64) - 3
 
 _HEAD = re.compile(r"(?:(Current) t|T)hread 0x([0-9a-fA-F]+)(?: \[[^\]]*\])?.*:")
 _FRAME = re.compile(r'\s+File "(.*)", line (\d+|\?\?\?) in (.*)')
+_TRACEBACK_FRAME = re.compile(r'^ +File "(.*)", line (\d+), in (.*)$', re.MULTILINE)
 _FATAL = re.compile(r"Fatal Python error: (.*)")
 _LIBRARIES = tuple({
     os.path.realpath(path) + os.sep
@@ -116,12 +117,26 @@ def describe(stack: tuple[Frame, ...], folder: str) -> Iterator[str]:
         yield f"{frame.place(folder)} in {frame.function}"
 
 
+def user_place(traceback: str, folder: str) -> str:
+    """Return where in the user's files an exception came from; "" if from none of them.
+
+    Args:
+        traceback: As Python prints it, the innermost frame last.
+        folder: What paths are shown from.
+    """
+    frames = [Frame(*found) for found in _TRACEBACK_FRAME.findall(traceback)]
+    return headline(tuple(reversed(frames)), folder) if any(f.is_users for f in frames) else ""
+
+
 def short_path(file: str, folder: str) -> str:
     """Return a path from ``folder``, or from the folder of libraries, where it lies below."""
     if os.path.isabs(file) and file.startswith(os.path.join(folder, "")):
         return os.path.relpath(file, folder)
     _, found, rest = file.rpartition(f"{os.sep}site-packages{os.sep}")
-    return rest if found else file
+    if found:
+        return rest
+    library = next((path for path in _LIBRARIES if file.startswith(path)), "")
+    return file.removeprefix(library)
 
 
 def _unwrapped(calls: tuple[Frame, ...]) -> str:

@@ -12,6 +12,8 @@ import resource
 
 from meshrun.stacks import STACK_SIGNAL
 
+_told: list[int] = []
+"""The descriptor that a crash is written to, if it is ours."""
 _HIGH_FD = 500
 """Programs that close what they find (``os.closerange``) begin below."""
 
@@ -30,5 +32,8 @@ def tell_stacks(fd: int) -> None:
             faulthandler.register(STACK_SIGNAL, file=high, all_threads=True)
         except (OSError, RuntimeError, ValueError):  # no such signal (macOS): no stacks then
             pass
-    if not faulthandler.is_enabled():
+    if _told or not faulthandler.is_enabled():
         faulthandler.enable(file=high, all_threads=True)
+        while _told:  # that of the process which was forked
+            os.close(_told.pop())
+        _told.append(high)

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_HARMLESS = frozenset({signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH})
+"""Signals that do nothing to a process without a handler (signal(7))."""
 _KILL_TAKES_S = 10.0
 """How long SIGKILL may take before a process counts as held by the kernel."""
 _ON_LINUX = sys.platform == "linux"
@@ -221,6 +223,13 @@ def signal_state(pid: int, signum: int, blocking: frozenset[str] = frozenset()) 
     elif any(has(thread, "SigBlk") for task, thread in threads.items() if task not in blocking):
         found = SignalState.RUNNING
     return found
+
+
+def handles_signal(pid: int, signum: int) -> bool:
+    """Whether a process would live on with a signal: it catches, ignores or holds it back."""
+    if signum in _HARMLESS or signal_state(pid, signum) is not SignalState.UNHANDLED:
+        return True
+    return str(pid) in threads_blocking(pid, signum)  # for sigwait()
 
 
 def _read_status(path: str) -> dict[str, str]:

@@ -216,6 +216,15 @@ HangTimeout = Annotated[
         text="End or restart ranks if none uses its CPU, prints or calls heartbeat() for so long.",
     ),
 ]
+Forward = Annotated[
+    str | None,
+    own(
+        "--forward",
+        metavar="USR1,..",
+        panel=FAIL,
+        text="Signals that are passed to the ranks, and end nothing.",
+    ),
+]
 ExitCode = Annotated[
     str | None,
     own(

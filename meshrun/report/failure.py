@@ -8,13 +8,13 @@ from collections.abc import Iterator
 
 from meshrun.events import RankRaised
 from meshrun.report.message import render_error
-from meshrun.result import LaunchResult, RankFailure, signal_name
+from meshrun.result import LEFT_EARLY, LaunchResult, RankFailure, signal_name
 
 _LONGEST_HEADLINE = 240
 _EXPLAINED = {
-    signal.SIGKILL: "killed from outside, perhaps out of memory",
+    signal.SIGKILL: "killed from outside; the kernel tells of no lack of memory",
     signal.SIGSEGV: "a crash in native code",
-    signal.SIGBUS: "a bad memory access, perhaps /dev/shm is full",
+    signal.SIGBUS: "a bad memory access, or a file that was cut short under it",
     signal.SIGABRT: "native code gave up; its reason is in the output above",
     signal.SIGFPE: "an arithmetic error in native code",
     signal.SIGILL: "an instruction this processor does not have",
@@ -31,7 +31,8 @@ def _lines(result: LaunchResult) -> Iterator[str]:
         name = signal_name(result.signum)
         asked = {signal.SIGINT: "Ctrl-C", signal.SIGPIPE: "the reader of the output went away"}
         why = f"{asked[result.signum]}, {name}" if result.signum in asked else name  # type: ignore[index]
-        yield f"meshrun: stopped by {why}"
+        well = "; every rank ended by itself, with exit code 0" if result.preempted else ""
+        yield f"meshrun: stopped by {why}{well}"
         return
     if result.broken_program is not None:
         yield result.broken_program.rstrip("\n")
@@ -47,12 +48,24 @@ def _lines(result: LaunchResult) -> Iterator[str]:
     if first.raised is not None and not first.raised.shown:
         yield first.raised.traceback.rstrip("\n")
         yield ""
+    yield from _told(first)
     yield f"error: {describe_rank(first)} {describe_end(first)}"
-    yield f"       on {first.host}, pid {first.pid}" + _after(result)
+    at = f"{first.place}, " if first.place else ""
+    yield f"       {at}on {first.host}, pid {first.pid}" + _after(result)
     if result.no_restart is not None:
         yield f"       not started again: {result.no_restart}"
     if result.log_folder is not None:
         yield f"       logs are in {result.log_folder}"
+
+
+def _told(first: RankFailure) -> Iterator[str]:
+    """What the rank said last, where no exception says more."""
+    told = (("its Python stack when it crashed", first.stack), ("its last lines", first.last_lines))
+    for what, lines in told:
+        if lines:
+            yield f"{describe_rank(first)}, {what}:"
+            yield from (f"    {line}" for line in lines)
+            yield ""
 
 
 def _after(result: LaunchResult) -> str:
@@ -70,8 +83,10 @@ def describe_end(failure: RankFailure) -> str:
     """Return how a rank ended, in the words of its exception, its signal or its exit code."""
     if failure.signum is not None:
         name = signal_name(failure.signum)
-        why = _EXPLAINED.get(failure.signum)  # type: ignore[call-overload]
+        why = failure.why or _EXPLAINED.get(failure.signum)  # type: ignore[call-overload]
         end = f"was ended by {name}" + (f" ({why})" if why else "")
+    elif failure.exit_code == 0:
+        end = LEFT_EARLY
     else:
         end = f"exited with code {failure.exit_code}"
     if failure.raised is None or failure.raised.kind == "SystemExit":
@@ -106,6 +121,8 @@ def _others(first: RankFailure, others: list[RankFailure]) -> Iterator[str]:
 def _way(first: RankFailure, failure: RankFailure) -> str:
     if failure.asked_to_end and failure.raised is None:
         return "ended when told to"
+    if failure.is_consequence and failure.raised is not None and not failure.asked_to_end:
+        return "lost a connection to a peer, as a consequence"
     same = first.raised is not None and failure.raised is not None
     if same and first.raised.traceback == failure.raised.traceback:  # type: ignore[union-attr]
         return "failed alike"

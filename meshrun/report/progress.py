@@ -13,6 +13,7 @@ from meshrun.events import (
     RankRaised,
     SignalArrived,
     StoreEnded,
+    TimePassed,
     ZygoteUnsafe,
 )
 from meshrun.plan import LaunchPlan
@@ -23,6 +24,7 @@ from meshrun.supervise.blame import describe_store_end
 from meshrun.supervise.console import Console
 from meshrun.supervise.known import State
 from meshrun.supervise.label import rank_label
+from meshrun.supervise.merged_label import merged_label
 
 
 class StartProgress:
@@ -33,6 +35,7 @@ class StartProgress:
         self._began_ns = time.monotonic_ns()
         self._told = False
         self._started = False
+        self._told_kill = False
         self._generation = 0
 
     def __call__(self, event: Event, state: State, console: Console) -> None:
@@ -47,6 +50,8 @@ class StartProgress:
             console.set_status("")
             if not starts_again:
                 console.note(self._news(event, state))
+        if state.stopping and not starts_again:
+            self._tell_end(event, state, console)
         if starts_again:
             self._tell_restart(state, console)
         if not state.stopping and not self._started:
@@ -72,6 +77,17 @@ class StartProgress:
             console.note(f"generation {state.generation} runs, {took_s:.2f} s after the failure")
         elif self._started and self._has_mesh and console.shows_status:
             console.note(self._ready())
+
+    def _tell_end(self, event: Event, state: State, console: Console) -> None:
+        """Say who has ended, for as long as ranks may take; and who is ended then."""
+        total, left = len(state.ranks), len(state.alive)
+        if isinstance(event, TimePassed) and state.killed and left and not self._told_kill:
+            self._told_kill = True
+            who = merged_label(self._plan.layout, state.alive)
+            grace = f"{state.shutdown_timeout_s:g} s are over"
+            console.note(f"{grace}: {total - left} of {total} ranks have ended; ending {who}")
+        if console.shows_status and isinstance(event, RankExited | SignalArrived):
+            console.set_status(f"{total - left} of {total} ranks have ended" if left else "")
 
     def _tell_restart(self, state: State, console: Console) -> None:
         """Say why ranks are started again, and which of the restarts this is."""

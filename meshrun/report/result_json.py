@@ -93,6 +93,8 @@ def _error(values: dict[str, Any]) -> MeshrunError:
 def _failure(values: dict[str, Any]) -> RankFailure:
     raised = values.pop("raised")
     coordinate = tuple(values.pop("coordinate"))
+    for name in ("stack", "last_lines"):
+        values[name] = tuple(values.get(name, ()))
     return RankFailure(
         coordinate=coordinate, raised=RankRaised(**raised) if raised else None, **values
     )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 from dataclasses import dataclass, replace
 
 from meshrun.events import RankRaised
-from meshrun.result import signal_name, split_wait_status
+from meshrun.result import LEFT_EARLY, signal_name, split_wait_status
 from meshrun.supervise.known import State
 
 _CONSEQUENCE = re.compile(
@@ -15,6 +16,9 @@ _CONSEQUENCE = re.compile(
     r"|remote process exited|failed to (recv|send|write|read)|recvValue failed|sendBytes failed"
 )
 """What torch's back ends say when the other end of a collective has gone."""
+_FILE = re.compile(r'^ +File "(.*)", line \d+', re.MULTILINE)
+_CONSEQUENT = 2
+"""Distance of a rank that lost its connection to another; those that obeyed are farther."""
 _TORCHS = frozenset({"RuntimeError", "DistError", "DistBackendError", "DistNetworkError"})
 _NOTICED_WITHIN_NS = 100_000_000
 """How long after its peers' errors a rank's own end may be noticed; later it only obeyed."""
@@ -33,11 +37,49 @@ class Verdict:
     raised: RankRaised | None
     asked_to_end: bool
 
+    @property
+    def is_consequence(self) -> bool:
+        """Whether it failed because another had."""
+        return self.distance >= _CONSEQUENT
+
+    @property
+    def left_early(self) -> bool:
+        """Whether it ended well, while others still needed it."""
+        return self.exit_code == 0
+
 
 def judge(state: State) -> list[Verdict]:
-    """Return the failed ranks of this generation, the cause first."""
+    """Return the failed ranks of this generation, the cause first.
+
+    If all that failed lost a connection, the cause is the rank whose program was over first.
+    """
     verdicts = [_judge_rank(state, rank) for rank in state.ranks if _has_failed(state, rank)]
-    return sorted(verdicts, key=lambda verdict: (verdict.distance, verdict.at_ns, verdict.rank))
+    verdicts.sort(key=lambda verdict: (verdict.distance, verdict.at_ns, verdict.rank))
+    if verdicts and verdicts[0].distance == _CONSEQUENT:
+        verdicts[:0] = _first_to_leave(state, min(verdict.at_ns for verdict in verdicts))
+    return verdicts
+
+
+def _first_to_leave(state: State, before_ns: int) -> list[Verdict]:
+    left = [
+        (known.finished_ns, rank)
+        for rank, known in state.ranks.items()
+        if known.finished_ns is not None and known.finished_ns < before_ns
+    ]
+    if not left:
+        return []
+    at_ns, rank = min(left)
+    return [
+        Verdict(
+            rank=rank,
+            distance=0,
+            exit_code=0,
+            signum=None,
+            at_ns=at_ns,
+            raised=None,
+            asked_to_end=False,
+        )
+    ]
 
 
 def describe_verdict(verdict: Verdict) -> str:
@@ -47,6 +89,8 @@ def describe_verdict(verdict: Verdict) -> str:
         return f"raised {verdict.raised.kind}" + (f": {first}" if first else "")
     if verdict.signum is not None:
         return f"was ended by {signal_name(verdict.signum)}"
+    if verdict.left_early:
+        return LEFT_EARLY
     return f"exited with code {verdict.exit_code}"
 
 
@@ -106,12 +150,20 @@ def _distance(state: State, verdict: Verdict) -> int:
     obeyed = _is_ours(state, told) or (raised is not None and raised.kind == "KeyboardInterrupt")
     if verdict.asked_to_end and obeyed:
         return 3
-    if raised and raised.kind in _TORCHS and _CONSEQUENCE.search(raised.message):
-        return 2
+    if raised and _is_from_a_peer(raised):
+        return _CONSEQUENT
     if not verdict.asked_to_end:
         return 0
     told_ns = state.ranks[verdict.rank].told_to_end_ns or 0
     return 1 if verdict.at_ns - told_ns < _NOTICED_WITHIN_NS else 3
+
+
+def _is_from_a_peer(raised: RankRaised) -> bool:
+    """Whether an exception is torch's word for a peer that has gone."""
+    if raised.kind not in _TORCHS or not _CONSEQUENCE.search(raised.message):
+        return False
+    files = _FILE.findall(raised.traceback)
+    return not files or f"{os.sep}torch{os.sep}" in files[-1]
 
 
 def _is_ours(state: State, signum: int | None) -> bool:

@@ -24,8 +24,8 @@ class RankState:
     ready_ns: int | None = None
     """When its program began."""
     raised: RankRaised | None = None
-    finished: bool = False
-    """Whether its program is over and it waits for its peers."""
+    finished_ns: int | None = None
+    """When its program was over and it began to wait for its peers, if it has one to wait for."""
     exited: RankExited | None = None
     told_to_end_ns: int | None = None
     """When it was first sent a signal to end it, if it was."""
@@ -34,6 +34,11 @@ class RankState:
     def ready(self) -> bool:
         """Whether its program has begun."""
         return self.ready_ns is not None
+
+    @property
+    def finished(self) -> bool:
+        """Whether its program is over and it waits for its peers, or has waited."""
+        return self.finished_ns is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

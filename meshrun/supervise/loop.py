@@ -7,11 +7,10 @@ import selectors
 import signal
 import socket
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 
 from meshrun import wire
-from meshrun.environment import THREAD_VARIABLES, Session, rank_environment
+from meshrun.environment import Session, rank_environment
 from meshrun.errors import InternalError
 from meshrun.events import (
     Event,
@@ -27,10 +26,12 @@ from meshrun.events import (
 )
 from meshrun.host.descriptors import allow_descriptors
 from meshrun.host.error_record import read_record, write_record
-from meshrun.host.processes import become_subreaper, end_children, list_children
+from meshrun.host.memory import MemoryWatch
+from meshrun.host.processes import become_subreaper, end_children, handles_signal, list_children
 from meshrun.host.run_folder import RunFolder
 from meshrun.plan import LaunchPlan, RankPlan
 from meshrun.request import StartMethod
+from meshrun.result import signal_name
 from meshrun.supervise.actions import (
     Action,
     EndGeneration,
@@ -42,8 +43,11 @@ from meshrun.supervise.actions import (
     WakeAt,
 )
 from meshrun.supervise.console import Console
+from meshrun.supervise.evidence import Evidence, gather
 from meshrun.supervise.known import RankState, State
 from meshrun.supervise.lookout import Lookout
+from meshrun.supervise.merged_label import merged_label
+from meshrun.supervise.orders import Orders, start_order
 from meshrun.supervise.output import Output
 from meshrun.supervise.signals import SignalQueue
 from meshrun.supervise.stacks import ZYGOTE
@@ -52,8 +56,6 @@ from meshrun.supervise.timers import Timers
 from meshrun.supervise.zygote import Zygote
 
 Watch = Callable[[Event, State, Console], None]
-_ORDERS_AHEAD = 16
-"""Start orders the zygote has not answered; more could fill both directions of its socket."""
 
 
 class Loop:
@@ -85,7 +87,10 @@ class Loop:
         self._selector = selectors.DefaultSelector()
         self._lookout = Lookout(plan, console)
         self._output = Output(plan, console, self._selector, self._lookout.printed)
-        self._orders: deque[RankPlan] = deque()
+        self._orders = Orders(self._send_order)
+        self._memory = MemoryWatch()
+        self.evidence: Mapping[int, Evidence] = {}
+        """What is known of ranks that failed, once the launch is over."""
         self._generation = 0
         self._wake_at_ns: int | None = None
         self._timers: Timers | None = None
@@ -96,7 +101,7 @@ class Loop:
         self._signals = SignalQueue(
             plan.request.stop_signals,
             even_if_ignored=plan.request.stop_even_if_ignored,
-            always=(signal.SIGQUIT,),
+            always=(signal.SIGQUIT, *plan.request.forwarded_signals),
         )
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
         self._zygote = self._start_zygote(plan.start_method)
@@ -109,6 +114,7 @@ class Loop:
                 self._turn()
             end_children(grace_s=0.0, spare=self._not_ours)
             self._output.finish(self._wait_for_reader, lambda: len(self.state.signals) > 1)
+            self.evidence = gather(self.state, self._output, self._lookout, self._memory)
         finally:
             if self._timers is not None:
                 self._timers.close()
@@ -189,7 +195,7 @@ class Loop:
         if isinstance(message, RankExited | GenerationEnded):
             self._on_reports()  # what ranks told before their end comes first
         if isinstance(message, RankStarted | StartFailed):
-            self._send_orders(1)
+            self._orders.answered()
         if isinstance(message, wire.ToZygote):
             raise InternalError(f"the zygote sent an order: {message}")
         if isinstance(message, RankExited):
@@ -218,10 +224,24 @@ class Loop:
 
     def _on_signals(self) -> None:
         for signum in self._signals.take():
+            if signum in self._plan.request.forwarded_signals:
+                self._forward(signum)
+                continue
             if signum == signal.SIGQUIT and signum not in self._plan.request.stop_signals:
                 self._lookout.ask(self.state, self._zygote.pid, "SIGQUIT: where the ranks are")
                 continue
             self._happen(SignalArrived(signum=signum, at_ns=time.monotonic_ns()))
+
+    def _forward(self, signum: int) -> None:
+        """Pass a signal on to the ranks that do something with it; it would end the others."""
+        alive = {rank: self.state.ranks[rank].pid for rank in sorted(self.state.alive)}
+        deaf = [rank for rank, pid in alive.items() if pid and not handles_signal(pid, signum)]
+        ranks = [rank for rank in alive if rank not in deaf]
+        self._zygote.send(wire.SignalRanks(ranks=ranks, signum=signum, whole_group=False))
+        if deaf:
+            who = merged_label(self._plan.layout, deaf)
+            name = signal_name(signum)
+            self._console.note(f"{name} was not passed to {who}, which would be ended by it")
 
     # ---- actions ---------------------------------------------------------------------------
 
@@ -280,29 +300,12 @@ class Loop:
         )
         self._start_timers()
         self._zygote.start_store(self._listener)
-        self._orders.extend(self._ranks.values())
-        self._send_orders(_ORDERS_AHEAD)
-
-    def _send_orders(self, count: int) -> None:
-        for _ in range(min(count, len(self._orders))):
-            self._send_order(self._orders.popleft())
+        self._orders.begin(self._ranks.values())
 
     def _send_order(self, rank: RankPlan) -> None:
         files = self._folder.files(self._generation, rank.local_rank)
         environment = self._environment(rank, files.error_file)
-        order = wire.StartRank(
-            rank=rank.rank,
-            environment={**_own_threads(os.environ), **environment},
-            unset=[
-                name
-                for name in THREAD_VARIABLES
-                if name not in os.environ and name not in environment
-            ],
-            coordinate=list(rank.coordinate),
-            local_rank=rank.local_rank,
-            lazy=self._plan.request.mesh_init == "lazy",
-            cpus=list(rank.cpus or ()),
-        )
+        order = start_order(rank, environment, lazy=self._plan.request.mesh_init == "lazy")
         theirs = [*self._output.open(rank, files), self._lookout.open(rank.rank)]
         self._zygote.send(order, theirs)
         for end in theirs:
@@ -324,8 +327,3 @@ class Loop:
         elif self._session.timer_file is not None:
             self._timers = Timers(self._session.timer_file)
             self._selector.register(self._timers, selectors.EVENT_READ, self._timers.read)
-
-
-def _own_threads(env: Mapping[str, str]) -> dict[str, str]:
-    """The user's own values of the variables that the zygote was started without."""
-    return {name: env[name] for name in THREAD_VARIABLES if name in env}

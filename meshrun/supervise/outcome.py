@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from meshrun.errors import HangError, HostError, InternalError, MeshrunError
 from meshrun.layout import Layout
-from meshrun.result import LaunchResult, RankFailure, Timings, split_wait_status
+from meshrun.result import PREEMPTED, LaunchResult, RankFailure, Timings, split_wait_status
+from meshrun.stacks import user_place
 from meshrun.supervise.blame import Verdict, describe_store_end, describe_wait_status, judge
+from meshrun.supervise.evidence import Evidence
 from meshrun.supervise.known import State
 from meshrun.supervise.label import rank_label
 
@@ -18,11 +23,21 @@ def went_well(state: State) -> bool:
 
 
 def build_result(
-    state: State, layout: Layout, *, host: str, timings: Timings, log_folder: str | None = None
+    state: State,
+    layout: Layout,
+    *,
+    host: str,
+    timings: Timings,
+    log_folder: str | None = None,
+    evidence: Mapping[int, Evidence] = MappingProxyType({}),
 ) -> LaunchResult:
     """Return what came of a launch whose last state is ``state``."""
     verdicts = judge(state)
-    failures = [_failure(state, layout, verdict, host) for verdict in verdicts]
+    nothing = Evidence()
+    failures = [
+        _failure(state, layout, verdict, host, evidence.get(verdict.rank, nothing))
+        for verdict in verdicts
+    ]
     signum = state.signals[0] if state.signals else None
     return LaunchResult(
         exit_code=_exit_code(state, verdicts),
@@ -33,11 +48,15 @@ def build_result(
         restarts=state.generation,
         no_restart=state.no_restart,
         log_folder=log_folder,
+        preempted=_was_preempted(state),
         timings=timings,
     )
 
 
-def _failure(state: State, layout: Layout, verdict: Verdict, host: str) -> RankFailure:
+def _failure(
+    state: State, layout: Layout, verdict: Verdict, host: str, evidence: Evidence
+) -> RankFailure:
+    traceback = verdict.raised.traceback if verdict.raised else ""
     return RankFailure(
         rank=verdict.rank,
         coordinate=layout.coordinate(verdict.rank),
@@ -49,12 +68,25 @@ def _failure(state: State, layout: Layout, verdict: Verdict, host: str) -> RankF
         at_ns=verdict.at_ns,
         raised=verdict.raised,
         asked_to_end=verdict.asked_to_end,
+        is_consequence=verdict.is_consequence,
+        place=user_place(traceback, os.getcwd()) or evidence.place,
+        why=evidence.why,
+        stack=evidence.stack,
+        last_lines=() if traceback else evidence.last_lines,
     )
+
+
+def _was_preempted(state: State) -> bool:
+    """Whether ranks were told to end by SIGTERM to the launcher, and all did as they should."""
+    ranks = state.ranks.values()
+    told = any(known.told_to_end_ns is not None for known in ranks)
+    well = all(known.exited is not None and known.exited.wait_status == 0 for known in ranks)
+    return state.signals[:1] == (signal.SIGTERM,) and told and well
 
 
 def _exit_code(state: State, verdicts: Sequence[Verdict]) -> int:
     if state.signals:
-        return 128 + state.signals[0]
+        return PREEMPTED if _was_preempted(state) else 128 + state.signals[0]
     if state.broken is not None:
         return state.broken.exit_code
     if (trouble := _trouble(state)) is not None:

@@ -26,6 +26,7 @@ from meshrun.supervise.merged_label import merged_label
 
 _READ_BYTES = 64 * 1024
 """More is slower: it does not stay in the processor's cache, and is mapped anew each time."""
+_TAIL_BYTES = 4096
 _LOOK_AGAIN_NS = 100_000_000
 """How often to look at files for which the system gives no notice."""
 
@@ -74,6 +75,9 @@ class Output:
         """Followed files that may have more to read."""
         self._unwatched: set[_Source] = set()
         self._look_at_ns = 0
+        self._tail: dict[int, bytes] = {}
+        """What each rank wrote last on stderr, where it is read here."""
+        self._error_files: dict[int, str] = {}
         self._reading = True
         self._collapsing = _collapsing(plan, console)
         self._watch: FileWatch[_Source] = FileWatch()
@@ -94,6 +98,9 @@ class Output:
             copy_path = files.filtered_stderr if to_stderr else files.filtered_stdout
             copy = self._copy(rank, to_stderr, copy_path)
             source, end = self._open_stream(rank, file, to_stderr, shown and file.printed)
+            if to_stderr:
+                self._tail.pop(rank.rank, None)
+                self._error_files[rank.rank] = file.path or ""
             if source is not None:
                 source.copy = copy
             ends.append(end)
@@ -219,6 +226,9 @@ class Output:
     def _take(self, source: _Source, data: bytes) -> None:
         if data:
             self._printed(source.rank)
+            if source.to_stderr:
+                kept = data if len(data) >= _TAIL_BYTES else self._tail.get(source.rank, b"") + data
+                self._tail[source.rank] = kept[-_TAIL_BYTES:]
         if self._collapsing is not None:
             self._collapsing.feed(source.rank, source.to_stderr, data)
         else:
@@ -237,6 +247,20 @@ class Output:
         if self._reading:
             self._selector.unregister(fd)
         os.close(fd)
+
+    def last_lines(self, rank: int) -> list[str]:
+        """Return the last whole lines of a rank's stderr, the last of all last."""
+        tail = self._tail.get(rank, b"")
+        if not tail and self._error_files.get(rank):
+            try:
+                with open(self._error_files[rank], "rb") as file:
+                    file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+                    tail = file.read()
+            except OSError:
+                pass
+        lines = tail.decode(errors="replace").splitlines()
+        cut = lines[1:] if len(tail) == _TAIL_BYTES else lines  # the first may have lost its start
+        return [line for line in cut if line.strip()]
 
     # ---- the end ---------------------------------------------------------------------------
 

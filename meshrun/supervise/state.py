@@ -100,7 +100,7 @@ def _started(state: State, event: RankStarted) -> Step:
 
 
 def _finished(state: State, event: RankFinished) -> Step:
-    state = _with_rank(state, event.rank, finished=True)
+    state = _with_rank(state, event.rank, finished_ns=event.at_ns)
     return _open_gate_if_due(state, [])
 
 

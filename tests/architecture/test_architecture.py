@@ -12,7 +12,7 @@ from tests.kit import ROOT
 FLAGS = {
     "--all", "--backend", "--collapse", "--color-dim", "--device", "--dry-run",
     "--duplicate-stderr-filters", "--duplicate-stdout-filters", "--event-log-handler",
-    "--flatten", "--intra-node", "--place", "--rank", "--view",
+    "--flatten", "--forward", "--intra-node", "--place", "--rank", "--view",
     "--exit-barrier-timeout", "--exit-code", "--format", "--help", "--hide", "--local-addr",
     "--hang-timeout", "--start-timeout",
     "--local-ranks-filter", "--log-dir", "--log-line-prefix-template", "--logs-specs",

@@ -1,0 +1,60 @@
+"""The orders by which ranks are started, sent a few at a time."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from meshrun import wire
+from meshrun.environment import THREAD_VARIABLES
+from meshrun.plan import RankPlan
+
+_AHEAD = 16
+"""Orders the zygote has not answered; more could fill both directions of its socket."""
+
+
+class Orders:
+    """Ranks that are still to be started; each answer of the zygote lets the next one go."""
+
+    def __init__(self, send: Callable[[RankPlan], None]) -> None:
+        self._send = send
+        self._waiting: deque[RankPlan] = deque()
+
+    def begin(self, ranks: Iterable[RankPlan]) -> None:
+        """Order the first of these ranks."""
+        self._waiting.extend(ranks)
+        for _ in range(_AHEAD):
+            self.answered()
+
+    def answered(self) -> None:
+        """An order was carried out, or was not: there is room for another."""
+        if self._waiting:
+            self._send(self._waiting.popleft())
+
+    def clear(self) -> None:
+        """Start no more of them."""
+        self._waiting.clear()
+
+
+def start_order(rank: RankPlan, environment: dict[str, str], *, lazy: bool) -> wire.StartRank:
+    """Return the order to start a rank.
+
+    Args:
+        rank: What is planned for it.
+        environment: Variables to set over the zygote's own, which was started without the user's
+            own thread variables.
+        lazy: Whether the mesh is left for the program to build.
+    """
+    own_threads = {name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ}
+    return wire.StartRank(
+        rank=rank.rank,
+        environment={**own_threads, **environment},
+        unset=[
+            name for name in THREAD_VARIABLES if name not in os.environ and name not in environment
+        ],
+        coordinate=list(rank.coordinate),
+        local_rank=rank.local_rank,
+        lazy=lazy,
+        cpus=list(rank.cpus or ()),
+    )
