@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from meshrun.current import current_layout as current_layout
     from meshrun.errors import MeshError as MeshError
     from meshrun.errors import MeshrunError as MeshrunError
-    from meshrun.heartbeat import heartbeat as heartbeat
     from meshrun.launching import launch as launch
     from meshrun.layout import Layout as Layout
     from meshrun.mesh import current_mesh as current_mesh
     from meshrun.mesh import has_mesh as has_mesh
     from meshrun.mesh import init_mesh as init_mesh
     from meshrun.mesh import use_mesh as use_mesh
+    from meshrun.pulse import heartbeat as heartbeat
     from meshrun.result import LaunchResult as LaunchResult
     from meshrun.result import RankFailed as RankFailed
     from meshrun.sharding import data_shard as data_shard
@@ -50,7 +50,7 @@ _HOME = {
     "current_mesh": "meshrun.mesh",
     "data_shard": "meshrun.sharding",
     "has_mesh": "meshrun.mesh",
-    "heartbeat": "meshrun.heartbeat",
+    "heartbeat": "meshrun.pulse",
     "init_mesh": "meshrun.mesh",
     "use_mesh": "meshrun.mesh",
     "launch": "meshrun.launching",

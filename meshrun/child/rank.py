@@ -12,8 +12,8 @@ from meshrun.child.program import format_raised, print_nothing, run_program
 from meshrun.child.reporter import Reporter
 from meshrun.child.stacks import tell_stacks
 from meshrun.child.threads import raise_thread_counts
-from meshrun.heartbeat import pulse
 from meshrun.host.cores import bind_to_cpus
+from meshrun.pulse import pulse
 from meshrun.request import Program
 from meshrun.wire import StartRank
 

@@ -11,33 +11,33 @@ from tests.kit import PROGRAMS, Running, run_meshrun, start_meshrun, wait_until
 FOUR = ("--nproc-per-node", "4")
 
 
+KILLED = "killed from outside; the kernel tells of no lack of memory"
+
+
 @pytest.mark.parametrize(
-    ("how", "code", "last"),
+    ("how", "code", "last", "place"),
     [
-        ("7", 7, "rank 1 exited with code 7"),
-        ("raise", 1, "rank 1 raised ValueError: the loss is nan, exit code 1"),
-        ("chain", 1, "rank 1 raised RuntimeError: no learning rate, exit code 1"),
-        ("text", 1, "rank 1 exited with code 1"),
-        (
-            "SIGKILL",
-            137,
-            "rank 1 was ended by SIGKILL (killed from outside, perhaps out of memory)",
-        ),
-        ("SIGSEGV", 139, "rank 1 was ended by SIGSEGV (a crash in native code)"),
-        ("SIGTERM", 143, "rank 1 was ended by SIGTERM"),
-        ("SIGUSR1", 138, "rank 1 was ended by SIGUSR1"),
+        ("7", 7, "exited with code 7", ""),
+        ("raise", 1, "raised ValueError: the loss is nan, exit code 1", ":13 in <module>, "),
+        ("chain", 1, "raised RuntimeError: no learning rate, exit code 1", ":18 in <module>, "),
+        ("text", 1, "exited with code 1", ""),
+        ("SIGKILL", 137, f"was ended by SIGKILL ({KILLED})", ""),
+        ("SIGSEGV", 139, "was ended by SIGSEGV (a crash in native code)", ":24 in <module>, "),
+        ("SIGTERM", 143, "was ended by SIGTERM", ""),
+        ("SIGUSR1", 138, "was ended by SIGUSR1", ""),
     ],
 )
 def test_the_first_failure_decides_and_is_told_last(
-    how: str, code: int, last: str, fake_torch: object
+    how: str, code: int, last: str, place: str, fake_torch: object
 ) -> None:
-    """Exit code and last words are those of the rank that failed."""
+    """Exit code and last words are those of the rank that failed, and where it did."""
     ours = run_meshrun(*FOUR, PROGRAMS / "end.py", how)
     *before, cause, where = ours.stderr.splitlines()
 
     assert ours.returncode == code
-    assert cause == f"error: {last}"
-    assert where.startswith(f"       on {os.uname().nodename}, pid ")
+    assert cause == f"error: rank 1 {last}"
+    at = f"{PROGRAMS / 'end.py'}{place}".removeprefix(f"{os.getcwd()}/") if place else ""
+    assert where.startswith(f"       {at}on {os.uname().nodename}, pid ")
     assert "meshrun: 3 ranks ended when told to (0, 2, 3)" in before
 
 

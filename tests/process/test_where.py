@@ -1,0 +1,176 @@
+"""Where is everybody: stacks on demand, when a start stalls, and when nobody gets on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.kit import PROGRAMS, run_meshrun, start_meshrun, wait_until
+
+WHERE = PROGRAMS / "where.py"
+QUIT = signal.SIGQUIT
+
+
+def test_equal_stacks_are_merged_and_the_launch_goes_on(fake_torch: object, tmp_path: Path) -> None:
+    """By coordinates, with the user's own place; a thread of the user's is told too."""
+    words = ("--mesh", "dp=2,tp=2", "--mesh-init", "lazy", WHERE, "rest=sleep", "3=thread")
+    with start_meshrun(*words, folder=tmp_path) as running:
+        running.wait_for("up", 4)
+        for asked in (1, 2):
+            running.signal(QUIT)
+            wait_until(
+                lambda asked=asked: running.stderr.count("in wait_beside_a_thread") >= asked,
+                lambda: running.stderr,
+            )
+        told = running.stderr
+        running.signal(signal.SIGTERM)
+        assert running.wait() == 143
+    place = f"{WHERE}".removeprefix(f"{os.getcwd()}/")
+    assert told.count("meshrun: SIGQUIT: where the ranks are") == 2
+    assert told.count(f"rank 0-2 x3: {place}:17 in sleep_soundly\n") == 2
+    assert told.count(f"dp1 tp1: {place}:17 in sleep_soundly (and 1 other thread)\n") == 2
+    assert f"    a thread: {place}:17 in sleep_soundly\n" in told
+    assert "meshrun/child" not in told
+
+
+def test_ranks_that_cannot_answer_are_named(fake_torch: object, tmp_path: Path) -> None:
+    """A rank that is stopped is not ended by the question, and no other waits for it."""
+    words = ("--nproc-per-node", "4", WHERE, "0=stop", "1=closed", "rest=sleep")
+    with start_meshrun(*words, folder=tmp_path) as running:
+        running.wait_for("up", 4)
+        stopped = running.below_zygote()[1]
+        wait_until(
+            lambda: Path(f"/proc/{stopped}/stat").read_text().rpartition(")")[2].split()[0] == "T",
+            lambda: "rank 0 is not stopped",
+        )
+        running.signal(QUIT)
+        wait_until(lambda: "is stopped" in running.stderr, lambda: running.stderr)
+        told = running.stderr
+        running.signal(signal.SIGTERM)
+        assert running.wait() == 143
+    assert "rank 0: is stopped (SIGCONT lets it go on)" in told
+    assert "rank 1: said nothing: the program closed the file for it" in told
+    assert "rank 2-3 x2: " in told
+
+
+def test_a_command_is_left_alone(tmp_path: Path) -> None:
+    """The signal would end it."""
+    words = ("--no-python", "--nproc-per-node", "2", "sh", "-c", "echo up; exec sleep 600")
+    with start_meshrun(*words, folder=tmp_path) as running:
+        running.wait_for("up", 2)
+        running.signal(QUIT)
+        wait_until(lambda: "runs no Python" in running.stderr, lambda: running.stderr)
+        told = running.stderr
+        running.signal(signal.SIGTERM)
+        assert running.wait() == 143
+    assert "all x2: runs no Python that meshrun started" in told
+
+
+def test_fresh_interpreters_answer_too(fake_torch: object, tmp_path: Path) -> None:
+    """With --start-method exec."""
+    words = ("--nproc-per-node", "2", "--start-method", "exec", WHERE, "rest=sleep")
+    with start_meshrun(*words, folder=tmp_path) as running:
+        running.wait_for("up", 2)
+        running.signal(QUIT)
+        wait_until(lambda: "in sleep_soundly" in running.stderr, lambda: running.stderr)
+        assert "all x2: " in running.stderr
+        running.signal(signal.SIGTERM)
+        assert running.wait() == 143
+
+
+def test_sigquit_ends_a_launch_where_that_is_asked_for(fake_torch: object, tmp_path: Path) -> None:
+    """As for torchrun."""
+    words = ("--signals-to-handle", "SIGQUIT", "--nproc-per-node", "2", WHERE, "rest=sleep")
+    with start_meshrun(*words, folder=tmp_path) as running:
+        running.wait_for("up", 2)
+        running.signal(QUIT)
+        assert running.wait() == 128 + QUIT
+    assert "where the ranks are" not in running.stderr
+
+
+# ---- a start that stalls -------------------------------------------------------------------
+
+
+def test_a_start_that_stalls_tells_where(
+    fake_torch: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While torch is imported it is the zygote's stack; the launch then goes on."""
+    held = tmp_path / "held"
+    held.mkdir()
+    monkeypatch.setenv("FAKE_TORCH_HOLDS_IN", str(held))
+    monkeypatch.setenv("FAKE_TORCH_HOLDS_AT", "importing 0")
+    words = ("--start-timeout", "0.2", "--nproc-per-node", "2", WHERE, "rest=end")
+    with start_meshrun(*words, folder=tmp_path) as running:
+        wait_until(lambda: " in hold" in running.stderr, lambda: running.stderr)
+        told = running.stderr
+        (held / "go").touch()
+        assert running.wait() == 0
+    assert "meshrun: the start has taken 0.2 s, and torch is still being imported" in told
+    assert "the process that starts the ranks: " in told
+
+
+def test_ranks_that_lag_behind_in_a_start_are_named(
+    fake_torch: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once a generation, with their stacks."""
+    held = tmp_path / "held"
+    held.mkdir()
+    monkeypatch.setenv("FAKE_TORCH_HOLDS_IN", str(held))
+    monkeypatch.setenv("FAKE_TORCH_HOLDS_AT", "joining 0")
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    words = ("--start-timeout", "0.2", "--nproc-per-node", "2", WHERE, "rest=end")
+    with start_meshrun(*words, folder=tmp_path) as running:
+        wait_until(lambda: "all x2: " in running.stderr, lambda: running.stderr)
+        told = running.stderr
+        (held / "go").touch()
+        assert running.wait() == 0
+    assert "the start has taken 0.2 s: 2 of 2 ranks have not begun the program: all x2" in told
+    assert running.stderr.count("the start has taken") == 1
+
+
+# ---- nobody gets on ------------------------------------------------------------------------
+
+
+def test_ranks_that_do_nothing_are_ended() -> None:
+    """With their stacks first, and an exit code of its own."""
+    ours = run_meshrun("--hang-timeout", "0.5", "--nproc-per-node", "2", WHERE, "rest=sleep")
+
+    assert ours.returncode == 124
+    assert "meshrun: no rank has got on for 0." in ours.stderr
+    assert "all x2: " in ours.stderr
+    assert ours.stderr.index(" in sleep_soundly") < ours.stderr.index("error: no rank got on for")
+
+
+def test_a_hang_may_be_a_reason_to_start_again() -> None:
+    """The next generation then ends well."""
+    words = ("--hang-timeout", "0.5", "--max-restarts", "1", "--nproc-per-node", "2")
+    ours = run_meshrun(*words, WHERE, "0.1=end", "1.1=end", "rest=sleep")
+
+    assert ours.returncode == 0
+    assert "meshrun: restart 1 of 1, because no rank got on for 0." in ours.stderr
+
+
+@pytest.mark.parametrize("way", ["spin", "print", "beat"])
+def test_one_rank_that_gets_on_is_enough(way: str, tmp_path: Path) -> None:
+    """It works, prints or says so; the others may wait for it as long as it takes."""
+    words = ("--hang-timeout", "0.4", "--nproc-per-node", "2", WHERE, f"0={way}", "rest=sleep")
+    with start_meshrun(*words, folder=tmp_path) as running:
+        running.wait_for("up", 2)
+        waited_from = time.monotonic()
+        wait_until(lambda: time.monotonic() > waited_from + 1.5, lambda: "time does not pass")
+        running.signal(signal.SIGTERM)
+        assert running.wait() == 143
+    assert "no rank has got on" not in running.stderr
+
+
+def test_a_rank_that_has_beaten_is_judged_by_its_beats() -> None:
+    """One that spins in a collective uses CPU too."""
+    words = ("--hang-timeout", "0.5", "--nproc-per-node", "2")
+    ours = run_meshrun(*words, WHERE, "0=last-beat", "rest=sleep")
+
+    assert ours.returncode == 124
+    assert " in spin" in ours.stderr

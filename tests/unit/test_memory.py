@@ -1,0 +1,65 @@
+"""The kernel's word on memory, from files as it writes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from meshrun.host.memory import MemoryWatch, describe_full_shm
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "folder", "counts", "limit"),
+    [
+        ("0::/job/step\n", "job/step", "memory.events", "memory.max"),
+        ("0::/unseen/deep\n", "", "memory.events", "memory.max"),
+        ("9:cpu:/x\n4:memory:/job\n0::/\n", "memory/job", "memory.oom_control",
+         "memory.limit_in_bytes"),
+    ],
+)  # fmt: skip
+def test_a_limit_that_was_reached_is_told(
+    cgroup: str, folder: str, counts: str, limit: str, tmp_path: Path
+) -> None:
+    """By the cgroup of this process, of either version, or the nearest above that is seen."""
+    proc, sysfs = tmp_path / "proc", tmp_path / "sys"
+    write(proc / "self/cgroup", cgroup)
+    write(proc / "vmstat", "nr_free_pages 1\noom_kill 7\n")
+    place = sysfs / "fs/cgroup" / folder
+    write(place / counts, "oom_kill_disable 0\nlow 0\noom_kill 2\n")
+    write(place / limit, f"{2 * 2**30}\n")
+    watch = MemoryWatch(proc, sysfs)
+    assert watch.why_killed() is None
+
+    write(place / counts, "low 0\noom_kill 3\n")
+
+    assert watch.why_killed() == (
+        "out of memory: at this job's limit of 2.0 GiB the kernel ended 1 process"
+    )
+    write(place / limit, "max\n")
+    assert watch.why_killed() == "out of memory: at this job's limit the kernel ended 1 process"
+
+
+def test_a_machine_without_memory_is_told(tmp_path: Path) -> None:
+    """Where no cgroup has counted anything, or there is none."""
+    proc = tmp_path / "proc"
+    write(proc / "vmstat", "oom_kill 7\n")
+    watch = MemoryWatch(proc, tmp_path / "sys")
+    assert watch.why_killed() is None
+
+    write(proc / "vmstat", "oom_kill 9\n")
+
+    assert watch.why_killed() == "out of memory: the kernel ended 2 processes on this machine"
+    assert MemoryWatch(tmp_path / "nothing", tmp_path / "nothing").why_killed() is None
+
+
+def test_shared_memory_is_full_or_not(tmp_path: Path) -> None:
+    """A folder that is not there is not full."""
+    assert describe_full_shm(str(tmp_path)) is None
+    assert describe_full_shm(str(tmp_path / "nothing")) is None
+    assert describe_full_shm("/proc") is not None  # it has no room at all

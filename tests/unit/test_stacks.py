@@ -1,0 +1,175 @@
+"""What faulthandler writes, read and merged."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import pytest
+
+from meshrun.host.processes import SignalState, handles_signal, signal_state
+from meshrun.stacks import Dump, Frame, describe, headline, merge, parse_dump, user_place
+from tests.kit import wait_until
+
+
+def dump_here() -> str:
+    with tempfile.TemporaryFile() as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        return file.read().decode()
+
+
+def test_the_main_thread_is_told_from_the_others() -> None:
+    """Whoever asks; frames are innermost first."""
+    waiting = threading.Event()
+    other = threading.Thread(target=waiting.wait)
+    other.start()
+    found = parse_dump(dump_here())
+    waiting.set()
+    other.join()
+
+    assert found is not None
+    assert [frame.function for frame in found.main[:2]] == [
+        "dump_here", "test_the_main_thread_is_told_from_the_others",
+    ]  # fmt: skip
+    assert any("wait" in stack[0].function for stack in found.others)
+    assert found.fatal is None
+
+
+@pytest.mark.parametrize("name", ["SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL"])
+def test_a_crash_is_told_with_the_thread_that_crashed(name: str, tmp_path: Path) -> None:
+    """Even if it is not the main one."""
+    program = tmp_path / "crash.py"
+    program.write_text(
+        "import faulthandler, os, signal, sys, threading\n"
+        "faulthandler.enable(sys.stdout)\n"
+        "def crash():\n"
+        f"    signal.pthread_kill(threading.get_ident(), signal.{name})\n"
+        "thread = threading.Thread(target=crash)\n"
+        "thread.start(); thread.join()\n"
+    )
+    ran = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False)
+    found = parse_dump(ran.stdout)
+
+    assert found is not None
+    assert found.fatal
+    assert found.main[0] == Frame(str(program), "4", "crash")
+
+
+def test_nothing_is_no_dump() -> None:
+    """Nor is what somebody else wrote."""
+    assert parse_dump("") is None
+    assert parse_dump('hello\n  File "a.py", line 3 in f\n') is None
+
+
+def frame(file: str, line: int, function: str) -> Frame:
+    return Frame(file, str(line), function)
+
+
+TORCH = os.path.join(os.sep, "env", "lib", "site-packages", "torch", "distributed")
+IN_COLLECTIVE = (
+    frame(f"{TORCH}/distributed_c10d.py", 3252, "all_reduce"),
+    frame(f"{TORCH}/c10d_logger.py", 83, "wrapper"),
+    frame("/home/me/train.py", 41, "step"),
+    frame("/home/me/train.py", 60, "<module>"),
+)
+
+
+def test_a_stack_is_told_by_the_call_that_the_user_made() -> None:
+    """And not by a decorator around it; paths are from the folder of the launch."""
+    assert headline(IN_COLLECTIVE, "/home/me") == "all_reduce at train.py:41"
+    assert headline(IN_COLLECTIVE[2:], "/home/me") == "train.py:41 in step"
+    assert headline(IN_COLLECTIVE[:2], "/home/me") == (
+        "all_reduce at torch/distributed/distributed_c10d.py:3252"
+    )
+    assert headline((), "/home/me") == "no Python frame"
+    assert list(describe(IN_COLLECTIVE[1:], "/home")) == [
+        "me/train.py:60 in <module>",
+        "me/train.py:41 in step",
+        "torch/distributed/c10d_logger.py:83 in wrapper",
+    ]
+
+
+def test_deep_stacks_are_cut_at_their_outer_end() -> None:
+    """A recursion of a thousand calls says nothing new."""
+    lines = list(describe((frame("/a.py", 1, "f"),) * 1000, "/"))
+
+    assert len(lines) < 50
+    assert lines[0] == "... 960 more frames"
+
+
+def test_equal_places_are_merged_the_most_first() -> None:
+    """By the main thread alone."""
+    here, there = Dump(IN_COLLECTIVE), Dump(IN_COLLECTIVE[2:], others=(IN_COLLECTIVE,))
+    merged = merge({3: here, 0: there, 1: here, 2: Dump(IN_COLLECTIVE, others=((),))})
+
+    assert [ranks for ranks, _ in merged] == [(1, 2, 3), (0,)]
+
+
+def test_an_exception_came_from_the_users_file() -> None:
+    """The innermost one of those; "" where none is the user's."""
+    text = (
+        "Traceback (most recent call last):\n"
+        '  File "/home/me/train.py", line 60, in <module>\n'
+        "    step()\n"
+        '  File "/home/me/train.py", line 41, in step\n'
+        "    dist.all_reduce(x)\n"
+        f'  File "{TORCH}/distributed_c10d.py", line 3252, in all_reduce\n'
+        "RuntimeError: gone\n"
+    )
+    assert user_place(text, "/home/me") == "all_reduce at train.py:41"
+    assert user_place(text.replace("/home/me/", f"{TORCH}/"), "/home/me") == ""
+    assert user_place("", "/") == ""
+
+
+# ---- signals to processes ------------------------------------------------------------------
+
+PROGRAM = """
+import signal, sys
+{setup}
+print("up", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+@pytest.mark.parametrize(
+    ("setup", "state", "handled"),
+    [
+        ("", SignalState.UNHANDLED, False),
+        ("signal.signal(signal.SIGUSR1, lambda *_: None)", SignalState.DONE, True),
+        ("signal.signal(signal.SIGUSR1, signal.SIG_IGN)", SignalState.DONE, True),
+        ("signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])",
+         SignalState.UNHANDLED, True),
+    ],
+)  # fmt: skip
+def test_the_kernel_tells_what_a_process_does_with_a_signal(
+    setup: str, state: SignalState, handled: bool
+) -> None:
+    """Before it is sent."""
+    command = [sys.executable, "-c", PROGRAM.format(setup=setup)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            assert signal_state(process.pid, signal.SIGUSR1) is state
+            assert handles_signal(process.pid, signal.SIGUSR1) is handled
+            assert handles_signal(process.pid, signal.SIGWINCH)
+            process.send_signal(signal.SIGSTOP)
+            if state is SignalState.DONE:
+                wait_until(
+                    lambda: (
+                        signal_state(process.pid, signal.SIGTRAP) is SignalState.UNHANDLED
+                        and signal_state(process.pid, signal.SIGUSR1) is SignalState.STOPPED
+                    ),
+                    lambda: str(signal_state(process.pid, signal.SIGUSR1)),
+                )
+        finally:
+            process.kill()
+    assert signal_state(process.pid, signal.SIGUSR1) is SignalState.GONE

@@ -1,0 +1,134 @@
+"""When a start stalls and when nobody gets on, with a clock and CPU times of our own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+
+from meshrun.events import RankExited
+from meshrun.supervise import watchdog
+from meshrun.supervise.known import RankState, State
+from meshrun.supervise.watchdog import Watchdog
+
+S = 1_000_000_000
+
+
+class World:
+    """Two ranks, processes 10 and 11, whose CPU time is what the test says."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+        self.cpu = {10: 0.0, 11: 0.0}
+        self.looks = 0
+        ranks = {rank: RankState(pid=10 + rank, ready_ns=0) for rank in (0, 1)}
+        self.state = State(shutdown_timeout_s=1, ranks=ranks)
+
+    def monotonic_ns(self) -> int:
+        return self.now_ns
+
+    def seconds(self, pids: Iterable[int]) -> dict[int, float]:
+        self.looks += 1
+        return {pid: self.cpu[pid] for pid in pids}
+
+    def pass_time(self, dog: Watchdog, seconds: float, *, cpu: float = 0.0) -> float | None:
+        """Look whenever the watchdog wants to; rank 1 uses a share of a core meanwhile."""
+        until_ns = self.now_ns + int(seconds * S)
+        while True:
+            at_ns = dog.next_look_ns(self.state)
+            if at_ns is None or at_ns > until_ns:
+                self.cpu[11] += cpu * (until_ns - self.now_ns) / S
+                self.now_ns = until_ns
+                return None
+            at_ns = max(at_ns, self.now_ns)
+            self.cpu[11] += cpu * (at_ns - self.now_ns) / S
+            self.now_ns = at_ns
+            if (idle_s := dog.idle_s(self.state)) is not None:
+                return idle_s
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    made = World()
+    monkeypatch.setattr(watchdog, "time", made)
+    return made
+
+
+def dog(world: World, *, hang_s: float = 0.0, start_s: float = 0.0) -> Watchdog:
+    return Watchdog(start_timeout_s=start_s, hang_timeout_s=hang_s, cpu_seconds=world.seconds)
+
+
+def test_it_looks_at_nothing_unless_asked(world: World) -> None:
+    """Which costs nothing."""
+    idle = dog(world)
+
+    assert world.pass_time(idle, 10_000) is None
+    assert idle.next_look_ns(world.state) is None
+    assert world.looks == 0
+
+
+@pytest.mark.parametrize(
+    ("share", "hangs"), [(0.0, True), (0.006, True), (0.05, False), (1, False)]
+)
+def test_cpu_time_counts_as_work_from_two_percent_on(
+    world: World, share: float, hangs: bool
+) -> None:
+    """Ranks that wait in gloo use 0.6 %."""
+    watch = dog(world, hang_s=60)
+    idle_s = world.pass_time(watch, 300, cpu=share)
+
+    assert (idle_s is not None) is hangs
+    if idle_s is not None:
+        assert 60 <= idle_s < 70
+
+
+def test_a_print_counts_and_so_does_a_beat(world: World) -> None:
+    """Each begins the time anew; after a first beat only beats do, for that rank."""
+    watch = dog(world, hang_s=60)
+    for _ in range(3):
+        assert world.pass_time(watch, 50) is None
+        watch.printed(0)
+    for _ in range(3):
+        assert world.pass_time(watch, 50) is None
+        watch.beat(1)
+    assert world.pass_time(watch, 50, cpu=1) is None
+    watch.printed(1)
+    idle_s = world.pass_time(watch, 50, cpu=1)
+
+    assert idle_s is not None
+
+
+def test_ranks_that_have_ended_are_not_waited_for(world: World) -> None:
+    """Nor is anything that is being ended."""
+    watch = dog(world, hang_s=60)
+    world.state = replace(world.state, stopping=True)
+
+    assert world.pass_time(watch, 300) is None
+
+
+def test_a_start_that_stalls_is_told_once(world: World) -> None:
+    """And again in the next generation."""
+    watch = dog(world, start_s=5)
+    world.state = replace(world.state, ranks={0: RankState(pid=10), 1: RankState()})
+    world.now_ns = 4 * S
+    assert not watch.stalls(world.state)
+    world.now_ns = 5 * S
+    assert watch.stalls(world.state)
+    assert not watch.stalls(world.state)
+    assert watch.next_look_ns(world.state) is None
+    watch.begin()
+    world.now_ns = 11 * S
+    assert watch.stalls(world.state)
+
+
+def test_a_start_that_failed_does_not_stall(world: World) -> None:
+    """A rank that ended before its program began is not waited for."""
+    watch = dog(world, start_s=5)
+    ended = RankExited(rank=0, pid=10, wait_status=256, at_ns=0)
+    world.state = replace(
+        world.state, ranks={0: RankState(pid=10, exited=ended), 1: RankState(pid=11, ready_ns=0)}
+    )
+    world.now_ns = 9 * S
+
+    assert not watch.stalls(world.state)
