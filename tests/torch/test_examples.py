@@ -1,6 +1,7 @@
 """The examples print what follows from their mesh, and what they train learns."""
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -133,3 +134,43 @@ def test_fsdp_and_tp_cut_a_weight_in_order() -> None:
             f"24x6: 18 weights, {first} to {first + 17}",
             *whole,
         ]
+
+
+def test_images_are_learned_and_training_goes_on_elsewhere(tmp_path: Path) -> None:
+    """An epoch that was saved by two ranks is followed by the same one on four."""
+    pattern = r"\[dp0\] epoch (\d): (?:loss ([\d.]+), )?accuracy ([\d.]+)%"
+    whole = re.findall(pattern, run("dp=2", "images.py", tmp_path, "2"))
+    shutil.rmtree(tmp_path / "2")
+    rest = re.findall(pattern, run("dp=4", "images.py", tmp_path, "2"))
+
+    assert [epoch for epoch, _, _ in whole + rest] == ["0", "1", "2", "1", "2"]
+    losses = [float(loss) for _, loss, _ in (whole[1], whole[2], rest[1])]
+    accuracies = [float(accuracy) for _, _, accuracy in whole + rest]
+    assert accuracies[0] < 30
+    assert min(accuracies[1:]) > 90
+    assert accuracies[3:] == pytest.approx(accuracies[1:3], abs=0.5)
+    assert losses[1] < losses[0] / 5
+    assert losses[2] == pytest.approx(losses[1], abs=5e-4)
+
+
+def test_a_pipeline_learns_alike_however_it_is_cut() -> None:
+    """Stages pass on to their neighbours, and pp x dp x tp has the losses of stages alone."""
+    cut, staged = "pp=2,dp=2,tp=2", "pp=4,dp=1,tp=1"
+    found = by_rank(cut, run(cut, "pipeline.py"))
+    others = by_rank(staged, run(staged, "pipeline.py"))
+
+    for rank, lines in enumerate(found):
+        stage, dp, tp = rank // 4, rank // 2 % 2, rank % 2
+        first = 4 * stage
+        source, target = (f"rank {rank - 4}", "loss") if stage else ("data", f"rank {rank + 4}")
+        assert lines[0] == (
+            f"{source} -> stage {stage} -> {target}, stage [[{first}, {first + 1}], [{first + 2}, {first + 3}]],"
+            f" dp [{first + tp}, {first + tp + 2}], tp {[first + 2 * dp, first + 2 * dp + 1]}"
+        )
+    assert found[0][1:] == [
+        f"rank {rank} is at Coordinate(pp={rank // 4}, dp={rank // 2 % 2}, tp={rank % 2})"
+        for rank in range(8)
+    ]
+    losses = [float(line.split()[-1]) for line in found[4][1:]]
+    assert losses[-1] < losses[0] / 5
+    assert [float(line.split()[-1]) for line in others[3][1:]] == pytest.approx(losses, abs=1e-3)
