@@ -1,6 +1,7 @@
 """Pipeline x data x tensor parallelism, with the layout saying who sends to whom.
 
     meshrun --mesh pp=2,dp=2,tp=2 examples/pipeline.py
+    meshrun --mesh pp=4,dp=1,tp=1 examples/pipeline.py
 
 Four blocks learn to turn eight numbers round. Each stage of the pipeline holds some of them; within
 a stage `tp` cuts their layers, and `dp` shards what is left and splits the batch. Any sizes do, as

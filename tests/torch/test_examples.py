@@ -14,7 +14,8 @@ EXAMPLES = ROOT / "examples"
 
 
 def run(mesh: str, program: str, *args: str | Path) -> str:
-    """Return what an example prints on the ranks of a mesh; it says nothing on stderr."""
+    """Return what an example prints on a mesh it names itself; it says nothing on stderr."""
+    assert f"    meshrun --mesh {mesh} examples/{program}" in (EXAMPLES / program).read_text()
     ours = run_meshrun("--mesh", mesh, "--device", "cpu", EXAMPLES / program, *args)
     assert (ours.returncode, ours.stderr) == (0, "")
     return ours.stdout
@@ -65,7 +66,8 @@ def test_a_mesh_that_does_not_fit_starts_nothing(workers: int, fits: str, tmp_pa
     program = tmp_path / "leave_trace.py"
     program.write_text(f"open({str(tmp_path / 'trace')!r}, 'w')\n")
 
-    ours = run_meshrun("--mesh", "2x3", "--nproc-per-node", str(workers), program)
+    asked = ("--mesh", "2x3", "--nproc-per-node", str(workers), "--device", "cpu")
+    ours = run_meshrun(*asked, program)
 
     assert (ours.returncode, ours.stdout) == (2, "")
     assert ours.stderr.splitlines() == [
@@ -164,7 +166,8 @@ def test_a_pipeline_learns_alike_however_it_is_cut() -> None:
         first = 4 * stage
         source, target = (f"rank {rank - 4}", "loss") if stage else ("data", f"rank {rank + 4}")
         assert lines[0] == (
-            f"{source} -> stage {stage} -> {target}, stage [[{first}, {first + 1}], [{first + 2}, {first + 3}]],"
+            f"{source} -> stage {stage} -> {target},"
+            f" stage [[{first}, {first + 1}], [{first + 2}, {first + 3}]],"
             f" dp [{first + tp}, {first + tp + 2}], tp {[first + 2 * dp, first + 2 * dp + 1]}"
         )
     assert found[0][1:] == [
@@ -174,3 +177,15 @@ def test_a_pipeline_learns_alike_however_it_is_cut() -> None:
     losses = [float(line.split()[-1]) for line in found[4][1:]]
     assert losses[-1] < losses[0] / 5
     assert [float(line.split()[-1]) for line in others[3][1:]] == pytest.approx(losses, abs=1e-3)
+
+
+def test_the_table_has_the_command_of_each_example() -> None:
+    """The table of examples/README.md links every program, beside its own first command."""
+    text = (EXAMPLES / "README.md").read_text()
+    rows = dict(re.findall(r"^\| \[(\S+)\]\(\1\) \| `([^`]+)` \|", text, re.MULTILINE))
+    commands = {
+        path.name: re.findall(r"^    (meshrun .+)$", path.read_text(), re.MULTILINE)[0]
+        for path in EXAMPLES.glob("*.py")
+    }
+
+    assert rows == commands
