@@ -59,7 +59,7 @@ class Layout(Dims):
         cls,
         spec: str | None,
         *,
-        names: str | None = None,
+        names: str | Iterable[str] | None = None,
         nnodes: int | None = None,
         nproc_per_node: int | Sequence[int] | None = None,
         flatten: str | Iterable[str] = (),
@@ -69,6 +69,8 @@ class Layout(Dims):
     ) -> Layout:
         """Return the layout of a launch with these options; texts as on the command line.
 
+        Several names, flattens or views may come as a list, or in one text.
+
         Raises:
             SpecError: If a text cannot be read or does not fit the mesh.
             LayoutError: If the mesh and the workers do not fit.
@@ -77,6 +79,8 @@ class Layout(Dims):
             >>> Layout.parse("dp=-1,tp=4", nnodes=2, nproc_per_node=8).shape
             {'dp': 4, 'tp': 4}
         """
+        if names is not None and not isinstance(names, str):
+            names = ",".join(names)
         mesh = None if spec is None else parse_mesh(spec, names)
         flattens, parsed = parse_derived(flatten, views)
         return solve_layout(

@@ -6,7 +6,6 @@ import math
 import pickle
 import subprocess
 import sys
-import time
 
 import pytest
 from hypothesis import given
@@ -261,34 +260,28 @@ def test_stages_of_one_mesh_are_matched() -> None:
 # ---- size ----------------------------------------------------------------------------------
 
 
-def test_a_large_layout_answers_at_once() -> None:
-    """16,384 ranks: every question for every rank, in a fraction of what a launch takes."""
-    start = time.process_time()
+def test_a_large_layout_answers_for_every_rank() -> None:
+    """16,384 ranks, without listing all of them for any answer; how fast, the benchmark says."""
     layout = Layout.parse("dp=256,pp=8,tp=8", nnodes=2048)
     other = Layout.parse("dp=128,tp=64")
     for rank in range(layout.world_size):
-        coordinate = layout.coordinate(rank)
-        assert layout.rank(coordinate) == rank
-        layout.rank(dp=coordinate[0], pp=coordinate[1], tp=coordinate[2])
-        layout.ranks(dp=coordinate[0], pp=coordinate[1])
-        layout.rank_at(*layout.slot(rank))
-        layout.node_rank(rank), layout.local_rank(rank), layout.label(rank)
-        layout.dim_rank("pp", rank), layout.group("pp", rank), layout.source("pp", rank)
-        layout.neighbor("pp", 1, rank), layout.is_first("pp", rank), layout.is_last("pp", rank)
-        layout.map_to(other, rank)
-
-    assert time.process_time() - start < 1.0  # 0.15 s on a machine of 2023
+        dp, pp, tp = layout.coordinate(rank)
+        assert layout.rank((dp, pp, tp)) == layout.rank(dp=dp, pp=pp, tp=tp) == rank
+        assert layout.ranks(dp=dp, pp=pp) == layout.group("tp", rank)
+        assert layout.rank_at(*layout.slot(rank)) == rank
+        assert layout.group("pp", rank)[layout.dim_rank("pp", rank)] == rank
+        assert layout.neighbor("pp", -pp, rank) == layout.source("pp", rank)
+        assert layout.label(rank) == f"dp{dp:03}_pp{pp}_tp{tp}"
+        assert layout.map_to(other, rank) == [rank // 2]
 
 
 @pytest.mark.parametrize("nodes", [(8,) * 125_000, (1,) * 1_000_000, (8, 4, 4) * 62_500])
 def test_a_million_ranks_are_summed_up(nodes: tuple[int, ...]) -> None:
     """Nothing is listed rank by rank, on uneven nodes either."""
-    start = time.process_time()
     layout = Layout(mesh=parse_mesh("dp=1000,pp=10,tp=100"), nproc_per_node=nodes)
     crossing = {dim: layout.count_crossing(dim) for dim in layout.shape}
 
     assert crossing == {"dp": 1000, "pp": 100_000, "tp": 10_000}
-    assert time.process_time() - start < 2
 
 
 def test_no_torch_is_needed() -> None:

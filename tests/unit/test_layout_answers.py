@@ -75,7 +75,15 @@ def test_dims_without_names_go_by_index() -> None:
     assert layout.shape == {"0": 2, "1": 4}
     assert layout.group("1", 5) == layout.group(1, 5) == range(4, 8)
     assert (layout.dim("1"), layout.dim(1), layout.size()) == (1, 1, 8)
-    assert Layout.parse("2x4", names="dp,tp").shape == {"dp": 2, "tp": 4}
+
+
+def test_several_texts_come_as_one_or_as_a_list() -> None:
+    """A single text is no list of letters."""
+    one = Layout.parse("2x4", names="dp,tp", flatten="dp+tp;x=dp+tp", views="v:a=8")
+    many = Layout.parse("2x4", names=["dp", "tp"], flatten=["dp+tp", "x=dp+tp"], views=["v:a=8"])
+
+    assert one == many
+    assert (one.shape, one.size("x"), one.size("a")) == ({"dp": 2, "tp": 4}, 8, 8)
 
 
 def test_without_a_mesh_there_are_nodes_and_ranks() -> None:
