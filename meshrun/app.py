@@ -115,18 +115,21 @@ def launch(
             loopback=LOOPBACK_INTERFACE,
             timer_file=timer_file(os.environ, folder.path),
         )
-        state = None
+        state = loop = None
         try:
-            state = Loop(
+            loop = Loop(
                 plan,
                 session=session,
                 folder=folder,
                 store_listener=listener,
                 console=console,
                 watch=see,
-            ).run()
+            )
+            state = loop.run()
         finally:
             kept = folder.close(went_well=state is not None and went_well(state))
+            if loop is not None:
+                loop.let_signals_through()
     result = build_result(
         state,
         plan.layout,
