@@ -118,7 +118,7 @@ def launch(
             loopback=LOOPBACK_INTERFACE,
             timer_file=timer_file(os.environ, folder.path),
         )
-        state = None
+        state = loop = None
         try:
             loop = Loop(
                 plan,
@@ -131,6 +131,8 @@ def launch(
             state = loop.run()
         finally:
             kept = folder.close(went_well=state is not None and went_well(state))
+            if loop is not None:
+                loop.let_signals_through()
     result = build_result(
         state,
         plan.layout,

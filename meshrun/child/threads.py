@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping
 
+_COUNT = re.compile(r"0*[1-9][0-9]{0,5}")
 _SET_BY_THREADPOOLCTL = "KMP_DUPLICATE_LIB_OK"
 
 
@@ -37,6 +39,6 @@ def raise_thread_counts(env: Mapping[str, str]) -> None:
 
 
 def _positive(text: str) -> int | None:
-    """Return the first number of ``4`` or ``4,2`` (nested levels), or ``None``."""
+    """Return the first number of ``4`` or ``4,2`` (nested levels), ``None`` for no number."""
     head = text.partition(",")[0].strip()
-    return int(head) if head.isdigit() and int(head) > 0 else None
+    return int(head) if _COUNT.fullmatch(head) else None

@@ -121,9 +121,12 @@ class Loop:
             self._zygote.close()
             self._lookout.close()
             self._output.close()
-            self._signals.restore()
             self._selector.close()
         return self.state
+
+    def let_signals_through(self) -> None:
+        """Once there is nothing left to clear up, signals do again what they did before us."""
+        self._signals.restore()
 
     # ---- events ----------------------------------------------------------------------------
 

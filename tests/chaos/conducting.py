@@ -83,7 +83,7 @@ class Conductor:
 
     def _command(self) -> list[str]:
         case = self.case
-        patient = case.fault == "ctrl_c" and case.times > 1
+        patient = case.fault == "ctrl_c" and case.times > 1 and case.failing_rank is None
         words = ["--shutdown-timeout", str(_LONG_S if patient else _SHORT_S)]
         words += ["--start-method", case.method, "--report", str(self.folder / "report.json")]
         words += ["--max-restarts", str(case.restarts)]

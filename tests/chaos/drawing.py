@@ -122,7 +122,7 @@ def draw(number: int) -> Case:
         then=then,
         watch=victim == "child" and phase in ("training", "again") and dice.random() < 0.6,
         times=dice.choice((1, 2, 3)),
-        on_terminal=fault == "hang_up" and dice.random() < 0.5,
+        on_terminal=fault == "hang_up" and phase != "clearing" and dice.random() < 0.5,
         room=_draw_room(dice, fault, ranks),
     )
 

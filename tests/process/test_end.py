@@ -137,6 +137,16 @@ def test_two_ctrl_c_shorten_the_grace_period(fake_torch: object, tmp_path: Path)
         assert running.wait() == 130
 
 
+def test_a_storm_of_ctrl_c_leaves_no_folder(fake_torch: object, tmp_path: Path) -> None:
+    """However often it is pressed while the launch clears up; the fixture looks for the folder."""
+    with start(tmp_path) as running:
+        running.wait_for("up", 4)
+        while running.process.poll() is None:
+            running.signal(signal.SIGINT)
+
+        assert running.wait() == 130
+
+
 def test_nohup_is_respected(fake_torch: object, tmp_path: Path) -> None:
     """A SIGHUP that was ignored at the start stays ignored, by ranks too."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)

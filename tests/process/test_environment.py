@@ -51,3 +51,13 @@ def test_the_environment_of_the_launcher_is_passed_on(fake_torch: object) -> Non
     assert [env["RANK"] for env in found] == ["0", "1"]
     assert all(env["MY_TOKEN"] == "secret value" for env in found)
     assert all(env["MESHRUN_WORKER_PID"] != "1" for env in found)
+
+
+@pytest.mark.parametrize("threads", ["\u00b2", "9" * 30, "many", "0", "-1"])
+def test_a_number_of_threads_that_is_none_is_left_to_openmp(
+    threads: str, fake_torch: object
+) -> None:
+    """It ignores such a text, and so does the rank."""
+    (found,) = environments(env={"OMP_NUM_THREADS": threads})
+
+    assert found["OMP_NUM_THREADS"] == threads
