@@ -50,6 +50,7 @@ from meshrun.supervise.merged_label import merged_label
 from meshrun.supervise.orders import Orders, start_order
 from meshrun.supervise.output import Output
 from meshrun.supervise.signals import SignalQueue
+from meshrun.supervise.slow_readers import SlowReaders
 from meshrun.supervise.stacks import ZYGOTE
 from meshrun.supervise.state import step
 from meshrun.supervise.timers import Timers
@@ -94,7 +95,7 @@ class Loop:
         self._generation = 0
         self._wake_at_ns: int | None = None
         self._timers: Timers | None = None
-        self._has_slow_readers = False
+        self._slow_readers = SlowReaders(console, self._selector)
         self._not_ours = frozenset(list_children())
         become_subreaper()
         # From before there is anything to end.
@@ -113,7 +114,7 @@ class Loop:
             while not self.state.over:
                 self._turn()
             end_children(grace_s=0.0, spare=self._not_ours)
-            self._output.finish(self._wait_for_reader, lambda: len(self.state.signals) > 1)
+            self._output.finish(self._slow_readers.wait, lambda: len(self.state.signals) > 1)
             self.evidence = gather(self.state, self._output, self._lookout, self._memory)
         finally:
             if self._timers is not None:
@@ -132,7 +133,7 @@ class Loop:
 
     def _turn(self) -> None:
         """Wait for something to happen and deal with it."""
-        self._wait_for_slow_readers()
+        self._slow_readers.watch()
         self._output.pause_or_go_on()
         for key, _ in self._selector.select(self._timeout_s()):
             key.data()
@@ -165,27 +166,6 @@ class Loop:
             looks.append(self._timers.next_expiry_ns)
         times = [at for at in looks if at is not None]
         return max(0.0, (min(times) - time.monotonic_ns()) / 1e9) if times else None
-
-    def _wait_for_slow_readers(self) -> None:
-        """Have the selector wake us when a reader of our output takes more."""
-        waiting = {outlet.fileno(): outlet for outlet in self._console.waiting}
-        if not waiting and not self._has_slow_readers:
-            return
-        self._has_slow_readers = bool(waiting)
-        for fd, key in list(self._selector.get_map().items()):
-            if key.events == selectors.EVENT_WRITE and fd not in waiting:
-                self._selector.unregister(fd)
-        for fd, outlet in waiting.items():
-            if not outlet.needs_select:
-                outlet.flush()
-            elif fd not in self._selector.get_map():
-                self._selector.register(fd, selectors.EVENT_WRITE, outlet.flush)
-
-    def _wait_for_reader(self) -> None:
-        self._wait_for_slow_readers()
-        if self._console.waiting:
-            for key, _ in self._selector.select():
-                key.data()
 
     def _on_control(self) -> None:
         message = self._zygote.receive()
