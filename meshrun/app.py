@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING
 
 from meshrun.errors import ProgramError, UsageError
 from meshrun.host.facts import detect_host
-from meshrun.plan import HostFacts, LaunchPlan, build_plan
+from meshrun.plan import HostFacts, LaunchPlan, build_plan, settle_plan
 from meshrun.request import LaunchRequest, Program
 
 if TYPE_CHECKING:
-    from meshrun.events import Event
+    from collections.abc import Callable
+
+    from meshrun.events import Event, Met
     from meshrun.report.elastic_events import ElasticEvents
     from meshrun.result import LaunchResult
     from meshrun.supervise.console import Console
@@ -61,14 +63,21 @@ def _check_rendezvous(backend: str) -> None:
 
 
 def launch(
-    plan: LaunchPlan, *, watch: Watch | None = None, began_ns: int | None = None
+    plan: LaunchPlan,
+    *,
+    watch: Watch | None = None,
+    settled: Callable[[LaunchPlan], None] = lambda _: None,
+    began_ns: int | None = None,
+    paste: str | None = None,
 ) -> LaunchResult:
     """Carry out a plan and wait for its end.
 
     Args:
         plan: What to start.
         watch: Called with every event, the state after it and the console.
+        settled: Called with the plan once the nodes have met, where there are several.
         began_ns: Monotonic time at which the user's wait began; now if ``None``.
+        paste: The command for other nodes, ``ENDPOINT`` standing for where they are to meet.
 
     Returns:
         How it went; nothing that was started is left, whatever happened.
@@ -78,7 +87,9 @@ def launch(
         HostError: If this machine cannot hold the launch.
     """
     # What only a launch needs is imported here: a dry run is twice as fast without it.
+    import contextlib
     import secrets
+    from dataclasses import replace
 
     from meshrun.environment import Session
     from meshrun.host.logs_plugin import LogsPlugin
@@ -87,6 +98,7 @@ def launch(
     from meshrun.supervise.clock import Stopwatch
     from meshrun.supervise.console import Console
     from meshrun.supervise.loop import Loop
+    from meshrun.supervise.meet import begin_meeting
     from meshrun.supervise.outcome import build_result, went_well
     from meshrun.supervise.timers import timer_file
 
@@ -104,7 +116,19 @@ def launch(
         if watch is not None:
             watch(event, state, console)
 
-    with listen_on(plan.store_address, plan.store_port) as listener:
+    def settle(plan: LaunchPlan, met: Met) -> LaunchPlan:
+        facts = detect_host(with_topology=plan.bound_cpus is not None)
+        counts = met.nproc_per_node
+        plan = settle_plan(plan, facts, node_rank=met.node_rank, nproc_per_node=counts)
+        settled(plan)
+        return plan
+
+    with contextlib.ExitStack() as stack:
+        listener = meet = None
+        if plan.meeting is None:
+            listener = stack.enter_context(listen_on(plan.store_address, plan.store_port))
+        else:
+            meet = begin_meeting(plan, replace(plan.meeting, paste=paste))
         plugin = None
         if request.logs.logs_specs is not None:
             nproc = plan.layout.nproc_per_node[plan.node_rank]
@@ -113,9 +137,9 @@ def launch(
         session = Session(
             run_id=run_id,
             master_addr=plan.store_address,
-            master_port=listener.getsockname()[1],
+            master_port=listener.getsockname()[1] if listener is not None else 0,
             run_folder=folder.path,
-            loopback=LOOPBACK_INTERFACE,
+            interface=LOOPBACK_INTERFACE,
             timer_file=timer_file(os.environ, folder.path),
         )
         state = loop = None
@@ -127,6 +151,8 @@ def launch(
                 store_listener=listener,
                 console=console,
                 watch=see,
+                settle=settle,
+                meet=meet,
             )
             state = loop.run()
         finally:
@@ -135,8 +161,8 @@ def launch(
                 loop.let_signals_through()
     result = build_result(
         state,
-        plan.layout,
-        host=os.uname().nodename,
+        loop.plan.layout,
+        hosts=loop.hosts,
         timings=stopwatch.timings(),
         log_folder=kept,
         evidence=loop.evidence,

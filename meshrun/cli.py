@@ -119,6 +119,7 @@ def command(
     max_restarts: torchrun.MaxRestarts = None,
     start_timeout: own.StartTimeout = None,
     hang_timeout: own.HangTimeout = None,
+    node_timeout: own.NodeTimeout = None,
     shutdown_timeout: torchrun.ShutdownTimeout = None,
     forward: own.Forward = None,
     signals_to_handle: torchrun.SignalsToHandle = None,
@@ -286,15 +287,19 @@ def _launch(
 ) -> int:
     from meshrun import app as use_cases
     from meshrun.report.failure import render_failure
+    from meshrun.report.paste import command_for_others
     from meshrun.report.progress import StartProgress
 
     plan = use_cases.plan(request)
-    if plan.layout.nnodes > 1:
-        raise UsageError(
-            f"{plan.layout.nnodes} nodes were asked for, and this version launches on one",
-            hint="--dry-run plans any number of nodes",
-        )
-    result = use_cases.launch(plan, watch=StartProgress(plan), began_ns=began_ns)
+    progress = StartProgress(plan)
+    count = 1 + len(request.program.args)
+    result = use_cases.launch(
+        plan,
+        watch=progress,
+        settled=progress.settle,
+        began_ns=began_ns,
+        paste=command_for_others(sys.argv[1:-count], sys.argv[-count:]),
+    )
     if show_timings:
         from meshrun.report.timings import render_timings
 

@@ -25,8 +25,8 @@ class Session:
     master_port: int
     run_folder: str
     """Private to the launch; holds what ``meshrun.logs`` describes."""
-    loopback: str
-    """Name of the loopback interface, such as ``lo``."""
+    interface: str | None
+    """Network interface by which ranks reach each other, such as ``lo``; ``None`` if unknown."""
     timer_file: str | None = None
     """A named pipe for ``torch.distributed.elastic.timer``, or ``None``."""
 
@@ -92,9 +92,11 @@ def rank_environment(
         "OMP_NUM_THREADS": str(plan.omp_num_threads),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     }
-    if layout.nnodes == 1:
-        # Ranks of one node talk over loopback: nothing listens outside, no name is looked up.
-        defaults["GLOO_SOCKET_IFNAME"] = session.loopback
+    if session.interface is not None:
+        # On one node that is loopback: nothing listens outside, no name is looked up.
+        defaults["GLOO_SOCKET_IFNAME"] = session.interface
+        if layout.nnodes > 1:
+            defaults["NCCL_SOCKET_IFNAME"] = f"={session.interface}"
     given = {name: value for name, value in defaults.items() if name not in base}
     return {**given, **texts, **{name: str(value) for name, value in numbers.items()}}
 

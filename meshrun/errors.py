@@ -84,6 +84,12 @@ class HangError(MeshrunError):
     """As of timeout(1)."""
 
 
+class RendezvousError(MeshrunError):
+    """Nodes did not come together, or lost each other (69, sysexits UNAVAILABLE)."""
+
+    exit_code = 69
+
+
 class InternalError(MeshrunError):
     """A bug in meshrun (70, sysexits SOFTWARE)."""
 

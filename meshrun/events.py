@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+from meshrun.errors import MeshrunError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +163,89 @@ class Hung:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Met:
+    """Every node is there; what each of them is to start is known."""
+
+    node_rank: int
+    hosts: tuple[str, ...]
+    """Host names, in node order."""
+    nproc_per_node: tuple[int, ...]
+    run_id: str
+    store_address: str
+    """By which this node's ranks reach the store."""
+    store_port: int
+    own_address: str
+    """By which the other nodes reach this one."""
+    at_ns: int
+    ranks: tuple[int, ...] = ()
+    """This node's, once that is worked out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeetingFailed:
+    """The nodes did not come together."""
+
+    error: MeshrunError
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLost:
+    """Another node's launcher is gone, or has not been heard of for too long."""
+
+    node_rank: int
+    host: str
+    why: str
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OthersFailed:
+    """This generation is to end, as another node says."""
+
+    why: str
+    signum: int
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OthersFinished:
+    """The program of every rank of every node is over."""
+
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllIdle:
+    """Nothing of this generation is left on any node; told to the head alone."""
+
+    outcomes: tuple[dict[str, Any], ...]
+    """Of the other nodes that still answer."""
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextBegins:
+    """The next generation is to start, on every node."""
+
+    generation: int
+    cause: dict[str, Any]
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchOver:
+    """The launch is over on every node."""
+
+    exit_code: int
+    signum: int | None
+    preempted: bool
+    headline: str
+    """What decided it, in one line; "" if all went well."""
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TimePassed:
     """A deadline that was asked for has come."""
 
@@ -178,4 +264,16 @@ FromZygote = (
     | GenerationEnded
 )
 FromRank = RankJoined | RankReady | RankRaised | RankBeat | RankFinished
-Event = LaunchBegan | FromZygote | FromRank | ZygoteGone | SignalArrived | Hung | TimePassed
+FromNodes = (
+    Met
+    | MeetingFailed
+    | NodeLost
+    | OthersFailed
+    | OthersFinished
+    | AllIdle
+    | NextBegins
+    | LaunchOver
+)
+Event = (
+    LaunchBegan | FromZygote | FromRank | FromNodes | ZygoteGone | SignalArrived | Hung | TimePassed
+)

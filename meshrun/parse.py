@@ -78,22 +78,31 @@ def parse_choice(text: str, what: str, choices: Sequence[str]) -> str:
 
 
 def parse_nnodes(text: str) -> int:
-    """Return the number of nodes in ``4`` or ``4:4``.
+    """Return the number of nodes in ``4``, or the most there may be in ``2:4``.
 
     Raises:
-        UsageError: If it is no such number, or a range whose ends differ.
+        UsageError: If it is no such number or range.
     """
+    return _node_range(text)[1]
+
+
+def parse_least_nodes(text: str) -> int | None:
+    """Return how many nodes are enough in ``2:4``; ``None`` in ``4`` or ``4:4``.
+
+    Raises:
+        UsageError: If it is no such number or range.
+    """
+    least, most = _node_range(text)
+    return least if least < most else None
+
+
+def _node_range(text: str) -> tuple[int, int]:
     least, colon, most = text.partition(":")
     first = parse_integer(least, "--nnodes", least=1)
     last = parse_integer(most, "--nnodes", least=1) if colon else first
     if last < first:
         raise UsageError(f"--nnodes MIN:MAX needs MIN <= MAX, found `{text}`")
-    if last > first:
-        raise UsageError(
-            f"--nnodes {text}: nodes that come and go are not in this version",
-            hint=f"--nnodes {last}",
-        )
-    return last
+    return first, last
 
 
 def parse_workers(text: str) -> int | tuple[int, ...] | str:

@@ -6,14 +6,15 @@ that very object and a launch executes it. Nothing here touches a process, a soc
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshrun.binding import Topology, bind_cpus
-from meshrun.errors import LayoutError, UsageError
+from meshrun.device_choice import TOO_FEW, choose_device, device_name
+from meshrun.errors import UsageError
 from meshrun.gpu_links import GpuLinks
 from meshrun.layout import Layout, count_slots, solve_layout
+from meshrun.meeting import Meeting, plan_meeting
 from meshrun.parse import parse_endpoint
 from meshrun.request import (
     ConsoleRequest,
@@ -26,8 +27,6 @@ from meshrun.selection import select_ranks
 from meshrun.spec import INFERRED
 
 LOOPBACK_ADDRESS = "127.0.0.1"
-
-_TOO_FEW = " found, too few"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +89,8 @@ class LaunchPlan:
     visible_devices: tuple[str, ...] | None
     links: GpuLinks | None = None
     """Links between the GPUs of this machine, where a dry run could find them."""
+    meeting: Meeting | None = None
+    """Where the nodes meet; ``None`` where there is but this one."""
     node_rank: int = 0
 
     @property
@@ -107,7 +108,7 @@ class LaunchPlan:
     @property
     def passes_over_accelerators(self) -> bool:
         """Whether there are accelerators, too few of them, and so the mesh is on the CPU."""
-        return self.device_reason.endswith(_TOO_FEW)
+        return self.device_reason.endswith(TOO_FEW)
 
     def rank(self, rank: int) -> RankPlan:
         """Return the plan of one rank."""
@@ -140,11 +141,6 @@ class LaunchPlan:
         return (self.rank(rank) for rank in self.layout.ranks_of_node(self.node_rank))
 
 
-def device_name(device_type: str | None, index: int) -> str | None:
-    """Return a torch device: ``cuda:3``, ``cpu``, or ``None`` if undecided."""
-    return device_type if device_type in (None, "cpu") else f"{device_type}:{index}"
-
-
 def build_plan(request: LaunchRequest, facts: HostFacts, *, check_host: bool = True) -> LaunchPlan:
     """Decide everything about a launch.
 
@@ -171,12 +167,23 @@ def build_plan(request: LaunchRequest, facts: HostFacts, *, check_host: bool = T
     workers = max(layout.nproc_per_node)
     device_type, device_reason = (None, "the program chooses")
     if layout.mesh is not None:
-        device_type, device_reason = _choose_device(request.device, workers, facts, check_host)
+        device_type, device_reason = choose_device(
+            request.device,
+            workers,
+            kind=facts.accelerator,
+            count=facts.accelerator_count,
+            check_host=check_host,
+        )
     _check_visible(request, workers, facts)
     request.groups.check_dims((*layout.dim_labels, *layout.derived_dims))
     start_method, reason = _choose_start_method(request)
     address, port = _choose_store(request.rendezvous)
-    _check_node_rank(request.rendezvous, layout.nnodes, port)
+    meeting = plan_meeting(
+        request.rendezvous, nnodes=layout.nnodes, node_timeout_s=request.node_timeout_s
+    )
+    if meeting is not None:
+        address, port = LOOPBACK_ADDRESS, 0
+    _check_node_rank(request.rendezvous, layout.nnodes, port or meeting)
     return LaunchPlan(
         request=request,
         layout=layout,
@@ -192,7 +199,26 @@ def build_plan(request: LaunchRequest, facts: HostFacts, *, check_host: bool = T
         bound_cpus=_bind(request, workers, facts, check_host),
         visible_devices=facts.visible_devices,
         links=facts.links,
+        meeting=meeting,
+        node_rank=(request.rendezvous.node_rank or 0) if meeting is not None else 0,
     )
+
+
+def settle_plan(
+    plan: LaunchPlan, facts: HostFacts, *, node_rank: int, nproc_per_node: tuple[int, ...]
+) -> LaunchPlan:
+    """Return the plan once the nodes have met, and it is known who they are.
+
+    Raises:
+        LayoutError: If the mesh does not fit what has come together.
+    """
+    request = plan.request
+    counts = request.nproc_per_node if isinstance(request.nproc_per_node, tuple) else nproc_per_node
+    rendezvous = replace(request.rendezvous, node_rank=node_rank, least_nodes=None)
+    settled = replace(
+        request, nnodes=len(nproc_per_node), nproc_per_node=counts, rendezvous=rendezvous
+    )
+    return build_plan(settled, facts)
 
 
 def _workers(request: LaunchRequest, facts: HostFacts) -> int | tuple[int, ...] | None:
@@ -217,9 +243,9 @@ def _workers(request: LaunchRequest, facts: HostFacts) -> int | tuple[int, ...] 
     )
 
 
-def _check_node_rank(asked: Rendezvous, nnodes: int, port: int) -> None:
+def _check_node_rank(asked: Rendezvous, nnodes: int, counts: object) -> None:
     """A node rank counts only where a port was given, as for torchrun."""
-    if port and asked.node_rank >= nnodes:
+    if counts and (asked.node_rank or 0) >= nnodes:
         raise UsageError(
             f"--node-rank {asked.node_rank} of {nnodes} node{'s' if nnodes > 1 else ''}: node"
             " ranks count from 0",
@@ -288,42 +314,3 @@ def _bind(
         if check_host:
             raise
         return None  # a dry run may plan for machines that are not here
-
-
-def _choose_device(asked: str, workers: int, facts: HostFacts, check_host: bool) -> tuple[str, str]:
-    count, kind = facts.accelerator_count, facts.accelerator
-    if asked == "cpu":
-        return "cpu", "asked for"
-    if asked == "auto":
-        if kind is None or count == 0:
-            return "cpu", "no accelerator found"
-        if count < workers:
-            return "cpu", f"{workers} workers, and {count} {kind}{_TOO_FEW}"
-        return kind, f"{count} found"
-    if not asked.isalpha():
-        hint = "each rank takes the device of its local rank; choose among them with the"
-        raise UsageError(
-            f"--device takes a device type such as `cuda`, found `{asked}`",
-            hint=f"{hint} visibility variable, such as CUDA_VISIBLE_DEVICES",
-        )
-    if not check_host:
-        return asked, "asked for, and not checked in a dry run"
-    if kind is not None and asked != kind:
-        raise UsageError(
-            f"--device {asked} was asked for, and torch here is built for {kind}",
-            hint=f"--device {kind}, or --device cpu",
-        )
-    if count < workers:
-        raise LayoutError(
-            f"{workers} workers need {workers} {asked} devices, and this machine has"
-            f" {count or 'none'}",
-            hint=_device_hint(count, workers),
-        )
-    return asked, "asked for"
-
-
-def _device_hint(count: int, workers: int) -> str:
-    if count == 0:
-        return "--device cpu runs the same mesh over gloo"
-    nodes = math.ceil(workers / count)
-    return f"use at most {count} workers a node (--nnodes {nodes}?), or --device cpu"

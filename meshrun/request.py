@@ -54,7 +54,9 @@ class Rendezvous:
     run_id: str | None = None
     conf: tuple[tuple[str, str], ...] = ()
     standalone: bool = False
-    node_rank: int = 0
+    node_rank: int | None = None
+    least_nodes: int | None = None
+    """How many nodes are enough, where ``--nnodes`` is a range."""
     master_addr: str | None = None
     master_port: int | None = None
     local_addr: str | None = None
@@ -118,6 +120,8 @@ class LaunchRequest:
     """How long all ranks may take to begin the program until it is said where they are; 0: ever."""
     hang_timeout_s: float = 0.0
     """How long all ranks may do nothing until they are ended; 0: for ever."""
+    node_timeout_s: float = 30.0
+    """How long another node may be silent until it is lost."""
     preload: tuple[str, ...] = ()
     role: str = "default"
     max_restarts: int = 0

@@ -91,6 +91,9 @@ class LaunchResult:
     preempted: bool = False
     """Whether the launcher was sent SIGTERM, and every rank then ended by itself with code 0."""
 
+    elsewhere: str = ""
+    """What decided it in one line, where node 0 has the whole report and this is another node."""
+
     def raise_for_failure(self) -> None:
         """Raise RankFailed if a rank failed; do nothing if the launch went well."""
         if self.exit_code:

@@ -53,11 +53,12 @@ class StartRank:
 class StartStore:
     """Launcher to zygote, before a generation of ranks: serve their store.
 
-    With the packet come the listening socket, and the gate: a pipe that is closed at its other
-    end once ranks that have finished may leave.
+    With the packet come the gate, a pipe that is closed at its other end once ranks that have
+    finished may leave, and the listening socket, unless the store is on another node.
     """
 
     port: int
+    """0 where the store is on another node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -210,14 +210,16 @@ class Forks:
         )
 
     def _fork_store(self, order: StartStore, fds: list[int]) -> Callable[[], None] | None:
-        pid = self._fork({})  # it outlives what ends ranks, for them to end in order
-        if pid == 0:
-            return partial(_be_store, order.port, fds[0])
-        os.close(fds[0])
+        gate_fd, *listeners = fds
+        for listen_fd in listeners:
+            pid = self._fork({})  # it outlives what ends ranks, for them to end in order
+            if pid == 0:
+                return partial(_be_store, order.port, listen_fd)
+            os.close(listen_fd)
+            self._store_pid = pid
         if self._gate_fd >= 0:
             os.close(self._gate_fd)
-        self._gate_fd = fds[1]
-        self._store_pid = pid
+        self._gate_fd = gate_fd
         return None
 
     def _reap(self) -> None:

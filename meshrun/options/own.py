@@ -207,6 +207,15 @@ StartTimeout = Annotated[
         text="Say where each rank is if the start takes longer; 300, and 0 for never.",
     ),
 ]
+NodeTimeout = Annotated[
+    str | None,
+    own(
+        "--node-timeout",
+        metavar="SECONDS",
+        panel=FAIL,
+        text="End or restart ranks if another node is silent for so long; 30 if left out.",
+    ),
+]
 HangTimeout = Annotated[
     str | None,
     own(

@@ -50,15 +50,19 @@ def find_rank(plan: LaunchPlan, text: str) -> int:
 
 def environment_of(plan: LaunchPlan, rank: RankPlan) -> dict[str, str]:
     """Return what the rank's environment has beside the launcher's own, sorted by name."""
+    meeting = plan.meeting
+    port = plan.store_port
+    if meeting is not None and meeting.backend == "static":
+        port = meeting.port or 0
     session = Session(
         run_id=plan.request.rendezvous.run_id or _LATER,
-        master_addr=plan.store_address,
-        master_port=plan.store_port,
+        master_addr=plan.store_address if meeting is None else meeting.host or _LATER,
+        master_port=port,
         run_folder="",
-        loopback="lo",
+        interface="lo" if meeting is None else None,
     )
     found = rank_environment(plan, rank, session, os.environ, error_file=_LATER)
-    if not plan.store_port:
+    if not port:
         found["MASTER_PORT"] = _LATER
     return dict(sorted(found.items()))
 

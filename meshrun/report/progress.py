@@ -38,6 +38,10 @@ class StartProgress:
         self._told_kill = False
         self._generation = 0
 
+    def settle(self, plan: LaunchPlan) -> None:
+        """The nodes have met: this is the plan now."""
+        self._plan = plan
+
     def __call__(self, event: Event, state: State, console: Console) -> None:
         """Take one event and the state after it."""
         self._tell_oddities(event, console)
@@ -118,7 +122,8 @@ class StartProgress:
             self._started = True
             return ""
         if not began:
-            return "importing torch"
+            waits = state.zygote_ready and state.abroad is not None and not state.abroad.is_met
+            return "waiting for the other nodes" if waits else "importing torch"
         if began < total:
             return f"started {began} of {total} ranks ({elapsed})"
         if self._has_mesh and joined < total:

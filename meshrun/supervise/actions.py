@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+from meshrun.supervise.known import Cause
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,4 +58,20 @@ class OpenGate:
     """Let ranks that have finished leave."""
 
 
-Action = StartAll | StartOver | Signal | EndGeneration | EndZygote | WakeAt | OpenGate
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tell:
+    """Tell the head how it stands here: that ranks failed, or finished, or nothing is left."""
+
+    what: Literal["failed", "finished", "idle"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decide:
+    """Tell every node what comes next: the next generation after this cause, or the end."""
+
+    next_after: Cause | None
+
+
+Action = (
+    StartAll | StartOver | Signal | EndGeneration | EndZygote | WakeAt | OpenGate | Tell | Decide
+)

@@ -53,6 +53,7 @@ def judge(state: State) -> list[Verdict]:
 
     If all that failed lost a connection, the cause is the rank whose program was over first.
     """
+    state = replace(state, ranks=state.everywhere)
     verdicts = [_judge_rank(state, rank) for rank in state.ranks if _has_failed(state, rank)]
     verdicts.sort(key=lambda verdict: (verdict.distance, verdict.at_ns, verdict.rank))
     if verdicts and verdicts[0].distance == _CONSEQUENT:
@@ -168,4 +169,4 @@ def _is_from_a_peer(raised: RankRaised) -> bool:
 
 def _is_ours(state: State, signum: int | None) -> bool:
     """Whether a signal is one that meshrun ends ranks with, and by now has sent."""
-    return signum in _ENDING_SIGNALS and (signum != signal.SIGKILL or state.killed)
+    return signum in _ENDING_SIGNALS and (signum != signal.SIGKILL or state.has_killed)

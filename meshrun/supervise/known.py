@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from meshrun.events import (
     Hung,
+    LaunchOver,
+    MeetingFailed,
+    NodeLost,
     ProgramBroken,
     RankExited,
     RankRaised,
@@ -56,6 +60,31 @@ class Cause:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Abroad:
+    """The other nodes of a launch, as this one's launcher knows them."""
+
+    is_met: bool = False
+    failed: MeetingFailed | None = None
+    lost: NodeLost | None = None
+    """The first node that was lost."""
+    is_head: bool = False
+    is_cut_off: bool = False
+    """Whether this node can no longer hear what the head decides, or leaves without it."""
+    is_told_idle: bool = False
+    """Whether the head knows that nothing is left here of this generation."""
+    over: LaunchOver | None = None
+    ranks: dict[int, RankState] = field(default_factory=dict)
+    """Ranks of other nodes that failed, or left first; at the head, once nothing is left."""
+    outcomes: tuple[dict[str, Any], ...] = ()
+    """What else the others told of this generation."""
+
+    @property
+    def decides(self) -> bool:
+        """Whether the head is still to say what comes next."""
+        return self.is_met and not self.is_cut_off and self.over is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class State:
     """A launch at one moment."""
 
@@ -83,7 +112,10 @@ class State:
     finishing: bool = False
     hung: Hung | None = None
     """Set once no rank got on for too long."""
+    zygote_ready: bool = False
     zygote_gone: ZygoteGone | None = None
+    abroad: Abroad | None = None
+    """The other nodes, if there are any."""
     alive: frozenset[int] = field(default_factory=frozenset)
     """Ranks that were started and have not ended."""
 
@@ -95,4 +127,16 @@ class State:
     @property
     def over(self) -> bool:
         """Whether nothing is left to wait for."""
-        return self.zygote_gone is not None
+        is_waiting = self.abroad is not None and self.abroad.decides
+        return self.zygote_gone is not None and not is_waiting
+
+    @property
+    def has_killed(self) -> bool:
+        """Whether SIGKILL has been sent to the ranks of any node."""
+        told = self.abroad.outcomes if self.abroad is not None else ()
+        return self.killed or any(outcome.get("killed") for outcome in told)
+
+    @property
+    def everywhere(self) -> dict[int, RankState]:
+        """What is known of ranks on all nodes; of the others' only those that matter."""
+        return {**self.abroad.ranks, **self.ranks} if self.abroad is not None else self.ranks

@@ -30,6 +30,11 @@ class Lookout:
         self._idle_s: float | None = None
         """For how long nobody got on, once that was noticed; its stacks come first."""
 
+    def settle(self, plan: LaunchPlan) -> None:
+        """The nodes have met: this is the plan now."""
+        self._plan = plan
+        self._stacks.layout = plan.layout
+
     def open(self, rank: int) -> int:
         """Return what a rank is to write its stacks to, for the caller to hand over and close."""
         return self._stacks.open(rank)

@@ -8,14 +8,17 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from meshrun import wire
 from meshrun.environment import Session, rank_environment
-from meshrun.errors import InternalError
+from meshrun.errors import InternalError, MeshrunError
 from meshrun.events import (
     Event,
     GenerationEnded,
     LaunchBegan,
+    MeetingFailed,
+    Met,
     RankBeat,
     RankExited,
     RankStarted,
@@ -27,6 +30,7 @@ from meshrun.events import (
 from meshrun.host.descriptors import allow_descriptors
 from meshrun.host.error_record import read_record, write_record
 from meshrun.host.memory import MemoryWatch
+from meshrun.host.network import interface_of
 from meshrun.host.processes import become_subreaper, end_children, handles_signal, list_children
 from meshrun.host.run_folder import RunFolder
 from meshrun.plan import LaunchPlan, RankPlan
@@ -34,19 +38,22 @@ from meshrun.request import StartMethod
 from meshrun.result import signal_name
 from meshrun.supervise.actions import (
     Action,
+    Decide,
     EndGeneration,
     EndZygote,
     OpenGate,
     Signal,
     StartAll,
     StartOver,
+    Tell,
     WakeAt,
 )
 from meshrun.supervise.console import Console
 from meshrun.supervise.evidence import Evidence, gather
-from meshrun.supervise.known import RankState, State
+from meshrun.supervise.known import Abroad, RankState, State
 from meshrun.supervise.lookout import Lookout
 from meshrun.supervise.merged_label import merged_label
+from meshrun.supervise.nodes import Meet, Nodes
 from meshrun.supervise.orders import Orders, start_order
 from meshrun.supervise.output import Output
 from meshrun.supervise.signals import SignalQueue
@@ -68,22 +75,38 @@ class Loop:
         *,
         session: Session,
         folder: RunFolder,
-        store_listener: socket.socket,
+        store_listener: socket.socket | None,
         console: Console,
         watch: Watch,
+        settle: Callable[[LaunchPlan, Met], LaunchPlan],
+        meet: Meet | None = None,
     ) -> None:
-        self._plan = plan
+        """Make ready, and start the zygote.
+
+        Args:
+            plan: What to start; of several nodes, what is known of it before they have met.
+            session: The same for what ranks are told.
+            folder: Where their files go.
+            store_listener: Where the store serves; of several nodes, the head's has its own.
+            console: Our own stdout and stderr.
+            watch: Called with every event, the state after it and the console.
+            settle: Returns the plan once the nodes have met.
+            meet: Begins to meet the other nodes, if there are any.
+        """
+        self.plan = plan
         self._session = session
         self._folder = folder
         self._listener = store_listener
         self._console = console
         self._watch = watch
+        self._settle = settle
         self._ranks = {rank.rank: rank for rank in plan.ranks_of_node()}
         allow_descriptors(5 * len(self._ranks) + 64)
         self.state = State(
             shutdown_timeout_s=plan.request.shutdown_timeout_s,
             max_restarts=plan.request.max_restarts,
             ranks={rank: RankState() for rank in self._ranks},
+            abroad=None if meet is None else Abroad(),
         )
         self._selector = selectors.DefaultSelector()
         self._lookout = Lookout(plan, console)
@@ -106,6 +129,18 @@ class Loop:
         )
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
         self._zygote = self._start_zygote(plan.start_method)
+        self._nodes = None if meet is None else self._meet(meet)
+
+    def _meet(self, meet: Meet) -> Nodes:
+        def where(why: str) -> None:
+            self._lookout.ask(self.state, self._zygote.pid, why)
+
+        return Nodes(meet(self._selector, self._console.note, where))
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Names of the nodes, in their order, as far as they are known."""
+        return (os.uname().nodename,) if self._nodes is None else self._nodes.hosts
 
     def run(self) -> State:
         """Run until everything has ended and every byte is written; return the last state."""
@@ -113,9 +148,11 @@ class Loop:
             self._happen(LaunchBegan(at_ns=time.monotonic_ns()))
             while not self.state.over:
                 self._turn()
+            if self._nodes is not None:
+                self._nodes.close()
             end_children(grace_s=0.0, spare=self._not_ours)
             self._output.finish(self._slow_readers.wait, lambda: len(self.state.signals) > 1)
-            self.evidence = gather(self.state, self._output, self._lookout, self._memory)
+            self.evidence = self._gather()
         finally:
             if self._timers is not None:
                 self._timers.close()
@@ -139,6 +176,8 @@ class Loop:
             key.data()
         self._output.read_files()
         self._console.show_waiting()
+        for news in self._nodes.look() if self._nodes is not None else ():
+            self._happen(self._settled(news) if isinstance(news, Met) else news)
         if self._timers is not None:
             for text in self._timers.expire(self._zygote.pid):
                 self._console.note(text)
@@ -164,6 +203,8 @@ class Loop:
         looks.append(self._lookout.next_look_ns(self.state))
         if self._timers is not None:
             looks.append(self._timers.next_expiry_ns)
+        if self._nodes is not None:
+            looks.append(self._nodes.next_look_ns)
         times = [at for at in looks if at is not None]
         return max(0.0, (min(times) - time.monotonic_ns()) / 1e9) if times else None
 
@@ -207,11 +248,13 @@ class Loop:
 
     def _on_signals(self) -> None:
         for signum in self._signals.take():
-            if signum in self._plan.request.forwarded_signals:
+            if signum in self.plan.request.forwarded_signals:
                 self._forward(signum)
                 continue
-            if signum == signal.SIGQUIT and signum not in self._plan.request.stop_signals:
+            if signum == signal.SIGQUIT and signum not in self.plan.request.stop_signals:
                 self._lookout.ask(self.state, self._zygote.pid, "SIGQUIT: where the ranks are")
+                if self._nodes is not None:
+                    self._nodes.ask_where(f"SIGQUIT on {self.hosts[0]}: where the ranks are")
                 continue
             self._happen(SignalArrived(signum=signum, at_ns=time.monotonic_ns()))
 
@@ -222,7 +265,7 @@ class Loop:
         ranks = [rank for rank in alive if rank not in deaf]
         self._zygote.send(wire.SignalRanks(ranks=ranks, signum=signum, whole_group=False))
         if deaf:
-            who = merged_label(self._plan.layout, deaf)
+            who = merged_label(self.plan.layout, deaf)
             name = signal_name(signum)
             self._console.note(f"{name} was not passed to {who}, which would be ended by it")
 
@@ -249,14 +292,50 @@ class Loop:
                 self._zygote.open_gate()
             case WakeAt(at_ns=at_ns):
                 self._wake_at_ns = at_ns
+            case Tell() | Decide() if self._nodes is not None:
+                self._speak(self._nodes, action)
+
+    def _speak(self, nodes: Nodes, action: Tell | Decide) -> None:
+        layout = self.plan.layout
+        if isinstance(action, Decide):
+            nodes.decide(action.next_after, self.state, layout)
+        else:
+            evidence = self._gather() if action.what == "idle" else {}
+            nodes.tell(action.what, self.state, layout, evidence)
+
+    def _gather(self) -> Mapping[int, Evidence]:
+        return gather(self.state, self._output, self._lookout, self._memory)
+
+    def _settled(self, met: Met) -> Met | MeetingFailed:
+        """Plan anew with what the nodes told each other, and say which ranks are this one's."""
+        try:
+            self.plan = self._settle(self.plan, met)
+        except MeshrunError as error:
+            self.state = replace(self.state, abroad=Abroad(is_met=True, is_head=not met.node_rank))
+            return MeetingFailed(error=error, at_ns=met.at_ns)
+        self._ranks = {rank.rank: rank for rank in self.plan.ranks_of_node()}
+        allow_descriptors(5 * len(self._ranks) + len(met.hosts) + 64)
+        self._session = replace(
+            self._session,
+            run_id=met.run_id,
+            master_addr=met.store_address,
+            master_port=met.store_port,
+            interface=interface_of(met.own_address),
+        )
+        if self._nodes is not None:
+            self._nodes.hosts = met.hosts
+            self._listener = self._nodes.peers.listener
+        self._lookout.settle(self.plan)
+        self._output.settle(self.plan)
+        return replace(met, ranks=tuple(self._ranks))
 
     def _start_zygote(self, method: StartMethod) -> Zygote:
         stacks = self._lookout.open(ZYGOTE)
         try:
             zygote = Zygote(
-                self._plan.program,
+                self.plan.program,
                 method=method,
-                preload=self._plan.request.preload,
+                preload=self.plan.request.preload,
                 scratch_dir=self._folder.removed_without_us,
                 stacks=stacks,
             )
@@ -288,7 +367,7 @@ class Loop:
     def _send_order(self, rank: RankPlan) -> None:
         files = self._folder.files(self._generation, rank.local_rank)
         environment = self._environment(rank, files.error_file)
-        order = start_order(rank, environment, lazy=self._plan.request.mesh_init == "lazy")
+        order = start_order(rank, environment, lazy=self.plan.request.mesh_init == "lazy")
         theirs = [*self._output.open(rank, files), self._lookout.open(rank.rank)]
         self._zygote.send(order, theirs)
         for end in theirs:
@@ -296,7 +375,7 @@ class Loop:
 
     def _environment(self, rank: RankPlan, error_file: str = "") -> dict[str, str]:
         return rank_environment(
-            self._plan,
+            self.plan,
             rank,
             self._session,
             os.environ,

@@ -6,15 +6,33 @@ import os
 import signal
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
-from meshrun.errors import HangError, HostError, InternalError, MeshrunError
+from meshrun.errors import HangError, HostError, InternalError, MeshrunError, RendezvousError
 from meshrun.layout import Layout
-from meshrun.result import PREEMPTED, LaunchResult, RankFailure, Timings, split_wait_status
+from meshrun.nodes.messages import Over
+from meshrun.result import (
+    PREEMPTED,
+    LaunchResult,
+    RankFailure,
+    Timings,
+    signal_name,
+    split_wait_status,
+)
 from meshrun.stacks import user_place
-from meshrun.supervise.blame import Verdict, describe_store_end, describe_wait_status, judge
+from meshrun.supervise.blame import (
+    Verdict,
+    describe_store_end,
+    describe_verdict,
+    describe_wait_status,
+    judge,
+)
 from meshrun.supervise.evidence import Evidence
 from meshrun.supervise.known import State
 from meshrun.supervise.label import rank_label
+from meshrun.supervise.outcome_json import error_from_json, evidence_of
+
+_NOTHING = Evidence()
 
 
 def went_well(state: State) -> bool:
@@ -26,43 +44,84 @@ def build_result(
     state: State,
     layout: Layout,
     *,
-    host: str,
+    hosts: Sequence[str],
     timings: Timings,
     log_folder: str | None = None,
     evidence: Mapping[int, Evidence] = MappingProxyType({}),
 ) -> LaunchResult:
     """Return what came of a launch whose last state is ``state``."""
-    verdicts = judge(state)
-    nothing = Evidence()
+    abroad = state.abroad
+    if abroad is not None:
+        evidence = {**evidence_of(abroad.outcomes), **evidence}
     failures = [
-        _failure(state, layout, verdict, host, evidence.get(verdict.rank, nothing))
-        for verdict in verdicts
+        _failure(state, layout, verdict, hosts, evidence.get(verdict.rank, _NOTHING))
+        for verdict in judge(state)
     ]
+    verdict = decide(state, layout, hosts)
+    over = abroad.over if abroad is not None and not abroad.is_head else None
     signum = state.signals[0] if state.signals else None
+    if signum is None and abroad is not None and abroad.is_head:
+        signum = verdict.signum
     return LaunchResult(
-        exit_code=_exit_code(state, verdicts),
+        exit_code=verdict.exit_code if over is None else over.exit_code,
         signum=signum,
         failures=tuple(failures),
         broken_program=state.broken.text if state.broken else None,
-        trouble=_trouble(state) if signum is None else None,
+        trouble=find_trouble(state) if signum is None else None,
         restarts=state.generation,
         no_restart=state.no_restart,
         log_folder=log_folder,
-        preempted=_was_preempted(state),
+        preempted=verdict.preempted if over is None else over.preempted,
+        elsewhere=over.headline if over is not None else "",
         timings=timings,
     )
 
 
+def decide(state: State, layout: Layout, hosts: Sequence[str]) -> Over:
+    """Return how the launch ends, in short; on the head of several nodes, for all of them."""
+    verdicts = judge(state)
+    signums = [*state.signals[:1], *_told(state, "signum")]
+    return Over(
+        exit_code=_exit_code(state, verdicts),
+        signum=next((signum for signum in signums if signum), None),
+        preempted=_was_preempted(state),
+        headline=headline(state, layout, hosts),
+    )
+
+
+def headline(state: State, layout: Layout, hosts: Sequence[str]) -> str:
+    """Return what decided a launch in one line; "" if all is well so far."""
+    if state.signals:
+        return f"stopped by {signal_name(state.signals[0])}"
+    if state.broken is not None:
+        return state.broken.text.rstrip().rpartition("\n")[2]
+    if (trouble := find_trouble(state)) is not None:
+        return trouble.message
+    verdicts = judge(state)
+    if not verdicts:
+        return ""
+    rank = verdicts[0].rank
+    label = f" [{rank_label(layout, rank)}]" if layout.mesh else ""
+    host = f" on {hosts[layout.node_rank(rank)]}" if len(hosts) > 1 else ""
+    return f"rank {rank}{label}{host} {describe_verdict(verdicts[0])}"
+
+
+def _told(state: State, name: str) -> list[Any]:
+    """Return what the other nodes said of one thing, those that said anything."""
+    told = state.abroad.outcomes if state.abroad is not None else ()
+    return [outcome[name] for outcome in told if outcome.get(name)]
+
+
 def _failure(
-    state: State, layout: Layout, verdict: Verdict, host: str, evidence: Evidence
+    state: State, layout: Layout, verdict: Verdict, hosts: Sequence[str], evidence: Evidence
 ) -> RankFailure:
     traceback = verdict.raised.traceback if verdict.raised else ""
     return RankFailure(
         rank=verdict.rank,
         coordinate=layout.coordinate(verdict.rank),
         label=rank_label(layout, verdict.rank) if layout.mesh else "",
-        host=host,
-        pid=state.ranks[verdict.rank].pid or 0,
+        host=hosts[layout.node_rank(verdict.rank) if len(hosts) > 1 else 0],
+        pid=state.everywhere[verdict.rank].pid or 0,
         exit_code=verdict.exit_code,
         signum=verdict.signum,
         at_ns=verdict.at_ns,
@@ -81,15 +140,17 @@ def _was_preempted(state: State) -> bool:
     ranks = state.ranks.values()
     told = any(known.told_to_end_ns is not None for known in ranks)
     well = all(known.exited is not None and known.exited.wait_status == 0 for known in ranks)
-    return state.signals[:1] == (signal.SIGTERM,) and told and well
+    first = [*state.signals, *_told(state, "signum")][:1]
+    others = state.abroad.outcomes if state.abroad is not None else ()
+    return first == [signal.SIGTERM] and told and well and all(o.get("is_well") for o in others)
 
 
 def _exit_code(state: State, verdicts: Sequence[Verdict]) -> int:
-    if state.signals:
-        return PREEMPTED if _was_preempted(state) else 128 + state.signals[0]
+    if signums := [*state.signals, *_told(state, "signum")]:
+        return PREEMPTED if _was_preempted(state) else 128 + signums[0]
     if state.broken is not None:
         return state.broken.exit_code
-    if (trouble := _trouble(state)) is not None:
+    if (trouble := find_trouble(state)) is not None:
         return trouble.exit_code
     if not verdicts:
         return 0
@@ -97,7 +158,23 @@ def _exit_code(state: State, verdicts: Sequence[Verdict]) -> int:
     return 128 + first.signum if first.signum is not None else first.exit_code or 1
 
 
-def _trouble(state: State) -> MeshrunError | None:
+def _trouble_abroad(state: State) -> MeshrunError | None:
+    abroad = state.abroad
+    if abroad is None:
+        return None
+    if abroad.failed is not None:
+        return abroad.failed.error
+    for values in _told(state, "trouble"):
+        return error_from_json(values)
+    if (lost := abroad.lost) is not None and abroad.over is None:
+        return RendezvousError(
+            f"node {lost.node_rank} ({lost.host}) was lost: {lost.why}",
+            hint="its own output, or its scheduler's, may say why its launcher ended",
+        )
+    return None
+
+
+def find_trouble(state: State) -> MeshrunError | None:
     """Return what ended the launch from outside its ranks, or ``None``."""
     if state.hung is not None:
         return HangError(
@@ -112,6 +189,10 @@ def _trouble(state: State) -> MeshrunError | None:
         )
     if (store_end := describe_store_end(state)) is not None:
         return HostError(f"{store_end}, and they need it")
+    return _trouble_abroad(state) or _trouble_with_zygote(state)
+
+
+def _trouble_with_zygote(state: State) -> MeshrunError | None:
     gone = state.zygote_gone
     if gone is None or state.broken is not None or gone.wait_status == 0:
         return None

@@ -84,6 +84,11 @@ class Output:
         if self._watch.fileno() >= 0:
             selector.register(self._watch.fileno(), selectors.EVENT_READ, self._on_written)
 
+    def settle(self, plan: LaunchPlan) -> None:
+        """The nodes have met: this is the plan now."""
+        self._plan = plan
+        self._collapsing = _collapsing(plan, self._console)
+
     # ---- streams ---------------------------------------------------------------------------
 
     def open(self, rank: RankPlan, files: RankFiles) -> list[int]:

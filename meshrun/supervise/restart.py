@@ -21,7 +21,7 @@ def find_cause(state: State, at_ns: int) -> Cause:
             what = f"no rank got on for {state.hung.idle_s:.1f} s"
         return Cause(rank=None, description=what, raised=None, ran_s=None, at_ns=at_ns)
     first = verdicts[0]
-    ready_ns = state.ranks[first.rank].ready_ns
+    ready_ns = state.everywhere[first.rank].ready_ns
     return Cause(
         rank=first.rank,
         description=describe_verdict(first),
@@ -34,7 +34,16 @@ def find_cause(state: State, at_ns: int) -> Cause:
 def may_restart(state: State) -> bool:
     """Whether a restart is left, and the launch is not over for another reason."""
     left = state.max_restarts > state.generation
-    return left and not state.signals and state.broken is None and state.start_error is None
+    here = not state.signals and state.broken is None and state.start_error is None
+    return left and here and _may_elsewhere(state)
+
+
+def _may_elsewhere(state: State) -> bool:
+    abroad = state.abroad
+    if abroad is None:
+        return True
+    ends = any(outcome.get("signum") or outcome.get("trouble") for outcome in abroad.outcomes)
+    return abroad.lost is None and abroad.failed is None and not ends
 
 
 def why_not_again(state: State, cause: Cause) -> str | None:

@@ -35,7 +35,7 @@ class Stacks:
     """A file for each rank, and the question that is under way."""
 
     def __init__(self, layout: Layout) -> None:
-        self._layout = layout
+        self.layout = layout
         self._files: dict[int, int] = {}
         self._asked: dict[int, tuple[int, frozenset[str]]] = {}
         """Ranks that have not answered yet: process id, and threads that hold signals back."""
@@ -143,7 +143,7 @@ class Stacks:
                 yield f"    a thread: {headline(other, folder)}"
 
     def _name(self, ranks: Iterable[int]) -> str:
-        return merged_label(self._layout, ranks)
+        return merged_label(self.layout, ranks)
 
     def _look_at_native(self) -> list[str] | None:
         assert self._native is not None  # noqa: S101 - the caller has looked

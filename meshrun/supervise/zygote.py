@@ -85,12 +85,17 @@ class Zygote:
             return None
         return wire.decode(packet) if packet else None
 
-    def start_store(self, listener: socket.socket) -> None:
-        """Begin a generation of ranks: a store on ``listener``, and a gate that is shut."""
+    def start_store(self, listener: socket.socket | None) -> None:
+        """Begin a generation of ranks: a store on ``listener``, and a gate that is shut.
+
+        Args:
+            listener: ``None`` where the store is on another node.
+        """
         self.open_gate()
         gate_read, self._gate = os.pipe()
-        port = listener.getsockname()[1]
-        self.send(wire.StartStore(port=port), [listener.fileno(), gate_read])
+        port = 0 if listener is None else listener.getsockname()[1]
+        fds = [gate_read] if listener is None else [gate_read, listener.fileno()]
+        self.send(wire.StartStore(port=port), fds)
         os.close(gate_read)
 
     def open_gate(self) -> None:

@@ -38,9 +38,10 @@ from meshrun.supervise.actions import (
     StartOver,
     WakeAt,
 )
+from meshrun.supervise.here import LEFTOVER_GRACE_S
 from meshrun.supervise.known import RankState, State
 from meshrun.supervise.outcome import build_result
-from meshrun.supervise.state import LEFTOVER_GRACE_S, step
+from meshrun.supervise.state import step
 
 S = 1_000_000_000
 READY = ZygoteReady(at_ns=0, import_ns=0)

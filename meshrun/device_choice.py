@@ -1,0 +1,68 @@
+"""Which device the mesh is on. Pure."""
+
+from __future__ import annotations
+
+import math
+
+from meshrun.errors import LayoutError, UsageError
+
+TOO_FEW = " found, too few"
+"""How the reason ends where accelerators are passed over."""
+
+
+def device_name(device_type: str | None, index: int) -> str | None:
+    """Return a torch device: ``cuda:3``, ``cpu``, or ``None`` if undecided."""
+    return device_type if device_type in (None, "cpu") else f"{device_type}:{index}"
+
+
+def choose_device(
+    asked: str, workers: int, *, kind: str | None, count: int, check_host: bool
+) -> tuple[str, str]:
+    """Return (torch device type of the mesh, why that).
+
+    Args:
+        asked: What the user said, or ``auto``.
+        workers: The most that a node has.
+        kind: The accelerator that torch was built for, or ``None``.
+        count: How many of them this machine has.
+        check_host: Whether too few of them are an error.
+
+    Raises:
+        UsageError: If it is no device type, or one that is not here.
+        LayoutError: If there are not enough.
+    """
+    if asked == "cpu":
+        return "cpu", "asked for"
+    if asked == "auto":
+        if kind is None or count == 0:
+            return "cpu", "no accelerator found"
+        if count < workers:
+            return "cpu", f"{workers} workers, and {count} {kind}{TOO_FEW}"
+        return kind, f"{count} found"
+    if not asked.isalpha():
+        hint = "each rank takes the device of its local rank; choose among them with the"
+        raise UsageError(
+            f"--device takes a device type such as `cuda`, found `{asked}`",
+            hint=f"{hint} visibility variable, such as CUDA_VISIBLE_DEVICES",
+        )
+    if not check_host:
+        return asked, "asked for, and not checked in a dry run"
+    if kind is not None and asked != kind:
+        raise UsageError(
+            f"--device {asked} was asked for, and torch here is built for {kind}",
+            hint=f"--device {kind}, or --device cpu",
+        )
+    if count < workers:
+        raise LayoutError(
+            f"{workers} workers need {workers} {asked} devices, and this machine has"
+            f" {count or 'none'}",
+            hint=_device_hint(count, workers),
+        )
+    return asked, "asked for"
+
+
+def _device_hint(count: int, workers: int) -> str:
+    if count == 0:
+        return "--device cpu runs the same mesh over gloo"
+    nodes = math.ceil(workers / count)
+    return f"use at most {count} workers a node (--nnodes {nodes}?), or --device cpu"

@@ -1,0 +1,129 @@
+"""Addresses of this machine, and names looked up without waiting for them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+from collections.abc import Iterator, Sequence
+
+from meshrun.host.processes import die_with_parent
+
+_NOWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
+"""Addresses for documentation (RFC 5737, 3849): a route to them is the default route."""
+
+
+def own_addresses() -> dict[str, str]:
+    """Return the addresses of this machine, each with the name of its interface."""
+    import psutil
+
+    return {
+        entry.address.partition("%")[0]: name
+        for name, entries in psutil.net_if_addrs().items()
+        for entry in entries
+        if entry.family in _NOWHERE
+    }
+
+
+def interface_of(address: str) -> str | None:
+    """Return the interface that has an address, or ``None`` if this machine does not have it."""
+    return own_addresses().get(address.partition("%")[0])
+
+
+def address_towards(other: str) -> str | None:
+    """Return the address by which ``other`` sees this machine; ``None`` without a route.
+
+    A UDP socket that is connected sends nothing, and the kernel chooses its address.
+    """
+    family = socket.AF_INET6 if ":" in other else socket.AF_INET
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((other, 9))
+        return str(probe.getsockname()[0])
+    return None
+
+
+def outward_address() -> str | None:
+    """Return the address that faces other machines, as far as it can be told.
+
+    That is the one of the default route, else the only one that is not loopback.
+    """
+    for nowhere in _NOWHERE.values():
+        if (found := address_towards(nowhere)) is not None and not is_loopback(found):
+            return found
+    outward = [
+        address
+        for address in own_addresses()
+        if not is_loopback(address) and not address.lower().startswith("fe80")
+    ]
+    fourth = [address for address in outward if ":" not in address] or outward
+    return fourth[0] if len(fourth) == 1 else None
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address never leaves the machine."""
+    return address.startswith("127.") or address == "::1"
+
+
+class Lookup:
+    """Addresses of a name, looked up by a forked child: a resolver may take many seconds.
+
+    ``fileno()`` can be read once the answer is there.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        self._read, write = os.pipe()
+        parent = os.getpid()
+        # Signals are held back, so that none meets the child with our handlers.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        self._pid = os.fork()
+        if self._pid == 0:
+            try:
+                signal.set_wakeup_fd(-1)
+                die_with_parent(parent)
+                os.close(self._read)
+                os.write(write, _look_up(host, port))
+            finally:
+                os._exit(0)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        os.close(write)
+
+    def fileno(self) -> int:
+        """Return the descriptor to wait on."""
+        return self._read
+
+    def result(self) -> tuple[list[str], str]:
+        """Return (addresses, why there are none); blocks until the answer is there."""
+        text = b"".join(iter(lambda: os.read(self._read, 65536), b""))
+        self.close()
+        addresses, why = json.loads(text) if text else ([], "the look-up was ended")
+        return addresses, why
+
+    def close(self) -> None:
+        """End it if it still runs."""
+        if self._pid:
+            os.close(self._read)
+            with contextlib.suppress(OSError):
+                os.kill(self._pid, 9)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self._pid, 0)
+            self._pid = 0
+
+
+def _look_up(host: str, port: int) -> bytes:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        return json.dumps([[], error.strerror or str(error)]).encode()
+    found.sort(key=lambda entry: entry[0] != socket.AF_INET)
+    return json.dumps([list(_addresses(found)), ""]).encode()
+
+
+def _addresses(found: Sequence[tuple[object, ...]]) -> Iterator[str]:
+    seen = set()
+    for *_, place in found:
+        address = str(place[0])  # type: ignore[index]
+        if address not in seen:
+            seen.add(address)
+            yield address

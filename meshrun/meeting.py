@@ -1,0 +1,89 @@
+"""Where and how the nodes of a launch meet, as a value. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshrun.errors import UsageError
+from meshrun.parse import parse_endpoint, parse_seconds
+from meshrun.request import Rendezvous
+
+DEFAULT_PORT = 29500
+"""torchrun's, for a head that was not told one."""
+_DEFAULT_PORTS = {"c10d": 29400, "etcd": 2379, "etcd-v2": 2379}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meeting:
+    """What a launcher knows before it meets the others."""
+
+    backend: str = "static"
+    nnodes: int
+    least_nodes: int | None = None
+    """How many are enough, if fewer than ``nnodes`` may come."""
+    host: str | None = None
+    """Address or name of the head; ``None`` if nobody said, and then this is the head."""
+    port: int | None = None
+    node_rank: int | None = None
+    hosts: tuple[str, ...] = ()
+    """Host names in node order, where a scheduler says them."""
+    run_id: str | None = None
+    local_addr: str | None = None
+    """The address to listen on, if it was given."""
+    conf: tuple[tuple[str, str], ...] = ()
+    """Settings of the back end, as texts."""
+    timeout_s: float = 600.0
+    """How long the nodes may take to come together."""
+    node_timeout_s: float = 30.0
+    """How long a node may be silent."""
+    paste: str | None = None
+    """The command for the other nodes, with ``ENDPOINT`` where the head's goes; for people."""
+
+    @property
+    def endpoint(self) -> str:
+        """Host and port in one text."""
+        return format_endpoint(self.host or "", self.port or DEFAULT_PORT)
+
+
+def format_endpoint(host: str, port: int) -> str:
+    """Return ``host:port``, or ``[address]:port`` for an IPv6 address."""
+    host = host.strip("[]")
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def plan_meeting(
+    asked: Rendezvous, *, nnodes: int, hosts: tuple[str, ...] = (), node_timeout_s: float
+) -> Meeting | None:
+    """Return where the nodes of a launch meet; ``None`` where there is but this one.
+
+    Raises:
+        UsageError: If the endpoint cannot be read, or a setting is no number.
+    """
+    if asked.standalone or (nnodes == 1 and asked.least_nodes is None):
+        return None
+    host, port = asked.master_addr, asked.master_port
+    if asked.endpoint:
+        host, port = parse_endpoint(asked.endpoint)
+    if asked.least_nodes is not None and asked.backend == "static":
+        raise UsageError(
+            f"--nnodes {asked.least_nodes}:{nnodes} and static nodes, whose number is fixed",
+            hint=f"--rdzv-backend c10d, or --nnodes {nnodes}",
+        )
+    settings = dict(asked.conf)
+    timeout = settings.get("join_timeout") or settings.get("timeout")
+    return Meeting(
+        backend=asked.backend,
+        nnodes=nnodes,
+        least_nodes=asked.least_nodes,
+        host=host.strip("[]") if host else None,
+        port=port
+        if port is not None or not host
+        else _DEFAULT_PORTS.get(asked.backend, DEFAULT_PORT),
+        node_rank=asked.node_rank,
+        hosts=hosts,
+        run_id=asked.run_id,
+        local_addr=asked.local_addr,
+        conf=asked.conf,
+        timeout_s=parse_seconds(timeout, "--rdzv-conf join_timeout") if timeout else 600.0,
+        node_timeout_s=node_timeout_s,
+    )

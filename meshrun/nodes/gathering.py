@@ -1,0 +1,150 @@
+"""Who has joined, who is missing, and whether they may start together. Pure; the head's view."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from itertools import count
+
+from meshrun.errors import UsageError
+from meshrun.nodes.messages import Join
+
+_MOST_NAMED = 8
+
+
+class TooMany(UsageError):
+    """A node more than was asked for; the others go on without it."""
+
+
+@dataclass(slots=True)
+class Gathering:
+    """The nodes of a launch until all are there.
+
+    Args:
+        nnodes: How many there are to be.
+        hosts: Their names in node order, where a scheduler says them.
+        own: The head itself, node 0.
+    """
+
+    nnodes: int
+    own: Join
+    hosts: tuple[str, ...] = ()
+    joined: dict[int, Join] = field(default_factory=dict)
+    """By the number of the connection."""
+
+    def join(self, number: int, card: Join) -> None:
+        """Take a node in.
+
+        Raises:
+            TooMany: If all are there already.
+            UsageError: If the launch cannot be, as nodes were started differently.
+        """
+        if len(self.joined) + 1 >= self.nnodes:
+            raise TooMany(
+                f"{_nodes(self.nnodes)} were asked for, and {_listed(self._names())} have joined",
+                hint=f"--nnodes {self.nnodes + 1}, on every node",
+            )
+        self._check_rank(card)
+        self._check_settings(card)
+        self.joined[number] = card
+
+    def leave(self, number: int) -> None:
+        """A node that was waiting is gone."""
+        self.joined.pop(number, None)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every node is there."""
+        return len(self.joined) + 1 == self.nnodes
+
+    def order(self) -> list[int]:
+        """Return the connections' numbers in node order, from node 1 on.
+
+        Nodes that were told their rank have it; the others fill the gaps by their names, as
+        people count: ``node2`` before ``node10``.
+        """
+        told = {card.node_rank: number for number, card in self.joined.items()}
+        told.pop(None, None)
+        free = iter(
+            sorted(
+                (number for number, card in self.joined.items() if card.node_rank is None),
+                key=lambda number: (natural(self.joined[number].host), number),
+            )
+        )
+        return [told[rank] if rank in told else next(free) for rank in range(1, self.nnodes)]
+
+    def missing(self) -> str:
+        """Return who is missing, in words: ``2 of 4 nodes have joined; missing: sl3, sl4``."""
+        there = f"{1 + len(self.joined)} of {_nodes(self.nnodes)} joined"
+        told = {card.node_rank for card in self.joined.values()} | {0}
+        names = {_short(card.host) for card in self.joined.values()} | {_short(self.own.host)}
+        if self.hosts:
+            names = {_short(host) for host in self.hosts} - names
+            listed = [host for host in self.hosts if _short(host) in names]
+        elif None in told:
+            listed = []
+        else:
+            ranks = (rank for rank in count() if rank not in told)
+            listed = [f"node {rank}" for rank, _ in zip(ranks, range(self._left()), strict=False)]
+        if listed:
+            return f"{there}; missing: {_listed(listed)}"
+        return f"{there} ({_listed(self._names())}); {self._left()} missing"
+
+    def _left(self) -> int:
+        return self.nnodes - 1 - len(self.joined)
+
+    def _names(self) -> list[str]:
+        return [self.own.host, *(card.host for card in self.joined.values())]
+
+    def _check_rank(self, card: Join) -> None:
+        if card.node_rank is None:
+            return
+        if card.node_rank >= self.nnodes:
+            raise UsageError(
+                f"{card.host} has --node-rank {card.node_rank}, of {_nodes(self.nnodes)}",
+                hint="node ranks count from 0",
+            )
+        same = [other for other in self.joined.values() if other.node_rank == card.node_rank]
+        if card.node_rank == 0:
+            same = [self.own]
+        if same:
+            raise UsageError(
+                f"{same[0].host} and {card.host} both have --node-rank {card.node_rank}",
+                hint="each node has its own; without any, they are counted by their names",
+            )
+
+    def _check_settings(self, card: Join) -> None:
+        for name, own in self.own.settings.items():
+            other = card.settings.get(name)
+            if other != own:
+                raise UsageError(
+                    f"{_shown(name, other)} on {card.host}, and {_shown(name, own)} on"
+                    f" {self.own.host}, the first node",
+                    hint="every node is started with the same command and the same versions",
+                )
+
+
+def natural(text: str) -> tuple[tuple[int, int, str], ...]:
+    """Return a key by which names sort as people count: ``node2`` before ``node10``."""
+    parts = re.split(r"(\d+)", text)
+    return tuple(
+        (1, int(part), part) if index % 2 else (0, 0, part) for index, part in enumerate(parts)
+    )
+
+
+def _shown(name: str, value: str | None) -> str:
+    return f"{name} is {value}" if value else f"{name} is not given"
+
+
+def _short(host: str) -> str:
+    return host.partition(".")[0]
+
+
+def _nodes(number: int) -> str:
+    return f"{number} node{'s' if number != 1 else ''}"
+
+
+def _listed(names: list[str]) -> str:
+    shown = names[:_MOST_NAMED]
+    more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
+    return ", ".join(shown) + more

@@ -1,0 +1,315 @@
+"""A member: the launcher of any node but the first; it connects to the head and follows it."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import time
+from collections.abc import Callable
+
+from meshrun.errors import MeshrunError, RendezvousError
+from meshrun.events import (
+    LaunchOver,
+    MeetingFailed,
+    Met,
+    NextBegins,
+    NodeLost,
+    OthersFailed,
+    OthersFinished,
+)
+from meshrun.host.network import Lookup
+from meshrun.meeting import Meeting, format_endpoint
+from meshrun.nodes.handshake import MemberHandshake
+from meshrun.nodes.link import Link
+from meshrun.nodes.messages import (
+    Begin,
+    End,
+    Join,
+    MayLeave,
+    Message,
+    Over,
+    Refused,
+    Waiting,
+    Welcome,
+    Where,
+)
+from meshrun.nodes.switchboard import Switchboard
+
+_BEAT_S = 1.0
+_RETRY_S = 0.5
+_CONNECT_S = 5.0
+_GREETING_S = 10.0
+_FIRST_NOTE_S = 3.0
+_NOTE_EVERY_S = 5.0
+
+
+class Member:
+    """A node of a launch that is not the first.
+
+    Args:
+        addresses: Of the head, where they are known; looked up otherwise, again and again, since
+            a name may take a while to appear.
+        where: Called when the head asks for where this node's ranks are.
+    """
+
+    def __init__(
+        self,
+        meeting: Meeting,
+        card: Join,
+        *,
+        secret: bytes,
+        board: Switchboard,
+        where: Callable[[str], None],
+        addresses: tuple[str, ...] = (),
+    ) -> None:
+        self._meeting, self._card, self._secret, self._board = meeting, card, secret, board
+        self._where = where
+        self._addresses = list(addresses)
+        self._lookup: Lookup | None = None
+        self._connecting: socket.socket | None = None
+        self._link: Link | None = None
+        self._tried = "nothing yet"
+        """What came of the last try to reach the head."""
+        self._noted = ""
+        now_ns = time.monotonic_ns()
+        self._began_ns = now_ns
+        self._deadline_ns = now_ns + int(meeting.timeout_s * 1e9)
+        self._next_note_ns = now_ns + int(_FIRST_NOTE_S * 1e9)
+        self._next_beat_ns = now_ns
+        self._give_up_ns: int | None = None
+        """When the present try is over."""
+        self._retry_ns: int | None = now_ns
+        self._met = self._over = self._failed = False
+
+    # ---- the launch's own wishes -----------------------------------------------------------
+
+    def tell(self, message: Message) -> None:
+        """Pass on what this node's own launch says."""
+        if self._link is not None and self._met:
+            self._link.send(message)
+            self._settle()
+
+    @property
+    def next_look_ns(self) -> int | None:
+        """When :meth:`look` has something to do."""
+        times = [self._next_beat_ns, self._retry_ns, self._give_up_ns]
+        return min(at for at in times if at is not None)
+
+    def look(self) -> None:
+        """Do what is due: tries, beats, notes, time-outs."""
+        now_ns = time.monotonic_ns()
+        if self._retry_ns is not None and now_ns >= self._retry_ns:
+            self._retry_ns = None
+            self._try()
+        if self._give_up_ns is not None and now_ns >= self._give_up_ns:
+            self._give_up()
+        if now_ns < self._next_beat_ns:
+            return
+        self._next_beat_ns = now_ns + int(_BEAT_S * 1e9)
+        if self._link is not None and self._link.is_open:
+            self._link.beat()
+            self._settle()
+            silent_s = (now_ns - self._link.heard_ns) / 1e9
+            if silent_s > self._meeting.node_timeout_s:
+                self._drop(f"nothing was heard of it for {silent_s:.0f} s")
+        if not (self._met or self._failed):
+            self._look_for_head(now_ns)
+
+    def _look_for_head(self, now_ns: int) -> None:
+        place = self._meeting.endpoint
+        if now_ns >= self._deadline_ns:
+            self._fail(
+                RendezvousError(
+                    f"node 0 at {place} did not let this node in within"
+                    f" {self._meeting.timeout_s:.0f} s: {self._tried}",
+                    hint="was meshrun started there? is the port open from here? does the name"
+                    " lead to the same machine on every node?",
+                )
+            )
+        elif now_ns >= self._next_note_ns:
+            self._next_note_ns = now_ns + int(_NOTE_EVERY_S * 1e9)
+            if self._link is None or not self._link.is_open:
+                waited_s = (now_ns - self._began_ns) / 1e9
+                self._board.note(f"waiting for node 0 at {place}: {self._tried} ({waited_s:.0f} s)")
+
+    # ---- getting there ---------------------------------------------------------------------
+
+    def _try(self) -> None:
+        if self._met or self._failed:
+            return
+        if self._addresses:
+            self._connect(self._addresses.pop(0))
+            return
+        self._lookup = Lookup(self._meeting.host or "", self._port)
+        self._board.selector.register(self._lookup, selectors.EVENT_READ, self._looked_up)
+
+    @property
+    def _port(self) -> int:
+        return self._meeting.port or 0
+
+    def _looked_up(self) -> None:
+        if self._lookup is None:
+            return
+        self._board.selector.unregister(self._lookup)
+        self._addresses, why = self._lookup.result()
+        self._lookup = None
+        if self._addresses:
+            self._connect(self._addresses.pop(0))
+        else:
+            self._try_later(f"the name `{self._meeting.host}` does not resolve: {why}")
+
+    def _connect(self, address: str) -> None:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._address = address
+        self._connecting = socket.socket(family, socket.SOCK_STREAM)
+        self._connecting.setblocking(False)
+        self._give_up_ns = time.monotonic_ns() + int(_CONNECT_S * 1e9)
+        try:
+            self._connecting.connect((address, self._port))
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self._connecting.close()
+            self._connecting = None
+            self._not_connected(error.strerror or str(error))
+            return
+        self._board.selector.register(self._connecting, selectors.EVENT_WRITE | 1, self._connected)
+
+    def _connected(self) -> None:
+        connection, self._connecting = self._connecting, None
+        if connection is None:
+            return
+        self._board.selector.unregister(connection)
+        if code := connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            connection.close()
+            self._not_connected(os.strerror(code))
+            return
+        self._give_up_ns = time.monotonic_ns() + int(_GREETING_S * 1e9)
+        self._link = Link(connection, MemberHandshake(self._secret))
+        self._link.send(self._card)
+        self._board.add(self._link, self._on_ready)
+
+    def _not_connected(self, why: str) -> None:
+        self._try_later(f"{format_endpoint(self._address, self._port)}: {why}")
+
+    def _give_up(self) -> None:
+        """The present try takes too long."""
+        self._give_up_ns = None
+        if self._connecting is not None:
+            self._board.selector.unregister(self._connecting)
+            self._connecting.close()
+            self._connecting = None
+            self._not_connected("no answer")
+        elif self._link is not None and not self._link.is_open:
+            why = "it takes connections, and does not answer as a launcher of meshrun"
+            self._drop(why)
+
+    def _try_later(self, why: str) -> None:
+        self._tried = why
+        self._give_up_ns = None
+        self._retry_ns = time.monotonic_ns() + int(_RETRY_S * 1e9)
+
+    # ---- hearing ---------------------------------------------------------------------------
+
+    def _on_ready(self) -> None:
+        link = self._link
+        if link is None:
+            return
+        for message in link.receive():
+            self._hear(message)
+        if link.is_open:
+            self._give_up_ns = None
+        if link.closed is not None:
+            self._drop(link.closed)
+        else:
+            self._settle()
+
+    def _hear(self, message: Message) -> None:
+        now_ns = time.monotonic_ns()
+        news = self._board.news
+        match message:
+            case Waiting(text=text):
+                self._board.note(text)
+            case Refused():
+                error = MeshrunError(message.message, hint=message.hint)
+                error.exit_code = message.exit_code
+                self._fail(error)
+            case Welcome():
+                self._welcome(message, now_ns)
+            case End():
+                news.append(OthersFailed(why=message.why, signum=message.signum, at_ns=now_ns))
+            case MayLeave():
+                news.append(OthersFinished(at_ns=now_ns))
+            case Begin():
+                news.append(
+                    NextBegins(generation=message.generation, cause=message.cause, at_ns=now_ns)
+                )
+            case Over():
+                self._over = True
+                news.append(
+                    LaunchOver(
+                        exit_code=message.exit_code,
+                        signum=message.signum,
+                        preempted=message.preempted,
+                        headline=message.headline,
+                        at_ns=now_ns,
+                    )
+                )
+            case Where():
+                self._where(message.why)
+
+    def _welcome(self, welcome: Welcome, now_ns: int) -> None:
+        assert self._link is not None  # noqa: S101 - it was heard on it
+        self._met = True
+        self._board.news.append(
+            Met(
+                node_rank=welcome.node_rank,
+                hosts=tuple(welcome.hosts),
+                nproc_per_node=tuple(welcome.nproc_per_node),
+                run_id=welcome.run_id,
+                store_address=self._link.their_address,
+                store_port=welcome.store_port,
+                own_address=self._link.own_address,
+                at_ns=now_ns,
+            )
+        )
+
+    def _drop(self, why: str) -> None:
+        """The connection is gone, or is to go."""
+        link, self._link = self._link, None
+        if link is not None:
+            self._board.close(link, why)
+        if self._over or self._failed:
+            return
+        if not self._met:
+            self._not_connected(why)
+            if why != self._noted:
+                self._noted = why
+                self._board.note(f"node 0 at {self._meeting.endpoint}: {why}; trying on")
+            return
+        host = self._meeting.host or "the head"
+        self._board.news.append(
+            NodeLost(node_rank=0, host=host, why=why, at_ns=time.monotonic_ns())
+        )
+
+    def _fail(self, error: MeshrunError) -> None:
+        self._failed = True
+        self._retry_ns = self._give_up_ns = None
+        self._board.news.append(MeetingFailed(error=error, at_ns=time.monotonic_ns()))
+
+    def _settle(self) -> None:
+        if self._link is not None:
+            self._board.settle(self._link)
+
+    def close(self) -> None:
+        """Let go of the head."""
+        if self._lookup is not None:
+            self._board.selector.unregister(self._lookup)
+            self._lookup.close()
+        if self._connecting is not None:
+            self._board.selector.unregister(self._connecting)
+            self._connecting.close()
+        if self._link is not None:
+            self._link.flush()
+            self._board.close(self._link, "the launch is over")

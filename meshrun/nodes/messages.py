@@ -1,0 +1,173 @@
+"""What launchers tell each other, as values; JSON both ways. Pure. Times are the sender's."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, get_args
+
+
+class MessageError(Exception):
+    """A text is no message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Join:
+    """Member to head, first of all: who it is and what it is about to start."""
+
+    host: str
+    node_rank: int | None
+    """Which node it was told to be, if it was."""
+    nproc: int
+    settings: dict[str, str]
+    """What must be the same on every node, by the name of the option."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """Head to members, while nodes are missing."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """Head to a member: it has no place in this launch, or the launch cannot be."""
+
+    message: str
+    hint: str | None
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Welcome:
+    """Head to a member: everybody is there."""
+
+    node_rank: int
+    hosts: list[str]
+    """Host names, in node order."""
+    nproc_per_node: list[int]
+    run_id: str
+    store_port: int
+    """Where the ranks' store is, on the head."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beat:
+    """Both ways, about once a second: I am there."""
+
+    at_ns: int
+    echo_ns: int | None = None
+    """Time of the beat that this answers, by the other end's clock."""
+    idle_s: float | None = None
+    """For how long no rank of the sender's has got on, if it looks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """Member to head: a generation of ranks is over before it is done; all are to end."""
+
+    generation: int
+    outcome: dict[str, Any]
+    """What is known so far."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """Head to members: end the ranks of this generation."""
+
+    generation: int
+    why: str
+    """Which node, and what happened, for people."""
+    signum: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """Member to head: every program of its ranks is over, and they wait for their peers."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MayLeave:
+    """Head to members: every rank's program is over."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Idle:
+    """Member to head: nothing of a generation of ranks is left here."""
+
+    generation: int
+    outcome: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begin:
+    """Head to members: nothing is left anywhere; start the next generation."""
+
+    generation: int
+    cause: dict[str, Any]
+    """Why the one before ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Over:
+    """Head to members: the launch is over."""
+
+    exit_code: int
+    signum: int | None
+    preempted: bool
+    headline: str
+    """What decided it, in one line; "" if all went well."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Where:
+    """Head to members: print where the ranks are."""
+
+    why: str = field(default="")
+
+
+Message = (
+    Join | Waiting | Refused | Welcome | Beat | Failed | End | Finished | MayLeave | Idle | Begin
+    | Over | Where
+)  # fmt: skip
+_TYPES: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Message)}
+_PLAIN: dict[str, tuple[type, ...]] = {
+    "int": (int,),
+    "int | None": (int, type(None)),
+    "float | None": (float, int, type(None)),
+    "str": (str,),
+    "str | None": (str, type(None)),
+    "bool": (bool,),
+}
+
+
+def encode(message: Message) -> bytes:
+    """Return a message as text."""
+    return json.dumps([type(message).__name__, asdict(message)]).encode()
+
+
+def decode(text: bytes) -> Message:
+    """Return the message in ``text``.
+
+    Raises:
+        MessageError: If it is none.
+    """
+    try:
+        kind, values = json.loads(text)
+        message: Message = _TYPES[kind](**values)
+        for each in fields(message):
+            _check(str(each.type), getattr(message, each.name))
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise MessageError(f"not a message: {text[:80]!r}") from error
+    return message
+
+
+def _check(annotation: str, value: object) -> None:
+    expected = _PLAIN.get(annotation) or ((dict,) if "dict" in annotation else (list,))
+    if not isinstance(value, expected) or (isinstance(value, bool) and annotation != "bool"):
+        raise TypeError(f"{value!r} is not {annotation}")

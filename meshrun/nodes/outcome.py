@@ -1,0 +1,22 @@
+"""What came of a generation of ranks on one node, as plain values that travel. Pure.
+
+``{"host", "headline", "signum", "preempted", "trouble", "ranks": {rank: ...}, "evidence": ...}``
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def shift_times(outcome: dict[str, Any], by_ns: int) -> None:
+    """Turn the times of another node's clock into ours, in place."""
+    _shift(outcome.get("ranks"), by_ns)
+
+
+def _shift(value: Any, by_ns: int) -> None:
+    if isinstance(value, dict):
+        for name, each in value.items():
+            if name.endswith("_ns") and isinstance(each, int):
+                value[name] = each + by_ns
+            else:
+                _shift(each, by_ns)

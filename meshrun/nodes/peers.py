@@ -1,0 +1,182 @@
+"""The other nodes, for the loop: finds out whether this is the head, and is one or a member."""
+
+from __future__ import annotations
+
+import secrets
+import selectors
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+from meshrun.errors import HostError, MeshrunError, RendezvousError
+from meshrun.events import FromNodes, MeetingFailed
+from meshrun.host.network import Lookup, interface_of, is_loopback, outward_address
+from meshrun.host.sockets import listen_on
+from meshrun.meeting import DEFAULT_PORT, Meeting
+from meshrun.nodes.head import Head
+from meshrun.nodes.member import Member
+from meshrun.nodes.messages import Join, Message
+from meshrun.nodes.switchboard import Switchboard
+
+_EVERYWHERE = "0.0.0.0"  # noqa: S104 - only where the head's own address cannot be told
+_LOCAL = ("localhost", "localhost.localdomain")
+
+
+class Peers:
+    """The launchers of the other nodes.
+
+    Args:
+        meeting: Where to meet them.
+        card: What this node says of itself.
+        secret: What only launchers of this launch know.
+        selector: The loop's; its keys hold what to call.
+        note: Shows people one line.
+        where: Called with a reason when the head asks for where this node's ranks are.
+    """
+
+    def __init__(
+        self,
+        meeting: Meeting,
+        card: Join,
+        *,
+        secret: bytes,
+        selector: selectors.BaseSelector,
+        note: Callable[[str], None],
+        where: Callable[[str], None],
+    ) -> None:
+        self._meeting, self._card, self._secret, self._where = meeting, card, secret, where
+        self._board = Switchboard(selector, note)
+        self._lookup: Lookup | None = None
+        self._side: Head | Member | None = None
+        try:
+            self._begin()
+        except MeshrunError as error:
+            self._fail(error)
+
+    @property
+    def listener(self) -> socket.socket | None:
+        """The head's socket, which the ranks' store takes over once all have met."""
+        return self._side.listener if isinstance(self._side, Head) else None
+
+    @property
+    def next_look_ns(self) -> int | None:
+        """When :meth:`look` has something to do."""
+        if self._board.news:
+            return 0
+        return self._side.next_look_ns if self._side is not None else None
+
+    def look(self) -> None:
+        """Do what is due."""
+        if self._side is not None:
+            self._side.look()
+
+    def news(self) -> Iterator[FromNodes]:
+        """Yield what has happened, in order."""
+        while self._board.news:
+            yield self._board.news.popleft()
+
+    def tell(self, message: Message) -> None:
+        """Tell the others what this node's launch has to say."""
+        if self._side is not None:
+            self._side.tell(message)
+
+    def close(self) -> None:
+        """Have what was said arrive, and let go."""
+        if self._lookup is not None:
+            self._board.selector.unregister(self._lookup)
+            self._lookup.close()
+        if self._side is not None:
+            self._side.close()
+        if self.listener is not None:
+            self.listener.close()
+
+    # ---- which side ------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        meeting = self._meeting
+        if meeting.host is None:
+            if meeting.node_rank:
+                raise RendezvousError(
+                    f"--node-rank {meeting.node_rank} has to know where node 0 is",
+                    hint="--rdzv-endpoint HOST:PORT, as node 0 shows it",
+                )
+            self._be_head(self._listen_outward())
+        elif meeting.node_rank:
+            self._be_member(())
+        else:
+            self._lookup = Lookup(meeting.host.strip("[]"), meeting.port or DEFAULT_PORT)
+            self._board.selector.register(self._lookup, selectors.EVENT_READ, self._looked_up)
+
+    def _looked_up(self) -> None:
+        if self._lookup is None:
+            return
+        self._board.selector.unregister(self._lookup)
+        addresses, why = self._lookup.result()
+        self._lookup = None
+        try:
+            self._choose_side(addresses, why)
+        except MeshrunError as error:
+            self._fail(error)
+
+    def _choose_side(self, addresses: list[str], why: str) -> None:
+        meeting = self._meeting
+        host = (meeting.host or "").strip("[]")
+        own = [address for address in addresses if interface_of(address) is not None]
+        facing = [address for address in own if not is_loopback(address)]
+        named_loopback = host in (*_LOCAL, *own) and not facing
+        if named_loopback and own:
+            facing = own
+        is_ours = bool(own) or host.partition(".")[0] == socket.gethostname().partition(".")[0]
+        if meeting.node_rank is None and not is_ours:
+            self._be_member(tuple(addresses))
+            return
+        port = meeting.port or DEFAULT_PORT
+        if facing:
+            place = facing[0]
+        elif is_ours:  # its own name leads to loopback, as Debian writes it
+            place = meeting.local_addr or outward_address() or _EVERYWHERE
+        else:
+            place = meeting.local_addr or _EVERYWHERE
+            found = f"leads to {', '.join(addresses)}" if addresses else f"does not resolve: {why}"
+            self._board.note(
+                f"`{host}` {found}, no address of this machine; as node 0 it listens on {place}"
+            )
+        try:
+            self._be_head(listen_on(place, port))
+        except HostError:
+            if meeting.node_rank is None:  # another launcher of this machine is the head
+                self._be_member(tuple(own or addresses))
+            else:
+                raise
+
+    def _listen_outward(self) -> socket.socket:
+        place = self._meeting.local_addr or outward_address() or _EVERYWHERE
+        if self._meeting.port is not None:
+            return listen_on(place, self._meeting.port)
+        try:
+            return listen_on(place, DEFAULT_PORT)
+        except HostError:
+            return listen_on(place, 0)
+
+    def _be_head(self, listener: socket.socket) -> None:
+        self._side = Head(
+            self._meeting,
+            self._card,
+            listener=listener,
+            secret=self._secret,
+            run_id=self._meeting.run_id or secrets.token_hex(8),
+            board=self._board,
+        )
+
+    def _be_member(self, addresses: tuple[str, ...]) -> None:
+        self._side = Member(
+            self._meeting,
+            self._card,
+            secret=self._secret,
+            board=self._board,
+            where=self._where,
+            addresses=addresses,
+        )
+
+    def _fail(self, error: MeshrunError) -> None:
+        self._board.news.append(MeetingFailed(error=error, at_ns=time.monotonic_ns()))

@@ -1,0 +1,302 @@
+"""What a launch does next when something happens on this node. Pure; time comes in events."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from meshrun.events import (
+    GenerationEnded,
+    Hung,
+    LaunchBegan,
+    LeftoversEnded,
+    ProgramBroken,
+    RankBeat,
+    RankExited,
+    RankFinished,
+    RankJoined,
+    RankRaised,
+    RankReady,
+    RankStarted,
+    SignalArrived,
+    StartFailed,
+    StoreEnded,
+    TimePassed,
+    ZygoteGone,
+    ZygoteReady,
+    ZygoteUnsafe,
+)
+from meshrun.supervise.actions import (
+    Action,
+    EndGeneration,
+    EndZygote,
+    OpenGate,
+    Signal,
+    StartAll,
+    StartOver,
+    Tell,
+    WakeAt,
+)
+from meshrun.supervise.known import Abroad, RankState, State
+from meshrun.supervise.restart import find_cause, may_restart, why_not_again
+
+LEFTOVER_GRACE_S = 2.0
+"""How long what ranks left behind may take to end after the last rank."""
+SECOND_SIGNAL_GRACE_S = 2.0
+ZYGOTE_GRACE_S = LEFTOVER_GRACE_S + 3.0
+"""How long the zygote may take to answer before it is ended, and its ranks with it."""
+_NS = 1_000_000_000
+
+
+Step = tuple[State, list[Action]]
+
+
+def _zygote_ready(state: State, _: ZygoteReady) -> Step:
+    return start_if_due(replace(state, zygote_ready=True))
+
+
+def start_if_due(state: State) -> Step:
+    """Ranks are started once the zygote is ready, and every node is there."""
+    is_missing_nodes = state.abroad is not None and not state.abroad.is_met
+    if state.stopping or not state.zygote_ready or is_missing_nodes:
+        return state, []
+    return state, [StartAll(generation=state.generation)]
+
+
+def _zygote_unsafe(state: State, event: ZygoteUnsafe) -> Step:
+    return (state, []) if state.stopping else (state, [StartOver(reason=event.reason)])
+
+
+def _raised(state: State, event: RankRaised) -> Step:
+    return stop(_with_rank(state, event.rank, raised=event), event.at_ns, sparing=event.rank)
+
+
+def _start_failed(state: State, event: StartFailed) -> Step:
+    # Ranks that were ordered after it may still start; they are ended as they come.
+    stopped, actions = stop(replace(state, start_error=event), event.at_ns)
+    return finish(stopped, actions, event.at_ns)
+
+
+def _store_ended(state: State, event: StoreEnded) -> Step:
+    stopped, actions = stop(replace(state, store_ended=event), event.at_ns)
+    return finish(stopped, actions, event.at_ns)
+
+
+def _hung(state: State, event: Hung) -> Step:
+    return stop(replace(state, hung=event), event.at_ns)
+
+
+def _with_rank(state: State, rank: int, **changes: object) -> State:
+    changed = replace(state.ranks[rank], **changes)  # type: ignore[arg-type]
+    return replace(state, ranks={**state.ranks, rank: changed})
+
+
+def _started(state: State, event: RankStarted) -> Step:
+    state = _with_rank(state, event.rank, pid=event.pid)
+    state = replace(state, alive=state.alive | {event.rank})
+    if not state.stopping:
+        return state, []
+    signum = signal.SIGKILL if state.killed else signal.SIGTERM
+    return _tell(state, (event.rank,), signum, event.at_ns)
+
+
+def _finished(state: State, event: RankFinished) -> Step:
+    state = _with_rank(state, event.rank, finished_ns=event.at_ns)
+    return _open_gate_if_due(state, [])
+
+
+def _open_gate_if_due(state: State, actions: list[Action]) -> Step:
+    """Ranks that have finished may leave once each has, or none is waited for any more."""
+    known = state.ranks.values()
+    waiting = any(rank.finished and not rank.exited for rank in known)
+    due = state.stopping or all(rank.finished or rank.exited for rank in known)
+    if state.gate_open or not waiting or not due:
+        return state, actions
+    state = replace(state, gate_open=True)
+    if state.abroad is not None and not state.stopping:
+        return state, [*actions, Tell(what="finished")]  # other nodes may have need of them
+    return state, [*actions, OpenGate()]
+
+
+def _exited(state: State, event: RankExited) -> Step:
+    state = _with_rank(state, event.rank, pid=event.pid, exited=event)
+    state = replace(state, alive=state.alive - {event.rank})
+    actions: list[Action] = []
+    if event.wait_status != 0:
+        state, actions = stop(state, event.at_ns)
+    state, actions = _open_gate_if_due(state, actions)
+    return finish(state, actions, event.at_ns)
+
+
+def finish(state: State, actions: list[Action], at_ns: int) -> Step:
+    """Once no rank is left, start them again or bring the launch to its end."""
+    if not is_idle(state):
+        return state, actions
+    grace_s = 0.0 if state.killed else LEFTOVER_GRACE_S
+    deadline_ns = at_ns + int(ZYGOTE_GRACE_S * _NS)
+    state = replace(state, deadline_ns=deadline_ns)
+    end: Action = EndZygote(grace_s=grace_s)
+    if state.abroad is not None and state.abroad.decides:
+        state = replace(state, between=True)
+        end = EndGeneration(grace_s=grace_s)
+    elif state.abroad is None and state.stopping and may_restart(state):
+        cause = find_cause(state, at_ns)
+        why_not = why_not_again(state, cause)
+        if why_not is None:
+            state = replace(state, between=True, causes=(*state.causes, cause))
+            end = EndGeneration(grace_s=grace_s)
+        else:
+            state = replace(state, no_restart=why_not)
+    if isinstance(end, EndZygote):
+        state = replace(state, finishing=True)
+    return state, [*actions, end, WakeAt(at_ns=deadline_ns)]
+
+
+def _generation_ended(state: State, _: GenerationEnded) -> Step:
+    """Start over with everything new but the zygote; or hear first what the head says."""
+    if not state.between or state.finishing:
+        return state, []
+    if state.abroad is not None:
+        state = replace(state, deadline_ns=None)
+        return say_idle(state)
+    return begin_again(state)
+
+
+def begin_again(state: State) -> Step:
+    """Start ranks with everything new but the zygote."""
+    abroad = state.abroad
+    fresh = State(
+        shutdown_timeout_s=state.shutdown_timeout_s,
+        ranks={rank: RankState() for rank in state.ranks},
+        max_restarts=state.max_restarts,
+        causes=state.causes,
+        signals=state.signals,
+        zygote_ready=True,
+        abroad=None if abroad is None else Abroad(is_met=True, is_head=abroad.is_head),
+    )
+    return fresh, [StartAll(generation=fresh.generation)]
+
+
+def say_idle(state: State) -> Step:
+    """Tell the head that nothing of this generation is left here, once."""
+    abroad = state.abroad
+    if abroad is None or abroad.is_told_idle or not abroad.decides:
+        return state, []
+    return replace(state, abroad=replace(abroad, is_told_idle=True)), [Tell(what="idle")]
+
+
+def is_idle(state: State) -> bool:
+    """Whether no rank is left and no other will be started."""
+    if state.alive or state.finishing or state.between:
+        return False
+    return state.stopping or all(rank.exited is not None for rank in state.ranks.values())
+
+
+def stop(
+    state: State,
+    at_ns: int,
+    *,
+    sparing: int | None = None,
+    signum: int = signal.SIGTERM,
+    others_know: bool = False,
+) -> Step:
+    """Tell the ranks to end, once, and set the time by which they must have."""
+    if state.stopping:
+        return state, []
+    deadline_ns = at_ns + int(state.shutdown_timeout_s * _NS)
+    state = replace(state, stopping=True, deadline_ns=deadline_ns)
+    told = tuple(sorted(state.alive - {sparing}))
+    state, actions = _tell(state, told, signum, at_ns)
+    state, actions = _open_gate_if_due(state, actions)
+    if state.abroad is not None and state.abroad.decides and not others_know:
+        actions.append(Tell(what="failed"))
+    return state, [*actions, WakeAt(at_ns=deadline_ns)]
+
+
+def _tell(state: State, ranks: tuple[int, ...], signum: int, at_ns: int) -> Step:
+    for rank in ranks:
+        if state.ranks[rank].told_to_end_ns is None:
+            state = _with_rank(state, rank, told_to_end_ns=at_ns)
+    whole_group = signum == signal.SIGKILL
+    return state, [Signal(ranks=ranks, signum=signum, whole_group=whole_group)] if ranks else []
+
+
+def _kill(state: State, at_ns: int) -> Step:
+    state = replace(state, killed=True, stopping=True)
+    state, actions = _tell(state, tuple(sorted(state.alive)), signal.SIGKILL, at_ns)
+    deadline_ns = at_ns + int(ZYGOTE_GRACE_S * _NS)
+    state = replace(state, deadline_ns=deadline_ns)
+    return state, [*actions, WakeAt(at_ns=deadline_ns)]
+
+
+def _zygote_gone(state: State, event: ZygoteGone) -> Step:
+    state = replace(state, zygote_gone=event)
+    if state.abroad is None or state.over:
+        return state, []
+    failed: list[Action] = [] if state.stopping else [Tell(what="failed")]
+    state, actions = say_idle(replace(state, stopping=True, deadline_ns=None))
+    return state, [*failed, *actions]
+
+
+def _signalled(state: State, event: SignalArrived) -> Step:
+    first = not state.signals
+    state = replace(state, signals=(*state.signals, event.signum))
+    if first and not state.stopping:
+        # Python ignores SIGPIPE, so ranks are asked to end in words that they know.
+        signum = signal.SIGTERM if event.signum == signal.SIGPIPE else event.signum
+        state, actions = stop(state, event.at_ns, signum=signum)
+    elif first or len(state.signals) == 2:
+        grace_ns = int(min(SECOND_SIGNAL_GRACE_S, state.shutdown_timeout_s) * _NS)
+        deadline_ns = min(event.at_ns + grace_ns, state.deadline_ns or event.at_ns + grace_ns)
+        state = replace(state, deadline_ns=deadline_ns)
+        actions = [WakeAt(at_ns=deadline_ns)]
+    else:
+        state, actions = _kill(state, event.at_ns)
+    abroad = state.abroad
+    if abroad is not None and len(state.signals) > 2:
+        state = replace(state, abroad=replace(abroad, is_cut_off=True))
+    elif abroad is not None and abroad.is_told_idle and abroad.decides:
+        return state, actions  # the others are told to end, and the head says when they have
+    if state.alive or state.finishing:
+        return state, actions
+    # No rank was started yet: there is nothing to wait for.
+    told: list[Action] = [action for action in actions if isinstance(action, Tell)]
+    return replace(state, finishing=True), [*told, EndZygote(by_force=True)]
+
+
+def _time_passed(state: State, at_ns: int) -> Step:
+    if state.deadline_ns is None or at_ns < state.deadline_ns or state.over:
+        return state, []
+    if state.killed or state.finishing or state.between:
+        # SIGKILL was not enough, or the zygote does not answer: end it, and its ranks with it.
+        state = replace(state, deadline_ns=None, finishing=state.finishing or state.between)
+        return state, [EndZygote(by_force=True)]
+    return _kill(state, at_ns)
+
+
+STEPS: dict[type[Any], Callable[[State, Any], Step]] = {
+    LaunchBegan: lambda state, _: (state, []),
+    ZygoteReady: _zygote_ready,
+    ZygoteUnsafe: _zygote_unsafe,
+    ProgramBroken: lambda state, event: (replace(state, broken=event), []),
+    RankStarted: _started,
+    StartFailed: _start_failed,
+    RankJoined: lambda state, event: (_with_rank(state, event.rank, joined=True), []),
+    RankReady: lambda state, event: (
+        _with_rank(state, event.rank, joined=True, ready_ns=event.at_ns),
+        [],
+    ),
+    RankRaised: _raised,
+    RankBeat: lambda state, _: (state, []),
+    RankFinished: _finished,
+    RankExited: _exited,
+    StoreEnded: _store_ended,
+    LeftoversEnded: lambda state, _: (state, []),
+    GenerationEnded: _generation_ended,
+    ZygoteGone: _zygote_gone,
+    SignalArrived: _signalled,
+    Hung: _hung,
+    TimePassed: lambda state, event: _time_passed(state, event.at_ns),
+}

@@ -1,0 +1,104 @@
+"""What a node says of itself, and with which secret, before it meets the others."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import selectors
+from collections.abc import Callable, Mapping
+from importlib.metadata import PackageNotFoundError, version
+
+from meshrun.errors import HostError
+from meshrun.groups import format_group_options
+from meshrun.layout import format_derived
+from meshrun.meeting import Meeting
+from meshrun.nodes.messages import Join
+from meshrun.nodes.peers import Peers
+from meshrun.plan import LaunchPlan
+from meshrun.spec import format_mesh
+from meshrun.supervise.nodes import Meet
+
+
+def begin_meeting(plan: LaunchPlan, meeting: Meeting) -> Meet:
+    """Return what begins to meet the other nodes.
+
+    Raises:
+        HostError: If the secret's file cannot be read.
+    """
+    secret = find_secret(os.environ, meeting)
+
+    def meet(
+        selector: selectors.BaseSelector,
+        note: Callable[[str], None],
+        where: Callable[[str], None],
+    ) -> Peers:
+        return Peers(
+            meeting, describe_node(plan), secret=secret, selector=selector, note=note, where=where
+        )
+
+    return meet
+
+
+def describe_node(plan: LaunchPlan) -> Join:
+    """Return what this node says of itself."""
+    request = plan.request
+    slots = plan.slots_per_node
+    return Join(
+        host=os.uname().nodename,
+        node_rank=request.rendezvous.node_rank,
+        nproc=slots[plan.node_rank if len(slots) > plan.node_rank else 0],
+        settings={
+            "meshrun's version": _version("meshrun"),
+            "torch's version": _version("torch"),
+            "--nnodes": _text(request.rendezvous.least_nodes, plan.layout.nnodes),
+            "--mesh": format_mesh(request.mesh) if request.mesh else "",
+            **format_derived(request.flattens, request.views),
+            "--intra-node": ",".join(request.intra_node),
+            "--place": "auto" if request.renumber else "contiguous",
+            "the device": plan.device_type or "",
+            **format_group_options(request.groups),
+            "--mesh-init": request.mesh_init,
+            "--max-restarts": str(request.max_restarts),
+            "--nproc-per-node": _fixed_workers(plan),
+        },
+    )
+
+
+def find_secret(env: Mapping[str, str], meeting: Meeting) -> bytes:
+    """Return what launchers of this launch know and others do not, as far as anybody said.
+
+    Without a secret, the name of the launch keeps launches apart that meet by mistake.
+
+    Raises:
+        HostError: If ``MESHRUN_SECRET_FILE`` cannot be read.
+    """
+    text = env.get("MESHRUN_SECRET", "")
+    if not text and (path := env.get("MESHRUN_SECRET_FILE")):
+        try:
+            with open(path) as file:
+                text = file.read().strip()
+        except OSError as error:
+            raise HostError(f"MESHRUN_SECRET_FILE `{path}`: {error.strerror}") from error
+    return hashlib.sha256(f"meshrun {meeting.run_id or ''} {text}".encode()).digest()
+
+
+def _fixed_workers(plan: LaunchPlan) -> str:
+    """Workers of a node where they decide the mesh's shape, and so cannot differ."""
+    asked = plan.request.nproc_per_node
+    if isinstance(asked, tuple):
+        return ",".join(map(str, asked))
+    mesh = plan.request.mesh
+    if mesh is None or mesh.is_inferred:
+        return ""
+    return str(max(plan.layout.nproc_per_node))
+
+
+def _text(least: int | None, most: int) -> str:
+    return str(most) if least is None else f"{least}:{most}"
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""

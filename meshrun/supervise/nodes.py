@@ -1,0 +1,88 @@
+"""What this launch tells the other nodes, and hears of them; for the loop."""
+
+from __future__ import annotations
+
+import os
+import selectors
+from collections.abc import Callable, Iterator, Mapping
+from typing import Literal
+
+from meshrun.errors import MeshrunError
+from meshrun.events import FromNodes
+from meshrun.layout import Layout
+from meshrun.nodes.messages import Begin, Failed, Finished, Idle, Where
+from meshrun.nodes.peers import Peers
+from meshrun.supervise.evidence import Evidence
+from meshrun.supervise.known import Cause, State
+from meshrun.supervise.outcome import decide, find_trouble, headline
+from meshrun.supervise.outcome_json import cause_to_json, outcome_to_json
+
+Meet = Callable[
+    [selectors.BaseSelector, Callable[[str], None], Callable[[str], None]],
+    Peers,
+]
+"""Begins to meet the others: given the selector, what notes a line, what shows where ranks are."""
+
+
+class Nodes:
+    """The other nodes of a launch."""
+
+    def __init__(self, peers: Peers) -> None:
+        self.peers = peers
+        self.hosts: tuple[str, ...] = (os.uname().nodename,)
+        """In node order, once they have met."""
+
+    @property
+    def next_look_ns(self) -> int | None:
+        """When :meth:`look` has something to do."""
+        return self.peers.next_look_ns
+
+    def look(self) -> Iterator[FromNodes]:
+        """Do what is due, and yield what has happened."""
+        self.peers.look()
+        yield from self.peers.news()
+
+    def tell(
+        self,
+        what: Literal["failed", "finished", "idle"],
+        state: State,
+        layout: Layout,
+        evidence: Mapping[int, Evidence],
+    ) -> None:
+        """Tell the head how it stands here."""
+        if what == "finished":
+            self.peers.tell(Finished(generation=state.generation))
+            return
+        outcome = outcome_to_json(
+            state,
+            host=os.uname().nodename,
+            headline=headline(state, layout, self.hosts),
+            trouble=_trouble(state),
+            evidence=evidence,
+        )
+        kind = Failed if what == "failed" else Idle
+        self.peers.tell(kind(generation=state.generation, outcome=outcome))
+
+    def decide(self, next_after: Cause | None, state: State, layout: Layout) -> None:
+        """As the head: tell every node what comes next."""
+        if next_after is not None:
+            generation = state.generation + 1
+            self.peers.tell(Begin(generation=generation, cause=cause_to_json(next_after)))
+        else:
+            self.peers.tell(decide(state, layout, self.hosts))
+
+    def ask_where(self, why: str) -> None:
+        """Have the other nodes print where their ranks are."""
+        self.peers.tell(Where(why=why))
+
+    def close(self) -> None:
+        """Have what was said arrive, and let go."""
+        self.peers.close()
+
+
+def _trouble(state: State) -> MeshrunError | None:
+    if state.broken is not None:
+        broken = MeshrunError(state.broken.text.rstrip().rpartition("\n")[2])
+        broken.exit_code = state.broken.exit_code
+        return broken
+    return find_trouble(state)
