@@ -47,6 +47,7 @@ TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 MpiDefault=none
+SchedulerParameters=batch_sched_delay=0
 ReturnToService=2
 SlurmdTimeout=20
 KillWait=5
@@ -74,7 +75,10 @@ class Slurm:
         path = self._folder / "job.sh"
         path.write_text(f"#!/bin/bash\n{script}\n")
         output = self._folder / "job.out"
-        self.run(["sbatch", "--wait", f"--output={output}", *args, path], **kwargs)
+        sent = self.run(["sbatch", "--parsable", f"--output={output}", *args, path], **kwargs)
+        job = sent.stdout.strip()
+        listed = ["squeue", "--noheader", f"--jobs={job}"]
+        wait_until(lambda: not self.run(listed).stdout, lambda: f"{sent.stderr}\n{self.log()}")
         return output.read_text(errors="replace")
 
     def scancel(self, *args: str) -> None:
