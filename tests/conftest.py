@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.engines.hosts import make_hosts  # noqa: F401 - fixtures
+from tests.engines.openmpi import mpirun  # noqa: F401
+from tests.engines.slurm import slurm  # noqa: F401
 from tests.kit import FAKES, MARK, end_marked, marked_processes, wait_until
 
 # No bound on time is a test: a busy machine is no bug.

@@ -1,0 +1,236 @@
+"""Hosts made of namespaces: each has its own network, host name and hosts file.
+
+Files, process ids and the clock are the machine's. The hosts hang on a switch of their own, so the
+addresses are the same in every test and meet nobody else's.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from tests.engines.holder import kill_all_in, network_of, processes_in
+
+OwnName = Literal["address", "loopback", "nothing"]
+"""What a host's own name leads to: its address, 127.0.1.1 as Debian has it, or nothing."""
+_HOLDER = Path(__file__).with_name("holder.py")
+_LIMIT_S = 60.0
+_IS_ROOT = os.geteuid() == 0
+# On the way to becoming a host: its name, its own files over the machine's, then the holder.
+_BECOME = (
+    'set -e; hostname "$0"; for file in hosts nsswitch.conf; do'
+    ' if [ -e /etc/$file ]; then mount --bind "$1/$file" /etc/$file; fi; done; shift; exec "$@"'
+)
+
+
+class Hosts:
+    """A number of hosts on one switch; gone at the end of the ``with`` block.
+
+    Args:
+        count: How many.
+        name: What host names begin with; the number of the host follows.
+        own_name: What each host's hosts file says of its own name; with ``nothing`` no other
+            host's name is there either.
+        ipv6: Whether hosts have an IPv6 address too, and names lead to it.
+    """
+
+    def __init__(
+        self, count: int, *, name: str = "node", own_name: OwnName = "address", ipv6: bool = False
+    ) -> None:
+        self.names = [f"{name}{index}" for index in range(count)]
+        self.addresses = [f"10.77.0.{index + 1}" for index in range(count)]
+        self.addresses_v6 = [f"fd77::{index + 1}" for index in range(count)] if ipv6 else []
+        self._own_name = own_name
+        self._holders: list[subprocess.Popen[str]] = []  # the switch, then the hosts
+        self._started: list[subprocess.Popen[Any]] = []
+
+    def __enter__(self) -> Hosts:
+        try:
+            self._hold("switch", _new_namespaces(user=not _IS_ROOT))
+            self._ip_switch("link add br0 type bridge\nlink set br0 up")
+            for index in range(len(self.names)):
+                self._add(index)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End every process of the hosts, and with them the hosts."""
+        for holder in reversed(self._holders):
+            holder.communicate()  # the end of its stdin is what it waits for
+        for process in self._started:
+            process.wait()
+        self._holders.clear()
+
+    def popen(
+        self, host: int, argv: Sequence[str | Path], *, env: Mapping[str, str] | None = None,
+        cwd: str | Path | None = None, **kwargs: Any,
+    ) -> subprocess.Popen[Any]:  # fmt: skip
+        """Start a command on a host; the process id is the command's own.
+
+        ``env`` is added to this process's environment.
+        """
+        where = os.path.abspath(cwd or ".")  # entering another mount namespace leads to /
+        change = ["sh", "-c", 'cd "$0" && exec "$@"', where]
+        command = [*self.enter(host), *change, *map(str, argv)]
+        process = subprocess.Popen(command, env={**os.environ, **(env or {})}, **kwargs)
+        self._started.append(process)
+        return process
+
+    def run(
+        self, host: int, argv: Sequence[str | Path], *, timeout: float = _LIMIT_S, **kwargs: Any
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command on a host to its end; return what it printed and its exit code."""
+        kwargs = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **kwargs}
+        with self.popen(host, argv, **kwargs) as process:
+            try:
+                out, err = process.communicate(timeout=timeout)
+            except subprocess.TimeoutExpired as late:
+                process.kill()
+                out, err = process.communicate()
+                raise AssertionError(f"{argv} took {timeout} s:\n{out}\n---\n{err}") from late
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def cut(self, host: int) -> None:
+        """Take the link of a host away: packets are lost, nobody is told."""
+        self._ip_switch(f"link set port{host} down")
+
+    def heal(self, host: int) -> None:
+        """Bring the link of a host back."""
+        self._ip_switch(f"link set port{host} up")
+
+    def processes(self, host: int) -> list[int]:
+        """Return every process of a host, the oldest first, however it came there."""
+        holder = self._holder(host)
+        return [pid for pid in processes_in(network_of(holder)) if pid != holder]
+
+    def kill_all(self, host: int) -> None:
+        """Kill every process of a host at once; the host is there for new ones.
+
+        The kernel still closes their connections. For the silence of a power loss, cut first.
+        """
+        holder = self._holder(host)
+        kill_all_in(network_of(holder), but=holder)
+
+    def enter(self, host: int, *, from_a_host: bool = False) -> list[str]:
+        """Return the words before a command that make it run on a host."""
+        user = [] if _IS_ROOT or from_a_host else ["--user", "--preserve-credentials"]
+        holder = str(self._holder(host))
+        return ["nsenter", "--target", holder, *user, "--net", "--uts", "--mount", "--"]
+
+    def _holder(self, host: int) -> int:
+        return self._holders[1 + host].pid
+
+    def _hold(self, name: str, into_namespaces: Sequence[str]) -> None:
+        # Once they are mounted the files live on there, and their folder can go.
+        with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+            Path(folder, "hosts").write_text(self._hosts_file(name))
+            Path(folder, "nsswitch.conf").write_text("hosts: files\n")
+            holder = subprocess.Popen(
+                [*into_namespaces, "sh", "-c", _BECOME, name, folder,
+                 sys.executable, "-ISs", str(_HOLDER)],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                start_new_session=True, env={"PATH": os.environ["PATH"]}, cwd="/",
+            )  # fmt: skip
+            self._holders.append(holder)
+            assert holder.stdout is not None
+            if holder.stdout.readline() != "ready\n":
+                raise OSError(f"no namespaces for {name}: {holder.communicate()[1].strip()}")
+
+    def _add(self, index: int) -> None:
+        switch = self._holders[0].pid
+        into = [] if _IS_ROOT else _enter_namespaces(switch, "--user", "--preserve-credentials")
+        self._hold(self.names[index], [*into, *_new_namespaces(user=False)])
+        port = f"port{index}"
+        self._ip_switch(
+            f"link add {port} type veth peer name eth0 netns {self._holder(index)}\n"
+            f"link set {port} master br0\nlink set {port} up"
+        )
+        lines = [f"addr add {self.addresses[index]}/24 dev eth0"]
+        lines += [f"addr add {address}/64 dev eth0 nodad" for address in self._v6_of(index)]
+        self._ip(self._holder(index), "\n".join([*lines, "link set lo up", "link set eth0 up"]))
+
+    def _hosts_file(self, own: str) -> str:
+        lines = ["127.0.0.1 localhost", *(["::1 localhost"] if self.addresses_v6 else [])]
+        if self._own_name == "nothing":
+            return "\n".join(lines) + "\n"
+        for index, name in enumerate(self.names):
+            if name == own and self._own_name == "loopback":
+                lines.append(f"127.0.1.1 {name}")
+            else:
+                lines += [f"{each} {name}" for each in (self.addresses[index], *self._v6_of(index))]
+        return "\n".join(lines) + "\n"
+
+    def _v6_of(self, index: int) -> list[str]:
+        return self.addresses_v6[index : index + 1]
+
+    def _ip_switch(self, lines: str) -> None:
+        self._ip(self._holders[0].pid, lines)
+
+    def _ip(self, holder: int, lines: str) -> None:
+        user = [] if _IS_ROOT else ["--user", "--preserve-credentials"]
+        enter = _enter_namespaces(holder, *user, "--net")
+        done = subprocess.run(
+            [*enter, "ip", "-batch", "-"], input=lines + "\n", text=True, capture_output=True,
+            check=False,
+        )  # fmt: skip
+        if done.returncode:
+            raise OSError(f"ip: {done.stderr.strip()} of:\n{lines}")
+
+
+def _new_namespaces(*, user: bool) -> list[str]:
+    return ["unshare", *(["--user", "--map-root-user"] if user else []), "--net", "--uts",
+            "--mount", "--"]  # fmt: skip
+
+
+def _enter_namespaces(pid: int, *which: str) -> list[str]:
+    return ["nsenter", "--target", str(pid), *which, "--"]
+
+
+@cache
+def why_no_hosts() -> str | None:
+    """Return why this machine can have no hosts, ``None`` if it can."""
+    missing = [tool for tool in ("ip", "unshare", "nsenter") if shutil.which(tool) is None]
+    if missing:
+        return f"hosts need {', '.join(missing)}"
+    try:
+        with Hosts(1):
+            return None
+    except OSError as error:
+        return str(error)
+
+
+MakeHosts = Callable[..., Hosts]
+
+
+@pytest.fixture
+def make_hosts() -> Iterator[MakeHosts]:
+    """Give a function with the arguments of ``Hosts``; what it made goes with the test."""
+    reason = why_no_hosts()
+    if reason is not None:
+        pytest.skip(reason)
+    made: list[Hosts] = []
+
+    def make(count: int, **options: Any) -> Hosts:
+        hosts = Hosts(count, **options)
+        made.append(hosts.__enter__())
+        return hosts
+
+    try:
+        yield make
+    finally:
+        for hosts in made:
+            hosts.close()

@@ -1,0 +1,57 @@
+"""Open MPI over hosts: mpirun on the first, which reaches the others as it would by ssh."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engines.hosts import Hosts
+
+_AGENT = """\
+#!/bin/sh
+host=$1
+shift
+case $host in
+{cases}
+esac
+exec $enter sh -c "$*"
+"""
+
+Mpirun = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def mpirun_words(hosts: Hosts, folder: Path, *, slots: int) -> list[str]:
+    """Return the start of a command for the first host: ``mpirun`` with ``slots`` on each."""
+    agent = folder / "agent"
+    entries = [shlex.join(hosts.enter(host, from_a_host=True)) for host in range(len(hosts.names))]
+    cases = "\n".join(
+        f"  {name}|{address}) enter='{entry}' ;;"
+        for name, address, entry in zip(hosts.names, hosts.addresses, entries, strict=True)
+    )
+    agent.write_text(_AGENT.format(cases=cases))
+    agent.chmod(0o755)
+    places = ",".join(f"{address}:{slots}" for address in hosts.addresses)
+    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    return ["mpirun", *root, "--mca", "plm_rsh_agent", str(agent),
+            "--mca", "oob_tcp_if_include", "eth0", "-H", places]  # fmt: skip
+
+
+@pytest.fixture
+def mpirun(tmp_path: Path) -> Mpirun:
+    """Give a function that runs mpirun over hosts to its end: (hosts, *words, slots=2)."""
+    if shutil.which("mpirun") is None or shutil.which("orted") is None:
+        pytest.skip("Open MPI needs mpirun, orted")
+
+    def run(
+        hosts: Hosts, *words: str | Path, slots: int = 2, **kwargs: Any
+    ) -> subprocess.CompletedProcess[str]:
+        return hosts.run(0, [*mpirun_words(hosts, tmp_path, slots=slots), *words], **kwargs)
+
+    return run

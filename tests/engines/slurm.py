@@ -1,0 +1,179 @@
+"""A real Slurm cluster on hosts of its own: one slurmctld, a slurmd a host, one munged for all.
+
+Each host claims four CPUs and two GPUs, which are device files of nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engines.hosts import Hosts, why_no_hosts
+from tests.kit import wait_until
+
+_TOOLS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "salloc", "scancel", "sinfo")
+_NODES = 3
+_QUEUED_S = 30  # after so long without the nodes it asked for, a command gives up
+_CONF = """\
+ClusterName=tests
+SlurmctldHost={first}({address})
+NodeName={nodes} NodeAddr={addresses} CPUs=4 Gres=gpu:2
+PartitionName=all Nodes=ALL Default=YES
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge/socket
+CredType=cred/munge
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool.%n
+SlurmctldPidFile={folder}/controller.pid
+SlurmdPidFile={folder}/%n.pid
+SlurmctldLogFile={folder}/controller.log
+SlurmdLogFile={folder}/%n.log
+GresTypes=gpu
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SlurmdParameters=config_overrides
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+MpiDefault=none
+SchedulerParameters=batch_sched_delay=0
+ReturnToService=2
+SlurmdTimeout=20
+KillWait=5
+"""
+
+
+class Slurm:
+    """The cluster and its commands; each of them ends within its time limit."""
+
+    def __init__(self, hosts: Hosts, folder: Path) -> None:
+        self.hosts = hosts
+        self._folder = folder
+        self.env = {"SLURM_CONF": str(folder / "slurm.conf")}
+
+    def srun(self, *args: str | Path, **kwargs: Any) -> subprocess.CompletedProcess[str]:
+        """Run ``srun`` on the first host to its end."""
+        return self.run(["srun", f"--immediate={_QUEUED_S}", *args], **kwargs)
+
+    def salloc(self, *args: str | Path, **kwargs: Any) -> subprocess.CompletedProcess[str]:
+        """Run ``salloc`` with a command on the first host to its end."""
+        return self.run(["salloc", f"--immediate={_QUEUED_S}", *args], **kwargs)
+
+    def sbatch(self, script: str, *args: str, **kwargs: Any) -> str:
+        """Run a batch script to the end of its job; return what it printed."""
+        path = self._folder / "job.sh"
+        path.write_text(f"#!/bin/bash\n{script}\n")
+        output = self._folder / "job.out"
+        sent = self.run(["sbatch", "--parsable", f"--output={output}", *args, path], **kwargs)
+        job = sent.stdout.strip()
+        listed = ["squeue", "--noheader", f"--jobs={job}"]
+        wait_until(lambda: not self.run(listed).stdout, lambda: f"{sent.stderr}\n{self.log()}")
+        return output.read_text(errors="replace")
+
+    def scancel(self, *args: str) -> None:
+        """Cancel jobs, for example ``"--name=mine"``."""
+        self.run(["scancel", *args])
+
+    def popen(self, *args: str | Path, **kwargs: Any) -> subprocess.Popen[Any]:
+        """Start a command of Slurm's on the first host: ``srun``, ``sbatch``, ..."""
+        env = {**self.env, **kwargs.pop("env", {})}
+        return self.hosts.popen(0, list(args), env=env, **kwargs)
+
+    def run(self, argv: Sequence[str | Path], **kwargs: Any) -> subprocess.CompletedProcess[str]:
+        """Run a command of Slurm's on the first host to its end."""
+        env = {**self.env, **kwargs.pop("env", {})}
+        return self.hosts.run(0, argv, env=env, **kwargs)
+
+    def wait_idle(self) -> None:
+        """Wait until every node may take a job."""
+        states = ["sinfo", "--noheader", "--states=idle", "--format=%D"]
+        wait_until(
+            lambda: self.run(states).stdout.strip() == str(len(self.hosts.names)),
+            lambda: f"{len(self.hosts.names)} idle nodes:\n{self.run(['sinfo', '-lN']).stdout}",
+        )
+
+    def log(self) -> str:
+        """Return the ends of the daemons' logs."""
+        logs = sorted([*self._folder.glob("*.log"), *self._folder.glob("munge/log")])
+        return "\n".join(f"{log.name}: {log.read_text()[-600:]}" for log in logs)
+
+
+@contextmanager
+def start_slurm(**host_options: Any) -> Iterator[Slurm]:
+    """Start a cluster of three nodes; everything ends with the block."""
+    # A short path: it holds a socket. Not of a test: it may outlive one.
+    folder = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))
+    try:
+        with Hosts(_NODES, name="sl", **host_options) as hosts:
+            _configure(hosts, folder)
+            slurm = Slurm(hosts, folder)
+            _start(slurm, folder / "munge")
+            yield slurm
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _configure(hosts: Hosts, folder: Path) -> None:
+    last = len(hosts.names) - 1
+    text = _CONF.format(
+        first=hosts.names[0],
+        address=hosts.addresses[0],
+        nodes=f"sl[0-{last}]",
+        addresses=f"10.77.0.[1-{last + 1}]",
+        user=subprocess.check_output(["id", "-un"], text=True).strip(),
+        folder=folder,
+    )
+    (folder / "slurm.conf").write_text(text)
+    (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
+    gpus = []
+    for name in hosts.names:
+        gpus.append(f"NodeName={name} Name=gpu File={folder}/{name}.gpu[0-1]\n")
+        for index in range(2):
+            device = folder / f"{name}.gpu{index}"
+            subprocess.run(["mknod", device, "c", "1", "3"], check=True)
+    (folder / "gres.conf").write_text("".join(gpus))
+
+
+def _start(slurm: Slurm, munge: Path) -> None:
+    munge.mkdir(mode=0o700)
+    (munge / "key").write_bytes(os.urandom(128))
+    (munge / "key").chmod(0o600)
+    files = {"key": "key", "socket": "socket", "pid": "pid", "log": "log", "seed": "seed"}
+    options = {"key": "key-file", "pid": "pid-file", "log": "log-file", "seed": "seed-file"}
+    words = [f"--{options.get(each, each)}={munge / name}" for each, name in files.items()]
+    slurm.run(["munged", "--force", *words])
+    slurm.run(["slurmctld", "-i"])
+    for host, name in enumerate(slurm.hosts.names):
+        slurm.hosts.run(host, ["slurmd", "-N", name], env=slurm.env)
+    slurm.wait_idle()
+
+
+def why_no_slurm() -> str | None:
+    """Return why this machine can have no Slurm cluster, ``None`` if it can."""
+    missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
+    if missing:
+        return f"Slurm needs {', '.join(missing)}"
+    if os.geteuid() != 0:
+        return "Slurm's daemons need root"
+    return why_no_hosts()
+
+
+@pytest.fixture(scope="session")
+def slurm() -> Iterator[Slurm]:
+    """Give the cluster of this test run; host names lead to loopback, as Debian has it."""
+    reason = why_no_slurm()
+    if reason is not None:
+        pytest.skip(reason)
+    with start_slurm(own_name="loopback") as cluster:
+        yield cluster

@@ -1,0 +1,60 @@
+"""Slurm and Open MPI of the tests are the real ones, over several hosts."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.engines.hosts import MakeHosts
+from tests.engines.openmpi import Mpirun
+from tests.engines.slurm import Slurm
+from tests.kit import wait_until
+
+
+def test_srun_reaches_each_host(slurm: Slurm) -> None:
+    """One task on each, and the exit code comes back."""
+    named = slurm.srun("--nodes=3", "--ntasks-per-node=1", "hostname")
+    failed = slurm.srun("--nodes=1", "sh", "-c", "exit 7")
+
+    assert sorted(named.stdout.split()) == ["sl0", "sl1", "sl2"], named.stderr + slurm.log()
+    assert failed.returncode == 7
+
+
+def test_a_batch_script_and_an_allocation_run(slurm: Slurm) -> None:
+    """On the nodes that they asked for, with srun inside."""
+    batch = slurm.sbatch("hostname; srun hostname", "--nodes=2", "--ntasks-per-node=1")
+    held = slurm.salloc("--nodes=2", "sh", "-c", "echo $SLURM_JOB_NODELIST")
+
+    assert sorted(batch.split()) == ["sl0", "sl0", "sl1"]
+    assert held.stdout == "sl[0-1]\n", held.stderr
+
+
+def test_slurm_hands_out_gpus(slurm: Slurm) -> None:
+    """Each task sees those of its node."""
+    shown = slurm.srun("--nodes=2", "--gpus-per-node=2", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
+
+    assert shown.stdout == "0,1\n0,1\n", shown.stderr + slurm.log()
+
+
+def test_scancel_ends_a_job(slurm: Slurm) -> None:
+    """On every host; the cluster takes the next one."""
+    job = slurm.popen("srun", "--nodes=3", "--job-name=mine", "sleep", "1000")
+    try:
+        listed = ["squeue", "--noheader", "--states=running", "--format=%j"]
+        wait_until(lambda: "mine" in slurm.run(listed).stdout, lambda: f"the job\n{slurm.log()}")
+        slurm.scancel("--name=mine")
+        assert job.wait(timeout=60) != 0
+    finally:
+        job.kill()
+        job.wait()
+    slurm.wait_idle()
+
+
+@pytest.mark.parametrize("own_name", ["address", "loopback", "nothing"])
+def test_mpirun_reaches_each_host(make_hosts: MakeHosts, mpirun: Mpirun, own_name: str) -> None:
+    """As many processes on each as it has slots, whatever names lead to."""
+    hosts = make_hosts(3, own_name=own_name)
+    shown = mpirun(hosts, "hostname", slots=2)
+
+    assert sorted(shown.stdout.split()) == ["node0", "node0", "node1", "node1", "node2", "node2"], (
+        shown.stderr
+    )
