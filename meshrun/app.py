@@ -118,6 +118,11 @@ def launch(
             loopback=LOOPBACK_INTERFACE,
             timer_file=timer_file(os.environ, folder.path),
         )
+        if request.console.verbose:
+            from meshrun.report.listening import describe_listening
+
+            for line in describe_listening(plan, session, os.environ):
+                console.note(line)
         state = loop = None
         try:
             loop = Loop(

@@ -239,6 +239,7 @@ def _console(asked: Asked) -> ConsoleRequest:
             None,
         ),
         collapse=asked.flag("collapse"),
+        verbose=asked.flag("verbose"),
     )
 
 

@@ -92,11 +92,22 @@ def rank_environment(
         "OMP_NUM_THREADS": str(plan.omp_num_threads),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     }
-    if layout.nnodes == 1:
-        # Ranks of one node talk over loopback: nothing listens outside, no name is looked up.
-        defaults["GLOO_SOCKET_IFNAME"] = session.loopback
+    defaults.update(loopback_defaults(plan, session))
     given = {name: value for name, value in defaults.items() if name not in base}
     return {**given, **texts, **{name: str(value) for name, value in numbers.items()}}
+
+
+def loopback_defaults(plan: LaunchPlan, session: Session) -> dict[str, str]:
+    """Return what keeps ranks of one node on loopback: nothing listens outside, no name is asked.
+
+    NCCL would take any other interface first; ``=`` means this very name, not one that begins so.
+    """
+    if plan.layout.nnodes > 1:
+        return {}
+    return {
+        "GLOO_SOCKET_IFNAME": session.loopback,
+        "NCCL_SOCKET_IFNAME": f"={session.loopback}",
+    }
 
 
 def _runs(counts: tuple[int, ...]) -> tuple[int, ...]:
