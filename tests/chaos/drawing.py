@@ -143,4 +143,4 @@ def _draw_room(dice: random.Random, fault: Fault, ranks: int) -> int:
         return 1024 * dice.choice((8, 32, 100))
     if fault == "inodes":
         return dice.randint(1, 4 + 4 * ranks)
-    return dice.choice((10, 16, 24, 40, 4 * ranks + 63, 4 * ranks + 64, 4 * ranks + 70))
+    return dice.choice((10, 16, 24, 40, 5 * ranks + 63, 5 * ranks + 64, 5 * ranks + 70))
