@@ -79,6 +79,8 @@ def _of_signal(case: Case) -> Expected:  # noqa: PLR0911 - one for each victim
     heeds = deadly or not case.deaf or case.phase == "joining"
     rank = _rank(case, case.victim_rank)
     match case.victim:
+        case "both":
+            return _ended(code, all_lines=False)
         case "launcher":
             says = () if deadly else (f"stopped by {name}",)
             return _ended(code, *says, all_lines=not deadly)
