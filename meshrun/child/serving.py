@@ -258,8 +258,7 @@ class Forks:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
         self._pids.clear()
         self._store_pid = None
-        if ended.count:
-            send(self._control, LeftoversEnded(count=ended.count))
+        self._tell(ended)
         send(self._control, GenerationEnded(at_ns=time.monotonic_ns()))
 
     def _end(self, grace_s: float, *, launcher_is_gone: bool = False) -> NoReturn:
@@ -267,9 +266,14 @@ class Forks:
         ended = self._end_children(grace_s)
         if launcher_is_gone:
             self._guard.remove_scratch()
-        elif ended.count:
-            send(self._control, LeftoversEnded(count=ended.count))
+        else:
+            self._tell(ended)
         os._exit(0)
+
+    def _tell(self, ended: Ended) -> None:
+        if ended.count:
+            event = LeftoversEnded(count=ended.killed, survivors=list(ended.survivors))
+            send(self._control, event)
 
     def _end_children(self, grace_s: float) -> Ended:
         """End what ranks left behind, and then the store, which guards them until then."""

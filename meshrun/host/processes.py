@@ -80,6 +80,11 @@ class Ended:
     count: int
     survivors: tuple[int, ...]
 
+    @property
+    def killed(self) -> int:
+        """How many of them have ended."""
+        return self.count - len(self.survivors)
+
 
 def end_children(
     *, grace_s: float, patience_s: float = 0.0, spare: frozenset[int] = frozenset()

@@ -16,6 +16,7 @@ from meshrun.events import (
     Event,
     GenerationEnded,
     LaunchBegan,
+    LeftoversEnded,
     RankBeat,
     RankExited,
     RankStarted,
@@ -113,7 +114,9 @@ class Loop:
             self._happen(LaunchBegan(at_ns=time.monotonic_ns()))
             while not self.state.over:
                 self._turn()
-            end_children(grace_s=0.0, spare=self._not_ours)
+            ended = end_children(grace_s=0.0, spare=self._not_ours)
+            if ended.survivors:
+                self._happen(LeftoversEnded(count=0, survivors=list(ended.survivors)))
             self._output.finish(self._slow_readers.wait, lambda: len(self.state.signals) > 1)
             self.evidence = gather(self.state, self._output, self._lookout, self._memory)
         finally:
