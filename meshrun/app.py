@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from meshrun.errors import ProgramError, UsageError
@@ -16,9 +17,12 @@ from meshrun.plan import HostFacts, LaunchPlan, build_plan, settle_plan
 from meshrun.request import LaunchRequest, Program
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable
 
+    from meshrun.environment import Session
     from meshrun.events import Event, Met
+    from meshrun.host.run_folder import RunFolder
     from meshrun.report.elastic_events import ElasticEvents
     from meshrun.result import LaunchResult
     from meshrun.supervise.console import Console
@@ -87,26 +91,20 @@ def launch(
         HostError: If this machine cannot hold the launch.
     """
     # What only a launch needs is imported here: a dry run is twice as fast without it.
-    import contextlib
     import secrets
-    from dataclasses import replace
+    from contextlib import ExitStack
 
-    from meshrun.environment import Session
-    from meshrun.host.logs_plugin import LogsPlugin
-    from meshrun.host.run_folder import RunFolder
-    from meshrun.host.sockets import LOOPBACK_INTERFACE, listen_on
+    from meshrun.host.sockets import listen_on
     from meshrun.supervise.clock import Stopwatch
     from meshrun.supervise.console import Console
     from meshrun.supervise.loop import Loop
     from meshrun.supervise.meet import begin_meeting
     from meshrun.supervise.outcome import build_result, went_well
-    from meshrun.supervise.timers import timer_file
 
     check_program(plan.program)
     stopwatch = Stopwatch(began_ns or time.monotonic_ns())
     console = Console()
-    request = plan.request
-    run_id = request.rendezvous.run_id or secrets.token_hex(8)
+    run_id = plan.request.rendezvous.run_id or secrets.token_hex(8)
     events = _elastic_events(plan, run_id, console)
 
     def see(event: Event, state: State, console: Console) -> None:
@@ -116,32 +114,22 @@ def launch(
         if watch is not None:
             watch(event, state, console)
 
-    def settle(plan: LaunchPlan, met: Met) -> LaunchPlan:
-        facts = detect_host(with_topology=plan.bound_cpus is not None)
-        counts = met.nproc_per_node
-        plan = settle_plan(plan, facts, node_rank=met.node_rank, nproc_per_node=counts)
+    def settle(plan: LaunchPlan, session: Session, met: Met) -> tuple[LaunchPlan, Session]:
+        plan, session = _settle(plan, session, met)
         settled(plan)
-        return plan
+        _say_what_listens(plan, session, console)
+        return plan, session
 
-    with contextlib.ExitStack() as stack:
+    with ExitStack() as stack:
         listener = meet = None
         if plan.meeting is None:
             listener = stack.enter_context(listen_on(plan.store_address, plan.store_port))
         else:
             meet = begin_meeting(plan, replace(plan.meeting, paste=paste))
-        plugin = None
-        if request.logs.logs_specs is not None:
-            nproc = plan.layout.nproc_per_node[plan.node_rank]
-            plugin = LogsPlugin(request.logs, request.console.local_ranks, nproc)
-        folder = RunFolder(request.logs, run_id, plugin=plugin)
-        session = Session(
-            run_id=run_id,
-            master_addr=plan.store_address,
-            master_port=listener.getsockname()[1] if listener is not None else 0,
-            run_folder=folder.path,
-            interface=LOOPBACK_INTERFACE,
-            timer_file=timer_file(os.environ, folder.path),
-        )
+        folder = _run_folder(plan, run_id)
+        session = _session(plan, run_id, folder, listener)
+        if meet is None:
+            _say_what_listens(plan, session, console)
         state = loop = None
         try:
             loop = Loop(
@@ -172,6 +160,60 @@ def launch(
     console.close()
     _pass_error_on(result)
     return result
+
+
+def _run_folder(plan: LaunchPlan, run_id: str) -> RunFolder:
+    from meshrun.host.logs_plugin import LogsPlugin
+    from meshrun.host.run_folder import RunFolder
+
+    request, plugin = plan.request, None
+    if request.logs.logs_specs is not None:
+        nproc = plan.layout.nproc_per_node[plan.node_rank]
+        plugin = LogsPlugin(request.logs, request.console.local_ranks, nproc)
+    return RunFolder(request.logs, run_id, plugin=plugin)
+
+
+def _session(
+    plan: LaunchPlan, run_id: str, folder: RunFolder, listener: socket.socket | None
+) -> Session:
+    """Return what ranks are told of this launch; on several nodes, as far as it is known."""
+    from meshrun.environment import Session
+    from meshrun.host.sockets import LOOPBACK_INTERFACE
+    from meshrun.supervise.timers import timer_file
+
+    return Session(
+        run_id=run_id,
+        master_addr=plan.store_address,
+        master_port=listener.getsockname()[1] if listener is not None else 0,
+        run_folder=folder.path,
+        interface=LOOPBACK_INTERFACE,
+        timer_file=timer_file(os.environ, folder.path),
+    )
+
+
+def _settle(plan: LaunchPlan, session: Session, met: Met) -> tuple[LaunchPlan, Session]:
+    """Return plan and session once the nodes have met."""
+    from meshrun.host.network import interface_of
+
+    facts = detect_host(with_topology=plan.bound_cpus is not None)
+    counts = met.nproc_per_node
+    plan = settle_plan(plan, facts, node_rank=met.node_rank, nproc_per_node=counts)
+    session = replace(
+        session,
+        run_id=met.run_id,
+        master_addr=met.store_address,
+        master_port=met.store_port,
+        interface=interface_of(met.own_address),
+    )
+    return plan, session
+
+
+def _say_what_listens(plan: LaunchPlan, session: Session, console: Console) -> None:
+    if plan.request.console.verbose:
+        from meshrun.report.listening import describe_listening
+
+        for line in describe_listening(plan, session, os.environ):
+            console.note(line)
 
 
 def _elastic_events(plan: LaunchPlan, run_id: str, console: Console) -> ElasticEvents | None:

@@ -242,6 +242,7 @@ def _console(asked: Asked) -> ConsoleRequest:
             None,
         ),
         collapse=asked.flag("collapse"),
+        verbose=asked.flag("verbose"),
     )
 
 

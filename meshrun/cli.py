@@ -110,6 +110,7 @@ def command(
     rank: own.Rank = None,
     all: own.All = False,  # noqa: A002
     timings: own.Timings = False,
+    verbose: own.Verbose = False,
     show: own.Show = None,
     hide: own.Hide = None,
     collapse: own.Collapse = False,

@@ -15,6 +15,9 @@ from meshrun.spec import format_mesh
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS")
 """Variables by which a numeric library starts threads while it is imported."""
 
+LAUNCH_MARK = "MESHRUN_LAUNCH_MARK"
+"""Set for all that a launch starts, to a value of its own, by which the last of it is found."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
@@ -92,13 +95,23 @@ def rank_environment(
         "OMP_NUM_THREADS": str(plan.omp_num_threads),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     }
-    if session.interface is not None:
-        # On one node that is loopback: nothing listens outside, no name is looked up.
-        defaults["GLOO_SOCKET_IFNAME"] = session.interface
-        if layout.nnodes > 1:
-            defaults["NCCL_SOCKET_IFNAME"] = f"={session.interface}"
+    defaults.update(interface_defaults(session))
     given = {name: value for name, value in defaults.items() if name not in base}
     return {**given, **texts, **{name: str(value) for name, value in numbers.items()}}
+
+
+def interface_defaults(session: Session) -> dict[str, str]:
+    """Return what keeps ranks to the interface by which they reach each other.
+
+    On one node that is loopback: nothing listens outside, and no name is asked. NCCL would take
+    any other interface first; ``=`` means this very name, not one that begins so.
+    """
+    if session.interface is None:
+        return {}
+    return {
+        "GLOO_SOCKET_IFNAME": session.interface,
+        "NCCL_SOCKET_IFNAME": f"={session.interface}",
+    }
 
 
 def _runs(counts: tuple[int, ...]) -> tuple[int, ...]:

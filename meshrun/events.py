@@ -129,6 +129,8 @@ class LeftoversEnded:
     """Processes that ranks had left behind were ended after the last rank."""
 
     count: int
+    survivors: list[int]
+    """Process ids of those that live on after SIGKILL, since the kernel holds them (state D)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

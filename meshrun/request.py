@@ -94,6 +94,8 @@ class ConsoleRequest:
     hide: tuple[str, ...] = ()
     local_ranks: frozenset[int] | None = None
     collapse: bool = False
+    verbose: bool = False
+    """Whether it is said what listens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

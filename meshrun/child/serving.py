@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import select
-import shutil
 import signal
 import socket
 import time
@@ -15,6 +14,7 @@ from typing import Any, NoReturn
 
 from meshrun import wire
 from meshrun.child.ending import Ending
+from meshrun.child.guard import Guard
 from meshrun.child.rank import become_rank
 from meshrun.child.spawn import spawn_command, spawn_fresh
 from meshrun.events import (
@@ -89,10 +89,10 @@ class Forks:
         fresh: bool,
         ending: Ending,
         dispositions: dict[int, Any],
-        scratch_dir: str,
+        guard: Guard,
     ) -> None:
         self._gate_fd = -1
-        self._scratch_dir = scratch_dir
+        self._guard = guard
         self._dispositions = dispositions
         self._control = control
         self._reports = reports
@@ -152,7 +152,7 @@ class Forks:
             elif self._fresh:
                 pid = spawn_fresh(order, self._program, self._reports, self._gate_fd, *fds)
             else:
-                pid = self._fork(self._dispositions)
+                pid = self._fork(self._dispositions, die_with_parent)
                 if pid == 0:
                     return self._in_rank(order, *fds)
         except OSError as error:
@@ -169,8 +169,13 @@ class Forks:
             send(self._control, RankReady(rank=order.rank, at_ns=time.monotonic_ns()))
         return None
 
-    def _fork(self, dispositions: dict[int, Any]) -> int:
-        """Fork with signals held back, so that none meets the child with our handlers."""
+    def _fork(self, dispositions: dict[int, Any], begin: Callable[[int], None]) -> int:
+        """Fork with signals held back, so that none meets the child with our handlers.
+
+        Args:
+            dispositions: The child's.
+            begin: Called in it with our process id, to see to what our end means for it.
+        """
         zygote = os.getpid()
         signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
         pid = os.fork()
@@ -181,7 +186,7 @@ class Forks:
             for signum, disposition in dispositions.items():
                 signal.signal(signum, disposition)
             os.setsid()
-            die_with_parent(zygote)
+            begin(zygote)
             self._control.close()
             os.close(self._woken)
             os.close(self._wake)
@@ -211,12 +216,13 @@ class Forks:
 
     def _fork_store(self, order: StartStore, fds: list[int]) -> Callable[[], None] | None:
         gate_fd, *listeners = fds
+        # It outlives what ends ranks, for them to end in order.
+        pid = self._fork({}, self._guard.begin)
+        if pid == 0:
+            return partial(_be_store, order.port, listeners, self._guard)
         for listen_fd in listeners:
-            pid = self._fork({})  # it outlives what ends ranks, for them to end in order
-            if pid == 0:
-                return partial(_be_store, order.port, listen_fd)
             os.close(listen_fd)
-            self._store_pid = pid
+        self._store_pid = pid
         if self._gate_fd >= 0:
             os.close(self._gate_fd)
         self._gate_fd = gate_fd
@@ -253,34 +259,44 @@ class Forks:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
         self._pids.clear()
         self._store_pid = None
-        if ended.count:
-            send(self._control, LeftoversEnded(count=ended.count))
+        self._tell(ended)
         send(self._control, GenerationEnded(at_ns=time.monotonic_ns()))
 
     def _end(self, grace_s: float, *, launcher_is_gone: bool = False) -> NoReturn:
         """End the store and whatever ranks left behind, then this process."""
         ended = self._end_children(grace_s)
-        if launcher_is_gone and self._scratch_dir:
-            shutil.rmtree(self._scratch_dir, ignore_errors=True)
-        elif ended.count:
-            send(self._control, LeftoversEnded(count=ended.count))
+        if launcher_is_gone:
+            self._guard.remove_scratch()
+        else:
+            self._tell(ended)
         os._exit(0)
 
+    def _tell(self, ended: Ended) -> None:
+        if ended.count:
+            event = LeftoversEnded(count=ended.killed, survivors=list(ended.survivors))
+            send(self._control, event)
+
     def _end_children(self, grace_s: float) -> Ended:
-        if self._store_pid is not None:
-            send_signal(self._store_pid, signal.SIGKILL)
+        """End what ranks left behind, and then the store, which guards them until then."""
+        store = self._store_pid
+        spare = frozenset(() if store is None else (store,))
+        ended = end_children(
+            grace_s=grace_s, patience_s=_PATIENCE_S if grace_s else 0.0, spare=spare
+        )
+        if store is not None:
+            send_signal(store, signal.SIGKILL)
             try:
-                os.waitpid(self._store_pid, 0)
+                os.waitpid(store, 0)
             except ChildProcessError:
                 pass
-        return end_children(grace_s=grace_s, patience_s=_PATIENCE_S if grace_s else 0.0)
+        return ended
 
 
-def _be_store(port: int, listen_fd: int) -> NoReturn:
-    """Serve the store until the zygote ends this process or ends itself."""
+def _be_store(port: int, listeners: list[int], guard: Guard) -> NoReturn:
+    """Serve the store, if it is this node's, until the zygote ends this process or ends itself."""
     from meshrun.child.join import serve_store
 
-    store = serve_store(port, listen_fd)
-    while store is not None:
-        signal.pause()
+    stores = [serve_store(port, listen_fd) for listen_fd in listeners]
+    while len(stores) == len(listeners):
+        guard.stand()
     os._exit(0)

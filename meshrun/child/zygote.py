@@ -27,6 +27,7 @@ from collections.abc import Callable
 from types import CodeType
 
 from meshrun.child.ending import Ending
+from meshrun.child.guard import Guard
 from meshrun.child.path import first_path, holds, on_path, put_first
 from meshrun.child.program import compile_program, format_raised
 from meshrun.child.serving import Forks, leave_signals_to_launcher, receive, send
@@ -55,6 +56,7 @@ def main() -> Callable[[], None]:
     order = receive(control)
     if not isinstance(order, Prepare):
         os._exit(0)
+    guard = Guard(order.scratch_dir)
     ending = Ending()
     code = _load(control, program, order)
     forks = Forks(
@@ -65,7 +67,7 @@ def main() -> Callable[[], None]:
         fresh=order.start_method == "exec",
         ending=ending,
         dispositions=dispositions,
-        scratch_dir=order.scratch_dir,
+        guard=guard,
     )
     return forks.serve()
 

@@ -80,6 +80,11 @@ class Ended:
     count: int
     survivors: tuple[int, ...]
 
+    @property
+    def killed(self) -> int:
+        """How many of them have ended."""
+        return self.count - len(self.survivors)
+
 
 def end_children(
     *, grace_s: float, patience_s: float = 0.0, spare: frozenset[int] = frozenset()
@@ -236,6 +241,24 @@ def _read_status(path: str) -> dict[str, str]:
     with open(path) as file:
         pairs = (line.partition(":") for line in file)
         return {name: value.strip() for name, _, value in pairs}
+
+
+def marked_processes(entry: str) -> list[int]:
+    """Return other processes that began with ``entry`` in their environment, as ``NAME=value``.
+
+    A fork shows the environment with which the program of its parent was started (proc(5)).
+    """
+    found = []
+    wanted = os.fsencode(entry)
+    for name in os.listdir("/proc"):
+        if name.isdecimal() and int(name) != os.getpid():
+            try:
+                with open(f"/proc/{name}/environ", "rb") as file:
+                    if wanted in file.read().split(b"\0"):
+                        found.append(int(name))
+            except OSError:  # it has ended, or is somebody else's
+                continue
+    return found
 
 
 def cpu_seconds_of_trees(roots: Iterable[int]) -> dict[int, float]:

@@ -108,19 +108,32 @@ class Layout(Dims):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], *, own_rank: int | None = None) -> Layout:
-        """Return the layout that :meth:`to_dict` wrote; with no own rank unless one is given."""
-        counts = values["nproc_per_node"]
-        even = isinstance(counts, int)
-        flattens, views = parse_derived(values.get("flatten", ()), values.get("views", ()))
-        return cls(
-            mesh=parse_mesh(values["mesh"]) if values["mesh"] else None,
-            nproc_per_node=(counts,) * values["nnodes"] if even else tuple(counts),
-            slot_order=tuple(values.get("slot_order") or ()) or None,
-            generation=values.get("generation", 0),
-            own_rank=own_rank,
-            flattens=flattens,
-            views=views,
-        )
+        """Return the layout that :meth:`to_dict` wrote; with no own rank unless one is given.
+
+        Raises:
+            LayoutError: If it wrote no such values.
+        """
+        try:
+            counts, mesh = values["nproc_per_node"], values["mesh"]
+            even = isinstance(counts, int)
+            nodes = count_slots(None, values["nnodes"], counts) if even else tuple(counts)
+            order = tuple(values.get("slot_order") or ())
+            flattens, views = parse_derived(values.get("flatten", ()), values.get("views", ()))
+            return cls(
+                mesh=parse_mesh(mesh) if mesh else None,
+                nproc_per_node=nodes,
+                slot_order=order or None,
+                generation=values.get("generation", 0),
+                own_rank=own_rank,
+                flattens=flattens,
+                views=views,
+            )
+        except (AttributeError, KeyError, TypeError) as error:
+            lacks = f"no {error}" if isinstance(error, KeyError) else str(error)
+            hint = "from_dict() takes what to_dict() of a layout returned"
+            raise LayoutError(
+                f"these are not the values of a layout: {lacks}", hint=hint
+            ) from error
 
     # ---- ranks and coordinates -------------------------------------------------------------
 

@@ -158,6 +158,16 @@ All = Annotated[
 Timings = Annotated[
     bool, own("--timings", metavar=NO_VALUE, panel=LOOK, text="Say at the end where the time went.")
 ]
+Verbose = Annotated[
+    bool,
+    own(
+        "--verbose",
+        "-v",
+        metavar=NO_VALUE,
+        panel=LOOK,
+        text="Say at the start what listens, where and why.",
+    ),
+]
 Preload = Annotated[
     list[str] | None,
     own(

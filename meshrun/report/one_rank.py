@@ -15,6 +15,7 @@ from meshrun.binding import format_cpus
 from meshrun.environment import Session, rank_environment
 from meshrun.errors import UsageError
 from meshrun.layout import Layout
+from meshrun.masking import MASK, Mask, is_secret
 from meshrun.plan import LaunchPlan, RankPlan
 from meshrun.report.page import Page, new_table
 from meshrun.selection import select_ranks
@@ -49,7 +50,7 @@ def find_rank(plan: LaunchPlan, text: str) -> int:
 
 
 def environment_of(plan: LaunchPlan, rank: RankPlan) -> dict[str, str]:
-    """Return what the rank's environment has beside the launcher's own, sorted by name."""
+    """Return what the rank's environment has beside the launcher's own, secrets masked."""
     meeting = plan.meeting
     port = plan.store_port
     if meeting is not None and meeting.backend == "static":
@@ -64,7 +65,10 @@ def environment_of(plan: LaunchPlan, rank: RankPlan) -> dict[str, str]:
     found = rank_environment(plan, rank, session, os.environ, error_file=_LATER)
     if not port:
         found["MASTER_PORT"] = _LATER
-    return dict(sorted(found.items()))
+    mask = Mask(os.environ)
+    return {
+        name: MASK if is_secret(name) else mask.text(value) for name, value in sorted(found.items())
+    }
 
 
 def print_rank(plan: LaunchPlan, rank: int, *, console: Console | None = None) -> None:

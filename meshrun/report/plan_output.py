@@ -7,8 +7,10 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import replace
 
 from meshrun.errors import HostError, UsageError
+from meshrun.masking import Mask
 from meshrun.plan import LaunchPlan
 
 
@@ -35,6 +37,7 @@ def print_plan(
         UsageError: If there is no such dim, or ``output`` cannot name a file.
         HostError: If the file cannot be written.
     """
+    plan = _without_secrets(plan)
     with _stdout_to_file(output):
         if rank is not None:
             from meshrun.report.one_rank import find_rank, print_rank, render_rank_json
@@ -59,6 +62,15 @@ def print_plan(
             from meshrun.report.dry_run import print_dry_run
 
             print_dry_run(plan, every_row=every_row)
+
+
+def _without_secrets(plan: LaunchPlan) -> LaunchPlan:
+    mask, request = Mask(os.environ), plan.request
+    program = request.program
+    shown = replace(program, target=mask.text(program.target), args=mask.words(program.args))
+    return replace(
+        plan, request=replace(request, program=shown, sources=mask.rows(request.sources))
+    )
 
 
 @contextmanager

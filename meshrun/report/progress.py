@@ -36,6 +36,7 @@ class StartProgress:
         self._told = False
         self._started = False
         self._told_kill = False
+        self._survivors: set[int] = set()
         self._generation = 0
 
     def settle(self, plan: LaunchPlan) -> None:
@@ -65,12 +66,23 @@ class StartProgress:
         if isinstance(event, ZygoteUnsafe):
             console.note(f"each rank gets its own interpreter, since {event.reason}")
         if isinstance(event, LeftoversEnded):
-            what = "1 process" if event.count == 1 else f"{event.count} processes"
-            console.note(f"{what} that ranks had left behind had to be ended")
+            self._tell_leftovers(event, console)
         if isinstance(event, LaunchBegan) and self._plan.passes_over_accelerators:
             console.note(f"the mesh is on the CPU: {self._plan.device_reason}")
         if isinstance(event, LaunchBegan) and self._plan.spares:
             console.note(describe_spares(self._plan))
+
+    def _tell_leftovers(self, event: LeftoversEnded, console: Console) -> None:
+        if event.count:
+            what = "1 process" if event.count == 1 else f"{event.count} processes"
+            console.note(f"{what} that ranks had left behind had to be ended")
+        if new := sorted({*event.survivors} - self._survivors):
+            self._survivors.update(new)
+            who = f"process {new[0]}" if len(new) == 1 else f"processes {', '.join(map(str, new))}"
+            console.note(
+                f"{who} outlived SIGKILL: the kernel holds what waits for a disk, a driver or a"
+                " network file system (state D in `ps`), and ends it once that answers"
+            )
 
     def _tell_start(self, state: State, console: Console) -> None:
         status = self._status(state)

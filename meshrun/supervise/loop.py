@@ -17,6 +17,7 @@ from meshrun.events import (
     Event,
     GenerationEnded,
     LaunchBegan,
+    LeftoversEnded,
     MeetingFailed,
     Met,
     RankBeat,
@@ -30,7 +31,6 @@ from meshrun.events import (
 from meshrun.host.descriptors import allow_descriptors
 from meshrun.host.error_record import read_record, write_record
 from meshrun.host.memory import MemoryWatch
-from meshrun.host.network import interface_of
 from meshrun.host.processes import become_subreaper, end_children, handles_signal, list_children
 from meshrun.host.run_folder import RunFolder
 from meshrun.plan import LaunchPlan, RankPlan
@@ -78,7 +78,7 @@ class Loop:
         store_listener: socket.socket | None,
         console: Console,
         watch: Watch,
-        settle: Callable[[LaunchPlan, Met], LaunchPlan],
+        settle: Callable[[LaunchPlan, Session, Met], tuple[LaunchPlan, Session]],
         meet: Meet | None = None,
     ) -> None:
         """Make ready, and start the zygote.
@@ -90,7 +90,7 @@ class Loop:
             store_listener: Where the store serves; of several nodes, the head's has its own.
             console: Our own stdout and stderr.
             watch: Called with every event, the state after it and the console.
-            settle: Returns the plan once the nodes have met.
+            settle: Returns plan and session once the nodes have met.
             meet: Begins to meet the other nodes, if there are any.
         """
         self.plan = plan
@@ -150,7 +150,9 @@ class Loop:
                 self._turn()
             if self._nodes is not None:
                 self._nodes.close()
-            end_children(grace_s=0.0, spare=self._not_ours)
+            ended = end_children(grace_s=0.0, spare=self._not_ours)
+            if ended.survivors:
+                self._happen(LeftoversEnded(count=0, survivors=list(ended.survivors)))
             self._output.finish(self._slow_readers.wait, lambda: len(self.state.signals) > 1)
             self.evidence = self._gather()
         finally:
@@ -309,19 +311,12 @@ class Loop:
     def _settled(self, met: Met) -> Met | MeetingFailed:
         """Plan anew with what the nodes told each other, and say which ranks are this one's."""
         try:
-            self.plan = self._settle(self.plan, met)
+            self.plan, self._session = self._settle(self.plan, self._session, met)
         except MeshrunError as error:
             self.state = replace(self.state, abroad=Abroad(is_met=True, is_head=not met.node_rank))
             return MeetingFailed(error=error, at_ns=met.at_ns)
         self._ranks = {rank.rank: rank for rank in self.plan.ranks_of_node()}
         allow_descriptors(5 * len(self._ranks) + len(met.hosts) + 64)
-        self._session = replace(
-            self._session,
-            run_id=met.run_id,
-            master_addr=met.store_address,
-            master_port=met.store_port,
-            interface=interface_of(met.own_address),
-        )
         if self._nodes is not None:
             self._nodes.hosts = met.hosts
             self._listener = self._nodes.peers.listener

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from meshrun import wire
-from meshrun.environment import THREAD_VARIABLES
+from meshrun.environment import LAUNCH_MARK, THREAD_VARIABLES
 from meshrun.errors import HostError
 from meshrun.host.sockets import packet_pair
 from meshrun.request import Program, StartMethod
@@ -46,7 +47,11 @@ class Zygote:
                     pass_fds=fds,
                     start_new_session=True,
                     # Libraries start threads while they are imported; ranks get theirs later.
-                    env={**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")},
+                    env={
+                        **os.environ,
+                        **dict.fromkeys(THREAD_VARIABLES, "1"),
+                        LAUNCH_MARK: secrets.token_hex(8),
+                    },
                 )
             except OSError as error:
                 raise HostError(

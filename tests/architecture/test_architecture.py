@@ -22,7 +22,7 @@ FLAGS = {
     "--print-completion", "--rdzv-backend", "--rdzv-conf", "--rdzv-endpoint", "--rdzv-id",
     "--redirects", "--report", "--role", "--run-path", "--show", "--shutdown-timeout",
     "--signals-to-handle", "--standalone", "--start-method", "--tee", "--timeout", "--timings",
-    "--version", "--virtual-local-rank",
+    "--verbose", "--version", "--virtual-local-rank",
 }  # fmt: skip
 PUBLIC = [
     "LaunchResult", "Layout", "MeshError", "MeshrunError", "RankFailed", "current_layout",

@@ -181,6 +181,10 @@ class Conductor:
 
     def _send(self, running: Running) -> None:
         case, launcher = self.case, running.process.pid
+        if case.victim == "both":
+            for victim in (running.zygote(), launcher):
+                os.kill(victim, case.signum)
+            return
         victim = self._victim(running)
         os.kill(victim, case.signum)
         if case.signum != signal.SIGSTOP:

@@ -9,7 +9,7 @@ from typing import Literal
 
 Fault = Literal["signal", "ctrl_c", "hang_up", "reader", "disk", "inodes", "descriptors"]
 Phase = Literal["importing", "joining", "training", "ending", "clearing", "again", "all"]
-Victim = Literal["launcher", "zygote", "store", "rank", "child", "session"]
+Victim = Literal["launcher", "zygote", "both", "store", "rank", "child", "session"]
 Then = Literal["release", "continue", "stop", "kill"]
 Output = Literal["console", "tee", "redirect"]
 
@@ -18,11 +18,11 @@ FAULTS: tuple[Fault, ...] = (
 )  # fmt: skip
 _VICTIMS: dict[Phase, tuple[Victim, ...]] = {
     "importing": ("launcher", "zygote"),
-    "joining": ("launcher", "zygote", "store", "rank", "rank"),
-    "training": ("launcher", "zygote", "store", "rank", "rank", "child", "session"),
-    "ending": ("launcher", "zygote", "store", "rank", "rank", "child"),
+    "joining": ("launcher", "zygote", "both", "store", "rank", "rank"),
+    "training": ("launcher", "zygote", "both", "store", "rank", "rank", "child", "session"),
+    "ending": ("launcher", "zygote", "both", "store", "rank", "rank", "child"),
     "clearing": ("launcher", "zygote"),
-    "again": ("launcher", "zygote", "store", "rank", "rank", "child", "session"),
+    "again": ("launcher", "zygote", "both", "store", "rank", "rank", "child", "session"),
 }
 _SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP, signal.SIGSEGV)
 MESHES = {1: "dp=1", 2: "tp=2", 4: "dp=2,tp=2"}
@@ -93,11 +93,11 @@ def draw(number: int) -> Case:
     phase = _draw_phase(dice, fault, real_torch or method == "exec")
     victim = dice.choice(_VICTIMS.get(phase, ("launcher",)))
     ranks = dice.choice((1, 2, 4))
-    signum = dice.choice(_SIGNALS)
+    signum = dice.choice(_SIGNALS) if victim != "both" else signal.SIGKILL
     then: Then = "release"
     if fault == "signal" and signum == signal.SIGSTOP and victim in ("launcher", "zygote", "rank"):
         then = dice.choice(("continue", "continue", "stop", "kill"))
-    children = victim in ("child", "session") or dice.random() < 0.3
+    children = victim in ("child", "session", "both") or dice.random() < 0.3
     has_mesh = dice.random() < 0.5 or real_torch
     fresh = phase in ("joining", "training", "ending") and fault == "signal"
     return Case(
@@ -143,4 +143,4 @@ def _draw_room(dice: random.Random, fault: Fault, ranks: int) -> int:
         return 1024 * dice.choice((8, 32, 100))
     if fault == "inodes":
         return dice.randint(1, 4 + 4 * ranks)
-    return dice.choice((10, 16, 24, 40, 4 * ranks + 63, 4 * ranks + 64, 4 * ranks + 70))
+    return dice.choice((10, 16, 24, 40, 5 * ranks + 63, 5 * ranks + 64, 5 * ranks + 70))

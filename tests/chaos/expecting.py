@@ -54,7 +54,7 @@ def _of_few_inodes(case: Case) -> Expected:
 
 
 def _of_few_descriptors(case: Case) -> Expected:
-    if case.room >= 4 * case.ranks + 64:
+    if case.room >= 5 * case.ranks + 64:
         return _done(case)
     return _ended(71, "the limit is |Too many open files")
 
@@ -79,6 +79,8 @@ def _of_signal(case: Case) -> Expected:  # noqa: PLR0911 - one for each victim
     heeds = deadly or not case.deaf or case.phase == "joining"
     rank = _rank(case, case.victim_rank)
     match case.victim:
+        case "both":
+            return _ended(code, all_lines=False)
         case "launcher":
             says = () if deadly else (f"stopped by {name}",)
             return _ended(code, *says, all_lines=not deadly)

@@ -89,6 +89,24 @@ def test_nobody_outlives_a_kill(
     assert code == {"launcher": 137, "zygote": 137, "store": 71, "rank": 137}[victim]
 
 
+@pytest.mark.parametrize("method", ["fork", "exec"])
+@pytest.mark.parametrize("first", ["launcher", "zygote"])
+def test_nobody_outlives_launcher_and_zygote(
+    first: str, method: str, fake_torch: object, tmp_path: Path
+) -> None:
+    """Killed at the same moment, so that neither can see to what the other leaves."""
+    with start_meshrun(
+        *(*FOUR, "--start-method", method, PROGRAMS / "wait.py", "deaf", "children"),
+        folder=tmp_path,
+    ) as running:
+        running.wait_for("up", 4)
+        victims = [running.process.pid, running.zygote()]
+        for pid in victims if first == "launcher" else reversed(victims):
+            os.kill(pid, signal.SIGKILL)
+
+        assert running.wait() == 137
+
+
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_ends_all_and_is_passed_on_to_the_shell(
     signum: signal.Signals, fake_torch: object, tmp_path: Path

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import socket
 import subprocess
 from pathlib import Path
 
@@ -38,21 +39,45 @@ def test_no_name_is_looked_up(words: list[str], tmp_path: Path) -> None:
     assert [line for line in lines if re.search(r"htons\(53\)", line)] == []
 
 
-def test_nothing_listens_outside_loopback(tmp_path: Path) -> None:
-    """The store and gloo alike."""
+@pytest.mark.parametrize("words", [["--mesh", "dp=2,tp=2"], ["--nproc-per-node", "2"]])
+def test_nothing_listens_outside_loopback(words: list[str], tmp_path: Path) -> None:
+    """The store and gloo's groups of every dim; and no socket in the file system or beside it."""
     program = tmp_path / "program.py"
-    program.write_text("import time, torch.distributed as d\nd.barrier()\nprint('up')\n"
-                       "import signal; signal.pause()\n")  # fmt: skip
-    with start_meshrun("--mesh", "2x2", program, folder=tmp_path) as running:
-        running.wait_for("up", 4)
-        listening = [
-            connection.laddr.ip
-            for process in psutil.Process(running.process.pid).children(recursive=True)
-            for connection in process.net_connections("tcp")
-            if connection.status == psutil.CONN_LISTEN
-        ]
+    program.write_text(_EVERY_GROUP)
+    ranks = 4 if "--mesh" in words else 2
+    with start_meshrun("-v", *words, program, folder=tmp_path) as running:
+        running.wait_for("up", ranks)
+        family = psutil.Process(running.process.pid).children(recursive=True)
+        family.append(psutil.Process(running.process.pid))
+        found = [each for process in family for each in process.net_connections("all")]
         running.process.terminate()
         running.wait()
+    listening = [each.laddr for each in found if each.status == psutil.CONN_LISTEN]
+    unix = [each.laddr for each in found if each.family == socket.AF_UNIX]
 
-    assert listening
-    assert set(listening) <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+    assert len(listening) > ranks  # the store's, and one at least of each rank
+    assert {place.ip for place in listening} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+    assert [each for each in found if each.type == socket.SOCK_DGRAM and each.laddr] == []
+    assert unix
+    assert {place for place in unix if place} == set()  # a name, or a path: whoever knows it
+    (store,) = re.findall(r"listens: the store on 127.0.0.1 port (\d+),", running.stderr)
+    assert int(store) in {place.port for place in listening}
+    assert "listens: ranks on lo, for gloo" in running.stderr
+
+
+_EVERY_GROUP = """
+import signal
+import torch
+import torch.distributed as dist
+from meshrun import current_mesh, has_mesh
+
+if has_mesh():
+    groups = [None, *current_mesh().get_all_groups()]
+else:
+    dist.init_process_group("gloo")
+    groups = [None]
+for group in groups:
+    dist.all_reduce(torch.ones(1), group=group)
+print("up", flush=True)
+signal.pause()
+"""

@@ -28,8 +28,8 @@ _NOBODYS = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_E
 """Variables whose values differ: places and names of a launch, and a documented default."""
 _OF_FUNCTIONS = {"argv", "cwd", "executable", "stdin", "umask", "limits", "nice", "cores"}
 """What is compared with a function that torchrun runs with multiprocessing."""
-_OURS = {"GLOO_SOCKET_IFNAME", "MESHRUN_GENERATION", "MESHRUN_NPROC_PER_NODE", "MESHRUN_RUN_ID",
-         "MESHRUN_WORKER_PID"}  # fmt: skip
+_OURS = {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "MESHRUN_GENERATION", "MESHRUN_LAUNCH_MARK",
+         "MESHRUN_NPROC_PER_NODE", "MESHRUN_RUN_ID", "MESHRUN_WORKER_PID"}  # fmt: skip
 """Documented variables that torchrun's workers do not have."""
 
 

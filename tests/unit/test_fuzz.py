@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from functools import partial
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -116,6 +117,25 @@ def test_any_layout_fits_or_is_refused(
         if layout.world_size < 10_000:
             select_ranks(layout, where)
             assert Layout.from_dict(layout.to_dict()) == layout
+
+    is_answered(ask)
+
+
+plain_values = st.recursive(
+    st.none() | st.integers(-2, 4) | st.just(10**12) | st.sampled_from(["dp=2", "dp", "4", ""]),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.just("dp"), inner),
+    max_leaves=3,
+)
+
+
+@settings(max_examples=300)
+@given(st.dictionaries(st.sampled_from([*Layout.parse("dp=2").to_dict(), "more"]), plain_values))
+def test_any_values_are_a_layout_or_an_error(values: dict[str, Any]) -> None:
+    """Whatever a file says of a layout."""
+
+    def ask() -> None:
+        layout = Layout.from_dict(values)
+        assert Layout.from_dict(layout.to_dict()) == layout
 
     is_answered(ask)
 

@@ -261,3 +261,22 @@ def test_nodes_may_differ() -> None:
     assert [layout.crosses_nodes(dim) for dim in layout.shape] == [True, False]
     assert layout.to_dict()["nproc_per_node"] == [8, 4]
     assert Layout.from_dict(layout.to_dict()) == layout
+
+
+@pytest.mark.parametrize(
+    ("values", "lacks"),
+    [
+        ({}, "no 'nproc_per_node'"),
+        ({"nproc_per_node": 2}, "no 'mesh'"),
+        ({"mesh": "dp=2", "nproc_per_node": 2}, "no 'nnodes'"),
+        ({"mesh": "dp=2", "nproc_per_node": None}, "not iterable"),
+        ({"mesh": 2, "nproc_per_node": [2]}, "'int' object"),
+        ({"mesh": "dp=2", "nproc_per_node": [2], "slot_order": 3}, "not iterable"),
+        ([], "must be integers"),
+    ],
+)
+def test_what_is_no_layout_is_told(values: Any, lacks: str) -> None:
+    """A file that something else wrote is an error that says what it lacks."""
+    with pytest.raises(LayoutError, match="these are not the values of a layout") as caught:
+        Layout.from_dict(values)
+    assert lacks in caught.value.message

@@ -117,6 +117,7 @@ def test_a_rank_gets_the_variables_of_torchrun() -> None:
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         "OMP_NUM_THREADS": "2",
         "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "=lo",
         "MESHRUN_RUN_ID": "abc",
         "MESHRUN_GENERATION": "0",
         "MESHRUN_MESH": "dp=2,tp=4",
@@ -130,6 +131,7 @@ def test_what_the_user_set_is_kept() -> None:
     base = {
         "OMP_NUM_THREADS": "7",
         "GLOO_SOCKET_IFNAME": "eth0",
+        "NCCL_SOCKET_IFNAME": "ib0",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
     }
 

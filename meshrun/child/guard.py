@@ -1,0 +1,75 @@
+"""The last guard: ends what is left of a launch whose launcher and zygote were both killed.
+
+Either of the two ends everything after the other's end, as every orphan comes to it. Without both,
+the kernel ends the ranks, and what they started goes to init. The store's process, which has little
+else to do, then ends whatever carries the launch's mark in the environment it began with.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import time
+from typing import NoReturn
+
+from meshrun.environment import LAUNCH_MARK
+from meshrun.host.processes import die_with_parent, marked_processes, send_signal
+
+_SWEEP_TAKES_S = 10.0
+_BETWEEN_S = 0.005
+
+
+class Guard:
+    """Made in the zygote, so that it knows the launcher; stands in the store's process."""
+
+    def __init__(self, scratch_dir: str) -> None:
+        self._scratch_dir = scratch_dir
+        self._mark = os.environ.get(LAUNCH_MARK, "")
+        self._launcher = _process_fd(os.getppid())
+
+    def begin(self, zygote: int) -> None:
+        """In the store's process, first of all: be woken by the zygote's end, or end with it."""
+        self._zygote = -1
+        if self._launcher >= 0 and self._mark:
+            self._zygote = _process_fd(zygote)
+        die_with_parent(zygote, signal.SIGKILL if self._zygote < 0 else signal.SIGCONT)
+
+    def stand(self) -> NoReturn:
+        """Wait until zygote and launcher are gone and end what is left; the launcher ends us."""
+        if self._zygote < 0:
+            while True:
+                signal.pause()
+        for process in (self._zygote, self._launcher):
+            poll = select.poll()
+            poll.register(process, select.POLLIN)
+            poll.poll()
+        _sweep(self._mark)
+        self.remove_scratch()
+        os._exit(0)
+
+    def remove_scratch(self) -> None:
+        """Remove what the launcher could not any more."""
+        if self._scratch_dir:
+            shutil.rmtree(self._scratch_dir, ignore_errors=True)
+
+
+def _process_fd(pid: int) -> int:
+    """Return a descriptor that reads as ready once a process has ended; -1 where there is none."""
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):  # macOS, an old kernel
+        return -1
+
+
+def _sweep(mark: str) -> None:
+    """End all that carry the mark, until a look finds none twice: one may fork meanwhile."""
+    deadline = time.monotonic() + _SWEEP_TAKES_S
+    clean = 0
+    while clean < 2 and time.monotonic() < deadline:
+        found = marked_processes(f"{LAUNCH_MARK}={mark}")
+        clean = 0 if found else clean + 1
+        for pid in found:
+            send_signal(pid, signal.SIGKILL)
+        time.sleep(_BETWEEN_S)

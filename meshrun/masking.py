@@ -1,0 +1,66 @@
+"""Secrets in what is shown, masked by the names that they go by. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+MASK = "***"
+_SECRET_NAME = re.compile(
+    r"SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|(?:^|_)[A-Z]*(?:TOKEN|KEYS?)(?:_|$)"
+)
+_PAIR = re.compile(r"(?P<name>[\w.-]+)=(?P<value>[^\s,;]+)")
+_LEAST_CHARACTERS = 6
+"""Shorter values are no secrets, and would be found everywhere."""
+
+
+def is_secret(name: str) -> bool:
+    """Whether the value of a variable or an option is not to be shown, by its name.
+
+    Example:
+        >>> [is_secret(name) for name in ("HF_TOKEN", "--api-key", "TOKENIZERS_PARALLELISM")]
+        [True, True, False]
+    """
+    return _SECRET_NAME.search(re.sub(r"\W", "_", name).upper()) is not None
+
+
+class Mask:
+    """Hides the secrets of an environment, and what stands beside a secret's name."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        found = {value for name, value in env.items() if is_secret(name)}
+        secrets = sorted((each for each in found if len(each) >= _LEAST_CHARACTERS), key=len)
+        longest_first = "|".join(re.escape(each) for each in reversed(secrets))
+        self._secrets = re.compile(longest_first) if secrets else None
+
+    def text(self, text: str) -> str:
+        """Return a text without secrets: ``id=7,token=***``."""
+        if self._secrets is not None:
+            text = self._secrets.sub(MASK, text)
+        return _PAIR.sub(_mask_pair, text)
+
+    def words(self, words: Iterable[str]) -> tuple[str, ...]:
+        """Return words of a command line; what follows ``--token`` is masked too."""
+        shown: list[str] = []
+        before = ""
+        for word in words:
+            is_value = _is_option(before) and is_secret(before) and not word.startswith("-")
+            shown.append(MASK if is_value else self._word(word))
+            before = word
+        return tuple(shown)
+
+    def rows(self, rows: Sequence[tuple[str, str, str]]) -> tuple[tuple[str, str, str], ...]:
+        """Return (option, value, source) with masked values."""
+        return tuple((option, self.text(value), source) for option, value, source in rows)
+
+    def _word(self, word: str) -> str:
+        name, equals, _ = word.partition("=")
+        return f"{name}={MASK}" if equals and is_secret(name) else self.text(word)
+
+
+def _is_option(word: str) -> bool:
+    return word.startswith("-") and "=" not in word
+
+
+def _mask_pair(pair: re.Match[str]) -> str:
+    return f"{pair['name']}={MASK}" if is_secret(pair["name"]) else pair[0]

@@ -1,0 +1,44 @@
+"""What of a launch listens, where and why, for ``--verbose``: a line each."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+
+from meshrun.environment import Session, interface_defaults
+from meshrun.plan import LaunchPlan
+
+_OF_DEVICE = {"cpu": ("gloo",), "cuda": ("gloo", "nccl")}
+_EVERY = ("gloo", "nccl")
+_VARIABLES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
+
+
+def describe_listening(plan: LaunchPlan, session: Session, env: Mapping[str, str]) -> list[str]:
+    """Return the lines.
+
+    Args:
+        plan: What is started.
+        session: Where its store listens.
+        env: The launcher's environment, in which interfaces may be chosen.
+    """
+    at = f"{session.master_addr} port {session.master_port}"
+    who = _who_reaches(session.master_addr)
+    lines = [f"listens: the store on {at}, for ranks to find each other ({who})"]
+    own = interface_defaults(session)
+    for backend in _OF_DEVICE.get(plan.device_type or "", _EVERY):
+        variable = _VARIABLES[backend]
+        where = env.get(variable) or own.get(variable)
+        chosen = f"on {where.lstrip('=')}" if where else f"where {backend} chooses"
+        why = f"{variable} is set" if env.get(variable) else "loopback" if where else "no default"
+        uses = "" if plan.device_type else ", if the program uses it"
+        lines.append(f"listens: ranks {chosen}, for {backend} to connect them ({why}){uses}")
+    lines.append("listens: nothing else; launcher and ranks talk over socket pairs without a name")
+    return lines
+
+
+def _who_reaches(address: str) -> str:
+    try:
+        is_loopback = ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        is_loopback = address == "localhost"
+    return "loopback" if is_loopback else "who reaches this address may connect"

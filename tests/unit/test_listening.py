@@ -1,0 +1,49 @@
+"""What is said to listen, and where."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshrun.asked import Asked, build_request
+from meshrun.environment import Session
+from meshrun.plan import HostFacts, LaunchPlan, build_plan
+from meshrun.report.listening import describe_listening
+from meshrun.request import Program
+
+
+def plan(nnodes: str, device: str | None) -> LaunchPlan:
+    values = {"nnodes": nnodes, "nproc_per_node": "2"}
+    if device is not None:
+        values |= {"mesh": "dp=-1", "device": device}
+    program = Program(kind="script", target="train.py")
+    facts = HostFacts(hostname="h", usable_cores=4, accelerator=None, accelerator_count=0)
+    return build_plan(build_request(Asked(values, {}, {}), program), facts, check_host=False)
+
+
+@pytest.mark.parametrize(
+    ("nnodes", "device", "address", "env", "said"),
+    [
+        ("1", "cpu", "127.0.0.1", {}, ["other (loopback)", "on lo, for gloo"]),
+        ("1", "cuda", "::1", {}, ["other (loopback)", "on lo, for gloo", "on lo, for nccl"]),
+        ("1", None, "localhost", {}, ["(loopback)", "if the program uses", "if the program uses"]),
+        ("1", "cpu", "10.0.0.1", {}, ["who reaches this address may connect", "on lo"]),
+        ("1", "cpu", "0.0.0.0", {}, ["who reaches this address may connect", "on lo"]),
+        ("1", "cpu", "::1", {"GLOO_SOCKET_IFNAME": "eth0"},
+         ["(loopback)", "on eth0, for gloo to connect them (GLOO_SOCKET_IFNAME is set)"]),
+        ("2", "cpu", "10.0.0.1", {}, ["may connect", "where gloo chooses, for gloo"]),
+        ("2", "cuda", "10.0.0.1", {"NCCL_SOCKET_IFNAME": "=ib0"},
+         ["may connect", "where gloo chooses", "on ib0, for nccl to connect them (NCCL_"]),
+    ],
+)  # fmt: skip
+def test_each_listener_has_a_line(
+    nnodes: str, device: str | None, address: str, env: dict[str, str], said: list[str]
+) -> None:
+    """The store, the back ends that this device takes, and that there is no more."""
+    session = Session(
+        run_id="r", master_addr=address, master_port=1, run_folder="/r", loopback="lo"
+    )
+    *lines, last = describe_listening(plan(nnodes, device), session, env)
+
+    assert len(lines) == len(said)
+    assert all(text in line for text, line in zip(said, lines, strict=True))
+    assert "nothing else" in last

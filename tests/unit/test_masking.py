@@ -1,0 +1,90 @@
+"""Secrets stay out of what is shown."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from contextlib import redirect_stdout
+from unittest import mock
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshrun.asked import Asked, build_request
+from meshrun.masking import MASK, Mask, is_secret
+from meshrun.plan import HostFacts, LaunchPlan, build_plan
+from meshrun.report.plan_output import print_plan
+from meshrun.request import Program
+
+SECRET_NAMES = (
+    *("HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD", "APIKEY", "MY_KEYS"),
+    *("GOOGLE_APPLICATION_CREDENTIALS", "AUTH_TOKEN", "AWS_ACCESS_KEY_ID", "key", "wandb.api-key"),
+)
+PLAIN_NAMES = (
+    *("PATH", "TOKENIZERS_PARALLELISM", "KEYBOARD", "PWD", "MAX_TOKENS", "MESHRUN_MESH"),
+    *("--tokenizer", "RANK", "", "MAX_KEYSTROKES"),
+)
+secrets = st.text("QZJ7%=,;'\" $\\\u00e9\n", min_size=6, max_size=30)
+
+
+def plan(args: tuple[str, ...], values: dict[str, str]) -> LaunchPlan:
+    program = Program(kind="script", target="train.py", args=args)
+    facts = HostFacts(hostname="h", usable_cores=4, accelerator=None, accelerator_count=0)
+    asked = Asked(values, dict.fromkeys(values, "command line"), {})
+    return build_plan(build_request(asked, program), facts, check_host=False)
+
+
+def printed(shown: LaunchPlan, output_format: str, rank: str | None) -> str:
+    with io.StringIO() as out, redirect_stdout(out):
+        print_plan(shown, output_format, rank=rank)
+        return out.getvalue()
+
+
+@pytest.mark.parametrize("name", SECRET_NAMES)
+def test_a_secret_is_known_by_its_name(name: str) -> None:
+    """In the spelling of variables and of options."""
+    assert is_secret(name)
+    assert is_secret(f"--{name.lower().replace('_', '-')}")
+
+
+@pytest.mark.parametrize("name", PLAIN_NAMES)
+def test_what_is_no_secret_is_shown(name: str) -> None:
+    """A word that only begins like one hides nothing."""
+    assert not is_secret(name)
+
+
+@given(st.sampled_from(SECRET_NAMES), secrets, st.sampled_from(["text", "json", "svg"]))
+@pytest.mark.parametrize("rank", [None, "1"])
+def test_no_secret_of_the_environment_is_in_a_plan(
+    rank: str | None, name: str, secret: str, output_format: str
+) -> None:
+    """Wherever on the command line it was typed, and in every format."""
+    values = {"mesh": "dp=2", "rdzv_conf": f"a={secret}".partition(",")[0], "role": secret}
+    shown = plan((secret, f"--x={secret}", "--y", f"a{secret}b"), values)
+    if output_format == "svg" and rank is not None:
+        return
+    with mock.patch.dict(os.environ, {name: secret}):
+        text = printed(shown, output_format, rank)
+
+    plain = json.dumps(secret)[1:-1]
+    assert secret not in text
+    assert plain not in text
+
+
+@given(st.sampled_from(SECRET_NAMES), st.text("QZJ7%+", min_size=1, max_size=30))
+def test_what_a_secret_name_is_given_is_masked(name: str, secret: str) -> None:
+    """Even if no variable holds it."""
+    words = (f"--{name}={secret}", f"--{name}", secret, f"{name}={secret}", "--lr", "3")
+    shown = Mask({}).words(words)
+
+    assert shown == (f"--{name}={MASK}", f"--{name}", MASK, f"{name}={MASK}", "--lr", "3")
+    assert Mask({}).text(f"id=7,{name}={secret}") == f"id=7,{name}={MASK}"
+
+
+@given(st.lists(st.text(max_size=8), max_size=6), st.dictionaries(st.text(), st.text(max_size=5)))
+def test_what_is_no_secret_stays_as_it_is(words: list[str], env: dict[str, str]) -> None:
+    """Short values are not searched for, as they are found everywhere."""
+    if not any(is_secret(word) for word in words):
+        assert Mask(env).words(words) == tuple(words)

@@ -1,0 +1,53 @@
+"""Processes that the kernel holds: named, since they cannot be ended."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from meshrun.asked import Asked, build_request
+from meshrun.events import LeftoversEnded
+from meshrun.plan import HostFacts, build_plan
+from meshrun.report.progress import StartProgress
+from meshrun.request import Program
+from meshrun.supervise.console import Console
+from meshrun.supervise.known import RankState, State
+
+_HELD = """
+import subprocess
+from meshrun.host import processes
+
+child = subprocess.Popen(["sleep", "600"])
+processes._KILL_TAKES_S = 0.05
+processes.send_signal = lambda pid, signum: None  # as if the kernel held it
+ended = processes.end_children(grace_s=0.0)
+child.kill()
+child.wait()
+print(ended.killed, ended.count, ended.survivors == (child.pid,))
+"""
+
+
+def test_what_outlives_sigkill_is_returned() -> None:
+    """The wait for it has an end."""
+    told = subprocess.run([sys.executable, "-c", _HELD], capture_output=True, text=True, check=True)
+
+    assert told.stdout == "0 1 True\n"
+
+
+def test_survivors_are_named_once(capfd: pytest.CaptureFixture[str]) -> None:
+    """By the zygote, and by the launcher that got them from it."""
+    program = Program(kind="script", target="train.py")
+    facts = HostFacts(hostname="h", usable_cores=4, accelerator=None, accelerator_count=0)
+    plan = build_plan(build_request(Asked({}, {}, {}), program), facts)
+    state, console = State(shutdown_timeout_s=1.0, ranks={0: RankState()}), Console()
+    watch = StartProgress(plan)
+    watch(LeftoversEnded(count=2, survivors=[7, 5]), state, console)
+    watch(LeftoversEnded(count=0, survivors=[5, 9]), state, console)
+    told = capfd.readouterr().err.splitlines()
+
+    assert told[0] == "meshrun: 2 processes that ranks had left behind had to be ended"
+    assert told[1].startswith("meshrun: processes 5, 7 outlived SIGKILL: the kernel holds")
+    assert told[2].startswith("meshrun: process 9 outlived SIGKILL")
+    assert len(told) == 3
