@@ -305,7 +305,7 @@ def _launch(
         from meshrun.report.timings import render_timings
 
         say(render_timings(result.timings))
-    if report is not None:
+    if report is not None and not result.elsewhere:
         from meshrun.report.result_json import write_report
 
         write_report(result, report)

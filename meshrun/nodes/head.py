@@ -48,6 +48,8 @@ _PROOF_WITHIN_S = 10.0
 _MOST_STRANGERS = 256
 """Connections that have not proved what they are; more wait in the kernel's queue."""
 _GOODBYE_S = 2.0
+_OWN = -1
+"""Stands for this node where connections are counted."""
 
 
 class Head:
@@ -81,6 +83,8 @@ class Head:
         self._next_note_ns = now_ns + int(_FIRST_NOTE_S * 1e9)
         self._next_beat_ns = now_ns
         self._met = self._over = False
+        self._told: set[tuple[str, str]] = set()
+        """Strangers that people were told of."""
         self._begin_generation(0)
         listener.setblocking(False)
         board.selector.register(listener, selectors.EVENT_READ, self._accept)
@@ -97,7 +101,7 @@ class Head:
         """Do what this node's own launch says, and pass on what concerns the others."""
         match message:
             case Failed():
-                self._end(0, message, signum=int(message.outcome.get("signum") or 0))
+                self._end(_OWN, message, signum=int(message.outcome.get("signum") or 0))
             case Finished():
                 self._own_finished = True
                 self._leave_if_all_finished()
@@ -231,7 +235,6 @@ class Head:
         except TooMany as error:
             self._refuse(number, error)
         except MeshrunError as error:
-            self._refuse(number, error)
             self._fail(error)
         if self._gathering.is_complete:
             self._meet()
@@ -274,8 +277,12 @@ class Head:
     def _drop(self, number: int, why: str) -> None:
         """A connection is gone, or is to go."""
         link = self._links.pop(number)
+        address = link.their_address
         self._board.close(link, why)
         if not self._met:
+            if link.was_refused and (address, why) not in self._told:
+                self._told.add((address, why))
+                self._board.note(f"{address} was not let in: {why}")
             self._gathering.leave(number)
             self._board.selector.modify(self.listener, selectors.EVENT_READ, self._accept)
             return
@@ -299,10 +306,9 @@ class Head:
             return
         self._ending = True
         why = str(message.outcome.get("headline") or "a rank failed")
-        host = self._gathering.joined[number].host if number in self._nodes else self._card.host
-        end = End(generation=self._generation, why=f"{host}: {why}", signum=signum)
+        end = End(generation=self._generation, why=why, signum=signum)
         for other in self._nodes:
-            if other != number or number == 0:
+            if other != number:
                 self._send(other, end)
         if number in self._nodes:
             self._board.news.append(

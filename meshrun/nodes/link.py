@@ -43,6 +43,8 @@ class Link:
         self._waiting: list[Message] = []
         self.closed: str | None = None
         """Why nothing more will come, once that is so."""
+        self.was_refused = False
+        """Whether the other end could not prove that it belongs here."""
         self.began_ns = self.heard_ns = time.monotonic_ns()
         """When it was made, and when the other end last said something."""
         self.ahead_ns = 0
@@ -91,11 +93,11 @@ class Link:
             self._out += self._writer.frame(encode(message))
         self.flush()
 
-    def refuse(self, reason: str) -> None:
-        """Tell a stranger why it is not let in, and close."""
+    def _refuse(self, reason: str) -> None:
+        """Tell a stranger why it is not let in."""
+        self.was_refused = True
         self._out += refusal(reason)
         self.flush()
-        self.close(reason)
 
     def flush(self) -> None:
         """Write what there is room for."""
@@ -128,7 +130,7 @@ class Link:
                 messages += self._read(received)
             except HandshakeError as error:
                 if isinstance(self._handshake, HeadHandshake):
-                    self.refuse(str(error))
+                    self._refuse(str(error))
                 self.close(str(error))
             except (FrameError, MessageError) as error:
                 self.close(str(error))

@@ -191,7 +191,8 @@ class Member:
         self._board.add(self._link, self._on_ready)
 
     def _not_connected(self, why: str) -> None:
-        self._try_later(f"{format_endpoint(self._address, self._port)}: {why}")
+        place = format_endpoint(self._address, self._port)
+        self._try_later(why if place == self._meeting.endpoint else f"{place}: {why}")
 
     def _give_up(self) -> None:
         """The present try takes too long."""

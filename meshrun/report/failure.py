@@ -37,6 +37,10 @@ def _lines(result: LaunchResult) -> Iterator[str]:
     if result.broken_program is not None:
         yield result.broken_program.rstrip("\n")
         return
+    if result.elsewhere:
+        yield f"error: {result.elsewhere}"
+        yield "       the whole report is on node 0"
+        return
     if result.trouble is not None:
         yield render_error(result.trouble)
         return

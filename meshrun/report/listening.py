@@ -29,11 +29,17 @@ def describe_listening(plan: LaunchPlan, session: Session, env: Mapping[str, str
         variable = _VARIABLES[backend]
         where = env.get(variable) or own.get(variable)
         chosen = f"on {where.lstrip('=')}" if where else f"where {backend} chooses"
-        why = f"{variable} is set" if env.get(variable) else "loopback" if where else "no default"
+        why = f"{variable} is set" if env.get(variable) else _why(where)
         uses = "" if plan.device_type else ", if the program uses it"
         lines.append(f"listens: ranks {chosen}, for {backend} to connect them ({why}){uses}")
     lines.append("listens: nothing else; launcher and ranks talk over socket pairs without a name")
     return lines
+
+
+def _why(where: str | None) -> str:
+    if where is None:
+        return "no default"
+    return "loopback" if where.lstrip("=").startswith("lo") else "it faces the other nodes"
 
 
 def _who_reaches(address: str) -> str:

@@ -9,6 +9,10 @@ from meshrun.events import (
     GenerationEnded,
     LaunchBegan,
     LeftoversEnded,
+    MeetingFailed,
+    NextBegins,
+    NodeLost,
+    OthersFailed,
     RankExited,
     RankRaised,
     SignalArrived,
@@ -47,13 +51,15 @@ class StartProgress:
         """Take one event and the state after it."""
         self._tell_oddities(event, console)
         starts_again = state.generation > self._generation
-        if isinstance(event, GenerationEnded):
+        if isinstance(event, NextBegins) or (
+            isinstance(event, GenerationEnded) and state.abroad is None
+        ):
             self._began_ns = time.monotonic_ns()
             self._told = self._started = False
         if state.stopping and not self._told:
             self._told = True
             console.set_status("")
-            if not starts_again:
+            if not starts_again and not isinstance(event, MeetingFailed):
                 console.note(self._news(event, state))
         if state.stopping and not starts_again:
             self._tell_end(event, state, console)
@@ -156,6 +162,8 @@ class StartProgress:
             case SignalArrived(signum=signum):
                 grace = f" within {state.shutdown_timeout_s:g} s" if rest else ""
                 return f"{signal_name(signum)}: ending {rest} ranks{grace}"
+            case OthersFailed() | NodeLost():
+                return describe_others(event) + _ending_all(rest)
             case StoreEnded():
                 return f"{describe_store_end(state)}; ending {rest} ranks"
             case _:
@@ -167,6 +175,19 @@ class StartProgress:
         if not self._has_mesh:
             return f"rank {rank}"
         return f"rank {rank} [{rank_label(self._plan.layout, rank)}]"
+
+
+def describe_others(event: OthersFailed | NodeLost) -> str:
+    """Return what happened on another node."""
+    if isinstance(event, OthersFailed):
+        return event.why
+    return f"node {event.node_rank} ({event.host}) was lost: {event.why}"
+
+
+def _ending_all(count: int) -> str:
+    if count < 1:
+        return ""
+    return "; ending the rank of this node" if count == 1 else f"; ending {count} ranks"
 
 
 def _ending_others(count: int) -> str:

@@ -46,6 +46,8 @@ def _met(state: State, event: Met) -> Step:
 
 
 def _meeting_failed(state: State, event: MeetingFailed) -> Step:
+    if _known(state).failed is not None:
+        return state, []
     abroad = replace(_known(state), failed=event)
     if not abroad.is_met:
         state = replace(state, abroad=abroad, stopping=True, finishing=True)

@@ -56,7 +56,7 @@ class Nodes:
         outcome = outcome_to_json(
             state,
             host=os.uname().nodename,
-            headline=headline(state, layout, self.hosts),
+            headline=headline(state, layout, self.hosts, os.uname().nodename),
             trouble=_trouble(state),
             evidence=evidence,
         )
@@ -69,7 +69,7 @@ class Nodes:
             generation = state.generation + 1
             self.peers.tell(Begin(generation=generation, cause=cause_to_json(next_after)))
         else:
-            self.peers.tell(decide(state, layout, self.hosts))
+            self.peers.tell(decide(state, layout, self.hosts, os.uname().nodename))
 
     def ask_where(self, why: str) -> None:
         """Have the other nodes print where their ranks are."""

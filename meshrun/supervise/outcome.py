@@ -77,7 +77,7 @@ def build_result(
     )
 
 
-def decide(state: State, layout: Layout, hosts: Sequence[str]) -> Over:
+def decide(state: State, layout: Layout, hosts: Sequence[str], host: str = "") -> Over:
     """Return how the launch ends, in short; on the head of several nodes, for all of them."""
     verdicts = judge(state)
     signums = [*state.signals[:1], *_told(state, "signum")]
@@ -85,14 +85,23 @@ def decide(state: State, layout: Layout, hosts: Sequence[str]) -> Over:
         exit_code=_exit_code(state, verdicts),
         signum=next((signum for signum in signums if signum), None),
         preempted=_was_preempted(state),
-        headline=headline(state, layout, hosts),
+        headline=headline(state, layout, hosts, host),
     )
 
 
-def headline(state: State, layout: Layout, hosts: Sequence[str]) -> str:
-    """Return what decided a launch in one line; "" if all is well so far."""
+def headline(state: State, layout: Layout, hosts: Sequence[str], host: str) -> str:
+    """Return what decided a launch in one line; "" if all is well so far.
+
+    Args:
+        state: What is known of it.
+        layout: Of its ranks.
+        hosts: Names of its nodes, in node order.
+        host: This node's.
+    """
     if state.signals:
-        return f"stopped by {signal_name(state.signals[0])}"
+        return f"{host} was stopped by {signal_name(state.signals[0])}"
+    if any(_told(state, "signum")):
+        return str(_told(state, "headline")[0])
     if state.broken is not None:
         return state.broken.text.rstrip().rpartition("\n")[2]
     if (trouble := find_trouble(state)) is not None:
@@ -166,7 +175,7 @@ def _trouble_abroad(state: State) -> MeshrunError | None:
         return abroad.failed.error
     for values in _told(state, "trouble"):
         return error_from_json(values)
-    if (lost := abroad.lost) is not None and abroad.over is None:
+    if (lost := abroad.lost) is not None and (abroad.is_head or abroad.over is None):
         return RendezvousError(
             f"node {lost.node_rank} ({lost.host}) was lost: {lost.why}",
             hint="its own output, or its scheduler's, may say why its launcher ended",

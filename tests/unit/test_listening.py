@@ -30,9 +30,9 @@ def plan(nnodes: str, device: str | None) -> LaunchPlan:
         ("1", "cpu", "0.0.0.0", {}, ["who reaches this address may connect", "on lo"]),
         ("1", "cpu", "::1", {"GLOO_SOCKET_IFNAME": "eth0"},
          ["(loopback)", "on eth0, for gloo to connect them (GLOO_SOCKET_IFNAME is set)"]),
-        ("2", "cpu", "10.0.0.1", {}, ["may connect", "where gloo chooses, for gloo"]),
+        ("2", "cpu", "10.0.0.1", {}, ["may connect", "on eth1, for gloo to connect them (it fac"]),
         ("2", "cuda", "10.0.0.1", {"NCCL_SOCKET_IFNAME": "=ib0"},
-         ["may connect", "where gloo chooses", "on ib0, for nccl to connect them (NCCL_"]),
+         ["may connect", "on eth1", "on ib0, for nccl to connect them (NCCL_"]),
     ],
 )  # fmt: skip
 def test_each_listener_has_a_line(
@@ -40,8 +40,9 @@ def test_each_listener_has_a_line(
 ) -> None:
     """The store, the back ends that this device takes, and that there is no more."""
     session = Session(
-        run_id="r", master_addr=address, master_port=1, run_folder="/r", loopback="lo"
-    )
+        run_id="r", master_addr=address, master_port=1, run_folder="/r",
+        interface="lo" if nnodes == "1" else "eth1",
+    )  # fmt: skip
     *lines, last = describe_listening(plan(nnodes, device), session, env)
 
     assert len(lines) == len(said)

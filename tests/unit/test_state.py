@@ -284,7 +284,7 @@ def test_a_zygote_that_ends_between_two_generations(
     gone = [passed(12), KILLED_ZYGOTE] if ended_by == "us" else [killed]
     state, _ = play([*STARTED, *(exited(rank, 9 << 8, 5) for rank in range(3)), *gone], 1)
     result = build_result(
-        state, solve_layout(parse_mesh("dp=3")), host="node", timings=Timings(began_ns=0)
+        state, solve_layout(parse_mesh("dp=3")), hosts=["node"], timings=Timings(began_ns=0)
     )
 
     assert result.exit_code == code
@@ -295,7 +295,7 @@ def test_a_zygote_that_ends_between_two_generations(
 def result_of(*events: Event) -> LaunchResult:
     state, _ = play([*STARTED, *events])
     layout = solve_layout(parse_mesh("dp=3"))
-    return build_result(state, layout, host="node", timings=Timings(began_ns=0))
+    return build_result(state, layout, hosts=["node"], timings=Timings(began_ns=0))
 
 
 PEER_GONE = "[..] Connection closed by peer [127.0.0.1]:3"
@@ -367,7 +367,7 @@ def test_a_broken_program_ends_with_its_own_code() -> None:
     """Nothing was started, and python's text is kept."""
     state, _ = play([ProgramBroken(text="SyntaxError", exit_code=1), GONE])
     layout = solve_layout(parse_mesh("dp=3"))
-    result = build_result(state, layout, host="node", timings=Timings(began_ns=0))
+    result = build_result(state, layout, hosts=["node"], timings=Timings(began_ns=0))
 
     assert (result.exit_code, result.broken_program) == (1, "SyntaxError")
 
@@ -377,7 +377,7 @@ def test_a_rank_that_cannot_start_is_the_machines_trouble() -> None:
     failed = StartFailed(rank=2, error="Resource temporarily unavailable", at_ns=S)
     state, _ = play([*STARTED[:2], failed, exited(0, 15, 6), exited(1, 15, 6), GONE])
     layout = solve_layout(parse_mesh("dp=3"))
-    result = build_result(state, layout, host="node", timings=Timings(began_ns=0))
+    result = build_result(state, layout, hosts=["node"], timings=Timings(began_ns=0))
 
     assert isinstance(result.trouble, HostError)
     assert "rank 2 could not be started: Resource temporarily unavailable" in str(result.trouble)
