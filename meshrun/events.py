@@ -165,6 +165,35 @@ class Hung:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Negotiated:
+    """torch's rendezvous is done: how many nodes there are, and where the first one listens."""
+
+    node_rank: int
+    nnodes: int
+    head_host: str
+    head_address: str
+    head_port: int
+    secret: str
+    """Drawn by the head; as well kept as torch's store, which has no lock."""
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NegotiationWaits:
+    """torch's rendezvous waits for nodes."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NegotiationFailed:
+    """torch's rendezvous has failed."""
+
+    text: str
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Met:
     """Every node is there; what each of them is to start is known."""
 
@@ -266,6 +295,7 @@ FromZygote = (
     | GenerationEnded
 )
 FromRank = RankJoined | RankReady | RankRaised | RankBeat | RankFinished
+FromNegotiation = Negotiated | NegotiationWaits | NegotiationFailed
 FromNodes = (
     Met
     | MeetingFailed

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, get_args
 
 from meshrun.errors import InternalError
-from meshrun.events import FromRank, FromZygote
+from meshrun.events import FromNegotiation, FromRank, FromZygote
 
 PACKET_BYTES = 160 * 1024
 """Largest packet; below Linux's default socket buffer of 208 KiB."""
@@ -62,6 +62,29 @@ class StartStore:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Negotiate:
+    """Launcher to zygote: meet the other nodes through torch's rendezvous, in a process for it.
+
+    With the packet comes the socket for torch's store, where this machine is its host.
+    """
+
+    backend: str
+    endpoint_host: str
+    endpoint_port: int
+    run_id: str
+    least_nodes: int
+    nnodes: int
+    conf: dict[str, str]
+    timeout_s: float
+    host: str
+    """This node's name."""
+    address: str
+    """By which other nodes reach this one."""
+    port: int
+    """Where its launcher listens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SignalRanks:
     """Launcher to zygote: send a signal to ranks, or to them and all in their process groups."""
 
@@ -84,12 +107,13 @@ class Finish:
     grace_s: float
 
 
-ToZygote = Prepare | StartRank | StartStore | SignalRanks | ClearUp | Finish
-Message = ToZygote | FromZygote | FromRank
+ToZygote = Prepare | StartRank | StartStore | Negotiate | SignalRanks | ClearUp | Finish
+Message = ToZygote | FromZygote | FromRank | FromNegotiation
 
 _TYPES: dict[str, type[Any]] = {
     kind.__name__: kind
-    for kind in (*get_args(ToZygote), *get_args(FromZygote), *get_args(FromRank))
+    for union in (ToZygote, FromZygote, FromRank, FromNegotiation)
+    for kind in get_args(union)
 }
 
 

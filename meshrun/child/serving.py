@@ -35,7 +35,7 @@ from meshrun.host.processes import (
     send_signal_to_group,
 )
 from meshrun.request import Program
-from meshrun.wire import ClearUp, Finish, SignalRanks, StartRank, StartStore
+from meshrun.wire import ClearUp, Finish, Negotiate, SignalRanks, StartRank, StartStore
 
 _FDS_PER_PACKET = 3
 _PATIENCE_S = 0.5
@@ -102,6 +102,7 @@ class Forks:
         self._ending = ending
         self._pids: dict[int, int] = {}
         self._store_pid: int | None = None
+        self._negotiation_pid: int | None = None
         self._woken, self._wake = os.pipe()
         for end in (self._woken, self._wake):
             os.set_blocking(end, False)
@@ -133,6 +134,8 @@ class Forks:
                 return self._start_rank(order, fds)
             case StartStore():
                 return self._fork_store(order, fds)
+            case Negotiate():
+                return self._fork_negotiation(order, fds)
             case SignalRanks():
                 self._signal(order)
             case ClearUp():
@@ -215,6 +218,7 @@ class Forks:
         )
 
     def _fork_store(self, order: StartStore, fds: list[int]) -> Callable[[], None] | None:
+        self._end_negotiation()
         gate_fd, *listeners = fds
         # It outlives what ends ranks, for them to end in order.
         pid = self._fork({}, self._guard.begin)
@@ -227,6 +231,23 @@ class Forks:
             os.close(self._gate_fd)
         self._gate_fd = gate_fd
         return None
+
+    def _fork_negotiation(self, order: Negotiate, fds: list[int]) -> Callable[[], None] | None:
+        pid = self._fork({}, die_with_parent)
+        if pid == 0:
+            from meshrun.child.negotiate import negotiate
+
+            return partial(negotiate, order, fds, self._reports)
+        for fd in fds:
+            os.close(fd)
+        self._negotiation_pid = pid
+        return None
+
+    def _end_negotiation(self) -> None:
+        """Every node has met: nobody reads torch's store any more."""
+        if self._negotiation_pid is not None:
+            send_signal(self._negotiation_pid, signal.SIGTERM)
+            self._negotiation_pid = None
 
     def _reap(self) -> None:
         while True:
@@ -277,6 +298,7 @@ class Forks:
             send(self._control, event)
 
     def _end_children(self, grace_s: float) -> Ended:
+        self._end_negotiation()
         """End what ranks left behind, and then the store, which guards them until then."""
         store = self._store_pid
         spare = frozenset(() if store is None else (store,))

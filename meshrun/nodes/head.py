@@ -88,6 +88,8 @@ class Head:
         self._begin_generation(0)
         listener.setblocking(False)
         board.selector.register(listener, selectors.EVENT_READ, self._accept)
+        if self._gathering.is_complete:  # a range of nodes may end at one
+            self._meet()
 
     def _begin_generation(self, generation: int) -> None:
         self._generation = generation
@@ -260,7 +262,9 @@ class Head:
                     store_port=port,
                 ),
             )
-        own_address = self._links[order[0]].own_address if order else "127.0.0.1"
+        own_address = self.listener.getsockname()[0]
+        if order:
+            own_address = self._links[order[0]].own_address
         self._board.news.append(
             Met(
                 node_rank=0,

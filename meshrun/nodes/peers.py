@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 import selectors
 import socket
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from meshrun.errors import HostError, MeshrunError, RendezvousError
-from meshrun.events import FromNodes, MeetingFailed
-from meshrun.host.network import Lookup, interface_of, is_loopback, outward_address
+from meshrun.events import (
+    FromNegotiation,
+    FromNodes,
+    MeetingFailed,
+    Negotiated,
+    NegotiationFailed,
+    NegotiationWaits,
+)
+from meshrun.host.network import Lookup, address_towards, interface_of, is_loopback, outward_address
 from meshrun.host.sockets import listen_on
 from meshrun.meeting import DEFAULT_PORT, Meeting
 from meshrun.nodes.head import Head
 from meshrun.nodes.member import Member
 from meshrun.nodes.messages import Join, Message
 from meshrun.nodes.switchboard import Switchboard
+from meshrun.wire import Negotiate
 
 _EVERYWHERE = "0.0.0.0"  # noqa: S104 - only where the head's own address cannot be told
+_BOOLEANS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 _LOCAL = ("localhost", "localhost.localdomain")
 
 
@@ -32,6 +43,7 @@ class Peers:
         selector: The loop's; its keys hold what to call.
         note: Shows people one line.
         where: Called with a reason when the head asks for where this node's ranks are.
+        negotiate: Has torch's rendezvous begun, with these descriptors, where one is asked for.
     """
 
     def __init__(
@@ -43,8 +55,13 @@ class Peers:
         selector: selectors.BaseSelector,
         note: Callable[[str], None],
         where: Callable[[str], None],
+        negotiate: Callable[[Negotiate, list[int]], None],
     ) -> None:
         self._meeting, self._card, self._secret, self._where = meeting, card, secret, where
+        self._negotiate = negotiate
+        self._order: tuple[Negotiate, list[socket.socket]] | None = None
+        """What torch's rendezvous is started with, and again if its process has to be."""
+        self._own_listener: socket.socket | None = None
         self._board = Switchboard(selector, note)
         self._lookup: Lookup | None = None
         self._side: Head | Member | None = None
@@ -80,8 +97,56 @@ class Peers:
         if self._side is not None:
             self._side.tell(message)
 
+    def start_negotiation(self) -> None:
+        """Begin torch's rendezvous, if there is to be one and it is known where."""
+        if self._order is not None and self._side is None:
+            order, sockets = self._order
+            self._negotiate(order, [each.fileno() for each in sockets])
+
+    def hear(self, event: FromNegotiation) -> None:
+        """Take the news of torch's rendezvous."""
+        match event:
+            case NegotiationWaits(text=text):
+                self._board.note(text)
+            case NegotiationFailed(text=text):
+                self._fail(
+                    RendezvousError(
+                        f"{self._meeting.backend} at {self._meeting.endpoint}: {text}",
+                        hint="were all nodes started, with the same --rdzv-id and --nnodes?",
+                    )
+                )
+            case Negotiated():
+                self._go_on(event)
+
+    def _go_on(self, found: Negotiated) -> None:
+        """torch's rendezvous is done: the launchers connect."""
+        self._end_order()
+        self._meeting = replace(
+            self._meeting,
+            nnodes=found.nnodes,
+            host=found.head_address,
+            port=found.head_port,
+            hosts=(),
+            paste=None,
+        )
+        self._card = replace(self._card, node_rank=found.node_rank)
+        self._secret = hashlib.sha256(self._secret + found.secret.encode()).digest()
+        if found.node_rank == 0 and self._own_listener is not None:
+            self._be_head(self._own_listener)
+            self._own_listener = None
+        else:
+            self._be_member((found.head_address,))
+
+    def _end_order(self) -> None:
+        order, self._order = self._order, None
+        for each in order[1] if order is not None else ():
+            each.close()
+
     def close(self) -> None:
         """Have what was said arrive, and let go."""
+        self._end_order()
+        if self._own_listener is not None:
+            self._own_listener.close()
         if self._lookup is not None:
             self._board.selector.unregister(self._lookup)
             self._lookup.close()
@@ -94,14 +159,16 @@ class Peers:
 
     def _begin(self) -> None:
         meeting = self._meeting
-        if meeting.host is None:
+        if meeting.host is None and meeting.backend != "static":
+            self._plan_negotiation(self._listen_outward(), None)
+        elif meeting.host is None:
             if meeting.node_rank:
                 raise RendezvousError(
                     f"--node-rank {meeting.node_rank} has to know where node 0 is",
                     hint="--rdzv-endpoint HOST:PORT, as node 0 shows it",
                 )
             self._be_head(self._listen_outward())
-        elif meeting.node_rank:
+        elif meeting.node_rank and meeting.backend == "static":
             self._be_member(())
         else:
             self._lookup = Lookup(meeting.host.strip("[]"), meeting.port or DEFAULT_PORT)
@@ -127,6 +194,9 @@ class Peers:
         if named_loopback and own:
             facing = own
         is_ours = bool(own) or host.partition(".")[0] == socket.gethostname().partition(".")[0]
+        if meeting.backend != "static":
+            self._choose_negotiation(addresses, facing, is_ours=is_ours)
+            return
         if meeting.node_rank is None and not is_ours:
             self._be_member(tuple(addresses))
             return
@@ -148,6 +218,48 @@ class Peers:
                 self._be_member(tuple(own or addresses))
             else:
                 raise
+
+    def _choose_negotiation(
+        self, addresses: list[str], facing: list[str], *, is_ours: bool
+    ) -> None:
+        """Where torch's c10d store is this machine's to serve, bind its socket."""
+        meeting = self._meeting
+        listener = None
+        towards = address_towards(addresses[0]) if addresses and not is_ours else None
+        address = (*facing, meeting.local_addr or towards or outward_address() or _EVERYWHERE)[0]
+        told = dict(meeting.conf).get("is_host", "").lower()
+        is_host = _BOOLEANS.get(told, is_ours)
+        if meeting.backend == "c10d" and is_host:
+            try:
+                listener = listen_on(address, meeting.port or 0)
+            except HostError:
+                if told:
+                    raise
+        self._plan_negotiation(listener, address)
+
+    def _plan_negotiation(self, listener: socket.socket | None, address: str | None) -> None:
+        meeting = self._meeting
+        host, port = meeting.host or "", meeting.port or DEFAULT_PORT
+        if listener is not None:
+            address, port = listener.getsockname()[:2]
+            host = meeting.host or str(address)
+        address = address or _EVERYWHERE
+        self._own_listener = listen_on(address, 0)
+        order = Negotiate(
+            backend=meeting.backend,
+            endpoint_host=host,
+            endpoint_port=port,
+            run_id=meeting.run_id or "none",
+            least_nodes=meeting.least_nodes or meeting.nnodes,
+            nnodes=meeting.nnodes,
+            conf={name: value for name, value in meeting.conf if name != "is_host"},
+            timeout_s=meeting.timeout_s,
+            host=self._card.host,
+            address=address,
+            port=self._own_listener.getsockname()[1],
+        )
+        self._order = (order, [] if listener is None else [listener])
+        self.start_negotiation()
 
     def _listen_outward(self) -> socket.socket:
         place = self._meeting.local_addr or outward_address() or _EVERYWHERE

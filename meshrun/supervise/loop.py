@@ -15,6 +15,7 @@ from meshrun.environment import Session, rank_environment
 from meshrun.errors import InternalError, MeshrunError
 from meshrun.events import (
     Event,
+    FromNegotiation,
     GenerationEnded,
     LaunchBegan,
     LeftoversEnded,
@@ -135,7 +136,10 @@ class Loop:
         def where(why: str) -> None:
             self._lookout.ask(self.state, self._zygote.pid, why)
 
-        return Nodes(meet(self._selector, self._console.note, where))
+        def negotiate(order: wire.Negotiate, fds: list[int]) -> None:
+            self._zygote.send(order, fds)
+
+        return Nodes(meet(self._selector, self._console.note, where, negotiate))
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -222,7 +226,7 @@ class Loop:
             self._on_reports()  # what ranks told before their end comes first
         if isinstance(message, RankStarted | StartFailed):
             self._orders.answered()
-        if isinstance(message, wire.ToZygote):
+        if isinstance(message, wire.ToZygote | FromNegotiation):
             raise InternalError(f"the zygote sent an order: {message}")
         if isinstance(message, RankExited):
             self._match_error_file(message)
@@ -245,6 +249,9 @@ class Loop:
                 raise InternalError(f"a rank sent an order: {message}")
             if isinstance(message, RankBeat):
                 self._lookout.beat(message.rank)
+            elif isinstance(message, FromNegotiation):
+                if self._nodes is not None:
+                    self._nodes.peers.hear(message)
             else:
                 self._happen(message)
 
@@ -346,6 +353,8 @@ class Loop:
         self._zygote.wait()
         self._zygote.close()
         self._zygote = self._start_zygote("exec")
+        if self._nodes is not None:
+            self._nodes.peers.start_negotiation()
 
     def _start_all(self, generation: int) -> None:
         self._output.end_generation()

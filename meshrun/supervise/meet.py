@@ -17,6 +17,7 @@ from meshrun.nodes.peers import Peers
 from meshrun.plan import LaunchPlan
 from meshrun.spec import format_mesh
 from meshrun.supervise.nodes import Meet
+from meshrun.wire import Negotiate
 
 
 def begin_meeting(plan: LaunchPlan, meeting: Meeting) -> Meet:
@@ -31,9 +32,16 @@ def begin_meeting(plan: LaunchPlan, meeting: Meeting) -> Meet:
         selector: selectors.BaseSelector,
         note: Callable[[str], None],
         where: Callable[[str], None],
+        negotiate: Callable[[Negotiate, list[int]], None],
     ) -> Peers:
         return Peers(
-            meeting, describe_node(plan), secret=secret, selector=selector, note=note, where=where
+            meeting,
+            describe_node(plan),
+            secret=secret,
+            selector=selector,
+            note=note,
+            where=where,
+            negotiate=negotiate,
         )
 
     return meet

@@ -16,12 +16,19 @@ from meshrun.supervise.evidence import Evidence
 from meshrun.supervise.known import Cause, State
 from meshrun.supervise.outcome import decide, find_trouble, headline
 from meshrun.supervise.outcome_json import cause_to_json, outcome_to_json
+from meshrun.wire import Negotiate
 
 Meet = Callable[
-    [selectors.BaseSelector, Callable[[str], None], Callable[[str], None]],
+    [
+        selectors.BaseSelector,
+        Callable[[str], None],
+        Callable[[str], None],
+        Callable[[Negotiate, list[int]], None],
+    ],
     Peers,
 ]
-"""Begins to meet the others: given the selector, what notes a line, what shows where ranks are."""
+"""Begins to meet the others: given the selector, what notes a line, what shows where ranks are,
+and what has the zygote begin torch's rendezvous."""
 
 
 class Nodes:

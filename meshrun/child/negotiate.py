@@ -1,0 +1,201 @@
+"""Nodes that do not know each other meet through torch's own rendezvous, in a process for that.
+
+What they learn of each other there is who the first node is and where its launcher listens; all
+else the launchers tell each other. torch's handlers have threads, so none lives in the zygote.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from meshrun import wire
+from meshrun.child.names import names_from_files_only
+from meshrun.events import Negotiated, NegotiationFailed, NegotiationWaits
+from meshrun.meeting import format_endpoint
+from meshrun.nodes.gathering import natural
+from meshrun.wire import Negotiate
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+_TELL_EVERY_S = 5.0
+_TELL_FIRST_S = 3.0
+
+
+def negotiate(order: Negotiate, fds: list[int], reports: socket.socket) -> NoReturn:
+    """Meet the other nodes, tell the launcher, and stay until ended: others may still be reading.
+
+    Args:
+        order: How to meet.
+        fds: The socket for torch's store, where this machine is its host.
+        reports: Where the launcher hears of it.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # else torch makes another, open to all
+    began = time.monotonic()
+    last = "nothing was heard of other nodes"
+
+    def say(text: str) -> None:
+        nonlocal last
+        last = text
+        waited = f" ({time.monotonic() - began:.0f} s)"
+        _tell(reports, NegotiationWaits(text=text + waited))
+
+    try:
+        handler, arrivals = _handler(order, fds, say)
+        done = threading.Event()
+        if arrivals is not None:
+            arrivals.set(f"host {arrivals.add('count', 1)}", order.host)
+        threading.Thread(
+            target=_tell_who_waits, args=(order, arrivals, done, say), daemon=True
+        ).start()
+        found = handler.next_rendezvous()
+        done.set()
+        _tell(reports, _exchange(order, found.store, found.rank, found.world_size, bool(fds)))
+    except BaseException as error:
+        text = _describe(error)
+        if type(error).__name__ == "RendezvousTimeoutError":
+            text = f"after {time.monotonic() - began:.0f} s: {last}"
+        _tell(reports, NegotiationFailed(text=text[:2000], at_ns=time.monotonic_ns()))
+    while True:
+        signal.pause()
+
+
+def _describe(error: BaseException) -> str:
+    cause = error.__cause__
+    because = f" ({_describe(cause)})" if cause is not None else ""
+    return f"{type(error).__name__}: {error}".strip(": ") + because
+
+
+def _tell(reports: socket.socket, event: Any) -> None:
+    with contextlib.suppress(OSError):
+        reports.send(wire.encode(event))
+
+
+def _handler(order: Negotiate, fds: list[int], say: Any) -> tuple[Any, Store | None]:
+    """Return torch's handler, and a part of its store to say who has arrived, if there is one."""
+    from torch.distributed import PrefixStore
+    from torch.distributed.elastic.rendezvous import RendezvousParameters
+    from torch.distributed.elastic.rendezvous.registry import (
+        _register_default_handlers,
+        _register_out_of_tree_handlers,
+        get_rendezvous_handler,
+    )
+
+    params = RendezvousParameters(
+        backend=order.backend,
+        endpoint=format_endpoint(order.endpoint_host, order.endpoint_port),
+        run_id=order.run_id,
+        min_nodes=order.least_nodes,
+        max_nodes=order.nnodes,
+        local_addr=order.address,
+        **order.conf,
+    )
+    if order.backend != "c10d" or order.conf.get("store_type", "tcp") != "tcp":
+        with contextlib.suppress(Exception):
+            _register_default_handlers()
+            _register_out_of_tree_handlers()
+        return get_rendezvous_handler(params), None
+    from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+    from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
+
+    store = _store(order, fds, say)
+    backend = C10dRendezvousBackend(store, order.run_id)
+    arrivals = PrefixStore(f"meshrun/{order.run_id}", store)
+    return create_handler(store, backend, params), arrivals
+
+
+def _store(order: Negotiate, fds: list[int], say: Any) -> Store:
+    """Return the store that c10d meets on: served here, on the one address that was bound."""
+    from datetime import timedelta
+
+    from torch.distributed import TCPStore
+
+    timeout = timedelta(seconds=float(order.conf.get("read_timeout", 60)))
+    host = order.address if fds else _reach(order, say)
+    with names_from_files_only():
+        return TCPStore(
+            host,
+            order.endpoint_port,
+            is_master=bool(fds),
+            timeout=timeout,
+            wait_for_workers=False,
+            **({"master_listen_fd": fds[0]} if fds else {}),
+        )
+
+
+def _reach(order: Negotiate, say: Any) -> str:
+    """Return the address at which the store's host answers, once it does."""
+    deadline = time.monotonic() + order.timeout_s
+    next_word = time.monotonic() + _TELL_FIRST_S
+    while True:
+        try:
+            place = (order.endpoint_host, order.endpoint_port)
+            with socket.create_connection(place, timeout=5) as connection:
+                return str(connection.getpeername()[0])
+        except OSError as error:
+            why = error.strerror or str(error)
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"no answer at {format_endpoint(*place)}: {why}")
+        if time.monotonic() > next_word:
+            next_word += _TELL_EVERY_S
+            say(f"waiting for {format_endpoint(*place)}: {why}")
+        time.sleep(0.2)
+
+
+def _tell_who_waits(
+    order: Negotiate, arrivals: Store | None, done: threading.Event, say: Any
+) -> None:
+    wait_s = _TELL_FIRST_S
+    while not done.wait(wait_s):
+        wait_s = _TELL_EVERY_S
+        place = format_endpoint(order.endpoint_host, order.endpoint_port)
+        few = "" if order.least_nodes == order.nnodes else "at least "
+        text = f"waiting for {few}{order.least_nodes} nodes through {order.backend} at {place}"
+        if arrivals is not None:
+            with contextlib.suppress(Exception):
+                count = arrivals.add("count", 0)
+                hosts = [arrivals.get(f"host {n}").decode() for n in range(1, min(count, 8) + 1)]
+                text = f"waiting at {place}: {count} of {few}{order.least_nodes} nodes joined"
+                text += f" ({', '.join(hosts)}{', ...' if count > len(hosts) else ''})"
+        say(text)
+
+
+def _exchange(
+    order: Negotiate, store: Store, rank: int, world_size: int, is_host: bool
+) -> Negotiated:
+    """Tell the others where this node's launcher listens, and learn who is the first."""
+    from torch.distributed import PrefixStore
+
+    store = PrefixStore("meshrun/cards", store)
+    card = {
+        "host": order.host,
+        "is_host": is_host,
+        "address": order.address,
+        "port": order.port,
+        "secret": secrets.token_hex(16),
+    }
+    store.set(str(rank), json.dumps(card))
+    cards = [json.loads(store.get(str(other))) for other in range(world_size)]
+    ranks = sorted(
+        range(world_size),
+        key=lambda other: (not cards[other]["is_host"], natural(cards[other]["host"]), other),
+    )
+    head = cards[ranks[0]]
+    return Negotiated(
+        node_rank=ranks.index(rank),
+        nnodes=world_size,
+        head_host=str(head["host"]),
+        head_address=str(head["address"]),
+        head_port=int(head["port"]),
+        secret=str(head["secret"]),
+        at_ns=time.monotonic_ns(),
+    )
