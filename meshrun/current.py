@@ -8,21 +8,22 @@ from collections.abc import Mapping
 from meshrun.errors import MeshError, MeshrunError
 from meshrun.layout import MAX_RANKS, Layout, parse_derived
 from meshrun.spec import MeshSpec, parse_mesh
+from meshrun.task import launch_environment
 
 
 def current_layout() -> Layout:
     """Return where every rank of this launch sits; needs no torch and no process group.
 
-    It holds in a rank, in any child of a rank, under torchrun, and in a plain ``python``, which
-    is a launch of one rank. ``generation`` counts the restarts; ``own_rank`` is the rank of this
-    process, or of the one that started it.
+    It holds in a rank, in any child of a rank, under torchrun, in a task of ``srun`` or ``mpirun``,
+    and in a plain ``python``, which is a launch of one rank. ``generation`` counts the restarts;
+    ``own_rank`` is the rank of this process, or of the one that started it.
 
     Raises:
         MeshError: If the environment contradicts itself.
     """
-    env = os.environ
-    text = env.get("MESHRUN_MESH")
     try:
+        env = launch_environment()
+        text = env.get("MESHRUN_MESH")
         mesh = parse_mesh(text) if text else None
         counts = _workers(env)
         if mesh is not None and mesh.is_inferred:
@@ -39,11 +40,12 @@ def current_layout() -> Layout:
             generation=read_number(
                 "MESHRUN_GENERATION"
                 if env.get("MESHRUN_GENERATION")
-                else "TORCHELASTIC_RESTART_COUNT"
+                else "TORCHELASTIC_RESTART_COUNT",
+                env,
             )
             or 0,
             slot_order=_slot_order(env) if mesh else None,
-            own_rank=_own_rank(sum(counts)),
+            own_rank=_own_rank(env, sum(counts)),
             # They belong to the mesh, and are left over where there is none.
             flattens=flattens if mesh else (),
             views=views if mesh else (),
@@ -67,23 +69,23 @@ def _misfit(mesh: MeshSpec, ranks: int) -> MeshError:
     return MeshError(f"MESHRUN_MESH `{mesh}` needs {mesh.known_size} ranks, and {has}", hint=hint)
 
 
-def _own_rank(world_size: int) -> int | None:
+def _own_rank(env: Mapping[str, str], world_size: int) -> int | None:
     """Return the rank of this process; a launch of one needs no number."""
-    rank = read_number("RANK")
+    rank = read_number("RANK", env)
     return 0 if rank is None and world_size == 1 else rank
 
 
 def _workers(env: Mapping[str, str]) -> tuple[int, ...]:
     """Return the workers of each node, as meshrun says them or as torchrun does."""
-    world_size = read_count("WORLD_SIZE") or 1
+    world_size = read_count("WORLD_SIZE", env) or 1
     listed = env.get("MESHRUN_NPROC_PER_NODE")
     if listed:
         name = "MESHRUN_NPROC_PER_NODE"  # in which a node may have none
         counts = tuple(_count(count, name, least=0) for count in listed.split(","))
-        counts *= (read_count("GROUP_WORLD_SIZE") or 1) if len(counts) == 1 else 1
+        counts *= (read_count("GROUP_WORLD_SIZE", env) or 1) if len(counts) == 1 else 1
     else:
-        local = read_count("LOCAL_WORLD_SIZE") or world_size
-        counts = (local,) * (read_count("GROUP_WORLD_SIZE") or world_size // local)
+        local = read_count("LOCAL_WORLD_SIZE", env) or world_size
+        counts = (local,) * (read_count("GROUP_WORLD_SIZE", env) or world_size // local)
     if sum(counts) != world_size and (env.get("WORLD_SIZE") or not listed):
         names = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "MESHRUN_NPROC_PER_NODE")
         found = ", ".join(f"{name}={env[name]}" for name in names if env.get(name))
@@ -92,13 +94,15 @@ def _workers(env: Mapping[str, str]) -> tuple[int, ...]:
     return counts
 
 
-def read_count(name: str) -> int | None:
+def read_count(name: str, env: Mapping[str, str] | None = None) -> int | None:
     """Return a variable that counts ranks or nodes, or ``None`` if it is not set.
+
+    ``env`` is the environment of this process if it is not given.
 
     Raises:
         MeshError: If it is none, or more than there can be.
     """
-    text = os.environ.get(name)
+    text = (os.environ if env is None else env).get(name)
     return _count(text, name) if text else None
 
 
@@ -109,13 +113,15 @@ def _count(text: str, name: str, *, least: int = 1) -> int:
     return number
 
 
-def read_number(name: str) -> int | None:
+def read_number(name: str, env: Mapping[str, str] | None = None) -> int | None:
     """Return a variable that holds a whole number, or ``None`` if it is not set.
+
+    ``env`` is the environment of this process if it is not given.
 
     Raises:
         MeshError: If it holds something else.
     """
-    text = os.environ.get(name)
+    text = (os.environ if env is None else env).get(name)
     return _number(text, name) if text else None
 
 

@@ -14,10 +14,11 @@ from meshrun.groups import GroupOptions, parse_group_options
 from meshrun.installed import Installed
 from meshrun.layout import Layout, parse_derived, solve_layout
 from meshrun.spec import parse_mesh
+from meshrun.task import join_task, launch_environment
 
 _WAYS_OUT = (
     "start the program with `meshrun --mesh dp=2,tp=4 ...`, or set MESHRUN_MESH=dp=2,tp=4"
-    " under torchrun, or call current_mesh(fallback='dp=-1')"
+    " under torchrun, srun or mpirun, or call current_mesh(fallback='dp=-1')"
 )
 
 
@@ -58,7 +59,7 @@ def layout_of(
     spec: str, names: str | None, flatten: Sequence[str] = (), views: Sequence[str] = ()
 ) -> Layout:
     """Return a layout over the ranks that the environment names, one if it names none."""
-    world_size = read_count("WORLD_SIZE") or 1
+    world_size = read_count("WORLD_SIZE", launch_environment()) or 1
     flattens, parsed = parse_derived(flatten, views)
     return solve_layout(
         parse_mesh(spec, names), nproc_per_node=world_size, flattens=flattens, views=parsed
@@ -76,13 +77,17 @@ def select_device(device_type: str, index: int) -> str:
 
     if device_type == "cpu":
         return "gloo"
-    torch.get_device_module(device_type).set_device(index)
+    module = torch.get_device_module(device_type)
+    # Where a scheduler shows each rank its own device alone, it is the first.
+    module.set_device(0 if module.device_count() == 1 else index)
     return f"cpu:gloo,{device_type}:{dist.get_default_backend_for_device(device_type)}"
 
 
 def _build(layout: Layout, device: str | None, options: GroupOptions) -> Installed:
     import torch.distributed as dist
 
+    if not dist.is_initialized():
+        join_task()
     device_type = _device_type(device)
     if not dist.is_initialized():
         _init_process_group(device_type, options)
@@ -103,10 +108,13 @@ def _device_type(asked: str | None) -> str:
     import torch
 
     accelerator = torch.accelerator.current_accelerator(check_available=True)
-    workers = read_count("LOCAL_WORLD_SIZE") or 1
-    if accelerator is None or torch.accelerator.device_count() < workers:
-        return "cpu"
-    return str(accelerator.type)
+    env = launch_environment()
+    workers = read_count("LOCAL_WORLD_SIZE", env) or 1
+    count = torch.accelerator.device_count()
+    if count == 1 and "RANK" in env:
+        # `srun --gpus-per-task=1` shows each task its own one.
+        count = max(count, read_number("SLURM_GPUS_ON_NODE", env) or 0)
+    return str(accelerator.type) if accelerator is not None and count >= workers else "cpu"
 
 
 def _init_process_group(device_type: str, options: GroupOptions) -> None:

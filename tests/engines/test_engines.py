@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from meshrun.cluster.hostlist import expand_hosts
 from tests.engines.hosts import MakeHosts
 from tests.engines.openmpi import Mpirun
 from tests.engines.slurm import Slurm
@@ -58,3 +59,10 @@ def test_mpirun_reaches_each_host(make_hosts: MakeHosts, mpirun: Mpirun, own_nam
     assert sorted(shown.stdout.split()) == ["node0", "node0", "node1", "node1", "node2", "node2"], (
         shown.stderr
     )
+
+
+def test_node_lists_are_read_as_scontrol_reads_them(slurm: Slurm) -> None:
+    """Zeros, several brackets, order and all."""
+    for text in ("sl[0-2]", "sl[1-3,7],gpu-a[01-10]", "b[9-11],a,c[007,8]", "r[0-1]n[08-10]"):
+        theirs = slurm.run(["scontrol", "show", "hostnames", text]).stdout.split()
+        assert expand_hosts(text) == tuple(theirs)

@@ -89,7 +89,7 @@ def test_without_a_mesh_the_error_names_the_ways_out() -> None:
     assert result.stderr.splitlines()[-2:] == [
         "meshrun.errors.MeshError: there is no mesh in this process",
         "hint: start the program with `meshrun --mesh dp=2,tp=4 ...`, or set MESHRUN_MESH=dp=2,tp=4"
-        " under torchrun, or call current_mesh(fallback='dp=-1')",
+        " under torchrun, srun or mpirun, or call current_mesh(fallback='dp=-1')",
     ]
 
 

@@ -1,0 +1,66 @@
+"""Which system started this process; of several, the innermost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from meshrun.cluster.facts import ClusterFacts
+from meshrun.cluster.kubernetes import (
+    detect_indexed_job,
+    detect_leader_worker_set,
+    detect_pytorch_job,
+    detect_trainer,
+)
+from meshrun.cluster.openmpi import detect_openmpi
+from meshrun.cluster.skypilot import detect_skypilot
+from meshrun.cluster.slurm import detect_shell, detect_step
+from meshrun.errors import UsageError
+
+
+def detect_cluster(
+    env: Mapping[str, str], *, hostname: str, terminal: bool | None = None
+) -> ClusterFacts | None:
+    """Return what the scheduler or launcher around this process says of it.
+
+    Args:
+        env: The environment.
+        hostname: This machine's own name; pods carry their number in it.
+        terminal: Whether this process has a controlling terminal, ``None`` if not known. It tells
+            a shell of ``srun --pty`` from the tasks of a step that was started in it.
+
+    Returns:
+        The facts, or ``None`` where no system is recognised.
+
+    Raises:
+        UsageError: If a variable of the innermost system is broken.
+    """
+    # Innermost first: mpirun starts its daemons by srun, SkyPilot runs on Kubernetes and Slurm,
+    # Slurm's nodes may be pods, and every TrainJob and JobSet is made of Indexed Jobs.
+    detectors: tuple[Callable[[], ClusterFacts | None], ...] = (
+        lambda: detect_openmpi(env),
+        lambda: detect_skypilot(env),
+        lambda: detect_step(env, terminal=terminal),
+        lambda: detect_trainer(env),
+        lambda: detect_pytorch_job(env, hostname),
+        lambda: detect_leader_worker_set(env),
+        lambda: detect_indexed_job(env, hostname),
+        lambda: detect_shell(env, terminal=terminal),
+    )
+    found: ClusterFacts | None = None
+    for detect in detectors:
+        outer = detect() if found is None else _or_none(detect)
+        if found is None:
+            found = outer
+        elif outer is not None:
+            note = f"{outer.system}: {outer.evidence}, around {found.system}"
+            found = replace(found, notes=(*found.notes, note))
+    return found
+
+
+def _or_none(detect: Callable[[], ClusterFacts | None]) -> ClusterFacts | None:
+    """Return what a system further out says; one that is not asked may be broken."""
+    try:
+        return detect()
+    except UsageError:
+        return None

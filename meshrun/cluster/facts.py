@@ -1,0 +1,61 @@
+"""What a scheduler says of this process, whichever it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import sha256
+
+_PORTS = range(20000, 30000)
+"""Below the ports that the kernel gives to outgoing connections (from 32768 on Linux)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """This process as the system numbers the processes that it starts itself."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    per_node: tuple[int, ...] = ()
+    """How many there are on each node, where that is known."""
+    in_blocks: bool = True
+    """Whether the ranks of a node follow each other; not so where they go round the nodes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterFacts:
+    """Where this process stands among the nodes of its job; ``None`` where nothing says."""
+
+    system: str
+    """For people: ``Slurm``, ``Open MPI``, ..."""
+    evidence: str
+    """What it was recognised by: ``step 0 of job 7 (SLURM_STEP_ID)``."""
+    job_id: str | None
+    """Names this step of a job and no other at the same time, alike on every node: ``7.0``."""
+    nnodes: int | None
+    node_rank: int | None
+    hosts: tuple[str, ...] = ()
+    """Names or addresses of the nodes, in node order."""
+    head: tuple[str, ...] = ()
+    """Names or addresses at which node 0 may be reached, best first."""
+    port: int | None = None
+    """The head's port: the system's own, or one that follows from ``job_id``."""
+    launchers_on_node: int = 1
+    """How many processes the system started on this node."""
+    launcher_on_node: int = 0
+    """Which of them this is."""
+    task: Task | None = None
+    """This process as a worker, where the system started each worker itself."""
+    secret: str | None = None
+    """Something that only the processes of this job know."""
+    notes: tuple[str, ...] = ()
+    """What was seen and ignored, for people."""
+    shell: str | None = None
+    """What to type in this shell or batch script, which is inside an allocation and is no task."""
+
+
+def derive_port(job_id: str) -> int:
+    """Return a port for a job, the same one on every node."""
+    digest = sha256(job_id.encode(errors="surrogateescape")).digest()
+    return _PORTS[int.from_bytes(digest[:8], "big") % len(_PORTS)]

@@ -1,0 +1,121 @@
+"""Kubernetes: pods that make one job, in the ways that people run them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from meshrun.cluster.facts import ClusterFacts, derive_port
+from meshrun.cluster.numbers import read_index, read_number
+
+_TRAINER = ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR",
+            "PET_MASTER_PORT")  # fmt: skip
+_PYTORCH_JOB = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
+_POD_OF_PYTORCH_JOB = re.compile(r"(?P<job>.+)-(?:master|worker)-\d+")
+
+
+def detect_trainer(env: Mapping[str, str]) -> ClusterFacts | None:
+    """Return the facts of a node of a Kubeflow TrainJob.
+
+    Its variables are meshrun's options already; here they only keep the Indexed Job below from
+    being taken for more than it is.
+
+    Source:
+        Kubeflow Trainer v2, the torch plugin.
+    """
+    if not all(env.get(name) for name in _TRAINER):
+        return None
+    nnodes = env["PET_NNODES"]
+    count = read_number(env, "PET_NNODES", least=1) if ":" not in nnodes else None
+    address = env["PET_MASTER_ADDR"]
+    return ClusterFacts(
+        system="Kubeflow Trainer",
+        evidence=f"node {env['PET_NODE_RANK']} of {nnodes} (PET_NODE_RANK)",
+        job_id=address,
+        nnodes=count,
+        node_rank=read_index(env, count, "PET_NODE_RANK"),
+        head=(address,),
+        port=read_number(env, "PET_MASTER_PORT"),
+    )
+
+
+def detect_pytorch_job(env: Mapping[str, str], hostname: str) -> ClusterFacts | None:
+    """Return the facts of a pod of a Kubeflow PyTorchJob, whose RANK and WORLD_SIZE count pods.
+
+    Source:
+        Kubeflow training operator v1, ``SetPodEnv`` of its PyTorchJob.
+    """
+    pod = _POD_OF_PYTORCH_JOB.fullmatch(hostname.partition(".")[0])
+    if pod is None or not env.get("KUBERNETES_SERVICE_HOST") or env.get("LOCAL_RANK"):
+        return None
+    address = env.get("MASTER_ADDR", "")
+    of_this_job = {f"{pod['job']}-master-0", f"{pod['job']}-worker-0", "localhost"}
+    if not all(env.get(name) for name in _PYTORCH_JOB) or address not in of_this_job:
+        return None
+    nnodes = read_number(env, "WORLD_SIZE", least=1)
+    node_rank = read_index(env, nnodes, "RANK")
+    return ClusterFacts(
+        system="Kubeflow PyTorchJob",
+        evidence=f"pod {node_rank} of {nnodes} (RANK, WORLD_SIZE)",
+        job_id=pod["job"],
+        nnodes=nnodes,
+        node_rank=node_rank,
+        head=(address,),
+        port=read_number(env, "MASTER_PORT"),
+        notes=("RANK and WORLD_SIZE count pods here, not processes",),
+    )
+
+
+def detect_leader_worker_set(env: Mapping[str, str]) -> ClusterFacts | None:
+    """Return the facts of a pod of a group of a LeaderWorkerSet.
+
+    Source:
+        LeaderWorkerSet's documentation, labels and environment variables.
+    """
+    nnodes = read_number(env, "LWS_GROUP_SIZE", least=1)
+    node_rank = read_index(env, nnodes, "LWS_WORKER_INDEX")
+    leader = env.get("LWS_LEADER_ADDRESS")
+    if nnodes is None or node_rank is None or not leader:
+        return None
+    return ClusterFacts(
+        system="LeaderWorkerSet",
+        evidence=f"worker {node_rank} of {nnodes} (LWS_WORKER_INDEX)",
+        job_id=leader,
+        nnodes=nnodes,
+        node_rank=node_rank,
+        head=(leader,),
+        port=derive_port(leader),
+    )
+
+
+def detect_indexed_job(env: Mapping[str, str], hostname: str) -> ClusterFacts | None:
+    """Return the facts of a pod of an Indexed Job, by itself or in a JobSet.
+
+    Nothing there says how many pods there are.
+
+    Source:
+        Kubernetes, "Indexed Job"; JobSet, "DNS hostnames for pods".
+    """
+    node_rank = read_number(env, "JOB_COMPLETION_INDEX")
+    if node_rank is None:
+        return None
+    name, dot, domain = hostname.partition(".")
+    job, dash, index = name.rpartition("-")
+    jobset = env.get("JOBSET_NAME")
+    head: tuple[str, ...] = ()
+    job_id = None
+    if dash and index == str(node_rank):
+        first = f"{job}-0"
+        domains = [domain] if dot else [jobset] if jobset else []
+        head = (*(f"{first}.{each}" for each in domains), first)
+        attempt = env.get("JOBSET_RESTART_ATTEMPT")
+        job_id = f"{job}/{attempt}" if attempt else job
+    return ClusterFacts(
+        system="JobSet" if jobset else "Kubernetes Indexed Job",
+        evidence=f"index {node_rank} (JOB_COMPLETION_INDEX)",
+        job_id=job_id,
+        nnodes=None,
+        node_rank=node_rank,
+        head=head,
+        port=derive_port(job_id) if job_id else None,
+    )

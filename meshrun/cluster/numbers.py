@@ -1,0 +1,49 @@
+"""Numbers in variables: what is there is a number in its range, or a clear error."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from meshrun.errors import UsageError
+
+_MOST = 2**32  # Slurm's special step ids are just below
+_SHOWN = 60
+
+
+def read_number(env: Mapping[str, str], *names: str, least: int = 0) -> int | None:
+    """Return the first of some variables that is set, ``None`` if none is.
+
+    Raises:
+        UsageError: If it is no whole number from ``least`` on.
+    """
+    name = next((name for name in names if env.get(name)), None)
+    if name is None:
+        return None
+    text = env[name]
+    number = (
+        int(text) if text.isascii() and text.isdecimal() and len(text) <= len(str(_MOST)) else -1
+    )
+    if not least <= number < _MOST:
+        raise broken(env, name, f"a whole number from {least}")
+    return number
+
+
+def read_index(env: Mapping[str, str], count: int | None, *names: str) -> int | None:
+    """Return a number that says which of ``count`` this is.
+
+    Raises:
+        UsageError: If it is none, or there are not so many.
+    """
+    number = read_number(env, *names)
+    if number is not None and count is not None and number >= count:
+        name = next(name for name in names if env.get(name))
+        raise broken(env, name, f"less than the {count} there are")
+    return number
+
+
+def broken(env: Mapping[str, str], name: str, wanted: str) -> UsageError:
+    """Return the error of a variable that does not hold what it should."""
+    return UsageError(
+        f"{name} should be {wanted}, and is `{env[name][:_SHOWN]}`",
+        hint=f"unset {name} if it is left from elsewhere",
+    )

@@ -1,0 +1,37 @@
+"""SkyPilot: the ``run`` commands of a task, one a node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from meshrun.cluster.facts import ClusterFacts, derive_port
+from meshrun.cluster.numbers import broken, read_index, read_number
+
+
+def detect_skypilot(env: Mapping[str, str]) -> ClusterFacts | None:
+    """Return the facts of a node of a SkyPilot task; ``None`` in anything else.
+
+    Raises:
+        UsageError: If a variable is broken.
+
+    Source:
+        SkyPilot's documentation, "Environment Variables and Secrets".
+    """
+    hosts = tuple(env.get("SKYPILOT_NODE_IPS", "").split())
+    nnodes = read_number(env, "SKYPILOT_NUM_NODES", least=1) or len(hosts) or None
+    node_rank = read_index(env, nnodes, "SKYPILOT_NODE_RANK")
+    if node_rank is None or nnodes is None:
+        return None
+    if hosts and len(hosts) != nnodes:
+        raise broken(env, "SKYPILOT_NODE_IPS", f"{nnodes} addresses, as SKYPILOT_NUM_NODES says")
+    job_id = env.get("SKYPILOT_TASK_ID") or None
+    return ClusterFacts(
+        system="SkyPilot",
+        evidence=f"node {node_rank} of {nnodes} (SKYPILOT_NODE_RANK)",
+        job_id=job_id,
+        nnodes=nnodes,
+        node_rank=node_rank,
+        hosts=hosts,
+        head=hosts[:1],
+        port=derive_port(job_id) if job_id else None,
+    )

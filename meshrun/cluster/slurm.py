@@ -1,0 +1,166 @@
+"""Slurm: a task of a step, or a shell or batch script inside an allocation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from meshrun.cluster.facts import ClusterFacts, Task, derive_port
+from meshrun.cluster.hostlist import expand_counts, expand_hosts
+from meshrun.cluster.numbers import broken, read_index, read_number
+from meshrun.errors import UsageError
+
+_SPECIAL_STEPS = 0xFFFFFFF0
+"""From here on a step is none of ours: the batch script, the interactive shell, ..."""
+_RUN = "srun --ntasks-per-node=1 meshrun ..."
+_T = TypeVar("_T")
+
+
+def detect_step(env: Mapping[str, str], *, terminal: bool | None = None) -> ClusterFacts | None:
+    """Return the facts of a task that ``srun`` started; ``None`` in anything else.
+
+    Args:
+        env: The environment.
+        terminal: Whether this process has a controlling terminal, ``None`` if not known. Tasks of
+            a step inside an ``srun --pty`` shell inherit its variables, and have no terminal.
+
+    Raises:
+        UsageError: If a variable is broken.
+
+    Source:
+        srun(1), output environment variables; Slurm 22.05 for which of them are set when.
+    """
+    if not env.get("SLURM_JOB_ID") or _why_no_task(env, terminal) is not None:
+        return None
+    hosts = _expanded(env, ("SLURM_STEP_NODELIST", "SLURM_NODELIST"), expand_hosts)
+    counts = _expanded(env, ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"), expand_counts)
+    nnodes = read_number(env, "SLURM_STEP_NUM_NODES", "SLURM_NNODES", least=1)
+    world_size = read_number(env, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", least=1)
+    rank = read_index(env, world_size, "SLURM_PROCID")
+    node_rank = read_index(env, nnodes, "SLURM_NODEID")
+    if not (hosts and counts and nnodes and world_size) or rank is None or node_rank is None:
+        wanted = ("SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NUM_NODES",
+                  "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_NODEID")  # fmt: skip
+        missing = ", ".join(name for name in wanted if not env.get(name))
+        raise UsageError(
+            f"SLURM_STEP_ID is set and {missing} not, so this is half of a Slurm step",
+            hint="`srun --export=ALL` passes on what Slurm sets",
+        )
+    if len(counts) != nnodes or sum(counts) != world_size or len(hosts) != nnodes:
+        raise UsageError(
+            f"SLURM_STEP_NODELIST `{env.get('SLURM_STEP_NODELIST')}` and SLURM_STEP_TASKS_PER_NODE"
+            f" `{env.get('SLURM_STEP_TASKS_PER_NODE')}` are not {nnodes} nodes with {world_size}"
+            " tasks, as the step has"
+        )
+    here = counts[node_rank]
+    local_rank = read_index(env, here, "SLURM_LOCALID") or 0
+    job, step = env["SLURM_JOB_ID"], _step(env)
+    job_id = f"{job}.{step}"
+    task = Task(
+        rank=rank,
+        world_size=world_size,
+        local_rank=local_rank,
+        local_world_size=here,
+        per_node=counts,
+        in_blocks=_in_blocks(env) and rank == sum(counts[:node_rank]) + local_rank,
+    )
+    return ClusterFacts(
+        system="Slurm",
+        evidence=f"step {step} of job {job} (SLURM_STEP_ID)",
+        job_id=job_id,
+        nnodes=nnodes,
+        node_rank=node_rank,
+        hosts=hosts,
+        head=_head(env, hosts[0]),
+        port=derive_port(job_id),
+        launchers_on_node=here,
+        launcher_on_node=local_rank,
+        task=task,
+    )
+
+
+def detect_shell(env: Mapping[str, str], *, terminal: bool | None = None) -> ClusterFacts | None:
+    """Return that this is a shell or batch script of a job and no task; ``None`` if neither.
+
+    Raises:
+        UsageError: If a variable is broken.
+    """
+    job = env.get("SLURM_JOB_ID")
+    why = _why_no_task(env, terminal) if job else None
+    if why is None:
+        return None
+    return ClusterFacts(
+        system="Slurm",
+        evidence=f"job {job} (SLURM_JOB_ID)",
+        job_id=job,
+        nnodes=None,
+        node_rank=None,
+        notes=(f"{why}, no task",),
+        shell=_RUN,
+    )
+
+
+def _why_no_task(env: Mapping[str, str], terminal: bool | None) -> str | None:
+    """Return what shows that a process of a job is no task of a step, ``None`` if it is one."""
+    step = _step(env)
+    if step is None:
+        # A batch script is told the number 0 as a task is.
+        kind = "a batch script" if env.get("SLURM_PROCID") else "a shell of salloc"
+        seen = "SLURM_PROCID" if env.get("SLURM_PROCID") else "SLURM_JOB_ID"
+        return f"{seen} without SLURM_STEP_ID: {kind}"
+    if step >= _SPECIAL_STEPS:
+        return f"SLURM_STEP_ID {step}: a batch script or an interactive shell"
+    if env.get("SLURM_PTY_PORT") and terminal is not False:
+        return "SLURM_PTY_PORT: a shell of `srun --pty`"
+    if _is_left_from_another_job(env):
+        return f"SLURM_STEP_ID {step} of another job: a batch script submitted by a task"
+    return None
+
+
+def _step(env: Mapping[str, str]) -> int | None:
+    return read_number(env, "SLURM_STEP_ID", "SLURM_STEPID")
+
+
+def _is_left_from_another_job(env: Mapping[str, str]) -> bool:
+    """Whether the step's variables contradict the job's.
+
+    A job that is submitted by a task inherits them, and its script is no task.
+    """
+    pairs = (("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"), ("SLURM_STEP_NUM_NODES", "SLURM_NNODES"))
+    if any(
+        env.get(step)
+        and env.get(job)
+        and read_number(env, step, least=1) != read_number(env, job, least=1)
+        for step, job in pairs
+    ):
+        return True
+    step_hosts = _expanded(env, ("SLURM_STEP_NODELIST",), expand_hosts)
+    job_hosts = _expanded(env, ("SLURM_JOB_NODELIST",), expand_hosts)
+    if step_hosts is None or job_hosts is None:
+        return False
+    return not set(step_hosts) <= set(job_hosts)
+
+
+def _in_blocks(env: Mapping[str, str]) -> bool:
+    """Whether the tasks of this node have numbers that follow each other."""
+    text = env.get("SLURM_GTIDS", "")
+    numbers = [int(word) for word in text.split(",") if word.isascii() and word.isdecimal()]
+    return numbers == list(range(numbers[0], numbers[0] + len(numbers))) if numbers else True
+
+
+def _head(env: Mapping[str, str], first: str) -> tuple[str, ...]:
+    """Return the first node, and the address it is known by if ``srun`` ran there."""
+    address = env.get("SLURM_LAUNCH_NODE_IPADDR")
+    return (first, address) if address and env.get("SLURM_SUBMIT_HOST") == first else (first,)
+
+
+def _expanded(
+    env: Mapping[str, str], names: tuple[str, ...], expand: Callable[[str], _T]
+) -> _T | None:
+    name = next((name for name in names if env.get(name)), None)
+    if name is None:
+        return None
+    try:
+        return expand(env[name])
+    except ValueError as error:
+        raise broken(env, name, f"a list as Slurm writes it ({error})") from None

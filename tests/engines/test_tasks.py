@@ -1,0 +1,125 @@
+"""A plain python in a task of Slurm or Open MPI has the mesh, without any launcher of torch's."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.engines.hosts import MakeHosts
+from tests.engines.openmpi import Mpirun
+from tests.engines.slurm import Slurm
+from tests.kit import PROGRAMS
+
+pytestmark = pytest.mark.torch
+TASK = [sys.executable, str(PROGRAMS / "task.py")]
+LAYOUT = [*TASK, "layout"]
+MESH = {"MESHRUN_MESH": "dp=2,tp=4", "MESHRUN_DEVICE": "cpu"}
+HEAD = "10.77.0.1"
+MESH_LINES = [
+    f"{rank} ({rank // 4}, {rank % 4}) {6 if rank < 4 else 22} {HEAD} eth0" for rank in range(8)
+]
+
+
+def test_srun_is_enough_for_a_mesh(slurm: Slurm) -> None:
+    """Over two hosts whose own names lead to loopback; in a batch script as well."""
+    options = ["--nodes=2", "--ntasks-per-node=4", "--kill-on-bad-exit"]
+    ours = slurm.srun(*options, *TASK, env=MESH, timeout=110)
+
+    assert sorted(ours.stdout.splitlines()) == MESH_LINES, ours.stderr
+
+
+def test_a_batch_script_starts_a_mesh_by_srun(slurm: Slurm) -> None:
+    """On nodes other than the first, which the script itself runs on no part of."""
+    script = f"srun --kill-on-bad-exit {' '.join(TASK)}"
+    env = {"MESHRUN_MESH": "pp=2,dp=1", "MESHRUN_DEVICE": "cpu"}
+    printed = slurm.sbatch(
+        script, "--nodelist=sl[1-2]", "--ntasks-per-node=1", "--nodes=2", env=env
+    )
+
+    assert sorted(printed.splitlines()) == [
+        "0 (0, 0) 0 10.77.0.2 eth0",
+        "1 (1, 0) 1 10.77.0.2 eth0",
+    ]
+
+
+@pytest.mark.parametrize("own_name", ["loopback", "nothing"])
+def test_mpirun_is_enough_for_a_mesh(make_hosts: MakeHosts, mpirun: Mpirun, own_name: str) -> None:
+    """Over two hosts whose names lead to loopback, or nowhere."""
+    hosts = make_hosts(2, own_name=own_name)
+    words = [word for name, value in MESH.items() for word in ("-x", f"{name}={value}")]
+    ours = mpirun(hosts, *words, *TASK, slots=4, timeout=110)
+
+    assert sorted(ours.stdout.splitlines()) == MESH_LINES, ours.stderr
+
+
+def test_one_host_meets_on_loopback(slurm: Slurm) -> None:
+    """No other needs to reach it."""
+    env = {"MESHRUN_MESH": "tp=-1", "MESHRUN_DEVICE": "cpu"}
+    ours = slurm.srun("--nodes=1", "--ntasks=2", *TASK, env=env)
+
+    assert sorted(ours.stdout.splitlines()) == [
+        "0 (0,) 1 127.0.0.1 lo",
+        "1 (1,) 1 127.0.0.1 lo",
+    ], ours.stderr
+
+
+def test_mpirun_on_a_host_without_ranks_is_told(
+    make_hosts: MakeHosts, mpirun: Mpirun, tmp_path: Path
+) -> None:
+    """The others know its address alone; one that is set helps."""
+    hosts = make_hosts(2)
+    words = ["-x", "MESHRUN_MESH=dp=1", "--host", hosts.addresses[1]]
+    env = {"MESHRUN_MESH": "dp=2", "MESHRUN_DEVICE": "cpu"}
+    exported = [word for name in env for word in ("-x", name)]
+    words = ["--map-by", "ppr:2:node", "--nolocal", *exported]
+    ours = mpirun(hosts, *words, *TASK, env=env)
+    place = ["-x", f"MASTER_ADDR={hosts.addresses[1]}", "-x", "MASTER_PORT=29511"]
+    helped = mpirun(hosts, *words, *place, *TASK, env=env)
+
+    assert ours.returncode == 1
+    assert helped.stdout == "", helped
+
+
+def test_a_layout_is_known_in_every_task(slurm: Slurm) -> None:
+    """Uneven nodes too; a batch script and a shell are launches of one rank."""
+    tasks = slurm.srun("--nodes=3", "--ntasks=4", *LAYOUT)
+    script = slurm.sbatch(" ".join(LAYOUT), "--nodes=2", "--ntasks=4")
+    shell = slurm.salloc("--nodes=2", "--ntasks=4", *LAYOUT)
+
+    assert sorted(tasks.stdout.splitlines()) == [
+        f"{rank} of 4 on (2, 1, 1)" for rank in range(4)
+    ], tasks.stderr
+    assert (script, shell.stdout) == ("0 of 1 on (1,)\n",) * 2, shell.stderr
+
+
+def test_a_shell_on_a_node_is_no_task(slurm: Slurm, tmp_path: Path) -> None:
+    """It has the variables of a task of two; those that it starts by srun are tasks."""
+    script = tmp_path / "shell"
+    srun = f"srun --overlap --nodes=2 --ntasks=2 {' '.join(LAYOUT)}"
+    script.write_text(f"#!/bin/sh\n{' '.join(LAYOUT)}\n{srun}\n")
+    script.chmod(0o755)
+    typed = f"srun --immediate=30 --nodes=2 --ntasks=2 --pty {script}"
+    ours = slurm.run(["script", "--quiet", "--command", typed, "/dev/null"], stdin=-3)
+
+    lines = [line for line in ours.stdout.splitlines() if " of " in line]
+    assert lines[0].endswith("0 of 1 on (1,)"), ours.stdout
+    assert sorted(lines[1:]) == ["0 of 2 on (1, 1)", "1 of 2 on (1, 1)"]
+
+
+def test_tasks_that_go_round_the_nodes_are_told(slurm: Slurm) -> None:
+    """On every rank, so that none waits for the others."""
+    ours = slurm.srun("--nodes=2", "--ntasks=4", "--distribution=cyclic", *LAYOUT)
+
+    assert ours.stderr.count("the ranks go round the nodes") == 4
+    assert ours.stdout == ""
+
+
+def test_what_a_launcher_sets_is_before_what_a_task_has(slurm: Slurm) -> None:
+    """A rank that was started inside a task is that launcher's."""
+    ours = slurm.srun("--nodes=1", "--ntasks=2", *LAYOUT, env={"RANK": "5", "WORLD_SIZE": "8"})
+
+    assert ours.stdout == "5 of 8 on (8,)\n" * 2, ours.stderr
+    assert "RANK" not in os.environ
