@@ -27,6 +27,7 @@ from meshrun.events import (
     StartFailed,
     StoreEnded,
 )
+from meshrun.host.descriptors import allow_many_descriptors
 from meshrun.host.processes import (
     Ended,
     die_with_parent,
@@ -295,6 +296,7 @@ def _be_store(port: int, listen_fd: int, guard: Guard) -> NoReturn:
     """Serve the store until the zygote ends this process or ends itself."""
     from meshrun.child.join import serve_store
 
+    allow_many_descriptors()  # connections that strangers hold must not keep ranks out
     store = serve_store(port, listen_fd)
     while store is not None:
         guard.stand()
