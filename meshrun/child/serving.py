@@ -27,6 +27,7 @@ from meshrun.events import (
     StartFailed,
     StoreEnded,
 )
+from meshrun.host.descriptors import allow_many_descriptors
 from meshrun.host.processes import (
     Ended,
     die_with_parent,
@@ -318,6 +319,7 @@ def _be_store(port: int, listeners: list[int], guard: Guard) -> NoReturn:
     """Serve the store, if it is this node's, until the zygote ends this process or ends itself."""
     from meshrun.child.join import serve_store
 
+    allow_many_descriptors()  # connections that strangers hold must not keep ranks out
     stores = [serve_store(port, listen_fd) for listen_fd in listeners]
     while len(stores) == len(listeners):
         guard.stand()

@@ -10,6 +10,8 @@ from typing import TextIO, TypeGuard
 
 from meshrun.errors import HostError
 
+_MANY = 65536
+
 
 def open_standard_streams() -> None:
     """Open what is missing of stdin, stdout and stderr on the null device.
@@ -59,3 +61,11 @@ def allow_descriptors(count: int) -> None:
             hint=f"raise it with `ulimit -n {count}`, or start fewer ranks on this node",
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
+
+
+def allow_many_descriptors() -> None:
+    """Raise this process's soft limit as far as it may, up to what nobody exhausts by accident."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MANY if hard == resource.RLIM_INFINITY else min(hard, _MANY)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

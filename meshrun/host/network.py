@@ -10,21 +10,10 @@ import socket
 from collections.abc import Iterator, Sequence
 
 from meshrun.host.processes import die_with_parent
+from meshrun.interfaces import own_address_towards, own_addresses
 
-_NOWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
+_NOWHERE = ("192.0.2.1", "2001:db8::1")
 """Addresses for documentation (RFC 5737, 3849): a route to them is the default route."""
-
-
-def own_addresses() -> dict[str, str]:
-    """Return the addresses of this machine, each with the name of its interface."""
-    import psutil
-
-    return {
-        entry.address.partition("%")[0]: name
-        for name, entries in psutil.net_if_addrs().items()
-        for entry in entries
-        if entry.family in _NOWHERE
-    }
 
 
 def interface_of(address: str) -> str | None:
@@ -32,25 +21,13 @@ def interface_of(address: str) -> str | None:
     return own_addresses().get(address.partition("%")[0])
 
 
-def address_towards(other: str) -> str | None:
-    """Return the address by which ``other`` sees this machine; ``None`` without a route.
-
-    A UDP socket that is connected sends nothing, and the kernel chooses its address.
-    """
-    family = socket.AF_INET6 if ":" in other else socket.AF_INET
-    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((other, 9))
-        return str(probe.getsockname()[0])
-    return None
-
-
 def outward_address() -> str | None:
     """Return the address that faces other machines, as far as it can be told.
 
     That is the one of the default route, else the only one that is not loopback.
     """
-    for nowhere in _NOWHERE.values():
-        if (found := address_towards(nowhere)) is not None and not is_loopback(found):
+    for nowhere in _NOWHERE:
+        if (found := own_address_towards(nowhere)) is not None and not is_loopback(found):
             return found
     outward = [
         address

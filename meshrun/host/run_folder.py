@@ -80,10 +80,21 @@ def _make_run_folder(log_dir: str, prefix: str) -> str:
     if os.path.isfile(log_dir):
         raise UsageError(f"--log-dir `{log_dir}` is a file", hint="name a folder")
     try:
-        os.makedirs(log_dir, exist_ok=True)
+        _make_private_folders(log_dir)
         return tempfile.mkdtemp(prefix=prefix, dir=log_dir)
     except OSError as error:
         raise UsageError(
             f"--log-dir `{log_dir}` cannot hold logs: {error.strerror}",
             hint="name a folder that is writable",
         ) from error
+
+
+def _make_private_folders(path: str) -> None:
+    """Make what is missing of a folder and those above it; what is there keeps its mode."""
+    if not os.path.exists(path):
+        _make_private_folders(os.path.dirname(path))
+        try:
+            os.mkdir(path, 0o700)
+        except FileExistsError:  # another launch was as quick
+            if not os.path.isdir(path):
+                raise

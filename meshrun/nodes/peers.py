@@ -19,8 +19,9 @@ from meshrun.events import (
     NegotiationFailed,
     NegotiationWaits,
 )
-from meshrun.host.network import Lookup, address_towards, interface_of, is_loopback, outward_address
+from meshrun.host.network import Lookup, interface_of, is_loopback, outward_address
 from meshrun.host.sockets import listen_on
+from meshrun.interfaces import own_address_towards
 from meshrun.meeting import DEFAULT_PORT, Meeting
 from meshrun.nodes.head import Head
 from meshrun.nodes.member import Member
@@ -225,7 +226,7 @@ class Peers:
         """Where torch's c10d store is this machine's to serve, bind its socket."""
         meeting = self._meeting
         listener = None
-        towards = address_towards(addresses[0]) if addresses and not is_ours else None
+        towards = own_address_towards(addresses[0]) if addresses and not is_ours else None
         address = (*facing, meeting.local_addr or towards or outward_address() or _EVERYWHERE)[0]
         told = dict(meeting.conf).get("is_host", "").lower()
         is_host = _BOOLEANS.get(told, is_ours)

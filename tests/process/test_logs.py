@@ -1,5 +1,7 @@
 """Where ranks' output goes: files in torchrun's layout, and what the console shows of it."""
 
+import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -193,3 +195,47 @@ def test_a_folder_that_cannot_be_made_starts_nothing(fake_torch: Path, tmp_path:
     assert (ours.returncode, ours.stdout) == (2, "")
     assert f"error: --log-dir `{tmp_path / 'file'}` is a file" in ours.stderr
     assert not fake_torch.exists()
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+@pytest.mark.parametrize("made_before", [True, False])
+def test_what_is_made_is_private(
+    made_before: bool, umask: int, fake_torch: object, tmp_path: Path
+) -> None:
+    """Folders and files, error files and copies of lines too; a folder that is there stays so."""
+    logs = tmp_path / "a" / "logs"
+    if made_before:
+        logs.mkdir(parents=True)
+        logs.chmod(0o755)
+    run_meshrun(
+        *("--nproc-per-node", "2", "-t", "3", "--log-dir", logs),
+        *("--duplicate-stdout-filters", "1", "--duplicate-stderr-filters", "1"),
+        *(PROGRAMS / "end.py", "raise"),
+        preexec_fn=partial(os.umask, umask),
+        env={"TORCHELASTIC_ENABLE_FILE_TIMER": "1"},
+    )
+    below = [path for path in logs.rglob("*") if path != logs]
+    modes = {path: path.stat().st_mode & 0o777 for path in below}
+    made = [] if made_before else [logs, logs.parent]
+
+    assert {modes[path] for path in below if path.is_dir()} == {0o700}
+    assert {modes[path] for path in below if not path.is_dir()} == {0o600}
+    assert {"error.json", "stdout.log", "stderr.log"} <= {path.name for path in below}
+    assert {path.stat().st_mode & 0o777 for path in made} <= {0o700}
+    assert not made_before or logs.stat().st_mode & 0o777 == 0o755
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022])
+def test_a_temporary_folder_is_private(umask: int, fake_torch: object, tmp_path: Path) -> None:
+    """Where nobody named a place, too."""
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    run_meshrun(
+        *("--nproc-per-node", "2", "-r", "3", PROGRAMS / "end.py", "raise"),
+        preexec_fn=partial(os.umask, umask),
+        env={"TMPDIR": str(temporary)},
+    )
+    below = list(temporary.rglob("*"))
+
+    assert below
+    assert {path.stat().st_mode & 0o777 for path in below} == {0o700, 0o600}

@@ -1,0 +1,1 @@
+"""Coverage-guided fuzzing, and that its targets hold."""

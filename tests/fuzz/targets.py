@@ -1,0 +1,110 @@
+"""What a fuzzer feeds: each target takes any bytes, and raises only on a bug."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from unittest import mock
+
+from meshrun import wire
+from meshrun.asked import Asked, build_request, check_accepted
+from meshrun.cli import app
+from meshrun.current import current_layout
+from meshrun.errors import MeshrunError
+from meshrun.from_environment import layout_of, read_group_options
+from meshrun.layout import Layout
+from meshrun.layout.derived import parse_flatten, parse_view
+from meshrun.request import Program
+from meshrun.selection import select_ranks
+from meshrun.sharding import data_shard
+from meshrun.spec import parse_mesh
+from meshrun.stacks import merge, parse_dump
+
+_LAYOUT = Layout.parse("pp=2,dp=2,tp=4", nnodes=2)
+_VARIABLES = (
+    *("MESHRUN_MESH", "MESHRUN_FLATTEN", "MESHRUN_VIEW", "MESHRUN_DATA_DIMS", "MESHRUN_DEVICE"),
+    *("MESHRUN_NPROC_PER_NODE", "MESHRUN_GENERATION", "MESHRUN_BACKEND", "MESHRUN_TIMEOUT"),
+    *("MESHRUN_PG_OPT", "MESHRUN_SLOT_ORDER", "TORCHELASTIC_RESTART_COUNT", "RANK", "WORLD_SIZE"),
+    *("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
+)
+_REPEATED = ("flatten", "view", "intra_node", "backend", "timeout", "pg_opt", "show", "hide")
+
+
+def _options() -> tuple[str, ...]:
+    import typer
+
+    parameters = typer.main.get_command(app).params
+    return tuple(str(each.name) for each in parameters if each.envvar)
+
+
+_OPTIONS = _options()
+
+
+def spec(data: bytes) -> None:
+    """Feed the texts that describe a mesh and its ranks."""
+    text, _, names = data.decode(errors="replace").partition("\n")
+    for parse in (parse_flatten, parse_view, lambda text: select_ranks(_LAYOUT, text)):
+        _ask(lambda parse=parse: parse(text))
+    found = _ask(lambda: parse_mesh(text, names or None))
+    if found is not None:
+        assert parse_mesh(str(found)) == found
+    _ask(lambda: Layout.parse(text, nproc_per_node=8, flatten=names, views=names))
+
+
+def frames(data: bytes) -> None:
+    """Feed packets of the control sockets, and the stacks that ranks write."""
+    try:
+        message = wire.decode(data)
+    except wire.WireError:
+        pass
+    else:
+        wire.decode(wire.encode(message))
+    dump = parse_dump(data.decode(errors="replace"))
+    if dump is not None:
+        merge({0: dump, 1: dump})
+
+
+def environment(data: bytes) -> None:
+    """Feed the variables of a rank, and those and words that are options."""
+    values = _pairs(data, _VARIABLES)
+    with mock.patch.dict(os.environ, values):
+        for read in (current_layout, read_group_options, data_shard):
+            _ask(read)
+        _ask(lambda: layout_of("dp=-1", None))
+    options = _pairs(data, _OPTIONS)
+    asked = Asked(
+        {name: [text] if name in _REPEATED else text for name, text in options.items()}, {}, {}
+    )
+    program = Program(kind="script", target="train.py")
+    _ask(lambda: (check_accepted(asked), build_request(asked, program)))
+
+
+TARGETS: dict[str, Callable[[bytes], None]] = {
+    target.__name__: target for target in (spec, frames, environment)
+}
+SEEDS: dict[str, tuple[bytes, ...]] = {
+    "spec": (b"dp=2,tp=4", b"2x4\ndp,tp", b"dp=2:8,tp=-1", b"moe:pp=2,ep=-1", b"dp_cp=dp+cp",
+             b"rank=0-3,5", b"dp=0,tp=1-3"),
+    "frames": (b'["RankExited", {"rank": 0, "pid": 1, "wait_status": 0, "at_ns": 1}]',
+               b'["Finish", {"grace_s": 2.0}]',
+               b'Current thread 0x0000 (most recent call first):\n  File "a.py", line 3 in f\n',
+               b"Fatal Python error: Segmentation fault\n\nThread 0x01:\n  File \"b\", line 1\n"),
+    "environment": (b"\x00dp=2,tp=4\n\x0c3\n\x0d8", b"\x058,4\n\x0d12", b"\x02tp=90s", b"\x0112"),
+}  # fmt: skip
+
+
+def _pairs(data: bytes, names: tuple[str, ...]) -> dict[str, str]:
+    """Return what lines say: a byte that chooses a name, then its value."""
+    lines = [line for line in data.replace(b"\0\0", b"").split(b"\n") if line]
+    return {
+        names[line[0] % len(names)]: line[1:].replace(b"\0", b"").decode(errors="replace")
+        for line in lines[:8]
+    }
+
+
+def _ask(ask: Callable[[], object]) -> object:
+    try:
+        return ask()
+    except MeshrunError as error:
+        assert error.message
+        return None

@@ -1,0 +1,115 @@
+"""What others on the machine, or on the screen, could read of a launch."""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.kit import MARK, PROGRAMS, ROOT, run_meshrun, start_meshrun
+
+SECRET = "hunter2-of-this-test"
+_UNSAFE = {"pickle", "cloudpickle", "marshal", "shelve", "dill", "yaml", "jsonpickle"}
+_UNSAFE_CALLS = {"eval", "exec", "compile", "__import__", "load", "loads"}
+_OF_FILES = {
+    "remote_call.py": "a function of launch(): through files in a private folder of its caller",
+    "child/function.py": "the same, in the rank",
+    "child/program.py": "the user's own program, from its file",
+    "child/logs_plugin.py": "an installed plug-in, by its entry point",
+    "report/elastic_events.py": "an installed plug-in, by its entry point",
+}
+"""Modules that turn bytes into objects or code, and where the bytes come from."""
+_OF_SOCKETS = (
+    *("wire.py", "child/serving.py", "child/reporter.py", "supervise/zygote.py"),
+    *("supervise/loop.py", "supervise/signals.py", "host/sockets.py"),
+)
+
+
+@pytest.mark.parametrize(
+    "words", [["--start-method", "fork"], ["--start-method", "exec"], ["--no-python"]]
+)
+def test_no_secret_is_in_an_argv(words: list[str], fake_torch: object, tmp_path: Path) -> None:
+    """Every user may read the arguments of every process; the environment only its owner."""
+    program = [PROGRAMS / "wait.py"]
+    if "--no-python" in words:
+        program = [sys.executable, "-u", *program]
+    env = {"HF_TOKEN": SECRET, "WANDB_API_KEY": SECRET, "PET_RDZV_CONF": f"password={SECRET}"}
+    with start_meshrun(
+        *("-v", "--nproc-per-node", "2", *words, *program, "children"), env=env, folder=tmp_path
+    ) as running:
+        running.wait_for("up", 2)
+        found = [each for each in psutil.process_iter() if _is_marked(each)]
+        argv = [Path(f"/proc/{each.pid}/cmdline").read_bytes() for each in found]
+        told = running.stdout + running.stderr
+        running.process.terminate()
+        running.wait()
+
+    assert len(found) >= 4 + 2 * 3  # the launcher, the zygote, the store, ranks with children
+    assert not any(SECRET.encode() in each for each in argv)
+    assert SECRET not in told
+
+
+def _is_marked(process: psutil.Process) -> bool:
+    try:
+        return process.environ().get(MARK) == os.environ[MARK] and process.pid != os.getpid()
+    except psutil.Error:
+        return False
+
+
+@pytest.mark.parametrize("form", [["--format", "text"], ["--format", "json"], ["--rank", "1"]])
+def test_no_secret_is_in_a_dry_run(form: list[str]) -> None:
+    """Neither what a variable holds nor what an option's name gives away."""
+    env = {"HF_TOKEN": SECRET, "PET_RDZV_CONF": "a=b,api_key=abc123"}
+    words = ["--mesh", "dp=2", "--role", SECRET, "--dry-run", *form, "train.py", "--token", SECRET]
+    ours = run_meshrun(*words, f"x{SECRET}", "--password=7", env=env)
+
+    assert ours.returncode == 0
+    assert SECRET not in ours.stdout + ours.stderr
+    assert "abc123" not in ours.stdout
+    assert "***" in ours.stdout
+
+
+def test_no_secret_is_in_a_report(fake_torch: object, tmp_path: Path) -> None:
+    """Of a launch that failed, on the screen and as JSON."""
+    report = tmp_path / "report.json"
+    ours = run_meshrun(
+        *("--nproc-per-node", "2", "--report", report, PROGRAMS / "end.py", "SIGSEGV"),
+        env={"HF_TOKEN": SECRET},
+    )
+
+    assert ours.returncode == 139
+    assert SECRET not in ours.stdout + ours.stderr + report.read_text()
+
+
+def test_only_files_of_our_own_are_unpickled() -> None:
+    """No module that reads a socket turns bytes into objects, and the few that do are known."""
+    found = {}
+    for path in sorted((ROOT / "meshrun").rglob("*.py")):
+        if uses := _unsafe_in(ast.parse(path.read_text())):
+            found[str(path.relative_to(ROOT / "meshrun"))] = uses
+
+    assert found.keys() == _OF_FILES.keys()
+    assert not found.keys() & set(_OF_SOCKETS)
+    assert all((ROOT / "meshrun" / name).exists() for name in _OF_SOCKETS)
+
+
+def _unsafe_in(tree: ast.AST) -> set[str]:
+    """Return what a module imports or calls that could run what it is given; JSON may be read."""
+    uses = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            uses |= {alias.name for alias in node.names} & _UNSAFE
+        elif isinstance(node, ast.ImportFrom):
+            uses |= {node.module or ""} & _UNSAFE
+        elif isinstance(node, ast.Call):
+            function = node.func
+            if isinstance(function, ast.Name) and function.id in _UNSAFE_CALLS:
+                uses.add(function.id)
+            if isinstance(function, ast.Attribute) and function.attr in ("load", "loads", "exec"):
+                owner = function.value
+                uses |= {function.attr} if ast.unparse(owner) != "json" else set()
+    return uses
