@@ -17,7 +17,7 @@ from meshrun.events import (
     ZygoteUnsafe,
 )
 from meshrun.plan import LaunchPlan
-from meshrun.report.failure import headline
+from meshrun.raised import headline, lost_connection
 from meshrun.report.findings import describe_spares
 from meshrun.result import signal_name, split_wait_status
 from meshrun.supervise.blame import describe_store_end
@@ -129,20 +129,25 @@ class StartProgress:
         rest = len(state.alive)
         match event:
             case RankRaised(rank=rank):
-                verb = "exits, saying" if event.kind == "SystemExit" else "raised"
-                what = event.message if event.kind == "SystemExit" else headline(event)
-                return f"{self._name(rank)} {verb} {what}{_ending_others(rest - 1)}"
+                what = f"raised {headline(event)}"
+                if event.kind == "SystemExit":
+                    what = f"exits, saying: {headline(event).removeprefix('SystemExit: ')}"
+                elif lost_connection(event):
+                    what = "lost a connection to a peer"
+                return f"{self._name(rank)} {what}{_ending_others(rest - 1)}"
             case RankExited(rank=rank, wait_status=status):
                 code, signum = split_wait_status(status)
-                end = f"ended by {signal_name(signum)}" if signum else f"exited with code {code}"
+                end = (
+                    f"was ended by {signal_name(signum)}" if signum else f"exited with code {code}"
+                )
                 return f"{self._name(rank)} {end}{_ending_others(rest)}"
             case SignalArrived(signum=signum):
                 grace = f" within {state.shutdown_timeout_s:g} s" if rest else ""
-                return f"{signal_name(signum)}: ending {rest} ranks{grace}"
+                return f"{signal_name(signum)}: ending {_ranks(rest)}{grace}"
             case StoreEnded():
-                return f"{describe_store_end(state)}; ending {rest} ranks"
+                return f"{describe_store_end(state)}; ending {_ranks(rest)}"
             case _:
-                return f"ending {rest} ranks"
+                return f"ending {_ranks(rest)}"
 
     def _name(self, rank: int | None) -> str:
         if rank is None:
@@ -150,6 +155,10 @@ class StartProgress:
         if not self._has_mesh:
             return f"rank {rank}"
         return f"rank {rank} [{rank_label(self._plan.layout, rank)}]"
+
+
+def _ranks(count: int) -> str:
+    return "1 rank" if count == 1 else f"{count} ranks"
 
 
 def _ending_others(count: int) -> str:

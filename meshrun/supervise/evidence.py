@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from meshrun.host.memory import MemoryWatch, describe_full_shm
+from meshrun.raised import killed_worker
 from meshrun.result import split_wait_status
 from meshrun.stacks import describe, headline
 from meshrun.supervise.known import State
@@ -39,19 +40,21 @@ def gather(
 ) -> Mapping[int, Evidence]:
     """Return what is known of the first ranks that ended badly, by their time."""
     ended = [
-        (known.exited.at_ns, rank, known.exited.wait_status)
+        (known.exited.at_ns, rank, known.exited.wait_status, known.exited.unasked)
         for rank, known in state.ranks.items()
         if known.exited is not None and known.exited.wait_status != 0
     ]
     found = {}
-    for _, rank, wait_status in sorted(ended)[:_MOST_RANKS]:
+    for _, rank, wait_status, unasked in sorted(ended)[:_MOST_RANKS]:
         _, signum = split_wait_status(wait_status)
         crash = lookout.crash(rank) if signum is not None else None
         why = None
-        if signum in _OF_MEMORY and state.ranks[rank].told_to_end_ns is None:
+        if signum in _OF_MEMORY and (unasked or not state.killed):
             why = memory.why_killed()
         elif signum in _OF_SHM:
             why = describe_full_shm()
+        elif (raised := state.ranks[rank].raised) and (worker := killed_worker(raised)):
+            why = memory.why_killed() if worker.endswith("Killed") else None
         folder = os.getcwd()
         found[rank] = Evidence(
             last_lines=tuple(output.last_lines(rank)[-_MOST_LINES:]),
