@@ -18,7 +18,7 @@ _FILE = re.compile(r'^ +File "(.*)", line \d+', re.MULTILINE)
 _CAUGHT_IN = re.compile(r"Caught \S+ in (.+)\.\nOriginal Traceback ")
 """torch's word for an exception of a process or thread below (torch/_utils.py)."""
 _WORKER_GONE = re.compile(r"DataLoader worker \(pid\(s\) [\d, ]+\) exited unexpectedly")
-_WORKER_KILLED = re.compile(r"DataLoader worker \(pid \d+\) is killed by signal: .*[^. \n]")
+_WORKER_KILLED = re.compile(r"DataLoader worker \(pid \d+\) is killed by signal: [\w ]*\w")
 
 
 def headline(raised: RankRaised) -> str:

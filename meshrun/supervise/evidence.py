@@ -9,16 +9,14 @@ from dataclasses import dataclass
 
 from meshrun.host.memory import MemoryWatch, describe_full_shm
 from meshrun.raised import killed_worker
-from meshrun.result import split_wait_status
 from meshrun.stacks import describe, headline
+from meshrun.supervise.blame import Verdict, judge
 from meshrun.supervise.known import State
 from meshrun.supervise.lookout import Lookout
 from meshrun.supervise.output import Output
 
 _MOST_LINES = 6
 _MOST_RANKS = 16
-_OF_MEMORY = {signal.SIGKILL}
-_OF_SHM = {signal.SIGBUS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,28 +36,26 @@ class Evidence:
 def gather(
     state: State, output: Output, lookout: Lookout, memory: MemoryWatch
 ) -> Mapping[int, Evidence]:
-    """Return what is known of the first ranks that ended badly, by their time."""
-    ended = [
-        (known.exited.at_ns, rank, known.exited.wait_status, known.exited.unasked)
-        for rank, known in state.ranks.items()
-        if known.exited is not None and known.exited.wait_status != 0
-    ]
+    """Return what is known of the ranks that failed, the cause first."""
+    folder = os.getcwd()
     found = {}
-    for _, rank, wait_status, unasked in sorted(ended)[:_MOST_RANKS]:
-        _, signum = split_wait_status(wait_status)
-        crash = lookout.crash(rank) if signum is not None else None
-        why = None
-        if signum in _OF_MEMORY and (unasked or not state.killed):
-            why = memory.why_killed()
-        elif signum in _OF_SHM:
-            why = describe_full_shm()
-        elif (raised := state.ranks[rank].raised) and (worker := killed_worker(raised)):
-            why = memory.why_killed() if worker.endswith("Killed") else None
-        folder = os.getcwd()
-        found[rank] = Evidence(
-            last_lines=tuple(output.last_lines(rank)[-_MOST_LINES:]),
+    for verdict in judge(state)[:_MOST_RANKS]:
+        crash = lookout.crash(verdict.rank) if verdict.signum is not None else None
+        found[verdict.rank] = Evidence(
+            last_lines=tuple(output.last_lines(verdict.rank)[-_MOST_LINES:]),
             stack=tuple(describe(crash.main, folder)) if crash else (),
             place=headline(crash.main, folder) if crash else "",
-            why=why or "",
+            why=_why(verdict, memory) or "",
         )
     return found
+
+
+def _why(verdict: Verdict, memory: MemoryWatch) -> str | None:
+    """Return what explains the signal that ended a rank, or one of its loader workers."""
+    worker = (killed_worker(verdict.raised) if verdict.raised else None) or ""
+    killed = verdict.signum == signal.SIGKILL and not verdict.asked_to_end
+    if killed or worker.endswith("Killed"):
+        return memory.why_killed()
+    if verdict.signum == signal.SIGBUS or worker.endswith("Bus error"):
+        return describe_full_shm()
+    return None
