@@ -45,6 +45,8 @@ class StartProgress:
         if isinstance(event, GenerationEnded):
             self._began_ns = time.monotonic_ns()
             self._told = self._started = False
+        if isinstance(event, SignalArrived) and self._told and state.alive:
+            self._tell_signal(event, state, console)
         if state.stopping and not self._told:
             self._told = True
             console.set_status("")
@@ -78,14 +80,26 @@ class StartProgress:
         elif self._started and self._has_mesh and console.shows_status:
             console.note(self._ready())
 
+    def _tell_signal(self, event: SignalArrived, state: State, console: Console) -> None:
+        """Say what one more signal changes."""
+        name = signal_name(event.signum)
+        if state.killed and not self._told_kill:
+            self._told_kill = True
+            who = merged_label(self._plan.layout, state.alive)
+            console.note(f"{name} a third time: ending {who} at once")
+        elif not state.killed and state.deadline_ns is not None:
+            left_s = round((state.deadline_ns - event.at_ns) / 1e9, 1)
+            again = " again" if len(state.signals) == 2 else ""
+            console.note(f"{name}{again}: {left_s:g} s are left, and none after a third signal")
+
     def _tell_end(self, event: Event, state: State, console: Console) -> None:
         """Say who has ended, for as long as ranks may take; and who is ended then."""
         total, left = len(state.ranks), len(state.alive)
         if isinstance(event, TimePassed) and state.killed and left and not self._told_kill:
             self._told_kill = True
             who = merged_label(self._plan.layout, state.alive)
-            grace = f"{state.shutdown_timeout_s:g} s are over"
-            console.note(f"{grace}: {total - left} of {total} ranks have ended; ending {who}")
+            grace = f"{state.shutdown_timeout_s:g} s are" if len(state.signals) < 2 else "time is"
+            console.note(f"{grace} over: {total - left} of {total} ranks have ended; ending {who}")
         if console.shows_status and isinstance(event, RankExited | SignalArrived):
             console.set_status(f"{total - left} of {total} ranks have ended" if left else "")
 
