@@ -114,6 +114,8 @@ class RankExited:
     wait_status: int
     """As ``os.waitpid`` gives it."""
     at_ns: int
+    unasked: bool = False
+    """Whether it was at its end before it was sent any signal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,11 +27,14 @@ def command(*args: str | Path) -> list[str]:
 
 
 def run_meshrun(
-    *args: str | Path, env: dict[str, str] | None = None, **kwargs: object
+    *args: str | Path,
+    env: dict[str, str] | None = None,
+    around: Sequence[str] = (),
+    **kwargs: object,
 ) -> subprocess.CompletedProcess[str]:
-    """Run meshrun to its end and return what it printed and its exit code."""
+    """Run meshrun, with ``around`` before it, to its end; return what it printed and its code."""
     return subprocess.run(  # type: ignore[call-overload,no-any-return]
-        command(*args),
+        [*around, *command(*args)],
         env={**os.environ, **(env or {})},
         capture_output=True,
         text=True,

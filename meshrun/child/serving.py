@@ -32,6 +32,7 @@ from meshrun.host.processes import (
     Ended,
     die_with_parent,
     end_children,
+    is_exiting,
     send_signal,
     send_signal_to_group,
 )
@@ -102,6 +103,8 @@ class Forks:
         self._fresh = fresh
         self._ending = ending
         self._pids: dict[int, int] = {}
+        self._signalled: set[int] = set()
+        """Processes that were sent a signal while they still ran."""
         self._store_pid: int | None = None
         self._negotiation_pid: int | None = None
         self._woken, self._wake = os.pipe()
@@ -261,7 +264,10 @@ class Forks:
             now_ns = time.monotonic_ns()
             rank = self._pids.pop(pid, None)
             if rank is not None:
-                event = RankExited(rank=rank, pid=pid, wait_status=status, at_ns=now_ns)
+                unasked = pid not in self._signalled
+                event = RankExited(
+                    rank=rank, pid=pid, wait_status=status, at_ns=now_ns, unasked=unasked
+                )
                 send(self._control, event)
             elif pid == self._store_pid:
                 self._store_pid = None
@@ -271,6 +277,8 @@ class Forks:
         ranks = set(order.ranks)
         for pid, rank in self._pids.items():
             if rank in ranks:
+                if not is_exiting(pid):
+                    self._signalled.add(pid)
                 (send_signal_to_group if order.whole_group else send_signal)(pid, order.signum)
                 if order.signum == signal.SIGTERM:
                     send_signal(pid, signal.SIGCONT)  # a stopped rank cannot end
@@ -280,6 +288,7 @@ class Forks:
         ended = self._end_children(grace_s)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
         self._pids.clear()
+        self._signalled.clear()
         self._store_pid = None
         self._tell(ended)
         send(self._control, GenerationEnded(at_ns=time.monotonic_ns()))

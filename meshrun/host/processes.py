@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_PF_EXITING = 4
 _HARMLESS = frozenset({signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH})
 """Signals that do nothing to a process without a handler (signal(7))."""
 _KILL_TAKES_S = 10.0
@@ -164,6 +165,20 @@ def is_below(pid: int, ancestor: int) -> bool:
         return any(parent.pid == ancestor for parent in psutil.Process(pid).parents())
     except psutil.Error:
         return False
+
+
+def is_exiting(pid: int) -> bool:
+    """Whether a process is at its end, though its parent may not see it yet.
+
+    Source:
+        proc_pid_stat(5), field ``flags``; PF_EXITING in the kernel's ``include/linux/sched.h``.
+    """
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            state, *fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return False
+    return state in "ZX" or bool(int(fields[5]) & _PF_EXITING)
 
 
 class SignalState(enum.Enum):

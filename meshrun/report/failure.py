@@ -6,15 +6,16 @@ import signal
 from collections import Counter
 from collections.abc import Iterator
 
-from meshrun.events import RankRaised
+from meshrun.raised import headline, lost_connection
 from meshrun.report.message import render_error
 from meshrun.result import LEFT_EARLY, LaunchResult, RankFailure, signal_name
 
-_LONGEST_HEADLINE = 240
+_OBEYED = ("KeyboardInterrupt", "SystemExit")
 _EXPLAINED = {
     signal.SIGKILL: "killed from outside; the kernel tells of no lack of memory",
+    signal.SIGTERM: "sent by somebody else than meshrun",
     signal.SIGSEGV: "a crash in native code",
-    signal.SIGBUS: "a bad memory access, or a file that was cut short under it",
+    signal.SIGBUS: "a bad memory access, a file that was cut short, or a full /dev/shm",
     signal.SIGABRT: "native code gave up; its reason is in the output above",
     signal.SIGFPE: "an arithmetic error in native code",
     signal.SIGILL: "an instruction this processor does not have",
@@ -93,20 +94,13 @@ def describe_end(failure: RankFailure) -> str:
         end = LEFT_EARLY
     else:
         end = f"exited with code {failure.exit_code}"
-    if failure.raised is None or failure.raised.kind == "SystemExit":
+    if failure.raised is None:
         return end
-    return f"raised {headline(failure.raised)}" + (
-        f", {end}" if failure.exit_code != 1 else ", exit code 1"
-    )
-
-
-def headline(raised: RankRaised) -> str:
-    """Return an exception in one line of bearable length: ``ValueError: the loss is nan``."""
-    first = raised.message.strip().split("\n")[0]
-    if len(first) > _LONGEST_HEADLINE:
-        first = first[:_LONGEST_HEADLINE] + "..."
-    line = f"{raised.kind}: {first}" if first else raised.kind
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
+    if failure.raised.kind == "SystemExit":
+        return f"{end}, saying: {headline(failure.raised).removeprefix('SystemExit: ')}"
+    why = f" ({failure.why})" if failure.why and failure.signum is None else ""
+    end = "exit code 1" if failure.exit_code == 1 else end
+    return f"raised {headline(failure.raised)}{why}, {end}"
 
 
 def _others(first: RankFailure, others: list[RankFailure]) -> Iterator[str]:
@@ -123,10 +117,10 @@ def _others(first: RankFailure, others: list[RankFailure]) -> Iterator[str]:
 
 
 def _way(first: RankFailure, failure: RankFailure) -> str:
-    if failure.asked_to_end and failure.raised is None:
-        return "ended when told to"
-    if failure.is_consequence and failure.raised is not None and not failure.asked_to_end:
+    if failure.is_consequence and failure.raised and lost_connection(failure.raised):
         return "lost a connection to a peer, as a consequence"
+    if failure.asked_to_end and (failure.raised is None or failure.raised.kind in _OBEYED):
+        return "ended when told to"
     same = first.raised is not None and failure.raised is not None
     if same and first.raised.traceback == failure.raised.traceback:  # type: ignore[union-attr]
         return "failed alike"

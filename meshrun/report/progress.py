@@ -21,7 +21,7 @@ from meshrun.events import (
     ZygoteUnsafe,
 )
 from meshrun.plan import LaunchPlan
-from meshrun.report.failure import headline
+from meshrun.raised import headline, lost_connection
 from meshrun.report.findings import describe_spares
 from meshrun.result import signal_name, split_wait_status
 from meshrun.supervise.blame import describe_store_end
@@ -56,6 +56,8 @@ class StartProgress:
         ):
             self._began_ns = time.monotonic_ns()
             self._told = self._started = False
+        if isinstance(event, SignalArrived) and self._told and state.alive:
+            self._tell_signal(event, state, console)
         if state.stopping and not self._told:
             self._told = True
             console.set_status("")
@@ -100,14 +102,26 @@ class StartProgress:
         elif self._started and self._has_mesh and console.shows_status:
             console.note(self._ready())
 
+    def _tell_signal(self, event: SignalArrived, state: State, console: Console) -> None:
+        """Say what one more signal changes."""
+        name = signal_name(event.signum)
+        if state.killed and not self._told_kill:
+            self._told_kill = True
+            who = merged_label(self._plan.layout, state.alive)
+            console.note(f"{name} a third time: ending {who} at once")
+        elif not state.killed and state.deadline_ns is not None:
+            left_s = round((state.deadline_ns - event.at_ns) / 1e9, 1)
+            again = " again" if len(state.signals) == 2 else ""
+            console.note(f"{name}{again}: {left_s:g} s are left, and none after a third signal")
+
     def _tell_end(self, event: Event, state: State, console: Console) -> None:
         """Say who has ended, for as long as ranks may take; and who is ended then."""
         total, left = len(state.ranks), len(state.alive)
         if isinstance(event, TimePassed) and state.killed and left and not self._told_kill:
             self._told_kill = True
             who = merged_label(self._plan.layout, state.alive)
-            grace = f"{state.shutdown_timeout_s:g} s are over"
-            console.note(f"{grace}: {total - left} of {total} ranks have ended; ending {who}")
+            grace = f"{state.shutdown_timeout_s:g} s are" if len(state.signals) < 2 else "time is"
+            console.note(f"{grace} over: {total - left} of {total} ranks have ended; ending {who}")
         if console.shows_status and isinstance(event, RankExited | SignalArrived):
             console.set_status(f"{total - left} of {total} ranks have ended" if left else "")
 
@@ -152,22 +166,27 @@ class StartProgress:
         rest = len(state.alive)
         match event:
             case RankRaised(rank=rank):
-                verb = "exits, saying" if event.kind == "SystemExit" else "raised"
-                what = event.message if event.kind == "SystemExit" else headline(event)
-                return f"{self._name(rank)} {verb} {what}{_ending_others(rest - 1)}"
+                what = f"raised {headline(event)}"
+                if event.kind == "SystemExit":
+                    what = f"exits, saying: {headline(event).removeprefix('SystemExit: ')}"
+                elif lost_connection(event):
+                    what = "lost a connection to a peer"
+                return f"{self._name(rank)} {what}{_ending_others(rest - 1)}"
             case RankExited(rank=rank, wait_status=status):
                 code, signum = split_wait_status(status)
-                end = f"ended by {signal_name(signum)}" if signum else f"exited with code {code}"
+                end = (
+                    f"was ended by {signal_name(signum)}" if signum else f"exited with code {code}"
+                )
                 return f"{self._name(rank)} {end}{_ending_others(rest)}"
             case SignalArrived(signum=signum):
                 grace = f" within {state.shutdown_timeout_s:g} s" if rest else ""
-                return f"{signal_name(signum)}: ending {rest} ranks{grace}"
+                return f"{signal_name(signum)}: ending {_ranks(rest)}{grace}"
             case OthersFailed() | NodeLost():
                 return describe_others(event) + _ending_all(rest)
             case StoreEnded():
-                return f"{describe_store_end(state)}; ending {rest} ranks"
+                return f"{describe_store_end(state)}; ending {_ranks(rest)}"
             case _:
-                return f"ending {rest} ranks"
+                return f"ending {_ranks(rest)}"
 
     def _name(self, rank: int | None) -> str:
         if rank is None:
@@ -188,6 +207,10 @@ def _ending_all(count: int) -> str:
     if count < 1:
         return ""
     return "; ending the rank of this node" if count == 1 else f"; ending {count} ranks"
+
+
+def _ranks(count: int) -> str:
+    return "1 rank" if count == 1 else f"{count} ranks"
 
 
 def _ending_others(count: int) -> str:

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import re
 import signal
 from dataclasses import dataclass, replace
 
 from meshrun.events import RankRaised
+from meshrun.raised import headline, lost_connection
 from meshrun.result import LEFT_EARLY, signal_name, split_wait_status
 from meshrun.supervise.known import State
 
-_CONSEQUENCE = re.compile(
-    r"Connection (closed|reset) by peer|Connection refused|Broken pipe|Socket closed"
-    r"|remote process exited|failed to (recv|send|write|read)|recvValue failed|sendBytes failed"
-)
-"""What torch's back ends say when the other end of a collective has gone."""
-_FILE = re.compile(r'^ +File "(.*)", line \d+', re.MULTILINE)
 _CONSEQUENT = 2
 """Distance of a rank that lost its connection to another; those that obeyed are farther."""
-_TORCHS = frozenset({"RuntimeError", "DistError", "DistBackendError", "DistNetworkError"})
 _NOTICED_WITHIN_NS = 100_000_000
 """How long after its peers' errors a rank's own end may be noticed; later it only obeyed."""
 _ENDING_SIGNALS = frozenset({signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGHUP})
@@ -51,7 +43,7 @@ class Verdict:
 def judge(state: State) -> list[Verdict]:
     """Return the failed ranks of this generation, the cause first.
 
-    If all that failed lost a connection, the cause is the rank whose program was over first.
+    If all that failed lost a connection, the cause is the rank that left before them.
     """
     state = replace(state, ranks=state.everywhere)
     verdicts = [_judge_rank(state, rank) for rank in state.ranks if _has_failed(state, rank)]
@@ -62,11 +54,18 @@ def judge(state: State) -> list[Verdict]:
 
 
 def _first_to_leave(state: State, before_ns: int) -> list[Verdict]:
-    left = [
-        (known.finished_ns, rank)
-        for rank, known in state.ranks.items()
-        if known.finished_ns is not None and known.finished_ns < before_ns
-    ]
+    """Return the rank whose program was over before others lost a connection, if there is one.
+
+    A program may end its process without a word, by ``os._exit(0)``; that is noticed a little late.
+    """
+    left = []
+    for rank, known in state.ranks.items():
+        ended = known.exited
+        if known.finished_ns is not None:
+            left.append((known.finished_ns, rank))
+        elif ended is not None and ended.wait_status == 0 and ended.unasked:
+            left.append((ended.at_ns - _NOTICED_WITHIN_NS, rank))
+    left = [(at_ns, rank) for at_ns, rank in left if at_ns < before_ns]
     if not left:
         return []
     at_ns, rank = min(left)
@@ -86,8 +85,7 @@ def _first_to_leave(state: State, before_ns: int) -> list[Verdict]:
 def describe_verdict(verdict: Verdict) -> str:
     """Return how a rank ended, in a few words."""
     if verdict.raised is not None and verdict.raised.kind != "SystemExit":
-        first = verdict.raised.message.strip().split("\n")[0][:200]
-        return f"raised {verdict.raised.kind}" + (f": {first}" if first else "")
+        return f"raised {headline(verdict.raised)}"
     if verdict.signum is not None:
         return f"was ended by {signal_name(verdict.signum)}"
     if verdict.left_early:
@@ -127,7 +125,8 @@ def _judge_rank(state: State, rank: int) -> Verdict:
             exit_code, signum = 1, None  # it was ending of its exception when our signal came
     ended_ns = known.exited.at_ns if known.exited else 0
     at_ns = known.raised.at_ns if known.raised else ended_ns
-    asked_to_end = told_ns is not None and told_ns <= at_ns
+    unasked = known.exited is not None and known.exited.unasked
+    asked_to_end = told_ns is not None and told_ns <= at_ns and not unasked
     verdict = Verdict(
         rank=rank,
         distance=0,
@@ -151,20 +150,12 @@ def _distance(state: State, verdict: Verdict) -> int:
     obeyed = _is_ours(state, told) or (raised is not None and raised.kind == "KeyboardInterrupt")
     if verdict.asked_to_end and obeyed:
         return 3
-    if raised and _is_from_a_peer(raised):
+    if raised and lost_connection(raised):
         return _CONSEQUENT
     if not verdict.asked_to_end:
         return 0
     told_ns = state.ranks[verdict.rank].told_to_end_ns or 0
     return 1 if verdict.at_ns - told_ns < _NOTICED_WITHIN_NS else 3
-
-
-def _is_from_a_peer(raised: RankRaised) -> bool:
-    """Whether an exception is torch's word for a peer that has gone."""
-    if raised.kind not in _TORCHS or not _CONSEQUENCE.search(raised.message):
-        return False
-    files = _FILE.findall(raised.traceback)
-    return not files or f"{os.sep}torch{os.sep}" in files[-1]
 
 
 def _is_ours(state: State, signum: int | None) -> bool:

@@ -8,16 +8,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from meshrun.host.memory import MemoryWatch, describe_full_shm
-from meshrun.result import split_wait_status
+from meshrun.raised import killed_worker
 from meshrun.stacks import describe, headline
+from meshrun.supervise.blame import Verdict, judge
 from meshrun.supervise.known import State
 from meshrun.supervise.lookout import Lookout
 from meshrun.supervise.output import Output
 
 _MOST_LINES = 6
 _MOST_RANKS = 16
-_OF_MEMORY = {signal.SIGKILL}
-_OF_SHM = {signal.SIGBUS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,26 +36,26 @@ class Evidence:
 def gather(
     state: State, output: Output, lookout: Lookout, memory: MemoryWatch
 ) -> Mapping[int, Evidence]:
-    """Return what is known of the first ranks that ended badly, by their time."""
-    ended = [
-        (known.exited.at_ns, rank, known.exited.wait_status)
-        for rank, known in state.ranks.items()
-        if known.exited is not None and known.exited.wait_status != 0
-    ]
+    """Return what is known of the ranks that failed, the cause first."""
+    folder = os.getcwd()
     found = {}
-    for _, rank, wait_status in sorted(ended)[:_MOST_RANKS]:
-        _, signum = split_wait_status(wait_status)
-        crash = lookout.crash(rank) if signum is not None else None
-        why = None
-        if signum in _OF_MEMORY and state.ranks[rank].told_to_end_ns is None:
-            why = memory.why_killed()
-        elif signum in _OF_SHM:
-            why = describe_full_shm()
-        folder = os.getcwd()
-        found[rank] = Evidence(
-            last_lines=tuple(output.last_lines(rank)[-_MOST_LINES:]),
+    for verdict in judge(state)[:_MOST_RANKS]:
+        crash = lookout.crash(verdict.rank) if verdict.signum is not None else None
+        found[verdict.rank] = Evidence(
+            last_lines=tuple(output.last_lines(verdict.rank)[-_MOST_LINES:]),
             stack=tuple(describe(crash.main, folder)) if crash else (),
             place=headline(crash.main, folder) if crash else "",
-            why=why or "",
+            why=_why(verdict, memory) or "",
         )
     return found
+
+
+def _why(verdict: Verdict, memory: MemoryWatch) -> str | None:
+    """Return what explains the signal that ended a rank, or one of its loader workers."""
+    worker = (killed_worker(verdict.raised) if verdict.raised else None) or ""
+    killed = verdict.signum == signal.SIGKILL and not verdict.asked_to_end
+    if killed or worker.endswith("Killed"):
+        return memory.why_killed()
+    if verdict.signum == signal.SIGBUS or worker.endswith("Bus error"):
+        return describe_full_shm()
+    return None

@@ -20,10 +20,10 @@ KILLED = "killed from outside; the kernel tells of no lack of memory"
         ("7", 7, "exited with code 7", ""),
         ("raise", 1, "raised ValueError: the loss is nan, exit code 1", ":13 in <module>, "),
         ("chain", 1, "raised RuntimeError: no learning rate, exit code 1", ":18 in <module>, "),
-        ("text", 1, "exited with code 1", ""),
+        ("text", 1, "exited with code 1, saying: the config is missing", ""),
         ("SIGKILL", 137, f"was ended by SIGKILL ({KILLED})", ""),
         ("SIGSEGV", 139, "was ended by SIGSEGV (a crash in native code)", ":24 in <module>, "),
-        ("SIGTERM", 143, "was ended by SIGTERM", ""),
+        ("SIGTERM", 143, "was ended by SIGTERM (sent by somebody else than meshrun)", ""),
         ("SIGUSR1", 138, "was ended by SIGUSR1", ""),
     ],
 )

@@ -1,5 +1,6 @@
 """All ranks again after a failure: a new generation from the zygote that is warm."""
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -39,6 +40,35 @@ def test_restarts_come_to_an_end(fake_torch: object) -> None:
 
     assert ours.returncode == 3
     assert "after 1 restart" in ours.stderr.splitlines()[-1]
+
+
+def test_the_report_is_of_the_last_failure(fake_torch: object, tmp_path: Path) -> None:
+    """Another rank, another way: its stack and last words, and none of the first attempt's."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import ctypes, os, signal, sys\n"
+        "rank, again = os.environ['RANK'], os.environ['TORCHELASTIC_RESTART_COUNT']\n"
+        "if rank == again:\n"
+        "    print('last words of generation', again, file=sys.stderr)\n"
+        "    sys.exit(4) if again == '0' else ctypes.string_at(0)\n"
+        "signal.pause()\n"
+    )
+    report = tmp_path / "report.json"
+    words = ("--nproc-per-node", "2", "--max-restarts", "1", "--report", report)
+    ours = run_meshrun(*words, program)
+    result = json.loads(report.read_text())
+    first = result["failures"][0]
+    _, end = ours.stderr.split("after the failure\n")
+
+    assert ours.returncode == 139
+    assert "restart 1 of 1, because rank 0 exited with code 4" in ours.stderr
+    assert "rank 1, its Python stack when it crashed:" in end
+    assert "    last words of generation 1\n" in end
+    assert "generation 0" not in end
+    assert "after 1 restart" in end.splitlines()[-1]
+    assert (result["restarts"], first["rank"], first["signum"]) == (1, 1, signal.SIGSEGV)
+    assert first["last_lines"] == ["last words of generation 1"]
+    assert f"{program}:5 in <module>" in first["stack"][0]
 
 
 def test_a_traceback_is_told_before_the_restart(fake_torch: object) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -90,6 +91,24 @@ def test_sigquit_ends_a_launch_where_that_is_asked_for(fake_torch: object, tmp_p
         running.signal(QUIT)
         assert running.wait() == 128 + QUIT
     assert "where the ranks are" not in running.stderr
+
+
+@pytest.mark.skipif(shutil.which("py-spy") is None, reason="py-spy is not on the PATH")
+def test_native_stacks_follow_where_they_can_be_had(fake_torch: object, tmp_path: Path) -> None:
+    """py-spy's, of each rank; and the launch goes on."""
+    words = ("--nproc-per-node", "2", WHERE, "rest=sleep")
+    with start_meshrun(*words, folder=tmp_path) as running:
+        running.wait_for("up", 2)
+        pids = running.below_zygote()[1:]
+        running.signal(QUIT)
+        wait_until(
+            lambda: all(f"Process {pid}: " in running.stderr for pid in pids),
+            lambda: running.stderr,
+        )
+        told = running.stderr
+        running.signal(signal.SIGTERM)
+        assert running.wait() == 143
+    assert told.index("all x2: ") < told.index(f"Process {pids[0]}: ")
 
 
 # ---- a start that stalls -------------------------------------------------------------------

@@ -1,0 +1,147 @@
+"""Signals to the launcher: passed on by --forward, and SIGTERM that ranks take well."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.kit import PROGRAMS, run_meshrun, start_meshrun, wait_until
+
+USR1 = signal.SIGUSR1
+FORWARDED = PROGRAMS / "forwarded.py"
+PREEMPTED = PROGRAMS / "preempted.py"
+
+
+def test_a_signal_is_passed_to_ranks_that_know_it(fake_torch: object, tmp_path: Path) -> None:
+    """Not to their children, nor to a rank that would be ended by it; and the launch goes on."""
+    words = ("--forward", "USR1", "--nproc-per-node", "3", FORWARDED, "0", "2")
+    with start_meshrun(*words, folder=tmp_path) as running:
+        running.wait_for("child up", 2)
+        running.wait_for("] up ", 3)
+        for times in (1, 2):
+            running.signal(USR1)
+            running.wait_for("child got", 2 * times)
+        said = running.stderr
+        running.signal(signal.SIGTERM)
+        assert running.wait() == 143
+    lines = running.stdout.splitlines()
+    for rank in (0, 2):
+        assert lines.count(f"[rank {rank}] got SIGUSR1") == 2
+        assert lines.count(f"[rank {rank}] child got []") == 2
+    assert said == "meshrun: SIGUSR1 was not passed to rank 1, which would be ended by it\n" * 2
+
+
+def test_without_forward_a_signal_does_its_own(fake_torch: object, tmp_path: Path) -> None:
+    """SIGUSR1 ends a process that does nothing about it, the launcher too."""
+    with start_meshrun("--nproc-per-node", "2", FORWARDED, folder=tmp_path) as running:
+        running.wait_for("] up ", 2)
+        running.signal(USR1)
+        assert running.wait() == 128 + USR1
+
+
+def test_a_signal_that_ends_the_launch_cannot_be_forwarded() -> None:
+    """One or the other."""
+    ours = run_meshrun("--forward", "USR1,TERM", FORWARDED)
+
+    assert ours.returncode == 2
+    assert "--forward SIGTERM: this signal ends the launch" in ours.stderr
+
+
+def test_a_stop_signal_that_is_given_free_can_be_forwarded(
+    fake_torch: object, tmp_path: Path
+) -> None:
+    """SIGHUP, where --signals-to-handle leaves it out."""
+    words = ("--signals-to-handle", "TERM", "--forward", "HUP", "--nproc-per-node", "2")
+    with start_meshrun(*words, FORWARDED, folder=tmp_path) as running:
+        running.wait_for("] up ", 2)
+        running.signal(signal.SIGHUP)
+        wait_until(lambda: "was not passed" in running.stderr, lambda: running.stderr)
+        running.signal(signal.SIGTERM)
+        assert running.wait() == 143
+    assert "meshrun: SIGHUP was not passed to all x2, which would be ended by it" in running.stderr
+
+
+@pytest.mark.parametrize(
+    ("ways", "code", "last"),
+    [
+        (("well", "well"), 75, "stopped by SIGTERM; every rank ended by itself, with exit code 0"),
+        (("well", "done"), 75, "stopped by SIGTERM; every rank ended by itself, with exit code 0"),
+        (("well", "badly"), 143, "stopped by SIGTERM"),
+        (("well", "at all"), 143, "stopped by SIGTERM"),
+    ],
+)
+def test_a_launch_that_was_preempted_says_so(
+    ways: tuple[str, str], code: int, last: str, fake_torch: object, tmp_path: Path
+) -> None:
+    """75 if every rank took SIGTERM well, so that a scheduler starts it again."""
+    report = tmp_path / "report.json"
+    words = ("--nproc-per-node", "2", "--report", report, PREEMPTED, *ways)
+    with start_meshrun(*words, folder=tmp_path) as running:
+        running.wait_for("up", 2)
+        running.signal(signal.SIGTERM)
+        assert running.wait() == code
+    assert running.stderr.splitlines()[-1] == f"meshrun: {last}"
+    result = json.loads(report.read_text())
+    assert (result["preempted"], result["exit_code"]) == (code == 75, code)
+
+
+def test_preempted_is_a_failure_for_torchruns_exit_codes(
+    fake_torch: object, tmp_path: Path
+) -> None:
+    """1, as for any signal."""
+    words = ("--exit-code", "torchrun", PREEMPTED, "well")
+    with start_meshrun(*words, folder=tmp_path) as running:
+        running.wait_for("up")
+        running.signal(signal.SIGTERM)
+        assert running.wait() == 1
+
+
+def test_it_is_said_who_has_not_finished_in_time(fake_torch: object, tmp_path: Path) -> None:
+    """With the numbers, before SIGKILL."""
+    words = ("--nproc-per-node", "3", "--shutdown-timeout", "0.3")
+    with start_meshrun(*words, PREEMPTED, "well", "never", "well", folder=tmp_path) as running:
+        running.wait_for("up", 3)
+        running.signal(signal.SIGTERM)
+        assert running.wait() == 143
+    assert running.stderr.splitlines() == [
+        "meshrun: SIGTERM: ending 3 ranks within 0.3 s",
+        "meshrun: 0.3 s are over: 2 of 3 ranks have ended; ending rank 1",
+        "meshrun: stopped by SIGTERM",
+    ]
+
+
+def test_a_second_signal_shortens_the_time_and_says_what_it_left(
+    fake_torch: object, tmp_path: Path
+) -> None:
+    """Two seconds of ten minutes."""
+    words = ("--nproc-per-node", "2", "--shutdown-timeout", "600")
+    with start_meshrun(*words, PREEMPTED, "never", "never", folder=tmp_path) as running:
+        running.wait_for("up", 2)
+        running.signal(signal.SIGTERM)
+        wait_until(lambda: "SIGTERM: ending" in running.stderr, lambda: running.stderr)
+        running.signal(signal.SIGTERM)
+        assert running.wait() == 143
+    assert running.stderr.splitlines() == [
+        "meshrun: SIGTERM: ending 2 ranks within 600 s",
+        "meshrun: SIGTERM again: 2 s are left, and none after a third signal",
+        "meshrun: time is over: 0 of 2 ranks have ended; ending all x2",
+        "meshrun: stopped by SIGTERM",
+    ]
+
+
+def test_a_third_signal_ends_all_at_once(fake_torch: object, tmp_path: Path) -> None:
+    """And says so."""
+    words = ("--nproc-per-node", "2", "--shutdown-timeout", "600")
+    with start_meshrun(*words, PREEMPTED, "never", "never", folder=tmp_path) as running:
+        running.wait_for("up", 2)
+        for told in ("SIGTERM: ending", "SIGTERM again", "a third time"):
+            running.signal(signal.SIGTERM)
+            wait_until(lambda told=told: told in running.stderr, lambda: running.stderr)
+        assert running.wait() == 143
+    assert running.stderr.splitlines()[2:] == [
+        "meshrun: SIGTERM a third time: ending all x2 at once",
+        "meshrun: stopped by SIGTERM",
+    ]

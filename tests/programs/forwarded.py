@@ -1,0 +1,33 @@
+"""Ranks named in the arguments note SIGUSR1 and go on; the others would be ended by it.
+
+A rank that notes it asks its child, by SIGUSR2, what the child has been sent.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+
+rank = os.environ["RANK"]
+CHILD = """
+import signal
+got = []
+signal.signal(signal.SIGUSR1, lambda number, _: got.append(number))
+signal.signal(signal.SIGUSR2, lambda number, _: print("child got", got, flush=True))
+print("child up", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+def note(number, frame):
+    print("got", signal.Signals(number).name, flush=True)
+    child.send_signal(signal.SIGUSR2)
+
+
+if rank in sys.argv[1:]:
+    child = subprocess.Popen([sys.executable, "-c", CHILD])
+    signal.signal(signal.SIGUSR1, note)
+print("up", rank, flush=True)
+while True:
+    signal.pause()

@@ -1,0 +1,199 @@
+"""The cause of a failure is the right one, though peers' errors may come first.
+
+``MESHRUN_REPEATS=20`` tries each case so often, ``MESHRUN_LOAD=2`` beside two busy processes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.kit import PROGRAMS, run_meshrun
+
+pytestmark = pytest.mark.torch
+REPEATS = int(os.environ.get("MESHRUN_REPEATS", "1"))
+LOAD = int(os.environ.get("MESHRUN_LOAD", "0"))
+GUILTY, NAME = 2, "rank 2 [dp1 tp0]"
+FAILING = PROGRAMS / "failing.py"
+CGROUPS = Path("/sys/fs/cgroup/memory")
+FOLDED = re.compile(
+    r"meshrun: (?:rank (\d)|(\d+) ranks) "
+    r"(lost a connection to a peer, as a consequence|ended when told to)"
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A way to fail, and what is to be told of it."""
+
+    way: str
+    code: int
+    told: str
+    """What stands after the rank's name in the last lines; ``*`` is any text."""
+    at: str = ""
+    """A text of the program's line that is named as the place."""
+    stack: bool = False
+
+
+NAN = "raised ValueError: the loss is nan, exit code 1"
+KILLED = "(killed from outside; the kernel tells of no lack of memory)"
+LEFT = "ended its program with exit code 0 while other ranks still needed it"
+CASES = [
+    Case("first-thing", 1, NAN, "# the first thing"),
+    Case("raise", 1, NAN, "# between"),
+    Case("inside", 1, "raised *MAX on complex tensors, exit code 1", "op=dist.ReduceOp.MAX"),
+    Case("own-words", 1, "raised RuntimeError: Connection closed by peer, exit code 1", '("Conn'),
+    Case("no-space", 1, "raised RuntimeError: *, exit code 1", '"/dev/full"'),
+    Case("rlimit", 1, "raised MemoryError, exit code 1", "bytearray(1 << 32)"),
+    Case("rlimit-torch", 1, "raised RuntimeError: *can't allocate memory*", "ones(1 << 30)"),
+    Case(
+        "worker",
+        1,
+        "raised ValueError: sample 0 is corrupt, in DataLoader worker process 0, exit code 1",
+        'ValueError("sample',
+    ),
+    Case(
+        "worker-killed",
+        1,
+        "raised RuntimeError: DataLoader worker *Killed, exit code 1",
+        "in DataLoader(",
+    ),
+    Case("exit", 3, "exited with code 3"),
+    Case("text", 1, "exited with code 1, saying: the data set is not there"),
+    Case("leave", 1, LEFT),
+    Case("leave-at-once", 1, LEFT),
+    Case("SIGKILL", 137, f"was ended by SIGKILL {KILLED}"),
+    Case("SIGTERM", 143, "was ended by SIGTERM (sent by somebody else than meshrun)"),
+    Case("SIGUSR1", 138, "was ended by SIGUSR1"),
+    Case("segfault", 139, "was ended by SIGSEGV (a crash in native code)", "string_at(0)", True),
+    Case("abort", 134, "was ended by SIGABRT (*)", "(None).abort()", True),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def load() -> Iterator[None]:
+    """Keep cores busy, where that is asked for."""
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(LOAD)]
+    yield
+    for process in busy:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.way)
+@pytest.mark.parametrize("repeat", range(REPEATS))
+def test_the_first_rank_to_fail_is_named(repeat: int, case: Case, tmp_path: Path) -> None:
+    """With its cause, its exit code and its place, and the others folded; in JSON too."""
+    check(case, tmp_path)
+
+
+@pytest.mark.parametrize("repeat", range(REPEATS))
+def test_lack_of_memory_is_named(repeat: int, tmp_path: Path) -> None:
+    """The kernel's word on it, where the launch is in a group with a limit."""
+    group = CGROUPS / f"meshrun_test_{os.getpid()}"
+    try:
+        group.mkdir()
+        (group / "memory.limit_in_bytes").write_text(str(2 << 30))
+        swap = group / "memory.memsw.limit_in_bytes"
+        if swap.exists():
+            swap.write_text(str(2 << 30))
+    except OSError as error:
+        pytest.skip(f"no memory group can be made here: {error}")
+    told = (
+        "was ended by SIGKILL (out of memory: at this job's limit of 2.0 GiB the kernel ended"
+        " 1 process)"
+    )
+    try:
+        check(
+            Case("memory", 137, told),
+            tmp_path,
+            "sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh",
+        )  # fmt: skip
+    finally:
+        group.rmdir()
+
+
+@pytest.mark.parametrize("repeat", range(REPEATS))
+def test_full_shared_memory_is_named(repeat: int, tmp_path: Path) -> None:
+    """A write to a mapped file then ends in SIGBUS."""
+    small = "mount -t tmpfs -o size=2m none /dev/shm && head -c 2m /dev/zero > /dev/shm/full"
+    words = ("unshare", "--mount", "sh", "-c")
+    if shutil.which("unshare") is None or subprocess.run([*words, small], check=False).returncode:
+        pytest.skip("no /dev/shm of its own can be mounted here")
+    told = "was ended by SIGBUS (/dev/shm is full: 2 MiB)"
+    check(
+        Case("bus", 135, told, "mmap.mmap(", True),
+        tmp_path,
+        *words, f'{small}; exec "$@"', "sh",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("repeat", range(REPEATS))
+def test_ranks_that_fail_alike_at_once_are_folded(repeat: int, tmp_path: Path) -> None:
+    """One of them is told, the first, and no other as a cause."""
+    report = tmp_path / "report.json"
+    ours = launch(report, "all", "alike")
+    result = json.loads(report.read_text())
+    first, *others = result["failures"]
+
+    assert ours.returncode == result["exit_code"] == 1
+    assert ours.stderr.count("Traceback (most recent call last):") == 1
+    assert first["raised"]["kind"] == "AssertionError"
+    own = [one["at_ns"] for one in others if one["raised"] and not one["is_consequence"]]
+    assert [at_ns for at_ns in own if at_ns < first["at_ns"]] == []
+    cause = ours.stderr.splitlines()[-2]
+    assert cause.startswith(f"error: rank {first['rank']} [")
+    assert cause.endswith("] raised AssertionError: the loss is nan, exit code 1")
+
+
+def check(case: Case, folder: Path, *around: str) -> None:
+    """Have one of four ranks fail, and hold the report in both forms against the case."""
+    report = folder / "report.json"
+    ours = launch(report, str(GUILTY), case.way, around=around)
+    result = json.loads(report.read_text())
+    first, *others = result["failures"]
+    *before, cause, where = ours.stderr.splitlines()
+    told = re.escape(f"error: {NAME} {case.told}").replace(r"\*", ".*")
+
+    assert re.fullmatch(told, cause), ours.stderr
+    assert (ours.returncode, result["exit_code"]) == (case.code, case.code), ours.stderr
+    assert (first["rank"], first["coordinate"], first["label"]) == (GUILTY, [1, 0], "dp1 tp0")
+    assert not first["is_consequence"]
+    assert all(other["is_consequence"] for other in others), others
+    assert sorted(other["rank"] for other in others) == [0, 1, 3]
+    folded = sum(int(count or 1) for _, count, _ in FOLDED.findall("\n".join(before[1:])))
+    assert folded == 3, ours.stderr
+    raised = first["raised"] or {"traceback": ""}
+    assert ours.stderr.count("Traceback (most") == raised["traceback"].count("Traceback (most")
+    assert place_of(case) in first["place"], first["place"]
+    assert bool(case.at) == bool(first["place"])
+    assert where.startswith(f"       {first['place']}{', ' if first['place'] else ''}on ")
+    assert bool(first["stack"]) == case.stack, first
+    if case.stack:
+        assert f"{NAME}, its Python stack when it crashed:" in before
+
+
+def place_of(case: Case) -> str:
+    """Return the program's line that fails, such as ``failing.py:41``."""
+    if not case.at:
+        return ""
+    lines = enumerate(FAILING.read_text().splitlines(), 1)
+    (number,) = (number for number, line in lines if case.at in line)
+    return f"{FAILING.name}:{number}"
+
+
+def launch(
+    report: Path, who: str, way: str, around: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
+    """Run four ranks to their end."""
+    words = ("--mesh", "dp=2,tp=2", "--device", "cpu", "--report", report, FAILING, who, way)
+    return run_meshrun(*words, around=around)

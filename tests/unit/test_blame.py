@@ -1,0 +1,106 @@
+"""Whose failure was the cause, where peers' errors come first or a rank left early."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from meshrun.events import Event, RankExited, RankFinished, RankRaised, RankStarted
+from meshrun.supervise.blame import Verdict, describe_verdict, judge
+from meshrun.supervise.known import RankState, State
+from meshrun.supervise.state import step
+
+MS = 1_000_000
+TERM = int(signal.SIGTERM)
+
+
+def lost(rank: int, at_ms: int) -> RankRaised:
+    """A rank lost its connection to a peer."""
+    message = "[pair.cc:553] Connection closed by peer [127.0.0.1]:3"
+    return raised(rank, at_ms, message)
+
+
+def raised(rank: int, at_ms: int, message: str = "bad") -> RankRaised:
+    """A rank raised an error of torch's kind."""
+    return RankRaised(
+        rank=rank,
+        at_ns=at_ms * MS,
+        kind="RuntimeError",
+        message=message,
+        traceback=f"RuntimeError: {message}\n",
+        shown=False,
+    )
+
+
+def ended(rank: int, status: int, at_ms: int, *, unasked: bool = False) -> RankExited:
+    """A rank's process ended, by itself or asked to."""
+    return RankExited(rank=rank, pid=rank, wait_status=status, at_ns=at_ms * MS, unasked=unasked)
+
+
+def finished(rank: int, at_ms: int) -> RankFinished:
+    """A rank's program was over."""
+    return RankFinished(rank=rank, at_ns=at_ms * MS)
+
+
+def judged(*events: Event) -> list[Verdict]:
+    """Return the verdicts on three ranks after such a history."""
+    state = State(shutdown_timeout_s=30.0, ranks={rank: RankState() for rank in range(3)})
+    for event in (*(RankStarted(rank=rank, pid=rank, at_ns=0) for rank in range(3)), *events):
+        state, _ = step(state, event)
+    return judge(state)
+
+
+LEFT = "ended its program with exit code 0 while other ranks still needed it"
+HISTORIES: dict[str, tuple[list[Event], int, str]] = {
+    "a rank that finished while others needed it": (
+        [finished(1, 50), lost(0, 100), lost(2, 101), ended(1, 0, 102), ended(0, 256, 110)],
+        1,
+        LEFT,
+    ),
+    "the first of two that finished": (
+        [finished(2, 60), finished(1, 50), lost(0, 100), ended(0, 256, 110)],
+        1,
+        LEFT,
+    ),
+    "one that left without a word, noticed a little late": (
+        [lost(0, 100), lost(2, 101), ended(1, 0, 103, unasked=True), ended(0, 256, 110)],
+        1,
+        LEFT,
+    ),
+    "one that ended well because it was told to has not left early": (
+        [lost(0, 100), ended(1, 0, 103), ended(2, 0, 104), ended(0, 256, 110)],
+        0,
+        "raised RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:3",
+    ),
+    "one that finished later is not to blame": (
+        [lost(0, 100), finished(1, 150), ended(1, 0, 160), ended(0, 256, 170)],
+        0,
+        "raised RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:3",
+    ),
+    "a failure of a rank's own counts more than an early end": (
+        [finished(1, 50), lost(0, 100), ended(2, 11, 101, unasked=True), ended(0, 256, 110)],
+        2,
+        "was ended by SIGSEGV",
+    ),
+    "somebody's SIGTERM, noticed after its peers' errors": (
+        [lost(0, 100), ended(1, TERM, 103, unasked=True), ended(2, TERM, 104), ended(0, 256, 110)],
+        1,
+        "was ended by SIGTERM",
+    ),
+    "our SIGTERM is not the cause": (
+        [raised(0, 100), ended(1, TERM, 103), ended(2, TERM, 104), ended(0, 256, 110)],
+        0,
+        "raised RuntimeError: bad",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HISTORIES)
+def test_the_cause_comes_first(name: str) -> None:
+    """And what it is told as; all others are consequences."""
+    events, cause, told = HISTORIES[name]
+    first, *others = judged(*events)
+
+    assert (first.rank, describe_verdict(first)) == (cause, told)
+    assert [other.rank for other in others if not other.is_consequence] == []

@@ -1,0 +1,74 @@
+"""An exception in a few words."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshrun.events import RankRaised
+from meshrun.raised import headline, killed_worker, lost_connection
+
+IN_WORKER = """Caught KeyError in DataLoader worker process 1.
+Original Traceback (most recent call last):
+  File "/lib/torch/utils/data/_utils/worker.py", line 374, in _worker_loop
+    data = fetcher.fetch(index)
+           ^^^^^^^^^^^^^^^^^^^^
+  File "/home/me/data.py", line 31, in __getitem__
+    return self.names[index]
+KeyError: 'no such name
+in two lines'
+"""
+GONE = "DataLoader worker (pid(s) 27729) exited unexpectedly"
+KILLED = "DataLoader worker (pid 27729) is killed by signal: Killed"
+FULL = "DataLoader worker (pid 5) is killed by signal: Bus error. It is possible that dataloader's"
+
+
+def raised(message: str, kind: str = "RuntimeError", traceback: str = "") -> RankRaised:
+    """Return an exception of a rank."""
+    return RankRaised(
+        rank=0, at_ns=0, kind=kind, message=message, traceback=traceback or message, shown=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (raised("", "MemoryError"), "MemoryError"),
+        (raised("the loss is nan", "ValueError"), "ValueError: the loss is nan"),
+        (raised("no such operation.", "ValueError"), "ValueError: no such operation"),
+        (raised("and so on...", "ValueError"), "ValueError: and so on..."),
+        (raised("one\ntwo"), "RuntimeError: one"),
+        (raised("a\x1b[31m"), "RuntimeError: a\\x1b[31m"),
+        (raised("x" * 500), f"RuntimeError: {'x' * 226}..."),
+        (raised(IN_WORKER, "KeyError"), "KeyError: 'no such name, in DataLoader worker process 1"),
+        (raised("Caught it in time.", "ValueError"), "ValueError: Caught it in time"),
+        (
+            raised(GONE, traceback=f"RuntimeError: {KILLED}. \n\n{GONE}\n"),
+            f"RuntimeError: {KILLED}",
+        ),
+        (raised(GONE), f"RuntimeError: {GONE}"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_headline(error: RankRaised, told: str) -> None:
+    """One line, without a stop before what follows; a loader worker's own words."""
+    assert headline(error) == told
+
+
+def test_a_killed_worker_is_seen() -> None:
+    """With the signal that torch names."""
+    assert killed_worker(raised(GONE, traceback=f"RuntimeError: {KILLED}. \n")) == KILLED
+    assert killed_worker(raised(FULL)) == FULL.partition(". ")[0]
+    assert killed_worker(raised("bad")) is None
+
+
+def test_what_torch_says_of_a_lost_peer() -> None:
+    """Only of its own kinds of errors, from its own files."""
+    said = "[pair.cc:553] Connection closed by peer [127.0.0.1]:3"
+    here = f'  File "/home/me/train.py", line 1, in <module>\nRuntimeError: {said}'
+    theirs = f'  File "/lib/torch/distributed/c10d.py", line 1, in f\nRuntimeError: {said}'
+
+    assert lost_connection(raised(said))
+    assert lost_connection(raised(said, traceback=theirs))
+    assert not lost_connection(raised(said, traceback=here))
+    assert not lost_connection(raised(said, "ValueError"))
+    assert not lost_connection(raised("out of memory"))
