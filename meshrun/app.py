@@ -11,10 +11,13 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from meshrun.cluster import detect_cluster
 from meshrun.errors import ProgramError, UsageError
+from meshrun.fitting import fit_to_cluster
 from meshrun.host.facts import detect_host
 from meshrun.plan import HostFacts, LaunchPlan, build_plan, settle_plan
 from meshrun.request import LaunchRequest, Program
+from meshrun.task import has_terminal
 
 if TYPE_CHECKING:
     import socket
@@ -47,6 +50,10 @@ def plan(
         UsageError: If the request does not fit together, with the numbers.
     """
     _check_rendezvous(request.rendezvous.backend)
+    if "TORCHELASTIC_RUN_ID" not in os.environ:  # a rank that launches is no task of the scheduler
+        hostname = os.uname().nodename
+        found = detect_cluster(os.environ, hostname=hostname, terminal=has_terminal())
+        request = fit_to_cluster(request, found)
     facts = facts or detect_host(
         with_topology=request.numa_binding is not None, with_links=not check_host
     )

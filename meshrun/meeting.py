@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from meshrun.errors import UsageError
 from meshrun.parse import parse_endpoint, parse_seconds
@@ -27,7 +27,11 @@ class Meeting:
     node_rank: int | None = None
     hosts: tuple[str, ...] = ()
     """Host names in node order, where a scheduler says them."""
+    heads: tuple[str, ...] = ()
+    """All its addresses and names, where a scheduler says them; ``host`` is the first."""
     run_id: str | None = None
+    secret: str | None = field(default=None, repr=False)
+    """What only the job's processes know, where a scheduler has such a thing."""
     local_addr: str | None = None
     """The address to listen on, if it was given."""
     conf: tuple[tuple[str, str], ...] = ()
@@ -51,9 +55,7 @@ def format_endpoint(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def plan_meeting(
-    asked: Rendezvous, *, nnodes: int, hosts: tuple[str, ...] = (), node_timeout_s: float
-) -> Meeting | None:
+def plan_meeting(asked: Rendezvous, *, nnodes: int, node_timeout_s: float) -> Meeting | None:
     """Return where the nodes of a launch meet; ``None`` where there is but this one.
 
     Raises:
@@ -80,7 +82,9 @@ def plan_meeting(
         if port is not None or not host
         else _DEFAULT_PORTS.get(asked.backend, DEFAULT_PORT),
         node_rank=asked.node_rank,
-        hosts=hosts,
+        hosts=asked.hosts,
+        heads=asked.heads,
+        secret=asked.secret,
         run_id=asked.run_id,
         local_addr=asked.local_addr,
         conf=asked.conf,

@@ -60,6 +60,14 @@ class Rendezvous:
     master_addr: str | None = None
     master_port: int | None = None
     local_addr: str | None = None
+    heads: tuple[str, ...] = ()
+    """Further addresses and names of the first node, where a scheduler says them."""
+    hosts: tuple[str, ...] = ()
+    """Names of the nodes in node order, where a scheduler says them."""
+    secret: str | None = field(default=None, repr=False)
+    """What only the job's processes know, where a scheduler has such a thing."""
+    told: tuple[str, ...] = ()
+    """Lines for people on what a scheduler said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from ipaddress import ip_address
 
 from meshrun.errors import HostError, MeshrunError, RendezvousError
 from meshrun.events import (
@@ -170,7 +171,7 @@ class Peers:
                 )
             self._be_head(self._listen_outward())
         elif meeting.node_rank and meeting.backend == "static":
-            self._be_member(())
+            self._be_member(self._addresses_of_head())
         else:
             self._lookup = Lookup(meeting.host.strip("[]"), meeting.port or DEFAULT_PORT)
             self._board.selector.register(self._lookup, selectors.EVENT_READ, self._looked_up)
@@ -189,6 +190,7 @@ class Peers:
     def _choose_side(self, addresses: list[str], why: str) -> None:
         meeting = self._meeting
         host = (meeting.host or "").strip("[]")
+        addresses = list(dict.fromkeys([*addresses, *filter(_is_address, meeting.heads)]))
         own = [address for address in addresses if interface_of(address) is not None]
         facing = [address for address in own if not is_loopback(address)]
         named_loopback = host in (*_LOCAL, *own) and not facing
@@ -206,6 +208,13 @@ class Peers:
             place = facing[0]
         elif is_ours:  # its own name leads to loopback, as Debian writes it
             place = meeting.local_addr or outward_address() or _EVERYWHERE
+        elif meeting.heads and all(map(_is_address, meeting.heads)):
+            raise RendezvousError(
+                f"node 0 is {self._card.host}, and all that is known of where it may be reached is"
+                f" {', '.join(meeting.heads)}",
+                hint="--rdzv-endpoint HOST:PORT with an address of node 0; with mpirun, start it"
+                " on the first host",
+            )
         else:
             place = meeting.local_addr or _EVERYWHERE
             found = f"leads to {', '.join(addresses)}" if addresses else f"does not resolve: {why}"
@@ -262,6 +271,12 @@ class Peers:
         self._order = (order, [] if listener is None else [listener])
         self.start_negotiation()
 
+    def _addresses_of_head(self) -> tuple[str, ...]:
+        """Return what a scheduler says of them, without those that this machine has as well."""
+        return tuple(
+            head for head in self._meeting.heads if _is_address(head) and interface_of(head) is None
+        )
+
     def _listen_outward(self) -> socket.socket:
         place = self._meeting.local_addr or outward_address() or _EVERYWHERE
         if self._meeting.port is not None:
@@ -293,3 +308,11 @@ class Peers:
 
     def _fail(self, error: MeshrunError) -> None:
         self._board.news.append(MeetingFailed(error=error, at_ns=time.monotonic_ns()))
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True

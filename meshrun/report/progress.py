@@ -77,6 +77,9 @@ class StartProgress:
             self._tell_leftovers(event, console)
         if isinstance(event, LaunchBegan) and self._plan.passes_over_accelerators:
             console.note(f"the mesh is on the CPU: {self._plan.device_reason}")
+        if isinstance(event, LaunchBegan) and not self._plan.node_rank:
+            for line in self._plan.request.rendezvous.told:
+                console.note(line)
         if isinstance(event, LaunchBegan) and self._plan.spares:
             console.note(describe_spares(self._plan))
 

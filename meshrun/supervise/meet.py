@@ -87,6 +87,7 @@ def find_secret(env: Mapping[str, str], meeting: Meeting) -> bytes:
                 text = file.read().strip()
         except OSError as error:
             raise HostError(f"MESHRUN_SECRET_FILE `{path}`: {error.strerror}") from error
+    text = text or meeting.secret or ""
     return hashlib.sha256(f"meshrun {meeting.run_id or ''} {text}".encode()).digest()
 
 

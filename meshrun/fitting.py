@@ -1,0 +1,110 @@
+"""What a scheduler knows, filled in where the user said nothing. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from meshrun.cluster import ClusterFacts
+from meshrun.errors import UsageError
+from meshrun.request import LaunchRequest
+
+
+def fit_to_cluster(request: LaunchRequest, facts: ClusterFacts | None) -> LaunchRequest:
+    """Return the request with the nodes, and where they meet, as the scheduler says.
+
+    What the user said counts first; what was found is in ``sources``, and in ``told`` for people.
+
+    Raises:
+        UsageError: If the scheduler started more than one launcher on a node, or fewer nodes
+            than were asked for.
+    """
+    asked = request.rendezvous
+    if facts is None or asked.standalone:
+        return request
+    if facts.shell is not None:
+        return _in_shell(request, facts, facts.shell)
+    if request.nnodes == 1:
+        return request
+    if facts.launchers_on_node > 1:
+        raise UsageError(
+            f"{facts.system} started meshrun {facts.launchers_on_node} times on this node"
+            f" ({facts.evidence}), and one starts the workers of the whole node",
+            hint=_one_a_node(facts),
+        )
+    nnodes = request.nnodes or facts.nnodes or 1
+    if facts.nnodes is not None and nnodes > facts.nnodes:
+        raise UsageError(
+            f"--nnodes {nnodes}, and {facts.system} gave {facts.nnodes} ({facts.evidence})",
+            hint=f"leave --nnodes out: it is {facts.nnodes} here",
+        )
+    if nnodes == 1:
+        return replace(request, rendezvous=replace(asked, told=_told_alone(facts)))
+    return _on_several(request, facts, nnodes)
+
+
+def _on_several(request: LaunchRequest, facts: ClusterFacts, nnodes: int) -> LaunchRequest:
+    asked = request.rendezvous
+    found: list[tuple[str, str]] = []
+    if request.nnodes is None:
+        found.append(("--nnodes", str(nnodes)))
+    changes: dict[str, object] = {"hosts": facts.hosts[:nnodes]}
+    if facts.secret is not None:
+        changes["secret"] = facts.secret
+    if asked.node_rank is None and facts.node_rank is not None:
+        changes["node_rank"] = facts.node_rank
+        found.append(("--node-rank", str(facts.node_rank)))
+    if asked.run_id is None and facts.job_id is not None:
+        changes["run_id"] = facts.job_id
+        found.append(("--rdzv-id", facts.job_id))
+    if not (asked.endpoint or asked.master_addr) and facts.head:
+        port = asked.master_port or facts.port
+        changes.update(master_addr=facts.head[0], heads=facts.head, master_port=port)
+        found.append(("--master-addr", facts.head[0]))
+        if asked.master_port is None and port is not None:
+            found.append(("--master-port", str(port)))
+    node_rank = changes.get("node_rank", asked.node_rank)
+    place = "" if node_rank is None else f"node {node_rank} of "
+    notes = "".join(f"; not counted: {note}" for note in facts.notes)
+    changes["told"] = (f"{facts.system}, {facts.evidence}: {place}{nnodes} nodes{notes}",)
+    return replace(
+        request,
+        nnodes=nnodes,
+        rendezvous=replace(asked, **changes),  # type: ignore[arg-type]
+        sources=(*request.sources, *((name, value, facts.system) for name, value in found)),
+    )
+
+
+def _in_shell(request: LaunchRequest, facts: ClusterFacts, command: str) -> LaunchRequest:
+    asked = request.rendezvous
+    says_where = asked.endpoint or asked.master_addr or asked.node_rank is not None
+    if (request.nnodes or 1) > 1 and not says_where:
+        why = "; ".join(facts.notes) or facts.evidence
+        raise UsageError(
+            f"--nnodes {request.nnodes} in a shell of {facts.system}, which starts nothing on"
+            f" other nodes ({why})",
+            hint=f"one launcher a node: {command}",
+        )
+    if request.nnodes is None and not says_where and (facts.nnodes or 1) > 1:
+        told = f"{facts.system}, {facts.evidence}: {facts.nnodes} nodes, and this launches on one;"
+        return replace(
+            request, rendezvous=replace(asked, told=(f"{told} on all of them: {command}",))
+        )
+    return request
+
+
+def _told_alone(facts: ClusterFacts) -> tuple[str, ...]:
+    if facts.nnodes is not None:
+        return ()
+    which = "" if facts.node_rank is None else f"this is node {facts.node_rank}, and "
+    return (
+        f"{facts.system}, {facts.evidence}: {which}nothing says how many nodes there are, so this"
+        " launches on one; --nnodes N for more",
+    )
+
+
+def _one_a_node(facts: ClusterFacts) -> str:
+    if facts.system == "Open MPI":
+        return "mpirun -npernode 1 --bind-to none meshrun ..."
+    if facts.system == "Slurm":
+        return "srun --ntasks-per-node=1 meshrun ..."
+    return "start one process on each node"
