@@ -1,0 +1,50 @@
+"""meshrun under a real scheduler, with no word of nodes, ranks or ports on its command line."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.engines.openmpi import Mpirun
+from tests.engines.slurm import Slurm
+from tests.kit import PROGRAMS, command
+
+pytestmark = pytest.mark.torch
+SAYS = PROGRAMS / "nodes.py"
+
+
+def test_srun_is_enough(slurm: Slurm) -> None:
+    """One launcher a node under srun: the mesh spans the nodes, rank 0 is on the first."""
+    done = slurm.srun(
+        "-N2", "--ntasks-per-node=1", *command("--mesh", "dp=2,tp=2", "--no-prefix", SAYS)
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sorted(done.stdout.splitlines()) == [
+        "rank 0 of 4 on sl0: dp 0 tp 0, sum 6",
+        "rank 1 of 4 on sl0: dp 0 tp 1, sum 6",
+        "rank 2 of 4 on sl1: dp 1 tp 0, sum 6",
+        "rank 3 of 4 on sl1: dp 1 tp 1, sum 6",
+    ]
+    assert "Slurm, step 0 of job" in done.stderr
+    assert done.stderr.count("Slurm, step") == 1
+
+
+def test_one_launcher_a_gpu_is_told_the_fix(slurm: Slurm) -> None:
+    """Several launchers on a node are too many, and the error says what to type."""
+    done = slurm.srun("-N2", "--ntasks-per-node=2", *command("--mesh", "dp=2,tp=2", SAYS))
+
+    assert done.returncode == 2
+    assert "Slurm started meshrun 2 times on this node" in done.stderr
+    assert "hint: srun --ntasks-per-node=1 meshrun" in done.stderr
+
+
+def test_mpirun_is_enough(make_hosts, mpirun: Mpirun) -> None:  # type: ignore[no-untyped-def]
+    """One launcher a host under mpirun."""
+    hosts = make_hosts(2)
+    done = mpirun(
+        hosts, "-npernode", "1", "--bind-to", "none",
+        *command("--mesh", "dp=2,tp=2", "--no-prefix", SAYS),
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sorted(done.stdout.splitlines())[-1] == "rank 3 of 4 on node1: dp 1 tp 1, sum 6"
