@@ -1,0 +1,311 @@
+"""Several hosts, a launcher on each: they meet, say who is missing, and stop together."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+
+import pytest
+
+from tests.engines.hosts import Hosts, MakeHosts
+from tests.engines.together import end_all, launch_on
+from tests.kit import PROGRAMS, wait_until
+
+pytestmark = pytest.mark.torch
+SAYS = PROGRAMS / "nodes.py"
+TOGETHER = PROGRAMS / "together.py"
+MESH = ("--mesh", "dp=2,tp=2")
+AT = ("--nnodes", "2", "--rdzv-endpoint", "node0:29500", *MESH)
+
+
+def all_gone(hosts: Hosts) -> None:
+    """Wait until no process is left on any host."""
+    names = range(len(hosts.names))
+    wait_until(
+        lambda: not any(hosts.processes(host) for host in names),
+        lambda: str([hosts.processes(host) for host in names]),
+    )
+
+
+def said(text: str) -> list[str]:
+    """Return the lines of ranks, without their prefixes, sorted."""
+    lines = (re.sub(r"^\[.*?\] ", "", line) for line in text.splitlines())
+    return sorted(line for line in lines if line.startswith("rank "))
+
+
+@pytest.mark.parametrize("own_name", ["address", "loopback"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        ["--rdzv-endpoint", "node0:29500"],
+        ["--rdzv-endpoint", "10.77.0.1:29500"],
+        ["--rdzv-backend", "c10d", "--rdzv-endpoint", "node0:29500", "--rdzv-id", "j"],
+        ["--master-addr", "node0", "--master-port", "29500"],
+    ],
+    ids=["name", "address", "c10d", "static"],
+)
+def test_nodes_meet(make_hosts: MakeHosts, how: list[str], own_name: str) -> None:
+    """By a name or an address; also where a host's own name leads to loopback, as on Debian."""
+    hosts = make_hosts(2, own_name=own_name)
+    static = "--master-addr" in how
+    launches = launch_on(
+        hosts, "--nnodes", "2", *how, *MESH, SAYS,
+        each=lambda host: ["--node-rank", str(host)] if static else [],
+    )  # fmt: skip
+
+    assert end_all(launches) == [0, 0], launches[0].text + launches[1].text
+    assert said(launches[0].text) == [
+        "rank 0 of 4 on node0: dp 0 tp 0, sum 6",
+        "rank 1 of 4 on node0: dp 0 tp 1, sum 6",
+    ]
+    assert said(launches[1].text) == [
+        "rank 2 of 4 on node1: dp 1 tp 0, sum 6",
+        "rank 3 of 4 on node1: dp 1 tp 1, sum 6",
+    ]
+    all_gone(hosts)
+
+
+@pytest.mark.parametrize("backend", ["static", "c10d"])
+def test_names_do_not_matter_where_an_address_is_given(make_hosts: MakeHosts, backend: str) -> None:
+    """No host name resolves at all."""
+    hosts = make_hosts(2, own_name="nothing")
+    launches = launch_on(
+        hosts, "--nnodes", "2", "--rdzv-backend", backend, "--rdzv-endpoint", "10.77.0.1:29500",
+        *MESH, SAYS,
+    )  # fmt: skip
+
+    assert end_all(launches) == [0, 0], launches[0].text + launches[1].text
+
+
+@pytest.mark.parametrize("backend", ["static", "c10d"])
+def test_nodes_meet_over_ipv6(make_hosts: MakeHosts, backend: str) -> None:
+    """An endpoint with an IPv6 address."""
+    hosts = make_hosts(2, ipv6=True)
+    endpoint = f"[{hosts.addresses_v6[0]}]:29500"
+    launches = launch_on(
+        hosts, "--nnodes", "2", "--rdzv-backend", backend, "--rdzv-endpoint", endpoint, *MESH, SAYS
+    )
+
+    assert end_all(launches) == [0, 0], launches[0].text + launches[1].text
+
+
+def test_nodes_without_ranks_are_counted_by_their_names(make_hosts: MakeHosts) -> None:
+    """node2 comes before node10, whichever came first; the head is node 0."""
+    hosts = make_hosts(3)
+    launches = launch_on(
+        hosts, "--nnodes", "3", "--rdzv-endpoint", "node1:29500", "--mesh", "dp=3", SAYS
+    )
+
+    assert end_all(launches) == [0, 0, 0]
+    assert [said(launch.text) for launch in launches] == [
+        ["rank 1 of 3 on node0: dp 1, sum 3"],
+        ["rank 0 of 3 on node1: dp 0, sum 3"],
+        ["rank 2 of 3 on node2: dp 2, sum 3"],
+    ]
+
+
+def test_the_first_node_shows_the_command_for_the_others(make_hosts: MakeHosts) -> None:
+    """It was told nothing but how many there are; what it prints brings the other one in."""
+    hosts = make_hosts(2)
+    first, *_ = launch_on(hosts, "--nnodes", "2", *MESH, SAYS)[:1]
+    first.wait_for("on each other node: ")
+    shown = first.text.partition("on each other node: ")[2].splitlines()[0]
+
+    assert shown.startswith("meshrun --rdzv-endpoint 10.77.0.1:29500 --nnodes 2 --mesh dp=2,tp=2")
+    assert "1 of 2 nodes joined; missing: node 1" in first.text
+    first.send(signal.SIGTERM)
+    first.end()
+
+
+@pytest.mark.parametrize("backend", ["static", "c10d"])
+def test_a_node_that_never_comes_is_told(make_hosts: MakeHosts, backend: str) -> None:
+    """Who is missing is said while waiting, and at the end, with likely causes."""
+    hosts = make_hosts(1)
+    (launch,) = launch_on(
+        hosts, "--rdzv-backend", backend, "--rdzv-conf", "join_timeout=5", *AT, SAYS
+    )
+
+    assert launch.end() == 69
+    assert "1 of 2 nodes joined" in launch.text
+    assert "hint: " in launch.text
+    all_gone(hosts)
+
+
+def test_a_head_that_never_comes_is_told(make_hosts: MakeHosts) -> None:
+    """The other node says where it waits and what came of it."""
+    hosts = make_hosts(2)
+    launch = launch_on(hosts, "--rdzv-conf", "join_timeout=5", *AT, SAYS, each=_only(1))[1]
+
+    assert launch.end() == 69
+    assert "waiting for node 0 at node0:29500: " in launch.text
+    assert "Connection refused" in launch.text
+
+
+def _only(host: int):  # type: ignore[no-untyped-def]
+    """Have the other hosts' launchers do nothing."""
+    return lambda each: [] if each == host else ["--version"]
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        (["--mesh", "dp=4"], "--mesh is dp=4 on node1, and --mesh is dp=2,tp=2 on node0"),
+        ([*MESH, "--max-restarts", "1"], "--max-restarts is 1 on node1"),
+        ([*MESH, "--nnodes", "4", "--nproc-per-node", "1"], "--nnodes is 4 on node1"),
+        ([*MESH, "--backend", "gloo"], "on node1, and"),
+    ],
+)
+def test_a_difference_is_told_before_any_rank(
+    make_hosts: MakeHosts, other: list[str], told: str
+) -> None:
+    """By node and option, on both nodes, and nothing was started."""
+    hosts = make_hosts(2)
+    launches = launch_on(
+        hosts, SAYS,
+        each=lambda host: ["--nnodes", "2", "--rdzv-endpoint", "node0:29500",
+                           *(other if host else MESH)],
+    )  # fmt: skip
+
+    assert end_all(launches) == [2, 2], launches[0].text + launches[1].text
+    for launch in launches:
+        assert told in launch.text
+        assert "rank " not in launch.text
+
+
+def test_two_nodes_with_one_rank_are_told(make_hosts: MakeHosts) -> None:
+    """Both names, and the number."""
+    hosts = make_hosts(3)
+    launches = launch_on(
+        hosts, "--nnodes", "3", "--rdzv-endpoint", "node0:29500", "--mesh", "dp=3", SAYS,
+        each=lambda host: ["--node-rank", str(min(host, 1))],
+    )  # fmt: skip
+
+    assert end_all(launches) == [2, 2, 2]
+    told = re.search(r"error: (node\d) and (node\d) both have --node-rank 1", launches[0].text)
+    assert told is not None, launches[0].text
+    assert set(told.groups()) == {"node1", "node2"}
+
+
+def test_another_launch_is_not_let_in(make_hosts: MakeHosts) -> None:
+    """Another --rdzv-id: both sides say what is wrong, and the launch it knocked at waits on."""
+    hosts = make_hosts(2)
+    launches = launch_on(
+        hosts, *AT, "--rdzv-conf", "join_timeout=5", SAYS,
+        each=lambda host: ["--rdzv-id", f"job{host}"],
+    )  # fmt: skip
+
+    assert end_all(launches) == [69, 69]
+    assert "10.77.0.2 was not let in: it belongs to another launch" in launches[0].text
+    assert "it belongs to another launch, or has another secret" in launches[1].text
+
+
+def test_one_rank_ends_all_nodes_with_one_report(make_hosts: MakeHosts) -> None:
+    """The same code everywhere, the whole report on the first node, one line on the others."""
+    hosts = make_hosts(3)
+    launches = launch_on(
+        hosts, "--nnodes", "3", "--rdzv-endpoint", "node0:29500", "--mesh", "dp=3,tp=2",
+        TOGETHER, "stay", "exit=5:7",
+    )  # fmt: skip
+
+    assert end_all(launches) == [7, 7, 7]
+    first, *others = (launch.text for launch in launches)
+    assert "error: rank 5 [dp2 tp1] exited with code 7" in first
+    assert "on node2, pid" in first
+    for text in others:
+        assert "error: rank 5 [dp2 tp1] on node2 exited with code 7" in text
+        assert "the whole report is on node 0" in text
+    all_gone(hosts)
+
+
+def test_an_exception_elsewhere_is_shown_whole_on_the_first_node(make_hosts: MakeHosts) -> None:
+    """Its traceback, and where it ran."""
+    hosts = make_hosts(2)
+    launches = launch_on(hosts, *AT, TOGETHER, "stay", "raise=3")
+
+    assert end_all(launches) == [1, 1]
+    assert 'raise ValueError("the loss is nan")' in launches[0].text
+    assert (
+        launches[0]
+        .text.rstrip()
+        .splitlines()[-2]
+        .startswith("error: rank 3 [dp1 tp1] raised ValueError: the loss is nan")
+    )
+
+
+def test_a_launcher_that_is_killed_ends_the_others(make_hosts: MakeHosts) -> None:
+    """At once: its connection closes. Nothing of it is left on its own host either."""
+    hosts = make_hosts(2)
+    launches = launch_on(hosts, *AT, TOGETHER, "stay")
+    for launch in launches:
+        launch.wait_for("met 4", times=2)
+    os.kill(launches[1].process.pid, signal.SIGKILL)
+
+    assert launches[0].end() == 69
+    assert "error: node 1 (node1) was lost: it closed the connection" in launches[0].text
+    all_gone(hosts)
+
+
+def test_the_heads_end_ends_the_others(make_hosts: MakeHosts) -> None:
+    """They cannot hear any more what comes next."""
+    hosts = make_hosts(2)
+    launches = launch_on(hosts, *AT, TOGETHER, "stay")
+    for launch in launches:
+        launch.wait_for("met 4", times=2)
+    os.kill(launches[0].process.pid, signal.SIGKILL)
+
+    assert launches[1].end() == 69
+    assert "error: node 0 (node0) was lost" in launches[1].text
+    all_gone(hosts)
+
+
+@pytest.mark.parametrize("host", [0, 1])
+def test_a_node_that_falls_silent_is_lost(make_hosts: MakeHosts, host: int) -> None:
+    """Its link is cut: both sides end by themselves, each saying whom it lost."""
+    hosts = make_hosts(2)
+    launches = launch_on(hosts, *AT, "--node-timeout", "4", TOGETHER, "stay")
+    for launch in launches:
+        launch.wait_for("met 4", times=2)
+    hosts.cut(host)
+
+    assert end_all(launches) == [69, 69]
+    assert "node 1 (node1) was lost: nothing was heard of it for" in launches[0].text
+    assert "node 0 (node0) was lost: nothing was heard of it for" in launches[1].text
+    all_gone(hosts)
+
+
+@pytest.mark.parametrize("host", [0, 1])
+def test_sigterm_on_one_node_ends_all_well(make_hosts: MakeHosts, host: int) -> None:
+    """Every rank of every node saves and leaves: preempted, the same code everywhere."""
+    hosts = make_hosts(2)
+    launches = launch_on(hosts, *AT, TOGETHER, "save", "stay")
+    for launch in launches:
+        launch.wait_for("met 4", times=2)
+    launches[host].send(signal.SIGTERM)
+
+    assert end_all(launches) == [75, 75], launches[0].text + launches[1].text
+
+
+def test_all_nodes_start_again_together(make_hosts: MakeHosts) -> None:
+    """After a failure on one of them, as the same generation, with a store without a past."""
+    hosts = make_hosts(2)
+    launches = launch_on(hosts, *AT, "--max-restarts", "1", TOGETHER, "stay", "once", "raise=3")
+
+    assert end_all(launches) == [0, 0], launches[0].text + launches[1].text
+    for launch in launches:
+        assert launch.text.count("met 4") == 4
+        assert "restart 1 of 1, because rank 3 [dp1 tp1] raised ValueError" in launch.text
+
+
+def test_sigquit_on_the_head_asks_every_node(make_hosts: MakeHosts) -> None:
+    """Each shows where its own ranks are, and goes on."""
+    hosts = make_hosts(2)
+    launches = launch_on(hosts, *AT, TOGETHER, "stay")
+    for launch in launches:
+        launch.wait_for("met 4", times=2)
+    launches[0].send(signal.SIGQUIT)
+    for launch in launches:
+        launch.wait_for("together.py:")
+    launches[1].send(signal.SIGINT)
+
+    assert {launch.end() for launch in launches} <= {130, -signal.SIGINT}

@@ -1,0 +1,73 @@
+"""One launcher on each of several hosts, and what each of them prints."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.engines.hosts import Hosts
+from tests.kit import command, wait_until
+
+_LIMIT_S = 90.0
+
+
+class Launch:
+    """One node's launcher; what it prints is read as it comes, stdout and stderr in one."""
+
+    def __init__(self, hosts: Hosts, host: int, words: Sequence[str | Path], **kwargs: Any) -> None:
+        self.host = host
+        self._hosts = hosts
+        self._lines: list[str] = []
+        self.process = hosts.popen(
+            host, command(*words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            **kwargs,
+        )  # fmt: skip
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as lines:
+            self._lines.extend(iter(lines.readline, ""))
+
+    @property
+    def text(self) -> str:
+        """What it has printed so far."""
+        return "".join(self._lines)
+
+    def wait_for(self, text: str, *, times: int = 1) -> None:
+        """Wait until it has printed a text so often."""
+        wait_until(lambda: self.text.count(text) >= times or self._is_over(), lambda: self.text)
+        assert self.text.count(text) >= times, self.text
+
+    def end(self) -> int:
+        """Wait for its end and return its exit code."""
+        code = self.process.wait(timeout=_LIMIT_S)
+        self._reader.join(timeout=_LIMIT_S)
+        return code
+
+    def send(self, signum: signal.Signals) -> None:
+        """Send the launcher a signal."""
+        self.process.send_signal(signum)
+
+    def _is_over(self) -> bool:
+        return not self._reader.is_alive()
+
+
+def launch_on(
+    hosts: Hosts, *words: str | Path, each: Callable[[int], Sequence[str]] = lambda _: (),
+    **kwargs: Any,
+) -> list[Launch]:  # fmt: skip
+    """Start a launcher on every host with the same words, after what ``each`` host has first."""
+    return [
+        Launch(hosts, host, [*each(host), *words], **kwargs) for host in range(len(hosts.names))
+    ]
+
+
+def end_all(launches: Sequence[Launch]) -> list[int]:
+    """Wait for the end of all and return their exit codes."""
+    return [launch.end() for launch in launches]
