@@ -35,7 +35,7 @@ class Link:
         with contextlib.suppress(OSError):
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._handshake = handshake
-        self._greeted = self._has_ended = False
+        self._has_ended = False
         self._line = bytearray()
         self._out = bytearray()
         self._reader: FrameReader | None = None
@@ -61,11 +61,6 @@ class Link:
     def is_open(self) -> bool:
         """Whether the other end has proved what it is."""
         return self._writer is not None and self.closed is None
-
-    @property
-    def has_heard(self) -> bool:
-        """Whether the other end has said anything at all."""
-        return self._greeted
 
     @property
     def wants_to_write(self) -> bool:
@@ -125,7 +120,6 @@ class Link:
                 self.close("it closed the connection")
                 break
             self.heard_ns = time.monotonic_ns()
-            self._greeted = True
             try:
                 messages += self._read(received)
             except HandshakeError as error:

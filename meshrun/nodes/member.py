@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 from meshrun.errors import MeshrunError, RendezvousError
 from meshrun.events import (
-    LaunchOver,
     MeetingFailed,
     Met,
     NextBegins,
@@ -21,6 +20,7 @@ from meshrun.events import (
 from meshrun.host.network import Lookup
 from meshrun.meeting import Meeting, format_endpoint
 from meshrun.nodes.handshake import MemberHandshake
+from meshrun.nodes.head import over_event
 from meshrun.nodes.link import Link
 from meshrun.nodes.messages import (
     Begin,
@@ -248,15 +248,7 @@ class Member:
                 )
             case Over():
                 self._over = True
-                news.append(
-                    LaunchOver(
-                        exit_code=message.exit_code,
-                        signum=message.signum,
-                        preempted=message.preempted,
-                        headline=message.headline,
-                        at_ns=now_ns,
-                    )
-                )
+                news.append(over_event(message))
             case Where():
                 self._where(message.why)
 

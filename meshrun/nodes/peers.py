@@ -28,6 +28,7 @@ from meshrun.nodes.head import Head
 from meshrun.nodes.member import Member
 from meshrun.nodes.messages import Join, Message
 from meshrun.nodes.switchboard import Switchboard
+from meshrun.nodes.waiting_room import WaitingRoom
 from meshrun.wire import Negotiate
 
 _EVERYWHERE = "0.0.0.0"  # noqa: S104 - only where the head's own address cannot be told
@@ -66,7 +67,8 @@ class Peers:
         self._own_listener: socket.socket | None = None
         self._board = Switchboard(selector, note)
         self._lookup: Lookup | None = None
-        self._side: Head | Member | None = None
+        self._side: WaitingRoom | Head | Member | None = None
+        self._listener: socket.socket | None = None
         try:
             self._begin()
         except MeshrunError as error:
@@ -75,7 +77,7 @@ class Peers:
     @property
     def listener(self) -> socket.socket | None:
         """The head's socket, which the ranks' store takes over once all have met."""
-        return self._side.listener if isinstance(self._side, Head) else None
+        return self._listener
 
     @property
     def next_look_ns(self) -> int | None:
@@ -154,8 +156,8 @@ class Peers:
             self._lookup.close()
         if self._side is not None:
             self._side.close()
-        if self.listener is not None:
-            self.listener.close()
+        if self._listener is not None:
+            self._listener.close()
 
     # ---- which side ------------------------------------------------------------------------
 
@@ -287,14 +289,20 @@ class Peers:
             return listen_on(place, 0)
 
     def _be_head(self, listener: socket.socket) -> None:
-        self._side = Head(
+        self._listener = listener
+        self._side = room = WaitingRoom(
             self._meeting,
             self._card,
             listener=listener,
             secret=self._secret,
             run_id=self._meeting.run_id or secrets.token_hex(8),
             board=self._board,
+            hand_over=self._be_head_of,
         )
+        room.begin()
+
+    def _be_head_of(self, head: Head) -> None:
+        self._side = head
 
     def _be_member(self, addresses: tuple[str, ...]) -> None:
         self._side = Member(

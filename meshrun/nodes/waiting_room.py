@@ -1,0 +1,245 @@
+"""Where node 0's launcher takes the others in, until every node is there."""
+
+from __future__ import annotations
+
+import itertools
+import selectors
+import socket
+import time
+from collections.abc import Callable
+from functools import partial
+
+from meshrun.errors import MeshrunError, RendezvousError
+from meshrun.events import MeetingFailed, Met
+from meshrun.meeting import Meeting, format_endpoint
+from meshrun.nodes.gathering import Gathering, TooMany
+from meshrun.nodes.handshake import HeadHandshake
+from meshrun.nodes.head import BEAT_S, Head, say_goodbye
+from meshrun.nodes.link import Link
+from meshrun.nodes.messages import Join, Message, Refused, Waiting, Welcome
+from meshrun.nodes.switchboard import Switchboard
+
+_FIRST_NOTE_S = 3.0
+_NOTE_EVERY_S = 5.0
+_PROOF_WITHIN_S = 10.0
+_MOST_STRANGERS = 256
+"""Connections that have not proved what they are; more wait in the kernel's queue."""
+
+
+class WaitingRoom:
+    """Node 0 of a launch until all have joined; then it hands over to a Head.
+
+    Args:
+        meeting: How many there are to be, and how long they may take.
+        card: What this node says of itself.
+        listener: Where the others connect; once all are there, the ranks' store takes it over.
+        secret: What only launchers of this launch know.
+        run_id: The name of the launch, which the others are told.
+        board: Where links are watched.
+        hand_over: Called with the head once every node is there.
+    """
+
+    def __init__(
+        self,
+        meeting: Meeting,
+        card: Join,
+        *,
+        listener: socket.socket,
+        secret: bytes,
+        run_id: str,
+        board: Switchboard,
+        hand_over: Callable[[Head], None],
+    ) -> None:
+        self._listener = listener
+        self._meeting, self._card, self._secret, self._run_id = meeting, card, secret, run_id
+        self._board, self._hand_over = board, hand_over
+        self._gathering = Gathering(nnodes=meeting.nnodes, own=card, hosts=meeting.hosts)
+        self._links: dict[int, Link] = {}
+        self._counter = itertools.count()
+        self._told: set[tuple[str, str]] = set()
+        """Strangers that people were told of."""
+        self._began_ns = self._next_beat_ns = time.monotonic_ns()
+        self._deadline_ns: int | None = self._began_ns + int(meeting.timeout_s * 1e9)
+        self._next_note_ns = self._began_ns + int(_FIRST_NOTE_S * 1e9)
+        listener.setblocking(False)
+        board.selector.register(listener, selectors.EVENT_READ, self._accept)
+
+    def begin(self) -> None:
+        """Look whether anybody is missing: a range of nodes may end at one."""
+        if self._gathering.is_complete:
+            self._meet()
+
+    def tell(self, message: Message) -> None:
+        """There is nobody to be told yet."""
+
+    @property
+    def next_look_ns(self) -> int | None:
+        """When :meth:`look` has something to do."""
+        return self._next_beat_ns
+
+    def look(self) -> None:
+        """Do what is due: beats, notes, time-outs."""
+        now_ns = time.monotonic_ns()
+        if now_ns < self._next_beat_ns:
+            return
+        self._next_beat_ns = now_ns + int(BEAT_S * 1e9)
+        for number, link in list(self._links.items()):
+            if link.is_open:
+                link.beat()
+                self._board.settle(link)
+                if now_ns - link.heard_ns > self._meeting.node_timeout_s * 1e9:
+                    self._drop(number, "it fell silent")
+            elif now_ns - link.began_ns > _PROOF_WITHIN_S * 1e9:
+                self._drop(number, "it did not say what it is")
+        if self._deadline_ns is not None and now_ns >= self._deadline_ns:
+            self._fail(
+                RendezvousError(
+                    f"after {self._meeting.timeout_s:.0f} s {self._gathering.missing()}",
+                    hint=f"on the missing nodes: was meshrun started? can they reach"
+                    f" {self._endpoint()} (a firewall, another network)? with the same --rdzv-id"
+                    " and MESHRUN_SECRET?",
+                )
+            )
+        elif self._deadline_ns is not None and now_ns >= self._next_note_ns:
+            self._note_missing(now_ns)
+
+    def _note_missing(self, now_ns: int) -> None:
+        first = self._next_note_ns - self._began_ns <= _FIRST_NOTE_S * 1e9
+        self._next_note_ns = now_ns + int(_NOTE_EVERY_S * 1e9)
+        waited_s = (now_ns - self._began_ns) / 1e9
+        text = f"waiting at {self._endpoint()}: {self._gathering.missing()} ({waited_s:.0f} s)"
+        self._board.note(text)
+        if first and self._meeting.paste is not None:
+            command = self._meeting.paste.replace("ENDPOINT", self._endpoint())
+            self._board.note(f"on each other node: {command}")
+        for link in self._links.values():
+            if link.is_open:
+                link.send(Waiting(text=text))
+                self._board.settle(link)
+
+    def _endpoint(self) -> str:
+        address, port = self._listener.getsockname()[:2]
+        if address in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
+            address = self._meeting.host or self._card.host
+        return format_endpoint(address, port)
+
+    def _accept(self) -> None:
+        strangers = sum(not link.is_open for link in self._links.values())
+        while strangers < _MOST_STRANGERS:
+            try:
+                connection, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionError):
+                return
+            except OSError as error:  # out of descriptors: those that wait stay in the queue
+                self._board.note(f"a connection could not be taken: {error.strerror}")
+                break
+            number = next(self._counter)
+            self._links[number] = Link(connection, HeadHandshake(self._secret))
+            self._board.add(self._links[number], partial(self._on_ready, number))
+            strangers += 1
+        self._board.selector.unregister(self._listener)  # until one of them is gone
+        self._is_full = True
+
+    def _on_ready(self, number: int) -> None:
+        link = self._links.get(number)
+        if link is None:
+            return
+        for message in link.receive():
+            if isinstance(message, Join):
+                self._take_in(number, message)
+        if self._links.get(number) is link:
+            if link.closed is not None:
+                self._drop(number, link.closed)
+            else:
+                self._board.settle(link)
+
+    def _take_in(self, number: int, card: Join) -> None:
+        try:
+            self._gathering.join(number, card)
+        except TooMany as error:
+            self._refuse(number, error)
+        except MeshrunError as error:
+            self._fail(error)
+        if self._gathering.is_complete:
+            self._meet()
+
+    def _meet(self) -> None:
+        order = self._gathering.order()
+        links = {rank: self._links.pop(number) for rank, number in enumerate(order, 1)}
+        cards = [self._card, *(self._gathering.joined[number] for number in order)]
+        hosts, counts = [card.host for card in cards], [card.nproc for card in cards]
+        for number in list(self._links):
+            self._drop(number, "every node is there")
+        self._stop_listening()
+        address, port = self._listener.getsockname()[:2]
+        for rank, link in links.items():
+            self._board.drop(link)
+            link.send(
+                Welcome(
+                    node_rank=rank,
+                    hosts=hosts,
+                    nproc_per_node=counts,
+                    run_id=self._run_id,
+                    store_port=port,
+                )
+            )
+            address = link.own_address
+        self._hand_over(
+            Head(
+                links,
+                hosts=hosts,
+                node_timeout_s=self._meeting.node_timeout_s,
+                board=self._board,
+            )
+        )
+        self._board.news.append(
+            Met(
+                node_rank=0,
+                hosts=tuple(hosts),
+                nproc_per_node=tuple(counts),
+                run_id=self._run_id,
+                store_address=address,
+                store_port=port,
+                own_address=address,
+                at_ns=time.monotonic_ns(),
+            )
+        )
+
+    def _drop(self, number: int, why: str) -> None:
+        """A connection is gone, or is to go."""
+        link = self._links.pop(number)
+        address = link.their_address
+        self._board.close(link, why)
+        self._gathering.leave(number)
+        if link.was_refused and (address, why) not in self._told:
+            self._told.add((address, why))
+            self._board.note(f"{address} was not let in: {why}")
+        if self._is_full:
+            self._is_full = False
+            self._board.selector.register(self._listener, selectors.EVENT_READ, self._accept)
+
+    def _stop_listening(self) -> None:
+        if not self._is_full:
+            self._board.selector.unregister(self._listener)
+
+    def _fail(self, error: MeshrunError) -> None:
+        if self._deadline_ns is None:
+            return
+        self._deadline_ns = None
+        for number in list(self._links):
+            self._refuse(number, error)
+        self._board.news.append(MeetingFailed(error=error, at_ns=time.monotonic_ns()))
+
+    def _refuse(self, number: int, error: MeshrunError) -> None:
+        link = self._links[number]
+        link.send(Refused(message=error.message, hint=error.hint, exit_code=error.exit_code))
+        self._board.settle(link)
+
+    def close(self) -> None:
+        """Tell those who wait that there will be no launch."""
+        self._fail(RendezvousError(f"node 0 ({self._card.host}) ended before all had joined"))
+        self._stop_listening()
+        say_goodbye(self._links.values(), self._board)
+
+    _is_full = False
+    """Whether no further connection is taken for now."""
