@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -124,6 +125,27 @@ def test_a_shell_on_a_node_is_no_task(slurm: Slurm, tmp_path: Path) -> None:
     lines = [line for line in ours.stdout.splitlines() if " of " in line]
     assert lines[0].endswith("0 of 1 on (1,)"), ours.stdout
     assert sorted(lines[1:]) == ["0 of 2 on (1, 1)", "1 of 2 on (1, 1)"]
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="Open MPI needs mpirun")
+def test_mpirun_in_an_allocation_counts(slurm: Slurm) -> None:
+    """Its daemon on the other node is a task of Slurm's, and its processes are not."""
+    words = ["mpirun", "--allow-run-as-root", *LAYOUT]
+    ours = slurm.salloc("--nodes=2", "--ntasks-per-node=2", *words)
+
+    assert sorted(ours.stdout.splitlines()) == [f"{rank} of 4 on (2, 2)" for rank in range(4)], (
+        ours.stderr
+    )
+
+
+def test_a_job_that_a_task_submits_is_no_task(slurm: Slurm, tmp_path: Path) -> None:
+    """Its script inherits the task's variables."""
+    script, output = tmp_path / "job", tmp_path / "out"
+    script.write_text(f"#!/bin/sh\n{' '.join(LAYOUT)}\n")
+    submit = f"[ $SLURM_PROCID = 1 ] || sbatch --wait --nodes=1 --output={output} {script}"
+    slurm.srun("--nodes=2", "--ntasks=2", "sh", "-c", submit)
+
+    assert output.read_text() == "0 of 1 on (1,)\n"
 
 
 def test_tasks_that_go_round_the_nodes_are_told(slurm: Slurm) -> None:
