@@ -23,9 +23,10 @@ def current_mesh(*dims: str, fallback: str | None = None) -> DeviceMesh:
     """Return the mesh of this process, or the part of it along some dims.
 
     Inside ``use_mesh(other)``, or torch's own ``with other:``, it is that mesh. Otherwise, under
-    meshrun, it is the one that was built before the program's first line; under torchrun or in a
-    plain ``python`` with ``MESHRUN_MESH`` set it is built on first use, which every rank must then
-    reach. The same arguments give the same object each time, in every thread.
+    meshrun, it is the one that was built before the program's first line; under torchrun, in a task
+    of ``srun`` or ``mpirun``, or in a plain ``python`` with ``MESHRUN_MESH`` set it is built on
+    first use, which every rank must then reach. The same arguments give the same object each
+    time, in every thread.
 
     Args:
         *dims: Names of dims in the mesh's order, joined dims among them; or of dims of one view,
@@ -91,9 +92,9 @@ def init_mesh(
     backend: Sequence[str] = (),
     timeout: Sequence[str] = (),
 ) -> DeviceMesh:
-    """Build the mesh of this process where no launcher has: under torchrun, in a notebook.
+    """Build the mesh of this process where no launcher has: under torchrun, srun, in a notebook.
 
-    All ranks must call it. Without any launcher the world is one rank. A second call with the
+    All ranks must call it. Without any of them the world is one rank. A second call with the
     same spec returns the same mesh.
 
     Args:

@@ -24,7 +24,8 @@ _NOT_OURS = (
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS",
     "NO_COLOR", "COLUMNS", "CUDA_VISIBLE_DEVICES",
 )  # fmt: skip
-_PREFIXES = ("MESHRUN_", "TORCHELASTIC_", "PET_", "SLURM_", "OMPI_", "KUBERNETES_", "GLOO_")
+_PREFIXES = ("MESHRUN_", "TORCHELASTIC_", "PET_", "SLURM_", "OMPI_", "KUBERNETES_", "GLOO_",
+             "SKYPILOT_", "LWS_", "JOB_COMPLETION_", "JOBSET_")  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

@@ -114,8 +114,9 @@ class Gathering:
             )
 
     def _check_settings(self, card: Join) -> None:
-        for name, own in self.own.settings.items():
-            other = card.settings.get(name)
+        names = dict.fromkeys([*self.own.settings, *card.settings])
+        for name in names:
+            own, other = self.own.settings.get(name), card.settings.get(name)
             if other != own:
                 raise UsageError(
                     f"{_shown(name, other)} on {card.host}, and {_shown(name, own)} on"

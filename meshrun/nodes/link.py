@@ -41,6 +41,8 @@ class Link:
         self._reader: FrameReader | None = None
         self._writer: FrameWriter | None = None
         self._waiting: list[Message] = []
+        self.their_address = _their_address(connection)
+        """The other end's address, as seen from here."""
         self.closed: str | None = None
         """Why nothing more will come, once that is so."""
         self.was_refused = False
@@ -71,14 +73,6 @@ class Link:
     def own_address(self) -> str:
         """The address of this machine by which the other end reaches it."""
         return str(self._socket.getsockname()[0])
-
-    @property
-    def their_address(self) -> str:
-        """The other end's address, as seen from here; "" once it is gone."""
-        try:
-            return str(self._socket.getpeername()[0])
-        except OSError:
-            return ""
 
     def send(self, message: Message) -> None:
         """Send a message, or keep it until the handshake is done."""
@@ -191,3 +185,10 @@ class Link:
         waiting, self._waiting = self._waiting, []
         for message in waiting:
             self._out += self._writer.frame(encode(message))
+
+
+def _their_address(connection: socket.socket) -> str:
+    try:
+        return str(connection.getpeername()[0])
+    except OSError:  # gone already
+        return ""

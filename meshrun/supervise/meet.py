@@ -60,11 +60,11 @@ def describe_node(plan: LaunchPlan) -> Join:
             "torch's version": _version("torch"),
             "--nnodes": _text(request.rendezvous.least_nodes, plan.layout.nnodes),
             "--mesh": format_mesh(request.mesh) if request.mesh else "",
-            **format_derived(request.flattens, request.views),
+            **_as_options(format_derived(request.flattens, request.views)),
             "--intra-node": ",".join(request.intra_node),
             "--place": "auto" if request.renumber else "contiguous",
             "the device": plan.device_type or "",
-            **format_group_options(request.groups),
+            **_as_options(format_group_options(request.groups)),
             "--mesh-init": request.mesh_init,
             "--max-restarts": str(request.max_restarts),
             "--nproc-per-node": _fixed_workers(plan),
@@ -89,6 +89,14 @@ def find_secret(env: Mapping[str, str], meeting: Meeting) -> bytes:
             raise HostError(f"MESHRUN_SECRET_FILE `{path}`: {error.strerror}") from error
     text = text or meeting.secret or ""
     return hashlib.sha256(f"meshrun {meeting.run_id or ''} {text}".encode()).digest()
+
+
+def _as_options(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return options by their names on the command line, rather than as ranks are told them."""
+    return {
+        name.replace("MESHRUN", "-").replace("_", "-").lower(): value
+        for name, value in variables.items()
+    }
 
 
 def _fixed_workers(plan: LaunchPlan) -> str:

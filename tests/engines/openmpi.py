@@ -6,7 +6,7 @@ import os
 import shlex
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,13 @@ exec $enter sh -c "$*"
 Mpirun = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def mpirun_words(hosts: Hosts, folder: Path, *, slots: int) -> list[str]:
-    """Return the start of a command for the first host: ``mpirun`` with ``slots`` on each."""
+def mpirun_words(
+    hosts: Hosts, folder: Path, *, slots: int, on: Sequence[int] | None = None
+) -> list[str]:
+    """Return the start of a command for the first host: ``mpirun`` with ``slots`` on each.
+
+    ``on`` is which hosts get processes, all if it is not given.
+    """
     agent = folder / "agent"
     entries = [shlex.join(hosts.enter(host, from_a_host=True)) for host in range(len(hosts.names))]
     cases = "\n".join(
@@ -37,7 +42,8 @@ def mpirun_words(hosts: Hosts, folder: Path, *, slots: int) -> list[str]:
     )
     agent.write_text(_AGENT.format(cases=cases))
     agent.chmod(0o755)
-    places = ",".join(f"{address}:{slots}" for address in hosts.addresses)
+    used = range(len(hosts.names)) if on is None else on
+    places = ",".join(f"{hosts.addresses[host]}:{slots}" for host in used)
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     return ["mpirun", *root, "--mca", "plm_rsh_agent", str(agent),
             "--mca", "oob_tcp_if_include", "eth0", "-H", places]  # fmt: skip
@@ -45,13 +51,18 @@ def mpirun_words(hosts: Hosts, folder: Path, *, slots: int) -> list[str]:
 
 @pytest.fixture
 def mpirun(tmp_path: Path) -> Mpirun:
-    """Give a function that runs mpirun over hosts to its end: (hosts, *words, slots=2)."""
+    """Give a function that runs mpirun to its end: (hosts, *words, slots=2, on=None)."""
     if shutil.which("mpirun") is None or shutil.which("orted") is None:
         pytest.skip("Open MPI needs mpirun, orted")
 
     def run(
-        hosts: Hosts, *words: str | Path, slots: int = 2, **kwargs: Any
+        hosts: Hosts,
+        *words: str | Path,
+        slots: int = 2,
+        on: Sequence[int] | None = None,
+        **kwargs: Any,
     ) -> subprocess.CompletedProcess[str]:
-        return hosts.run(0, [*mpirun_words(hosts, tmp_path, slots=slots), *words], **kwargs)
+        start = mpirun_words(hosts, tmp_path, slots=slots, on=on)
+        return hosts.run(0, [*start, *words], **kwargs)
 
     return run

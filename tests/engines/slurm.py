@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -152,10 +152,12 @@ def _start(slurm: Slurm, munge: Path) -> None:
     files = {"key": "key", "socket": "socket", "pid": "pid", "log": "log", "seed": "seed"}
     options = {"key": "key-file", "pid": "pid-file", "log": "log-file", "seed": "seed-file"}
     words = [f"--{options.get(each, each)}={munge / name}" for each, name in files.items()]
-    slurm.run(["munged", "--force", *words])
-    slurm.run(["slurmctld", "-i"])
-    for host, name in enumerate(slurm.hosts.names):
-        slurm.hosts.run(host, ["slurmd", "-N", name], env=slurm.env)
+    daemons = [(0, ["munged", "--force", *words]), (0, ["slurmctld", "-i"])]
+    daemons += [(host, ["slurmd", "-N", name]) for host, name in enumerate(slurm.hosts.names)]
+    for host, daemon in daemons:
+        started = slurm.hosts.run(host, daemon, env=slurm.env)
+        if started.returncode:
+            raise OSError(f"{daemon[0]}: {started.stderr.strip()}\n{slurm.log()}")
     slurm.wait_idle()
 
 
@@ -175,5 +177,9 @@ def slurm() -> Iterator[Slurm]:
     reason = why_no_slurm()
     if reason is not None:
         pytest.skip(reason)
-    with start_slurm(own_name="loopback") as cluster:
+    with ExitStack() as stack:
+        try:
+            cluster = stack.enter_context(start_slurm(own_name="loopback"))
+        except (OSError, subprocess.CalledProcessError) as error:
+            pytest.skip(f"Slurm does not start here: {error}")
         yield cluster

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -17,6 +18,9 @@ pytestmark = pytest.mark.torch
 TASK = [sys.executable, str(PROGRAMS / "task.py")]
 LAYOUT = [*TASK, "layout"]
 MESH = {"MESHRUN_MESH": "dp=2,tp=4", "MESHRUN_DEVICE": "cpu"}
+SMALL = {"MESHRUN_MESH": "dp=2,tp=2", "MESHRUN_DEVICE": "cpu"}
+EXPORT = ["-x", "MESHRUN_MESH", "-x", "MESHRUN_DEVICE"]
+UNBOUND = ["--bind-to", "none"]
 HEAD = "10.77.0.1"
 MESH_LINES = [
     f"{rank} ({rank // 4}, {rank % 4}) {6 if rank < 4 else 22} {HEAD} eth0" for rank in range(8)
@@ -24,7 +28,7 @@ MESH_LINES = [
 
 
 def test_srun_is_enough_for_a_mesh(slurm: Slurm) -> None:
-    """Over two hosts whose own names lead to loopback; in a batch script as well."""
+    """Over two hosts whose own names lead to loopback."""
     options = ["--nodes=2", "--ntasks-per-node=4", "--kill-on-bad-exit"]
     ours = slurm.srun(*options, *TASK, env=MESH, timeout=110)
 
@@ -32,7 +36,7 @@ def test_srun_is_enough_for_a_mesh(slurm: Slurm) -> None:
 
 
 def test_a_batch_script_starts_a_mesh_by_srun(slurm: Slurm) -> None:
-    """On nodes other than the first, which the script itself runs on no part of."""
+    """On nodes of which another than the cluster's first is the head."""
     script = f"srun --kill-on-bad-exit {' '.join(TASK)}"
     env = {"MESHRUN_MESH": "pp=2,dp=1", "MESHRUN_DEVICE": "cpu"}
     printed = slurm.sbatch(
@@ -49,10 +53,41 @@ def test_a_batch_script_starts_a_mesh_by_srun(slurm: Slurm) -> None:
 def test_mpirun_is_enough_for_a_mesh(make_hosts: MakeHosts, mpirun: Mpirun, own_name: str) -> None:
     """Over two hosts whose names lead to loopback, or nowhere."""
     hosts = make_hosts(2, own_name=own_name)
-    words = [word for name, value in MESH.items() for word in ("-x", f"{name}={value}")]
-    ours = mpirun(hosts, *words, *TASK, slots=4, timeout=110)
+    ours = mpirun(hosts, *UNBOUND, *EXPORT, *TASK, env=SMALL, timeout=110)
 
-    assert sorted(ours.stdout.splitlines()) == MESH_LINES, ours.stderr
+    assert sorted(ours.stdout.splitlines()) == [
+        f"{rank} ({rank // 2}, {rank % 2}) {1 if rank < 2 else 5} {HEAD} eth0" for rank in range(4)
+    ], ours.stderr
+
+
+def test_mpirun_from_a_host_without_ranks(make_hosts: MakeHosts, mpirun: Mpirun) -> None:
+    """Ranks are told the address of that host alone, so it is an error; a better one helps."""
+    hosts = make_hosts(3)
+    env = {"MESHRUN_MESH": "dp=2,tp=1", "MESHRUN_DEVICE": "cpu"}
+    ours = mpirun(hosts, *UNBOUND, *EXPORT, *TASK, env=env, slots=1, on=[1, 2])
+    place = ["-x", f"MASTER_ADDR={hosts.addresses[1]}", "-x", "MASTER_PORT=29511"]
+    helped = mpirun(hosts, *UNBOUND, *EXPORT, *place, *TASK, env=env, slots=1, on=[1, 2])
+
+    assert ours.returncode == 1
+    assert "rank 0 runs on node1, and all that mpirun tells is its own: `10.77.0.1`" in ours.stderr
+    assert sorted(helped.stdout.splitlines()) == [
+        "0 (0, 0) 0 10.77.0.2 eth0",
+        "1 (1, 0) 1 10.77.0.2 eth0",
+    ], helped.stderr
+
+
+def test_mpirun_tells_a_layout(make_hosts: MakeHosts, mpirun: Mpirun) -> None:
+    """In blocks of a node; where that is not so, or nodes differ, it is told."""
+    hosts = make_hosts(2)
+    even = mpirun(hosts, *LAYOUT)
+    turns = mpirun(hosts, "--map-by", "node", *LAYOUT)
+    uneven = mpirun(hosts, "-np", "3", *LAYOUT)
+    listed = mpirun(hosts, "-np", "3", "-x", "MESHRUN_NPROC_PER_NODE=2,1", *LAYOUT)
+
+    assert sorted(even.stdout.splitlines()) == [f"{rank} of 4 on (2, 2)" for rank in range(4)]
+    assert "the ranks go round the nodes" in turns.stderr
+    assert "these disagree on the number of ranks" in uneven.stderr
+    assert sorted(listed.stdout.splitlines()) == [f"{rank} of 3 on (2, 1)" for rank in range(3)]
 
 
 def test_one_host_meets_on_loopback(slurm: Slurm) -> None:
@@ -64,23 +99,6 @@ def test_one_host_meets_on_loopback(slurm: Slurm) -> None:
         "0 (0,) 1 127.0.0.1 lo",
         "1 (1,) 1 127.0.0.1 lo",
     ], ours.stderr
-
-
-def test_mpirun_on_a_host_without_ranks_is_told(
-    make_hosts: MakeHosts, mpirun: Mpirun, tmp_path: Path
-) -> None:
-    """The others know its address alone; one that is set helps."""
-    hosts = make_hosts(2)
-    words = ["-x", "MESHRUN_MESH=dp=1", "--host", hosts.addresses[1]]
-    env = {"MESHRUN_MESH": "dp=2", "MESHRUN_DEVICE": "cpu"}
-    exported = [word for name in env for word in ("-x", name)]
-    words = ["--map-by", "ppr:2:node", "--nolocal", *exported]
-    ours = mpirun(hosts, *words, *TASK, env=env)
-    place = ["-x", f"MASTER_ADDR={hosts.addresses[1]}", "-x", "MASTER_PORT=29511"]
-    helped = mpirun(hosts, *words, *place, *TASK, env=env)
-
-    assert ours.returncode == 1
-    assert helped.stdout == "", helped
 
 
 def test_a_layout_is_known_in_every_task(slurm: Slurm) -> None:
@@ -107,6 +125,27 @@ def test_a_shell_on_a_node_is_no_task(slurm: Slurm, tmp_path: Path) -> None:
     lines = [line for line in ours.stdout.splitlines() if " of " in line]
     assert lines[0].endswith("0 of 1 on (1,)"), ours.stdout
     assert sorted(lines[1:]) == ["0 of 2 on (1, 1)", "1 of 2 on (1, 1)"]
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="Open MPI needs mpirun")
+def test_mpirun_in_an_allocation_counts(slurm: Slurm) -> None:
+    """Its daemon on the other node is a task of Slurm's, and its processes are not."""
+    words = ["mpirun", "--allow-run-as-root", *LAYOUT]
+    ours = slurm.salloc("--nodes=2", "--ntasks-per-node=2", *words)
+
+    assert sorted(ours.stdout.splitlines()) == [f"{rank} of 4 on (2, 2)" for rank in range(4)], (
+        ours.stderr
+    )
+
+
+def test_a_job_that_a_task_submits_is_no_task(slurm: Slurm, tmp_path: Path) -> None:
+    """Its script inherits the task's variables."""
+    script, output = tmp_path / "job", tmp_path / "out"
+    script.write_text(f"#!/bin/sh\n{' '.join(LAYOUT)}\n")
+    submit = f"[ $SLURM_PROCID = 1 ] || sbatch --wait --nodes=1 --output={output} {script}"
+    slurm.srun("--nodes=2", "--ntasks=2", "sh", "-c", submit)
+
+    assert output.read_text() == "0 of 1 on (1,)\n"
 
 
 def test_tasks_that_go_round_the_nodes_are_told(slurm: Slurm) -> None:

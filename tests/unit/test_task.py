@@ -1,0 +1,101 @@
+"""Which variables a task among several gets, and who gets none."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from meshrun import MeshError, current_layout
+from meshrun.interfaces import own_address_towards, own_addresses, resolve
+from meshrun.task import join_task, launch_environment
+
+STEP = {
+    "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "sl0",
+    "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2",
+    "SLURM_NODEID": "0", "SLURM_PROCID": "1", "SLURM_LOCALID": "1",
+}  # fmt: skip
+ONE = {"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_PROCID": "0",
+       "SLURM_LOCALID": "0"}  # fmt: skip
+RANKS = {
+    "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0",
+    "GROUP_WORLD_SIZE": "1",
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def variables(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Only the variables of the test."""
+    environment: dict[str, str] = {}
+    monkeypatch.setattr(os, "environ", environment)
+    return environment
+
+
+def without_pytests(variables: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in variables.items() if not name.startswith("PYTEST_")}
+
+
+def test_a_task_gets_what_init_process_group_reads(variables: dict[str, str]) -> None:
+    """On one node by loopback; what is set already stays."""
+    variables.update(STEP, MASTER_PORT="29511", LOCAL_RANK="0")
+    loopback = own_addresses()["127.0.0.1"]
+    join_task()
+
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511", "GLOO_SOCKET_IFNAME": loopback}
+    assert without_pytests(variables) == {**STEP, **RANKS, **place, "LOCAL_RANK": "0"}
+
+
+@pytest.mark.parametrize(
+    "changed", [ONE, {"RANK": "0"}, {"WORLD_SIZE": "1"}, {"SLURM_STEP_ID": str(0xFFFFFFFB)}]
+)
+def test_who_gets_nothing(variables: dict[str, str], changed: dict[str, str]) -> None:
+    """One task alone, a rank of a launcher, and a batch script."""
+    variables.update({**STEP, **changed})
+    before = dict(variables)
+    join_task()
+
+    assert variables == before == launch_environment()
+
+
+def test_a_layout_changes_no_variable(variables: dict[str, str]) -> None:
+    """It only reads them."""
+    variables.update(STEP)
+    layout = current_layout()
+
+    assert (layout.own_rank, layout.nproc_per_node) == (1, (2,))
+    assert without_pytests(variables) == STEP
+
+
+def test_a_broken_variable_is_told(variables: dict[str, str]) -> None:
+    """With the words that every contradiction has."""
+    variables.update({**STEP, "SLURM_PROCID": "2"})
+    with pytest.raises(MeshError, match="SLURM_PROCID should be less than the 2 there are"):
+        current_layout()
+
+
+def test_a_first_node_that_no_name_leads_to(variables: dict[str, str]) -> None:
+    """The error says what was tried and what to set."""
+    two = {
+        "SLURM_STEP_NODELIST": "no.such.name.invalid,sl1", "SLURM_STEP_NUM_NODES": "2",
+        "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_NODEID": "1", "SLURM_LOCALID": "0",
+    }  # fmt: skip
+    variables.update({**STEP, **two})
+    with pytest.raises(MeshError, match=r"tried `no\.such\.name\.invalid`\nhint: .*MASTER_ADDR"):
+        join_task()
+
+
+def test_a_job_without_a_name_needs_a_port(variables: dict[str, str]) -> None:
+    """Nothing says where its processes meet."""
+    names = {"RANK": "0", "SIZE": "2", "LOCAL_RANK": "0", "LOCAL_SIZE": "2"}
+    variables.update({f"OMPI_COMM_WORLD_{name}": value for name, value in names.items()})
+    with pytest.raises(MeshError, match="Open MPI does not say which job this is"):
+        join_task()
+
+
+def test_loopback_is_no_address_for_others() -> None:
+    """However it is written; and what leads nowhere is none either."""
+    assert [resolve(name) for name in ("127.0.1.1", "localhost", "::1", "no.such.invalid")] == [
+        [], [], [], []
+    ]  # fmt: skip
+    assert resolve("10.77.0.1") == ["10.77.0.1"]
+    assert own_address_towards("127.0.0.1") == "127.0.0.1"
