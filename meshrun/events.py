@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+STORE = -1
+"""Stands for the process of the store where a rank is named."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchBegan:
@@ -48,9 +51,10 @@ class RankStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartFailed:
-    """A rank's process could not be made."""
+    """A rank's process could not be made, or the store's."""
 
     rank: int
+    """:data:`STORE` for the store."""
     error: str
     at_ns: int
 
