@@ -7,6 +7,9 @@ from typing import Any
 
 from meshrun.errors import MeshrunError
 
+STORE = -1
+"""Stands for the process of the store where a rank is named."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchBegan:
@@ -51,9 +54,10 @@ class RankStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartFailed:
-    """A rank's process could not be made."""
+    """A rank's process could not be made, or the store's."""
 
     rank: int
+    """:data:`STORE` for the store."""
     error: str
     at_ns: int
 

@@ -18,6 +18,7 @@ from meshrun.child.guard import Guard
 from meshrun.child.rank import become_rank
 from meshrun.child.spawn import spawn_command, spawn_fresh
 from meshrun.events import (
+    STORE,
     FromZygote,
     GenerationEnded,
     LeftoversEnded,
@@ -163,8 +164,7 @@ class Forks:
                 if pid == 0:
                     return self._in_rank(order, *fds)
         except OSError as error:
-            now_ns = time.monotonic_ns()
-            send(self._control, StartFailed(rank=order.rank, error=str(error), at_ns=now_ns))
+            self._tell_not_started(order.rank, error)
             return None
         finally:
             if self._is_zygote():
@@ -185,7 +185,11 @@ class Forks:
         """
         zygote = os.getpid()
         signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED)
+            raise
         if pid == 0:
             self._is_zygote = lambda: False  # type: ignore[method-assign]
             signal.set_wakeup_fd(-1)
@@ -224,20 +228,32 @@ class Forks:
     def _fork_store(self, order: StartStore, fds: list[int]) -> Callable[[], None] | None:
         self._end_negotiation()
         gate_fd, *listeners = fds
-        # It outlives what ends ranks, for them to end in order.
-        pid = self._fork({}, self._guard.begin)
+        if self._gate_fd >= 0:
+            os.close(self._gate_fd)
+        self._gate_fd = gate_fd
+        try:
+            # It outlives what ends ranks, for them to end in order.
+            pid = self._fork({}, self._guard.begin)
+        except OSError as error:
+            self._tell_not_started(STORE, error)
+            pid = None
         if pid == 0:
             return partial(_be_store, order.port, listeners, self._guard)
         for listen_fd in listeners:
             os.close(listen_fd)
         self._store_pid = pid
-        if self._gate_fd >= 0:
-            os.close(self._gate_fd)
-        self._gate_fd = gate_fd
         return None
 
+    def _tell_not_started(self, rank: int, error: OSError) -> None:
+        why = error.strerror or str(error)
+        send(self._control, StartFailed(rank=rank, error=why, at_ns=time.monotonic_ns()))
+
     def _fork_negotiation(self, order: Negotiate, fds: list[int]) -> Callable[[], None] | None:
-        pid = self._fork({}, die_with_parent)
+        try:
+            pid = self._fork({}, die_with_parent)
+        except OSError as error:
+            self._tell_not_started(STORE, error)
+            pid = None
         if pid == 0:
             from meshrun.child.negotiate import negotiate
 

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from meshrun.errors import HangError, HostError, InternalError, MeshrunError, RendezvousError
+from meshrun.events import STORE
 from meshrun.layout import Layout
 from meshrun.nodes.messages import Over
 from meshrun.result import (
@@ -192,8 +193,10 @@ def find_trouble(state: State) -> MeshrunError | None:
             hint="where they were stands above; --hang-timeout says how long they may take",
         )
     if state.start_error is not None:
+        rank = state.start_error.rank
+        who = "the process that holds the ranks' store" if rank == STORE else f"rank {rank}"
         return HostError(
-            f"rank {state.start_error.rank} could not be started: {state.start_error.error}",
+            f"{who} could not be started: {state.start_error.error}",
             hint="is the machine out of processes or memory? see `ulimit -u` and `free -h`",
         )
     if (store_end := describe_store_end(state)) is not None:

@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
-
 from tests.bench.commands import SHAPES, Command, meshrun, torchrun
 from tests.bench.processes import (
     Gate,
@@ -184,14 +182,16 @@ def _stuck_ranks(command: Command, held: Gate) -> Iterator[subprocess.Popen[str]
 
 
 def _time_to_stacks(process: subprocess.Popen[str]) -> float:
-    """Ask for the stacks and read until both kinds of rank have been named."""
+    """Ask for the stacks and read to the last line: where the last rank waits for the gate."""
     assert process.stderr is not None
     began = time.monotonic()
-    psutil.Process(process.pid).send_signal(signal.SIGQUIT)
-    wanted = {"all_reduce at", "wait_for_gate at"}
-    while wanted:
+    process.send_signal(signal.SIGQUIT)
+    told = ""
+    while not told.endswith("in wait_for_gate\n") or "\n    " not in told.rpartition("dp7 tp7")[2]:
         line = process.stderr.readline()
         if not line:
             raise NotMeasured("the launch ended instead of telling where ranks are")
-        wanted = {text for text in wanted if text not in line}
+        told += line
+    if "all_reduce at" not in told:
+        raise NotMeasured(f"not every rank waits in all_reduce:\n{told}")
     return time.monotonic() - began

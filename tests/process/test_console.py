@@ -172,7 +172,7 @@ def test_a_terminal_shows_the_start_and_one_bar(fake_torch: object, tmp_path: Pa
     assert b"\x1b[3" not in shown
 
 
-@pytest.mark.parametrize("asked", [["--version"], ["--dry-run", "--mesh", "2", "x.py"]])
+@pytest.mark.parametrize("asked", [["--version"], ["--help"], ["--dry-run", "--mesh", "2", "x.py"]])
 def test_a_full_disk_below_stdout_is_no_bug(asked: list[str]) -> None:
     """What cannot be written is said in one line, with the code of a machine that lacks room."""
     with open("/dev/full", "w") as full:
