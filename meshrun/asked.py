@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
 from meshrun.binding import BINDING_MODES
 from meshrun.errors import UsageError
-from meshrun.groups import parse_group_options
+from meshrun.groups import GroupOptions, parse_group_options
 from meshrun.layout import Flatten, View, parse_derived
 from meshrun.parse import (
     NO_STREAMS,
@@ -40,6 +40,9 @@ _PRELOAD = ("torch", "torch.distributed.device_mesh")
 _GRACE_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 _TEMPLATE_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 _Value = TypeVar("_Value")
+_Number = TypeVar("_Number", int, float)
+_PATIENCE_S = 30 * 86400.0
+"""How long collectives wait for a rank that is being debugged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,20 +112,25 @@ def build_request(asked: Asked, program: Program) -> LaunchRequest:
         nnodes=asked.read("nnodes", parse_nnodes, None),
         nproc_per_node=asked.read("nproc_per_node", parse_workers, None),
         device=asked.text("device") or "auto",
-        groups=parse_group_options(
-            _list(asked, "backend"), _list(asked, "timeout"), _list(asked, "pg_opt")
-        ),
+        groups=_groups(asked),
         mesh_init=asked.read("mesh_init", _choice("--mesh-init", ("eager", "lazy")), "eager"),
         start_method=_start_method(asked),
         shutdown_timeout_s=asked.read(
             "shutdown_timeout", _seconds("--shutdown-timeout"), default_s
         ),
-        start_timeout_s=asked.read("start_timeout", _seconds("--start-timeout"), 300.0),
-        hang_timeout_s=asked.read("hang_timeout", _seconds("--hang-timeout"), 0.0),
+        start_timeout_s=_unless_debugged(
+            asked, asked.read("start_timeout", _seconds("--start-timeout"), 300.0)
+        ),
+        hang_timeout_s=_unless_debugged(
+            asked, asked.read("hang_timeout", _seconds("--hang-timeout"), 0.0)
+        ),
         node_timeout_s=asked.read("node_timeout", _seconds("--node-timeout"), 30.0),
         preload=(*_PRELOAD, *(asked.values.get("preload") or ())),
         role=asked.text("role") or "default",
-        max_restarts=asked.read("max_restarts", _integer("--max-restarts"), 0),
+        max_restarts=_unless_debugged(
+            asked, asked.read("max_restarts", _integer("--max-restarts"), 0)
+        ),
+        debug_rank=asked.text("debug_rank"),
         virtual_local_rank=asked.flag("virtual_local_rank"),
         numa_binding=asked.read("numa_binding", _choice("--numa-binding", BINDING_MODES), None),
         stop_signals=stop_signals,
@@ -176,6 +184,20 @@ def _forwarded(asked: Asked, stop_signals: tuple[int, ...]) -> tuple[int, ...]:
                 hint=f"--signals-to-handle without {name} gives it free",
             )
     return signums
+
+
+def _unless_debugged(asked: Asked, value: _Number) -> _Number:
+    """Nobody who waits for a person at a debugger is late."""
+    return value if asked.text("debug_rank") is None else type(value)(0)
+
+
+def _groups(asked: Asked) -> GroupOptions:
+    groups = parse_group_options(
+        _list(asked, "backend"), _list(asked, "timeout"), _list(asked, "pg_opt")
+    )
+    if asked.text("debug_rank") is None:
+        return groups
+    return replace(groups, timeouts_s=(("", _PATIENCE_S),))
 
 
 def _intra_node(asked: Asked) -> tuple[str, ...]:

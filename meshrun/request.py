@@ -142,6 +142,8 @@ class LaunchRequest:
     """Signals that are passed to ranks alone, and end nothing."""
     stop_even_if_ignored: bool = False
     """Whether to handle a signal that was ignored when meshrun began, as nohup does to SIGHUP."""
+    debug_rank: str | None = None
+    """The one rank that is given the terminal: a number, or conditions as for ``--show``."""
     exit_codes: ExitCodes = "worker"
     event_log_handler: str = "null"
     rendezvous: Rendezvous = field(default_factory=Rendezvous)

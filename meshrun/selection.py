@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterator
 from difflib import get_close_matches
 
-from meshrun.errors import SpecError
+from meshrun.errors import SpecError, UsageError
 from meshrun.layout import Layout
 
 _RANK = "rank"
+_MOST_NAMED = 8
 _LOCAL_RANK = "local_rank"
 _INDICES = re.compile(r"([0-9]+)(?:\s*-\s*([0-9]+))?")
 _LONGEST_NUMBER = 9
@@ -49,6 +50,35 @@ def select_ranks(layout: Layout, text: str) -> frozenset[int]:
     if (wanted := chosen.get(_LOCAL_RANK)) is not None:
         ranks = [rank for rank in ranks if layout.local_rank(rank) in wanted]
     return frozenset(ranks)
+
+
+def find_rank(layout: Layout, text: str, option: str = "--rank") -> int:
+    """Return the one rank that ``text`` means: a number, or conditions as for ``--show``.
+
+    Args:
+        layout: Where every rank sits.
+        text: ``5``, or ``dp=1,tp=1``.
+        option: What was given it, for errors.
+
+    Raises:
+        UsageError: If there is no such rank, or if it means several.
+        SpecError: If it cannot be read.
+    """
+    if text.strip().isdecimal():
+        rank = int(text) if len(text.strip()) <= _LONGEST_NUMBER else layout.world_size
+        if rank >= layout.world_size:
+            last = layout.world_size - 1
+            raise UsageError(f"{option} {text}: the ranks of this launch are 0 to {last:,}")
+        return rank
+    found = sorted(select_ranks(layout, text))
+    if len(found) != 1:
+        few = ", ".join(map(str, found[:_MOST_NAMED]))
+        which = f"ranks {few}{' and more' if len(found) > _MOST_NAMED else ''}"
+        raise UsageError(
+            f"{option} {text}: it means {which if found else 'no rank'}, and one is wanted",
+            hint=f"a number, or an index for each dim: {option} dp=1,tp=1",
+        )
+    return found[0]
 
 
 def _dim_keys(layout: Layout) -> tuple[str, ...]:

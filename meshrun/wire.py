@@ -47,6 +47,8 @@ class StartRank:
     """Whether the mesh is left for the program's first ``current_mesh()`` to build."""
     cpus: list[int]
     """Logical CPUs to bind it to; empty for no binding."""
+    debug: str = ""
+    """``here`` for the rank that is debugged, with one terminal for its streams; ``elsewhere``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

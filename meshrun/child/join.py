@@ -43,6 +43,8 @@ def join_mesh(coordinate: tuple[int, ...], reporter: Reporter) -> None:
     more: dict[str, Any] = {} if seconds is None else {"timeout": timedelta(seconds=seconds)}
     hook = sys.excepthook
     store = connect_store(env, f"meshrun/{env['MESHRUN_GENERATION']}")
+    if more:  # as torch does with a store of its own making
+        store.set_timeout(more["timeout"])
     dist.init_process_group(
         backend,
         store=store,

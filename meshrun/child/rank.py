@@ -57,6 +57,10 @@ def become_rank(
         ending.note(error)
         sys.excepthook = print_nothing
         raise
+    if order.debug:
+        from meshrun.child.debugging import prepare
+
+        prepare(order.debug)
     reporter.ready()
     try:
         run_program(program, code, lambda error: _tell(reporter, error))

@@ -210,6 +210,8 @@ class Forks:
     def _in_rank(
         self, order: StartRank, stdout: int, stderr: int, stacks: int
     ) -> Callable[[], None]:
+        if order.debug == "here":
+            os.dup2(stdout, 0)
         os.dup2(stdout, 1)
         os.dup2(stderr, 2)
         for fd in (stdout, stderr):

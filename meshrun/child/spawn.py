@@ -34,6 +34,7 @@ def spawn_fresh(  # noqa: PLR0917
         os.write(order_write, wire.encode(order))
         process = subprocess.Popen(
             [sys.executable, "-u", script, *numbers, program.kind, program.target, *program.args],
+            stdin=stdout if order.debug == "here" else None,
             stdout=stdout,
             stderr=stderr,
             pass_fds=fds,
@@ -60,6 +61,7 @@ def spawn_command(order: StartRank, program: Program, stdout: int, stderr: int) 
     kept = {name: value for name, value in os.environ.items() if name not in removed}
     process = subprocess.Popen(
         [program.target, *program.args],
+        stdin=stdout if order.debug == "here" else None,
         stdout=stdout,
         stderr=stderr,
         env={**kept, **order.environment},

@@ -253,6 +253,15 @@ ExitCode = Annotated[
         text="The failed rank's own exit code, or 1 for any failure.",
     ),
 ]
+DebugRank = Annotated[
+    str | None,
+    own(
+        "--debug-rank",
+        metavar="WHICH",
+        panel=SEE,
+        text="Give this rank the terminal, for breakpoint(); the others wait: 3, or dp=0,tp=3.",
+    ),
+]
 Report = Annotated[
     str | None,
     own("--report", metavar="FILE", panel=FAIL, text="Write what came of it to FILE, as JSON."),

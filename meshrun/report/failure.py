@@ -50,12 +50,12 @@ def _lines(result: LaunchResult) -> Iterator[str]:
     first, *others = result.failures
     yield from _others(first, others)
     yield ""
-    if first.raised is not None and not first.raised.shown:
+    if first.raised is not None and not first.raised.shown and not _was_quit(first):
         yield first.raised.traceback.rstrip("\n")
         yield ""
     yield from _told(first)
     yield f"error: {describe_rank(first)} {describe_end(first)}"
-    at = f"{first.place}, " if first.place else ""
+    at = f"{first.place}, " if first.place and not _was_quit(first) else ""
     yield f"       {at}on {first.host}, pid {first.pid}" + _after(result)
     if result.no_restart is not None:
         yield f"       not started again: {result.no_restart}"
@@ -94,6 +94,8 @@ def describe_end(failure: RankFailure) -> str:
         end = LEFT_EARLY
     else:
         end = f"exited with code {failure.exit_code}"
+    if _was_quit(failure):
+        return f"was quit in its debugger, exit code {failure.exit_code}"
     if failure.raised is None:
         return end
     if failure.raised.kind == "SystemExit":
@@ -101,6 +103,11 @@ def describe_end(failure: RankFailure) -> str:
     why = f" ({failure.why})" if failure.why and failure.signum is None else ""
     end = "exit code 1" if failure.exit_code == 1 else end
     return f"raised {headline(failure.raised)}{why}, {end}"
+
+
+def _was_quit(failure: RankFailure) -> bool:
+    """Whether somebody entered ``q`` at the prompt of pdb."""
+    return failure.raised is not None and failure.raised.kind == "BdbQuit"
 
 
 def _others(first: RankFailure, others: list[RankFailure]) -> Iterator[str]:

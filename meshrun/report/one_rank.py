@@ -13,40 +13,13 @@ from rich.text import Text
 
 from meshrun.binding import format_cpus
 from meshrun.environment import Session, rank_environment
-from meshrun.errors import UsageError
 from meshrun.layout import Layout
 from meshrun.masking import MASK, Mask, is_secret
 from meshrun.plan import LaunchPlan, RankPlan
 from meshrun.report.page import Page, new_table
-from meshrun.selection import select_ranks
 
 _MOST_PEERS = 8
 _LATER = "(chosen at the start)"
-
-
-def find_rank(plan: LaunchPlan, text: str) -> int:
-    """Return the one rank that ``text`` means: a number, or conditions as for ``--show``.
-
-    Raises:
-        UsageError: If there is no such rank, or if it means several.
-        SpecError: If it cannot be read.
-    """
-    layout = plan.layout
-    if text.strip().isdecimal():
-        rank = int(text)
-        if rank >= layout.world_size:
-            last = layout.world_size - 1
-            raise UsageError(f"--rank {rank}: the ranks of this launch are 0 to {last:,}")
-        return rank
-    found = sorted(select_ranks(layout, text))
-    if len(found) != 1:
-        few = ", ".join(map(str, found[:_MOST_PEERS]))
-        which = f"ranks {few}{' and more' if len(found) > _MOST_PEERS else ''}"
-        raise UsageError(
-            f"--rank {text}: it means {which if found else 'no rank'}, and one is shown",
-            hint="a number, or an index for each dim: --rank dp=1,tp=1",
-        )
-    return found[0]
 
 
 def environment_of(plan: LaunchPlan, rank: RankPlan) -> dict[str, str]:

@@ -40,11 +40,12 @@ def print_plan(
     plan = _without_secrets(plan)
     with _stdout_to_file(output):
         if rank is not None:
-            from meshrun.report.one_rank import find_rank, print_rank, render_rank_json
+            from meshrun.report.one_rank import print_rank, render_rank_json
+            from meshrun.selection import find_rank
 
             if output_format == "svg":
                 raise UsageError("--rank has no picture", hint="--format text or json")
-            found = find_rank(plan, rank)
+            found = find_rank(plan.layout, rank)
             if output_format == "json":
                 print(render_rank_json(plan, found))
             else:

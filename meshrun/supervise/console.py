@@ -39,6 +39,9 @@ class Console:
         self._open: dict[Outlet, Hashable] = {}
         """Elsewhere: whose progress state was the last thing written."""
         self._status = b""
+        self._shared = False
+        self.held = False
+        """Whether ranks are not to be read, while somebody else types on our terminal."""
         self._was_drawn = False
         self._told_lost: set[Outlet] = set()
 
@@ -56,7 +59,7 @@ class Console:
         pieces = stream.lines.feed(data) if data else stream.lines.finish()
         for piece in pieces:
             self._show(stream, stream.outlet, piece)
-        if stream.lines.pending and stream.outlet.is_terminal:
+        if stream.lines.pending and stream.outlet.is_terminal and not self._shared:
             self._partial.setdefault(stream, time.monotonic_ns())
         else:
             self._partial.pop(stream, None)
@@ -69,14 +72,18 @@ class Console:
         """Print a line of meshrun's own to stderr."""
         self._show(self, self._err, Piece(f"meshrun: {text}\n".encode(errors="backslashreplace")))
 
+    def share_terminal(self) -> None:
+        """Print whole lines alone from now on: a rank writes to the terminal by itself."""
+        self._shared = True
+
     @property
     def shows_status(self) -> bool:
         """Whether stderr is a terminal, where a status line can come and go."""
-        return self._err.is_terminal
+        return self._err.is_terminal and not self._shared
 
     def set_status(self, text: str) -> None:
         """Show ``text`` below the lines of a terminal, in place of the last one; "" removes it."""
-        if not self._err.is_terminal:
+        if not self.shows_status:
             return
         self._status = f"meshrun: {text}".encode(errors="backslashreplace") if text else b""
         self._redraw(self._err)
@@ -105,6 +112,8 @@ class Console:
     @property
     def is_full(self) -> bool:
         """Whether ranks should not be read for now."""
+        if self.held:
+            return True
         return any(outlet.queued_bytes > QUEUE_BYTES for outlet in {self._out, self._err})
 
     @property
@@ -126,7 +135,7 @@ class Console:
         """Take the changing line away."""
         self._bar, self._status = None, b""
         for outlet in {self._out, self._err}:
-            if outlet.is_terminal:
+            if outlet.is_terminal and not self._shared:
                 outlet.write(_CLEAR)
             elif self._open.pop(outlet, None) is not None:
                 outlet.write(b"\n")
@@ -145,8 +154,9 @@ class Console:
 
     def _show_on_terminal(self, owner: Hashable, outlet: Outlet, piece: Piece) -> None:
         if piece.is_state:
-            self._bar = (owner, piece.text[:-1])
-            self._redraw(outlet)
+            if not self._shared:
+                self._bar = (owner, piece.text[:-1])
+                self._redraw(outlet)
             return
         if self._bar is not None and self._bar[0] is owner:
             self._bar = None

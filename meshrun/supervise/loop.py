@@ -7,7 +7,7 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from meshrun import wire
@@ -50,6 +50,7 @@ from meshrun.supervise.actions import (
     WakeAt,
 )
 from meshrun.supervise.console import Console
+from meshrun.supervise.debugging import Debugging
 from meshrun.supervise.evidence import Evidence, gather
 from meshrun.supervise.known import Abroad, RankState, State
 from meshrun.supervise.lookout import Lookout
@@ -110,6 +111,7 @@ class Loop:
             abroad=None if meet is None else Abroad(),
         )
         self._selector = selectors.DefaultSelector()
+        self._debugging = Debugging(plan, console, self._signal)
         self._lookout = Lookout(plan, console)
         self._output = Output(plan, console, self._selector, self._lookout.printed)
         self._orders = Orders(self._send_order)
@@ -165,6 +167,7 @@ class Loop:
             self._zygote.close()
             self._lookout.close()
             self._output.close()
+            self._debugging.close()
             self._selector.close()
         return self.state
 
@@ -178,7 +181,10 @@ class Loop:
         """Wait for something to happen and deal with it."""
         self._slow_readers.watch()
         self._output.pause_or_go_on()
-        for key, _ in self._selector.select(self._timeout_s()):
+        ready = self._selector.select(self._timeout_s())
+        if self._debugging.look():
+            return
+        for key, _ in ready:
             key.data()
         self._output.read_files()
         self._console.show_waiting()
@@ -198,6 +204,7 @@ class Loop:
 
     def _happen(self, event: Event) -> None:
         self.state, actions = step(self.state, event)
+        self._debugging.see(event)
         self._watch(event, self.state, self._console)
         for action in actions:
             self._act(action)
@@ -206,7 +213,7 @@ class Loop:
         if self._output.has_more:
             return 0.0
         looks = [self._wake_at_ns, self._console.next_wake_ns, self._output.next_look_ns]
-        looks.append(self._lookout.next_look_ns(self.state))
+        looks += [self._lookout.next_look_ns(self.state), self._debugging.next_look_ns]
         if self._timers is not None:
             looks.append(self._timers.next_expiry_ns)
         if self._nodes is not None:
@@ -265,6 +272,8 @@ class Loop:
                 if self._nodes is not None:
                     self._nodes.ask_where(f"SIGQUIT on {self.hosts[0]}: where the ranks are")
                 continue
+            if self._debugging.takes(signum, self.state):
+                continue
             self._happen(SignalArrived(signum=signum, at_ns=time.monotonic_ns()))
 
     def _forward(self, signum: int) -> None:
@@ -272,11 +281,15 @@ class Loop:
         alive = {rank: self.state.ranks[rank].pid for rank in sorted(self.state.alive)}
         deaf = [rank for rank, pid in alive.items() if pid and not handles_signal(pid, signum)]
         ranks = [rank for rank in alive if rank not in deaf]
-        self._zygote.send(wire.SignalRanks(ranks=ranks, signum=signum, whole_group=False))
+        self._signal(ranks, signum, whole_group=False)
         if deaf:
             who = merged_label(self.plan.layout, deaf)
             name = signal_name(signum)
             self._console.note(f"{name} was not passed to {who}, which would be ended by it")
+
+    def _signal(self, ranks: Iterable[int], signum: int, *, whole_group: bool) -> None:
+        order = wire.SignalRanks(ranks=list(ranks), signum=signum, whole_group=whole_group)
+        self._zygote.send(order)
 
     # ---- actions ---------------------------------------------------------------------------
 
@@ -287,9 +300,7 @@ class Loop:
             case StartOver():
                 self._start_over()
             case Signal(ranks=ranks, signum=signum, whole_group=whole_group):
-                self._zygote.send(
-                    wire.SignalRanks(ranks=list(ranks), signum=signum, whole_group=whole_group)
-                )
+                self._signal(ranks, signum, whole_group=whole_group)
             case EndGeneration(grace_s=grace_s):
                 self._orders.clear()
                 self._zygote.send(wire.ClearUp(grace_s=grace_s))
@@ -340,6 +351,7 @@ class Loop:
                 preload=self.plan.request.preload,
                 scratch_dir=self._folder.removed_without_us,
                 stacks=stacks,
+                stdin=self._debugging.stdin_of_others,
             )
         finally:
             os.close(stacks)
@@ -371,8 +383,10 @@ class Loop:
     def _send_order(self, rank: RankPlan) -> None:
         files = self._folder.files(self._generation, rank.local_rank)
         environment = self._environment(rank, files.error_file)
-        order = start_order(rank, environment, lazy=self.plan.request.mesh_init == "lazy")
-        theirs = [*self._output.open(rank, files), self._lookout.open(rank.rank)]
+        lazy = self.plan.request.mesh_init == "lazy"
+        order = start_order(rank, environment, lazy=lazy, debug=self._debugging.rank)
+        streams = self._debugging.streams(rank.rank) or self._output.open(rank, files)
+        theirs = [*streams, self._lookout.open(rank.rank)]
         self._zygote.send(order, theirs)
         for end in theirs:
             os.close(end)

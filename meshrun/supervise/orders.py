@@ -37,7 +37,9 @@ class Orders:
         self._waiting.clear()
 
 
-def start_order(rank: RankPlan, environment: dict[str, str], *, lazy: bool) -> wire.StartRank:
+def start_order(
+    rank: RankPlan, environment: dict[str, str], *, lazy: bool, debug: int | None = None
+) -> wire.StartRank:
     """Return the order to start a rank.
 
     Args:
@@ -45,7 +47,11 @@ def start_order(rank: RankPlan, environment: dict[str, str], *, lazy: bool) -> w
         environment: Variables to set over the zygote's own, which was started without the user's
             own thread variables.
         lazy: Whether the mesh is left for the program to build.
+        debug: The rank that is debugged, if one is; the others pass their breakpoints.
     """
+    where = "" if debug is None else "here" if debug == rank.rank else "elsewhere"
+    if where == "elsewhere":
+        environment = {**environment, "PYTHONBREAKPOINT": "0"}
     own_threads = {name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ}
     return wire.StartRank(
         rank=rank.rank,
@@ -57,4 +63,5 @@ def start_order(rank: RankPlan, environment: dict[str, str], *, lazy: bool) -> w
         local_rank=rank.local_rank,
         lazy=lazy,
         cpus=list(rank.cpus or ()),
+        debug=where,
     )

@@ -34,6 +34,7 @@ class Zygote:
         preload: Sequence[str],
         scratch_dir: str,
         stacks: int,
+        stdin: int | None = None,
     ) -> None:
         self.control, theirs = packet_pair()
         self.reports, ranks_end = packet_pair()
@@ -44,6 +45,7 @@ class Zygote:
             try:
                 self._process = subprocess.Popen(
                     [*command, program.target, *program.args],
+                    stdin=stdin,
                     pass_fds=fds,
                     start_new_session=True,
                     # Libraries start threads while they are imported; ranks get theirs later.

@@ -12,8 +12,9 @@ from meshrun.errors import UsageError
 from meshrun.layout import Layout
 from meshrun.plan import HostFacts, LaunchPlan, build_plan
 from meshrun.report.findings import describe_spares, find_problems
-from meshrun.report.one_rank import environment_of, find_rank, render_rank_json
+from meshrun.report.one_rank import environment_of, render_rank_json
 from meshrun.request import Program
+from meshrun.selection import find_rank
 
 
 def plan(**values: object) -> LaunchPlan:
@@ -70,10 +71,10 @@ def test_a_rank_goes_by_number_or_coordinate() -> None:
     """One that means no rank, or several, is refused."""
     two = plan(mesh="dp=2,tp=4", nnodes="2")
 
-    assert find_rank(two, "5") == find_rank(two, "dp=1,tp=1") == find_rank(two, "rank=5") == 5
+    assert find_rank(two.layout, "5") == find_rank(two.layout, "dp=1,tp=1") == 5
     for wrong in ("8", "dp=1", "tp=0-3"):
         with pytest.raises(UsageError, match="--rank"):
-            find_rank(two, wrong)
+            find_rank(two.layout, wrong)
 
 
 def test_one_rank_is_told_what_a_launch_would_tell_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,128 @@
+"""A terminal for tests: meshrun in a pty, and a screen that shows what a person would see."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import signal
+import struct
+import subprocess
+import termios
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyte
+
+from tests.kit import command, wait_until
+
+
+class Terminal:
+    """A screen of some size, with a process that has it as its controlling terminal."""
+
+    def __init__(self, words: Sequence[str], env: dict[str, str], columns: int, rows: int) -> None:
+        self.screen = pyte.HistoryScreen(columns, rows, history=10_000, ratio=0.5)
+        self._stream = pyte.ByteStream(self.screen)
+        self.raw = b""
+        self._lock = threading.Lock()
+        self._master, self.slave = pty.openpty()
+        self._set_size(columns, rows)
+        self.modes: list[Any] = termios.tcgetattr(self.slave)
+        self.process = subprocess.Popen(
+            words,
+            stdin=self.slave,
+            stdout=self.slave,
+            stderr=self.slave,
+            env={**os.environ, "TERM": "xterm-256color", **env},
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509
+        )
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        while True:
+            try:
+                data = os.read(self._master, 1 << 16)
+            except OSError:
+                return
+            if not data:
+                return
+            with self._lock:
+                self.raw += data
+                self._stream.feed(data)
+
+    def _set_size(self, columns: int, rows: int) -> None:
+        fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def resize(self, columns: int, rows: int) -> None:
+        """Change the size of the window."""
+        with self._lock:
+            self.screen.resize(rows, columns)
+        self._set_size(columns, rows)
+
+    def type(self, text: str) -> None:
+        """Press these keys."""
+        os.write(self._master, text.encode())
+
+    @property
+    def shown(self) -> list[str]:
+        """The lines of the window, without what is blank at their ends and below them."""
+        with self._lock:
+            lines = [line.rstrip() for line in self.screen.display]
+        while lines and not lines[-1]:
+            lines.pop()
+        return lines
+
+    @property
+    def all_lines(self) -> list[str]:
+        """What has scrolled away, then what is shown."""
+        with self._lock:
+            gone = [
+                "".join(row[column].data for column in range(self.screen.columns)).rstrip()
+                for row in self.screen.history.top
+            ]
+        return gone + self.shown
+
+    def wait_for(self, text: str, count: int = 1) -> None:
+        """Wait until the text has been shown so many times."""
+        wait_until(
+            lambda: "\n".join(self.all_lines).count(text) >= count,
+            lambda: f"{count} x {text!r} in:\n" + "\n".join(self.all_lines),
+        )
+
+    def wait(self) -> int:
+        """Wait for the end and return the exit code as a shell shows it."""
+        code = self.process.wait(timeout=60)
+        self._close()
+        return 128 - code if code < 0 else code
+
+    def _close(self) -> None:
+        if self.slave >= 0:
+            self.modes_left = termios.tcgetattr(self.slave)
+            os.close(self.slave)
+            self.slave = -1
+            self._reader.join()
+            os.close(self._master)
+
+    def end(self) -> None:
+        """Leave nothing behind."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+        self._close()
+
+
+@contextmanager
+def open_terminal(
+    *args: str | Path, env: dict[str, str] | None = None, columns: int = 100, rows: int = 30
+) -> Iterator[Terminal]:
+    """Run meshrun in a terminal; it is killed at the end if need be."""
+    terminal = Terminal(command(*args), env or {}, columns, rows)
+    try:
+        yield terminal
+    finally:
+        terminal.end()
