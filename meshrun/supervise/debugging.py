@@ -52,6 +52,12 @@ class Debugging:
         asked = plan.request.debug_rank
         if asked is None:
             return
+        if plan.meeting is not None:
+            raise UsageError(
+                f"--debug-rank {asked}: the terminal is lent on one node, and there are"
+                f" {plan.layout.nnodes}",
+                hint="a smaller mesh on one node, with --device cpu if need be",
+            )
         self.rank = find_rank(plan.layout, asked, "--debug-rank")
         self.stdin_of_others = subprocess.DEVNULL
         self._terminal = _open_terminal(asked)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from meshrun import wire
-from meshrun.environment import Session, rank_environment
+from meshrun.environment import Session
 from meshrun.errors import InternalError, MeshrunError
 from meshrun.events import (
     Event,
@@ -30,12 +30,10 @@ from meshrun.events import (
     ZygoteGone,
 )
 from meshrun.host.descriptors import allow_descriptors
-from meshrun.host.error_record import read_record, write_record
 from meshrun.host.memory import MemoryWatch
-from meshrun.host.processes import become_subreaper, end_children, handles_signal, list_children
+from meshrun.host.processes import become_subreaper, end_children, list_children
 from meshrun.host.run_folder import RunFolder
-from meshrun.plan import LaunchPlan, RankPlan
-from meshrun.request import StartMethod
+from meshrun.plan import LaunchPlan
 from meshrun.result import signal_name
 from meshrun.supervise.actions import (
     Action,
@@ -50,20 +48,17 @@ from meshrun.supervise.actions import (
     WakeAt,
 )
 from meshrun.supervise.console import Console
+from meshrun.supervise.crew import Crew
 from meshrun.supervise.debugging import Debugging
 from meshrun.supervise.evidence import Evidence, gather
 from meshrun.supervise.known import Abroad, RankState, State
 from meshrun.supervise.lookout import Lookout
 from meshrun.supervise.merged_label import merged_label
 from meshrun.supervise.nodes import Meet, Nodes
-from meshrun.supervise.orders import Orders, start_order
 from meshrun.supervise.output import Output
 from meshrun.supervise.signals import SignalQueue
 from meshrun.supervise.slow_readers import SlowReaders
-from meshrun.supervise.stacks import ZYGOTE
 from meshrun.supervise.state import step
-from meshrun.supervise.timers import Timers
-from meshrun.supervise.zygote import Zygote
 
 Watch = Callable[[Event, State, Console], None]
 
@@ -95,32 +90,23 @@ class Loop:
             settle: Returns plan and session once the nodes have met.
             meet: Begins to meet the other nodes, if there are any.
         """
-        self.plan = plan
-        self._session = session
-        self._folder = folder
-        self._listener = store_listener
-        self._console = console
-        self._watch = watch
-        self._settle = settle
-        self._ranks = {rank.rank: rank for rank in plan.ranks_of_node()}
-        allow_descriptors(5 * len(self._ranks) + 64)
+        self._console, self._watch, self._settle = console, watch, settle
+        ranks = plan.layout.ranks_of_node(plan.node_rank)
+        allow_descriptors(5 * len(ranks) + 64)
         self.state = State(
             shutdown_timeout_s=plan.request.shutdown_timeout_s,
             max_restarts=plan.request.max_restarts,
-            ranks={rank: RankState() for rank in self._ranks},
+            ranks={rank: RankState() for rank in ranks},
             abroad=None if meet is None else Abroad(),
         )
         self._selector = selectors.DefaultSelector()
         self._debugging = Debugging(plan, console, self._signal)
         self._lookout = Lookout(plan, console)
         self._output = Output(plan, console, self._selector, self._lookout.printed)
-        self._orders = Orders(self._send_order)
         self._memory = MemoryWatch()
         self.evidence: Mapping[int, Evidence] = {}
         """What is known of ranks that failed, once the launch is over."""
-        self._generation = 0
         self._wake_at_ns: int | None = None
-        self._timers: Timers | None = None
         self._slow_readers = SlowReaders(console, self._selector)
         self._not_ours = frozenset(list_children())
         become_subreaper()
@@ -131,17 +117,33 @@ class Loop:
             always=(signal.SIGQUIT, *plan.request.forwarded_signals),
         )
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
-        self._zygote = self._start_zygote(plan.start_method)
+        self._crew = Crew(
+            plan,
+            session,
+            folder,
+            store_listener,
+            output=self._output,
+            lookout=self._lookout,
+            debugging=self._debugging,
+            selector=self._selector,
+            on_control=self._on_control,
+            on_reports=self._on_reports,
+        )
         self._nodes = None if meet is None else self._meet(meet)
 
     def _meet(self, meet: Meet) -> Nodes:
         def where(why: str) -> None:
-            self._lookout.ask(self.state, self._zygote.pid, why)
+            self._lookout.ask(self.state, self._crew.zygote.pid, why)
 
         def negotiate(order: wire.Negotiate, fds: list[int]) -> None:
-            self._zygote.send(order, fds)
+            self._crew.zygote.send(order, fds)
 
         return Nodes(meet(self._selector, self._console.note, where, negotiate))
+
+    @property
+    def plan(self) -> LaunchPlan:
+        """What is started; of several nodes, the last word is spoken once they have met."""
+        return self._crew.plan
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -162,9 +164,7 @@ class Loop:
             self._output.finish(self._slow_readers.wait, lambda: len(self.state.signals) > 1)
             self.evidence = self._gather()
         finally:
-            if self._timers is not None:
-                self._timers.close()
-            self._zygote.close()
+            self._crew.close()
             self._lookout.close()
             self._output.close()
             self._debugging.close()
@@ -190,10 +190,10 @@ class Loop:
         self._console.show_waiting()
         for news in self._nodes.look() if self._nodes is not None else ():
             self._happen(self._settled(news) if isinstance(news, Met) else news)
-        if self._timers is not None:
-            for text in self._timers.expire(self._zygote.pid):
+        if self._crew.timers is not None:
+            for text in self._crew.timers.expire(self._crew.zygote.pid):
                 self._console.note(text)
-        if (hung := self._lookout.look(self.state, self._zygote.pid)) is not None:
+        if (hung := self._lookout.look(self.state, self._crew.zygote.pid)) is not None:
             self._happen(hung)
         if self._wake_at_ns is not None and time.monotonic_ns() >= self._wake_at_ns:
             self._wake_at_ns = None
@@ -214,44 +214,35 @@ class Loop:
             return 0.0
         looks = [self._wake_at_ns, self._console.next_wake_ns, self._output.next_look_ns]
         looks += [self._lookout.next_look_ns(self.state), self._debugging.next_look_ns]
-        if self._timers is not None:
-            looks.append(self._timers.next_expiry_ns)
+        if self._crew.timers is not None:
+            looks.append(self._crew.timers.next_expiry_ns)
         if self._nodes is not None:
             looks.append(self._nodes.next_look_ns)
         times = [at for at in looks if at is not None]
         return max(0.0, (min(times) - time.monotonic_ns()) / 1e9) if times else None
 
     def _on_control(self) -> None:
-        message = self._zygote.receive()
+        message = self._crew.zygote.receive()
         if message is None:
-            self._selector.unregister(self._zygote.control)
+            self._selector.unregister(self._crew.zygote.control)
             self._on_reports()
-            status = self._zygote.wait()
+            status = self._crew.zygote.wait()
             self._happen(ZygoteGone(wait_status=status, at_ns=time.monotonic_ns()))
             return
         if isinstance(message, RankExited | GenerationEnded):
             self._on_reports()  # what ranks told before their end comes first
         if isinstance(message, RankStarted | StartFailed):
-            self._orders.answered()
+            self._crew.answered()
         if isinstance(message, wire.ToZygote | FromNegotiation):
             raise InternalError(f"the zygote sent an order: {message}")
         if isinstance(message, RankExited):
-            self._match_error_file(message)
+            raised = self.state.ranks[message.rank].raised
+            if (raised := self._crew.match_error_file(message, raised)) is not None:
+                self._happen(raised)
         self._happen(message)
 
-    def _match_error_file(self, event: RankExited) -> None:
-        """Hear what a command of somebody else's wrote there, or write what a rank told us."""
-        files = self._folder.files(self._generation, self._ranks[event.rank].local_rank)
-        if event.wait_status == 0 or not files.error_file:
-            return
-        raised = self.state.ranks[event.rank].raised
-        if raised is None and (raised := read_record(files.error_file, event.rank)) is not None:
-            self._happen(raised)
-        elif raised is not None and not os.path.exists(files.error_file):
-            write_record(files.error_file, raised, os.waitstatus_to_exitcode(event.wait_status))
-
     def _on_reports(self) -> None:
-        while (message := self._zygote.receive_report()) is not None:
+        while (message := self._crew.zygote.receive_report()) is not None:
             if isinstance(message, wire.ToZygote):
                 raise InternalError(f"a rank sent an order: {message}")
             if isinstance(message, RankBeat):
@@ -268,7 +259,7 @@ class Loop:
                 self._forward(signum)
                 continue
             if signum == signal.SIGQUIT and signum not in self.plan.request.stop_signals:
-                self._lookout.ask(self.state, self._zygote.pid, "SIGQUIT: where the ranks are")
+                self._lookout.ask(self.state, self._crew.zygote.pid, "SIGQUIT: where the ranks are")
                 if self._nodes is not None:
                     self._nodes.ask_where(f"SIGQUIT on {self.hosts[0]}: where the ranks are")
                 continue
@@ -276,52 +267,34 @@ class Loop:
                 continue
             self._happen(SignalArrived(signum=signum, at_ns=time.monotonic_ns()))
 
-    def _forward(self, signum: int) -> None:
-        """Pass a signal on to the ranks that do something with it; it would end the others."""
-        alive = {rank: self.state.ranks[rank].pid for rank in sorted(self.state.alive)}
-        deaf = [rank for rank, pid in alive.items() if pid and not handles_signal(pid, signum)]
-        ranks = [rank for rank in alive if rank not in deaf]
-        self._signal(ranks, signum, whole_group=False)
-        if deaf:
-            who = merged_label(self.plan.layout, deaf)
-            name = signal_name(signum)
-            self._console.note(f"{name} was not passed to {who}, which would be ended by it")
-
     def _signal(self, ranks: Iterable[int], signum: int, *, whole_group: bool) -> None:
-        order = wire.SignalRanks(ranks=list(ranks), signum=signum, whole_group=whole_group)
-        self._zygote.send(order)
+        self._crew.signal(ranks, signum, whole_group=whole_group)
+
+    def _forward(self, signum: int) -> None:
+        if deaf := self._crew.forward(signum, self.state):
+            who, name = merged_label(self.plan.layout, deaf), signal_name(signum)
+            self._console.note(f"{name} was not passed to {who}, which would be ended by it")
 
     # ---- actions ---------------------------------------------------------------------------
 
     def _act(self, action: Action) -> None:
         match action:
             case StartAll(generation=generation):
-                self._start_all(generation)
+                self._crew.start_all(generation)
             case StartOver():
                 self._start_over()
             case Signal(ranks=ranks, signum=signum, whole_group=whole_group):
                 self._signal(ranks, signum, whole_group=whole_group)
             case EndGeneration(grace_s=grace_s):
-                self._orders.clear()
-                self._zygote.send(wire.ClearUp(grace_s=grace_s))
+                self._crew.end_generation(grace_s)
             case EndZygote(grace_s=grace_s, by_force=by_force):
-                self._zygote.send(wire.Finish(grace_s=grace_s))
-                if by_force:
-                    self._zygote.kill()
+                self._crew.end(grace_s, by_force=by_force)
             case OpenGate():
-                self._zygote.open_gate()
+                self._crew.zygote.open_gate()
             case WakeAt(at_ns=at_ns):
                 self._wake_at_ns = at_ns
             case Tell() | Decide() if self._nodes is not None:
-                self._speak(self._nodes, action)
-
-    def _speak(self, nodes: Nodes, action: Tell | Decide) -> None:
-        layout = self.plan.layout
-        if isinstance(action, Decide):
-            nodes.decide(action.next_after, self.state, layout)
-        else:
-            evidence = self._gather() if action.what == "idle" else {}
-            nodes.tell(action.what, self.state, layout, evidence)
+                self._nodes.carry_out(action, self.state, self.plan.layout, self._gather)
 
     def _gather(self) -> Mapping[int, Evidence]:
         return gather(self.state, self._output, self._lookout, self._memory)
@@ -329,81 +302,20 @@ class Loop:
     def _settled(self, met: Met) -> Met | MeetingFailed:
         """Plan anew with what the nodes told each other, and say which ranks are this one's."""
         try:
-            self.plan, self._session = self._settle(self.plan, self._session, met)
+            plan, session = self._settle(self.plan, self._crew.session, met)
         except MeshrunError as error:
             self.state = replace(self.state, abroad=Abroad(is_met=True, is_head=not met.node_rank))
             return MeetingFailed(error=error, at_ns=met.at_ns)
-        self._ranks = {rank.rank: rank for rank in self.plan.ranks_of_node()}
-        allow_descriptors(5 * len(self._ranks) + len(met.hosts) + 64)
-        if self._nodes is not None:
-            self._nodes.hosts = met.hosts
-            self._listener = self._nodes.peers.listener
-        self._lookout.settle(self.plan)
-        self._output.settle(self.plan)
-        return replace(met, ranks=tuple(self._ranks))
-
-    def _start_zygote(self, method: StartMethod) -> Zygote:
-        stacks = self._lookout.open(ZYGOTE)
-        try:
-            zygote = Zygote(
-                self.plan.program,
-                method=method,
-                preload=self.plan.request.preload,
-                scratch_dir=self._folder.removed_without_us,
-                stacks=stacks,
-                stdin=self._debugging.stdin_of_others,
-            )
-        finally:
-            os.close(stacks)
-        self._selector.register(zygote.control, selectors.EVENT_READ, self._on_control)
-        self._selector.register(zygote.reports, selectors.EVENT_READ, self._on_reports)
-        return zygote
+        assert self._nodes is not None  # noqa: S101 - which have met
+        self._nodes.hosts = met.hosts
+        self._crew.settle(plan, session, self._nodes.peers.listener)
+        self._lookout.settle(plan)
+        self._output.settle(plan)
+        ranks = tuple(self._crew.ranks)
+        allow_descriptors(5 * len(ranks) + len(met.hosts) + 64)
+        return replace(met, ranks=ranks)
 
     def _start_over(self) -> None:
-        self._selector.unregister(self._zygote.control)
-        self._selector.unregister(self._zygote.reports)
-        self._zygote.wait()
-        self._zygote.close()
-        self._zygote = self._start_zygote("exec")
+        self._crew.start_over()
         if self._nodes is not None:
             self._nodes.peers.start_negotiation()
-
-    def _start_all(self, generation: int) -> None:
-        self._output.end_generation()
-        self._generation = generation
-        self._lookout.begin()
-        # Made only now, when the zygote can remove it should we be killed.
-        self._folder.make(
-            generation, {rank.local_rank: self._environment(rank) for rank in self._ranks.values()}
-        )
-        self._start_timers()
-        self._zygote.start_store(self._listener)
-        self._orders.begin(self._ranks.values())
-
-    def _send_order(self, rank: RankPlan) -> None:
-        files = self._folder.files(self._generation, rank.local_rank)
-        environment = self._environment(rank, files.error_file)
-        lazy = self.plan.request.mesh_init == "lazy"
-        order = start_order(rank, environment, lazy=lazy, debug=self._debugging.rank)
-        streams = self._debugging.streams(rank.rank) or self._output.open(rank, files)
-        theirs = [*streams, self._lookout.open(rank.rank)]
-        self._zygote.send(order, theirs)
-        for end in theirs:
-            os.close(end)
-
-    def _environment(self, rank: RankPlan, error_file: str = "") -> dict[str, str]:
-        return rank_environment(
-            self.plan,
-            rank,
-            self._session,
-            os.environ,
-            generation=self._generation,
-            error_file=error_file,
-        )
-
-    def _start_timers(self) -> None:
-        if self._timers is not None:
-            self._timers.clear()
-        elif self._session.timer_file is not None:
-            self._timers = Timers(self._session.timer_file)
-            self._selector.register(self._timers, selectors.EVENT_READ, self._timers.read)

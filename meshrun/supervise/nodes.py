@@ -12,6 +12,7 @@ from meshrun.events import FromNodes
 from meshrun.layout import Layout
 from meshrun.nodes.messages import Begin, Failed, Finished, Idle, Where
 from meshrun.nodes.peers import Peers
+from meshrun.supervise.actions import Decide, Tell
 from meshrun.supervise.evidence import Evidence
 from meshrun.supervise.known import Cause, State
 from meshrun.supervise.outcome import decide, find_trouble, headline
@@ -49,14 +50,26 @@ class Nodes:
         self.peers.look()
         yield from self.peers.news()
 
-    def tell(
+    def carry_out(
+        self,
+        action: Tell | Decide,
+        state: State,
+        layout: Layout,
+        gather: Callable[[], Mapping[int, Evidence]],
+    ) -> None:
+        """Tell the head how it stands here; or, as the head, tell all what comes next."""
+        if isinstance(action, Decide):
+            self._decide(action.next_after, state, layout)
+        else:
+            self._tell(action.what, state, layout, gather() if action.what == "idle" else {})
+
+    def _tell(
         self,
         what: Literal["failed", "finished", "idle"],
         state: State,
         layout: Layout,
         evidence: Mapping[int, Evidence],
     ) -> None:
-        """Tell the head how it stands here."""
         if what == "finished":
             self.peers.tell(Finished(generation=state.generation))
             return
@@ -70,8 +83,7 @@ class Nodes:
         kind = Failed if what == "failed" else Idle
         self.peers.tell(kind(generation=state.generation, outcome=outcome))
 
-    def decide(self, next_after: Cause | None, state: State, layout: Layout) -> None:
-        """As the head: tell every node what comes next."""
+    def _decide(self, next_after: Cause | None, state: State, layout: Layout) -> None:
         if next_after is not None:
             generation = state.generation + 1
             self.peers.tell(Begin(generation=generation, cause=cause_to_json(next_after)))
