@@ -32,7 +32,9 @@ class MemoryWatch:
             return f"out of memory: at this job's limit{at} the kernel ended {_processes(count)}"
         count = _read_field(self._proc / "vmstat", "oom_kill") - self._in_machine
         if count > 0:
-            return f"out of memory: the kernel ended {_processes(count)} on this machine"
+            # Those that reached the limit of somebody else's group count here too.
+            told = f"the kernel ended {_processes(count)} on this machine for it meanwhile"
+            return f"perhaps out of memory: {told}"
         return None
 
     def _find_cgroup(self) -> Path | None:

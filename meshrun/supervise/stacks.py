@@ -16,6 +16,7 @@ from meshrun.supervise.merged_label import merged_label
 
 ZYGOTE = -1
 """Stands for the process that imports torch and starts the ranks."""
+_ZYGOTES_NAME = "the process that starts the ranks"
 _ANSWER_TAKES_NS = 500_000_000
 _LOOK_NS = 2_000_000
 _READ_BYTES = 256 * 1024
@@ -23,7 +24,7 @@ _MOST_NATIVE = 4
 _NATIVE_TAKES_S = 10.0
 _SILENT = {
     SignalState.GONE: "has ended",
-    SignalState.UNHANDLED: "runs no Python that meshrun started",
+    SignalState.UNHANDLED: "runs no Python that meshrun started, or not yet",
     SignalState.STOPPED: "is stopped (SIGCONT lets it go on)",
     SignalState.PENDING: "does not answer: it is held by the kernel, or blocks every signal",
     SignalState.RUNNING: "does not answer yet",
@@ -121,12 +122,14 @@ class Stacks:
             if dump is not None and rank != ZYGOTE:
                 dumps[rank] = dump
             elif dump is not None:
-                yield from self._tell_one("the process that starts the ranks", dump)
+                yield from self._tell_one(_ZYGOTES_NAME, dump)
         for ranks, dump in merge(dumps):
             yield from self._tell_one(self._name(ranks), dump)
         silent: dict[SignalState, list[int]] = {}
         for rank, state in self._states.items():
-            if rank not in dumps and rank != ZYGOTE:
+            if rank == ZYGOTE and self._read(rank, self._begun[rank]) is None:
+                yield f"{_ZYGOTES_NAME}: {_SILENT[state]}"
+            elif rank not in dumps and rank != ZYGOTE:
                 silent.setdefault(state, []).append(rank)
         for state, ranks_without in silent.items():
             yield f"{self._name(ranks_without)}: {_SILENT[state]}"

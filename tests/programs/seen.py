@@ -63,7 +63,8 @@ seen = {
                 multiprocessing.current_process().daemon, multiprocessing.get_start_method(True)],
     "gc": [gc.isenabled(), gc.get_threshold(), gc.get_debug()],
     "hooks": [sys.excepthook is sys.__excepthook__, sys.gettrace() is None,
-              threading.excepthook is threading.__excepthook__, faulthandler.is_enabled()],
+              threading.excepthook is threading.__excepthook__],
+    "faulthandler": faulthandler.is_enabled(),
     "logging": [len(logging.root.handlers), logging.root.level],
     "recursion": [sys.getrecursionlimit(), sys.getswitchinterval()],
 }  # fmt: skip

@@ -222,11 +222,21 @@ def test_processes_are_alike(case: Case, launched: Run) -> None:
     theirs, ours = launched(case, "torchrun"), launched(case, "meshrun")
 
     for rank in theirs.seen:
-        alone = {"environment", "path", "threads"}
+        alone = {"environment", "path", "threads", "faulthandler"}
         names = theirs.seen[rank].keys() - alone if case.python else _OF_FUNCTIONS
         assert {name: ours.seen[rank][name] for name in names} == {
             name: theirs.seen[rank][name] for name in names
         }
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_faulthandler_is_on_in_ours_alone(case: Case, launched: Run) -> None:
+    """A documented difference: the report shows where native code crashed."""
+    for launcher, on in (("torchrun", False), ("meshrun", True)):
+        seen = launched(case, launcher).seen
+        assert {rank: of_rank["faulthandler"] for rank, of_rank in seen.items()} == dict.fromkeys(
+            seen, on
+        )
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.python], ids=str)
