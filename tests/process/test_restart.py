@@ -58,7 +58,7 @@ def test_the_report_is_of_the_last_failure(fake_torch: object, tmp_path: Path) -
     ours = run_meshrun(*words, program)
     result = json.loads(report.read_text())
     first = result["failures"][0]
-    _, end = ours.stderr.split("after the failure\n")
+    _, end = ours.stderr.split("because rank 0 exited with code 4\n")
 
     assert ours.returncode == 139
     assert "restart 1 of 1, because rank 0 exited with code 4" in ours.stderr
