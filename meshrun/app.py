@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from meshrun.result import LaunchResult
     from meshrun.supervise.console import Console
     from meshrun.supervise.known import State
+    from meshrun.supervise.live import Live
     from meshrun.supervise.loop import Watch
 
 _RENDEZVOUS = ("static", "c10d", "etcd", "etcd-v2")
@@ -127,6 +128,7 @@ def launch(
                 store_listener=listener,
                 console=console,
                 watch=see,
+                live=_live(plan, console) if request.status else None,
             )
             state = loop.run()
         finally:
@@ -146,6 +148,13 @@ def launch(
     console.close()
     _pass_error_on(result)
     return result
+
+
+def _live(plan: LaunchPlan, console: Console) -> Live:
+    from meshrun.report.status import StatusView
+    from meshrun.supervise.live import Live
+
+    return Live(plan, console, StatusView(plan.layout))
 
 
 def _elastic_events(plan: LaunchPlan, run_id: str, console: Console) -> ElasticEvents | None:

@@ -114,6 +114,8 @@ def command(
     hide: own.Hide = None,
     collapse: own.Collapse = False,
     no_prefix: own.NoPrefix = False,
+    status: own.Status = False,
+    status_interval: own.StatusInterval = None,
     debug_rank: own.DebugRank = None,
     log_line_prefix_template: torchrun.Template = None,
     local_ranks_filter: torchrun.LocalRanksFilter = None,
@@ -165,9 +167,8 @@ def command(
 
         print(render_completion(print_completion, context.command.params))
         return 0
-    in_help_order = {
-        str(each.name): context.params.get(str(each.name)) for each in context.command.params
-    }
+    names_in_help_order = (str(each.name) for each in context.command.params)
+    in_help_order = {name: context.params.get(name) for name in names_in_help_order}
     asked = Asked(in_help_order, _sources(context), os.environ)
     check_accepted(asked)
     request = build_request(asked, _program(asked))
@@ -178,8 +179,9 @@ def command(
     if output is not None:
         raise UsageError("--output is where a dry run goes", hint="add --dry-run")
     if rank is not None:
-        hint = "add --dry-run; --node-rank says which node this is"
-        raise UsageError("--rank is what a dry run is to show", hint=hint)
+        raise UsageError(
+            "--rank is what a dry run is to show", hint="add --dry-run, or see --node-rank"
+        )
     return _launch(request, show_timings=timings, report=report, began_ns=context.obj)
 
 

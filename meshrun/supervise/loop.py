@@ -46,6 +46,7 @@ from meshrun.supervise.console import Console
 from meshrun.supervise.debugging import Debugging
 from meshrun.supervise.evidence import Evidence, gather
 from meshrun.supervise.known import RankState, State
+from meshrun.supervise.live import Live
 from meshrun.supervise.lookout import Lookout
 from meshrun.supervise.merged_label import merged_label
 from meshrun.supervise.orders import Orders, start_order
@@ -72,13 +73,11 @@ class Loop:
         store_listener: socket.socket,
         console: Console,
         watch: Watch,
+        live: Live | None = None,
     ) -> None:
-        self._plan = plan
-        self._session = session
-        self._folder = folder
-        self._listener = store_listener
-        self._console = console
-        self._watch = watch
+        self._plan, self._session, self._folder = plan, session, folder
+        self._listener, self._console = store_listener, console
+        self._watch, self._live = watch, live
         self._ranks = {rank.rank: rank for rank in plan.ranks_of_node()}
         allow_descriptors(5 * len(self._ranks) + 64)
         self.state = State(
@@ -144,6 +143,8 @@ class Loop:
         for key, _ in ready:
             key.data()
         self._output.read_files()
+        if self._live is not None:
+            self._live.look(self.state)
         self._console.show_waiting()
         if self._timers is not None:
             for text in self._timers.expire(self._zygote.pid):
@@ -169,6 +170,8 @@ class Loop:
             return 0.0
         looks = [self._wake_at_ns, self._console.next_wake_ns, self._output.next_look_ns]
         looks += [self._lookout.next_look_ns(self.state), self._debugging.next_look_ns]
+        if self._live is not None:
+            looks.append(self._live.next_look_ns)
         if self._timers is not None:
             looks.append(self._timers.next_expiry_ns)
         times = [at for at in looks if at is not None]
