@@ -179,18 +179,13 @@ def command(
     if output is not None:
         raise UsageError("--output is where a dry run goes", hint="add --dry-run")
     if rank is not None:
-        raise UsageError(
-            "--rank is what a dry run is to show", hint="add --dry-run, or see --node-rank"
-        )
+        hint = "add --dry-run; --node-rank says which node this is"
+        raise UsageError("--rank is what a dry run is to show", hint=hint)
     return _launch(request, show_timings=timings, report=report, began_ns=context.obj)
 
 
-def _print_error(error: MeshrunError) -> None:
-    say(render_error(error))
-
-
 def run_command_line(
-    *, began_ns: int, tell: Callable[[MeshrunError], None] = _print_error
+    *, began_ns: int, tell: Callable[[MeshrunError], None] = lambda error: say(render_error(error))
 ) -> NoReturn:
     """Run the command line of this process and exit with its code.
 
