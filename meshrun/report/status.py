@@ -8,7 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from rich.console import Console, ConsoleOptions
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -19,6 +19,7 @@ from meshrun.supervise.status import Phase, RankStatus, Status
 _SHARE_OF_WINDOW = 3
 _FEWEST_LINES = 4
 _MOST_CELLS = 1024
+_WIDE = 10_000
 _STYLES: dict[Phase, str] = {
     "failed": "bold red",
     "hung": "bold yellow",
@@ -54,7 +55,8 @@ class StatusView:
         head.truncate(columns, overflow="ellipsis")
         with console.capture() as captured:
             console.print(head, no_wrap=True)
-            console.print(self._body(status, console, columns, most - 1), no_wrap=True)
+            body = self._body(status, console, columns, most - 1)
+            console.print(body, no_wrap=True, width=_WIDE)  # cut at the window, not squeezed
         lines = captured.get().splitlines()
         return lines[: max(1, min(most, rows - 2))]
 
@@ -72,10 +74,11 @@ class StatusView:
 
     def _body(self, status: Status, console: Console, columns: int, lines: int) -> Table:
         if len(status.ranks) <= _MOST_CELLS:
+            wide = console.options.update(width=_WIDE)
             for detail in (3, 2, 1):
                 grid = self._grid(status, detail)
                 fits = grid.row_count + 1 <= lines
-                if fits and console.measure(grid, options=_wide(console)).maximum <= columns:
+                if fits and console.measure(grid, options=wide).maximum <= columns:
                     return grid
         return self._merged(status)
 
@@ -89,8 +92,7 @@ class StatusView:
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
         table.add_column("", style="dim")
         for index in range(sizes[-1]):
-            header = f"{names[-1]}{index}" if layout.mesh else f"rank {index}"
-            table.add_column(header, justify="right", no_wrap=True)
+            table.add_column(f"{names[-1]}{index}", justify="right", no_wrap=True)
         known = {rank.rank: rank for rank in status.ranks}
         for row in range(math.prod(sizes[:-1])):
             ranks = range(row * sizes[-1], (row + 1) * sizes[-1])
@@ -104,6 +106,8 @@ class StatusView:
         for name, size in zip(reversed(names[:-1]), reversed(sizes[:-1]), strict=True):
             row, index = divmod(row, size)
             parts.append(f"{name}{index}")
+        if self._layout.mesh is None:
+            return "rank"
         return (" " if any(names) else ",").join(reversed(parts))
 
     # ---- a line a state --------------------------------------------------------------------
@@ -120,10 +124,6 @@ class StatusView:
                 memory = _spread((rank.memory_bytes for rank in ranks), _size)
                 table.add_row(Text(phase, style=style), who, cpu, memory)
         return table
-
-
-def _wide(console: Console) -> ConsoleOptions:
-    return console.options.update(width=10_000)
 
 
 def _cell(rank: RankStatus, detail: int) -> Text:

@@ -9,13 +9,12 @@ from collections.abc import Hashable, Sequence
 
 from meshrun.supervise.lines import LineAssembler, Piece, Prefix
 from meshrun.supervise.outlet import Outlet, is_reader_gone, same_file
-from meshrun.supervise.panel import panel_block
+from meshrun.supervise.panel import CLEAR_BELOW, panel_block
 
 QUEUE_BYTES = 1024 * 1024
 """With more than this waiting for a slow reader, ranks are not read, so they wait too."""
 _PARTIAL_AFTER_NS = 50_000_000
 _CLEAR = b"\r\x1b[2K"
-_CLEAR_BELOW = b"\r\x1b[J"
 _COLOUR_CODE = re.compile(r"\x1b\[[0-9;]*m")
 _COLOURS = (36, 33, 35, 32, 34, 31)
 
@@ -110,7 +109,7 @@ class Console:
         if before and self._panel and self._was_drawn:
             self._err.write(panel_block(self._panel))
         elif before or self._panel:
-            self._err.write((_CLEAR_BELOW if before else b"") + self._below())
+            self._err.write((CLEAR_BELOW if before else b"") + self._below())
             self._was_drawn = bool(self._below())
 
     def show_waiting(self) -> None:
@@ -165,7 +164,7 @@ class Console:
         self._bar, self._status, self._panel = None, b"", ()
         for outlet in {self._out, self._err}:
             if outlet.is_terminal and not self._shared:
-                outlet.write(_CLEAR_BELOW if had_panel else _CLEAR)
+                outlet.write(CLEAR_BELOW if had_panel else _CLEAR)
             elif self._open.pop(outlet, None) is not None:
                 outlet.write(b"\n")
 
@@ -191,7 +190,7 @@ class Console:
             self._bar = None
         below = self._changing_line()
         if self._panel:  # drawn again at the end of the turn, however many lines come in it
-            outlet.write((_CLEAR_BELOW if self._was_drawn else b"") + piece.text)
+            outlet.write((CLEAR_BELOW if self._was_drawn else b"") + piece.text)
             self._was_drawn = False
         elif below or self._was_drawn:
             outlet.write(_CLEAR + piece.text + below)
@@ -208,7 +207,7 @@ class Console:
     def _redraw(self, outlet: Outlet) -> None:
         below = self._below()
         if below or self._was_drawn:
-            outlet.write((_CLEAR_BELOW if self._panel else _CLEAR) + below)
+            outlet.write((CLEAR_BELOW if self._panel else _CLEAR) + below)
         self._was_drawn = bool(below)
 
 

@@ -42,7 +42,7 @@ def test_the_panel_stays_below_and_leaves_no_trace(
     with open_terminal(*arguments, columns=columns, rows=24) as terminal:
         terminal.wait_for("step 40 of 3")
         terminal.wait_for("4 running")
-        terminal.wait_for("rank 3")
+        terminal.wait_for("rank  ")
         (tmp_path / "stop").touch()
         code = terminal.wait()
         lines = terminal.all_lines
