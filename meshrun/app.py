@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from meshrun.result import LaunchResult
     from meshrun.supervise.console import Console
     from meshrun.supervise.known import State
+    from meshrun.supervise.live import Live
     from meshrun.supervise.loop import Watch
 
 _RENDEZVOUS = ("static", "c10d", "etcd", "etcd-v2")
@@ -148,6 +149,7 @@ def launch(
                 watch=see,
                 settle=settle,
                 meet=meet,
+                live=_live(plan, console) if plan.request.status else None,
             )
             state = loop.run()
         finally:
@@ -221,6 +223,13 @@ def _say_what_listens(plan: LaunchPlan, session: Session, console: Console) -> N
 
         for line in describe_listening(plan, session, os.environ):
             console.note(line)
+
+
+def _live(plan: LaunchPlan, console: Console) -> Live:
+    from meshrun.report.status import StatusView
+    from meshrun.supervise.live import Live
+
+    return Live(plan, console, StatusView)
 
 
 def _elastic_events(plan: LaunchPlan, run_id: str, console: Console) -> ElasticEvents | None:

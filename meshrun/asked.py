@@ -130,6 +130,8 @@ def build_request(asked: Asked, program: Program) -> LaunchRequest:
         max_restarts=_unless_debugged(
             asked, asked.read("max_restarts", _integer("--max-restarts"), 0)
         ),
+        status=asked.flag("status"),
+        status_interval_s=_status_interval(asked),
         debug_rank=asked.text("debug_rank"),
         virtual_local_rank=asked.flag("virtual_local_rank"),
         numa_binding=asked.read("numa_binding", _choice("--numa-binding", BINDING_MODES), None),
@@ -189,6 +191,15 @@ def _forwarded(asked: Asked, stop_signals: tuple[int, ...]) -> tuple[int, ...]:
 def _unless_debugged(asked: Asked, value: _Number) -> _Number:
     """Nobody who waits for a person at a debugger is late."""
     return value if asked.text("debug_rank") is None else type(value)(0)
+
+
+def _status_interval(asked: Asked) -> float | None:
+    if asked.flag("status") and asked.text("debug_rank") is not None:
+        raise UsageError("--status and --debug-rank both want the terminal")
+    interval_s = asked.read("status_interval", _seconds("--status-interval"), None)
+    if interval_s is not None and not asked.flag("status"):
+        raise UsageError("--status-interval was given without --status")
+    return interval_s
 
 
 def _groups(asked: Asked) -> GroupOptions:

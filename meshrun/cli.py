@@ -115,6 +115,8 @@ def command(
     hide: own.Hide = None,
     collapse: own.Collapse = False,
     no_prefix: own.NoPrefix = False,
+    status: own.Status = False,
+    status_interval: own.StatusInterval = None,
     debug_rank: own.DebugRank = None,
     log_line_prefix_template: torchrun.Template = None,
     local_ranks_filter: torchrun.LocalRanksFilter = None,
@@ -167,9 +169,8 @@ def command(
 
         print(render_completion(print_completion, context.command.params))
         return 0
-    in_help_order = {
-        str(each.name): context.params.get(str(each.name)) for each in context.command.params
-    }
+    names_in_help_order = (str(each.name) for each in context.command.params)
+    in_help_order = {name: context.params.get(name) for name in names_in_help_order}
     asked = Asked(in_help_order, _sources(context), os.environ)
     check_accepted(asked)
     request = build_request(asked, _program(asked))
@@ -185,12 +186,8 @@ def command(
     return _launch(request, show_timings=timings, report=report, began_ns=context.obj)
 
 
-def _print_error(error: MeshrunError) -> None:
-    say(render_error(error))
-
-
 def run_command_line(
-    *, began_ns: int, tell: Callable[[MeshrunError], None] = _print_error
+    *, began_ns: int, tell: Callable[[MeshrunError], None] = lambda error: say(render_error(error))
 ) -> NoReturn:
     """Run the command line of this process and exit with its code.
 

@@ -142,6 +142,10 @@ class LaunchRequest:
     """Signals that are passed to ranks alone, and end nothing."""
     stop_even_if_ignored: bool = False
     """Whether to handle a signal that was ignored when meshrun began, as nohup does to SIGHUP."""
+    status: bool = False
+    """Whether to show how the ranks do."""
+    status_interval_s: float | None = None
+    """How often; ``None`` for what suits the place where it is shown."""
     debug_rank: str | None = None
     """The one rank that is given the terminal: a number, or conditions as for ``--show``."""
     exit_codes: ExitCodes = "worker"

@@ -253,6 +253,24 @@ ExitCode = Annotated[
         text="The failed rank's own exit code, or 1 for any failure.",
     ),
 ]
+Status = Annotated[
+    bool,
+    own(
+        "--status",
+        metavar=NO_VALUE,
+        panel=SEE,
+        text="Show each rank's state, CPU and memory: below the lines of a terminal, or as lines.",
+    ),
+]
+StatusInterval = Annotated[
+    str | None,
+    own(
+        "--status-interval",
+        metavar="SECONDS",
+        panel=SEE,
+        text="How often: 1 on a terminal, else 30.",
+    ),
+]
 DebugRank = Annotated[
     str | None,
     own(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 
 from meshrun.supervise.lines import LineAssembler, Piece, Prefix
 from meshrun.supervise.outlet import Outlet, is_reader_gone, same_file
+from meshrun.supervise.panel import CLEAR_BELOW, panel_block
 
 QUEUE_BYTES = 1024 * 1024
 """With more than this waiting for a slow reader, ranks are not read, so they wait too."""
@@ -42,6 +43,7 @@ class Console:
         self._shared = False
         self.held = False
         """Whether ranks are not to be read, while somebody else types on our terminal."""
+        self._panel: tuple[bytes, ...] = ()
         self._was_drawn = False
         self._told_lost: set[Outlet] = set()
 
@@ -88,6 +90,28 @@ class Console:
         self._status = f"meshrun: {text}".encode(errors="backslashreplace") if text else b""
         self._redraw(self._err)
 
+    @property
+    def can_show_panel(self) -> bool:
+        """Whether stderr is a terminal that moves its cursor, and nobody else prints there."""
+        alone = self._out is self._err or not self._out.needs_select
+        dumb = os.environ.get("TERM", "") in ("", "dumb")
+        return self.shows_status and alone and not dumb
+
+    def set_panel(self, lines: Sequence[str]) -> None:
+        """Show these lines below everything else, in place of the last ones; none removes them.
+
+        They stay below a line that is being typed, and must fit the window.
+        """
+        before = self._panel
+        self._panel = tuple(line.encode(errors="replace") for line in lines)
+        if self._err.queued_bytes:
+            return
+        if before and self._panel and self._was_drawn:
+            self._err.write(panel_block(self._panel))
+        elif before or self._panel:
+            self._err.write((CLEAR_BELOW if before else b"") + self._below())
+            self._was_drawn = bool(self._below())
+
     def show_waiting(self) -> None:
         """Show what has waited long enough for the end of its line, such as a prompt."""
         now_ns = time.monotonic_ns()
@@ -96,6 +120,9 @@ class Console:
                 del self._partial[stream]
                 self._bar = (stream, stream.lines.pending)
                 self._redraw(stream.outlet)
+        if self._panel and not self._was_drawn and not self._err.queued_bytes:
+            self._err.write(self._below())
+            self._was_drawn = True
 
     @property
     def next_wake_ns(self) -> int | None:
@@ -132,11 +159,12 @@ class Console:
                     self.note(f"{name} cannot be written ({why}); what ranks print there is lost")
 
     def close(self) -> None:
-        """Take the changing line away."""
-        self._bar, self._status = None, b""
+        """Take away what is below the lines."""
+        had_panel = bool(self._panel)
+        self._bar, self._status, self._panel = None, b"", ()
         for outlet in {self._out, self._err}:
             if outlet.is_terminal and not self._shared:
-                outlet.write(_CLEAR)
+                outlet.write(CLEAR_BELOW if had_panel else _CLEAR)
             elif self._open.pop(outlet, None) is not None:
                 outlet.write(b"\n")
 
@@ -161,7 +189,10 @@ class Console:
         if self._bar is not None and self._bar[0] is owner:
             self._bar = None
         below = self._changing_line()
-        if below or self._was_drawn:
+        if self._panel:  # drawn again at the end of the turn, however many lines come in it
+            outlet.write((CLEAR_BELOW if self._was_drawn else b"") + piece.text)
+            self._was_drawn = False
+        elif below or self._was_drawn:
             outlet.write(_CLEAR + piece.text + below)
             self._was_drawn = bool(below)
         else:
@@ -170,10 +201,13 @@ class Console:
     def _changing_line(self) -> bytes:
         return _fit(self._bar[1] if self._bar is not None else self._status)
 
+    def _below(self) -> bytes:
+        return self._changing_line() + panel_block(self._panel)
+
     def _redraw(self, outlet: Outlet) -> None:
-        below = self._changing_line()
+        below = self._below()
         if below or self._was_drawn:
-            outlet.write(_CLEAR + below)
+            outlet.write((CLEAR_BELOW if self._panel else _CLEAR) + below)
         self._was_drawn = bool(below)
 
 

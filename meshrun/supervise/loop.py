@@ -52,6 +52,7 @@ from meshrun.supervise.crew import Crew
 from meshrun.supervise.debugging import Debugging
 from meshrun.supervise.evidence import Evidence, gather
 from meshrun.supervise.known import Abroad, RankState, State
+from meshrun.supervise.live import Live
 from meshrun.supervise.lookout import Lookout
 from meshrun.supervise.merged_label import merged_label
 from meshrun.supervise.nodes import Meet, Nodes
@@ -77,6 +78,7 @@ class Loop:
         watch: Watch,
         settle: Callable[[LaunchPlan, Session, Met], tuple[LaunchPlan, Session]],
         meet: Meet | None = None,
+        live: Live | None = None,
     ) -> None:
         """Make ready, and start the zygote.
 
@@ -89,8 +91,9 @@ class Loop:
             watch: Called with every event, the state after it and the console.
             settle: Returns plan and session once the nodes have met.
             meet: Begins to meet the other nodes, if there are any.
+            live: Shows how ranks are, if somebody watches.
         """
-        self._console, self._watch, self._settle = console, watch, settle
+        self._console, self._watch, self._settle, self._live = console, watch, settle, live
         ranks = plan.layout.ranks_of_node(plan.node_rank)
         allow_descriptors(5 * len(ranks) + 64)
         self.state = State(
@@ -187,6 +190,8 @@ class Loop:
         for key, _ in ready:
             key.data()
         self._output.read_files()
+        if self._live is not None:
+            self._live.look(self.state)
         self._console.show_waiting()
         for news in self._nodes.look() if self._nodes is not None else ():
             self._happen(self._settled(news) if isinstance(news, Met) else news)
@@ -214,10 +219,9 @@ class Loop:
             return 0.0
         looks = [self._wake_at_ns, self._console.next_wake_ns, self._output.next_look_ns]
         looks += [self._lookout.next_look_ns(self.state), self._debugging.next_look_ns]
-        if self._crew.timers is not None:
-            looks.append(self._crew.timers.next_expiry_ns)
-        if self._nodes is not None:
-            looks.append(self._nodes.next_look_ns)
+        for part in (self._live, self._crew.timers, self._nodes):
+            if part is not None:
+                looks.append(part.next_look_ns)
         times = [at for at in looks if at is not None]
         return max(0.0, (min(times) - time.monotonic_ns()) / 1e9) if times else None
 
@@ -309,8 +313,9 @@ class Loop:
         assert self._nodes is not None  # noqa: S101 - which have met
         self._nodes.hosts = met.hosts
         self._crew.settle(plan, session, self._nodes.peers.listener)
-        self._lookout.settle(plan)
-        self._output.settle(plan)
+        for part in (self._lookout, self._output, self._live):
+            if part is not None:
+                part.settle(plan)
         ranks = tuple(self._crew.ranks)
         allow_descriptors(5 * len(ranks) + len(met.hosts) + 64)
         return replace(met, ranks=ranks)

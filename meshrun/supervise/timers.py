@@ -92,7 +92,7 @@ class Timers:
             self._running[timer.pid, timer.scope] = timer
 
     @property
-    def next_expiry_ns(self) -> int | None:
+    def next_look_ns(self) -> int | None:
         """Monotonic time of the next expiry, or ``None``."""
         if not self._running:
             return None

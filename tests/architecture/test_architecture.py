@@ -14,7 +14,7 @@ FLAGS = {
     "--duplicate-stderr-filters", "--duplicate-stdout-filters", "--event-log-handler",
     "--flatten", "--forward", "--intra-node", "--place", "--rank", "--view",
     "--exit-barrier-timeout", "--exit-code", "--format", "--help", "--hide", "--local-addr",
-    "--hang-timeout", "--start-timeout",
+    "--debug-rank", "--hang-timeout", "--start-timeout", "--status", "--status-interval",
     "--local-ranks-filter", "--log-dir", "--log-line-prefix-template", "--logs-specs",
     "--master-addr", "--master-port", "--max-restarts", "--mesh", "--mesh-init", "--module",
     "--monitor-interval", "--names", "--nnodes", "--no-prefix", "--no-python", "--node-rank",

@@ -1,0 +1,206 @@
+"""The live view: a panel below the lines of a terminal, lines elsewhere."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.kit import PROGRAMS, command, run_meshrun, start_meshrun, wait_until
+from tests.terminal import open_terminal
+
+OFTEN = ("--status", "--status-interval", "0.05")
+HEAD = "-- "
+
+
+@pytest.fixture
+def until(tmp_path: Path) -> Path:
+    """A program that prints its steps until a file is there."""
+    program = tmp_path / "until.py"
+    program.write_text(
+        "import os, sys, time\n"
+        "rank, step = os.environ['RANK'], 0\n"
+        f"while not os.path.exists({str(tmp_path / 'stop')!r}):\n"
+        "    step += 1\n"
+        "    print(f'step {step} of {rank}', flush=True)\n"
+        "    time.sleep(0.02)\n"
+        "print('last of', rank)\n"
+        "sys.exit(int(os.environ.get('CODE', 0)) if rank == '0' else 0)\n"
+    )
+    return program
+
+
+@pytest.mark.parametrize("columns", [60, 200])
+def test_the_panel_stays_below_and_leaves_no_trace(
+    fake_torch: object, tmp_path: Path, until: Path, columns: int
+) -> None:
+    """Every line comes out whole, in order and once; the panel is last, and gone at the end."""
+    arguments = (*OFTEN, "--nproc-per-node", "4", until)
+    with open_terminal(*arguments, columns=columns, rows=24) as terminal:
+        terminal.wait_for("step 40 of 3")
+        terminal.wait_for("4 running")
+        terminal.wait_for("rank  ")
+        (tmp_path / "stop").touch()
+        code = terminal.wait()
+        lines = terminal.all_lines
+
+    assert code == 0
+    assert not any(line.startswith(HEAD) for line in lines)
+    for rank in range(4):
+        mine = [line for line in lines if line.startswith(f"[rank {rank}] ")]
+        steps = [f"[rank {rank}] step {step + 1} of {rank}" for step in range(len(mine) - 1)]
+        assert mine == [*steps, f"[rank {rank}] last of {rank}"]
+    assert len(lines) == sum(line.startswith("[rank ") for line in lines)
+
+
+def test_the_report_comes_last(fake_torch: object, tmp_path: Path, until: Path) -> None:
+    """A failure takes the panel away before its report."""
+    arguments = (*OFTEN, "--nproc-per-node", "2", until)
+    with open_terminal(*arguments, env={"CODE": "3"}) as terminal:
+        terminal.wait_for("2 running")
+        (tmp_path / "stop").touch()
+        code = terminal.wait()
+        lines = terminal.all_lines
+
+    assert code == 3
+    assert lines[-2].startswith("error: rank 0 exited with code 3")
+    assert not any(line.startswith(HEAD) for line in lines)
+
+
+def test_ctrl_c_leaves_the_terminal_clean(fake_torch: object, until: Path) -> None:
+    """After Ctrl-C the last line is who stopped it."""
+    with open_terminal(*OFTEN, "--nproc-per-node", "2", until) as terminal:
+        terminal.wait_for("2 running")
+        terminal.type("\x03")
+        code = terminal.wait()
+        lines = terminal.all_lines
+
+    assert code == 128 + signal.SIGINT
+    assert lines[-1] == "meshrun: stopped by Ctrl-C, SIGINT"
+    assert not any(line.startswith(HEAD) for line in lines)
+    assert terminal.modes_left == terminal.modes
+
+
+def test_a_window_that_is_resized(fake_torch: object, tmp_path: Path, until: Path) -> None:
+    """The panel follows the window, and nothing of the old one is left in the lines."""
+    with open_terminal(*OFTEN, "--nproc-per-node", "8", until, columns=150) as terminal:
+        terminal.wait_for("8 running")
+        terminal.resize(70, 30)
+        terminal.wait_for("step 60 of 7")
+        terminal.resize(150, 40)
+        terminal.wait_for("step 90 of 7")
+        (tmp_path / "stop").touch()
+        code = terminal.wait()
+        lines = terminal.all_lines
+
+    assert code == 0
+    assert [line for line in lines if not line.startswith("[rank ")] == []
+
+
+def test_a_line_is_typed_above_the_panel(fake_torch: object, tmp_path: Path) -> None:
+    """A prompt and what is typed there stay, however often the panel is drawn."""
+    program = tmp_path / "ask.py"
+    program.write_text("print('hello', input('your name? '))\n")
+    with open_terminal(*OFTEN, program) as terminal:
+        terminal.wait_for("your name?")
+        terminal.wait_for("1 running")
+        terminal.type("Ad")
+        terminal.wait_for("your name? Ad")
+        drawn = terminal.raw.count(b"1 running")
+        wait_until(lambda: terminal.raw.count(b"1 running") > drawn + 3, lambda: "the panel")
+        assert any(line.endswith("your name? Ad") for line in terminal.shown)
+        terminal.type("a\n")
+        code = terminal.wait()
+        lines = terminal.all_lines
+
+    assert code == 0
+    assert any(line.endswith("hello Ada") for line in lines)
+    assert not any(line.startswith(HEAD) for line in lines)
+
+
+def test_many_ranks_are_merged(fake_torch: object, tmp_path: Path, until: Path) -> None:
+    """Where a grid does not fit, ranks of one state share a line."""
+    arguments = (*OFTEN, "--nproc-per-node", "24", until)
+    with open_terminal(*arguments, columns=60, rows=20) as terminal:
+        terminal.wait_for("24 running")
+        terminal.wait_for("all x24")
+        (tmp_path / "stop").touch()
+        code = terminal.wait()
+
+    assert code == 0
+
+
+@pytest.mark.parametrize("term", ["dumb", None])
+def test_elsewhere_it_is_lines(
+    fake_torch: object, tmp_path: Path, until: Path, term: str | None
+) -> None:
+    """Without a terminal, or on one that cannot move its cursor, lines of plain text."""
+    form = re.compile(
+        r"meshrun: status: (\d+ starting, )?(3 running, )?(CPU \d+ %, )?(memory \S+, )?\d+:\d\d"
+    )
+    arguments = (*OFTEN, "--nproc-per-node", "3", until)
+    full = re.compile(r"3 running, CPU \d+ %, memory ")
+    if term is None:
+        with start_meshrun(*arguments, folder=tmp_path) as running:
+            wait_until(lambda: full.search(running.stderr) is not None, lambda: running.stderr)
+            (tmp_path / "stop").touch()
+            assert running.wait() == 0
+        said = running.stderr.splitlines()
+    else:
+        with open_terminal(*arguments, env={"TERM": term}) as terminal:
+            wait_until(
+                lambda: full.search("\n".join(terminal.all_lines)) is not None,
+                lambda: "\n".join(terminal.all_lines),
+            )
+            (tmp_path / "stop").touch()
+            assert terminal.wait() == 0
+            said = [line for line in terminal.all_lines if not line.startswith("[rank ")]
+            assert b"\x1bD" not in terminal.raw
+
+    status = [line for line in said if line.startswith("meshrun: status: ")]
+    assert [line for line in status if not form.fullmatch(line)] == []
+    assert any(full.search(line) for line in status)
+
+
+def test_a_reader_that_goes_away(fake_torch: object, until: Path) -> None:
+    """``meshrun --status ... | head -1`` ends as it does without."""
+    with subprocess.Popen(
+        command(*OFTEN, "--nproc-per-node", "2", until),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(timeout=60) == -signal.SIGPIPE
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--status-interval", "5"), "--status-interval was given without --status"),
+        (("--status", "--debug-rank", "0"), "--status and --debug-rank both want the terminal"),
+    ],
+)
+def test_what_does_not_go_together(flags: tuple[str, ...], said: str) -> None:
+    """Options that would do nothing, or get in each other's way, are refused."""
+    result = run_meshrun(*flags, PROGRAMS / "echo.py")
+
+    assert result.returncode == 2
+    assert f"error: {said}" in result.stderr
+
+
+def test_nothing_of_it_is_imported_unless_asked() -> None:
+    """A launch without --status loads neither rich nor psutil for it."""
+    check = (
+        "import sys, meshrun.app, meshrun.supervise.loop\n"
+        "print([name for name in ('rich', 'psutil', 'pynvml') if name in sys.modules])"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", check], capture_output=True, text=True, check=True, env=os.environ
+    )
+
+    assert result.stdout == "[]\n"
