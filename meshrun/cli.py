@@ -19,9 +19,10 @@ from meshrun.errors import HostError, InternalError, MeshrunError, UsageError
 from meshrun.host.descriptors import is_lost_output, let_go_of, open_standard_streams, say
 from meshrun.options import own, torchrun
 from meshrun.options.kinds import NO_VALUE
+from meshrun.options.program import read_program
 from meshrun.parse import parse_choice, parse_flag
 from meshrun.report.message import render_error
-from meshrun.request import LaunchRequest, Program
+from meshrun.request import LaunchRequest
 from meshrun.words import spell_out
 
 _COMMAND_LINE = "command line"
@@ -173,7 +174,7 @@ def command(
     in_help_order = {name: context.params.get(name) for name in names_in_help_order}
     asked = Asked(in_help_order, _sources(context), os.environ)
     check_accepted(asked)
-    request = build_request(asked, _program(asked))
+    request = build_request(asked, read_program(asked))
     output_format = parse_choice(format or "text", "--format", ("text", "json", "svg"))
     if dry_run:
         _print_plan(request, output_format, all, output, color_dim, rank)
@@ -246,24 +247,6 @@ def _sources(context: typer.Context) -> dict[str, str]:
         elif source.name == "ENVIRONMENT":
             sources[name] = str(parameter.envvar)
     return sources
-
-
-def _program(asked: Asked) -> Program:
-    target, args = asked.text("script"), tuple(asked.values.get("args") or ())
-    if target is None:
-        raise UsageError("no program was given", hint="meshrun --mesh dp=2 train.py")
-    module = asked.flag("module")
-    if asked.flag("run_path"):  # torchrun lets it win over both
-        return Program(kind="script", target=target, args=args)
-    if asked.flag("no_python"):
-        if module:
-            raise UsageError("--no-python and --module exclude each other")
-        return Program(kind="command", target=target, args=args)
-    interpreter = os.environ.get("PYTHON_EXEC")
-    if interpreter and interpreter != sys.executable:
-        words = ("-u", "-m", target) if module else ("-u", target)
-        return Program(kind="command", target=interpreter, args=(*words, *args))
-    return Program(kind="module" if module else "script", target=target, args=args)
 
 
 def _print_plan(

@@ -71,6 +71,11 @@ def plan_meeting(asked: Rendezvous, *, nnodes: int, node_timeout_s: float) -> Me
             f"--nnodes {asked.least_nodes}:{nnodes} and static nodes, whose number is fixed",
             hint=f"--rdzv-backend c10d, or --nnodes {nnodes}",
         )
+    if asked.node_rank and not host and asked.backend == "static":
+        raise UsageError(
+            f"--node-rank {asked.node_rank} of {nnodes} nodes, and nothing says where node 0 is",
+            hint="--rdzv-endpoint HOST:PORT, as node 0 shows it",
+        )
     settings = dict(asked.conf)
     timeout = settings.get("join_timeout") or settings.get("timeout")
     return Meeting(

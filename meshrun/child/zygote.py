@@ -26,11 +26,12 @@ import time
 from collections.abc import Callable
 from types import CodeType
 
+from meshrun.child.control import leave_signals_to_launcher, receive, send
 from meshrun.child.ending import Ending
 from meshrun.child.guard import Guard
 from meshrun.child.path import first_path, holds, on_path, put_first
 from meshrun.child.program import compile_program, format_raised
-from meshrun.child.serving import Forks, leave_signals_to_launcher, receive, send
+from meshrun.child.serving import Forks
 from meshrun.child.stacks import tell_stacks
 from meshrun.child.threads import count_threads
 from meshrun.events import ProgramBroken, ZygoteReady, ZygoteUnsafe

@@ -166,11 +166,6 @@ class Peers:
         if meeting.host is None and meeting.backend != "static":
             self._plan_negotiation(self._listen_outward(), None)
         elif meeting.host is None:
-            if meeting.node_rank:
-                raise RendezvousError(
-                    f"--node-rank {meeting.node_rank} has to know where node 0 is",
-                    hint="--rdzv-endpoint HOST:PORT, as node 0 shows it",
-                )
             self._be_head(self._listen_outward())
         elif meeting.node_rank and meeting.backend == "static":
             self._be_member(self._addresses_of_head())

@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from meshrun.plan import LaunchPlan
 from meshrun.supervise.collapse import Collapser, Group
 from meshrun.supervise.console import Console
 from meshrun.supervise.lines import LineAssembler
+from meshrun.supervise.merged_label import merged_label
 
 NameRanks = Callable[[tuple[int, ...]], bytes]
 """Ranks -> what goes before a line that they printed."""
@@ -63,3 +65,17 @@ class Collapsing:
         for group in groups:
             line = self._name_ranks(group.ranks) + group.line
             self._console.print_line(line, to_stderr=to_stderr)
+
+
+def collapsing_for(plan: LaunchPlan, console: Console) -> Collapsing | None:
+    """Return what collapses the ranks' lines, if that was asked for."""
+    if not plan.request.console.collapse:
+        return None
+    layout = plan.layout
+
+    def name_ranks(ranks: tuple[int, ...]) -> bytes:
+        return f"[{merged_label(layout, ranks)}] ".encode() if plan.request.console.prefix else b""
+
+    here = frozenset(layout.ranks_of_node(plan.node_rank))
+    shown = here if plan.shown is None else here & plan.shown
+    return Collapsing(console, shown, name_ranks)

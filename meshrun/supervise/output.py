@@ -18,11 +18,10 @@ from meshrun.errors import HostError
 from meshrun.host.file_watch import FileWatch
 from meshrun.logs import RankFiles, StreamFile
 from meshrun.plan import LaunchPlan, RankPlan
-from meshrun.supervise.collapsing import Collapsing
+from meshrun.supervise.collapsing import collapsing_for
 from meshrun.supervise.console import Console, RankStream
 from meshrun.supervise.label import line_prefix
 from meshrun.supervise.line_copy import LineCopy
-from meshrun.supervise.merged_label import merged_label
 
 _READ_BYTES = 64 * 1024
 """More is slower: it does not stay in the processor's cache, and is mapped anew each time."""
@@ -79,7 +78,7 @@ class Output:
         """What each rank wrote last on stderr, where it is read here."""
         self._error_files: dict[int, str] = {}
         self._reading = True
-        self._collapsing = _collapsing(plan, console)
+        self._collapsing = collapsing_for(plan, console)
         self._watch: FileWatch[_Source] = FileWatch()
         if self._watch.fileno() >= 0:
             selector.register(self._watch.fileno(), selectors.EVENT_READ, self._on_written)
@@ -87,7 +86,7 @@ class Output:
     def settle(self, plan: LaunchPlan) -> None:
         """The nodes have met: this is the plan now."""
         self._plan = plan
-        self._collapsing = _collapsing(plan, self._console)
+        self._collapsing = collapsing_for(plan, self._console)
 
     # ---- streams ---------------------------------------------------------------------------
 
@@ -309,19 +308,6 @@ class Output:
         self._grown.pop(source, None)
         self._unwatched.discard(source)
         os.close(source.fd)
-
-
-def _collapsing(plan: LaunchPlan, console: Console) -> Collapsing | None:
-    if not plan.request.console.collapse:
-        return None
-    layout = plan.layout
-
-    def name_ranks(ranks: tuple[int, ...]) -> bytes:
-        return f"[{merged_label(layout, ranks)}] ".encode() if plan.request.console.prefix else b""
-
-    here = frozenset(layout.ranks_of_node(plan.node_rank))
-    shown = here if plan.shown is None else here & plan.shown
-    return Collapsing(console, shown, name_ranks)
 
 
 def _open_log(path: str) -> int:

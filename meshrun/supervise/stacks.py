@@ -103,7 +103,7 @@ class Stacks:
     def tell_native(self, pids: Iterable[int]) -> None:
         """Have py-spy, if it is there, tell the native stacks of some processes next."""
         program = shutil.which("py-spy")
-        if program is not None:
+        if program is not None and os.environ.get("MESHRUN_NATIVE_STACKS") != "0":
             self._native = _Native(program, list(pids)[:_MOST_NATIVE])
 
     def close(self) -> None:

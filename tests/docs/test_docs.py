@@ -32,7 +32,7 @@ def check(words: str, text: str, folder: Path) -> None:
     result = subprocess.run(
         ["bash", "-o", "pipefail", "-c", command],
         cwd=folder,
-        env={**os.environ, "PATH": path, "COLUMNS": "80"},
+        env={**os.environ, "PATH": path, "COLUMNS": "80", "MESHRUN_NATIVE_STACKS": "0"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
