@@ -15,6 +15,7 @@ from tests.engines.hosts import make_hosts  # noqa: F401 - fixtures
 from tests.engines.openmpi import mpirun  # noqa: F401
 from tests.engines.slurm import slurm  # noqa: F401
 from tests.kit import FAKES, MARK, end_marked, marked_processes, wait_until
+from tests.parties import Clock, Parties
 
 # No bound on time is a test: a busy machine is no bug.
 settings.register_profile("meshrun", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -64,3 +65,13 @@ def fake_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("PYTHONPATH", str(FAKES))
     monkeypatch.setenv("FAKE_TORCH_IMPORTS", str(counted))
     return counted
+
+
+@pytest.fixture
+def parties(monkeypatch: pytest.MonkeyPatch) -> Iterator[Parties]:
+    """Give launchers' ends of the channel between nodes; see ``tests.parties``."""
+    made = Parties(Clock(monkeypatch))
+    try:
+        yield made
+    finally:
+        made.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from itertools import count
 
 from meshrun.errors import UsageError
 from meshrun.nodes.messages import Join
@@ -76,19 +75,21 @@ class Gathering:
     def missing(self) -> str:
         """Return who is missing, in words: ``2 of 4 nodes have joined; missing: sl3, sl4``."""
         there = f"{1 + len(self.joined)} of {_nodes(self.nnodes)} joined"
-        told = {card.node_rank for card in self.joined.values()} | {0}
-        names = {_short(card.host) for card in self.joined.values()} | {_short(self.own.host)}
-        if self.hosts:
-            names = {_short(host) for host in self.hosts} - names
-            listed = [host for host in self.hosts if _short(host) in names]
-        elif None in told:
-            listed = []
-        else:
-            ranks = (rank for rank in count() if rank not in told)
-            listed = [f"node {rank}" for rank, _ in zip(ranks, range(self._left()), strict=False)]
-        if listed:
+        if listed := self._missing_names():
             return f"{there}; missing: {_listed(listed)}"
         return f"{there} ({_listed(self._names())}); {self._left()} missing"
+
+    def _missing_names(self) -> list[str]:
+        """Return the names or numbers of those who are missing, as far as they can be told."""
+        told = {card.node_rank for card in self.joined.values()} | {0}
+        if None not in told:
+            ranks = [rank for rank in range(self.nnodes) if rank not in told]
+            return [
+                self.hosts[rank] if rank < len(self.hosts) else f"node {rank}" for rank in ranks
+            ]
+        there = {_short(host) for host in self._names()}
+        missing = [host for host in self.hosts if _short(host) not in there]
+        return missing if len(missing) == self._left() else []
 
     def _left(self) -> int:
         return self.nnodes - 1 - len(self.joined)

@@ -144,6 +144,8 @@ _PLAIN: dict[str, tuple[type, ...]] = {
     "str | None": (str, type(None)),
     "bool": (bool,),
 }
+_INSIDE = {"list[str]": "str", "list[int]": "int", "dict[str, str]": "str"}
+"""Of what type everything in it is, where that is said."""
 
 
 def encode(message: Message) -> bytes:
@@ -167,7 +169,11 @@ def decode(text: bytes) -> Message:
     return message
 
 
-def _check(annotation: str, value: object) -> None:
+def _check(annotation: str, value: Any) -> None:
     expected = _PLAIN.get(annotation) or ((dict,) if "dict" in annotation else (list,))
     if not isinstance(value, expected) or (isinstance(value, bool) and annotation != "bool"):
         raise TypeError(f"{value!r} is not {annotation}")
+    if annotation in _INSIDE:
+        inside: Any = value.values() if isinstance(value, dict) else value
+        for each in inside:
+            _check(_INSIDE[annotation], each)

@@ -238,6 +238,9 @@ class WaitingRoom:
     def close(self) -> None:
         """Tell those who wait that there will be no launch."""
         self._fail(RendezvousError(f"node 0 ({self._card.host}) ended before all had joined"))
+        for number, link in list(self._links.items()):
+            if not link.is_open:
+                self._drop(number, "the launch is over")
         self._stop_listening()
         say_goodbye(self._links.values(), self._board)
 

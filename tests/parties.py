@@ -1,0 +1,195 @@
+"""Launchers' ends of the channel between nodes, in one process: real sockets, a clock of ours."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import pytest
+
+from meshrun.events import FromNodes
+from meshrun.host.sockets import listen_on
+from meshrun.meeting import Meeting
+from meshrun.nodes.head import Head
+from meshrun.nodes.member import Member
+from meshrun.nodes.messages import Join, Message
+from meshrun.nodes.switchboard import Switchboard
+from meshrun.nodes.waiting_room import WaitingRoom
+from tests.kit import wait_until
+
+SECRET = b"s" * 32
+S = 1_000_000_000
+_TURN_NS = 1_000_000
+_News = TypeVar("_News")
+
+
+class Clock:
+    """The monotonic clock that the parties see; each turn of theirs takes a millisecond."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_ns = 1_000 * S
+        self.ahead_ns = 0
+        """Of the party whose turn it is."""
+        monkeypatch.setattr(time, "monotonic_ns", lambda: self.now_ns + self.ahead_ns)
+
+    def pass_s(self, seconds: float) -> None:
+        """Let time pass that nobody has."""
+        self.now_ns += int(seconds * S)
+
+
+class Party:
+    """One launcher's end: its selector, what it told people, and what happened to it."""
+
+    def __init__(self, clock: Clock, *, ahead_ns: int = 0) -> None:
+        self.clock, self.ahead_ns = clock, ahead_ns
+        self.selector = selectors.DefaultSelector()
+        self.notes: list[str] = []
+        self.news: list[FromNodes] = []
+        self.asked: list[str] = []
+        """Why it was asked where its ranks are."""
+        self.is_closed = False
+        self.board = Switchboard(self.selector, self.notes.append)
+        self.side: WaitingRoom | Head | Member
+
+    def turn(self) -> None:
+        """Do what is due."""
+        self.clock.ahead_ns = self.ahead_ns
+        for key, _ in self.selector.select(0):
+            key.data()
+        self.side.look()
+        self.news += self.board.news
+        self.board.news.clear()
+        self.clock.ahead_ns = 0
+
+    def tell(self, message: Message) -> None:
+        """Have its launch say something."""
+        self.clock.ahead_ns = self.ahead_ns
+        self.side.tell(message)
+        self.clock.ahead_ns = 0
+
+    def now_ns(self) -> int:
+        """Return the time by its own clock."""
+        return self.clock.now_ns + self.ahead_ns
+
+    def heard(self, kind: type[_News]) -> list[_News]:
+        """Return the news of one kind."""
+        return [each for each in self.news if isinstance(each, kind)]
+
+    def close(self) -> None:
+        """Let go of everything."""
+        if not self.is_closed:
+            self.is_closed = True
+            self.side.close()
+            self.selector.close()
+
+
+class Parties:
+    """A head and members, and the turns they take."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.all: list[Party] = []
+        self._listeners: list[socket.socket] = []
+        self._strangers: list[socket.socket] = []
+        self.port = 0
+
+    def head(self, nnodes: int, *, secret: bytes = SECRET, **changes: Any) -> Party:
+        """Add node 0, which listens at :attr:`port`."""
+        party, listener = Party(self.clock), listen_on("127.0.0.1", 0)
+        self._listeners.append(listener)
+        self.port = listener.getsockname()[1]
+        settings = changes.pop("settings", {})
+
+        def hand_over(head: Head) -> None:
+            party.side = head
+
+        party.side = WaitingRoom(
+            self._meeting(nnodes, **changes),
+            card("node0", **settings),
+            listener=listener,
+            secret=secret,
+            run_id="run",
+            board=party.board,
+            hand_over=hand_over,
+        )
+        self.all.append(party)
+        return party
+
+    def member(
+        self, joining: Join, *, nnodes: int = 2, secret: bytes = SECRET, ahead_ns: int = 0,
+        **changes: Any,
+    ) -> Party:  # fmt: skip
+        """Add a node that connects to :attr:`port`."""
+        party = Party(self.clock, ahead_ns=ahead_ns)
+        self.clock.ahead_ns = ahead_ns
+        party.side = Member(
+            self._meeting(nnodes, **changes),
+            joining,
+            secret=secret,
+            board=party.board,
+            where=party.asked.append,
+            addresses=("127.0.0.1",),
+        )
+        self.clock.ahead_ns = 0
+        self.all.append(party)
+        return party
+
+    def stranger(self, said: bytes = b"") -> socket.socket:
+        """Connect to the head and say something that is none of a launcher's."""
+        connection = socket.create_connection(("127.0.0.1", self.port))
+        self._strangers.append(connection)
+        connection.sendall(said)
+        return connection
+
+    def remove(self, party: Party) -> None:
+        """Have a party vanish."""
+        self.all.remove(party)
+        party.close()
+
+    def until(self, condition: Callable[[], object], what: str = "") -> None:
+        """Take turns until a condition holds."""
+
+        def look() -> bool:
+            self.turn()
+            return bool(condition())
+
+        wait_until(look, lambda: f"{what} {[(each.notes, each.news) for each in self.all]}")
+
+    def turn(self, times: int = 1) -> None:
+        """Have each party do what is due."""
+        for _ in range(times):
+            self.clock.now_ns += _TURN_NS
+            for party in list(self.all):
+                party.turn()
+
+    def pass_s(self, seconds: float, *, step_s: float = 0.5) -> None:
+        """Let time pass, with turns in it."""
+        for _ in range(int(seconds / step_s)):
+            self.clock.pass_s(step_s)
+            self.turn()
+            time.sleep(0.001)  # for the kernel to carry bytes
+
+    def close(self) -> None:
+        """End all; the head last, which waits for the others to have heard all it said."""
+        for each in self._strangers:
+            each.close()
+        for party in reversed(self.all):
+            party.close()
+        for each in self._listeners:
+            each.close()
+
+    def _meeting(self, nnodes: int, **changes: Any) -> Meeting:
+        return Meeting(nnodes=nnodes, host="127.0.0.1", port=self.port, **changes)
+
+
+def card(host: str, rank: int | None = None, **settings: str) -> Join:
+    """Return what a node says of itself."""
+    return Join(host=host, node_rank=rank, nproc=1, settings=settings)
+
+
+def names(parties: Sequence[Party]) -> list[list[str]]:
+    """Return the kinds of news that each had."""
+    return [[type(each).__name__ for each in party.news] for party in parties]

@@ -1,0 +1,147 @@
+"""Node 0 once all have met: what it tells the others, and when."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshrun.events import (
+    AllIdle,
+    LaunchOver,
+    Met,
+    NextBegins,
+    NodeLost,
+    OthersFailed,
+    OthersFinished,
+)
+from meshrun.nodes.messages import Begin, Failed, Finished, Idle, Over, Where
+from tests.parties import Parties, Party, card, names
+
+OVER = Over(exit_code=7, signum=None, preempted=False, headline="rank 1 failed")
+
+
+@pytest.fixture
+def three(parties: Parties) -> list[Party]:
+    """A head and two members that have met; what they heard until then is forgotten."""
+    met = [parties.head(3), *(parties.member(card(f"node{n}", n), nnodes=3) for n in (1, 2))]
+    parties.until(lambda: all(party.heard(Met) for party in met))
+    for party in met:
+        party.news.clear()
+    return met
+
+
+def failed(headline: str = "rank 1 failed", signum: int = 0, generation: int = 0) -> Failed:
+    return Failed(generation=generation, outcome={"headline": headline, "signum": signum})
+
+
+def idle(generation: int = 0, **outcome: object) -> Idle:
+    return Idle(generation=generation, outcome=outcome)
+
+
+def settled(parties: Parties) -> None:
+    """Let what was said arrive, and what must not come, come."""
+    parties.pass_s(5)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_failure_ends_the_others(parties: Parties, three: list[Party], number: int) -> None:
+    """Once, with its cause and signal; not the node that said it."""
+    three[number].tell(failed(signum=15))
+    others = [party for party in three if party is not three[number]]
+    parties.until(lambda: all(party.heard(OthersFailed) for party in others))
+    three[3 - number - 1].tell(failed("another"))
+    settled(parties)
+
+    told = [party.heard(OthersFailed) for party in three]
+    assert [len(each) for each in told] == [int(party in others) for party in three]
+    assert {(each[0].why, each[0].signum) for each in told if each} == {("rank 1 failed", 15)}
+
+
+def test_a_failure_of_an_earlier_generation_is_old_news(
+    parties: Parties, three: list[Party]
+) -> None:
+    """It crossed the order to start again."""
+    for party in three:
+        party.tell(idle())
+    parties.until(lambda: three[0].heard(AllIdle))
+    three[0].tell(Begin(generation=1, cause={}))
+    parties.until(lambda: all(party.heard(NextBegins) for party in three))
+    three[1].tell(failed(generation=0))
+    settled(parties)
+    assert not three[2].heard(OthersFailed)
+    three[1].tell(failed(generation=1))
+
+    parties.until(lambda: three[2].heard(OthersFailed) and three[0].heard(OthersFailed))
+
+
+def test_all_may_leave_once_all_have_finished(parties: Parties, three: list[Party]) -> None:
+    """Whichever is the last."""
+    for party in (three[2], three[0]):
+        party.tell(Finished(generation=0))
+    settled(parties)
+    assert names(three) == [[], [], []]
+    three[1].tell(Finished(generation=0))
+    parties.until(lambda: all(party.heard(OthersFinished) for party in three))
+
+    assert [len(party.news) for party in three] == [1, 1, 1]
+
+
+def test_the_head_hears_once_that_nothing_is_left(parties: Parties, three: list[Party]) -> None:
+    """With what each of the others told."""
+    for number in (1, 2):
+        three[number].tell(idle(host=f"node{number}"))
+    settled(parties)
+    assert names(three) == [[], [], []]
+    three[0].tell(idle(host="node0"))
+    parties.until(lambda: three[0].news)
+
+    assert len(three[0].heard(AllIdle)) == 1
+    assert [told["host"] for told in three[0].heard(AllIdle)[0].outcomes] == ["node1", "node2"]
+
+
+def test_the_end_is_told_to_all(parties: Parties, three: list[Party]) -> None:
+    """And who goes then is not lost."""
+    three[0].tell(OVER)
+    parties.until(lambda: all(party.heard(LaunchOver) for party in three))
+    parties.remove(three[1])
+    parties.remove(three[0])
+    settled(parties)
+
+    over = three[2].heard(LaunchOver)[0]
+    assert (over.exit_code, over.headline) == (7, "rank 1 failed")
+    assert not any(party.heard(NodeLost) for party in three)
+
+
+def test_a_node_that_goes_ends_the_others(parties: Parties, three: list[Party]) -> None:
+    """They are told who it was; and nobody waits for it to be idle."""
+    parties.remove(three[1])
+    parties.until(lambda: three[0].heard(NodeLost) and three[2].heard(OthersFailed))
+    three[0].tell(idle())
+    three[2].tell(idle())
+    parties.until(lambda: three[0].heard(AllIdle))
+
+    lost = three[0].heard(NodeLost)[0]
+    assert (lost.node_rank, lost.host, lost.why) == (1, "node1", "it closed the connection")
+    assert three[2].heard(OthersFailed)[0].why == (
+        "node 1 (node1) was lost: it closed the connection"
+    )
+
+
+def test_a_node_that_falls_silent_is_lost(parties: Parties, three: list[Party]) -> None:
+    """After the time that was given, which is 30 s if none was."""
+    silent = three[2]
+    parties.all.remove(silent)
+    parties.pass_s(28)
+    assert not three[0].news
+    parties.pass_s(5)
+
+    assert three[0].heard(NodeLost)[0].host == "node2"
+    assert not three[1].heard(NodeLost)
+    silent.close()
+
+
+def test_the_others_are_asked_where_they_are(parties: Parties, three: list[Party]) -> None:
+    """With the reason that people see."""
+    three[0].tell(Where(why="SIGQUIT on node0"))
+    parties.until(lambda: three[1].asked and three[2].asked)
+
+    assert three[1].asked == ["SIGQUIT on node0"]

@@ -1,0 +1,195 @@
+"""A node that connects to the first one: what it meets there, and how it says so."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from typing import cast
+
+import pytest
+
+from meshrun.events import AllIdle, MeetingFailed, Met, NodeLost
+from meshrun.host.sockets import listen_on
+from meshrun.nodes.handshake import VERSION, HeadHandshake
+from meshrun.nodes.member import Member
+from meshrun.nodes.messages import Failed, Idle
+from tests.parties import Parties, Party, S, card
+
+NO_LAUNCHER = "what answers is no launcher of meshrun"
+
+
+@pytest.fixture
+def other(parties: Parties) -> Iterator[socket.socket]:
+    """Something that listens where the head should, and is not meshrun."""
+    with closing(listen_on("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        parties.port = listener.getsockname()[1]
+        yield listener
+
+
+def taken(parties: Parties, listener: socket.socket) -> socket.socket:
+    """Take the next connection."""
+    found: list[socket.socket] = []
+
+    def look() -> bool:
+        with suppress(BlockingIOError):
+            found.append(listener.accept()[0])
+        return bool(found)
+
+    parties.until(look)
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n", NO_LAUNCHER),
+        (b"SSH-2.0-OpenSSH_9.2p1\r\n", NO_LAUNCHER),
+        (b"\x00" * 5000, NO_LAUNCHER),
+        (b'{"meshrun": 99, "nonce": "0"}\n', f"speaks version 99, and this one {VERSION}"),
+        (b"", "it closed the connection"),
+    ],
+    ids=["http", "ssh", "zeros", "another version", "nothing"],
+)  # fmt: skip
+def test_something_else_answers(
+    parties: Parties, other: socket.socket, said: bytes, told: str
+) -> None:
+    """People are told once, the member tries on, and at the end it is the reason."""
+    member = parties.member(card("node1"), timeout_s=20.0)
+    for _ in range(2):
+        with closing(taken(parties, other)) as connection:
+            connection.sendall(said)
+        parties.until(lambda: any(told in note for note in member.notes))
+        parties.pass_s(1)
+    assert len([note for note in member.notes if note.endswith(f"{told}; trying on")]) == 1
+    parties.until(lambda: parties.pass_s(1) or member.heard(MeetingFailed))
+    error = member.heard(MeetingFailed)[0].error
+
+    assert error.exit_code == 69
+    assert error.message.startswith(
+        f"node 0 at 127.0.0.1:{parties.port} did not let this node in within 20 s: "
+    )
+
+
+def test_something_that_says_nothing(parties: Parties, other: socket.socket) -> None:
+    """It is given ten seconds, and then that is what people are told."""
+    member = parties.member(card("node1"))
+    with closing(taken(parties, other)):
+        parties.pass_s(13)
+
+        told = "it takes connections, and does not answer as a launcher of meshrun"
+        assert any(told in note for note in member.notes)
+        taken(parties, other).close()  # and it tries on
+
+
+def test_a_head_that_lets_everybody_in_is_refused(parties: Parties, other: socket.socket) -> None:
+    """It does not know the secret, so it is not obeyed."""
+    member = parties.member(card("node1"))
+    with closing(taken(parties, other)) as connection:
+        connection.sendall(HeadHandshake(b"other").greeting + b'{"proof": "' + b"0" * 64 + b'"}\n')
+        parties.until(
+            lambda: any("does not know this launch's secret" in note for note in member.notes)
+        )
+
+    assert not member.heard(Met)
+
+
+def test_while_nobody_listens_people_are_told(parties: Parties) -> None:
+    """Where it tries and what came of it, every few seconds."""
+    with closing(listen_on("127.0.0.1", 0)) as reserved:
+        parties.port = reserved.getsockname()[1]
+    member = parties.member(card("node1"))
+    parties.pass_s(9)
+    told = [note for note in member.notes if "Connection refused" in note]
+    parties.remove(member)
+
+    assert len(told) == 2
+    assert told[0].startswith(f"waiting for node 0 at 127.0.0.1:{parties.port}: ")
+
+
+def test_a_head_that_never_comes_is_told(parties: Parties) -> None:
+    """With the last reason, and what to look at."""
+    with closing(listen_on("127.0.0.1", 0)) as reserved:
+        parties.port = reserved.getsockname()[1]
+    member = parties.member(card("node1"), timeout_s=5.0)
+    parties.pass_s(7)
+    error = member.heard(MeetingFailed)[0].error
+
+    assert error.exit_code == 69
+    assert error.message.endswith("did not let this node in within 5 s: Connection refused")
+    assert "is the port open" in str(error.hint)
+
+
+def met(parties: Parties, *, ahead_ns: int = 0) -> tuple[Party, Party]:
+    """Return a head and a member that have met."""
+    head = parties.head(2, node_timeout_s=30.0)
+    member = parties.member(card("node1"), ahead_ns=ahead_ns)
+    parties.until(lambda: head.heard(Met) and member.heard(Met))
+    return head, member
+
+
+def test_a_head_that_closes_is_lost_at_once(parties: Parties) -> None:
+    """A closed connection is news; nothing is waited for."""
+    head, member = met(parties)
+    parties.remove(head)
+    parties.until(lambda: member.heard(NodeLost))
+
+    lost = member.heard(NodeLost)[0]
+    assert (lost.node_rank, lost.why) == (0, "it closed the connection")
+
+
+def test_a_short_silence_is_survived(parties: Parties) -> None:
+    """A link that is cut for less than the time-out."""
+    head, member = met(parties)
+    parties.all.remove(head)
+    parties.pass_s(20)
+    parties.all.append(head)
+    parties.pass_s(40)
+
+    assert not member.heard(NodeLost)
+    assert not head.heard(NodeLost)
+
+
+def test_a_long_silence_is_a_loss(parties: Parties) -> None:
+    """Told once, with how long it was."""
+    head, member = met(parties)
+    parties.all.remove(head)
+    parties.pass_s(40)
+    lost = member.heard(NodeLost)
+
+    assert len(lost) == 1
+    assert lost[0].why.startswith("nothing was heard of it for 3")
+    head.close()
+
+
+@pytest.mark.parametrize("ahead_ns", [3600 * S, -900 * S, 0], ids=["ahead", "behind", "alike"])
+def test_times_of_another_clock_come_out_as_ours(parties: Parties, ahead_ns: int) -> None:
+    """Each machine's monotonic clock began when it was switched on."""
+    head, member = met(parties, ahead_ns=ahead_ns)
+    parties.pass_s(5)
+    at_ns, true_ns = member.now_ns(), head.now_ns()
+    exited = {"rank": 1, "wait_status": 256, "at_ns": at_ns}
+    outcome = {"ranks": {"1": {"exited": exited, "finished_ns": at_ns, "pid": 7}}, "signum": 0}
+    member.tell(Failed(generation=0, outcome=outcome))
+    parties.turn(3)
+    head.tell(Idle(generation=0, outcome={}))
+    member.tell(Idle(generation=0, outcome=outcome))
+    parties.until(lambda: head.heard(AllIdle))
+    (told,) = head.heard(AllIdle)[0].outcomes
+    rank = told["ranks"]["1"]
+
+    # The clock of these tests moves by half a second where turns are skipped.
+    assert abs(rank["exited"]["at_ns"] - true_ns) <= S
+    assert rank["finished_ns"] == rank["exited"]["at_ns"]
+    assert rank["pid"] == 7
+
+
+def test_a_member_may_go_while_it_looks_for_the_head(parties: Parties) -> None:
+    """Nothing of its tries is left."""
+    member = parties.member(card("node1"))
+    cast("Member", member.side)._addresses.clear()
+    member.turn()  # a name is looked up in a process of its own
+    parties.remove(member)
+
+    assert member.is_closed

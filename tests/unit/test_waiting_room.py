@@ -1,0 +1,258 @@
+"""Node 0 takes the others in: who is let in, who is not, and who keeps nobody out."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import suppress
+
+import pytest
+
+from meshrun.events import MeetingFailed, Met
+from meshrun.nodes.handshake import MemberHandshake
+from tests.parties import SECRET, Parties, card
+
+GARBAGE = {
+    "http": b"GET / HTTP/1.1\r\nHost: node0\r\n\r\n",
+    "zeros": b"\x00" * 64 + b"\n",
+    "a torch store's client": bytes.fromhex("0312345678") + b"\x0a" * 40,
+    "no end of a line": b"x" * 5000,
+    "a line of json": b'{"nonce": 1, "proof": []}\n',
+    "nothing but lines": b"\n" * 300,
+}
+
+
+def test_nodes_meet(parties: Parties) -> None:
+    """Each is told its rank, everybody's name, and where the store will be."""
+    head = parties.head(3)
+    late, early = (parties.member(card(f"node{n}"), nnodes=3) for n in (2, 1))
+    parties.until(lambda: all(party.heard(Met) for party in (head, early, late)))
+    met = [party.heard(Met)[0] for party in (head, early, late)]
+
+    assert [each.node_rank for each in met] == [0, 1, 2]
+    assert {each.hosts for each in met} == {("node0", "node1", "node2")}
+    assert {(each.run_id, each.store_address, each.store_port) for each in met} == {
+        ("run", "127.0.0.1", parties.port)
+    }
+
+
+def test_a_range_of_nodes_may_end_at_one(parties: Parties) -> None:
+    """Nobody else is waited for then."""
+    head = parties.head(1)
+    head.side.begin()  # type: ignore[union-attr]
+    parties.until(lambda: head.heard(Met))
+
+    assert head.heard(Met)[0].hosts == ("node0",)
+
+
+def test_another_secret_is_not_let_in(parties: Parties) -> None:
+    """Both are told, once, and the launch waits on; the right one comes in."""
+    head = parties.head(2)
+    wrong = parties.member(card("thief"), secret=b"other")
+    parties.until(lambda: any("was not let in" in note for note in head.notes))
+    parties.pass_s(3)
+    right = parties.member(card("node1"))
+    parties.until(lambda: right.heard(Met))
+
+    reason = "it belongs to another launch, or has another secret"
+    assert head.notes.count(f"127.0.0.1 was not let in: {reason}") == 1
+    assert any(reason in note for note in wrong.notes)
+    assert head.heard(Met)[0].hosts == ("node0", "node1")
+    assert not wrong.heard(Met)
+
+
+@pytest.mark.parametrize("said", GARBAGE.values(), ids=GARBAGE.keys())
+def test_garbage_at_the_port_is_dropped(parties: Parties, said: bytes) -> None:
+    """The stranger is sent away, and the nodes meet."""
+    head = parties.head(2)
+    stranger = parties.stranger(said)
+    stranger.setblocking(False)
+    parties.until(lambda: _is_closed(stranger))
+    parties.member(card("node1"))
+    parties.until(lambda: head.heard(Met))
+
+    assert "127.0.0.1 was not let in: what answers is no launcher of meshrun" in head.notes
+
+
+def _is_closed(connection: socket.socket) -> bool:
+    """Whether the other end has closed; what it said before is thrown away."""
+    try:
+        while connection.recv(4096):
+            pass
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        pass
+    return True
+
+
+def test_a_silent_stranger_is_dropped(parties: Parties) -> None:
+    """After ten seconds, and not before."""
+    parties.head(2)
+    stranger = parties.stranger()
+    stranger.setblocking(False)
+    parties.turn(5)
+    parties.pass_s(9)
+    assert not _is_closed(stranger)
+    parties.pass_s(3)
+
+    assert _is_closed(stranger)
+
+
+def test_strangers_do_not_keep_members_out(parties: Parties) -> None:
+    """300 of them that say nothing: they are sent away in turn, and the node comes in."""
+    head = parties.head(2)
+    strangers = [parties.stranger() for _ in range(300)]
+    parties.turn(3)
+    member = parties.member(card("node1"))
+    for _ in range(200):
+        parties.pass_s(0.5)
+        if head.heard(Met):
+            break
+
+    assert head.heard(Met)[0].hosts == ("node0", "node1")
+    assert len(strangers) == 300
+    parties.until(lambda: member.heard(Met))
+
+
+def test_a_member_that_speaks_slowly_is_let_in(parties: Parties) -> None:
+    """One byte at a time: a line is a line."""
+    head = parties.head(2)
+    connection = parties.stranger()
+    greeting = _line(parties, connection)
+    handshake = MemberHandshake(SECRET)
+    for byte in handshake.answer(greeting):
+        connection.sendall(bytes([byte]))
+        parties.turn()
+    handshake.finish(_line(parties, connection))
+
+    assert not any("was not let in" in note for note in head.notes)
+
+
+def _line(parties: Parties, connection: socket.socket) -> bytes:
+    connection.setblocking(False)
+    got = bytearray()
+
+    def look() -> bool:
+        with suppress(BlockingIOError):
+            got.extend(connection.recv(1))
+        return got.endswith(b"\n")
+
+    parties.until(look)
+    return bytes(got)
+
+
+def test_a_replayed_conversation_is_not_let_in(parties: Parties) -> None:
+    """What a member once said is of no use to whoever heard it."""
+    head = parties.head(2)
+    first = parties.stranger()
+    said = MemberHandshake(SECRET).answer(_line(parties, first))
+    first.sendall(said)
+    _line(parties, first)
+    parties.stranger(said)
+    parties.until(lambda: head.notes)
+
+    assert head.notes[0].startswith("127.0.0.1 was not let in: it belongs to another launch")
+
+
+def test_a_member_that_vanishes_may_come_again(parties: Parties) -> None:
+    """Its rank is free again before all are there."""
+    head = parties.head(3)
+    first = parties.member(card("node1", 1), nnodes=3)
+    parties.until(lambda: _is_open(first))
+    parties.turn(5)
+    parties.remove(first)
+    parties.turn(5)
+    for rank in (1, 2):
+        parties.member(card(f"node{rank}", rank), nnodes=3)
+    parties.until(lambda: head.heard(Met))
+
+    assert head.heard(Met)[0].hosts == ("node0", "node1", "node2")
+    assert not head.heard(MeetingFailed)
+
+
+def _is_open(party: object) -> bool:
+    link = party.side._link  # type: ignore[attr-defined]
+    return link is not None and link.is_open
+
+
+def test_a_member_that_falls_silent_is_not_counted(parties: Parties) -> None:
+    """It may have been cut off; the head says again who is missing."""
+    head = parties.head(3, node_timeout_s=4.0)
+    silent = parties.member(card("node1"), nnodes=3)
+    parties.until(lambda: _is_open(silent))
+    parties.turn(5)
+    parties.all.remove(silent)  # it takes no turns any more, and its socket stays open
+    parties.pass_s(12)
+
+    assert head.notes[-1].startswith("waiting at 127.0.0.1:")
+    assert "1 of 3 nodes joined" in head.notes[-1]
+    silent.close()
+
+
+def test_a_difference_ends_the_meeting_on_both_sides(parties: Parties) -> None:
+    """With the same words and the same code."""
+    head = parties.head(2, settings={"--mesh": "dp=2"})
+    member = parties.member(card("node1", **{"--mesh": "dp=4"}))
+    parties.until(lambda: head.heard(MeetingFailed) and member.heard(MeetingFailed))
+    errors = [party.heard(MeetingFailed)[0].error for party in (head, member)]
+
+    assert {error.message for error in errors} == {
+        "--mesh is dp=4 on node1, and --mesh is dp=2 on node0, the first node"
+    }
+    assert {error.exit_code for error in errors} == {2}
+    assert len(head.heard(MeetingFailed)) == 1
+
+
+def test_those_who_wait_hear_who_is_missing(parties: Parties) -> None:
+    """Every few seconds; the head shows the command for the others once."""
+    head = parties.head(3, paste="meshrun --rdzv-endpoint ENDPOINT x.py")
+    member = parties.member(card("node1", 1), nnodes=3)
+    parties.pass_s(14)
+    told = [note for note in head.notes if note.startswith("waiting at ")]
+    command = f"on each other node: meshrun --rdzv-endpoint 127.0.0.1:{parties.port} x.py"
+
+    assert len(told) == 3
+    assert "2 of 3 nodes joined; missing: node 2" in told[-1]
+    assert head.notes.count(command) == 1
+    assert [note for note in member.notes if note.startswith("waiting at ")] == told
+
+
+def test_the_meeting_ends_when_its_time_is_over(parties: Parties) -> None:
+    """On all that waited, with who is missing and what may be the cause."""
+    head = parties.head(3, timeout_s=20.0)
+    member = parties.member(card("node1", 1), nnodes=3)
+    parties.pass_s(22)
+    errors = [party.heard(MeetingFailed)[0].error for party in (head, member)]
+
+    assert {error.message for error in errors} == {
+        "after 20 s 2 of 3 nodes joined; missing: node 2"
+    }
+    assert {error.exit_code for error in errors} == {69}
+    assert "--rdzv-id and MESHRUN_SECRET" in str(errors[0].hint)
+
+
+def test_a_node_too_many_is_sent_away(parties: Parties) -> None:
+    """Once all are there nobody else is let in, and the launch goes on."""
+    head = parties.head(2)
+    members = [parties.member(card(f"node{n}")) for n in (1, 2)]
+    parties.until(lambda: head.heard(Met))
+    parties.pass_s(5)
+    met = [party for party in members if party.heard(Met)]
+
+    assert len(met) == 1
+    assert not any(party.heard(MeetingFailed) for party in (head, *met))
+
+
+def test_a_head_that_ends_tells_those_who_wait(parties: Parties) -> None:
+    """They do not wait for their own time-out."""
+    head = parties.head(3)
+    member = parties.member(card("node1", 1), nnodes=3)
+    parties.until(lambda: _is_open(member))
+    parties.turn(5)
+    parties.stranger()
+    parties.turn(5)
+    parties.remove(head)
+    parties.until(lambda: member.heard(MeetingFailed))
+
+    told = member.heard(MeetingFailed)[0].error
+    assert told.message == "node 0 (node0) ended before all had joined"
