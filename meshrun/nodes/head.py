@@ -15,6 +15,7 @@ from meshrun.events import (
     OthersFailed,
     OthersFinished,
 )
+from meshrun.nodes.activity import idle_s_since, latest
 from meshrun.nodes.link import Link
 from meshrun.nodes.messages import (
     Begin,
@@ -108,8 +109,11 @@ class Head:
         if now_ns < self._next_beat_ns:
             return
         self._next_beat_ns = now_ns + int(BEAT_S * 1e9)
+        activity = self._board.activity
+        activity.elsewhere_ns = latest(*(link.active_ns for link in self._links.values()))
+        idle_s = idle_s_since(latest(activity.here_ns, activity.elsewhere_ns))
         for node_rank, link in list(self._links.items()):
-            link.beat()
+            link.beat(idle_s=idle_s)
             self._board.settle(link)
             silent_s = (now_ns - link.heard_ns) / 1e9
             if silent_s > self._node_timeout_s:

@@ -49,6 +49,8 @@ class Link:
         """Whether the other end could not prove that it belongs here."""
         self.began_ns = self.heard_ns = time.monotonic_ns()
         """When it was made, and when the other end last said something."""
+        self.active_ns: int | None = None
+        """When ranks at the other end, or beyond it, last got on, if it looks; by our clock."""
         self.ahead_ns = 0
         """By how much the other end's monotonic clock is ahead of ours, as far as is known."""
         self._shortest_trip_ns: int | None = None
@@ -132,6 +134,8 @@ class Link:
 
     def _heard(self, beat: Beat) -> None:
         now_ns = time.monotonic_ns()
+        if beat.idle_s is not None:
+            self.active_ns = now_ns - int(beat.idle_s * 1e9)
         if beat.echo_ns is None:
             self.send(Beat(at_ns=now_ns, echo_ns=beat.at_ns))
             return

@@ -108,7 +108,8 @@ class Member:
             return
         self._next_beat_ns = now_ns + int(_BEAT_S * 1e9)
         if self._link is not None and self._link.is_open:
-            self._link.beat()
+            self._board.activity.elsewhere_ns = self._link.active_ns
+            self._link.beat(idle_s=self._board.activity.idle_s)
             self._settle()
             silent_s = (now_ns - self._link.heard_ns) / 1e9
             if silent_s > self._meeting.node_timeout_s:

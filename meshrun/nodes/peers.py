@@ -24,6 +24,7 @@ from meshrun.host.network import Lookup, interface_of, is_loopback, outward_addr
 from meshrun.host.sockets import listen_on
 from meshrun.interfaces import own_address_towards
 from meshrun.meeting import DEFAULT_PORT, Meeting
+from meshrun.nodes.activity import Activity
 from meshrun.nodes.head import Head
 from meshrun.nodes.member import Member
 from meshrun.nodes.messages import Join, Message
@@ -73,6 +74,11 @@ class Peers:
             self._begin()
         except MeshrunError as error:
             self._fail(error)
+
+    @property
+    def activity(self) -> Activity:
+        """When ranks last got on, here and elsewhere."""
+        return self._board.activity
 
     @property
     def listener(self) -> socket.socket | None:

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 
 from meshrun.events import FromNodes
+from meshrun.nodes.activity import Activity
 from meshrun.nodes.link import Link
 
 _BOTH = selectors.EVENT_READ | selectors.EVENT_WRITE
@@ -24,6 +25,7 @@ class Switchboard:
         self.selector = selector
         self.note = note
         self.news: deque[FromNodes] = deque()
+        self.activity = Activity()
 
     def add(self, link: Link, on_ready: Callable[[], None]) -> None:
         """Have ``on_ready`` called when something came, or there is room for what waits."""

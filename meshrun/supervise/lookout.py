@@ -6,6 +6,7 @@ import time
 
 from meshrun.events import Hung
 from meshrun.host.processes import cpu_seconds_of_trees
+from meshrun.nodes.activity import Activity
 from meshrun.plan import LaunchPlan
 from meshrun.stacks import Dump
 from meshrun.supervise.console import Console
@@ -34,6 +35,10 @@ class Lookout:
         """The nodes have met: this is the plan now."""
         self._plan = plan
         self._stacks.layout = plan.layout
+
+    def share(self, activity: Activity) -> None:
+        """Let other nodes know when ranks get on here, and count those of other nodes too."""
+        self._watchdog.activity = activity
 
     def open(self, rank: int) -> int:
         """Return what a rank is to write its stacks to, for the caller to hand over and close."""

@@ -141,7 +141,9 @@ class Loop:
         def negotiate(order: wire.Negotiate, fds: list[int]) -> None:
             self._crew.zygote.send(order, fds)
 
-        return Nodes(meet(self._selector, self._console.note, where, negotiate))
+        nodes = Nodes(meet(self._selector, self._console.note, where, negotiate))
+        self._lookout.share(nodes.peers.activity)
+        return nodes
 
     @property
     def plan(self) -> LaunchPlan:

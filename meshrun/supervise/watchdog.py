@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
+from meshrun.nodes.activity import Activity
 from meshrun.supervise.known import State
 
 _LEAST_CPU = 0.02
@@ -34,6 +35,8 @@ class Watchdog:
         self._hang_timeout_ns = int(hang_timeout_s * _NS)
         self._every_ns = min(max(self._hang_timeout_ns // 8, _NS // 20), 10 * _NS)
         self._cpu_seconds = cpu_seconds
+        self.activity = Activity()
+        """Shared with the other nodes, if there are any."""
         self.begin()
 
     def begin(self) -> None:
@@ -83,7 +86,8 @@ class Watchdog:
         if self._looked_ns == 0 or self._some_worked(state, now_ns):
             self._active_ns = now_ns
         self._looked_ns = now_ns
-        idle_ns = now_ns - self._active_ns
+        self.activity.here_ns = self._active_ns
+        idle_ns = now_ns - max(self._active_ns, self.activity.elsewhere_ns or 0)
         return idle_ns / _NS if idle_ns >= self._hang_timeout_ns else None
 
     def _some_worked(self, state: State, now_ns: int) -> bool:

@@ -309,3 +309,21 @@ def test_sigquit_on_the_head_asks_every_node(make_hosts: MakeHosts) -> None:
     launches[1].send(signal.SIGINT)
 
     assert {launch.end() for launch in launches} <= {130, -signal.SIGINT}
+
+
+def test_nodes_that_wait_for_one_that_works_are_not_hung(make_hosts: MakeHosts) -> None:
+    """Ranks of one node work, those of the other wait for them, for longer than the limit."""
+    hosts = make_hosts(2)
+    launches = launch_on(hosts, *AT, "--hang-timeout", "3", PROGRAMS / "one_works.py", "8")
+
+    assert end_all(launches) == [0, 0], launches[0].text + launches[1].text
+
+
+def test_nodes_that_all_wait_are_hung(make_hosts: MakeHosts) -> None:
+    """One rank sleeps in its program, the others in a collective: every node shows where."""
+    hosts = make_hosts(2)
+    launches = launch_on(hosts, *AT, "--hang-timeout", "3", PROGRAMS / "one_works.py", "-1")
+
+    assert end_all(launches) == [124, 124], launches[0].text + launches[1].text
+    assert "one_works.py" in launches[0].text
+    assert "one_works.py" in launches[1].text
