@@ -1,5 +1,6 @@
 """A status as lines: what fits where, and what a rank is said to be at."""
 
+import math
 import re
 
 import pytest
@@ -16,7 +17,8 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 def draw(mesh: str, columns: int, rows: int, *, odd: dict[int, Phase] | None = None) -> list[str]:
     """Return the plain lines for a mesh whose ranks run, but for some odd ones."""
-    layout = Layout(mesh=parse_mesh(mesh))
+    spec = parse_mesh(mesh)
+    layout = Layout(mesh=spec, nproc_per_node=(math.prod(spec.sizes),))
     ranks = tuple(
         RankStatus(
             rank=rank,
