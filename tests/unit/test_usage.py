@@ -57,7 +57,7 @@ class FakeNvml:
     """The part of pynvml that is used: one GPU by its address, another that is lost."""
 
     class NVMLError(Exception):
-        pass
+        """A GPU cannot be asked."""
 
     def nvmlInit(self) -> None:  # noqa: N802
         pass
@@ -75,7 +75,7 @@ def test_memory_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """What NVML says of a GPU; nothing of one that is lost, or is not there."""
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())  # type: ignore[arg-type]
     found = ["0000:01:00.0", "0000:02:00.0"]
-    monkeypatch.setattr(topology, "visible_pci_addresses", lambda env: found)
+    monkeypatch.setattr(topology, "visible_pci_addresses", lambda _: found)
     gpus = GpuMemory({})
 
     assert [gpus.used_bytes(index) for index in range(3)] == [5 << 30, None, None]
