@@ -8,8 +8,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from meshrun.host.topology import visible_pci_addresses
-
 
 @dataclass(slots=True)
 class Usage:
@@ -61,6 +59,8 @@ class GpuMemory:
             nvml = importlib.import_module("pynvml")
         except ImportError:
             return
+        from meshrun.host.topology import visible_pci_addresses
+
         try:
             nvml.nvmlInit()
             for address in visible_pci_addresses(env) or ():

@@ -14,6 +14,7 @@ from meshrun.supervise.panel import CLEAR_BELOW, panel_block
 QUEUE_BYTES = 1024 * 1024
 """With more than this waiting for a slow reader, ranks are not read, so they wait too."""
 _PARTIAL_AFTER_NS = 50_000_000
+_SELDOM_NS = 500_000_000
 _CLEAR = b"\r\x1b[2K"
 _COLOUR_CODE = re.compile(r"\x1b\[[0-9;]*m")
 _COLOURS = (36, 33, 35, 32, 34, 31)
@@ -44,6 +45,7 @@ class Console:
         self.held = False
         """Whether ranks are not to be read, while somebody else types on our terminal."""
         self._panel: tuple[bytes, ...] = ()
+        self._drawn_ns = 0
         self._was_drawn = False
         self._told_lost: set[Outlet] = set()
 
@@ -120,9 +122,11 @@ class Console:
                 del self._partial[stream]
                 self._bar = (stream, stream.lines.pending)
                 self._redraw(stream.outlet)
-        if self._panel and not self._was_drawn and not self._err.queued_bytes:
+        # A slow terminal has enough to do with the lines.
+        due = not self._err.queued_bytes or now_ns >= self._drawn_ns + _SELDOM_NS
+        if self._panel and not self._was_drawn and due:
             self._err.write(self._below())
-            self._was_drawn = True
+            self._was_drawn, self._drawn_ns = True, now_ns
 
     @property
     def next_wake_ns(self) -> int | None:

@@ -26,7 +26,7 @@ def until(tmp_path: Path) -> Path:
         f"while not os.path.exists({str(tmp_path / 'stop')!r}):\n"
         "    step += 1\n"
         "    print(f'step {step} of {rank}', flush=True)\n"
-        "    time.sleep(0.02)\n"
+        "    time.sleep(float(os.environ.get('PAUSE', 0.02)))\n"
         "print('last of', rank)\n"
         "sys.exit(int(os.environ.get('CODE', 0)) if rank == '0' else 0)\n"
     )
@@ -124,7 +124,7 @@ def test_a_line_is_typed_above_the_panel(fake_torch: object, tmp_path: Path) -> 
 def test_many_ranks_are_merged(fake_torch: object, tmp_path: Path, until: Path) -> None:
     """Where a grid does not fit, ranks of one state share a line."""
     arguments = (*OFTEN, "--nproc-per-node", "24", until)
-    with open_terminal(*arguments, columns=60, rows=20) as terminal:
+    with open_terminal(*arguments, env={"PAUSE": "0.5"}, columns=60, rows=20) as terminal:
         terminal.wait_for("24 running")
         terminal.wait_for("all x24")
         (tmp_path / "stop").touch()

@@ -1,0 +1,96 @@
+"""A status as lines: what fits where, and what a rank is said to be at."""
+
+import math
+import re
+
+import pytest
+
+from meshrun.events import Hung, RankExited, RankRaised
+from meshrun.layout import Layout
+from meshrun.report.status import StatusView
+from meshrun.spec import parse_mesh
+from meshrun.supervise.known import RankState, State
+from meshrun.supervise.status import Phase, RankStatus, Status, phase_of
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def draw(mesh: str, columns: int, rows: int, *, odd: dict[int, Phase] | None = None) -> list[str]:
+    """Return the plain lines for a mesh whose ranks run, but for some odd ones."""
+    spec = parse_mesh(mesh)
+    layout = Layout(mesh=spec, nproc_per_node=(math.prod(spec.sizes),))
+    ranks = tuple(
+        RankStatus(
+            rank=rank,
+            phase=(odd or {}).get(rank, "running"),
+            cpu=(rank % 100) / 100,
+            memory_bytes=(rank % 7 + 1) << 30,
+        )
+        for rank in range(layout.world_size)
+    )
+    status = Status(ranks=ranks, generation=0, max_restarts=0, elapsed_s=61.0)
+    return [_COLOUR.sub("", line) for line in StatusView(layout)(status, columns, rows)]
+
+
+@pytest.mark.parametrize("columns", [60, 100, 200])
+@pytest.mark.parametrize("rows", [20, 30, 60])
+@pytest.mark.parametrize("mesh", ["dp=2,tp=4", "pp=2,dp=4,tp=8", "pp=4,dp=32,tp=8"])
+def test_it_stays_small(mesh: str, rows: int, columns: int) -> None:
+    """Never wider than the window, nor more than a third of it."""
+    lines = draw(mesh, columns, rows, odd={3: "failed", 5: "joining"})
+
+    assert max(len(line.rstrip()) for line in lines) <= columns
+    assert 2 <= len(lines) <= rows // 3
+
+
+def test_a_grid_has_the_last_dim_as_its_columns() -> None:
+    """Every rank's CPU stands in the row and column of its coordinate."""
+    _, header, *body = draw("dp=2,tp=4", 100, 30)
+
+    assert header.split() == ["tp0", "tp1", "tp2", "tp3"]
+    assert [line.split()[0] for line in body] == ["dp0", "dp1"]
+    assert [re.findall(r"(\d+)%", line) for line in body] == [
+        [str(rank) for rank in range(4)],
+        [str(rank) for rank in range(4, 8)],
+    ]
+
+
+def test_ranks_of_one_state_share_a_line_where_the_grid_does_not_fit() -> None:
+    """A thousand ranks are as many lines as they have states, the worst first."""
+    head, *body = draw("pp=4,dp=32,tp=8", 100, 30, odd={1023: "joining", 0: "failed"})
+
+    assert head == "-- 1 failed, 1 joining, 1022 running, " + head[38:]
+    assert [line.split()[0] for line in body] == ["failed", "joining", "running"]
+    assert "pp0 dp0 tp0" in body[0]
+    assert "pp3 dp31 tp7" in body[1]
+    assert "x1022" in body[2]
+
+
+def exited(status: int) -> RankExited:
+    """Return how a rank ended."""
+    return RankExited(rank=0, pid=7, wait_status=status, at_ns=9)
+
+
+RAISED = RankRaised(rank=0, at_ns=8, kind="E", message="", traceback="", shown=False)
+
+
+@pytest.mark.parametrize(
+    ("known", "changes", "phase"),
+    [
+        (RankState(), {}, "starting"),
+        (RankState(pid=7), {}, "joining"),
+        (RankState(pid=7, ready_ns=1), {}, "running"),
+        (RankState(pid=7, ready_ns=1, finished_ns=2), {}, "ending"),
+        (RankState(pid=7, ready_ns=1), {"stopping": True}, "ending"),
+        (RankState(pid=7, ready_ns=1), {"stopping": True, "hung": Hung(idle_s=5, at_ns=1)}, "hung"),
+        (RankState(pid=7, ready_ns=1, raised=RAISED), {"stopping": True}, "failed"),
+        (RankState(pid=7, ready_ns=1, exited=exited(0)), {}, "ended"),
+        (RankState(pid=7, ready_ns=1, exited=exited(9)), {}, "failed"),
+        (RankState(pid=7, exited=exited(15), told_to_end_ns=3), {"stopping": True}, "ended"),
+    ],
+)
+def test_what_a_rank_is_at(known: RankState, changes: dict[str, object], phase: Phase) -> None:
+    """Each state has its word."""
+    state = State(shutdown_timeout_s=30.0, ranks={0: known}, **changes)  # type: ignore[arg-type]
+
+    assert phase_of(known, state, has_mesh=True) == phase
