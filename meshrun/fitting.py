@@ -15,7 +15,7 @@ def fit_to_cluster(request: LaunchRequest, facts: ClusterFacts | None) -> Launch
     What the user said counts first; what was found is in ``sources``, and in ``told`` for people.
 
     Raises:
-        UsageError: If the scheduler started more than one launcher on a node, or fewer nodes
+        UsageError: If the scheduler started more than one launcher on a node, or on other nodes
             than were asked for.
     """
     asked = request.rendezvous
@@ -44,6 +44,12 @@ def fit_to_cluster(request: LaunchRequest, facts: ClusterFacts | None) -> Launch
 
 def _on_several(request: LaunchRequest, facts: ClusterFacts, nnodes: int) -> LaunchRequest:
     asked = request.rendezvous
+    if asked.node_rank is None and facts.node_rank is not None and facts.node_rank >= nnodes:
+        raise UsageError(
+            f"--nnodes {nnodes}, and {facts.system} says that this is node {facts.node_rank},"
+            f" counted from 0 ({facts.evidence})",
+            hint=f"start meshrun on {nnodes} nodes, or leave --nnodes out",
+        )
     found: list[tuple[str, str]] = []
     if request.nnodes is None:
         found.append(("--nnodes", str(nnodes)))
