@@ -115,6 +115,7 @@ def command(
     hide: own.Hide = None,
     collapse: own.Collapse = False,
     no_prefix: own.NoPrefix = False,
+    console: own.Console = None,
     log_line_prefix_template: torchrun.Template = None,
     local_ranks_filter: torchrun.LocalRanksFilter = None,
     max_restarts: torchrun.MaxRestarts = None,
