@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
@@ -86,6 +87,29 @@ class Asked:
                 text = "" if value is True else shown
                 rows.append((f"--{name.replace('_', '-')}", text, source))
         return tuple(rows)
+
+
+def find_program(asked: Asked) -> Program:
+    """Return what is to be run.
+
+    Raises:
+        UsageError: If there is nothing, or two ways to run it exclude each other.
+    """
+    target, args = asked.text("script"), tuple(asked.values.get("args") or ())
+    if target is None:
+        raise UsageError("no program was given", hint="meshrun --mesh dp=2 train.py")
+    module = asked.flag("module")
+    if asked.flag("run_path"):  # torchrun lets it win over both
+        return Program(kind="script", target=target, args=args)
+    if asked.flag("no_python"):
+        if module:
+            raise UsageError("--no-python and --module exclude each other")
+        return Program(kind="command", target=target, args=args)
+    interpreter = asked.env.get("PYTHON_EXEC")
+    if interpreter and interpreter != sys.executable:
+        words = ("-u", "-m", target) if module else ("-u", target)
+        return Program(kind="command", target=interpreter, args=(*words, *args))
+    return Program(kind="module" if module else "script", target=target, args=args)
 
 
 def build_request(asked: Asked, program: Program) -> LaunchRequest:

@@ -14,14 +14,14 @@ import typer
 from typer.core import TyperCommand
 
 from meshrun import __version__
-from meshrun.asked import Asked, build_request, check_accepted
+from meshrun.asked import Asked, build_request, check_accepted, find_program
 from meshrun.errors import HostError, InternalError, MeshrunError, UsageError
 from meshrun.host.descriptors import is_lost_output, let_go_of, open_standard_streams, say
 from meshrun.options import own, torchrun
 from meshrun.options.kinds import NO_VALUE
 from meshrun.parse import parse_choice, parse_flag
 from meshrun.report.message import render_error
-from meshrun.request import LaunchRequest, Program
+from meshrun.request import LaunchRequest
 from meshrun.words import spell_out
 
 _COMMAND_LINE = "command line"
@@ -172,7 +172,7 @@ def command(
     }
     asked = Asked(in_help_order, _sources(context), os.environ)
     check_accepted(asked)
-    request = build_request(asked, _program(asked))
+    request = build_request(asked, find_program(asked))
     output_format = parse_choice(format or "text", "--format", ("text", "json", "svg"))
     if dry_run:
         _print_plan(request, output_format, all, output, color_dim, rank)
@@ -251,24 +251,6 @@ def _sources(context: typer.Context) -> dict[str, str]:
     return sources
 
 
-def _program(asked: Asked) -> Program:
-    target, args = asked.text("script"), tuple(asked.values.get("args") or ())
-    if target is None:
-        raise UsageError("no program was given", hint="meshrun --mesh dp=2 train.py")
-    module = asked.flag("module")
-    if asked.flag("run_path"):  # torchrun lets it win over both
-        return Program(kind="script", target=target, args=args)
-    if asked.flag("no_python"):
-        if module:
-            raise UsageError("--no-python and --module exclude each other")
-        return Program(kind="command", target=target, args=args)
-    interpreter = os.environ.get("PYTHON_EXEC")
-    if interpreter and interpreter != sys.executable:
-        words = ("-u", "-m", target) if module else ("-u", target)
-        return Program(kind="command", target=interpreter, args=(*words, *args))
-    return Program(kind="module" if module else "script", target=target, args=args)
-
-
 def _print_plan(
     request: LaunchRequest,
     form: str,
@@ -306,7 +288,10 @@ def _launch(
         from meshrun.report.timings import render_timings
 
         say(render_timings(result.timings))
-    if report is not None and not result.elsewhere:
+    # On a file system that nodes share there is one file, and the first node knows the most.
+    if report is not None and (
+        progress.is_first_node or (result.exit_code and not result.elsewhere)
+    ):
         from meshrun.report.result_json import write_report
 
         write_report(result, report)
