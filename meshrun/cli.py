@@ -119,6 +119,7 @@ def command(
     status: own.Status = False,
     status_interval: own.StatusInterval = None,
     debug_rank: own.DebugRank = None,
+    console: own.Console = None,
     log_line_prefix_template: torchrun.Template = None,
     local_ranks_filter: torchrun.LocalRanksFilter = None,
     max_restarts: torchrun.MaxRestarts = None,
@@ -286,7 +287,10 @@ def _launch(
         from meshrun.report.timings import render_timings
 
         say(render_timings(result.timings))
-    if report is not None and not result.elsewhere:
+    # On a file system that nodes share there is one file, and the first node knows the most.
+    if report is not None and (
+        progress.is_first_node or (result.exit_code and not result.elsewhere)
+    ):
         from meshrun.report.result_json import write_report
 
         write_report(result, report)

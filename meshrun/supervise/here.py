@@ -112,12 +112,13 @@ def _open_gate_if_due(state: State, actions: list[Action]) -> Step:
     known = state.ranks.values()
     waiting = any(rank.finished and not rank.exited for rank in known)
     due = state.stopping or all(rank.finished or rank.exited for rank in known)
-    if state.gate_open or not waiting or not due:
+    if state.gate_open or not due:
         return state, actions
-    state = replace(state, gate_open=True)
-    if state.abroad is not None and not state.stopping:
-        return state, [*actions, Tell(what="finished")]  # other nodes may have need of them
-    return state, [*actions, OpenGate()]
+    if state.abroad is not None and not state.stopping:  # other nodes may have need of them
+        return replace(state, gate_open=True), [*actions, Tell(what="finished")]
+    if not waiting:
+        return state, actions
+    return replace(state, gate_open=True), [*actions, OpenGate()]
 
 
 def _exited(state: State, event: RankExited) -> Step:

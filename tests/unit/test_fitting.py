@@ -37,7 +37,7 @@ def fitted(facts: ClusterFacts | None, *, nnodes: int | None = None, **asked: An
 
 
 def request(nnodes: int | None = None, **asked: Any) -> LaunchRequest:
-    program = Program(kind="file", target="x.py", args=())
+    program = Program(kind="script", target="x.py", args=())
     return LaunchRequest(program=program, nnodes=nnodes, rendezvous=Rendezvous(**asked))
 
 
