@@ -50,7 +50,12 @@ class Launch:
 
     def end(self) -> int:
         """Wait for its end and return its exit code."""
-        code = self.process.wait(timeout=_LIMIT_S)
+        try:
+            code = self.process.wait(timeout=_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(
+                f"no end of the launcher on host {self.host}:\n{self.text}"
+            ) from None
         self._reader.join(timeout=_LIMIT_S)
         return code
 
