@@ -95,3 +95,8 @@ def said(text: str) -> list[str]:
     """Return the lines of ranks, without their prefixes, sorted."""
     lines = (re.sub(r"^\[.*?\] ", "", line) for line in text.splitlines())
     return sorted(line for line in lines if line.startswith("rank "))
+
+
+def as_shell(code: int) -> int:
+    """Return an exit code as a shell shows it."""
+    return 128 - code if code < 0 else code
