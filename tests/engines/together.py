@@ -50,7 +50,12 @@ class Launch:
 
     def end(self) -> int:
         """Wait for its end and return its exit code."""
-        code = self.process.wait(timeout=_LIMIT_S)
+        try:
+            code = self.process.wait(timeout=_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(
+                f"no end of the launcher on host {self.host}:\n{self.text}"
+            ) from None
         self._reader.join(timeout=_LIMIT_S)
         return code
 
@@ -90,3 +95,8 @@ def said(text: str) -> list[str]:
     """Return the lines of ranks, without their prefixes, sorted."""
     lines = (re.sub(r"^\[.*?\] ", "", line) for line in text.splitlines())
     return sorted(line for line in lines if line.startswith("rank "))
+
+
+def as_shell(code: int) -> int:
+    """Return an exit code as a shell shows it."""
+    return 128 - code if code < 0 else code

@@ -180,7 +180,7 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
     ),
     "and the end of that one": (
         [*MEMBER, *DIES, CLEARED, NEXT, *started(2, 3), *WELL_THERE, CLEARED, over(0, "")],
-        [START, term(3), FAILED, CLEAR, IDLE, StartAll(generation=1), ALL_DONE, CLEAR, IDLE, END],
+        [START, term(3), FAILED, CLEAR, IDLE, StartAll(generation=1), FINISHED, CLEAR, IDLE, END],
     ),
     "another node's failure ends the ranks here, and is not told back": (
         [*MEMBER, OTHERS_FAILED, *MEMBER_ENDED, CLEARED],
@@ -208,7 +208,7 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
     ),
     "the head hears that all are idle, and ends it": (
         [*HEAD, *WELL, CLEARED, all_idle(told())],
-        [START, ALL_DONE, CLEAR, IDLE, THE_END],
+        [START, FINISHED, CLEAR, IDLE, THE_END],
     ),
     "a lost node ends the ranks, and is no news to the head": (
         [*HEAD, NODE_LOST],
