@@ -144,6 +144,7 @@ def test_a_connection_that_is_reset_was_closed(parties: Parties, other: socket.s
     """The kernel resets what was not read to its end; people are told the same."""
     member = parties.member(card("node1"))
     with closing(taken(parties, other)) as connection:
+        parties.until(lambda: cast("Member", member.side)._link)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     parties.until(lambda: member.notes)
 
