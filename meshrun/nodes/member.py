@@ -204,8 +204,10 @@ class Member:
             self._connecting = None
             self._not_connected("no answer")
         elif self._link is not None and not self._link.is_open:
-            why = "it takes connections, and does not answer as a launcher of meshrun"
-            self._drop(why)
+            self._drop(
+                "it takes connections, and does not answer as a launcher of meshrun; has the"
+                " launch begun without this node?"
+            )
 
     def _try_later(self, why: str) -> None:
         self._tried = why
