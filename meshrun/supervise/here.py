@@ -154,14 +154,15 @@ def finish(state: State, actions: list[Action], at_ns: int) -> Step:
     return state, [*actions, end, WakeAt(at_ns=deadline_ns)]
 
 
-def _generation_ended(state: State, _: GenerationEnded) -> Step:
+def _generation_ended(state: State, event: GenerationEnded) -> Step:
     """Start over with everything new but the zygote; or hear first what the head says."""
     if not state.between or state.finishing:
         return state, []
-    if state.abroad is not None:
-        state = replace(state, deadline_ns=None)
-        return say_idle(state)
-    return begin_again(state)
+    if state.abroad is None:
+        return begin_again(state)
+    if not state.abroad.decides:  # the head was lost meanwhile
+        return finish(replace(state, between=False), [], event.at_ns)
+    return say_idle(replace(state, deadline_ns=None))
 
 
 def begin_again(state: State) -> Step:
