@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from meshrun.cluster import detect_cluster
 from meshrun.errors import ProgramError, UsageError
-from meshrun.fitting import fit_to_cluster
+from meshrun.fitting import fit_to_cluster, note_few_cores
+from meshrun.host.cores import count_cores
 from meshrun.host.facts import detect_host
 from meshrun.plan import HostFacts, LaunchPlan, build_plan, settle_plan
 from meshrun.request import LaunchRequest, Program
@@ -51,6 +52,7 @@ def plan(
         UsageError: If the request does not fit together, with the numbers.
     """
     _check_rendezvous(request.rendezvous.backend)
+    found = None
     if "TORCHELASTIC_RUN_ID" not in os.environ:  # a rank that launches is no task of the scheduler
         hostname = os.uname().nodename
         found = detect_cluster(os.environ, hostname=hostname, terminal=has_terminal())
@@ -58,7 +60,11 @@ def plan(
     facts = facts or detect_host(
         with_topology=request.numa_binding is not None, with_links=not check_host
     )
-    return build_plan(request, facts, check_host=check_host)
+    planned = build_plan(request, facts, check_host=check_host)
+    workers = planned.layout.nproc_per_node[planned.node_rank]
+    cores = count_cores()
+    told = note_few_cores(planned.request, found, workers=workers, bound=cores[0], cores=cores[1])
+    return replace(planned, request=told)
 
 
 def _check_rendezvous(backend: str) -> None:

@@ -80,6 +80,34 @@ def _on_several(request: LaunchRequest, facts: ClusterFacts, nnodes: int) -> Lau
     )
 
 
+def note_few_cores(
+    request: LaunchRequest, facts: ClusterFacts | None, *, workers: int, bound: int, cores: int
+) -> LaunchRequest:
+    """Return the request with a line for people if workers share fewer cores than there are.
+
+    Args:
+        request: What was asked for.
+        facts: What the scheduler says, if there is one.
+        workers: How many are started on this node.
+        bound: On how many cores this process was put, and they with it.
+        cores: How many the machine has.
+    """
+    if facts is None or facts.shell is not None or bound >= min(workers, cores):
+        return request
+    asked = request.rendezvous
+    shared = f"{workers} workers share {bound} core{'s' if bound > 1 else ''} of {cores}"
+    line = f"{shared}, to which {facts.system} binds them: {_unbound(facts, workers)}"
+    return replace(request, rendezvous=replace(asked, told=(*asked.told, line)))
+
+
+def _unbound(facts: ClusterFacts, workers: int) -> str:
+    if facts.system == "Open MPI":
+        return "mpirun --bind-to none gives them all"
+    if facts.system == "Slurm":
+        return f"srun --cpus-per-task={workers} gives each its own"
+    return "a wider affinity mask gives them more"
+
+
 def _in_shell(request: LaunchRequest, facts: ClusterFacts, command: str) -> LaunchRequest:
     asked = request.rendezvous
     says_where = asked.endpoint or asked.master_addr or asked.node_rank is not None
