@@ -15,10 +15,12 @@ import time
 from typing import NoReturn
 
 from meshrun.environment import LAUNCH_MARK
-from meshrun.host.processes import die_with_parent, marked_processes, send_signal
+from meshrun.host.processes import become_guard, die_with_parent, marked_processes, send_signal
 
 _SWEEP_TAKES_S = 10.0
-_BETWEEN_S = 0.005
+_BETWEEN_S = 0.02
+_CLEAN_LOOKS = 12
+"""One that executes a program has no environment to be seen for a moment, longer if busy."""
 
 
 class Guard:
@@ -31,6 +33,7 @@ class Guard:
 
     def begin(self, zygote: int) -> None:
         """In the store's process, first of all: be woken by the zygote's end, or end with it."""
+        become_guard()
         self._zygote = -1
         if self._launcher >= 0 and self._mark:
             self._zygote = _process_fd(zygote)
@@ -64,10 +67,10 @@ def _process_fd(pid: int) -> int:
 
 
 def _sweep(mark: str) -> None:
-    """End all that carry the mark, until a look finds none twice: one may fork meanwhile."""
+    """End all that carry the mark, until many looks find none: one may fork meanwhile."""
     deadline = time.monotonic() + _SWEEP_TAKES_S
     clean = 0
-    while clean < 2 and time.monotonic() < deadline:
+    while clean < _CLEAN_LOOKS and time.monotonic() < deadline:
         found = marked_processes(f"{LAUNCH_MARK}={mark}")
         clean = 0 if found else clean + 1
         for pid in found:

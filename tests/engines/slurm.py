@@ -50,7 +50,7 @@ MpiDefault=none
 SchedulerParameters=batch_sched_delay=0
 ReturnToService=2
 SlurmdTimeout=20
-KillWait=5
+KillWait=30
 """
 
 

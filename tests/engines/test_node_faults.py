@@ -21,7 +21,7 @@ from tests.engines.together import Launch, all_gone, as_shell
 from tests.kit import PROGRAMS, wait_until
 
 pytestmark = pytest.mark.torch
-COUNT = int(os.environ.get("MESHRUN_NODE_FAULTS", "10"))
+COUNT = int(os.environ.get("MESHRUN_NODE_FAULTS", "6"))
 FIRST = int(os.environ.get("MESHRUN_NODE_FAULTS_FROM", "0"))
 _JOIN_S = 20  # where nodes are awaited in vain
 

@@ -122,16 +122,6 @@ def test_nobody_told_where_is_first(launchers: list[Launcher]) -> None:
     assert not launchers[0].place[0].startswith("127.")
 
 
-def test_a_later_node_has_to_know_where(launchers: list[Launcher]) -> None:
-    """Told at once."""
-    launchers.append(Launcher("b", node_rank=1))
-    until(launchers, MeetingFailed)
-
-    error = launchers[0].heard(MeetingFailed).error
-    assert error.message == "--node-rank 1 has to know where node 0 is"
-    assert error.exit_code == 69
-
-
 def test_a_first_node_whose_port_is_taken_is_told(launchers: list[Launcher]) -> None:
     """By something else: it does not wait for it to answer."""
     with closing(listen_on("127.0.0.1", 0)) as taken:
