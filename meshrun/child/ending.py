@@ -73,6 +73,8 @@ class Ending:
     def _leave(self) -> None:
         if not self._armed or self._pid != os.getpid():
             return
+        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(signum, signal.SIG_IGN)  # it is about to leave, and with its own status
         sys.setswitchinterval(3600.0)  # daemon threads do not run on while their globals vanish
         threading.excepthook = lambda _: None
         _flush_files()
@@ -91,8 +93,6 @@ class Ending:
         A rank that leaves the moment it is done cuts off peers that are a little behind, and
         still connecting a group whose connections this end has seen through.
         """
-        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(signum, signal.SIG_IGN)  # it is about to leave, and with its own status
         self._reporter.finished()
         select.select([self._gate_fd], [], [], _PEERS_TAKE_S)
 

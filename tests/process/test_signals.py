@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from pathlib import Path
 
@@ -81,6 +82,9 @@ def test_a_launch_that_was_preempted_says_so(
     words = ("--nproc-per-node", "2", "--report", report, PREEMPTED, *ways)
     with start_meshrun(*words, folder=tmp_path) as running:
         running.wait_for("up", 2)
+        pids = dict(re.findall(r"rank (\d)\] up (\d+)", running.stdout))
+        done = [Path("/proc", pids[str(rank)]) for rank, way in enumerate(ways) if way == "done"]
+        wait_until(lambda: not any(path.exists() for path in done), lambda: str(done))
         running.signal(signal.SIGTERM)
         assert running.wait() == code
     assert running.stderr.splitlines()[-1] == f"meshrun: {last}"

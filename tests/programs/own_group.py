@@ -31,7 +31,8 @@ for step in range(step, 4):  # noqa: B020
         fail()
     dist.all_reduce(total)
     if rank == 0:
-        checkpoint.write_text(str(step + 1))
+        checkpoint.with_suffix(".new").write_text(str(step + 1))
+        checkpoint.with_suffix(".new").replace(checkpoint)  # it may be ended at any moment
     if how == "after" and step == 2:
         fail()
     dist.barrier()

@@ -16,6 +16,6 @@ if way in ("well", "badly"):
     signal.signal(signal.SIGTERM, end)
 if way == "never":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-print("up", flush=True)
+print("up", os.getpid(), flush=True)
 while way != "done":
     signal.pause()
