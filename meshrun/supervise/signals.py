@@ -48,10 +48,7 @@ class SignalQueue:
             os.read(self._woken, 4096)
         except BlockingIOError:
             pass
-        taken = []
-        while self._caught:
-            taken.append(self._caught.popleft())
-        return taken
+        return [self._caught.popleft() for _ in range(len(self._caught))]
 
     def restore(self) -> None:
         """Give each signal back what it did before."""

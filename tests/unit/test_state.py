@@ -133,6 +133,10 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [*STARTED, signalled(15, 5), signalled(15, 6), signalled(15, 6.1)],
         [term(0, 1, 2), kill(0, 1, 2)],
     ),
+    "signals after the third put nothing off": (
+        [*STARTED, *(signalled(15, at) for at in (5, 6, 6.1, 10, 11)), passed(11.2)],
+        [term(0, 1, 2), kill(0, 1, 2), BY_FORCE],
+    ),
     "a signal before any rank needs no grace": ([signalled(15, 1)], [BY_FORCE]),
     "ranks do not start once the launch is ending": (
         [signalled(15, 1), READY, ZygoteUnsafe(reason="x")],
