@@ -37,7 +37,11 @@ _RENDEZVOUS = ("static", "c10d", "etcd", "etcd-v2")
 
 
 def plan(
-    request: LaunchRequest, *, facts: HostFacts | None = None, check_host: bool = True
+    request: LaunchRequest,
+    *,
+    facts: HostFacts | None = None,
+    check_host: bool = True,
+    ask_cluster: bool = True,
 ) -> LaunchPlan:
     """Decide everything about a launch; starts nothing.
 
@@ -46,12 +50,14 @@ def plan(
         facts: This machine; looked up if ``None``.
         check_host: Whether a device this machine lacks is an error; if not, this is a dry run,
             which tells of links between GPUs too.
+        ask_cluster: Whether a scheduler around this process may say where nodes meet.
 
     Raises:
         UsageError: If the request does not fit together, with the numbers.
     """
     _check_rendezvous(request.rendezvous.backend)
-    if "TORCHELASTIC_RUN_ID" not in os.environ:  # a rank that launches is no task of the scheduler
+    is_rank = "TORCHELASTIC_RUN_ID" in os.environ  # one that launches is no task of the scheduler
+    if ask_cluster and not is_rank and request.remote is None:
         hostname = os.uname().nodename
         found = detect_cluster(os.environ, hostname=hostname, terminal=has_terminal())
         request = fit_to_cluster(request, found)
@@ -59,6 +65,18 @@ def plan(
         with_topology=request.numa_binding is not None, with_links=not check_host
     )
     return build_plan(request, facts, check_host=check_host)
+
+
+def check_hosts(request: LaunchRequest) -> None:
+    """Check the layout of a launch on other hosts, as far as it can be told from here.
+
+    Raises:
+        UsageError: If mesh, hosts and workers do not fit.
+    """
+    counts = request.nproc_per_node
+    is_open = counts is None and request.mesh is not None and request.mesh.is_inferred
+    if not isinstance(counts, str) and not is_open:  # else their devices decide, over there
+        build_plan(replace(request, numa_binding=None), detect_host(), check_host=False)
 
 
 def _check_rendezvous(backend: str) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import os
 import selectors
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 
 from meshrun.errors import HostError
@@ -27,6 +28,8 @@ def begin_meeting(plan: LaunchPlan, meeting: Meeting) -> Meet:
         HostError: If the secret's file cannot be read.
     """
     secret = find_secret(os.environ, meeting)
+    if listener := os.environ.pop("MESHRUN_LISTENER", ""):
+        meeting = replace(meeting, listener=int(listener))
 
     def meet(
         selector: selectors.BaseSelector,
