@@ -67,18 +67,6 @@ def plan(
     return build_plan(request, facts, check_host=check_host)
 
 
-def check_hosts(request: LaunchRequest) -> None:
-    """Check the layout of a launch on other hosts, as far as it can be told from here.
-
-    Raises:
-        UsageError: If mesh, hosts and workers do not fit.
-    """
-    counts = request.nproc_per_node
-    is_open = counts is None and request.mesh is not None and request.mesh.is_inferred
-    if not isinstance(counts, str) and not is_open:  # else their devices decide, over there
-        build_plan(replace(request, numa_binding=None), detect_host(), check_host=False)
-
-
 def _check_rendezvous(backend: str) -> None:
     """Check that there is such a way to meet, built into torch or plugged in."""
     if backend in _RENDEZVOUS:

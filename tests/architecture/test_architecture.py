@@ -18,7 +18,7 @@ FLAGS = {
     "--local-ranks-filter", "--log-dir", "--log-line-prefix-template", "--logs-specs",
     "--master-addr", "--master-port", "--max-restarts", "--mesh", "--mesh-init", "--module",
     "--monitor-interval", "--names", "--nnodes", "--no-prefix", "--no-python", "--node-rank",
-    "--nproc-per-node", "--numa-binding", "--output", "--pg-opt", "--preload",
+    "--node-timeout", "--nproc-per-node", "--numa-binding", "--output", "--pg-opt", "--preload",
     "--print-completion", "--rdzv-backend", "--rdzv-conf", "--rdzv-endpoint", "--rdzv-id",
     "--redirects", "--report", "--role", "--run-path", "--show", "--shutdown-timeout",
     "--signals-to-handle", "--standalone", "--start-method", "--tee", "--timeout", "--timings",

@@ -98,9 +98,7 @@ class Sshd:
             host, [shutil.which("sshd") or "/usr/sbin/sshd", "-D", "-e", "-f", config], stderr=log
         )
         log.close()
-        wait_until(
-            lambda: self._answers(host), lambda: (self.folder / f"log_of_{name}").read_text()
-        )
+        wait_until(lambda: self._answers(host), (self.folder / f"log_of_{name}").read_text)
         return server
 
     def _answers(self, host: int) -> bool:
