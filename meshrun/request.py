@@ -171,3 +171,8 @@ class LaunchRequest:
     console: ConsoleRequest = field(default_factory=ConsoleRequest)
     sources: tuple[tuple[str, str, str], ...] = ()
     """(option, value, where it came from) of each that was given."""
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Names of the nodes in node order, where this launch starts them."""
+        return () if self.remote is None else tuple(host.name for host in self.remote.hosts)

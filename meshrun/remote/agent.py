@@ -40,8 +40,8 @@ def main(order: Mapping[str, Any], version: str) -> NoReturn:
         order: The first line from the conductor.
         version: That of this meshrun.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the conductor's to pass on
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, lambda *_: None)  # the conductor's to pass on; no SIG_IGN, which
+    signal.signal(signal.SIGPIPE, lambda *_: None)  # the launcher would inherit
     os._exit(Agent(order, version).run())
 
 
