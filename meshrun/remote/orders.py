@@ -34,8 +34,8 @@ _BOOT = (
     "import json,sys;"
     "order=json.loads(open(0,'rb',0,closefd=False).readline());"
     "sys.path[:]=order['path']+[path for path in sys.path if path];"
-    "from meshrun import __version__;"
     "from meshrun.remote.agent import main;"
+    "from meshrun import __version__;"
     "main(order,__version__)"
 )
 """Unbuffered, so that nothing of what follows is taken; and without the folder it is run in."""

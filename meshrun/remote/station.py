@@ -52,7 +52,7 @@ class Station:
             cast("IO[bytes]", pipe)
             for pipe in (self._process.stdin, self._process.stdout, self._process.stderr)
         )
-        self._stdin = stdin
+        self._stdin, self._stdout_fd = stdin, self._stdout.fileno()
         self.outbox = Outbox(stdin.fileno())
         self._pipes: dict[int, IO[bytes]] = {}
         for pipe in (self._stdout, stderr):
@@ -112,6 +112,8 @@ class Station:
 
     def read(self, fd: int, show: Callable[[int, bytes, bytes], None]) -> None:
         """Take what has come; pieces of the launcher's streams go to ``show``."""
+        if fd not in self._pipes:
+            return
         try:
             data = os.read(fd, _CHUNK)
         except BlockingIOError:
@@ -122,7 +124,7 @@ class Station:
             self._pipes.pop(fd).close()
             return
         self.heard = time.monotonic()
-        if fd != self._stdout.fileno():
+        if fd != self._stdout_fd:
             self._said += data
             del self._said[:-_MOST_SAID]
             return

@@ -226,7 +226,15 @@ def _headers(plan: LaunchPlan) -> tuple[str, ...]:
     dims = plan.layout.dim_labels
     bound = ("cpus",) if plan.bound_cpus else ()
     host = _host("host", plan.request.hosts)
-    return ("rank", "node", *host, "local rank", *(("device",) if plan.device_type else ()), *bound, *dims)
+    return (
+        "rank",
+        "node",
+        *host,
+        "local rank",
+        *(("device",) if plan.device_type else ()),
+        *bound,
+        *dims,
+    )
 
 
 def _cells(plan: LaunchPlan) -> Iterator[tuple[str, ...]]:
