@@ -89,7 +89,7 @@ class Conductor:
         try:
             self._connect()
             self._start(self._meet())
-            while not all(map(self._is_done, self._stations)):
+            while not all(station.is_done for station in self._stations):
                 self._turn()
                 self._look()
         finally:
@@ -246,19 +246,21 @@ class Conductor:
         if not self._started:
             return  # whoever waits takes them
         for signum in self._signals.take():
-            asks = signum == signal.SIGQUIT and signum not in self._request.stop_signals
-            for station in self._stations[:1] if asks else self._stations:
-                station.tell(signal=int(signum))  # the first node asks all others where they are
+            for station in self._stations:
+                # Once nodes have met, the first passes on to the others what concerns them all.
+                for_itself = station.number == 0 or signum in self._request.forwarded_signals
+                station.tell(signal=int(signum), even_if_met=for_itself)
 
     def _look(self) -> None:
         """Find who has ended or is lost, and have the others end then."""
         now = time.monotonic()
         for station in self._stations:
-            if self._is_done(station):
+            if station.is_done:
                 continue
             if station.ended is not None:
+                station.is_done = True
                 station.hang_up()
-                if station.ended or station.files.get("error"):
+                if station.ended:
                     self._end_others(now, at_once="error" in station.files)
             elif station.is_closed:
                 code = station.finish()
@@ -282,6 +284,7 @@ class Conductor:
         if not self._lost:
             self._console.note(f"host {why.host} was lost: {why.why}")
         self._lost.append(why)
+        station.is_done = True
         station.close()
         self._end_others(time.monotonic(), at_once=True)
 
@@ -293,13 +296,8 @@ class Conductor:
         if at_once and not self._ending:
             self._ending = True
             for station in self._stations:
-                if not self._is_done(station):
+                if not station.is_done:
                     station.tell(end=1)
-
-    def _is_done(self, station: Station) -> bool:
-        return station.ended is not None or any(
-            station.host.name == lost.host for lost in self._lost
-        )
 
     # ---- the end ----------------------------------------------------------------------------
 

@@ -70,7 +70,8 @@ class Station:
         """How its launcher ended: exit code, or -n for signal n."""
         self.files: dict[str, str] = {}
         """What the launcher left: ``report`` or ``error``."""
-        self.was_told_to_end = False
+        self.is_done = False
+        """Whether nothing more is to be expected of it."""
 
     @property
     def said(self) -> str:
