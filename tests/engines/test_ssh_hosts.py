@@ -217,6 +217,36 @@ def test_a_killed_conductor_leaves_nobody(make_sshd: MakeSshd) -> None:
     all_gone(sshd)
 
 
+def test_a_shared_connection_goes_with_its_user(make_sshd: MakeSshd) -> None:
+    """ControlMaster: the way stays for later, and what ran over it does not."""
+    sshd = make_sshd(2)
+    sshd.write_config(f"  ControlMaster auto\n  ControlPath {sshd.folder}/c%n\n  ControlPersist 20")
+    first = launch(sshd, *MESH, SAYS)
+    assert first.end() == 0, first.text
+    run = launch(sshd, *MESH, TOGETHER, "stay")
+    run.wait_for("met 4", times=4)
+    run.send(signal.SIGKILL)
+    run.end()
+
+    wait_until(
+        lambda: not any(_pids_of(sshd, host, "meshrun") for host in range(2)),
+        lambda: str([_words_of(sshd, host) for host in range(2)]),
+    )
+
+
+def test_a_reader_that_goes_ends_all(make_sshd: MakeSshd, tmp_path: Path) -> None:
+    """As `meshrun ... | head` does."""
+    sshd = make_sshd(2)
+    program = tmp_path / "prints.py"
+    program.write_text("while True: print('x' * 100)")
+    line = " ".join(command("--ssh", f"'{sshd.ssh}'", "--hosts", sshd.all, program))
+    run = sshd.hosts.run(0, ["bash", "-c", f"{line} | head -n 3; exit ${{PIPESTATUS[0]}}"])
+
+    assert run.returncode == 128 + signal.SIGPIPE, run.stderr
+    assert run.stdout.count("x" * 100) == 3
+    all_gone(sshd)
+
+
 @pytest.mark.parametrize("which", ["ssh -F", "-c import json"])
 def test_a_killed_way_ends_all(make_sshd: MakeSshd, which: str) -> None:
     """kill -9 of one ssh here, or of the agent there: the host is named, and nobody is left."""
