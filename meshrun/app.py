@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from meshrun.cluster import detect_cluster
 from meshrun.errors import ProgramError, UsageError
-from meshrun.fitting import fit_to_cluster
+from meshrun.fitting import fit_to_cluster, note_few_cores
+from meshrun.host.cores import count_cores
 from meshrun.host.facts import detect_host
 from meshrun.plan import HostFacts, LaunchPlan, build_plan, settle_plan
 from meshrun.request import LaunchRequest, Program
@@ -56,6 +57,7 @@ def plan(
         UsageError: If the request does not fit together, with the numbers.
     """
     _check_rendezvous(request.rendezvous.backend)
+    found = None
     is_rank = "TORCHELASTIC_RUN_ID" in os.environ  # one that launches is no task of the scheduler
     if ask_cluster and not is_rank and request.remote is None:
         hostname = os.uname().nodename
@@ -64,7 +66,11 @@ def plan(
     facts = facts or detect_host(
         with_topology=request.numa_binding is not None, with_links=not check_host
     )
-    return build_plan(request, facts, check_host=check_host)
+    planned = build_plan(request, facts, check_host=check_host)
+    workers = planned.layout.nproc_per_node[planned.node_rank]
+    cores = count_cores()
+    told = note_few_cores(planned.request, found, workers=workers, bound=cores[0], cores=cores[1])
+    return replace(planned, request=told)
 
 
 def _check_rendezvous(backend: str) -> None:
@@ -185,7 +191,11 @@ def _run_folder(plan: LaunchPlan, run_id: str) -> RunFolder:
     if request.logs.logs_specs is not None:
         nproc = plan.layout.nproc_per_node[plan.node_rank]
         plugin = LogsPlugin(request.logs, request.console.local_ranks, nproc)
-    return RunFolder(request.logs, run_id, plugin=plugin)
+    if plan.meeting is None:
+        return RunFolder(request.logs, run_id, plugin=plugin)
+    # Nodes may write to one file system, and have no common name yet if none was given.
+    name = request.rendezvous.run_id or ""
+    return RunFolder(request.logs, name, host=os.uname().nodename, plugin=plugin)
 
 
 def _session(

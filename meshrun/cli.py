@@ -130,6 +130,7 @@ def command(
     status: own.Status = False,
     status_interval: own.StatusInterval = None,
     debug_rank: own.DebugRank = None,
+    console: own.Console = None,
     log_line_prefix_template: torchrun.Template = None,
     local_ranks_filter: torchrun.LocalRanksFilter = None,
     max_restarts: torchrun.MaxRestarts = None,

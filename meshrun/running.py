@@ -78,7 +78,10 @@ def launch_here(
         from meshrun.report.timings import render_timings
 
         say(render_timings(result.timings))
-    if report is not None and not result.elsewhere:
+    # On a file system that nodes share there is one file, and the first node knows the most.
+    if report is not None and (
+        progress.is_first_node or (result.exit_code and not result.elsewhere)
+    ):
         from meshrun.report.result_json import write_report
 
         write_report(result, report)

@@ -409,7 +409,7 @@ def test_nothing_secret_is_in_an_argument(make_sshd: MakeSshd, tmp_path: Path) -
         sshd, "--export", "MY_*", "--no-prefix", "--nproc-per-node", "1", program,
         hosts="node1,root@node0", env=env,
     )  # fmt: skip
-    run.wait_for("t0psecret None", times=2)
+    run.wait_for("t0psecret None False", times=2)
     words = [line for host in range(2) for line in _words_of(sshd, host)]
     run.send(signal.SIGTERM)
     run.end()

@@ -87,7 +87,11 @@ ERRORS: dict[str, list[str]] = {
     "a rank that is not there": ["--mesh", "2", "--rank", "2", "--dry-run", "train.py"],
     "a rank that is several": ["--mesh", "dp=2,tp=2", "--rank", "dp=1", "--dry-run", "train.py"],
     "a rank without a dry run": ["--mesh", "2", "--rank", "1", "train.py"],
-    "no way to node 0": ["--mesh", "4", "--nnodes", "2", "--node-rank", "1", "train.py"],
+    "static nodes, more or fewer": ["--mesh", "4", "--nnodes", "2:4", "train.py"],
+    "a node that knows no other": [
+        "--mesh", "4", "--nnodes", "2", "--node-rank", "1", "train.py",
+    ],
+    "a console of no node": ["--mesh", "4", "--console", "some", "train.py"],
     "no such file": ["nonexistent.py"],
     "no such module": ["-m", "nonexistent_module"],
     "no such preload": ["--preload", "nonexistent_module", "empty.py"],
