@@ -38,6 +38,8 @@ from meshrun.request import LaunchRequest
 from meshrun.roster import Host
 from meshrun.supervise.signals import SignalQueue
 
+_OTHERS_TELL_S = 1.0
+"""What launchers may take to say the same as the first that cannot launch."""
 _GRACE_S = 10.0
 """What all others may take to end after one has, beside what ranks and lost nodes may."""
 
@@ -77,6 +79,8 @@ class Conductor:
         self._started = self._ending = False
         self._passed: set[int] = set()
         """Signals that were passed on."""
+        self._end_at: float | None = None
+        """When the others are ended, once one launcher has said why it cannot launch."""
         self._over_at: float | None = None
         """When whoever is left is given up, once one launcher has failed."""
         self._signals = SignalQueue(
@@ -273,7 +277,9 @@ class Conductor:
                 station.is_done = True
                 station.hang_up()
                 if station.ended:
-                    self._end_others(now, at_once="error" in station.files)
+                    self._end_others(now, at_once=False)
+                if "error" in station.files and self._end_at is None:
+                    self._end_at = now + _OTHERS_TELL_S
             elif station.is_closed:
                 code = station.finish()
                 name, destination = station.host.name, station.host.destination
@@ -289,7 +295,8 @@ class Conductor:
             elif self._over_at is not None and now > self._over_at:
                 self._lose(Refusal(station.host.name, "it did not end with the others"), station)
         self._console.note_lost_output()
-        if self._console.reader_is_gone and not self._ending:
+        is_due = self._end_at is not None and now > self._end_at
+        if (is_due or self._console.reader_is_gone) and not self._ending:
             self._end_others(now, at_once=True)
 
     def _lose(self, why: Refusal, station: Station) -> None:
