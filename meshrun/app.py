@@ -38,7 +38,11 @@ _RENDEZVOUS = ("static", "c10d", "etcd", "etcd-v2")
 
 
 def plan(
-    request: LaunchRequest, *, facts: HostFacts | None = None, check_host: bool = True
+    request: LaunchRequest,
+    *,
+    facts: HostFacts | None = None,
+    check_host: bool = True,
+    ask_cluster: bool = True,
 ) -> LaunchPlan:
     """Decide everything about a launch; starts nothing.
 
@@ -47,13 +51,15 @@ def plan(
         facts: This machine; looked up if ``None``.
         check_host: Whether a device this machine lacks is an error; if not, this is a dry run,
             which tells of links between GPUs too.
+        ask_cluster: Whether a scheduler around this process may say where nodes meet.
 
     Raises:
         UsageError: If the request does not fit together, with the numbers.
     """
     _check_rendezvous(request.rendezvous.backend)
     found = None
-    if "TORCHELASTIC_RUN_ID" not in os.environ:  # a rank that launches is no task of the scheduler
+    is_rank = "TORCHELASTIC_RUN_ID" in os.environ  # one that launches is no task of the scheduler
+    if ask_cluster and not is_rank and request.remote is None:
         hostname = os.uname().nodename
         found = detect_cluster(os.environ, hostname=hostname, terminal=has_terminal())
         request = fit_to_cluster(request, found)
