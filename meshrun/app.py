@@ -61,6 +61,15 @@ def plan(
     return build_plan(request, facts, check_host=check_host)
 
 
+def plan_elsewhere(request: LaunchRequest, facts: HostFacts) -> LaunchPlan:
+    """Decide about a launch on other machines, of which no more than ``facts`` is known.
+
+    Raises:
+        UsageError: If the request does not fit together, with the numbers.
+    """
+    return build_plan(request, facts, check_host=False)
+
+
 def _check_rendezvous(backend: str) -> None:
     """Check that there is such a way to meet, built into torch or plugged in."""
     if backend in _RENDEZVOUS:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from meshrun.options.kinds import FAIL, LOOK, MESH, NO_VALUE, RUN, SEE, own
+from meshrun.options.kinds import FAIL, LOOK, MESH, NO_VALUE, RUN, SEE, SUBMIT, once, own
 
 Mesh = Annotated[
     str | None,
@@ -132,6 +132,24 @@ Output = Annotated[
         metavar="FILE",
         panel=LOOK,
         text="Write the dry run to FILE, whole or not at all.",
+    ),
+]
+Submit = Annotated[
+    str | None,
+    once(
+        "--submit",
+        metavar="SCHEDULER",
+        panel=SUBMIT,
+        text="Hand this launch in as a job: slurm. With --dry-run, print what would be handed in.",
+    ),
+]
+SubmitArg = Annotated[
+    list[str] | None,
+    own(
+        "--submit-arg",
+        metavar="ARG",
+        panel=SUBMIT,
+        text="An option for the scheduler, such as --partition=gpu for sbatch; repeatable.",
     ),
 ]
 ColorDim = Annotated[
