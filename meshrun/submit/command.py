@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import replace
 
 from meshrun import app
 from meshrun.asked import Asked
@@ -12,7 +11,7 @@ from meshrun.errors import UsageError
 from meshrun.host.descriptors import say
 from meshrun.host.devices import accelerator_of_torch
 from meshrun.masking import Mask
-from meshrun.plan import HostFacts, LaunchPlan
+from meshrun.plan import HostFacts
 from meshrun.report.plan_output import print_text
 from meshrun.request import LaunchRequest
 from meshrun.submit.job import Job, check_options, check_texts, job_name, words_again
@@ -45,7 +44,7 @@ def _slurm(job: Job, dry_run: bool, output: str | None) -> int:
         return 0
     printed = hand_in(["sbatch", "--parsable"], script)
     job_id = printed.splitlines()[-1].partition(";")[0]
-    print(job_id, flush=True)
+    print_text(f"{job_id}\n", None)
     say(f"meshrun: Slurm has job {job_id}, {job.name}; output: {output_of(job_id, job, folder)}")
     return 0
 
