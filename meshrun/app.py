@@ -51,14 +51,36 @@ def plan(
         UsageError: If the request does not fit together, with the numbers.
     """
     _check_rendezvous(request.rendezvous.backend)
-    if "TORCHELASTIC_RUN_ID" not in os.environ:  # a rank that launches is no task of the scheduler
-        hostname = os.uname().nodename
-        found = detect_cluster(os.environ, hostname=hostname, terminal=has_terminal())
-        request = fit_to_cluster(request, found)
+    request = _fit(request)
     facts = facts or detect_host(
         with_topology=request.numa_binding is not None, with_links=not check_host
     )
     return build_plan(request, facts, check_host=check_host)
+
+
+def job_to_step_in(request: LaunchRequest) -> str | None:
+    """Return the Slurm job in whose shell this is, if srun is to start a launcher on each node.
+
+    Raises:
+        UsageError: If the request and what the scheduler says do not fit together.
+    """
+    return _fit(request).rendezvous.step_of
+
+
+def _fit(request: LaunchRequest) -> LaunchRequest:
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # a rank that launches is no task of the scheduler
+        return request
+    found = detect_cluster(os.environ, hostname=os.uname().nodename, terminal=has_terminal())
+    # The caller of launch() waits for the answer of one launcher, which is its child.
+    is_child = "MESHRUN_PARENT_PID" in os.environ
+    may_step = found is not None and found.shell is not None and not is_child
+    return fit_to_cluster(request, found, may_step=may_step and _has_srun())
+
+
+def _has_srun() -> bool:
+    import shutil
+
+    return shutil.which("srun") is not None
 
 
 def plan_elsewhere(request: LaunchRequest, facts: HostFacts) -> LaunchPlan:

@@ -278,6 +278,10 @@ def _launch(
     from meshrun.report.paste import command_for_others
     from meshrun.report.progress import StartProgress
 
+    if (job := use_cases.job_to_step_in(request)) is not None:
+        from meshrun.submit.step import launch_on_nodes
+
+        return launch_on_nodes(request, sys.argv[1:], job=job)
     plan = use_cases.plan(request)
     progress = StartProgress(plan)
     count = 1 + len(request.program.args)

@@ -11,7 +11,7 @@ from meshrun.errors import UsageError
 from meshrun.host.descriptors import say
 from meshrun.host.devices import accelerator_of_torch
 from meshrun.masking import Mask
-from meshrun.plan import HostFacts
+from meshrun.plan import UNKNOWN_HOST
 from meshrun.report.plan_output import print_text
 from meshrun.request import LaunchRequest
 from meshrun.submit.job import Job, check_options, check_texts, job_name, words_again
@@ -51,8 +51,7 @@ def _slurm(job: Job, dry_run: bool, output: str | None) -> int:
 
 def _job(scheduler: str, asked: Asked, request: LaunchRequest) -> Job:
     # The job runs elsewhere: what this machine has, or its scheduler says, counts for nothing.
-    elsewhere = HostFacts(hostname="", usable_cores=1, accelerator=None, accelerator_count=0)
-    plan = app.plan_elsewhere(request, elsewhere)
+    plan = app.plan_elsewhere(request, UNKNOWN_HOST)
     counts = plan.layout.nproc_per_node
     if len(set(counts)) > 1:
         raise UsageError(

@@ -13,9 +13,9 @@ _PRELUDE = """\
 # What the nodes know each other by, drawn anew for each run of the job.
 export MESHRUN_SECRET=$(head -c 32 /dev/urandom | od -An -v -tx1 | tr -d ' \\n')
 
-# If a node's launcher cannot even start, the others do not wait for it. --export=ALL hands them
-# this environment, whatever --export said to sbatch, and from Slurm 22.05 on srun has to be told
-# of the cores again.
+# Launchers end together, so 60 s after the first no other is of use; to kill them at once, as
+# --kill-on-bad-exit=1 does, would take their exit codes. --export=ALL hands them this environment,
+# whatever sbatch was told. From Slurm 22.05 on srun has to be told of the cores again.
 """
 _REQUEUE = """\
 code=$?
@@ -58,7 +58,7 @@ def render_sbatch(job: Job, *, python: str, folder: str) -> str:
     srun = f"srun --nodes={job.nnodes} --ntasks-per-node=1"
     if cores:
         srun += ' --cpus-per-task="$SLURM_CPUS_PER_TASK"'
-    command = [f"{srun} \\\n    --kill-on-bad-exit=1 --export=ALL", f"{_quote(python)} -m meshrun"]
+    command = [f"{srun} \\\n    --kill-on-bad-exit=0 --wait=60 --export=ALL", f"{_quote(python)} -m meshrun"]
     command += [shlex.join(words) for words in job.words]
     directives = "".join(f"{line}\n" for line in _directives(job, folder, theirs))
     requeues = not theirs & {"--no-requeue"}

@@ -66,3 +66,27 @@ def test_a_preempted_job_goes_on(slurm: Slurm, tmp_path: Path) -> None:
     secrets = set(re.findall(r"in run (\d) with secret (\w{8})", text))
     assert text.count("saved in run 0") == 2, text
     assert len(secrets) == len({secret for _, secret in secrets}) == 2, text
+
+
+def test_a_cancelled_job_does_not_go_on(slurm: Slurm, tmp_path: Path) -> None:
+    """Its ranks take SIGTERM well too, and it is still not requeued; nothing is left."""
+    job, output = submit(slurm, tmp_path, "--nnodes", "2", "--nproc-per-node", "1", REQUEUED)
+    wait_for(output, "trains in run 0", 2)
+    slurm.scancel(job)
+    slurm.wait_gone(job)
+
+    assert output.read_text().count("saved in run 0") == 2, output.read_text()
+    shown = slurm.run(["scontrol", "show", "job", job]).stdout
+    assert "JobState=CANCELLED" in shown
+    assert "Restarts=0" in shown
+
+
+def test_a_script_of_the_user_needs_no_srun(slurm: Slurm) -> None:
+    """In a batch script meshrun starts its launchers by srun, and passes on the exit code."""
+    words = command("--nnodes", "2", "--mesh", "dp=2,tp=2", "--no-prefix", NODES)
+    fails = command("--nnodes", "2", "--nproc-per-node", "1", PROGRAMS / "end.py", "7")
+    printed = slurm.sbatch(f"{' '.join(words)}\n{' '.join(fails)}\necho code $?", "--nodes=2")
+
+    assert re.findall(r"rank \d of 4.* sum 6", printed).__len__() == 4, printed
+    assert printed.count("srun starts a launcher on each of 2 nodes") == 2
+    assert printed.splitlines()[-1] == "code 7", printed

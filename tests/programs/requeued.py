@@ -2,11 +2,13 @@
 
 import os
 import signal
+import threading
 
 run = os.environ.get("SLURM_RESTART_COUNT", "0")
+asked = threading.Event()
 # Slurm signals every process of a step, and meshrun its ranks: it may come twice.
-signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+signal.signal(signal.SIGTERM, lambda number, frame: asked.set())
 print(f"trains in run {run} with secret {os.environ['MESHRUN_SECRET'][:8]}", flush=True)
 if run == "0":
-    signal.sigwait([signal.SIGTERM])
+    asked.wait()
     print(f"saved in run {run}", flush=True)
