@@ -112,6 +112,7 @@ def command(
     all: own.All = False,  # noqa: A002
     submit: own.Submit = None,
     submit_arg: own.SubmitArg = None,
+    image: own.Image = None,
     timings: own.Timings = False,
     verbose: own.Verbose = False,
     show: own.Show = None,

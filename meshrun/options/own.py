@@ -140,7 +140,17 @@ Submit = Annotated[
         "--submit",
         metavar="SCHEDULER",
         panel=SUBMIT,
-        text="Hand this launch in as a job: slurm. With --dry-run, print what would be handed in.",
+        text="Hand this launch in as a job: slurm, kubernetes, jobset or trainjob. With --dry-run,"
+        " print what would be handed in.",
+    ),
+]
+Image = Annotated[
+    str | None,
+    own(
+        "--image",
+        metavar="NAME",
+        panel=SUBMIT,
+        text="The container image that Kubernetes runs, with torch, meshrun and the program.",
     ),
 ]
 SubmitArg = Annotated[

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import sys
 
 from meshrun import app
@@ -13,12 +14,16 @@ from meshrun.host.devices import accelerator_of_torch
 from meshrun.masking import Mask
 from meshrun.plan import UNKNOWN_HOST
 from meshrun.report.plan_output import print_text
+from meshrun.parse import parse_choice
 from meshrun.request import LaunchRequest
 from meshrun.submit.job import Job, check_options, check_texts, job_name, words_again
+from meshrun.submit.kubernetes import KINDS, render_manifest, render_secret
 from meshrun.submit.send import hand_in
 from meshrun.submit.slurm import output_of, render_sbatch
 
-_SCHEDULERS = ("slurm",)
+_GPUS = "--device cpu needs no GPUs; --submit-arg=--gres=... asks for them as this cluster has it"
+_TOO_MUCH = "no node has so much: `sinfo -o '%P %c %G'` shows what they have; --submit-arg=--cpus-per-task=8"
+_SCHEDULERS = ("slurm", *KINDS)
 
 
 def submit(
@@ -30,9 +35,14 @@ def submit(
         UsageError: If an option makes no sense for a job.
         HostError: If the scheduler is not here, or refuses.
     """
+    parse_choice(scheduler, "--submit", _SCHEDULERS)
     check_options(asked.values, asked.sources)
+    if output is not None and not dry_run:
+        raise UsageError("--output is where a dry run goes", hint="add --dry-run")
     job = _job(scheduler, asked, request)
-    return _slurm(job, dry_run, output)
+    if scheduler == "slurm":
+        return _slurm(job, dry_run, output)
+    return _kubernetes(scheduler, job, dry_run, output)
 
 
 def _slurm(job: Job, dry_run: bool, output: str | None) -> int:
@@ -42,10 +52,29 @@ def _slurm(job: Job, dry_run: bool, output: str | None) -> int:
     if dry_run:
         print_text(script, output)
         return 0
-    printed = hand_in(["sbatch", "--parsable"], script)
+    printed = hand_in(
+        ["sbatch", "--parsable"], script, hints={"gres": _GPUS, "node configuration": _TOO_MUCH}
+    )
     job_id = printed.splitlines()[-1].partition(";")[0]
     print_text(f"{job_id}\n", None)
     say(f"meshrun: Slurm has job {job_id}, {job.name}; output: {output_of(job_id, job, folder)}")
+    return 0
+
+
+def _kubernetes(kind: str, job: Job, dry_run: bool, output: str | None) -> int:
+    manifest = render_manifest(job, kind)
+    if dry_run:
+        print_text(manifest, output)
+        return 0
+    # Applied with the job, and never printed.
+    documents = f"{render_secret(job, secrets.token_hex(32))}{manifest}"
+    printed = hand_in(
+        ["kubectl", "apply", "-f", "-"],
+        documents,
+        extras=job.extras,
+        hints={"immutable": f"there is a `{job.name}`: kubectl delete it, or --rdzv-id OTHER-NAME"},
+    )
+    print_text(f"{printed}\n", None)
     return 0
 
 

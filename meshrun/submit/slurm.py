@@ -58,7 +58,10 @@ def render_sbatch(job: Job, *, python: str, folder: str) -> str:
     srun = f"srun --nodes={job.nnodes} --ntasks-per-node=1"
     if cores:
         srun += ' --cpus-per-task="$SLURM_CPUS_PER_TASK"'
-    command = [f"{srun} \\\n    --kill-on-bad-exit=0 --wait=60 --export=ALL", f"{_quote(python)} -m meshrun"]
+    command = [
+        f"{srun} \\\n    --kill-on-bad-exit=0 --wait=60 --export=ALL",
+        f"{_quote(python)} -m meshrun",
+    ]
     command += [shlex.join(words) for words in job.words]
     directives = "".join(f"{line}\n" for line in _directives(job, folder, theirs))
     requeues = not theirs & {"--no-requeue"}
