@@ -12,11 +12,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from meshrun.cluster import detect_cluster
-from meshrun.errors import ProgramError, UsageError
+from meshrun.errors import UsageError
 from meshrun.fitting import fit_to_cluster
 from meshrun.host.facts import detect_host
+from meshrun.host.program import check_program
 from meshrun.plan import HostFacts, LaunchPlan, build_plan, settle_plan
-from meshrun.request import LaunchRequest, Program
+from meshrun.request import LaunchRequest
 from meshrun.task import has_terminal
 
 if TYPE_CHECKING:
@@ -287,59 +288,3 @@ def _pass_error_on(result: LaunchResult) -> None:
         from meshrun.host.error_record import write_record
 
         write_record(path, result.failures[0].raised, result.exit_code)
-
-
-def check_program(program: Program) -> None:
-    """Say what ``python`` would say of a program that cannot be opened.
-
-    Raises:
-        ProgramError: With the exit code that ``python`` would have.
-    """
-    if program.kind == "module":
-        return
-    path = program.target
-    if program.kind == "command":
-        _check_command(path)
-        return
-    if os.path.isdir(path):
-        if not os.path.exists(os.path.join(path, "__main__.py")):
-            raise ProgramError(
-                f"can't find '__main__' module in '{os.path.abspath(path)}'",
-                exit_code=1,
-                hint="name a file in it, or give the directory a `__main__.py`",
-            )
-        return
-    try:
-        with open(path, "rb"):
-            pass
-    except OSError as error:
-        raise ProgramError(
-            f"can't open file '{os.path.abspath(path)}': [Errno {error.errno}] {error.strerror}",
-            exit_code=2,
-            hint=_nearest_file(path),
-        ) from error
-
-
-def _check_command(name: str) -> None:
-    import shutil
-
-    if shutil.which(name) is not None:
-        return
-    found = os.path.exists(name)
-    raise ProgramError(
-        f"`{name}` is not executable" if found else f"there is no command `{name}`",
-        exit_code=126 if found else 127,  # as a shell says it
-        hint=f"chmod +x {name}, or leave --no-python out" if found else None,
-    )
-
-
-def _nearest_file(path: str) -> str | None:
-    """Return a hint with a file of a similar name, if the folder has one."""
-    from difflib import get_close_matches
-
-    folder = os.path.dirname(path) or "."
-    try:
-        near = get_close_matches(os.path.basename(path), os.listdir(folder), n=1, cutoff=0.7)
-    except OSError:
-        return None
-    return f"`{os.path.normpath(os.path.join(folder, near[0]))}`?" if near else None

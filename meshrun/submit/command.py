@@ -12,9 +12,9 @@ from meshrun.errors import UsageError
 from meshrun.host.descriptors import say
 from meshrun.host.devices import accelerator_of_torch
 from meshrun.masking import Mask
+from meshrun.parse import parse_choice
 from meshrun.plan import UNKNOWN_HOST
 from meshrun.report.plan_output import print_text
-from meshrun.parse import parse_choice
 from meshrun.request import LaunchRequest
 from meshrun.submit.job import Job, check_options, check_texts, job_name, words_again
 from meshrun.submit.kubernetes import KINDS, render_manifest, render_secret
@@ -22,7 +22,9 @@ from meshrun.submit.send import hand_in
 from meshrun.submit.slurm import output_of, render_sbatch
 
 _GPUS = "--device cpu needs no GPUs; --submit-arg=--gres=... asks for them as this cluster has it"
-_TOO_MUCH = "no node has so much: `sinfo -o '%P %c %G'` shows what they have; --submit-arg=--cpus-per-task=8"
+_TOO_MUCH = (
+    "`sinfo -o '%P %c %G'` shows what nodes have; --submit-arg=--cpus-per-task=8 asks for less"
+)
 _SCHEDULERS = ("slurm", *KINDS)
 
 

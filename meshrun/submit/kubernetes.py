@@ -210,7 +210,7 @@ def _container(job: Job, head: str) -> dict[str, Any]:
         "env": _env(job),
         **({"resources": {"limits": limits}} if limits else {}),
         "volumeMounts": Explained(
-            [{"name": "shm", "mountPath": "/dev/shm"}],
+            [{"name": "shm", "mountPath": "/dev/shm"}],  # noqa: S108 - of the container
             "Loader workers and NCCL share memory; a container has 64 MiB else.",
         ),
     }

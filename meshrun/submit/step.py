@@ -10,9 +10,10 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from meshrun.app import check_program, plan_elsewhere
+from meshrun.app import plan_elsewhere
 from meshrun.host.descriptors import say
 from meshrun.host.processes import die_with_parent
+from meshrun.host.program import check_program
 from meshrun.plan import UNKNOWN_HOST
 from meshrun.request import LaunchRequest
 from meshrun.supervise.signals import SignalQueue
