@@ -22,9 +22,7 @@ from meshrun.submit.send import hand_in
 from meshrun.submit.slurm import output_of, render_sbatch
 
 _GPUS = "--device cpu needs no GPUs; --submit-arg=--gres=... asks for them as this cluster has it"
-_TOO_MUCH = (
-    "`sinfo -o '%P %c %G'` shows what nodes have; --submit-arg=--cpus-per-task=8 asks for less"
-)
+_TOO_MUCH = "`sinfo -o '%P %c %G'` shows what nodes have; --submit-arg=--cpus-per-task=8 is less"
 _SCHEDULERS = ("slurm", *KINDS)
 
 

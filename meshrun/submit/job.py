@@ -84,13 +84,20 @@ def check_options(values: Mapping[str, Any], sources: Mapping[str, str]) -> None
         if name not in sources or (name == "rdzv_backend" and values[name] == "static"):
             continue
         option, source = f"--{name.replace('_', '-')}", sources[name]
-        where = f" (from {source})" if source.isupper() else ""
+        is_variable = source.isupper()
+        asked = f"{option} (from {source})" if is_variable else option
+        why = "a job has no terminal" if name == "debug_rank" else "nodes of a job find each other"
         raise UsageError(
-            f"--submit with {option}{where}: the job's nodes find each other by themselves"
-            if name != "debug_rank"
-            else f"--submit with {option}{where}: a job has no terminal",
-            hint=f"leave {option} out" if not where else f"unset {source}",
+            f"--submit with {asked}: {why}",
+            hint=f"unset {source}" if is_variable else f"leave {option} out",
         )
+    for name in ("rank", "color_dim", "format"):
+        if values.get(name) not in (None, "text"):
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(
+                f"--submit with {option}: a dry run of a job is the text that is handed in",
+                hint=f"leave --submit out to see the plan, or {option}",
+            )
     if values.get("nproc_per_node") in _WORDS_FOR_THE_MACHINE:
         raise UsageError(
             f"--submit with --nproc-per-node {values['nproc_per_node']}: the nodes' devices and"

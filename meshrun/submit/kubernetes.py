@@ -39,7 +39,8 @@ def render_manifest(job: Job, kind: str) -> str:
     documents = KINDS[kind](job)
     head = [
         f"# {job.summary}",
-        f"# Once before: kubectl create secret generic {secret_name(job)}"
+        "# Once before, for what the nodes know each other by:",
+        f"# kubectl create secret generic {secret_name(job)}"
         f" --from-literal={SECRET_KEY}=$(openssl rand -hex 32)",
     ]
     parts = [render_yaml(document) for document in documents]

@@ -15,8 +15,9 @@ export MESHRUN_SECRET=$(head -c 32 /dev/urandom | od -An -v -tx1 | tr -d ' \\n')
 
 # Launchers end together, so 60 s after the first no other is of use; to kill them at once, as
 # --kill-on-bad-exit=1 does, would take their exit codes. --export=ALL hands them this environment,
-# whatever sbatch was told. From Slurm 22.05 on srun has to be told of the cores again.
+# whatever sbatch was told.
 """
+_CORES_AGAIN = "# From Slurm 22.05 on, srun has to be told of the cores again.\n"
 _REQUEUE = """\
 code=$?
 
@@ -66,9 +67,8 @@ def render_sbatch(job: Job, *, python: str, folder: str) -> str:
     directives = "".join(f"{line}\n" for line in _directives(job, folder, theirs))
     requeues = not theirs & {"--no-requeue"}
     body = " \\\n    ".join(command)
-    return f"#!/bin/bash\n# {job.summary}\n\n{directives}\n{_PRELUDE}{body}\n" + (
-        _REQUEUE if requeues else ""
-    )
+    head = f"#!/bin/bash\n# {job.summary}\n\n{directives}\n{_PRELUDE}"
+    return f"{head}{_CORES_AGAIN if cores else ''}{body}\n{_REQUEUE if requeues else ''}"
 
 
 def option_names(extras: Iterable[str]) -> set[str]:
@@ -93,6 +93,8 @@ def output_of(job_id: str, job: Job, folder: str) -> str:
             name, equals, value = word.partition("=")
             if name in ("--output", "-o"):
                 pattern = value if equals else following
+            elif word.startswith("-o"):
+                pattern = word[2:]
     for sign, value in (("%x", job.name), ("%j", job_id), ("%A", job_id)):
         pattern = pattern.replace(sign, value)
     return pattern if pattern.startswith("/") else f"{folder.rstrip('/')}/{pattern}"

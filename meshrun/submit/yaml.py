@@ -32,8 +32,8 @@ def quote(text: str) -> str:
     """Return a text as a scalar that every reader of YAML takes for this very text.
 
     Example:
-        >>> quote("train.py"), quote("yes"), quote('say "1"')
-        ('train.py', '"yes"', '"say \\\\"1\\\\""')
+        >>> print(quote("train.py"), quote("yes"))
+        train.py "yes"
     """
     if _PLAIN.fullmatch(text) and text.lower() not in _WORDS:
         return text
