@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.engines.slurm import Slurm
-from tests.kit import PROGRAMS, command, wait_until
+from tests.kit import PROGRAMS, command, run_meshrun, wait_until
 
 pytestmark = pytest.mark.torch
 NODES = PROGRAMS / "nodes.py"
@@ -89,3 +89,108 @@ def test_a_script_of_the_user_needs_no_srun(slurm: Slurm) -> None:
     assert re.findall(r"rank \d of 4.* sum 6", printed).__len__() == 4, printed
     assert printed.count("srun starts a launcher on each of 2 nodes") == 2
     assert printed.splitlines()[-1] == "code 7", printed
+
+
+@pytest.mark.parametrize("where", ["salloc", "sbatch"])
+def test_a_shell_that_is_told_to_end_ends_its_launchers(
+    slurm: Slurm, tmp_path: Path, where: str
+) -> None:
+    """As well as they do: they save, and the code is that of a preempted launch."""
+    words = " ".join(command("--nnodes", "2", "--nproc-per-node", "1", REQUEUED))
+    script = tmp_path / "script"
+    wait = '& pid=$!; while ! [ $(grep -c trains "$0.out") = 2 ]; do sleep 0.05; done'
+    script.write_text(f'#!/bin/bash\n{words} > "$0.out" 2>&1 {wait}; kill $pid; wait $pid; echo $?')
+    script.chmod(0o755)
+    (tmp_path / "script.out").touch()
+    if where == "salloc":
+        printed = slurm.salloc("--nodes=2", script).stdout
+    else:
+        printed = slurm.sbatch(f"exec {script}", "--nodes=2")
+
+    said = (tmp_path / "script.out").read_text()
+    assert printed.splitlines()[-1] == "75", said
+    assert said.count("saved in run 0") == 2, said
+    secrets = set(re.findall(r"with secret (\w+)", said))
+    assert len(secrets) == 1
+
+
+def test_a_shell_that_is_killed_leaves_nobody(slurm: Slurm, tmp_path: Path) -> None:
+    """Neither srun nor launchers nor ranks, which the fixture of every test looks for."""
+    words = " ".join(command("--nnodes", "2", "--nproc-per-node", "1", REQUEUED))
+    script = tmp_path / "script"
+    script.write_text(
+        "#!/bin/bash\nexport TMPDIR=${0%/*}\n"  # Slurm kills the launchers, so their folders stay
+        f'{words} > "$0.out" 2>&1 & pid=$!\n'
+        'while ! [ $(grep -c trains "$0.out") = 2 ]; do sleep 0.05; done\n'
+        "kill -9 $pid; wait $pid; echo $?"
+    )
+    script.chmod(0o755)
+    (tmp_path / "script.out").touch()
+    done = slurm.salloc("--nodes=2", script)
+
+    assert done.stdout.splitlines()[-1] == "137", done.stderr
+
+
+def test_cancelling_a_script_leaves_nothing(slurm: Slurm, tmp_path: Path) -> None:
+    """Ranks save within Slurm's own grace, though its shell is told too."""
+    words = " ".join(command("--nnodes", "2", "--nproc-per-node", "1", REQUEUED))
+    output = tmp_path / "out"
+    (tmp_path / "job").write_text(f"#!/bin/bash\n{words}\n")
+    sent = slurm.run(["sbatch", "--parsable", "--nodes=2", f"--output={output}", tmp_path / "job"])
+    job = sent.stdout.strip()
+    wait_for(output, "trains in run 0", 2)
+    slurm.scancel(job)
+    slurm.wait_gone(job)
+
+    assert output.read_text().count("saved in run 0") == 2, output.read_text()
+
+
+def test_one_node_needs_no_srun(slurm: Slurm) -> None:
+    """With --standalone, --nnodes 1 or nothing said, the launch is in this shell."""
+    words = " ".join(command("--mesh", "dp=2", "--no-prefix", NODES))
+    printed = slurm.salloc(
+        "--nodes=2", "sh", "-c", f"{words}; {words.replace('--mesh', '--standalone --mesh')}"
+    )
+
+    assert printed.stdout.count("of 2 on sl0") == 4, printed.stderr
+    assert "srun starts" not in printed.stderr
+
+
+def test_a_dry_run_in_a_shell_looks_at_all_nodes(slurm: Slurm) -> None:
+    """And what does not fit is said once, before anything is started."""
+    looks = slurm.salloc("--nodes=2", *command("--nnodes", "2", "--mesh", "4", "-n", NODES))
+    wrong = slurm.salloc("--nodes=2", *command("--nnodes", "2", "--mesh", "3", NODES))
+
+    assert looks.stdout.startswith("mesh 4: 4 ranks on 2 nodes x 2 workers"), looks.stderr
+    assert wrong.stderr.count("error: mesh `3` needs 3 workers") == 1, wrong.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--submit-arg=--partition=none", NODES], "invalid partition specified: none"),
+        (["--submit-arg=--gres=tpu:1", NODES], "hint: --device cpu needs no GPUs"),
+    ],
+)
+def test_a_refusal_is_shown_in_slurms_own_words(
+    slurm: Slurm, args: list[str | Path], words: str
+) -> None:
+    """With what to try, where that is known."""
+    refused = slurm.run(command("--submit", "slurm", *args))
+
+    assert refused.returncode == 71
+    assert refused.stdout == ""
+    assert "error: sbatch refused the job: " in refused.stderr
+    assert words in refused.stderr
+
+
+def test_a_machine_without_sbatch_says_so(tmp_path: Path) -> None:
+    """And what to do there."""
+    (tmp_path / "train.py").touch()
+    ours = run_meshrun("--submit", "slurm", "train.py", env={"PATH": "/nowhere"}, cwd=tmp_path)
+
+    assert ours.returncode == 71
+    assert ours.stderr == (
+        "error: there is no sbatch on this machine\n\n"
+        "hint: add --dry-run -o FILE, and run sbatch where it is\n"
+    )
