@@ -110,6 +110,9 @@ def command(
     color_dim: own.ColorDim = None,
     rank: own.Rank = None,
     all: own.All = False,  # noqa: A002
+    submit: own.Submit = None,
+    submit_arg: own.SubmitArg = None,
+    image: own.Image = None,
     timings: own.Timings = False,
     verbose: own.Verbose = False,
     show: own.Show = None,
@@ -176,6 +179,10 @@ def command(
     asked = Asked(in_help_order, _sources(context), os.environ)
     check_accepted(asked)
     request = build_request(asked, read_program(asked))
+    if submit is not None:
+        from meshrun.submit.command import submit as submit_job
+
+        return submit_job(submit, asked, request, dry_run=dry_run, output=output)
     output_format = parse_choice(format or "text", "--format", ("text", "json", "svg"))
     if dry_run:
         _print_plan(request, output_format, all, output, color_dim, rank)
@@ -273,6 +280,10 @@ def _launch(
     from meshrun.report.paste import command_for_others
     from meshrun.report.progress import StartProgress
 
+    if (job := use_cases.job_to_step_in(request)) is not None:
+        from meshrun.submit.step import launch_on_nodes
+
+        return launch_on_nodes(request, sys.argv[1:], job=job)
     plan = use_cases.plan(request)
     progress = StartProgress(plan)
     count = 1 + len(request.program.args)
