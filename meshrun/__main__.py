@@ -15,12 +15,14 @@ def main() -> None:
         # Until there is something to end, a Ctrl-C ends us without a traceback.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from meshrun.cli import run_command_line
+    from meshrun.running import Began
 
+    began = Began(_BEGAN_NS, conducted=os.environ.pop("MESHRUN_CONDUCTED", "") == "1")
     if "MESHRUN_PARENT_PID" in os.environ:
         from meshrun.launching import serve_caller
 
-        run_command_line(began_ns=_BEGAN_NS, tell=serve_caller())
-    run_command_line(began_ns=_BEGAN_NS)
+        run_command_line(began, tell=serve_caller())
+    run_command_line(began)
 
 
 if __name__ == "__main__":

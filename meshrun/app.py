@@ -39,7 +39,11 @@ _RENDEZVOUS = ("static", "c10d", "etcd", "etcd-v2")
 
 
 def plan(
-    request: LaunchRequest, *, facts: HostFacts | None = None, check_host: bool = True
+    request: LaunchRequest,
+    *,
+    facts: HostFacts | None = None,
+    check_host: bool = True,
+    ask_cluster: bool = True,
 ) -> LaunchPlan:
     """Decide everything about a launch; starts nothing.
 
@@ -48,12 +52,13 @@ def plan(
         facts: This machine; looked up if ``None``.
         check_host: Whether a device this machine lacks is an error; if not, this is a dry run,
             which tells of links between GPUs too.
+        ask_cluster: Whether a scheduler around this process may say where nodes meet.
 
     Raises:
         UsageError: If the request does not fit together, with the numbers.
     """
     _check_rendezvous(request.rendezvous.backend)
-    request, found = _fit(request)
+    request, found = _fit(request) if ask_cluster else (request, None)
     facts = facts or detect_host(
         with_topology=request.numa_binding is not None, with_links=not check_host
     )
@@ -74,7 +79,8 @@ def job_to_step_in(request: LaunchRequest) -> str | None:
 
 
 def _fit(request: LaunchRequest) -> tuple[LaunchRequest, ClusterFacts | None]:
-    if "TORCHELASTIC_RUN_ID" in os.environ:  # a rank that launches is no task of the scheduler
+    is_rank = "TORCHELASTIC_RUN_ID" in os.environ  # one that launches is no task of the scheduler
+    if is_rank or request.remote is not None:
         return request, None
     found = detect_cluster(os.environ, hostname=os.uname().nodename, terminal=has_terminal())
     # The caller of launch() waits for the answer of one launcher, which is its child.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import signal
 import sys
@@ -17,15 +16,18 @@ from meshrun import __version__
 from meshrun.asked import Asked, build_request, check_accepted
 from meshrun.errors import HostError, InternalError, MeshrunError, UsageError
 from meshrun.host.descriptors import is_lost_output, let_go_of, open_standard_streams, say
+from meshrun.options import hosts as on
 from meshrun.options import own, torchrun
 from meshrun.options.kinds import NO_VALUE
 from meshrun.options.program import read_program
 from meshrun.parse import parse_choice, parse_flag
 from meshrun.report.message import render_error
-from meshrun.request import LaunchRequest
+from meshrun.running import Began, end_by_signal, launch_here, launch_on_hosts, show_plan
 from meshrun.words import spell_out
 
 _COMMAND_LINE = "command line"
+_WORDS = "meshrun.words"
+"""Where a context keeps the words of its command line, and which options take a value."""
 _SET_BY_A_LAUNCH = (
     *("MESHRUN_MESH", "MESHRUN_DEVICE"),
     *("MESHRUN_FLATTEN", "MESHRUN_VIEW", "MESHRUN_SLOT_ORDER"),
@@ -63,7 +65,9 @@ class _Command(TyperCommand):
                 parameter._runtime_param = _AsWritten()  # type: ignore[attr-defined]
             if str(parameter.envvar).startswith("PET_"):
                 torchruns.update(parameter.opts)
-        return list(super().parse_args(ctx, spell_out(args, options, torchruns)))
+        words = spell_out(args, options, torchruns)
+        ctx.meta[_WORDS] = (tuple(words), options)
+        return list(super().parse_args(ctx, words))
 
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
@@ -99,6 +103,13 @@ def command(
     numa_binding: torchrun.NumaBinding = None,
     virtual_local_rank: torchrun.VirtualLocalRank = False,
     role: torchrun.Role = None,
+    hosts: on.Hosts = None,
+    hostfile: on.Hostfile = None,
+    include: on.Include = None,
+    exclude: on.Exclude = None,
+    export: on.Export = None,
+    ssh: on.Ssh = None,
+    connect_timeout: on.ConnectTimeout = None,
     module: torchrun.Module = False,
     no_python: torchrun.NoPython = False,
     run_path: torchrun.RunPath = False,
@@ -178,30 +189,34 @@ def command(
     in_help_order = {name: context.params.get(name) for name in names_in_help_order}
     asked = Asked(in_help_order, _sources(context), os.environ)
     check_accepted(asked)
-    request = build_request(asked, read_program(asked))
+    request = on.on_hosts(build_request(asked, read_program(asked)), asked)
     if submit is not None:
         from meshrun.submit.command import submit as submit_job
 
         return submit_job(submit, asked, request, dry_run=dry_run, output=output)
     output_format = parse_choice(format or "text", "--format", ("text", "json", "svg"))
     if dry_run:
-        _print_plan(request, output_format, all, output, color_dim, rank)
+        show_plan(
+            request, output_format, every_row=all, output=output, color_dim=color_dim, rank=rank
+        )
         return 0
     if output is not None:
         raise UsageError("--output is where a dry run goes", hint="add --dry-run")
     if rank is not None:
         hint = "add --dry-run; --node-rank says which node this is"
         raise UsageError("--rank is what a dry run is to show", hint=hint)
-    return _launch(request, show_timings=timings, report=report, began_ns=context.obj)
+    if request.remote is not None:
+        return launch_on_hosts(request, *context.meta[_WORDS], version=__version__, report=report)
+    return launch_here(request, show_timings=timings, report=report, began=context.obj)
 
 
 def run_command_line(
-    *, began_ns: int, tell: Callable[[MeshrunError], None] = lambda error: say(render_error(error))
+    began: Began, *, tell: Callable[[MeshrunError], None] = lambda error: say(render_error(error))
 ) -> NoReturn:
     """Run the command line of this process and exit with its code.
 
     Args:
-        began_ns: Monotonic time at which the user's wait began.
+        began: How this process came to be.
         tell: Called with an error that kept the launch from being made.
     """
     _open_streams()
@@ -209,7 +224,7 @@ def run_command_line(
         for name in _SET_BY_A_LAUNCH:
             os.environ.pop(name, None)
     try:
-        code = app(standalone_mode=False, prog_name="meshrun", obj=began_ns)
+        code = app(standalone_mode=False, prog_name="meshrun", obj=began)
         sys.stdout.flush()
     except MeshrunError as error:
         tell(error)
@@ -218,10 +233,10 @@ def run_command_line(
         tell(_usage_error(error))
         sys.exit(error.exit_code)
     except (typer.Abort, KeyboardInterrupt):
-        _end_by_signal(signal.SIGINT)
+        end_by_signal(signal.SIGINT)
     except BrokenPipeError:
         let_go_of(sys.stdout)
-        _end_by_signal(signal.SIGPIPE)
+        end_by_signal(signal.SIGPIPE)
     except Exception as error:
         if is_lost_output(error):
             let_go_of(sys.stdout)
@@ -255,72 +270,6 @@ def _sources(context: typer.Context) -> dict[str, str]:
         elif source.name == "ENVIRONMENT":
             sources[name] = str(parameter.envvar)
     return sources
-
-
-def _print_plan(
-    request: LaunchRequest,
-    form: str,
-    every_row: bool,
-    output: str | None,
-    color_dim: str | None,
-    rank: str | None,
-) -> None:
-    from meshrun import app as use_cases
-    from meshrun.report.plan_output import print_plan
-
-    plan = use_cases.plan(request, check_host=False)
-    print_plan(plan, form, every_row=every_row, output=output, color_dim=color_dim, rank=rank)
-
-
-def _launch(
-    request: LaunchRequest, *, show_timings: bool, report: str | None, began_ns: int
-) -> int:
-    from meshrun import app as use_cases
-    from meshrun.report.failure import render_failure
-    from meshrun.report.paste import command_for_others
-    from meshrun.report.progress import StartProgress
-
-    if (job := use_cases.job_to_step_in(request)) is not None:
-        from meshrun.submit.step import launch_on_nodes
-
-        return launch_on_nodes(request, sys.argv[1:], job=job)
-    plan = use_cases.plan(request)
-    progress = StartProgress(plan)
-    count = 1 + len(request.program.args)
-    result = use_cases.launch(
-        plan,
-        watch=progress,
-        settled=progress.settle,
-        began_ns=began_ns,
-        paste=command_for_others(sys.argv[1:-count], sys.argv[-count:]),
-    )
-    if show_timings:
-        from meshrun.report.timings import render_timings
-
-        say(render_timings(result.timings))
-    # On a file system that nodes share there is one file, and the first node knows the most.
-    if report is not None and (
-        progress.is_first_node or (result.exit_code and not result.elsewhere)
-    ):
-        from meshrun.report.result_json import write_report
-
-        write_report(result, report)
-    if text := render_failure(result):
-        say(text)
-    if request.exit_codes == "torchrun":
-        return int(result.exit_code != 0)
-    if result.signum is not None and not result.preempted:
-        _end_by_signal(result.signum)
-    return result.exit_code
-
-
-def _end_by_signal(signum: int) -> None:
-    """End as the signal would have, so that the shell sees the truth."""
-    atexit._run_exitfuncs()  # which a signal skips
-    sys.stdout.flush()
-    sys.stderr.flush()
-    signal.signal(signum, signal.SIG_DFL)
-    os.kill(os.getpid(), signum)
 
 
 def _usage_error(error: Any) -> UsageError:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from meshrun.cluster import ClusterFacts
 from meshrun.errors import UsageError
-from meshrun.request import LaunchRequest
+from meshrun.request import LaunchRequest, Remote
+from meshrun.roster import Host
 
 
 def fit_to_cluster(
@@ -47,6 +49,57 @@ def fit_to_cluster(
     if nnodes == 1:
         return replace(request, rendezvous=replace(asked, told=_told_alone(facts)))
     return _on_several(request, facts, nnodes)
+
+
+def fit_to_hosts(request: LaunchRequest, remote: Remote) -> LaunchRequest:
+    """Return the request with the hosts that are to be launched on as its nodes.
+
+    Raises:
+        UsageError: If an option says something else of nodes, or only some hosts have slots.
+    """
+    asked, hosts = request.rendezvous, remote.hosts
+    for option, is_given in (
+        ("--standalone", asked.standalone),
+        (f"--node-rank {asked.node_rank}", asked.node_rank is not None),
+        (f"--rdzv-backend {asked.backend}", asked.backend != "static"),
+        ("--nnodes MIN:MAX", asked.least_nodes is not None),
+        ("--debug-rank", request.debug_rank is not None),
+    ):
+        if is_given:
+            raise UsageError(f"{option} and a list of hosts exclude each other")
+    if request.nnodes not in (None, len(hosts)):
+        names = ", ".join(host.name for host in hosts[:8])
+        raise UsageError(
+            f"--nnodes {request.nnodes}, and there are {len(hosts)} hosts: {names}"
+            f"{', ...' if len(hosts) > 8 else ''}",
+            hint="leave --nnodes out, or choose hosts with --include",
+        )
+    found = [("--nnodes", str(len(hosts)), "the hosts")]
+    nproc = request.nproc_per_node
+    if nproc is None and (nproc := _slots(hosts)) is not None:
+        text = str(nproc) if isinstance(nproc, int) else ",".join(map(str, nproc))
+        found.append(("--nproc-per-node", text, "the hosts' slots"))
+    return replace(
+        request,
+        nnodes=len(hosts),
+        nproc_per_node=nproc,
+        remote=remote,
+        sources=(*request.sources, *found),
+    )
+
+
+def _slots(hosts: Sequence[Host]) -> int | tuple[int, ...] | None:
+    """Return the workers of each host, ``None`` if nothing is said of them."""
+    counts = [host.workers for host in hosts]
+    known = tuple(count for count in counts if count is not None)
+    if known and len(known) < len(hosts):
+        one = next(host for host in hosts if host.workers is not None)
+        other = next(host for host in hosts if host.workers is None)
+        raise UsageError(
+            f"{one.name} has {one.workers} slots, and nothing says how many {other.name} has",
+            hint=f"{other.name}:{one.workers}, or --nproc-per-node",
+        )
+    return known[0] if len({*known}) == 1 else known or None
 
 
 def _on_several(request: LaunchRequest, facts: ClusterFacts, nnodes: int) -> LaunchRequest:

@@ -11,15 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar, overload
 
 from meshrun.errors import HostError, MeshrunError, UsageError
-from meshrun.host.child_launcher import run_launcher
+from meshrun.host.child_launcher import PARENT_FOLDER, PARENT_PID, run_launcher
 from meshrun.report.result_json import parse_error_json, parse_result_json, render_error_json
 from meshrun.result import LaunchResult, Timings, signal_name
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_PARENT_PID = "MESHRUN_PARENT_PID"
-_PARENT_FOLDER = "MESHRUN_PARENT_FOLDER"
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
@@ -182,7 +180,7 @@ def serve_caller() -> Callable[[MeshrunError], None]:
 
     from meshrun.host.processes import die_with_parent
 
-    caller, folder = int(os.environ.pop(_PARENT_PID)), os.environ.pop(_PARENT_FOLDER)
+    caller, folder = int(os.environ.pop(PARENT_PID)), os.environ.pop(PARENT_FOLDER)
 
     def clear_up() -> None:
         if os.getppid() != caller:
@@ -222,7 +220,7 @@ def _launched(
     report = os.path.join(folder, "report.json")
     code = run_launcher(
         [sys.executable, "-m", "meshrun", *flags, f"--report={report}", "--", *words],
-        env={**env, _PARENT_PID: str(os.getpid()), _PARENT_FOLDER: folder},
+        env={**env, PARENT_PID: str(os.getpid()), PARENT_FOLDER: folder},
         cwd=cwd,
         stdin=stdin,
     )

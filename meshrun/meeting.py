@@ -40,6 +40,8 @@ class Meeting:
     """How long the nodes may take to come together."""
     node_timeout_s: float = 30.0
     """How long a node may be silent."""
+    listener: int | None = None
+    """Descriptor of a socket that listens at the endpoint already, as it was inherited."""
     paste: str | None = None
     """The command for the other nodes, with ``ENDPOINT`` where the head's goes; for people."""
 

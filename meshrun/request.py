@@ -11,6 +11,7 @@ from meshrun.binding import BindingMode
 from meshrun.groups import GroupOptions
 from meshrun.layout import Flatten, View
 from meshrun.parse import NO_STREAMS, Streams
+from meshrun.roster import Host
 from meshrun.spec import MeshSpec
 
 ProgramKind = Literal["script", "module", "command"]
@@ -70,6 +71,19 @@ class Rendezvous:
     """The Slurm job whose ``srun`` is to start a launcher on each node, from this shell of it."""
     told: tuple[str, ...] = ()
     """Lines for people on what a scheduler said."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remote:
+    """Hosts to start a launcher on, and how to get there."""
+
+    hosts: tuple[Host, ...]
+    ssh: tuple[str, ...] = ("ssh",)
+    """The words that run ssh."""
+    connect_timeout_s: float = 10.0
+    """How long each host may take to answer."""
+    export: tuple[str, ...] = ()
+    """Further variables that go to every host: names, or patterns such as ``WANDB_*``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +169,14 @@ class LaunchRequest:
     exit_codes: ExitCodes = "worker"
     event_log_handler: str = "null"
     rendezvous: Rendezvous = field(default_factory=Rendezvous)
+    remote: Remote | None = None
+    """The hosts that are to be launched on, where this launch starts them."""
     logs: LogRequest = field(default_factory=LogRequest)
     console: ConsoleRequest = field(default_factory=ConsoleRequest)
     sources: tuple[tuple[str, str, str], ...] = ()
     """(option, value, where it came from) of each that was given."""
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Names of the nodes in node order, where this launch starts them."""
+        return () if self.remote is None else tuple(host.name for host in self.remote.hosts)

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 from tests.engines.hosts import make_hosts  # noqa: F401 - fixtures
 from tests.engines.openmpi import mpirun  # noqa: F401
 from tests.engines.slurm import slurm  # noqa: F401
+from tests.engines.sshd import make_sshd  # noqa: F401
 from tests.kit import FAKES, MARK, end_marked, marked_processes, wait_until
 from tests.parties import Clock, Parties
 

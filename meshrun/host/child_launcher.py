@@ -17,6 +17,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import IO, Any, TextIO
 
+PARENT_PID = "MESHRUN_PARENT_PID"
+"""Says to a launcher that it is such a child, and of whom."""
+PARENT_FOLDER = "MESHRUN_PARENT_FOLDER"
+"""A private folder of the parent's, where the launcher says why it cannot launch."""
 _READ_BYTES = 1 << 16
 _ESCALATION = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 

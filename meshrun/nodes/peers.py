@@ -167,7 +167,9 @@ class Peers:
 
     def _begin(self) -> None:
         meeting = self._meeting
-        if meeting.host is None and meeting.backend != "static":
+        if meeting.listener is not None:
+            self._be_head(socket.socket(fileno=meeting.listener))
+        elif meeting.host is None and meeting.backend != "static":
             self._plan_negotiation(self._listen_outward(), None)
         elif meeting.host is None:
             self._be_head(self._listen_outward())

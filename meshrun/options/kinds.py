@@ -17,6 +17,7 @@ SEE = "See what ranks print"
 FILES = "Keep logs in files"
 FAIL = "Stop, fail and restart"
 MEET = "Meet"
+HOSTS = "Launch on other hosts"
 ACCEPTED = "Accepted from torchrun, without effect"
 
 

@@ -45,6 +45,7 @@ def _head(plan: LaunchPlan) -> dict[str, Any]:
         "mesh_dim_names": list(layout.mesh_dim_names) if layout.mesh_dim_names else None,
         "world_size": layout.world_size,
         "nnodes": layout.nnodes,
+        "hosts": list(plan.request.hosts),
         "nproc_per_node": list(layout.nproc_per_node),
         "slots_per_node": list(plan.slots_per_node),
         "slot_order": list(layout.slot_order) if layout.slot_order else None,

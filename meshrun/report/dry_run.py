@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from rich.console import Console, Group, RenderableType
@@ -174,7 +174,8 @@ def _some(group: range | list[int]) -> str:
 def _workers(plan: LaunchPlan) -> Table:
     table = new_table()
     for header in _headers(plan):
-        table.add_column(header, justify="left" if header == "device" else "right", no_wrap=True)
+        is_text = header in ("host", "device")
+        table.add_column(header, justify="left" if is_text else "right", no_wrap=True)
     for row in _cells(plan):
         table.add_row(*row)
     return table
@@ -192,10 +193,10 @@ def _options(plan: LaunchPlan) -> Table:
 
 def _nodes(plan: LaunchPlan) -> Table:
     """The first nodes and the last, a row each."""
-    layout = plan.layout
+    layout, hosts = plan.layout, plan.request.hosts
     table = new_table()
-    for header in ("node", "ranks", "first coordinate", "last coordinate"):
-        table.add_column(header, justify="right", no_wrap=True)
+    for header in ("node", *_host("host", hosts), "ranks", "first coordinate", "last coordinate"):
+        table.add_column(header, justify="left" if header == "host" else "right", no_wrap=True)
     shown = [*range(min(_FEW, layout.nnodes))]
     if layout.nnodes > _FEW + 1:
         shown.append(-1)
@@ -203,27 +204,44 @@ def _nodes(plan: LaunchPlan) -> Table:
         shown.append(layout.nnodes - 1)
     for node in shown:
         if node < 0:
-            table.add_row("...", "...", "...", "...")
+            table.add_row("...", *_host("...", hosts), "...", "...", "...")
             continue
+        name = _host(hosts[node] if hosts else "", hosts)
         ranks = layout.ranks_of_node(node)
         if not ranks:
-            table.add_row(str(node), "none", "", "")
+            table.add_row(str(node), *name, "none", "", "")
             continue
         ends = (_coordinate(layout.coordinate(rank)) for rank in (ranks[0], ranks[-1]))
         span = f"{ranks[0]}-{ranks[-1]}" if isinstance(ranks, range) else _some(ranks)
-        table.add_row(str(node), span, *ends)
+        table.add_row(str(node), *name, span, *ends)
     return table
+
+
+def _host(text: str, hosts: Sequence[str]) -> tuple[str, ...]:
+    """Return what stands in the column for hosts, if there is one."""
+    return (text,) if hosts else ()
 
 
 def _headers(plan: LaunchPlan) -> tuple[str, ...]:
     dims = plan.layout.dim_labels
     bound = ("cpus",) if plan.bound_cpus else ()
-    return ("rank", "node", "local rank", *(("device",) if plan.device_type else ()), *bound, *dims)
+    host = _host("host", plan.request.hosts)
+    return (
+        "rank",
+        "node",
+        *host,
+        "local rank",
+        *(("device",) if plan.device_type else ()),
+        *bound,
+        *dims,
+    )
 
 
 def _cells(plan: LaunchPlan) -> Iterator[tuple[str, ...]]:
+    hosts = plan.request.hosts
     for rank in plan.ranks():
-        numbers = (str(rank.rank), str(rank.node_rank), str(rank.local_rank))
+        host = _host(hosts[rank.node_rank] if hosts else "", hosts)
+        numbers = (str(rank.rank), str(rank.node_rank), *host, str(rank.local_rank))
         device = (rank.device,) if rank.device else ()
         bound = (format_cpus(rank.cpus),) if rank.cpus else ()
         yield (*numbers, *device, *bound, *(str(index) for index in rank.coordinate))

@@ -84,7 +84,8 @@ def _head(plan: LaunchPlan, rank: RankPlan) -> Iterator[str]:
     layout = plan.layout
     mesh = f" of mesh {layout.mesh}" if layout.mesh else ""
     yield f"rank {rank.rank} of {layout.world_size:,}{mesh}"
-    yield f"node {rank.node_rank} of {layout.nnodes:,}, local rank {rank.local_rank}"
+    host = f" ({plan.request.hosts[rank.node_rank]})" if plan.request.hosts else ""
+    yield f"node {rank.node_rank} of {layout.nnodes:,}{host}, local rank {rank.local_rank}"
     if rank.coordinate:
         places = zip(layout.dim_labels, rank.coordinate, strict=True)
         yield "coordinate: " + ", ".join(f"{dim}={place}" for dim, place in places)

@@ -32,10 +32,15 @@ from meshrun.supervise.merged_label import merged_label
 
 
 class StartProgress:
-    """Watches a launch: a status line while it starts, a note when it begins to end."""
+    """Watches a launch: a status line while it starts, a note when it begins to end.
 
-    def __init__(self, plan: LaunchPlan) -> None:
-        self._plan = plan
+    Args:
+        plan: What is launched.
+        quiet: Whether to say only what nobody else can: another launcher says the rest.
+    """
+
+    def __init__(self, plan: LaunchPlan, *, quiet: bool = False) -> None:
+        self._plan, self._quiet = plan, quiet
         self._began_ns = time.monotonic_ns()
         self._told = False
         self._started = False
@@ -55,6 +60,8 @@ class StartProgress:
     def __call__(self, event: Event, state: State, console: Console) -> None:
         """Take one event and the state after it."""
         self._tell_oddities(event, console)
+        if self._quiet:
+            return
         starts_again = state.generation > self._generation
         if isinstance(event, NextBegins) or (
             isinstance(event, GenerationEnded) and state.abroad is None

@@ -7,6 +7,7 @@ import os
 import selectors
 import stat
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 
 from meshrun.errors import HostError
@@ -28,6 +29,8 @@ def begin_meeting(plan: LaunchPlan, meeting: Meeting) -> Meet:
         HostError: If the secret's file cannot be read.
     """
     secret = find_secret(os.environ, meeting)
+    if listener := os.environ.pop("MESHRUN_LISTENER", ""):
+        meeting = replace(meeting, listener=int(listener))
 
     def meet(
         selector: selectors.BaseSelector,

@@ -23,6 +23,7 @@ FLAGS = {
     "--preload", "--print-completion", "--rdzv-backend", "--rdzv-conf", "--rdzv-endpoint",
     "--rdzv-id", "--redirects", "--report", "--role", "--run-path", "--show", "--shutdown-timeout",
     "--signals-to-handle", "--standalone", "--start-method", "--tee", "--timeout", "--timings",
+    "--connect-timeout", "--exclude", "--export", "--hostfile", "--hosts", "--include", "--ssh",
     "--verbose", "--version", "--virtual-local-rank",
 }  # fmt: skip
 PUBLIC = [

@@ -1,0 +1,162 @@
+"""One host as the conductor sees it: the ssh process, and what the agent beyond it says."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO, Any, cast
+
+from meshrun.host.processes import die_with_parent
+from meshrun.remote.outbox import Outbox
+from meshrun.remote.talk import ERR, NEWS, OUT, FrameSplitter, order
+from meshrun.roster import Host
+
+_CHUNK = 64 * 1024
+_MOST_SAID = 16 * 1024
+_SSH_ENDS_IN_S = 2.0
+
+
+class Station:
+    """A host and the way there.
+
+    Args:
+        number: Its node rank.
+        host: Which it is.
+        command: The words that start an agent on it.
+        env: The environment of that command.
+    """
+
+    def __init__(
+        self, number: int, host: Host, command: Sequence[str], env: Mapping[str, str]
+    ) -> None:
+        self.number, self.host = number, host
+        self.nonce = secrets.token_hex(16)
+        self._frames = FrameSplitter(self.nonce)
+        own = os.getpid()
+        self._process = subprocess.Popen(
+            list(command),
+            env=dict(env),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # so that a Ctrl-C does not end the way there
+            preexec_fn=lambda: die_with_parent(own, signal.SIGTERM),  # noqa: PLW1509 - one thread
+        )
+        stdin, self._stdout, stderr = (
+            cast("IO[bytes]", pipe)
+            for pipe in (self._process.stdin, self._process.stdout, self._process.stderr)
+        )
+        self._stdin, self._stdout_fd = stdin, self._stdout.fileno()
+        self.outbox = Outbox(stdin.fileno())
+        self._pipes: dict[int, IO[bytes]] = {}
+        for pipe in (self._stdout, stderr):
+            os.set_blocking(pipe.fileno(), False)
+            self._pipes[pipe.fileno()] = pipe
+        self._said = bytearray()
+        self.began = self.heard = time.monotonic()
+        self.ready: Mapping[str, str] | None = None
+        """By which addresses it may be reached, once its agent has answered."""
+        self.refused: Mapping[str, str] | None = None
+        """Why its agent will not serve."""
+        self.endpoint: tuple[str, int] | None = None
+        """Where its launcher is going to listen."""
+        self.ended: int | None = None
+        """How its launcher ended: exit code, or -n for signal n."""
+        self.files: dict[str, str] = {}
+        """What the launcher left: ``report`` or ``error``."""
+        self.was_told_to_end = False
+
+    @property
+    def said(self) -> str:
+        """What ssh printed, the shell there, or Python."""
+        return (self._frames.noise + self._said).decode(errors="replace")
+
+    @property
+    def open_pipes(self) -> list[int]:
+        """Descriptors from which something may come."""
+        return list(self._pipes)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing more can come from the agent; others may still hold ssh's stderr."""
+        return self._stdout.closed
+
+    def finish(self) -> int:
+        """Wait for ssh's end, take its last words and return its exit code."""
+        self.hang_up()
+        try:
+            code = self._process.wait(_SSH_ENDS_IN_S)
+        except subprocess.TimeoutExpired:
+            self._process.terminate()
+            code = self._wait_or_kill()
+        for fd in self.open_pipes:
+            self.read(fd, lambda *_: None)
+        return code
+
+    def _wait_or_kill(self) -> int:
+        try:
+            return self._process.wait(_SSH_ENDS_IN_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait()
+
+    def tell(self, **values: object) -> None:
+        """Send the agent a line."""
+        self.outbox.write(order(**values))
+
+    def read(self, fd: int, show: Callable[[int, bytes, bytes], None]) -> None:
+        """Take what has come; pieces of the launcher's streams go to ``show``."""
+        if fd not in self._pipes:
+            return
+        try:
+            data = os.read(fd, _CHUNK)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._pipes.pop(fd).close()
+            return
+        self.heard = time.monotonic()
+        if fd != self._stdout_fd:
+            self._said += data
+            del self._said[:-_MOST_SAID]
+            return
+        for kind, content in self._frames.feed(data):
+            if kind in (OUT, ERR):
+                show(self.number, kind, content)
+            elif kind == NEWS:
+                self._hear(json.loads(content))
+
+    def _hear(self, news: Mapping[str, Any]) -> None:
+        if "ready" in news:
+            self.ready = news["ready"]
+        elif "refused" in news:
+            self.refused = news
+        elif "listening" in news:
+            address, port = news["listening"]
+            self.endpoint = (address, port)
+        elif "ended" in news:
+            self.ended = news["ended"]
+        else:
+            self.files.update({name: text for name, text in news.items() if isinstance(text, str)})
+
+    def hang_up(self) -> None:
+        """Send nothing more: the agent ends what it started."""
+        if not self._stdin.closed:
+            self.outbox.close()
+            with contextlib.suppress(BrokenPipeError):
+                self._stdin.close()
+
+    def close(self) -> None:
+        """End the way there, whatever it is doing."""
+        self.finish()
+        for pipe in self._pipes.values():
+            pipe.close()
+        self._pipes.clear()

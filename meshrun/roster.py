@@ -1,0 +1,197 @@
+"""The hosts of a launch, from ``--hosts``, a hostfile, ``--include`` and ``--exclude``. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from meshrun.errors import UsageError
+
+_USER = r"(?:(?P<user>[\w.][\w.\\-]*)@)?"
+_NAME = re.compile(_USER + r"(?P<host>\[[0-9A-Fa-f:.]+(?:%\w+)?\]|\w[\w.-]*)")
+_MOST_SLOTS = 1_000_000
+_KEYS = ("slots", "max_slots", "max-slots")
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """One host, which is one node of the launch."""
+
+    destination: str
+    """As ssh takes it: ``host`` or ``user@host``, an IPv6 address without brackets."""
+    slots: int | None = None
+    """Workers it may have; ``None`` if nobody said."""
+    chosen: tuple[int, ...] | None = None
+    """Which of its slots are used, if not all."""
+
+    @property
+    def name(self) -> str:
+        """The host without the user."""
+        return self.destination.rpartition("@")[2]
+
+    @property
+    def workers(self) -> int | None:
+        """How many slots are used, as far as anybody said."""
+        return self.slots if self.chosen is None else len(self.chosen)
+
+
+def parse_hosts(text: str) -> tuple[Host, ...]:
+    """Return the hosts in ``a,b:4,user@c``.
+
+    Raises:
+        UsageError: If one cannot be read, or is there twice.
+    """
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts:
+        raise UsageError("--hosts names no host", hint="--hosts a,b or --hosts a:8,b:8")
+    hosts: list[Host] = []
+    for part in parts:
+        _add(hosts, _read_host(part, "--hosts"), "--hosts")
+    return tuple(hosts)
+
+
+def parse_hostfile(text: str, path: str) -> tuple[Host, ...]:
+    """Return the hosts of a file: a line each, as DeepSpeed or Open MPI write it.
+
+    ``host slots=8``, ``host slots=8 max_slots=8``, ``host:8`` or ``host``; ``#`` begins a comment.
+
+    Raises:
+        UsageError: If a line cannot be read, with its number.
+    """
+    hosts: list[Host] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if words := line.partition("#")[0].split():
+            _add(hosts, _read_line(words, where := f"{path}, line {number}"), where)
+    if not hosts:
+        raise UsageError(f"{path} names no host", hint="a line each: host slots=8")
+    return tuple(hosts)
+
+
+def choose_hosts(
+    hosts: Sequence[Host], *, include: str | None = None, exclude: str | None = None
+) -> tuple[Host, ...]:
+    """Return those that ``--include`` names, or that ``--exclude`` leaves, in their order.
+
+    Both are written as for DeepSpeed: ``a@b:0,2`` means all of ``a``, and slots 0 and 2 of ``b``.
+
+    Raises:
+        UsageError: If both are given, one cannot be read or names what is not there, or no host
+            is left.
+    """
+    if include and exclude:
+        raise UsageError("--include and --exclude exclude each other")
+    if include:
+        named = dict(_named(include, "--include", hosts))
+        return tuple(replace(host, chosen=named[host.name]) for host in hosts if host.name in named)
+    if not exclude:
+        return tuple(hosts)
+    named = dict(_named(exclude, "--exclude", hosts))
+    left = tuple(kept for host in hosts if (kept := _without(host, named)) is not None)
+    if not left:
+        raise UsageError(f"--exclude {exclude} leaves no host of {len(hosts)}")
+    return left
+
+
+def _read_line(words: Sequence[str], where: str) -> Host:
+    host = _read_host(words[0], where)
+    most = None
+    for word in words[1:]:
+        key, equals, value = word.partition("=")
+        if not equals or key not in _KEYS:
+            raise UsageError(f"{where}: cannot read `{word}`", hint="host slots=8 max_slots=8")
+        if key == "slots":
+            host = replace(host, slots=_count(value, where, word))
+        else:
+            most = _count(value, where, word)
+    if most is not None and host.slots is not None and host.slots > most:
+        raise UsageError(f"{where}: {host.slots} slots of {host.name}, and at most {most}")
+    return host
+
+
+def _read_host(text: str, where: str) -> Host:
+    match = _NAME.match(text)
+    rest = text[match.end() :] if match else text
+    if match is None or (rest and not rest.startswith(":")):
+        raise UsageError(
+            f"{where}: `{text}` is no host",
+            hint="host, user@host, host:8 for 8 slots; an IPv6 address as [fd00::1]",
+        )
+    user, host = match["user"], match["host"].strip("[]")
+    slots = _count(rest[1:], where, text) if rest else None
+    return Host(f"{user}@{host}" if user else host, slots)
+
+
+def _count(text: str, where: str, word: str) -> int:
+    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= _MOST_SLOTS):
+        raise UsageError(
+            f"{where}: slots are a whole number of at least 1, found `{word}`",
+            hint="host:8 means 8 slots; another port of sshd goes in ssh's own config",
+        )
+    return int(text)
+
+
+def _add(hosts: list[Host], host: Host, where: str) -> None:
+    if any(host.name == other.name for other in hosts):
+        raise UsageError(
+            f"{where}: {host.name} is there twice", hint=f"{host.name}:8 for 8 workers on it"
+        )
+    hosts.append(host)
+
+
+def _named(
+    text: str, what: str, hosts: Sequence[Host]
+) -> Iterator[tuple[str, tuple[int, ...] | None]]:
+    """Yield (host, slots or ``None`` for all) of ``a@b:0,2``."""
+    known = {host.name: host for host in hosts}
+    seen = set()
+    for part in text.split("@"):
+        name, slots = _split_slots(part.strip())
+        if name not in known:
+            raise UsageError(
+                f"{what}: there is no host `{name}`",
+                hint=f"there are {', '.join(list(known)[:8])}{', ...' if len(known) > 8 else ''}",
+            )
+        if name in seen:
+            raise UsageError(f"{what}: {name} is there twice", hint=f"{name}:0,1")
+        seen.add(name)
+        yield name, None if slots is None else _numbers(slots, what, known[name])
+
+
+def _split_slots(part: str) -> tuple[str, str | None]:
+    if part.startswith("["):
+        name, _, rest = part[1:].partition("]")
+        return name, rest[1:] if rest.startswith(":") else None
+    name, colon, slots = part.partition(":")
+    return name, slots if colon else None
+
+
+def _numbers(text: str, what: str, host: Host) -> tuple[int, ...]:
+    numbers = []
+    for part in text.split(","):
+        word = part.strip()
+        if not (word.isascii() and word.isdigit() and len(word) < 8):
+            raise UsageError(f"{what}: slots of {host.name} are numbers from 0, found `{word}`")
+        if host.slots is not None and int(word) >= host.slots:
+            raise UsageError(
+                f"{what}: {host.name} has no slot {word}",
+                hint=f"it has {host.slots}, 0 to {host.slots - 1}",
+            )
+        numbers.append(int(word))
+    return tuple(sorted(set(numbers)))
+
+
+def _without(host: Host, named: dict[str, tuple[int, ...] | None]) -> Host | None:
+    """Return what is left of a host, ``None`` if nothing is."""
+    if host.name not in named:
+        return host
+    slots = named[host.name]
+    if slots is None:
+        return None
+    if host.slots is None:
+        raise UsageError(
+            f"--exclude names slots of {host.name}, and nothing says how many it has",
+            hint=f"{host.name}:8 for 8 of them",
+        )
+    left = tuple(slot for slot in range(host.slots) if slot not in slots)
+    return replace(host, chosen=left) if left else None

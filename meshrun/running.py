@@ -1,0 +1,136 @@
+"""What the command line does once all is read: print a plan, launch here, or launch on hosts."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from meshrun.host.descriptors import say
+from meshrun.request import LaunchRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    """How this process came to be."""
+
+    at_ns: int
+    """Monotonic time at which the user's wait began."""
+    conducted: bool = False
+    """Whether another meshrun started it as one of several, and tells people about them all."""
+
+
+def show_plan(
+    request: LaunchRequest,
+    form: str,
+    *,
+    every_row: bool,
+    output: str | None,
+    color_dim: str | None,
+    rank: str | None,
+) -> None:
+    """Print what would be started."""
+    from meshrun import app as use_cases
+    from meshrun.report.plan_output import print_plan
+
+    plan = use_cases.plan(request, check_host=False)
+    print_plan(plan, form, every_row=every_row, output=output, color_dim=color_dim, rank=rank)
+
+
+def launch_here(
+    request: LaunchRequest, *, show_timings: bool, report: str | None, began: Began
+) -> int:
+    """Launch the ranks of this node and return the exit code, or end by the signal that came."""
+    from meshrun import app as use_cases
+    from meshrun.report.failure import render_failure
+    from meshrun.report.paste import command_for_others
+    from meshrun.report.progress import StartProgress
+
+    if not began.conducted and (job := use_cases.job_to_step_in(request)) is not None:
+        from meshrun.submit.step import launch_on_nodes
+
+        return launch_on_nodes(request, sys.argv[1:], job=job)
+    plan = use_cases.plan(request, ask_cluster=not began.conducted)
+    quiet = began.conducted and plan.node_rank > 0  # the first node says it for all
+    progress = StartProgress(plan, quiet=quiet)
+    count = 1 + len(request.program.args)
+    paste = command_for_others(sys.argv[1:-count], sys.argv[-count:])
+    result = use_cases.launch(
+        plan,
+        watch=progress,
+        settled=progress.settle,
+        began_ns=began.at_ns,
+        paste=None if began.conducted else paste,
+    )
+    if show_timings and not quiet:
+        from meshrun.report.timings import render_timings
+
+        say(render_timings(result.timings))
+    # On a file system that nodes share there is one file, and the first node knows the most.
+    if report is not None and (
+        progress.is_first_node or (result.exit_code and not result.elsewhere)
+    ):
+        from meshrun.report.result_json import write_report
+
+        write_report(result, report)
+    told = quiet and (result.elsewhere or result.signum is not None)
+    if not told and (text := render_failure(result)):
+        say(text)
+    if request.exit_codes == "torchrun":
+        return int(result.exit_code != 0)
+    if result.signum is not None and not result.preempted:
+        end_by_signal(result.signum)
+    return result.exit_code
+
+
+def launch_on_hosts(
+    request: LaunchRequest,
+    words: Sequence[str],
+    takes_value: Mapping[str, bool],
+    *,
+    version: str,
+    report: str | None,
+) -> int:
+    """Launch on the hosts that were named and return the exit code, or end by the signal."""
+    from meshrun.remote.conductor import Conductor, Stopped
+    from meshrun.remote.orders import launcher_words
+    from meshrun.report.result_json import parse_result_json, write_report
+
+    _check_layout(request)
+    count = 1 + len(request.program.args)
+    conductor = Conductor(
+        request, launcher_words(words[:-count], words[-count:], takes_value), version=version
+    )
+    try:
+        ended = conductor.run()
+    except Stopped as stopped:
+        ended = -stopped.signum
+    finally:
+        if report is not None and conductor.report is not None:
+            write_report(parse_result_json(conductor.report), report)
+    if ended < 0:
+        end_by_signal(-ended)
+    return ended
+
+
+def _check_layout(request: LaunchRequest) -> None:
+    """Check that mesh, hosts and workers fit, as far as it can be told from here."""
+    from meshrun.host.facts import detect_host
+    from meshrun.plan import build_plan
+
+    counts = request.nproc_per_node
+    is_open = counts is None and request.mesh is not None and request.mesh.is_inferred
+    if not isinstance(counts, str) and not is_open:  # else their devices decide, over there
+        build_plan(replace(request, numa_binding=None), detect_host(), check_host=False)
+
+
+def end_by_signal(signum: int) -> None:
+    """End as the signal would have, so that the shell sees the truth."""
+    atexit._run_exitfuncs()  # which a signal skips
+    sys.stdout.flush()
+    sys.stderr.flush()
+    signal.signal(signum, signal.SIG_DFL)
+    os.kill(os.getpid(), signum)

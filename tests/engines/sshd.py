@@ -1,0 +1,128 @@
+"""Hosts with a real sshd on each, and the client's configuration for them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engines.hosts import Hosts, MakeHosts
+from tests.kit import wait_until
+
+_PORT = 2222
+_SSHD = """
+Port {port}
+ListenAddress {address}
+HostKey {folder}/key_of_{name}
+AuthorizedKeysFile {folder}/id.pub
+StrictModes no
+UsePAM no
+PasswordAuthentication no
+PermitRootLogin prohibit-password
+PidFile none
+LogLevel ERROR
+MaxStartups 100
+"""
+_SSH = """
+Host {names}
+  Port {port}
+  User {user}
+  IdentityFile {folder}/id
+  IdentitiesOnly yes
+  UserKnownHostsFile {folder}/known
+  GlobalKnownHostsFile /dev/null
+  StrictHostKeyChecking {strict}
+"""
+
+
+class Sshd:
+    """Hosts that ssh leads to.
+
+    Args:
+        hosts: The hosts; they end their servers.
+        folder: Where keys and configurations go.
+    """
+
+    def __init__(self, hosts: Hosts, folder: Path) -> None:
+        self.hosts, self.folder = hosts, folder
+        os.makedirs("/run/sshd", exist_ok=True)  # where sshd locks itself up
+        for name in ("id", *(f"key_of_{name}" for name in hosts.names)):
+            subprocess.run(
+                ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True
+            )
+        known = []
+        for name, address in zip(hosts.names, hosts.addresses, strict=True):
+            key = " ".join((folder / f"key_of_{name}.pub").read_text().split()[:2])
+            known.append(f"[{name}]:{_PORT},[{address}]:{_PORT} {key}\n")
+        (folder / "known").write_text("".join(known))
+        self.write_config()
+        self.servers = [self._serve(host) for host in range(len(hosts.names))]
+
+    @property
+    def ssh(self) -> str:
+        """The command that leads to the hosts."""
+        return f"ssh -F {self.folder / 'config'}"
+
+    @property
+    def all(self) -> str:
+        """What --hosts takes to mean every host."""
+        return ",".join(self.hosts.names)
+
+    def write_config(self, more: str = "") -> None:
+        """Write the client's configuration, with further lines for every host."""
+        text = _SSH.format(
+            names=" ".join([*self.hosts.names, "10.77.0.*"]), port=_PORT, folder=self.folder,
+            user=os.environ.get("USER") or "root", strict="yes",
+        )  # fmt: skip
+        (self.folder / "config").write_text(f"{text}{more}\n")
+
+    def processes(self, host: int) -> list[int]:
+        """Return the processes of a host beside its server."""
+        return [pid for pid in self.hosts.processes(host) if pid != self.servers[host].pid]
+
+    def _serve(self, host: int) -> subprocess.Popen[Any]:
+        name = self.hosts.names[host]
+        config = self.folder / f"sshd_{name}"
+        config.write_text(
+            _SSHD.format(
+                port=_PORT, address=self.hosts.addresses[host], folder=self.folder, name=name
+            )
+        )
+        log = open(self.folder / f"log_of_{name}", "w")  # noqa: SIM115 - closed by the server's end
+        server = self.hosts.popen(
+            host, [shutil.which("sshd") or "/usr/sbin/sshd", "-D", "-e", "-f", config], stderr=log
+        )
+        log.close()
+        wait_until(lambda: self._answers(host), (self.folder / f"log_of_{name}").read_text)
+        return server
+
+    def _answers(self, host: int) -> bool:
+        found = self.hosts.run(host, ["ss", "-Hltn", f"sport = {_PORT}"])
+        return str(_PORT) in found.stdout
+
+
+MakeSshd = Callable[..., Sshd]
+
+
+def why_no_sshd() -> str | None:
+    """Return why this machine can serve no ssh, ``None`` if it can."""
+    if os.geteuid() != 0:
+        return "sshd needs root"
+    there = shutil.which("sshd") or os.path.exists("/usr/sbin/sshd")
+    return None if there and shutil.which("ssh") else "sshd and ssh are needed"
+
+
+@pytest.fixture
+def make_sshd(make_hosts: MakeHosts, tmp_path: Path) -> MakeSshd:
+    """Give a function with the arguments of ``Hosts`` that has sshd run on them."""
+    reason = why_no_sshd()
+    if reason is not None:
+        pytest.skip(reason)
+    folder = tmp_path / "ssh"
+    folder.mkdir(mode=0o700)
+    return lambda count, **options: Sshd(make_hosts(count, **options), folder)

@@ -1,0 +1,405 @@
+"""meshrun --hosts through a real sshd on each host: one command, as if it were one machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.engines.sshd import MakeSshd, Sshd
+from tests.engines.together import Launch
+from tests.kit import PROGRAMS, ROOT, command, wait_until
+
+pytestmark = pytest.mark.torch
+SAYS = PROGRAMS / "nodes.py"
+TOGETHER = PROGRAMS / "together.py"
+MESH = ("--mesh", "dp=2,tp=2")
+
+
+def launch(sshd: Sshd, *words: str | Path, hosts: str | None = None, **kwargs: object) -> Launch:
+    """Start meshrun on the first host, for all hosts or those that are named."""
+    named = ["--ssh", sshd.ssh, "--hosts", hosts or sshd.all]
+    return Launch(sshd.hosts, 0, [*named, *words], **kwargs)
+
+
+def all_gone(sshd: Sshd) -> None:
+    """Wait until no process is left on any host, of ssh neither."""
+    hosts = range(len(sshd.hosts.names))
+    wait_until(
+        lambda: not any(sshd.processes(host) for host in hosts),
+        lambda: str([_words_of(sshd, host) for host in hosts]),
+    )
+
+
+def _words_of(sshd: Sshd, host: int) -> list[str]:
+    """Return the command lines of a host's processes, whose arguments any user may read."""
+    found = []
+    for pid in sshd.processes(host):
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            continue
+        found.append(words.replace(b"\0", b" ").decode())
+    return found
+
+
+def _pids_of(sshd: Sshd, host: int, text: str) -> list[int]:
+    found = []
+    for pid in sshd.processes(host):
+        try:
+            if text in Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode():
+                found.append(pid)
+        except OSError:
+            continue
+    return found
+
+
+def said(text: str) -> list[str]:
+    """Return the lines of ranks, without their prefixes, sorted."""
+    lines = (re.sub(r"^\[.*?\] ", "", line) for line in text.splitlines())
+    return sorted(line for line in lines if line.startswith("rank "))
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_one_command_launches_on_all_hosts(make_sshd: MakeSshd, count: int) -> None:
+    """In the order of the list, one node each, and nothing else is said."""
+    sshd = make_sshd(count)
+    run = launch(sshd, "--mesh", f"dp={count}", SAYS)
+
+    assert run.end() == 0, run.text
+    total = sum(range(count))
+    assert said(run.text) == [
+        f"rank {rank} of {count} on node{rank}: dp {rank}, sum {total}" for rank in range(count)
+    ]
+    assert len(run.text.splitlines()) == count, run.text
+    all_gone(sshd)
+
+
+def test_the_first_host_need_not_be_here(make_sshd: MakeSshd) -> None:
+    """The order of the list counts; this machine only conducts."""
+    sshd = make_sshd(3)
+    run = launch(sshd, *MESH, SAYS, hosts="node2,root@node1")
+
+    assert run.end() == 0, run.text
+    assert said(run.text)[0] == "rank 0 of 4 on node2: dp 0 tp 0, sum 6"
+    assert said(run.text)[3] == "rank 3 of 4 on node1: dp 1 tp 1, sum 6"
+    all_gone(sshd)
+
+
+def test_one_host_elsewhere(make_sshd: MakeSshd) -> None:
+    """With a single host no nodes have to meet."""
+    sshd = make_sshd(2)
+    run = launch(sshd, "--mesh", "dp=2", SAYS, hosts="node1")
+
+    assert run.end() == 0, run.text
+    assert said(run.text) == [
+        "rank 0 of 2 on node1: dp 0, sum 1",
+        "rank 1 of 2 on node1: dp 1, sum 1",
+    ]
+    all_gone(sshd)
+
+
+def test_a_hostfile_says_the_workers(make_sshd: MakeSshd, tmp_path: Path) -> None:
+    """Slots that differ, and one host left out."""
+    sshd = make_sshd(3)
+    hostfile = tmp_path / "hosts"
+    hostfile.write_text("node0 slots=1\nnode1 slots=2\nnode2 slots=2 # broken\n")
+    words = ("--hostfile", hostfile, "--exclude", "node2", "--mesh", "dp=-1", "--device", "cpu")
+    run = Launch(sshd.hosts, 0, ["--ssh", sshd.ssh, *words, SAYS])
+
+    assert run.end() == 0, run.text
+    assert said(run.text) == [
+        "rank 0 of 3 on node0: dp 0, sum 3",
+        "rank 1 of 3 on node1: dp 1, sum 3",
+        "rank 2 of 3 on node1: dp 2, sum 3",
+    ]
+
+
+def test_chosen_slots_are_the_devices_that_ranks_see(make_sshd: MakeSshd, tmp_path: Path) -> None:
+    """Slots 1 and 3 of a host are its devices 1 and 3."""
+    sshd = make_sshd(2)
+    program = tmp_path / "sees.py"
+    program.write_text("import os; print(os.environ.get('CUDA_VISIBLE_DEVICES', 'all'))")
+    run = launch(
+        sshd, "--include", "node0@node1:1,3", "--no-prefix", program, hosts="node0:1,node1:4"
+    )
+
+    assert run.end() == 0, run.text
+    assert sorted(run.text.split()) == ["1,3", "1,3", "all"]
+
+
+def test_the_first_failure_is_told_once(make_sshd: MakeSshd, tmp_path: Path) -> None:
+    """With the rank's exit code, its traceback, and a report in a file of this machine."""
+    sshd = make_sshd(3)
+    report = tmp_path / "report.json"
+    run = launch(sshd, "--mesh", "dp=3", "--report", report, TOGETHER, "stay", "raise=2")
+
+    assert run.end() == 1
+    assert run.text.count("rank 2 [dp2] on node2 raised ValueError: the loss is nan") == 1
+    assert run.text.count('raise ValueError("the loss is nan")') == 1
+    assert run.text.count("error: ") == 1
+    assert json.loads(report.read_text())["failures"][0]["host"] == "node2"
+    all_gone(sshd)
+
+
+def test_the_exit_code_is_passed_on(make_sshd: MakeSshd) -> None:
+    """Of a rank on another host."""
+    sshd = make_sshd(2)
+    run = launch(sshd, *MESH, TOGETHER, "stay", "exit=3:7")
+
+    assert run.end() == 7
+    all_gone(sshd)
+
+
+def test_all_start_again_together(make_sshd: MakeSshd) -> None:
+    """After a failure, and it is told once."""
+    sshd = make_sshd(2)
+    run = launch(sshd, "--max-restarts", "1", *MESH, TOGETHER, "stay", "once", "raise=3")
+
+    assert run.end() == 0, run.text
+    assert run.text.count("restart 1 of 1, because rank 3 [dp1 tp1] raised ValueError") == 1
+    assert run.text.count("met 4") >= 5  # the rank that raised, and all of them after that
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_all(make_sshd: MakeSshd, signum: signal.Signals) -> None:
+    """As for one node: Ctrl-C once, and the code that a shell expects."""
+    sshd = make_sshd(3)
+    run = launch(sshd, "--mesh", "dp=3", TOGETHER, "stay")
+    run.wait_for("met 3", times=3)
+    run.send(signum)
+
+    assert run.end() == -signum
+    assert run.text.count("stopped by") == 1, run.text
+    all_gone(sshd)
+
+
+def test_sigquit_shows_where_every_rank_is(make_sshd: MakeSshd) -> None:
+    """On all hosts, and the launch goes on."""
+    sshd = make_sshd(2)
+    run = launch(sshd, "--mesh", "dp=2", TOGETHER, "stay")
+    run.wait_for("met 2", times=2)
+    run.send(signal.SIGQUIT)
+    run.wait_for("together.py:", times=2)
+    run.send(signal.SIGINT)
+
+    assert run.end() == -signal.SIGINT
+    all_gone(sshd)
+
+
+def test_a_killed_conductor_leaves_nobody(make_sshd: MakeSshd) -> None:
+    """kill -9 here ends what runs on every host, and every ssh."""
+    sshd = make_sshd(3)
+    run = launch(sshd, "--mesh", "dp=3", TOGETHER, "stay")
+    run.wait_for("met 3", times=3)
+    run.send(signal.SIGKILL)
+
+    run.end()
+    all_gone(sshd)
+
+
+@pytest.mark.parametrize("which", ["ssh -F", "-c import json"])
+def test_a_killed_way_ends_all(make_sshd: MakeSshd, which: str) -> None:
+    """kill -9 of one ssh here, or of the agent there: the host is named, and nobody is left."""
+    sshd = make_sshd(3)
+    run = launch(sshd, "--mesh", "dp=3", TOGETHER, "stay")
+    run.wait_for("met 3", times=3)
+    host = 0 if which == "ssh -F" else 2
+    os.kill(_pids_of(sshd, host, which)[-1], signal.SIGKILL)
+
+    assert run.end() == 69, run.text
+    assert re.search(r"error: host node\d was lost: ", run.text), run.text
+    all_gone(sshd)
+
+
+def test_a_cut_link_ends_all(make_sshd: MakeSshd) -> None:
+    """Neither end hears of the other any more; each ends by itself."""
+    sshd = make_sshd(3)
+    run = launch(sshd, "--node-timeout", "4", "--mesh", "dp=3", TOGETHER, "stay")
+    run.wait_for("met 3", times=3)
+    sshd.hosts.cut(1)
+
+    assert run.end() == 69, run.text
+    assert "node1" in run.text
+    servers = range(len(sshd.hosts.names))
+    wait_until(
+        lambda: not any(_pids_of(sshd, host, "meshrun") for host in servers),
+        lambda: str([_words_of(sshd, host) for host in servers]),
+    )
+
+
+def hide(sshd: Sshd, host: int, path: Path | str) -> None:
+    """Have a folder look empty on one host."""
+    done = sshd.hosts.run(host, ["mount", "-t", "tmpfs", "none", path])
+    assert done.returncode == 0, done.stderr
+
+
+def _unreachable(sshd: Sshd) -> None:
+    sshd.hosts.cut(1)
+
+
+def _stopped_server(sshd: Sshd) -> None:
+    sshd.servers[1].kill()
+    sshd.servers[1].wait()
+
+
+def _unknown_key(sshd: Sshd) -> None:
+    known = sshd.folder / "known"
+    known.write_text(re.sub(r".*node1.*\n", "", known.read_text()))
+
+
+def _unwelcome(sshd: Sshd) -> None:
+    (sshd.folder / "sshd_node1").write_text("")
+    hide_file = sshd.folder / "nobody"
+    hide_file.write_text("")
+    done = sshd.hosts.run(1, ["mount", "--bind", hide_file, sshd.folder / "id.pub"])
+    assert done.returncode == 0, done.stderr
+
+
+def _without_interpreter(sshd: Sshd) -> None:
+    hide(sshd, 1, Path(command()[0]).parent)
+
+
+def _without_meshrun(sshd: Sshd) -> None:
+    hide(sshd, 1, ROOT / "meshrun")
+
+
+def _other_version(sshd: Sshd) -> None:
+    text = (ROOT / "meshrun" / "__init__.py").read_text()
+    other = sshd.folder / "init.py"
+    other.write_text(re.sub(r'__version__ = ".*"', '__version__ = "0.0.7"', text))
+    done = sshd.hosts.run(1, ["mount", "--bind", other, ROOT / "meshrun" / "__init__.py"])
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("trouble", "told"),
+    [
+        (_unreachable, r"ssh failed: .*(timed out|No route to host)|no answer within"),
+        (_stopped_server, "ssh failed: .*Connection refused"),
+        (_unknown_key, "ssh failed: .*Host key verification failed"),
+        (_unwelcome, "ssh failed: .*Permission denied"),
+        (_without_interpreter, f"it cannot run {command()[0]}"),
+        (_without_meshrun, f"{command()[0]} there has no meshrun: .*No module named 'meshrun"),
+        (_other_version, r"its meshrun is 0\.0\.7, and 0\.1\.0 is needed"),
+    ],
+)
+def test_a_host_that_cannot_be_used_is_named(
+    make_sshd: MakeSshd, trouble: object, told: str
+) -> None:
+    """With what ssh said and a hint, exit code 69; no rank was started anywhere."""
+    sshd = make_sshd(3)
+    trouble(sshd)  # type: ignore[operator]
+    run = launch(sshd, "--connect-timeout", "20", "--mesh", "dp=3", SAYS)
+
+    assert run.end() == 69, run.text
+    assert re.search(rf"^error: host node1: ({told})", run.text, re.MULTILINE), run.text
+    assert "hint: " in run.text
+    assert not said(run.text)
+    all_gone(sshd)
+
+
+def test_a_missing_folder_is_named(make_sshd: MakeSshd, tmp_path: Path) -> None:
+    """Where this command was typed has to be there on every host."""
+    sshd = make_sshd(2)
+    here = tmp_path / "here"
+    here.mkdir()
+    hide(sshd, 1, tmp_path)
+    run = launch(sshd, *MESH, SAYS, cwd=here)
+
+    assert run.end() == 69, run.text
+    assert f"error: host node1: its folder {here}: No such file or directory" in run.text
+    all_gone(sshd)
+
+
+def test_every_host_that_cannot_be_used_is_named(make_sshd: MakeSshd) -> None:
+    """In one go, not one after the other."""
+    sshd = make_sshd(2)
+    run = launch(sshd, "--mesh", "dp=3", SAYS, hosts="node0,nowhere1,nowhere2")
+
+    assert run.end() == 69, run.text
+    assert "error: 2 of 3 hosts cannot be used" in run.text
+    assert run.text.count("Could not resolve hostname") == 2
+    all_gone(sshd)
+
+
+def test_a_program_that_one_host_lacks(make_sshd: MakeSshd, tmp_path: Path) -> None:
+    """The host is named, and the others do not wait for it."""
+    sshd = make_sshd(2)
+    (folder := tmp_path / "programs").mkdir()
+    (program := folder / "a.py").write_text("print('hello')")
+    hide(sshd, 1, folder)
+    run = launch(sshd, *MESH, program)
+
+    assert run.end() == 2, run.text
+    assert f"error: host node1: can't open file '{program}'" in run.text
+    all_gone(sshd)
+
+
+def test_a_program_that_is_nowhere(make_sshd: MakeSshd) -> None:
+    """Every launcher says it, and it is told once."""
+    sshd = make_sshd(2)
+    run = launch(sshd, *MESH, "/nowhere.py")
+
+    assert run.end() == 2, run.text
+    assert run.text.count("error: can't open file '/nowhere.py'") == 1
+    all_gone(sshd)
+
+
+def test_nothing_secret_is_in_an_argument(make_sshd: MakeSshd, tmp_path: Path) -> None:
+    """Variables and the launch's secret go through ssh, where no other user can read them."""
+    sshd = make_sshd(2)
+    program = tmp_path / "tells.py"
+    program.write_text(
+        "import os, sys, time\n"
+        "print(os.environ.get('MY_TOKEN'), os.environ.get('OTHER'), 'MESHRUN_SECRET' in os.environ)"
+        "\nsys.stdout.flush(); time.sleep(1000)"
+    )
+    env = {"MY_TOKEN": "t0psecret", "OTHER": "stays", "MESHRUN_SECRET": "5ecret"}
+    run = launch(
+        sshd, "--export", "MY_*", "--no-prefix", "--nproc-per-node", "1", program,
+        hosts="node1,root@node0", env=env,
+    )  # fmt: skip
+    run.wait_for("t0psecret None", times=2)
+    words = [line for host in range(2) for line in _words_of(sshd, host)]
+    run.send(signal.SIGTERM)
+    run.end()
+
+    assert any("meshrun" in line for line in words)
+    assert not [line for line in words if "secret" in line.replace("MESHRUN_SECRET", "")]
+    all_gone(sshd)
+
+
+def test_two_launches_share_the_hosts(make_sshd: MakeSshd) -> None:
+    """Their ports do not meet."""
+    sshd = make_sshd(2)
+    first, second = (launch(sshd, *MESH, SAYS) for _ in range(2))
+
+    assert (first.end(), second.end()) == (0, 0), first.text + second.text
+    all_gone(sshd)
+
+
+def test_much_output_comes_whole(make_sshd: MakeSshd, tmp_path: Path) -> None:
+    """Every line of every rank, stdout and stderr apart."""
+    sshd = make_sshd(2)
+    program = tmp_path / "prints.py"
+    program.write_text(
+        "import os, sys\n"
+        "for n in range(20000): print(os.environ['RANK'], n, 'x' * 50)\n"
+        "print('done', file=sys.stderr)"
+    )
+    run = sshd.hosts.run(
+        0, command("--ssh", sshd.ssh, "--hosts", sshd.all, "--no-prefix", "--nproc-per-node", "2",
+                   program),
+    )  # fmt: skip
+
+    assert run.returncode == 0, run.stderr
+    lines = run.stdout.splitlines()
+    assert len(lines) == 80000
+    assert {line.split()[0] for line in lines} == {"0", "1", "2", "3"}
+    assert {len(line.split()[2]) for line in lines} == {50}
+    assert run.stderr.count("done") == 4

@@ -1,0 +1,133 @@
+"""What conductor and agent say to each other, and what goes to other hosts."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshrun.errors import UsageError
+from meshrun.remote.failing import describe_end
+from meshrun.remote.orders import devices_of, exported, launcher_words, ssh_command
+from meshrun.remote.talk import ERR, OUT, FrameSplitter, LineSplitter, frame, greeting, order
+from meshrun.roster import Host
+
+FRAMES = st.lists(st.tuples(st.sampled_from([OUT, ERR]), st.binary(max_size=50)))
+TAKES_VALUE = {"--hosts": True, "--mesh": True, "--report": True, "--status": False, "-n": False}
+
+
+def _pieces(data: bytes, cuts: list[int]) -> list[bytes]:
+    places = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
+    return [data[first:last] for first, last in pairwise(places)]
+
+
+@given(st.binary(max_size=60), FRAMES, st.lists(st.integers(0, 1000)))
+def test_frames_come_whole_however_they_are_cut(
+    noise: bytes, frames: list[tuple[bytes, bytes]], cuts: list[int]
+) -> None:
+    """And what the shell said before them is kept apart."""
+    data = noise + greeting("abc") + b"".join(frame(*each) for each in frames)
+    splitter = FrameSplitter("abc")
+    found = [each for piece in _pieces(data, cuts) for each in splitter.feed(piece)]
+
+    assert found == frames
+    assert splitter.noise == noise
+
+
+def test_much_noise_is_not_kept() -> None:
+    """A host that prints for ever fills nothing, and is still found to answer."""
+    splitter = FrameSplitter("abc")
+    for _ in range(100):
+        assert not list(splitter.feed(b"x" * 10_000))
+
+    assert list(splitter.feed(greeting("abc") + frame(OUT, b"a"))) == [(OUT, b"a")]
+    assert len(splitter.noise) < 100_000
+
+
+@given(st.lists(st.dictionaries(st.text(), st.text())), st.lists(st.integers(0, 1000)))
+def test_lines_come_whole_however_they_are_cut(
+    orders: list[dict[str, str]], cuts: list[int]
+) -> None:
+    """Whatever is in them."""
+    splitter = LineSplitter()
+    data = b"".join(order(words=each) for each in orders)
+
+    found = [dict(each) for piece in _pieces(data, cuts) for each in splitter.feed(piece)]
+    assert found == [{"words": each} for each in orders]
+
+
+def test_a_launcher_gets_the_command_line_without_the_hosts() -> None:
+    """And the program's own words as they are."""
+    options = ["--hosts", "a,b", "--mesh", "--hosts", "--report=x", "--status", "--ssh=ssh -v"]
+    words = launcher_words(options, ["a.py", "--hosts", "c"], TAKES_VALUE)
+
+    assert words == ["--mesh", "--hosts", "--status", "a.py", "--hosts", "c"]
+
+
+def test_what_goes_to_other_hosts() -> None:
+    """What frameworks read, what was asked for, and nothing that is a host's own."""
+    env = {
+        "PATH": "/bin", "PYTHONPATH": "/p", "NCCL_DEBUG": "INFO", "MESHRUN_STATUS": "1",
+        "MESHRUN_HOSTS": "a,b", "MESHRUN_SECRET_FILE": "/s", "PET_NODE_RANK": "1", "HOME": "/h",
+        "SLURM_PROCID": "0", "WANDB_KEY": "w", "WANDB_MODE": "m", "EDITOR": "ed",
+    }  # fmt: skip
+    always = {"PATH", "PYTHONPATH", "NCCL_DEBUG", "MESHRUN_STATUS"}
+
+    assert set(exported(env, [])) == always
+    assert set(exported(env, ["WANDB_*"])) == always | {"WANDB_KEY", "WANDB_MODE"}
+    assert set(exported(env, ["*"])) == always | {"WANDB_KEY", "WANDB_MODE", "EDITOR"}
+    assert exported(env, ["HOME"])["HOME"] == "/h"
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("LOST", "--export LOST: it is not set here"),
+        ("KEY=abc", "--export takes names of variables, found `KEY=...`"),
+    ],
+)
+def test_a_variable_that_cannot_go(name: str, told: str) -> None:
+    """A value is not repeated, as it may be secret."""
+    with pytest.raises(UsageError) as caught:
+        exported({}, [name])
+
+    assert caught.value.message == told
+    assert "abc" not in str(caught.value)
+
+
+def test_chosen_slots_are_devices() -> None:
+    """Of every kind of accelerator; without a choice nothing is said."""
+    assert devices_of(Host("a", 4)) == {}
+    assert devices_of(Host("a", 4, (0, 2)))["CUDA_VISIBLE_DEVICES"] == "0,2"
+
+
+def test_ssh_is_given_little() -> None:
+    """The user's own configuration decides the rest."""
+    words = ssh_command(["ssh", "-F", "x"], Host("ada@a"), "/usr/bin/python", 10)
+
+    assert words[:-1] == [
+        "ssh", "-F", "x", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=9", "--", "ada@a",
+    ]  # fmt: skip
+    assert words[-1].startswith("exec /usr/bin/python -c '")
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "why", "hint"),
+    [
+        (127, "sh: 1: exec: /p: not found", "it cannot run /p: sh: 1: exec: /p: not found", "same"),
+        (255, "@@@\n@ CHANGED @\nHost key verification failed.", "ssh failed: @ CHANGED @ / ",
+         "`ssh ada@a` once by hand"),
+        (255, "", "ssh failed", "`ssh ada@a true` tries"),
+        (1, "Traceback\nModuleNotFoundError: No module named 'meshrun'", "/p there has no meshrun",
+         "PYTHONPATH"),
+        (137, "bash: killed", "what ssh started there ended with code 137: bash: killed", "tries"),
+    ],
+)  # fmt: skip
+def test_why_there_is_no_agent(code: int, said: str, why: str, hint: str) -> None:
+    """In words of whoever knew, without ornaments."""
+    refusal = describe_end("a", "ada@a", code, said, "/p")
+
+    assert refusal.why.startswith(why)
+    assert hint in (refusal.hint or "")

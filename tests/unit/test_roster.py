@@ -1,0 +1,131 @@
+"""Lists of hosts as people write them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshrun.errors import UsageError
+from meshrun.roster import Host, choose_hosts, parse_hostfile, parse_hosts
+
+NAMES = st.from_regex(r"[a-z][a-z0-9]{0,6}(\.[a-z]{1,3})?", fullmatch=True)
+HOSTS = st.lists(
+    st.builds(Host, destination=NAMES, slots=st.none() | st.integers(1, 64)),
+    min_size=1,
+    unique_by=lambda host: host.name,
+)
+
+
+def _brief(host: Host) -> str:
+    return host.destination + ("" if host.slots is None else f":{host.slots}")
+
+
+@given(HOSTS)
+def test_a_list_reads_back(hosts: list[Host]) -> None:
+    """Whatever the names and slots."""
+    assert list(parse_hosts(",".join(map(_brief, hosts)))) == hosts
+
+
+@given(HOSTS)
+def test_a_file_means_the_same_in_each_format(hosts: list[Host]) -> None:
+    """DeepSpeed's, Open MPI's with a colon and with max_slots, comments and blank lines."""
+    slots = [f"slots={host.slots}" if host.slots else "" for host in hosts]
+    deepspeed = "# ours\n\n" + "\n".join(
+        f"{host.destination} {word}  # {index}"
+        for index, (host, word) in enumerate(zip(hosts, slots, strict=True))
+    )
+    most = "\n".join(
+        f"{host.destination}\t{word} max_slots=64" for host, word in zip(hosts, slots, strict=True)
+    )
+
+    assert list(parse_hostfile(deepspeed, "f")) == hosts
+    assert list(parse_hostfile(most, "f")) == hosts
+    assert list(parse_hostfile("\n".join(map(_brief, hosts)), "f")) == hosts
+
+
+@given(HOSTS, st.data())
+def test_including_some_is_excluding_the_others(hosts: list[Host], data: st.DataObject) -> None:
+    """And what is left has the order of the list."""
+    kept = data.draw(st.sets(st.sampled_from(hosts), min_size=1))
+    others = [host for host in hosts if host not in kept]
+    included = choose_hosts(hosts, include="@".join(host.name for host in kept))
+    excluded = choose_hosts(hosts, exclude="@".join(host.name for host in others) or None)
+
+    assert included == excluded == tuple(host for host in hosts if host in kept)
+
+
+@given(st.integers(1, 16), st.data())
+def test_slots_are_chosen_or_left(count: int, data: st.DataObject) -> None:
+    """The chosen and the others are all, each once, in order."""
+    hosts = (Host("a", count), Host("b", 1))
+    slots = data.draw(st.sets(st.integers(0, count - 1), min_size=1, max_size=count))
+    text = "a:" + ",".join(map(str, slots))
+    (taken,) = choose_hosts(hosts, include=text)
+    left = choose_hosts(hosts, exclude=text)
+    others = left[0].chosen if left[0].name == "a" else ()
+
+    assert taken.chosen == tuple(sorted(slots))
+    assert taken.workers == len(slots)
+    assert sorted([*(taken.chosen or ()), *(others or ())]) == list(range(count))
+
+
+@given(st.text())
+def test_any_text_is_read_or_refused(text: str) -> None:
+    """With a UsageError, and never a name that ssh could take for an option."""
+    for read in (parse_hosts, lambda text: parse_hostfile(text, "f")):
+        try:
+            hosts = read(text)
+        except UsageError:
+            continue
+        assert hosts
+        assert not any(host.destination.startswith("-") for host in hosts)
+
+
+def test_addresses_and_users() -> None:
+    """IPv6 in brackets, which ssh does not want; a user that is not part of the name."""
+    hosts = parse_hosts("[fd00::1]:4, ada@[fe80::2%eth0] ,ada@c.example:2")
+
+    assert [host.destination for host in hosts] == ["fd00::1", "ada@fe80::2%eth0", "ada@c.example"]
+    assert [host.name for host in hosts] == ["fd00::1", "fe80::2%eth0", "c.example"]
+    assert [host.slots for host in hosts] == [4, None, 2]
+    assert choose_hosts(hosts, include="[fd00::1]:1,3@c.example")[0].chosen == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("a\nb slots=two", "f, line 2: slots are a whole number of at least 1, found `slots=two`"),
+        ("a\n\n# b\nb slot=2", "f, line 4: cannot read `slot=2`"),
+        ("a slots=4\na slots=2", "f, line 2: a is there twice"),
+        ("a slots=4 max_slots=2", "f, line 1: 4 slots of a, and at most 2"),
+        ("-oProxyCommand=x", "f, line 1: `-oProxyCommand=x` is no host"),
+        ("# nobody", "f names no host"),
+    ],
+)
+def test_a_file_that_cannot_be_read(text: str, told: str) -> None:
+    """The line is named."""
+    with pytest.raises(UsageError) as caught:
+        parse_hostfile(text, "f")
+
+    assert caught.value.message == told
+
+
+@pytest.mark.parametrize(
+    ("choice", "told"),
+    [
+        ({"include": "c"}, "--include: there is no host `c`"),
+        ({"include": "a:4"}, "--include: a has no slot 4"),
+        ({"include": "a:x"}, "--include: slots of a are numbers from 0, found `x`"),
+        ({"include": "a:1@a:2"}, "--include: a is there twice"),
+        ({"exclude": "b:1"}, "--exclude names slots of b, and nothing says how many it has"),
+        ({"exclude": "a@b"}, "--exclude a@b leaves no host of 2"),
+        ({"include": "a", "exclude": "b"}, "--include and --exclude exclude each other"),
+    ],
+)
+def test_a_choice_that_cannot_be(choice: dict[str, str], told: str) -> None:
+    """With what there is instead."""
+    with pytest.raises(UsageError) as caught:
+        choose_hosts(parse_hosts("a:4,b"), **choice)
+
+    assert caught.value.message == told
