@@ -17,7 +17,11 @@ def main() -> None:
     from meshrun.cli import run_command_line
     from meshrun.running import Began
 
-    began = Began(_BEGAN_NS, conducted=os.environ.pop("MESHRUN_CONDUCTED", "") == "1")
+    began = Began(
+        _BEGAN_NS,
+        conducted=os.environ.pop("MESHRUN_CONDUCTED", "") == "1",
+        folder=os.environ.get("MESHRUN_PARENT_FOLDER", ""),
+    )
     if "MESHRUN_PARENT_PID" in os.environ:
         from meshrun.launching import serve_caller
 

@@ -8,9 +8,14 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
+from meshrun.host.child_launcher import MET
 from meshrun.host.descriptors import say
 from meshrun.request import LaunchRequest
+
+if TYPE_CHECKING:
+    from meshrun.plan import LaunchPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +26,8 @@ class Began:
     """Monotonic time at which the user's wait began."""
     conducted: bool = False
     """Whether another meshrun started it as one of several, and tells people about them all."""
+    folder: str = ""
+    """Where whoever started it looks for news, if anybody does."""
 
 
 def show_plan(
@@ -58,10 +65,16 @@ def launch_here(
     progress = StartProgress(plan, quiet=quiet)
     count = 1 + len(request.program.args)
     paste = command_for_others(sys.argv[1:-count], sys.argv[-count:])
+
+    def settled(plan: LaunchPlan) -> None:
+        progress.settle(plan)
+        if began.conducted:
+            open(os.path.join(began.folder, MET), "w").close()
+
     result = use_cases.launch(
         plan,
         watch=progress,
-        settled=progress.settle,
+        settled=settled,
         began_ns=began.at_ns,
         paste=None if began.conducted else paste,
     )

@@ -21,6 +21,8 @@ PARENT_PID = "MESHRUN_PARENT_PID"
 """Says to a launcher that it is such a child, and of whom."""
 PARENT_FOLDER = "MESHRUN_PARENT_FOLDER"
 """A private folder of the parent's, where the launcher says why it cannot launch."""
+MET = "met"
+"""A file in that folder once the nodes have met, so that signals to the first concern all."""
 _READ_BYTES = 1 << 16
 _ESCALATION = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 

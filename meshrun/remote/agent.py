@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import IO, Any, NoReturn
 
 from meshrun.errors import MeshrunError
-from meshrun.host.child_launcher import PARENT_FOLDER, PARENT_PID
+from meshrun.host.child_launcher import MET, PARENT_FOLDER, PARENT_PID
 from meshrun.host.network import interface_of, is_loopback, outward_address
 from meshrun.host.processes import send_signal
 from meshrun.host.sockets import listen_on
@@ -163,7 +163,9 @@ class Agent:
         elif "start" in words:
             self._start(words["start"], words["env"], listens=words["listens"])
         elif "signal" in words and self._launcher is not None:
-            send_signal(self._launcher.pid, words["signal"])
+            met = os.path.exists(os.path.join(self._folder, MET))
+            if words["even_if_met"] or not met:
+                send_signal(self._launcher.pid, words["signal"])
         elif "end" in words:
             self._end()
 

@@ -16,9 +16,14 @@ from collections.abc import Sequence
 from functools import partial
 
 from meshrun.errors import InternalError, MeshrunError, RendezvousError
-from meshrun.interfaces import own_addresses
 from meshrun.meeting import format_endpoint
-from meshrun.remote.failing import Refusal, describe_end, describe_silence, refusal_error
+from meshrun.remote.failing import (
+    Refusal,
+    describe_end,
+    describe_silence,
+    lost_error,
+    refusal_error,
+)
 from meshrun.remote.orders import (
     boot_command,
     devices_of,
@@ -27,7 +32,7 @@ from meshrun.remote.orders import (
     without_own,
 )
 from meshrun.remote.screen import Screen
-from meshrun.remote.station import Station
+from meshrun.remote.station import Station, end_all, is_this_machine
 from meshrun.remote.talk import BEAT_S
 from meshrun.request import LaunchRequest
 from meshrun.roster import Host
@@ -35,7 +40,6 @@ from meshrun.supervise.signals import SignalQueue
 
 _GRACE_S = 10.0
 """What all others may take to end after one has, beside what ranks and lost nodes may."""
-_LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
 class Stopped(Exception):
@@ -71,6 +75,8 @@ class Conductor:
         self._stations: list[Station] = []
         self._lost: list[Refusal] = []
         self._started = self._ending = False
+        self._passed: set[int] = set()
+        """Signals that were passed on."""
         self._over_at: float | None = None
         """When whoever is left is given up, once one launcher has failed."""
         self._signals = SignalQueue(
@@ -89,21 +95,23 @@ class Conductor:
         try:
             self._connect()
             self._start(self._meet())
-            while not all(map(self._is_done, self._stations)):
+            while not all(station.is_done for station in self._stations):
                 self._turn()
                 self._look()
         finally:
-            for station in self._stations:
-                station.hang_up()
+            end_all(self._stations)
             for station in self._stations:
                 station.close()
             self._screen.finish()
             self._signals.restore()
         if self._lost:
-            raise _lost_error(self._lost)
+            raise lost_error(self._lost)
         if errors := [station for station in self._stations if "error" in station.files]:
             raise self._told_error(errors)
-        return self._stations[0].ended or 0
+        if self._console.reader_is_gone:
+            return -signal.SIGPIPE
+        ended = self._stations[0].ended or 0
+        return 128 - ended if ended - 128 in self._passed else ended
 
     @property
     def report(self) -> str | None:
@@ -223,7 +231,10 @@ class Conductor:
             for station in self._stations:
                 if station.outbox.queued_bytes:
                     selector.register(station.outbox, selectors.EVENT_WRITE, station.outbox.flush)
-                for fd in () if self._console.is_full else station.open_pipes:
+                if self._console.is_full:
+                    station.heard = time.monotonic()  # it is we who do not listen
+                    continue
+                for fd in station.open_pipes:
                     take = partial(station.read, fd, self._screen.show)
                     selector.register(fd, selectors.EVENT_READ, take)
             self._screen.watch(selector)
@@ -246,19 +257,22 @@ class Conductor:
         if not self._started:
             return  # whoever waits takes them
         for signum in self._signals.take():
-            asks = signum == signal.SIGQUIT and signum not in self._request.stop_signals
-            for station in self._stations[:1] if asks else self._stations:
-                station.tell(signal=int(signum))  # the first node asks all others where they are
+            self._passed.add(signum)
+            for station in self._stations:
+                # Once nodes have met, the first passes on to the others what concerns them all.
+                for_itself = station.number == 0 or signum in self._request.forwarded_signals
+                station.tell(signal=int(signum), even_if_met=for_itself)
 
     def _look(self) -> None:
         """Find who has ended or is lost, and have the others end then."""
         now = time.monotonic()
         for station in self._stations:
-            if self._is_done(station):
+            if station.is_done:
                 continue
             if station.ended is not None:
+                station.is_done = True
                 station.hang_up()
-                if station.ended or station.files.get("error"):
+                if station.ended:
                     self._end_others(now, at_once="error" in station.files)
             elif station.is_closed:
                 code = station.finish()
@@ -266,7 +280,7 @@ class Conductor:
                 self._lose(
                     describe_end(name, destination, code, station.said, sys.executable), station
                 )
-            elif now - station.heard > self._request.node_timeout_s and not self._console.is_full:
+            elif now - station.heard > self._request.node_timeout_s:
                 silent_s = now - station.heard
                 self._lose(
                     Refusal(station.host.name, f"nothing was heard of it for {silent_s:.0f} s"),
@@ -282,6 +296,7 @@ class Conductor:
         if not self._lost:
             self._console.note(f"host {why.host} was lost: {why.why}")
         self._lost.append(why)
+        station.is_done = True
         station.close()
         self._end_others(time.monotonic(), at_once=True)
 
@@ -293,13 +308,8 @@ class Conductor:
         if at_once and not self._ending:
             self._ending = True
             for station in self._stations:
-                if not self._is_done(station):
+                if not station.is_done:
                     station.tell(end=1)
-
-    def _is_done(self, station: Station) -> bool:
-        return station.ended is not None or any(
-            station.host.name == lost.host for lost in self._lost
-        )
 
     # ---- the end ----------------------------------------------------------------------------
 
@@ -311,17 +321,3 @@ class Conductor:
         if len(stations) < len(self._stations):
             error.message = f"host {stations[0].host.name}: {error.message}"
         return error
-
-
-def is_this_machine(host: Host) -> bool:
-    """Whether a host is the one we are on, so that there is no need of ssh."""
-    name, own = host.destination.lower(), os.uname().nodename.lower()
-    if name in (*_LOCAL, own, own.partition(".")[0]):
-        return True
-    return not set(name) - set("0123456789abcdef.:") and name in own_addresses()
-
-
-def _lost_error(lost: Sequence[Refusal]) -> RendezvousError:
-    first = lost[0]
-    others = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
-    return RendezvousError(f"host {first.host} was lost: {first.why}{others}")

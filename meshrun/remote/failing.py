@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from meshrun.errors import RendezvousError
+from meshrun.result import signal_name
 
 _SSH = 255
 """ssh's exit code for whatever went wrong before or between."""
@@ -54,6 +55,8 @@ def describe_end(host: str, destination: str, code: int, said: str, interpreter:
             f"{interpreter} there has no meshrun{_quoted(missing)}",
             "install it there, or set PYTHONPATH to where it is",
         )
+    if code < 0:
+        return Refusal(host, f"ssh was ended by {signal_name(-code)}")
     what = "ssh failed" if code == _SSH else f"what ssh started there ended with code {code}"
     hint = next((hint for word, hint in _HINTS if word in said), None)
     return Refusal(
@@ -80,6 +83,13 @@ def refusal_error(refusals: Sequence[Refusal], total: int) -> RendezvousError:
     lines = [f"{len(refusals)} of {total} hosts cannot be used"]
     lines += [f"       {each.host}: {each.why}" for each in refusals]
     return RendezvousError("\n".join(lines), hint=first.hint)
+
+
+def lost_error(lost: Sequence[Refusal]) -> RendezvousError:
+    """Return the error of a launch that lost hosts on its way."""
+    first = lost[0]
+    others = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
+    return RendezvousError(f"host {first.host} was lost: {first.why}{others}")
 
 
 def _telling(said: str) -> list[str]:

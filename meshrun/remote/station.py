@@ -13,10 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any, cast
 
 from meshrun.host.processes import die_with_parent
+from meshrun.interfaces import own_addresses
 from meshrun.remote.outbox import Outbox
 from meshrun.remote.talk import ERR, NEWS, OUT, FrameSplitter, order
 from meshrun.roster import Host
 
+_LOCAL = ("localhost", "127.0.0.1", "::1")
 _CHUNK = 64 * 1024
 _MOST_SAID = 16 * 1024
 _SSH_ENDS_IN_S = 2.0
@@ -70,7 +72,8 @@ class Station:
         """How its launcher ended: exit code, or -n for signal n."""
         self.files: dict[str, str] = {}
         """What the launcher left: ``report`` or ``error``."""
-        self.was_told_to_end = False
+        self.is_done = False
+        """Whether nothing more is to be expected of it."""
 
     @property
     def said(self) -> str:
@@ -89,22 +92,22 @@ class Station:
 
     def finish(self) -> int:
         """Wait for ssh's end, take its last words and return its exit code."""
-        self.hang_up()
-        try:
-            code = self._process.wait(_SSH_ENDS_IN_S)
-        except subprocess.TimeoutExpired:
-            self._process.terminate()
-            code = self._wait_or_kill()
+        end_all([self])
         for fd in self.open_pipes:
             self.read(fd, lambda *_: None)
-        return code
+        return self._process.returncode
 
-    def _wait_or_kill(self) -> int:
+    def ends_within(self, deadline: float) -> bool:
+        """Whether ssh has ended by then."""
         try:
-            return self._process.wait(_SSH_ENDS_IN_S)
+            self._process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            return self._process.wait()
+            return False
+        return True
+
+    def signal(self, signum: int) -> None:
+        """Send ssh itself a signal."""
+        self._process.send_signal(signum)
 
     def tell(self, **values: object) -> None:
         """Send the agent a line."""
@@ -160,3 +163,25 @@ class Station:
         for pipe in self._pipes.values():
             pipe.close()
         self._pipes.clear()
+
+
+def end_all(stations: Sequence[Station]) -> None:
+    """End the ways to some hosts, all at once: agents hang up by themselves, if they can."""
+    for station in stations:
+        station.hang_up()
+        if station.ready is None and not station.is_closed:  # nothing runs there that has to end
+            station.signal(signal.SIGTERM)
+    for signum in (signal.SIGTERM, signal.SIGKILL):
+        deadline = time.monotonic() + _SSH_ENDS_IN_S
+        for station in [each for each in stations if not each.ends_within(deadline)]:
+            station.signal(signum)
+    for station in stations:
+        station.ends_within(float("inf"))
+
+
+def is_this_machine(host: Host) -> bool:
+    """Whether a host is the one we are on, so that there is no need of ssh."""
+    name, own = host.destination.lower(), os.uname().nodename.lower()
+    if name in (*_LOCAL, own, own.partition(".")[0]):
+        return True
+    return not set(name) - set("0123456789abcdef.:") and name in own_addresses()
