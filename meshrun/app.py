@@ -11,13 +11,14 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from meshrun.cluster import detect_cluster
-from meshrun.errors import ProgramError, UsageError
+from meshrun.cluster import ClusterFacts, detect_cluster
+from meshrun.errors import UsageError
 from meshrun.fitting import fit_to_cluster, note_few_cores
 from meshrun.host.cores import count_cores
 from meshrun.host.facts import detect_host
+from meshrun.host.program import check_program
 from meshrun.plan import HostFacts, LaunchPlan, build_plan, settle_plan
-from meshrun.request import LaunchRequest, Program
+from meshrun.request import LaunchRequest
 from meshrun.task import has_terminal
 
 if TYPE_CHECKING:
@@ -57,12 +58,7 @@ def plan(
         UsageError: If the request does not fit together, with the numbers.
     """
     _check_rendezvous(request.rendezvous.backend)
-    found = None
-    is_rank = "TORCHELASTIC_RUN_ID" in os.environ  # one that launches is no task of the scheduler
-    if ask_cluster and not is_rank and request.remote is None:
-        hostname = os.uname().nodename
-        found = detect_cluster(os.environ, hostname=hostname, terminal=has_terminal())
-        request = fit_to_cluster(request, found)
+    request, found = _fit(request) if ask_cluster else (request, None)
     facts = facts or detect_host(
         with_topology=request.numa_binding is not None, with_links=not check_host
     )
@@ -71,6 +67,41 @@ def plan(
     cores = count_cores()
     told = note_few_cores(planned.request, found, workers=workers, bound=cores[0], cores=cores[1])
     return replace(planned, request=told)
+
+
+def job_to_step_in(request: LaunchRequest) -> str | None:
+    """Return the Slurm job in whose shell this is, if srun is to start a launcher on each node.
+
+    Raises:
+        UsageError: If the request and what the scheduler says do not fit together.
+    """
+    return _fit(request)[0].rendezvous.step_of
+
+
+def _fit(request: LaunchRequest) -> tuple[LaunchRequest, ClusterFacts | None]:
+    is_rank = "TORCHELASTIC_RUN_ID" in os.environ  # one that launches is no task of the scheduler
+    if is_rank or request.remote is not None:
+        return request, None
+    found = detect_cluster(os.environ, hostname=os.uname().nodename, terminal=has_terminal())
+    # The caller of launch() waits for the answer of one launcher, which is its child.
+    is_child = "MESHRUN_PARENT_PID" in os.environ
+    may_step = found is not None and found.shell is not None and not is_child
+    return fit_to_cluster(request, found, may_step=may_step and _has_srun()), found
+
+
+def _has_srun() -> bool:
+    import shutil
+
+    return shutil.which("srun") is not None
+
+
+def plan_elsewhere(request: LaunchRequest, facts: HostFacts) -> LaunchPlan:
+    """Decide about a launch on other machines, of which no more than ``facts`` is known.
+
+    Raises:
+        UsageError: If the request does not fit together, with the numbers.
+    """
+    return build_plan(request, facts, check_host=False)
 
 
 def _check_rendezvous(backend: str) -> None:
@@ -272,59 +303,3 @@ def _pass_error_on(result: LaunchResult) -> None:
         from meshrun.host.error_record import write_record
 
         write_record(path, result.failures[0].raised, result.exit_code)
-
-
-def check_program(program: Program) -> None:
-    """Say what ``python`` would say of a program that cannot be opened.
-
-    Raises:
-        ProgramError: With the exit code that ``python`` would have.
-    """
-    if program.kind == "module":
-        return
-    path = program.target
-    if program.kind == "command":
-        _check_command(path)
-        return
-    if os.path.isdir(path):
-        if not os.path.exists(os.path.join(path, "__main__.py")):
-            raise ProgramError(
-                f"can't find '__main__' module in '{os.path.abspath(path)}'",
-                exit_code=1,
-                hint="name a file in it, or give the directory a `__main__.py`",
-            )
-        return
-    try:
-        with open(path, "rb"):
-            pass
-    except OSError as error:
-        raise ProgramError(
-            f"can't open file '{os.path.abspath(path)}': [Errno {error.errno}] {error.strerror}",
-            exit_code=2,
-            hint=_nearest_file(path),
-        ) from error
-
-
-def _check_command(name: str) -> None:
-    import shutil
-
-    if shutil.which(name) is not None:
-        return
-    found = os.path.exists(name)
-    raise ProgramError(
-        f"`{name}` is not executable" if found else f"there is no command `{name}`",
-        exit_code=126 if found else 127,  # as a shell says it
-        hint=f"chmod +x {name}, or leave --no-python out" if found else None,
-    )
-
-
-def _nearest_file(path: str) -> str | None:
-    """Return a hint with a file of a similar name, if the folder has one."""
-    from difflib import get_close_matches
-
-    folder = os.path.dirname(path) or "."
-    try:
-        near = get_close_matches(os.path.basename(path), os.listdir(folder), n=1, cutoff=0.7)
-    except OSError:
-        return None
-    return f"`{os.path.normpath(os.path.join(folder, near[0]))}`?" if near else None

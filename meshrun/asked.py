@@ -150,11 +150,14 @@ def build_request(asked: Asked, program: Program) -> LaunchRequest:
 
 
 def check_accepted(asked: Asked) -> None:
-    """Read the options that are accepted for torchrun's sake and change nothing here.
+    """Read the options that are accepted for torchrun's sake, and those that need another.
 
     Raises:
-        UsageError: If one cannot be read.
+        UsageError: If one cannot be read, or stands alone.
     """
+    for name in ("submit_arg", "image"):
+        if asked.text("submit") is None and asked.sources.get(name) == "command line":
+            raise UsageError(f"--{name.replace('_', '-')} was given without --submit")
     for name in ("monitor_interval", "exit_barrier_timeout"):
         asked.read(name, _seconds(f"--{name.replace('_', '-')}"), 0.0)
 

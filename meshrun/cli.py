@@ -121,6 +121,9 @@ def command(
     color_dim: own.ColorDim = None,
     rank: own.Rank = None,
     all: own.All = False,  # noqa: A002
+    submit: own.Submit = None,
+    submit_arg: own.SubmitArg = None,
+    image: own.Image = None,
     timings: own.Timings = False,
     verbose: own.Verbose = False,
     show: own.Show = None,
@@ -187,6 +190,10 @@ def command(
     asked = Asked(in_help_order, _sources(context), os.environ)
     check_accepted(asked)
     request = on.on_hosts(build_request(asked, read_program(asked)), asked)
+    if submit is not None:
+        from meshrun.submit.command import submit as submit_job
+
+        return submit_job(submit, asked, request, dry_run=dry_run, output=output)
     output_format = parse_choice(format or "text", "--format", ("text", "json", "svg"))
     if dry_run:
         show_plan(

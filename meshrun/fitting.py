@@ -11,10 +11,17 @@ from meshrun.request import LaunchRequest, Remote
 from meshrun.roster import Host
 
 
-def fit_to_cluster(request: LaunchRequest, facts: ClusterFacts | None) -> LaunchRequest:
+def fit_to_cluster(
+    request: LaunchRequest, facts: ClusterFacts | None, *, may_step: bool = False
+) -> LaunchRequest:
     """Return the request with the nodes, and where they meet, as the scheduler says.
 
     What the user said counts first; what was found is in ``sources``, and in ``told`` for people.
+
+    Args:
+        request: What the user said.
+        facts: What the scheduler said; ``None`` without one.
+        may_step: Whether a shell of an allocation can start launchers on its nodes.
 
     Raises:
         UsageError: If the scheduler started more than one launcher on a node, or on other nodes
@@ -24,7 +31,7 @@ def fit_to_cluster(request: LaunchRequest, facts: ClusterFacts | None) -> Launch
     if facts is None or asked.standalone:
         return request
     if facts.shell is not None:
-        return _in_shell(request, facts, facts.shell)
+        return _in_shell(request, facts, facts.shell, may_step)
     if request.nnodes == 1:
         return request
     if facts.launchers_on_node > 1:
@@ -161,10 +168,15 @@ def _unbound(facts: ClusterFacts, workers: int) -> str:
     return "a wider affinity mask gives them more"
 
 
-def _in_shell(request: LaunchRequest, facts: ClusterFacts, command: str) -> LaunchRequest:
+def _in_shell(
+    request: LaunchRequest, facts: ClusterFacts, command: str, may_step: bool
+) -> LaunchRequest:
     asked = request.rendezvous
     says_where = asked.endpoint or asked.master_addr or asked.node_rank is not None
     if (request.nnodes or 1) > 1 and not says_where:
+        if may_step and asked.least_nodes is None:
+            told = f"{facts.system}, {facts.evidence}: srun starts a launcher on each node"
+            return replace(request, rendezvous=replace(asked, step_of=facts.job_id, told=(told,)))
         why = "; ".join(facts.notes) or facts.evidence
         raise UsageError(
             f"--nnodes {request.nnodes} in a shell of {facts.system}, which starts nothing on"

@@ -48,6 +48,10 @@ class HostFacts:
     """Links between its GPUs, where a dry run could find them."""
 
 
+UNKNOWN_HOST = HostFacts(hostname="", usable_cores=1, accelerator=None, accelerator_count=0)
+"""A machine elsewhere, of which nothing is known here."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlan:
     """One rank: its numbers, its coordinate and its device."""

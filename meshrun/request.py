@@ -67,6 +67,8 @@ class Rendezvous:
     """Names of the nodes in node order, where a scheduler says them."""
     secret: str | None = field(default=None, repr=False)
     """What only the job's processes know, where a scheduler has such a thing."""
+    step_of: str | None = None
+    """The Slurm job whose ``srun`` is to start a launcher on each node, from this shell of it."""
     told: tuple[str, ...] = ()
     """Lines for people on what a scheduler said."""
 

@@ -56,6 +56,10 @@ def launch_here(
     from meshrun.report.paste import command_for_others
     from meshrun.report.progress import StartProgress
 
+    if not began.conducted and (job := use_cases.job_to_step_in(request)) is not None:
+        from meshrun.submit.step import launch_on_nodes
+
+        return launch_on_nodes(request, sys.argv[1:], job=job)
     plan = use_cases.plan(request, ask_cluster=not began.conducted)
     quiet = began.conducted and plan.node_rank > 0  # the first node says it for all
     progress = StartProgress(plan, quiet=quiet)

@@ -12,6 +12,7 @@ import os
 import secrets
 import signal
 import socket
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -19,9 +20,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from meshrun import wire
 from meshrun.child.common_clock import follow_clock, share_clock
 from meshrun.child.names import names_from_files_only
+from meshrun.child.path import first_path
 from meshrun.events import Negotiated, NegotiationFailed, NegotiationWaits
 from meshrun.meeting import format_endpoint
 from meshrun.nodes.gathering import natural
+from meshrun.request import Program
 from meshrun.wire import Negotiate
 
 if TYPE_CHECKING:
@@ -31,14 +34,19 @@ _TELL_EVERY_S = 5.0
 _TELL_FIRST_S = 3.0
 
 
-def negotiate(order: Negotiate, fds: list[int], reports: socket.socket) -> NoReturn:
+def negotiate(
+    order: Negotiate, fds: list[int], reports: socket.socket, program: Program
+) -> NoReturn:
     """Meet the other nodes, tell the launcher, and stay until ended: others may still be reading.
 
     Args:
         order: How to meet.
         fds: The socket for torch's store, where this machine is its host.
         reports: Where the launcher hears of it.
+        program: What the ranks run; the files beside it are not for a back end to import.
     """
+    if sys.path[:1] == [folder := first_path(program)]:
+        sys.path.remove(folder)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # else torch makes another, open to all
     began = time.monotonic()

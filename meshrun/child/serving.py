@@ -224,7 +224,7 @@ class Forks:
         if pid == 0:
             from meshrun.child.negotiate import negotiate
 
-            return partial(negotiate, order, fds, self._reports)
+            return partial(negotiate, order, fds, self._reports, self._program)
         for fd in fds:
             os.close(fd)
         self._negotiation_pid = pid

@@ -10,6 +10,7 @@ NO_VALUE = " "
 """What help shows as the value of a switch."""
 MESH = "Choose the mesh"
 LOOK = "Look first"
+SUBMIT = "Hand it to a scheduler"
 RUN = "Say what to run"
 WORKERS = "Choose the workers"
 SEE = "See what ranks print"
@@ -23,6 +24,11 @@ ACCEPTED = "Accepted from torchrun, without effect"
 def own(*names: str, panel: str | None, text: str, metavar: str | None = None) -> Any:
     """An option of meshrun's own, which also reads ``MESHRUN_<NAME>``."""
     return _option("MESHRUN", names, help=text, metavar=metavar, rich_help_panel=panel)
+
+
+def once(*names: str, panel: str | None, text: str, metavar: str | None = None) -> Any:
+    """An option of meshrun's own that no variable sets: the job would inherit it, and submit."""
+    return typer.Option(*names, help=text, metavar=metavar, rich_help_panel=panel)
 
 
 def torchrun(*names: str, panel: str | None, text: str, metavar: str | None = None) -> Any:

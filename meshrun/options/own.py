@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from meshrun.options.kinds import FAIL, LOOK, MESH, NO_VALUE, RUN, SEE, own
+from meshrun.options.kinds import FAIL, LOOK, MESH, NO_VALUE, RUN, SEE, SUBMIT, once, own
 
 Mesh = Annotated[
     str | None,
@@ -132,6 +132,34 @@ Output = Annotated[
         metavar="FILE",
         panel=LOOK,
         text="Write the dry run to FILE, whole or not at all.",
+    ),
+]
+Submit = Annotated[
+    str | None,
+    once(
+        "--submit",
+        metavar="SCHEDULER",
+        panel=SUBMIT,
+        text="Hand this launch in as a job: slurm, kubernetes, jobset or trainjob. With --dry-run,"
+        " print what would be handed in.",
+    ),
+]
+Image = Annotated[
+    str | None,
+    own(
+        "--image",
+        metavar="NAME",
+        panel=SUBMIT,
+        text="The container image that Kubernetes runs, with torch, meshrun and the program.",
+    ),
+]
+SubmitArg = Annotated[
+    list[str] | None,
+    own(
+        "--submit-arg",
+        metavar="ARG",
+        panel=SUBMIT,
+        text="An option for the scheduler, such as --partition=gpu for sbatch; repeatable.",
     ),
 ]
 ColorDim = Annotated[

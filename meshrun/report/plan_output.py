@@ -65,6 +65,17 @@ def print_plan(
             print_dry_run(plan, every_row=every_row)
 
 
+def print_text(text: str, output: str | None) -> None:
+    """Print a text as it is, or into the file that is to have it.
+
+    Raises:
+        UsageError: If ``output`` cannot name a file.
+        HostError: If the file cannot be written.
+    """
+    with _stdout_to_file(output):
+        print(text, end="")
+
+
 def _without_secrets(plan: LaunchPlan) -> LaunchPlan:
     mask, request = Mask(os.environ), plan.request
     program = request.program

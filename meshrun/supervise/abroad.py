@@ -68,6 +68,8 @@ def _node_lost(state: State, event: NodeLost) -> Step:
 
 def _others_failed(state: State, event: OthersFailed) -> Step:
     signum = event.signum or signal.SIGTERM
+    if event.signum and not state.stopping:
+        state = replace(state, abroad=replace(_known(state), signum=event.signum))
     state, actions = stop(state, event.at_ns, signum=signum, others_know=True)
     return finish(state, actions, event.at_ns)
 

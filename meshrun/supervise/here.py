@@ -260,6 +260,8 @@ def _signalled(state: State, event: SignalArrived) -> Step:
         # Python ignores SIGPIPE, so ranks are asked to end in words that they know.
         signum = signal.SIGTERM if event.signum == signal.SIGPIPE else event.signum
         state, actions = stop(state, event.at_ns, signum=signum)
+    elif first and state.abroad is not None and state.abroad.signum == event.signum:
+        actions = []  # what another node was sent, as schedulers do to all: nobody is impatient
     elif first or len(state.signals) == 2:
         grace_ns = int(min(SECOND_SIGNAL_GRACE_S, state.shutdown_timeout_s) * _NS)
         deadline_ns = min(event.at_ns + grace_ns, state.deadline_ns or event.at_ns + grace_ns)

@@ -67,6 +67,8 @@ class Abroad:
     failed: MeetingFailed | None = None
     lost: NodeLost | None = None
     """The first node that was lost."""
+    signum: int | None = None
+    """The signal that ended ranks of another node, and therefore here too."""
     is_head: bool = False
     is_cut_off: bool = False
     """Whether this node can no longer hear what the head decides, or leaves without it."""

@@ -10,6 +10,7 @@ import meshrun
 from tests.kit import ROOT
 
 FLAGS = {
+    "--image", "--submit", "--submit-arg",
     "--all", "--backend", "--collapse", "--color-dim", "--console", "--device", "--dry-run",
     "--duplicate-stderr-filters", "--duplicate-stdout-filters", "--event-log-handler",
     "--flatten", "--forward", "--intra-node", "--place", "--rank", "--view",

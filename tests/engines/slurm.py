@@ -1,6 +1,7 @@
 """A real Slurm cluster on hosts of its own: one slurmctld, a slurmd a host, one munged for all.
 
-Each host claims four CPUs and two GPUs, which are device files of nothing.
+Each host claims four CPUs and two GPUs, which are device files of nothing. A job that is requeued
+waits for ``cred_expire`` seconds, 120 by default, before it starts again.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ PartitionName=all Nodes=ALL Default=YES
 SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge/socket
+AuthInfo=socket={folder}/munge/socket,cred_expire=10
 CredType=cred/munge
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool.%n
@@ -47,7 +48,7 @@ TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 MpiDefault=none
-SchedulerParameters=batch_sched_delay=0
+SchedulerParameters=batch_sched_delay=0,sched_interval=1
 ReturnToService=2
 SlurmdTimeout=20
 KillWait=30
@@ -77,9 +78,13 @@ class Slurm:
         output = self._folder / "job.out"
         sent = self.run(["sbatch", "--parsable", f"--output={output}", *args, path], **kwargs)
         job = sent.stdout.strip()
-        listed = ["squeue", "--noheader", f"--jobs={job}"]
-        wait_until(lambda: not self.run(listed).stdout, lambda: f"{sent.stderr}\n{self.log()}")
+        self.wait_gone(job)
         return output.read_text(errors="replace")
+
+    def wait_gone(self, job: str) -> None:
+        """Wait until a job is over."""
+        listed = ["squeue", "--noheader", f"--jobs={job}"]
+        wait_until(lambda: not self.run(listed).stdout, lambda: f"job {job}\n{self.log()}")
 
     def scancel(self, *args: str) -> None:
         """Cancel jobs, for example ``"--name=mine"``."""

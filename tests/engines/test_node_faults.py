@@ -23,11 +23,15 @@ from tests.kit import PROGRAMS, wait_until
 pytestmark = pytest.mark.torch
 COUNT = int(os.environ.get("MESHRUN_NODE_FAULTS", "6"))
 FIRST = int(os.environ.get("MESHRUN_NODE_FAULTS_FROM", "0"))
+_NUMBERS = [
+    *range(FIRST, FIRST + COUNT),
+    *(pytest.param(number, marks=pytest.mark.nightly) for number in range(FIRST + COUNT, 60)),
+]
 _JOIN_S = 20  # where nodes are awaited in vain
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("number", range(FIRST, FIRST + COUNT))
+@pytest.mark.parametrize("number", _NUMBERS)
 def test_whatever_happens_to_a_node(number: int, make_hosts: MakeHosts, tmp_path: Path) -> None:
     """Each launcher that is alive ends with the code of the cause, and no process is left."""
     case = draw(number)

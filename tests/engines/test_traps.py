@@ -123,6 +123,20 @@ def test_nodes_may_come_late(make_hosts: MakeHosts, first: int, backend: str) ->
     assert len(said(early.text + late.text)) == 4
 
 
+def test_a_node_that_dies_while_others_are_awaited_may_come_again(make_hosts: MakeHosts) -> None:
+    """The head lets it go, and takes in what is started in its place."""
+    hosts = make_hosts(3)
+    words = ["--nnodes", "3", "--rdzv-endpoint", "node0:29500", "--mesh", "dp=3", SAYS]
+    head, died = (Launch(hosts, host, words) for host in (0, 1))
+    head.wait_for("2 of 3 nodes joined")
+    died.send(signal.SIGKILL)
+    head.wait_for("1 of 3 nodes joined", times=head.text.count("1 of 3 nodes joined") + 1)
+    others = [Launch(hosts, host, words) for host in (1, 2)]
+
+    assert end_all([head, died, *others]) == [0, -signal.SIGKILL, 0, 0], head.text
+    assert said(head.text) == ["rank 0 of 3 on node0: dp 0, sum 3"]
+
+
 @pytest.mark.parametrize("backend", ["static", "c10d"])
 def test_a_name_may_come_late(make_hosts: MakeHosts, backend: str) -> None:
     """As those of pods do, which are looked up again and again; on the head too."""

@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,28 @@ ERRORS: dict[str, list[str]] = {
         "--mesh", "4", "--nnodes", "2", "--node-rank", "1", "train.py",
     ],
     "a console of no node": ["--mesh", "4", "--console", "some", "train.py"],
+    "a scheduler that is none": ["--submit", "slrum", "train.py"],
+    "a job without an image": ["--submit", "kubernetes", "--nnodes", "2", "train.py"],
+    "an image without a job": ["--image", "torch", "train.py"],
+    "a job that knows its node": ["--submit", "slurm", "--node-rank", "1", "train.py"],
+    "a job that knows where": [
+        "--submit", "slurm", "--nnodes", "2", "--rdzv-endpoint", "node1:29500", "train.py",
+    ],
+    "a job on as many cores as this machine has": [
+        "--submit", "slurm", "--nnodes", "2", "--nproc-per-node", "auto", "train.py",
+    ],
+    "a job on two or more nodes": ["--submit", "slurm", "--nnodes", "2:4", "train.py"],
+    "a job on nodes that differ": [
+        "--submit", "slurm", "--mesh", "12", "--nnodes", "2", "--nproc-per-node", "8,4", "train.py",
+    ],
+    "a job as a picture": ["--submit", "slurm", "-n", "--format", "svg", "train.py"],
+    "another number of nodes": [
+        "--submit", "slurm", "--nnodes", "2", "--submit-arg=-N4", "-n", "train.py",
+    ],
+    "no option of sbatch": ["--submit", "slurm", "--submit-arg=partition=gpu", "-n", "train.py"],
+    "a device that Kubernetes has no name for": [
+        "--submit", "kubernetes", "--image", "a", "--device", "mps", "-n", "train.py",
+    ],
     "no such file": ["nonexistent.py"],
     "no such module": ["-m", "nonexistent_module"],
     "no such preload": ["--preload", "nonexistent_module", "empty.py"],
@@ -117,6 +140,23 @@ PAGES: dict[str, list[str]] = {
     "dry-run-16384": ["--mesh", "dp=2048,tp=8", "--nnodes", "2048", "--dry-run", "train.py"],
     "dry-run-no-mesh": ["--nproc-per-node", "2", "--dry-run", "train.py"],
     "dry-run-unnamed": ["--mesh", "2x2", "--dry-run", "train.py"],
+}  # fmt: skip
+
+
+_LAUNCH = ["--nnodes", "4", "--mesh", "dp=4,tp=8", "--device", "cuda"]
+_PROGRAM = ["train.py", "--note", "it's $HOME"]
+JOBS: dict[str, list[str]] = {
+    "submit-slurm.sh": [
+        "--submit", "slurm", *_LAUNCH, "--shutdown-timeout", "120",
+        "--submit-arg=--partition=gpu", "--submit-arg=-t 4:00:00 -A vision",
+    ],
+    "submit-slurm-own-choice.sh": [
+        "--submit", "slurm", "--nnodes", "2", "--mesh", "dp=2,tp=4", "--device", "cpu",
+        "--submit-arg=--exclusive", "--submit-arg=--no-requeue --output=logs/%j.txt",
+    ],
+    "submit-kubernetes.yaml": ["--submit", "kubernetes", *_LAUNCH, "--image", "hub/train:3"],
+    "submit-jobset.yaml": ["--submit", "jobset", *_LAUNCH, "--image", "hub/train:3"],
+    "submit-trainjob.yaml": ["--submit", "trainjob", *_LAUNCH, "--image", "hub/train:3"],
 }  # fmt: skip
 
 
@@ -166,6 +206,16 @@ def test_page(name: str, folder: Path) -> None:
     assert (ours.returncode, ours.stderr) == (0, "")
     compare(f"{name}.txt", strip(ours.stdout, folder))
     assert max(len(line) for line in ours.stdout.splitlines()) <= 80
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_job(name: str, folder: Path) -> None:
+    """What is handed to a scheduler, for people to read and keep."""
+    ours = run_meshrun(*JOBS[name], "--dry-run", *_PROGRAM)
+
+    assert (ours.returncode, ours.stderr) == (0, "")
+    compare(name, ours.stdout.replace(str(folder), "/work/run").replace(sys.executable, "python"))
+    assert max(len(line) for line in ours.stdout.splitlines()) <= 100
 
 
 def test_plan_as_json(folder: Path) -> None:

@@ -11,6 +11,7 @@ from meshrun.errors import HostError
 from meshrun.events import (
     Event,
     GenerationEnded,
+    OthersFailed,
     ProgramBroken,
     RankExited,
     RankFinished,
@@ -39,7 +40,7 @@ from meshrun.supervise.actions import (
     WakeAt,
 )
 from meshrun.supervise.here import LEFTOVER_GRACE_S
-from meshrun.supervise.known import RankState, State
+from meshrun.supervise.known import Abroad, RankState, State
 from meshrun.supervise.outcome import build_result
 from meshrun.supervise.state import step
 
@@ -191,6 +192,23 @@ def test_history(name: str) -> None:
     _, taken = play(events)
 
     assert taken == expected
+
+
+def test_one_signal_to_every_node_is_one() -> None:
+    """A node that hears of another's first keeps its grace; a second signal of its own counts."""
+    state = State(
+        shutdown_timeout_s=30.0,
+        ranks={rank: RankState() for rank in range(3)},
+        abroad=Abroad(is_met=True),
+    )
+    histories = [*STARTED, OthersFailed(why="node1 was stopped", signum=15, at_ns=5 * S)]
+    for event in [*histories, signalled(15, 6)]:
+        state, _ = step(state, event)
+    once = state
+    twice, _ = step(once, signalled(15, 7))
+    other, _ = step(replace(once, signals=()), signalled(signal.SIGINT, 7))
+
+    assert [each.deadline_ns for each in (once, twice, other)] == [35 * S, 9 * S, 9 * S]
 
 
 CLEARED = GenerationEnded(at_ns=7 * S)

@@ -1,0 +1,129 @@
+"""``--submit``: from what was asked for to a job of a scheduler."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+
+from meshrun import app
+from meshrun.asked import Asked
+from meshrun.errors import UsageError
+from meshrun.host.descriptors import say
+from meshrun.host.devices import accelerator_of_torch
+from meshrun.masking import Mask
+from meshrun.parse import parse_choice
+from meshrun.plan import UNKNOWN_HOST
+from meshrun.report.plan_output import print_text
+from meshrun.request import LaunchRequest
+from meshrun.submit.job import Job, check_options, check_texts, job_name, words_again
+from meshrun.submit.kubernetes import KINDS, render_manifest, render_secret
+from meshrun.submit.send import hand_in
+from meshrun.submit.slurm import output_of, render_sbatch
+
+_GPUS = "--device cpu needs no GPUs; --submit-arg=--gres=... asks for them as this cluster has it"
+_TOO_MUCH = "`sinfo -o '%P %c %G'` shows what nodes have; --submit-arg=--cpus-per-task=8 is less"
+_SCHEDULERS = ("slurm", *KINDS)
+
+
+def submit(
+    scheduler: str, asked: Asked, request: LaunchRequest, *, dry_run: bool, output: str | None
+) -> int:
+    """Hand a launch in as a job, or print what would be.
+
+    Raises:
+        UsageError: If an option makes no sense for a job.
+        HostError: If the scheduler is not here, or refuses.
+    """
+    parse_choice(scheduler, "--submit", _SCHEDULERS)
+    check_options(asked.values, asked.sources)
+    if output is not None and not dry_run:
+        raise UsageError("--output is where a dry run goes", hint="add --dry-run")
+    job = _job(scheduler, asked, request)
+    if scheduler == "slurm":
+        return _slurm(job, dry_run, output)
+    return _kubernetes(scheduler, job, dry_run, output)
+
+
+def _slurm(job: Job, dry_run: bool, output: str | None) -> int:
+    folder = os.getcwd()
+    script = render_sbatch(job, python=sys.executable, folder=folder)
+    check_texts(script)
+    if dry_run:
+        print_text(script, output)
+        return 0
+    printed = hand_in(
+        ["sbatch", "--parsable"], script, hints={"gres": _GPUS, "node configuration": _TOO_MUCH}
+    )
+    job_id = printed.splitlines()[-1].partition(";")[0]
+    print_text(f"{job_id}\n", None)
+    say(f"meshrun: Slurm has job {job_id}, {job.name}; output: {output_of(job_id, job, folder)}")
+    return 0
+
+
+def _kubernetes(kind: str, job: Job, dry_run: bool, output: str | None) -> int:
+    manifest = render_manifest(job, kind)
+    if dry_run:
+        print_text(manifest, output)
+        return 0
+    # Applied with the job, and never printed.
+    documents = f"{render_secret(job, secrets.token_hex(32))}{manifest}"
+    printed = hand_in(
+        ["kubectl", "apply", "-f", "-"],
+        documents,
+        extras=job.extras,
+        hints={"immutable": f"there is a `{job.name}`: kubectl delete it, or --rdzv-id OTHER-NAME"},
+    )
+    print_text(f"{printed}\n", None)
+    return 0
+
+
+def _job(scheduler: str, asked: Asked, request: LaunchRequest) -> Job:
+    # The job runs elsewhere: what this machine has, or its scheduler says, counts for nothing.
+    plan = app.plan_elsewhere(request, UNKNOWN_HOST)
+    counts = plan.layout.nproc_per_node
+    if len(set(counts)) > 1:
+        raise UsageError(
+            f"--submit: nodes have {', '.join(map(str, counts))} workers, and those of a job are"
+            " alike",
+            hint="--nproc-per-node with one number",
+        )
+    program = request.program
+    options = words_again(asked.values, asked.sources)
+    if request.nnodes is None:
+        options = (*options, ("--nnodes", "1"))
+    words = (*(("-m",) if asked.flag("module") else ()), *map(str, _program_words(asked)))
+    _warn_of_secrets([word for option in options for word in option], words)
+    check_texts(*words, *(word for option in options for word in option))
+    return Job(
+        plan=plan,
+        name=job_name(request.rendezvous.run_id, program.target),
+        options=options,
+        program=words,
+        extras=tuple(asked.values.get("submit_arg") or ()),
+        accelerators=0 if _on_cores(scheduler, request) else max(counts),
+        image=asked.text("image"),
+    )
+
+
+def _program_words(asked: Asked) -> tuple[str, ...]:
+    return (str(asked.values["script"]), *(asked.values.get("args") or ()))
+
+
+def _on_cores(scheduler: str, request: LaunchRequest) -> bool:
+    """Whether ranks need no accelerators: asked for, or this torch, which Slurm's nodes see too."""
+    if request.device != "auto":
+        return request.device == "cpu"
+    return scheduler == "slurm" and accelerator_of_torch() is None
+
+
+def _warn_of_secrets(*parts: list[str] | tuple[str, ...]) -> None:
+    mask = Mask(os.environ)
+    for words in parts:
+        for word, shown, before in zip(words, mask.words(words), ["", *words], strict=False):
+            if word != shown and not word.isdecimal():
+                name = before if shown == "***" else shown.partition("=")[0]
+                say(
+                    f"meshrun: {name} looks like a secret, and stands in the job as typed; an"
+                    " environment variable does not"
+                )

@@ -1,0 +1,245 @@
+"""A job as manifests of Kubernetes: an Indexed Job, a JobSet or a Kubeflow TrainJob. Pure.
+
+Sources:
+    Kubernetes 1.31, "Jobs", "Pod failure policy"; JobSet, "Failure Policy"; Kubeflow Trainer v2,
+    "TrainJob".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from meshrun.errors import UsageError
+from meshrun.submit.job import Job
+from meshrun.submit.yaml import Explained, render_yaml
+
+PORT = 29500
+SECRET_KEY = "secret"  # noqa: S105 - the name of an entry
+_RESTARTS = 10
+_LOST = 69
+_PREEMPTED = 75
+_RESOURCES = {"auto": "nvidia.com/gpu", "cuda": "nvidia.com/gpu", "hpu": "habana.ai/gaudi",
+              "xpu": "gpu.intel.com/xe", "npu": "huawei.com/Ascend910"}  # fmt: skip
+_RUNTIME = "torch-distributed"
+_Documents = list[dict[str, Any]]
+
+
+def render_manifest(job: Job, kind: str) -> str:
+    """Return the documents that make the job; ``kind`` is one of :data:`KINDS`.
+
+    Raises:
+        UsageError: If there is no image, or no name for the device's resource.
+    """
+    if job.image is None:
+        raise UsageError(
+            "--submit: Kubernetes needs an image to run",
+            hint="--image registry/name:tag, one with torch, meshrun and the program in it",
+        )
+    documents = KINDS[kind](job)
+    head = [
+        f"# {job.summary}",
+        "# Once before, for what the nodes know each other by:",
+        f"# kubectl create secret generic {secret_name(job)}"
+        f" --from-literal={SECRET_KEY}=$(openssl rand -hex 32)",
+    ]
+    parts = [render_yaml(document) for document in documents]
+    return "\n".join([*head, "---", ""]) + "---\n".join(parts)
+
+
+def render_secret(job: Job, secret: str) -> str:
+    """Return the document of the secret that the manifest refers to; not for people to see."""
+    return render_yaml(
+        {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": secret_name(job)},
+            "type": "Opaque",
+            "stringData": {SECRET_KEY: secret},
+        }
+    )
+
+
+def secret_name(job: Job) -> str:
+    """Return the name of the Secret by which the job's nodes know each other."""
+    return f"{job.name}-meshrun"
+
+
+def _indexed_job(job: Job) -> _Documents:
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": job.name},
+        "spec": {
+            "clusterIP": Explained("None", "Gives each pod a name: node 0 is"
+                                   f" {job.name}-0.{job.name}."),
+            "publishNotReadyAddresses": True,
+            "selector": {"batch.kubernetes.io/job-name": job.name},
+        },
+    }  # fmt: skip
+    return [
+        service,
+        {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": {"name": job.name},
+            "spec": _job_spec(job, f"{job.name}-0.{job.name}", subdomain=job.name),
+        },
+    ]
+
+
+def _job_set(job: Job) -> _Documents:
+    spec = _job_spec(job, f"{job.name}-node-0-0.{job.name}", subdomain=None)
+    spec["backoffLimit"] = Explained(0, "No pod starts again alone.")
+    evicted = {
+        "action": "Count",
+        "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
+    }
+    spec["podFailurePolicy"] = _fail_unless_preempted([evicted])
+    failure = {
+        "maxRestarts": _RESTARTS,
+        "rules": [
+            {"name": "failed", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
+        ],
+    }
+    why = "Preempted (75), a node was lost (69) or a pod was evicted: all start again together."
+    return [
+        {
+            "apiVersion": "jobset.x-k8s.io/v1alpha2",
+            "kind": "JobSet",
+            "metadata": {"name": job.name},
+            "spec": {
+                "failurePolicy": Explained(failure, why),
+                "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
+                "replicatedJobs": [{"name": "node", "replicas": 1, "template": {"spec": spec}}],
+            },
+        }
+    ]
+
+
+def _train_job(job: Job) -> _Documents:
+    limits = _limits(job)
+    trainer: dict[str, Any] = {
+        "image": job.image,
+        "numNodes": job.nnodes,
+        "numProcPerNode": Explained(job.workers, "The runtime tells meshrun these two, and where"
+                                    " node 0 is, in PET_ variables."),
+        "command": _command(job, None),
+        "env": _env(job),
+    }  # fmt: skip
+    if limits:
+        trainer["resourcesPerNode"] = {"limits": limits}
+    return [
+        {
+            "apiVersion": "trainer.kubeflow.org/v1alpha1",
+            "kind": "TrainJob",
+            "metadata": {"name": job.name},
+            "spec": {
+                "runtimeRef": Explained(
+                    {"name": _RUNTIME},
+                    "The runtime says how often the job may start again, and how long pods may"
+                    f"\ntake to end: {job.grace_s} s are needed.",
+                ),
+                "trainer": trainer,
+            },
+        }
+    ]
+
+
+KINDS: Mapping[str, Callable[[Job], _Documents]] = {
+    "kubernetes": _indexed_job,
+    "jobset": _job_set,
+    "trainjob": _train_job,
+}
+
+
+def _job_spec(job: Job, head: str, *, subdomain: str | None) -> dict[str, Any]:
+    pod = {
+        "restartPolicy": "Never",
+        **({"subdomain": subdomain} if subdomain else {}),
+        "terminationGracePeriodSeconds": Explained(
+            job.grace_s, "Ranks have --shutdown-timeout to save and end, and meshrun the rest."
+        ),
+        "containers": [_container(job, head)],
+        "volumes": [
+            {"name": "shm", "emptyDir": {"medium": "Memory"}},
+        ],
+    }
+    return {
+        "completionMode": Explained("Indexed", "One pod a node; its index is the node's number."),
+        "completions": job.nnodes,
+        "parallelism": job.nnodes,
+        "backoffLimit": Explained(
+            _RESTARTS * job.nnodes, "When a node is lost, the pods of all others end and count"
+            " one each."
+        ),
+        "podFailurePolicy": _fail_unless_preempted(
+            [
+                {"action": "Ignore",
+                 "onExitCodes": {"containerName": "meshrun", "operator": "In",
+                                 "values": [_PREEMPTED]}},
+                {"action": "Ignore",
+                 "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+            ]
+        ),
+        "template": {"spec": pod},
+    }  # fmt: skip
+
+
+def _fail_unless_preempted(ignored: _Documents) -> Explained:
+    why = (
+        "75: preempted, every rank ended well. 69: another node was lost. Both start again."
+        "\nAny other code is a failure, and the job is over."
+    )
+    fail = {
+        "action": "FailJob",
+        "onExitCodes": {
+            "containerName": "meshrun",
+            "operator": "NotIn",
+            "values": [_LOST, _PREEMPTED],
+        },
+    }
+    return Explained({"rules": [*ignored, fail]}, why)
+
+
+def _container(job: Job, head: str) -> dict[str, Any]:
+    limits = _limits(job)
+    return {
+        "name": "meshrun",
+        "image": job.image,
+        "command": _command(job, head),
+        "env": _env(job),
+        **({"resources": {"limits": limits}} if limits else {}),
+        "volumeMounts": Explained(
+            [{"name": "shm", "mountPath": "/dev/shm"}],  # noqa: S108 - of the container
+            "Loader workers and NCCL share memory; a container has 64 MiB else.",
+        ),
+    }
+
+
+def _command(job: Job, head: str | None) -> list[str]:
+    """Return the words of the container, whose ``$(NAME)`` Kubernetes would fill in."""
+    meeting = ("--master-addr", head, "--master-port", str(PORT)) if head and job.nnodes > 1 else ()
+    words = ["meshrun", *meeting, *(word for words in job.words for word in words)]
+    return [word.replace("$", "$$") for word in words]
+
+
+def _env(job: Job) -> list[Any]:
+    source = {"secretKeyRef": {"name": secret_name(job), "key": SECRET_KEY}}
+    return [
+        Explained(
+            {"name": "MESHRUN_SECRET", "valueFrom": source}, "What the nodes know each other by."
+        )
+    ]
+
+
+def _limits(job: Job) -> dict[str, int]:
+    if not job.accelerators:
+        return {}
+    device = job.plan.request.device
+    if device not in _RESOURCES:
+        raise UsageError(
+            f"--submit: nothing is known of what Kubernetes calls a `{device}`",
+            hint=f"--device {', '.join(name for name in _RESOURCES if name != 'auto')} or cpu",
+        )
+    return {_RESOURCES[device]: job.accelerators}

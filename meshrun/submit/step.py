@@ -1,0 +1,103 @@
+"""One launcher a node of the allocation that this shell or batch script is in, through srun."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from meshrun.app import plan_elsewhere
+from meshrun.host.descriptors import say
+from meshrun.host.processes import die_with_parent
+from meshrun.host.program import check_program
+from meshrun.plan import UNKNOWN_HOST
+from meshrun.request import LaunchRequest
+from meshrun.supervise.signals import SignalQueue
+
+_SECRETS = ("MESHRUN_SECRET", "MESHRUN_SECRET_FILE")
+
+
+def launch_on_nodes(request: LaunchRequest, words: Sequence[str], *, job: str) -> int:
+    """Run this very command line on each node, as one step of the job; return its exit code.
+
+    Args:
+        request: What was asked for.
+        words: The command line after ``meshrun``.
+        job: The Slurm job of this shell.
+
+    Raises:
+        UsageError: If the request does not fit together, before anything is started.
+    """
+    nnodes = request.nnodes or 1
+    _check(request)
+    say(f"meshrun: Slurm, job {job}: srun starts a launcher on each of {nnodes} nodes")
+    # The step may use all that the job has on each node: some clusters bind a task to one core
+    # else. What the job says of its tasks is for other steps than this one.
+    name = f"meshrun-{secrets.token_hex(4)}"
+    srun = [
+        *("srun", f"--job-name={name}", f"--nodes={nnodes}", f"--ntasks={nnodes}"),
+        *("--ntasks-per-node=1", "--cpu-bind=none", "--export=ALL"),
+        # Launchers end together; to kill the others at once would take their exit codes.
+        *("--kill-on-bad-exit=0", "--wait=60"),
+    ]
+    passed_on = (*request.stop_signals, *request.forwarded_signals, signal.SIGQUIT)
+    caught = SignalQueue(
+        passed_on, even_if_ignored=request.stop_even_if_ignored, always=(signal.SIGCHLD,)
+    )
+    own_pid = os.getpid()
+    with subprocess.Popen(
+        [*srun, sys.executable, "-m", "meshrun", *words],
+        env=_environment(),
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,  # a Ctrl-C is ours to pass on
+        preexec_fn=lambda: die_with_parent(own_pid, signal.SIGTERM),  # noqa: PLW1509 - one thread
+    ) as process:
+        while process.poll() is None:
+            select.select([caught], [], [])
+            for signum in caught.take():
+                if signum != signal.SIGCHLD and process.poll() is None:
+                    _pass_on(signum, job, name, process)
+    caught.restore()
+    code = process.returncode
+    return code if code >= 0 else 128 - code
+
+
+def _check(request: LaunchRequest) -> None:
+    """Say what is wrong once, rather than on every node, as far as it is known here."""
+    check_program(request.program)
+    depends = isinstance(request.nproc_per_node, str) or (
+        request.mesh is not None and request.mesh.is_inferred
+    )
+    if not depends:
+        plan_elsewhere(request, UNKNOWN_HOST)
+
+
+def _environment() -> dict[str, str]:
+    """Return the launchers' environment; they know each other by a secret."""
+    if any(os.environ.get(name) for name in _SECRETS):
+        return dict(os.environ)
+    return {**os.environ, "MESHRUN_SECRET": secrets.token_hex(32)}
+
+
+def _pass_on(signum: int, job: str, name: str, srun: subprocess.Popen[bytes]) -> None:
+    """Send a signal to the launchers; srun itself would kill them on SIGTERM."""
+    if _ask("squeue", "--noheader", f"--jobs={job}", "--format=%T") == "COMPLETING":
+        return  # a job that is cancelled has told them
+    listed = _ask("squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i %j")
+    steps = [line.split()[0] for line in listed.splitlines() if line.split()[1:] == [name]]
+    if steps:
+        _ask("scancel", f"--signal={signal.Signals(signum).name.removeprefix('SIG')}", steps[0])
+    else:
+        srun.send_signal(signum)  # it waits for the nodes
+
+
+def _ask(*command: str) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:
+        return ""
+    return done.stdout.strip()

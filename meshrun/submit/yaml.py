@@ -1,0 +1,93 @@
+"""Values as YAML, for people to read: plain where that is safe, else in double quotes. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
+_WORDS = frozenset(
+    {"true", "false", "yes", "no", "on", "off", "null", "y", "n"}  # what YAML 1.1 reads otherwise
+)
+_ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
+_INDENT = "  "
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """A value, and comment lines to stand above its key."""
+
+    value: Any
+    why: str
+
+
+def render_yaml(document: Mapping[str, Any]) -> str:
+    """Return one document of mappings, lists, texts, numbers and switches."""
+    return "".join(f"{line}\n" for line in _mapping(document, ""))
+
+
+def quote(text: str) -> str:
+    """Return a text as a scalar that every reader of YAML takes for this very text.
+
+    Example:
+        >>> print(quote("train.py"), quote("yes"))
+        train.py "yes"
+    """
+    if _PLAIN.fullmatch(text) and text.lower() not in _WORDS:
+        return text
+    return f'"{"".join(map(_escape, text))}"'
+
+
+def _escape(sign: str) -> str:
+    if sign in _ESCAPES:
+        return _ESCAPES[sign]
+    if sign.isprintable() and sign != "\ufeff":
+        return sign
+    code = ord(sign)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else (
+        f"\\U{code:08x}"
+    )  # fmt: skip
+
+
+def _mapping(values: Mapping[str, Any], indent: str) -> Iterator[str]:
+    for key, value in values.items():
+        if isinstance(value, Explained):
+            yield from (f"{indent}# {line}" for line in value.why.splitlines())
+            value = value.value  # noqa: PLW2901 - the value itself
+        yield from _entry(f"{indent}{key}:", value, indent)
+
+
+def _entry(head: str, value: Any, indent: str) -> Iterator[str]:
+    if isinstance(value, Mapping) and value:
+        yield head
+        yield from _mapping(value, indent + _INDENT)
+    elif isinstance(value, list) and value:
+        yield head
+        yield from _list(value, indent + _INDENT)
+    else:
+        yield f"{head} {_scalar(value)}"
+
+
+def _list(values: list[Any], indent: str) -> Iterator[str]:
+    for value in values:
+        why = value.why.splitlines() if isinstance(value, Explained) else []
+        yield from (f"{indent}# {line}" for line in why)
+        plain = value.value if isinstance(value, Explained) else value
+        if isinstance(plain, Mapping) and plain:
+            first, *rest = _mapping(plain, indent + _INDENT)
+            yield f"{indent}- {first.lstrip()}"
+            yield from rest
+        else:
+            yield f"{indent}- {_scalar(plain)}"
+
+
+def _scalar(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, Mapping | list):
+        return "{}" if isinstance(value, Mapping) else "[]"
+    return quote(str(value))

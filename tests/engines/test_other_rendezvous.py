@@ -1,0 +1,102 @@
+"""Nodes that meet through etcd, or through a back end that a package brings along."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.engines.hosts import Hosts, MakeHosts
+from tests.engines.together import all_gone, end_all, launch_on, said
+from tests.kit import PROGRAMS, wait_until
+
+pytestmark = pytest.mark.torch
+SAYS = PROGRAMS / "nodes.py"
+MESH = ("--mesh", "dp=2,tp=2")
+PLUGIN = '''
+from datetime import timedelta
+from torch.distributed import TCPStore
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
+import os
+
+class Mine(C10dRendezvousBackend):
+    name = "mine"
+
+def make(params):
+    """Meet as c10d does, on a store of our own."""
+    print("through the plug-in", flush=True)
+    host, _, port = params.endpoint.rpartition(":")
+    store = TCPStore(host, int(port), is_master=os.uname().nodename == "node0",
+                     timeout=timedelta(seconds=60), wait_for_workers=False, multi_tenant=True)
+    return create_handler(store, Mine(store, params.run_id), params)
+'''
+
+
+@pytest.fixture
+def hosts_and_etcd(make_hosts: MakeHosts, tmp_path: Path) -> Iterator[Hosts]:
+    """Give two hosts, on the first of which an etcd serves its old interface."""
+    if shutil.which("etcd") is None or find_spec("etcd") is None:
+        pytest.skip("etcd needs the program etcd and the package python-etcd")
+    hosts = make_hosts(2)
+    place = f"http://{hosts.addresses[0]}:2379"
+    words = ["etcd", "--enable-v2", "--data-dir", tmp_path / "etcd"]
+    words += ["--listen-client-urls", place, "--advertise-client-urls", place]
+    with open(tmp_path / "etcd.log", "wb") as log:
+        server = hosts.popen(0, words, stdout=log, stderr=log, env={"ETCD_UNSUPPORTED_ARCH": ""})
+    try:
+        said = tmp_path / "etcd.log"
+        wait_until(lambda: b"ready to serve" in said.read_bytes(), said.read_text)
+        yield hosts
+    finally:
+        server.kill()
+        server.wait()
+
+
+@pytest.mark.parametrize("backend", ["etcd", "etcd-v2"])
+def test_nodes_meet_through_etcd(hosts_and_etcd: Hosts, backend: str) -> None:
+    """A real one; who is the head follows from the names."""
+    hosts = hosts_and_etcd
+    launches = launch_on(
+        hosts, "--nnodes", "2", "--rdzv-backend", backend, "--rdzv-id", "j",
+        "--rdzv-endpoint", f"{hosts.addresses[0]}:2379", *MESH, SAYS,
+    )  # fmt: skip
+
+    assert end_all(launches) == [0, 0], launches[0].text + launches[1].text
+    assert [said(launch.text)[0][:22] for launch in launches] == [
+        "rank 0 of 4 on node0: ",
+        "rank 2 of 4 on node1: ",
+    ]
+
+
+def test_nodes_meet_through_a_plug_in(make_hosts: MakeHosts, tmp_path: Path) -> None:
+    """Of the entry points that torchrun looks up."""
+    info = tmp_path / "mine-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[torchrun.handlers]\nmine = mine:handler\n")
+    (tmp_path / "mine.py").write_text(PLUGIN + "\n\ndef handler():\n    return make\n")
+    hosts = make_hosts(2)
+    launches = launch_on(
+        hosts, "--nnodes", "2", "--rdzv-backend", "mine", "--rdzv-id", "j",
+        "--rdzv-endpoint", "10.77.0.1:29501", *MESH, SAYS, env={"PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+
+    assert end_all(launches) == [0, 0], launches[0].text + launches[1].text
+    assert "through the plug-in" in launches[0].text
+    assert sorted(said(launches[0].text + launches[1].text))[3][:11] == "rank 3 of 4"
+    all_gone(hosts)
+
+
+def test_a_back_end_that_nobody_brings_is_told(make_hosts: MakeHosts) -> None:
+    """Before anything is started."""
+    hosts = make_hosts(1)
+    (launch,) = launch_on(
+        hosts, "--nnodes", "2", "--rdzv-backend", "mine", "--rdzv-endpoint", "a:1", *MESH, SAYS
+    )
+
+    assert launch.end() == 2
+    assert "there is no back end `mine`" in launch.text

@@ -1,0 +1,196 @@
+"""--submit slurm on a real Slurm: jobs that run, are preempted, cancelled, or refused."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.engines.slurm import Slurm
+from tests.kit import PROGRAMS, command, run_meshrun, wait_until
+
+pytestmark = pytest.mark.torch
+NODES = PROGRAMS / "nodes.py"
+REQUEUED = PROGRAMS / "requeued.py"
+
+
+def submit(slurm: Slurm, folder: Path, *args: str | Path) -> tuple[str, Path]:
+    """Hand a job in; return its number and the file of its output."""
+    sent = slurm.run(command("--submit", "slurm", *args), cwd=folder)
+    assert sent.returncode == 0, sent.stderr
+    job = sent.stdout.strip()
+    output = Path(sent.stderr.strip().rpartition("output: ")[2])
+    assert output == folder / f"{Path(str(args[-1])).stem}-{job}.out"
+    return job, output
+
+
+def wait_for(output: Path, text: str, count: int = 1) -> None:
+    """Wait until the output of a job has ``text`` so many times."""
+
+    def read() -> str:
+        return output.read_text() if output.exists() else ""
+
+    wait_until(lambda: read().count(text) >= count, lambda: f"{count} x {text!r} in {read()}")
+
+
+def test_a_job_runs_on_its_nodes(slurm: Slurm, tmp_path: Path) -> None:
+    """With what is awkward in a script in the folder's name."""
+    folder = tmp_path / "it's a #1 $folder"
+    folder.mkdir()
+    job, output = submit(
+        slurm, folder, "--nnodes", "2", "--mesh", "dp=2,tp=2", "--no-prefix", NODES
+    )
+    slurm.wait_gone(job)
+
+    said = [line for line in output.read_text().splitlines() if line.startswith("rank")]
+    assert sorted(re.sub(r" on sl\d", "", line) for line in said) == [
+        "rank 0 of 4: dp 0 tp 0, sum 6",
+        "rank 1 of 4: dp 0 tp 1, sum 6",
+        "rank 2 of 4: dp 1 tp 0, sum 6",
+        "rank 3 of 4: dp 1 tp 1, sum 6",
+    ], output.read_text()
+
+
+@pytest.mark.slow
+def test_a_preempted_job_goes_on(slurm: Slurm, tmp_path: Path) -> None:
+    """Its ranks take SIGTERM well, so it is requeued and runs again, with another secret."""
+    job, output = submit(slurm, tmp_path, "--nnodes", "2", "--nproc-per-node", "1", REQUEUED)
+    wait_for(output, "trains in run 0", 2)
+    slurm.scancel("--signal=TERM", job)  # as Slurm does before the time limit
+    wait_for(output, "trains in run 1", 2)
+    slurm.wait_gone(job)
+
+    text = output.read_text()
+    secrets = set(re.findall(r"in run (\d) with secret (\w{8})", text))
+    assert text.count("saved in run 0") == 2, text
+    assert len(secrets) == len({secret for _, secret in secrets}) == 2, text
+
+
+def test_a_cancelled_job_does_not_go_on(slurm: Slurm, tmp_path: Path) -> None:
+    """Its ranks take SIGTERM well too, and it is still not requeued; nothing is left."""
+    job, output = submit(slurm, tmp_path, "--nnodes", "2", "--nproc-per-node", "1", REQUEUED)
+    wait_for(output, "trains in run 0", 2)
+    slurm.scancel(job)
+    slurm.wait_gone(job)
+
+    assert output.read_text().count("saved in run 0") == 2, output.read_text()
+    shown = slurm.run(["scontrol", "show", "job", job]).stdout
+    assert "JobState=CANCELLED" in shown
+    assert "Restarts=0" in shown
+
+
+def test_a_script_of_the_user_needs_no_srun(slurm: Slurm) -> None:
+    """In a batch script meshrun starts its launchers by srun, and passes on the exit code."""
+    words = command("--nnodes", "2", "--mesh", "dp=2,tp=2", "--no-prefix", NODES)
+    fails = command("--nnodes", "2", "--nproc-per-node", "1", PROGRAMS / "end.py", "7")
+    printed = slurm.sbatch(f"{' '.join(words)}\n{' '.join(fails)}\necho code $?", "--nodes=2")
+
+    assert re.findall(r"rank \d of 4.* sum 6", printed).__len__() == 4, printed
+    assert printed.count("srun starts a launcher on each of 2 nodes") == 2
+    assert printed.splitlines()[-1] == "code 7", printed
+
+
+@pytest.mark.parametrize("where", ["salloc", "sbatch"])
+def test_a_shell_that_is_told_to_end_ends_its_launchers(
+    slurm: Slurm, tmp_path: Path, where: str
+) -> None:
+    """As well as they do: they save, and the code is that of a preempted launch."""
+    words = " ".join(command("--nnodes", "2", "--nproc-per-node", "1", REQUEUED))
+    script = tmp_path / "script"
+    wait = '& pid=$!; while ! [ $(grep -c trains "$0.out") = 2 ]; do sleep 0.05; done'
+    script.write_text(f'#!/bin/bash\n{words} > "$0.out" 2>&1 {wait}; kill $pid; wait $pid; echo $?')
+    script.chmod(0o755)
+    (tmp_path / "script.out").touch()
+    if where == "salloc":
+        printed = slurm.salloc("--nodes=2", script).stdout
+    else:
+        printed = slurm.sbatch(f"exec {script}", "--nodes=2")
+
+    said = (tmp_path / "script.out").read_text()
+    assert printed.splitlines()[-1] == "75", said
+    assert said.count("saved in run 0") == 2, said
+    secrets = set(re.findall(r"with secret (\w+)", said))
+    assert len(secrets) == 1
+
+
+def test_a_shell_that_is_killed_leaves_nobody(slurm: Slurm, tmp_path: Path) -> None:
+    """Neither srun nor launchers nor ranks, which the fixture of every test looks for."""
+    words = " ".join(command("--nnodes", "2", "--nproc-per-node", "1", REQUEUED))
+    script = tmp_path / "script"
+    script.write_text(
+        "#!/bin/bash\nexport TMPDIR=${0%/*}\n"  # Slurm kills the launchers, so their folders stay
+        f'{words} > "$0.out" 2>&1 & pid=$!\n'
+        'while ! [ $(grep -c trains "$0.out") = 2 ]; do sleep 0.05; done\n'
+        "kill -9 $pid; wait $pid; echo $?"
+    )
+    script.chmod(0o755)
+    (tmp_path / "script.out").touch()
+    done = slurm.salloc("--nodes=2", script)
+
+    assert done.stdout.splitlines()[-1] == "137", done.stderr
+
+
+def test_cancelling_a_script_leaves_nothing(slurm: Slurm, tmp_path: Path) -> None:
+    """Ranks save within Slurm's own grace, though its shell is told too."""
+    words = " ".join(command("--nnodes", "2", "--nproc-per-node", "1", REQUEUED))
+    output = tmp_path / "out"
+    (tmp_path / "job").write_text(f"#!/bin/bash\n{words}\n")
+    sent = slurm.run(["sbatch", "--parsable", "--nodes=2", f"--output={output}", tmp_path / "job"])
+    job = sent.stdout.strip()
+    wait_for(output, "trains in run 0", 2)
+    slurm.scancel(job)
+    slurm.wait_gone(job)
+
+    assert output.read_text().count("saved in run 0") == 2, output.read_text()
+
+
+def test_one_node_needs_no_srun(slurm: Slurm) -> None:
+    """With --standalone, --nnodes 1 or nothing said, the launch is in this shell."""
+    words = " ".join(command("--mesh", "dp=2", "--no-prefix", NODES))
+    printed = slurm.salloc(
+        "--nodes=2", "sh", "-c", f"{words}; {words.replace('--mesh', '--standalone --mesh')}"
+    )
+
+    assert printed.stdout.count("of 2 on sl0") == 4, printed.stderr
+    assert "srun starts" not in printed.stderr
+
+
+def test_a_dry_run_in_a_shell_looks_at_all_nodes(slurm: Slurm) -> None:
+    """And what does not fit is said once, before anything is started."""
+    looks = slurm.salloc("--nodes=2", *command("--nnodes", "2", "--mesh", "4", "-n", NODES))
+    wrong = slurm.salloc("--nodes=2", *command("--nnodes", "2", "--mesh", "3", NODES))
+
+    assert looks.stdout.startswith("mesh 4: 4 ranks on 2 nodes x 2 workers"), looks.stderr
+    assert wrong.stderr.count("error: mesh `3` needs 3 workers") == 1, wrong.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--submit-arg=--partition=none", NODES], "invalid partition specified: none"),
+        (["--submit-arg=--gres=tpu:1", NODES], "hint: --device cpu needs no GPUs"),
+    ],
+)
+def test_a_refusal_is_shown_in_slurms_own_words(
+    slurm: Slurm, args: list[str | Path], words: str
+) -> None:
+    """With what to try, where that is known."""
+    refused = slurm.run(command("--submit", "slurm", *args))
+
+    assert refused.returncode == 71
+    assert refused.stdout == ""
+    assert "error: sbatch refused the job: " in refused.stderr
+    assert words in refused.stderr
+
+
+def test_a_machine_without_sbatch_says_so(tmp_path: Path) -> None:
+    """And what to do there."""
+    (tmp_path / "train.py").touch()
+    ours = run_meshrun("--submit", "slurm", "train.py", env={"PATH": "/nowhere"}, cwd=tmp_path)
+
+    assert ours.returncode == 71
+    assert ours.stderr == (
+        "error: there is no sbatch on this machine\n\n"
+        "hint: add --dry-run -o FILE, and run sbatch where it is\n"
+    )

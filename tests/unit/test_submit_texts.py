@@ -1,0 +1,206 @@
+"""Scripts and manifests of jobs: every argument arrives as it was typed, and they are valid."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshrun.errors import UsageError
+from meshrun.plan import UNKNOWN_HOST, build_plan
+from meshrun.request import LaunchRequest, Program
+from meshrun.spec import parse_mesh
+from meshrun.submit.job import Job, job_name, words_again
+from meshrun.submit.kubernetes import KINDS, render_manifest, render_secret
+from meshrun.submit.slurm import option_names, output_of, render_sbatch
+from meshrun.submit.yaml import quote
+
+WORDS = st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")))
+NAMES = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+
+
+def make_job(*args: str, extras: tuple[str, ...] = (), **changes: Any) -> Job:
+    request = LaunchRequest(
+        program=Program(kind="script", target="train.py", args=args),
+        mesh=parse_mesh("dp=2,tp=4"),
+        nnodes=2,
+        **changes,
+    )
+    return Job(
+        plan=build_plan(request, UNKNOWN_HOST, check_host=False),
+        name="train",
+        options=(("--mesh", "dp=2,tp=4"), ("--nnodes", "2")),
+        program=("train.py", *args),
+        extras=extras,
+        accelerators=4,
+        image="hub/train:3",
+    )
+
+
+def expand(word: str) -> str:
+    """Return what a container gets for a word of its command, with HOME set."""
+    return re.sub(r"\$(\$|\(HOME\))", lambda found: "$" if found[1] == "$" else "/root", word)
+
+
+def containers(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return what has a command, wherever it is."""
+    found: list[dict[str, Any]] = []
+
+    def look(value: Any) -> None:
+        if isinstance(value, dict):
+            found.extend([value] if "command" in value else [])
+            value = list(value.values())
+        if isinstance(value, list):
+            for each in value:
+                look(each)
+
+    look(documents)
+    return found
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_a_text_is_the_same_in_yaml(text: str) -> None:
+    """Whatever is in it."""
+    assert yaml.safe_load(f"- {quote(text)}") == [text]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(words=WORDS)
+def test_words_are_the_same_in_a_container(kind: str, words: list[str]) -> None:
+    """After YAML, and after Kubernetes has filled in variables."""
+    job = make_job(*words, "$(HOME)", "$$(HOME)", "$")
+    documents = list(yaml.safe_load_all(render_manifest(job, kind)))
+    (container,) = containers(documents)
+    typed = ["--mesh", "dp=2,tp=4", "--nnodes", "2", "train.py", *job.program[1:]]
+    found = [expand(word) for word in container["command"]]
+
+    assert found[0] == "meshrun"
+    assert found[-len(typed) :] == typed
+
+
+def test_words_are_the_same_in_a_script(tmp_path: Path) -> None:
+    """After bash, in folders with awkward names too."""
+    odd = [" ", "", "it's", '"', "$HOME", "`date`", "\\", "#", "a\nb", "*", "!x", "é", "-", "--"]
+    folder = "/it's a $folder"
+    script = render_sbatch(make_job(*odd), python="/my python", folder=folder)
+    (tmp_path / "srun").write_text("#!/bin/sh\nprintf '%s\\0' \"$@\"\n")
+    (tmp_path / "srun").chmod(0o755)
+    ran = subprocess.run(
+        ["bash"], input=script, capture_output=True, text=True, check=False,
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_CPUS_PER_TASK": "16"},
+    )  # fmt: skip
+    words = ran.stdout.split("\0")[:-1]
+
+    assert words[words.index("/my python") :] == [
+        "/my python", "-m", "meshrun", "--mesh", "dp=2,tp=4", "--nnodes", "2", "train.py", *odd,
+    ]  # fmt: skip
+    assert "--cpus-per-task=16" in words
+    assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.parametrize(("code", "asked"), [(0, 0), (75, 1), (143, 0)])
+def test_only_a_preempted_job_is_requeued(tmp_path: Path, code: int, asked: int) -> None:
+    """By the exit code of srun, which is the job's otherwise."""
+    for name, text in {"srun": f"exit {code}", "scontrol": 'echo "$@"'}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    script = render_sbatch(make_job(), python="python", folder="/")
+    ran = subprocess.run(
+        ["bash"], input=script, capture_output=True, text=True, check=False,
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "1"},
+    )  # fmt: skip
+
+    assert ran.stdout == "requeue 7\n" * asked
+    assert ran.returncode == (0 if asked else code)
+
+
+@pytest.mark.parametrize(
+    ("extra", "gone"),
+    [
+        ("--gres=gpu:a100:4", "--gpus-per-node"),
+        ("-G 8", "--gpus-per-node"),
+        ("-c16", "--cpus-per-task"),
+        ("--signal=USR1@300", "--signal=TERM"),
+        ("-p gpu --job-name other", "--job-name=train"),
+        ("-omine.txt", "--output=%x"),
+    ],
+)
+def test_what_the_user_says_to_sbatch_counts(extra: str, gone: str) -> None:
+    """In whatever spelling, and ours is left out."""
+    ours = render_sbatch(make_job(), python="python", folder="/")
+    theirs = render_sbatch(make_job(extras=(extra,)), python="python", folder="/")
+
+    assert f"#SBATCH {gone}" in ours
+    assert f"#SBATCH {gone}" not in theirs
+    assert f"#SBATCH {extra}\n" in theirs
+
+
+@pytest.mark.parametrize("extra", ["--nodes=4", "-N 4", "-n8", "gpu", "-p 'gpu", "--comment=a\nb"])
+def test_what_contradicts_the_plan_is_refused(extra: str) -> None:
+    """As is what sbatch could not read."""
+    with pytest.raises(UsageError, match="--submit-arg"):
+        render_sbatch(make_job(extras=(extra,)), python="python", folder="/")
+
+
+def test_output_is_where_the_user_says() -> None:
+    """As far as the pattern can be told."""
+    folder = "/work"
+
+    assert output_of("7", make_job(), folder) == "/work/train-7.out"
+    assert output_of("7", make_job(extras=("-o /logs/%j.txt",)), folder) == "/logs/7.txt"
+    assert output_of("7", make_job(extras=("-omine",)), folder) == "/work/mine"
+    assert output_of("7", make_job(extras=("--output=a/%x",)), folder) == "/work/a/train"
+    assert option_names(["-p gpu -o x", "--time=1"]) == {"-p", "--output", "--time"}
+
+
+def test_options_are_said_again_wherever_they_came_from() -> None:
+    """Those of variables too, and none that is of the submission."""
+    values = {
+        "mesh": "-1", "flatten": ("a=b+c", "d+e"), "verbose": True, "tee": "3", "submit": "slurm",
+        "image": "x", "timings": False, "module": True,
+    }  # fmt: skip
+    sources = dict.fromkeys(values, "command line") | {"tee": "PET_TEE", "timings": "X"}
+
+    assert words_again(values, sources) == (
+        ("--mesh=-1",), ("--flatten", "a=b+c"), ("--flatten", "d+e"), ("--verbose",),
+        ("--tee", "3"),
+    )  # fmt: skip
+
+
+@given(st.text(), st.one_of(st.none(), st.text(min_size=1)))
+def test_a_name_is_one_for_every_scheduler(target: str, run_id: str | None) -> None:
+    """A label of DNS, with room for what is added."""
+    name = job_name(run_id, target)
+
+    assert NAMES.fullmatch(name)
+    assert len(name) <= 44
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_manifests_are_valid(kind: str) -> None:
+    """Against the schemas of Kubernetes, misspelt fields too; a JobSet's Job by itself."""
+    validate = pytest.importorskip("kubernetes_validate", reason="needs kubernetes-validate")
+    job = make_job(shutdown_timeout_s=90.0)
+    documents = list(
+        yaml.safe_load_all(render_manifest(job, kind) + "---\n" + render_secret(job, "x"))
+    )
+    standard = [each for each in documents if each["apiVersion"] in ("v1", "batch/v1")]
+    for document in documents:
+        for replicated in document["spec"].get("replicatedJobs", []) if "spec" in document else []:
+            name = {"metadata": {"name": "node"}}
+            standard.append(
+                {"apiVersion": "batch/v1", "kind": "Job", **name, **replicated["template"]}
+            )
+    for document in standard:
+        validate.validate(document, "1.31", strict=True)
+
+    assert {each["kind"] for each in standard} >= {
+        "kubernetes": {"Service", "Job", "Secret"}, "jobset": {"Job", "Secret"},
+        "trainjob": {"Secret"},
+    }[kind]  # fmt: skip
