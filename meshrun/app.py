@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from meshrun.cluster import detect_cluster
 from meshrun.errors import UsageError
-from meshrun.fitting import fit_to_cluster
+from meshrun.fitting import fit_to_cluster, note_few_cores
+from meshrun.host.cores import count_cores
 from meshrun.host.facts import detect_host
 from meshrun.host.program import check_program
 from meshrun.plan import HostFacts, LaunchPlan, build_plan, settle_plan
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
+    from meshrun.cluster import ClusterFacts
     from meshrun.environment import Session
     from meshrun.events import Event, Met
     from meshrun.host.run_folder import RunFolder
@@ -52,11 +54,15 @@ def plan(
         UsageError: If the request does not fit together, with the numbers.
     """
     _check_rendezvous(request.rendezvous.backend)
-    request = _fit(request)
+    request, found = _fit(request)
     facts = facts or detect_host(
         with_topology=request.numa_binding is not None, with_links=not check_host
     )
-    return build_plan(request, facts, check_host=check_host)
+    planned = build_plan(request, facts, check_host=check_host)
+    workers = planned.layout.nproc_per_node[planned.node_rank]
+    cores = count_cores()
+    told = note_few_cores(planned.request, found, workers=workers, bound=cores[0], cores=cores[1])
+    return replace(planned, request=told)
 
 
 def job_to_step_in(request: LaunchRequest) -> str | None:
@@ -65,17 +71,18 @@ def job_to_step_in(request: LaunchRequest) -> str | None:
     Raises:
         UsageError: If the request and what the scheduler says do not fit together.
     """
-    return _fit(request).rendezvous.step_of
+    return _fit(request)[0].rendezvous.step_of
 
 
-def _fit(request: LaunchRequest) -> LaunchRequest:
+def _fit(request: LaunchRequest) -> tuple[LaunchRequest, ClusterFacts | None]:
+    """Return the request as the scheduler fills it in, and what that says."""
     if "TORCHELASTIC_RUN_ID" in os.environ:  # a rank that launches is no task of the scheduler
-        return request
+        return request, None
     found = detect_cluster(os.environ, hostname=os.uname().nodename, terminal=has_terminal())
     # The caller of launch() waits for the answer of one launcher, which is its child.
     is_child = "MESHRUN_PARENT_PID" in os.environ
     may_step = found is not None and found.shell is not None and not is_child
-    return fit_to_cluster(request, found, may_step=may_step and _has_srun())
+    return fit_to_cluster(request, found, may_step=may_step and _has_srun()), found
 
 
 def _has_srun() -> bool:
@@ -211,7 +218,11 @@ def _run_folder(plan: LaunchPlan, run_id: str) -> RunFolder:
     if request.logs.logs_specs is not None:
         nproc = plan.layout.nproc_per_node[plan.node_rank]
         plugin = LogsPlugin(request.logs, request.console.local_ranks, nproc)
-    return RunFolder(request.logs, run_id, plugin=plugin)
+    if plan.meeting is None:
+        return RunFolder(request.logs, run_id, plugin=plugin)
+    # Nodes may write to one file system, and have no common name yet if none was given.
+    name = request.rendezvous.run_id or ""
+    return RunFolder(request.logs, name, host=os.uname().nodename, plugin=plugin)
 
 
 def _session(

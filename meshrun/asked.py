@@ -278,6 +278,7 @@ def _console(asked: Asked) -> ConsoleRequest:
             None,
         ),
         collapse=asked.flag("collapse"),
+        nodes=asked.read("console", _choice("--console", ("all", "first-node")), "all"),
         verbose=asked.flag("verbose"),
     )
 

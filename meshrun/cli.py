@@ -122,6 +122,7 @@ def command(
     status: own.Status = False,
     status_interval: own.StatusInterval = None,
     debug_rank: own.DebugRank = None,
+    console: own.Console = None,
     log_line_prefix_template: torchrun.Template = None,
     local_ranks_filter: torchrun.LocalRanksFilter = None,
     max_restarts: torchrun.MaxRestarts = None,
@@ -278,10 +279,9 @@ def _launch(
     from meshrun.report.failure import render_failure
     from meshrun.report.paste import command_for_others
     from meshrun.report.progress import StartProgress
+    from meshrun.submit.step import launch_on_nodes
 
     if (job := use_cases.job_to_step_in(request)) is not None:
-        from meshrun.submit.step import launch_on_nodes
-
         return launch_on_nodes(request, sys.argv[1:], job=job)
     plan = use_cases.plan(request)
     progress = StartProgress(plan)
@@ -297,7 +297,10 @@ def _launch(
         from meshrun.report.timings import render_timings
 
         say(render_timings(result.timings))
-    if report is not None and not result.elsewhere:
+    # On a file system that nodes share there is one file, and the first node knows the most.
+    if report is not None and (
+        progress.is_first_node or (result.exit_code and not result.elsewhere)
+    ):
         from meshrun.report.result_json import write_report
 
         write_report(result, report)

@@ -15,6 +15,9 @@ from meshrun.spec import format_mesh
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS")
 """Variables by which a numeric library starts threads while it is imported."""
 
+SECRET_VARIABLES = ("MESHRUN_SECRET", "MESHRUN_SECRET_FILE")
+"""By which launchers of several nodes know each other; nobody else is given them."""
+
 LAUNCH_MARK = "MESHRUN_LAUNCH_MARK"
 """Set for all that a launch starts, to a value of its own, by which the last of it is found."""
 

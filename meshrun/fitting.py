@@ -22,7 +22,7 @@ def fit_to_cluster(
         may_step: Whether a shell of an allocation can start launchers on its nodes.
 
     Raises:
-        UsageError: If the scheduler started more than one launcher on a node, or fewer nodes
+        UsageError: If the scheduler started more than one launcher on a node, or on other nodes
             than were asked for.
     """
     asked = request.rendezvous
@@ -51,6 +51,12 @@ def fit_to_cluster(
 
 def _on_several(request: LaunchRequest, facts: ClusterFacts, nnodes: int) -> LaunchRequest:
     asked = request.rendezvous
+    if asked.node_rank is None and facts.node_rank is not None and facts.node_rank >= nnodes:
+        raise UsageError(
+            f"--nnodes {nnodes}, and {facts.system} says that this is node {facts.node_rank},"
+            f" counted from 0 ({facts.evidence})",
+            hint=f"start meshrun on {nnodes} nodes, or leave --nnodes out",
+        )
     found: list[tuple[str, str]] = []
     if request.nnodes is None:
         found.append(("--nnodes", str(nnodes)))
@@ -79,6 +85,34 @@ def _on_several(request: LaunchRequest, facts: ClusterFacts, nnodes: int) -> Lau
         rendezvous=replace(asked, **changes),  # type: ignore[arg-type]
         sources=(*request.sources, *((name, value, facts.system) for name, value in found)),
     )
+
+
+def note_few_cores(
+    request: LaunchRequest, facts: ClusterFacts | None, *, workers: int, bound: int, cores: int
+) -> LaunchRequest:
+    """Return the request with a line for people if workers share fewer cores than there are.
+
+    Args:
+        request: What was asked for.
+        facts: What the scheduler says, if there is one.
+        workers: How many are started on this node.
+        bound: On how many cores this process was put, and they with it.
+        cores: How many the machine has.
+    """
+    if facts is None or facts.shell is not None or bound >= min(workers, cores):
+        return request
+    asked = request.rendezvous
+    shared = f"{workers} workers share {bound} core{'s' if bound > 1 else ''} of {cores}"
+    line = f"{shared}, to which {facts.system} binds them: {_unbound(facts, workers)}"
+    return replace(request, rendezvous=replace(asked, told=(*asked.told, line)))
+
+
+def _unbound(facts: ClusterFacts, workers: int) -> str:
+    if facts.system == "Open MPI":
+        return "mpirun --bind-to none gives them all"
+    if facts.system == "Slurm":
+        return f"srun --cpus-per-task={workers} gives each its own"
+    return "a wider affinity mask gives them more"
 
 
 def _in_shell(

@@ -3,6 +3,8 @@
     DIR/<run id>_<random>/attempt_<n>/<local rank>/{stdout.log,stderr.log,error.json}
     DIR/<run id>_<random>/attempt_<n>/{filtered_stdout.log,filtered_stderr.log}
 
+Where there are several nodes, the name of the node stands after the run's id.
+
 Source:
     ``DefaultLogsSpecs.reify`` in torch 2.13's ``distributed/elastic/multiprocessing/api.py``.
 """
@@ -71,6 +73,12 @@ def rank_files(logs: LogRequest, run_folder: str, generation: int, local_rank: i
     )
 
 
-def run_folder_prefix(run_id: str) -> str:
-    """Return how the name of a run's folder begins; an id may hold what a file name may not."""
-    return "".join(char if char.isalnum() or char in "-_.=+@" else "_" for char in run_id) + "_"
+def run_folder_prefix(run_id: str, host: str = "") -> str:
+    """Return how the name of a run's folder begins; an id may hold what a file name may not.
+
+    Args:
+        run_id: "" where each node would have another.
+        host: This node's name, where there are several.
+    """
+    name = "_".join(filter(None, (run_id, host)))
+    return "".join(char if char.isalnum() or char in "-_.=+@" else "_" for char in name) + "_"

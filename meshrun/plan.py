@@ -291,11 +291,12 @@ def _choose_store(asked: Rendezvous) -> tuple[str, int]:
 
 
 def _choose_shown(console: ConsoleRequest, layout: Layout) -> frozenset[int] | None:
-    if not (console.show or console.hide or console.local_ranks is not None):
+    is_first_only = console.nodes == "first-node" and layout.nnodes > 1
+    if not (console.show or console.hide or console.local_ranks is not None or is_first_only):
         return None
-    shown = set(range(layout.world_size))
+    shown = set(layout.ranks_of_node(0) if is_first_only else range(layout.world_size))
     if console.show:
-        shown = set().union(*(select_ranks(layout, text) for text in console.show))
+        shown &= set().union(*(select_ranks(layout, text) for text in console.show))
     for text in console.hide:
         shown -= select_ranks(layout, text)
     if console.local_ranks is not None:

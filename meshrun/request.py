@@ -104,6 +104,8 @@ class ConsoleRequest:
     hide: tuple[str, ...] = ()
     local_ranks: frozenset[int] | None = None
     collapse: bool = False
+    nodes: Literal["all", "first-node"] = "all"
+    """On which nodes lines of ranks are printed."""
     verbose: bool = False
     """Whether it is said what listens."""
 

@@ -17,6 +17,7 @@ import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from meshrun import wire
+from meshrun.child.common_clock import follow_clock, share_clock
 from meshrun.child.names import names_from_files_only
 from meshrun.events import Negotiated, NegotiationFailed, NegotiationWaits
 from meshrun.meeting import format_endpoint
@@ -50,8 +51,8 @@ def negotiate(order: Negotiate, fds: list[int], reports: socket.socket) -> NoRet
         _tell(reports, NegotiationWaits(text=text + waited))
 
     try:
-        handler, arrivals = _handler(order, fds, say)
         done = threading.Event()
+        handler, arrivals = _handler(order, fds, say, done)
         if arrivals is not None:
             arrivals.set(f"host {arrivals.add('count', 1)}", order.host)
         threading.Thread(
@@ -60,6 +61,8 @@ def negotiate(order: Negotiate, fds: list[int], reports: socket.socket) -> NoRet
         found = handler.next_rendezvous()
         done.set()
         _tell(reports, _exchange(order, found.store, found.rank, found.world_size, bool(fds)))
+        if hasattr(handler, "_stop_heartbeats"):  # they would complain as soon as the host ends
+            handler._stop_heartbeats()
     except BaseException as error:
         text = _describe(error)
         if type(error).__name__ == "RendezvousTimeoutError":
@@ -80,7 +83,9 @@ def _tell(reports: socket.socket, event: Any) -> None:
         reports.send(wire.encode(event))
 
 
-def _handler(order: Negotiate, fds: list[int], say: Any) -> tuple[Any, Store | None]:
+def _handler(
+    order: Negotiate, fds: list[int], say: Any, done: threading.Event
+) -> tuple[Any, Store | None]:
     """Return torch's handler, and a part of its store to say who has arrived, if there is one."""
     from torch.distributed import PrefixStore
     from torch.distributed.elastic.rendezvous import RendezvousParameters
@@ -110,6 +115,10 @@ def _handler(order: Negotiate, fds: list[int], say: Any) -> tuple[Any, Store | N
     store = _store(order, fds, say)
     backend = C10dRendezvousBackend(store, order.run_id)
     arrivals = PrefixStore(f"meshrun/{order.run_id}", store)
+    if fds:
+        share_clock(arrivals, done)
+    else:
+        follow_clock(arrivals)
     return create_handler(store, backend, params), arrivals
 
 

@@ -60,7 +60,7 @@ def detect_pytorch_job(env: Mapping[str, str], hostname: str) -> ClusterFacts | 
         job_id=pod["job"],
         nnodes=nnodes,
         node_rank=node_rank,
-        head=(address,),
+        head=(hostname if address == "localhost" else address,),  # the first pod is told that
         port=read_number(env, "MASTER_PORT"),
         notes=("RANK and WORLD_SIZE count pods here, not processes",),
     )

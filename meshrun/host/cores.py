@@ -23,11 +23,15 @@ def count_usable_cores() -> int:
         ``cpu.max`` of cgroup v2 (kernel, Documentation/admin-guide/cgroup-v2.rst): quota and
         period in microseconds, or ``max``; the tightest of the own cgroup and its parents holds.
     """
+    return max(1, math.ceil(min(count_cores()[0], _quota_cores())))
+
+
+def count_cores() -> tuple[int, int]:
+    """Return how many cores this process may run on, and how many the machine has."""
+    cores = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
-    else:  # macOS has no affinity mask
-        cores = os.cpu_count() or 1
-    return max(1, math.ceil(min(cores, _quota_cores())))
+        return len(os.sched_getaffinity(0)), cores
+    return cores, cores  # macOS has no affinity mask
 
 
 def _quota_cores() -> float:

@@ -17,8 +17,16 @@ from meshrun.request import LogRequest
 class RunFolder:
     """Made before ranks start. A temporary one goes with a launch that went well."""
 
-    def __init__(self, logs: LogRequest, run_id: str, *, plugin: LogsPlugin | None = None) -> None:
+    def __init__(
+        self, logs: LogRequest, run_id: str, *, host: str = "", plugin: LogsPlugin | None = None
+    ) -> None:
         """Decide on the folder, and make it where the user named the place.
+
+        Args:
+            logs: What goes to files, and where.
+            run_id: Name of the launch; "" if nodes do not know a common one yet.
+            host: This node's name, where there are several.
+            plugin: Chooses the files, if one was named.
 
         Raises:
             UsageError: If ``--log-dir`` cannot hold it.
@@ -30,7 +38,7 @@ class RunFolder:
         self.path = os.path.join(tempfile.gettempdir(), f"meshrun_{secrets.token_hex(8)}")
         if logs.log_dir not in (None, os.devnull) and plugin is None:
             self.path = _make_run_folder(
-                os.path.abspath(logs.log_dir or ""), run_folder_prefix(run_id)
+                os.path.abspath(logs.log_dir or ""), run_folder_prefix(run_id, host)
             )
 
     @property

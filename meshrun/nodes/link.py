@@ -109,6 +109,8 @@ class Link:
                 received = self._socket.recv(_CHUNK)
             except (BlockingIOError, InterruptedError):
                 break
+            except ConnectionError:
+                received = b""  # a reset is an end too: it had not read all that was said
             except OSError as error:
                 self.close(error.strerror or str(error))
                 break

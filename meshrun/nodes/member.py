@@ -81,6 +81,7 @@ class Member:
         """When the present try is over."""
         self._retry_ns: int | None = now_ns
         self._met = self._over = self._failed = False
+        self._head_host = ""
 
     # ---- the launch's own wishes -----------------------------------------------------------
 
@@ -204,8 +205,10 @@ class Member:
             self._connecting = None
             self._not_connected("no answer")
         elif self._link is not None and not self._link.is_open:
-            why = "it takes connections, and does not answer as a launcher of meshrun"
-            self._drop(why)
+            self._drop(
+                "it takes connections, and does not answer as a launcher of meshrun; has the"
+                " launch begun without this node?"
+            )
 
     def _try_later(self, why: str) -> None:
         self._tried = why
@@ -256,6 +259,7 @@ class Member:
     def _welcome(self, welcome: Welcome, now_ns: int) -> None:
         assert self._link is not None  # noqa: S101 - it was heard on it
         self._met = True
+        self._head_host = welcome.hosts[0]
         self._board.news.append(
             Met(
                 node_rank=welcome.node_rank,
@@ -282,9 +286,8 @@ class Member:
                 self._noted = why
                 self._board.note(f"node 0 at {self._meeting.endpoint}: {why}; trying on")
             return
-        host = self._meeting.host or "the head"
         self._board.news.append(
-            NodeLost(node_rank=0, host=host, why=why, at_ns=time.monotonic_ns())
+            NodeLost(node_rank=0, host=self._head_host, why=why, at_ns=time.monotonic_ns())
         )
 
     def _fail(self, error: MeshrunError) -> None:

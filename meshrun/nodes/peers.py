@@ -20,11 +20,12 @@ from meshrun.events import (
     NegotiationFailed,
     NegotiationWaits,
 )
-from meshrun.host.network import Lookup, interface_of, is_loopback, outward_address
+from meshrun.host.network import interface_of, is_loopback, outward_address
 from meshrun.host.sockets import listen_on
 from meshrun.interfaces import own_address_towards
 from meshrun.meeting import DEFAULT_PORT, Meeting
 from meshrun.nodes.activity import Activity
+from meshrun.nodes.finding import Finding
 from meshrun.nodes.head import Head
 from meshrun.nodes.member import Member
 from meshrun.nodes.messages import Join, Message
@@ -67,8 +68,7 @@ class Peers:
         """What torch's rendezvous is started with, and again if its process has to be."""
         self._own_listener: socket.socket | None = None
         self._board = Switchboard(selector, note)
-        self._lookup: Lookup | None = None
-        self._side: WaitingRoom | Head | Member | None = None
+        self._side: Finding | WaitingRoom | Head | Member | None = None
         self._listener: socket.socket | None = None
         try:
             self._begin()
@@ -138,6 +138,7 @@ class Peers:
             port=found.head_port,
             hosts=(),
             paste=None,
+            timeout_s=min(self._meeting.timeout_s, self._meeting.node_timeout_s),  # all are there
         )
         self._card = replace(self._card, node_rank=found.node_rank)
         self._secret = hashlib.sha256(self._secret + found.secret.encode()).digest()
@@ -157,9 +158,6 @@ class Peers:
         self._end_order()
         if self._own_listener is not None:
             self._own_listener.close()
-        if self._lookup is not None:
-            self._board.selector.unregister(self._lookup)
-            self._lookup.close()
         if self._side is not None:
             self._side.close()
         if self._listener is not None:
@@ -176,24 +174,26 @@ class Peers:
         elif meeting.node_rank and meeting.backend == "static":
             self._be_member(self._addresses_of_head())
         else:
-            self._lookup = Lookup(meeting.host.strip("[]"), meeting.port or DEFAULT_PORT)
-            self._board.selector.register(self._lookup, selectors.EVENT_READ, self._looked_up)
+            self._side = Finding(meeting, self._board, found=self._found, fail=self._fail)
 
-    def _looked_up(self) -> None:
-        if self._lookup is None:
-            return
-        self._board.selector.unregister(self._lookup)
-        addresses, why = self._lookup.result()
-        self._lookup = None
+    def _found(self, addresses: list[str], why: str) -> bool:
+        """Choose a side, if it is known where the name leads; it may come to lead here."""
+        meeting = self._meeting
+        addresses = list(dict.fromkeys([*addresses, *filter(_is_address, meeting.heads)]))
+        host = (meeting.host or "").strip("[]")
+        own_name = host.partition(".")[0] == socket.gethostname().partition(".")[0]
+        is_told = meeting.node_rank is not None or "is_host" in dict(meeting.conf)
+        if not (addresses or own_name or is_told) and meeting.backend in ("static", "c10d"):
+            return False
+        self._side = None
         try:
-            self._choose_side(addresses, why)
+            self._choose_side(host, addresses, why)
         except MeshrunError as error:
             self._fail(error)
+        return True
 
-    def _choose_side(self, addresses: list[str], why: str) -> None:
+    def _choose_side(self, host: str, addresses: list[str], why: str) -> None:
         meeting = self._meeting
-        host = (meeting.host or "").strip("[]")
-        addresses = list(dict.fromkeys([*addresses, *filter(_is_address, meeting.heads)]))
         own = [address for address in addresses if interface_of(address) is not None]
         facing = [address for address in own if not is_loopback(address)]
         named_loopback = host in (*_LOCAL, *own) and not facing

@@ -22,6 +22,7 @@ from meshrun.nodes.switchboard import Switchboard
 _FIRST_NOTE_S = 3.0
 _NOTE_EVERY_S = 5.0
 _PROOF_WITHIN_S = 10.0
+_SILENT_S = 3 * BEAT_S
 _MOST_STRANGERS = 256
 """Connections that have not proved what they are; more wait in the kernel's queue."""
 
@@ -154,6 +155,7 @@ class WaitingRoom:
                 self._board.settle(link)
 
     def _take_in(self, number: int, card: Join) -> None:
+        self._forget_earlier(card.host)
         try:
             self._gathering.join(number, card)
         except TooMany as error:
@@ -162,6 +164,13 @@ class WaitingRoom:
             self._fail(error)
         if self._gathering.is_complete:
             self._meet()
+
+    def _forget_earlier(self, host: str) -> None:
+        """A host that was cut off may come again before its earlier connection is given up."""
+        silent_since_ns = time.monotonic_ns() - int(_SILENT_S * 1e9)
+        for number, card in list(self._gathering.joined.items()):
+            if card.host == host and self._links[number].heard_ns < silent_since_ns:
+                self._drop(number, "its host came again")
 
     def _meet(self) -> None:
         order = self._gathering.order()

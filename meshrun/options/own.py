@@ -236,6 +236,15 @@ NoPrefix = Annotated[
         text="Print ranks' lines without their coordinates.",
     ),
 ]
+Console = Annotated[
+    str | None,
+    own(
+        "--console",
+        metavar="all|first-node",
+        panel=SEE,
+        text="Where there are several, the nodes that print lines of their ranks.",
+    ),
+]
 StartTimeout = Annotated[
     str | None,
     own(

@@ -43,6 +43,11 @@ class StartProgress:
         self._survivors: set[int] = set()
         self._generation = 0
 
+    @property
+    def is_first_node(self) -> bool:
+        """Whether this is node 0, or the only one."""
+        return self._plan.node_rank == 0
+
     def settle(self, plan: LaunchPlan) -> None:
         """The nodes have met: this is the plan now."""
         self._plan = plan

@@ -20,11 +20,11 @@ from meshrun.events import (
     OthersFailed,
     OthersFinished,
 )
-from meshrun.supervise.actions import Action, Decide, EndZygote, OpenGate, WakeAt
+from meshrun.supervise.actions import Decide, EndZygote, OpenGate
 from meshrun.supervise.here import (
-    ZYGOTE_GRACE_S,
     Step,
     begin_again,
+    end_zygote,
     finish,
     start_if_due,
     stop,
@@ -62,7 +62,7 @@ def _node_lost(state: State, event: NodeLost) -> Step:
     abroad = replace(known, lost=known.lost or event, is_cut_off=is_cut_off)
     state, actions = stop(replace(state, abroad=abroad), event.at_ns, others_know=True)
     if is_cut_off and known.is_told_idle:
-        return _end_zygote(state, event.at_ns)
+        return end_zygote(state, event.at_ns)
     return finish(state, actions, event.at_ns)
 
 
@@ -98,15 +98,7 @@ def _next_begins(state: State, event: NextBegins) -> Step:
 
 def _launch_over(state: State, event: LaunchOver) -> Step:
     state = replace(state, abroad=replace(_known(state), over=event))
-    return _end_zygote(state, event.at_ns)
-
-
-def _end_zygote(state: State, at_ns: int) -> Step:
-    if state.zygote_gone is not None or state.finishing:
-        return state, []
-    deadline_ns = at_ns + int(ZYGOTE_GRACE_S * 1e9)
-    actions: list[Action] = [EndZygote(), WakeAt(at_ns=deadline_ns)]
-    return replace(state, finishing=True, deadline_ns=deadline_ns), actions
+    return end_zygote(state, event.at_ns)
 
 
 STEPS: dict[type[Any], Callable[[State, Any], Step]] = {

@@ -112,12 +112,13 @@ def _open_gate_if_due(state: State, actions: list[Action]) -> Step:
     known = state.ranks.values()
     waiting = any(rank.finished and not rank.exited for rank in known)
     due = state.stopping or all(rank.finished or rank.exited for rank in known)
-    if state.gate_open or not waiting or not due:
+    if state.gate_open or not due:
         return state, actions
-    state = replace(state, gate_open=True)
-    if state.abroad is not None and not state.stopping:
-        return state, [*actions, Tell(what="finished")]  # other nodes may have need of them
-    return state, [*actions, OpenGate()]
+    if state.abroad is not None and not state.stopping:  # other nodes may have need of them
+        return replace(state, gate_open=True), [*actions, Tell(what="finished")]
+    if not waiting:
+        return state, actions
+    return replace(state, gate_open=True), [*actions, OpenGate()]
 
 
 def _exited(state: State, event: RankExited) -> Step:
@@ -154,14 +155,24 @@ def finish(state: State, actions: list[Action], at_ns: int) -> Step:
     return state, [*actions, end, WakeAt(at_ns=deadline_ns)]
 
 
-def _generation_ended(state: State, _: GenerationEnded) -> Step:
+def _generation_ended(state: State, event: GenerationEnded) -> Step:
     """Start over with everything new but the zygote; or hear first what the head says."""
     if not state.between or state.finishing:
         return state, []
     if state.abroad is not None:
-        state = replace(state, deadline_ns=None)
-        return say_idle(state)
+        if not state.abroad.decides:  # the head was lost meanwhile
+            return end_zygote(state, event.at_ns)
+        return say_idle(replace(state, deadline_ns=None))
     return begin_again(state)
+
+
+def end_zygote(state: State, at_ns: int) -> Step:
+    """Have the zygote end, now that no rank is left and none will be started."""
+    if state.zygote_gone is not None or state.finishing:
+        return state, []
+    deadline_ns = at_ns + int(ZYGOTE_GRACE_S * _NS)
+    actions: list[Action] = [EndZygote(), WakeAt(at_ns=deadline_ns)]
+    return replace(state, finishing=True, deadline_ns=deadline_ns), actions
 
 
 def begin_again(state: State) -> Step:

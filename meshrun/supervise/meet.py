@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import selectors
+import stat
 from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 
@@ -34,6 +35,8 @@ def begin_meeting(plan: LaunchPlan, meeting: Meeting) -> Meet:
         where: Callable[[str], None],
         negotiate: Callable[[Negotiate, list[int]], None],
     ) -> Peers:
+        if (doubt := doubt_secret_file(os.environ)) is not None:
+            note(doubt)
         return Peers(
             meeting,
             describe_node(plan),
@@ -78,17 +81,34 @@ def find_secret(env: Mapping[str, str], meeting: Meeting) -> bytes:
     Without a secret, the name of the launch keeps launches apart that meet by mistake.
 
     Raises:
-        HostError: If ``MESHRUN_SECRET_FILE`` cannot be read.
+        HostError: If ``MESHRUN_SECRET_FILE`` cannot be read, or is empty.
     """
     text = env.get("MESHRUN_SECRET", "")
     if not text and (path := env.get("MESHRUN_SECRET_FILE")):
         try:
-            with open(path) as file:
+            with open(path, errors="surrogateescape") as file:
                 text = file.read().strip()
         except OSError as error:
             raise HostError(f"MESHRUN_SECRET_FILE `{path}`: {error.strerror}") from error
+        if not text:
+            raise HostError(
+                f"MESHRUN_SECRET_FILE `{path}` is empty",
+                hint=f"head -c 32 /dev/urandom | base64 > {path}, the same file on every node",
+            )
     text = text or meeting.secret or ""
-    return hashlib.sha256(f"meshrun {meeting.run_id or ''} {text}".encode()).digest()
+    whole = f"meshrun {meeting.run_id or ''} {text}"
+    return hashlib.sha256(whole.encode(errors="surrogateescape")).digest()
+
+
+def doubt_secret_file(env: Mapping[str, str]) -> str | None:
+    """Return what is wrong with the file of the secret, in a line for people, if anything is."""
+    path = env.get("MESHRUN_SECRET_FILE")
+    if env.get("MESHRUN_SECRET") or not path:
+        return None
+    mode = stat.S_IMODE(os.stat(path).st_mode)
+    if not mode & (stat.S_IRWXG | stat.S_IRWXO):
+        return None
+    return f"MESHRUN_SECRET_FILE `{path}` is open to others (mode {mode:04o}); chmod 600 {path}"
 
 
 def _as_options(variables: Mapping[str, str]) -> dict[str, str]:

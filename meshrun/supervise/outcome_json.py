@@ -32,6 +32,7 @@ def outcome_to_json(
         "signum": state.signals[0] if state.signals else 0,
         "is_well": all(known.exited and known.exited.wait_status == 0 for known in ranks),
         "killed": state.killed,
+        "is_hung": state.hung is not None,
         "trouble": None if trouble is None else error_to_json(trouble),
         "ranks": {str(rank): asdict(state.ranks[rank]) for rank in sorted(telling)},
         "evidence": {str(rank): asdict(evidence[rank]) for rank in telling if rank in evidence},

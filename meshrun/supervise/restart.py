@@ -42,8 +42,12 @@ def _may_elsewhere(state: State) -> bool:
     abroad = state.abroad
     if abroad is None:
         return True
-    ends = any(outcome.get("signum") or outcome.get("trouble") for outcome in abroad.outcomes)
-    return abroad.lost is None and abroad.failed is None and not ends
+    ends = any(
+        outcome.get("signum") or (outcome.get("trouble") and not outcome.get("is_hung"))
+        for outcome in abroad.outcomes
+    )
+    is_here = state.zygote_gone is None
+    return is_here and abroad.lost is None and abroad.failed is None and not ends
 
 
 def why_not_again(state: State, cause: Cause) -> str | None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from meshrun import wire
-from meshrun.environment import LAUNCH_MARK, THREAD_VARIABLES
+from meshrun.environment import LAUNCH_MARK, SECRET_VARIABLES, THREAD_VARIABLES
 from meshrun.errors import HostError
 from meshrun.host.sockets import packet_pair
 from meshrun.request import Program, StartMethod
@@ -50,7 +50,7 @@ class Zygote:
                     start_new_session=True,
                     # Libraries start threads while they are imported; ranks get theirs later.
                     env={
-                        **os.environ,
+                        **{k: v for k, v in os.environ.items() if k not in SECRET_VARIABLES},
                         **dict.fromkeys(THREAD_VARIABLES, "1"),
                         LAUNCH_MARK: secrets.token_hex(8),
                     },

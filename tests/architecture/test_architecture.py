@@ -10,8 +10,8 @@ import meshrun
 from tests.kit import ROOT
 
 FLAGS = {
-    "--image", "--node-timeout", "--submit", "--submit-arg",
-    "--all", "--backend", "--collapse", "--color-dim", "--device", "--dry-run",
+    "--image", "--submit", "--submit-arg",
+    "--all", "--backend", "--collapse", "--color-dim", "--console", "--device", "--dry-run",
     "--duplicate-stderr-filters", "--duplicate-stdout-filters", "--event-log-handler",
     "--flatten", "--forward", "--intra-node", "--place", "--rank", "--view",
     "--exit-barrier-timeout", "--exit-code", "--format", "--help", "--hide", "--local-addr",
@@ -19,9 +19,9 @@ FLAGS = {
     "--local-ranks-filter", "--log-dir", "--log-line-prefix-template", "--logs-specs",
     "--master-addr", "--master-port", "--max-restarts", "--mesh", "--mesh-init", "--module",
     "--monitor-interval", "--names", "--nnodes", "--no-prefix", "--no-python", "--node-rank",
-    "--nproc-per-node", "--numa-binding", "--output", "--pg-opt", "--preload",
-    "--print-completion", "--rdzv-backend", "--rdzv-conf", "--rdzv-endpoint", "--rdzv-id",
-    "--redirects", "--report", "--role", "--run-path", "--show", "--shutdown-timeout",
+    "--node-timeout", "--nproc-per-node", "--numa-binding", "--output", "--pg-opt",
+    "--preload", "--print-completion", "--rdzv-backend", "--rdzv-conf", "--rdzv-endpoint",
+    "--rdzv-id", "--redirects", "--report", "--role", "--run-path", "--show", "--shutdown-timeout",
     "--signals-to-handle", "--standalone", "--start-method", "--tee", "--timeout", "--timings",
     "--verbose", "--version", "--virtual-local-rank",
 }  # fmt: skip

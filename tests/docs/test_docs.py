@@ -54,7 +54,7 @@ def test_blocks_do_what_they_say(page: Path, tmp_path: Path) -> None:
     """Files are written, commands run, and their output is the one on the page."""
     (tmp_path / "train.py").write_text("")
     for language, words, text in blocks(page):
-        if language == "python" and (match := re.search(r"file=(\S+)", words)):
+        if match := re.search(r"file=(\S+)", words):
             (tmp_path / match.group(1)).write_text(text)
         if language == "console":
             assert text.startswith("$ ")

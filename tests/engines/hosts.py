@@ -112,6 +112,14 @@ class Hosts:
         """Bring the link of a host back."""
         self._ip_switch(f"link set port{host} up")
 
+    def lose_towards(self, host: int, other: int) -> None:
+        """Lose what one host sends to another, and nothing else."""
+        self._ip(self._holder(host), f"route add blackhole {self.addresses[other]}/32")
+
+    def add_name(self, host: int, name: str, address: str) -> None:
+        """Have a name lead to an address on one host from now on."""
+        self.run(host, ["sh", "-c", 'echo "$0 $1" >> /etc/hosts', address, name])
+
     def processes(self, host: int) -> list[int]:
         """Return every process of a host, the oldest first, however it came there."""
         holder = self._holder(host)

@@ -8,30 +8,15 @@ import signal
 
 import pytest
 
-from tests.engines.hosts import Hosts, MakeHosts
-from tests.engines.together import end_all, launch_on
-from tests.kit import PROGRAMS, wait_until
+from tests.engines.hosts import MakeHosts
+from tests.engines.together import all_gone, end_all, launch_on, said
+from tests.kit import PROGRAMS
 
 pytestmark = pytest.mark.torch
 SAYS = PROGRAMS / "nodes.py"
 TOGETHER = PROGRAMS / "together.py"
 MESH = ("--mesh", "dp=2,tp=2")
 AT = ("--nnodes", "2", "--rdzv-endpoint", "node0:29500", *MESH)
-
-
-def all_gone(hosts: Hosts) -> None:
-    """Wait until no process is left on any host."""
-    names = range(len(hosts.names))
-    wait_until(
-        lambda: not any(hosts.processes(host) for host in names),
-        lambda: str([hosts.processes(host) for host in names]),
-    )
-
-
-def said(text: str) -> list[str]:
-    """Return the lines of ranks, without their prefixes, sorted."""
-    lines = (re.sub(r"^\[.*?\] ", "", line) for line in text.splitlines())
-    return sorted(line for line in lines if line.startswith("rank "))
 
 
 @pytest.mark.parametrize("own_name", ["address", "loopback"])

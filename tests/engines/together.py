@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import threading
@@ -18,13 +19,16 @@ _LIMIT_S = 90.0
 class Launch:
     """One node's launcher; what it prints is read as it comes, stdout and stderr in one."""
 
-    def __init__(self, hosts: Hosts, host: int, words: Sequence[str | Path], **kwargs: Any) -> None:
+    def __init__(
+        self, hosts: Hosts, host: int, words: Sequence[str | Path], *, around: Sequence[str] = (),
+        **kwargs: Any,
+    ) -> None:  # fmt: skip
         self.host = host
         self._hosts = hosts
         self._lines: list[str] = []
         self.process = hosts.popen(
-            host, command(*words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            **kwargs,
+            host, [*around, *command(*words)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, **kwargs,
         )  # fmt: skip
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -46,7 +50,12 @@ class Launch:
 
     def end(self) -> int:
         """Wait for its end and return its exit code."""
-        code = self.process.wait(timeout=_LIMIT_S)
+        try:
+            code = self.process.wait(timeout=_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(
+                f"no end of the launcher on host {self.host}:\n{self.text}"
+            ) from None
         self._reader.join(timeout=_LIMIT_S)
         return code
 
@@ -71,3 +80,23 @@ def launch_on(
 def end_all(launches: Sequence[Launch]) -> list[int]:
     """Wait for the end of all and return their exit codes."""
     return [launch.end() for launch in launches]
+
+
+def all_gone(hosts: Hosts) -> None:
+    """Wait until no process is left on any host."""
+    names = range(len(hosts.names))
+    wait_until(
+        lambda: not any(hosts.processes(host) for host in names),
+        lambda: str([hosts.processes(host) for host in names]),
+    )
+
+
+def said(text: str) -> list[str]:
+    """Return the lines of ranks, without their prefixes, sorted."""
+    lines = (re.sub(r"^\[.*?\] ", "", line) for line in text.splitlines())
+    return sorted(line for line in lines if line.startswith("rank "))
+
+
+def as_shell(code: int) -> int:
+    """Return an exit code as a shell shows it."""
+    return 128 - code if code < 0 else code

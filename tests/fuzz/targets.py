@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from unittest import mock
 
 from meshrun import wire
@@ -14,6 +15,10 @@ from meshrun.errors import MeshrunError
 from meshrun.from_environment import layout_of, read_group_options
 from meshrun.layout import Layout
 from meshrun.layout.derived import parse_flatten, parse_view
+from meshrun.nodes import messages
+from meshrun.nodes.frames import FrameError, FrameReader, FrameWriter
+from meshrun.nodes.handshake import HandshakeError, HeadHandshake, MemberHandshake
+from meshrun.nodes.outcome import shift_times
 from meshrun.request import Program
 from meshrun.selection import select_ranks
 from meshrun.sharding import data_shard
@@ -64,6 +69,25 @@ def frames(data: bytes) -> None:
         merge({0: dump, 1: dump})
 
 
+def peers(data: bytes) -> None:
+    """Feed what comes over the network to a launcher: lines, frames, messages."""
+    first, _, rest = data.partition(b"\n")
+    for take in (HeadHandshake(b"s").answer, MemberHandshake(b"s").answer):
+        with suppress(HandshakeError):
+            take(first)
+    reader = FrameReader(b"s", "member")
+    with suppress(FrameError):
+        assert reader.feed(first) == []
+        assert reader.feed(rest) == []
+    assert FrameReader(b"s", "head").feed(FrameWriter(b"s", "head").frame(data)) == [data]
+    with suppress(messages.MessageError, RecursionError):
+        message = messages.decode(data)
+        text = messages.encode(message)
+        assert messages.encode(messages.decode(text)) == text
+        if isinstance(message, messages.Failed):
+            shift_times(message.outcome, 1)
+
+
 def environment(data: bytes) -> None:
     """Feed the variables of a rank, and those and words that are options."""
     values = _pairs(data, _VARIABLES)
@@ -80,7 +104,7 @@ def environment(data: bytes) -> None:
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
-    target.__name__: target for target in (spec, frames, environment)
+    target.__name__: target for target in (spec, frames, peers, environment)
 }
 SEEDS: dict[str, tuple[bytes, ...]] = {
     "spec": (b"dp=2,tp=4", b"2x4\ndp,tp", b"dp=2:8,tp=-1", b"moe:pp=2,ep=-1", b"dp_cp=dp+cp",
@@ -89,6 +113,9 @@ SEEDS: dict[str, tuple[bytes, ...]] = {
                b'["Finish", {"grace_s": 2.0}]',
                b'Current thread 0x0000 (most recent call first):\n  File "a.py", line 3 in f\n',
                b"Fatal Python error: Segmentation fault\n\nThread 0x01:\n  File \"b\", line 1\n"),
+    "peers": (b'{"meshrun": 1, "nonce": "00"}\n{"nonce": "00", "proof": "00"}\n\0\0\0\1',
+              b'["Join", {"host": "a", "node_rank": null, "nproc": 1, "settings": {"a": "2"}}]',
+              b'["Failed", {"generation": 0, "outcome": {"ranks": {"0": {"at_ns": 1}}}}]'),
     "environment": (b"\x00dp=2,tp=4\n\x0c3\n\x0d8", b"\x058,4\n\x0d12", b"\x02tp=90s", b"\x0112"),
 }  # fmt: skip
 

@@ -78,7 +78,11 @@ ERRORS: dict[str, list[str]] = {
     "a rank that is not there": ["--mesh", "2", "--rank", "2", "--dry-run", "train.py"],
     "a rank that is several": ["--mesh", "dp=2,tp=2", "--rank", "dp=1", "--dry-run", "train.py"],
     "a rank without a dry run": ["--mesh", "2", "--rank", "1", "train.py"],
-    "no way to node 0": ["--mesh", "4", "--nnodes", "2", "--node-rank", "1", "train.py"],
+    "static nodes, more or fewer": ["--mesh", "4", "--nnodes", "2:4", "train.py"],
+    "a node that knows no other": [
+        "--mesh", "4", "--nnodes", "2", "--node-rank", "1", "train.py",
+    ],
+    "a console of no node": ["--mesh", "4", "--console", "some", "train.py"],
     "a scheduler that is none": ["--submit", "slrum", "train.py"],
     "a job without an image": ["--submit", "kubernetes", "--nnodes", "2", "train.py"],
     "an image without a job": ["--image", "torch", "train.py"],

@@ -26,6 +26,8 @@ _OF_FILES = {
 _OF_SOCKETS = (
     *("wire.py", "child/serving.py", "child/reporter.py", "supervise/zygote.py"),
     *("supervise/loop.py", "supervise/signals.py", "host/sockets.py"),
+    *("nodes/link.py", "nodes/frames.py", "nodes/handshake.py", "nodes/messages.py"),
+    *("nodes/member.py", "nodes/head.py", "nodes/waiting_room.py", "child/negotiate.py"),
 )
 
 
@@ -58,6 +60,38 @@ def _is_marked(process: psutil.Process) -> bool:
         return process.environ().get(MARK) == os.environ[MARK] and process.pid != os.getpid()
     except psutil.Error:
         return False
+
+
+@pytest.mark.parametrize(
+    "words", [["--start-method", "fork"], ["--start-method", "exec"], ["--no-python"]]
+)
+def test_the_secret_of_several_nodes_is_for_launchers_alone(
+    words: list[str], fake_torch: object, tmp_path: Path
+) -> None:
+    """Ranks are not given it; what they start could do nothing but harm with it."""
+    program = [str(PROGRAMS / "environment.py")]
+    if "--no-python" in words:
+        program = [sys.executable, *program]
+    path = tmp_path / "secret"
+    path.write_text(SECRET)
+    env = {"MESHRUN_SECRET": SECRET, "MESHRUN_SECRET_FILE": str(path), "HF_TOKEN": "theirs"}
+    ours = run_meshrun("--nproc-per-node", "2", *words, "--no-prefix", *program, env=env)
+
+    assert ours.returncode == 0, ours.stderr
+    assert SECRET not in ours.stdout + ours.stderr
+    assert ours.stdout.count('"HF_TOKEN": "theirs"') == 2
+    assert "MESHRUN_SECRET" not in ours.stdout
+
+
+def test_the_secret_of_several_nodes_is_in_no_dry_run() -> None:
+    """Nor does a plan for several nodes need it."""
+    env = {"MESHRUN_SECRET": SECRET, "PET_RDZV_ID": f"x-{SECRET}"}
+    words = ["--mesh", "dp=2", "--nnodes", "2", "--rdzv-endpoint", "h:1", "--dry-run", "train.py"]
+    for form in (["--format", "text"], ["--format", "json"], ["--rank", "1"]):
+        ours = run_meshrun(*form, *words, env=env)
+
+        assert ours.returncode == 0, ours.stderr
+        assert SECRET not in ours.stdout + ours.stderr
 
 
 @pytest.mark.parametrize("form", [["--format", "text"], ["--format", "json"], ["--rank", "1"]])

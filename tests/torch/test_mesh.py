@@ -96,7 +96,7 @@ def test_without_a_mesh_the_error_names_the_ways_out() -> None:
 @pytest.mark.parametrize(
     ("code", "message", "hint"),
     [
-        ('current_mesh("pp")', "the mesh has no dims `pp`", "it has `dp`, `tp`"),
+        ('current_mesh("pp")', "the mesh has no dim `pp`", "it has `dp`, `tp`"),
         (
             'current_mesh("tp", "dp")',
             "dims `tp`, `dp` are not in the mesh's order",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from typing import cast
@@ -137,6 +138,17 @@ def test_a_head_that_closes_is_lost_at_once(parties: Parties) -> None:
 
     lost = member.heard(NodeLost)[0]
     assert (lost.node_rank, lost.why) == (0, "it closed the connection")
+
+
+def test_a_connection_that_is_reset_was_closed(parties: Parties, other: socket.socket) -> None:
+    """The kernel resets what was not read to its end; people are told the same."""
+    member = parties.member(card("node1"))
+    with closing(taken(parties, other)) as connection:
+        parties.until(lambda: cast("Member", member.side)._link)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    parties.until(lambda: member.notes)
+
+    assert member.notes[0].endswith(": it closed the connection; trying on")
 
 
 def test_a_short_silence_is_survived(parties: Parties) -> None:

@@ -87,7 +87,7 @@ def environment_of(rank: int, base: dict[str, str], **changes: object) -> dict[s
         master_addr="127.0.0.1",
         master_port=4321,
         run_folder="/run",
-        loopback="lo",
+        interface="lo",
     )
     return rank_environment(plan, plan.rank(rank), session, base, error_file="/run/error.json")
 

@@ -189,6 +189,38 @@ def test_a_member_that_falls_silent_is_not_counted(parties: Parties) -> None:
     silent.close()
 
 
+@pytest.mark.parametrize("rank", [1, None])
+def test_a_host_that_was_cut_off_may_come_again(parties: Parties, rank: int | None) -> None:
+    """Its earlier connection is still open here, and silent: it is not two nodes."""
+    head = parties.head(3)
+    cut = parties.member(card("node1", rank), nnodes=3)
+    parties.until(lambda: _is_open(cut))
+    parties.turn(5)
+    parties.all.remove(cut)
+    parties.pass_s(5)
+    parties.member(card("node1", rank), nnodes=3)
+    parties.until(lambda: _is_open(parties.all[-1]))
+    parties.turn(5)
+    assert not head.news
+    parties.member(card("node2"), nnodes=3)
+    parties.until(lambda: head.heard(Met))
+
+    assert head.heard(Met)[0].hosts == ("node0", "node1", "node2")
+    cut.close()
+
+
+def test_two_launchers_on_one_host_are_two_nodes(parties: Parties) -> None:
+    """Both of them say that they are there."""
+    head = parties.head(3)
+    first = parties.member(card("node1"), nnodes=3)
+    parties.until(lambda: _is_open(first))
+    parties.pass_s(5)
+    parties.member(card("node1"), nnodes=3)
+    parties.until(lambda: head.heard(Met))
+
+    assert head.heard(Met)[0].hosts == ("node0", "node1", "node1")
+
+
 def test_a_difference_ends_the_meeting_on_both_sides(parties: Parties) -> None:
     """With the same words and the same code."""
     head = parties.head(2, settings={"--mesh": "dp=2"})

@@ -1,0 +1,96 @@
+"""Looks the head's name up until it leads somewhere: those of pods may take a while to appear."""
+
+from __future__ import annotations
+
+import selectors
+import time
+from collections.abc import Callable
+
+from meshrun.errors import RendezvousError
+from meshrun.host.network import Lookup
+from meshrun.meeting import DEFAULT_PORT, Meeting
+from meshrun.nodes.messages import Message
+from meshrun.nodes.switchboard import Switchboard
+
+_RETRY_S = 0.5
+_FIRST_NOTE_S = 3.0
+_NOTE_EVERY_S = 5.0
+
+
+class Finding:
+    """A node that does not know yet whether it is the head.
+
+    Args:
+        meeting: Where the head is.
+        board: Where the look-up is watched.
+        found: Called with the addresses and why there are none; returns whether that is enough.
+        fail: Called with the error if nothing was found in time.
+    """
+
+    def __init__(
+        self,
+        meeting: Meeting,
+        board: Switchboard,
+        *,
+        found: Callable[[list[str], str], bool],
+        fail: Callable[[RendezvousError], None],
+    ) -> None:
+        self._meeting, self._board, self._found, self._fail = meeting, board, found, fail
+        self._began_ns = time.monotonic_ns()
+        self._next_note_ns = self._began_ns + int(_FIRST_NOTE_S * 1e9)
+        self._why = ""
+        self._retry_ns: int | None = None
+        self._lookup: Lookup | None = None
+        self._look_up()
+
+    def _look_up(self) -> None:
+        meeting = self._meeting
+        self._lookup = Lookup((meeting.host or "").strip("[]"), meeting.port or DEFAULT_PORT)
+        self._board.selector.register(self._lookup, selectors.EVENT_READ, self._looked_up)
+
+    def _looked_up(self) -> None:
+        lookup, self._lookup = self._lookup, None
+        if lookup is None:
+            return
+        self._board.selector.unregister(lookup)
+        addresses, self._why = lookup.result()
+        if not self._found(addresses, self._why):
+            self._retry_ns = time.monotonic_ns() + int(_RETRY_S * 1e9)
+
+    @property
+    def next_look_ns(self) -> int | None:
+        """When :meth:`look` has something to do."""
+        return self._retry_ns
+
+    def look(self) -> None:
+        """Do what is due: look again, say what is waited for, give up."""
+        now_ns = time.monotonic_ns()
+        if self._retry_ns is None or now_ns < self._retry_ns:
+            return
+        self._retry_ns = None
+        meeting, waited_s = self._meeting, (now_ns - self._began_ns) / 1e9
+        if waited_s >= meeting.timeout_s:
+            self._fail(
+                RendezvousError(
+                    f"the name `{meeting.host}` does not resolve after {waited_s:.0f} s:"
+                    f" {self._why}",
+                    hint="an address instead of a name works too: --rdzv-endpoint HOST:PORT",
+                )
+            )
+            return
+        if now_ns >= self._next_note_ns:
+            self._next_note_ns = now_ns + int(_NOTE_EVERY_S * 1e9)
+            self._board.note(
+                f"waiting for the name `{meeting.host}` to resolve: {self._why} ({waited_s:.0f} s)"
+            )
+        self._look_up()
+
+    def tell(self, message: Message) -> None:
+        """There is nobody to be told yet."""
+
+    def close(self) -> None:
+        """Stop looking."""
+        lookup, self._lookup = self._lookup, None
+        if lookup is not None:
+            self._board.selector.unregister(lookup)
+            lookup.close()

@@ -1,0 +1,206 @@
+"""Measurements over several nodes, each a host of its own network, name and addresses."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psutil
+
+from tests.bench.commands import Command, meshrun, torchrun
+from tests.bench.processes import NotMeasured, pss_bytes
+from tests.bench.table import Samples, render_samples, render_table
+from tests.engines.hosts import Hosts, why_no_hosts
+
+_PROGRAM = str(Path(__file__).with_name("nodes_program.py"))
+_WITHIN_S = 400.0
+_GIVE_UP_S = 30.0
+_NODE_TIMEOUT_S = 5
+_MANY = 64
+_FEW = 4
+_ROOM = 0.8
+"""The part of the available memory that nodes may fill."""
+OnNode = Callable[[int], Command]
+"""What is run on a node, by its number."""
+
+
+def nodes(runs: int | None) -> str:
+    """Measure from the command to the mesh on 2 nodes with 4 ranks each, and on one with 8."""
+    ways: dict[str, tuple[int, OnNode]] = {
+        "meshrun, one node": (1, lambda _: _ours("mesh", "2x4", 1)),
+        "meshrun, static": (2, lambda _: _ours("mesh", "2x4", 2)),
+        "meshrun, c10d": (2, lambda _: _ours("mesh", "2x4", 2, "--rdzv-backend", "c10d")),
+        "torchrun, static": (2, lambda node: _theirs_static("mesh", "2x4", 2, 4, node)),
+        "torchrun, c10d": (2, lambda _: _theirs("mesh", "2x4", 2, 4)),
+    }
+    samples: Samples = {name: [] for name in ways}
+    for _ in range(runs or 5):
+        for name, (count, on_node) in ways.items():
+            with _launched(count, on_node, ranks=8) as launch:
+                samples[name].append(launch.to_mesh_s)
+                _tell(f"{name}: {launch.to_mesh_s:.2f} s")
+    return render_samples("Command to mesh, 8 ranks on 2 nodes", "s", samples)
+
+
+def stop(runs: int | None) -> str:
+    """Measure from the exit of a rank on node 1 to the end of both launchers."""
+
+    def strike(launch: _Launched) -> int:
+        (launch.folder / "go").touch()
+        exited = launch.folder / "exit"
+        while not (exited.exists() and exited.read_text()):
+            time.sleep(0.001)
+        return int(exited.read_text())
+
+    rows = _ends("stop", runs or 5, strike, ())
+    return render_table("From a rank's exit to the end of all launchers, 2 nodes", _HEADER, rows)
+
+
+def silence(runs: int | None) -> str:
+    """Measure from a cut of the link between two nodes to the end of both launchers."""
+
+    def strike(launch: _Launched) -> int:
+        launch.hosts.cut(1)
+        return time.monotonic_ns()
+
+    rows = _ends("stay", runs or 5, strike, ("--node-timeout", str(_NODE_TIMEOUT_S)))
+    title = f"From a cut to the end of all launchers, 2 nodes, --node-timeout {_NODE_TIMEOUT_S}"
+    return render_table(title, _HEADER, rows)
+
+
+def meeting(runs: int | None) -> str:
+    """Measure from the commands to the mesh on 64 nodes with one rank each."""
+    ways: dict[str, Callable[[int], OnNode]] = {
+        "meshrun, static": lambda count: lambda _: _ours("mesh", f"{count}x1", count),
+        "meshrun, c10d": lambda count: (
+            lambda _: _ours("mesh", f"{count}x1", count, "--rdzv-backend", "c10d")
+        ),
+        "torchrun, c10d": lambda count: lambda _: _theirs("mesh", f"{count}x1", count, 1),
+    }
+    count = min(_MANY, *(_fitting(way) for way in ways.values()))
+    samples: Samples = {name: [] for name in ways}
+    for _ in range(runs or 1):
+        for name, way in ways.items():
+            with _launched(count, way(count), ranks=count) as launch:
+                samples[name].append(launch.to_mesh_s)
+                _tell(f"{name}: {launch.to_mesh_s:.2f} s")
+    return render_samples(f"Command to mesh, {count} nodes with one rank each", "s", samples)
+
+
+_HEADER = ("launcher", "median, s", "min", "max", "runs")
+
+
+def _ends(
+    what: str, runs: int, strike: Callable[[_Launched], int], words: Sequence[str]
+) -> list[tuple[str, ...]]:
+    ways: dict[str, tuple[int, OnNode]] = {
+        "meshrun": (runs, lambda _: _ours(what, "2x2", 2, *words)),
+        "torchrun, c10d": (min(runs, 2), lambda _: _theirs(what, "2x2", 2, 2)),
+    }
+    rows = []
+    for name, (count, on_node) in ways.items():
+        took: list[float | None] = []
+        for _ in range(count):
+            with _launched(2, on_node, ranks=4) as launch:
+                took.append(launch.wait_ended(strike(launch)))
+            _tell(f"{name}: {took[-1]}")
+        ended = sorted(seconds for seconds in took if seconds is not None)
+        shown = (
+            [f"{figure:.2f}" for figure in (median(ended), ended[0], ended[-1])] if ended else []
+        )
+        if len(ended) < count:
+            shown = [f"> {_GIVE_UP_S:g}"] * 3
+        rows.append((name, *shown, str(count)))
+    return rows
+
+
+def _fitting(way: Callable[[int], OnNode]) -> int:
+    """Return how many nodes of a kind the memory holds."""
+    stay = way(_FEW)
+
+    def stays(node: int) -> Command:
+        command = stay(node)
+        argv = tuple("stay" if word == "mesh" else word for word in command.argv)
+        return Command(command.name, argv)
+
+    with _launched(_FEW, stays, ranks=_FEW) as launch:
+        pids = [pid for host in range(_FEW) for pid in launch.hosts.processes(host)]
+        used = sum(pss_bytes(pid) for pid in pids) / _FEW
+    fits = int(_ROOM * psutil.virtual_memory().available / used)
+    _tell(f"{used / 1024**2:.0f} MiB a node, room for {fits} nodes")
+    return fits
+
+
+class _Launched:
+    """Launchers on hosts, whose ranks have their mesh."""
+
+    def __init__(self, hosts: Hosts, folder: Path, launchers: list[subprocess.Popen[Any]]) -> None:
+        self.hosts, self.folder, self._launchers = hosts, folder, launchers
+        self.to_mesh_s = 0.0
+
+    def wait_ended(self, since_ns: int) -> float | None:
+        """Return the seconds until every launcher has ended; ``None`` if they do not."""
+        deadline = time.monotonic() + _GIVE_UP_S
+        while any(each.poll() is None for each in self._launchers):
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(0.005)
+        return (time.monotonic_ns() - since_ns) / 1e9
+
+
+@contextmanager
+def _launched(count: int, on_node: OnNode, *, ranks: int) -> Iterator[_Launched]:
+    """Start launchers on as many hosts, wait for every rank's mesh, and end everything."""
+    if (why := why_no_hosts()) is not None:
+        raise NotMeasured(why)
+    with tempfile.TemporaryDirectory() as text, Hosts(count) as hosts:
+        folder, launchers = Path(text), []
+        printed = folder / "printed"
+        began_ns = time.monotonic_ns()
+        with open(printed, "ab") as output, open(folder / "errors", "ab") as errors:
+            for node in range(count):
+                command = on_node(node)
+                argv = [text if word == "FOLDER" else word for word in command.argv]
+                launchers.append(hosts.popen(node, argv, stdout=output, stderr=errors))
+        launched = _Launched(hosts, folder, launchers)
+        deadline = time.monotonic() + _WITHIN_S
+        while (found := printed.read_text().count("ready")) < ranks:
+            ended = [each.poll() for each in launchers]
+            if time.monotonic() > deadline or any(ended):
+                said = (folder / "errors").read_text()[-2000:]
+                raise NotMeasured(f"{found} of {ranks} ranks ready, exit codes {ended}:\n{said}")
+            time.sleep(0.02)
+        times = map(int, re.findall(r"ready (\d+)", printed.read_text()))
+        launched.to_mesh_s = (max(times) - began_ns) / 1e9
+        yield launched
+
+
+def _ours(what: str, shape: str, count: int, *words: str) -> Command:
+    options = ["--mesh", shape, "--names", "dp,tp", "--no-prefix"]
+    if count > 1:
+        options += ["--nnodes", str(count), "--rdzv-endpoint", "node0:29500", *words]
+    return meshrun("meshrun", *options, _PROGRAM, what, shape, "FOLDER")
+
+
+def _theirs(what: str, shape: str, count: int, workers: int) -> Command:
+    options = ["--nnodes", str(count), "--nproc-per-node", str(workers), "--rdzv-backend", "c10d"]
+    options += ["--rdzv-endpoint", "node0:29500", "--rdzv-id", "bench"]
+    return torchrun("torchrun", *options, _PROGRAM, what, shape, "FOLDER")
+
+
+def _theirs_static(what: str, shape: str, count: int, workers: int, node: int) -> Command:
+    options = ["--nnodes", str(count), "--nproc-per-node", str(workers), "--node-rank", str(node)]
+    options += ["--master-addr", "node0", "--master-port", "29500"]
+    return torchrun("torchrun", *options, _PROGRAM, what, shape, "FOLDER")
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

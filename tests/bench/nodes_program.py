@@ -1,0 +1,35 @@
+"""What ranks on several nodes run: ``nodes_program.py mesh|stop|stay DPxTP FOLDER``.
+
+All make the mesh, use it once, and say when that was. ``mesh`` ends then. With ``stop`` and
+``stay`` ranks go on; with ``stop`` the last one exits with 3 once FOLDER/go is there.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+what, shape, folder = sys.argv[1:4]
+if "MESHRUN_MESH" in os.environ:
+    from meshrun import current_mesh
+
+    mesh = current_mesh()
+else:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    sizes = tuple(int(size) for size in shape.split("x"))
+    mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("dp", "tp"))
+dist.all_reduce(torch.ones(1))
+print(f"ready {time.monotonic_ns()}", flush=True)
+is_last = dist.get_rank() == dist.get_world_size() - 1
+while what != "mesh":
+    if what == "stop" and is_last and os.path.exists(f"{folder}/go"):
+        with open(f"{folder}/exit", "w") as file:
+            file.write(str(time.monotonic_ns()))
+        os._exit(3)
+    time.sleep(0.01)
+dist.destroy_process_group()

@@ -1,0 +1,81 @@
+"""Manifests of the docs are what Kubernetes takes, and their commands are what meshrun takes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.kit import ROOT, run_meshrun
+
+yaml = pytest.importorskip("yaml", reason="needs the extra `integrations`")
+validator = pytest.importorskip("kubernetes_validate", reason="needs the extra `integrations`")
+
+PAGE = (ROOT / "docs" / "how-to" / "kubernetes.md").read_text()
+MANIFESTS = [
+    manifest
+    for text in re.findall(r"^```yaml\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+    for manifest in yaml.safe_load_all(text)
+]
+NAMES = [f"{number} {manifest['kind']}" for number, manifest in enumerate(MANIFESTS)]
+OWN = {"v1", "batch/v1"}
+"""What the API server knows without definitions of others."""
+GIVEN = {
+    "TrainJob": {
+        "PET_NNODES": "2", "PET_NPROC_PER_NODE": "8", "PET_NODE_RANK": "1",
+        "PET_MASTER_ADDR": "train-node-0-0.train", "PET_MASTER_PORT": "29400",
+    },
+    "PyTorchJob": {
+        "MASTER_ADDR": "train-master-0", "MASTER_PORT": "23456", "WORLD_SIZE": "2", "RANK": "1",
+        "KUBERNETES_SERVICE_HOST": "10.96.0.1", "PET_NNODES": "2",
+    },
+    "Job": {"JOB_COMPLETION_INDEX": "1"},
+    "JobSet": {"JOB_COMPLETION_INDEX": "1"},
+}  # fmt: skip
+"""What pods find in their environment; here the host's name does not tell a PyTorchJob."""
+
+
+def known_parts(manifest: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield what of a manifest the API server knows itself: all of it, or its templates."""
+    if manifest["apiVersion"] in OWN:
+        yield manifest
+        return
+    for part in walk(manifest["spec"]):
+        template = part.get("template", {}).get("spec", {})
+        if "completions" in template:
+            yield {"apiVersion": "batch/v1", "kind": "Job", "metadata": {}, "spec": template}
+        elif "containers" in template:
+            yield {"apiVersion": "v1", "kind": "Pod", "metadata": {}, "spec": template}
+
+
+def walk(value: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(value, dict):
+        yield value
+    for each in value.values() if isinstance(value, dict) else value:
+        if isinstance(each, dict | list):
+            yield from walk(each)
+
+
+@pytest.mark.parametrize("manifest", MANIFESTS, ids=NAMES)
+def test_a_manifest_is_valid(manifest: dict[str, Any]) -> None:
+    """By the schemas of the API server, and nothing that they do not know."""
+    parts = list(known_parts(manifest))
+    for part in parts:
+        validator.validate(part, "1.31", strict=True)
+
+    assert parts or manifest["kind"] == "TrainJob"
+
+
+@pytest.mark.parametrize("manifest", MANIFESTS, ids=NAMES)
+def test_its_command_is_a_launch_on_two_nodes(manifest: dict[str, Any]) -> None:
+    """As a pod would start it."""
+    commands = [part["command"] for part in walk(manifest) if "command" in part]
+    for name, *words in commands:
+        ours = run_meshrun("--dry-run", *words, env=GIVEN[manifest["kind"]])
+
+        assert name == "meshrun"
+        assert ours.returncode == 0, ours.stderr
+        assert "16 ranks on 2 nodes x 8 workers" in ours.stdout
+    assert commands or manifest["kind"] == "Service"

@@ -1,0 +1,107 @@
+"""Draws what happens to which node of a launch, and when, from a number; and what comes of it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Literal
+
+Phase = Literal["importing", "meeting", "joining", "training", "ending", "restarting", "again"]
+Fault = Literal["launcher", "zygote", "rank", "host", "cut", "term", "raise"]
+
+PHASES: tuple[Phase, ...] = (
+    "importing", "meeting", "joining", "training", "ending", "restarting", "again",
+)  # fmt: skip
+_ANY: tuple[Fault, ...] = ("launcher", "zygote", "host", "cut", "term")
+_OF_RANKS: tuple[Fault, ...] = ("rank", "raise")
+LOST = 69
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A launch over several hosts and what happens to one of them."""
+
+    number: int
+    phase: Phase
+    fault: Fault
+    backend: Literal["static", "c10d"]
+    nodes: int
+    workers: int
+    victim: int
+    """The node."""
+    local_rank: int
+
+    @property
+    def rank(self) -> int:
+        """The rank that is hit, or held."""
+        return self.victim * self.workers + self.local_rank
+
+    @property
+    def generation(self) -> int:
+        """In which generation of ranks it happens."""
+        return int(self.phase in ("restarting", "again"))
+
+    @property
+    def place(self) -> str:
+        """Where ranks are held."""
+        held = self.phase in ("joining", "training", "ending")
+        return self.phase if held else "training"
+
+    @property
+    def is_early(self) -> bool:
+        """Whether the nodes may not have met when it happens."""
+        return self.phase in ("importing", "meeting")
+
+    @property
+    def has_launcher(self) -> bool:
+        """Whether the victim's launcher lives on."""
+        return self.fault not in ("launcher", "host")
+
+    @property
+    def code(self) -> int:
+        """The exit code of every launcher that is alive, once the nodes have met."""
+        codes = {"zygote": 137, "rank": 137, "term": 143, "raise": 1}
+        return codes.get(self.fault, LOST)
+
+    def says(self, node: int) -> str:
+        """Return what the launcher of a node says of the cause, once the nodes have met."""
+        match self.fault:
+            case "launcher" | "host":
+                return f"error: node {self.victim} (node{self.victim}) was lost: "
+            case "cut":
+                return " was lost: "
+            case "zygote":
+                return "the process that starts the ranks was ended by SIGKILL"
+            case "rank":
+                where = f" on node{self.victim}" if node else ""
+                return f"rank {self.rank}{where} was ended by SIGKILL"
+            case "raise":
+                where = f" on node{self.victim}" if node else ""
+                return f"rank {self.rank}{where} raised ValueError: the loss is nan"
+            case "term":
+                return "stopped by SIGTERM"
+
+    def __str__(self) -> str:
+        where = f"node {self.victim} of {self.nodes} x {self.workers}"
+        return f"{self.phase}: {self.fault} on {where}, rank {self.rank}, {self.backend}"
+
+
+def draw(number: int) -> Case:
+    """Return the case of a number, always the same; neighbours have other phases and back ends."""
+    dice = random.Random(number)
+    phase = PHASES[number % len(PHASES)]
+    has_ranks = phase not in ("importing", "meeting", "restarting")
+    nodes, workers = dice.choice(((2, 2), (2, 2), (3, 1), (4, 1)))
+    if phase == "meeting":
+        nodes, workers = 3, 1
+    last = nodes - (2 if phase == "meeting" else 1)  # there the last one does not come
+    return Case(
+        number=number,
+        phase=phase,
+        fault=dice.choice((*_ANY, *(_OF_RANKS if has_ranks else ()))),
+        backend=dice.choice(("static", "c10d")),
+        nodes=nodes,
+        workers=workers,
+        victim=dice.randint(0, last),
+        local_rank=dice.randrange(workers),
+    )

@@ -1,0 +1,189 @@
+"""meshrun as people start it: on Kubernetes, SkyPilot, in Slurm's scripts and shells, by mpirun."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.engines.hosts import Hosts, MakeHosts
+from tests.engines.openmpi import Mpirun
+from tests.engines.slurm import Slurm
+from tests.engines.together import Launch, all_gone, end_all, said
+from tests.kit import PROGRAMS, command, wait_until
+
+pytestmark = pytest.mark.torch
+SAYS = PROGRAMS / "nodes.py"
+TOGETHER = PROGRAMS / "together.py"
+MESH = ("--mesh", "dp=2,tp=2")
+HEAD = "job-0.service"
+
+
+def start_pods(hosts: Hosts, envs: Sequence[Mapping[str, str]], *words: str | Path) -> list[Launch]:
+    """Start meshrun on each host with its own variables, and the same words."""
+    for host in range(len(hosts.names)):
+        hosts.add_name(host, HEAD, hosts.addresses[0])
+    return [Launch(hosts, host, words, env=env) for host, env in enumerate(envs)]
+
+
+def check_mesh(launches: Sequence[Launch]) -> None:
+    """Two ranks on each of two hosts, rank 0 on the first."""
+    texts = [launch.text for launch in launches]
+    assert end_all(launches) == [0, 0], "\n---\n".join(launch.text for launch in launches)
+    texts = [launch.text for launch in launches]
+    ranks = [[line.split()[1] for line in said(text)] for text in texts]
+    assert ranks == [["0", "1"], ["2", "3"]]
+
+
+# ---- Kubernetes ----------------------------------------------------------------------------
+
+
+def test_a_pytorch_job_is_enough(make_hosts: MakeHosts) -> None:
+    """Its RANK and WORLD_SIZE count pods; the first one is told localhost."""
+    hosts = make_hosts(2, name="train-worker-")
+    envs = [
+        {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "MASTER_PORT": "23456", "WORLD_SIZE": "2",
+         "RANK": str(pod), "MASTER_ADDR": "localhost" if pod == 0 else "train-worker-0"}
+        for pod in range(2)
+    ]  # fmt: skip
+
+    check_mesh(start_pods(hosts, envs, *MESH, SAYS))
+
+
+def test_five_variables_of_kubeflow_trainer_are_enough(make_hosts: MakeHosts) -> None:
+    """Nothing else is set, and no word on the command line says it."""
+    hosts = make_hosts(2)
+    envs = [
+        {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "2", "PET_NODE_RANK": str(pod),
+         "PET_MASTER_ADDR": HEAD, "PET_MASTER_PORT": "29500"}
+        for pod in range(2)
+    ]  # fmt: skip
+
+    check_mesh(start_pods(hosts, envs, *MESH, SAYS))
+
+
+def test_an_indexed_job_needs_the_number_of_nodes(make_hosts: MakeHosts) -> None:
+    """Pods have the job's name and their index; where they meet follows from those."""
+    hosts = make_hosts(2, name="train-")
+    envs = [{"JOB_COMPLETION_INDEX": str(pod)} for pod in range(2)]
+
+    check_mesh(start_pods(hosts, envs, "--nnodes", "2", *MESH, SAYS))
+
+
+def test_skypilot_is_enough(make_hosts: MakeHosts) -> None:
+    """Addresses, in node order, and the node's number."""
+    hosts = make_hosts(2)
+    envs = [
+        {"SKYPILOT_NODE_IPS": "\n".join(hosts.addresses), "SKYPILOT_NUM_NODES": "2",
+         "SKYPILOT_NODE_RANK": str(node), "SKYPILOT_TASK_ID": "sky-1-train"}
+        for node in range(2)
+    ]  # fmt: skip
+
+    check_mesh(start_pods(hosts, envs, *MESH, SAYS))
+
+
+# ---- Slurm ---------------------------------------------------------------------------------
+
+
+def typed(*words: str | Path) -> str:
+    """Return meshrun with these words as a line of a script."""
+    return shlex.join(command(*words))
+
+
+def test_srun_with_gpus_is_enough(slurm: Slurm) -> None:
+    """Accelerators that torch cannot use do no harm where the device is said."""
+    done = slurm.srun(
+        "-N2", "--ntasks-per-node=1", "--gpus-per-node=2",
+        *command("--device", "cpu", *MESH, "--no-prefix", SAYS),
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(done.stdout.splitlines()) == 4
+
+
+def test_a_batch_script_with_srun_is_enough(slurm: Slurm) -> None:
+    """Its first node need not be the cluster's."""
+    printed = slurm.sbatch(
+        f"srun {typed('--no-prefix', *MESH, SAYS)}",
+        "--nodes=2", "--nodelist=sl[1-2]", "--ntasks-per-node=1",
+    )  # fmt: skip
+
+    assert "rank 0 of 4 on sl1: dp 0 tp 0, sum 6" in printed, printed
+    assert "rank 3 of 4 on sl2: dp 1 tp 1, sum 6" in printed
+
+
+def test_scancel_ends_every_rank(slurm: Slurm, tmp_path: Path) -> None:
+    """Each gets SIGTERM and may save; nothing of the job is left on any host."""
+    output = tmp_path / "output"
+    with open(output, "wb") as file:
+        job = slurm.popen(
+            "srun", "-N2", "--ntasks-per-node=1", "--job-name=mine", "--kill-on-bad-exit=0",
+            *command("--no-prefix", *MESH, TOGETHER, "save", "stay"), stdout=file, stderr=file,
+        )  # fmt: skip
+    wait_until(lambda: output.read_text().count("met 4") == 4, output.read_text)
+    slurm.scancel("--name=mine")
+
+    assert job.wait(timeout=60) != 0
+    assert "SIGTERM: ending 2 ranks" in output.read_text()
+    slurm.wait_idle()
+    hosts = slurm.hosts
+    wait_until(lambda: not _programs(hosts), lambda: f"{_programs(hosts)}\n{output.read_text()}")
+
+
+def _programs(hosts: Hosts) -> list[int]:
+    """Return the processes on hosts that were started by this Python, other than daemons."""
+    found = []
+    for host in range(len(hosts.names)):
+        for pid in hosts.processes(host):
+            try:
+                words = Path(f"/proc/{pid}/cmdline").read_bytes()
+            except OSError:
+                continue
+            if b"meshrun" in words:
+                found.append(pid)
+    return found
+
+
+def test_a_shell_of_salloc_is_told_what_to_type(slurm: Slurm) -> None:
+    """It would wait for the other node in vain."""
+    done = slurm.salloc("--nodes=2", *command("--nnodes", "2", *MESH, SAYS))
+
+    assert done.returncode == 2
+    assert "error: --nnodes 2 in a shell of Slurm" in done.stderr
+    assert "srun --ntasks-per-node=1 meshrun" in done.stderr
+
+
+def test_a_shell_on_one_node_launches_there(slurm: Slurm, tmp_path: Path) -> None:
+    """``srun --pty bash``, and meshrun typed into it: an ordinary launch."""
+    script = tmp_path / "shell"
+    script.write_text(f"#!/bin/sh\n{typed('--no-prefix', '--mesh', 'tp=2', SAYS)}\n")
+    script.chmod(0o755)
+    line = f"srun --immediate=30 --nodes=1 --ntasks=1 --pty {script}"
+    done = slurm.run(["script", "--quiet", "--command", line, "/dev/null"], stdin=-3)
+
+    assert "rank 0 of 2 on sl" in done.stdout, done.stdout
+    assert "rank 1 of 2 on sl" in done.stdout
+    assert "error" not in done.stdout
+
+
+# ---- Open MPI ------------------------------------------------------------------------------
+
+
+def test_cores_that_mpirun_binds_to_are_told(make_hosts: MakeHosts, mpirun: Mpirun) -> None:
+    """Two processes get a core each, and all workers of a node would share it."""
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("one core cannot be taken away")
+    hosts = make_hosts(2)
+    words = command("--no-prefix", *MESH, SAYS)
+    bound = mpirun(hosts, "-npernode", "1", "--bind-to", "core", *words)
+    free = mpirun(hosts, "-npernode", "1", "--bind-to", "none", *words)
+
+    assert (bound.returncode, free.returncode) == (0, 0), bound.stderr + free.stderr
+    told = "2 workers share 1 core"
+    assert told in bound.stderr
+    assert "mpirun --bind-to none" in bound.stderr
+    assert told not in free.stderr
+    all_gone(hosts)

@@ -1,0 +1,115 @@
+"""Somebody else on the network of several nodes: what he can do, and what he cannot."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.engines.hosts import Hosts, MakeHosts
+from tests.engines.together import Launch, end_all
+from tests.kit import PROGRAMS, wait_until
+
+pytestmark = pytest.mark.torch
+SAYS = PROGRAMS / "nodes.py"
+TOGETHER = PROGRAMS / "together.py"
+MEDDLE = PROGRAMS / "meddle.py"
+AT = ("--nnodes", "2", "--rdzv-endpoint", "node0:29500", "--mesh", "dp=2,tp=2")
+HEAD = ("10.77.0.1", "29500")
+STRANGER = 2
+
+
+def listens(hosts: Hosts, host: int) -> bool:
+    """Whether the head's port is open."""
+    return "10.77.0.1:29500" in hosts.run(host, ["ss", "-ltn"]).stdout
+
+
+def test_who_knocks_while_nodes_meet_keeps_nobody_out(make_hosts: MakeHosts) -> None:
+    """Garbage and silence, some of it for all of the launch."""
+    hosts = make_hosts(3)
+    first = Launch(hosts, 0, [*AT, SAYS])
+    wait_until(lambda: listens(hosts, 0), lambda: first.text)
+    stranger = hosts.popen(
+        STRANGER, [sys.executable, MEDDLE, "knock", *HEAD],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert stranger.stdout is not None
+    assert stranger.stdout.readline() == "knocked\n"
+    second = Launch(hosts, 1, [*AT, SAYS])
+
+    assert end_all([first, second]) == [0, 0], first.text + second.text
+    told = "10.77.0.3 was not let in: what answers is no launcher of meshrun"
+    assert first.text.count(told) == 1
+    stranger.communicate()
+
+
+def test_a_launcher_without_the_secret_is_not_let_in(make_hosts: MakeHosts, tmp_path: Path) -> None:
+    """It has the same command and another secret, or none; the launch is of those that know it."""
+    hosts = make_hosts(3)
+    path = tmp_path / "secret"
+    path.write_text("of this job")
+    path.chmod(0o600)
+    first = Launch(hosts, 0, [*AT, SAYS], env={"MESHRUN_SECRET": "of this job"})
+    wait_until(lambda: listens(hosts, 0), lambda: first.text)
+    strangers = [
+        Launch(hosts, STRANGER, [*AT, "--rdzv-conf", "join_timeout=3", SAYS], env=env)
+        for env in ({}, {"MESHRUN_SECRET": "guessed"})
+    ]
+    first.wait_for("10.77.0.3 was not let in: it belongs to another launch, or has another secret")
+    second = Launch(hosts, 1, [*AT, SAYS], env={"MESHRUN_SECRET_FILE": str(path)})
+
+    assert end_all([first, second]) == [0, 0], first.text + second.text
+    assert end_all(strangers) == [69, 69]
+    assert "has another secret" in strangers[0].text
+
+
+def test_without_a_secret_the_command_is_all_it_takes(make_hosts: MakeHosts) -> None:
+    """Whoever starts it first is the node; the one that was meant is told so or finds no head."""
+    hosts = make_hosts(3)
+    launches = [Launch(hosts, host, [*AT, SAYS]) for host in (0, STRANGER)]
+
+    assert end_all(launches) == [0, 0], launches[0].text
+    assert "rank 3 of 4 on node2" in launches[1].text
+
+
+def test_a_head_without_the_secret_is_not_obeyed(make_hosts: MakeHosts) -> None:
+    """Somebody who listens in its place gets no member."""
+    hosts = make_hosts(2)
+    head = Launch(hosts, 0, [*AT, "--rdzv-conf", "join_timeout=6", SAYS])
+    member = Launch(
+        hosts, 1, [*AT, "--rdzv-conf", "join_timeout=6", SAYS], env={"MESHRUN_SECRET": "x"}
+    )
+
+    assert end_all([head, member]) == [69, 69]
+    assert "rank " not in head.text + member.text
+
+
+def test_who_writes_to_the_store_ends_nothing(make_hosts: MakeHosts) -> None:
+    """After the meeting the port is torch's store, open to all; life and death are not in it."""
+    hosts = make_hosts(3)
+    launches = [Launch(hosts, host, [*AT, TOGETHER, "save", "stay"]) for host in (0, 1)]
+    for launch in launches:
+        launch.wait_for("met 4", times=2)
+    meddled = hosts.run(STRANGER, [sys.executable, MEDDLE, "store", *HEAD])
+    assert meddled.stdout == "read back 1\n", meddled.stderr
+    launches[0].send(signal.SIGTERM)
+
+    assert end_all(launches) == [75, 75], launches[0].text + launches[1].text
+
+
+def test_only_the_addresses_of_peers_are_listened_on(make_hosts: MakeHosts) -> None:
+    """The store, gloo and the launchers: on the one address that the nodes reach each other by."""
+    hosts = make_hosts(2)
+    launches = [Launch(hosts, host, [*AT, TOGETHER, "save", "stay"]) for host in (0, 1)]
+    for launch in launches:
+        launch.wait_for("met 4", times=2)
+    found = [hosts.run(host, ["ss", "-ltnH"]).stdout for host in (0, 1)]
+    launches[0].send(signal.SIGTERM)
+    end_all(launches)
+    places = [set(re.findall(r"LISTEN\s+\d+\s+\d+\s+(\S+):\d+", text)) for text in found]
+
+    assert places == [{"10.77.0.1"}, {"10.77.0.2"}], found

@@ -1,0 +1,221 @@
+"""What goes wrong between machines: cuts, silence, clocks, names that come late, wrong places."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.engines.hosts import Hosts, MakeHosts
+from tests.engines.together import Launch, all_gone, end_all, launch_on, said
+from tests.kit import PROGRAMS
+
+pytestmark = pytest.mark.torch
+SAYS = PROGRAMS / "nodes.py"
+TALK = PROGRAMS / "talk.py"
+TOGETHER = PROGRAMS / "together.py"
+MESH = ("--mesh", "dp=2,tp=2")
+AT = ("--nnodes", "2", "--rdzv-endpoint", "node0:29500", *MESH)
+
+
+def pause(seconds: float) -> None:
+    """Let a fault last so long."""
+    threading.Event().wait(seconds)
+
+
+def start_talking(hosts: Hosts, go: Path, *words: str) -> list[Launch]:
+    """Start ranks that talk to each other until the file ``go`` is there."""
+    launches = launch_on(hosts, *AT, *words, TALK, go)
+    for launch in launches:
+        launch.wait_for("talking", times=2)
+    return launches
+
+
+# ---- silence -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cut_s", "words"),
+    [
+        (4, ["--node-timeout", "20"]),
+        pytest.param(20, [], marks=[pytest.mark.nightly, pytest.mark.timeout(300)]),
+    ],
+)
+def test_a_cut_that_heals_is_survived(
+    make_hosts: MakeHosts, tmp_path: Path, cut_s: float, words: list[str]
+) -> None:
+    """By ranks that talk all the time, and by their launchers."""
+    hosts = make_hosts(2)
+    launches = start_talking(hosts, tmp_path / "go", *words)
+    hosts.cut(1)
+    pause(cut_s)
+    hosts.heal(1)
+    (tmp_path / "go").touch()
+
+    assert end_all(launches) == [0, 0], launches[0].text + launches[1].text
+    assert [launch.text.count("done") for launch in launches] == [2, 2]
+
+
+@pytest.mark.parametrize("host", [0, 1])
+def test_loss_in_one_direction_is_noticed(make_hosts: MakeHosts, host: int) -> None:
+    """On both sides, though one of them still hears the other for a while."""
+    hosts = make_hosts(2)
+    launches = launch_on(hosts, *AT, "--node-timeout", "4", TOGETHER, "stay")
+    for launch in launches:
+        launch.wait_for("met 4", times=2)
+    hosts.lose_towards(host, 1 - host)
+
+    assert end_all(launches) == [69, 69], launches[0].text + launches[1].text
+    assert "node 1 (node1) was lost: " in launches[0].text
+    assert "node 0 (node0) was lost: " in launches[1].text
+    all_gone(hosts)
+
+
+@pytest.mark.parametrize("host", [0, 1])
+def test_a_launcher_that_stands_still_for_a_moment_loses_nobody(
+    make_hosts: MakeHosts, tmp_path: Path, host: int
+) -> None:
+    """Stopped for less than --node-timeout, as by a slow disk; its ranks went on."""
+    hosts = make_hosts(2)
+    launches = start_talking(hosts, tmp_path / "go", "--node-timeout", "20")
+    launches[host].send(signal.SIGSTOP)
+    pause(3)
+    launches[host].send(signal.SIGCONT)
+    (tmp_path / "go").touch()
+
+    assert end_all(launches) == [0, 0], launches[0].text + launches[1].text
+
+
+@pytest.mark.parametrize("host", [0, 1])
+def test_a_launcher_that_stands_still_for_long_is_lost(make_hosts: MakeHosts, host: int) -> None:
+    """The other node ends; once it goes on, it learns that and ends as well."""
+    hosts = make_hosts(2)
+    launches = launch_on(hosts, *AT, "--node-timeout", "3", TOGETHER, "stay")
+    for launch in launches:
+        launch.wait_for("met 4", times=2)
+    stopped, other = launches[host], launches[1 - host]
+    stopped.send(signal.SIGSTOP)
+
+    assert other.end() == 69
+    assert f"node {host} (node{host}) was lost: nothing was heard of it for" in other.text
+    stopped.send(signal.SIGCONT)
+    assert stopped.end() == 69, stopped.text
+    assert f"node {1 - host} (node{1 - host}) was lost: " in stopped.text
+    all_gone(hosts)
+
+
+# ---- who comes when ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["static", "c10d"])
+@pytest.mark.parametrize("first", [0, 1])
+def test_nodes_may_come_late(make_hosts: MakeHosts, first: int, backend: str) -> None:
+    """The head after the other, and the other after the head, once people were told of it."""
+    hosts = make_hosts(2)
+    words = ["--rdzv-backend", backend, *AT, SAYS]
+    early = Launch(hosts, first, words)
+    early.wait_for("waiting ")
+    late = Launch(hosts, 1 - first, words)
+
+    assert end_all([early, late]) == [0, 0], early.text + late.text
+    assert len(said(early.text + late.text)) == 4
+
+
+@pytest.mark.parametrize("backend", ["static", "c10d"])
+def test_a_name_may_come_late(make_hosts: MakeHosts, backend: str) -> None:
+    """As those of pods do, which are looked up again and again; on the head too."""
+    hosts = make_hosts(2)
+    launches = launch_on(
+        hosts, "--nnodes", "2", "--rdzv-backend", backend,
+        "--rdzv-endpoint", "job-0.service:29500", *MESH, SAYS,
+    )  # fmt: skip
+    for launch in launches:
+        launch.wait_for("waiting ")
+    for host in (1, 0):
+        hosts.add_name(host, "job-0.service", hosts.addresses[0])
+
+    assert end_all(launches) == [0, 0], launches[0].text + launches[1].text
+    assert [len(said(launch.text)) for launch in launches] == [2, 2]
+
+
+@pytest.mark.parametrize("backend", ["static", "c10d"])
+def test_one_node_too_many_is_told(make_hosts: MakeHosts, backend: str) -> None:
+    """It finds no launch that waits for it; the others run."""
+    hosts = make_hosts(3)
+    words = ["--rdzv-backend", backend, "--rdzv-conf", "join_timeout=12", *AT, TOGETHER, "stay"]
+    launches = [Launch(hosts, host, words) for host in (0, 1)]
+    for launch in launches:
+        launch.wait_for("met 4", times=2)
+    late = Launch(hosts, 2, words)
+
+    assert late.end() == 69
+    assert "error: " in late.text
+    assert [launch.process.poll() for launch in launches] == [None, None]
+    launches[0].send(signal.SIGINT)
+    end_all(launches)
+    print(late.text)
+
+
+# ---- the wrong place -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["static", "c10d"])
+def test_another_port_is_told(make_hosts: MakeHosts, backend: str) -> None:
+    """Nobody listens there: both say where they wait."""
+    hosts = make_hosts(2)
+    words = ["--nnodes", "2", "--rdzv-backend", backend, "--rdzv-conf", "join_timeout=6", *MESH]
+    launches = launch_on(
+        hosts, *words, SAYS,
+        each=lambda host: ["--rdzv-endpoint", f"node0:{29500 + host}"],
+    )  # fmt: skip
+
+    assert end_all(launches) == [69, 69]
+    assert "1 of 2 nodes joined" in launches[0].text
+    assert "node0:29501" in launches[1].text
+    assert "Connection refused" in launches[1].text
+
+
+@pytest.mark.parametrize("backend", ["static", "c10d"])
+def test_a_closed_firewall_is_told(make_hosts: MakeHosts, backend: str) -> None:
+    """Packets towards the head are lost, and no answer says so."""
+    hosts = make_hosts(2)
+    hosts.lose_towards(0, 1)  # answers do not arrive either
+    launches = launch_on(
+        hosts, "--rdzv-backend", backend, "--rdzv-conf", "join_timeout=9", *AT, SAYS
+    )
+
+    assert end_all(launches) == [69, 69]
+    assert "1 of 2 nodes joined" in launches[0].text
+    assert "can they reach" in launches[0].text or backend == "c10d"
+    assert "no answer" in launches[1].text or "timed out" in launches[1].text, launches[1].text
+
+
+# ---- clocks --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("backend", "ahead_h"), [("static", 1), ("c10d", 1), ("c10d", -1)])
+def test_an_hour_between_clocks_does_not_matter(
+    make_hosts: MakeHosts, backend: str, ahead_h: int
+) -> None:
+    """The time of day is compared nowhere; torch's own rendezvous would never come together."""
+    hosts = make_hosts(2)
+    words = ["--rdzv-backend", backend, *AT, SAYS]
+    skewed = {"PYTHONPATH": str(PROGRAMS / "skewed"), "SKEW_S": str(3600 * ahead_h)}
+    launches = [Launch(hosts, 0, words), Launch(hosts, 1, words, env=skewed)]
+
+    assert end_all(launches) == [0, 0], launches[0].text + launches[1].text
+
+
+def test_the_first_failure_is_found_across_clocks(make_hosts: MakeHosts) -> None:
+    """By how far the launchers' monotonic clocks are apart, whatever each shows."""
+    hosts = make_hosts(2)
+    ahead = ["unshare", "--time", "--monotonic", "3600", "--"]
+    if hosts.run(1, [*ahead, "true"]).returncode:
+        pytest.skip("another monotonic clock needs time namespaces")
+    words = [*AT, TOGETHER, "stay", "exit=1:7"]
+    launches = [Launch(hosts, 0, words), Launch(hosts, 1, words, around=ahead)]
+
+    assert end_all(launches) == [7, 7], launches[0].text + launches[1].text
+    assert "error: rank 1 [dp0 tp1] exited with code 7" in launches[0].text

@@ -1,0 +1,33 @@
+"""A stranger on the network. `knock`: say things to a launcher; `store`: change a torch store.
+
+meddle.py knock|store HOST PORT
+"""
+
+import socket
+import sys
+from datetime import timedelta
+
+what, host, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
+if what == "knock":
+    said = [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x00\xce\xf7\x85\x3c" + b"\xff" * 64,
+        b"x" * 5000,
+        b"\n",
+        b"{}",
+    ]
+    kept = []
+    for each in [*said, *[b""] * 50]:
+        kept.append(socket.create_connection((host, port)))
+        kept[-1].sendall(each)
+    print("knocked", flush=True)
+    sys.stdin.read()  # some stay connected until this ends
+else:
+    from torch.distributed import TCPStore
+
+    store = TCPStore(
+        host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=9)
+    )
+    for key in ("torchelastic/agent/terminal_state", "default_pg/0//cuda//timeout_dump", "failed"):
+        store.set(key, "1")
+    print("read back", store.get("failed").decode(), flush=True)

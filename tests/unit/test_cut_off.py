@@ -1,0 +1,69 @@
+"""A node that loses the head ends by itself, whatever it was about to do."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshrun.events import (
+    Event,
+    GenerationEnded,
+    LaunchBegan,
+    Met,
+    NodeLost,
+    RankExited,
+    RankStarted,
+    ZygoteGone,
+    ZygoteReady,
+)
+from meshrun.supervise.actions import Action, EndZygote
+from meshrun.supervise.known import Abroad, State
+from meshrun.supervise.state import step
+
+LOST = NodeLost(node_rank=0, host="node0", why="silence", at_ns=5)
+CLEARED = GenerationEnded(at_ns=6)
+EXITED = RankExited(rank=1, pid=7, wait_status=1 << 8, at_ns=4)
+
+
+def run(state: State, *events: Event) -> tuple[State, list[Action]]:
+    """Return the state after some events, and all that was to be done."""
+    done: list[Action] = []
+    for event in events:
+        state, actions = step(state, event)
+        done += actions
+    return state, done
+
+
+def member() -> State:
+    """Return a node of two that is not the head, with one rank that runs."""
+    state, _ = run(
+        State(shutdown_timeout_s=1.0, ranks={1: None}, abroad=Abroad()),  # type: ignore[dict-item]
+        LaunchBegan(at_ns=0),
+        ZygoteReady(import_ns=1, at_ns=1),
+        Met(
+            node_rank=1,
+            hosts=("node0", "node1"),
+            nproc_per_node=(1, 1),
+            run_id="j",
+            store_address="10.77.0.1",
+            store_port=1,
+            own_address="10.77.0.2",
+            ranks=(1,),
+            at_ns=2,
+        ),
+        RankStarted(rank=1, pid=7, at_ns=3),
+    )
+    return state
+
+
+@pytest.mark.parametrize(
+    "events",
+    [(LOST, EXITED), (EXITED, LOST, CLEARED), (EXITED, CLEARED, LOST)],
+    ids=["running", "clearing up", "waiting"],
+)
+def test_the_head_may_be_lost_at_any_moment(events: tuple[Event, ...]) -> None:
+    """Before its rank has ended, while what is left is cleared up, and after that."""
+    state, done = run(member(), *events)
+    over, _ = run(state, ZygoteGone(wait_status=0, at_ns=9))
+
+    assert sum(isinstance(action, EndZygote) for action in done) == 1
+    assert over.over

@@ -1,0 +1,249 @@
+"""What a scheduler says, filled in where the user said nothing; and where the nodes meet."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from meshrun.cluster import ClusterFacts
+from meshrun.errors import UsageError
+from meshrun.fitting import fit_to_cluster
+from meshrun.meeting import DEFAULT_PORT, Meeting, format_endpoint, plan_meeting
+from meshrun.request import LaunchRequest, Program, Rendezvous
+
+SLURM = ClusterFacts(
+    system="Slurm", evidence="step 0 of job 7", job_id="7.0", nnodes=3, node_rank=1,
+    hosts=("sl0", "sl1", "sl2"), head=("sl0", "10.77.0.1"), port=23456,
+)  # fmt: skip
+MPI = ClusterFacts(
+    system="Open MPI", evidence="process 0 of 2", job_id="9", nnodes=2, node_rank=0,
+    head=("10.77.0.1",), port=20001, secret="of the job", notes=("Slurm: job 7, around Open MPI",),
+)  # fmt: skip
+INDEXED = ClusterFacts(
+    system="Kubernetes Indexed Job", evidence="index 2", job_id="train", nnodes=None, node_rank=2,
+    head=("train-0.svc", "train-0"), port=25000,
+)  # fmt: skip
+SHELL = ClusterFacts(
+    system="Slurm", evidence="job 3", job_id="3", nnodes=None, node_rank=None,
+    notes=("SLURM_PROCID without SLURM_STEP_ID: a batch script, no task",),
+    shell="srun --ntasks-per-node=1 meshrun ...",
+)  # fmt: skip
+
+
+def fitted(facts: ClusterFacts | None, *, nnodes: int | None = None, **asked: Any) -> LaunchRequest:
+    return fit_to_cluster(request(nnodes, **asked), facts)
+
+
+def request(nnodes: int | None = None, **asked: Any) -> LaunchRequest:
+    program = Program(kind="script", target="x.py", args=())
+    return LaunchRequest(program=program, nnodes=nnodes, rendezvous=Rendezvous(**asked))
+
+
+def test_everything_is_found_in_a_step_of_slurm() -> None:
+    """And where each thing came from is kept for the dry run."""
+    found = fitted(SLURM)
+
+    assert found.nnodes == 3
+    assert found.rendezvous == Rendezvous(
+        node_rank=1, run_id="7.0", master_addr="sl0", master_port=23456,
+        heads=("sl0", "10.77.0.1"), hosts=("sl0", "sl1", "sl2"),
+        told=("Slurm, step 0 of job 7: node 1 of 3 nodes",),
+    )  # fmt: skip
+    assert found.sources == tuple(
+        (name, value, "Slurm")
+        for name, value in [
+            ("--nnodes", "3"), ("--node-rank", "1"), ("--rdzv-id", "7.0"),
+            ("--master-addr", "sl0"), ("--master-port", "23456"),
+        ]
+    )  # fmt: skip
+
+
+def test_a_job_of_mpirun_has_a_secret() -> None:
+    """It is not shown; what lies around it is."""
+    found = fitted(MPI).rendezvous
+
+    assert found.secret == "of the job"
+    assert "of the job" not in repr(found)
+    assert found.told[0].endswith("node 0 of 2 nodes; not counted: Slurm: job 7, around Open MPI")
+
+
+@pytest.mark.parametrize(
+    ("asked", "kept"),
+    [
+        ({"node_rank": 2}, {"node_rank": 2}),
+        ({"run_id": "mine"}, {"run_id": "mine"}),
+        ({"endpoint": "h:1"}, {"endpoint": "h:1", "master_addr": None, "heads": ()}),
+        ({"master_addr": "h"}, {"master_addr": "h", "master_port": None, "heads": ()}),
+        ({"master_port": 5}, {"master_addr": "sl0", "master_port": 5}),
+    ],
+    ids=["node rank", "id", "endpoint", "address", "port"],
+)
+def test_what_the_user_says_counts_first(asked: dict[str, Any], kept: dict[str, Any]) -> None:
+    """The rest is still filled in."""
+    found = fitted(SLURM, **asked).rendezvous
+
+    assert {name: getattr(found, name) for name in kept} == kept
+    assert found.hosts == SLURM.hosts
+
+
+def test_fewer_nodes_than_there_are() -> None:
+    """The first ones, as the scheduler counts them."""
+    found = fitted(SLURM, nnodes=2)
+
+    assert (found.nnodes, found.rendezvous.hosts) == (2, ("sl0", "sl1"))
+    assert "--nnodes" not in [name for name, *_ in found.sources]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"standalone": True}, {"nnodes": 1}],
+    ids=["--standalone", "--nnodes 1"],
+)
+def test_one_node_that_was_asked_for_is_one_node(asked: dict[str, Any]) -> None:
+    """Nothing is filled in, also with several launchers on the node."""
+    several = replace(SLURM, launchers_on_node=4)
+
+    assert fitted(several, **asked) == fitted(None, **asked)
+
+
+def test_nothing_is_changed_without_a_scheduler() -> None:
+    """Nor by one of which nothing is known."""
+    assert fitted(None, nnodes=4) == request(4)
+
+
+@pytest.mark.parametrize(
+    ("facts", "asked", "told", "hint"),
+    [
+        (SLURM, {"nnodes": 4}, "--nnodes 4, and Slurm gave 3", "leave --nnodes out: it is 3 here"),
+        (replace(SLURM, node_rank=2), {"nnodes": 2},
+         "--nnodes 2, and Slurm says that this is node 2, counted from 0",
+         "start meshrun on 2 nodes, or leave --nnodes out"),
+        (replace(SLURM, launchers_on_node=8), {},
+         "Slurm started meshrun 8 times on this node", "srun --ntasks-per-node=1 meshrun ..."),
+        (replace(MPI, launchers_on_node=8), {"nnodes": 2},
+         "Open MPI started meshrun 8 times", "mpirun -npernode 1 --bind-to none meshrun ..."),
+        (replace(INDEXED, launchers_on_node=2), {}, "2 times", "start one process on each node"),
+        (SHELL, {"nnodes": 2}, "--nnodes 2 in a shell of Slurm, which starts nothing on other",
+         "one launcher a node: srun --ntasks-per-node=1 meshrun ..."),
+    ],
+    ids=["more than there are", "a node too many", "a task a GPU", "a process a GPU",
+         "another system", "a shell"],
+)  # fmt: skip
+def test_what_cannot_be(facts: ClusterFacts, asked: dict[str, Any], told: str, hint: str) -> None:
+    """Told with the numbers, and what to type."""
+    with pytest.raises(UsageError, match=told) as error:
+        fitted(facts, **asked)
+
+    assert error.value.hint == hint
+
+
+def test_a_shell_in_an_allocation_launches_on_one_node() -> None:
+    """Without a word where it has one node, with a word where it has more."""
+    assert fitted(SHELL) == fitted(None)
+    told = fitted(replace(SHELL, nnodes=2))
+
+    assert told.nnodes is None
+    assert told.rendezvous.told[0].endswith(
+        "2 nodes, and this launches on one; on all of them: srun --ntasks-per-node=1 meshrun ..."
+    )
+
+
+@pytest.mark.parametrize("asked", [{"endpoint": "h:1"}, {"master_addr": "h"}, {"node_rank": 0}])
+def test_a_shell_that_says_where_may_launch_on_several(asked: dict[str, Any]) -> None:
+    """Somebody starts the others by hand."""
+    assert fitted(SHELL, nnodes=2, **asked) == request(2, **asked)
+
+
+def test_an_indexed_job_needs_the_number_of_nodes() -> None:
+    """Nothing there says it: without, this is one node and says so; with it, all is found."""
+    alone, several = fitted(INDEXED), fitted(INDEXED, nnodes=4)
+
+    assert alone.nnodes is None
+    assert alone.rendezvous.told == (
+        "Kubernetes Indexed Job, index 2: this is node 2, and nothing says how many nodes there"
+        " are, so this launches on one; --nnodes N for more",
+    )
+    assert several.rendezvous.told == ("Kubernetes Indexed Job, index 2: node 2 of 4 nodes",)
+    assert (several.rendezvous.node_rank, several.rendezvous.master_addr) == (2, "train-0.svc")
+
+
+def test_a_scheduler_with_one_node_says_nothing() -> None:
+    """There is nothing to meet."""
+    found = fitted(replace(SLURM, nnodes=1, node_rank=0, hosts=("sl0",)))
+
+    assert found == request()
+
+
+# ---- where the nodes meet -----------------------------------------------------------------------
+
+
+def planned(nnodes: int = 2, **asked: Any) -> Meeting | None:
+    return plan_meeting(Rendezvous(**asked), nnodes=nnodes, node_timeout_s=30.0)
+
+
+@pytest.mark.parametrize(
+    "asked", [{"nnodes": 1}, {"standalone": True}, {"nnodes": 1, "endpoint": "h:1"}]
+)
+def test_one_node_meets_nobody(asked: dict[str, Any]) -> None:
+    """Not even with an endpoint."""
+    assert planned(**asked) is None
+
+
+def test_a_range_of_nodes_meets_even_for_one() -> None:
+    """Others may come; but static nodes are counted beforehand."""
+    found = planned(1, least_nodes=1, backend="c10d", endpoint="h")
+
+    assert found is not None
+    assert (found.nnodes, found.least_nodes) == (1, 1)
+    with pytest.raises(UsageError, match="--nnodes 2:4 and static nodes, whose number") as error:
+        planned(4, least_nodes=2)
+    assert error.value.hint == "--rdzv-backend c10d, or --nnodes 4"
+
+
+@pytest.mark.parametrize(
+    ("asked", "host", "port"),
+    [
+        ({}, None, None),
+        ({"endpoint": "h:1"}, "h", 1),
+        ({"endpoint": "h"}, "h", DEFAULT_PORT),
+        ({"endpoint": "h", "backend": "c10d"}, "h", 29400),
+        ({"endpoint": "h", "backend": "etcd-v2"}, "h", 2379),
+        ({"endpoint": "h", "backend": "mine"}, "h", DEFAULT_PORT),
+        ({"endpoint": "[::1]:7"}, "::1", 7),
+        ({"endpoint": "::1"}, "::1", DEFAULT_PORT),
+        ({"master_addr": "h", "master_port": 5}, "h", 5),
+        ({"master_addr": "[fd00::1]"}, "fd00::1", DEFAULT_PORT),
+        ({"master_addr": "h", "master_port": 5, "endpoint": "g:6"}, "g", 6),
+        ({"master_port": 5}, None, 5),
+    ],
+)
+def test_where_the_nodes_meet(asked: dict[str, Any], host: str | None, port: int | None) -> None:
+    """The endpoint counts before --master-addr; the port is the back end's own if none is given."""
+    found = planned(**asked)
+
+    assert found is not None
+    assert (found.host, found.port) == (host, port)
+
+
+def test_how_long_nodes_may_take() -> None:
+    """Ten minutes, torchrun's join_timeout, or its timeout."""
+    conf = [(), (("timeout", "30"),), (("timeout", "30"), ("join_timeout", "60"))]
+    found = [planned(conf=each) for each in conf]
+
+    assert [each.timeout_s for each in found if each] == [600.0, 30.0, 60.0]
+    with pytest.raises(UsageError, match="--rdzv-conf join_timeout"):
+        planned(conf=(("join_timeout", "long"),))
+
+
+def test_an_endpoint_is_written_as_it_is_read() -> None:
+    """IPv6 addresses in brackets."""
+    assert [format_endpoint(host, 1) for host in ("h", "10.0.0.1", "fd00::1", "[fd00::1]")] == [
+        "h:1", "10.0.0.1:1", "[fd00::1]:1", "[fd00::1]:1",
+    ]  # fmt: skip
+
+
+def test_the_secret_is_not_shown() -> None:
+    """A traceback may show a meeting."""
+    assert "hidden" not in repr(planned(secret="hidden"))

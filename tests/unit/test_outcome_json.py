@@ -1,0 +1,129 @@
+"""What nodes tell the head of their ranks: there and back, and in the head's time."""
+
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshrun.errors import HostError, MeshrunError, RendezvousError
+from meshrun.events import RankExited, RankRaised
+from meshrun.nodes.outcome import shift_times
+from meshrun.supervise.evidence import Evidence
+from meshrun.supervise.known import Cause, RankState, State
+from meshrun.supervise.outcome_json import (
+    cause_from_json,
+    cause_to_json,
+    error_from_json,
+    error_to_json,
+    evidence_of,
+    outcome_to_json,
+    ranks_from_json,
+)
+
+NS = st.integers(0, 10**18)
+TEXT = st.text(max_size=12)
+RAISED = st.builds(
+    RankRaised, rank=st.just(0), at_ns=NS, kind=TEXT, message=TEXT, traceback=TEXT,
+    shown=st.booleans(),
+)  # fmt: skip
+RANKS = st.builds(
+    RankState,
+    pid=st.integers(1, 2**22),
+    joined=st.booleans(),
+    ready_ns=st.none() | NS,
+    raised=st.none() | RAISED,
+    finished_ns=st.none() | NS,
+    exited=st.builds(
+        RankExited, rank=st.just(0), pid=st.just(1), wait_status=st.just(256), at_ns=NS
+    ),
+    told_to_end_ns=st.none() | NS,
+)
+CAUSES = st.builds(
+    Cause, rank=st.none() | st.integers(0, 9), description=TEXT, raised=st.none() | RAISED,
+    ran_s=st.none() | st.floats(0, 1e6), at_ns=NS,
+)  # fmt: skip
+
+
+def travelled(value: dict[str, Any]) -> dict[str, Any]:
+    """Return a value as it arrives."""
+    arrived: dict[str, Any] = json.loads(json.dumps(value))
+    return arrived
+
+
+def outcome_of(ranks: dict[int, RankState], **known: Any) -> dict[str, Any]:
+    state = State(shutdown_timeout_s=30.0, ranks=ranks, **known)
+    return travelled(
+        outcome_to_json(
+            state, host="node1", headline="h", trouble=None,
+            evidence={rank: Evidence(last_lines=("x",), why="w") for rank in ranks},
+        )
+    )  # fmt: skip
+
+
+@given(st.lists(RANKS, min_size=1, max_size=4))
+def test_failed_ranks_arrive_as_they_were(ranks: list[RankState]) -> None:
+    """Every time, exception and end of each."""
+    told = outcome_of(dict(enumerate(ranks)))
+
+    assert ranks_from_json(told) == dict(enumerate(ranks))
+    assert not told["is_well"]
+
+
+def test_ranks_that_went_well_are_not_told() -> None:
+    """But for the one that left first, who may be the cause of others' lost connections."""
+    well = RankExited(rank=0, pid=1, wait_status=0, at_ns=9)
+    ranks = {rank: RankState(pid=1, finished_ns=9 - rank, exited=well) for rank in range(3)}
+    told = outcome_of(ranks, killed=True)
+
+    assert ranks_from_json(told) == {2: ranks[2]}
+    assert (told["is_well"], told["killed"], told["signum"]) == (True, True, 0)
+
+
+def test_evidence_arrives_for_failed_ranks_alone() -> None:
+    """Of all nodes in one table."""
+    died = RankState(pid=1, exited=RankExited(rank=0, pid=1, wait_status=9, at_ns=1))
+    well = RankState(pid=1, exited=RankExited(rank=0, pid=1, wait_status=0, at_ns=1))
+    outcomes = [outcome_of({0: died, 1: well}), outcome_of({2: well, 3: died}), {}]
+
+    assert evidence_of(outcomes) == {rank: Evidence(last_lines=("x",), why="w") for rank in (0, 3)}
+
+
+@given(CAUSES)
+def test_a_cause_arrives_as_it_was(cause: Cause) -> None:
+    """Restarts are told alike on every node."""
+    assert cause_from_json(travelled(cause_to_json(cause))) == cause
+
+
+def test_an_error_keeps_its_words_and_code() -> None:
+    """Whatever kind it was."""
+    own = MeshrunError("x")
+    own.exit_code = 126
+    for error in (HostError("no room", hint="make some"), RendezvousError("gone"), own):
+        arrived = error_from_json(travelled(error_to_json(error)))
+
+        assert (arrived.message, arrived.hint) == (error.message, error.hint)
+        assert arrived.exit_code == error.exit_code
+
+
+@given(ranks=st.lists(RANKS, min_size=1, max_size=3), by_ns=st.integers(-(10**15), 10**15))
+def test_times_are_shifted_and_nothing_else(ranks: list[RankState], by_ns: int) -> None:
+    """There and back is where it was; each time moves by the same."""
+    before = outcome_of(dict(enumerate(ranks)))
+    after = deepcopy(before)
+    shift_times(after, by_ns)
+
+    for rank, state in ranks_from_json(before).items():
+        moved = ranks_from_json(after)[rank]
+        assert moved.exited is not None
+        assert state.exited is not None
+        assert moved.exited.at_ns == state.exited.at_ns + by_ns
+        for name in ("ready_ns", "finished_ns", "told_to_end_ns"):
+            old, new = getattr(state, name), getattr(moved, name)
+            assert (old is None and new is None) or new == old + by_ns
+        assert (moved.pid, moved.exited.wait_status) == (state.pid, state.exited.wait_status)
+    shift_times(after, -by_ns)
+    assert after == before

@@ -1,0 +1,248 @@
+"""Which node is the first: by its endpoint, its rank, or torch's rendezvous."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from meshrun.events import (
+    FromNodes,
+    MeetingFailed,
+    Met,
+    Negotiated,
+    NegotiationFailed,
+    NegotiationWaits,
+)
+from meshrun.host.sockets import listen_on
+from meshrun.meeting import Meeting
+from meshrun.nodes.peers import Peers
+from meshrun.wire import Negotiate
+from tests.kit import wait_until
+from tests.parties import SECRET, card
+
+
+class Launcher:
+    """One launcher's peers, with what it was told and asked for."""
+
+    def __init__(self, name: str, **meeting: Any) -> None:
+        self.selector = selectors.DefaultSelector()
+        self.notes: list[str] = []
+        self.news: list[FromNodes] = []
+        self.orders: list[tuple[Negotiate, int]] = []
+        self.peers = Peers(
+            Meeting(**{"nnodes": 2, **meeting}),
+            card(name, meeting.get("node_rank")),
+            secret=SECRET,
+            selector=self.selector,
+            note=self.notes.append,
+            where=lambda _: None,
+            negotiate=lambda order, fds: self.orders.append((order, len(fds))),
+        )
+
+    def turn(self) -> None:
+        for key, _ in self.selector.select(0):
+            key.data()
+        self.peers.look()
+        self.news += self.peers.news()
+
+    def heard(self, kind: type[Any]) -> Any:
+        return next((each for each in self.news if isinstance(each, kind)), None)
+
+    @property
+    def place(self) -> tuple[str, int] | None:
+        """Where it listens, if it is the first node."""
+        return self.peers.listener.getsockname()[:2] if self.peers.listener else None
+
+
+@pytest.fixture
+def launchers() -> Iterator[list[Launcher]]:
+    """Give a list; what is in it is closed after the test, members before the head."""
+    made: list[Launcher] = []
+    yield made
+    for each in sorted(made, key=lambda launcher: launcher.place is not None):
+        each.peers.close()
+        each.selector.close()
+
+
+def until(launchers: list[Launcher], kind: type[Any]) -> None:
+    """Take turns until each has had such news."""
+
+    def look() -> bool:
+        for each in launchers:
+            each.turn()
+        return all(each.heard(kind) for each in launchers)
+
+    wait_until(look, lambda: str([(each.notes, each.news) for each in launchers]))
+
+
+def free_port() -> int:
+    with closing(listen_on("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def test_who_has_the_endpoint_is_first(launchers: list[Launcher]) -> None:
+    """The other launcher of this machine finds the port taken, and joins."""
+    port = free_port()
+    for name in ("a", "b"):
+        launchers.append(Launcher(name, host="127.0.0.1", port=port))
+        wait_until(lambda: _turned(launchers), lambda: str(launchers[0].notes))
+    until(launchers, Met)
+
+    assert [each.place for each in launchers] == [("127.0.0.1", port), None]
+    assert [each.heard(Met).hosts for each in launchers] == [("a", "b")] * 2
+
+
+def _turned(launchers: list[Launcher]) -> bool:
+    for each in launchers:
+        each.turn()
+    return launchers[0].place is not None
+
+
+def test_a_told_rank_counts_before_the_address(launchers: list[Launcher]) -> None:
+    """Node 1 on the machine of the endpoint is no head."""
+    port = free_port()
+    for rank in (1, 0):
+        launchers.append(Launcher(f"n{rank}", host="127.0.0.1", port=port, node_rank=rank))
+    until(launchers, Met)
+
+    assert [each.heard(Met).node_rank for each in launchers] == [1, 0]
+
+
+def test_nobody_told_where_is_first(launchers: list[Launcher]) -> None:
+    """It listens on an address that faces others, or on all."""
+    launchers.append(Launcher("a"))
+
+    assert launchers[0].place is not None
+    assert not launchers[0].place[0].startswith("127.")
+
+
+def test_a_later_node_has_to_know_where(launchers: list[Launcher]) -> None:
+    """Told at once."""
+    launchers.append(Launcher("b", node_rank=1))
+    until(launchers, MeetingFailed)
+
+    error = launchers[0].heard(MeetingFailed).error
+    assert error.message == "--node-rank 1 has to know where node 0 is"
+    assert error.exit_code == 69
+
+
+def test_a_first_node_whose_port_is_taken_is_told(launchers: list[Launcher]) -> None:
+    """By something else: it does not wait for it to answer."""
+    with closing(listen_on("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        launchers.append(Launcher("a", host="127.0.0.1", port=port, node_rank=0))
+        until(launchers, MeetingFailed)
+
+    assert launchers[0].heard(MeetingFailed).error.exit_code == 71
+    assert str(port) in launchers[0].heard(MeetingFailed).error.message
+
+
+# ---- torch's rendezvous -------------------------------------------------------------------------
+
+FOUND = Negotiated(
+    node_rank=0, nnodes=2, head_host="a", head_address="127.0.0.1", head_port=0, secret="drawn",
+    at_ns=1,
+)  # fmt: skip
+
+
+def negotiating(launchers: list[Launcher], name: str, port: int, **meeting: Any) -> Launcher:
+    """Add a launcher, up to where it has asked for torch's rendezvous."""
+    launcher = Launcher(name, backend="c10d", host="127.0.0.1", port=port, **meeting)
+    launchers.append(launcher)
+    wait_until(lambda: _asked(launcher), lambda: str(launcher.notes))
+    return launcher
+
+
+def _asked(launcher: Launcher) -> bool:
+    launcher.turn()
+    return bool(launcher.orders)
+
+
+def test_torch_finds_the_first_node_and_the_launchers_meet_there(
+    launchers: list[Launcher],
+) -> None:
+    """One launcher lends its socket to torch's store; each listens on a port of its own."""
+    port = free_port()
+    first = negotiating(launchers, "a", port, run_id="j")
+    second = negotiating(launchers, "b", port, run_id="j")
+    assert [fds for each in launchers for _, fds in each.orders] == [1, 0]
+    order = first.orders[0][0]
+    assert (order.endpoint_port, order.run_id, order.nnodes) == (port, "j", 2)
+    found = replace(FOUND, head_address=order.address, head_port=order.port)
+    first.peers.hear(found)
+    second.peers.hear(replace(found, node_rank=1))
+    until(launchers, Met)
+
+    assert second.heard(Met).store_port == order.port
+    assert second.heard(Met).hosts == ("a", "b")
+
+
+def test_what_torch_drew_is_part_of_the_secret(launchers: list[Launcher]) -> None:
+    """A launcher of another rendezvous is not let in."""
+    port = free_port()
+    first = negotiating(launchers, "a", port)
+    second = negotiating(launchers, "b", port)
+    order = first.orders[0][0]
+    found = replace(FOUND, head_address=order.address, head_port=order.port)
+    first.peers.hear(found)
+    second.peers.hear(replace(found, node_rank=1, secret="another"))
+
+    def look() -> bool:
+        for each in launchers:
+            each.turn()
+        return any("was not let in" in note for note in first.notes)
+
+    wait_until(look, lambda: str(first.notes))
+    assert not first.heard(Met)
+
+
+def test_the_end_of_torchs_rendezvous_is_told(launchers: list[Launcher]) -> None:
+    """What it waits for meanwhile, and why it failed."""
+    first = negotiating(launchers, "a", free_port())
+    first.peers.hear(NegotiationWaits(text="1 of 2 nodes joined"))
+    first.peers.hear(NegotiationFailed(text="after 600 s: 1 of 2 nodes joined", at_ns=1))
+    until([first], MeetingFailed)
+
+    assert first.notes == ["1 of 2 nodes joined"]
+    error = first.heard(MeetingFailed).error
+    assert error.exit_code == 69
+    assert error.message.startswith("c10d at 127.0.0.1:")
+    assert error.message.endswith(": after 600 s: 1 of 2 nodes joined")
+
+
+def test_a_socket_for_torchs_store_is_lent_again_to_a_new_process(
+    launchers: list[Launcher],
+) -> None:
+    """The zygote may have to be started anew; the address stays."""
+    first = negotiating(launchers, "a", free_port())
+    first.peers.start_negotiation()
+
+    assert len(first.orders) == 2
+    assert first.orders[0] == first.orders[1]
+    first.peers.hear(replace(FOUND, nnodes=1))
+    first.peers.start_negotiation()
+    assert len(first.orders) == 2
+
+
+def test_an_address_that_nobody_has_is_no_endpoint_of_ours(launchers: list[Launcher]) -> None:
+    """The launcher looks for the first node there."""
+    with closing(socket.socket()) as reserved:
+        reserved.bind(("127.0.0.1", 0))  # and does not listen
+        launchers.append(
+            Launcher("b", host="127.0.0.1", port=reserved.getsockname()[1], node_rank=1)
+        )
+        wait_until(lambda: _noted(launchers[0]), lambda: str(launchers[0].notes))
+
+    assert "Connection refused" in launchers[0].notes[0]
+    assert launchers[0].place is None
+
+
+def _noted(launcher: Launcher) -> bool:
+    launcher.turn()
+    return bool(launcher.notes)

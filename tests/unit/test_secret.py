@@ -1,0 +1,84 @@
+"""The secret by which launchers know each other: from where, and what is wrong with its file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from meshrun.errors import HostError
+from meshrun.meeting import Meeting
+from meshrun.supervise.meet import doubt_secret_file, find_secret
+
+
+def secret(env: dict[str, str], *, run_id: str | None = "job", own: str | None = None) -> bytes:
+    return find_secret(env, Meeting(nnodes=2, run_id=run_id, secret=own))
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "secret"
+    path.write_text("hidden\n")
+    path.chmod(0o600)
+    return path
+
+
+def test_a_secret_comes_from_a_variable_a_file_or_the_scheduler(file: Path) -> None:
+    """In this order; the same text is the same secret, wherever it stands."""
+    by_file = {"MESHRUN_SECRET_FILE": str(file)}
+    hidden = secret({"MESHRUN_SECRET": "hidden"})
+
+    assert secret(by_file) == secret({}, own="hidden") == hidden
+    assert secret({**by_file, "MESHRUN_SECRET": "other"}) != hidden
+    assert secret(by_file, own="other") == hidden
+    assert secret({}) != hidden
+
+
+def test_launches_are_kept_apart_by_their_names() -> None:
+    """With a secret or without."""
+    for env in ({}, {"MESHRUN_SECRET": "hidden"}):
+        found = {secret(env, run_id=name) for name in ("a", "b", None)}
+        assert len(found) == 3
+
+
+def test_any_bytes_may_be_a_secret(file: Path) -> None:
+    """Not only text; nothing fails over it."""
+    file.write_bytes(b"\xff\x00\xfe")
+
+    assert secret({"MESHRUN_SECRET_FILE": str(file)}) != secret({})
+    assert secret({"MESHRUN_SECRET": "\udcff"}) != secret({})
+
+
+@pytest.mark.parametrize("text", ["", " \n"])
+def test_an_empty_file_is_no_secret(file: Path, text: str) -> None:
+    """It is not taken for none, which would let anybody in."""
+    file.write_text(text)
+
+    with pytest.raises(HostError, match="is empty"):
+        secret({"MESHRUN_SECRET_FILE": str(file)})
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+    """By its name."""
+    with pytest.raises(HostError, match="absent`: No such file"):
+        secret({"MESHRUN_SECRET_FILE": str(tmp_path / "absent")})
+
+
+@pytest.mark.parametrize(("mode", "is_doubted"), [(0o600, False), (0o400, False), (0o644, True),
+                                                  (0o640, True)])  # fmt: skip
+def test_a_file_that_others_may_read_is_told(file: Path, mode: int, is_doubted: bool) -> None:
+    """In one line, with what to type."""
+    file.chmod(mode)
+    told = doubt_secret_file({"MESHRUN_SECRET_FILE": str(file)})
+
+    assert (told is not None) == is_doubted
+    assert told is None or told.endswith(f"(mode {mode:04o}); chmod 600 {file}")
+
+
+def test_a_file_that_does_not_count_is_not_looked_at(file: Path) -> None:
+    """The variable counts before it."""
+    file.chmod(0o644)
+    env = {"MESHRUN_SECRET_FILE": str(file), "MESHRUN_SECRET": "x"}
+
+    assert doubt_secret_file(env) is None
+    assert doubt_secret_file({}) is None
