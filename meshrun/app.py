@@ -79,6 +79,7 @@ def job_to_step_in(request: LaunchRequest) -> str | None:
 
 
 def _fit(request: LaunchRequest) -> tuple[LaunchRequest, ClusterFacts | None]:
+    """Return the request as the scheduler fills it in, and what that says."""
     is_rank = "TORCHELASTIC_RUN_ID" in os.environ  # one that launches is no task of the scheduler
     if is_rank or request.remote is not None:
         return request, None

@@ -54,17 +54,14 @@ def test_a_job_runs_on_its_nodes(slurm: Slurm, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_preempted_job_goes_on(slurm: Slurm, tmp_path: Path) -> None:
-    """Its ranks take SIGTERM well, so it is requeued and runs again, with another secret."""
+    """Its ranks take SIGTERM well, so it is requeued and runs again."""
     job, output = submit(slurm, tmp_path, "--nnodes", "2", "--nproc-per-node", "1", REQUEUED)
     wait_for(output, "trains in run 0", 2)
     slurm.scancel("--signal=TERM", job)  # as Slurm does before the time limit
     wait_for(output, "trains in run 1", 2)
     slurm.wait_gone(job)
 
-    text = output.read_text()
-    secrets = set(re.findall(r"in run (\d) with secret (\w{8})", text))
-    assert text.count("saved in run 0") == 2, text
-    assert len(secrets) == len({secret for _, secret in secrets}) == 2, text
+    assert output.read_text().count("saved in run 0") == 2, output.read_text()
 
 
 def test_a_cancelled_job_does_not_go_on(slurm: Slurm, tmp_path: Path) -> None:
@@ -110,8 +107,6 @@ def test_a_shell_that_is_told_to_end_ends_its_launchers(
     said = (tmp_path / "script.out").read_text()
     assert printed.splitlines()[-1] == "75", said
     assert said.count("saved in run 0") == 2, said
-    secrets = set(re.findall(r"with secret (\w+)", said))
-    assert len(secrets) == 1
 
 
 def test_a_shell_that_is_killed_leaves_nobody(slurm: Slurm, tmp_path: Path) -> None:

@@ -2,13 +2,12 @@
 
 import os
 import signal
-import threading
 
 run = os.environ.get("SLURM_RESTART_COUNT", "0")
-asked = threading.Event()
+until, asked = os.pipe()
 # Slurm signals every process of a step, and meshrun its ranks: it may come twice.
-signal.signal(signal.SIGTERM, lambda *_: asked.set())
-print(f"trains in run {run} with secret {os.environ['MESHRUN_SECRET'][:8]}", flush=True)
+signal.signal(signal.SIGTERM, lambda *_: os.write(asked, b"!"))
+print(f"trains in run {run}", flush=True)
 if run == "0":
-    asked.wait()
+    os.read(until, 1)
     print(f"saved in run {run}", flush=True)

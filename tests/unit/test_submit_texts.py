@@ -104,6 +104,24 @@ def test_words_are_the_same_in_a_script(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
 
 
+def test_each_run_of_a_job_draws_a_secret(tmp_path: Path) -> None:
+    """And the script holds none."""
+    (tmp_path / "srun").write_text('#!/bin/sh\nprintf %s "$MESHRUN_SECRET"\n')
+    (tmp_path / "srun").chmod(0o755)
+    script = render_sbatch(make_job(), python="python", folder="/")
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_CPUS_PER_TASK": "1"}
+    run = ["bash"]
+    secrets = [
+        subprocess.run(
+            run, input=script, capture_output=True, text=True, check=True, env=env
+        ).stdout
+        for _ in range(2)
+    ]
+
+    assert all(re.fullmatch("[0-9a-f]{64}", secret) for secret in secrets)
+    assert secrets[0] != secrets[1]
+
+
 @pytest.mark.parametrize(("code", "asked"), [(0, 0), (75, 1), (143, 0)])
 def test_only_a_preempted_job_is_requeued(tmp_path: Path, code: int, asked: int) -> None:
     """By the exit code of srun, which is the job's otherwise."""

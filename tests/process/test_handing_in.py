@@ -1,0 +1,117 @@
+"""--submit with a scheduler's command that only notes what it is given."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.kit import run_meshrun
+
+NOTES = """\
+import json, sys
+with open(__file__ + ".json", "w") as file:
+    json.dump({"argv": sys.argv[1:], "stdin": sys.stdin.read()}, file)
+print(PRINTS)
+sys.exit(CODE)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, fake_torch: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a program, and commands of schedulers first on the path."""
+    (tmp_path / "train.py").touch()
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def make(folder: Path, name: str, prints: str, code: int = 0) -> None:
+    """Make a command that notes its words and its stdin."""
+    text = NOTES.replace("PRINTS", repr(prints)).replace("CODE", str(code))
+    (folder / name).write_text(f"#!{sys.executable}\n{text}")
+    (folder / name).chmod(0o755)
+
+
+def noted(folder: Path, name: str) -> tuple[list[str], str]:
+    """Return the words and the stdin of a command."""
+    found = json.loads((folder / f"{name}.json").read_text())
+    return found["argv"], found["stdin"]
+
+
+def test_sbatch_gets_the_script_that_a_dry_run_shows(folder: Path) -> None:
+    """The job's number alone is on stdout; on a cluster of several, without its name."""
+    make(folder, "sbatch", "41;cluster")
+    words = ["--submit", "slurm", "--nnodes", "2", "--mesh", "2", "train.py", "--lr", "1"]
+    shown = run_meshrun("-n", *words)
+    kept = run_meshrun("-n", "-o", "job.sh", *words)
+    sent = run_meshrun(*words)
+
+    assert (sent.returncode, sent.stdout) == (0, "41\n")
+    assert sent.stderr == f"meshrun: Slurm has job 41, train; output: {folder}/train-41.out\n"
+    assert noted(folder, "sbatch") == (["--parsable"], shown.stdout)
+    assert (kept.stdout, (folder / "job.sh").read_text()) == ("", shown.stdout)
+
+
+def test_kubectl_gets_a_secret_that_nobody_sees(folder: Path) -> None:
+    """On stdin, another one each time; options of its own are words."""
+    make(folder, "kubectl", "job.batch/train created")
+    words = ["--submit", "kubernetes", "--image", "a", "--submit-arg", "-n ml", "train.py"]
+    told, secrets = [], set()
+    for _ in range(2):
+        ours = run_meshrun(*words)
+        argv, stdin = noted(folder, "kubectl")
+        secret = stdin.partition("  secret: ")[2].split()[0].strip('"')
+        secrets.add(secret)
+        told.append((ours.returncode, ours.stdout, ours.stderr, argv))
+        assert len(secret) == 64
+        assert stdin.count(secret) == 1
+
+    assert told == [(0, "job.batch/train created\n", "", ["apply", "-f", "-", "-n", "ml"])] * 2
+    assert len(secrets) == 2
+
+
+def test_kubectl_that_refuses_is_heard(folder: Path) -> None:
+    """With a way out where a job of that name is there."""
+    make(folder, "kubectl", "Job train is invalid: field is immutable", code=1)
+    ours = run_meshrun("--submit", "kubernetes", "--image", "a", "train.py")
+
+    assert ours.returncode == 71
+    assert "kubectl refused the job: Job train is invalid: field is immutable" in ours.stderr
+    assert "--rdzv-id OTHER-NAME" in ours.stderr
+
+
+def test_variables_are_written_out_and_none_submits(folder: Path) -> None:
+    """The job would inherit it, and submit again; one that names a node is refused."""
+    mesh = {"MESHRUN_MESH": "dp=2,tp=2", "PET_NNODES": "2", "MESHRUN_IMAGE": "a"}
+    pod = run_meshrun("--submit", "kubernetes", "-n", "train.py", env=mesh)
+    plan = run_meshrun("-n", "train.py", env={"MESHRUN_SUBMIT": "slurm", "MESHRUN_IMAGE": "a"})
+    node = run_meshrun("--submit", "slurm", "-n", "train.py", env={"PET_NODE_RANK": "1"})
+
+    assert '- "--mesh"\n            - "dp=2,tp=2"\n            - "--nnodes"\n' in pod.stdout
+    assert plan.stdout.startswith("no mesh: 1 rank"), plan.stderr
+    assert "--submit with --node-rank (from PET_NODE_RANK)" in node.stderr
+    assert "hint: unset PET_NODE_RANK" in node.stderr
+
+
+def test_a_secret_among_the_arguments_is_pointed_at(folder: Path) -> None:
+    """It is kept, since the job needs it; numbers are none."""
+    words = [
+        "--submit",
+        "slurm",
+        "-n",
+        "train.py",
+        "--num-keys",
+        "1234567",
+        "--api-key",
+        "hush-hush",
+    ]
+    ours = run_meshrun(*words)
+
+    assert "--api-key hush-hush" in ours.stdout
+    assert ours.stderr.count("looks like a secret") == 1
+    assert ours.stderr.startswith("meshrun: --api-key looks like a secret")
+    assert "hush" not in ours.stderr
