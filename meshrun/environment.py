@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from meshrun.groups import format_group_options
+from meshrun.interfaces import interface_variables
 from meshrun.layout import format_derived
 from meshrun.plan import LaunchPlan, RankPlan
 from meshrun.request import STOP_SIGNALS
@@ -106,15 +107,9 @@ def rank_environment(
 def interface_defaults(session: Session) -> dict[str, str]:
     """Return what keeps ranks to the interface by which they reach each other.
 
-    On one node that is loopback: nothing listens outside, and no name is asked. NCCL would take
-    any other interface first; ``=`` means this very name, not one that begins so.
+    On one node that is loopback: nothing listens outside, and no name is asked.
     """
-    if session.interface is None:
-        return {}
-    return {
-        "GLOO_SOCKET_IFNAME": session.interface,
-        "NCCL_SOCKET_IFNAME": f"={session.interface}",
-    }
+    return interface_variables(session.interface)
 
 
 def _runs(counts: tuple[int, ...]) -> tuple[int, ...]:

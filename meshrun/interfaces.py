@@ -6,19 +6,39 @@ import socket
 from ipaddress import ip_address
 
 
+def look_up(name: str) -> list[str]:
+    """Return the addresses that a name or address leads to, IPv4 first, each once.
+
+    Raises:
+        OSError: If it leads nowhere, or nobody who knows can be asked.
+        UnicodeError: If it cannot be a name.
+    """
+    found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    found.sort(key=lambda entry: entry[0] != socket.AF_INET)
+    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
 def resolve(name: str) -> list[str]:
-    """Return the addresses that a name or address leads to, IPv4 first; none if it leads nowhere.
+    """Return the addresses that a name or address leads to; none if it leads nowhere.
 
     Addresses of loopback are left out: Debian gives a host's own name one, and other hosts that
     are handed it reach themselves.
     """
     try:
-        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        addresses = look_up(name)
     except (OSError, UnicodeError):
         return []
-    found.sort(key=lambda entry: entry[0] != socket.AF_INET)
-    addresses = dict.fromkeys(str(entry[4][0]) for entry in found)
     return [each for each in addresses if not ip_address(each.partition("%")[0]).is_loopback]
+
+
+def interface_variables(interface: str | None) -> dict[str, str]:
+    """Return what keeps gloo and NCCL to an interface.
+
+    NCCL would take any whose name begins so; ``=`` means this very name.
+    """
+    if interface is None:
+        return {}
+    return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
 
 
 def own_address_towards(address: str) -> str | None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from meshrun.cluster import ClusterFacts, Task, detect_cluster
 from meshrun.errors import MeshError
-from meshrun.interfaces import own_address_towards, own_addresses, resolve
+from meshrun.interfaces import interface_variables, own_address_towards, own_addresses, resolve
 
 _SET_BY_LAUNCHERS = ("RANK", "WORLD_SIZE")
 _SAY_IT = "set MASTER_ADDR and MASTER_PORT to an address of the first node and a free port there"
@@ -88,19 +88,17 @@ def _meeting(facts: ClusterFacts, task: Task, env: Mapping[str, str]) -> dict[st
     port = {} if facts.port is None else {"MASTER_PORT": str(facts.port)}
     interfaces = own_addresses()
     if facts.nnodes == 1:
-        return {"MASTER_ADDR": "127.0.0.1", **port, **_gloo(interfaces.get("127.0.0.1"))}
+        return {
+            "MASTER_ADDR": "127.0.0.1",
+            **port,
+            **interface_variables(interfaces.get("127.0.0.1")),
+        }
     given = env.get("MASTER_ADDR")
     head, own = _addresses(facts, task, (given,) if given else facts.head, set(interfaces))
     if not given and (head is None or own is None):
         raise _nowhere(facts, task)
     interface = interfaces.get(own) if own else None
-    # NCCL would take any interface whose name begins so.
-    nccl = {"NCCL_SOCKET_IFNAME": f"={interface}"} if interface else {}
-    return {"MASTER_ADDR": head or "", **port, **_gloo(interface), **nccl}
-
-
-def _gloo(interface: str | None) -> dict[str, str]:
-    return {"GLOO_SOCKET_IFNAME": interface} if interface else {}
+    return {"MASTER_ADDR": head or "", **port, **interface_variables(interface)}
 
 
 def _addresses(

@@ -6,12 +6,12 @@ unpickled, and what does not decode raises WireError.
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, get_args
 
 from meshrun.errors import InternalError
 from meshrun.events import FromNegotiation, FromRank, FromZygote
+from meshrun.packing import pack, unpack
 
 PACKET_BYTES = 160 * 1024
 """Largest packet; below Linux's default socket buffer of 208 KiB."""
@@ -127,7 +127,7 @@ def encode(message: Message) -> bytes:
             name: _shorten(value, longest) if isinstance(value, str) else value
             for name, value in asdict(message).items()
         }
-        packet = json.dumps([type(message).__name__, values]).encode()
+        packet = pack(type(message), values)
         if len(packet) <= PACKET_BYTES or longest < 16:
             return packet
         longest //= 2
@@ -140,29 +140,10 @@ def decode(packet: bytes) -> Message:
         WireError: If the packet is not a message.
     """
     try:
-        kind, values = json.loads(packet)
-        message: Message = _TYPES[kind](**values)
-        for field in fields(message):
-            _check(field.type, getattr(message, field.name))
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise WireError(f"not a message: {packet[:80]!r}") from error
+        message: Message = unpack(packet, _TYPES)
+    except ValueError as error:
+        raise WireError(str(error)) from error
     return message
-
-
-_PLAIN: dict[str, tuple[type, ...]] = {
-    "int": (int,),
-    "float": (int, float),
-    "str": (str,),
-    "str | None": (str, type(None)),
-    "bool": (bool,),
-}
-
-
-def _check(annotation: Any, value: object) -> None:
-    """Check the outermost type; annotations are text here, as the modules postpone them."""
-    expected = _PLAIN.get(annotation) or ((dict,) if "dict" in annotation else (list,))
-    if not isinstance(value, expected) or (isinstance(value, bool) and annotation != "bool"):
-        raise TypeError(f"{value!r} is not {annotation}")
 
 
 def _shorten(text: str, longest: int) -> str:

@@ -6,11 +6,9 @@ import contextlib
 import json
 import os
 import signal
-import socket
-from collections.abc import Iterator, Sequence
 
 from meshrun.host.processes import die_with_parent
-from meshrun.interfaces import own_address_towards, own_addresses
+from meshrun.interfaces import look_up, own_address_towards, own_addresses
 
 _NOWHERE = ("192.0.2.1", "2001:db8::1")
 """Addresses for documentation (RFC 5737, 3849): a route to them is the default route."""
@@ -49,7 +47,7 @@ class Lookup:
     ``fileno()`` can be read once the answer is there.
     """
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str) -> None:
         self._read, write = os.pipe()
         parent = os.getpid()
         # Signals are held back, so that none meets the child with our handlers.
@@ -60,7 +58,7 @@ class Lookup:
                 signal.set_wakeup_fd(-1)
                 die_with_parent(parent)
                 os.close(self._read)
-                os.write(write, _look_up(host, port))
+                os.write(write, _look_up(host))
             finally:
                 os._exit(0)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -88,19 +86,8 @@ class Lookup:
             self._pid = 0
 
 
-def _look_up(host: str, port: int) -> bytes:
+def _look_up(host: str) -> bytes:
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except OSError as error:
-        return json.dumps([[], error.strerror or str(error)]).encode()
-    found.sort(key=lambda entry: entry[0] != socket.AF_INET)
-    return json.dumps([list(_addresses(found)), ""]).encode()
-
-
-def _addresses(found: Sequence[tuple[object, ...]]) -> Iterator[str]:
-    seen = set()
-    for *_, place in found:
-        address = str(place[0])  # type: ignore[index]
-        if address not in seen:
-            seen.add(address)
-            yield address
+        return json.dumps([look_up(host), ""]).encode()
+    except (OSError, UnicodeError) as error:
+        return json.dumps([[], getattr(error, "strerror", None) or str(error)]).encode()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from meshrun.errors import RendezvousError
 from meshrun.host.network import Lookup
-from meshrun.meeting import DEFAULT_PORT, Meeting
+from meshrun.meeting import Meeting
 from meshrun.nodes.messages import Message
 from meshrun.nodes.switchboard import Switchboard
 
@@ -45,7 +45,7 @@ class Finding:
 
     def _look_up(self) -> None:
         meeting = self._meeting
-        self._lookup = Lookup((meeting.host or "").strip("[]"), meeting.port or DEFAULT_PORT)
+        self._lookup = Lookup((meeting.host or "").strip("[]"))
         self._board.selector.register(self._lookup, selectors.EVENT_READ, self._looked_up)
 
     def _looked_up(self) -> None:

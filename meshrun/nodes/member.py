@@ -143,7 +143,7 @@ class Member:
         if self._addresses:
             self._connect(self._addresses.pop(0))
             return
-        self._lookup = Lookup(self._meeting.host or "", self._port)
+        self._lookup = Lookup(self._meeting.host or "")
         self._board.selector.register(self._lookup, selectors.EVENT_READ, self._looked_up)
 
     @property

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any, get_args
+
+from meshrun.packing import pack, unpack
 
 
 class MessageError(Exception):
@@ -136,21 +137,11 @@ Message = (
     | Over | Where
 )  # fmt: skip
 _TYPES: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Message)}
-_PLAIN: dict[str, tuple[type, ...]] = {
-    "int": (int,),
-    "int | None": (int, type(None)),
-    "float | None": (float, int, type(None)),
-    "str": (str,),
-    "str | None": (str, type(None)),
-    "bool": (bool,),
-}
-_INSIDE = {"list[str]": "str", "list[int]": "int", "dict[str, str]": "str"}
-"""Of what type everything in it is, where that is said."""
 
 
 def encode(message: Message) -> bytes:
     """Return a message as text."""
-    return json.dumps([type(message).__name__, asdict(message)]).encode()
+    return pack(type(message), asdict(message))
 
 
 def decode(text: bytes) -> Message:
@@ -160,20 +151,7 @@ def decode(text: bytes) -> Message:
         MessageError: If it is none.
     """
     try:
-        kind, values = json.loads(text)
-        message: Message = _TYPES[kind](**values)
-        for each in fields(message):
-            _check(str(each.type), getattr(message, each.name))
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise MessageError(f"not a message: {text[:80]!r}") from error
+        message: Message = unpack(text, _TYPES)
+    except ValueError as error:
+        raise MessageError(str(error)) from error
     return message
-
-
-def _check(annotation: str, value: Any) -> None:
-    expected = _PLAIN.get(annotation) or ((dict,) if "dict" in annotation else (list,))
-    if not isinstance(value, expected) or (isinstance(value, bool) and annotation != "bool"):
-        raise TypeError(f"{value!r} is not {annotation}")
-    if annotation in _INSIDE:
-        inside: Any = value.values() if isinstance(value, dict) else value
-        for each in inside:
-            _check(_INSIDE[annotation], each)

@@ -1,6 +1,6 @@
 """What came of a generation of ranks on one node, as plain values that travel. Pure.
 
-``{"host", "headline", "signum", "preempted", "trouble", "ranks": {rank: ...}, "evidence": ...}``
+See :func:`meshrun.supervise.outcome_json.outcome_to_json` for what is in it.
 """
 
 from __future__ import annotations

@@ -75,7 +75,6 @@ class Nodes:
             return
         outcome = outcome_to_json(
             state,
-            host=os.uname().nodename,
             headline=headline(state, layout, self.hosts, os.uname().nodename),
             trouble=_trouble(state),
             evidence=evidence,

@@ -16,7 +16,6 @@ from meshrun.supervise.known import Cause, RankState, State
 def outcome_to_json(
     state: State,
     *,
-    host: str,
     headline: str,
     trouble: MeshrunError | None,
     evidence: Mapping[int, Evidence],
@@ -27,7 +26,6 @@ def outcome_to_json(
     telling = failed | {rank for _, rank in sorted(left)[:1]}
     ranks = state.ranks.values()
     return {
-        "host": host,
         "headline": headline,
         "signum": state.signals[0] if state.signals else 0,
         "is_well": all(known.exited and known.exited.wait_status == 0 for known in ranks),

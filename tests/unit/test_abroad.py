@@ -413,7 +413,7 @@ def test_a_failure_elsewhere_is_named_with_its_host_and_evidence() -> None:
     """As if it had been here."""
     state, _ = play([*MEMBER, *DIES])
     evidence = {2: Evidence(last_lines=("bad",), place="work at train.py:4")}
-    outcome = outcome_to_json(state, host="node1", headline="", trouble=None, evidence=evidence)
+    outcome = outcome_to_json(state, headline="", trouble=None, evidence=evidence)
     events = [*HEAD, OTHERS_FAILED, *HEAD_ENDED, CLEARED, all_idle(outcome), over(7), GONE]
     (first, *_) = result(events).failures
 

@@ -58,7 +58,7 @@ def outcome_of(ranks: dict[int, RankState], **known: Any) -> dict[str, Any]:
     state = State(shutdown_timeout_s=30.0, ranks=ranks, **known)
     return travelled(
         outcome_to_json(
-            state, host="node1", headline="h", trouble=None,
+            state, headline="h", trouble=None,
             evidence={rank: Evidence(last_lines=("x",), why="w") for rank in ranks},
         )
     )  # fmt: skip

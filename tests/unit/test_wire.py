@@ -61,6 +61,8 @@ def test_garbage_is_refused(packet: bytes) -> None:
         b'["RankExited", {"rank": true, "pid": 1, "wait_status": 0, "at_ns": 1}]',
         b'["os.system", {}]',
         b'["StartRank", {"rank":0,"environment":[],"unset":[],"coordinate":[]}]',
+        b'["SignalRanks", {"ranks": [0, "1"], "signum": 15, "whole_group": false}]',
+        b'["SignalRanks", {"ranks": [0, true], "signum": 15, "whole_group": false}]',
         b"[" * 100_000,
     ],
 )
