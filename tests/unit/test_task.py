@@ -41,7 +41,10 @@ def test_a_task_gets_what_init_process_group_reads(variables: dict[str, str]) ->
     loopback = own_addresses()["127.0.0.1"]
     join_task()
 
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511", "GLOO_SOCKET_IFNAME": loopback}
+    place = {
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511",
+        "GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": f"={loopback}",
+    }  # fmt: skip
     assert without_pytests(variables) == {**STEP, **RANKS, **place, "LOCAL_RANK": "0"}
 
 
