@@ -23,7 +23,7 @@ from meshrun.request import (
     Rendezvous,
     StartMethod,
 )
-from meshrun.selection import select_ranks
+from meshrun.selection import find_debugged, select_ranks
 from meshrun.spec import INFERRED
 
 LOOPBACK_ADDRESS = "127.0.0.1"
@@ -88,6 +88,8 @@ class LaunchPlan:
     """Its port; 0 for one that is free."""
     shown: frozenset[int] | None
     """Ranks whose output is printed; ``None`` for all."""
+    debugged: int | None
+    """The rank that gets the terminal, if any."""
     bound_cpus: tuple[tuple[int, ...], ...] | None
     """Logical CPUs of each local rank; ``None`` without ``--numa-binding``."""
     visible_devices: tuple[str, ...] | None
@@ -200,6 +202,7 @@ def build_plan(request: LaunchRequest, facts: HostFacts, *, check_host: bool = T
         store_address=address,
         store_port=port,
         shown=_choose_shown(request.console, layout),
+        debugged=find_debugged(layout, request.debug_rank),
         bound_cpus=_bind(request, workers, facts, check_host),
         visible_devices=facts.visible_devices,
         links=facts.links,

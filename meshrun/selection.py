@@ -85,6 +85,22 @@ def _dim_keys(layout: Layout) -> tuple[str, ...]:
     return layout.mesh_dim_names or tuple(str(dim) for dim in range(len(layout.sizes)))
 
 
+def find_debugged(layout: Layout, text: str | None) -> int | None:
+    """Return the rank that ``--debug-rank`` means, or ``None`` without it.
+
+    Raises:
+        UsageError: If it is not one rank, or there is more than one node.
+    """
+    if text is None:
+        return None
+    if layout.nnodes > 1:
+        raise UsageError(
+            f"--debug-rank {text}: the terminal is lent on one node, and there are {layout.nnodes}",
+            hint="a smaller mesh on one node, with --device cpu if need be",
+        )
+    return find_rank(layout, text, "--debug-rank")
+
+
 class _Reader:
     """One text on its way to the indices it names."""
 

@@ -18,7 +18,6 @@ from typing import Any
 from meshrun.errors import UsageError
 from meshrun.events import Event, RankExited, ZygoteGone
 from meshrun.plan import LaunchPlan
-from meshrun.selection import find_rank
 from meshrun.supervise.console import Console
 from meshrun.supervise.known import State
 
@@ -37,7 +36,7 @@ class Debugging:
         """Check that there is a terminal to lend, if a rank is to be debugged.
 
         Raises:
-            UsageError: If there is none, or if it is not one rank that was asked for.
+            UsageError: If there is none.
         """
         self.rank: int | None = None
         """The rank that is debugged; without one, nothing here does anything."""
@@ -50,15 +49,9 @@ class Debugging:
         self._modes: list[Any] | None = None
         """How the terminal was found, while it is lent."""
         asked = plan.request.debug_rank
-        if asked is None:
+        if asked is None or plan.debugged is None:
             return
-        if plan.meeting is not None:
-            raise UsageError(
-                f"--debug-rank {asked}: the terminal is lent on one node, and there are"
-                f" {plan.layout.nnodes}",
-                hint="a smaller mesh on one node, with --device cpu if need be",
-            )
-        self.rank = find_rank(plan.layout, asked, "--debug-rank")
+        self.rank = plan.debugged
         self.stdin_of_others = subprocess.DEVNULL
         self._terminal = _open_terminal(asked)
         self._modes = termios.tcgetattr(self._terminal)

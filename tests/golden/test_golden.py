@@ -93,6 +93,9 @@ ERRORS: dict[str, list[str]] = {
         "--mesh", "4", "--nnodes", "2", "--node-rank", "1", "train.py",
     ],
     "a console of no node": ["--mesh", "4", "--console", "some", "train.py"],
+    "a dry run with a rank to debug that there is not": [
+        "--mesh", "4", "--dry-run", "--debug-rank", "9", "train.py",
+    ],
     "a scheduler that is none": ["--submit", "slrum", "train.py"],
     "a job without an image": ["--submit", "kubernetes", "--nnodes", "2", "train.py"],
     "an image without a job": ["--image", "torch", "train.py"],
