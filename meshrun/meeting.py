@@ -79,7 +79,8 @@ def plan_meeting(asked: Rendezvous, *, nnodes: int, node_timeout_s: float) -> Me
             hint="--rdzv-endpoint HOST:PORT, as node 0 shows it",
         )
     settings = dict(asked.conf)
-    timeout = settings.get("join_timeout") or settings.get("timeout")
+    named = "join_timeout" if settings.get("join_timeout") else "timeout"
+    timeout = settings.get(named)
     return Meeting(
         backend=asked.backend,
         nnodes=nnodes,
@@ -95,6 +96,6 @@ def plan_meeting(asked: Rendezvous, *, nnodes: int, node_timeout_s: float) -> Me
         run_id=asked.run_id,
         local_addr=asked.local_addr,
         conf=asked.conf,
-        timeout_s=parse_seconds(timeout, "--rdzv-conf join_timeout") if timeout else 600.0,
+        timeout_s=parse_seconds(timeout, f"--rdzv-conf {named}") if timeout else 600.0,
         node_timeout_s=node_timeout_s,
     )

@@ -98,8 +98,13 @@ def parse_least_nodes(text: str) -> int | None:
 
 def _node_range(text: str) -> tuple[int, int]:
     least, colon, most = text.partition(":")
-    first = parse_integer(least, "--nnodes", least=1)
-    last = parse_integer(most, "--nnodes", least=1) if colon else first
+    try:
+        first = parse_integer(least, "--nnodes", least=1)
+        last = parse_integer(most, "--nnodes", least=1) if colon else first
+    except UsageError as error:
+        raise UsageError(
+            f"--nnodes takes a number of at least 1, or MIN:MAX, found `{text}`"
+        ) from error
     if last < first:
         raise UsageError(f"--nnodes MIN:MAX needs MIN <= MAX, found `{text}`")
     return first, last
@@ -221,12 +226,15 @@ def parse_local_ranks(text: str, what: str) -> frozenset[int] | None:
 
 
 def parse_settings(text: str, what: str) -> tuple[tuple[str, str], ...]:
-    """Return the pairs in ``k=v,k=v``.
+    """Return the pairs in ``k=v,k=v``, which may stand in quotes that no shell took away.
 
     Raises:
         UsageError: If a part has no ``=`` or no key.
     """
     pairs = []
+    text = text.strip()
+    if text[:1] in ("'", '"') and text[1:].endswith(text[0]):
+        text = text[1:-1]
     for part in filter(None, (part.strip() for part in text.split(","))):
         key, equals, value = part.partition("=")
         if not equals or not key.strip():

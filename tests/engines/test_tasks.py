@@ -46,7 +46,7 @@ def test_a_batch_script_starts_a_mesh_by_srun(slurm: Slurm) -> None:
     assert sorted(printed.splitlines()) == [
         "0 (0, 0) 0 10.77.0.2 eth0",
         "1 (1, 0) 1 10.77.0.2 eth0",
-    ]
+    ], printed
 
 
 @pytest.mark.parametrize("own_name", ["loopback", "nothing"])

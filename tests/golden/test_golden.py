@@ -92,6 +92,7 @@ ERRORS: dict[str, list[str]] = {
     "a node that knows no other": [
         "--mesh", "4", "--nnodes", "2", "--node-rank", "1", "train.py",
     ],
+    "a range of nodes with three ends": ["--mesh", "4", "--nnodes", "2:20:30", "train.py"],
     "a console of no node": ["--mesh", "4", "--console", "some", "train.py"],
     "a dry run with a rank to debug that there is not": [
         "--mesh", "4", "--dry-run", "--debug-rank", "9", "train.py",
