@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
+import sys
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -11,7 +14,7 @@ from meshrun.building import build_mesh, set_timeout
 from meshrun.current import current_layout, read_count, read_number
 from meshrun.errors import MeshError
 from meshrun.groups import GroupOptions, parse_group_options
-from meshrun.installed import Installed
+from meshrun.installed import Installed, process
 from meshrun.layout import Layout, parse_derived, solve_layout
 from meshrun.spec import parse_mesh
 from meshrun.task import join_task, launch_environment
@@ -127,3 +130,20 @@ def _init_process_group(device_type: str, options: GroupOptions) -> None:
         dist.init_process_group(backend, **more)
     else:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, **more)
+    if device_type == "cpu":
+        atexit.register(_end_process_group, dist.group.WORLD, os.getpid())
+
+
+def _end_process_group(group: Any, pid: int) -> None:
+    """End gloo's threads before Python ends, if the program went well and left that to us.
+
+    One that still releases a tensor while Python finalises aborts the process, in one of twenty
+    runs. A program that failed may have collectives under way that no peer will ever join.
+    """
+    import torch.distributed as dist
+
+    failed = getattr(sys, "last_value", None) is not None
+    if not failed and os.getpid() == pid and dist.group.WORLD is group:
+        process.installed = None
+        dist.destroy_process_group()
+        gc.collect()
