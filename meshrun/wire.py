@@ -151,6 +151,7 @@ def decode(packet: bytes) -> Message:
 
 _PLAIN: dict[str, tuple[type, ...]] = {
     "int": (int,),
+    "int | None": (int, type(None)),
     "float": (int, float),
     "str": (str,),
     "str | None": (str, type(None)),

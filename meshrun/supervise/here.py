@@ -39,7 +39,7 @@ from meshrun.supervise.actions import (
     Tell,
     WakeAt,
 )
-from meshrun.supervise.known import Abroad, RankState, State
+from meshrun.supervise.known import Abroad, RankState, State, furthest
 from meshrun.supervise.restart import find_cause, may_restart, why_not_again
 
 LEFTOVER_GRACE_S = 2.0
@@ -100,6 +100,11 @@ def _started(state: State, event: RankStarted) -> Step:
         return state, []
     signum = signal.SIGKILL if state.killed else signal.SIGTERM
     return _tell(state, (event.rank,), signum, event.at_ns)
+
+
+def _beat(state: State, event: RankBeat) -> Step:
+    step = furthest(state.step, event.step)
+    return (state if step == state.step else replace(state, step=step)), []
 
 
 def _finished(state: State, event: RankFinished) -> Step:
@@ -304,7 +309,7 @@ STEPS: dict[type[Any], Callable[[State, Any], Step]] = {
         [],
     ),
     RankRaised: _raised,
-    RankBeat: lambda state, _: (state, []),
+    RankBeat: _beat,
     RankFinished: _finished,
     RankExited: _exited,
     StoreEnded: _store_ended,

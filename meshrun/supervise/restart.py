@@ -19,7 +19,9 @@ def find_cause(state: State, at_ns: int) -> Cause:
         what = describe_store_end(state) or "the ranks were stopped"
         if state.hung is not None:
             what = f"no rank got on for {state.hung.idle_s:.1f} s"
-        return Cause(rank=None, description=what, raised=None, ran_s=None, at_ns=at_ns)
+        return Cause(
+            rank=None, description=what, raised=None, ran_s=None, at_ns=at_ns, step=state.best_step
+        )
     first = verdicts[0]
     ready_ns = state.everywhere[first.rank].ready_ns
     return Cause(
@@ -28,6 +30,7 @@ def find_cause(state: State, at_ns: int) -> Cause:
         raised=first.raised,
         ran_s=None if ready_ns is None else (first.at_ns - ready_ns) / 1e9,
         at_ns=first.at_ns,
+        step=state.best_step,
     )
 
 
