@@ -59,6 +59,8 @@ class Cause:
     at_ns: int
     step: int | None = None
     """How far any rank of the generation came, if one said."""
+    place: str = ""
+    """Where in the user's files, if an exception came from there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +113,8 @@ class State:
     store_ended: StoreEnded | None = None
     gate_open: bool = False
     """Whether ranks that have finished may leave."""
+    begin_ns: int | None = None
+    """When this generation is to start, while that is waited for."""
     between: bool = False
     """Whether the zygote clears up between two generations."""
     finishing: bool = False
