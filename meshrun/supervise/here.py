@@ -87,6 +87,8 @@ def _store_ended(state: State, event: StoreEnded) -> Step:
 
 
 def _hung(state: State, event: Hung) -> Step:
+    if not state.alive:
+        return state, []  # they ended while they were asked where they are
     return stop(replace(state, hung=event), event.at_ns)
 
 

@@ -82,7 +82,7 @@ def test_a_signal_ends_the_wait_for_a_restart(fake_torch: object, tmp_path: Path
 def test_hangs_that_come_no_further_are_given_up(fake_torch: object, tmp_path: Path) -> None:
     """A hang is a failure like others, and its report has the reason too."""
     program = tmp_path / "program.py"
-    program.write_text("import signal\nfrom meshrun import progress\nprogress(7)\nsignal.pause()\n")
+    program.write_text("import time\nfrom meshrun import progress\nprogress(7)\ntime.sleep(1000)\n")
     ours = run_meshrun("--max-restarts", "9", "--hang-timeout", "0.5", program)
 
     assert ours.returncode == 124

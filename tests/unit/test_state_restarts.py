@@ -237,6 +237,17 @@ def test_a_signal_ends_the_wait() -> None:
     assert follow(waiting(), told, TimePassed(at_ns=10 * S)) == [EndZygote(by_force=True)]
 
 
+def test_ranks_that_have_ended_do_not_hang() -> None:
+    """One may end well while it is asked where it is, and then nothing is wrong."""
+    events = events_of(End(5), 0.0)
+    events[-1] = RankExited(rank=0, pid=100, wait_status=0, at_ns=S)
+    state = State(shutdown_timeout_s=30.0, ranks={0: RankState()}, zygote_ready=True)
+    for event in [*events, Hung(idle_s=60.0, at_ns=2 * S)]:
+        state, _ = step(state, event)
+
+    assert (state.hung, state.stopping) == (None, False)
+
+
 def test_a_lost_zygote_ends_the_wait() -> None:
     """As it is not there to start anything."""
     state, _ = step(waiting(), ZygoteGone(wait_status=9, at_ns=5 * S))
