@@ -1,7 +1,7 @@
-"""Come from one step to another and end in a way, each generation by a word of its own.
+"""The last rank comes from one step to another and ends in a way; the others wait for that.
 
-steps.py 1-5:raise 3-9:end: the last word is for all generations that follow. A way is "end", a
-signal's name, an exit code, or a word that is raised.
+steps.py 1-5:raise 3-9:end: a word for each generation, the last one for all that follow. A way is
+"end", a signal's name, an exit code, or a word that is raised.
 """
 
 import os
@@ -10,12 +10,12 @@ import sys
 
 from meshrun import progress
 
-words, rank = sys.argv[1:], int(os.environ["RANK"])
+words, is_last = sys.argv[1:], int(os.environ["RANK"]) + 1 == int(os.environ["WORLD_SIZE"])
 word = words[min(int(os.environ["TORCHELASTIC_RESTART_COUNT"]), len(words) - 1)]
 steps, _, way = word.partition(":")
 first, _, last = steps.partition("-")
 print("up", flush=True)
-if rank > 0 and way != "end":
+if not is_last and way != "end":
     signal.pause()
 for step in range(int(first), int(last) + 1) if steps else ():
     progress(step)
