@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from pathlib import Path
 
 import pytest
 
 from tests.engines.hosts import MakeHosts
-from tests.engines.together import all_gone, as_shell, end_all, launch_on
-from tests.kit import PROGRAMS
+from tests.engines.together import Launch, all_gone, as_shell, end_all, launch_on
+from tests.kit import PROGRAMS, ROOT
 
 pytestmark = pytest.mark.torch
 STEPS = PROGRAMS / "steps.py"
@@ -46,3 +47,21 @@ def test_a_signal_to_one_node_ends_the_wait_of_all(make_hosts: MakeHosts, host: 
     assert codes == [143, 143], launches[0].text + launches[1].text
     assert not any("restart 5" in launch.text for launch in launches)
     all_gone(hosts)
+
+
+def test_a_training_goes_on_on_fewer_nodes(make_hosts: MakeHosts, tmp_path: Path) -> None:
+    """One launcher is killed; the other node goes on alone from the last checkpoint of both."""
+    hosts, checkpoints = make_hosts(2), tmp_path / "checkpoints"
+    words = ("--device", "cpu", "--no-prefix", ROOT / "examples" / "resume.py", checkpoints)
+    both = launch_on(hosts, *AT, "--mesh", "dp=2", *words, str(10**9))
+    both[0].wait_for("step 12: ")
+    both[1].send(signal.SIGKILL)
+    end_all(both)
+    all_gone(hosts)
+    saved = max(int(path.name) for path in checkpoints.iterdir() if path.name.isdecimal())
+    alone = Launch(hosts, 0, ["--mesh", "dp=1", *words, str(saved + 15)])
+
+    assert alone.end() == 0, alone.text
+    assert f"from step {saved} on, with {{'dp': 1}}\n" in alone.text
+    steps = [int(number) for number in re.findall(r"step (\d+): ", alone.text)]
+    assert steps == list(range(saved + 1, saved + 16))
