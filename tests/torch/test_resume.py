@@ -68,14 +68,14 @@ def test_the_loss_goes_on_where_it_was(tmp_path: Path) -> None:
     checkpoints = tmp_path / "checkpoints"
 
     def kill_a_rank_then_all(running: Running) -> None:
-        wait_for_steps(running, 25)
+        wait_for_steps(running, 15)
         os.kill(running.below_zygote()[-1], signal.SIGKILL)
         running.wait_for("from step ", 2)
-        wait_for_steps(running, len(curve(running.stdout)) + 25)
+        wait_for_steps(running, len(curve(running.stdout)) + 15)
         running.signal(signal.SIGKILL)
 
     def kill_all(running: Running) -> None:
-        wait_for_steps(running, 25)
+        wait_for_steps(running, 15)
         running.signal(signal.SIGKILL)
 
     _, four = run_until(
