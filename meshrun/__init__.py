@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from meshrun.mesh import init_mesh as init_mesh
     from meshrun.mesh import use_mesh as use_mesh
     from meshrun.pulse import heartbeat as heartbeat
+    from meshrun.pulse import progress as progress
     from meshrun.result import LaunchResult as LaunchResult
     from meshrun.result import RankFailed as RankFailed
     from meshrun.sharding import data_shard as data_shard
@@ -37,6 +38,7 @@ __all__ = [
     "heartbeat",
     "init_mesh",
     "launch",
+    "progress",
     "use_mesh",
 ]
 
@@ -52,6 +54,7 @@ _HOME = {
     "has_mesh": "meshrun.mesh",
     "heartbeat": "meshrun.pulse",
     "init_mesh": "meshrun.mesh",
+    "progress": "meshrun.pulse",
     "use_mesh": "meshrun.mesh",
     "launch": "meshrun.launching",
 }

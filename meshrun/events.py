@@ -95,10 +95,12 @@ class RankRaised:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankBeat:
-    """A rank's program called ``meshrun.heartbeat()``: it gets on."""
+    """A rank's program called ``meshrun.heartbeat()`` or ``progress()``: it gets on."""
 
     rank: int
     at_ns: int
+    step: int | None = None
+    """How far it has come, if it says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -86,6 +86,8 @@ class LaunchResult:
     """How often all ranks were started again."""
     no_restart: str | None = None
     """Why they were not started again although restarts were left, if that is so."""
+    best_steps: tuple[int | None, ...] = ()
+    """How far each generation came, by ``progress()``; ``None`` for one that did not say."""
     log_folder: str | None = None
     """Where the ranks' files are, if any were kept."""
     preempted: bool = False

@@ -67,6 +67,9 @@ def become_rank(
     except BaseException as error:
         ending.note(error)
         raise
+    finally:
+        if pulse.step is not None:  # it may have come too close to the step before
+            reporter.beat(pulse.step)
 
 
 def set_environment(order: StartRank) -> None:

@@ -39,9 +39,9 @@ class Reporter:
             )
         )
 
-    def beat(self) -> None:
-        """The program gets on."""
-        self._send(RankBeat(rank=self._rank, at_ns=time.monotonic_ns()))
+    def beat(self, step: int | None) -> None:
+        """The program gets on, and has come so far if it says."""
+        self._send(RankBeat(rank=self._rank, at_ns=time.monotonic_ns(), step=step))
 
     def finished(self) -> None:
         """The program went well, and the rank waits for its peers."""

@@ -44,6 +44,8 @@ def _lines(result: LaunchResult) -> Iterator[str]:
         return
     if result.trouble is not None:
         yield render_error(result.trouble)
+        if result.no_restart is not None:
+            yield f"       not started again: {result.no_restart}"
         return
     if not result.failures:
         return

@@ -29,6 +29,7 @@ from meshrun.supervise.console import Console
 from meshrun.supervise.known import State
 from meshrun.supervise.label import rank_label
 from meshrun.supervise.merged_label import merged_label
+from meshrun.supervise.restart import back_off
 
 
 class StartProgress:
@@ -145,9 +146,11 @@ class StartProgress:
         self._generation = state.generation
         cause = state.causes[-1]
         who = "" if cause.rank is None else f"{self._name(cause.rank)} "
-        console.note(
-            f"restart {state.generation} of {state.max_restarts}, because {who}{cause.description}"
-        )
+        which = f"restart {state.generation} of {state.max_restarts}"
+        wait_s, why_wait = back_off(state.causes)
+        if wait_s:
+            which, why_wait = f"{which} in {wait_s:g} s", f"; {why_wait}"
+        console.note(f"{which}, because {who}{cause.description}{why_wait}")
         if cause.raised is not None and not cause.raised.shown:
             console.print_line(cause.raised.traceback.rstrip("\n").encode(), to_stderr=True)
 
@@ -168,6 +171,8 @@ class StartProgress:
         if ready == total:
             self._started = True
             return ""
+        if state.begin_ns is not None:
+            return "waiting to start again"
         if not began:
             waits = state.zygote_ready and state.abroad is not None and not state.abroad.is_met
             return "waiting for the other nodes" if waits else "importing torch"
@@ -194,8 +199,8 @@ class StartProgress:
                 )
                 return f"{self._name(rank)} {end}{_ending_others(rest)}"
             case SignalArrived(signum=signum):
-                grace = f" within {state.shutdown_timeout_s:g} s" if rest else ""
-                return f"{signal_name(signum)}: ending {_ranks(rest)}{grace}"
+                ending = f"ending {_ranks(rest)} within {state.shutdown_timeout_s:g} s"
+                return f"{signal_name(signum)}: {ending if rest else 'no rank runs yet'}"
             case OthersFailed() | NodeLost():
                 return describe_others(event) + _ending_all(rest)
             case StoreEnded():

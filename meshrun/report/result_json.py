@@ -54,6 +54,7 @@ def parse_result_json(text: str) -> LaunchResult:
         trouble = _error(trouble)
     failures = tuple(_failure(failure) for failure in values.pop("failures"))
     timings = Timings(**values.pop("timings"))
+    values["best_steps"] = tuple(values.get("best_steps", ()))
     return LaunchResult(failures=failures, timings=timings, trouble=trouble, **values)
 
 

@@ -93,7 +93,8 @@ def _all_idle(state: State, event: AllIdle) -> Step:
 def _next_begins(state: State, event: NextBegins) -> Step:
     if state.zygote_gone is not None or state.finishing:
         return state, []
-    return begin_again(replace(state, causes=(*state.causes, cause_from_json(event.cause))))
+    causes = (*state.causes, cause_from_json(event.cause))
+    return begin_again(replace(state, causes=causes), event.at_ns)
 
 
 def _launch_over(state: State, event: LaunchOver) -> Step:

@@ -39,8 +39,8 @@ from meshrun.supervise.actions import (
     Tell,
     WakeAt,
 )
-from meshrun.supervise.known import Abroad, RankState, State
-from meshrun.supervise.restart import find_cause, may_restart, why_not_again
+from meshrun.supervise.known import Abroad, RankState, State, furthest
+from meshrun.supervise.restart import back_off, find_cause, may_restart, why_not_again
 
 LEFTOVER_GRACE_S = 2.0
 """How long what ranks left behind may take to end after the last rank."""
@@ -62,6 +62,8 @@ def start_if_due(state: State) -> Step:
     is_missing_nodes = state.abroad is not None and not state.abroad.is_met
     if state.stopping or not state.zygote_ready or is_missing_nodes:
         return state, []
+    if state.begin_ns is not None:
+        return state, [WakeAt(at_ns=state.begin_ns)]
     return state, [StartAll(generation=state.generation)]
 
 
@@ -85,6 +87,8 @@ def _store_ended(state: State, event: StoreEnded) -> Step:
 
 
 def _hung(state: State, event: Hung) -> Step:
+    if not state.alive:
+        return state, []  # they ended while they were asked where they are
     return stop(replace(state, hung=event), event.at_ns)
 
 
@@ -100,6 +104,11 @@ def _started(state: State, event: RankStarted) -> Step:
         return state, []
     signum = signal.SIGKILL if state.killed else signal.SIGTERM
     return _tell(state, (event.rank,), signum, event.at_ns)
+
+
+def _beat(state: State, event: RankBeat) -> Step:
+    step = furthest(state.step, event.step)
+    return (state if step == state.step else replace(state, step=step)), []
 
 
 def _finished(state: State, event: RankFinished) -> Step:
@@ -163,7 +172,7 @@ def _generation_ended(state: State, event: GenerationEnded) -> Step:
         if not state.abroad.decides:  # the head was lost meanwhile
             return end_zygote(state, event.at_ns)
         return say_idle(replace(state, deadline_ns=None))
-    return begin_again(state)
+    return begin_again(state, event.at_ns)
 
 
 def end_zygote(state: State, at_ns: int) -> Step:
@@ -175,9 +184,9 @@ def end_zygote(state: State, at_ns: int) -> Step:
     return replace(state, finishing=True, deadline_ns=deadline_ns), actions
 
 
-def begin_again(state: State) -> Step:
-    """Start ranks with everything new but the zygote."""
-    abroad = state.abroad
+def begin_again(state: State, at_ns: int) -> Step:
+    """Start ranks with everything new but the zygote, after a while if they do not get on."""
+    abroad, (wait_s, _) = state.abroad, back_off(state.causes)
     fresh = State(
         shutdown_timeout_s=state.shutdown_timeout_s,
         ranks={rank: RankState() for rank in state.ranks},
@@ -185,9 +194,10 @@ def begin_again(state: State) -> Step:
         causes=state.causes,
         signals=state.signals,
         zygote_ready=True,
+        begin_ns=at_ns + int(wait_s * _NS) if wait_s else None,
         abroad=None if abroad is None else Abroad(is_met=True, is_head=abroad.is_head),
     )
-    return fresh, [StartAll(generation=fresh.generation)]
+    return start_if_due(fresh)
 
 
 def say_idle(state: State) -> Step:
@@ -282,6 +292,8 @@ def _signalled(state: State, event: SignalArrived) -> Step:
 
 
 def _time_passed(state: State, at_ns: int) -> Step:
+    if state.begin_ns is not None and at_ns >= state.begin_ns and not state.stopping:
+        return start_if_due(replace(state, begin_ns=None))
     if state.deadline_ns is None or at_ns < state.deadline_ns or state.over:
         return state, []
     if state.killed or state.finishing or state.between:
@@ -304,7 +316,7 @@ STEPS: dict[type[Any], Callable[[State, Any], Step]] = {
         [],
     ),
     RankRaised: _raised,
-    RankBeat: lambda state, _: (state, []),
+    RankBeat: _beat,
     RankFinished: _finished,
     RankExited: _exited,
     StoreEnded: _store_ended,

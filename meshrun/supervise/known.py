@@ -57,6 +57,10 @@ class Cause:
     ran_s: float | None
     """Seconds from the program's first line to its end; ``None`` if it never began."""
     at_ns: int
+    step: int | None = None
+    """How far any rank of the generation came, if one said."""
+    place: str = ""
+    """Where in the user's files, if an exception came from there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,11 +113,15 @@ class State:
     store_ended: StoreEnded | None = None
     gate_open: bool = False
     """Whether ranks that have finished may leave."""
+    begin_ns: int | None = None
+    """When this generation is to start, while that is waited for."""
     between: bool = False
     """Whether the zygote clears up between two generations."""
     finishing: bool = False
     hung: Hung | None = None
     """Set once no rank got on for too long."""
+    step: int | None = None
+    """How far a rank of this node has come, if one says."""
     zygote_ready: bool = False
     zygote_gone: ZygoteGone | None = None
     abroad: Abroad | None = None
@@ -139,6 +147,17 @@ class State:
         return self.killed or any(outcome.get("killed") for outcome in told)
 
     @property
+    def best_step(self) -> int | None:
+        """How far a rank of any node has come; of others that is told once nothing is left."""
+        told = self.abroad.outcomes if self.abroad is not None else ()
+        return furthest(self.step, *(outcome.get("step") for outcome in told))
+
+    @property
     def everywhere(self) -> dict[int, RankState]:
         """What is known of ranks on all nodes; of the others' only those that matter."""
         return {**self.abroad.ranks, **self.ranks} if self.abroad is not None else self.ranks
+
+
+def furthest(*steps: int | None) -> int | None:
+    """Return the last of some steps, ``None`` if there is none."""
+    return max((step for step in steps if step is not None), default=None)

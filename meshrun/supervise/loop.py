@@ -253,7 +253,7 @@ class Loop:
                 raise InternalError(f"a rank sent an order: {message}")
             if isinstance(message, RankBeat):
                 self._lookout.beat(message.rank)
-            elif isinstance(message, FromNegotiation):
+            if isinstance(message, FromNegotiation):
                 if self._nodes is not None:
                     self._nodes.peers.hear(message)
             else:

@@ -71,6 +71,7 @@ def build_result(
         trouble=find_trouble(state) if signum is None else None,
         restarts=state.generation,
         no_restart=state.no_restart,
+        best_steps=(*(cause.step for cause in state.causes), state.best_step),
         log_folder=log_folder,
         preempted=verdict.preempted if over is None else over.preempted,
         elsewhere=over.headline if over is not None else "",

@@ -31,6 +31,7 @@ def outcome_to_json(
         "is_well": all(known.exited and known.exited.wait_status == 0 for known in ranks),
         "killed": state.killed,
         "is_hung": state.hung is not None,
+        "step": state.step,
         "trouble": None if trouble is None else error_to_json(trouble),
         "ranks": {str(rank): asdict(state.ranks[rank]) for rank in sorted(telling)},
         "evidence": {str(rank): asdict(evidence[rank]) for rank in telling if rank in evidence},

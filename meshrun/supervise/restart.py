@@ -1,11 +1,21 @@
-"""Whether ranks are started again after a failure. Pure."""
+"""Whether ranks are started again after a failure, and when. Pure."""
 
 from __future__ import annotations
 
+import os
+import re
+from collections.abc import Sequence
+
+from meshrun.stacks import user_place
 from meshrun.supervise.blame import describe_store_end, describe_verdict, judge
-from meshrun.supervise.known import Cause, State
+from meshrun.supervise.known import Cause, State, furthest
 
 _SOON_S = 10.0
+"""A program that says nothing of its progress has made some if it ran for so long."""
+_TRIES = 3
+"""Failures in a row, alike and without a step further, after which no other start is tried."""
+_LONGEST_WAIT_S = 60.0
+_NUMBER = re.compile(r"0x[0-9a-f]+|\d+", re.IGNORECASE)
 _HOPELESS = frozenset(
     {"SyntaxError", "IndentationError", "TabError", "ImportError", "ModuleNotFoundError"}
 )
@@ -16,10 +26,18 @@ def find_cause(state: State, at_ns: int) -> Cause:
     """Return why this generation ended."""
     verdicts = judge(state)
     if state.hung is not None or state.store_ended is not None or not verdicts:
+        began_ns = [known.ready_ns for known in state.ranks.values() if known.ready_ns is not None]
         what = describe_store_end(state) or "the ranks were stopped"
         if state.hung is not None:
             what = f"no rank got on for {state.hung.idle_s:.1f} s"
-        return Cause(rank=None, description=what, raised=None, ran_s=None, at_ns=at_ns)
+        return Cause(
+            rank=None,
+            description=what,
+            raised=None,
+            ran_s=(at_ns - min(began_ns)) / 1e9 if began_ns else None,
+            at_ns=at_ns,
+            step=state.best_step,
+        )
     first = verdicts[0]
     ready_ns = state.everywhere[first.rank].ready_ns
     return Cause(
@@ -28,6 +46,8 @@ def find_cause(state: State, at_ns: int) -> Cause:
         raised=first.raised,
         ran_s=None if ready_ns is None else (first.at_ns - ready_ns) / 1e9,
         at_ns=first.at_ns,
+        step=state.best_step,
+        place=user_place(first.raised.traceback, os.getcwd()) if first.raised else "",
     )
 
 
@@ -51,7 +71,62 @@ def _may_elsewhere(state: State) -> bool:
 
 
 def why_not_again(state: State, cause: Cause) -> str | None:
-    """Return why another start would come to the same end, or ``None`` if it may not.
+    """Return why another start would come to the same end, or ``None`` if it may not."""
+    return _why_hopeless(state, cause) or _why_stuck((*state.causes, cause))
+
+
+def back_off(causes: Sequence[Cause]) -> tuple[float, str]:
+    """Return the seconds to wait before the next generation, and why; 0 after progress."""
+    count = _count_stalled(causes)
+    if count < 2:
+        return 0.0, ""
+    best = furthest(*(cause.step for cause in causes))
+    did = f"ran for {_SOON_S:g} s" if best is None else f"got past step {best}"
+    wait_s = min(2.0 ** min(count - 2, 30), _LONGEST_WAIT_S)
+    return wait_s, f"none of the last {count} starts {did}"
+
+
+def _why_stuck(causes: Sequence[Cause]) -> str | None:
+    """Whether the program says how far it comes, and fails the same way without coming further."""
+    best, last = furthest(*(cause.step for cause in causes)), causes[-1]
+    stalled = causes[-1 - _count_stalled(causes) :]  # and the one that came so far
+    alike = 0
+    while alike < len(stalled) and _failure(stalled[-1 - alike]) == _failure(last):
+        alike += 1
+    if best is None or alike < _TRIES:
+        return None
+    is_there = all(cause.step == best for cause in stalled[-alike:])
+    where = f"at step {best}" if is_there else f"that did not get past step {best}"
+    what = last.raised.kind if last.raised is not None else last.description
+    at = f" ({last.place})" if last.place else ""
+    return f"{alike} failures in a row {where}: {what}{at}"
+
+
+def _failure(cause: Cause) -> tuple[str, str | int | None]:
+    """Return what failures have in common that are the same: words, numbers aside, and place.
+
+    A failure that has no place, such as a signal's, has the step that was reached.
+    """
+    return _NUMBER.sub("#", cause.description), cause.place or cause.step
+
+
+def _count_stalled(causes: Sequence[Cause]) -> int:
+    """Return how many of the latest generations came no further than those before them."""
+    count = 0
+    while count < len(causes) and not _got_on(causes[-1 - count], causes[: -1 - count]):
+        count += 1
+    return count
+
+
+def _got_on(cause: Cause, before: Sequence[Cause]) -> bool:
+    best = furthest(*(each.step for each in before))
+    if cause.step is None and best is None:
+        return cause.ran_s is not None and cause.ran_s >= _SOON_S
+    return furthest(cause.step, best) != best
+
+
+def _why_hopeless(state: State, cause: Cause) -> str | None:
+    """Whether the program is not all there, twice.
 
     One start that fails so may be bad luck, such as a file system that was slow to appear.
     """

@@ -60,7 +60,7 @@ class Watchdog:
 
     def next_look_ns(self, state: State) -> int | None:
         """When there is something to look at, or ``None``."""
-        if state.stopping or state.over:
+        if state.stopping or state.over or state.begin_ns is not None:
             return None
         if not _all_began(state):
             waits = self._start_timeout_ns and not self._told_stall
@@ -69,10 +69,8 @@ class Watchdog:
 
     def stalls(self, state: State) -> bool:
         """Whether it is time to say that the start takes long; once a generation."""
-        due = self._told_stall or not self._start_timeout_ns or state.stopping or state.over
-        if due or _all_began(state):
-            return False
-        if time.monotonic_ns() < self._began_ns + self._start_timeout_ns:
+        next_look_ns = self.next_look_ns(state)
+        if next_look_ns is None or _all_began(state) or time.monotonic_ns() < next_look_ns:
             return False
         self._told_stall = True
         return True

@@ -28,7 +28,8 @@ FLAGS = {
 }  # fmt: skip
 PUBLIC = [
     "LaunchResult", "Layout", "MeshError", "MeshrunError", "RankFailed", "current_layout",
-    "current_mesh", "data_shard", "has_mesh", "heartbeat", "init_mesh", "launch", "use_mesh",
+    "current_mesh", "data_shard", "has_mesh", "heartbeat", "init_mesh", "launch",
+    "progress", "use_mesh",
 ]  # fmt: skip
 TOP_LEVEL = {"pyproject.toml", "meshrun", "tests", "examples", "docs", "README.md"}
 LONGEST_FILE = 330

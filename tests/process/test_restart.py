@@ -28,7 +28,7 @@ def test_a_failure_starts_all_again(how: str, method: str, fake_torch: Path) -> 
     ]
     assert counts[2:] == [3, 0]
     assert "restart 1 of 3, because rank 1 " in ours.stderr
-    assert "restart 2 of 3, because rank 1 " in ours.stderr
+    assert "restart 2 of 3 in 1 s, because rank 1 " in ours.stderr
     assert "generation 2 runs, " in ours.stderr
     if method == "fork":
         assert len(fake_torch.read_text().splitlines()) == 1  # one import for all generations

@@ -44,7 +44,7 @@ RANKS = st.builds(
 )
 CAUSES = st.builds(
     Cause, rank=st.none() | st.integers(0, 9), description=TEXT, raised=st.none() | RAISED,
-    ran_s=st.none() | st.floats(0, 1e6), at_ns=NS,
+    ran_s=st.none() | st.floats(0, 1e6), at_ns=NS, step=st.none() | NS, place=TEXT,
 )  # fmt: skip
 
 

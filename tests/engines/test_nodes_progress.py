@@ -1,0 +1,67 @@
+"""Several hosts: what one node's ranks say of their progress decides for all."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.engines.hosts import MakeHosts
+from tests.engines.together import Launch, all_gone, as_shell, end_all, launch_on
+from tests.kit import PROGRAMS, ROOT
+
+pytestmark = pytest.mark.torch
+STEPS = PROGRAMS / "steps.py"
+AT = ("--nnodes", "2", "--rdzv-endpoint", "node0:29500", "--nproc-per-node", "1")
+
+
+def test_the_first_node_knows_how_far_the_others_came(
+    make_hosts: MakeHosts, tmp_path: Path
+) -> None:
+    """It gives up, for all nodes, what comes no further on another one."""
+    report = tmp_path / "report.json"
+    words = (*AT, "--max-restarts", "9", "--report", str(report), STEPS)
+    launches = launch_on(make_hosts(2), *words, "1-10:nan", "5-20:nan", "15-20:nan")
+
+    assert end_all(launches) == [1, 1], launches[0].text + launches[1].text
+    result = json.loads(report.read_text())
+    assert "not started again: 3 failures in a row at step 20: ValueError (" in launches[0].text
+    assert result["best_steps"] == [10, 20, 20, 20]
+    assert [launch.text.count("meshrun: restart ") for launch in launches] == [3, 3]
+
+
+@pytest.mark.parametrize("host", [0, 1])
+def test_a_signal_to_one_node_ends_the_wait_of_all(make_hosts: MakeHosts, host: int) -> None:
+    """Every launcher waits by itself, and hears of the end."""
+    hosts = make_hosts(2)
+    launches = launch_on(hosts, *AT, "--max-restarts", "9", STEPS, ":3")
+    for launch in launches:
+        launch.wait_for("restart 4 of 9 in 4 s, because rank 1 exited with code 3")
+    launches[host].send(signal.SIGTERM)
+
+    codes = [as_shell(code) for code in end_all(launches)]
+
+    assert codes == [143, 143], launches[0].text + launches[1].text
+    assert not any("restart 5" in launch.text for launch in launches)
+    all_gone(hosts)
+
+
+def test_a_training_goes_on_on_fewer_nodes(make_hosts: MakeHosts, tmp_path: Path) -> None:
+    """One launcher is killed; the other node goes on alone from the last checkpoint of both."""
+    hosts, checkpoints = make_hosts(2), tmp_path / "checkpoints"
+    words = ("--device", "cpu", "--no-prefix", ROOT / "examples" / "resume.py", checkpoints)
+    both = launch_on(hosts, *AT, "--mesh", "dp=2", *words, str(10**9))
+    both[0].wait_for("step 12: ")
+    both[1].send(signal.SIGKILL)
+    end_all(both)
+    all_gone(hosts)
+    saved = max(int(path.name) for path in checkpoints.iterdir() if path.name.isdecimal())
+    alone = Launch(hosts, 0, ["--mesh", "dp=1", *words, str(saved + 15)])
+
+    assert alone.end() == 0, alone.text
+    assert f"from step {saved} on, with {{'dp': 1}}\n" in alone.text
+    steps = [int(number) for number in re.findall(r"step (\d+): ", alone.text)]
+    assert steps == list(range(saved + 1, saved + 16))

@@ -1,0 +1,120 @@
+"""A training that is killed goes on where it was, on another mesh: examples/resume.py."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.kit import MARK, ROOT, Running, marked_processes, run_meshrun, start_meshrun, wait_until
+
+pytestmark = pytest.mark.torch
+RESUME = ROOT / "examples" / "resume.py"
+FOR_EVER = str(10**9)
+TOLERANCE = 1e-5
+"""Of a loss, relative. On another number of ranks the sums over a batch have another order, so that
+float32 rounds them otherwise, by 6e-8 each time: measured, 5e-7 at most after 200 steps. A batch of
+another step, or an optimizer that begins anew, changes a loss by 0.4."""
+
+Curve = list[tuple[int, float]]
+
+
+def curve(printed: str) -> Curve:
+    """Return the steps and losses of whole lines."""
+    return [(int(n), float(x)) for n, x in re.findall(r"step (\d+): loss ([\d.]+)\n", printed)]
+
+
+def starts(printed: str) -> list[int]:
+    """Return after which step each start began."""
+    return [int(n) for n in re.findall(r"from step (\d+) on", printed)]
+
+
+def words(dp: int, *more: str | Path) -> list[str | Path]:
+    return ["--mesh", f"dp={dp}", "--device", "cpu", "--no-prefix", *more]
+
+
+def run_until(
+    dp: int, checkpoints: Path, folder: Path, end: Callable[[Running], None], *options: str
+) -> tuple[int, str]:
+    """Launch until ``end`` returns and nothing is left; return the exit code and the output."""
+    folder.mkdir()
+    with start_meshrun(
+        *words(dp, *options, RESUME, checkpoints, FOR_EVER), folder=folder
+    ) as running:
+        end(running)
+        code = running.wait()
+    wait_until(lambda: not marked_processes(os.environ[MARK]), lambda: "old ranks to end")
+    return code, running.stdout
+
+
+def wait_for_steps(running: Running, count: int) -> None:
+    """Wait until so many steps have been printed."""
+    wait_until(lambda: len(curve(running.stdout)) >= count, lambda: running.stdout + running.stderr)
+
+
+def finish(dp: int, checkpoints: Path, last: int) -> str:
+    """Launch up to a step without any fault; return the output."""
+    ours = run_meshrun(*words(dp, RESUME, checkpoints, str(last)))
+    assert (ours.returncode, ours.stderr) == (0, "")
+    return ours.stdout
+
+
+def test_the_loss_goes_on_where_it_was(tmp_path: Path) -> None:
+    """On 4 ranks, then on 2, then on 4 again, under SIGKILL: every step as if nothing had been."""
+    checkpoints = tmp_path / "checkpoints"
+
+    def kill_a_rank_then_all(running: Running) -> None:
+        wait_for_steps(running, 15)
+        os.kill(running.below_zygote()[-1], signal.SIGKILL)
+        running.wait_for("from step ", 2)
+        wait_for_steps(running, len(curve(running.stdout)) + 15)
+        running.signal(signal.SIGKILL)
+
+    def kill_all(running: Running) -> None:
+        wait_for_steps(running, 15)
+        running.signal(signal.SIGKILL)
+
+    _, four = run_until(
+        4, checkpoints, tmp_path / "four", kill_a_rank_then_all, "--max-restarts", "1"
+    )
+    cut_off = checkpoints / f"{FOR_EVER}.unfinished"
+    cut_off.mkdir()
+    (cut_off / ".metadata").write_text("half of it")
+    _, two = run_until(2, checkpoints, tmp_path / "two", kill_all)
+    last = max(step for step, _ in curve(two)) + 10
+    again = finish(4, checkpoints, last)
+    unhurt = dict(curve(finish(4, tmp_path / "unhurt", last)))
+
+    begun = starts(four + two + again)
+    assert len(begun) == 4
+    assert begun[0] == 0
+    assert [step > 0 and step % 10 == 0 for step in begun[1:]] == [True, True, True]
+    assert begun == sorted(set(begun))
+    assert not cut_off.exists()
+    hurt = curve(four) + curve(two) + curve(again)
+    assert {step for step, _ in hurt} == set(range(1, last + 1))
+    assert [loss for _, loss in hurt] == pytest.approx(
+        [unhurt[step] for step, _ in hurt], rel=TOLERANCE
+    )
+
+
+def test_sigterm_loses_no_step(tmp_path: Path) -> None:
+    """The step at which it came is saved, and the launch counts as preempted."""
+    checkpoints = tmp_path / "checkpoints"
+
+    def preempt(running: Running) -> None:
+        wait_for_steps(running, 12)
+        running.signal(signal.SIGTERM)
+
+    code, printed = run_until(2, checkpoints, tmp_path / "two", preempt)
+    last = curve(printed)[-1][0]
+    rest = finish(1, checkpoints, last + 1)
+
+    assert code == 75
+    assert [step for step, _ in curve(rest)] == [last + 1]
+    assert starts(rest) == [last]
+    assert len([path for path in checkpoints.iterdir() if path.name.isdecimal()]) == 2

@@ -1,0 +1,282 @@
+"""When ranks are started again, after how long, and when no more: histories of generations."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshrun.events import (
+    Event,
+    GenerationEnded,
+    Hung,
+    NextBegins,
+    OthersFailed,
+    RankBeat,
+    RankExited,
+    RankRaised,
+    RankReady,
+    RankStarted,
+    SignalArrived,
+    TimePassed,
+    ZygoteGone,
+    ZygoteReady,
+)
+from meshrun.supervise.actions import (
+    Action,
+    EndGeneration,
+    EndZygote,
+    Signal,
+    StartAll,
+    Tell,
+    WakeAt,
+)
+from meshrun.supervise.known import Abroad, Cause, RankState, State
+from meshrun.supervise.outcome_json import cause_to_json
+from meshrun.supervise.state import step
+
+S = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class End:
+    """How a generation ends, which came so far."""
+
+    step: int | None
+    how: str = "SIGKILL"
+    """A signal's name, ``hang``, or words that are raised; ``words@41`` in line 41."""
+    ran_s: float = 1.0
+
+
+def events_of(end: End, now_s: float) -> list[Event]:
+    """Return what happens in a generation of one rank that starts now."""
+    began_ns, at_ns = int(now_s * S), int((now_s + end.ran_s) * S)
+    events: list[Event] = [
+        RankStarted(rank=0, pid=100, at_ns=began_ns),
+        RankReady(rank=0, at_ns=began_ns),
+    ]
+    if end.step is not None:
+        events += [RankBeat(rank=0, at_ns=began_ns, step=each) for each in (end.step, end.step - 1)]
+    if end.how == "hang":
+        status = signal.SIGTERM
+        events.append(Hung(idle_s=60.0 + now_s, at_ns=at_ns))
+    elif end.how in signal.Signals.__members__:
+        status = signal.Signals[end.how]
+    else:
+        status = 1 << 8
+        message, _, line = end.how.partition("@")
+        trace = f'Traceback\n  File "/job/train.py", line {line or 1}, in main\nValueError: no\n'
+        events.append(
+            RankRaised(rank=0, at_ns=at_ns, kind="ValueError", message=message, traceback=trace,
+                       shown=False)
+        )  # fmt: skip
+    events.append(RankExited(rank=0, pid=100, wait_status=status, at_ns=at_ns))
+    return events
+
+
+def play(ends: list[End]) -> tuple[list[float], str | None]:
+    """Return how long each restart was waited for, and why there was no other, if there was not."""
+    state = State(shutdown_timeout_s=30.0, ranks={0: RankState()}, max_restarts=10**6)
+    state, _ = step(state, ZygoteReady(at_ns=0, import_ns=0))
+    now_s, waits = 0.0, []
+    for end in ends:
+        for event in events_of(end, now_s):
+            state, _ = step(state, event)
+        if state.no_restart is not None:
+            return waits, state.no_restart
+        now_s += end.ran_s + 1
+        state, actions = step(state, GenerationEnded(at_ns=int(now_s * S)))
+        wake = next((each.at_ns for each in actions if isinstance(each, WakeAt)), int(now_s * S))
+        waits.append(wake / S - now_s)
+        if wake > now_s * S:
+            assert actions == [WakeAt(at_ns=wake)]
+            state, actions = step(state, TimePassed(at_ns=wake - 1))
+            assert actions == []
+            state, actions = step(state, TimePassed(at_ns=wake))
+        assert actions == [StartAll(generation=len(waits))]
+        now_s = wake / S
+    return waits, None
+
+
+AT_120 = "3 failures in a row at step 120"
+HISTORIES: dict[str, tuple[list[End], list[float], str | None]] = {
+    "after progress at once": ([End(5), End(6), End(7), End(8)], [0, 0, 0, 0], None),
+    "without progress at once first, then later and later": (
+        [End(5), *(End(5 - n) for n in range(9))],
+        [0, 0, 1, 2, 4, 8, 16, 32, 60, 60],
+        None,
+    ),
+    "progress makes good what was before": (
+        [End(5), End(4), End(3), End(6), End(2), End(1)],
+        [0, 0, 1, 0, 0, 1],
+        None,
+    ),
+    "a start that says nothing came no further": (
+        [End(5), End(None, ran_s=90), End(None, ran_s=95)],
+        [0, 0, 1],
+        None,
+    ),
+    "the same failure at the same step is tried twice more": (
+        [End(100, "no@41"), End(120, "no@41"), End(120, "no@41"), End(120, "no@41")],
+        [0, 0, 0],
+        f"{AT_120}: ValueError (/job/train.py:41 in main)",
+    ),
+    "numbers in its words make no other failure": (
+        [End(120, "sample 7 at 0x7f@41"), End(120, "sample 8 at 0xa0@41"),
+         End(120, "sample 88 at 0x00@41")],
+        [0, 0],
+        f"{AT_120}: ValueError (/job/train.py:41 in main)",
+    ),
+    "another line is another failure": (
+        [End(120, "no@41"), End(120, "no@42"), End(120, "no@41"), End(120, "no@42")],
+        [0, 0, 1, 2],
+        None,
+    ),
+    "other words are another failure": (
+        [End(120, "no@41"), End(120, "never@41"), End(120, "no@41")],
+        [0, 0, 1],
+        None,
+    ),
+    "on the way to that step it is the same failure too": (
+        [End(120, "no@41"), End(110, "no@41"), End(120, "no@41")],
+        [0, 0],
+        "3 failures in a row that did not get past step 120: ValueError (/job/train.py:41 in main)",
+    ),
+    "a signal's place is its step": (
+        [End(120), End(120), End(120)],
+        [0, 0],
+        f"{AT_120}: was ended by SIGKILL",
+    ),
+    "signals at any step come from outside": (
+        [End(120), End(110), End(115), End(101)],
+        [0, 0, 1, 2],
+        None,
+    ),
+    "nor is another signal the same": ([End(120), End(120, "SIGSEGV"), End(120)], [0, 0, 1], None),
+    "a hang is a failure like others": (
+        [End(120, "hang"), End(120, "hang"), End(120, "hang")],
+        [0, 0],
+        f"{AT_120}: no rank got on for 64.0 s",
+    ),
+    "a program that says nothing is started on": (
+        [End(None, "no@41", ran_s=600)] * 5,
+        [0] * 5,
+        None,
+    ),
+    "later and later if it ends within seconds": (
+        [End(None, "no@41")] * 5,
+        [0, 1, 2, 4, 8],
+        None,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HISTORIES)
+def test_restarts_of_a_history(name: str) -> None:
+    """Generations that end so are followed by others after these waits, and then by none."""
+    ends, waits, why_not = HISTORIES[name]
+
+    assert play(ends) == (waits, why_not)
+
+
+ENDS = st.builds(
+    End,
+    st.none() | st.integers(0, 4),
+    st.sampled_from(["SIGKILL", "SIGSEGV", "hang", "no@41", "no@42"]),
+    st.sampled_from([1.0, 60.0]),
+)
+
+
+@given(st.lists(ENDS, max_size=12))
+def test_whoever_gets_on_is_started_again_at_once(ends: list[End]) -> None:
+    """And nobody waits for more than a minute; who says nothing is never given up."""
+    waits, why_not = play(ends)
+    best = -1
+    for end, wait in zip(ends, waits, strict=False):
+        got_on = end.step is not None and end.step > best
+        best = max(best, end.step if end.step is not None else -1)
+        assert 0 <= wait <= 60
+        assert not (got_on and wait)
+    if why_not is not None:
+        last = ends[len(waits) - 2 : len(waits) + 1]
+        assert {end.how for end in last} == {last[0].how}
+        assert max(end.step or -1 for end in last[1:]) <= best
+    else:
+        assert len(waits) == len(ends)
+    assert why_not is None or any(end.step is not None for end in ends)
+
+
+def waiting(abroad: Abroad | None = None) -> State:
+    """Return a launch that waits for its second restart, due at 10 s."""
+    causes = tuple(
+        Cause(rank=0, description="exited with code 3", raised=None, ran_s=1.0, at_ns=each * S)
+        for each in (1, 2)
+    )
+    return State(
+        shutdown_timeout_s=30.0, ranks={0: RankState()}, max_restarts=9, causes=causes,
+        zygote_ready=True, begin_ns=10 * S, abroad=abroad,
+    )  # fmt: skip
+
+
+def follow(state: State, *events: Event) -> list[Action]:
+    """Return what a launch does from here on."""
+    taken: list[Action] = []
+    for event in events:
+        state, actions = step(state, event)
+        taken += [action for action in actions if not isinstance(action, WakeAt)]
+    return taken
+
+
+def test_a_signal_ends_the_wait() -> None:
+    """Nothing is started when its time has come."""
+    told = SignalArrived(signum=signal.SIGTERM, at_ns=5 * S)
+
+    assert follow(waiting(), told, TimePassed(at_ns=10 * S)) == [EndZygote(by_force=True)]
+
+
+def test_ranks_that_have_ended_do_not_hang() -> None:
+    """One may end well while it is asked where it is, and then nothing is wrong."""
+    events = events_of(End(5), 0.0)
+    events[-1] = RankExited(rank=0, pid=100, wait_status=0, at_ns=S)
+    state = State(shutdown_timeout_s=30.0, ranks={0: RankState()}, zygote_ready=True)
+    for event in [*events, Hung(idle_s=60.0, at_ns=2 * S)]:
+        state, _ = step(state, event)
+
+    assert (state.hung, state.stopping) == (None, False)
+
+
+def test_a_lost_zygote_ends_the_wait() -> None:
+    """As it is not there to start anything."""
+    state, _ = step(waiting(), ZygoteGone(wait_status=9, at_ns=5 * S))
+
+    assert state.over
+
+
+def test_nodes_wait_each_for_itself() -> None:
+    """All know the same failures; so one that is told of another's end has nothing to end."""
+    causes = waiting().causes
+    met = Abroad(is_met=True)
+    before = State(
+        shutdown_timeout_s=30.0, ranks={0: RankState()}, max_restarts=9, causes=causes[:1],
+        zygote_ready=True, stopping=True, between=True, abroad=met,
+    )  # fmt: skip
+    begins = NextBegins(generation=2, cause=cause_to_json(causes[1]), at_ns=9 * S)
+    others = OthersFailed(why="node1 was stopped by SIGTERM", signum=15, at_ns=7 * S)
+
+    assert step(before, begins)[1] == [WakeAt(at_ns=10 * S)]
+    assert follow(before, begins, TimePassed(at_ns=10 * S)) == [StartAll(generation=2)]
+    assert follow(
+        waiting(met), others, TimePassed(at_ns=10 * S), GenerationEnded(at_ns=11 * S)
+    ) == [EndGeneration(grace_s=2.0), Tell(what="idle")]
+
+
+def test_a_signal_to_one_waiting_node_is_told_to_all() -> None:
+    """It is the launch's end, not this node's alone."""
+    told = SignalArrived(signum=signal.SIGTERM, at_ns=5 * S)
+    taken = follow(waiting(Abroad(is_met=True)), told)
+
+    assert taken == [Tell(what="failed"), EndZygote(by_force=True)]
+    assert not [each for each in taken if isinstance(each, Signal)]
