@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -200,14 +201,18 @@ def test_a_name_is_one_for_every_scheduler(target: str, run_id: str | None) -> N
     assert len(name) <= 44
 
 
+def manifest(kind: str, **changes: Any) -> list[dict[str, Any]]:
+    """Return the documents of a manifest, its Secret too."""
+    job = make_job(**changes)
+    text = render_manifest(job, kind) + "---\n" + render_secret(job, "x")
+    return list(yaml.safe_load_all(text))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_manifests_are_valid(kind: str) -> None:
     """Against the schemas of Kubernetes, misspelt fields too; a JobSet's Job by itself."""
     validate = pytest.importorskip("kubernetes_validate", reason="needs kubernetes-validate")
-    job = make_job(shutdown_timeout_s=90.0)
-    documents = list(
-        yaml.safe_load_all(render_manifest(job, kind) + "---\n" + render_secret(job, "x"))
-    )
+    documents = manifest(kind, shutdown_timeout_s=90.0)
     standard = [each for each in documents if each["apiVersion"] in ("v1", "batch/v1")]
     for document in documents:
         for replicated in document["spec"].get("replicatedJobs", []) if "spec" in document else []:
@@ -222,3 +227,58 @@ def test_manifests_are_valid(kind: str) -> None:
         "kubernetes": {"Service", "Job", "Secret"}, "jobset": {"Job", "Secret"},
         "trainjob": {"Secret"},
     }[kind]  # fmt: skip
+
+
+MODELS = {"jobset": "JobsetV1alpha2JobSet", "trainjob": "TrainerV1alpha1TrainJob"}
+"""The generated model of what each kind makes, by its API group and version."""
+
+
+def is_valid(kind: str, document: dict[str, Any]) -> bool:
+    """Whether a document fits its kind's own schema, and none of its fields is unknown there."""
+    models = pytest.importorskip("kubeflow_trainer_api.models", reason="needs kubeflow-trainer-api")
+    try:
+        read = getattr(models, MODELS[kind]).from_dict(document)
+    except (ValueError, AttributeError):  # AttributeError: a text where an object has to be
+        return False
+    return bool(read.to_dict() == document)
+
+
+def fields(value: Any) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield every field below a value as the object that has it and its name."""
+    for name, below in list(value.items() if isinstance(value, dict) else enumerate(value)):
+        if isinstance(value, dict):
+            yield value, name
+        if isinstance(below, dict | list):
+            yield from fields(below)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_custom_resources_fit_their_own_schemas(kind: str) -> None:
+    """Every one of their fields is known there, and of the right type."""
+    document = manifest(kind, shutdown_timeout_s=90.0)[0]
+    group, _, version = document["apiVersion"].partition("/")
+
+    assert is_valid(kind, document)
+    model = f"{group.partition('.')[0]}{version}{document['kind']}"
+    assert model.lower() == MODELS[kind].lower()
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_field_that_is_wrong_does_not_fit(kind: str) -> None:
+    """Misspelt, or of another type, wherever it stands; resources have names of their own."""
+    document = manifest(kind)[0]
+    tried = 0
+    for parent, name in list(fields(document)):
+        if "/" in name:
+            continue
+        value = parent.pop(name)
+        parent[f"{name}s"] = value
+        assert not is_valid(kind, document), f"{name}s"
+        del parent[f"{name}s"]
+        parent[name] = [value]
+        assert not is_valid(kind, document), f"{name}: [...]"
+        parent[name] = value
+        tried += 1
+
+    assert tried > 15
+    assert is_valid(kind, document)
