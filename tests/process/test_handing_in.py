@@ -128,3 +128,18 @@ def test_launch_hands_nothing_in(folder: Path) -> None:
     """It would return before there is a rank, and the job would write its caller's report."""
     with pytest.raises(UsageError, match=r"--submit with launch\(\)"):
         launch("train.py", nnodes=2, options=["--submit", "slurm", "--dry-run"])
+
+
+def test_a_shell_of_a_job_steps_for_people_alone(folder: Path) -> None:
+    """The caller of launch() waits for one process of its own: it is told what to do."""
+    make(folder, "srun", "")
+    job = {"SLURM_JOB_ID": "7"}
+    words = ["--nnodes", "2", "--nproc-per-node", "1", "train.py"]
+    with pytest.raises(UsageError, match="--nnodes 2 in a shell of Slurm") as refused:
+        launch("train.py", nnodes=2, nproc_per_node=1, env=job)
+    assert not (folder / "srun.json").exists()
+    ours = run_meshrun(*words, env=job)
+
+    assert refused.value.hint == "one launcher a node: srun --ntasks-per-node=1 meshrun ..."
+    assert ours.returncode == 0, ours.stderr
+    assert noted(folder, "srun")[0][-len(words) :] == words
