@@ -112,7 +112,8 @@ def launch_on_hosts(
     report: str | None,
 ) -> int:
     """Launch on the hosts that were named and return the exit code, or end by the signal."""
-    from meshrun.remote.conductor import Conductor, Stopped
+    from meshrun.remote.conductor import Conductor
+    from meshrun.remote.connecting import Stopped
     from meshrun.remote.orders import launcher_words
     from meshrun.report.result_json import parse_result_json, write_report
 
