@@ -144,6 +144,7 @@ def launch(
     import secrets
     from contextlib import ExitStack
 
+    from meshrun.host.leftovers import remove_forgotten
     from meshrun.host.sockets import listen_on
     from meshrun.supervise.clock import Stopwatch
     from meshrun.supervise.console import Console
@@ -193,6 +194,7 @@ def launch(
                 meet=meet,
                 live=_live(plan, console) if plan.request.status else None,
             )
+            remove_forgotten()  # while the zygote imports torch
             state = loop.run()
         finally:
             kept = folder.close(went_well=state is not None and went_well(state))

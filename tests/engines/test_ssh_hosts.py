@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -215,6 +216,23 @@ def test_a_killed_conductor_leaves_nobody(make_sshd: MakeSshd) -> None:
 
     run.end()
     all_gone(sshd)
+
+
+def test_what_a_dead_host_leaves_goes_later(make_sshd: MakeSshd) -> None:
+    """Temporary folders, when something is launched there again; the fixture looks for them."""
+    sshd = make_sshd(2)
+    run = launch(sshd, *MESH, TOGETHER, "stay")
+    run.wait_for("met 4", times=4)
+    sshd.hosts.kill_all(1)
+    assert run.end() == 69, run.text
+    left = {path.name for path in Path(tempfile.gettempdir()).glob("meshrun_*")}
+    assert len(left) == 2  # the launcher's and the agent's
+    elsewhere = Launch(sshd.hosts, 0, ["--mesh", "dp=1", SAYS])
+    assert elsewhere.end() == 0
+    assert {path.name for path in Path(tempfile.gettempdir()).glob("meshrun_*")} == left
+    again = Launch(sshd.hosts, 1, ["--mesh", "dp=1", SAYS])
+
+    assert again.end() == 0, again.text
 
 
 def test_a_shared_connection_goes_with_its_user(make_sshd: MakeSshd) -> None:
