@@ -6,6 +6,7 @@ import os
 import re
 import signal
 
+import psutil
 import pytest
 
 from tests.engines.hosts import MakeHosts
@@ -231,6 +232,24 @@ def test_a_launcher_that_is_killed_ends_the_others(make_hosts: MakeHosts) -> Non
 
     assert launches[0].end() == 69
     assert "error: node 1 (node1) was lost: it closed the connection" in launches[0].text
+    all_gone(hosts)
+
+
+@pytest.mark.parametrize("host", [0, 1])
+def test_nobody_outlives_launcher_and_zygote_of_a_node(make_hosts: MakeHosts, host: int) -> None:
+    """Killed at the same moment, what their ranks have started goes too, on the head as well."""
+    hosts = make_hosts(2)
+    launches = launch_on(
+        hosts, *AT, "--shutdown-timeout", "1", PROGRAMS / "wait.py", "deaf", "children"
+    )
+    for launch in launches:
+        launch.wait_for("up", times=2)
+    launcher = launches[host].process.pid
+    zygote = psutil.Process(launcher).children()[0].pid
+    for pid in (launcher, zygote):
+        os.kill(pid, signal.SIGKILL)
+
+    end_all(launches)
     all_gone(hosts)
 
 
