@@ -64,6 +64,23 @@ def test_a_preempted_job_goes_on(slurm: Slurm, tmp_path: Path) -> None:
     assert output.read_text().count("saved in run 0") == 2, output.read_text()
 
 
+@pytest.mark.slow
+def test_a_job_gives_way_to_an_urgent_one_and_goes_on(slurm: Slurm, tmp_path: Path) -> None:
+    """Slurm itself preempts it; it saves within the grace, makes room at once and comes back."""
+    job, output = submit(slurm, tmp_path, "--nnodes", "2", "--nproc-per-node", "1", REQUEUED)
+    wait_for(output, "trains in run 0", 2)
+    urgent = ("--partition=urgent", "--nodes=3", "--exclusive")
+    printed = slurm.sbatch(f"cat {output}; squeue --noheader --jobs={job} --format=%r,%T", *urgent)
+
+    assert printed.count("saved in run 0") == 2, printed
+    assert printed.splitlines()[-1].endswith(",PENDING"), printed
+    wait_for(output, "trains in run 1", 2)
+    slurm.wait_gone(job)
+    shown = slurm.run(["scontrol", "show", "job", job]).stdout
+    assert "JobState=COMPLETED" in shown, shown
+    assert "Restarts=1 " in shown, shown
+
+
 def test_a_cancelled_job_does_not_go_on(slurm: Slurm, tmp_path: Path) -> None:
     """Its ranks take SIGTERM well too, and it is still not requeued; nothing is left."""
     job, output = submit(slurm, tmp_path, "--nnodes", "2", "--nproc-per-node", "1", REQUEUED)
