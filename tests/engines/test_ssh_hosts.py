@@ -310,6 +310,10 @@ def _stopped_server(sshd: Sshd) -> None:
     sshd.servers[1].wait()
 
 
+def _hung_server(sshd: Sshd) -> None:
+    sshd.servers[1].send_signal(signal.SIGSTOP)
+
+
 def _unknown_key(sshd: Sshd) -> None:
     known = sshd.folder / "known"
     known.write_text(re.sub(r".*node1.*\n", "", known.read_text()))
@@ -344,6 +348,7 @@ def _other_version(sshd: Sshd) -> None:
     [
         (_unreachable, r"ssh failed: .*(timed out|No route to host)|no answer within"),
         (_stopped_server, "ssh failed: .*Connection refused"),
+        (_hung_server, r"ssh failed: .*timed out|no answer within"),
         (_unknown_key, "ssh failed: .*Host key verification failed"),
         (_unwelcome, "ssh failed: .*Permission denied"),
         (_without_interpreter, f"it cannot run {command()[0]}"),
@@ -364,6 +369,30 @@ def test_a_host_that_cannot_be_used_is_named(
     assert "hint: " in run.text
     assert not said(run.text)
     all_gone(sshd)
+
+
+def test_an_ssh_that_asks_is_not_waited_for(make_sshd: MakeSshd, tmp_path: Path) -> None:
+    """A wrapper that wants a password gets no answer; what it asked is shown."""
+    sshd = make_sshd(2)
+    (asks := tmp_path / "asks").write_text('#!/bin/sh\nprintf "$0\'s password: " >&2; sleep 1000\n')
+    asks.chmod(0o755)
+    words = ("--ssh", asks, "--hosts", "node1", "--connect-timeout", "2", "--mesh", "dp=2", SAYS)
+    run = Launch(sshd.hosts, 0, words)
+
+    assert run.end() == 69, run.text
+    assert f"error: host node1: no answer within 2 s: {asks}'s password:" in run.text
+    assert "hint: ssh asks, and nobody is there" in run.text
+    all_gone(sshd)
+
+
+def test_an_allocation_around_is_not_asked(make_sshd: MakeSshd) -> None:
+    """Who names hosts means these, also in a step that looks broken, and launchers see none."""
+    sshd = make_sshd(2)
+    env = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0"}
+    run = launch(sshd, *MESH, SAYS, env=env)
+
+    assert run.end() == 0, run.text
+    assert len(said(run.text)) == len(run.text.splitlines()) == 4, run.text
 
 
 def test_a_missing_folder_is_named(make_sshd: MakeSshd, tmp_path: Path) -> None:
