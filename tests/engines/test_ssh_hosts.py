@@ -11,58 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.sshd import MakeSshd, Sshd
-from tests.engines.together import Launch
-from tests.kit import PROGRAMS, ROOT, command, wait_until
+from tests.engines.over_ssh import MESH, SAYS, TOGETHER, all_gone, launch, pids_of, words_of
+from tests.engines.sshd import MakeSshd
+from tests.engines.together import Launch, said
+from tests.kit import command, wait_until
 
 pytestmark = pytest.mark.torch
-SAYS = PROGRAMS / "nodes.py"
-TOGETHER = PROGRAMS / "together.py"
-MESH = ("--mesh", "dp=2,tp=2")
-
-
-def launch(sshd: Sshd, *words: str | Path, hosts: str | None = None, **kwargs: object) -> Launch:
-    """Start meshrun on the first host, for all hosts or those that are named."""
-    named = ["--ssh", sshd.ssh, "--hosts", hosts or sshd.all]
-    return Launch(sshd.hosts, 0, [*named, *words], **kwargs)
-
-
-def all_gone(sshd: Sshd) -> None:
-    """Wait until no process is left on any host, of ssh neither."""
-    hosts = range(len(sshd.hosts.names))
-    wait_until(
-        lambda: not any(sshd.processes(host) for host in hosts),
-        lambda: str([_words_of(sshd, host) for host in hosts]),
-    )
-
-
-def _words_of(sshd: Sshd, host: int) -> list[str]:
-    """Return the command lines of a host's processes, whose arguments any user may read."""
-    found = []
-    for pid in sshd.processes(host):
-        try:
-            words = Path(f"/proc/{pid}/cmdline").read_bytes()
-        except OSError:
-            continue
-        found.append(words.replace(b"\0", b" ").decode())
-    return found
-
-
-def _pids_of(sshd: Sshd, host: int, text: str) -> list[int]:
-    found = []
-    for pid in sshd.processes(host):
-        try:
-            if text in Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode():
-                found.append(pid)
-        except OSError:
-            continue
-    return found
-
-
-def said(text: str) -> list[str]:
-    """Return the lines of ranks, without their prefixes, sorted."""
-    lines = (re.sub(r"^\[.*?\] ", "", line) for line in text.splitlines())
-    return sorted(line for line in lines if line.startswith("rank "))
 
 
 @pytest.mark.parametrize("count", [2, 4])
@@ -185,7 +139,7 @@ def test_a_signal_before_the_nodes_have_met(make_sshd: MakeSshd) -> None:
     sshd = make_sshd(2)
     run = launch(sshd, *MESH, SAYS, hosts="node1,node0")
     wait_until(
-        lambda: bool(_pids_of(sshd, 1, "-m meshrun")) or run.process.poll() is not None,
+        lambda: bool(pids_of(sshd, 1, "-m meshrun")) or run.process.poll() is not None,
         lambda: run.text,
     )
     run.send(signal.SIGTERM)
@@ -247,8 +201,8 @@ def test_a_shared_connection_goes_with_its_user(make_sshd: MakeSshd) -> None:
     run.end()
 
     wait_until(
-        lambda: not any(_pids_of(sshd, host, "meshrun") for host in range(2)),
-        lambda: str([_words_of(sshd, host) for host in range(2)]),
+        lambda: not any(pids_of(sshd, host, "meshrun") for host in range(2)),
+        lambda: str([words_of(sshd, host) for host in range(2)]),
     )
 
 
@@ -272,7 +226,7 @@ def test_a_killed_way_ends_all(make_sshd: MakeSshd, which: str) -> None:
     run = launch(sshd, "--mesh", "dp=3", TOGETHER, "stay")
     run.wait_for("met 3", times=3)
     host = 0 if which == "ssh -F" else 2
-    os.kill(_pids_of(sshd, host, which)[-1], signal.SIGKILL)
+    os.kill(pids_of(sshd, host, which)[-1], signal.SIGKILL)
 
     assert run.end() == 69, run.text
     assert re.search(r"error: host node\d was lost: ", run.text), run.text
@@ -290,99 +244,9 @@ def test_a_cut_link_ends_all(make_sshd: MakeSshd) -> None:
     assert "node1" in run.text
     servers = range(len(sshd.hosts.names))
     wait_until(
-        lambda: not any(_pids_of(sshd, host, "meshrun") for host in servers),
-        lambda: str([_words_of(sshd, host) for host in servers]),
+        lambda: not any(pids_of(sshd, host, "meshrun") for host in servers),
+        lambda: str([words_of(sshd, host) for host in servers]),
     )
-
-
-def hide(sshd: Sshd, host: int, path: Path | str) -> None:
-    """Have a folder look empty on one host."""
-    done = sshd.hosts.run(host, ["mount", "-t", "tmpfs", "none", path])
-    assert done.returncode == 0, done.stderr
-
-
-def _unreachable(sshd: Sshd) -> None:
-    sshd.hosts.cut(1)
-
-
-def _stopped_server(sshd: Sshd) -> None:
-    sshd.servers[1].kill()
-    sshd.servers[1].wait()
-
-
-def _hung_server(sshd: Sshd) -> None:
-    sshd.servers[1].send_signal(signal.SIGSTOP)
-
-
-def _unknown_key(sshd: Sshd) -> None:
-    known = sshd.folder / "known"
-    known.write_text(re.sub(r".*node1.*\n", "", known.read_text()))
-
-
-def _unwelcome(sshd: Sshd) -> None:
-    (sshd.folder / "sshd_node1").write_text("")
-    hide_file = sshd.folder / "nobody"
-    hide_file.write_text("")
-    done = sshd.hosts.run(1, ["mount", "--bind", hide_file, sshd.folder / "id.pub"])
-    assert done.returncode == 0, done.stderr
-
-
-def _without_interpreter(sshd: Sshd) -> None:
-    hide(sshd, 1, Path(command()[0]).parent)
-
-
-def _without_meshrun(sshd: Sshd) -> None:
-    hide(sshd, 1, ROOT / "meshrun")
-
-
-def _other_version(sshd: Sshd) -> None:
-    text = (ROOT / "meshrun" / "__init__.py").read_text()
-    other = sshd.folder / "init.py"
-    other.write_text(re.sub(r'__version__ = ".*"', '__version__ = "0.0.7"', text))
-    done = sshd.hosts.run(1, ["mount", "--bind", other, ROOT / "meshrun" / "__init__.py"])
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize(
-    ("trouble", "told"),
-    [
-        (_unreachable, r"ssh failed: .*(timed out|No route to host)|no answer within"),
-        (_stopped_server, "ssh failed: .*Connection refused"),
-        (_hung_server, r"ssh failed: .*timed out|no answer within"),
-        (_unknown_key, "ssh failed: .*Host key verification failed"),
-        (_unwelcome, "ssh failed: .*Permission denied"),
-        (_without_interpreter, f"it cannot run {command()[0]}"),
-        (_without_meshrun, f"{command()[0]} there has no meshrun: .*No module named 'meshrun"),
-        (_other_version, r"its meshrun is 0\.0\.7, and 0\.1\.0 is needed"),
-    ],
-)
-def test_a_host_that_cannot_be_used_is_named(
-    make_sshd: MakeSshd, trouble: object, told: str
-) -> None:
-    """With what ssh said and a hint, exit code 69; no rank was started anywhere."""
-    sshd = make_sshd(3)
-    trouble(sshd)  # type: ignore[operator]
-    run = launch(sshd, "--connect-timeout", "20", "--mesh", "dp=3", SAYS)
-
-    assert run.end() == 69, run.text
-    assert re.search(rf"^error: host node1: ({told})", run.text, re.MULTILINE), run.text
-    assert "hint: " in run.text
-    assert not said(run.text)
-    all_gone(sshd)
-
-
-def test_an_ssh_that_asks_is_not_waited_for(make_sshd: MakeSshd, tmp_path: Path) -> None:
-    """A wrapper that wants a password gets no answer; what it asked is shown."""
-    sshd = make_sshd(2)
-    (asks := tmp_path / "asks").write_text('#!/bin/sh\nprintf "$0\'s password: " >&2; sleep 1000\n')
-    asks.chmod(0o755)
-    words = ("--ssh", asks, "--hosts", "node1", "--connect-timeout", "2", "--mesh", "dp=2", SAYS)
-    run = Launch(sshd.hosts, 0, words)
-
-    assert run.end() == 69, run.text
-    assert f"error: host node1: no answer within 2 s: {asks}'s password:" in run.text
-    assert "hint: ssh asks, and nobody is there" in run.text
-    all_gone(sshd)
 
 
 def test_an_allocation_around_is_not_asked(make_sshd: MakeSshd) -> None:
@@ -393,53 +257,6 @@ def test_an_allocation_around_is_not_asked(make_sshd: MakeSshd) -> None:
 
     assert run.end() == 0, run.text
     assert len(said(run.text)) == len(run.text.splitlines()) == 4, run.text
-
-
-def test_a_missing_folder_is_named(make_sshd: MakeSshd, tmp_path: Path) -> None:
-    """Where this command was typed has to be there on every host."""
-    sshd = make_sshd(2)
-    here = tmp_path / "place" / "here"
-    here.mkdir(parents=True)
-    hide(sshd, 1, tmp_path / "place")
-    run = launch(sshd, *MESH, SAYS, cwd=here)
-
-    assert run.end() == 69, run.text
-    assert f"error: host node1: its folder {here}: No such file or directory" in run.text
-    all_gone(sshd)
-
-
-def test_every_host_that_cannot_be_used_is_named(make_sshd: MakeSshd) -> None:
-    """In one go, not one after the other."""
-    sshd = make_sshd(2)
-    run = launch(sshd, "--mesh", "dp=3", SAYS, hosts="node0,nowhere1,nowhere2")
-
-    assert run.end() == 69, run.text
-    assert "error: 2 of 3 hosts cannot be used" in run.text
-    assert run.text.count("Could not resolve hostname") == 2
-    all_gone(sshd)
-
-
-def test_a_program_that_one_host_lacks(make_sshd: MakeSshd, tmp_path: Path) -> None:
-    """The host is named, and the others do not wait for it."""
-    sshd = make_sshd(2)
-    (folder := tmp_path / "programs").mkdir()
-    (program := folder / "a.py").write_text("print('hello')")
-    hide(sshd, 1, folder)
-    run = launch(sshd, *MESH, program)
-
-    assert run.end() == 2, run.text
-    assert f"error: host node1: can't open file '{program}'" in run.text
-    all_gone(sshd)
-
-
-def test_a_program_that_is_nowhere(make_sshd: MakeSshd) -> None:
-    """Every launcher says it, if it comes to that, and it is told once."""
-    sshd = make_sshd(2)
-    run = launch(sshd, *MESH, "/nowhere.py")
-
-    assert run.end() == 2, run.text
-    assert run.text.count("can't open file '/nowhere.py'") == 1
-    all_gone(sshd)
 
 
 def test_nothing_secret_is_in_an_argument(make_sshd: MakeSshd, tmp_path: Path) -> None:
@@ -457,7 +274,7 @@ def test_nothing_secret_is_in_an_argument(make_sshd: MakeSshd, tmp_path: Path) -
         hosts="node1,root@node0", env=env,
     )  # fmt: skip
     run.wait_for("t0psecret None False", times=2)
-    words = [line for host in range(2) for line in _words_of(sshd, host)]
+    words = [line for host in range(2) for line in words_of(sshd, host)]
     run.send(signal.SIGTERM)
     run.end()
 

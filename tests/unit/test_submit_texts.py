@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -145,7 +146,7 @@ def test_only_a_preempted_job_is_requeued(tmp_path: Path, code: int, asked: int)
         ("--gres=gpu:a100:4", "--gpus-per-node"),
         ("-G 8", "--gpus-per-node"),
         ("-c16", "--cpus-per-task"),
-        ("--signal=USR1@300", "--signal=TERM"),
+        ("--signal=INT@300", "--signal=TERM"),
         ("-p gpu --job-name other", "--job-name=train"),
         ("-omine.txt", "--output=%x"),
     ],
@@ -165,6 +166,28 @@ def test_what_contradicts_the_plan_is_refused(extra: str) -> None:
     """As is what sbatch could not read."""
     with pytest.raises(UsageError, match="--submit-arg"):
         render_sbatch(make_job(extras=(extra,)), python="python", folder="/")
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ("B:TERM@60", "hint: --signal=TERM@60 goes to every meshrun"),
+        ("RB:USR1@60", "hint: --signal=USR1@60 goes to every meshrun"),
+        ("USR1@60", "hint: --forward USR1 passes it to the ranks"),
+        ("R:SIGUSR1", "hint: --forward USR1 passes it to the ranks"),
+        (str(int(signal.SIGUSR2)), "hint: --forward USR2 passes it to the ranks"),
+    ],
+)
+def test_a_signal_that_would_end_the_job_is_refused(asked: str, found: str) -> None:
+    """By itself, or with the shell of the script; one that is passed on is fine."""
+    for extra in (f"--signal={asked}", f"--signal {asked}"):
+        with pytest.raises(UsageError) as refused:
+            render_sbatch(make_job(extras=(extra,)), python="python", folder="/")
+        assert f"hint: {refused.value.hint}".startswith(found)
+    forwards = (signal.SIGUSR1, signal.SIGUSR2)
+    for passed in ("TERM@60", "R:HUP", "USR1@60", "SIGUSR2", "CONT"):
+        job = make_job(extras=(f"--signal={passed}",), forwarded_signals=forwards)
+        assert f"--signal={passed}\n" in render_sbatch(job, python="python", folder="/")
 
 
 def test_output_is_where_the_user_says() -> None:
