@@ -85,6 +85,8 @@ def ask_cluster(
         return request, None
     found = detect_cluster(os.environ, hostname=os.uname().nodename, terminal=has_terminal())
     may_step = found is not None and found.shell is not None and not is_child
+    if found is not None and found.system == "Slurm":
+        request = replace(request, sigterm_repeats=True)
     return fit_to_cluster(request, found, may_step=may_step and _has_srun()), found
 
 
