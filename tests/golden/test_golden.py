@@ -187,6 +187,7 @@ def folder(tmp_path: Path, fake_torch: Path, monkeypatch: pytest.MonkeyPatch) ->
     return tmp_path
 
 
+@pytest.mark.timeout(300)  # many commands, one after the other
 def test_every_error(folder: Path) -> None:
     """Bad input starts nothing, and one error says what was asked, what was found, what to try."""
     told = []
