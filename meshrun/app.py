@@ -43,7 +43,7 @@ def plan(
     *,
     facts: HostFacts | None = None,
     check_host: bool = True,
-    ask_cluster: bool = True,
+    cluster: ClusterFacts | None = None,
 ) -> LaunchPlan:
     """Decide everything about a launch; starts nothing.
 
@@ -52,41 +52,41 @@ def plan(
         facts: This machine; looked up if ``None``.
         check_host: Whether a device this machine lacks is an error; if not, this is a dry run,
             which tells of links between GPUs too.
-        ask_cluster: Whether a scheduler around this process may say where nodes meet.
+        cluster: What the scheduler around this process said, if there is one.
 
     Raises:
         UsageError: If the request does not fit together, with the numbers.
     """
     _check_rendezvous(request.rendezvous.backend)
-    request, found = _fit(request) if ask_cluster else (request, None)
     facts = facts or detect_host(
         with_topology=request.numa_binding is not None, with_links=not check_host
     )
     planned = build_plan(request, facts, check_host=check_host)
     workers = planned.layout.nproc_per_node[planned.node_rank]
     cores = count_cores()
-    told = note_few_cores(planned.request, found, workers=workers, bound=cores[0], cores=cores[1])
+    told = note_few_cores(planned.request, cluster, workers=workers, bound=cores[0], cores=cores[1])
     return replace(planned, request=told)
 
 
-def job_to_step_in(request: LaunchRequest) -> str | None:
-    """Return the Slurm job in whose shell this is, if srun is to start a launcher on each node.
+def ask_cluster(
+    request: LaunchRequest, *, is_child: bool = False
+) -> tuple[LaunchRequest, ClusterFacts | None]:
+    """Return the request as the scheduler around this process fills it in, and what that says.
+
+    Args:
+        request: What was asked for.
+        is_child: Whether a caller of launch() waits for the answer of this one process.
 
     Raises:
         UsageError: If the request and what the scheduler says do not fit together.
     """
-    return _fit(request)[0].rendezvous.step_of
-
-
-def _fit(request: LaunchRequest) -> tuple[LaunchRequest, ClusterFacts | None]:
-    """Return the request as the scheduler fills it in, and what that says."""
     is_rank = "TORCHELASTIC_RUN_ID" in os.environ  # one that launches is no task of the scheduler
     if is_rank or request.remote is not None:
         return request, None
     found = detect_cluster(os.environ, hostname=os.uname().nodename, terminal=has_terminal())
-    # The caller of launch() waits for the answer of one launcher, which is its child.
-    is_child = "MESHRUN_PARENT_PID" in os.environ
     may_step = found is not None and found.shell is not None and not is_child
+    if found is not None and found.system == "Slurm":
+        request = replace(request, sigterm_repeats=True)
     return fit_to_cluster(request, found, may_step=may_step and _has_srun()), found
 
 
@@ -146,6 +146,7 @@ def launch(
     import secrets
     from contextlib import ExitStack
 
+    from meshrun.host.leftovers import remove_forgotten
     from meshrun.host.sockets import listen_on
     from meshrun.supervise.clock import Stopwatch
     from meshrun.supervise.console import Console
@@ -195,6 +196,7 @@ def launch(
                 meet=meet,
                 live=_live(plan, console) if plan.request.status else None,
             )
+            remove_forgotten()  # while the zygote imports torch
             state = loop.run()
         finally:
             kept = folder.close(went_well=state is not None and went_well(state))

@@ -193,6 +193,11 @@ def command(
     if submit is not None:
         from meshrun.submit.command import submit as submit_job
 
+        if context.obj.folder:
+            raise UsageError(
+                "--submit with launch(): it says what came of the ranks, and a job's start later",
+                hint=f"subprocess.run(['meshrun', '--submit', '{submit}', ...]) hands it in",
+            )
         return submit_job(submit, asked, request, dry_run=dry_run, output=output)
     output_format = parse_choice(format or "text", "--format", ("text", "json", "svg"))
     if dry_run:

@@ -62,11 +62,14 @@ def fit_to_hosts(request: LaunchRequest, remote: Remote) -> LaunchRequest:
         ("--standalone", asked.standalone),
         (f"--node-rank {asked.node_rank}", asked.node_rank is not None),
         (f"--rdzv-backend {asked.backend}", asked.backend != "static"),
-        ("--nnodes MIN:MAX", asked.least_nodes is not None),
+        (f"--nnodes {asked.least_nodes}:{request.nnodes}", asked.least_nodes is not None),
         ("--debug-rank", request.debug_rank is not None),
     ):
         if is_given:
-            raise UsageError(f"{option} and a list of hosts exclude each other")
+            raise UsageError(
+                f"{option} and a list of hosts exclude each other",
+                hint=f"leave {option.split()[0]} out",
+            )
     if request.nnodes not in (None, len(hosts)):
         names = ", ".join(host.name for host in hosts[:8])
         raise UsageError(

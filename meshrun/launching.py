@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar, overload
 
 from meshrun.errors import HostError, MeshrunError, UsageError
 from meshrun.host.child_launcher import PARENT_FOLDER, PARENT_PID, run_launcher
+from meshrun.host.leftovers import private_folder
 from meshrun.report.result_json import parse_error_json, parse_result_json, render_error_json
 from meshrun.result import LaunchResult, Timings, signal_name
 
@@ -154,13 +154,13 @@ def launch(
     if isinstance(program, str | os.PathLike):
         flags += ["--module"] * module
         words = [os.fspath(program), *map(os.fspath, args)]
-        with _private_folder() as folder:
+        with private_folder() as folder:
             return _launched(folder, flags, words, env=environ, cwd=place, stdin=None)
 
     from meshrun.remote_call import raise_failure, read_values, write_call
 
     flags.append("--module")
-    with _private_folder() as folder:
+    with private_folder() as folder:
         write_call(folder, program, args, kwargs or {})
         words = ["meshrun.child.function", folder]
         result = _launched(folder, flags, words, env=environ, cwd=place, stdin=subprocess.DEVNULL)
@@ -196,10 +196,6 @@ def serve_caller() -> Callable[[MeshrunError], None]:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     die_with_parent(caller, signal.SIGTERM)
     return tell
-
-
-def _private_folder() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="meshrun_", ignore_cleanup_errors=True)
 
 
 def _launched(

@@ -160,6 +160,8 @@ class LaunchRequest:
     """Signals that are passed to ranks alone, and end nothing."""
     stop_even_if_ignored: bool = False
     """Whether to handle a signal that was ignored when meshrun began, as nohup does to SIGHUP."""
+    sigterm_repeats: bool = False
+    """Whether whoever sends SIGTERM does so more than once without being impatient, as Slurm."""
     status: bool = False
     """Whether to show how the ranks do."""
     status_interval_s: float | None = None

@@ -43,7 +43,8 @@ def show_plan(
     from meshrun import app as use_cases
     from meshrun.report.plan_output import print_plan
 
-    plan = use_cases.plan(request, check_host=False)
+    request, cluster = use_cases.ask_cluster(request)
+    plan = use_cases.plan(request, check_host=False, cluster=cluster)
     print_plan(plan, form, every_row=every_row, output=output, color_dim=color_dim, rank=rank)
 
 
@@ -56,11 +57,14 @@ def launch_here(
     from meshrun.report.paste import command_for_others
     from meshrun.report.progress import StartProgress
 
-    if not began.conducted and (job := use_cases.job_to_step_in(request)) is not None:
+    cluster = None
+    if not began.conducted:
+        request, cluster = use_cases.ask_cluster(request, is_child=bool(began.folder))
+    if request.rendezvous.step_of is not None:
         from meshrun.submit.step import launch_on_nodes
 
-        return launch_on_nodes(request, sys.argv[1:], job=job)
-    plan = use_cases.plan(request, ask_cluster=not began.conducted)
+        return launch_on_nodes(request, sys.argv[1:], job=request.rendezvous.step_of)
+    plan = use_cases.plan(request, cluster=cluster)
     quiet = began.conducted and plan.node_rank > 0  # the first node says it for all
     progress = StartProgress(plan, quiet=quiet)
     count = 1 + len(request.program.args)
@@ -108,7 +112,8 @@ def launch_on_hosts(
     report: str | None,
 ) -> int:
     """Launch on the hosts that were named and return the exit code, or end by the signal."""
-    from meshrun.remote.conductor import Conductor, Stopped
+    from meshrun.remote.conductor import Conductor
+    from meshrun.remote.connecting import Stopped
     from meshrun.remote.orders import launcher_words
     from meshrun.report.result_json import parse_result_json, write_report
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Mapping
 from datetime import timedelta
@@ -16,6 +17,9 @@ from meshrun.errors import InternalError
 from meshrun.from_environment import read_group_options, select_device
 from meshrun.installed import Installed, process
 from meshrun.late_settings import note_settings
+
+_OF_EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - not bound here
+"""Where a socket that listens everywhere is reached from its own machine."""
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -90,12 +94,17 @@ def connect_store(env: Mapping[str, str], prefix: str) -> Store:
 
 
 def serve_store(port: int, listen_fd: int) -> Store:
-    """Serve the launch's store on a socket that listens already; it owns the descriptor."""
+    """Serve the launch's store on a socket that listens already; it owns the descriptor.
+
+    torch connects to the store it has made, and gives up after 5 minutes if it cannot.
+    """
     import torch.distributed as dist
 
+    with socket.socket(fileno=os.dup(listen_fd)) as listener:
+        address = listener.getsockname()[0]
     with names_from_files_only():
         return dist.TCPStore(
-            "127.0.0.1",  # the descriptor decides; torch wants an address all the same
+            _OF_EVERY_ADDRESS.get(address, address),
             port,
             is_master=True,
             wait_for_workers=False,

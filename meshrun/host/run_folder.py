@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Mapping
 
 from meshrun.errors import HostError, UsageError
+from meshrun.host.leftovers import PREFIX, hold, let_go
 from meshrun.host.logs_plugin import LogsPlugin
 from meshrun.logs import RankFiles, attempt_folder, rank_files, run_folder_prefix
 from meshrun.request import LogRequest
@@ -35,7 +36,8 @@ class RunFolder:
         self._plugin = plugin
         self._chosen: dict[int, RankFiles] = {}
         self._is_temporary = logs.log_dir is None
-        self.path = os.path.join(tempfile.gettempdir(), f"meshrun_{secrets.token_hex(8)}")
+        self.path = os.path.join(tempfile.gettempdir(), f"{PREFIX}{secrets.token_hex(8)}")
+        self._held = -1
         if logs.log_dir not in (None, os.devnull) and plugin is None:
             self.path = _make_run_folder(
                 os.path.abspath(logs.log_dir or ""), run_folder_prefix(run_id, host)
@@ -62,6 +64,8 @@ class RunFolder:
             for folder in (self.path, attempt, *(f"{attempt}/{rank}" for rank in envs)):
                 if not os.path.isdir(folder):
                     os.mkdir(folder, 0o700)
+            if self._held < 0 and self.removed_without_us:
+                self._held = hold(self.path)
         except OSError as error:
             raise HostError(
                 f"`{attempt}` could not be made: {error.strerror}",
@@ -78,6 +82,7 @@ class RunFolder:
         """Remove what nobody needs any more; return the folder if it holds logs."""
         if self._plugin is not None:
             self._plugin.close()
+        let_go(self._held)
         if self._is_temporary and (went_well or not self._logs.writes_files):
             shutil.rmtree(self.path, ignore_errors=True)
             return None

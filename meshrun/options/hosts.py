@@ -66,6 +66,7 @@ ConnectTimeout = Annotated[
         text="How long a host may take to answer; 10 if left out.",
     ),
 ]
+_TYPED = "command line"
 _DEPENDENT = ("include", "exclude", "export", "ssh", "connect_timeout")
 
 
@@ -78,12 +79,15 @@ def on_hosts(request: LaunchRequest, asked: Asked) -> LaunchRequest:
     text, path = asked.text("hosts"), asked.text("hostfile")
     if text is None and path is None:
         for name in _DEPENDENT:
-            if asked.sources.get(name) == "command line":
+            if asked.sources.get(name) == _TYPED:
                 option = name.replace("_", "-")
                 raise UsageError(f"--{option} was given without hosts", hint="--hosts a,b")
         return request
     if text is not None and path is not None:
-        raise UsageError("--hosts and --hostfile exclude each other")
+        typed = {name for name in ("hosts", "hostfile") if asked.sources.get(name) == _TYPED}
+        if len(typed) != 1:
+            raise UsageError("--hosts and --hostfile exclude each other", hint="give one of them")
+        text, path = (text, None) if "hosts" in typed else (None, path)
     hosts = parse_hosts(text) if text is not None else _read_file(path or "")
     given = asked.values.get("export") or ()
     remote = Remote(

@@ -20,6 +20,7 @@ from typing import IO, Any, NoReturn
 
 from meshrun.errors import MeshrunError
 from meshrun.host.child_launcher import MET, PARENT_FOLDER, PARENT_PID
+from meshrun.host.leftovers import PREFIX, hold
 from meshrun.host.network import interface_of, is_loopback, outward_address
 from meshrun.host.processes import send_signal
 from meshrun.host.sockets import listen_on
@@ -197,7 +198,8 @@ class Agent:
         self._tell(listening=self._listener.getsockname()[:2])
 
     def _start(self, argv: Sequence[str], env: Mapping[str, str], *, listens: bool) -> None:
-        self._folder = tempfile.mkdtemp(prefix="meshrun_")
+        self._folder = tempfile.mkdtemp(prefix=PREFIX)
+        hold(self._folder)
         whole = {
             **without_own(os.environ),
             **env,

@@ -8,48 +8,24 @@ from __future__ import annotations
 
 import os
 import secrets
-import selectors
 import signal
 import sys
 import time
 from collections.abc import Sequence
-from functools import partial
 
-from meshrun.errors import InternalError, MeshrunError, RendezvousError
-from meshrun.meeting import format_endpoint
-from meshrun.remote.failing import (
-    Refusal,
-    describe_end,
-    describe_silence,
-    lost_error,
-    refusal_error,
-)
-from meshrun.remote.orders import (
-    boot_command,
-    devices_of,
-    exported,
-    ssh_command,
-    without_own,
-)
-from meshrun.remote.screen import Screen
-from meshrun.remote.station import Station, end_all, is_this_machine
-from meshrun.remote.talk import BEAT_S
+from meshrun.errors import InternalError, MeshrunError
+from meshrun.remote.connecting import Connector
+from meshrun.remote.exchange import Exchange
+from meshrun.remote.failing import Refusal, describe_end, lost_error
+from meshrun.remote.orders import devices_of, exported
+from meshrun.remote.station import Station
 from meshrun.request import LaunchRequest
-from meshrun.roster import Host
 from meshrun.supervise.signals import SignalQueue
 
 _OTHERS_TELL_S = 1.0
 """What launchers may take to say the same as the first that cannot launch."""
 _GRACE_S = 10.0
 """What all others may take to end after one has, beside what ranks and lost nodes may."""
-
-
-class Stopped(Exception):
-    """A signal came before anything was started."""
-
-    def __init__(self, signum: int) -> None:
-        super().__init__(signum)
-        self.signum = signum
 
 
 class Conductor:
@@ -64,30 +40,28 @@ class Conductor:
     def __init__(self, request: LaunchRequest, words: Sequence[str], *, version: str) -> None:
         if request.remote is None:
             raise InternalError("there are no hosts to launch on")
-        self._request, self._remote, self._words = request, request.remote, words
-        self._version = version
+        self._request, self._words = request, words
         self._env = {
             **exported(os.environ, request.remote.export),
             "MESHRUN_SECRET": os.environ.get("MESHRUN_SECRET") or secrets.token_hex(32),
             "MESHRUN_CONDUCTED": "1",
         }
-        self._screen = Screen()
-        self._console = self._screen.console
-        self._beaten = time.monotonic()
-        self._stations: list[Station] = []
+        self._signals = SignalQueue(
+            request.stop_signals,
+            even_if_ignored=request.stop_even_if_ignored,
+            always=(signal.SIGQUIT, *request.forwarded_signals),
+        )
+        self._exchange = Exchange(self._signals)
+        self._connector = Connector(request, self._exchange, version=version)
+        self._stations, self._console = self._exchange.stations, self._exchange.console
         self._lost: list[Refusal] = []
-        self._started = self._ending = False
+        self._ending = False
         self._passed: set[int] = set()
         """Signals that were passed on."""
         self._end_at: float | None = None
         """When the others are ended, once one launcher has said why it cannot launch."""
         self._over_at: float | None = None
         """When whoever is left is given up, once one launcher has failed."""
-        self._signals = SignalQueue(
-            request.stop_signals,
-            even_if_ignored=request.stop_even_if_ignored,
-            always=(signal.SIGQUIT, *request.forwarded_signals),
-        )
 
     def run(self) -> int:
         """Launch, and return how the first node's launcher ended: exit code, or -n for signal n.
@@ -97,17 +71,13 @@ class Conductor:
             Stopped: If a signal came before all hosts had answered.
         """
         try:
-            self._connect()
-            self._start(self._meet())
+            self._connector.connect()
+            self._start(self._connector.meet())
             while not all(station.is_done for station in self._stations):
-                self._turn()
+                self._exchange.turn(self._pass_on_signals)
                 self._look()
         finally:
-            end_all(self._stations)
-            for station in self._stations:
-                station.close()
-            self._screen.finish()
-            self._signals.restore()
+            self._exchange.close()
         if self._lost:
             raise lost_error(self._lost)
         if errors := [station for station in self._stations if "error" in station.files]:
@@ -122,91 +92,6 @@ class Conductor:
         """What came of the launch as JSON, as far as it came to be one."""
         return self._stations[0].files.get("report") if self._stations else None
 
-    # ---- before the start -------------------------------------------------------------------
-
-    def _connect(self) -> None:
-        """Have an agent on each host.
-
-        Raises:
-            RendezvousError: If there is a host without, after all others were tried too.
-        """
-        for number, host in enumerate(self._remote.hosts):
-            self._stations.append(self._go_to(number, host))
-        names = ", ".join(host.name for host in self._remote.hosts[:8])
-        self._console.set_status(f"connecting to {names}")
-        refusals: dict[int, Refusal] = {}
-        while len(refusals) + sum(each.ready is not None for each in self._stations) < len(
-            self._stations
-        ):
-            self._turn()
-            for station in self._stations:
-                if station.ready is not None or station.number in refusals:
-                    continue
-                if (refusal := self._refusal(station)) is not None:
-                    refusals[station.number] = refusal
-            self._stop_early()
-        self._console.set_status("")
-        if refusals:
-            found = [refusals[number] for number in sorted(refusals)]
-            raise refusal_error(found, len(self._stations))
-
-    def _go_to(self, number: int, host: Host) -> Station:
-        remote, env = self._remote, without_own(os.environ)
-        if is_this_machine(host):
-            command = boot_command(sys.executable)
-        else:
-            env = dict(os.environ)
-            command = ssh_command(remote.ssh, host, sys.executable, remote.connect_timeout_s)
-        try:
-            station = Station(number, host, command, env)
-        except OSError as error:
-            raise RendezvousError(
-                f"`{command[0]}` cannot be run: {error.strerror}",
-                hint="--ssh says what to run as ssh",
-            ) from error
-        station.tell(
-            nonce=station.nonce,
-            version=self._version,
-            path=[path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path],
-            cwd=os.getcwd(),
-            lease_s=self._request.node_timeout_s,
-            grace_s=self._request.shutdown_timeout_s,
-        )
-        return station
-
-    def _refusal(self, station: Station) -> Refusal | None:
-        """Return why a host cannot be used, as far as that is known by now."""
-        name, destination = station.host.name, station.host.destination
-        if station.refused is not None:
-            return Refusal(name, station.refused["refused"], station.refused["hint"])
-        if station.is_closed:
-            code = station.finish()
-            return describe_end(name, destination, code, station.said, sys.executable)
-        timeout_s = self._remote.connect_timeout_s
-        if time.monotonic() - station.began > timeout_s:
-            return describe_silence(name, destination, timeout_s, station.said)
-        return None
-
-    def _meet(self) -> list[str]:
-        """Return the options that bring the nodes together; the first one's agent listens."""
-        asked = self._request.rendezvous
-        nnodes = ["--nnodes", str(len(self._stations))]
-        if len(self._stations) == 1 or asked.endpoint or asked.master_addr:
-            return nnodes
-        first, *others = self._stations
-        known = first.ready or {}
-        seen = [(other.ready or {}).get("theirs", "") for other in others]
-        first.tell(listen=[known.get("own", ""), *seen])
-        began = time.monotonic()
-        while first.endpoint is None:
-            self._turn()
-            self._stop_early()
-            waited_s = time.monotonic() - began
-            if first.refused is not None or first.is_closed or waited_s > _GRACE_S:
-                said = (first.refused or {}).get("refused", first.said.strip())
-                raise RendezvousError(f"host {first.host.name} cannot listen: {said}")
-        return [*nnodes, "--rdzv-endpoint", format_endpoint(*first.endpoint)]
-
     def _start(self, meeting: Sequence[str]) -> None:
         nproc = self._request.nproc_per_node
         workers = [nproc] if isinstance(nproc, int) else nproc
@@ -219,47 +104,8 @@ class Conductor:
                 env={**self._env, **devices_of(station.host)},
                 listens=station.endpoint is not None,
             )
-        self._started = True
 
-    def _stop_early(self) -> None:
-        for signum in self._signals.take():
-            if signum in self._request.stop_signals:
-                raise Stopped(signum)
-
-    # ---- the loop ---------------------------------------------------------------------------
-
-    def _turn(self) -> None:
-        """Wait for whatever comes first, and take it."""
-        with selectors.PollSelector() as selector:
-            selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
-            for station in self._stations:
-                if station.outbox.queued_bytes:
-                    selector.register(station.outbox, selectors.EVENT_WRITE, station.outbox.flush)
-                if self._console.is_full:
-                    station.heard = time.monotonic()  # it is we who do not listen
-                    continue
-                for fd in station.open_pipes:
-                    take = partial(station.read, fd, self._screen.show)
-                    selector.register(fd, selectors.EVENT_READ, take)
-            self._screen.watch(selector)
-            wake_ns = self._console.next_wake_ns
-            until_wake_s = BEAT_S if wake_ns is None else (wake_ns - time.monotonic_ns()) / 1e9
-            for key, _ in selector.select(max(0.0, min(BEAT_S, until_wake_s))):
-                key.data()
-        self._console.show_waiting()
-        self._beat()
-
-    def _beat(self) -> None:
-        now = time.monotonic()
-        if now - self._beaten >= BEAT_S:
-            self._beaten = now
-            for station in self._stations:
-                if station.ready is not None:
-                    station.tell(beat=1)
-
-    def _on_signals(self) -> None:
-        if not self._started:
-            return  # whoever waits takes them
+    def _pass_on_signals(self) -> None:
         for signum in self._signals.take():
             self._passed.add(signum)
             for station in self._stations:
@@ -317,8 +163,6 @@ class Conductor:
             for station in self._stations:
                 if not station.is_done:
                     station.tell(end=1)
-
-    # ---- the end ----------------------------------------------------------------------------
 
     def _told_error(self, stations: Sequence[Station]) -> MeshrunError:
         """Return why the launch could not be made: once, though every launcher may say it."""

@@ -12,10 +12,11 @@ _SSH = 255
 """ssh's exit code for whatever went wrong before or between."""
 _NO_COMMAND = (126, 127)
 _MOST_LINES = 8
+_WITHOUT_PASSWORD = "`ssh {host} true` has to work without a password: a key, or an agent"  # noqa: S105
 _HINTS = (
     ("host key", "`ssh {host}` once by hand shows its key; check and accept it"),
     ("Host key", "`ssh {host}` once by hand shows its key; check and accept it"),
-    ("Permission denied", "`ssh {host} true` has to work without a password: a key, or an agent"),
+    ("Permission denied", _WITHOUT_PASSWORD),
     ("Could not resolve", "is the name right? `ssh -G {host}` shows what ssh makes of it"),
     ("Connection refused", "does sshd run there, and on this port? `ssh -G {host}` shows it"),
     ("timed out", "is it up, and can it be reached from here? `ssh {host} true` tries"),
@@ -68,11 +69,11 @@ def describe_end(host: str, destination: str, code: int, said: str, interpreter:
 
 def describe_silence(host: str, destination: str, timeout_s: float, said: str) -> Refusal:
     """Return what there is to say of a host that has not answered in time."""
-    return Refusal(
-        host,
-        f"no answer within {timeout_s:g} s{_quoted(_telling(said)[-_MOST_LINES:])}",
-        f"`ssh {destination} true` tries; --connect-timeout gives more time",
-    )
+    lines = _telling(said)[-_MOST_LINES:]
+    hint = f"`ssh {destination} true` tries; --connect-timeout gives more time"
+    if lines and lines[-1].endswith((":", "?")):
+        hint = f"ssh asks, and nobody is there: {_WITHOUT_PASSWORD.format(host=destination)}"
+    return Refusal(host, f"no answer within {timeout_s:g} s{_quoted(lines)}", hint)
 
 
 def refusal_error(refusals: Sequence[Refusal], total: int) -> RendezvousError:

@@ -106,8 +106,9 @@ class Station:
         return True
 
     def signal(self, signum: int) -> None:
-        """Send ssh itself a signal."""
-        self._process.send_signal(signum)
+        """Send a signal to ssh and what it has started; where it is a script, that is ssh."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signum)
 
     def tell(self, **values: object) -> None:
         """Send the agent a line."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 
 from meshrun.events import (
@@ -120,6 +121,8 @@ class StartProgress:
 
     def _tell_signal(self, event: SignalArrived, state: State, console: Console) -> None:
         """Say what one more signal changes."""
+        if event.signum == signal.SIGTERM and state.sigterm_repeats:
+            return
         name = signal_name(event.signum)
         if state.killed and not self._told_kill:
             self._told_kill = True

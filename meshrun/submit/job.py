@@ -14,11 +14,19 @@ CORES_A_GPU = 4
 """For a rank and its loader workers; every node that has GPUs has so many a GPU."""
 CLEAR_UP_S = 30
 """What is left between the end of the ranks' grace and the scheduler's own SIGKILL."""
-_OF_THE_SUBMISSION = ("submit", "submit_arg", "image", "module")
-_OF_ONE_NODE = (
-    *("node_rank", "rdzv_endpoint", "rdzv_backend", "master_addr", "local_addr", "standalone"),
-    "debug_rank",
+_OF_THE_SUBMISSION = (
+    *("submit", "submit_arg", "image", "module"),
+    *("include", "exclude", "export", "ssh", "connect_timeout"),  # without hosts of no effect
 )
+_OF_NO_JOB = {
+    **dict.fromkeys(
+        ("node_rank", "rdzv_endpoint", "rdzv_backend", "master_addr", "local_addr", "standalone"),
+        "nodes of a job find each other",
+    ),
+    **dict.fromkeys(("hosts", "hostfile"), "the scheduler chooses a job's hosts"),
+    "debug_rank": "a job has no terminal",
+}
+"""Options that make no sense for a job, and why."""
 _WORDS_FOR_THE_MACHINE = ("auto", "gpu", "cpu", "xpu")
 
 
@@ -80,13 +88,12 @@ def check_options(values: Mapping[str, Any], sources: Mapping[str, str]) -> None
     Raises:
         UsageError: With the option, and the variable that it came from.
     """
-    for name in _OF_ONE_NODE:
+    for name, why in _OF_NO_JOB.items():
         if name not in sources or (name == "rdzv_backend" and values[name] == "static"):
             continue
         option, source = f"--{name.replace('_', '-')}", sources[name]
         is_variable = source.isupper()
         asked = f"{option} (from {source})" if is_variable else option
-        why = "a job has no terminal" if name == "debug_rank" else "nodes of a job find each other"
         raise UsageError(
             f"--submit with {asked}: {why}",
             hint=f"unset {source}" if is_variable else f"leave {option} out",

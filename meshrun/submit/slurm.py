@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shlex
+import signal
 from collections.abc import Iterable, Iterator
 
 from meshrun.errors import UsageError
+from meshrun.request import LaunchRequest
 from meshrun.submit.job import Job
 
 TRY_AGAIN = 75
@@ -34,6 +36,8 @@ _SHORT = {
 _OF_THE_PLAN = ("--nodes", "--ntasks", "--ntasks-per-node")
 _GPUS = ("--gres", "--gpus", "--gpus-per-node", "--gpus-per-task", "--gpus-per-socket")
 _CORES = ("--cpus-per-task", "--cpus-per-gpu", "--cores-per-socket", "--exclusive")
+_HARMLESS = (signal.SIGCONT, signal.SIGCHLD, signal.SIGURG, signal.SIGWINCH, signal.SIGQUIT)
+"""Signals that end no meshrun; on SIGQUIT it shows where every rank is."""
 _SAME_CHOICE = {
     "--gpus-per-node": _GPUS,
     "--cpus-per-task": _CORES,
@@ -73,31 +77,27 @@ def render_sbatch(job: Job, *, python: str, folder: str) -> str:
 
 def option_names(extras: Iterable[str]) -> set[str]:
     """Return the full names of the options in words for sbatch, such as ``-p gpu --time=4:00``."""
-    names = set()
-    for text in extras:
-        for word in _split(text):
-            name = word.partition("=")[0]
-            if name.startswith("--"):
-                names.add(name)
-            elif name.startswith("-"):
-                names.add(_SHORT.get(name[:2], name[:2]))
-    return names
+    return {name for name, _ in _options(extras)}
 
 
 def output_of(job_id: str, job: Job, folder: str) -> str:
     """Return where the output of a job goes, as far as its pattern can be told here."""
-    pattern = "%x-%j.out"
-    for text in job.extras:
-        words = _split(text)
-        for word, following in zip(words, [*words[1:], ""], strict=True):
-            name, equals, value = word.partition("=")
-            if name in ("--output", "-o"):
-                pattern = value if equals else following
-            elif word.startswith("-o"):
-                pattern = word[2:]
+    pattern = dict(_options(job.extras)).get("--output", "%x-%j.out")
     for sign, value in (("%x", job.name), ("%j", job_id), ("%A", job_id)):
         pattern = pattern.replace(sign, value)
     return pattern if pattern.startswith("/") else f"{folder.rstrip('/')}/{pattern}"
+
+
+def _options(extras: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield (full name, value) of each option, whatever stands after it if it takes none."""
+    for text in extras:
+        words = _split(text)
+        for word, following in zip(words, [*words[1:], ""], strict=True):
+            name, equals, value = word.partition("=")
+            if name.startswith("--"):
+                yield name, value if equals else following
+            elif name.startswith("-"):
+                yield _SHORT.get(name[:2], name[:2]), word[2:] or following
 
 
 def _directives(job: Job, folder: str, theirs: set[str]) -> Iterator[str]:
@@ -138,12 +138,36 @@ def _check(theirs: set[str], extras: Iterable[str], job: Job) -> None:
             f"--submit-arg {wrong[0]}: the plan has {job.nnodes} nodes with one meshrun each",
             hint="--nnodes and --nproc-per-node say how many",
         )
+    if asked := dict(_options(extras)).get("--signal"):
+        _check_signal(asked, job.plan.request)
     for text in extras:
         if "\n" in text or not text.startswith("-"):
             raise UsageError(
                 f"--submit-arg takes options of sbatch, found `{text}`",
                 hint="--submit-arg=--partition=gpu, or --submit-arg '-p gpu -t 4:00:00'",
             )
+
+
+def _check_signal(asked: str, request: LaunchRequest) -> None:
+    """Refuse a signal that would end the job before its ranks could take note."""
+    flags, _, rest = asked.rpartition(":")
+    if "B" in flags:
+        raise UsageError(
+            f"--submit-arg --signal={asked}: `B` signals the script's shell alone, and it ends by"
+            " it, and the job too",
+            hint=f"--signal={rest} goes to every meshrun, which passes it on",
+        )
+    name = rest.partition("@")[0].removeprefix("SIG")
+    known = {each.name.removeprefix("SIG"): each for each in signal.Signals}
+    known |= {str(int(each)): each for each in signal.Signals}
+    signum = known.get(name)
+    if signum is not None and signum not in (
+        *_HARMLESS, *request.stop_signals, *request.forwarded_signals,
+    ):  # fmt: skip
+        raise UsageError(
+            f"--submit-arg --signal={asked}: {signum.name} would end meshrun",
+            hint=f"--forward {signum.name.removeprefix('SIG')} passes it to the ranks instead",
+        )
 
 
 def _split(text: str) -> list[str]:

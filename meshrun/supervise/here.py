@@ -265,6 +265,8 @@ def _signalled(state: State, event: SignalArrived) -> Step:
     if len(state.signals) > 2:
         return state, []  # all is killed already, and the deadline stays where it is
     first = not state.signals
+    if not first and event.signum == signal.SIGTERM and state.sigterm_repeats:
+        return state, []
     state = replace(state, signals=(*state.signals, event.signum))
     if first and not state.stopping:
         # Python ignores SIGPIPE, so ranks are asked to end in words that they know.

@@ -106,6 +106,8 @@ class State:
     killed: bool = False
     """Whether SIGKILL has been sent to the ranks."""
     deadline_ns: int | None = None
+    sigterm_repeats: bool = False
+    """Whether only the first SIGTERM counts."""
     signals: tuple[int, ...] = ()
     """Signals the launcher was sent, in order."""
     broken: ProgramBroken | None = None

@@ -99,6 +99,7 @@ class Loop:
         self.state = State(
             shutdown_timeout_s=plan.request.shutdown_timeout_s,
             max_restarts=plan.request.max_restarts,
+            sigterm_repeats=plan.request.sigterm_repeats,
             ranks={rank: RankState() for rank in ranks},
             abroad=None if meet is None else Abroad(),
         )

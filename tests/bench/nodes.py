@@ -20,7 +20,7 @@ from tests.bench.processes import NotMeasured, pss_bytes
 from tests.bench.table import Samples, render_samples, render_table
 from tests.engines.hosts import Hosts, why_no_hosts
 
-_PROGRAM = str(Path(__file__).with_name("nodes_program.py"))
+PROGRAM = str(Path(__file__).with_name("nodes_program.py"))
 _WITHIN_S = 400.0
 _GIVE_UP_S = 30.0
 _NODE_TIMEOUT_S = 5
@@ -187,19 +187,19 @@ def _ours(what: str, shape: str, count: int, *words: str) -> Command:
     options = ["--mesh", shape, "--names", "dp,tp", "--no-prefix"]
     if count > 1:
         options += ["--nnodes", str(count), "--rdzv-endpoint", "node0:29500", *words]
-    return meshrun("meshrun", *options, _PROGRAM, what, shape, "FOLDER")
+    return meshrun("meshrun", *options, PROGRAM, what, shape, "FOLDER")
 
 
 def _theirs(what: str, shape: str, count: int, workers: int) -> Command:
     options = ["--nnodes", str(count), "--nproc-per-node", str(workers), "--rdzv-backend", "c10d"]
     options += ["--rdzv-endpoint", "node0:29500", "--rdzv-id", "bench"]
-    return torchrun("torchrun", *options, _PROGRAM, what, shape, "FOLDER")
+    return torchrun("torchrun", *options, PROGRAM, what, shape, "FOLDER")
 
 
 def _theirs_static(what: str, shape: str, count: int, workers: int, node: int) -> Command:
     options = ["--nnodes", str(count), "--nproc-per-node", str(workers), "--node-rank", str(node)]
     options += ["--master-addr", "node0", "--master-port", "29500"]
-    return torchrun("torchrun", *options, _PROGRAM, what, shape, "FOLDER")
+    return torchrun("torchrun", *options, PROGRAM, what, shape, "FOLDER")
 
 
 def _tell(text: str) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
-from tests.bench import failing, guarding, layouts, nodes, printing
+from tests.bench import failing, guarding, hosts, layouts, nodes, printing
 from tests.bench.commands import (
     RANK_PROGRAM,
     Command,
@@ -167,7 +167,7 @@ _ALL = (
     *(wall8, wall32, wall64, stalls, memory, cli, cpu, ends),
     *(failing.restart, failing.told, guarding.killed, guarding.report, guarding.stacks),
     *(printing.output, printing.slow, layouts.layout),
-    *(nodes.nodes, nodes.stop, nodes.silence, nodes.meeting),
+    *(nodes.nodes, nodes.stop, nodes.silence, nodes.meeting, hosts.hosts),
 )
 SECTIONS: dict[str, Callable[[int | None], str]] = {section.__name__: section for section in _ALL}
 """In the order in which they are measured."""

@@ -10,8 +10,8 @@ import pytest
 
 from tests.kit import ROOT, run_meshrun
 
-yaml = pytest.importorskip("yaml", reason="needs the extra `integrations`")
-validator = pytest.importorskip("kubernetes_validate", reason="needs the extra `integrations`")
+yaml = pytest.importorskip("yaml", reason="needs kubernetes-validate")
+validator = pytest.importorskip("kubernetes_validate", reason="needs kubernetes-validate")
 
 PAGE = (ROOT / "docs" / "how-to" / "kubernetes.md").read_text()
 MANIFESTS = [

@@ -27,7 +27,10 @@ _CONF = """\
 ClusterName=tests
 SlurmctldHost={first}({address})
 NodeName={nodes} NodeAddr={addresses} CPUs=4 Gres=gpu:2
-PartitionName=all Nodes=ALL Default=YES
+PartitionName=all Nodes=ALL Default=YES PriorityTier=1 GraceTime=60
+PartitionName=urgent Nodes=ALL PriorityTier=2
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/munge

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ PasswordAuthentication no
 PermitRootLogin prohibit-password
 PidFile none
 LogLevel ERROR
+SetEnv TMPDIR={tmp}
 MaxStartups 100
 """
 _SSH = """
@@ -90,7 +92,11 @@ class Sshd:
         config = self.folder / f"sshd_{name}"
         config.write_text(
             _SSHD.format(
-                port=_PORT, address=self.hosts.addresses[host], folder=self.folder, name=name
+                port=_PORT,
+                address=self.hosts.addresses[host],
+                folder=self.folder,
+                name=name,
+                tmp=tempfile.gettempdir(),
             )
         )
         log = open(self.folder / f"log_of_{name}", "w")  # noqa: SIM115 - closed by the server's end

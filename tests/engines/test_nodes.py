@@ -6,6 +6,7 @@ import os
 import re
 import signal
 
+import psutil
 import pytest
 
 from tests.engines.hosts import MakeHosts
@@ -231,6 +232,19 @@ def test_a_launcher_that_is_killed_ends_the_others(make_hosts: MakeHosts) -> Non
 
     assert launches[0].end() == 69
     assert "error: node 1 (node1) was lost: it closed the connection" in launches[0].text
+    all_gone(hosts)
+
+
+def test_nobody_outlives_launcher_and_zygote_of_the_first_node(make_hosts: MakeHosts) -> None:
+    """Killed at the same moment: the store's process, the last guard, sees to the rest."""
+    hosts, deaf = make_hosts(2), (PROGRAMS / "wait.py", "deaf", "children")
+    launches = launch_on(hosts, *AT, "--shutdown-timeout", "1", *deaf)
+    for launch in launches:
+        launch.wait_for("up", times=2)
+    launcher = psutil.Process(launches[0].process.pid)
+    for process in (launcher, *launcher.children()):
+        process.kill()
+    end_all(launches)
     all_gone(hosts)
 
 

@@ -6,62 +6,17 @@ import json
 import os
 import re
 import signal
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from tests.engines.sshd import MakeSshd, Sshd
-from tests.engines.together import Launch
-from tests.kit import PROGRAMS, ROOT, command, wait_until
+from tests.engines.over_ssh import MESH, SAYS, TOGETHER, all_gone, launch, pids_of, words_of
+from tests.engines.sshd import MakeSshd
+from tests.engines.together import Launch, said
+from tests.kit import command, wait_until
 
 pytestmark = pytest.mark.torch
-SAYS = PROGRAMS / "nodes.py"
-TOGETHER = PROGRAMS / "together.py"
-MESH = ("--mesh", "dp=2,tp=2")
-
-
-def launch(sshd: Sshd, *words: str | Path, hosts: str | None = None, **kwargs: object) -> Launch:
-    """Start meshrun on the first host, for all hosts or those that are named."""
-    named = ["--ssh", sshd.ssh, "--hosts", hosts or sshd.all]
-    return Launch(sshd.hosts, 0, [*named, *words], **kwargs)
-
-
-def all_gone(sshd: Sshd) -> None:
-    """Wait until no process is left on any host, of ssh neither."""
-    hosts = range(len(sshd.hosts.names))
-    wait_until(
-        lambda: not any(sshd.processes(host) for host in hosts),
-        lambda: str([_words_of(sshd, host) for host in hosts]),
-    )
-
-
-def _words_of(sshd: Sshd, host: int) -> list[str]:
-    """Return the command lines of a host's processes, whose arguments any user may read."""
-    found = []
-    for pid in sshd.processes(host):
-        try:
-            words = Path(f"/proc/{pid}/cmdline").read_bytes()
-        except OSError:
-            continue
-        found.append(words.replace(b"\0", b" ").decode())
-    return found
-
-
-def _pids_of(sshd: Sshd, host: int, text: str) -> list[int]:
-    found = []
-    for pid in sshd.processes(host):
-        try:
-            if text in Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode():
-                found.append(pid)
-        except OSError:
-            continue
-    return found
-
-
-def said(text: str) -> list[str]:
-    """Return the lines of ranks, without their prefixes, sorted."""
-    lines = (re.sub(r"^\[.*?\] ", "", line) for line in text.splitlines())
-    return sorted(line for line in lines if line.startswith("rank "))
 
 
 @pytest.mark.parametrize("count", [2, 4])
@@ -184,7 +139,7 @@ def test_a_signal_before_the_nodes_have_met(make_sshd: MakeSshd) -> None:
     sshd = make_sshd(2)
     run = launch(sshd, *MESH, SAYS, hosts="node1,node0")
     wait_until(
-        lambda: bool(_pids_of(sshd, 1, "-m meshrun")) or run.process.poll() is not None,
+        lambda: bool(pids_of(sshd, 1, "-m meshrun")) or run.process.poll() is not None,
         lambda: run.text,
     )
     run.send(signal.SIGTERM)
@@ -217,6 +172,23 @@ def test_a_killed_conductor_leaves_nobody(make_sshd: MakeSshd) -> None:
     all_gone(sshd)
 
 
+def test_what_a_dead_host_leaves_goes_later(make_sshd: MakeSshd) -> None:
+    """Temporary folders, when something is launched there again; the fixture looks for them."""
+    sshd = make_sshd(2)
+    run = launch(sshd, *MESH, TOGETHER, "stay")
+    run.wait_for("met 4", times=4)
+    sshd.hosts.kill_all(1)
+    assert run.end() == 69, run.text
+    left = {path.name for path in Path(tempfile.gettempdir()).glob("meshrun_*")}
+    assert len(left) == 2  # the launcher's and the agent's
+    elsewhere = Launch(sshd.hosts, 0, ["--mesh", "dp=1", SAYS])
+    assert elsewhere.end() == 0
+    assert {path.name for path in Path(tempfile.gettempdir()).glob("meshrun_*")} == left
+    again = Launch(sshd.hosts, 1, ["--mesh", "dp=1", SAYS])
+
+    assert again.end() == 0, again.text
+
+
 def test_a_shared_connection_goes_with_its_user(make_sshd: MakeSshd) -> None:
     """ControlMaster: the way stays for later, and what ran over it does not."""
     sshd = make_sshd(2)
@@ -229,8 +201,8 @@ def test_a_shared_connection_goes_with_its_user(make_sshd: MakeSshd) -> None:
     run.end()
 
     wait_until(
-        lambda: not any(_pids_of(sshd, host, "meshrun") for host in range(2)),
-        lambda: str([_words_of(sshd, host) for host in range(2)]),
+        lambda: not any(pids_of(sshd, host, "meshrun") for host in range(2)),
+        lambda: str([words_of(sshd, host) for host in range(2)]),
     )
 
 
@@ -254,7 +226,7 @@ def test_a_killed_way_ends_all(make_sshd: MakeSshd, which: str) -> None:
     run = launch(sshd, "--mesh", "dp=3", TOGETHER, "stay")
     run.wait_for("met 3", times=3)
     host = 0 if which == "ssh -F" else 2
-    os.kill(_pids_of(sshd, host, which)[-1], signal.SIGKILL)
+    os.kill(pids_of(sshd, host, which)[-1], signal.SIGKILL)
 
     assert run.end() == 69, run.text
     assert re.search(r"error: host node\d was lost: ", run.text), run.text
@@ -272,127 +244,19 @@ def test_a_cut_link_ends_all(make_sshd: MakeSshd) -> None:
     assert "node1" in run.text
     servers = range(len(sshd.hosts.names))
     wait_until(
-        lambda: not any(_pids_of(sshd, host, "meshrun") for host in servers),
-        lambda: str([_words_of(sshd, host) for host in servers]),
+        lambda: not any(pids_of(sshd, host, "meshrun") for host in servers),
+        lambda: str([words_of(sshd, host) for host in servers]),
     )
 
 
-def hide(sshd: Sshd, host: int, path: Path | str) -> None:
-    """Have a folder look empty on one host."""
-    done = sshd.hosts.run(host, ["mount", "-t", "tmpfs", "none", path])
-    assert done.returncode == 0, done.stderr
-
-
-def _unreachable(sshd: Sshd) -> None:
-    sshd.hosts.cut(1)
-
-
-def _stopped_server(sshd: Sshd) -> None:
-    sshd.servers[1].kill()
-    sshd.servers[1].wait()
-
-
-def _unknown_key(sshd: Sshd) -> None:
-    known = sshd.folder / "known"
-    known.write_text(re.sub(r".*node1.*\n", "", known.read_text()))
-
-
-def _unwelcome(sshd: Sshd) -> None:
-    (sshd.folder / "sshd_node1").write_text("")
-    hide_file = sshd.folder / "nobody"
-    hide_file.write_text("")
-    done = sshd.hosts.run(1, ["mount", "--bind", hide_file, sshd.folder / "id.pub"])
-    assert done.returncode == 0, done.stderr
-
-
-def _without_interpreter(sshd: Sshd) -> None:
-    hide(sshd, 1, Path(command()[0]).parent)
-
-
-def _without_meshrun(sshd: Sshd) -> None:
-    hide(sshd, 1, ROOT / "meshrun")
-
-
-def _other_version(sshd: Sshd) -> None:
-    text = (ROOT / "meshrun" / "__init__.py").read_text()
-    other = sshd.folder / "init.py"
-    other.write_text(re.sub(r'__version__ = ".*"', '__version__ = "0.0.7"', text))
-    done = sshd.hosts.run(1, ["mount", "--bind", other, ROOT / "meshrun" / "__init__.py"])
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize(
-    ("trouble", "told"),
-    [
-        (_unreachable, r"ssh failed: .*(timed out|No route to host)|no answer within"),
-        (_stopped_server, "ssh failed: .*Connection refused"),
-        (_unknown_key, "ssh failed: .*Host key verification failed"),
-        (_unwelcome, "ssh failed: .*Permission denied"),
-        (_without_interpreter, f"it cannot run {command()[0]}"),
-        (_without_meshrun, f"{command()[0]} there has no meshrun: .*No module named 'meshrun"),
-        (_other_version, r"its meshrun is 0\.0\.7, and 0\.1\.0 is needed"),
-    ],
-)
-def test_a_host_that_cannot_be_used_is_named(
-    make_sshd: MakeSshd, trouble: object, told: str
-) -> None:
-    """With what ssh said and a hint, exit code 69; no rank was started anywhere."""
-    sshd = make_sshd(3)
-    trouble(sshd)  # type: ignore[operator]
-    run = launch(sshd, "--connect-timeout", "20", "--mesh", "dp=3", SAYS)
-
-    assert run.end() == 69, run.text
-    assert re.search(rf"^error: host node1: ({told})", run.text, re.MULTILINE), run.text
-    assert "hint: " in run.text
-    assert not said(run.text)
-    all_gone(sshd)
-
-
-def test_a_missing_folder_is_named(make_sshd: MakeSshd, tmp_path: Path) -> None:
-    """Where this command was typed has to be there on every host."""
+def test_an_allocation_around_is_not_asked(make_sshd: MakeSshd) -> None:
+    """Who names hosts means these, also in a step that looks broken, and launchers see none."""
     sshd = make_sshd(2)
-    here = tmp_path / "place" / "here"
-    here.mkdir(parents=True)
-    hide(sshd, 1, tmp_path / "place")
-    run = launch(sshd, *MESH, SAYS, cwd=here)
+    env = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0"}
+    run = launch(sshd, *MESH, SAYS, env=env)
 
-    assert run.end() == 69, run.text
-    assert f"error: host node1: its folder {here}: No such file or directory" in run.text
-    all_gone(sshd)
-
-
-def test_every_host_that_cannot_be_used_is_named(make_sshd: MakeSshd) -> None:
-    """In one go, not one after the other."""
-    sshd = make_sshd(2)
-    run = launch(sshd, "--mesh", "dp=3", SAYS, hosts="node0,nowhere1,nowhere2")
-
-    assert run.end() == 69, run.text
-    assert "error: 2 of 3 hosts cannot be used" in run.text
-    assert run.text.count("Could not resolve hostname") == 2
-    all_gone(sshd)
-
-
-def test_a_program_that_one_host_lacks(make_sshd: MakeSshd, tmp_path: Path) -> None:
-    """The host is named, and the others do not wait for it."""
-    sshd = make_sshd(2)
-    (folder := tmp_path / "programs").mkdir()
-    (program := folder / "a.py").write_text("print('hello')")
-    hide(sshd, 1, folder)
-    run = launch(sshd, *MESH, program)
-
-    assert run.end() == 2, run.text
-    assert f"error: host node1: can't open file '{program}'" in run.text
-    all_gone(sshd)
-
-
-def test_a_program_that_is_nowhere(make_sshd: MakeSshd) -> None:
-    """Every launcher says it, if it comes to that, and it is told once."""
-    sshd = make_sshd(2)
-    run = launch(sshd, *MESH, "/nowhere.py")
-
-    assert run.end() == 2, run.text
-    assert run.text.count("can't open file '/nowhere.py'") == 1
-    all_gone(sshd)
+    assert run.end() == 0, run.text
+    assert len(said(run.text)) == len(run.text.splitlines()) == 4, run.text
 
 
 def test_nothing_secret_is_in_an_argument(make_sshd: MakeSshd, tmp_path: Path) -> None:
@@ -410,7 +274,7 @@ def test_nothing_secret_is_in_an_argument(make_sshd: MakeSshd, tmp_path: Path) -
         hosts="node1,root@node0", env=env,
     )  # fmt: skip
     run.wait_for("t0psecret None False", times=2)
-    words = [line for host in range(2) for line in _words_of(sshd, host)]
+    words = [line for host in range(2) for line in words_of(sshd, host)]
     run.send(signal.SIGTERM)
     run.end()
 

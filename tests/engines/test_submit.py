@@ -13,6 +13,17 @@ from tests.kit import PROGRAMS, command, run_meshrun, wait_until
 pytestmark = pytest.mark.torch
 NODES = PROGRAMS / "nodes.py"
 REQUEUED = PROGRAMS / "requeued.py"
+PATIENT = """\
+import os, signal
+
+until, asked = os.pipe()
+signal.signal(signal.SIGTERM, lambda *_: os.write(asked, b"!"))
+print("trains", flush=True)
+for _ in range(8):
+    os.read(until, 1)
+print("saved", flush=True)
+"""
+"""Saves only after it was asked several times, by Slurm itself or by meshrun."""
 
 
 def submit(slurm: Slurm, folder: Path, *args: str | Path) -> tuple[str, Path]:
@@ -62,6 +73,44 @@ def test_a_preempted_job_goes_on(slurm: Slurm, tmp_path: Path) -> None:
     slurm.wait_gone(job)
 
     assert output.read_text().count("saved in run 0") == 2, output.read_text()
+
+
+def test_slurm_may_repeat_its_sigterm(slurm: Slurm, tmp_path: Path) -> None:
+    """As it does at the time limit: ranks keep their grace, however often it comes."""
+    patient = tmp_path / "patient.py"
+    patient.write_text(PATIENT)
+    job, output = submit(
+        slurm, tmp_path, "--nnodes", "2", "--nproc-per-node", "1", "--submit-arg=--no-requeue",
+        patient,
+    )  # fmt: skip
+    wait_for(output, "trains", 2)
+
+    def ask_again() -> bool:
+        slurm.scancel("--signal=TERM", job)
+        return output.read_text().count("saved") == 2
+
+    wait_until(ask_again, output.read_text)
+    slurm.wait_gone(job)
+
+    assert "ExitCode=75:0" in slurm.run(["scontrol", "show", "job", job]).stdout
+    assert "are left" not in output.read_text()
+
+
+@pytest.mark.slow
+def test_a_job_gives_way_to_an_urgent_one_and_goes_on(slurm: Slurm, tmp_path: Path) -> None:
+    """Slurm itself preempts it; it saves within the grace, makes room at once and comes back."""
+    job, output = submit(slurm, tmp_path, "--nnodes", "2", "--nproc-per-node", "1", REQUEUED)
+    wait_for(output, "trains in run 0", 2)
+    urgent = ("--partition=urgent", "--nodes=3", "--exclusive")
+    printed = slurm.sbatch(f"cat {output}; squeue --noheader --jobs={job} --format=%r,%T", *urgent)
+
+    assert printed.count("saved in run 0") == 2, printed
+    assert printed.splitlines()[-1].endswith(",PENDING"), printed
+    wait_for(output, "trains in run 1", 2)
+    slurm.wait_gone(job)
+    shown = slurm.run(["scontrol", "show", "job", job]).stdout
+    assert "JobState=COMPLETED" in shown, shown
+    assert "Restarts=1 " in shown, shown
 
 
 def test_a_cancelled_job_does_not_go_on(slurm: Slurm, tmp_path: Path) -> None:

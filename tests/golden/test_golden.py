@@ -111,6 +111,7 @@ ERRORS: dict[str, list[str]] = {
     "a job on nodes that differ": [
         "--submit", "slurm", "--mesh", "12", "--nnodes", "2", "--nproc-per-node", "8,4", "train.py",
     ],
+    "a job that names its hosts": ["--submit", "slurm", "--hosts", "a:8,b:8", "train.py"],
     "a job as a picture": ["--submit", "slurm", "-n", "--format", "svg", "train.py"],
     "another number of nodes": [
         "--submit", "slurm", "--nnodes", "2", "--submit-arg=-N4", "-n", "train.py",
@@ -190,6 +191,7 @@ def folder(tmp_path: Path, fake_torch: Path, monkeypatch: pytest.MonkeyPatch) ->
     return tmp_path
 
 
+@pytest.mark.timeout(300)  # many commands, one after the other
 def test_every_error(folder: Path) -> None:
     """Bad input starts nothing, and one error says what was asked, what was found, what to try."""
     told = []

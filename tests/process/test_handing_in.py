@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from meshrun import launch
+from meshrun.errors import UsageError
 from tests.kit import run_meshrun
 
 NOTES = """\
@@ -90,11 +92,16 @@ def test_variables_are_written_out_and_none_submits(folder: Path) -> None:
     pod = run_meshrun("--submit", "kubernetes", "-n", "train.py", env=mesh)
     plan = run_meshrun("-n", "train.py", env={"MESHRUN_SUBMIT": "slurm", "MESHRUN_IMAGE": "a"})
     node = run_meshrun("--submit", "slurm", "-n", "train.py", env={"PET_NODE_RANK": "1"})
+    hosts = run_meshrun("--submit", "slurm", "-n", "train.py", env={"MESHRUN_HOSTS": "a,b"})
+    ssh = run_meshrun("--submit", "slurm", "-n", "train.py", env={"MESHRUN_SSH": "ssh -v"})
 
     assert '- "--mesh"\n            - "dp=2,tp=2"\n            - "--nnodes"\n' in pod.stdout
     assert plan.stdout.startswith("no mesh: 1 rank"), plan.stderr
     assert "--submit with --node-rank (from PET_NODE_RANK)" in node.stderr
     assert "hint: unset PET_NODE_RANK" in node.stderr
+    assert "--submit with --hosts (from MESHRUN_HOSTS)" in hosts.stderr
+    assert ssh.returncode == 0, ssh.stderr
+    assert "--ssh" not in ssh.stdout
 
 
 def test_a_secret_among_the_arguments_is_pointed_at(folder: Path) -> None:
@@ -115,3 +122,24 @@ def test_a_secret_among_the_arguments_is_pointed_at(folder: Path) -> None:
     assert ours.stderr.count("looks like a secret") == 1
     assert ours.stderr.startswith("meshrun: --api-key looks like a secret")
     assert "hush" not in ours.stderr
+
+
+def test_launch_hands_nothing_in(folder: Path) -> None:
+    """It would return before there is a rank, and the job would write its caller's report."""
+    with pytest.raises(UsageError, match=r"--submit with launch\(\)"):
+        launch("train.py", nnodes=2, options=["--submit", "slurm", "--dry-run"])
+
+
+def test_a_shell_of_a_job_steps_for_people_alone(folder: Path) -> None:
+    """The caller of launch() waits for one process of its own: it is told what to do."""
+    make(folder, "srun", "")
+    job = {"SLURM_JOB_ID": "7"}
+    words = ["--nnodes", "2", "--nproc-per-node", "1", "train.py"]
+    with pytest.raises(UsageError, match="--nnodes 2 in a shell of Slurm") as refused:
+        launch("train.py", nnodes=2, nproc_per_node=1, env=job)
+    assert not (folder / "srun.json").exists()
+    ours = run_meshrun(*words, env=job)
+
+    assert refused.value.hint == "one launcher a node: srun --ntasks-per-node=1 meshrun ..."
+    assert ours.returncode == 0, ours.stderr
+    assert noted(folder, "srun")[0][-len(words) :] == words

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshrun.asked import Asked
 from meshrun.errors import UsageError
+from meshrun.options.hosts import on_hosts
+from meshrun.request import LaunchRequest, Program
 from meshrun.roster import Host, choose_hosts, parse_hostfile, parse_hosts
 
 NAMES = st.from_regex(r"[a-z][a-z0-9]{0,6}(\.[a-z]{1,3})?", fullmatch=True)
@@ -129,3 +134,19 @@ def test_a_choice_that_cannot_be(choice: dict[str, str], told: str) -> None:
         choose_hosts(parse_hosts("a:4,b"), **choice)
 
     assert caught.value.message == told
+
+
+@pytest.mark.parametrize("typed", [[], ["hosts"], ["hostfile"], ["hosts", "hostfile"]])
+def test_a_list_that_was_typed_counts_before_a_variable(typed: list[str], tmp_path: Path) -> None:
+    """Two of the same rank exclude each other."""
+    (file := tmp_path / "hosts").write_text("of-file slots=2\n")
+    values = {"hosts": "named:2", "hostfile": str(file)}
+    sources = {name: f"MESHRUN_{name.upper()}" for name in values}
+    asked = Asked(values, sources | dict.fromkeys(typed, "command line"), {})
+    request = LaunchRequest(program=Program(kind="script", target="train.py"))
+    if len(typed) != 1:
+        with pytest.raises(UsageError, match="--hosts and --hostfile exclude each other"):
+            on_hosts(request, asked)
+        return
+
+    assert on_hosts(request, asked).hosts == ("named" if typed == ["hosts"] else "of-file",)

@@ -211,6 +211,21 @@ def test_one_signal_to_every_node_is_one() -> None:
     assert [each.deadline_ns for each in (once, twice, other)] == [35 * S, 9 * S, 9 * S]
 
 
+def test_a_sigterm_that_slurm_repeats_is_one() -> None:
+    """Ranks keep their grace then, and Ctrl-C still counts."""
+    state = State(
+        shutdown_timeout_s=30.0,
+        ranks={rank: RankState() for rank in range(3)},
+        sigterm_repeats=True,
+    )
+    for event in [*STARTED, *(signalled(15, at) for at in (5, 5.1, 5.2, 6))]:
+        state, _ = step(state, event)
+    interrupted, _ = step(state, signalled(signal.SIGINT, 7))
+
+    assert [each.deadline_ns for each in (state, interrupted)] == [35 * S, 9 * S]
+    assert not state.killed
+
+
 CLEARED = GenerationEnded(at_ns=7 * S)
 AGAIN = EndGeneration(grace_s=LEFTOVER_GRACE_S)
 LOST_ONE = [exited(1, 9, 5), exited(0, 15, 6), exited(2, 15, 6)]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +146,7 @@ def test_only_a_preempted_job_is_requeued(tmp_path: Path, code: int, asked: int)
         ("--gres=gpu:a100:4", "--gpus-per-node"),
         ("-G 8", "--gpus-per-node"),
         ("-c16", "--cpus-per-task"),
-        ("--signal=USR1@300", "--signal=TERM"),
+        ("--signal=INT@300", "--signal=TERM"),
         ("-p gpu --job-name other", "--job-name=train"),
         ("-omine.txt", "--output=%x"),
     ],
@@ -164,6 +166,28 @@ def test_what_contradicts_the_plan_is_refused(extra: str) -> None:
     """As is what sbatch could not read."""
     with pytest.raises(UsageError, match="--submit-arg"):
         render_sbatch(make_job(extras=(extra,)), python="python", folder="/")
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ("B:TERM@60", "hint: --signal=TERM@60 goes to every meshrun"),
+        ("RB:USR1@60", "hint: --signal=USR1@60 goes to every meshrun"),
+        ("USR1@60", "hint: --forward USR1 passes it to the ranks"),
+        ("R:SIGUSR1", "hint: --forward USR1 passes it to the ranks"),
+        (str(int(signal.SIGUSR2)), "hint: --forward USR2 passes it to the ranks"),
+    ],
+)
+def test_a_signal_that_would_end_the_job_is_refused(asked: str, found: str) -> None:
+    """By itself, or with the shell of the script; one that is passed on is fine."""
+    for extra in (f"--signal={asked}", f"--signal {asked}"):
+        with pytest.raises(UsageError) as refused:
+            render_sbatch(make_job(extras=(extra,)), python="python", folder="/")
+        assert f"hint: {refused.value.hint}".startswith(found)
+    forwards = (signal.SIGUSR1, signal.SIGUSR2)
+    for passed in ("TERM@60", "R:HUP", "USR1@60", "SIGUSR2", "CONT"):
+        job = make_job(extras=(f"--signal={passed}",), forwarded_signals=forwards)
+        assert f"--signal={passed}\n" in render_sbatch(job, python="python", folder="/")
 
 
 def test_output_is_where_the_user_says() -> None:
@@ -200,14 +224,18 @@ def test_a_name_is_one_for_every_scheduler(target: str, run_id: str | None) -> N
     assert len(name) <= 44
 
 
+def manifest(kind: str, **changes: Any) -> list[dict[str, Any]]:
+    """Return the documents of a manifest, its Secret too."""
+    job = make_job(**changes)
+    text = render_manifest(job, kind) + "---\n" + render_secret(job, "x")
+    return list(yaml.safe_load_all(text))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_manifests_are_valid(kind: str) -> None:
     """Against the schemas of Kubernetes, misspelt fields too; a JobSet's Job by itself."""
     validate = pytest.importorskip("kubernetes_validate", reason="needs kubernetes-validate")
-    job = make_job(shutdown_timeout_s=90.0)
-    documents = list(
-        yaml.safe_load_all(render_manifest(job, kind) + "---\n" + render_secret(job, "x"))
-    )
+    documents = manifest(kind, shutdown_timeout_s=90.0)
     standard = [each for each in documents if each["apiVersion"] in ("v1", "batch/v1")]
     for document in documents:
         for replicated in document["spec"].get("replicatedJobs", []) if "spec" in document else []:
@@ -222,3 +250,58 @@ def test_manifests_are_valid(kind: str) -> None:
         "kubernetes": {"Service", "Job", "Secret"}, "jobset": {"Job", "Secret"},
         "trainjob": {"Secret"},
     }[kind]  # fmt: skip
+
+
+MODELS = {"jobset": "JobsetV1alpha2JobSet", "trainjob": "TrainerV1alpha1TrainJob"}
+"""The generated model of what each kind makes, by its API group and version."""
+
+
+def is_valid(kind: str, document: dict[str, Any]) -> bool:
+    """Whether a document fits its kind's own schema, and none of its fields is unknown there."""
+    models = pytest.importorskip("kubeflow_trainer_api.models", reason="needs kubeflow-trainer-api")
+    try:
+        read = getattr(models, MODELS[kind]).from_dict(document)
+    except (ValueError, AttributeError):  # AttributeError: a text where an object has to be
+        return False
+    return bool(read.to_dict() == document)
+
+
+def fields(value: Any) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield every field below a value as the object that has it and its name."""
+    for name, below in list(value.items() if isinstance(value, dict) else enumerate(value)):
+        if isinstance(value, dict):
+            yield value, name
+        if isinstance(below, dict | list):
+            yield from fields(below)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_custom_resources_fit_their_own_schemas(kind: str) -> None:
+    """Every one of their fields is known there, and of the right type."""
+    document = manifest(kind, shutdown_timeout_s=90.0)[0]
+    group, _, version = document["apiVersion"].partition("/")
+
+    assert is_valid(kind, document)
+    model = f"{group.partition('.')[0]}{version}{document['kind']}"
+    assert model.lower() == MODELS[kind].lower()
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_field_that_is_wrong_does_not_fit(kind: str) -> None:
+    """Misspelt, or of another type, wherever it stands; resources have names of their own."""
+    document = manifest(kind)[0]
+    tried = 0
+    for parent, name in list(fields(document)):
+        if "/" in name:
+            continue
+        value = parent.pop(name)
+        parent[f"{name}s"] = value
+        assert not is_valid(kind, document), f"{name}s"
+        del parent[f"{name}s"]
+        parent[name] = [value]
+        assert not is_valid(kind, document), f"{name}: [...]"
+        parent[name] = value
+        tried += 1
+
+    assert tried > 15
+    assert is_valid(kind, document)

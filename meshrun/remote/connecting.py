@@ -1,0 +1,135 @@
+"""From a list of hosts to an agent on each, and to the place where their launchers meet."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from meshrun.errors import InternalError, RendezvousError
+from meshrun.meeting import format_endpoint
+from meshrun.remote.exchange import Exchange
+from meshrun.remote.failing import Refusal, describe_end, describe_silence, refusal_error
+from meshrun.remote.orders import boot_command, ssh_command, without_own
+from meshrun.remote.station import Station, is_this_machine
+from meshrun.request import LaunchRequest
+from meshrun.roster import Host
+
+_LISTENS_IN_S = 10.0
+"""What the first host may take to open the socket where the nodes meet."""
+
+
+class Stopped(Exception):
+    """A signal came before anything was started."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signum)
+        self.signum = signum
+
+
+class Connector:
+    """Brings an agent to every host; nothing is started yet.
+
+    Args:
+        request: What was asked for, hosts included.
+        exchange: Where the ways to them are kept.
+        version: That of this meshrun, which every host has to have.
+    """
+
+    def __init__(self, request: LaunchRequest, exchange: Exchange, *, version: str) -> None:
+        if request.remote is None:
+            raise InternalError("there are no hosts to launch on")
+        self._request, self._remote, self._exchange = request, request.remote, exchange
+        self._version = version
+
+    def connect(self) -> None:
+        """Have an agent on each host.
+
+        Raises:
+            RendezvousError: If there is a host without, after all others were tried too.
+        """
+        for number, host in enumerate(self._remote.hosts):
+            self._exchange.stations.append(self._go_to(number, host))
+        names = ", ".join(host.name for host in self._remote.hosts[:8])
+        self._exchange.console.set_status(f"connecting to {names}")
+        refusals: dict[int, Refusal] = {}
+        while open_ones := [
+            station
+            for station in self._exchange.stations
+            if station.ready is None and station.number not in refusals
+        ]:
+            self._exchange.turn()
+            for station in open_ones:
+                if station.ready is None and (refusal := self._refusal(station)) is not None:
+                    refusals[station.number] = refusal
+            self._stop_early()
+        self._exchange.console.set_status("")
+        if refusals:
+            found = [refusals[number] for number in sorted(refusals)]
+            raise refusal_error(found, len(self._exchange.stations))
+
+    def _go_to(self, number: int, host: Host) -> Station:
+        remote, env = self._remote, without_own(os.environ)
+        if is_this_machine(host):
+            command = boot_command(sys.executable)
+        else:
+            env = dict(os.environ)
+            command = ssh_command(remote.ssh, host, sys.executable, remote.connect_timeout_s)
+        try:
+            station = Station(number, host, command, env)
+        except OSError as error:
+            raise RendezvousError(
+                f"`{command[0]}` cannot be run: {error.strerror}",
+                hint="--ssh says what to run as ssh",
+            ) from error
+        station.tell(
+            nonce=station.nonce,
+            version=self._version,
+            path=[path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path],
+            cwd=os.getcwd(),
+            lease_s=self._request.node_timeout_s,
+            grace_s=self._request.shutdown_timeout_s,
+        )
+        return station
+
+    def _refusal(self, station: Station) -> Refusal | None:
+        """Return why a host cannot be used, as far as that is known by now."""
+        name, destination = station.host.name, station.host.destination
+        if station.refused is not None:
+            return Refusal(name, station.refused["refused"], station.refused["hint"])
+        if station.is_closed:
+            code = station.finish()
+            return describe_end(name, destination, code, station.said, sys.executable)
+        timeout_s = self._remote.connect_timeout_s
+        if time.monotonic() - station.began > timeout_s:
+            return describe_silence(name, destination, timeout_s, station.said)
+        return None
+
+    def meet(self) -> list[str]:
+        """Return the options that bring the nodes together; the first one's agent listens.
+
+        Raises:
+            RendezvousError: If it cannot.
+        """
+        asked, stations = self._request.rendezvous, self._exchange.stations
+        nnodes = ["--nnodes", str(len(stations))]
+        if len(stations) == 1 or asked.endpoint or asked.master_addr:
+            return nnodes
+        first, *others = stations
+        known = first.ready or {}
+        seen = [(other.ready or {}).get("theirs", "") for other in others]
+        first.tell(listen=[known.get("own", ""), *seen])
+        began = time.monotonic()
+        while first.endpoint is None:
+            self._exchange.turn()
+            self._stop_early()
+            waited_s = time.monotonic() - began
+            if first.refused is not None or first.is_closed or waited_s > _LISTENS_IN_S:
+                said = (first.refused or {}).get("refused", first.said.strip())
+                raise RendezvousError(f"host {first.host.name} cannot listen: {said}")
+        return [*nnodes, "--rdzv-endpoint", format_endpoint(*first.endpoint)]
+
+    def _stop_early(self) -> None:
+        for signum in self._exchange.signals.take():
+            if signum in self._request.stop_signals:
+                raise Stopped(signum)

@@ -1,0 +1,51 @@
+"""One command for several hosts, and what is left of it on each of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.engines.sshd import Sshd
+from tests.engines.together import Launch
+from tests.kit import PROGRAMS, wait_until
+
+SAYS = PROGRAMS / "nodes.py"
+TOGETHER = PROGRAMS / "together.py"
+MESH = ("--mesh", "dp=2,tp=2")
+
+
+def launch(sshd: Sshd, *words: str | Path, hosts: str | None = None, **kwargs: object) -> Launch:
+    """Start meshrun on the first host, for all hosts or those that are named."""
+    named = ["--ssh", sshd.ssh, "--hosts", hosts or sshd.all]
+    return Launch(sshd.hosts, 0, [*named, *words], **kwargs)
+
+
+def all_gone(sshd: Sshd) -> None:
+    """Wait until no process is left on any host, of ssh neither."""
+    hosts = range(len(sshd.hosts.names))
+    wait_until(
+        lambda: not any(sshd.processes(host) for host in hosts),
+        lambda: str([words_of(sshd, host) for host in hosts]),
+    )
+
+
+def words_of(sshd: Sshd, host: int) -> list[str]:
+    """Return the command lines of a host's processes, whose arguments any user may read."""
+    found = []
+    for pid in sshd.processes(host):
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            continue
+        found.append(words.replace(b"\0", b" ").decode())
+    return found
+
+
+def pids_of(sshd: Sshd, host: int, text: str) -> list[int]:
+    found = []
+    for pid in sshd.processes(host):
+        try:
+            if text in Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode():
+                found.append(pid)
+        except OSError:
+            continue
+    return found

@@ -1,0 +1,153 @@
+"""Hosts that --hosts cannot use: each is named within --connect-timeout, and nothing is left."""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.engines.over_ssh import MESH, SAYS, all_gone, launch
+from tests.engines.sshd import MakeSshd, Sshd
+from tests.engines.together import Launch, said
+from tests.kit import ROOT, command
+
+pytestmark = pytest.mark.torch
+
+
+def hide(sshd: Sshd, host: int, path: Path | str) -> None:
+    """Have a folder look empty on one host."""
+    done = sshd.hosts.run(host, ["mount", "-t", "tmpfs", "none", path])
+    assert done.returncode == 0, done.stderr
+
+
+def _unreachable(sshd: Sshd) -> None:
+    sshd.hosts.cut(1)
+
+
+def _stopped_server(sshd: Sshd) -> None:
+    sshd.servers[1].kill()
+    sshd.servers[1].wait()
+
+
+def _hung_server(sshd: Sshd) -> None:
+    sshd.servers[1].send_signal(signal.SIGSTOP)
+
+
+def _unknown_key(sshd: Sshd) -> None:
+    known = sshd.folder / "known"
+    known.write_text(re.sub(r".*node1.*\n", "", known.read_text()))
+
+
+def _unwelcome(sshd: Sshd) -> None:
+    (sshd.folder / "sshd_node1").write_text("")
+    hide_file = sshd.folder / "nobody"
+    hide_file.write_text("")
+    done = sshd.hosts.run(1, ["mount", "--bind", hide_file, sshd.folder / "id.pub"])
+    assert done.returncode == 0, done.stderr
+
+
+def _without_interpreter(sshd: Sshd) -> None:
+    hide(sshd, 1, Path(command()[0]).parent)
+
+
+def _without_meshrun(sshd: Sshd) -> None:
+    hide(sshd, 1, ROOT / "meshrun")
+
+
+def _other_version(sshd: Sshd) -> None:
+    text = (ROOT / "meshrun" / "__init__.py").read_text()
+    other = sshd.folder / "init.py"
+    other.write_text(re.sub(r'__version__ = ".*"', '__version__ = "0.0.7"', text))
+    done = sshd.hosts.run(1, ["mount", "--bind", other, ROOT / "meshrun" / "__init__.py"])
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("trouble", "told"),
+    [
+        (_unreachable, r"ssh failed: .*(timed out|No route to host)|no answer within"),
+        (_stopped_server, "ssh failed: .*Connection refused"),
+        (_hung_server, r"ssh failed: .*timed out|no answer within"),
+        (_unknown_key, "ssh failed: .*Host key verification failed"),
+        (_unwelcome, "ssh failed: .*Permission denied"),
+        (_without_interpreter, f"it cannot run {command()[0]}"),
+        (_without_meshrun, f"{command()[0]} there has no meshrun: .*No module named 'meshrun"),
+        (_other_version, r"its meshrun is 0\.0\.7, and 0\.1\.0 is needed"),
+    ],
+)
+def test_a_host_that_cannot_be_used_is_named(
+    make_sshd: MakeSshd, trouble: object, told: str
+) -> None:
+    """With what ssh said and a hint, exit code 69; no rank was started anywhere."""
+    sshd = make_sshd(3)
+    trouble(sshd)  # type: ignore[operator]
+    run = launch(sshd, "--connect-timeout", "20", "--mesh", "dp=3", SAYS)
+
+    assert run.end() == 69, run.text
+    assert re.search(rf"^error: host node1: ({told})", run.text, re.MULTILINE), run.text
+    assert "hint: " in run.text
+    assert not said(run.text)
+    all_gone(sshd)
+
+
+def test_an_ssh_that_asks_is_not_waited_for(make_sshd: MakeSshd, tmp_path: Path) -> None:
+    """A wrapper that wants a password gets no answer; what it asked is shown."""
+    sshd = make_sshd(2)
+    (asks := tmp_path / "asks").write_text('#!/bin/sh\nprintf "$0\'s password: " >&2; sleep 1000\n')
+    asks.chmod(0o755)
+    words = ("--ssh", asks, "--hosts", "node1", "--connect-timeout", "2", "--mesh", "dp=2", SAYS)
+    run = Launch(sshd.hosts, 0, words)
+
+    assert run.end() == 69, run.text
+    assert f"error: host node1: no answer within 2 s: {asks}'s password:" in run.text
+    assert "hint: ssh asks, and nobody is there" in run.text
+    all_gone(sshd)
+
+
+def test_a_missing_folder_is_named(make_sshd: MakeSshd, tmp_path: Path) -> None:
+    """Where this command was typed has to be there on every host."""
+    sshd = make_sshd(2)
+    here = tmp_path / "place" / "here"
+    here.mkdir(parents=True)
+    hide(sshd, 1, tmp_path / "place")
+    run = launch(sshd, *MESH, SAYS, cwd=here)
+
+    assert run.end() == 69, run.text
+    assert f"error: host node1: its folder {here}: No such file or directory" in run.text
+    all_gone(sshd)
+
+
+def test_every_host_that_cannot_be_used_is_named(make_sshd: MakeSshd) -> None:
+    """In one go, not one after the other."""
+    sshd = make_sshd(2)
+    run = launch(sshd, "--mesh", "dp=3", SAYS, hosts="node0,nowhere1,nowhere2")
+
+    assert run.end() == 69, run.text
+    assert "error: 2 of 3 hosts cannot be used" in run.text
+    assert run.text.count("Could not resolve hostname") == 2
+    all_gone(sshd)
+
+
+def test_a_program_that_one_host_lacks(make_sshd: MakeSshd, tmp_path: Path) -> None:
+    """The host is named, and the others do not wait for it."""
+    sshd = make_sshd(2)
+    (folder := tmp_path / "programs").mkdir()
+    (program := folder / "a.py").write_text("print('hello')")
+    hide(sshd, 1, folder)
+    run = launch(sshd, *MESH, program)
+
+    assert run.end() == 2, run.text
+    assert f"error: host node1: can't open file '{program}'" in run.text
+    all_gone(sshd)
+
+
+def test_a_program_that_is_nowhere(make_sshd: MakeSshd) -> None:
+    """Every launcher says it, if it comes to that, and it is told once."""
+    sshd = make_sshd(2)
+    run = launch(sshd, *MESH, "/nowhere.py")
+
+    assert run.end() == 2, run.text
+    assert run.text.count("can't open file '/nowhere.py'") == 1
+    all_gone(sshd)

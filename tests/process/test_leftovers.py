@@ -1,0 +1,96 @@
+"""Temporary folders of launches that were killed as a whole: the next launch removes them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+
+from tests.kit import PROGRAMS, ROOT, run_meshrun, start_meshrun, wait_until
+
+WAIT = PROGRAMS / "wait.py"
+CALLS = """\
+import sys
+from meshrun import launch
+
+print("called", flush=True)
+launch(sys.argv[1], nproc_per_node=2)
+"""
+
+
+def folders() -> set[Path]:
+    """Return the temporary folders that are there."""
+    return set(Path(os.environ["TMPDIR"]).glob("meshrun_*"))
+
+
+def end_with(code: int, folder: Path, *options: str) -> int:
+    """Launch a program that ends with a code, and return that of the launch."""
+    (program := folder / "ends.py").write_text(f"raise SystemExit({code})")
+    return run_meshrun(*options, program).returncode
+
+
+def kill_all(root: int) -> None:
+    """Kill a launch so that none of its processes sees another one's end."""
+    processes = [psutil.Process(root), *psutil.Process(root).children(recursive=True)]
+    for signum in (signal.SIGSTOP, signal.SIGKILL):
+        for process in processes:
+            process.send_signal(signum)
+    wait_until(
+        lambda: all(
+            not each.is_running() or each.status() == psutil.STATUS_ZOMBIE for each in processes
+        ),
+        lambda: str(processes),
+    )
+
+
+def test_the_folder_of_the_dead_goes(fake_torch: object, tmp_path: Path) -> None:
+    """Nobody was left to remove it but the next launch."""
+    with start_meshrun("--nproc-per-node", "2", WAIT, folder=tmp_path) as running:
+        running.wait_for("up", 2)
+        kill_all(running.process.pid)
+        running.wait()
+    assert len(folders()) == 1
+
+    assert end_with(0, tmp_path) == 0
+    assert folders() == set()
+
+
+def test_the_folder_of_a_dead_caller_goes(fake_torch: object, tmp_path: Path) -> None:
+    """launch() has one of its own."""
+    (script := tmp_path / "calls.py").write_text(CALLS)
+    env = {**os.environ, "PYTHONPATH": f"{os.environ['PYTHONPATH']}:{ROOT}"}
+    with subprocess.Popen(
+        [sys.executable, script, WAIT], stdout=subprocess.PIPE, text=True, env=env
+    ) as caller:
+        assert caller.stdout is not None
+        for text in ("called", "up", "up"):
+            assert text in caller.stdout.readline()
+        kill_all(caller.pid)
+    assert len(folders()) == 2
+
+    assert end_with(0, tmp_path) == 0
+    assert folders() == set()
+
+
+def test_the_folder_of_the_living_stays(fake_torch: object, tmp_path: Path) -> None:
+    """As does one that only has such a name, and one with logs that were asked for."""
+    (alike := Path(os.environ["TMPDIR"]) / "meshrun_notes").mkdir()
+    assert end_with(5, tmp_path, "--tee", "3") == 5
+    (logs,) = folders() - {alike}
+    with start_meshrun("--nproc-per-node", "2", WAIT, folder=tmp_path) as running:
+        running.wait_for("up", 2)
+        (living,) = folders() - {alike, logs}
+        assert end_with(0, tmp_path) == 0
+
+        assert folders() == {alike, logs, living}
+        assert (living / "attempt_0").is_dir()
+        running.signal(signal.SIGTERM)
+        running.wait()
+    assert folders() == {alike, logs}
+    for folder in (alike, logs):
+        shutil.rmtree(folder)
