@@ -21,6 +21,8 @@ class Join:
     nproc: int
     settings: dict[str, str]
     """What must be the same on every node, by the name of the option."""
+    knock: str = ""
+    """Drawn by a node 0 that knocks where another one may be, to know itself by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

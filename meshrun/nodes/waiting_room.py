@@ -17,6 +17,7 @@ from meshrun.nodes.handshake import HeadHandshake
 from meshrun.nodes.head import BEAT_S, Head, say_goodbye
 from meshrun.nodes.link import Link
 from meshrun.nodes.messages import Join, Message, Refused, Waiting, Welcome
+from meshrun.nodes.rival import Rival
 from meshrun.nodes.switchboard import Switchboard
 
 _FIRST_NOTE_S = 3.0
@@ -38,6 +39,7 @@ class WaitingRoom:
         run_id: The name of the launch, which the others are told.
         board: Where links are watched.
         hand_over: Called with the head once every node is there.
+        rival: Knocks where another node 0 may be, with ``card``.
     """
 
     def __init__(
@@ -50,10 +52,11 @@ class WaitingRoom:
         run_id: str,
         board: Switchboard,
         hand_over: Callable[[Head], None],
+        rival: Rival | None = None,
     ) -> None:
         self._listener = listener
         self._meeting, self._card, self._secret, self._run_id = meeting, card, secret, run_id
-        self._board, self._hand_over = board, hand_over
+        self._board, self._hand_over, self._rival = board, hand_over, rival
         self._gathering = Gathering(nnodes=meeting.nnodes, own=card, hosts=meeting.hosts)
         self._links: dict[int, Link] = {}
         self._counter = itertools.count()
@@ -76,10 +79,14 @@ class WaitingRoom:
     @property
     def next_look_ns(self) -> int | None:
         """When :meth:`look` has something to do."""
-        return self._next_beat_ns
+        knock_ns = self._rival.next_look_ns if self._rival is not None else None
+        return self._next_beat_ns if knock_ns is None else min(knock_ns, self._next_beat_ns)
 
     def look(self) -> None:
         """Do what is due: beats, notes, time-outs."""
+        if self._rival is not None and (error := self._rival.look()) is not None:
+            self._stop_knocking()
+            self._fail(error)
         now_ns = time.monotonic_ns()
         if now_ns < self._next_beat_ns:
             return
@@ -155,6 +162,9 @@ class WaitingRoom:
                 self._board.settle(link)
 
     def _take_in(self, number: int, card: Join) -> None:
+        if card.knock and card.knock == self._card.knock:
+            self._stop_knocking()  # it has reached itself
+            return
         self._forget_earlier(card.host)
         try:
             self._gathering.join(number, card)
@@ -180,6 +190,7 @@ class WaitingRoom:
         for number in list(self._links):
             self._drop(number, "every node is there")
         self._stop_listening()
+        self._stop_knocking()
         address, port = self._listener.getsockname()[:2]
         for rank, link in links.items():
             self._board.drop(link)
@@ -214,6 +225,11 @@ class WaitingRoom:
             )
         )
 
+    def _stop_knocking(self) -> None:
+        rival, self._rival = self._rival, None
+        if rival is not None:
+            rival.close()
+
     def _drop(self, number: int, why: str) -> None:
         """A connection is gone, or is to go."""
         link = self._links.pop(number)
@@ -246,6 +262,7 @@ class WaitingRoom:
 
     def close(self) -> None:
         """Tell those who wait that there will be no launch."""
+        self._stop_knocking()
         self._fail(RendezvousError(f"node 0 ({self._card.host}) ended before all had joined"))
         for number, link in list(self._links.items()):
             if not link.is_open:
