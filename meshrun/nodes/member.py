@@ -34,14 +34,13 @@ from meshrun.nodes.messages import (
     Welcome,
     Where,
 )
+from meshrun.nodes.patience import Patience
 from meshrun.nodes.switchboard import Switchboard
 
 _BEAT_S = 1.0
 _RETRY_S = 0.5
 _CONNECT_S = 5.0
 _GREETING_S = 10.0
-_FIRST_NOTE_S = 3.0
-_NOTE_EVERY_S = 5.0
 
 
 class Member:
@@ -72,11 +71,8 @@ class Member:
         self._tried = "nothing yet"
         """What came of the last try to reach the head."""
         self._noted = ""
-        now_ns = time.monotonic_ns()
-        self._began_ns = now_ns
-        self._deadline_ns = now_ns + int(meeting.timeout_s * 1e9)
-        self._next_note_ns = now_ns + int(_FIRST_NOTE_S * 1e9)
-        self._next_beat_ns = now_ns
+        self._patience = Patience(meeting.timeout_s)
+        self._next_beat_ns = now_ns = time.monotonic_ns()
         self._give_up_ns: int | None = None
         """When the present try is over."""
         self._retry_ns: int | None = now_ns
@@ -116,11 +112,11 @@ class Member:
             if silent_s > self._meeting.node_timeout_s:
                 self._drop(f"nothing was heard of it for {silent_s:.0f} s")
         if not (self._met or self._failed):
-            self._look_for_head(now_ns)
+            self._look_for_head()
 
-    def _look_for_head(self, now_ns: int) -> None:
+    def _look_for_head(self) -> None:
         place = self._meeting.endpoint
-        if now_ns >= self._deadline_ns:
+        if self._patience.is_over:
             self._fail(
                 RendezvousError(
                     f"node 0 at {place} did not let this node in within"
@@ -129,11 +125,9 @@ class Member:
                     " lead to the same machine on every node?",
                 )
             )
-        elif now_ns >= self._next_note_ns:
-            self._next_note_ns = now_ns + int(_NOTE_EVERY_S * 1e9)
-            if self._link is None or not self._link.is_open:
-                waited_s = (now_ns - self._began_ns) / 1e9
-                self._board.note(f"waiting for node 0 at {place}: {self._tried} ({waited_s:.0f} s)")
+        elif self._patience.takes_note() and (self._link is None or not self._link.is_open):
+            waited_s = self._patience.waited_s
+            self._board.note(f"waiting for node 0 at {place}: {self._tried} ({waited_s:.0f} s)")
 
     # ---- getting there ---------------------------------------------------------------------
 

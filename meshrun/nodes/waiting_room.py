@@ -17,11 +17,10 @@ from meshrun.nodes.handshake import HeadHandshake
 from meshrun.nodes.head import BEAT_S, Head, say_goodbye
 from meshrun.nodes.link import Link
 from meshrun.nodes.messages import Join, Message, Refused, Waiting, Welcome
+from meshrun.nodes.patience import Patience
 from meshrun.nodes.rival import Rival
 from meshrun.nodes.switchboard import Switchboard
 
-_FIRST_NOTE_S = 3.0
-_NOTE_EVERY_S = 5.0
 _PROOF_WITHIN_S = 10.0
 _SILENT_S = 3 * BEAT_S
 _MOST_STRANGERS = 256
@@ -62,9 +61,9 @@ class WaitingRoom:
         self._counter = itertools.count()
         self._told: set[tuple[str, str]] = set()
         """Strangers that people were told of."""
-        self._began_ns = self._next_beat_ns = time.monotonic_ns()
-        self._deadline_ns: int | None = self._began_ns + int(meeting.timeout_s * 1e9)
-        self._next_note_ns = self._began_ns + int(_FIRST_NOTE_S * 1e9)
+        self._patience = Patience(meeting.timeout_s)
+        self._next_beat_ns = time.monotonic_ns()
+        self._failed = self._has_shown_command = False
         listener.setblocking(False)
         board.selector.register(listener, selectors.EVENT_READ, self._accept)
 
@@ -99,7 +98,9 @@ class WaitingRoom:
                     self._drop(number, "it fell silent")
             elif now_ns - link.began_ns > _PROOF_WITHIN_S * 1e9:
                 self._drop(number, "it did not say what it is")
-        if self._deadline_ns is not None and now_ns >= self._deadline_ns:
+        if self._failed:
+            return
+        if self._patience.is_over:
             self._fail(
                 RendezvousError(
                     f"after {self._meeting.timeout_s:.0f} s {self._gathering.missing()}",
@@ -108,16 +109,15 @@ class WaitingRoom:
                     " and MESHRUN_SECRET?",
                 )
             )
-        elif self._deadline_ns is not None and now_ns >= self._next_note_ns:
-            self._note_missing(now_ns)
+        elif self._patience.takes_note():
+            self._note_missing()
 
-    def _note_missing(self, now_ns: int) -> None:
-        first = self._next_note_ns - self._began_ns <= _FIRST_NOTE_S * 1e9
-        self._next_note_ns = now_ns + int(_NOTE_EVERY_S * 1e9)
-        waited_s = (now_ns - self._began_ns) / 1e9
-        text = f"waiting at {self._endpoint()}: {self._gathering.missing()} ({waited_s:.0f} s)"
+    def _note_missing(self) -> None:
+        missing, waited_s = self._gathering.missing(), self._patience.waited_s
+        text = f"waiting at {self._endpoint()}: {missing} ({waited_s:.0f} s)"
         self._board.note(text)
-        if first and self._meeting.paste is not None:
+        if self._meeting.paste is not None and not self._has_shown_command:
+            self._has_shown_command = True
             command = self._meeting.paste.replace("ENDPOINT", self._endpoint())
             self._board.note(f"on each other node: {command}")
         for link in self._links.values():
@@ -248,9 +248,9 @@ class WaitingRoom:
             self._board.selector.unregister(self._listener)
 
     def _fail(self, error: MeshrunError) -> None:
-        if self._deadline_ns is None:
+        if self._failed:
             return
-        self._deadline_ns = None
+        self._failed = True
         for number in list(self._links):
             self._refuse(number, error)
         self._board.news.append(MeetingFailed(error=error, at_ns=time.monotonic_ns()))
