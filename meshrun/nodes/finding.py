@@ -9,7 +9,7 @@ from collections.abc import Callable
 from meshrun.errors import RendezvousError
 from meshrun.host.network import Lookup
 from meshrun.meeting import DEFAULT_PORT, Meeting
-from meshrun.nodes.messages import Message
+from meshrun.nodes.messages import GaveUp, Message
 from meshrun.nodes.patience import Patience
 from meshrun.nodes.switchboard import Switchboard
 
@@ -83,6 +83,14 @@ class Finding:
 
     def tell(self, message: Message) -> None:
         """There is nobody to be told yet."""
+
+    @property
+    def is_through(self) -> bool:
+        """Whether nobody is left who is to be told that this node gave up."""
+        return False
+
+    def give_up(self, word: GaveUp) -> None:
+        """It is not known yet whom to tell."""
 
     def close(self) -> None:
         """Stop looking."""

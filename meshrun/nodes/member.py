@@ -25,6 +25,7 @@ from meshrun.nodes.link import Link
 from meshrun.nodes.messages import (
     Begin,
     End,
+    GaveUp,
     Join,
     MayLeave,
     Message,
@@ -76,6 +77,7 @@ class Member:
         self._give_up_ns: int | None = None
         """When the present try is over."""
         self._retry_ns: int | None = now_ns
+        self._gave_up: GaveUp | None = None
         self._met = self._over = self._failed = False
         self._head_host = ""
 
@@ -86,6 +88,18 @@ class Member:
         if self._link is not None and self._met:
             self._link.send(message)
             self._settle()
+
+    def give_up(self, word: GaveUp) -> None:
+        """Tell the head, as soon as it answers, that this node will not take part."""
+        self._gave_up = word
+        if self._link is not None:
+            self._link.send(word)
+            self._settle()
+
+    @property
+    def is_through(self) -> bool:
+        """Whether the head has answered to that."""
+        return self._failed
 
     @property
     def next_look_ns(self) -> int | None:
@@ -183,7 +197,7 @@ class Member:
             return
         self._give_up_ns = time.monotonic_ns() + int(_GREETING_S * 1e9)
         self._link = Link(connection, MemberHandshake(self._secret))
-        self._link.send(self._card)
+        self._link.send(self._gave_up or self._card)
         self._board.add(self._link, self._on_ready)
 
     def _not_connected(self, why: str) -> None:
@@ -234,7 +248,7 @@ class Member:
                 error = MeshrunError(message.message, hint=message.hint)
                 error.exit_code = message.exit_code
                 self._fail(error)
-            case Welcome():
+            case Welcome() if self._gave_up is None:
                 self._welcome(message, now_ns)
             case End():
                 news.append(OthersFailed(why=message.why, signum=message.signum, at_ns=now_ns))

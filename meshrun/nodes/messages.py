@@ -26,6 +26,15 @@ class Join:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GaveUp:
+    """Member to head, before all have met: it will not take part."""
+
+    host: str
+    reason: str
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
     """Head to members, while nodes are missing."""
 
@@ -134,8 +143,8 @@ class Where:
 
 
 Message = (
-    Join | Waiting | Refused | Welcome | Beat | Failed | End | Finished | MayLeave | Idle | Begin
-    | Over | Where
+    Join | GaveUp | Waiting | Refused | Welcome | Beat | Failed | End | Finished | MayLeave | Idle
+    | Begin | Over | Where
 )  # fmt: skip
 _TYPES: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Message)}
 _PLAIN: dict[str, tuple[type, ...]] = {

@@ -21,21 +21,19 @@ from meshrun.events import (
 )
 from meshrun.host.network import outward_address
 from meshrun.host.sockets import listen_on
-from meshrun.interfaces import own_address_towards, own_addresses
+from meshrun.interfaces import own_addresses
 from meshrun.meeting import DEFAULT_PORT, Meeting
 from meshrun.nodes.activity import Activity
 from meshrun.nodes.endpoint import Endpoint, is_address, is_same_name, look_at
 from meshrun.nodes.finding import Finding
 from meshrun.nodes.head import Head
 from meshrun.nodes.member import Member
-from meshrun.nodes.messages import Join, Message
+from meshrun.nodes.messages import GaveUp, Join, Message
+from meshrun.nodes.negotiation import EVERYWHERE, Negotiation, listen_outward
 from meshrun.nodes.rival import Rival
 from meshrun.nodes.switchboard import Switchboard
 from meshrun.nodes.waiting_room import WaitingRoom
 from meshrun.wire import Negotiate
-
-_EVERYWHERE = "0.0.0.0"  # noqa: S104 - only where the head's own address cannot be told
-_BOOLEANS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
 
 class Peers:
@@ -64,9 +62,8 @@ class Peers:
     ) -> None:
         self._meeting, self._card, self._secret, self._where = meeting, card, secret, where
         self._negotiate = negotiate
-        self._order: tuple[Negotiate, list[socket.socket]] | None = None
-        """What torch's rendezvous is started with, and again if its process has to be."""
-        self._own_listener: socket.socket | None = None
+        self._negotiation: Negotiation | None = None
+        self._gave_up: GaveUp | None = None
         self._board = Switchboard(selector, note)
         self._side: Finding | WaitingRoom | Head | Member | None = None
         self._listener: socket.socket | None = None
@@ -107,11 +104,22 @@ class Peers:
         if self._side is not None:
             self._side.tell(message)
 
+    def give_up(self, word: GaveUp) -> None:
+        """Tell the others that this node will not take part, before all have met."""
+        self._gave_up = word
+        if isinstance(self._side, Finding | WaitingRoom | Member):
+            self._side.give_up(word)
+
+    @property
+    def is_through(self) -> bool:
+        """Whether all others that can be told of a failure before the meeting have been."""
+        side = self._side
+        return not isinstance(side, Finding | WaitingRoom | Member) or side.is_through
+
     def start_negotiation(self) -> None:
         """Begin torch's rendezvous, if there is to be one and it is known where."""
-        if self._order is not None and self._side is None:
-            order, sockets = self._order
-            self._negotiate(order, [each.fileno() for each in sockets])
+        if self._negotiation is not None:
+            self._negotiation.start()
 
     def hear(self, event: FromNegotiation) -> None:
         """Take the news of torch's rendezvous."""
@@ -130,7 +138,10 @@ class Peers:
 
     def _go_on(self, found: Negotiated) -> None:
         """torch's rendezvous is done: the launchers connect."""
-        self._end_order()
+        if self._negotiation is None:
+            return
+        listener = self._negotiation.take_listener()
+        self._end_negotiation()
         self._meeting = replace(
             self._meeting,
             nnodes=found.nnodes,
@@ -142,22 +153,21 @@ class Peers:
         )
         self._card = replace(self._card, node_rank=found.node_rank)
         self._secret = hashlib.sha256(self._secret + found.secret.encode()).digest()
-        if found.node_rank == 0 and self._own_listener is not None:
-            self._be_head(self._own_listener)
-            self._own_listener = None
-        else:
-            self._be_member((found.head_address,))
+        if found.node_rank == 0 and listener is not None:
+            self._be_head(listener)
+            return
+        if listener is not None:
+            listener.close()
+        self._be_member((found.head_address,))
 
-    def _end_order(self) -> None:
-        order, self._order = self._order, None
-        for each in order[1] if order is not None else ():
-            each.close()
+    def _end_negotiation(self) -> None:
+        negotiation, self._negotiation = self._negotiation, None
+        if negotiation is not None:
+            negotiation.close()
 
     def close(self) -> None:
         """Have what was said arrive, and let go."""
-        self._end_order()
-        if self._own_listener is not None:
-            self._own_listener.close()
+        self._end_negotiation()
         if self._side is not None:
             self._side.close()
         if self._listener is not None:
@@ -170,9 +180,9 @@ class Peers:
         if meeting.listener is not None:
             self._be_head(socket.socket(fileno=meeting.listener))
         elif meeting.host is None and meeting.backend != "static":
-            self._plan_negotiation(self._listen_outward(), None)
+            self._ask_torch(None)
         elif meeting.host is None:
-            self._be_head(self._listen_outward())
+            self._be_head(listen_outward(meeting))
         elif meeting.node_rank and meeting.backend == "static":
             self._be_member(self._addresses_of_head())
         else:
@@ -198,7 +208,7 @@ class Peers:
     def _choose_side(self, endpoint: Endpoint, why: str) -> None:
         meeting = self._meeting
         if meeting.backend != "static":
-            self._choose_negotiation(endpoint)
+            self._ask_torch(endpoint)
             return
         if meeting.node_rank is None and not endpoint.is_ours:
             self._be_member(endpoint.addresses)
@@ -223,7 +233,7 @@ class Peers:
         if endpoint.facing:
             return endpoint.facing[0]
         if endpoint.is_ours:  # its own name leads to loopback, as Debian writes it
-            return meeting.local_addr or outward_address() or _EVERYWHERE
+            return meeting.local_addr or outward_address() or EVERYWHERE
         if meeting.heads and all(map(is_address, meeting.heads)):
             raise RendezvousError(
                 f"node 0 is {self._card.host}, and all that is known of where it may be reached is"
@@ -231,68 +241,22 @@ class Peers:
                 hint="--rdzv-endpoint HOST:PORT with an address of node 0; with mpirun, start it"
                 " on the first host",
             )
-        place = meeting.local_addr or _EVERYWHERE
+        place = meeting.local_addr or EVERYWHERE
         found = f"leads to {', '.join(addresses)}" if addresses else f"does not resolve: {why}"
         text = f"`{endpoint.host}` {found}, no address of this machine"
         self._board.note(f"{text}; as node 0 it listens on {place}")
         return place
 
-    def _choose_negotiation(self, endpoint: Endpoint) -> None:
-        """Where torch's c10d store is this machine's to serve, bind its socket."""
-        meeting = self._meeting
-        listener = None
-        towards = None
-        if endpoint.addresses and not endpoint.is_ours:
-            towards = own_address_towards(endpoint.addresses[0])
-        outward = meeting.local_addr or towards or outward_address() or _EVERYWHERE
-        address = (*endpoint.facing, outward)[0]
-        told = dict(meeting.conf).get("is_host", "").lower()
-        is_host = _BOOLEANS.get(told, endpoint.is_ours)
-        if meeting.backend == "c10d" and is_host:
-            try:
-                listener = listen_on(address, meeting.port or 0)
-            except HostError:
-                if told:
-                    raise
-        self._plan_negotiation(listener, address)
-
-    def _plan_negotiation(self, listener: socket.socket | None, address: str | None) -> None:
-        meeting = self._meeting
-        host, port = meeting.host or "", meeting.port or DEFAULT_PORT
-        if listener is not None:
-            address, port = listener.getsockname()[:2]
-            host = meeting.host or str(address)
-        address = address or _EVERYWHERE
-        self._own_listener = listen_on(address, 0)
-        order = Negotiate(
-            backend=meeting.backend,
-            endpoint_host=host,
-            endpoint_port=port,
-            run_id=meeting.run_id or "none",
-            least_nodes=meeting.least_nodes or meeting.nnodes,
-            nnodes=meeting.nnodes,
-            conf={name: value for name, value in meeting.conf if name != "is_host"},
-            timeout_s=meeting.timeout_s,
-            host=self._card.host,
-            address=address,
-            port=self._own_listener.getsockname()[1],
+    def _ask_torch(self, endpoint: Endpoint | None) -> None:
+        self._negotiation = Negotiation(
+            self._meeting, endpoint, host=self._card.host, start=self._negotiate
         )
-        self._order = (order, [] if listener is None else [listener])
-        self.start_negotiation()
+        self._negotiation.start()
 
     def _addresses_of_head(self) -> tuple[str, ...]:
         """Return what a scheduler says of them, without those that this machine has as well."""
         heads, own = filter(is_address, self._meeting.heads), own_addresses()
         return tuple(head for head in heads if head.partition("%")[0] not in own)
-
-    def _listen_outward(self) -> socket.socket:
-        place = self._meeting.local_addr or outward_address() or _EVERYWHERE
-        if self._meeting.port is not None:
-            return listen_on(place, self._meeting.port)
-        try:
-            return listen_on(place, DEFAULT_PORT)
-        except HostError:
-            return listen_on(place, 0)
 
     def _be_head(self, listener: socket.socket, *, knocks: bool = False) -> None:
         self._listener = listener
@@ -310,13 +274,16 @@ class Peers:
             hand_over=self._be_head_of,
             rival=rival,
         )
-        room.begin()
+        if self._gave_up is not None:
+            room.give_up(self._gave_up)
+        else:
+            room.begin()
 
     def _be_head_of(self, head: Head) -> None:
         self._side = head
 
     def _be_member(self, addresses: tuple[str, ...]) -> None:
-        self._side = Member(
+        self._side = member = Member(
             self._meeting,
             self._card,
             secret=self._secret,
@@ -324,6 +291,8 @@ class Peers:
             where=self._where,
             addresses=addresses,
         )
+        if self._gave_up is not None:
+            member.give_up(self._gave_up)
 
     def _fail(self, error: MeshrunError) -> None:
         self._board.news.append(MeetingFailed(error=error, at_ns=time.monotonic_ns()))

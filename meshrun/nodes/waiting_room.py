@@ -16,7 +16,7 @@ from meshrun.nodes.gathering import Gathering, TooMany
 from meshrun.nodes.handshake import HeadHandshake
 from meshrun.nodes.head import BEAT_S, Head, say_goodbye
 from meshrun.nodes.link import Link
-from meshrun.nodes.messages import Join, Message, Refused, Waiting, Welcome
+from meshrun.nodes.messages import GaveUp, Join, Message, Refused, Waiting, Welcome
 from meshrun.nodes.patience import Patience
 from meshrun.nodes.rival import Rival
 from meshrun.nodes.switchboard import Switchboard
@@ -63,7 +63,10 @@ class WaitingRoom:
         """Strangers that people were told of."""
         self._patience = Patience(meeting.timeout_s)
         self._next_beat_ns = time.monotonic_ns()
-        self._failed = self._has_shown_command = False
+        self._failure: MeshrunError | None = None
+        self._left_to_tell = meeting.nnodes - 1
+        """How many have not heard of the failure."""
+        self._has_shown_command = False
         listener.setblocking(False)
         board.selector.register(listener, selectors.EVENT_READ, self._accept)
 
@@ -74,6 +77,15 @@ class WaitingRoom:
 
     def tell(self, message: Message) -> None:
         """There is nobody to be told yet."""
+
+    def give_up(self, word: GaveUp) -> None:
+        """Tell those who are there, and those who come while this goes on, that it was in vain."""
+        self._fail(_ended_early(word))
+
+    @property
+    def is_through(self) -> bool:
+        """Whether all have been told that there will be no launch."""
+        return self._left_to_tell <= 0
 
     @property
     def next_look_ns(self) -> int | None:
@@ -98,9 +110,10 @@ class WaitingRoom:
                     self._drop(number, "it fell silent")
             elif now_ns - link.began_ns > _PROOF_WITHIN_S * 1e9:
                 self._drop(number, "it did not say what it is")
-        if self._failed:
+        if self._failure is not None:
             return
         if self._patience.is_over:
+            self._left_to_tell = 0  # all are as late
             self._fail(
                 RendezvousError(
                     f"after {self._meeting.timeout_s:.0f} s {self._gathering.missing()}",
@@ -153,8 +166,13 @@ class WaitingRoom:
         if link is None:
             return
         for message in link.receive():
-            if isinstance(message, Join):
+            if self._failure is not None and isinstance(message, Join | GaveUp):
+                self._refuse(number, self._failure)
+                self._left_to_tell -= 1
+            elif isinstance(message, Join):
                 self._take_in(number, message)
+            elif isinstance(message, GaveUp):
+                self._fail(_ended_early(message))
         if self._links.get(number) is link:
             if link.closed is not None:
                 self._drop(number, link.closed)
@@ -172,7 +190,7 @@ class WaitingRoom:
             self._refuse(number, error)
         except MeshrunError as error:
             self._fail(error)
-        if self._gathering.is_complete:
+        if self._failure is None and self._gathering.is_complete:
             self._meet()
 
     def _forget_earlier(self, host: str) -> None:
@@ -248,11 +266,13 @@ class WaitingRoom:
             self._board.selector.unregister(self._listener)
 
     def _fail(self, error: MeshrunError) -> None:
-        if self._failed:
+        if self._failure is not None:
             return
-        self._failed = True
-        for number in list(self._links):
-            self._refuse(number, error)
+        self._failure = error
+        for number, link in self._links.items():
+            if link.is_open:
+                self._refuse(number, error)
+                self._left_to_tell -= 1
         self._board.news.append(MeetingFailed(error=error, at_ns=time.monotonic_ns()))
 
     def _refuse(self, number: int, error: MeshrunError) -> None:
@@ -263,7 +283,7 @@ class WaitingRoom:
     def close(self) -> None:
         """Tell those who wait that there will be no launch."""
         self._stop_knocking()
-        self._fail(RendezvousError(f"node 0 ({self._card.host}) ended before all had joined"))
+        self._fail(RendezvousError(f"{self._card.host} ended before all had joined"))
         for number, link in list(self._links.items()):
             if not link.is_open:
                 self._drop(number, "the launch is over")
@@ -272,3 +292,12 @@ class WaitingRoom:
 
     _is_full = False
     """Whether no further connection is taken for now."""
+
+
+def _ended_early(word: GaveUp) -> MeshrunError:
+    error = MeshrunError(
+        f"{word.host} ended before all had joined: {word.reason}",
+        hint="its own output says more",
+    )
+    error.exit_code = word.exit_code
+    return error

@@ -162,6 +162,8 @@ class Loop:
             while not self.state.over:
                 self._turn()
             if self._nodes is not None:
+                while self._nodes.takes_leave(self.state, self.plan.layout):
+                    self._turn()
                 self._nodes.close()
             ended = end_children(grace_s=0.0, spare=self._not_ours)
             if ended.survivors:

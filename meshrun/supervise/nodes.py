@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import selectors
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Literal
 
-from meshrun.errors import MeshrunError
+from meshrun.errors import MeshrunError, RendezvousError
 from meshrun.events import FromNodes
 from meshrun.layout import Layout
-from meshrun.nodes.messages import Begin, Failed, Finished, Idle, Where
+from meshrun.nodes.messages import Begin, Failed, Finished, GaveUp, Idle, Where
 from meshrun.nodes.peers import Peers
 from meshrun.supervise.actions import Decide, Tell
 from meshrun.supervise.evidence import Evidence
@@ -18,6 +19,10 @@ from meshrun.supervise.known import Cause, State
 from meshrun.supervise.outcome import decide, find_trouble, headline
 from meshrun.supervise.outcome_json import cause_to_json, outcome_to_json
 from meshrun.wire import Negotiate
+
+LEAVE_NS = 5_000_000_000
+"""How long a node that will not take part tries to tell the others so."""
+_SIGNALLED_LEAVE_NS = 1_000_000_000
 
 Meet = Callable[
     [
@@ -39,11 +44,14 @@ class Nodes:
         self.peers = peers
         self.hosts: tuple[str, ...] = (os.uname().nodename,)
         """In node order, once they have met."""
+        self._leave_by_ns: int | None = None
+        self._signals_before = 0
 
     @property
     def next_look_ns(self) -> int | None:
         """When :meth:`look` has something to do."""
-        return self.peers.next_look_ns
+        times = (self.peers.next_look_ns, self._leave_by_ns)
+        return min((at for at in times if at is not None), default=None)
 
     def look(self) -> Iterator[FromNodes]:
         """Do what is due, and yield what has happened."""
@@ -94,9 +102,29 @@ class Nodes:
         """Have the other nodes print where their ranks are."""
         self.peers.tell(Where(why=why))
 
+    def takes_leave(self, state: State, layout: Layout) -> bool:
+        """Whether others are still to be told why this launch ended before all had met."""
+        known = state.abroad
+        if known is None or known.is_met:
+            return False
+        now_ns = time.monotonic_ns()
+        if self._leave_by_ns is None:
+            self._signals_before = len(state.signals)
+            self._leave_by_ns = now_ns + (_SIGNALLED_LEAVE_NS if state.signals else LEAVE_NS)
+            if known.failed is None:
+                self.peers.give_up(_gave_up(state, layout))
+        is_patient = len(state.signals) == self._signals_before
+        return is_patient and now_ns < self._leave_by_ns and not self.peers.is_through
+
     def close(self) -> None:
         """Have what was said arrive, and let go."""
         self.peers.close()
+
+
+def _gave_up(state: State, layout: Layout) -> GaveUp:
+    over = decide(state, layout, (), "it")
+    code = over.exit_code or RendezvousError.exit_code
+    return GaveUp(host=os.uname().nodename, reason=over.headline, exit_code=code)
 
 
 def _trouble(state: State) -> MeshrunError | None:
