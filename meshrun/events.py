@@ -243,6 +243,8 @@ class OthersFailed:
     why: str
     signum: int
     at_ns: int
+    is_hung: bool = False
+    """Whether no rank gets on, on any node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

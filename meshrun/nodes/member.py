@@ -14,13 +14,12 @@ from meshrun.events import (
     Met,
     NextBegins,
     NodeLost,
-    OthersFailed,
     OthersFinished,
 )
 from meshrun.host.network import Lookup
 from meshrun.meeting import Meeting, format_endpoint
 from meshrun.nodes.handshake import MemberHandshake
-from meshrun.nodes.head import over_event
+from meshrun.nodes.head import others_failed, over_event
 from meshrun.nodes.link import Link
 from meshrun.nodes.messages import (
     Begin,
@@ -251,7 +250,7 @@ class Member:
             case Welcome() if self._gave_up is None:
                 self._welcome(message, now_ns)
             case End():
-                news.append(OthersFailed(why=message.why, signum=message.signum, at_ns=now_ns))
+                news.append(others_failed(message))
             case MayLeave():
                 news.append(OthersFinished(at_ns=now_ns))
             case Begin():

@@ -91,6 +91,8 @@ class End:
     why: str
     """Which node, and what happened, for people."""
     signum: int
+    is_hung: bool = False
+    """Whether no rank gets on, so that people want to see where each of them is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
