@@ -196,6 +196,7 @@ class NegotiationFailed:
     """torch's rendezvous has failed."""
 
     text: str
+    hint: str = "were all nodes started, with the same --rdzv-id and --nnodes?"
     at_ns: int
 
 

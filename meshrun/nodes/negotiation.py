@@ -10,7 +10,9 @@ from meshrun.host.network import outward_address
 from meshrun.host.sockets import listen_on
 from meshrun.interfaces import own_address_towards
 from meshrun.meeting import DEFAULT_PORT, Meeting
+from meshrun.nodes.closed_door import ClosedDoor
 from meshrun.nodes.endpoint import Endpoint
+from meshrun.nodes.switchboard import Switchboard
 from meshrun.wire import Negotiate
 
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - only where the head's own address cannot be told
@@ -39,6 +41,7 @@ class Negotiation:
         start: Callable[[Negotiate, list[int]], None],
     ) -> None:
         self._start = start
+        self._door: ClosedDoor | None = None
         self._for_torch: socket.socket | None = None
         address: str | None = None
         if endpoint is None:
@@ -75,8 +78,15 @@ class Negotiation:
         own, self._own = self._own, None
         return own
 
+    def turn_away(self, text: str, board: Switchboard) -> None:
+        """Tell nodes that come to torch's store from now on why it is not there any more."""
+        if self._for_torch is not None:
+            self._door = ClosedDoor(self._for_torch, text, board)
+
     def close(self) -> None:
         """Let go of what is not taken; torch has a copy of its own."""
+        if self._door is not None:
+            self._door.close()
         for each in (self._for_torch, self._own):
             if each is not None:
                 each.close()

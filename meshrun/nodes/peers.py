@@ -118,7 +118,7 @@ class Peers:
 
     def start_negotiation(self) -> None:
         """Begin torch's rendezvous, if there is to be one and it is known where."""
-        if self._negotiation is not None:
+        if self._negotiation is not None and self._side is None:
             self._negotiation.start()
 
     def hear(self, event: FromNegotiation) -> None:
@@ -126,11 +126,11 @@ class Peers:
         match event:
             case NegotiationWaits(text=text):
                 self._board.note(text)
-            case NegotiationFailed(text=text):
+            case NegotiationFailed(text=text, hint=hint):
                 self._fail(
                     RendezvousError(
                         f"{self._meeting.backend} at {self._meeting.endpoint}: {text}",
-                        hint="were all nodes started, with the same --rdzv-id and --nnodes?",
+                        hint=hint,
                     )
                 )
             case Negotiated():
@@ -138,10 +138,11 @@ class Peers:
 
     def _go_on(self, found: Negotiated) -> None:
         """torch's rendezvous is done: the launchers connect."""
-        if self._negotiation is None:
+        if self._negotiation is None or self._side is not None:
             return
         listener = self._negotiation.take_listener()
-        self._end_negotiation()
+        there = f"{found.nnodes} of {self._meeting.nnodes} nodes are there, and have begun"
+        self._negotiation.turn_away(f"{there}; this one is not needed", self._board)
         self._meeting = replace(
             self._meeting,
             nnodes=found.nnodes,
@@ -160,14 +161,10 @@ class Peers:
             listener.close()
         self._be_member((found.head_address,))
 
-    def _end_negotiation(self) -> None:
-        negotiation, self._negotiation = self._negotiation, None
-        if negotiation is not None:
-            negotiation.close()
-
     def close(self) -> None:
         """Have what was said arrive, and let go."""
-        self._end_negotiation()
+        if self._negotiation is not None:
+            self._negotiation.close()
         if self._side is not None:
             self._side.close()
         if self._listener is not None:

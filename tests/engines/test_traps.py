@@ -123,6 +123,24 @@ def test_nodes_may_come_late(make_hosts: MakeHosts, first: int, backend: str) ->
     assert len(said(early.text + late.text)) == 4
 
 
+def test_a_node_that_comes_after_all_are_there_is_told(make_hosts: MakeHosts) -> None:
+    """torch's rendezvous would have it wait for a place; the others run on."""
+    hosts = make_hosts(3)
+    words = ["--rdzv-backend", "c10d", *AT, TOGETHER, "save", "stay"]
+    launches = [Launch(hosts, host, words) for host in (0, 1)]
+    for launch in launches:
+        launch.wait_for("met 4", times=2)
+    surplus = Launch(hosts, 2, words)
+
+    assert surplus.end() == 69
+    told = "2 of 2 nodes are there, and have begun; this one is not needed"
+    assert f"error: c10d at node0:29500: {told}" in surplus.text
+    assert "--nnodes 3 on every node" in surplus.text
+    launches[0].send(signal.SIGTERM)
+    assert end_all(launches) == [75, 75], launches[0].text + launches[1].text
+    all_gone(hosts)
+
+
 def test_a_node_that_dies_while_others_are_awaited_may_come_again(make_hosts: MakeHosts) -> None:
     """The head lets it go, and takes in what is started in its place."""
     hosts = make_hosts(3)
