@@ -150,7 +150,6 @@ def launch(
     from meshrun.supervise.clock import Stopwatch
     from meshrun.supervise.console import Console
     from meshrun.supervise.loop import Loop
-    from meshrun.supervise.meet import begin_meeting
     from meshrun.supervise.outcome import build_result, went_well
 
     _check_program(plan)
@@ -177,6 +176,8 @@ def launch(
         if plan.meeting is None:
             listener = stack.enter_context(listen_on(plan.store_address, plan.store_port))
         else:
+            from meshrun.supervise.meet import begin_meeting
+
             meet = begin_meeting(plan, replace(plan.meeting, paste=paste))
         folder = _run_folder(plan, run_id)
         session = _session(plan, run_id, folder, listener)

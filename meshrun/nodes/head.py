@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Mapping
 from functools import partial
 
+from meshrun.activity import idle_s_since, latest
 from meshrun.events import (
     AllIdle,
     LaunchOver,
@@ -15,7 +16,6 @@ from meshrun.events import (
     OthersFailed,
     OthersFinished,
 )
-from meshrun.nodes.activity import idle_s_since, latest
 from meshrun.nodes.link import Link
 from meshrun.nodes.messages import (
     Begin,

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from meshrun.activity import Activity
 from meshrun.errors import HostError, MeshrunError, RendezvousError
 from meshrun.events import (
     FromNegotiation,
@@ -23,7 +24,6 @@ from meshrun.host.network import outward_address
 from meshrun.host.sockets import listen_on
 from meshrun.interfaces import own_addresses
 from meshrun.meeting import DEFAULT_PORT, Meeting
-from meshrun.nodes.activity import Activity
 from meshrun.nodes.endpoint import Endpoint, is_address, is_same_name, look_at
 from meshrun.nodes.finding import Finding
 from meshrun.nodes.head import Head

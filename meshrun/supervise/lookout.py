@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
+from meshrun.activity import Activity
 from meshrun.events import Hung, OthersFailed
 from meshrun.host.processes import cpu_seconds_of_trees
-from meshrun.nodes.activity import Activity
 from meshrun.plan import LaunchPlan
 from meshrun.stacks import Dump
 from meshrun.supervise.console import Console

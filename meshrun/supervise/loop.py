@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from meshrun.environment import Session
 from meshrun.errors import MeshrunError
@@ -55,11 +56,13 @@ from meshrun.supervise.known import Abroad, RankState, State
 from meshrun.supervise.live import Live
 from meshrun.supervise.lookout import Lookout
 from meshrun.supervise.merged_label import merged_label
-from meshrun.supervise.nodes import Meet, Nodes
 from meshrun.supervise.output import Output
 from meshrun.supervise.signals import SignalQueue
 from meshrun.supervise.slow_readers import SlowReaders
 from meshrun.supervise.state import step
+
+if TYPE_CHECKING:
+    from meshrun.supervise.nodes import Meet, Nodes
 
 Watch = Callable[[Event, State, Console], None]
 
@@ -135,7 +138,7 @@ class Loop:
 
     def _meet(self, meet: Meet) -> Nodes:
         note, negotiate = self._console.note, self._crew.negotiate
-        nodes = Nodes(meet(self._selector, note, self._show_where, negotiate))
+        nodes = meet(self._selector, note, self._show_where, negotiate)
         self._lookout.share(nodes.peers.activity)
         return nodes
 

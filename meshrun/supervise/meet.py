@@ -19,7 +19,7 @@ from meshrun.nodes.messages import GaveUp, Join
 from meshrun.nodes.peers import Peers
 from meshrun.plan import LaunchPlan
 from meshrun.spec import format_mesh
-from meshrun.supervise.nodes import LEAVE_NS, Meet
+from meshrun.supervise.nodes import LEAVE_NS, Meet, Nodes
 from meshrun.wire import Negotiate
 
 
@@ -38,10 +38,10 @@ def begin_meeting(plan: LaunchPlan, meeting: Meeting) -> Meet:
         note: Callable[[str], None],
         where: Callable[[str], None],
         negotiate: Callable[[Negotiate, list[int]], None],
-    ) -> Peers:
+    ) -> Nodes:
         if (doubt := doubt_secret_file(os.environ)) is not None:
             note(doubt)
-        return Peers(
+        peers = Peers(
             meeting,
             describe_node(plan),
             secret=secret,
@@ -50,6 +50,7 @@ def begin_meeting(plan: LaunchPlan, meeting: Meeting) -> Meet:
             where=where,
             negotiate=negotiate,
         )
+        return Nodes(peers)
 
     return meet
 
@@ -57,9 +58,8 @@ def begin_meeting(plan: LaunchPlan, meeting: Meeting) -> Meet:
 def decline(plan: LaunchPlan, meeting: Meeting, error: MeshrunError) -> None:
     """Tell the other nodes that this one cannot take part, for as long as that may take."""
     with selectors.DefaultSelector() as selector:
-        peers = begin_meeting(plan, meeting)(
-            selector, lambda _: None, lambda _: None, lambda *_: None
-        )
+        meet = begin_meeting(plan, meeting)
+        peers = meet(selector, lambda _: None, lambda _: None, lambda *_: None).peers
         host, code = os.uname().nodename, error.exit_code
         peers.give_up(GaveUp(host=host, reason=error.message, exit_code=code))
         until_ns = time.monotonic_ns() + LEAVE_NS

@@ -6,12 +6,13 @@ import os
 import selectors
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from typing import Literal
 
 from meshrun.errors import MeshrunError, RendezvousError
 from meshrun.events import FromNodes
 from meshrun.layout import Layout
-from meshrun.nodes.messages import Begin, Failed, Finished, GaveUp, Idle, Where
+from meshrun.nodes.messages import Begin, Failed, Finished, GaveUp, Idle, Over, Where
 from meshrun.nodes.peers import Peers
 from meshrun.supervise.actions import Decide, Tell
 from meshrun.supervise.evidence import Evidence
@@ -31,7 +32,7 @@ Meet = Callable[
         Callable[[str], None],
         Callable[[Negotiate, list[int]], None],
     ],
-    Peers,
+    "Nodes",
 ]
 """Begins to meet the others: given the selector, what notes a line, what shows where ranks are,
 and what has the zygote begin torch's rendezvous."""
@@ -42,7 +43,8 @@ class Nodes:
 
     def __init__(self, peers: Peers) -> None:
         self.peers = peers
-        self.hosts: tuple[str, ...] = (os.uname().nodename,)
+        self._host = os.uname().nodename
+        self.hosts: tuple[str, ...] = (self._host,)
         """In node order, once they have met."""
         self._leave_by_ns: int | None = None
         self._signals_before = 0
@@ -83,8 +85,8 @@ class Nodes:
             return
         outcome = outcome_to_json(
             state,
-            host=os.uname().nodename,
-            headline=headline(state, layout, self.hosts, os.uname().nodename),
+            host=self._host,
+            headline=headline(state, layout, self.hosts, self._host),
             trouble=_trouble(state),
             evidence=evidence,
         )
@@ -96,7 +98,8 @@ class Nodes:
             generation = state.generation + 1
             self.peers.tell(Begin(generation=generation, cause=cause_to_json(next_after)))
         else:
-            self.peers.tell(decide(state, layout, self.hosts, os.uname().nodename))
+            decision = decide(state, layout, self.hosts, self._host)
+            self.peers.tell(Over(**asdict(decision)))
 
     def ask_where(self, why: str) -> None:
         """Have the other nodes print where their ranks are."""
@@ -112,19 +115,17 @@ class Nodes:
             self._signals_before = len(state.signals)
             self._leave_by_ns = now_ns + (_SIGNALLED_LEAVE_NS if state.signals else LEAVE_NS)
             if known.failed is None:
-                self.peers.give_up(_gave_up(state, layout))
+                decision = decide(state, layout, self.hosts, "it")
+                code = decision.exit_code or RendezvousError.exit_code
+                self.peers.give_up(
+                    GaveUp(host=self._host, reason=decision.headline, exit_code=code)
+                )
         is_patient = len(state.signals) == self._signals_before
         return is_patient and now_ns < self._leave_by_ns and not self.peers.is_through
 
     def close(self) -> None:
         """Have what was said arrive, and let go."""
         self.peers.close()
-
-
-def _gave_up(state: State, layout: Layout) -> GaveUp:
-    over = decide(state, layout, (), "it")
-    code = over.exit_code or RendezvousError.exit_code
-    return GaveUp(host=os.uname().nodename, reason=over.headline, exit_code=code)
 
 
 def _trouble(state: State) -> MeshrunError | None:
