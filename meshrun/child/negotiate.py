@@ -15,6 +15,7 @@ import socket
 import sys
 import threading
 import time
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from meshrun import wire
@@ -22,6 +23,7 @@ from meshrun.child.common_clock import follow_clock, share_clock
 from meshrun.child.names import names_from_files_only
 from meshrun.child.path import first_path
 from meshrun.events import Negotiated, NegotiationFailed, NegotiationWaits
+from meshrun.interfaces import own_address_towards
 from meshrun.meeting import format_endpoint
 from meshrun.nodes.gathering import natural
 from meshrun.nodes.handshake import LONGEST_LINE
@@ -224,12 +226,23 @@ def _exchange(
         key=lambda other: (not cards[other]["is_host"], natural(cards[other]["host"]), other),
     )
     head = cards[ranks[0]]
+    address = str(head["address"])
+    if _is_everywhere(address):  # it could not tell which of its addresses the others see
+        if rank == ranks[0]:
+            known = [card["address"] for card in cards if not _is_everywhere(card["address"])]
+            seen = [own_address_towards(each) or address for each in known]
+            store.set("head", (*seen, address)[0])
+        address = store.get("head").decode()
     return Negotiated(
         node_rank=ranks.index(rank),
         nnodes=world_size,
         head_host=str(head["host"]),
-        head_address=str(head["address"]),
+        head_address=address,
         head_port=int(head["port"]),
         secret=str(head["secret"]),
         at_ns=time.monotonic_ns(),
     )
+
+
+def _is_everywhere(address: str) -> bool:
+    return ip_address(address.partition("%")[0]).is_unspecified

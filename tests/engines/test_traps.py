@@ -106,6 +106,18 @@ def test_a_launcher_that_stands_still_for_long_is_lost(make_hosts: MakeHosts, ho
     all_gone(hosts)
 
 
+def test_a_first_node_with_two_addresses_and_no_default_route(make_hosts: MakeHosts) -> None:
+    """Nothing on it says which of them the others see: the other nodes' addresses do."""
+    hosts = make_hosts(2, own_name="loopback")
+    added = hosts.run(0, ["ip", "addr", "add", "10.88.0.1/24", "dev", "eth0"])
+    assert added.returncode == 0, added.stderr
+    words = ["--rdzv-backend", "c10d", "--rdzv-conf", "join_timeout=20", *AT, SAYS]
+    launches = [Launch(hosts, host, words) for host in (0, 1)]
+
+    assert end_all(launches) == [0, 0], launches[0].text + launches[1].text
+    assert len(said(launches[0].text + launches[1].text)) == 4
+
+
 # ---- who comes when ------------------------------------------------------------------------
 
 
