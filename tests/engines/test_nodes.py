@@ -325,5 +325,5 @@ def test_nodes_that_all_wait_are_hung(make_hosts: MakeHosts) -> None:
     launches = launch_on(hosts, *AT, "--hang-timeout", "3", PROGRAMS / "one_works.py", "-1")
 
     assert end_all(launches) == [124, 124], launches[0].text + launches[1].text
-    assert "dp0 tp0: " in launches[0].text
-    assert "dp1 tp* x2: " in launches[1].text
+    for launch in launches:
+        assert "one_works.py:" in launch.text
