@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from meshrun.cluster import ClusterFacts, detect_cluster
-from meshrun.errors import UsageError
+from meshrun.errors import MeshrunError, UsageError
 from meshrun.fitting import fit_to_cluster, note_few_cores
 from meshrun.host.cores import count_cores
 from meshrun.host.facts import detect_host
@@ -151,10 +151,9 @@ def launch(
     from meshrun.supervise.clock import Stopwatch
     from meshrun.supervise.console import Console
     from meshrun.supervise.loop import Loop
-    from meshrun.supervise.meet import begin_meeting
     from meshrun.supervise.outcome import build_result, went_well
 
-    check_program(plan.program)
+    _check_program(plan)
     stopwatch = Stopwatch(began_ns or time.monotonic_ns())
     console = Console()
     run_id = plan.request.rendezvous.run_id or secrets.token_hex(8)
@@ -178,6 +177,8 @@ def launch(
         if plan.meeting is None:
             listener = stack.enter_context(listen_on(plan.store_address, plan.store_port))
         else:
+            from meshrun.supervise.meet import begin_meeting
+
             meet = begin_meeting(plan, replace(plan.meeting, paste=paste))
         folder = _run_folder(plan, run_id)
         session = _session(plan, run_id, folder, listener)
@@ -215,6 +216,18 @@ def launch(
     console.close()
     _pass_error_on(result)
     return result
+
+
+def _check_program(plan: LaunchPlan) -> None:
+    """Check that the program can be opened; if not, other nodes need not wait for this one."""
+    try:
+        check_program(plan.program)
+    except MeshrunError as error:
+        if plan.meeting is not None:
+            from meshrun.supervise.meet import decline
+
+            decline(plan, plan.meeting, error)
+        raise
 
 
 def _run_folder(plan: LaunchPlan, run_id: str) -> RunFolder:

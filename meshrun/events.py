@@ -198,6 +198,7 @@ class NegotiationFailed:
     """torch's rendezvous has failed."""
 
     text: str
+    hint: str = "were all nodes started, with the same --rdzv-id and --nnodes?"
     at_ns: int
 
 
@@ -245,6 +246,8 @@ class OthersFailed:
     why: str
     signum: int
     at_ns: int
+    is_hung: bool = False
+    """Whether no rank gets on, on any node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

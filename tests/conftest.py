@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -21,6 +23,11 @@ from tests.parties import Clock, Parties
 # No bound on time is a test: a busy machine is no bug.
 settings.register_profile("meshrun", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("meshrun")
+
+# What a shell has its background jobs ignore, launches would ignore too, and tests wait in vain.
+for _signum in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+    if signal.getsignal(_signum) is signal.SIG_IGN:
+        signal.signal(_signum, lambda signum, _: sys.exit(128 + signum))
 
 _NOT_OURS = (
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS",

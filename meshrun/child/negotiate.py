@@ -15,6 +15,7 @@ import socket
 import sys
 import threading
 import time
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from meshrun import wire
@@ -22,8 +23,10 @@ from meshrun.child.common_clock import follow_clock, share_clock
 from meshrun.child.names import names_from_files_only
 from meshrun.child.path import first_path
 from meshrun.events import Negotiated, NegotiationFailed, NegotiationWaits
+from meshrun.interfaces import own_address_towards
 from meshrun.meeting import format_endpoint
 from meshrun.nodes.gathering import natural
+from meshrun.nodes.handshake import LONGEST_LINE
 from meshrun.request import Program
 from meshrun.wire import Negotiate
 
@@ -58,9 +61,12 @@ def negotiate(
         waited = f" ({time.monotonic() - began:.0f} s)"
         _tell(reports, NegotiationWaits(text=text + waited))
 
+    def fail(text: str, **hint: str) -> None:
+        _tell(reports, NegotiationFailed(text=text, at_ns=time.monotonic_ns(), **hint))
+
     try:
         done = threading.Event()
-        handler, arrivals = _handler(order, fds, say, done)
+        handler, arrivals = _handler(order, fds, say, fail, done)
         if arrivals is not None:
             arrivals.set(f"host {arrivals.add('count', 1)}", order.host)
         threading.Thread(
@@ -75,7 +81,7 @@ def negotiate(
         text = _describe(error)
         if type(error).__name__ == "RendezvousTimeoutError":
             text = f"after {time.monotonic() - began:.0f} s: {last}"
-        _tell(reports, NegotiationFailed(text=text[:2000], at_ns=time.monotonic_ns()))
+        fail(text[:2000])
     while True:
         signal.pause()
 
@@ -92,7 +98,7 @@ def _tell(reports: socket.socket, event: Any) -> None:
 
 
 def _handler(
-    order: Negotiate, fds: list[int], say: Any, done: threading.Event
+    order: Negotiate, fds: list[int], say: Any, fail: Any, done: threading.Event
 ) -> tuple[Any, Store | None]:
     """Return torch's handler, and a part of its store to say who has arrived, if there is one."""
     from torch.distributed import PrefixStore
@@ -120,7 +126,7 @@ def _handler(
     from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
     from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
-    store = _store(order, fds, say)
+    store = _store(order, fds, say, fail)
     backend = C10dRendezvousBackend(store, order.run_id)
     arrivals = PrefixStore(f"meshrun/{order.run_id}", store)
     if fds:
@@ -130,14 +136,18 @@ def _handler(
     return create_handler(store, backend, params), arrivals
 
 
-def _store(order: Negotiate, fds: list[int], say: Any) -> Store:
+def _store(order: Negotiate, fds: list[int], say: Any, fail: Any) -> Store:
     """Return the store that c10d meets on: served here, on the one address that was bound."""
     from datetime import timedelta
 
     from torch.distributed import TCPStore
 
     timeout = timedelta(seconds=float(order.conf.get("read_timeout", 60)))
-    host = order.address if fds else _reach(order, say)
+    host = order.address
+    if not fds:
+        connection = _reach(order, say)
+        host = str(connection.getpeername()[0])
+        threading.Thread(target=_hear_if_late, args=(order, connection, fail), daemon=True).start()
     with names_from_files_only():
         return TCPStore(
             host,
@@ -149,15 +159,24 @@ def _store(order: Negotiate, fds: list[int], say: Any) -> Store:
         )
 
 
-def _reach(order: Negotiate, say: Any) -> str:
-    """Return the address at which the store's host answers, once it does."""
+def _hear_if_late(order: Negotiate, connection: socket.socket, fail: Any) -> None:
+    """A store says nothing by itself; a launcher in its place does, once the launch has begun."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError), connection:
+        said = json.loads(connection.makefile("rb").readline(LONGEST_LINE))
+        hint = f"--nnodes {order.nnodes + 1} on every node has room for one more"
+        fail(str(said["refused"]), hint=hint)
+
+
+def _reach(order: Negotiate, say: Any) -> socket.socket:
+    """Return a connection to the store's host, once it answers."""
     deadline = time.monotonic() + order.timeout_s
     next_word = time.monotonic() + _TELL_FIRST_S
     while True:
         try:
             place = (order.endpoint_host, order.endpoint_port)
-            with socket.create_connection(place, timeout=5) as connection:
-                return str(connection.getpeername()[0])
+            connection = socket.create_connection(place, timeout=5)
+            connection.settimeout(None)
+            return connection
         except OSError as error:
             why = error.strerror or str(error)
         if time.monotonic() > deadline:
@@ -207,12 +226,23 @@ def _exchange(
         key=lambda other: (not cards[other]["is_host"], natural(cards[other]["host"]), other),
     )
     head = cards[ranks[0]]
+    address = str(head["address"])
+    if _is_everywhere(address):  # it could not tell which of its addresses the others see
+        if rank == ranks[0]:
+            known = [card["address"] for card in cards if not _is_everywhere(card["address"])]
+            seen = [own_address_towards(each) or address for each in known]
+            store.set("head", (*seen, address)[0])
+        address = store.get("head").decode()
     return Negotiated(
         node_rank=ranks.index(rank),
         nnodes=world_size,
         head_host=str(head["host"]),
-        head_address=str(head["address"]),
+        head_address=address,
         head_port=int(head["port"]),
         secret=str(head["secret"]),
         at_ns=time.monotonic_ns(),
     )
+
+
+def _is_everywhere(address: str) -> bool:
+    return ip_address(address.partition("%")[0]).is_unspecified

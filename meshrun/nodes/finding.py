@@ -9,12 +9,11 @@ from collections.abc import Callable
 from meshrun.errors import RendezvousError
 from meshrun.host.network import Lookup
 from meshrun.meeting import Meeting
-from meshrun.nodes.messages import Message
+from meshrun.nodes.messages import GaveUp, Message
+from meshrun.nodes.patience import Patience
 from meshrun.nodes.switchboard import Switchboard
 
 _RETRY_S = 0.5
-_FIRST_NOTE_S = 3.0
-_NOTE_EVERY_S = 5.0
 
 
 class Finding:
@@ -36,8 +35,7 @@ class Finding:
         fail: Callable[[RendezvousError], None],
     ) -> None:
         self._meeting, self._board, self._found, self._fail = meeting, board, found, fail
-        self._began_ns = time.monotonic_ns()
-        self._next_note_ns = self._began_ns + int(_FIRST_NOTE_S * 1e9)
+        self._patience = Patience(meeting.timeout_s)
         self._why = ""
         self._retry_ns: int | None = None
         self._lookup: Lookup | None = None
@@ -64,12 +62,11 @@ class Finding:
 
     def look(self) -> None:
         """Do what is due: look again, say what is waited for, give up."""
-        now_ns = time.monotonic_ns()
-        if self._retry_ns is None or now_ns < self._retry_ns:
+        if self._retry_ns is None or time.monotonic_ns() < self._retry_ns:
             return
         self._retry_ns = None
-        meeting, waited_s = self._meeting, (now_ns - self._began_ns) / 1e9
-        if waited_s >= meeting.timeout_s:
+        meeting, waited_s = self._meeting, self._patience.waited_s
+        if self._patience.is_over:
             self._fail(
                 RendezvousError(
                     f"the name `{meeting.host}` does not resolve after {waited_s:.0f} s:"
@@ -78,8 +75,7 @@ class Finding:
                 )
             )
             return
-        if now_ns >= self._next_note_ns:
-            self._next_note_ns = now_ns + int(_NOTE_EVERY_S * 1e9)
+        if self._patience.takes_note():
             self._board.note(
                 f"waiting for the name `{meeting.host}` to resolve: {self._why} ({waited_s:.0f} s)"
             )
@@ -87,6 +83,14 @@ class Finding:
 
     def tell(self, message: Message) -> None:
         """There is nobody to be told yet."""
+
+    @property
+    def is_through(self) -> bool:
+        """Whether nobody is left who is to be told that this node gave up."""
+        return False
+
+    def give_up(self, word: GaveUp) -> None:
+        """It is not known yet whom to tell."""
 
     def close(self) -> None:
         """Stop looking."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Mapping
 from functools import partial
 
+from meshrun.activity import idle_s_since, latest
 from meshrun.events import (
     AllIdle,
     LaunchOver,
@@ -15,7 +16,6 @@ from meshrun.events import (
     OthersFailed,
     OthersFinished,
 )
-from meshrun.nodes.activity import idle_s_since, latest
 from meshrun.nodes.link import Link
 from meshrun.nodes.messages import (
     Begin,
@@ -168,12 +168,11 @@ class Head:
         self._ending = True
         why = str(message.outcome.get("headline") or "a rank failed")
         signum = int(message.outcome.get("signum") or 0)
-        end = End(generation=self._generation, why=why, signum=signum)
+        is_hung = bool(message.outcome.get("is_hung"))
+        end = End(generation=self._generation, why=why, signum=signum, is_hung=is_hung)
         self._broadcast(end, but=node_rank)
         if node_rank != _OWN:
-            self._board.news.append(
-                OthersFailed(why=end.why, signum=signum, at_ns=time.monotonic_ns())
-            )
+            self._board.news.append(others_failed(end))
 
     def _leave_if_all_finished(self) -> None:
         if self._finished >= {_OWN, *self._links}:
@@ -195,6 +194,13 @@ class Head:
     def close(self) -> None:
         """Have what was said arrive, as far as the others still listen, and let them go."""
         say_goodbye(self._links.values(), self._board)
+
+
+def others_failed(end: End) -> OthersFailed:
+    """Return the news that this generation is to end."""
+    return OthersFailed(
+        why=end.why, signum=end.signum, is_hung=end.is_hung, at_ns=time.monotonic_ns()
+    )
 
 
 def over_event(message: Over) -> LaunchOver:

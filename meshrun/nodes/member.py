@@ -14,17 +14,17 @@ from meshrun.events import (
     Met,
     NextBegins,
     NodeLost,
-    OthersFailed,
     OthersFinished,
 )
 from meshrun.host.network import Lookup
 from meshrun.meeting import Meeting, format_endpoint
 from meshrun.nodes.handshake import MemberHandshake
-from meshrun.nodes.head import over_event
+from meshrun.nodes.head import others_failed, over_event
 from meshrun.nodes.link import Link
 from meshrun.nodes.messages import (
     Begin,
     End,
+    GaveUp,
     Join,
     MayLeave,
     Message,
@@ -34,14 +34,13 @@ from meshrun.nodes.messages import (
     Welcome,
     Where,
 )
+from meshrun.nodes.patience import Patience
 from meshrun.nodes.switchboard import Switchboard
 
 _BEAT_S = 1.0
 _RETRY_S = 0.5
 _CONNECT_S = 5.0
 _GREETING_S = 10.0
-_FIRST_NOTE_S = 3.0
-_NOTE_EVERY_S = 5.0
 
 
 class Member:
@@ -72,14 +71,12 @@ class Member:
         self._tried = "nothing yet"
         """What came of the last try to reach the head."""
         self._noted = ""
-        now_ns = time.monotonic_ns()
-        self._began_ns = now_ns
-        self._deadline_ns = now_ns + int(meeting.timeout_s * 1e9)
-        self._next_note_ns = now_ns + int(_FIRST_NOTE_S * 1e9)
-        self._next_beat_ns = now_ns
+        self._patience = Patience(meeting.timeout_s)
+        self._next_beat_ns = now_ns = time.monotonic_ns()
         self._give_up_ns: int | None = None
         """When the present try is over."""
         self._retry_ns: int | None = now_ns
+        self._gave_up: GaveUp | None = None
         self._met = self._over = self._failed = False
         self._head_host = ""
 
@@ -90,6 +87,18 @@ class Member:
         if self._link is not None and self._met:
             self._link.send(message)
             self._settle()
+
+    def give_up(self, word: GaveUp) -> None:
+        """Tell the head, as soon as it answers, that this node will not take part."""
+        self._gave_up = word
+        if self._link is not None:
+            self._link.send(word)
+            self._settle()
+
+    @property
+    def is_through(self) -> bool:
+        """Whether the head has answered to that."""
+        return self._failed
 
     @property
     def next_look_ns(self) -> int | None:
@@ -116,11 +125,11 @@ class Member:
             if silent_s > self._meeting.node_timeout_s:
                 self._drop(f"nothing was heard of it for {silent_s:.0f} s")
         if not (self._met or self._failed):
-            self._look_for_head(now_ns)
+            self._look_for_head()
 
-    def _look_for_head(self, now_ns: int) -> None:
+    def _look_for_head(self) -> None:
         place = self._meeting.endpoint
-        if now_ns >= self._deadline_ns:
+        if self._patience.is_over:
             self._fail(
                 RendezvousError(
                     f"node 0 at {place} did not let this node in within"
@@ -129,11 +138,9 @@ class Member:
                     " lead to the same machine on every node?",
                 )
             )
-        elif now_ns >= self._next_note_ns:
-            self._next_note_ns = now_ns + int(_NOTE_EVERY_S * 1e9)
-            if self._link is None or not self._link.is_open:
-                waited_s = (now_ns - self._began_ns) / 1e9
-                self._board.note(f"waiting for node 0 at {place}: {self._tried} ({waited_s:.0f} s)")
+        elif self._patience.takes_note() and (self._link is None or not self._link.is_open):
+            waited_s = self._patience.waited_s
+            self._board.note(f"waiting for node 0 at {place}: {self._tried} ({waited_s:.0f} s)")
 
     # ---- getting there ---------------------------------------------------------------------
 
@@ -189,7 +196,7 @@ class Member:
             return
         self._give_up_ns = time.monotonic_ns() + int(_GREETING_S * 1e9)
         self._link = Link(connection, MemberHandshake(self._secret))
-        self._link.send(self._card)
+        self._link.send(self._gave_up or self._card)
         self._board.add(self._link, self._on_ready)
 
     def _not_connected(self, why: str) -> None:
@@ -240,10 +247,10 @@ class Member:
                 error = MeshrunError(message.message, hint=message.hint)
                 error.exit_code = message.exit_code
                 self._fail(error)
-            case Welcome():
+            case Welcome() if self._gave_up is None:
                 self._welcome(message, now_ns)
             case End():
-                news.append(OthersFailed(why=message.why, signum=message.signum, at_ns=now_ns))
+                news.append(others_failed(message))
             case MayLeave():
                 news.append(OthersFinished(at_ns=now_ns))
             case Begin():

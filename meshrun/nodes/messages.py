@@ -22,6 +22,17 @@ class Join:
     nproc: int
     settings: dict[str, str]
     """What must be the same on every node, by the name of the option."""
+    knock: str = ""
+    """Drawn by a node 0 that knocks where another one may be, to know itself by."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GaveUp:
+    """Member to head, before all have met: it will not take part."""
+
+    host: str
+    reason: str
+    exit_code: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +92,8 @@ class End:
     why: str
     """Which node, and what happened, for people."""
     signum: int
+    is_hung: bool = False
+    """Whether no rank gets on, so that people want to see where each of them is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,8 +146,8 @@ class Where:
 
 
 Message = (
-    Join | Waiting | Refused | Welcome | Beat | Failed | End | Finished | MayLeave | Idle | Begin
-    | Over | Where
+    Join | GaveUp | Waiting | Refused | Welcome | Beat | Failed | End | Finished | MayLeave | Idle
+    | Begin | Over | Where
 )  # fmt: skip
 _TYPES: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Message)}
 

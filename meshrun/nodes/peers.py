@@ -9,8 +9,8 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from ipaddress import ip_address
 
+from meshrun.activity import Activity
 from meshrun.errors import HostError, MeshrunError, RendezvousError
 from meshrun.events import (
     FromNegotiation,
@@ -20,22 +20,20 @@ from meshrun.events import (
     NegotiationFailed,
     NegotiationWaits,
 )
-from meshrun.host.network import interface_of, is_loopback, outward_address
+from meshrun.host.network import outward_address
 from meshrun.host.sockets import listen_on
-from meshrun.interfaces import own_address_towards
+from meshrun.interfaces import own_addresses
 from meshrun.meeting import DEFAULT_PORT, Meeting
-from meshrun.nodes.activity import Activity
+from meshrun.nodes.endpoint import Endpoint, is_address, is_same_name, look_at
 from meshrun.nodes.finding import Finding
 from meshrun.nodes.head import Head
 from meshrun.nodes.member import Member
-from meshrun.nodes.messages import Join, Message
+from meshrun.nodes.messages import GaveUp, Join, Message
+from meshrun.nodes.negotiation import EVERYWHERE, Negotiation, listen_outward
+from meshrun.nodes.rival import Rival
 from meshrun.nodes.switchboard import Switchboard
 from meshrun.nodes.waiting_room import WaitingRoom
 from meshrun.wire import Negotiate
-
-_EVERYWHERE = "0.0.0.0"  # noqa: S104 - only where the head's own address cannot be told
-_BOOLEANS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
-_LOCAL = ("localhost", "localhost.localdomain")
 
 
 class Peers:
@@ -64,9 +62,8 @@ class Peers:
     ) -> None:
         self._meeting, self._card, self._secret, self._where = meeting, card, secret, where
         self._negotiate = negotiate
-        self._order: tuple[Negotiate, list[socket.socket]] | None = None
-        """What torch's rendezvous is started with, and again if its process has to be."""
-        self._own_listener: socket.socket | None = None
+        self._negotiation: Negotiation | None = None
+        self._gave_up: GaveUp | None = None
         self._board = Switchboard(selector, note)
         self._side: Finding | WaitingRoom | Head | Member | None = None
         self._listener: socket.socket | None = None
@@ -107,22 +104,33 @@ class Peers:
         if self._side is not None:
             self._side.tell(message)
 
+    def give_up(self, word: GaveUp) -> None:
+        """Tell the others that this node will not take part, before all have met."""
+        self._gave_up = word
+        if isinstance(self._side, Finding | WaitingRoom | Member):
+            self._side.give_up(word)
+
+    @property
+    def is_through(self) -> bool:
+        """Whether all others that can be told of a failure before the meeting have been."""
+        side = self._side
+        return not isinstance(side, Finding | WaitingRoom | Member) or side.is_through
+
     def start_negotiation(self) -> None:
         """Begin torch's rendezvous, if there is to be one and it is known where."""
-        if self._order is not None and self._side is None:
-            order, sockets = self._order
-            self._negotiate(order, [each.fileno() for each in sockets])
+        if self._negotiation is not None and self._side is None:
+            self._negotiation.start()
 
     def hear(self, event: FromNegotiation) -> None:
         """Take the news of torch's rendezvous."""
         match event:
             case NegotiationWaits(text=text):
                 self._board.note(text)
-            case NegotiationFailed(text=text):
+            case NegotiationFailed(text=text, hint=hint):
                 self._fail(
                     RendezvousError(
                         f"{self._meeting.backend} at {self._meeting.endpoint}: {text}",
-                        hint="were all nodes started, with the same --rdzv-id and --nnodes?",
+                        hint=hint,
                     )
                 )
             case Negotiated():
@@ -130,7 +138,11 @@ class Peers:
 
     def _go_on(self, found: Negotiated) -> None:
         """torch's rendezvous is done: the launchers connect."""
-        self._end_order()
+        if self._negotiation is None or self._side is not None:
+            return
+        listener = self._negotiation.take_listener()
+        there = f"{found.nnodes} of {self._meeting.nnodes} nodes are there, and have begun"
+        self._negotiation.turn_away(f"{there}; this one is not needed", self._board)
         self._meeting = replace(
             self._meeting,
             nnodes=found.nnodes,
@@ -142,22 +154,17 @@ class Peers:
         )
         self._card = replace(self._card, node_rank=found.node_rank)
         self._secret = hashlib.sha256(self._secret + found.secret.encode()).digest()
-        if found.node_rank == 0 and self._own_listener is not None:
-            self._be_head(self._own_listener)
-            self._own_listener = None
-        else:
-            self._be_member((found.head_address,))
-
-    def _end_order(self) -> None:
-        order, self._order = self._order, None
-        for each in order[1] if order is not None else ():
-            each.close()
+        if found.node_rank == 0 and listener is not None:
+            self._be_head(listener)
+            return
+        if listener is not None:
+            listener.close()
+        self._be_member((found.head_address,))
 
     def close(self) -> None:
         """Have what was said arrive, and let go."""
-        self._end_order()
-        if self._own_listener is not None:
-            self._own_listener.close()
+        if self._negotiation is not None:
+            self._negotiation.close()
         if self._side is not None:
             self._side.close()
         if self._listener is not None:
@@ -170,9 +177,9 @@ class Peers:
         if meeting.listener is not None:
             self._be_head(socket.socket(fileno=meeting.listener))
         elif meeting.host is None and meeting.backend != "static":
-            self._plan_negotiation(self._listen_outward(), None)
+            self._ask_torch(None)
         elif meeting.host is None:
-            self._be_head(self._listen_outward())
+            self._be_head(listen_outward(meeting))
         elif meeting.node_rank and meeting.backend == "static":
             self._be_member(self._addresses_of_head())
         else:
@@ -181,134 +188,99 @@ class Peers:
     def _found(self, addresses: list[str], why: str) -> bool:
         """Choose a side, if it is known where the name leads; it may come to lead here."""
         meeting = self._meeting
-        addresses = list(dict.fromkeys([*addresses, *filter(_is_address, meeting.heads)]))
-        host = (meeting.host or "").strip("[]")
-        own_name = host.partition(".")[0] == socket.gethostname().partition(".")[0]
+        addresses = list(dict.fromkeys([*addresses, *filter(is_address, meeting.heads)]))
+        host, own_name = (meeting.host or "").strip("[]"), socket.gethostname()
         is_told = meeting.node_rank is not None or "is_host" in dict(meeting.conf)
-        if not (addresses or own_name or is_told) and meeting.backend in ("static", "c10d"):
+        known = addresses or is_told or is_same_name(host, own_name)
+        if not known and meeting.backend in ("static", "c10d"):
             return False
         self._side = None
+        endpoint = look_at(host, addresses, own_addresses=own_addresses(), own_name=own_name)
         try:
-            self._choose_side(host, addresses, why)
+            self._choose_side(endpoint, why)
         except MeshrunError as error:
             self._fail(error)
         return True
 
-    def _choose_side(self, host: str, addresses: list[str], why: str) -> None:
+    def _choose_side(self, endpoint: Endpoint, why: str) -> None:
         meeting = self._meeting
-        own = [address for address in addresses if interface_of(address) is not None]
-        facing = [address for address in own if not is_loopback(address)]
-        named_loopback = host in (*_LOCAL, *own) and not facing
-        if named_loopback and own:
-            facing = own
-        is_ours = bool(own) or host.partition(".")[0] == socket.gethostname().partition(".")[0]
         if meeting.backend != "static":
-            self._choose_negotiation(addresses, facing, is_ours=is_ours)
+            self._ask_torch(endpoint)
             return
-        if meeting.node_rank is None and not is_ours:
-            self._be_member(tuple(addresses))
+        if meeting.node_rank is None and not endpoint.is_ours:
+            self._be_member(endpoint.addresses)
             return
-        port = meeting.port or DEFAULT_PORT
-        if facing:
-            place = facing[0]
-        elif is_ours:  # its own name leads to loopback, as Debian writes it
-            place = meeting.local_addr or outward_address() or _EVERYWHERE
-        elif meeting.heads and all(map(_is_address, meeting.heads)):
+        place = self._place_to_listen(endpoint, why)
+        try:
+            listener = listen_on(place, meeting.port or DEFAULT_PORT)
+        except HostError:
+            if meeting.node_rank is not None:
+                raise
+            self._be_member(endpoint.own or endpoint.addresses)  # of another launcher here
+        else:
+            self._be_head(listener, knocks=not endpoint.is_ours)
+
+    def _place_to_listen(self, endpoint: Endpoint, why: str) -> str:
+        """Return the address that node 0 listens on; ``why`` says why its name leads nowhere.
+
+        Raises:
+            RendezvousError: If the others cannot find it there.
+        """
+        meeting, addresses = self._meeting, endpoint.addresses
+        if endpoint.facing:
+            return endpoint.facing[0]
+        if endpoint.is_ours:  # its own name leads to loopback, as Debian writes it
+            return meeting.local_addr or outward_address() or EVERYWHERE
+        if meeting.heads and all(map(is_address, meeting.heads)):
             raise RendezvousError(
                 f"node 0 is {self._card.host}, and all that is known of where it may be reached is"
                 f" {', '.join(meeting.heads)}",
                 hint="--rdzv-endpoint HOST:PORT with an address of node 0; with mpirun, start it"
                 " on the first host",
             )
-        else:
-            place = meeting.local_addr or _EVERYWHERE
-            found = f"leads to {', '.join(addresses)}" if addresses else f"does not resolve: {why}"
-            self._board.note(
-                f"`{host}` {found}, no address of this machine; as node 0 it listens on {place}"
-            )
-        try:
-            self._be_head(listen_on(place, port))
-        except HostError:
-            if meeting.node_rank is None:  # another launcher of this machine is the head
-                self._be_member(tuple(own or addresses))
-            else:
-                raise
+        place = meeting.local_addr or EVERYWHERE
+        found = f"leads to {', '.join(addresses)}" if addresses else f"does not resolve: {why}"
+        text = f"`{endpoint.host}` {found}, no address of this machine"
+        self._board.note(f"{text}; as node 0 it listens on {place}")
+        return place
 
-    def _choose_negotiation(
-        self, addresses: list[str], facing: list[str], *, is_ours: bool
-    ) -> None:
-        """Where torch's c10d store is this machine's to serve, bind its socket."""
-        meeting = self._meeting
-        listener = None
-        towards = own_address_towards(addresses[0]) if addresses and not is_ours else None
-        address = (*facing, meeting.local_addr or towards or outward_address() or _EVERYWHERE)[0]
-        told = dict(meeting.conf).get("is_host", "").lower()
-        is_host = _BOOLEANS.get(told, is_ours)
-        if meeting.backend == "c10d" and is_host:
-            try:
-                listener = listen_on(address, meeting.port or 0)
-            except HostError:
-                if told:
-                    raise
-        self._plan_negotiation(listener, address)
-
-    def _plan_negotiation(self, listener: socket.socket | None, address: str | None) -> None:
-        meeting = self._meeting
-        host, port = meeting.host or "", meeting.port or DEFAULT_PORT
-        if listener is not None:
-            address, port = listener.getsockname()[:2]
-            host = meeting.host or str(address)
-        address = address or _EVERYWHERE
-        self._own_listener = listen_on(address, 0)
-        order = Negotiate(
-            backend=meeting.backend,
-            endpoint_host=host,
-            endpoint_port=port,
-            run_id=meeting.run_id or "none",
-            least_nodes=meeting.least_nodes or meeting.nnodes,
-            nnodes=meeting.nnodes,
-            conf={name: value for name, value in meeting.conf if name != "is_host"},
-            timeout_s=meeting.timeout_s,
-            host=self._card.host,
-            address=address,
-            port=self._own_listener.getsockname()[1],
+    def _ask_torch(self, endpoint: Endpoint | None) -> None:
+        self._negotiation = Negotiation(
+            self._meeting, endpoint, host=self._card.host, start=self._negotiate
         )
-        self._order = (order, [] if listener is None else [listener])
-        self.start_negotiation()
+        self._negotiation.start()
 
     def _addresses_of_head(self) -> tuple[str, ...]:
         """Return what a scheduler says of them, without those that this machine has as well."""
-        return tuple(
-            head for head in self._meeting.heads if _is_address(head) and interface_of(head) is None
-        )
+        heads, own = filter(is_address, self._meeting.heads), own_addresses()
+        return tuple(head for head in heads if head.partition("%")[0] not in own)
 
-    def _listen_outward(self) -> socket.socket:
-        place = self._meeting.local_addr or outward_address() or _EVERYWHERE
-        if self._meeting.port is not None:
-            return listen_on(place, self._meeting.port)
-        try:
-            return listen_on(place, DEFAULT_PORT)
-        except HostError:
-            return listen_on(place, 0)
-
-    def _be_head(self, listener: socket.socket) -> None:
+    def _be_head(self, listener: socket.socket, *, knocks: bool = False) -> None:
         self._listener = listener
+        card, rival = self._card, None
+        if knocks:
+            card = replace(card, knock=secrets.token_hex(8))
+            rival = Rival(self._meeting, card, secret=self._secret, board=self._board)
         self._side = room = WaitingRoom(
             self._meeting,
-            self._card,
+            card,
             listener=listener,
             secret=self._secret,
             run_id=self._meeting.run_id or secrets.token_hex(8),
             board=self._board,
             hand_over=self._be_head_of,
+            rival=rival,
         )
-        room.begin()
+        if self._gave_up is not None:
+            room.give_up(self._gave_up)
+        else:
+            room.begin()
 
     def _be_head_of(self, head: Head) -> None:
         self._side = head
 
     def _be_member(self, addresses: tuple[str, ...]) -> None:
-        self._side = Member(
+        self._side = member = Member(
             self._meeting,
             self._card,
             secret=self._secret,
@@ -316,14 +288,8 @@ class Peers:
             where=self._where,
             addresses=addresses,
         )
+        if self._gave_up is not None:
+            member.give_up(self._gave_up)
 
     def _fail(self, error: MeshrunError) -> None:
         self._board.news.append(MeetingFailed(error=error, at_ns=time.monotonic_ns()))
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ip_address(host.partition("%")[0])
-    except ValueError:
-        return False
-    return True

@@ -6,8 +6,8 @@ import selectors
 from collections import deque
 from collections.abc import Callable
 
+from meshrun.activity import Activity
 from meshrun.events import FromNodes
-from meshrun.nodes.activity import Activity
 from meshrun.nodes.link import Link
 
 _BOTH = selectors.EVENT_READ | selectors.EVENT_WRITE

@@ -16,11 +16,11 @@ from meshrun.nodes.gathering import Gathering, TooMany
 from meshrun.nodes.handshake import HeadHandshake
 from meshrun.nodes.head import BEAT_S, Head, say_goodbye
 from meshrun.nodes.link import Link
-from meshrun.nodes.messages import Join, Message, Refused, Waiting, Welcome
+from meshrun.nodes.messages import GaveUp, Join, Message, Refused, Waiting, Welcome
+from meshrun.nodes.patience import Patience
+from meshrun.nodes.rival import Rival
 from meshrun.nodes.switchboard import Switchboard
 
-_FIRST_NOTE_S = 3.0
-_NOTE_EVERY_S = 5.0
 _PROOF_WITHIN_S = 10.0
 _SILENT_S = 3 * BEAT_S
 _MOST_STRANGERS = 256
@@ -38,6 +38,7 @@ class WaitingRoom:
         run_id: The name of the launch, which the others are told.
         board: Where links are watched.
         hand_over: Called with the head once every node is there.
+        rival: Knocks where another node 0 may be, with ``card``.
     """
 
     def __init__(
@@ -50,18 +51,22 @@ class WaitingRoom:
         run_id: str,
         board: Switchboard,
         hand_over: Callable[[Head], None],
+        rival: Rival | None = None,
     ) -> None:
         self._listener = listener
         self._meeting, self._card, self._secret, self._run_id = meeting, card, secret, run_id
-        self._board, self._hand_over = board, hand_over
+        self._board, self._hand_over, self._rival = board, hand_over, rival
         self._gathering = Gathering(nnodes=meeting.nnodes, own=card, hosts=meeting.hosts)
         self._links: dict[int, Link] = {}
         self._counter = itertools.count()
         self._told: set[tuple[str, str]] = set()
         """Strangers that people were told of."""
-        self._began_ns = self._next_beat_ns = time.monotonic_ns()
-        self._deadline_ns: int | None = self._began_ns + int(meeting.timeout_s * 1e9)
-        self._next_note_ns = self._began_ns + int(_FIRST_NOTE_S * 1e9)
+        self._patience = Patience(meeting.timeout_s)
+        self._next_beat_ns = time.monotonic_ns()
+        self._failure: MeshrunError | None = None
+        self._left_to_tell = meeting.nnodes - 1
+        """How many have not heard of the failure."""
+        self._has_shown_command = False
         listener.setblocking(False)
         board.selector.register(listener, selectors.EVENT_READ, self._accept)
 
@@ -73,13 +78,26 @@ class WaitingRoom:
     def tell(self, message: Message) -> None:
         """There is nobody to be told yet."""
 
+    def give_up(self, word: GaveUp) -> None:
+        """Tell those who are there, and those who come while this goes on, that it was in vain."""
+        self._fail(_ended_early(word))
+
+    @property
+    def is_through(self) -> bool:
+        """Whether all have been told that there will be no launch."""
+        return self._left_to_tell <= 0
+
     @property
     def next_look_ns(self) -> int | None:
         """When :meth:`look` has something to do."""
-        return self._next_beat_ns
+        knock_ns = self._rival.next_look_ns if self._rival is not None else None
+        return self._next_beat_ns if knock_ns is None else min(knock_ns, self._next_beat_ns)
 
     def look(self) -> None:
         """Do what is due: beats, notes, time-outs."""
+        if self._rival is not None and (error := self._rival.look()) is not None:
+            self._stop_knocking()
+            self._fail(error)
         now_ns = time.monotonic_ns()
         if now_ns < self._next_beat_ns:
             return
@@ -92,7 +110,10 @@ class WaitingRoom:
                     self._drop(number, "it fell silent")
             elif now_ns - link.began_ns > _PROOF_WITHIN_S * 1e9:
                 self._drop(number, "it did not say what it is")
-        if self._deadline_ns is not None and now_ns >= self._deadline_ns:
+        if self._failure is not None:
+            return
+        if self._patience.is_over:
+            self._left_to_tell = 0  # all are as late
             self._fail(
                 RendezvousError(
                     f"after {self._meeting.timeout_s:.0f} s {self._gathering.missing()}",
@@ -101,16 +122,15 @@ class WaitingRoom:
                     " and MESHRUN_SECRET?",
                 )
             )
-        elif self._deadline_ns is not None and now_ns >= self._next_note_ns:
-            self._note_missing(now_ns)
+        elif self._patience.takes_note():
+            self._note_missing()
 
-    def _note_missing(self, now_ns: int) -> None:
-        first = self._next_note_ns - self._began_ns <= _FIRST_NOTE_S * 1e9
-        self._next_note_ns = now_ns + int(_NOTE_EVERY_S * 1e9)
-        waited_s = (now_ns - self._began_ns) / 1e9
-        text = f"waiting at {self._endpoint()}: {self._gathering.missing()} ({waited_s:.0f} s)"
+    def _note_missing(self) -> None:
+        missing, waited_s = self._gathering.missing(), self._patience.waited_s
+        text = f"waiting at {self._endpoint()}: {missing} ({waited_s:.0f} s)"
         self._board.note(text)
-        if first and self._meeting.paste is not None:
+        if self._meeting.paste is not None and not self._has_shown_command:
+            self._has_shown_command = True
             command = self._meeting.paste.replace("ENDPOINT", self._endpoint())
             self._board.note(f"on each other node: {command}")
         for link in self._links.values():
@@ -146,8 +166,13 @@ class WaitingRoom:
         if link is None:
             return
         for message in link.receive():
-            if isinstance(message, Join):
+            if self._failure is not None and isinstance(message, Join | GaveUp):
+                self._refuse(number, self._failure)
+                self._left_to_tell -= 1
+            elif isinstance(message, Join):
                 self._take_in(number, message)
+            elif isinstance(message, GaveUp):
+                self._fail(_ended_early(message))
         if self._links.get(number) is link:
             if link.closed is not None:
                 self._drop(number, link.closed)
@@ -155,6 +180,9 @@ class WaitingRoom:
                 self._board.settle(link)
 
     def _take_in(self, number: int, card: Join) -> None:
+        if card.knock and card.knock == self._card.knock:
+            self._stop_knocking()  # it has reached itself
+            return
         self._forget_earlier(card.host)
         try:
             self._gathering.join(number, card)
@@ -162,7 +190,7 @@ class WaitingRoom:
             self._refuse(number, error)
         except MeshrunError as error:
             self._fail(error)
-        if self._gathering.is_complete:
+        if self._failure is None and self._gathering.is_complete:
             self._meet()
 
     def _forget_earlier(self, host: str) -> None:
@@ -180,6 +208,7 @@ class WaitingRoom:
         for number in list(self._links):
             self._drop(number, "every node is there")
         self._stop_listening()
+        self._stop_knocking()
         address, port = self._listener.getsockname()[:2]
         for rank, link in links.items():
             self._board.drop(link)
@@ -214,6 +243,11 @@ class WaitingRoom:
             )
         )
 
+    def _stop_knocking(self) -> None:
+        rival, self._rival = self._rival, None
+        if rival is not None:
+            rival.close()
+
     def _drop(self, number: int, why: str) -> None:
         """A connection is gone, or is to go."""
         link = self._links.pop(number)
@@ -232,11 +266,13 @@ class WaitingRoom:
             self._board.selector.unregister(self._listener)
 
     def _fail(self, error: MeshrunError) -> None:
-        if self._deadline_ns is None:
+        if self._failure is not None:
             return
-        self._deadline_ns = None
-        for number in list(self._links):
-            self._refuse(number, error)
+        self._failure = error
+        for number, link in self._links.items():
+            if link.is_open:
+                self._refuse(number, error)
+                self._left_to_tell -= 1
         self._board.news.append(MeetingFailed(error=error, at_ns=time.monotonic_ns()))
 
     def _refuse(self, number: int, error: MeshrunError) -> None:
@@ -246,7 +282,8 @@ class WaitingRoom:
 
     def close(self) -> None:
         """Tell those who wait that there will be no launch."""
-        self._fail(RendezvousError(f"node 0 ({self._card.host}) ended before all had joined"))
+        self._stop_knocking()
+        self._fail(RendezvousError(f"{self._card.host} ended before all had joined"))
         for number, link in list(self._links.items()):
             if not link.is_open:
                 self._drop(number, "the launch is over")
@@ -255,3 +292,12 @@ class WaitingRoom:
 
     _is_full = False
     """Whether no further connection is taken for now."""
+
+
+def _ended_early(word: GaveUp) -> MeshrunError:
+    error = MeshrunError(
+        f"{word.host} ended before all had joined: {word.reason}",
+        hint="its own output says more",
+    )
+    error.exit_code = word.exit_code
+    return error

@@ -46,7 +46,7 @@ def _met(state: State, event: Met) -> Step:
 
 
 def _meeting_failed(state: State, event: MeetingFailed) -> Step:
-    if _known(state).failed is not None:
+    if _known(state).failed is not None or state.zygote_gone is not None:
         return state, []
     abroad = replace(_known(state), failed=event)
     if not abroad.is_met:

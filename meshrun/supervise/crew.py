@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from meshrun import wire
 from meshrun.environment import Session, rank_environment
 from meshrun.events import RankExited, RankRaised
+from meshrun.host.descriptors import allow_descriptors
 from meshrun.host.error_record import read_record, write_record
 from meshrun.host.processes import handles_signal
 from meshrun.host.run_folder import RunFolder
@@ -68,6 +69,7 @@ class Crew:
         """Take what was not known yet, before ranks are started."""
         self.plan, self.session, self._listener = plan, session, listener
         self.ranks = {rank.rank: rank for rank in plan.ranks_of_node()}
+        allow_descriptors(5 * len(self.ranks) + plan.layout.nnodes + 64)
 
     # ---- starting --------------------------------------------------------------------------
 
@@ -91,6 +93,10 @@ class Crew:
         self._start_timers()
         self.zygote.start_store(self._listener)
         self._orders.begin(self.ranks.values())
+
+    def negotiate(self, order: wire.Negotiate, fds: Sequence[int]) -> None:
+        """Have torch's rendezvous begun, with these descriptors."""
+        self.zygote.send(order, fds)
 
     def answered(self) -> None:
         """An order to start a rank was carried out, or was not."""

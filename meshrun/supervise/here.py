@@ -264,6 +264,8 @@ def _zygote_gone(state: State, event: ZygoteGone) -> Step:
 def _signalled(state: State, event: SignalArrived) -> Step:
     if len(state.signals) > 2:
         return state, []  # all is killed already, and the deadline stays where it is
+    if state.over:  # what is left is to tell the other nodes why
+        return replace(state, signals=(*state.signals, event.signum)), []
     first = not state.signals
     if not first and event.signum == signal.SIGTERM and state.sigterm_repeats:
         return state, []

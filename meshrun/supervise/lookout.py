@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
-from meshrun.events import Hung
+from meshrun.activity import Activity
+from meshrun.events import Hung, OthersFailed
 from meshrun.host.processes import cpu_seconds_of_trees
-from meshrun.nodes.activity import Activity
 from meshrun.plan import LaunchPlan
 from meshrun.stacks import Dump
 from meshrun.supervise.console import Console
@@ -28,8 +29,8 @@ class Lookout:
             cpu_seconds=cpu_seconds_of_trees,
         )
         self._pids: dict[int, int] = {}
-        self._idle_s: float | None = None
-        """For how long nobody got on, once that was noticed; its stacks come first."""
+        self._then: Hung | OthersFailed | None = None
+        """What ends the ranks, once people were shown where they are."""
 
     def settle(self, plan: LaunchPlan) -> None:
         """The nodes have met: this is the plan now."""
@@ -46,7 +47,7 @@ class Lookout:
 
     def begin(self) -> None:
         """A generation of ranks is started."""
-        self._idle_s = None
+        self._then = None
         self._watchdog.begin()
 
     def beat(self, rank: int) -> None:
@@ -61,8 +62,22 @@ class Lookout:
         """Return the stacks of a rank whose native code crashed, if it told any."""
         return self._stacks.crash(rank)
 
-    def ask(self, state: State, zygote_pid: int, why: str) -> None:
-        """Ask every rank for its stacks; they are printed once all have answered."""
+    def ask(
+        self,
+        state: State,
+        zygote_pid: int,
+        why: str,
+        then: Hung | OthersFailed | None = None,
+    ) -> None:
+        """Ask every rank for its stacks; they are printed once all have answered.
+
+        Args:
+            state: The launch as it is now.
+            zygote_pid: The process that starts the ranks, asked as long as some are missing.
+            why: For people.
+            then: What is to happen after that.
+        """
+        self._then = self._then or then
         self._pids = {
             rank: known.pid
             for rank, known in state.ranks.items()
@@ -79,13 +94,13 @@ class Lookout:
         times = (self._stacks.next_look_ns, self._watchdog.next_look_ns(state))
         return min((at for at in times if at is not None), default=None)
 
-    def look(self, state: State, zygote_pid: int) -> Hung | None:
-        """Do what is due; return what was found if nobody gets on any more."""
+    def look(self, state: State, zygote_pid: int) -> Hung | OthersFailed | None:
+        """Do what is due; return what is to happen now that stacks were shown, if anything is."""
         if self._watchdog.stalls(state):
             self.ask(state, zygote_pid, self._describe_stall(state))
-        if self._idle_s is None and (idle_s := self._watchdog.idle_s(state)) is not None:
-            self._idle_s = idle_s
-            self.ask(state, zygote_pid, f"no rank has got on for {idle_s:.1f} s")
+        if self._then is None and (idle_s := self._watchdog.idle_s(state)) is not None:
+            hung = Hung(idle_s=idle_s, at_ns=time.monotonic_ns())
+            self.ask(state, zygote_pid, f"no rank has got on for {idle_s:.1f} s", then=hung)
         lines = self._stacks.look()
         if lines is None:
             return None
@@ -94,10 +109,10 @@ class Lookout:
         if self._pids:
             self._stacks.tell_native(self._pids.values())
             self._pids = {}
-        if self._idle_s is None or self._stacks.next_look_ns is not None:
+        if self._then is None or self._stacks.next_look_ns is not None:
             return None
-        idle_s, self._idle_s = self._idle_s, None
-        return Hung(idle_s=idle_s, at_ns=time.monotonic_ns())
+        then, self._then = self._then, None
+        return replace(then, at_ns=time.monotonic_ns())
 
     def close(self) -> None:
         """Let go of all files."""

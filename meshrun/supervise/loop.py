@@ -9,18 +9,20 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from meshrun import wire
 from meshrun.environment import Session
-from meshrun.errors import InternalError, MeshrunError
+from meshrun.errors import MeshrunError
 from meshrun.events import (
     Event,
     FromNegotiation,
+    FromNodes,
     GenerationEnded,
     LaunchBegan,
     LeftoversEnded,
     MeetingFailed,
     Met,
+    OthersFailed,
     RankBeat,
     RankExited,
     RankStarted,
@@ -29,7 +31,6 @@ from meshrun.events import (
     TimePassed,
     ZygoteGone,
 )
-from meshrun.host.descriptors import allow_descriptors
 from meshrun.host.memory import MemoryWatch
 from meshrun.host.processes import become_subreaper, end_children, list_children
 from meshrun.host.run_folder import RunFolder
@@ -55,11 +56,13 @@ from meshrun.supervise.known import Abroad, RankState, State
 from meshrun.supervise.live import Live
 from meshrun.supervise.lookout import Lookout
 from meshrun.supervise.merged_label import merged_label
-from meshrun.supervise.nodes import Meet, Nodes
 from meshrun.supervise.output import Output
 from meshrun.supervise.signals import SignalQueue
 from meshrun.supervise.slow_readers import SlowReaders
 from meshrun.supervise.state import step
+
+if TYPE_CHECKING:
+    from meshrun.supervise.nodes import Meet, Nodes
 
 Watch = Callable[[Event, State, Console], None]
 
@@ -95,7 +98,6 @@ class Loop:
         """
         self._console, self._watch, self._settle, self._live = console, watch, settle, live
         ranks = plan.layout.ranks_of_node(plan.node_rank)
-        allow_descriptors(5 * len(ranks) + 64)
         self.state = State(
             shutdown_timeout_s=plan.request.shutdown_timeout_s,
             max_restarts=plan.request.max_restarts,
@@ -136,13 +138,8 @@ class Loop:
         self._nodes = None if meet is None else self._meet(meet)
 
     def _meet(self, meet: Meet) -> Nodes:
-        def where(why: str) -> None:
-            self._lookout.ask(self.state, self._crew.zygote.pid, why)
-
-        def negotiate(order: wire.Negotiate, fds: list[int]) -> None:
-            self._crew.zygote.send(order, fds)
-
-        nodes = Nodes(meet(self._selector, self._console.note, where, negotiate))
+        note, negotiate = self._console.note, self._crew.negotiate
+        nodes = meet(self._selector, note, self._show_where, negotiate)
         self._lookout.share(nodes.peers.activity)
         return nodes
 
@@ -163,6 +160,8 @@ class Loop:
             while not self.state.over:
                 self._turn()
             if self._nodes is not None:
+                while self._nodes.takes_leave(self.state, self.plan.layout):
+                    self._turn()
                 self._nodes.close()
             ended = end_children(grace_s=0.0, spare=self._not_ours)
             if ended.survivors:
@@ -197,18 +196,27 @@ class Loop:
             self._live.look(self.state)
         self._console.show_waiting()
         for news in self._nodes.look() if self._nodes is not None else ():
-            self._happen(self._settled(news) if isinstance(news, Met) else news)
+            self._hear(news)
         if self._crew.timers is not None:
             for text in self._crew.timers.expire(self._crew.zygote.pid):
                 self._console.note(text)
-        if (hung := self._lookout.look(self.state, self._crew.zygote.pid)) is not None:
-            self._happen(hung)
+        if (shown := self._lookout.look(self.state, self._crew.zygote.pid)) is not None:
+            self._happen(shown)
         if self._wake_at_ns is not None and time.monotonic_ns() >= self._wake_at_ns:
             self._wake_at_ns = None
             self._happen(TimePassed(at_ns=time.monotonic_ns()))
         self._console.note_lost_output()
         if self._console.reader_is_gone and signal.SIGPIPE not in self.state.signals:
             self._happen(SignalArrived(signum=signal.SIGPIPE, at_ns=time.monotonic_ns()))
+
+    def _hear(self, news: FromNodes) -> None:
+        if isinstance(news, OthersFailed) and news.is_hung and not self.state.stopping:
+            self._show_where(news.why, then=news)
+        else:
+            self._happen(self._settled(news) if isinstance(news, Met) else news)
+
+    def _show_where(self, why: str, *, then: OthersFailed | None = None) -> None:
+        self._lookout.ask(self.state, self._crew.zygote.pid, why, then=then)
 
     def _happen(self, event: Event) -> None:
         self.state, actions = step(self.state, event)
@@ -240,8 +248,6 @@ class Loop:
             self._on_reports()  # what ranks told before their end comes first
         if isinstance(message, RankStarted | StartFailed):
             self._crew.answered()
-        if isinstance(message, wire.ToZygote | FromNegotiation):
-            raise InternalError(f"the zygote sent an order: {message}")
         if isinstance(message, RankExited):
             raised = self.state.ranks[message.rank].raised
             if (raised := self._crew.match_error_file(message, raised)) is not None:
@@ -250,8 +256,6 @@ class Loop:
 
     def _on_reports(self) -> None:
         while (message := self._crew.zygote.receive_report()) is not None:
-            if isinstance(message, wire.ToZygote):
-                raise InternalError(f"a rank sent an order: {message}")
             if isinstance(message, RankBeat):
                 self._lookout.beat(message.rank)
             if isinstance(message, FromNegotiation):
@@ -266,7 +270,7 @@ class Loop:
                 self._forward(signum)
                 continue
             if signum == signal.SIGQUIT and signum not in self.plan.request.stop_signals:
-                self._lookout.ask(self.state, self._crew.zygote.pid, "SIGQUIT: where the ranks are")
+                self._show_where("SIGQUIT: where the ranks are")
                 if self._nodes is not None:
                     self._nodes.ask_where(f"SIGQUIT on {self.hosts[0]}: where the ranks are")
                 continue
@@ -291,7 +295,7 @@ class Loop:
             case StartOver():
                 self._start_over()
             case Signal(ranks=ranks, signum=signum, whole_group=whole_group):
-                self._signal(ranks, signum, whole_group=whole_group)
+                self._crew.signal(ranks, signum, whole_group=whole_group)
             case EndGeneration(grace_s=grace_s):
                 self._crew.end_generation(grace_s)
             case EndZygote(grace_s=grace_s, by_force=by_force):
@@ -319,9 +323,7 @@ class Loop:
         for part in (self._lookout, self._output, self._live):
             if part is not None:
                 part.settle(plan)
-        ranks = tuple(self._crew.ranks)
-        allow_descriptors(5 * len(ranks) + len(met.hosts) + 64)
-        return replace(met, ranks=ranks)
+        return replace(met, ranks=tuple(self._crew.ranks))
 
     def _start_over(self) -> None:
         self._crew.start_over()

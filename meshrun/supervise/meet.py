@@ -6,19 +6,20 @@ import hashlib
 import os
 import selectors
 import stat
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 
-from meshrun.errors import HostError
+from meshrun.errors import HostError, MeshrunError
 from meshrun.groups import format_group_options
 from meshrun.layout import format_derived
 from meshrun.meeting import Meeting
-from meshrun.nodes.messages import Join
+from meshrun.nodes.messages import GaveUp, Join
 from meshrun.nodes.peers import Peers
 from meshrun.plan import LaunchPlan
 from meshrun.spec import format_mesh
-from meshrun.supervise.nodes import Meet
+from meshrun.supervise.nodes import LEAVE_NS, Meet, Nodes
 from meshrun.wire import Negotiate
 
 
@@ -37,10 +38,10 @@ def begin_meeting(plan: LaunchPlan, meeting: Meeting) -> Meet:
         note: Callable[[str], None],
         where: Callable[[str], None],
         negotiate: Callable[[Negotiate, list[int]], None],
-    ) -> Peers:
+    ) -> Nodes:
         if (doubt := doubt_secret_file(os.environ)) is not None:
             note(doubt)
-        return Peers(
+        peers = Peers(
             meeting,
             describe_node(plan),
             secret=secret,
@@ -49,8 +50,25 @@ def begin_meeting(plan: LaunchPlan, meeting: Meeting) -> Meet:
             where=where,
             negotiate=negotiate,
         )
+        return Nodes(peers)
 
     return meet
+
+
+def decline(plan: LaunchPlan, meeting: Meeting, error: MeshrunError) -> None:
+    """Tell the other nodes that this one cannot take part, for as long as that may take."""
+    with selectors.DefaultSelector() as selector:
+        meet = begin_meeting(plan, meeting)
+        peers = meet(selector, lambda _: None, lambda _: None, lambda *_: None).peers
+        host, code = os.uname().nodename, error.exit_code
+        peers.give_up(GaveUp(host=host, reason=error.message, exit_code=code))
+        until_ns = time.monotonic_ns() + LEAVE_NS
+        while not peers.is_through and (now_ns := time.monotonic_ns()) < until_ns:
+            next_ns = min(until_ns, peers.next_look_ns or until_ns)
+            for key, _ in selector.select(max(0.0, (next_ns - now_ns) / 1e9)):
+                key.data()
+            peers.look()
+        peers.close()
 
 
 def describe_node(plan: LaunchPlan) -> Join:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import selectors
+import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from typing import Literal
 
-from meshrun.errors import MeshrunError
+from meshrun.errors import MeshrunError, RendezvousError
 from meshrun.events import FromNodes
 from meshrun.layout import Layout
-from meshrun.nodes.messages import Begin, Failed, Finished, Idle, Where
+from meshrun.nodes.messages import Begin, Failed, Finished, GaveUp, Idle, Over, Where
 from meshrun.nodes.peers import Peers
 from meshrun.supervise.actions import Decide, Tell
 from meshrun.supervise.evidence import Evidence
@@ -19,6 +21,10 @@ from meshrun.supervise.outcome import decide, find_trouble, headline
 from meshrun.supervise.outcome_json import cause_to_json, outcome_to_json
 from meshrun.wire import Negotiate
 
+LEAVE_NS = 5_000_000_000
+"""How long a node that will not take part tries to tell the others so."""
+_SIGNALLED_LEAVE_NS = 1_000_000_000
+
 Meet = Callable[
     [
         selectors.BaseSelector,
@@ -26,7 +32,7 @@ Meet = Callable[
         Callable[[str], None],
         Callable[[Negotiate, list[int]], None],
     ],
-    Peers,
+    "Nodes",
 ]
 """Begins to meet the others: given the selector, what notes a line, what shows where ranks are,
 and what has the zygote begin torch's rendezvous."""
@@ -37,13 +43,17 @@ class Nodes:
 
     def __init__(self, peers: Peers) -> None:
         self.peers = peers
-        self.hosts: tuple[str, ...] = (os.uname().nodename,)
+        self._host = os.uname().nodename
+        self.hosts: tuple[str, ...] = (self._host,)
         """In node order, once they have met."""
+        self._leave_by_ns: int | None = None
+        self._signals_before = 0
 
     @property
     def next_look_ns(self) -> int | None:
         """When :meth:`look` has something to do."""
-        return self.peers.next_look_ns
+        times = (self.peers.next_look_ns, self._leave_by_ns)
+        return min((at for at in times if at is not None), default=None)
 
     def look(self) -> Iterator[FromNodes]:
         """Do what is due, and yield what has happened."""
@@ -75,7 +85,7 @@ class Nodes:
             return
         outcome = outcome_to_json(
             state,
-            headline=headline(state, layout, self.hosts, os.uname().nodename),
+            headline=headline(state, layout, self.hosts, self._host),
             trouble=_trouble(state),
             evidence=evidence,
         )
@@ -87,11 +97,30 @@ class Nodes:
             generation = state.generation + 1
             self.peers.tell(Begin(generation=generation, cause=cause_to_json(next_after)))
         else:
-            self.peers.tell(decide(state, layout, self.hosts, os.uname().nodename))
+            decision = decide(state, layout, self.hosts, self._host)
+            self.peers.tell(Over(**asdict(decision)))
 
     def ask_where(self, why: str) -> None:
         """Have the other nodes print where their ranks are."""
         self.peers.tell(Where(why=why))
+
+    def takes_leave(self, state: State, layout: Layout) -> bool:
+        """Whether others are still to be told why this launch ended before all had met."""
+        known = state.abroad
+        if known is None or known.is_met:
+            return False
+        now_ns = time.monotonic_ns()
+        if self._leave_by_ns is None:
+            self._signals_before = len(state.signals)
+            self._leave_by_ns = now_ns + (_SIGNALLED_LEAVE_NS if state.signals else LEAVE_NS)
+            if known.failed is None:
+                decision = decide(state, layout, self.hosts, "it")
+                code = decision.exit_code or RendezvousError.exit_code
+                self.peers.give_up(
+                    GaveUp(host=self._host, reason=decision.headline, exit_code=code)
+                )
+        is_patient = len(state.signals) == self._signals_before
+        return is_patient and now_ns < self._leave_by_ns and not self.peers.is_through
 
     def close(self) -> None:
         """Have what was said arrive, and let go."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from meshrun.errors import HangError, HostError, InternalError, MeshrunError, RendezvousError
 from meshrun.events import STORE
 from meshrun.layout import Layout
-from meshrun.nodes.messages import Over
 from meshrun.result import (
     PREEMPTED,
     LaunchResult,
@@ -36,6 +36,17 @@ from meshrun.supervise.outcome_json import error_from_json, evidence_of
 _NOTHING = Evidence()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """How a launch ends, in short."""
+
+    exit_code: int
+    signum: int | None
+    preempted: bool
+    headline: str
+    """What decided it, in one line; "" if all went well."""
+
+
 def went_well(state: State) -> bool:
     """Whether every rank returned 0 and nothing stopped the launch."""
     return _exit_code(state, judge(state)) == 0
@@ -54,17 +65,18 @@ def build_result(
     abroad = state.abroad
     if abroad is not None:
         evidence = {**evidence_of(abroad.outcomes), **evidence}
+    verdicts = judge(state)
     failures = [
         _failure(state, layout, verdict, hosts, evidence.get(verdict.rank, _NOTHING))
-        for verdict in judge(state)
+        for verdict in verdicts
     ]
-    verdict = decide(state, layout, hosts)
+    decision = _decision(state, verdicts, layout, hosts, "")
     over = abroad.over if abroad is not None and not abroad.is_head else None
     signum = state.signals[0] if state.signals else None
     if signum is None and abroad is not None and abroad.is_head:
-        signum = verdict.signum
+        signum = decision.signum
     return LaunchResult(
-        exit_code=verdict.exit_code if over is None else over.exit_code,
+        exit_code=decision.exit_code if over is None else over.exit_code,
         signum=signum,
         failures=tuple(failures),
         broken_program=state.broken.text if state.broken else None,
@@ -73,21 +85,29 @@ def build_result(
         no_restart=state.no_restart,
         best_steps=(*(cause.step for cause in state.causes), state.best_step),
         log_folder=log_folder,
-        preempted=verdict.preempted if over is None else over.preempted,
+        preempted=decision.preempted if over is None else over.preempted,
         elsewhere=over.headline if over is not None else "",
         timings=timings,
     )
 
 
-def decide(state: State, layout: Layout, hosts: Sequence[str], host: str = "") -> Over:
-    """Return how the launch ends, in short; on the head of several nodes, for all of them."""
-    verdicts = judge(state)
+def decide(state: State, layout: Layout, hosts: Sequence[str], host: str) -> Decision:
+    """Return how the launch ends; on the head of several nodes, for all of them.
+
+    The arguments are those of :func:`headline`.
+    """
+    return _decision(state, judge(state), layout, hosts, host)
+
+
+def _decision(
+    state: State, verdicts: Sequence[Verdict], layout: Layout, hosts: Sequence[str], host: str
+) -> Decision:
     signums = [*state.signals[:1], *_told(state, "signum")]
-    return Over(
+    return Decision(
         exit_code=_exit_code(state, verdicts),
         signum=next((signum for signum in signums if signum), None),
         preempted=_was_preempted(state),
-        headline=headline(state, layout, hosts, host),
+        headline=_headline(state, verdicts, layout, hosts, host),
     )
 
 
@@ -100,6 +120,12 @@ def headline(state: State, layout: Layout, hosts: Sequence[str], host: str) -> s
         hosts: Names of its nodes, in node order.
         host: This node's.
     """
+    return _headline(state, judge(state), layout, hosts, host)
+
+
+def _headline(
+    state: State, verdicts: Sequence[Verdict], layout: Layout, hosts: Sequence[str], host: str
+) -> str:
     if state.signals:
         return f"{host} was stopped by {signal_name(state.signals[0])}"
     if any(_told(state, "signum")):
@@ -108,7 +134,6 @@ def headline(state: State, layout: Layout, hosts: Sequence[str], host: str) -> s
         return state.broken.text.rstrip().rpartition("\n")[2]
     if (trouble := find_trouble(state)) is not None:
         return trouble.message
-    verdicts = judge(state)
     if not verdicts:
         return ""
     rank = verdicts[0].rank

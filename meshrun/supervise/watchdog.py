@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
-from meshrun.nodes.activity import Activity
+from meshrun.activity import Activity
 from meshrun.supervise.known import State
 
 _LEAST_CPU = 0.02

@@ -12,10 +12,11 @@ from pathlib import Path
 
 from meshrun import wire
 from meshrun.environment import LAUNCH_MARK, SECRET_VARIABLES, THREAD_VARIABLES
-from meshrun.errors import HostError
+from meshrun.errors import HostError, InternalError
+from meshrun.events import FromNegotiation, FromRank, FromZygote
 from meshrun.host.sockets import packet_pair
 from meshrun.request import Program, StartMethod
-from meshrun.wire import Message, Prepare, ToZygote
+from meshrun.wire import Prepare, ToZygote
 
 _SCRIPT = Path(__file__).parent.parent / "child" / "zygote.py"
 
@@ -76,21 +77,31 @@ class Zygote:
         except (BrokenPipeError, ConnectionError):
             pass
 
-    def receive(self) -> Message | None:
+    def receive(self) -> FromZygote | FromRank | None:
         """Return the zygote's next news, or ``None`` once it is gone."""
         try:
             packet = self.control.recv(wire.PACKET_BYTES)
         except ConnectionError:
             return None
-        return wire.decode(packet) if packet else None
+        if not packet:
+            return None
+        message = wire.decode(packet)
+        if isinstance(message, ToZygote | FromNegotiation):
+            raise InternalError(f"the zygote sent what is none of its news: {message}")
+        return message
 
-    def receive_report(self) -> Message | None:
+    def receive_report(self) -> FromZygote | FromRank | FromNegotiation | None:
         """Return what a rank tells next, or ``None`` if nothing waits."""
         try:
             packet = self.reports.recv(wire.PACKET_BYTES)
         except (BlockingIOError, ConnectionError):
             return None
-        return wire.decode(packet) if packet else None
+        if not packet:
+            return None
+        message = wire.decode(packet)
+        if isinstance(message, ToZygote):
+            raise InternalError(f"a rank sent an order: {message}")
+        return message
 
     def start_store(self, listener: socket.socket | None) -> None:
         """Begin a generation of ranks: a store on ``listener``, and a gate that is shut.

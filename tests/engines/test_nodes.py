@@ -176,6 +176,18 @@ def test_two_nodes_with_one_rank_are_told(make_hosts: MakeHosts) -> None:
     assert set(told.groups()) == {"node1", "node2"}
 
 
+def test_two_first_nodes_are_told(make_hosts: MakeHosts) -> None:
+    """Only one of them is where the endpoint leads; both name both, and nobody waits."""
+    hosts = make_hosts(2)
+    launches = launch_on(hosts, "--node-rank", "0", *AT, SAYS)
+
+    assert end_all(launches) == [2, 2], launches[0].text + launches[1].text
+    for launch in launches:
+        assert "error: node0 and node1 both have --node-rank 0" in launch.text
+    assert "no address of this machine; as node 0 it listens on 0.0.0.0" in launches[1].text
+    all_gone(hosts)
+
+
 def test_another_launch_is_not_let_in(make_hosts: MakeHosts) -> None:
     """Another --rdzv-id: both sides say what is wrong, and the launch it knocked at waits on."""
     hosts = make_hosts(2)
@@ -322,9 +334,10 @@ def test_nodes_that_wait_for_one_that_works_are_not_hung(make_hosts: MakeHosts) 
 
 
 def test_nodes_that_all_wait_are_hung(make_hosts: MakeHosts) -> None:
-    """One rank sleeps in its program, the others in a collective: the first to tell shows where."""
+    """One rank sleeps in its program, the others in a collective: each node shows where, once."""
     hosts = make_hosts(2)
     launches = launch_on(hosts, *AT, "--hang-timeout", "3", PROGRAMS / "one_works.py", "-1")
 
     assert end_all(launches) == [124, 124], launches[0].text + launches[1].text
-    assert "one_works.py" in launches[0].text + launches[1].text
+    for launch in launches:
+        assert "one_works.py:" in launch.text

@@ -106,6 +106,18 @@ def test_a_launcher_that_stands_still_for_long_is_lost(make_hosts: MakeHosts, ho
     all_gone(hosts)
 
 
+def test_a_first_node_with_two_addresses_and_no_default_route(make_hosts: MakeHosts) -> None:
+    """Nothing on it says which of them the others see: the other nodes' addresses do."""
+    hosts = make_hosts(2, own_name="loopback")
+    added = hosts.run(0, ["ip", "addr", "add", "10.88.0.1/24", "dev", "eth0"])
+    assert added.returncode == 0, added.stderr
+    words = ["--rdzv-backend", "c10d", "--rdzv-conf", "join_timeout=20", *AT, SAYS]
+    launches = [Launch(hosts, host, words) for host in (0, 1)]
+
+    assert end_all(launches) == [0, 0], launches[0].text + launches[1].text
+    assert len(said(launches[0].text + launches[1].text)) == 4
+
+
 # ---- who comes when ------------------------------------------------------------------------
 
 
@@ -121,6 +133,24 @@ def test_nodes_may_come_late(make_hosts: MakeHosts, first: int, backend: str) ->
 
     assert end_all([early, late]) == [0, 0], early.text + late.text
     assert len(said(early.text + late.text)) == 4
+
+
+def test_a_node_that_comes_after_all_are_there_is_told(make_hosts: MakeHosts) -> None:
+    """torch's rendezvous would have it wait for a place; the others run on."""
+    hosts = make_hosts(3)
+    words = ["--rdzv-backend", "c10d", *AT, TOGETHER, "save", "stay"]
+    launches = [Launch(hosts, host, words) for host in (0, 1)]
+    for launch in launches:
+        launch.wait_for("met 4", times=2)
+    surplus = Launch(hosts, 2, words)
+
+    assert surplus.end() == 69
+    told = "2 of 2 nodes are there, and have begun; this one is not needed"
+    assert f"error: c10d at node0:29500: {told}" in surplus.text
+    assert "--nnodes 3 on every node" in surplus.text
+    launches[0].send(signal.SIGTERM)
+    assert end_all(launches) == [75, 75], launches[0].text + launches[1].text
+    all_gone(hosts)
 
 
 def test_a_node_that_dies_while_others_are_awaited_may_come_again(make_hosts: MakeHosts) -> None:

@@ -203,3 +203,19 @@ def test_files_beside_the_program_do_not_stand_in_for_torchs_imports(
     ours = run_meshrun("--start-method", method, program)
 
     assert (ours.stdout, ours.stderr) == ("[rank 0] grp json profile queue\n", "")
+
+
+def test_one_node_needs_nothing_of_several(
+    fake_torch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What only launches of several nodes need is not imported before the ranks are started."""
+    monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
+    several = ("--nnodes", "2", "--rdzv-conf", "join_timeout=1")
+    alone, one_of_two = (
+        run_meshrun(*words, "--nproc-per-node", "1", PROGRAMS / "echo.py").stderr
+        for words in ((), several)
+    )
+
+    assert "meshrun.supervise.loop" in alone
+    assert "meshrun.nodes" not in alone
+    assert "meshrun.nodes" in one_of_two

@@ -11,8 +11,8 @@ from meshrun.report.listening import describe_listening
 from meshrun.request import Program
 
 
-def plan(nnodes: str, device: str | None) -> LaunchPlan:
-    values = {"nnodes": nnodes, "nproc_per_node": "2"}
+def plan(nnodes: str, device: str | None, **more: str) -> LaunchPlan:
+    values = {"nnodes": nnodes, "nproc_per_node": "2", **more}
     if device is not None:
         values |= {"mesh": "dp=-1", "device": device}
     program = Program(kind="script", target="train.py")
@@ -48,3 +48,13 @@ def test_each_listener_has_a_line(
     assert len(lines) == len(said)
     assert all(text in line for text, line in zip(said, lines, strict=True))
     assert "nothing else" in last
+
+
+def test_who_comes_late_to_c10d_is_answered() -> None:
+    """By the launcher, where torch's store was."""
+    session = Session(
+        run_id="r", master_addr="10.0.0.1", master_port=1, run_folder="/r", interface="eth1"
+    )
+    lines = describe_listening(plan("2", "cpu", rdzv_backend="c10d"), session, {})
+
+    assert "c10d's endpoint, to turn late nodes away" in lines[-2]

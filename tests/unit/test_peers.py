@@ -133,6 +133,55 @@ def test_a_first_node_whose_port_is_taken_is_told(launchers: list[Launcher]) -> 
     assert str(port) in launchers[0].heard(MeetingFailed).error.message
 
 
+def knocking(launchers: list[Launcher], name: str, port: int, **meeting: Any) -> Launcher:
+    """Add a node 0 that finds no address of its own in the endpoint, and listens elsewhere."""
+    meeting = {"host": "127.0.0.1", "node_rank": 0, "local_addr": "127.0.0.2", **meeting}
+    launchers.append(launcher := Launcher(name, port=port, **meeting))
+    wait_until(lambda: _listens(launcher), lambda: str(launcher.notes))
+    return launcher
+
+
+def _listens(launcher: Launcher) -> bool:
+    launcher.turn()
+    return launcher.place is not None
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have this machine not know its addresses, as if they were another one's."""
+    monkeypatch.setattr("meshrun.nodes.peers.own_addresses", dict)
+
+
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.parametrize("early", ["impostor", "real"])
+def test_two_nodes_that_are_told_to_be_the_first(launchers: list[Launcher], early: str) -> None:
+    """Whoever comes first: both name both at once, and the rank that they were told."""
+    port = free_port()
+    if early == "impostor":
+        knocking(launchers, "impostor", port)
+        knocking(launchers, "real", port, local_addr="127.0.0.1")
+    else:
+        knocking(launchers, "real", port, local_addr="127.0.0.1")
+        knocking(launchers, "impostor", port)
+    until(launchers, MeetingFailed)
+
+    for each in launchers:
+        error = each.heard(MeetingFailed).error
+        assert error.message == "real and impostor both have --node-rank 0"
+        assert error.exit_code == 2
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_a_first_node_that_reaches_itself_goes_on(launchers: list[Launcher]) -> None:
+    """The endpoint is an address that is translated to this node's, which it does not have."""
+    port = free_port()
+    knocking(launchers, "a", port, local_addr="127.0.0.1")
+    launchers.append(Launcher("b", host="127.0.0.1", port=port, node_rank=1))
+    until(launchers, Met)
+
+    assert [each.heard(Met).hosts for each in launchers] == [("a", "b")] * 2
+
+
 # ---- torch's rendezvous -------------------------------------------------------------------------
 
 FOUND = Negotiated(

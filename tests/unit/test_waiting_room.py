@@ -9,6 +9,7 @@ import pytest
 
 from meshrun.events import MeetingFailed, Met
 from meshrun.nodes.handshake import MemberHandshake
+from meshrun.nodes.messages import GaveUp
 from tests.parties import SECRET, Parties, card
 
 GARBAGE = {
@@ -71,6 +72,42 @@ def test_garbage_at_the_port_is_dropped(parties: Parties, said: bytes) -> None:
     parties.until(lambda: head.heard(Met))
 
     assert "127.0.0.1 was not let in: what answers is no launcher of meshrun" in head.notes
+
+
+GAVE_UP = GaveUp(host="node1", reason="SyntaxError: invalid syntax", exit_code=3)
+
+
+@pytest.mark.parametrize("has_joined", [False, True])
+def test_a_node_that_gives_up_ends_the_meeting(parties: Parties, has_joined: bool) -> None:
+    """Whoever is there is told why, and who comes later; then nobody is left to be told."""
+    head = parties.head(4)
+    waiting, broken = parties.member(card("node2"), nnodes=4), parties.member(card("node1"))
+    if has_joined:
+        parties.until(lambda: parties.pass_s(1) or any("3 of 4" in note for note in head.notes))
+    broken.side.give_up(GAVE_UP)  # type: ignore[union-attr]
+    parties.until(lambda: all(party.heard(MeetingFailed) for party in (head, waiting, broken)))
+    assert not head.side.is_through  # type: ignore[union-attr]
+    late = parties.member(card("node3"), nnodes=4)
+    parties.until(lambda: late.heard(MeetingFailed))
+    errors = [party.heard(MeetingFailed)[0].error for party in parties.all]
+
+    assert {error.message for error in errors} == {
+        "node1 ended before all had joined: SyntaxError: invalid syntax"
+    }
+    assert {error.exit_code for error in errors} == {3}
+    assert all(party.side.is_through for party in parties.all)  # type: ignore[union-attr]
+    assert not any(party.heard(Met) for party in parties.all)
+
+
+def test_the_last_one_to_come_does_not_begin_what_has_failed(parties: Parties) -> None:
+    """A head that gave up tells it the reason."""
+    head = parties.head(2)
+    head.side.give_up(GAVE_UP)  # type: ignore[union-attr]
+    member = parties.member(card("node2"))
+    parties.until(lambda: member.heard(MeetingFailed))
+
+    assert head.side.is_through  # type: ignore[union-attr]
+    assert not head.heard(Met)
 
 
 def _is_closed(connection: socket.socket) -> bool:
@@ -287,4 +324,4 @@ def test_a_head_that_ends_tells_those_who_wait(parties: Parties) -> None:
     parties.until(lambda: member.heard(MeetingFailed))
 
     told = member.heard(MeetingFailed)[0].error
-    assert told.message == "node 0 (node0) ended before all had joined"
+    assert told.message == "node0 ended before all had joined"

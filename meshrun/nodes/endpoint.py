@@ -1,0 +1,64 @@
+"""The endpoint as it looks from this machine: whether it leads here, and by which address. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from ipaddress import ip_address
+
+from meshrun.host.network import is_loopback
+
+_LOCAL = ("localhost", "localhost.localdomain")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """Where the first node is said to be."""
+
+    host: str
+    addresses: tuple[str, ...]
+    """All that its name leads to."""
+    own: tuple[str, ...]
+    """Those of them that this machine has."""
+    facing: tuple[str, ...]
+    """Those of its own by which the others reach it; loopback only where that was asked for."""
+    is_ours: bool
+    """Whether it leads to this machine."""
+
+
+def look_at(
+    host: str, addresses: Sequence[str], *, own_addresses: Collection[str], own_name: str
+) -> Endpoint:
+    """Return what an endpoint is to this machine.
+
+    Args:
+        host: Its name or address.
+        addresses: What that leads to.
+        own_addresses: All that this machine has.
+        own_name: What this machine is called.
+    """
+    own = tuple(each for each in addresses if each.partition("%")[0] in own_addresses)
+    facing = tuple(each for each in own if not is_loopback(each))
+    if not facing and host in (*_LOCAL, *own):
+        facing = own
+    return Endpoint(
+        host=host,
+        addresses=tuple(addresses),
+        own=own,
+        facing=facing,
+        is_ours=bool(own) or is_same_name(host, own_name),
+    )
+
+
+def is_same_name(host: str, other: str) -> bool:
+    """Whether two names are of one machine, with or without their domain."""
+    return host.partition(".")[0] == other.partition(".")[0]
+
+
+def is_address(host: str) -> bool:
+    """Whether it is an address and no name."""
+    try:
+        ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,39 @@
+"""How long something is waited for, and when people are told that it still is."""
+
+from __future__ import annotations
+
+import time
+
+_FIRST_NOTE_S = 3.0
+_NOTE_EVERY_S = 5.0
+
+
+class Patience:
+    """One wait, from now on.
+
+    Args:
+        timeout_s: How long it may last.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self._began_ns = time.monotonic_ns()
+        self._next_note_ns = self._began_ns + int(_FIRST_NOTE_S * 1e9)
+
+    @property
+    def waited_s(self) -> float:
+        """How long it has lasted."""
+        return (time.monotonic_ns() - self._began_ns) / 1e9
+
+    @property
+    def is_over(self) -> bool:
+        """Whether that is long enough."""
+        return self.waited_s >= self.timeout_s
+
+    def takes_note(self) -> bool:
+        """Whether it is time for another word to people; then the next one is due later."""
+        now_ns = time.monotonic_ns()
+        if now_ns < self._next_note_ns:
+            return False
+        self._next_note_ns = now_ns + int(_NOTE_EVERY_S * 1e9)
+        return True

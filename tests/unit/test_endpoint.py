@@ -1,0 +1,55 @@
+"""What an endpoint is to the machine that looks at it."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshrun.nodes.endpoint import Endpoint, is_address, is_same_name, look_at
+
+OWN = {"127.0.0.1", "::1", "127.0.1.1", "10.0.0.1", "fe80::1"}
+
+
+def seen(host: str, *addresses: str) -> Endpoint:
+    """Look from a machine that is called here.cluster."""
+    return look_at(host, addresses, own_addresses=OWN, own_name="here.cluster")
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "is_ours", "facing"),
+    [
+        (seen("here", "10.0.0.1"), True, ("10.0.0.1",)),
+        (seen("here", "127.0.1.1"), True, ()),  # as Debian writes it: nobody else reaches that
+        (seen("here", "127.0.1.1", "10.0.0.1"), True, ("10.0.0.1",)),
+        (seen("here.cluster"), True, ()),
+        (seen("there", "10.0.0.2"), False, ()),
+        (seen("there"), False, ()),
+        (seen("alias", "10.0.0.1"), True, ("10.0.0.1",)),
+        (seen("10.0.0.1", "10.0.0.1"), True, ("10.0.0.1",)),
+        (seen("127.0.0.1", "127.0.0.1"), True, ("127.0.0.1",)),  # asked for
+        (seen("localhost", "127.0.0.1", "::1"), True, ("127.0.0.1", "::1")),
+        (seen("fe80::1%eth0", "fe80::1%eth0"), True, ("fe80::1%eth0",)),
+    ],
+    ids=lambda value: value.host if isinstance(value, Endpoint) else "",
+)
+def test_an_endpoint_is_ours_or_not(
+    endpoint: Endpoint, is_ours: bool, facing: tuple[str, ...]
+) -> None:
+    """By its addresses or by its name; loopback faces others only where it was asked for."""
+    assert endpoint.is_ours is is_ours
+    assert endpoint.facing == facing
+
+
+@pytest.mark.parametrize(
+    ("host", "other", "same"),
+    [("a", "a.b", True), ("a.c", "a.b", True), ("a", "ab", False), ("a.b", "c.b", False)],
+)
+def test_names_with_and_without_a_domain(host: str, other: str, same: bool) -> None:
+    """The first part decides."""
+    assert is_same_name(host, other) is same
+
+
+def test_addresses_are_told_from_names() -> None:
+    """Also those with the interface they count on."""
+    told = {each: is_address(each) for each in ("10.0.0.1", "fe80::1%eth0", "::1", "n1", "10.0.0")}
+
+    assert [each for each, yes in told.items() if yes] == ["10.0.0.1", "fe80::1%eth0", "::1"]
