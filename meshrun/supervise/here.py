@@ -39,7 +39,7 @@ from meshrun.supervise.actions import (
     Tell,
     WakeAt,
 )
-from meshrun.supervise.known import Abroad, RankState, State, furthest
+from meshrun.supervise.known import Abroad, RankState, State, furthest, is_idle
 from meshrun.supervise.restart import back_off, find_cause, may_restart, why_not_again
 
 LEFTOVER_GRACE_S = 2.0
@@ -208,13 +208,6 @@ def say_idle(state: State) -> Step:
     return replace(state, abroad=replace(abroad, is_told_idle=True)), [Tell(what="idle")]
 
 
-def is_idle(state: State) -> bool:
-    """Whether no rank is left and no other will be started."""
-    if state.alive or state.finishing or state.between:
-        return False
-    return state.stopping or all(rank.exited is not None for rank in state.ranks.values())
-
-
 def stop(
     state: State,
     at_ns: int,
@@ -262,13 +255,13 @@ def _zygote_gone(state: State, event: ZygoteGone) -> Step:
 
 
 def _signalled(state: State, event: SignalArrived) -> Step:
-    if len(state.signals) > 2:
-        return state, []  # all is killed already, and the deadline stays where it is
+    is_repeated = event.signum == signal.SIGTERM and state.sigterm_repeats
+    # After the third all is killed already, and the deadline stays where it is.
+    if len(state.signals) > 2 or (state.signals and is_repeated):
+        return state, []
     if state.over:  # what is left is to tell the other nodes why
         return replace(state, signals=(*state.signals, event.signum)), []
     first = not state.signals
-    if not first and event.signum == signal.SIGTERM and state.sigterm_repeats:
-        return state, []
     state = replace(state, signals=(*state.signals, event.signum))
     if first and not state.stopping:
         # Python ignores SIGPIPE, so ranks are asked to end in words that they know.

@@ -163,3 +163,10 @@ class State:
 def furthest(*steps: int | None) -> int | None:
     """Return the last of some steps, ``None`` if there is none."""
     return max((step for step in steps if step is not None), default=None)
+
+
+def is_idle(state: State) -> bool:
+    """Whether no rank is left and no other will be started."""
+    if state.alive or state.finishing or state.between:
+        return False
+    return state.stopping or all(rank.exited is not None for rank in state.ranks.values())

@@ -7,7 +7,7 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -106,7 +106,7 @@ class Loop:
             abroad=None if meet is None else Abroad(),
         )
         self._selector = selectors.DefaultSelector()
-        self._debugging = Debugging(plan, console, self._signal)
+        self._debugging = Debugging(plan, console, lambda *to, **how: self._crew.signal(*to, **how))
         self._lookout = Lookout(plan, console)
         self._output = Output(plan, console, self._selector, self._lookout.printed)
         self._memory = MemoryWatch()
@@ -277,9 +277,6 @@ class Loop:
             if self._debugging.takes(signum, self.state):
                 continue
             self._happen(SignalArrived(signum=signum, at_ns=time.monotonic_ns()))
-
-    def _signal(self, ranks: Iterable[int], signum: int, *, whole_group: bool) -> None:
-        self._crew.signal(ranks, signum, whole_group=whole_group)
 
     def _forward(self, signum: int) -> None:
         if deaf := self._crew.forward(signum, self.state):
