@@ -106,7 +106,7 @@ class Loop:
             abroad=None if meet is None else Abroad(),
         )
         self._selector = selectors.DefaultSelector()
-        self._debugging = Debugging(plan, console, lambda *to, **how: self._crew.signal(*to, **how))
+        self._debugging = Debugging(plan, console, lambda *to, **how: self._crew.signal(*to, **how))  # noqa: PLW0108 - made later
         self._lookout = Lookout(plan, console)
         self._output = Output(plan, console, self._selector, self._lookout.printed)
         self._memory = MemoryWatch()
