@@ -21,6 +21,15 @@ def resolve(name: str) -> list[str]:
     return [each for each in addresses if not ip_address(each.partition("%")[0]).is_loopback]
 
 
+def is_address(host: str) -> bool:
+    """Whether a text is an address, not a name."""
+    try:
+        ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True
+
+
 def own_address_towards(address: str) -> str | None:
     """Return the address of this machine that others behind ``address`` see; sends nothing."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET

@@ -270,6 +270,8 @@ class Member:
                 store_port=welcome.store_port,
                 own_address=self._link.own_address,
                 at_ns=now_ns,
+                causes=tuple(welcome.causes),
+                previous=welcome.previous or None,
             )
         )
 

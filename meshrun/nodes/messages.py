@@ -21,6 +21,8 @@ class Join:
     nproc: int
     settings: dict[str, str]
     """What must be the same on every node, by the name of the option."""
+    launcher: str = ""
+    """Tells this launcher from all others, so that it is known when it comes again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +43,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Welcome:
-    """Head to a member: everybody is there."""
+    """Head to a member: everybody is there; where nodes come and go, each time that changes."""
 
     node_rank: int
     hosts: list[str]
@@ -50,6 +52,10 @@ class Welcome:
     run_id: str
     store_port: int
     """Where the ranks' store is, on the head."""
+    causes: list[dict[str, Any]] = field(default_factory=list)
+    """Why each generation of ranks before this one ended."""
+    previous: dict[str, Any] = field(default_factory=dict)
+    """The layout of the one before, if there was one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +176,7 @@ def decode(text: bytes) -> Message:
 
 
 def _check(annotation: str, value: Any) -> None:
-    expected = _PLAIN.get(annotation) or ((dict,) if "dict" in annotation else (list,))
+    expected = _PLAIN.get(annotation) or ((dict,) if annotation.startswith("dict") else (list,))
     if not isinstance(value, expected) or (isinstance(value, bool) and annotation != "bool"):
         raise TypeError(f"{value!r} is not {annotation}")
     if annotation in _INSIDE:

@@ -9,7 +9,6 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from ipaddress import ip_address
 
 from meshrun.errors import HostError, MeshrunError, RendezvousError
 from meshrun.events import (
@@ -22,12 +21,15 @@ from meshrun.events import (
 )
 from meshrun.host.network import interface_of, is_loopback, outward_address
 from meshrun.host.sockets import listen_on
-from meshrun.interfaces import own_address_towards
-from meshrun.meeting import DEFAULT_PORT, Meeting
+from meshrun.interfaces import is_address, own_address_towards
+from meshrun.meeting import DEFAULT_PORT, Meeting, meet_at
 from meshrun.nodes.activity import Activity
+from meshrun.nodes.elastic_head import ElasticHead
+from meshrun.nodes.elastic_member import ElasticMember
 from meshrun.nodes.finding import Finding
 from meshrun.nodes.head import Head
 from meshrun.nodes.member import Member
+from meshrun.nodes.membership import Fit
 from meshrun.nodes.messages import Join, Message
 from meshrun.nodes.switchboard import Switchboard
 from meshrun.nodes.waiting_room import WaitingRoom
@@ -49,6 +51,7 @@ class Peers:
         note: Shows people one line.
         where: Called with a reason when the head asks for where this node's ranks are.
         negotiate: Has torch's rendezvous begun, with these descriptors, where one is asked for.
+        fit: Solves the mesh over nodes, where they may come and go.
     """
 
     def __init__(
@@ -61,9 +64,10 @@ class Peers:
         note: Callable[[str], None],
         where: Callable[[str], None],
         negotiate: Callable[[Negotiate, list[int]], None],
+        fit: Fit,
     ) -> None:
         self._meeting, self._card, self._secret, self._where = meeting, card, secret, where
-        self._negotiate = negotiate
+        self._negotiate, self._fit = negotiate, fit
         self._order: tuple[Negotiate, list[socket.socket]] | None = None
         """What torch's rendezvous is started with, and again if its process has to be."""
         self._own_listener: socket.socket | None = None
@@ -83,6 +87,8 @@ class Peers:
     @property
     def listener(self) -> socket.socket | None:
         """The head's socket, which the ranks' store takes over once all have met."""
+        if isinstance(self._side, ElasticHead):
+            return self._side.store_listener
         return self._listener
 
     @property
@@ -131,19 +137,11 @@ class Peers:
     def _go_on(self, found: Negotiated) -> None:
         """torch's rendezvous is done: the launchers connect."""
         self._end_order()
-        self._meeting = replace(
-            self._meeting,
-            nnodes=found.nnodes,
-            host=found.head_address,
-            port=found.head_port,
-            hosts=(),
-            paste=None,
-            timeout_s=min(self._meeting.timeout_s, self._meeting.node_timeout_s),  # all are there
-        )
-        self._card = replace(self._card, node_rank=found.node_rank)
+        self._meeting = meet_at(self._meeting, found)
+        self._card = replace(self._card, node_rank=None if found.is_late else found.node_rank)
         self._secret = hashlib.sha256(self._secret + found.secret.encode()).digest()
-        if found.node_rank == 0 and self._own_listener is not None:
-            self._be_head(self._own_listener)
+        if found.node_rank == 0 and not found.is_late and self._own_listener is not None:
+            self._be_head(self._own_listener, nnodes=found.nnodes)
             self._own_listener = None
         else:
             self._be_member((found.head_address,))
@@ -181,7 +179,7 @@ class Peers:
     def _found(self, addresses: list[str], why: str) -> bool:
         """Choose a side, if it is known where the name leads; it may come to lead here."""
         meeting = self._meeting
-        addresses = list(dict.fromkeys([*addresses, *filter(_is_address, meeting.heads)]))
+        addresses = list(dict.fromkeys([*addresses, *filter(is_address, meeting.heads)]))
         host = (meeting.host or "").strip("[]")
         own_name = host.partition(".")[0] == socket.gethostname().partition(".")[0]
         is_told = meeting.node_rank is not None or "is_host" in dict(meeting.conf)
@@ -213,7 +211,7 @@ class Peers:
             place = facing[0]
         elif is_ours:  # its own name leads to loopback, as Debian writes it
             place = meeting.local_addr or outward_address() or _EVERYWHERE
-        elif meeting.heads and all(map(_is_address, meeting.heads)):
+        elif meeting.heads and all(map(is_address, meeting.heads)):
             raise RendezvousError(
                 f"node 0 is {self._card.host}, and all that is known of where it may be reached is"
                 f" {', '.join(meeting.heads)}",
@@ -272,6 +270,7 @@ class Peers:
             host=self._card.host,
             address=address,
             port=self._own_listener.getsockname()[1],
+            is_elastic=meeting.is_elastic,
         )
         self._order = (order, [] if listener is None else [listener])
         self.start_negotiation()
@@ -279,7 +278,7 @@ class Peers:
     def _addresses_of_head(self) -> tuple[str, ...]:
         """Return what a scheduler says of them, without those that this machine has as well."""
         return tuple(
-            head for head in self._meeting.heads if _is_address(head) and interface_of(head) is None
+            head for head in self._meeting.heads if is_address(head) and interface_of(head) is None
         )
 
     def _listen_outward(self) -> socket.socket:
@@ -291,16 +290,18 @@ class Peers:
         except HostError:
             return listen_on(place, 0)
 
-    def _be_head(self, listener: socket.socket) -> None:
+    def _be_head(self, listener: socket.socket, *, nnodes: int | None = None) -> None:
         self._listener = listener
         self._side = room = WaitingRoom(
             self._meeting,
             self._card,
+            nnodes=nnodes or self._meeting.nnodes,
             listener=listener,
             secret=self._secret,
             run_id=self._meeting.run_id or secrets.token_hex(8),
             board=self._board,
             hand_over=self._be_head_of,
+            fit=self._fit,
         )
         room.begin()
 
@@ -308,7 +309,8 @@ class Peers:
         self._side = head
 
     def _be_member(self, addresses: tuple[str, ...]) -> None:
-        self._side = Member(
+        kind = ElasticMember if self._meeting.is_elastic else Member
+        self._side = kind(
             self._meeting,
             self._card,
             secret=self._secret,
@@ -319,11 +321,3 @@ class Peers:
 
     def _fail(self, error: MeshrunError) -> None:
         self._board.news.append(MeetingFailed(error=error, at_ns=time.monotonic_ns()))
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ip_address(host.partition("%")[0])
-    except ValueError:
-        return False
-    return True

@@ -12,10 +12,12 @@ from functools import partial
 from meshrun.errors import MeshrunError, RendezvousError
 from meshrun.events import MeetingFailed, Met
 from meshrun.meeting import Meeting, format_endpoint
+from meshrun.nodes.elastic_head import ElasticHead
 from meshrun.nodes.gathering import Gathering, TooMany
 from meshrun.nodes.handshake import HeadHandshake
 from meshrun.nodes.head import BEAT_S, Head, say_goodbye
 from meshrun.nodes.link import Link
+from meshrun.nodes.membership import Fit
 from meshrun.nodes.messages import Join, Message, Refused, Waiting, Welcome
 from meshrun.nodes.switchboard import Switchboard
 
@@ -33,11 +35,13 @@ class WaitingRoom:
     Args:
         meeting: How many there are to be, and how long they may take.
         card: What this node says of itself.
+        nnodes: How many it is, where not as many as there may be.
         listener: Where the others connect; once all are there, the ranks' store takes it over.
         secret: What only launchers of this launch know.
         run_id: The name of the launch, which the others are told.
         board: Where links are watched.
         hand_over: Called with the head once every node is there.
+        fit: Solves the mesh over nodes, where they may come and go.
     """
 
     def __init__(
@@ -45,16 +49,18 @@ class WaitingRoom:
         meeting: Meeting,
         card: Join,
         *,
+        nnodes: int | None = None,
         listener: socket.socket,
         secret: bytes,
         run_id: str,
         board: Switchboard,
         hand_over: Callable[[Head], None],
+        fit: Fit | None = None,
     ) -> None:
         self._listener = listener
         self._meeting, self._card, self._secret, self._run_id = meeting, card, secret, run_id
-        self._board, self._hand_over = board, hand_over
-        self._gathering = Gathering(nnodes=meeting.nnodes, own=card, hosts=meeting.hosts)
+        self._board, self._hand_over, self._fit = board, hand_over, fit
+        self._gathering = Gathering(nnodes=nnodes or meeting.nnodes, own=card, hosts=meeting.hosts)
         self._links: dict[int, Link] = {}
         self._counter = itertools.count()
         self._told: set[tuple[str, str]] = set()
@@ -156,6 +162,9 @@ class WaitingRoom:
 
     def _take_in(self, number: int, card: Join) -> None:
         self._forget_earlier(card.host)
+        if self._meeting.is_elastic and card.node_rank is None:
+            self._drop(number, "the first nodes are about to meet")  # it tries again
+            return
         try:
             self._gathering.join(number, card)
         except TooMany as error:
@@ -180,6 +189,22 @@ class WaitingRoom:
         for number in list(self._links):
             self._drop(number, "every node is there")
         self._stop_listening()
+        if self._fit is not None and self._meeting.is_elastic:
+            for link in links.values():
+                self._board.drop(link)
+            self._hand_over(
+                ElasticHead(
+                    links,
+                    cards,
+                    meeting=self._meeting,
+                    listener=self._listener,
+                    secret=self._secret,
+                    run_id=self._run_id,
+                    fit=self._fit,
+                    board=self._board,
+                )
+            )
+            return
         address, port = self._listener.getsockname()[:2]
         for rank, link in links.items():
             self._board.drop(link)

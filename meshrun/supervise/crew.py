@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import selectors
 import socket
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
 
 from meshrun import wire
 from meshrun.environment import Session, rank_environment
@@ -68,6 +71,8 @@ class Crew:
         """Take what was not known yet, before ranks are started."""
         self.plan, self.session, self._listener = plan, session, listener
         self.ranks = {rank.rank: rank for rank in plan.ranks_of_node()}
+        self._begun: dict[str, Any] | None = None
+        """The layout of the last generation of ranks, if it was begun with this plan."""
 
     # ---- starting --------------------------------------------------------------------------
 
@@ -83,6 +88,9 @@ class Crew:
         """Start the store and every rank of this node, as one generation."""
         self._output.end_generation()
         self._generation = generation
+        if self._begun is not None:  # else what was just settled says it
+            self.session = replace(self.session, previous=json.dumps(self._begun))
+        self._begun = {**self.plan.layout.to_dict(), "generation": generation}
         self._lookout.begin()
         # Made only now, when the zygote can remove it should we be killed.
         self._folder.make(

@@ -30,6 +30,7 @@ from meshrun.events import (
 )
 from meshrun.supervise.actions import (
     Action,
+    Decide,
     EndGeneration,
     EndZygote,
     OpenGate,
@@ -185,9 +186,17 @@ def begin_again(state: State) -> Step:
         causes=state.causes,
         signals=state.signals,
         zygote_ready=True,
-        abroad=None if abroad is None else Abroad(is_met=True, is_head=abroad.is_head),
+        abroad=None if abroad is None else abroad.again,
     )
     return fresh, [StartAll(generation=fresh.generation)]
+
+
+def leave(state: State, abroad: Abroad, actions: list[Action], at_ns: int) -> Step:
+    """End this node's part, or as the head the launch, while it waits for other nodes."""
+    if abroad.is_head:
+        return state, [*actions, Decide(next_after=None)] if abroad.is_gathering else actions
+    state, ends = end_zygote(replace(state, abroad=replace(abroad, is_cut_off=True)), at_ns)
+    return state, [*actions, *ends]
 
 
 def say_idle(state: State) -> Step:
@@ -216,6 +225,8 @@ def stop(
     """Tell the ranks to end, once, and set the time by which they must have."""
     if state.stopping:
         return state, []
+    if state.abroad is not None and state.abroad.is_told_idle and others_know:
+        return replace(state, stopping=True), []  # no rank is left here
     deadline_ns = at_ns + int(state.shutdown_timeout_s * _NS)
     state = replace(state, stopping=True, deadline_ns=deadline_ns)
     told = tuple(sorted(state.alive - {sparing}))
@@ -254,7 +265,7 @@ def _zygote_gone(state: State, event: ZygoteGone) -> Step:
 def _signalled(state: State, event: SignalArrived) -> Step:
     if len(state.signals) > 2:
         return state, []  # all is killed already, and the deadline stays where it is
-    first = not state.signals
+    first, was_stopping = not state.signals, state.stopping
     state = replace(state, signals=(*state.signals, event.signum))
     if first and not state.stopping:
         # Python ignores SIGPIPE, so ranks are asked to end in words that they know.
@@ -273,6 +284,8 @@ def _signalled(state: State, event: SignalArrived) -> Step:
     if abroad is not None and len(state.signals) > 2:
         state = replace(state, abroad=replace(abroad, is_cut_off=True))
     elif abroad is not None and abroad.is_told_idle and abroad.decides:
+        if abroad.is_elastic and was_stopping:
+            return leave(state, abroad, actions, event.at_ns)
         return state, actions  # the others are told to end, and the head says when they have
     if state.alive or state.finishing:
         return state, actions

@@ -94,13 +94,15 @@ class Loop:
             live: Shows how ranks are, if somebody watches.
         """
         self._console, self._watch, self._settle, self._live = console, watch, settle, live
+        self._asked = plan
+        """As it was before nodes have met: they may meet again."""
         ranks = plan.layout.ranks_of_node(plan.node_rank)
         allow_descriptors(5 * len(ranks) + 64)
         self.state = State(
             shutdown_timeout_s=plan.request.shutdown_timeout_s,
             max_restarts=plan.request.max_restarts,
             ranks={rank: RankState() for rank in ranks},
-            abroad=None if meet is None else Abroad(),
+            abroad=None if meet is None else Abroad(is_elastic=plan.is_elastic),
         )
         self._selector = selectors.DefaultSelector()
         self._debugging = Debugging(plan, console, self._signal)
@@ -308,7 +310,7 @@ class Loop:
     def _settled(self, met: Met) -> Met | MeetingFailed:
         """Plan anew with what the nodes told each other, and say which ranks are this one's."""
         try:
-            plan, session = self._settle(self.plan, self._crew.session, met)
+            plan, session = self._settle(self._asked, self._crew.session, met)
         except MeshrunError as error:
             self.state = replace(self.state, abroad=Abroad(is_met=True, is_head=not met.node_rank))
             return MeetingFailed(error=error, at_ns=met.at_ns)

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 import selectors
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 
 from meshrun.errors import HostError
 from meshrun.groups import format_group_options
-from meshrun.layout import format_derived
+from meshrun.layout import Layout, format_derived, solve_layout
 from meshrun.meeting import Meeting
 from meshrun.nodes.messages import Join
 from meshrun.nodes.peers import Peers
 from meshrun.plan import LaunchPlan
+from meshrun.request import LaunchRequest
 from meshrun.spec import format_mesh
 from meshrun.supervise.nodes import Meet
 from meshrun.wire import Negotiate
@@ -48,9 +51,28 @@ def begin_meeting(plan: LaunchPlan, meeting: Meeting) -> Meet:
             note=note,
             where=where,
             negotiate=negotiate,
+            fit=partial(_fit, plan.request),
         )
 
     return meet
+
+
+def _fit(request: LaunchRequest, workers: Sequence[int]) -> Layout:
+    """Return the layout over nodes with so many workers each.
+
+    Raises:
+        LayoutError: If there is none.
+    """
+    asked = request.nproc_per_node
+    return solve_layout(
+        request.mesh,
+        nnodes=len(workers),
+        nproc_per_node=asked if isinstance(asked, tuple) else workers,
+        flattens=request.flattens,
+        views=request.views,
+        intra_node=request.intra_node,
+        renumber=request.renumber,
+    )
 
 
 def describe_node(plan: LaunchPlan) -> Join:
@@ -61,6 +83,7 @@ def describe_node(plan: LaunchPlan) -> Join:
         host=os.uname().nodename,
         node_rank=request.rendezvous.node_rank,
         nproc=slots[plan.node_rank if len(slots) > plan.node_rank else 0],
+        launcher=secrets.token_hex(8),
         settings={
             "meshrun's version": _version("meshrun"),
             "torch's version": _version("torch"),

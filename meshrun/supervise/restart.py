@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from meshrun.events import OthersFailed
 from meshrun.supervise.blame import describe_store_end, describe_verdict, judge
 from meshrun.supervise.known import Cause, State
 
@@ -31,11 +32,27 @@ def find_cause(state: State, at_ns: int) -> Cause:
     )
 
 
+def change_of(event: OthersFailed) -> Cause:
+    """Return the end of a generation by nodes that came or went, which is no failure."""
+    return Cause(
+        rank=None,
+        description=event.why,
+        raised=None,
+        ran_s=None,
+        at_ns=event.at_ns,
+        is_failure=False,
+    )
+
+
 def may_restart(state: State) -> bool:
     """Whether a restart is left, and the launch is not over for another reason."""
-    left = state.max_restarts > state.generation
+    return state.max_restarts > state.restarts and may_go_on(state)
+
+
+def may_go_on(state: State) -> bool:
+    """Whether nothing has happened that ends the launch, whatever restarts are left."""
     here = not state.signals and state.broken is None and state.start_error is None
-    return left and here and _may_elsewhere(state)
+    return here and _may_elsewhere(state)
 
 
 def _may_elsewhere(state: State) -> bool:
