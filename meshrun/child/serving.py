@@ -238,12 +238,9 @@ class Forks:
     def _end_negotiation(self) -> None:
         """Nobody reads torch's store any more."""
         if self._negotiation_pid is not None:
-            if self._negotiation_stays:  # until the very end, which waits for nobody
-                send_signal(self._negotiation_pid, signal.SIGKILL)
-                with contextlib.suppress(ChildProcessError):
-                    os.waitpid(self._negotiation_pid, 0)
-            else:
-                send_signal(self._negotiation_pid, signal.SIGTERM)
+            send_signal(self._negotiation_pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self._negotiation_pid, 0)
             self._negotiation_pid = None
 
     def _reap(self) -> None:
@@ -262,6 +259,8 @@ class Forks:
                     rank=rank, pid=pid, wait_status=status, at_ns=now_ns, unasked=unasked
                 )
                 send(self._control, event)
+            elif pid == self._negotiation_pid:
+                self._negotiation_pid = None
             elif pid == self._store_pid:
                 self._store_pid = None
                 send(self._control, StoreEnded(wait_status=status, at_ns=now_ns))

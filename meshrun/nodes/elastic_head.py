@@ -300,7 +300,8 @@ class ElasticHead(Head):
             nproc_per_node=[nodes.cards[member].nproc for member in nodes.members],
             run_id=self._run_id,
             store_port=self.store_listener.getsockname()[1],
-            causes=self._causes,
+            # Tracebacks of long ago are of no use, and would make this longer each time.
+            causes=[{**each, "raised": None} for each in self._causes[:-1]] + self._causes[-1:],
             previous=previous,
         )
 

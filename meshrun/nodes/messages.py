@@ -150,7 +150,12 @@ _PLAIN: dict[str, tuple[type, ...]] = {
     "str | None": (str, type(None)),
     "bool": (bool,),
 }
-_INSIDE = {"list[str]": "str", "list[int]": "int", "dict[str, str]": "str"}
+_INSIDE = {
+    "list[str]": "str",
+    "list[int]": "int",
+    "dict[str, str]": "str",
+    "list[dict[str, Any]]": "dict[str, Any]",
+}
 """Of what type everything in it is, where that is said."""
 
 

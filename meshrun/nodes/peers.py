@@ -64,7 +64,7 @@ class Peers:
         note: Callable[[str], None],
         where: Callable[[str], None],
         negotiate: Callable[[Negotiate, list[int]], None],
-        fit: Fit,
+        fit: Fit | None = None,
     ) -> None:
         self._meeting, self._card, self._secret, self._where = meeting, card, secret, where
         self._negotiate, self._fit = negotiate, fit
