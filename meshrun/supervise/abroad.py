@@ -21,17 +21,10 @@ from meshrun.events import (
     OthersFinished,
 )
 from meshrun.supervise.actions import Decide, EndZygote, OpenGate
-from meshrun.supervise.here import (
-    Step,
-    begin_again,
-    end_zygote,
-    finish,
-    leave,
-    start_if_due,
-    stop,
-)
+from meshrun.supervise.here import begin_again, finish, start_if_due, stop
 from meshrun.supervise.known import Abroad, Cause, RankState, State
 from meshrun.supervise.outcome_json import cause_from_json, ranks_from_json
+from meshrun.supervise.parting import Step, end_zygote, leave
 from meshrun.supervise.restart import (
     change_of,
     find_cause,
@@ -74,7 +67,8 @@ def _meeting_failed(state: State, event: MeetingFailed) -> Step:
 
 def _node_lost(state: State, event: NodeLost) -> Step:
     known = _known(state)
-    if known.is_elastic and not state.signals:  # the head is: perhaps it is there again later
+    may_return = not state.signals and state.zygote_gone is None
+    if known.is_elastic and may_return:  # the head is: perhaps it is there again later
         alone = replace(state, abroad=replace(known, is_alone=True))
         alone, actions = stop(alone, event.at_ns, others_know=True)
         return finish(alone, actions, event.at_ns)

@@ -30,7 +30,6 @@ from meshrun.events import (
 )
 from meshrun.supervise.actions import (
     Action,
-    Decide,
     EndGeneration,
     EndZygote,
     OpenGate,
@@ -40,18 +39,19 @@ from meshrun.supervise.actions import (
     Tell,
     WakeAt,
 )
-from meshrun.supervise.known import Abroad, RankState, State
+from meshrun.supervise.known import RankState, State
+from meshrun.supervise.parting import (
+    LEFTOVER_GRACE_S,
+    ZYGOTE_GRACE_S,
+    Step,
+    end_zygote,
+    leave,
+    say_idle,
+)
 from meshrun.supervise.restart import find_cause, may_restart, why_not_again
 
-LEFTOVER_GRACE_S = 2.0
-"""How long what ranks left behind may take to end after the last rank."""
 SECOND_SIGNAL_GRACE_S = 2.0
-ZYGOTE_GRACE_S = LEFTOVER_GRACE_S + 3.0
-"""How long the zygote may take to answer before it is ended, and its ranks with it."""
 _NS = 1_000_000_000
-
-
-Step = tuple[State, list[Action]]
 
 
 def _zygote_ready(state: State, _: ZygoteReady) -> Step:
@@ -167,15 +167,6 @@ def _generation_ended(state: State, event: GenerationEnded) -> Step:
     return begin_again(state)
 
 
-def end_zygote(state: State, at_ns: int) -> Step:
-    """Have the zygote end, now that no rank is left and none will be started."""
-    if state.zygote_gone is not None or state.finishing:
-        return state, []
-    deadline_ns = at_ns + int(ZYGOTE_GRACE_S * _NS)
-    actions: list[Action] = [EndZygote(), WakeAt(at_ns=deadline_ns)]
-    return replace(state, finishing=True, deadline_ns=deadline_ns), actions
-
-
 def begin_again(state: State) -> Step:
     """Start ranks with everything new but the zygote."""
     abroad = state.abroad
@@ -189,22 +180,6 @@ def begin_again(state: State) -> Step:
         abroad=None if abroad is None else abroad.again,
     )
     return fresh, [StartAll(generation=fresh.generation)]
-
-
-def leave(state: State, abroad: Abroad, actions: list[Action], at_ns: int) -> Step:
-    """End this node's part, or as the head the launch, while it waits for other nodes."""
-    if abroad.is_head:
-        return state, [*actions, Decide(next_after=None)] if abroad.is_gathering else actions
-    state, ends = end_zygote(replace(state, abroad=replace(abroad, is_cut_off=True)), at_ns)
-    return state, [*actions, *ends]
-
-
-def say_idle(state: State) -> Step:
-    """Tell the head that nothing of this generation is left here, once."""
-    abroad = state.abroad
-    if abroad is None or abroad.is_told_idle or not abroad.decides:
-        return state, []
-    return replace(state, abroad=replace(abroad, is_told_idle=True)), [Tell(what="idle")]
 
 
 def is_idle(state: State) -> bool:
@@ -255,8 +230,11 @@ def _kill(state: State, at_ns: int) -> Step:
 
 def _zygote_gone(state: State, event: ZygoteGone) -> Step:
     state = replace(state, zygote_gone=event)
-    if state.abroad is None or state.over:
+    abroad = state.abroad
+    if abroad is None or state.over:
         return state, []
+    if abroad.is_elastic and (abroad.is_told_idle or abroad.is_alone):
+        return leave(replace(state, stopping=True), abroad, [], event.at_ns)
     failed: list[Action] = [] if state.stopping else [Tell(what="failed")]
     state, actions = say_idle(replace(state, stopping=True, deadline_ns=None))
     return state, [*failed, *actions]
