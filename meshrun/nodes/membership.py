@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from meshrun.errors import MeshrunError
-from meshrun.layout import Layout
+from meshrun.layout import Layout, solve_layout
 from meshrun.nodes.messages import Join
+from meshrun.request import LaunchRequest
 
 Fit = Callable[[Sequence[int]], Layout]
 """Solves the mesh over nodes with so many workers each; raises a MeshrunError if it does not."""
@@ -93,16 +94,19 @@ class Membership:
         if len(order) < self.least:
             raise MeshrunError(self.describe())
         why: MeshrunError | None = None
-        for count in range(min(len(order), self.most), 0, -1):
+        count = min(len(order), self.most)
+        while count:
             try:
                 layout = self.fit([self.cards[number].nproc for number in order[:count]])
             except MeshrunError as error:
                 why = why or error
+                count -= 1
                 continue
             if all(layout.nproc_per_node):
                 return Choice(
                     members=tuple(order[:count]), spares=tuple(order[count:]), layout=layout
                 )
+            count = sum(map(bool, layout.nproc_per_node))  # the mesh needs no more
         raise why or MeshrunError(self.describe())
 
     def settle(self, choice: Choice) -> None:
@@ -117,6 +121,24 @@ class Membership:
         need = f"at least {self.least}" if self.least < self.most else str(self.least)
         there = f"{len(hosts)} node{'s are' if len(hosts) != 1 else ' is'} there ({listed})"
         return f"{there}, of {need}"
+
+
+def fit_nodes(request: LaunchRequest, workers: Sequence[int]) -> Layout:
+    """Return the layout of a launch over nodes with so many workers each.
+
+    Raises:
+        LayoutError: If there is none.
+    """
+    asked = request.nproc_per_node
+    return solve_layout(
+        request.mesh,
+        nnodes=len(workers),
+        nproc_per_node=asked if isinstance(asked, tuple) else workers,
+        flattens=request.flattens,
+        views=request.views,
+        intra_node=request.intra_node,
+        renumber=request.renumber,
+    )
 
 
 def describe_shapes(before: Layout | None, after: Layout) -> str:

@@ -7,19 +7,19 @@ import os
 import secrets
 import selectors
 import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 
 from meshrun.errors import HostError
 from meshrun.groups import format_group_options
-from meshrun.layout import Layout, format_derived, solve_layout
+from meshrun.layout import format_derived
 from meshrun.meeting import Meeting
+from meshrun.nodes.membership import fit_nodes
 from meshrun.nodes.messages import Join
 from meshrun.nodes.peers import Peers
 from meshrun.plan import LaunchPlan
-from meshrun.request import LaunchRequest
 from meshrun.spec import format_mesh
 from meshrun.supervise.nodes import Meet
 from meshrun.wire import Negotiate
@@ -51,28 +51,10 @@ def begin_meeting(plan: LaunchPlan, meeting: Meeting) -> Meet:
             note=note,
             where=where,
             negotiate=negotiate,
-            fit=partial(_fit, plan.request),
+            fit=partial(fit_nodes, plan.request),
         )
 
     return meet
-
-
-def _fit(request: LaunchRequest, workers: Sequence[int]) -> Layout:
-    """Return the layout over nodes with so many workers each.
-
-    Raises:
-        LayoutError: If there is none.
-    """
-    asked = request.nproc_per_node
-    return solve_layout(
-        request.mesh,
-        nnodes=len(workers),
-        nproc_per_node=asked if isinstance(asked, tuple) else workers,
-        flattens=request.flattens,
-        views=request.views,
-        intra_node=request.intra_node,
-        renumber=request.renumber,
-    )
 
 
 def describe_node(plan: LaunchPlan) -> Join:
