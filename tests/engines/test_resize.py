@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.engines.hosts import Hosts, MakeHosts
-from tests.engines.together import Launch, all_gone, end_all
+from tests.engines.together import Launch, all_gone, as_shell, end_all
 from tests.kit import PROGRAMS
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
@@ -232,4 +232,65 @@ def test_a_change_of_nodes_is_no_restart(make_hosts: MakeHosts, tmp_path: Path) 
     assert [(each["generation"], each["left"], each["shapes"]) for each in told["resizes"]] == [
         (2, ["node1"], "dp 2 -> 1")
     ]
+    all_gone(hosts)
+
+
+def test_a_spare_may_leave(make_hosts: MakeHosts, tmp_path: Path) -> None:
+    """A signal to it ends it alone."""
+    hosts = make_hosts(3)
+    launches = [start(hosts, host, tmp_path, nnodes="2:4") for host in range(2)]
+    for launch in launches:
+        launch.wait_for("in 0 on")
+    spare = start(hosts, 2, tmp_path, nnodes="2:4")
+    spare.wait_for("this node is a spare")
+    spare.send(signal.SIGTERM)
+    assert as_shell(spare.end()) == 143, spare.text
+    launches[0].wait_for("node2, a spare, is gone")
+    (tmp_path / "go").touch()
+
+    assert end_all(launches) == [0, 0], launches[0].text
+    assert "in 1 on" not in launches[0].text
+    all_gone(hosts)
+
+
+def test_a_signal_ends_a_launch_that_waits_for_nodes(make_hosts: MakeHosts, tmp_path: Path) -> None:
+    """At once, with the signal's code."""
+    hosts = make_hosts(2)
+    launches = [start(hosts, host, tmp_path, nnodes="2:4") for host in range(2)]
+    for launch in launches:
+        launch.wait_for("in 0 on")
+    os.kill(launches[1].process.pid, signal.SIGKILL)
+    launches[0].wait_for("1 node is there (node0), of at least 2")
+    launches[0].send(signal.SIGTERM)
+
+    assert as_shell(launches[0].end()) == 143, launches[0].text
+    all_gone(hosts)
+
+
+def test_what_shows_ranks_follows_their_number(make_hosts: MakeHosts, tmp_path: Path) -> None:
+    """Collapsed lines, a status, stacks and files name the ranks that there are."""
+    hosts = make_hosts(3)
+    logs = tmp_path / "logs"
+    more = ["--collapse", "--status", "--status-interval", "0.2", "--log-dir", str(logs)]
+    more += ["--tee", "3"]
+    launches = [
+        start(hosts, host, tmp_path, *more, mesh="dp=1:8,tp=2", workers=2) for host in range(3)
+    ]
+    for launch in launches:
+        launch.wait_for("in 0 on", times=2)
+    launches[2].send(signal.SIGQUIT)
+    os.kill(launches[1].process.pid, signal.SIGKILL)
+    for launch in (launches[0], launches[2]):
+        launch.wait_for("generation 1 runs without node1: dp 3 -> 2")
+        launch.wait_for("in 1 on", times=2)
+    launches[2].send(signal.SIGQUIT)
+    launches[2].wait_for("elastic.py")
+    (tmp_path / "go").touch()
+
+    assert end_all([launches[0], launches[2]]) == [0, 0], launches[2].text
+    assert [line.partition(" in ")[0] for line in ranks(launches[2], 1)] == [
+        "rank 2 of 4",
+        "rank 3 of 4",
+    ]
+    assert list(logs.glob("*node2*/**/stdout.log"))
     all_gone(hosts)
