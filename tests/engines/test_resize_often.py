@@ -25,6 +25,8 @@ pytestmark = [pytest.mark.torch, pytest.mark.nightly]
 COUNT = int(os.environ.get("MESHRUN_RESIZES", "100"))
 SEED = int(os.environ.get("MESHRUN_RESIZE_SEED", "1"))
 NODES = 4
+_AT_ONCE = 0.4
+"""How often a second change comes before the first is through."""
 RESTARTS = ("--max-restarts", "1000")
 _SAYS = re.compile(r"rank (\d+) of (\d+) in (\d+) on node(\d) node (\d)")
 
@@ -51,6 +53,11 @@ class Cluster:
             *(["kill", "host", "cut"] if others else []),
             "raise",
         ]
+
+    def sudden(self) -> list[str]:
+        """Return what may happen while nodes come or go already."""
+        others = len(self.launches) - 1
+        return [*(["kill", "host"] if others else []), *(["join"] if others < NODES - 1 else [])]
 
     def happen(self, what: str, chance: random.Random) -> str:
         """Have something happen; return what it was."""
@@ -122,7 +129,10 @@ def test_nodes_come_and_go(make_hosts: MakeHosts, tmp_path: Path) -> None:
     for number in range(COUNT):
         before, began = more.generation(), time.monotonic()
         what = more.happen(chance.choice(more.choices()), chance)
-        wait_until(lambda before=before: more.is_settled(before), more.text)  # type: ignore[misc]
+        if what.startswith(("join", "kill", "host")) and chance.random() < _AT_ONCE:
+            what += " and " + more.happen(chance.choice(more.sudden()), chance)
+        after = before - (re.search(r"join (\d) and (kill|host) \1", what) is not None)
+        wait_until(lambda after=after: more.is_settled(after), more.text)  # type: ignore[misc]
         print(f"{number}: {what}: {more.generation()} after {time.monotonic() - began:.1f} s")
         more.check()
     if more.cut is not None:
