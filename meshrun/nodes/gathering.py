@@ -57,7 +57,7 @@ class Gathering:
         return len(self.joined) + 1 == self.nnodes
 
     def order(self) -> list[int]:
-        """Return the connections' numbers in node order, from node 1 on.
+        """Return the connections' numbers in node order, from node 1 on, of those that are there.
 
         Nodes that were told their rank have it; the others fill the gaps by their names, as
         people count: ``node2`` before ``node10``.
@@ -70,7 +70,9 @@ class Gathering:
                 key=lambda number: (natural(self.joined[number].host), number),
             )
         )
-        return [told[rank] if rank in told else next(free) for rank in range(1, self.nnodes)]
+        ranks = range(1, self.nnodes)
+        order = (told[rank] if rank in told else next(free, None) for rank in ranks)
+        return [number for number in order if number is not None]
 
     def missing(self) -> str:
         """Return who is missing, in words: ``2 of 4 nodes have joined; missing: sl3, sl4``."""

@@ -98,7 +98,9 @@ class WaitingRoom:
                     self._drop(number, "it fell silent")
             elif now_ns - link.began_ns > _PROOF_WITHIN_S * 1e9:
                 self._drop(number, "it did not say what it is")
-        if self._deadline_ns is not None and now_ns >= self._deadline_ns:
+        if self._deadline_ns is not None and now_ns >= self._deadline_ns and self._are_enough:
+            self._meet()  # who is missing may come later
+        elif self._deadline_ns is not None and now_ns >= self._deadline_ns:
             self._fail(
                 RendezvousError(
                     f"after {self._meeting.timeout_s:.0f} s {self._gathering.missing()}",
@@ -109,6 +111,13 @@ class WaitingRoom:
             )
         elif self._deadline_ns is not None and now_ns >= self._next_note_ns:
             self._note_missing(now_ns)
+
+    @property
+    def _are_enough(self) -> bool:
+        least = self._meeting.least_nodes
+        return (
+            self._fit is not None and least is not None and 1 + len(self._gathering.joined) >= least
+        )
 
     def _note_missing(self, now_ns: int) -> None:
         first = self._next_note_ns - self._began_ns <= _FIRST_NOTE_S * 1e9

@@ -235,3 +235,15 @@ def test_a_door_knows_who_is_no_launcher(parties: Parties, two: list[Party]) -> 
 
     assert two[0].notes == ["127.0.0.1 was not let in: what answers is no launcher of meshrun"]
     assert not two[0].news
+
+
+def test_one_that_is_gone_before_the_first_meeting_is_not_needed(parties: Parties) -> None:
+    """If enough are there at the end of the time for it; it may come later."""
+    head = parties.head(MOST, fit=fit, there=3, least_nodes=2, timeout_s=20.0, return_s=60.0)
+    second = newcomer(parties, "node2", rank=2)
+    parties.pass_s(15)
+    assert not head.heard(Met)
+    parties.until(lambda: head.heard(Met) and second.heard(Met))
+
+    assert hosts_of(second) == ("node0", "node2")
+    assert second.heard(Met)[0].node_rank == 1
