@@ -6,6 +6,7 @@ ranks, brings their output to the console, and ends everything when the first ra
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from dataclasses import replace
@@ -276,6 +277,7 @@ def _settle(plan: LaunchPlan, session: Session, met: Met) -> tuple[LaunchPlan, S
         master_addr=met.store_address,
         master_port=met.store_port,
         interface=interface_of(met.own_address),
+        previous=json.dumps(met.previous) if met.previous else "",
     )
     return plan, session
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 
@@ -46,6 +47,7 @@ def current_layout() -> Layout:
             or 0,
             slot_order=_slot_order(env) if mesh else None,
             own_rank=_own_rank(env, sum(counts)),
+            previous=_previous(env),
             # They belong to the mesh, and are left over where there is none.
             flattens=flattens if mesh else (),
             views=views if mesh else (),
@@ -54,6 +56,11 @@ def current_layout() -> Layout:
         raise
     except (ValueError, MeshrunError) as error:
         raise MeshError(f"the environment describes no launch: {error}") from error
+
+
+def _previous(env: Mapping[str, str]) -> Layout | None:
+    text = env.get("MESHRUN_PREVIOUS")
+    return Layout.from_dict(json.loads(text)) if text else None
 
 
 def _slot_order(env: Mapping[str, str]) -> tuple[str, ...] | None:

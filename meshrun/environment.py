@@ -36,6 +36,8 @@ class Session:
     """Network interface by which ranks reach each other, such as ``lo``; ``None`` if unknown."""
     timer_file: str | None = None
     """A named pipe for ``torch.distributed.elastic.timer``, or ``None``."""
+    previous: str = ""
+    """The layout of the generation of ranks before the next one, as JSON; "" if there is none."""
 
 
 def rank_environment(
@@ -82,6 +84,8 @@ def rank_environment(
         "MESHRUN_RUN_ID": session.run_id,
         "MESHRUN_NPROC_PER_NODE": ",".join(str(count) for count in _runs(layout.nproc_per_node)),
     }
+    if session.previous or base.get("MESHRUN_PREVIOUS"):
+        texts["MESHRUN_PREVIOUS"] = session.previous
     if session.timer_file is not None:
         texts["TORCHELASTIC_TIMER_FILE"] = session.timer_file
     if (device := plan.visible_device(rank.local_rank)) is not None:

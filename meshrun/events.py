@@ -184,6 +184,8 @@ class Negotiated:
     secret: str
     """Drawn by the head; as well kept as torch's store, which has no lock."""
     at_ns: int
+    is_late: bool = False
+    """Whether the others have met already, and the first one's door is open."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,6 +221,10 @@ class Met:
     at_ns: int
     ranks: tuple[int, ...] = ()
     """This node's, once that is worked out."""
+    causes: tuple[dict[str, Any], ...] = ()
+    """Why generations before ended, where nodes meet again."""
+    previous: dict[str, Any] | None = None
+    """The layout of the generation before this one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,6 +254,8 @@ class OthersFailed:
     at_ns: int
     is_hung: bool = False
     """Whether no rank gets on, on any node."""
+    resizes: bool = False
+    """Whether it is because nodes came or went; told to the head alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

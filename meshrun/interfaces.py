@@ -41,6 +41,15 @@ def interface_variables(interface: str | None) -> dict[str, str]:
     return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
 
 
+def is_address(host: str) -> bool:
+    """Whether a text is an address, not a name."""
+    try:
+        ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True
+
+
 def own_address_towards(address: str) -> str | None:
     """Return the address of this machine that others behind ``address`` see; sends nothing."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET

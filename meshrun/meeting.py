@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from meshrun.errors import UsageError
+from meshrun.events import Negotiated
 from meshrun.parse import parse_endpoint, parse_seconds
 from meshrun.request import Rendezvous
 
@@ -38,6 +39,8 @@ class Meeting:
     """Settings of the back end, as texts."""
     timeout_s: float = 600.0
     """How long the nodes may take to come together."""
+    return_s: float = 600.0
+    """How long an elastic launch waits if too few are left, and a node tries to come back."""
     node_timeout_s: float = 30.0
     """How long a node may be silent."""
     listener: int | None = None
@@ -46,9 +49,28 @@ class Meeting:
     """The command for the other nodes, with ``ENDPOINT`` where the head's goes; for people."""
 
     @property
+    def is_elastic(self) -> bool:
+        """Whether nodes may come and go once the launch has begun."""
+        return self.least_nodes is not None
+
+    @property
     def endpoint(self) -> str:
         """Host and port in one text."""
         return format_endpoint(self.host or "", self.port or DEFAULT_PORT)
+
+
+def meet_at(meeting: Meeting, found: Negotiated) -> Meeting:
+    """Return how to meet at the first node, once torch's rendezvous has found it."""
+    are_there = min(meeting.timeout_s, meeting.node_timeout_s)
+    return replace(
+        meeting,
+        nnodes=meeting.nnodes if meeting.is_elastic else found.nnodes,
+        host=found.head_address,
+        port=found.head_port,
+        hosts=(),
+        paste=None,
+        timeout_s=meeting.timeout_s if found.is_late else are_there,
+    )
 
 
 def format_endpoint(host: str, port: int) -> str:
@@ -81,6 +103,7 @@ def plan_meeting(asked: Rendezvous, *, nnodes: int, node_timeout_s: float) -> Me
     settings = dict(asked.conf)
     named = "join_timeout" if settings.get("join_timeout") else "timeout"
     timeout = settings.get(named)
+    timeout_s = parse_seconds(timeout, f"--rdzv-conf {named}") if timeout else 600.0
     return Meeting(
         backend=asked.backend,
         nnodes=nnodes,
@@ -96,6 +119,7 @@ def plan_meeting(asked: Rendezvous, *, nnodes: int, node_timeout_s: float) -> Me
         run_id=asked.run_id,
         local_addr=asked.local_addr,
         conf=asked.conf,
-        timeout_s=parse_seconds(timeout, f"--rdzv-conf {named}") if timeout else 600.0,
+        timeout_s=timeout_s,
+        return_s=timeout_s,
         node_timeout_s=node_timeout_s,
     )

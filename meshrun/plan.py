@@ -105,6 +105,11 @@ class LaunchPlan:
         return self.request.program
 
     @property
+    def is_elastic(self) -> bool:
+        """Whether nodes may come and go once the launch has begun."""
+        return self.meeting is not None and self.meeting.is_elastic
+
+    @property
     def spares(self) -> tuple[tuple[int, int], ...]:
         """(node rank, slots that no rank takes) of each node that has any."""
         counts = zip(self.slots_per_node, self.layout.nproc_per_node, strict=True)

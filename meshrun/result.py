@@ -68,6 +68,24 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Resize:
+    """One change of the nodes that take part in a launch."""
+
+    generation: int
+    """Of ranks, the first with these nodes."""
+    left: tuple[str, ...]
+    """Hosts that do not take part any more."""
+    joined: tuple[str, ...]
+    """Hosts that take part from now on."""
+    shapes: str
+    """What became of the mesh, such as ``dp 3 -> 4``."""
+    mesh: str
+    """The mesh from now on; "" without one."""
+    hosts: tuple[str, ...]
+    """All that take part, in node order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchResult:
     """What came of a launch."""
 
@@ -83,7 +101,9 @@ class LaunchResult:
     """What kept meshrun itself from going on, or ``None``."""
     timings: Timings
     restarts: int = 0
-    """How often all ranks were started again."""
+    """How often all ranks were started again after a failure."""
+    resizes: tuple[Resize, ...] = ()
+    """How the nodes changed, one after the other, where they may."""
     no_restart: str | None = None
     """Why they were not started again although restarts were left, if that is so."""
     best_steps: tuple[int | None, ...] = ()

@@ -84,6 +84,8 @@ class Negotiate:
     """By which other nodes reach this one."""
     port: int
     """Where its launcher listens."""
+    is_elastic: bool
+    """Whether nodes may come later, and are to find the first one's door in torch's store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

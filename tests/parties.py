@@ -13,8 +13,10 @@ import pytest
 from meshrun.events import FromNodes
 from meshrun.host.sockets import listen_on
 from meshrun.meeting import Meeting
+from meshrun.nodes.elastic_member import ElasticMember
 from meshrun.nodes.head import Head
 from meshrun.nodes.member import Member
+from meshrun.nodes.membership import Fit
 from meshrun.nodes.messages import Join, Message
 from meshrun.nodes.switchboard import Switchboard
 from meshrun.nodes.waiting_room import WaitingRoom
@@ -96,8 +98,11 @@ class Parties:
         self._strangers: list[socket.socket] = []
         self.port = 0
 
-    def head(self, nnodes: int, *, secret: bytes = SECRET, **changes: Any) -> Party:
-        """Add node 0, which listens at :attr:`port`."""
+    def head(
+        self, nnodes: int, *, secret: bytes = SECRET, fit: Fit | None = None, there: int = 0,
+        **changes: Any,
+    ) -> Party:  # fmt: skip
+        """Add node 0, which listens at :attr:`port`, and awaits ``there`` nodes or all."""
         party, listener = Party(self.clock), listen_on("127.0.0.1", 0)
         self._listeners.append(listener)
         self.port = listener.getsockname()[1]
@@ -114,6 +119,8 @@ class Parties:
             run_id="run",
             board=party.board,
             hand_over=hand_over,
+            fit=fit,
+            nnodes=there or nnodes,
         )
         self.all.append(party)
         return party
@@ -125,7 +132,8 @@ class Parties:
         """Add a node that connects to :attr:`port`."""
         party = Party(self.clock, ahead_ns=ahead_ns)
         self.clock.ahead_ns = ahead_ns
-        party.side = Member(
+        kind = ElasticMember if "least_nodes" in changes else Member
+        party.side = kind(
             self._meeting(nnodes, **changes),
             joining,
             secret=secret,

@@ -15,11 +15,14 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from meshrun import wire
 from meshrun.child.common_clock import follow_clock, share_clock
+from meshrun.child.door_sign import DoorSign
 from meshrun.child.names import names_from_files_only
 from meshrun.child.path import first_path
 from meshrun.events import Negotiated, NegotiationFailed, NegotiationWaits
@@ -32,6 +35,7 @@ from meshrun.wire import Negotiate
 
 if TYPE_CHECKING:
     from torch.distributed import Store
+    from torch.distributed.elastic.rendezvous.api import RendezvousInfo
 
 _TELL_EVERY_S = 5.0
 _TELL_FIRST_S = 3.0
@@ -67,14 +71,20 @@ def negotiate(
     try:
         done = threading.Event()
         handler, arrivals = _handler(order, fds, say, fail, done)
+        is_open = arrivals is not None and order.is_elastic
+        sign = DoorSign(arrivals, nnodes=order.nnodes) if is_open else None
+        if sign is not None and (late := sign.read()) is not None:
+            done.set()
+            _tell(reports, late)
+            _stay()
         if arrivals is not None:
             arrivals.set(f"host {arrivals.add('count', 1)}", order.host)
-        threading.Thread(
-            target=_tell_who_waits, args=(order, arrivals, done, say), daemon=True
-        ).start()
+        _in_background(_tell_who_waits, order, arrivals, done, say)
+        if sign is not None:
+            _in_background(sign.watch, done, partial(_go_late, reports))
         found = handler.next_rendezvous()
         done.set()
-        _tell(reports, _exchange(order, found.store, found.rank, found.world_size, bool(fds)))
+        _tell(reports, _exchange(order, found, sign, is_host=bool(fds)))
         if hasattr(handler, "_stop_heartbeats"):  # they would complain as soon as the host ends
             handler._stop_heartbeats()
     except BaseException as error:
@@ -82,8 +92,22 @@ def negotiate(
         if type(error).__name__ == "RendezvousTimeoutError":
             text = f"after {time.monotonic() - began:.0f} s: {last}"
         fail(text[:2000])
+    _stay()
+
+
+def _stay() -> NoReturn:
     while True:
         signal.pause()
+
+
+def _in_background(run: Callable[..., None], *args: Any) -> None:
+    threading.Thread(target=run, args=args, daemon=True).start()
+
+
+def _go_late(reports: socket.socket, late: Negotiated) -> None:
+    """Nobody will come to torch's next round: the launcher goes to the first node's door."""
+    _tell(reports, late)
+    os._exit(0)
 
 
 def _describe(error: BaseException) -> str:
@@ -206,11 +230,12 @@ def _tell_who_waits(
 
 
 def _exchange(
-    order: Negotiate, store: Store, rank: int, world_size: int, is_host: bool
+    order: Negotiate, found: RendezvousInfo, sign: DoorSign | None, *, is_host: bool
 ) -> Negotiated:
     """Tell the others where this node's launcher listens, and learn who is the first."""
     from torch.distributed import PrefixStore
 
+    store, rank, world_size = found.store, found.rank, found.world_size
     store = PrefixStore("meshrun/cards", store)
     card = {
         "host": order.host,
@@ -233,6 +258,10 @@ def _exchange(
             seen = [own_address_towards(each) or address for each in known]
             store.set("head", (*seen, address)[0])
         address = store.get("head").decode()
+    if sign is not None:
+        late = sign.put_up(card) if ranks[0] == rank else sign.compare(head)
+        if late is not None:
+            return late
     return Negotiated(
         node_rank=ranks.index(rank),
         nnodes=world_size,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -73,6 +74,8 @@ class Forks:
         """Processes that were sent a signal while they still ran."""
         self._store_pid: int | None = None
         self._negotiation_pid: int | None = None
+        self._negotiation_stays = False
+        """Whether nodes that come later are to find torch's store."""
         self._woken, self._wake = os.pipe()
         for end in (self._woken, self._wake):
             os.set_blocking(end, False)
@@ -193,7 +196,8 @@ class Forks:
         )
 
     def _fork_store(self, order: StartStore, fds: list[int]) -> Callable[[], None] | None:
-        self._end_negotiation()
+        if not self._negotiation_stays:
+            self._end_negotiation()
         gate_fd, *listeners = fds
         if self._gate_fd >= 0:
             os.close(self._gate_fd)
@@ -228,12 +232,15 @@ class Forks:
         for fd in fds:
             os.close(fd)
         self._negotiation_pid = pid
+        self._negotiation_stays = order.is_elastic and bool(fds)
         return None
 
     def _end_negotiation(self) -> None:
-        """Every node has met: nobody reads torch's store any more."""
+        """Nobody reads torch's store any more."""
         if self._negotiation_pid is not None:
-            send_signal(self._negotiation_pid, signal.SIGTERM)
+            send_signal(self._negotiation_pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self._negotiation_pid, 0)
             self._negotiation_pid = None
 
     def _reap(self) -> None:
@@ -252,6 +259,8 @@ class Forks:
                     rank=rank, pid=pid, wait_status=status, at_ns=now_ns, unasked=unasked
                 )
                 send(self._control, event)
+            elif pid == self._negotiation_pid:
+                self._negotiation_pid = None
             elif pid == self._store_pid:
                 self._store_pid = None
                 send(self._control, StoreEnded(wait_status=status, at_ns=now_ns))
@@ -268,6 +277,8 @@ class Forks:
 
     def _clear_up(self, grace_s: float) -> None:
         """End the store and whatever a generation of ranks left behind."""
+        if not self._negotiation_stays:
+            self._end_negotiation()
         ended = self._end_children(grace_s)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
         self._pids.clear()
@@ -278,6 +289,7 @@ class Forks:
 
     def _end(self, grace_s: float, *, launcher_is_gone: bool = False) -> NoReturn:
         """End the store and whatever ranks left behind, then this process."""
+        self._end_negotiation()
         ended = self._end_children(grace_s)
         if launcher_is_gone:
             self._guard.remove_scratch()
@@ -291,10 +303,9 @@ class Forks:
             send(self._control, event)
 
     def _end_children(self, grace_s: float) -> Ended:
-        self._end_negotiation()
         """End what ranks left behind, and then the store, which guards them until then."""
         store = self._store_pid
-        spare = frozenset(() if store is None else (store,))
+        spare = frozenset(pid for pid in (store, self._negotiation_pid) if pid is not None)
         ended = end_children(
             grace_s=grace_s, patience_s=_PATIENCE_S if grace_s else 0.0, spare=spare
         )

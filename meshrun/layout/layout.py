@@ -44,6 +44,7 @@ class Layout(Dims):
         own_rank: The rank of this process, or ``None`` where there is none.
         flattens: Dims of the mesh that are one dim under another name.
         views: Other factorisations of the mesh's ranks; a ``-1`` in them is worked out.
+        previous: The layout of the generation before this one, or ``None``.
 
     Raises:
         LayoutError: If the mesh and the nodes have not as many ranks, a node has no worker, or
@@ -53,6 +54,7 @@ class Layout(Dims):
     """
 
     generation: int = field(default=0, compare=False)
+    previous: Layout | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def parse(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from ipaddress import ip_address
 
 from meshrun.host.network import is_loopback
 
@@ -53,12 +52,3 @@ def look_at(
 def is_same_name(host: str, other: str) -> bool:
     """Whether two names are of one machine, with or without their domain."""
     return host.partition(".")[0] == other.partition(".")[0]
-
-
-def is_address(host: str) -> bool:
-    """Whether it is an address and no name."""
-    try:
-        ip_address(host.partition("%")[0])
-    except ValueError:
-        return False
-    return True

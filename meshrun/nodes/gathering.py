@@ -44,7 +44,7 @@ class Gathering:
                 hint=f"--nnodes {self.nnodes + 1}, on every node",
             )
         self._check_rank(card)
-        self._check_settings(card)
+        check_settings(self.own, card)
         self.joined[number] = card
 
     def leave(self, number: int) -> None:
@@ -57,7 +57,7 @@ class Gathering:
         return len(self.joined) + 1 == self.nnodes
 
     def order(self) -> list[int]:
-        """Return the connections' numbers in node order, from node 1 on.
+        """Return the connections' numbers in node order, from node 1 on, of those that are there.
 
         Nodes that were told their rank have it; the others fill the gaps by their names, as
         people count: ``node2`` before ``node10``.
@@ -70,7 +70,9 @@ class Gathering:
                 key=lambda number: (natural(self.joined[number].host), number),
             )
         )
-        return [told[rank] if rank in told else next(free) for rank in range(1, self.nnodes)]
+        ranks = range(1, self.nnodes)
+        order = (told[rank] if rank in told else next(free, None) for rank in ranks)
+        return [number for number in order if number is not None]
 
     def missing(self) -> str:
         """Return who is missing, in words: ``2 of 4 nodes have joined; missing: sl3, sl4``."""
@@ -114,16 +116,21 @@ class Gathering:
                 hint="each node has its own; without any, they are counted by their names",
             )
 
-    def _check_settings(self, card: Join) -> None:
-        names = dict.fromkeys([*self.own.settings, *card.settings])
-        for name in names:
-            own, other = self.own.settings.get(name), card.settings.get(name)
-            if other != own:
-                raise UsageError(
-                    f"{_shown(name, other)} on {card.host}, and {_shown(name, own)} on"
-                    f" {self.own.host}, the first node",
-                    hint="every node is started with the same command and the same versions",
-                )
+
+def check_settings(first: Join, card: Join) -> None:
+    """Check that a node was started as the first one was.
+
+    Raises:
+        UsageError: With the setting that differs.
+    """
+    for name in dict.fromkeys([*first.settings, *card.settings]):
+        own, other = first.settings.get(name), card.settings.get(name)
+        if other != own:
+            raise UsageError(
+                f"{_shown(name, other)} on {card.host}, and {_shown(name, own)} on"
+                f" {first.host}, the first node",
+                hint="every node is started with the same command and the same versions",
+            )
 
 
 def natural(text: str) -> tuple[tuple[int, int, str], ...]:

@@ -7,6 +7,7 @@ import selectors
 import socket
 import time
 from collections.abc import Callable
+from typing import Any
 
 from meshrun.errors import MeshrunError, RendezvousError
 from meshrun.events import (
@@ -34,6 +35,7 @@ from meshrun.nodes.messages import (
     Welcome,
     Where,
 )
+from meshrun.nodes.outcome import shift_cause
 from meshrun.nodes.patience import Patience
 from meshrun.nodes.switchboard import Switchboard
 
@@ -133,7 +135,7 @@ class Member:
             self._fail(
                 RendezvousError(
                     f"node 0 at {place} did not let this node in within"
-                    f" {self._meeting.timeout_s:.0f} s: {self._tried}",
+                    f" {self._patience.timeout_s:.0f} s: {self._tried}",
                     hint="was meshrun started there? is the port open from here? does the name"
                     " lead to the same machine on every node?",
                 )
@@ -255,7 +257,9 @@ class Member:
                 news.append(OthersFinished(at_ns=now_ns))
             case Begin():
                 news.append(
-                    NextBegins(generation=message.generation, cause=message.cause, at_ns=now_ns)
+                    NextBegins(
+                        generation=message.generation, cause=self._ours(message.cause), at_ns=now_ns
+                    )
                 )
             case Over():
                 self._over = True
@@ -277,8 +281,14 @@ class Member:
                 store_port=welcome.store_port,
                 own_address=self._link.own_address,
                 at_ns=now_ns,
+                causes=tuple(map(self._ours, welcome.causes)),
+                previous=welcome.previous or None,
             )
         )
+
+    def _ours(self, cause: dict[str, Any]) -> dict[str, Any]:
+        """Return a cause with its times by this machine's clock."""
+        return shift_cause(cause, 0 if self._link is None else -self._link.ahead_ns)
 
     def _drop(self, why: str) -> None:
         """The connection is gone, or is to go."""

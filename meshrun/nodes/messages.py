@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, get_args
 
+from meshrun.errors import MeshrunError
 from meshrun.packing import pack, unpack
 
 
@@ -24,6 +25,8 @@ class Join:
     """What must be the same on every node, by the name of the option."""
     knock: str = ""
     """Drawn by a node 0 that knocks where another one may be, to know itself by."""
+    launcher: str = ""
+    """Tells this launcher from all others, so that it is known when it comes again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +36,15 @@ class GaveUp:
     host: str
     reason: str
     exit_code: int
+
+    def as_error(self) -> MeshrunError:
+        """Return what it is for the whole launch."""
+        error = MeshrunError(
+            f"{self.host} ended before all had joined: {self.reason}",
+            hint="its own output says more",
+        )
+        error.exit_code = self.exit_code
+        return error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +65,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Welcome:
-    """Head to a member: everybody is there."""
+    """Head to a member: everybody is there; where nodes come and go, each time that changes."""
 
     node_rank: int
     hosts: list[str]
@@ -62,6 +74,10 @@ class Welcome:
     run_id: str
     store_port: int
     """Where the ranks' store is, on the head."""
+    causes: list[dict[str, Any]] = field(default_factory=list)
+    """Why each generation of ranks before this one ended."""
+    previous: dict[str, Any] = field(default_factory=dict)
+    """The layout of the one before, if there was one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,6 +67,7 @@ class Negotiation:
             host=host,
             address=address,
             port=self._own.getsockname()[1],
+            is_elastic=meeting.is_elastic,
         )
 
     def start(self) -> None:

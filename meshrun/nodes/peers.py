@@ -22,12 +22,15 @@ from meshrun.events import (
 )
 from meshrun.host.network import outward_address
 from meshrun.host.sockets import listen_on
-from meshrun.interfaces import own_addresses
-from meshrun.meeting import DEFAULT_PORT, Meeting
-from meshrun.nodes.endpoint import Endpoint, is_address, is_same_name, look_at
+from meshrun.interfaces import is_address, own_addresses
+from meshrun.meeting import DEFAULT_PORT, Meeting, meet_at
+from meshrun.nodes.elastic_head import ElasticHead
+from meshrun.nodes.elastic_member import ElasticMember
+from meshrun.nodes.endpoint import Endpoint, is_same_name, look_at
 from meshrun.nodes.finding import Finding
 from meshrun.nodes.head import Head
 from meshrun.nodes.member import Member
+from meshrun.nodes.membership import Fit
 from meshrun.nodes.messages import GaveUp, Join, Message
 from meshrun.nodes.negotiation import EVERYWHERE, Negotiation, listen_outward
 from meshrun.nodes.rival import Rival
@@ -47,6 +50,7 @@ class Peers:
         note: Shows people one line.
         where: Called with a reason when the head asks for where this node's ranks are.
         negotiate: Has torch's rendezvous begun, with these descriptors, where one is asked for.
+        fit: Solves the mesh over nodes, where they may come and go.
     """
 
     def __init__(
@@ -59,9 +63,10 @@ class Peers:
         note: Callable[[str], None],
         where: Callable[[str], None],
         negotiate: Callable[[Negotiate, list[int]], None],
+        fit: Fit | None = None,
     ) -> None:
         self._meeting, self._card, self._secret, self._where = meeting, card, secret, where
-        self._negotiate = negotiate
+        self._negotiate, self._fit = negotiate, fit
         self._negotiation: Negotiation | None = None
         self._gave_up: GaveUp | None = None
         self._board = Switchboard(selector, note)
@@ -80,6 +85,8 @@ class Peers:
     @property
     def listener(self) -> socket.socket | None:
         """The head's socket, which the ranks' store takes over once all have met."""
+        if isinstance(self._side, ElasticHead):
+            return self._side.store_listener
         return self._listener
 
     @property
@@ -141,21 +148,16 @@ class Peers:
         if self._negotiation is None or self._side is not None:
             return
         listener = self._negotiation.take_listener()
-        there = f"{found.nnodes} of {self._meeting.nnodes} nodes are there, and have begun"
-        self._negotiation.turn_away(f"{there}; this one is not needed", self._board)
-        self._meeting = replace(
-            self._meeting,
-            nnodes=found.nnodes,
-            host=found.head_address,
-            port=found.head_port,
-            hosts=(),
-            paste=None,
-            timeout_s=min(self._meeting.timeout_s, self._meeting.node_timeout_s),  # all are there
-        )
-        self._card = replace(self._card, node_rank=found.node_rank)
+        if self._meeting.is_elastic:  # torch's store stays for those who come later
+            self._negotiation.close()
+        else:
+            there = f"{found.nnodes} of {self._meeting.nnodes} nodes are there, and have begun"
+            self._negotiation.turn_away(f"{there}; this one is not needed", self._board)
+        self._meeting = meet_at(self._meeting, found)
+        self._card = replace(self._card, node_rank=None if found.is_late else found.node_rank)
         self._secret = hashlib.sha256(self._secret + found.secret.encode()).digest()
-        if found.node_rank == 0 and listener is not None:
-            self._be_head(listener)
+        if found.node_rank == 0 and not found.is_late and listener is not None:
+            self._be_head(listener, nnodes=found.nnodes)
             return
         if listener is not None:
             listener.close()
@@ -255,7 +257,9 @@ class Peers:
         heads, own = filter(is_address, self._meeting.heads), own_addresses()
         return tuple(head for head in heads if head.partition("%")[0] not in own)
 
-    def _be_head(self, listener: socket.socket, *, knocks: bool = False) -> None:
+    def _be_head(
+        self, listener: socket.socket, *, nnodes: int | None = None, knocks: bool = False
+    ) -> None:
         self._listener = listener
         card, rival = self._card, None
         if knocks:
@@ -264,12 +268,14 @@ class Peers:
         self._side = room = WaitingRoom(
             self._meeting,
             card,
+            nnodes=nnodes or self._meeting.nnodes,
             listener=listener,
             secret=self._secret,
             run_id=self._meeting.run_id or secrets.token_hex(8),
             board=self._board,
             hand_over=self._be_head_of,
             rival=rival,
+            fit=self._fit,
         )
         if self._gave_up is not None:
             room.give_up(self._gave_up)
@@ -280,7 +286,8 @@ class Peers:
         self._side = head
 
     def _be_member(self, addresses: tuple[str, ...]) -> None:
-        self._side = member = Member(
+        kind = ElasticMember if self._meeting.is_elastic else Member
+        self._side = member = kind(
             self._meeting,
             self._card,
             secret=self._secret,

@@ -12,10 +12,12 @@ from functools import partial
 from meshrun.errors import MeshrunError, RendezvousError
 from meshrun.events import MeetingFailed, Met
 from meshrun.meeting import Meeting, format_endpoint
+from meshrun.nodes.elastic_head import ElasticHead
 from meshrun.nodes.gathering import Gathering, TooMany
 from meshrun.nodes.handshake import HeadHandshake
 from meshrun.nodes.head import BEAT_S, Head, say_goodbye
 from meshrun.nodes.link import Link
+from meshrun.nodes.membership import Fit
 from meshrun.nodes.messages import GaveUp, Join, Message, Refused, Waiting, Welcome
 from meshrun.nodes.patience import Patience
 from meshrun.nodes.rival import Rival
@@ -33,12 +35,14 @@ class WaitingRoom:
     Args:
         meeting: How many there are to be, and how long they may take.
         card: What this node says of itself.
+        nnodes: How many it is, where not as many as there may be.
         listener: Where the others connect; once all are there, the ranks' store takes it over.
         secret: What only launchers of this launch know.
         run_id: The name of the launch, which the others are told.
         board: Where links are watched.
         hand_over: Called with the head once every node is there.
         rival: Knocks where another node 0 may be, with ``card``.
+        fit: Solves the mesh over nodes, where they may come and go.
     """
 
     def __init__(
@@ -46,17 +50,19 @@ class WaitingRoom:
         meeting: Meeting,
         card: Join,
         *,
+        nnodes: int | None = None,
         listener: socket.socket,
         secret: bytes,
         run_id: str,
         board: Switchboard,
         hand_over: Callable[[Head], None],
         rival: Rival | None = None,
+        fit: Fit | None = None,
     ) -> None:
         self._listener = listener
         self._meeting, self._card, self._secret, self._run_id = meeting, card, secret, run_id
-        self._board, self._hand_over, self._rival = board, hand_over, rival
-        self._gathering = Gathering(nnodes=meeting.nnodes, own=card, hosts=meeting.hosts)
+        self._board, self._hand_over, self._rival, self._fit = board, hand_over, rival, fit
+        self._gathering = Gathering(nnodes=nnodes or meeting.nnodes, own=card, hosts=meeting.hosts)
         self._links: dict[int, Link] = {}
         self._counter = itertools.count()
         self._told: set[tuple[str, str]] = set()
@@ -80,7 +86,7 @@ class WaitingRoom:
 
     def give_up(self, word: GaveUp) -> None:
         """Tell those who are there, and those who come while this goes on, that it was in vain."""
-        self._fail(_ended_early(word))
+        self._fail(word.as_error())
 
     @property
     def is_through(self) -> bool:
@@ -110,9 +116,13 @@ class WaitingRoom:
                     self._drop(number, "it fell silent")
             elif now_ns - link.began_ns > _PROOF_WITHIN_S * 1e9:
                 self._drop(number, "it did not say what it is")
-        if self._failure is not None:
-            return
-        if self._patience.is_over:
+        if self._failure is None:
+            self._wait_on()
+
+    def _wait_on(self) -> None:
+        if self._patience.is_over and self._are_enough:
+            self._meet()  # who is missing may come later
+        elif self._patience.is_over:
             self._left_to_tell = 0  # all are as late
             self._fail(
                 RendezvousError(
@@ -124,6 +134,11 @@ class WaitingRoom:
             )
         elif self._patience.takes_note():
             self._note_missing()
+
+    @property
+    def _are_enough(self) -> bool:
+        least, present = self._meeting.least_nodes, 1 + len(self._gathering.joined)
+        return self._fit is not None and least is not None and present >= least
 
     def _note_missing(self) -> None:
         missing, waited_s = self._gathering.missing(), self._patience.waited_s
@@ -171,8 +186,10 @@ class WaitingRoom:
                 self._left_to_tell -= 1
             elif isinstance(message, Join):
                 self._take_in(number, message)
+            elif isinstance(message, GaveUp) and self._meeting.is_elastic:
+                self._drop(number, message.reason)
             elif isinstance(message, GaveUp):
-                self._fail(_ended_early(message))
+                self._fail(message.as_error())
         if self._links.get(number) is link:
             if link.closed is not None:
                 self._drop(number, link.closed)
@@ -184,6 +201,9 @@ class WaitingRoom:
             self._stop_knocking()  # it has reached itself
             return
         self._forget_earlier(card.host)
+        if self._meeting.is_elastic and card.node_rank is None:
+            self._drop(number, "the first nodes are about to meet")  # it tries again
+            return
         try:
             self._gathering.join(number, card)
         except TooMany as error:
@@ -209,6 +229,22 @@ class WaitingRoom:
             self._drop(number, "every node is there")
         self._stop_listening()
         self._stop_knocking()
+        if self._fit is not None and self._meeting.is_elastic:
+            for link in links.values():
+                self._board.drop(link)
+            self._hand_over(
+                ElasticHead(
+                    links,
+                    cards,
+                    meeting=self._meeting,
+                    listener=self._listener,
+                    secret=self._secret,
+                    run_id=self._run_id,
+                    fit=self._fit,
+                    board=self._board,
+                )
+            )
+            return
         address, port = self._listener.getsockname()[:2]
         for rank, link in links.items():
             self._board.drop(link)
@@ -222,14 +258,8 @@ class WaitingRoom:
                 )
             )
             address = link.own_address
-        self._hand_over(
-            Head(
-                links,
-                hosts=hosts,
-                node_timeout_s=self._meeting.node_timeout_s,
-                board=self._board,
-            )
-        )
+        node_timeout_s = self._meeting.node_timeout_s
+        self._hand_over(Head(links, hosts=hosts, node_timeout_s=node_timeout_s, board=self._board))
         self._board.news.append(
             Met(
                 node_rank=0,
@@ -292,12 +322,3 @@ class WaitingRoom:
 
     _is_full = False
     """Whether no further connection is taken for now."""
-
-
-def _ended_early(word: GaveUp) -> MeshrunError:
-    error = MeshrunError(
-        f"{word.host} ended before all had joined: {word.reason}",
-        hint="its own output says more",
-    )
-    error.exit_code = word.exit_code
-    return error

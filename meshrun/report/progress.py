@@ -11,6 +11,7 @@ from meshrun.events import (
     LaunchBegan,
     LeftoversEnded,
     MeetingFailed,
+    Met,
     NextBegins,
     NodeLost,
     OthersFailed,
@@ -24,7 +25,7 @@ from meshrun.events import (
 from meshrun.plan import LaunchPlan
 from meshrun.raised import headline, lost_connection
 from meshrun.report.findings import describe_spares
-from meshrun.result import signal_name, split_wait_status
+from meshrun.result import Resize, signal_name, split_wait_status
 from meshrun.supervise.blame import describe_store_end
 from meshrun.supervise.console import Console
 from meshrun.supervise.known import State
@@ -65,8 +66,11 @@ class StartProgress:
         if self._quiet:
             return
         starts_again = state.generation > self._generation
-        if isinstance(event, NextBegins) or (
-            isinstance(event, GenerationEnded) and state.abroad is None
+        is_met_again = isinstance(event, Met) and bool(event.causes)
+        if (
+            isinstance(event, NextBegins)
+            or is_met_again
+            or (isinstance(event, GenerationEnded) and state.abroad is None)
         ):
             self._began_ns = time.monotonic_ns()
             self._told = self._started = False
@@ -114,8 +118,12 @@ class StartProgress:
         if console.shows_status:
             console.set_status(status)
         if self._started and state.generation:
-            took_s = (time.monotonic_ns() - state.causes[-1].at_ns) / 1e9
-            console.note(f"generation {state.generation} runs, {took_s:.2f} s after the failure")
+            cause = state.causes[-1]
+            took_s = (time.monotonic_ns() - cause.at_ns) / 1e9
+            text = f"generation {state.generation} runs, {took_s:.2f} s after the failure"
+            if cause.resize is not None:
+                text = f"{describe_resize(cause.resize)}; it took {took_s:.2f} s"
+            console.note(text)
         elif self._started and self._has_mesh and console.shows_status:
             console.note(self._ready())
 
@@ -148,8 +156,10 @@ class StartProgress:
         """Say why ranks are started again, and which of the restarts this is."""
         self._generation = state.generation
         cause = state.causes[-1]
+        if not cause.is_failure:
+            return  # it was told when it happened
         who = "" if cause.rank is None else f"{self._name(cause.rank)} "
-        which = f"restart {state.generation} of {state.max_restarts}"
+        which = f"restart {state.restarts} of {state.max_restarts}"
         wait_s, why_wait = back_off(state.causes)
         if wait_s:
             which, why_wait = f"{which} in {wait_s:g} s", f"; {why_wait}"
@@ -224,6 +234,13 @@ def describe_others(event: OthersFailed | NodeLost) -> str:
     if isinstance(event, OthersFailed):
         return event.why
     return f"node {event.node_rank} ({event.host}) was lost: {event.why}"
+
+
+def describe_resize(resize: Resize) -> str:
+    """Return who left and who came, and what became of the mesh."""
+    who = [f"without {', '.join(resize.left)}"] if resize.left else []
+    who += [f"with {', '.join(resize.joined)}"] if resize.joined else []
+    return f"generation {resize.generation} runs {' and '.join(who)}: {resize.shapes}"
 
 
 def _ending_all(count: int) -> str:

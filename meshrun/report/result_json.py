@@ -11,7 +11,7 @@ from typing import Any
 from meshrun import errors
 from meshrun.errors import HostError, MeshrunError
 from meshrun.events import RankRaised
-from meshrun.result import LaunchResult, RankFailure, Timings
+from meshrun.result import LaunchResult, RankFailure, Resize, Timings
 
 SCHEMA_NAME = "meshrun.result"
 SCHEMA_VERSION = 1
@@ -55,7 +55,10 @@ def parse_result_json(text: str) -> LaunchResult:
     failures = tuple(_failure(failure) for failure in values.pop("failures"))
     timings = Timings(**values.pop("timings"))
     values["best_steps"] = tuple(values.get("best_steps", ()))
-    return LaunchResult(failures=failures, timings=timings, trouble=trouble, **values)
+    resizes = tuple(_resize(resize) for resize in values.pop("resizes", ()))
+    return LaunchResult(
+        failures=failures, timings=timings, trouble=trouble, resizes=resizes, **values
+    )
 
 
 def render_error_json(error: MeshrunError) -> str:
@@ -89,6 +92,11 @@ def _error(values: dict[str, Any]) -> MeshrunError:
     error = kind.__new__(kind, values["message"])  # each class has arguments of its own
     vars(error).update(values)
     return error
+
+
+def _resize(values: dict[str, Any]) -> Resize:
+    lists = {name: tuple(values[name]) for name in ("left", "joined", "hosts")}
+    return Resize(**{**values, **lists})
 
 
 def _failure(values: dict[str, Any]) -> RankFailure:

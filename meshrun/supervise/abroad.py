@@ -21,17 +21,17 @@ from meshrun.events import (
     OthersFinished,
 )
 from meshrun.supervise.actions import Decide, EndZygote, OpenGate
-from meshrun.supervise.here import (
-    Step,
-    begin_again,
-    end_zygote,
-    finish,
-    start_if_due,
-    stop,
-)
-from meshrun.supervise.known import Abroad, RankState, State
+from meshrun.supervise.here import begin_again, finish, start_if_due, stop
+from meshrun.supervise.known import Abroad, Cause, RankState, State
 from meshrun.supervise.outcome_json import cause_from_json, ranks_from_json
-from meshrun.supervise.restart import find_cause, may_restart, why_not_again
+from meshrun.supervise.parting import Step, end_zygote, leave
+from meshrun.supervise.restart import (
+    change_of,
+    find_cause,
+    may_go_on,
+    may_restart,
+    why_not_again,
+)
 
 
 def _known(state: State) -> Abroad:
@@ -40,24 +40,38 @@ def _known(state: State) -> Abroad:
 
 
 def _met(state: State, event: Met) -> Step:
-    abroad = replace(_known(state), is_met=True, is_head=event.node_rank == 0)
+    known = _known(state)
+    causes = tuple(cause_from_json(cause) for cause in event.causes)
     ranks = {rank: RankState() for rank in event.ranks}
-    return start_if_due(replace(state, abroad=abroad, ranks=ranks))
+    if known.is_met:  # again, as nodes have come or gone
+        if state.zygote_gone is not None or state.finishing:
+            return state, []
+        return begin_again(replace(state, ranks=ranks, causes=causes), event.at_ns)
+    abroad = replace(known, is_met=True, is_head=event.node_rank == 0)
+    return start_if_due(replace(state, abroad=abroad, ranks=ranks, causes=causes))
 
 
 def _meeting_failed(state: State, event: MeetingFailed) -> Step:
-    if _known(state).failed is not None or state.zygote_gone is not None:
+    known = _known(state)
+    if known.failed is not None or state.zygote_gone is not None:
         return state, []
-    abroad = replace(_known(state), failed=event)
+    abroad = replace(known, failed=event, is_cut_off=known.is_cut_off or known.is_alone)
     if not abroad.is_met:
         state = replace(state, abroad=abroad, stopping=True, finishing=True)
         return state, [EndZygote(by_force=True)]
+    if known.is_told_idle and known.is_elastic:
+        return leave(replace(state, abroad=abroad), abroad, [], event.at_ns)
     stopped, actions = stop(replace(state, abroad=abroad), event.at_ns)
     return finish(stopped, actions, event.at_ns)
 
 
 def _node_lost(state: State, event: NodeLost) -> Step:
     known = _known(state)
+    may_return = not state.signals and state.zygote_gone is None
+    if known.is_elastic and may_return:  # the head is: perhaps it is there again later
+        alone = replace(state, abroad=replace(known, is_alone=True))
+        alone, actions = stop(alone, event.at_ns, others_know=True)
+        return finish(alone, actions, event.at_ns)
     is_cut_off = known.is_cut_off or event.node_rank == 0
     abroad = replace(known, lost=known.lost or event, is_cut_off=is_cut_off)
     state, actions = stop(replace(state, abroad=abroad), event.at_ns, others_know=True)
@@ -68,6 +82,8 @@ def _node_lost(state: State, event: NodeLost) -> Step:
 
 def _others_failed(state: State, event: OthersFailed) -> Step:
     signum = event.signum or signal.SIGTERM
+    if event.resizes and _known(state).change is None:
+        state = replace(state, abroad=replace(_known(state), change=event))
     if event.signum and not state.stopping:
         state = replace(state, abroad=replace(_known(state), signum=event.signum))
     state, actions = stop(state, event.at_ns, signum=signum, others_know=True)
@@ -81,13 +97,22 @@ def _all_idle(state: State, event: AllIdle) -> Step:
         ranks.update(ranks_from_json(outcome))
     abroad = replace(_known(state), ranks=ranks, outcomes=event.outcomes)
     state = replace(state, abroad=abroad)
+    if abroad.change is not None and may_go_on(state):
+        return _gather(state, change_of(state, abroad.change))
     if not (state.stopping and may_restart(state)):
         return state, [Decide(next_after=None)]
     cause = find_cause(state, event.at_ns)
     why_not = why_not_again(state, cause)
     if why_not is not None:
         return replace(state, no_restart=why_not), [Decide(next_after=None)]
-    return state, [Decide(next_after=cause)]
+    return _gather(state, cause)
+
+
+def _gather(state: State, cause: Cause) -> Step:
+    """Have ranks start again, which may have to wait for nodes."""
+    known = _known(state)
+    abroad = replace(known, is_gathering=known.is_elastic)
+    return replace(state, abroad=abroad), [Decide(next_after=cause)]
 
 
 def _next_begins(state: State, event: NextBegins) -> Step:

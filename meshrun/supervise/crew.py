@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import selectors
 import socket
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
 
 from meshrun import wire
 from meshrun.environment import Session, rank_environment
@@ -70,6 +73,8 @@ class Crew:
         self.plan, self.session, self._listener = plan, session, listener
         self.ranks = {rank.rank: rank for rank in plan.ranks_of_node()}
         allow_descriptors(5 * len(self.ranks) + plan.layout.nnodes + 64)
+        self._begun: dict[str, Any] | None = None
+        """The layout of the last generation of ranks, if it was begun with this plan."""
 
     # ---- starting --------------------------------------------------------------------------
 
@@ -85,6 +90,9 @@ class Crew:
         """Start the store and every rank of this node, as one generation."""
         self._output.end_generation()
         self._generation = generation
+        if self._begun is not None:  # else what was just settled says it
+            self.session = replace(self.session, previous=json.dumps(self._begun))
+        self._begun = {**self.plan.layout.to_dict(), "generation": generation}
         self._lookout.begin()
         # Made only now, when the zygote can remove it should we be killed.
         self._folder.make(

@@ -39,18 +39,19 @@ from meshrun.supervise.actions import (
     Tell,
     WakeAt,
 )
-from meshrun.supervise.known import Abroad, RankState, State, furthest, is_idle
+from meshrun.supervise.known import RankState, State, furthest, is_idle
+from meshrun.supervise.parting import (
+    LEFTOVER_GRACE_S,
+    ZYGOTE_GRACE_S,
+    Step,
+    end_zygote,
+    leave,
+    say_idle,
+)
 from meshrun.supervise.restart import back_off, find_cause, may_restart, why_not_again
 
-LEFTOVER_GRACE_S = 2.0
-"""How long what ranks left behind may take to end after the last rank."""
 SECOND_SIGNAL_GRACE_S = 2.0
-ZYGOTE_GRACE_S = LEFTOVER_GRACE_S + 3.0
-"""How long the zygote may take to answer before it is ended, and its ranks with it."""
 _NS = 1_000_000_000
-
-
-Step = tuple[State, list[Action]]
 
 
 def _zygote_ready(state: State, _: ZygoteReady) -> Step:
@@ -175,15 +176,6 @@ def _generation_ended(state: State, event: GenerationEnded) -> Step:
     return begin_again(state, event.at_ns)
 
 
-def end_zygote(state: State, at_ns: int) -> Step:
-    """Have the zygote end, now that no rank is left and none will be started."""
-    if state.zygote_gone is not None or state.finishing:
-        return state, []
-    deadline_ns = at_ns + int(ZYGOTE_GRACE_S * _NS)
-    actions: list[Action] = [EndZygote(), WakeAt(at_ns=deadline_ns)]
-    return replace(state, finishing=True, deadline_ns=deadline_ns), actions
-
-
 def begin_again(state: State, at_ns: int) -> Step:
     """Start ranks with everything new but the zygote, after a while if they do not get on."""
     abroad, (wait_s, _) = state.abroad, back_off(state.causes)
@@ -192,20 +184,13 @@ def begin_again(state: State, at_ns: int) -> Step:
         ranks={rank: RankState() for rank in state.ranks},
         max_restarts=state.max_restarts,
         causes=state.causes,
+        sigterm_repeats=state.sigterm_repeats,
         signals=state.signals,
         zygote_ready=True,
         begin_ns=at_ns + int(wait_s * _NS) if wait_s else None,
-        abroad=None if abroad is None else Abroad(is_met=True, is_head=abroad.is_head),
+        abroad=None if abroad is None else abroad.again,
     )
     return start_if_due(fresh)
-
-
-def say_idle(state: State) -> Step:
-    """Tell the head that nothing of this generation is left here, once."""
-    abroad = state.abroad
-    if abroad is None or abroad.is_told_idle or not abroad.decides:
-        return state, []
-    return replace(state, abroad=replace(abroad, is_told_idle=True)), [Tell(what="idle")]
 
 
 def stop(
@@ -219,6 +204,8 @@ def stop(
     """Tell the ranks to end, once, and set the time by which they must have."""
     if state.stopping:
         return state, []
+    if state.abroad is not None and state.abroad.is_told_idle and others_know:
+        return replace(state, stopping=True), []  # no rank is left here
     deadline_ns = at_ns + int(state.shutdown_timeout_s * _NS)
     state = replace(state, stopping=True, deadline_ns=deadline_ns)
     told = tuple(sorted(state.alive - {sparing}))
@@ -247,8 +234,11 @@ def _kill(state: State, at_ns: int) -> Step:
 
 def _zygote_gone(state: State, event: ZygoteGone) -> Step:
     state = replace(state, zygote_gone=event)
-    if state.abroad is None or state.over:
+    abroad = state.abroad
+    if abroad is None or state.over:
         return state, []
+    if abroad.is_elastic and (abroad.is_told_idle or abroad.is_alone):
+        return leave(replace(state, stopping=True), abroad, [], event.at_ns)
     failed: list[Action] = [] if state.stopping else [Tell(what="failed")]
     state, actions = say_idle(replace(state, stopping=True, deadline_ns=None))
     return state, [*failed, *actions]
@@ -261,7 +251,7 @@ def _signalled(state: State, event: SignalArrived) -> Step:
         return state, []
     if state.over:  # what is left is to tell the other nodes why
         return replace(state, signals=(*state.signals, event.signum)), []
-    first = not state.signals
+    first, was_stopping = not state.signals, state.stopping
     state = replace(state, signals=(*state.signals, event.signum))
     if first and not state.stopping:
         # Python ignores SIGPIPE, so ranks are asked to end in words that they know.
@@ -280,6 +270,8 @@ def _signalled(state: State, event: SignalArrived) -> Step:
     if abroad is not None and len(state.signals) > 2:
         state = replace(state, abroad=replace(abroad, is_cut_off=True))
     elif abroad is not None and abroad.is_told_idle and abroad.decides:
+        if abroad.is_elastic and was_stopping:
+            return leave(state, abroad, actions, event.at_ns)
         return state, actions  # the others are told to end, and the head says when they have
     if state.alive or state.finishing:
         return state, actions

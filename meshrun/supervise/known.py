@@ -10,6 +10,7 @@ from meshrun.events import (
     LaunchOver,
     MeetingFailed,
     NodeLost,
+    OthersFailed,
     ProgramBroken,
     RankExited,
     RankRaised,
@@ -17,6 +18,7 @@ from meshrun.events import (
     StoreEnded,
     ZygoteGone,
 )
+from meshrun.result import Resize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +63,10 @@ class Cause:
     """How far any rank of the generation came, if one said."""
     place: str = ""
     """Where in the user's files, if an exception came from there."""
+    is_failure: bool = True
+    """Whether it counts as a restart, and not only nodes came or went."""
+    resize: Resize | None = None
+    """How the nodes changed then, if they did."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,11 +84,24 @@ class Abroad:
     """Whether this node can no longer hear what the head decides, or leaves without it."""
     is_told_idle: bool = False
     """Whether the head knows that nothing is left here of this generation."""
+    is_elastic: bool = False
+    """Whether nodes may come and go."""
+    change: OthersFailed | None = None
+    """The first node that came or went in this generation; known to the head."""
+    is_gathering: bool = False
+    """Whether the head has said that ranks are to start again, once there are enough nodes."""
+    is_alone: bool = False
+    """Whether this node was cut off from the head, and tries to come back."""
     over: LaunchOver | None = None
     ranks: dict[int, RankState] = field(default_factory=dict)
     """Ranks of other nodes that failed, or left first; at the head, once nothing is left."""
     outcomes: tuple[dict[str, Any], ...] = ()
     """What else the others told of this generation."""
+
+    @property
+    def again(self) -> Abroad:
+        """What is known as the next generation of ranks begins."""
+        return Abroad(is_met=True, is_head=self.is_head, is_elastic=self.is_elastic)
 
     @property
     def decides(self) -> bool:
@@ -135,6 +154,11 @@ class State:
     def generation(self) -> int:
         """How often ranks have been started again."""
         return len(self.causes)
+
+    @property
+    def restarts(self) -> int:
+        """How often that was for a failure."""
+        return sum(cause.is_failure for cause in self.causes)
 
     @property
     def over(self) -> bool:

@@ -35,7 +35,7 @@ class Lookout:
     def settle(self, plan: LaunchPlan) -> None:
         """The nodes have met: this is the plan now."""
         self._plan = plan
-        self._stacks.layout = plan.layout
+        self._stacks.settle(plan.layout)
 
     def share(self, activity: Activity) -> None:
         """Let other nodes know when ranks get on here, and count those of other nodes too."""

@@ -97,13 +97,15 @@ class Loop:
             live: Shows how ranks are, if somebody watches.
         """
         self._console, self._watch, self._settle, self._live = console, watch, settle, live
+        self._asked = plan
+        """As it was before nodes have met: they may meet again."""
         ranks = plan.layout.ranks_of_node(plan.node_rank)
         self.state = State(
             shutdown_timeout_s=plan.request.shutdown_timeout_s,
             max_restarts=plan.request.max_restarts,
             sigterm_repeats=plan.request.sigterm_repeats,
             ranks={rank: RankState() for rank in ranks},
-            abroad=None if meet is None else Abroad(),
+            abroad=None if meet is None else Abroad(is_elastic=plan.is_elastic),
         )
         self._selector = selectors.DefaultSelector()
         self._debugging = Debugging(plan, console, lambda *to, **how: self._crew.signal(*to, **how))  # noqa: PLW0108 - made later
@@ -310,7 +312,7 @@ class Loop:
     def _settled(self, met: Met) -> Met | MeetingFailed:
         """Plan anew with what the nodes told each other, and say which ranks are this one's."""
         try:
-            plan, session = self._settle(self.plan, self._crew.session, met)
+            plan, session = self._settle(self._asked, self._crew.session, met)
         except MeshrunError as error:
             self.state = replace(self.state, abroad=Abroad(is_met=True, is_head=not met.node_rank))
             return MeetingFailed(error=error, at_ns=met.at_ns)

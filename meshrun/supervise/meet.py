@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 import selectors
 import stat
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 
 from meshrun.errors import HostError, MeshrunError
 from meshrun.groups import format_group_options
 from meshrun.layout import format_derived
 from meshrun.meeting import Meeting
+from meshrun.nodes.membership import fit_nodes
 from meshrun.nodes.messages import GaveUp, Join
 from meshrun.nodes.peers import Peers
 from meshrun.plan import LaunchPlan
@@ -49,6 +52,7 @@ def begin_meeting(plan: LaunchPlan, meeting: Meeting) -> Meet:
             note=note,
             where=where,
             negotiate=negotiate,
+            fit=partial(fit_nodes, plan.request),
         )
         return Nodes(peers)
 
@@ -79,6 +83,7 @@ def describe_node(plan: LaunchPlan) -> Join:
         host=os.uname().nodename,
         node_rank=request.rendezvous.node_rank,
         nproc=slots[plan.node_rank if len(slots) > plan.node_rank else 0],
+        launcher=secrets.token_hex(8),
         settings={
             "meshrun's version": _version("meshrun"),
             "torch's version": _version("torch"),

@@ -8,6 +8,7 @@ from typing import Any
 
 from meshrun.errors import MeshrunError
 from meshrun.events import RankExited, RankRaised
+from meshrun.result import Resize
 from meshrun.supervise.blame import judge
 from meshrun.supervise.evidence import Evidence
 from meshrun.supervise.known import Cause, RankState, State
@@ -76,8 +77,12 @@ def cause_to_json(cause: Cause) -> dict[str, Any]:
 
 def cause_from_json(values: Mapping[str, Any]) -> Cause:
     """Return the cause that :func:`cause_to_json` told."""
-    raised = values.get("raised")
-    return Cause(**{**values, "raised": RankRaised(**raised) if raised else None})
+    raised, resize = values.get("raised"), values.get("resize")
+    if resize:
+        lists = {name: tuple(resize[name]) for name in ("left", "joined", "hosts")}
+        resize = Resize(**{**resize, **lists})
+    raised = RankRaised(**raised) if raised else None
+    return Cause(**{**values, "raised": raised, "resize": resize or None})
 
 
 def _rank(values: dict[str, Any]) -> RankState:

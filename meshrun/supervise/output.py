@@ -85,6 +85,13 @@ class Output:
 
     def settle(self, plan: LaunchPlan) -> None:
         """The nodes have met: this is the plan now."""
+        if self._collapsing is not None:  # which names ranks by the plan they were started with
+            for fd in list(self._pipes):
+                while fd in self._pipes and select.select([fd], [], [], 0)[0]:
+                    self._on_pipe(fd)
+                if fd in self._pipes:  # somebody we may not end holds it open
+                    self._close_pipe(fd)
+            self._collapsing.flush()
         self._plan = plan
         self._collapsing = collapsing_for(plan, self._console)
 

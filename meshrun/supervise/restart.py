@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Sequence
 
+from meshrun.events import OthersFailed
 from meshrun.stacks import user_place
 from meshrun.supervise.blame import describe_store_end, describe_verdict, judge
 from meshrun.supervise.known import Cause, State, furthest
@@ -51,11 +52,28 @@ def find_cause(state: State, at_ns: int) -> Cause:
     )
 
 
+def change_of(state: State, event: OthersFailed) -> Cause:
+    """Return the end of a generation by nodes that came or went, which is no failure."""
+    return Cause(
+        rank=None,
+        description=event.why,
+        raised=None,
+        ran_s=None,
+        at_ns=event.at_ns,
+        step=state.best_step,
+        is_failure=False,
+    )
+
+
 def may_restart(state: State) -> bool:
     """Whether a restart is left, and the launch is not over for another reason."""
-    left = state.max_restarts > state.generation
+    return state.max_restarts > state.restarts and may_go_on(state)
+
+
+def may_go_on(state: State) -> bool:
+    """Whether nothing has happened that ends the launch, whatever restarts are left."""
     here = not state.signals and state.broken is None and state.start_error is None
-    return left and here and _may_elsewhere(state)
+    return here and _may_elsewhere(state)
 
 
 def _may_elsewhere(state: State) -> bool:
@@ -119,6 +137,8 @@ def _count_stalled(causes: Sequence[Cause]) -> int:
 
 
 def _got_on(cause: Cause, before: Sequence[Cause]) -> bool:
+    if not cause.is_failure:
+        return True  # with other nodes, all may be different
     best = furthest(*(each.step for each in before))
     if cause.step is None and best is None:
         return cause.ran_s is not None and cause.ran_s >= _SOON_S

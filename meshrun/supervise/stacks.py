@@ -46,6 +46,11 @@ class Stacks:
         self._deadline_ns: int | None = None
         self._native: _Native | None = None
 
+    def settle(self, layout: Layout) -> None:
+        """Take the layout of other ranks; nobody is left to answer a question under way."""
+        self.layout = layout
+        self._asked, self._states, self._deadline_ns = {}, {}, None
+
     def open(self, rank: int) -> int:
         """Return what a new process of this rank writes stacks to, for the caller to close."""
         self._close(rank)

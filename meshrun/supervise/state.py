@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from meshrun.events import Event
 from meshrun.supervise import abroad, here
-from meshrun.supervise.here import Step
 from meshrun.supervise.known import State
+from meshrun.supervise.parting import Step
 
 _STEPS = {**here.STEPS, **abroad.STEPS}
 

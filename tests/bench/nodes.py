@@ -26,6 +26,8 @@ _GIVE_UP_S = 30.0
 _NODE_TIMEOUT_S = 5
 _MANY = 64
 _FEW = 4
+_LAST_CALL_S = 5
+"""For how long a first node waits for more than the fewest."""
 _ROOM = 0.8
 """The part of the available memory that nodes may fill."""
 OnNode = Callable[[int], Command]
@@ -74,6 +76,29 @@ def silence(runs: int | None) -> str:
     rows = _ends("stay", runs or 5, strike, ("--node-timeout", str(_NODE_TIMEOUT_S)))
     title = f"From a cut to the end of all launchers, 2 nodes, --node-timeout {_NODE_TIMEOUT_S}"
     return render_table(title, _HEADER, rows)
+
+
+def lost(runs: int | None) -> str:
+    """Measure from the loss of one of 3 nodes until the others are past the next mesh's barrier."""
+    conf = ("--rdzv-conf", f"last_call_timeout={_LAST_CALL_S}", "--max-restarts", "9")
+    elastic = ("--nnodes", "2:3", "--nproc-per-node", "1", "--rdzv-backend", "c10d", *conf)
+    elastic += ("--rdzv-endpoint", "node0:29500", "--rdzv-id", "bench")
+    program = (PROGRAM, "lost", "-1x1", "FOLDER")
+    ours = ("--mesh", "dp=-1,tp=1", "--no-prefix", *elastic, *program)
+    ways = {
+        "meshrun": (runs or 7, meshrun("meshrun", *ours)),
+        "torchrun, c10d": (min(runs or 7, 3), torchrun("torchrun", *elastic, *program)),
+    }
+    samples: Samples = {name: [] for name in ways}
+    for name, (count, command) in ways.items():
+        for _ in range(count):
+            with _launched(3, lambda _, command=command: command, ranks=3) as launch:  # type: ignore[misc]
+                since_ns = time.monotonic_ns()
+                launch.hosts.kill_all(1)
+                samples[name].append((launch.wait_ready(5) - since_ns) / 1e9)
+                _tell(f"{name}: {samples[name][-1]:.2f} s")
+    title = "From the loss of one of 3 nodes until the others are past the next mesh's barrier"
+    return render_samples(title, "s", samples)
 
 
 def meeting(runs: int | None) -> str:
@@ -146,6 +171,20 @@ class _Launched:
         self.hosts, self.folder, self._launchers = hosts, folder, launchers
         self.to_mesh_s = 0.0
 
+    def wait_ready(self, ranks: int) -> int:
+        """Wait until so many ranks have used their mesh; return when the last one did."""
+        deadline = time.monotonic() + _WITHIN_S
+        while len(times := re.findall(r"ready (\d+)\n", self._read("printed"))) < ranks:
+            ended = [each.poll() for each in self._launchers]
+            if time.monotonic() > deadline or any(code not in (None, -9) for code in ended):
+                said = self._read("errors")[-2000:]
+                raise NotMeasured(f"{len(times)} of {ranks} ranks, exit codes {ended}:\n{said}")
+            time.sleep(0.02)
+        return max(map(int, times))
+
+    def _read(self, name: str) -> str:
+        return (self.folder / name).read_text()
+
     def wait_ended(self, since_ns: int) -> float | None:
         """Return the seconds until every launcher has ended; ``None`` if they do not."""
         deadline = time.monotonic() + _GIVE_UP_S
@@ -171,15 +210,7 @@ def _launched(count: int, on_node: OnNode, *, ranks: int) -> Iterator[_Launched]
                 argv = [text if word == "FOLDER" else word for word in command.argv]
                 launchers.append(hosts.popen(node, argv, stdout=output, stderr=errors))
         launched = _Launched(hosts, folder, launchers)
-        deadline = time.monotonic() + _WITHIN_S
-        while (found := printed.read_text().count("ready")) < ranks:
-            ended = [each.poll() for each in launchers]
-            if time.monotonic() > deadline or any(ended):
-                said = (folder / "errors").read_text()[-2000:]
-                raise NotMeasured(f"{found} of {ranks} ranks ready, exit codes {ended}:\n{said}")
-            time.sleep(0.02)
-        times = map(int, re.findall(r"ready (\d+)", printed.read_text()))
-        launched.to_mesh_s = (max(times) - began_ns) / 1e9
+        launched.to_mesh_s = (launched.wait_ready(ranks) - began_ns) / 1e9
         yield launched
 
 

@@ -1,7 +1,8 @@
-"""What ranks on several nodes run: ``nodes_program.py mesh|stop|stay DPxTP FOLDER``.
+"""What ranks on several nodes run: ``nodes_program.py mesh|stop|stay|lost DPxTP FOLDER``.
 
-All make the mesh, use it once, and say when that was. ``mesh`` ends then. With ``stop`` and
-``stay`` ranks go on; with ``stop`` the last one exits with 3 once FOLDER/go is there.
+All make the mesh, use it once, and say when that was. ``mesh`` ends then. With the others ranks go
+on; with ``stop`` the last one exits with 3 once FOLDER/go is there, with ``lost`` they use the
+mesh again and again.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if "MESHRUN_MESH" in os.environ:
 else:
     from torch.distributed.device_mesh import init_device_mesh
 
-    sizes = tuple(int(size) for size in shape.split("x"))
+    sizes = tuple(int(size) for size in shape.replace("-1", os.environ["WORLD_SIZE"]).split("x"))
     mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("dp", "tp"))
 dist.all_reduce(torch.ones(1))
 print(f"ready {time.monotonic_ns()}", flush=True)
@@ -31,5 +32,7 @@ while what != "mesh":
         with open(f"{folder}/exit", "w") as file:
             file.write(str(time.monotonic_ns()))
         os._exit(3)
+    if what == "lost":
+        dist.all_reduce(torch.ones(1))
     time.sleep(0.01)
 dist.destroy_process_group()

@@ -11,6 +11,9 @@ from meshrun import current_layout
 
 generation = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 assert current_layout().generation == generation
+before = current_layout().previous
+assert (before.generation if before else -1) == generation - 1
+assert before in (None, current_layout())
 print(f"generation {generation} at {os.environ['MASTER_PORT']}", flush=True)
 count, how = int(sys.argv[1]), sys.argv[2]
 if generation < count:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 import pytest
@@ -115,3 +116,25 @@ def test_a_contradiction_is_told(
     with pytest.raises(MeshError) as caught:
         current_layout()
     assert caught.value.message.startswith(message)
+
+
+def test_the_layout_before_is_there(no_variables: dict[str, str]) -> None:
+    """As JSON, which is empty in the first generation."""
+    before = Layout.parse("dp=3,tp=1", nnodes=3, nproc_per_node=[1, 1, 1])
+    no_variables.update(MESHRUN_MESH="2x1", WORLD_SIZE="2", MESHRUN_GENERATION="5")
+    no_variables["MESHRUN_PREVIOUS"] = json.dumps({**before.to_dict(), "generation": 4})
+    previous = current_layout().previous
+    no_variables["MESHRUN_PREVIOUS"] = ""
+
+    assert previous == before
+    assert previous.generation == 4
+    assert current_layout().previous is None
+
+
+@pytest.mark.parametrize("text", ["[1", "[1]", "{}", '{"nproc_per_node": "x", "mesh": 3}'])
+def test_a_broken_layout_before_is_told(no_variables: dict[str, str], text: str) -> None:
+    """Like any other variable."""
+    no_variables["MESHRUN_PREVIOUS"] = text
+
+    with pytest.raises(MeshError, match="the environment describes no launch"):
+        current_layout()

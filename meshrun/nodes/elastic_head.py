@@ -1,0 +1,329 @@
+"""Node 0 of a launch whose nodes come and go: who takes part in each generation of ranks."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from meshrun.errors import MeshrunError, RendezvousError
+from meshrun.events import MeetingFailed, Met, OthersFailed
+from meshrun.host.sockets import listen_on
+from meshrun.meeting import Meeting, format_endpoint
+from meshrun.nodes.door import Door
+from meshrun.nodes.gathering import check_settings
+from meshrun.nodes.head import Head
+from meshrun.nodes.link import Link
+from meshrun.nodes.membership import OWN, Choice, Fit, Membership, describe_shapes
+from meshrun.nodes.messages import Begin, End, Join, Message, Over, Waiting, Welcome
+from meshrun.nodes.switchboard import Switchboard
+
+_FIRST_NOTE_S = 3.0
+_NOTE_EVERY_S = 5.0
+_SPARE = "this node is a spare: it steps in once another is lost, or the mesh can use it"
+
+
+class ElasticHead(Head):
+    """Node 0 of an elastic launch; nodes go by a number that they keep, whatever their rank.
+
+    Args:
+        links: To the other nodes that have met, by number.
+        cards: What each node said of itself, this one first.
+        meeting: How many there may be and must be, and how long to wait if there are too few.
+        listener: Where nodes that come later connect.
+        secret: What only launchers of this launch know.
+        run_id: The name of the launch.
+        fit: Solves the mesh over nodes.
+        board: Where links are watched.
+    """
+
+    def __init__(
+        self,
+        links: Mapping[int, Link],
+        cards: Sequence[Join],
+        *,
+        meeting: Meeting,
+        listener: socket.socket,
+        secret: bytes,
+        run_id: str,
+        fit: Fit,
+        board: Switchboard,
+    ) -> None:
+        self._meeting, self._run_id = meeting, run_id
+        self._nodes = Membership(
+            fit=fit,
+            least=meeting.least_nodes or 1,
+            most=meeting.nnodes,
+            cards=dict(enumerate(cards)),
+        )
+        self._counter = itertools.count(len(cards))
+        self._spares: dict[int, Link] = {}
+        self._told: set[int] = set()
+        """Spares that know that they are."""
+        self._ran: dict[int, str] = {}
+        """Hosts of the last generation of ranks, by number."""
+        self._causes: list[dict[str, Any]] = []
+        self._wish: Begin | None = Begin(generation=0, cause={})
+        """The generation that is to begin once enough nodes are there."""
+        self._short_ns: int | None = None
+        """Since when they are too few."""
+        self._next_note_ns = 0
+        self.store_listener: socket.socket | None = None
+        """For the store of this generation's ranks; ranks of another cannot meet it."""
+        self._bound, port = listener.getsockname()[:2]
+        known = (link.own_address for link in links.values())
+        is_address = self._bound not in ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
+        self._address = self._bound if is_address else next(known, cards[0].host)
+        self._endpoint = format_endpoint(self._address, port)
+        super().__init__(
+            links,
+            hosts=[card.host for card in cards],
+            node_timeout_s=meeting.node_timeout_s,
+            board=board,
+        )
+        self._door = Door(listener, secret=secret, board=board, come=self._come)
+        self._regroup()
+
+    def _begin_generation(self, generation: int) -> None:
+        super()._begin_generation(generation)
+        self._is_done = self._is_decided = False
+
+    # ---- the launch's own wishes -----------------------------------------------------------
+
+    def tell(self, message: Message) -> None:
+        """Do what this node's own launch says, and pass on what concerns the others."""
+        if isinstance(message, Begin):
+            self._causes.append(message.cause)
+            self._wish = message
+            self._regroup()
+            return
+        super().tell(message)
+        if isinstance(message, Over):
+            self._wish = None
+            for link in self._spares.values():
+                link.send(message)
+                self._board.settle(link)
+
+    def _leave_if_all_finished(self) -> None:
+        super()._leave_if_all_finished()
+        self._is_done = self._finished >= {OWN, *self._links}
+
+    def _advance_if_all_idle(self) -> None:
+        self._is_decided = self._is_decided or self._idle >= {OWN, *self._links}
+        super()._advance_if_all_idle()
+
+    # ---- time ------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Do what is due: beats, and whether somebody is silent, or missing, for too long."""
+        now_ns = time.monotonic_ns()
+        is_due = now_ns >= self._next_beat_ns
+        super().look()
+        if not is_due:
+            return
+        self._door.look()
+        for number, link in list(self._spares.items()):
+            link.beat()
+            self._board.settle(link)
+            if now_ns - link.heard_ns > self._meeting.node_timeout_s * 1e9:
+                self._lose_spare(number, "it fell silent")
+        if self._short_ns is not None and self._wish is not None:
+            self._wait_on(now_ns, self._short_ns)
+
+    def _wait_on(self, now_ns: int, since_ns: int) -> None:
+        waited_s = (now_ns - since_ns) / 1e9
+        if waited_s >= self._meeting.return_s:
+            self._fail(
+                RendezvousError(
+                    f"after {waited_s:.0f} s {self._nodes.describe()}",
+                    hint="a node that is started now with the same command joins;"
+                    " --rdzv-conf join_timeout=SECONDS says for how long to wait",
+                )
+            )
+        elif now_ns >= self._next_note_ns:
+            self._next_note_ns = now_ns + int(_NOTE_EVERY_S * 1e9)
+            text = f"waiting at {self._endpoint}: {self._error.message} ({waited_s:.0f} s)"
+            self._board.note(text)
+            for link in (*self._links.values(), *self._spares.values()):
+                link.send(Waiting(text=text))
+                self._board.settle(link)
+
+    def _fail(self, error: MeshrunError) -> None:
+        self._wish = None
+        self._board.news.append(MeetingFailed(error=error, at_ns=time.monotonic_ns()))
+
+    # ---- who comes and goes ----------------------------------------------------------------
+
+    def _on_ready(self, node_rank: int) -> None:
+        link = self._spares.get(node_rank)
+        if link is None:
+            super()._on_ready(node_rank)
+            return
+        link.receive()  # what it still says of ranks that it had is old news
+        if link.closed is not None:
+            self._lose_spare(node_rank, link.closed)
+        else:
+            self._board.settle(link)
+
+    def _come(self, link: Link, card: Join) -> None:
+        """Take in a node that came to the door.
+
+        Raises:
+            UsageError: If it was started differently.
+        """
+        check_settings(self._nodes.cards[OWN], card)
+        for number, other in list(self._nodes.cards.items()):
+            if other.launcher == card.launcher and number != OWN:
+                (self._lose if number in self._links else self._lose_spare)(number, "it came again")
+        number = next(self._counter)
+        self._nodes.add(number, card)
+        self._spares[number] = link
+        self._board.add(link, partial(self._on_ready, number))
+        if self._wish is not None:
+            self._regroup()
+        elif not (self._over or self._is_done or self._ending or self._is_decided):
+            self._grow(card.host)
+
+    def _grow(self, host: str) -> None:
+        """End this generation if the next would have more ranks."""
+        before, choice = self._nodes.layout, self._choose()
+        if before is None or choice is None or choice.layout.world_size <= before.world_size:
+            self._tell_spares()
+            return
+        self._change(f"{host} joins: {describe_shapes(before, choice.layout)}")
+
+    def _lose(self, node_rank: int, why: str) -> None:
+        number = node_rank
+        self._board.close(self._links.pop(number), why)
+        rank, host = self._nodes.rank(number), self._nodes.cards[number].host
+        self._nodes.remove(number)
+        if self._over:
+            return
+        if not self._is_done:
+            self._change(f"node {rank} ({host}) was lost: {why}")
+        self._advance_if_all_idle()
+
+    def _lose_spare(self, number: int, why: str) -> None:
+        self._board.close(self._spares.pop(number), why)
+        host = self._nodes.cards[number].host
+        self._nodes.remove(number)
+        if not self._over:
+            self._board.note(f"{host}, a spare, is gone: {why}")
+
+    def _change(self, why: str) -> None:
+        """End this generation of ranks everywhere, for another with other nodes."""
+        if not self._ending:
+            self._broadcast(End(generation=self._generation, why=why, signum=0))
+        self._ending = True
+        self._board.news.append(
+            OthersFailed(why=why, signum=0, at_ns=time.monotonic_ns(), resizes=True)
+        )
+
+    # ---- who takes part --------------------------------------------------------------------
+
+    def _choose(self) -> Choice | None:
+        try:
+            return self._nodes.choose()
+        except MeshrunError as error:
+            self._error = error
+            return None
+
+    def _regroup(self) -> None:
+        """Begin the generation that is wished for, or wait for nodes."""
+        wish, choice = self._wish, self._choose()
+        if wish is None:
+            return
+        if choice is None:
+            if len(self._nodes.cards) >= self._nodes.most:
+                self._fail(self._error)  # no other node would help
+            elif self._short_ns is None:
+                self._short_ns = time.monotonic_ns()
+                self._next_note_ns = self._short_ns + int(_FIRST_NOTE_S * 1e9)
+            return
+        self._wish = self._short_ns = None
+        if list(choice.members) == list(self._ran):
+            super().tell(wish)
+        else:
+            self._begin(wish.generation, choice)
+        self._tell_spares()
+
+    def _begin(self, generation: int, choice: Choice) -> None:
+        """Tell everybody their places, and start."""
+        nodes, before = self._nodes, self._nodes.layout
+        previous = {**before.to_dict(), "generation": generation - 1} if before else {}
+        nodes.settle(choice)
+        runs = {number: nodes.cards[number].host for number in choice.members}
+        if self._causes:
+            self._causes[-1]["resize"] = {
+                "generation": generation,
+                "left": [host for number, host in self._ran.items() if number not in runs],
+                "joined": [host for number, host in runs.items() if number not in self._ran],
+                "shapes": describe_shapes(before, choice.layout),
+                "mesh": str(choice.layout.mesh) if choice.layout.mesh else "",
+                "hosts": list(runs.values()),
+            }
+        self._ran = runs
+        links = {**self._links, **self._spares}
+        self._links = {number: links[number] for number in runs if number != OWN}
+        self._spares = {number: links[number] for number in choice.spares}
+        self._told -= runs.keys()
+        self._begin_generation(generation)
+        self._open_store()
+        for number, link in self._links.items():
+            link.send(self._welcome(number, previous))
+            self._board.settle(link)
+        own = self._welcome(OWN, previous)
+        self._board.news.append(
+            Met(
+                node_rank=0,
+                hosts=tuple(own.hosts),
+                nproc_per_node=tuple(own.nproc_per_node),
+                run_id=own.run_id,
+                store_address=self._address,
+                store_port=own.store_port,
+                own_address=self._address,
+                at_ns=time.monotonic_ns(),
+                causes=tuple(own.causes),
+                previous=previous or None,
+            )
+        )
+
+    def _welcome(self, number: int, previous: dict[str, Any]) -> Welcome:
+        assert self.store_listener is not None  # noqa: S101 - it was just opened
+        nodes = self._nodes
+        return Welcome(
+            node_rank=nodes.rank(number),
+            hosts=nodes.hosts,
+            nproc_per_node=[nodes.cards[member].nproc for member in nodes.members],
+            run_id=self._run_id,
+            store_port=self.store_listener.getsockname()[1],
+            # Tracebacks of long ago are of no use, and would make this longer each time.
+            causes=[{**each, "raised": None} for each in self._causes[:-1]] + self._causes[-1:],
+            previous=previous,
+        )
+
+    def _open_store(self) -> None:
+        if self.store_listener is not None:
+            self.store_listener.close()
+        self.store_listener = listen_on(self._bound, 0)
+
+    def _tell_spares(self) -> None:
+        for number in self._spares.keys() - self._told:
+            self._told.add(number)
+            self._spares[number].send(Waiting(text=_SPARE))
+            self._board.settle(self._spares[number])
+            self._board.note(f"{self._nodes.cards[number].host} waits as a spare")
+
+    def close(self) -> None:
+        """Have what was said arrive, as far as the others still listen, and let them go."""
+        self._door.close()
+        self._links.update(self._spares)
+        super().close()
+        if self.store_listener is not None:
+            self.store_listener.close()
+
+    _error = MeshrunError("")
+    """Why no nodes could be chosen."""

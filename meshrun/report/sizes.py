@@ -1,0 +1,56 @@
+"""Which sizes a launch may take whose nodes come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from rich.table import Table
+
+from meshrun.errors import MeshrunError
+from meshrun.nodes.membership import Membership, fit_nodes
+from meshrun.nodes.messages import Join
+from meshrun.plan import LaunchPlan
+from meshrun.report.page import new_table
+
+_FEW = 8
+
+
+def sizes_table(plan: LaunchPlan, *, least: int, most: int) -> Table:
+    """Return a row for each number of nodes, the middle left out where there are many."""
+    table = new_table()
+    table.add_column("nodes", justify="right")
+    table.add_column("ranks", justify="right")
+    table.add_column("mesh")
+    for row in _rows(plan, least, most):
+        table.add_row(*row)
+    return table
+
+
+def _rows(plan: LaunchPlan, least: int, most: int) -> Iterator[tuple[str, str, str]]:
+    shown = [count for count in range(least, most + 1) if min(count - least, most - count) < _FEW]
+    before = least - 1
+    for count in shown:
+        if count != before + 1:
+            yield "..", "..", ".."
+        before = count
+        yield f"{count:,}", *_size(plan, count)
+
+
+def _size(plan: LaunchPlan, count: int) -> tuple[str, str]:
+    workers = max(plan.slots_per_node)
+    card = Join(host="", node_rank=None, nproc=workers, settings={})
+    nodes = Membership(
+        fit=partial(fit_nodes, plan.request),
+        least=count,
+        most=count,
+        cards=dict.fromkeys(range(count), card),
+    )
+    try:
+        choice = nodes.choose()
+    except MeshrunError:
+        return "-", "none fits: the nodes wait for more"
+    mesh = str(choice.layout.mesh) if choice.layout.mesh else "-"
+    spares = len(choice.spares)
+    spare = f", {spares:,} node{'s' if spares > 1 else ''} spare" if spares else ""
+    return f"{choice.layout.world_size:,}", mesh + spare

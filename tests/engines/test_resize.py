@@ -1,0 +1,296 @@
+"""Nodes come and go while a launch runs: the mesh is solved again, and ranks start again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engines.hosts import Hosts, MakeHosts
+from tests.engines.together import Launch, all_gone, as_shell, end_all
+from tests.kit import PROGRAMS
+
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
+PROGRAM = PROGRAMS / "elastic.py"
+
+
+def start(
+    hosts: Hosts, host: int, folder: Path, *more: str, nnodes: str = "1:4",
+    mesh: str = "dp=1:8,tp=2", workers: int = 1, conf: str = "last_call_timeout=4", **kwargs: Any,
+) -> Launch:  # fmt: skip
+    """Start the launcher of one node."""
+    return Launch(
+        hosts, host,
+        ["--nnodes", nnodes, "--rdzv-backend", "c10d", "--rdzv-endpoint", "node0:29400",
+         "--rdzv-id", "j", "--rdzv-conf", conf, "--nproc-per-node", str(workers), "--mesh", mesh,
+         "--node-timeout", "3", *more, PROGRAM, str(folder)],
+        **kwargs,
+    )  # fmt: skip
+
+
+def ranks(launch: Launch, generation: int) -> list[str]:
+    """Return what ranks of one generation said on one node."""
+    lines = (line.partition("] ")[2] for line in launch.text.splitlines())
+    return sorted(line for line in lines if f" in {generation} on " in line)
+
+
+def test_a_lost_node_is_gone_on_without(make_hosts: MakeHosts, tmp_path: Path) -> None:
+    """The others start again with a smaller mesh, in their order, and know the one before."""
+    hosts = make_hosts(3)
+    launches = [start(hosts, host, tmp_path, mesh="dp=1:8,tp=1", nnodes="2:3") for host in range(3)]
+    for launch in launches:
+        launch.wait_for("in 0 on")
+    os.kill(launches[1].process.pid, signal.SIGKILL)
+    for launch in (launches[0], launches[2]):
+        launch.wait_for("in 1 on")
+        launch.wait_for("generation 1 runs without node1: dp 3 -> 2")
+    (tmp_path / "go").touch()
+
+    assert end_all([launches[0], launches[2]]) == [0, 0], launches[0].text
+    assert ranks(launches[0], 1) == ["rank 0 of 2 in 1 on node0 node 0 after dp=3,tp=1 of 0"]
+    assert ranks(launches[2], 1) == ["rank 1 of 2 in 1 on node2 node 1 after dp=3,tp=1 of 0"]
+    all_gone(hosts)
+
+
+def test_a_node_that_comes_later_takes_part(make_hosts: MakeHosts, tmp_path: Path) -> None:
+    """The mesh grows, with the newcomer at its end; it knows generation and shape before."""
+    hosts = make_hosts(3)
+    launches = [start(hosts, host, tmp_path, mesh="dp=1:8,tp=1") for host in range(2)]
+    for launch in launches:
+        launch.wait_for("in 0 on")
+    launches.append(start(hosts, 2, tmp_path, mesh="dp=1:8,tp=1"))
+    for launch in launches:
+        launch.wait_for("generation 1 runs with node2: dp 2 -> 3")
+    (tmp_path / "go").touch()
+
+    assert end_all(launches) == [0, 0, 0], launches[2].text
+    assert "node2 joins: dp 2 -> 3; ending the rank of this node" in launches[0].text
+    assert "node2 joins: dp 2 -> 3; ending the rank of this node" in launches[1].text
+    assert ranks(launches[1], 1) == ["rank 1 of 3 in 1 on node1 node 1 after dp=2,tp=1 of 0"]
+    assert ranks(launches[2], 1) == ["rank 2 of 3 in 1 on node2 node 2 after dp=2,tp=1 of 0"]
+    all_gone(hosts)
+
+
+def test_a_spare_takes_the_place_of_a_lost_node(make_hosts: MakeHosts, tmp_path: Path) -> None:
+    """It waits quietly with a warm zygote; the others keep their ranks and their mesh."""
+    hosts = make_hosts(3)
+    mesh = "dp=2,tp=1"
+    launches = [start(hosts, host, tmp_path, mesh=mesh, nnodes="1:2") for host in range(2)]
+    for launch in launches:
+        launch.wait_for("in 0 on")
+    launches.append(start(hosts, 2, tmp_path, mesh=mesh, nnodes="1:2"))
+    launches[2].wait_for("this node is a spare")
+    os.kill(launches[1].process.pid, signal.SIGKILL)
+    for launch in (launches[0], launches[2]):
+        launch.wait_for("generation 1 runs without node1 and with node2: dp=2,tp=1 as before")
+    (tmp_path / "go").touch()
+
+    assert end_all([launches[0], launches[2]]) == [0, 0], launches[2].text
+    assert ranks(launches[2], 1) == ["rank 1 of 2 in 1 on node2 node 1 after dp=2,tp=1 of 0"]
+    assert launches[0].text.count("spare") == 1
+    all_gone(hosts)
+
+
+def test_a_spare_ends_with_the_others(make_hosts: MakeHosts, tmp_path: Path) -> None:
+    """Also where the mesh cannot use it: dp=1:8,tp=2 takes two of three nodes of one worker."""
+    hosts = make_hosts(3)
+    launches = [start(hosts, host, tmp_path, nnodes="2:4") for host in range(2)]
+    for launch in launches:
+        launch.wait_for("in 0 on")
+    launches.append(start(hosts, 2, tmp_path, nnodes="2:4"))
+    launches[2].wait_for("this node is a spare")
+    (tmp_path / "go").touch()
+
+    assert end_all(launches) == [0, 0, 0], launches[2].text
+    assert "joins" not in launches[0].text
+    all_gone(hosts)
+
+
+def test_too_few_nodes_are_waited_for(make_hosts: MakeHosts, tmp_path: Path) -> None:
+    """Below MIN the launch waits, says so everywhere, and goes on with who comes."""
+    hosts = make_hosts(3)
+    launches = [start(hosts, host, tmp_path, nnodes="2:4") for host in range(2)]
+    for launch in launches:
+        launch.wait_for("in 0 on")
+    os.kill(launches[1].process.pid, signal.SIGKILL)
+    launches[0].wait_for("1 node is there (node0), of at least 2")
+    launches[1] = start(hosts, 2, tmp_path, nnodes="2:4")
+    for launch in launches[:2]:
+        launch.wait_for("generation 1 runs without node1 and with node2")
+    (tmp_path / "go").touch()
+
+    assert end_all(launches) == [0, 0], launches[0].text
+    all_gone(hosts)
+
+
+def test_too_few_nodes_for_too_long_are_an_error(make_hosts: MakeHosts, tmp_path: Path) -> None:
+    """With the list of those that are there."""
+    hosts = make_hosts(2)
+    conf = "last_call_timeout=4,join_timeout=20"
+    launches = [start(hosts, host, tmp_path, nnodes="2:4", conf=conf) for host in range(2)]
+    for launch in launches:
+        launch.wait_for("in 0 on")
+    os.kill(launches[1].process.pid, signal.SIGKILL)
+
+    assert launches[0].end() == 69, launches[0].text
+    assert " s 1 node is there (node0), of at least 2\n" in launches[0].text
+    all_gone(hosts)
+
+
+def test_the_loss_of_the_first_node_ends_the_launch(make_hosts: MakeHosts, tmp_path: Path) -> None:
+    """It holds the door and the store, and all say that it was lost."""
+    hosts = make_hosts(3)
+    launches = [start(hosts, host, tmp_path, mesh="dp=1:8,tp=1") for host in range(3)]
+    for launch in launches:
+        launch.wait_for("in 0 on")
+    os.kill(launches[0].process.pid, signal.SIGKILL)
+
+    assert end_all(launches[1:]) == [69, 69], launches[1].text
+    for launch in launches[1:]:
+        assert "error: node 0 (node0) was lost: it closed the connection" in launch.text
+    all_gone(hosts)
+
+
+def test_a_node_that_was_cut_off_comes_back(make_hosts: MakeHosts, tmp_path: Path) -> None:
+    """The others go on without it; it ends its own ranks, and joins anew once the link is there."""
+    hosts = make_hosts(3)
+    launches = [start(hosts, host, tmp_path, mesh="dp=1:8,tp=1") for host in range(3)]
+    for launch in launches:
+        launch.wait_for("in 0 on")
+    hosts.cut(1)
+    launches[2].wait_for("generation 1 runs without node1: dp 3 -> 2")
+    launches[1].wait_for("trying to come back to node 0")
+    hosts.heal(1)
+    for launch in launches:
+        launch.wait_for("generation 2 runs with node1: dp 2 -> 3")
+    (tmp_path / "go").touch()
+
+    assert end_all(launches) == [0, 0, 0], launches[1].text
+    assert "node 0 (node0) was lost: nothing was heard of it for" in launches[1].text
+    assert ranks(launches[1], 2) == ["rank 2 of 3 in 2 on node1 node 2 after dp=2,tp=1 of 1"]
+    assert ranks(launches[2], 2) == ["rank 1 of 3 in 2 on node2 node 1 after dp=2,tp=1 of 1"]
+    all_gone(hosts)
+
+
+def test_a_node_that_stays_cut_off_gives_up(make_hosts: MakeHosts, tmp_path: Path) -> None:
+    """After the time in which nodes may join."""
+    hosts = make_hosts(2)
+    conf = "last_call_timeout=4,join_timeout=15"
+    launches = [start(hosts, host, tmp_path, mesh="dp=1:8,tp=1", conf=conf) for host in range(2)]
+    for launch in launches:
+        launch.wait_for("in 0 on")
+    hosts.cut(1)
+
+    assert launches[1].end() == 69, launches[1].text
+    launches[0].wait_for("generation 1 runs without node1: dp 2 -> 1")
+    (tmp_path / "go").touch()
+    assert launches[0].end() == 0
+    hosts.heal(1)
+    all_gone(hosts)
+
+
+def test_a_latecomer_with_another_setting_is_told(make_hosts: MakeHosts, tmp_path: Path) -> None:
+    """And disturbs nobody."""
+    hosts = make_hosts(3)
+    launches = [start(hosts, host, tmp_path, mesh="dp=1:8,tp=1") for host in range(2)]
+    for launch in launches:
+        launch.wait_for("in 0 on")
+    other = start(hosts, 2, tmp_path, mesh="dp=1:4,tp=1")
+
+    assert other.end() == 2, other.text
+    assert "error: --mesh is dp=1:4,tp=1 on node2, and --mesh is dp=1:8,tp=1 on node0" in other.text
+    (tmp_path / "go").touch()
+    assert end_all(launches) == [0, 0]
+    assert "in 1 on" not in launches[0].text
+    all_gone(hosts)
+
+
+def test_a_change_of_nodes_is_no_restart(make_hosts: MakeHosts, tmp_path: Path) -> None:
+    """A rank's failure counts against --max-restarts and leaves nodes alone; a lost node not."""
+    hosts = make_hosts(2)
+    report = tmp_path / "report.json"
+    more = ("--max-restarts", "1", "--report", str(report))
+    launches = [start(hosts, host, tmp_path, *more, mesh="dp=1:8,tp=1") for host in range(2)]
+    for launch in launches:
+        launch.wait_for("in 0 on")
+    (tmp_path / "raise").touch()
+    for launch in launches:
+        launch.wait_for("in 1 on")
+    assert "restart 1 of 1, because rank 0 [dp0 tp0] raised ValueError" in launches[1].text
+    os.kill(launches[1].process.pid, signal.SIGKILL)
+    launches[0].wait_for("in 2 on")
+    (tmp_path / "raise").touch()
+
+    assert launches[0].end() == 1, launches[0].text
+    assert ranks(launches[0], 2) == ["rank 0 of 1 in 2 on node0 node 0 after dp=2,tp=1 of 1"]
+    told = json.loads(report.read_text())
+    assert told["restarts"] == 1
+    assert [(each["generation"], each["left"], each["shapes"]) for each in told["resizes"]] == [
+        (2, ["node1"], "dp 2 -> 1")
+    ]
+    all_gone(hosts)
+
+
+def test_a_spare_may_leave(make_hosts: MakeHosts, tmp_path: Path) -> None:
+    """A signal to it ends it alone."""
+    hosts = make_hosts(3)
+    launches = [start(hosts, host, tmp_path, nnodes="2:4") for host in range(2)]
+    for launch in launches:
+        launch.wait_for("in 0 on")
+    spare = start(hosts, 2, tmp_path, nnodes="2:4")
+    spare.wait_for("this node is a spare")
+    spare.send(signal.SIGTERM)
+    assert as_shell(spare.end()) == 143, spare.text
+    launches[0].wait_for("node2, a spare, is gone")
+    (tmp_path / "go").touch()
+
+    assert end_all(launches) == [0, 0], launches[0].text
+    assert "in 1 on" not in launches[0].text
+    all_gone(hosts)
+
+
+def test_a_signal_ends_a_launch_that_waits_for_nodes(make_hosts: MakeHosts, tmp_path: Path) -> None:
+    """At once, with the signal's code."""
+    hosts = make_hosts(2)
+    launches = [start(hosts, host, tmp_path, nnodes="2:4") for host in range(2)]
+    for launch in launches:
+        launch.wait_for("in 0 on")
+    os.kill(launches[1].process.pid, signal.SIGKILL)
+    launches[0].wait_for("1 node is there (node0), of at least 2")
+    launches[0].send(signal.SIGTERM)
+
+    assert as_shell(launches[0].end()) == 143, launches[0].text
+    all_gone(hosts)
+
+
+def test_what_shows_ranks_follows_their_number(make_hosts: MakeHosts, tmp_path: Path) -> None:
+    """Collapsed lines, a status, stacks and files name the ranks that there are."""
+    hosts = make_hosts(3)
+    logs = tmp_path / "logs"
+    more = ["--collapse", "--status", "--status-interval", "0.2", "--log-dir", str(logs)]
+    more += ["--tee", "3"]
+    launches = [
+        start(hosts, host, tmp_path, *more, mesh="dp=1:8,tp=2", workers=2) for host in range(3)
+    ]
+    for launch in launches:
+        launch.wait_for("in 0 on", times=2)
+    launches[2].send(signal.SIGQUIT)
+    os.kill(launches[1].process.pid, signal.SIGKILL)
+    for launch in (launches[0], launches[2]):
+        launch.wait_for("generation 1 runs without node1: dp 3 -> 2")
+        launch.wait_for("in 1 on", times=2)
+    launches[2].send(signal.SIGQUIT)
+    launches[2].wait_for("elastic.py")
+    (tmp_path / "go").touch()
+
+    assert end_all([launches[0], launches[2]]) == [0, 0], launches[2].text
+    assert [line.partition(" in ")[0] for line in ranks(launches[2], 1)] == [
+        "rank 2 of 4",
+        "rank 3 of 4",
+    ]
+    assert list(logs.glob("*node2*/**/stdout.log"))
+    all_gone(hosts)

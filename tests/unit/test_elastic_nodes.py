@@ -1,0 +1,249 @@
+"""Launchers of an elastic launch: who is let in, who takes part, and who comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from meshrun.events import AllIdle, LaunchOver, MeetingFailed, Met, NodeLost, OthersFailed
+from meshrun.layout import Layout
+from meshrun.nodes.messages import Begin, Finished, Idle, Over
+from tests.parties import Parties, Party, card
+
+MOST = 3
+OVER = Over(exit_code=0, signum=None, preempted=False, headline="")
+
+
+def fit(workers: Sequence[int]) -> Layout:
+    return Layout.parse("dp=1:8", nnodes=len(workers), nproc_per_node=list(workers))
+
+
+def newcomer(parties: Parties, name: str, *, rank: int | None = None, **settings: str) -> Party:
+    """Add a node that comes to the door, or one of the first if it has a rank."""
+    joining = replace(card(name, rank, **settings), launcher=name)
+    return parties.member(joining, nnodes=MOST, least_nodes=1, return_s=60.0)
+
+
+@pytest.fixture
+def two(parties: Parties) -> list[Party]:
+    """A head and a member whose ranks run; what they heard until then is forgotten."""
+    head = parties.head(MOST, fit=fit, there=2, least_nodes=1, return_s=60.0)
+    met = [head, newcomer(parties, "node1", rank=1)]
+    parties.until(lambda: all(party.heard(Met) for party in met))
+    forget(met)
+    return met
+
+
+def forget(those: Sequence[Party]) -> None:
+    for party in those:
+        party.news.clear()
+        party.notes.clear()
+
+
+def begin_again(parties: Parties, those: Sequence[Party], generation: int) -> None:
+    """Have the ranks of one generation end everywhere, and wish for the next."""
+    for party in reversed(those):
+        party.tell(Idle(generation=generation - 1, outcome={}))
+    parties.until(lambda: those[0].heard(AllIdle))
+    those[0].tell(Begin(generation=generation, cause={"description": "why", "at_ns": 1}))
+
+
+def grown(parties: Parties, two: Sequence[Party]) -> Party:
+    """Have a third node take part; return it."""
+    third = newcomer(parties, "node2")
+    parties.until(lambda: all(party.heard(OthersFailed) for party in two))
+    begin_again(parties, two, 1)
+    parties.until(lambda: third.heard(Met) and two[1].heard(Met))
+    return third
+
+
+def hosts_of(party: Party) -> tuple[str, ...]:
+    """Return the hosts of the last generation that a party began."""
+    return party.heard(Met)[-1].hosts
+
+
+def test_a_newcomer_ends_the_generation_and_takes_part(parties: Parties, two: list[Party]) -> None:
+    """All hear why; it begins with the number of generations that there were."""
+    three = [*two, newcomer(parties, "node2")]
+    parties.until(lambda: all(party.heard(OthersFailed) for party in two))
+    assert two[1].heard(OthersFailed)[0].why == "node2 joins: dp 2 -> 3"
+    assert two[0].heard(OthersFailed)[0].resizes
+    begin_again(parties, two, 1)
+    parties.until(lambda: all(party.heard(Met) for party in three))
+
+    assert [party.heard(Met)[0].node_rank for party in three] == [0, 1, 2]
+    assert {hosts_of(party) for party in three} == {("node0", "node1", "node2")}
+    resize = three[2].heard(Met)[0].causes[0]["resize"]
+    assert (resize["joined"], resize["left"], resize["shapes"]) == (["node2"], [], "dp 2 -> 3")
+    assert three[2].heard(Met)[0].previous == {**fit([1, 1]).to_dict(), "generation": 0}
+
+
+def test_each_generation_has_a_store_of_its_own(parties: Parties, two: list[Party]) -> None:
+    """Ranks of a node that was lost cannot meet those that go on."""
+    grown(parties, two)
+    first = two[1].heard(Met)[0].store_port
+    parties.remove(parties.all[-1])
+    parties.until(lambda: two[1].heard(OthersFailed)[1:])
+    forget(two)
+    begin_again(parties, two, 2)
+    parties.until(lambda: two[1].heard(Met))
+
+    assert two[1].heard(Met)[0].store_port != first
+    assert first != parties.port
+
+
+def test_one_that_was_started_differently_is_told_alone(parties: Parties, two: list[Party]) -> None:
+    """With the setting."""
+    other = newcomer(parties, "node2", mesh="dp=2")
+    parties.until(lambda: other.heard(MeetingFailed))
+    parties.pass_s(3)
+
+    error = other.heard(MeetingFailed)[0].error
+    assert (error.message, error.exit_code) == (
+        "mesh is dp=2 on node2, and mesh is not given on node0, the first node", 2,
+    )  # fmt: skip
+    assert [party.news for party in two] == [[], []]
+
+
+def test_those_beyond_the_most_wait_and_end_with_the_others(
+    parties: Parties, two: list[Party]
+) -> None:
+    """They say so once, on both sides, and are no news."""
+    grown(parties, two)
+    forget(two)
+    spare = newcomer(parties, "node3")
+    parties.until(lambda: spare.notes)
+    parties.pass_s(700)
+    assert spare.notes == [
+        "this node is a spare: it steps in once another is lost, or the mesh can use it"
+    ]
+    assert (two[0].notes, two[0].news) == (["node3 waits as a spare"], [])
+    two[0].tell(OVER)
+    parties.until(lambda: spare.heard(LaunchOver))
+
+    assert not spare.heard(MeetingFailed)
+
+
+def test_a_spare_takes_the_place_of_a_lost_node(parties: Parties, two: list[Party]) -> None:
+    """It is there when the ranks have ended."""
+    third = grown(parties, two)
+    spare = newcomer(parties, "node3")
+    parties.until(lambda: spare.notes)
+    forget([two[0]])
+    parties.remove(two[1])
+    parties.until(lambda: third.heard(OthersFailed))
+    assert third.heard(OthersFailed)[0].why == "node 1 (node1) was lost: it closed the connection"
+    begin_again(parties, [two[0], third], 2)
+    parties.until(lambda: spare.heard(Met))
+
+    assert hosts_of(spare) == ("node0", "node3", "node2")
+    assert spare.heard(Met)[0].causes[-1]["resize"]["shapes"] == "dp=3 as before"
+
+
+def test_one_that_comes_when_all_is_done_disturbs_nobody(
+    parties: Parties, two: list[Party]
+) -> None:
+    """And ends with the others."""
+    for party in two:
+        party.tell(Finished(generation=0))
+    parties.turn(5)
+    late = newcomer(parties, "node2")
+    parties.pass_s(3)
+    assert not any(party.heard(OthersFailed) for party in two)
+    two[0].tell(OVER)
+
+    parties.until(lambda: late.heard(LaunchOver))
+
+
+def test_a_node_that_is_lost_when_all_is_done_is_not_missed(
+    parties: Parties, two: list[Party]
+) -> None:
+    """Its ranks have nothing left to do."""
+    for party in two:
+        party.tell(Finished(generation=0))
+    parties.turn(5)
+    parties.remove(two[1])
+    parties.turn(5)
+    two[0].tell(Idle(generation=0, outcome={}))
+    parties.until(lambda: two[0].heard(AllIdle))
+
+    assert not two[0].heard(OthersFailed)
+
+
+def test_a_node_that_was_cut_off_comes_back(parties: Parties, two: list[Party]) -> None:
+    """Once its ranks have ended; the head takes it for a new one."""
+    head, cut = two
+    parties.all.remove(head)
+    parties.pass_s(40)
+    assert cut.heard(NodeLost)[0].why.startswith("nothing was heard of it for 3")
+    parties.all.append(head)
+    parties.pass_s(5)
+    assert head.heard(OthersFailed)
+    head.tell(Idle(generation=0, outcome={}))
+    head.tell(Begin(generation=1, cause={"at_ns": 1}))
+    parties.turn(5)
+    assert hosts_of(head) == ("node0",)
+    forget([head])
+    cut.tell(Idle(generation=0, outcome={}))
+    parties.until(lambda: head.heard(OthersFailed))
+    begin_again(parties, [head], 2)
+    parties.until(lambda: cut.heard(Met))
+
+    assert head.heard(OthersFailed)[0].why == "node1 joins: dp 1 -> 2"
+    assert hosts_of(cut) == ("node0", "node1")
+    assert len(cut.heard(Met)[0].causes) == 2
+
+
+def test_one_that_comes_again_before_it_was_missed(parties: Parties, two: list[Party]) -> None:
+    """A launcher is known by what it says of itself, and is not there twice."""
+    head, cut = two
+    parties.all.remove(cut)
+    again = newcomer(parties, "node1")
+    parties.until(lambda: head.heard(OthersFailed))
+    begin_again(parties, [head], 1)
+    parties.until(lambda: again.heard(Met))
+
+    assert hosts_of(again) == ("node0", "node1")
+    assert "node 1 (node1) was lost: it came again" in head.heard(OthersFailed)[0].why
+    cut.close()
+
+
+def test_a_head_that_is_gone_is_not_looked_for(parties: Parties, two: list[Party]) -> None:
+    """Nothing listens at its door, so it will not be there again."""
+    parties.remove(two[0])
+    parties.until(lambda: two[1].heard(NodeLost))
+    two[1].tell(Idle(generation=0, outcome={}))
+    parties.until(lambda: two[1].heard(MeetingFailed))
+
+    error = two[1].heard(MeetingFailed)[0].error
+    assert error.message == "node 0 (node0) was lost: it closed the connection"
+    assert error.exit_code == 69
+
+
+def test_a_door_knows_who_is_no_launcher(parties: Parties, two: list[Party]) -> None:
+    """It is told once for an address, and those who say nothing are let go."""
+    for _ in range(2):
+        parties.stranger(b"GET / HTTP/1.1\r\n\r\n")
+    silent = parties.stranger()
+    parties.until(lambda: two[0].notes)
+    parties.pass_s(15)
+    silent.setblocking(False)
+    while silent.recv(4096):
+        pass
+
+    assert two[0].notes == ["127.0.0.1 was not let in: what answers is no launcher of meshrun"]
+    assert not two[0].news
+
+
+def test_one_that_is_gone_before_the_first_meeting_is_not_needed(parties: Parties) -> None:
+    """If enough are there at the end of the time for it; it may come later."""
+    head = parties.head(MOST, fit=fit, there=3, least_nodes=2, timeout_s=20.0, return_s=60.0)
+    second = newcomer(parties, "node2", rank=2)
+    parties.pass_s(15)
+    assert not head.heard(Met)
+    parties.until(lambda: head.heard(Met) and second.heard(Met))
+
+    assert hosts_of(second) == ("node0", "node2")
+    assert second.heard(Met)[0].node_rank == 1

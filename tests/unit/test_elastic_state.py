@@ -1,0 +1,183 @@
+"""What a launcher does next where nodes come and go, as a table of histories."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from meshrun.errors import RendezvousError
+from meshrun.events import Event, MeetingFailed, Met, NodeLost, OthersFailed, TimePassed, ZygoteGone
+from meshrun.supervise.actions import Action, Decide, StartAll, WakeAt
+from meshrun.supervise.known import Abroad, Cause, RankState, State
+from meshrun.supervise.outcome import decide
+from meshrun.supervise.outcome_json import cause_to_json
+from meshrun.supervise.state import step
+from tests.unit.test_abroad import (
+    BY_FORCE,
+    CLEAR,
+    CLEARED,
+    END,
+    FAILED,
+    FINISH,
+    FINISHED,
+    HEAD,
+    HEAD_ENDED,
+    HEAD_LOST,
+    IDLE,
+    MEMBER,
+    MEMBER_ENDED,
+    OTHERS_FAILED,
+    READY,
+    START,
+    THE_END,
+    TROUBLE,
+    WELL,
+    S,
+    all_idle,
+    exited,
+    met,
+    over,
+    signalled,
+    started,
+    term,
+    told,
+)
+
+WHY = "node 1 (node1) was lost: it closed the connection"
+LOST = OthersFailed(why=WHY, signum=0, at_ns=5 * S, resizes=True)
+CHANGE = Cause(
+    rank=None, description=WHY, raised=None, ran_s=None, at_ns=5 * S, is_failure=False
+)  # fmt: skip
+GO_ON = Decide(next_after=CHANGE)
+CUT = NodeLost(node_rank=0, host="node0", why="nothing was heard of it for 31 s", at_ns=5 * S)
+GONE = ZygoteGone(wait_status=9, at_ns=9 * S)
+TOO_LATE = MeetingFailed(error=RendezvousError("after 600 s 1 node is there"), at_ns=20 * S)
+NEXT = StartAll(generation=1)
+
+
+def again(node_rank: int, *ranks: int) -> Met:
+    """Return the news that nodes have met once more."""
+    return replace(met(node_rank), ranks=ranks, causes=(cause_to_json(CHANGE),))
+
+
+SHRUNK: list[Event] = [*HEAD, LOST, *HEAD_ENDED, CLEARED, all_idle()]
+SHRINKS = [START, term(0, 1), CLEAR, IDLE, GO_ON]
+CUT_OFF: list[Event] = [*MEMBER, CUT, *MEMBER_ENDED, CLEARED]
+CUTS = [START, term(2, 3), CLEAR, IDLE]
+
+HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
+    "a lost node ends the ranks, and the head goes on": (SHRUNK, SHRINKS),
+    "with those that are left": ([*SHRUNK, again(0, 0)], [*SHRINKS, NEXT]),
+    "two lost nodes are one change": (
+        [*HEAD, LOST, LOST, *HEAD_ENDED, CLEARED, all_idle()],
+        SHRINKS,
+    ),
+    "ranks that lost their peers first are not the cause": (
+        [*HEAD, exited(0, 1 << 8, 5), LOST, exited(1, 15, 6), CLEARED, all_idle()],
+        [START, term(1), FAILED, CLEAR, IDLE, GO_ON],
+    ),
+    "a node that joins while this one is idle": (
+        [*HEAD, *WELL, CLEARED, LOST, all_idle(told())],
+        [START, FINISHED, CLEAR, IDLE, GO_ON],
+    ),
+    "however long that takes": (
+        [*HEAD, *WELL, CLEARED, LOST, TimePassed(at_ns=99 * S), all_idle(told())],
+        [START, FINISHED, CLEAR, IDLE, GO_ON],
+    ),
+    "what ends the launch ends it still": (
+        [*HEAD, LOST, *HEAD_ENDED, CLEARED, all_idle(TROUBLE)],
+        [START, term(0, 1), CLEAR, IDLE, THE_END],
+    ),
+    "a signal ends it too": (
+        [*HEAD, LOST, signalled(15, 5), *HEAD_ENDED, CLEARED, all_idle()],
+        [START, term(0, 1), CLEAR, IDLE, THE_END],
+    ),
+    "also while the head waits for nodes": (
+        [*SHRUNK, signalled(15, 9), over(143)],
+        [*SHRINKS, THE_END, END],
+    ),
+    "too few nodes for too long end it": ([*SHRUNK, TOO_LATE, over(69)], [*SHRINKS, THE_END, END]),
+    "and so does a zygote that is gone then": ([*SHRUNK, GONE], [*SHRINKS, THE_END]),
+    "a member ends its ranks and hears who is left": (
+        [*MEMBER, OTHERS_FAILED, *MEMBER_ENDED, CLEARED, again(1, 1)],
+        [START, term(2, 3), CLEAR, IDLE, NEXT],
+    ),
+    "a newcomer begins with the generation that there is": ([READY, again(1, 2)], [NEXT]),
+    "a member that is cut off ends its ranks and keeps its zygote": (CUT_OFF, CUTS),
+    "for when it comes back": ([*CUT_OFF, again(2, 4)], [*CUTS, NEXT]),
+    "or cannot": ([*CUT_OFF, TOO_LATE], [*CUTS, END]),
+    "or not before its ranks have ended": (
+        [*MEMBER, CUT, TOO_LATE, *MEMBER_ENDED],
+        [START, term(2, 3), FINISH],
+    ),
+    "a signal ends it meanwhile": ([*CUT_OFF, signalled(15, 9)], [*CUTS, END]),
+    "or before": (
+        [*MEMBER, signalled(15, 5), CUT, *MEMBER_ENDED],
+        [START, term(2, 3), FAILED, FINISH],
+    ),
+    "a spare that is stopped is no failure": ([READY, signalled(15, 9)], [BY_FORCE]),
+}  # fmt: skip
+
+
+def play(events: list[Event], max_restarts: int = 0) -> tuple[State, list[Action]]:
+    """Return the last state of an elastic launch, and what was done."""
+    state = State(
+        shutdown_timeout_s=30.0,
+        ranks={rank: RankState() for rank in range(2)},
+        max_restarts=max_restarts,
+        abroad=Abroad(is_elastic=True),
+    )
+    taken: list[Action] = []
+    for event in events:
+        state, actions = step(state, event)
+        taken.extend(action for action in actions if not isinstance(action, WakeAt))
+    return state, taken
+
+
+@pytest.mark.parametrize("name", HISTORIES)
+def test_history(name: str) -> None:
+    """A launch in such a history takes these actions and no others."""
+    events, expected = HISTORIES[name]
+
+    assert play(events)[1] == expected
+
+
+def test_a_change_counts_as_a_generation_and_not_as_a_restart() -> None:
+    """So that ranks have all their restarts left."""
+    state, _ = play([*SHRUNK, again(0, 0)])
+    assert (state.generation, state.restarts) == (1, 0)
+    failed = [*SHRUNK, again(0, 0), *started(0), exited(0, 7 << 8, 9), CLEARED, all_idle()]
+    decided = [each for each in play(failed, max_restarts=1)[1] if isinstance(each, Decide)]
+
+    assert [each.next_after is not None and each.next_after.is_failure for each in decided] == [
+        False,
+        True,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("events", "is_over"),
+    [
+        ([*CUT_OFF, GONE], True),
+        ([*CUT_OFF, TOO_LATE, GONE], True),
+        ([*CUT_OFF], False),
+        ([*MEMBER, CUT, GONE], True),
+        ([*MEMBER, GONE, HEAD_LOST], True),
+    ],
+    ids=["zygote gone", "too late", "cut off", "zygote gone at once", "zygote gone before"],
+)
+def test_what_is_waited_for(events: list[Event], is_over: bool) -> None:
+    """A node without a zygote does not try to come back."""
+    assert play(events)[0].over is is_over
+
+
+def test_too_few_nodes_are_the_reason() -> None:
+    """With the code of nodes that did not come together."""
+    from meshrun.layout import solve_layout
+    from meshrun.spec import parse_mesh
+
+    layout = solve_layout(parse_mesh("dp=2"), nproc_per_node=2)
+    state, _ = play([*SHRUNK, TOO_LATE])
+
+    assert decide(state, layout, ["node0"], "node0").exit_code == 69

@@ -1,0 +1,155 @@
+"""Which of the nodes that are there take part, and in which places."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshrun.errors import LayoutError, MeshrunError
+from meshrun.layout import Layout
+from meshrun.nodes.membership import Membership, describe_shapes
+from meshrun.nodes.messages import Join
+
+
+def node(host: str, workers: int = 1) -> Join:
+    return Join(host=host, node_rank=None, nproc=workers, settings={})
+
+
+def membership(
+    count: int, *, mesh: str | None = "dp=1:8,tp=1", least: int = 1, most: int = 4, workers: int = 1
+) -> Membership:
+    """Return so many nodes that take part."""
+
+    def fit(counts: Sequence[int]) -> Layout:
+        return Layout.parse(mesh, nnodes=len(counts), nproc_per_node=list(counts))
+
+    cards = {number: node(f"node{number}", workers) for number in range(count)}
+    made = Membership(fit=fit, least=least, most=most, cards=cards)
+    made.settle(made.choose())
+    return made
+
+
+def test_survivors_keep_their_order() -> None:
+    """Nobody fills the place of the lost one."""
+    nodes = membership(4)
+    nodes.remove(1)
+
+    assert nodes.choose().members == (0, 2, 3)
+
+
+def test_a_newcomer_takes_the_place_of_a_lost_node() -> None:
+    """The others keep theirs; once there is no hole it comes last."""
+    nodes = membership(3)
+    nodes.remove(1)
+    nodes.add(7, node("node7"))
+    nodes.add(8, node("node8"))
+
+    assert nodes.choose().members == (0, 7, 2, 8)
+
+
+def test_nodes_beyond_the_most_are_spares() -> None:
+    """First come, first served."""
+    nodes = membership(2, most=2)
+    nodes.add(7, node("node7"))
+    nodes.add(8, node("node8"))
+    assert nodes.choose().spares == (7, 8)
+    nodes.settle(nodes.choose())
+    nodes.remove(1)
+
+    assert nodes.choose().members == (0, 7)
+    assert nodes.choose().spares == (8,)
+
+
+def test_nodes_that_the_mesh_cannot_use_are_spares() -> None:
+    """dp=1:8,tp=2 over three nodes of one worker takes two of them."""
+    nodes = membership(3, mesh="dp=1:8,tp=2")
+
+    assert nodes.members == [0, 1]
+    assert nodes.choose().spares == (2,)
+    assert nodes.layout is not None
+    assert nodes.layout.shape == {"dp": 1, "tp": 2}
+
+
+def test_a_survivor_that_the_mesh_cannot_use_becomes_a_spare() -> None:
+    """And the first to step in again."""
+    nodes = membership(4, mesh="dp=1:8,tp=2")
+    nodes.remove(2)
+    choice = nodes.choose()
+    assert (choice.members, choice.spares) == ((0, 1), (3,))
+    nodes.settle(choice)
+    nodes.add(7, node("node7"))
+
+    assert nodes.choose().members == (0, 1, 3, 7)
+
+
+def test_too_few_are_told_by_name() -> None:
+    """With how many there must be."""
+    nodes = membership(2, least=2)
+    nodes.remove(1)
+
+    with pytest.raises(MeshrunError, match=r"^1 node is there \(node0\), of at least 2$"):
+        nodes.choose()
+
+
+def test_a_mesh_that_fits_no_number_is_told_with_its_arithmetic() -> None:
+    """Of the most nodes that are there."""
+    nodes = membership(2, mesh="dp=2,tp=1")
+    nodes.remove(1)
+
+    with pytest.raises(LayoutError, match=r"mesh `dp=2,tp=1` needs 2 workers"):
+        nodes.choose()
+
+
+@given(
+    events=st.lists(st.integers(0, 9), max_size=30),
+    tp=st.integers(1, 3),
+    most=st.integers(1, 6),
+)
+def test_no_place_is_lost_or_taken_twice(events: list[int], tp: int, most: int) -> None:
+    """Whoever comes and goes: all who are there have one place, and survivors keep their order."""
+    nodes = membership(1, mesh=f"dp=1:8,tp={tp}", most=most, workers=tp)
+    for number, event in enumerate(events, 1):
+        others = [each for each in nodes.cards if each]
+        if event < 5 or not others:
+            nodes.add(number, node(f"node{number}", tp))
+        else:
+            nodes.remove(others[event % len(others)])
+        before = nodes.members
+        choice = nodes.choose()
+
+        assert sorted([*choice.members, *choice.spares]) == sorted(nodes.cards)
+        assert choice.members[0] == 0
+        assert len(choice.members) == min(most, 8, len(nodes.cards))
+        assert [each for each in choice.members if each in before] == before[: len(choice.members)]
+        nodes.settle(choice)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        ("dp=3,tp=2", "dp=4,tp=2", "dp 3 -> 4"),
+        ("dp=2,tp=2", "dp=2,tp=2", "dp=2,tp=2 as before"),
+        ("2x2", "4x2", "0 2 -> 4"),
+        (None, "dp=2,tp=2", "dp=2,tp=2"),
+    ],
+)
+def test_shapes_in_words(before: str | None, after: str, told: str) -> None:
+    """What changes, or that nothing does."""
+    old = None if before is None else layout_of(before)
+
+    assert describe_shapes(old, layout_of(after)) == told
+
+
+def test_ranks_without_a_mesh_are_counted() -> None:
+    """There is no other shape."""
+    two, four = (Layout.parse(None, nproc_per_node=count) for count in (2, 4))
+
+    assert describe_shapes(two, four) == "2 -> 4 ranks"
+    assert describe_shapes(two, two) == "2 ranks as before"
+
+
+def layout_of(mesh: str) -> Layout:
+    return Layout.parse(mesh)
