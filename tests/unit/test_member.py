@@ -10,11 +10,11 @@ from typing import cast
 
 import pytest
 
-from meshrun.events import AllIdle, MeetingFailed, Met, NodeLost
+from meshrun.events import AllIdle, MeetingFailed, Met, NextBegins, NodeLost
 from meshrun.host.sockets import listen_on
 from meshrun.nodes.handshake import VERSION, HeadHandshake
 from meshrun.nodes.member import Member
-from meshrun.nodes.messages import Failed, Idle
+from meshrun.nodes.messages import Begin, Failed, Idle
 from tests.parties import Parties, Party, S, card
 
 NO_LAUNCHER = "what answers is no launcher of meshrun"
@@ -205,3 +205,15 @@ def test_a_member_may_go_while_it_looks_for_the_head(parties: Parties) -> None:
     parties.remove(member)
 
     assert member.is_closed
+
+
+@pytest.mark.parametrize("ahead_ns", [3600 * S, -900 * S], ids=["ahead", "behind"])
+def test_the_time_of_a_failure_comes_out_as_ours(parties: Parties, ahead_ns: int) -> None:
+    """So that a node tells how long a restart took by its own clock."""
+    head, member = met(parties, ahead_ns=ahead_ns)
+    parties.pass_s(5)
+    head.tell(Begin(generation=1, cause={"at_ns": head.now_ns(), "raised": None}))
+    parties.until(lambda: member.heard(NextBegins))
+
+    # The clock of these tests moves by half a second where turns are skipped.
+    assert abs(member.heard(NextBegins)[0].cause["at_ns"] - member.now_ns()) <= S
