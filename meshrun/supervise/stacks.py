@@ -63,9 +63,15 @@ class Stacks:
         return os.dup(fd)
 
     def ask(self, pids: Mapping[int, int]) -> None:
-        """Ask ranks for their stacks; a question that is under way goes on instead."""
-        if self._deadline_ns is not None or self._native is not None:
+        """Ask ranks for their stacks; a question that is under way goes on instead.
+
+        py-spy, which may be at work on the question before, is ended.
+        """
+        if self._deadline_ns is not None:
             return
+        if self._native is not None:
+            self._native.end()
+            self._native = None
         self._deadline_ns = time.monotonic_ns() + _ANSWER_TAKES_NS
         self._states, self._begun = {}, {}
         for rank, pid in pids.items():

@@ -147,15 +147,6 @@ def _programs(hosts: Hosts) -> list[int]:
     return found
 
 
-def test_a_shell_of_salloc_is_told_what_to_type(slurm: Slurm) -> None:
-    """It would wait for the other node in vain."""
-    done = slurm.salloc("--nodes=2", *command("--nnodes", "2", *MESH, SAYS))
-
-    assert done.returncode == 2
-    assert "error: --nnodes 2 in a shell of Slurm" in done.stderr
-    assert "srun --ntasks-per-node=1 meshrun" in done.stderr
-
-
 def test_a_shell_on_one_node_launches_there(slurm: Slurm, tmp_path: Path) -> None:
     """``srun --pty bash``, and meshrun typed into it: an ordinary launch."""
     script = tmp_path / "shell"

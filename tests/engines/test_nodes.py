@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+from pathlib import Path
 
 import psutil
 import pytest
@@ -94,7 +95,9 @@ def test_nodes_without_ranks_are_counted_by_their_names(make_hosts: MakeHosts) -
     ]
 
 
-def test_the_first_node_shows_the_command_for_the_others(make_hosts: MakeHosts) -> None:
+def test_the_first_node_shows_the_command_for_the_others(
+    make_hosts: MakeHosts, fake_torch: Path
+) -> None:
     """It was told nothing but how many there are; what it prints brings the other one in."""
     hosts = make_hosts(2)
     first, *_ = launch_on(hosts, "--nnodes", "2", *MESH, SAYS)[:1]
@@ -108,8 +111,12 @@ def test_the_first_node_shows_the_command_for_the_others(make_hosts: MakeHosts) 
 
 
 @pytest.mark.parametrize("backend", ["static", "c10d"])
-def test_a_node_that_never_comes_is_told(make_hosts: MakeHosts, backend: str) -> None:
+def test_a_node_that_never_comes_is_told(
+    make_hosts: MakeHosts, backend: str, request: pytest.FixtureRequest
+) -> None:
     """Who is missing is said while waiting, and at the end, with likely causes."""
+    if backend == "static":
+        request.getfixturevalue("fake_torch")
     hosts = make_hosts(1)
     (launch,) = launch_on(
         hosts, "--rdzv-backend", backend, "--rdzv-conf", "join_timeout=5", *AT, SAYS
@@ -121,7 +128,7 @@ def test_a_node_that_never_comes_is_told(make_hosts: MakeHosts, backend: str) ->
     all_gone(hosts)
 
 
-def test_a_head_that_never_comes_is_told(make_hosts: MakeHosts) -> None:
+def test_a_head_that_never_comes_is_told(make_hosts: MakeHosts, fake_torch: Path) -> None:
     """The other node says where it waits and what came of it."""
     hosts = make_hosts(2)
     launch = launch_on(hosts, "--rdzv-conf", "join_timeout=5", *AT, SAYS, each=_only(1))[1]
@@ -146,7 +153,7 @@ def _only(host: int):  # type: ignore[no-untyped-def]
     ],
 )
 def test_a_difference_is_told_before_any_rank(
-    make_hosts: MakeHosts, other: list[str], told: str
+    make_hosts: MakeHosts, other: list[str], told: str, fake_torch: Path
 ) -> None:
     """By node and option, on both nodes, and nothing was started."""
     hosts = make_hosts(2)
@@ -162,7 +169,7 @@ def test_a_difference_is_told_before_any_rank(
         assert "rank " not in launch.text
 
 
-def test_two_nodes_with_one_rank_are_told(make_hosts: MakeHosts) -> None:
+def test_two_nodes_with_one_rank_are_told(make_hosts: MakeHosts, fake_torch: Path) -> None:
     """Both names, and the number."""
     hosts = make_hosts(3)
     launches = launch_on(
@@ -176,7 +183,7 @@ def test_two_nodes_with_one_rank_are_told(make_hosts: MakeHosts) -> None:
     assert set(told.groups()) == {"node1", "node2"}
 
 
-def test_two_first_nodes_are_told(make_hosts: MakeHosts) -> None:
+def test_two_first_nodes_are_told(make_hosts: MakeHosts, fake_torch: Path) -> None:
     """Only one of them is where the endpoint leads; both name both, and nobody waits."""
     hosts = make_hosts(2)
     launches = launch_on(hosts, "--node-rank", "0", *AT, SAYS)
@@ -188,7 +195,7 @@ def test_two_first_nodes_are_told(make_hosts: MakeHosts) -> None:
     all_gone(hosts)
 
 
-def test_another_launch_is_not_let_in(make_hosts: MakeHosts) -> None:
+def test_another_launch_is_not_let_in(make_hosts: MakeHosts, fake_torch: Path) -> None:
     """Another --rdzv-id: both sides say what is wrong, and the launch it knocked at waits on."""
     hosts = make_hosts(2)
     launches = launch_on(
@@ -273,7 +280,7 @@ def test_the_heads_end_ends_the_others(make_hosts: MakeHosts) -> None:
     all_gone(hosts)
 
 
-@pytest.mark.parametrize("host", [0, 1])
+@pytest.mark.parametrize("host", [pytest.param(0, marks=pytest.mark.nightly), 1])
 def test_a_node_that_falls_silent_is_lost(make_hosts: MakeHosts, host: int) -> None:
     """Its link is cut: both sides end by themselves, each saying whom it lost."""
     hosts = make_hosts(2)
@@ -288,7 +295,7 @@ def test_a_node_that_falls_silent_is_lost(make_hosts: MakeHosts, host: int) -> N
     all_gone(hosts)
 
 
-@pytest.mark.parametrize("host", [0, 1])
+@pytest.mark.parametrize("host", [0, pytest.param(1, marks=pytest.mark.nightly)])
 def test_sigterm_on_one_node_ends_all_well(make_hosts: MakeHosts, host: int) -> None:
     """Every rank of every node saves and leaves: preempted, the same code everywhere."""
     hosts = make_hosts(2)

@@ -1,13 +1,15 @@
 """What people read, word for word. UPDATE_GOLDEN=1 writes the files anew."""
 
+import json
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.kit import run_meshrun
+from tests.kit import PROGRAMS, run_meshrun
 
 HERE = Path(__file__).parent
 
@@ -194,13 +196,16 @@ def folder(tmp_path: Path, fake_torch: Path, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.timeout(300)  # many commands, one after the other
 def test_every_error(folder: Path) -> None:
     """Bad input starts nothing, and one error says what was asked, what was found, what to try."""
+    ours = subprocess.run(
+        [sys.executable, PROGRAMS / "in_turn.py"],
+        input=json.dumps(list(ERRORS.values())), capture_output=True, text=True, check=True,
+    )  # fmt: skip
     told = []
-    for name, args in ERRORS.items():
-        ours = run_meshrun(*args)
-        assert ours.stdout == "", name
-        assert ours.returncode != 0, name
-        told.append(f"# {name}\n$ meshrun {' '.join(args)}\n{strip(ours.stderr, folder)}"
-                    f"exit code {ours.returncode}\n")  # fmt: skip
+    for (name, args), (code, out, err) in zip(ERRORS.items(), json.loads(ours.stdout), strict=True):
+        assert out == "", name
+        assert code != 0, name
+        told.append(f"# {name}\n$ meshrun {' '.join(args)}\n{strip(err, folder)}"
+                    f"exit code {code}\n")  # fmt: skip
     compare("errors.txt", "\n".join(told))
 
 

@@ -20,7 +20,13 @@ _LAUNCHES = {
 }
 
 
-@pytest.fixture(params=["plain", "mesh", pytest.param("fresh", marks=pytest.mark.nightly)])
+@pytest.fixture(
+    params=[
+        "mesh",
+        pytest.param("plain", marks=pytest.mark.nightly),
+        pytest.param("fresh", marks=pytest.mark.nightly),
+    ]
+)
 def launch(request: pytest.FixtureRequest) -> tuple[str, ...]:
     """Words that start two ranks, without a mesh and with one."""
     return _LAUNCHES[request.param]

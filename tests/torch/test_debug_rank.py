@@ -9,7 +9,7 @@ MESH = ("--mesh", "dp=2,tp=2", "--device", "cpu")
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("method", ["fork", "exec"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("exec", marks=pytest.mark.nightly)])
 def test_a_breakpoint_in_one_of_four_ranks(method: str) -> None:
     """pdb answers in the chosen rank, the others pass the breakpoint, and all end well."""
     which = ("--debug-rank", "dp=1,tp=0", "--start-method", method)

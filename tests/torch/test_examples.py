@@ -155,6 +155,7 @@ def test_images_are_learned_and_training_goes_on_elsewhere(tmp_path: Path) -> No
     assert losses[2] == pytest.approx(losses[1], abs=5e-4)
 
 
+@pytest.mark.nightly
 def test_a_pipeline_learns_alike_however_it_is_cut() -> None:
     """Stages pass on to their neighbours, and pp x dp x tp has the losses of stages alone."""
     cut, staged = "pp=2,dp=2,tp=2", "pp=4,dp=1,tp=1"

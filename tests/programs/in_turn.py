@@ -1,0 +1,26 @@
+"""Run one command line of meshrun after the other, each in a process forked once it is imported.
+
+Reads ``[[word, ...], ...]`` from stdin; prints ``[[exit code, stdout, stderr], ...]``.
+"""
+
+import json
+import os
+import sys
+import tempfile
+
+import meshrun.__main__
+import meshrun.cli  # once for all
+
+told = []
+for words in json.load(sys.stdin):
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        pid = os.fork()
+        if pid == 0:
+            os.dup2(out.fileno(), 1)
+            os.dup2(err.fileno(), 2)
+            sys.argv[1:] = words
+            meshrun.__main__.main()
+        _, status = os.waitpid(pid, 0)
+        texts = [os.pread(each.fileno(), 1 << 20, 0).decode() for each in (out, err)]
+        told.append([os.waitstatus_to_exitcode(status), *texts])
+print(json.dumps(told))
