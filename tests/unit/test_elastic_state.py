@@ -8,11 +8,11 @@ import pytest
 
 from meshrun.errors import RendezvousError
 from meshrun.events import Event, MeetingFailed, Met, NodeLost, OthersFailed, TimePassed, ZygoteGone
-from meshrun.supervise.actions import Action, Decide, StartAll, WakeAt
-from meshrun.supervise.known import Abroad, Cause, RankState, State
+from meshrun.supervise.actions import Action, Decide, StartAll
+from meshrun.supervise.known import Abroad, Cause, State
 from meshrun.supervise.outcome import decide
 from meshrun.supervise.outcome_json import cause_to_json
-from meshrun.supervise.state import step
+from tests.histories import play as play_events
 from tests.unit.test_abroad import (
     BY_FORCE,
     CLEAR,
@@ -121,18 +121,8 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
 
 
 def play(events: list[Event], max_restarts: int = 0) -> tuple[State, list[Action]]:
-    """Return the last state of an elastic launch, and what was done."""
-    state = State(
-        shutdown_timeout_s=30.0,
-        ranks={rank: RankState() for rank in range(2)},
-        max_restarts=max_restarts,
-        abroad=Abroad(is_elastic=True),
-    )
-    taken: list[Action] = []
-    for event in events:
-        state, actions = step(state, event)
-        taken.extend(action for action in actions if not isinstance(action, WakeAt))
-    return state, taken
+    """Return the last state of such a launch, and what was done in it."""
+    return play_events(events, max_restarts=max_restarts, ranks=2, abroad=Abroad(is_elastic=True))
 
 
 @pytest.mark.parametrize("name", HISTORIES)

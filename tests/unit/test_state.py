@@ -37,12 +37,12 @@ from meshrun.supervise.actions import (
     Signal,
     StartAll,
     StartOver,
-    WakeAt,
 )
 from meshrun.supervise.here import LEFTOVER_GRACE_S
 from meshrun.supervise.known import Abroad, RankState, State
 from meshrun.supervise.outcome import build_result
 from meshrun.supervise.state import step
+from tests.histories import play as play_events
 
 S = 1_000_000_000
 READY = ZygoteReady(at_ns=0, import_ns=0)
@@ -173,16 +173,8 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
 
 
 def play(events: list[Event], max_restarts: int = 0) -> tuple[State, list[Action]]:
-    state = State(
-        shutdown_timeout_s=30.0,
-        ranks={rank: RankState() for rank in range(3)},
-        max_restarts=max_restarts,
-    )
-    taken: list[Action] = []
-    for event in events:
-        state, actions = step(state, event)
-        taken.extend(action for action in actions if not isinstance(action, WakeAt))
-    return state, taken
+    """Return the last state of such a launch, and what was done in it."""
+    return play_events(events, max_restarts=max_restarts, ranks=3)
 
 
 @pytest.mark.parametrize("name", HISTORIES)
