@@ -20,11 +20,11 @@ from meshrun.events import (
     OthersFailed,
     OthersFinished,
 )
-from meshrun.supervise.actions import Decide, EndZygote, OpenGate
+from meshrun.supervise.actions import Decide, EndZygote, OpenGate, Tell
 from meshrun.supervise.here import begin_again, finish, start_if_due, stop
 from meshrun.supervise.known import Abroad, Cause, RankState, State
 from meshrun.supervise.outcome_json import cause_from_json, ranks_from_json
-from meshrun.supervise.parting import Step, end_zygote, leave
+from meshrun.supervise.parting import Step, end_zygote, leave, say_idle
 from meshrun.supervise.restart import (
     change_of,
     find_cause,
@@ -116,10 +116,14 @@ def _gather(state: State, cause: Cause) -> Step:
 
 
 def _next_begins(state: State, event: NextBegins) -> Step:
-    if state.zygote_gone is not None or state.finishing:
+    state = replace(state, causes=(*state.causes, cause_from_json(event.cause)))
+    if state.zygote_gone is None and not state.finishing:
+        return begin_again(state, event.at_ns)
+    if not _known(state).decides:
         return state, []
-    causes = (*state.causes, cause_from_json(event.cause))
-    return begin_again(replace(state, causes=causes), event.at_ns)
+    # Nobody can start ranks here any more, and the others would wait for them.
+    state, idle = say_idle(replace(state, abroad=replace(_known(state), is_told_idle=False)))
+    return state, [Tell(what="failed"), *idle]
 
 
 def _launch_over(state: State, event: LaunchOver) -> Step:

@@ -190,6 +190,9 @@ def begin_again(state: State, at_ns: int) -> Step:
         begin_ns=at_ns + int(wait_s * _NS) if wait_s else None,
         abroad=None if abroad is None else abroad.again,
     )
+    if fresh.signals:  # it came after the last rank had ended
+        fresh, actions = stop(fresh, at_ns, signum=fresh.signals[0])
+        return finish(fresh, actions, at_ns)
     return start_if_due(fresh)
 
 

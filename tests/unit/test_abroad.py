@@ -251,9 +251,17 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [*MEMBER, KILLED_ZYGOTE],
         [START, FAILED, IDLE],
     ),
-    "what comes next finds no zygote": (
+    "what comes next finds no zygote, and the others are told": (
         [*MEMBER, KILLED_ZYGOTE, NEXT, over(137)],
-        [START, FAILED, IDLE],
+        [START, FAILED, IDLE, FAILED, IDLE],
+    ),
+    "so, too, if it died once no rank was left": (
+        [*MEMBER, *DIES, CLEARED, KILLED_ZYGOTE, NEXT, over(137)],
+        [START, term(3), FAILED, CLEAR, IDLE, FAILED, IDLE],
+    ),
+    "a signal once no rank is left ends the generation that comes next": (
+        [*MEMBER, *DIES, CLEARED, signalled(15, 7.5), NEXT, CLEARED, over(143, signum=15), GONE],
+        [START, term(3), FAILED, CLEAR, IDLE, FAILED, CLEAR, IDLE, END],
     ),
     "a program that is broken here is a failure of all": (
         [met(1), ProgramBroken(text="SyntaxError: x", exit_code=1), GONE],
