@@ -2,7 +2,7 @@
 # mesh dp=2,tp=4: 8 ranks on 2 nodes x 4
 
 #SBATCH --job-name=train
-#SBATCH --chdir=/work/run
+#SBATCH --chdir=/home/me/run
 # A job that is requeued goes on in the same file.
 #SBATCH --open-mode=append
 # One meshrun a node; it starts that node's ranks.

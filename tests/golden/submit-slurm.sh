@@ -2,7 +2,7 @@
 # mesh dp=4,tp=8: 32 ranks on 4 nodes x 8
 
 #SBATCH --job-name=train
-#SBATCH --chdir=/work/run
+#SBATCH --chdir=/home/me/run
 # A job that is requeued goes on in the same file.
 #SBATCH --output=%x-%j.out
 #SBATCH --open-mode=append

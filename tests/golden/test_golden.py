@@ -225,7 +225,9 @@ def test_job(name: str, folder: Path) -> None:
     ours = run_meshrun(*JOBS[name], "--dry-run", *_PROGRAM)
 
     assert (ours.returncode, ours.stderr) == (0, "")
-    compare(name, ours.stdout.replace(str(folder), "/work/run").replace(sys.executable, "python"))
+    compare(
+        name, ours.stdout.replace(str(folder), "/home/me/run").replace(sys.executable, "python")
+    )
     assert max(len(line) for line in ours.stdout.splitlines()) <= 100
 
 

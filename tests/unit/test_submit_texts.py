@@ -192,12 +192,12 @@ def test_a_signal_that_would_end_the_job_is_refused(asked: str, found: str) -> N
 
 def test_output_is_where_the_user_says() -> None:
     """As far as the pattern can be told."""
-    folder = "/work"
+    folder = "/home/me"
 
-    assert output_of("7", make_job(), folder) == "/work/train-7.out"
+    assert output_of("7", make_job(), folder) == "/home/me/train-7.out"
     assert output_of("7", make_job(extras=("-o /logs/%j.txt",)), folder) == "/logs/7.txt"
-    assert output_of("7", make_job(extras=("-omine",)), folder) == "/work/mine"
-    assert output_of("7", make_job(extras=("--output=a/%x",)), folder) == "/work/a/train"
+    assert output_of("7", make_job(extras=("-omine",)), folder) == "/home/me/mine"
+    assert output_of("7", make_job(extras=("--output=a/%x",)), folder) == "/home/me/a/train"
     assert option_names(["-p gpu -o x", "--time=1"]) == {"-p", "--output", "--time"}
 
 
