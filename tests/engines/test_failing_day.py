@@ -58,7 +58,7 @@ class Day:
 
     def begin(self, count: int, last: int = FOR_EVER) -> None:
         """Launch on some hosts, and wait until all of them train."""
-        saved = self.furthest() if self.printed else 0
+        saved = curve(self.printed)[-1][0] if self.printed else 0
         self.launches, self.ended, self.lost = {}, [], []
         self.done.clear()
         for host in (0, *self.chance.sample(range(1, self.nodes), count - 1)):
@@ -66,11 +66,10 @@ class Day:
         wait_until(lambda: self.is_training(0), self.text)
         assert self.starts()[0][0] == saved, self.text()
 
-    def stop(self) -> int:
-        """Preempt the launch; return the last step, which is saved."""
+    def stop(self) -> None:
+        """Preempt the launch, which saves the last step that it takes."""
         self.launches[0].send(signal.SIGTERM)
         self.close(PREEMPTED)
-        return self.furthest()
 
     def close(self, code: int) -> None:
         """Check the end of a launch, and the log of its first node."""
@@ -221,8 +220,8 @@ def live(hosts: Hosts, folder: Path, *, seed: int, launches: int, events: int) -
         for _ in range(events // launches):
             day.happen()
         day.heal()
-        saved = day.stop()
-        last = saved + 10
+        day.stop()
+    last = day.furthest() + 10
     day.begin(day.nodes, last)
     day.close(0)
 
