@@ -84,7 +84,6 @@ class Day:
         words += ["--rdzv-endpoint", "node0:29400", "--rdzv-conf", "last_call_timeout=2"]
         words += ["--mesh", f"dp=1:{self.nodes}", "--nproc-per-node", "1", "--device", "cpu"]
         words += ["--node-timeout", "3", "--shutdown-timeout", "5", "--max-restarts", "100"]
-        words += ["--preload", "torch.distributed.checkpoint"]
         words += ["--report", str(self.folder / "report.json")] if not host else []
         program = [str(RESUME), str(self.folder / "checkpoints"), str(last), "0.05"]
         self.launches[host] = Launch(self.hosts, host, [*words, *program])
@@ -103,7 +102,15 @@ class Day:
         wait_until(lambda: self.is_training(before), self.text)
         took = time.monotonic() - began
         self.took.setdefault(re.sub(r" \d", "", what), []).append(took)
+        if re.fullmatch(r"(join|heal) \d", what):
+            self._check_no_step_is_lost()
         print(f"after step {steps}: {what}; {self.starts()[-1]} after {took:.2f} s", flush=True)
+
+    def _check_no_step_is_lost(self) -> None:
+        """Nodes that only come have the step saved that was being taken."""
+        *_, before, _ = self.launches[0].text.split("from step ")
+        saved = curve(before)[-1][0] if curve(before) else int(before.split()[0])
+        assert self.starts()[-1][0] == saved or " s are over" in before, self.text()
 
     def _do(self, spared: set[int]) -> str:
         there = [host for host in self.launches if host not in (self.cut, *spared)]
@@ -185,18 +192,21 @@ class Day:
         log, starts = self.launches[0].text, self.starts()
         report = json.loads((self.folder / "report.json").read_text())
         resizes = {each["generation"]: each for each in report["resizes"]}
-        sizes = {0: starts[0][1]}
+        sizes = [starts[0][1]]
         for generation in range(1, starts[-1][2] + 1):
-            before, resize = sizes[generation - 1], resizes.get(generation)
-            text = f"generation {generation} runs, "
-            sizes[generation] = before
+            before, resize = sizes[-1], resizes.get(generation)
+            runs, began = f"generation {generation} runs, ", "restart "
             if resize is not None:
-                text = f"generation {generation} runs {_describe(resize)}; it took "
-                sizes[generation] = before - len(resize["left"]) + len(resize["joined"])
-                sizes_told = {f"dp {before} -> {sizes[generation]}", f"dp={before} as before"}
-                assert resize["shapes"] in sizes_told, log
-            has_run = generation in {start[2] for start in starts}
-            assert log.count(text) == has_run, f"{text!r} in:\n{log}"
+                sizes.append(before - len(resize["left"]) + len(resize["joined"]))
+                shapes = f"dp {before} -> {sizes[-1]}", f"dp={before} as before"
+                assert resize["shapes"] in shapes, log
+                runs = f"generation {generation} runs {_describe(resize)}; it took "
+                began = f"generation {generation} began {_describe(resize)}; it ended "
+            else:
+                sizes.append(before)
+            has_run = generation in [start[2] for start in starts]
+            assert runs in log or (began in log and not has_run), f"{runs!r} in:\n{log}"
+        assert len(re.findall(r"generation \d+ (?:runs|began)", log)) <= len(sizes) - 1, log
         assert [start[1] for start in starts] == [sizes[start[2]] for start in starts], log
         whys = _RESTARTS.findall(log)
         assert [int(number) for number, _ in whys] == [*range(1, report["restarts"] + 1)], log
