@@ -9,12 +9,14 @@ again from the last checkpoint. Kill all of it, and go on with more or fewer ran
 
 The loss of each step is the same, whoever computes it: a step's batch depends on its number alone,
 and each rank takes its part of it. SIGTERM has the next step saved, and ends the program.
+A third argument is how many seconds a step takes at least, to have time for all that.
 """
 
 import os
 import shutil
 import signal
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -102,6 +104,7 @@ def main() -> None:
     """Train up to a step, and print the loss of each from one rank."""
     folder = Path(sys.argv[1])
     last = int(sys.argv[2]) if len(sys.argv) > 2 else 100
+    pause_s = float(sys.argv[3]) if len(sys.argv) > 3 else 0.0
     stop: list[int] = []
     signal.signal(signal.SIGTERM, lambda signum, _: stop.append(signum))
 
@@ -110,8 +113,11 @@ def main() -> None:
     done = load_last(folder, model, optimizer)
     first = dist.get_rank() == 0
     if first:
-        print(f"from step {done} on, with {current_layout().shape}", flush=True)
+        layout = current_layout()
+        where = f"with {layout.shape}, generation {layout.generation}"
+        print(f"from step {done} on, {where}", flush=True)
     for step in range(done + 1, last + 1):
+        time.sleep(pause_s)
         loss, stopped = train_step(step, model, optimizer, stop)
         progress(step)
         if first:

@@ -72,6 +72,8 @@ class StartProgress:
             or is_met_again
             or (isinstance(event, GenerationEnded) and state.abroad is None)
         ):
+            if starts_again and not self._started:
+                self._tell_unstarted(state, console)
             self._began_ns = time.monotonic_ns()
             self._told = self._started = False
         if isinstance(event, SignalArrived) and self._told and state.alive:
@@ -167,6 +169,12 @@ class StartProgress:
         if cause.raised is not None and not cause.raised.shown:
             console.print_line(cause.raised.traceback.rstrip("\n").encode(), to_stderr=True)
 
+    def _tell_unstarted(self, state: State, console: Console) -> None:
+        """Say who left and came before a generation that ended before its ranks were ready."""
+        resize = state.causes[-2].resize if len(state.causes) > 1 else None
+        if resize is not None and resize.generation == self._generation:
+            console.note(f"{describe_resize(resize, verb='began')}; it ended before its ranks ran")
+
     @property
     def _has_mesh(self) -> bool:
         return self._plan.layout.mesh is not None
@@ -236,11 +244,11 @@ def describe_others(event: OthersFailed | NodeLost) -> str:
     return f"node {event.node_rank} ({event.host}) was lost: {event.why}"
 
 
-def describe_resize(resize: Resize) -> str:
+def describe_resize(resize: Resize, *, verb: str = "runs") -> str:
     """Return who left and who came, and what became of the mesh."""
     who = [f"without {', '.join(resize.left)}"] if resize.left else []
     who += [f"with {', '.join(resize.joined)}"] if resize.joined else []
-    return f"generation {resize.generation} runs {' and '.join(who)}: {resize.shapes}"
+    return f"generation {resize.generation} {verb} {' and '.join(who)}: {resize.shapes}"
 
 
 def _ending_all(count: int) -> str:

@@ -1,0 +1,63 @@
+"""Each change of nodes is told, also where another comes before its ranks run."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from meshrun.asked import Asked, build_request
+from meshrun.events import Met, TimePassed
+from meshrun.plan import HostFacts, build_plan
+from meshrun.report.progress import StartProgress
+from meshrun.request import Program
+from meshrun.result import Resize
+from meshrun.supervise.console import Console
+from meshrun.supervise.known import Abroad, Cause, RankState, State
+
+NOT_YET = {0: RankState()}
+READY = {0: RankState(pid=7, joined=True, ready_ns=1)}
+
+
+def change(generation: int, lost: str, shapes: str) -> Cause:
+    """Return the loss of a node, and what it led to."""
+    resize = Resize(
+        generation=generation, left=(lost,), joined=(), shapes=shapes, mesh="", hosts=("node0",)
+    )
+    return Cause(
+        rank=None, description=f"{lost} was lost", raised=None, ran_s=None,
+        at_ns=time.monotonic_ns(), is_failure=False, resize=resize,
+    )  # fmt: skip
+
+
+def met(*causes: Cause) -> Met:
+    """Return the news that nodes have met."""
+    return Met(
+        node_rank=0, hosts=("node0",), nproc_per_node=(1,), run_id="j", store_address="node0",
+        store_port=1, own_address="node0", at_ns=1, causes=tuple({} for _ in causes),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("has_run", [False, True])
+def test_every_change_is_told_once(has_run: bool, capfd: pytest.CaptureFixture[str]) -> None:
+    """When its ranks run, or when the next one follows before that."""
+    facts = HostFacts(hostname="h", usable_cores=4, accelerator=None, accelerator_count=0)
+    request = build_request(Asked({}, {}, {}), Program(kind="script", target="train.py"))
+    watch, console = StartProgress(build_plan(request, facts)), Console()
+    first, second = change(1, "node1", "dp 3 -> 2"), change(2, "node2", "dp 2 -> 1")
+    state = State(shutdown_timeout_s=1.0, ranks=READY, abroad=Abroad(is_met=True))
+    watch(met(), state, console)
+    state = replace(state, ranks=NOT_YET, causes=(first,))
+    watch(met(first), state, console)
+    if has_run:
+        watch(TimePassed(at_ns=1), replace(state, ranks=READY), console)
+    state = replace(state, ranks=NOT_YET, causes=(first, second))
+    watch(met(first, second), state, console)
+    watch(TimePassed(at_ns=1), replace(state, ranks=READY), console)
+    told = capfd.readouterr().err.splitlines()
+
+    how = "runs" if has_run else "began"
+    assert told[0].startswith(f"meshrun: generation 1 {how} without node1: dp 3 -> 2; it ")
+    assert told[1].startswith("meshrun: generation 2 runs without node2: dp 2 -> 1; it took ")
+    assert len(told) == 2
