@@ -222,6 +222,12 @@ def _describe(resize: dict[str, Any]) -> str:
     return f"{' and '.join(who)}: {resize['shapes']}"
 
 
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks of several hosts share the cores, and each would take all of them."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
 def live(hosts: Hosts, folder: Path, *, seed: int, launches: int, events: int) -> None:
     """Train under faults in some launches, and to the end in another; look at all losses."""
     day = Day(hosts, folder, seed)
