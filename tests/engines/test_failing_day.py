@@ -254,6 +254,7 @@ def live(hosts: Hosts, folder: Path, *, seed: int, launches: int, events: int) -
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.nightly
 def test_a_short_failing_day(make_hosts: MakeHosts, tmp_path: Path) -> None:
     """On three hosts, in one launch and one that ends the training."""
     live(make_hosts(3), tmp_path, seed=1, launches=1, events=6)

@@ -24,9 +24,9 @@ AT = ("--nnodes", "2", "--rdzv-endpoint", "node0:29500", *MESH)
 @pytest.mark.parametrize(
     ("own_name", "how"),
     [
-        ("address", ["--rdzv-endpoint", "node0:29500"]),
+        pytest.param("address", ["--rdzv-endpoint", "node0:29500"], marks=pytest.mark.nightly),
         ("loopback", ["--rdzv-endpoint", "node0:29500"]),
-        ("loopback", ["--rdzv-endpoint", "10.77.0.1:29500"]),
+        pytest.param("loopback", ["--rdzv-endpoint", "10.77.0.1:29500"], marks=pytest.mark.nightly),
         (
             "loopback",
             ["--rdzv-backend", "c10d", "--rdzv-endpoint", "node0:29500", "--rdzv-id", "j"],
@@ -56,7 +56,7 @@ def test_nodes_meet(make_hosts: MakeHosts, how: list[str], own_name: str) -> Non
     all_gone(hosts)
 
 
-@pytest.mark.parametrize("backend", ["static", "c10d"])
+@pytest.mark.parametrize("backend", ["static", pytest.param("c10d", marks=pytest.mark.nightly)])
 def test_names_do_not_matter_where_an_address_is_given(make_hosts: MakeHosts, backend: str) -> None:
     """No host name resolves at all."""
     hosts = make_hosts(2, own_name="nothing")
@@ -68,7 +68,7 @@ def test_names_do_not_matter_where_an_address_is_given(make_hosts: MakeHosts, ba
     assert end_all(launches) == [0, 0], launches[0].text + launches[1].text
 
 
-@pytest.mark.parametrize("backend", ["static", "c10d"])
+@pytest.mark.parametrize("backend", [pytest.param("static", marks=pytest.mark.nightly), "c10d"])
 def test_nodes_meet_over_ipv6(make_hosts: MakeHosts, backend: str) -> None:
     """An endpoint with an IPv6 address."""
     hosts = make_hosts(2, ipv6=True)

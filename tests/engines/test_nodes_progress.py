@@ -33,7 +33,7 @@ def test_the_first_node_knows_how_far_the_others_came(
     assert [launch.text.count("meshrun: restart ") for launch in launches] == [3, 3]
 
 
-@pytest.mark.parametrize("host", [0, 1])
+@pytest.mark.parametrize("host", [0, pytest.param(1, marks=pytest.mark.nightly)])
 def test_a_signal_to_one_node_ends_the_wait_of_all(make_hosts: MakeHosts, host: int) -> None:
     """Every launcher waits by itself, and hears of the end."""
     hosts = make_hosts(2)
@@ -49,6 +49,7 @@ def test_a_signal_to_one_node_ends_the_wait_of_all(make_hosts: MakeHosts, host: 
     all_gone(hosts)
 
 
+@pytest.mark.nightly
 def test_a_training_goes_on_on_fewer_nodes(make_hosts: MakeHosts, tmp_path: Path) -> None:
     """One launcher is killed; the other node goes on alone from the last checkpoint of both."""
     hosts, checkpoints = make_hosts(2), tmp_path / "checkpoints"

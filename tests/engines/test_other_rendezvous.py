@@ -56,7 +56,7 @@ def hosts_and_etcd(make_hosts: MakeHosts, tmp_path: Path) -> Iterator[Hosts]:
         server.wait()
 
 
-@pytest.mark.parametrize("backend", ["etcd", "etcd-v2"])
+@pytest.mark.parametrize("backend", ["etcd", pytest.param("etcd-v2", marks=pytest.mark.nightly)])
 def test_nodes_meet_through_etcd(hosts_and_etcd: Hosts, backend: str) -> None:
     """A real one; who is the head follows from the names."""
     hosts = hosts_and_etcd
@@ -102,6 +102,7 @@ def test_a_back_end_that_nobody_brings_is_told(make_hosts: MakeHosts) -> None:
     assert "there is no back end `mine`" in launch.text
 
 
+@pytest.mark.nightly
 def test_a_lost_node_is_gone_on_without_through_etcd(hosts_and_etcd: Hosts, tmp_path: Path) -> None:
     """What comes after the first meeting is the launchers' own."""
     hosts = hosts_and_etcd

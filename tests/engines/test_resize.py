@@ -95,6 +95,7 @@ def test_a_spare_takes_the_place_of_a_lost_node(make_hosts: MakeHosts, tmp_path:
     all_gone(hosts)
 
 
+@pytest.mark.nightly
 def test_a_spare_ends_with_the_others(make_hosts: MakeHosts, tmp_path: Path) -> None:
     """Also where the mesh cannot use it: dp=1:8,tp=2 takes two of three nodes of one worker."""
     hosts = make_hosts(3)
@@ -127,6 +128,7 @@ def test_too_few_nodes_are_waited_for(make_hosts: MakeHosts, tmp_path: Path) -> 
     all_gone(hosts)
 
 
+@pytest.mark.nightly
 def test_too_few_nodes_for_too_long_are_an_error(make_hosts: MakeHosts, tmp_path: Path) -> None:
     """With the list of those that are there."""
     hosts = make_hosts(2)
@@ -176,6 +178,7 @@ def test_a_node_that_was_cut_off_comes_back(make_hosts: MakeHosts, tmp_path: Pat
     all_gone(hosts)
 
 
+@pytest.mark.nightly
 def test_a_node_that_stays_cut_off_gives_up(make_hosts: MakeHosts, tmp_path: Path) -> None:
     """After the time in which nodes may join."""
     hosts = make_hosts(2)
@@ -193,6 +196,7 @@ def test_a_node_that_stays_cut_off_gives_up(make_hosts: MakeHosts, tmp_path: Pat
     all_gone(hosts)
 
 
+@pytest.mark.nightly
 def test_a_latecomer_with_another_setting_is_told(make_hosts: MakeHosts, tmp_path: Path) -> None:
     """And disturbs nobody."""
     hosts = make_hosts(3)
@@ -209,6 +213,7 @@ def test_a_latecomer_with_another_setting_is_told(make_hosts: MakeHosts, tmp_pat
     all_gone(hosts)
 
 
+@pytest.mark.nightly
 def test_a_change_of_nodes_is_no_restart(make_hosts: MakeHosts, tmp_path: Path) -> None:
     """A rank's failure counts against --max-restarts and leaves nodes alone; a lost node not."""
     hosts = make_hosts(2)
@@ -235,6 +240,7 @@ def test_a_change_of_nodes_is_no_restart(make_hosts: MakeHosts, tmp_path: Path) 
     all_gone(hosts)
 
 
+@pytest.mark.nightly
 def test_a_spare_may_leave(make_hosts: MakeHosts, tmp_path: Path) -> None:
     """A signal to it ends it alone."""
     hosts = make_hosts(3)
@@ -253,6 +259,7 @@ def test_a_spare_may_leave(make_hosts: MakeHosts, tmp_path: Path) -> None:
     all_gone(hosts)
 
 
+@pytest.mark.nightly
 def test_a_signal_ends_a_launch_that_waits_for_nodes(make_hosts: MakeHosts, tmp_path: Path) -> None:
     """At once, with the signal's code."""
     hosts = make_hosts(2)
@@ -267,6 +274,7 @@ def test_a_signal_ends_a_launch_that_waits_for_nodes(make_hosts: MakeHosts, tmp_
     all_gone(hosts)
 
 
+@pytest.mark.nightly
 def test_what_shows_ranks_follows_their_number(make_hosts: MakeHosts, tmp_path: Path) -> None:
     """Collapsed lines, a status, stacks and files name the ranks that there are."""
     hosts = make_hosts(3)

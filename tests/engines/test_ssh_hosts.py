@@ -19,7 +19,7 @@ from tests.kit import command, wait_until
 pytestmark = pytest.mark.torch
 
 
-@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.nightly)])
 def test_one_command_launches_on_all_hosts(make_sshd: MakeSshd, count: int) -> None:
     """In the order of the list, one node each, and nothing else is said."""
     sshd = make_sshd(count)
@@ -110,6 +110,7 @@ def test_the_exit_code_is_passed_on(make_sshd: MakeSshd) -> None:
     all_gone(sshd)
 
 
+@pytest.mark.nightly
 def test_all_start_again_together(make_sshd: MakeSshd) -> None:
     """After a failure, and it is told once."""
     sshd = make_sshd(2)
@@ -120,7 +121,9 @@ def test_all_start_again_together(make_sshd: MakeSshd) -> None:
     assert run.text.count("met 4") >= 5  # the rank that raised, and all of them after that
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "signum", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)]
+)
 def test_a_signal_ends_all(make_sshd: MakeSshd, signum: signal.Signals) -> None:
     """As for one node: Ctrl-C once, and the code that a shell expects."""
     sshd = make_sshd(3)
@@ -189,6 +192,7 @@ def test_what_a_dead_host_leaves_goes_later(make_sshd: MakeSshd) -> None:
     assert again.end() == 0, again.text
 
 
+@pytest.mark.nightly
 def test_a_shared_connection_goes_with_its_user(make_sshd: MakeSshd) -> None:
     """ControlMaster: the way stays for later, and what ran over it does not."""
     sshd = make_sshd(2)
@@ -283,6 +287,7 @@ def test_nothing_secret_is_in_an_argument(make_sshd: MakeSshd, tmp_path: Path) -
     all_gone(sshd)
 
 
+@pytest.mark.nightly
 def test_two_launches_share_the_hosts(make_sshd: MakeSshd) -> None:
     """Their ports do not meet."""
     sshd = make_sshd(2)
@@ -292,6 +297,7 @@ def test_two_launches_share_the_hosts(make_sshd: MakeSshd) -> None:
     all_gone(sshd)
 
 
+@pytest.mark.nightly
 def test_much_output_comes_whole(make_sshd: MakeSshd, tmp_path: Path) -> None:
     """Every line of every rank, stdout and stderr apart."""
     sshd = make_sshd(2)

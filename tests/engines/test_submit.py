@@ -97,6 +97,7 @@ def test_slurm_may_repeat_its_sigterm(slurm: Slurm, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_job_gives_way_to_an_urgent_one_and_goes_on(slurm: Slurm, tmp_path: Path) -> None:
     """Slurm itself preempts it; it saves within the grace, makes room at once and comes back."""
     job, output = submit(slurm, tmp_path, "--nnodes", "2", "--nproc-per-node", "1", REQUEUED)
@@ -113,6 +114,7 @@ def test_a_job_gives_way_to_an_urgent_one_and_goes_on(slurm: Slurm, tmp_path: Pa
     assert "Restarts=1 " in shown, shown
 
 
+@pytest.mark.nightly
 def test_a_cancelled_job_does_not_go_on(slurm: Slurm, tmp_path: Path) -> None:
     """Its ranks take SIGTERM well too, and it is still not requeued; nothing is left."""
     job, output = submit(slurm, tmp_path, "--nnodes", "2", "--nproc-per-node", "1", REQUEUED)
@@ -126,6 +128,7 @@ def test_a_cancelled_job_does_not_go_on(slurm: Slurm, tmp_path: Path) -> None:
     assert "Restarts=0" in shown
 
 
+@pytest.mark.nightly
 def test_a_script_of_the_user_needs_no_srun(slurm: Slurm) -> None:
     """In a batch script meshrun starts its launchers by srun, and passes on the exit code."""
     words = command("--nnodes", "2", "--mesh", "dp=2,tp=2", "--no-prefix", NODES)
@@ -137,7 +140,7 @@ def test_a_script_of_the_user_needs_no_srun(slurm: Slurm) -> None:
     assert printed.splitlines()[-1] == "code 7", printed
 
 
-@pytest.mark.parametrize("where", ["salloc", "sbatch"])
+@pytest.mark.parametrize("where", [pytest.param("salloc", marks=pytest.mark.nightly), "sbatch"])
 def test_a_shell_that_is_told_to_end_ends_its_launchers(
     slurm: Slurm, tmp_path: Path, where: str
 ) -> None:
@@ -175,6 +178,7 @@ def test_a_shell_that_is_killed_leaves_nobody(slurm: Slurm, tmp_path: Path) -> N
     assert done.stdout.splitlines()[-1] == "137", done.stderr
 
 
+@pytest.mark.nightly
 def test_cancelling_a_script_leaves_nothing(slurm: Slurm, tmp_path: Path) -> None:
     """Ranks save within Slurm's own grace, though its shell is told too."""
     words = " ".join(command("--nnodes", "2", "--nproc-per-node", "1", REQUEUED))
@@ -189,6 +193,7 @@ def test_cancelling_a_script_leaves_nothing(slurm: Slurm, tmp_path: Path) -> Non
     assert output.read_text().count("saved in run 0") == 2, output.read_text()
 
 
+@pytest.mark.nightly
 def test_one_node_needs_no_srun(slurm: Slurm) -> None:
     """With --standalone, --nnodes 1 or nothing said, the launch is in this shell."""
     words = " ".join(command("--mesh", "dp=2", "--no-prefix", NODES))

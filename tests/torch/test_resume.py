@@ -102,6 +102,7 @@ def test_the_loss_goes_on_where_it_was(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.nightly
 def test_sigterm_loses_no_step(tmp_path: Path) -> None:
     """The step at which it came is saved, and the launch counts as preempted."""
     checkpoints = tmp_path / "checkpoints"
