@@ -254,6 +254,7 @@ def test_a_launcher_that_is_killed_ends_the_others(make_hosts: MakeHosts) -> Non
     all_gone(hosts)
 
 
+@pytest.mark.nightly
 def test_nobody_outlives_launcher_and_zygote_of_the_first_node(make_hosts: MakeHosts) -> None:
     """Killed at the same moment: the store's process, the last guard, sees to the rest."""
     hosts, deaf = make_hosts(2), (PROGRAMS / "wait.py", "deaf", "children")
@@ -332,6 +333,7 @@ def test_sigquit_on_the_head_asks_every_node(make_hosts: MakeHosts) -> None:
     assert {launch.end() for launch in launches} <= {130, -signal.SIGINT}
 
 
+@pytest.mark.nightly
 def test_nodes_that_wait_for_one_that_works_are_not_hung(make_hosts: MakeHosts) -> None:
     """Ranks of one node work, those of the other wait for them, for longer than the limit."""
     hosts = make_hosts(2)

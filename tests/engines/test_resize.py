@@ -111,6 +111,7 @@ def test_a_spare_ends_with_the_others(make_hosts: MakeHosts, tmp_path: Path) -> 
     all_gone(hosts)
 
 
+@pytest.mark.nightly
 def test_too_few_nodes_are_waited_for(make_hosts: MakeHosts, tmp_path: Path) -> None:
     """Below MIN the launch waits, says so everywhere, and goes on with who comes."""
     hosts = make_hosts(3)

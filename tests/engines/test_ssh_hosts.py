@@ -34,6 +34,7 @@ def test_one_command_launches_on_all_hosts(make_sshd: MakeSshd, count: int) -> N
     all_gone(sshd)
 
 
+@pytest.mark.nightly
 def test_the_first_host_need_not_be_here(make_sshd: MakeSshd) -> None:
     """The order of the list counts; this machine only conducts."""
     sshd = make_sshd(3)
@@ -45,6 +46,7 @@ def test_the_first_host_need_not_be_here(make_sshd: MakeSshd) -> None:
     all_gone(sshd)
 
 
+@pytest.mark.nightly
 def test_one_host_elsewhere(make_sshd: MakeSshd) -> None:
     """With a single host no nodes have to meet."""
     sshd = make_sshd(2)
@@ -101,6 +103,7 @@ def test_the_first_failure_is_told_once(make_sshd: MakeSshd, tmp_path: Path) -> 
     all_gone(sshd)
 
 
+@pytest.mark.nightly
 def test_the_exit_code_is_passed_on(make_sshd: MakeSshd) -> None:
     """Of a rank on another host."""
     sshd = make_sshd(2)
@@ -137,6 +140,7 @@ def test_a_signal_ends_all(make_sshd: MakeSshd, signum: signal.Signals) -> None:
     all_gone(sshd)
 
 
+@pytest.mark.nightly
 def test_a_signal_before_the_nodes_have_met(make_sshd: MakeSshd) -> None:
     """It reaches every launcher, and nobody waits for one that has gone."""
     sshd = make_sshd(2)
@@ -151,6 +155,7 @@ def test_a_signal_before_the_nodes_have_met(make_sshd: MakeSshd) -> None:
     all_gone(sshd)
 
 
+@pytest.mark.nightly
 def test_sigquit_shows_where_every_rank_is(make_sshd: MakeSshd) -> None:
     """On all hosts, and the launch goes on."""
     sshd = make_sshd(2)
@@ -175,6 +180,7 @@ def test_a_killed_conductor_leaves_nobody(make_sshd: MakeSshd) -> None:
     all_gone(sshd)
 
 
+@pytest.mark.nightly
 def test_what_a_dead_host_leaves_goes_later(make_sshd: MakeSshd) -> None:
     """Temporary folders, when something is launched there again; the fixture looks for them."""
     sshd = make_sshd(2)
@@ -210,6 +216,7 @@ def test_a_shared_connection_goes_with_its_user(make_sshd: MakeSshd) -> None:
     )
 
 
+@pytest.mark.nightly
 def test_a_reader_that_goes_ends_all(make_sshd: MakeSshd, tmp_path: Path) -> None:
     """As `meshrun ... | head` does."""
     sshd = make_sshd(2)
@@ -253,6 +260,7 @@ def test_a_cut_link_ends_all(make_sshd: MakeSshd) -> None:
     )
 
 
+@pytest.mark.nightly
 def test_an_allocation_around_is_not_asked(make_sshd: MakeSshd) -> None:
     """Who names hosts means these, also in a step that looks broken, and launchers see none."""
     sshd = make_sshd(2)

@@ -64,6 +64,7 @@ def test_a_job_runs_on_its_nodes(slurm: Slurm, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_preempted_job_goes_on(slurm: Slurm, tmp_path: Path) -> None:
     """Its ranks take SIGTERM well, so it is requeued and runs again."""
     job, output = submit(slurm, tmp_path, "--nnodes", "2", "--nproc-per-node", "1", REQUEUED)

@@ -252,6 +252,7 @@ def test_an_hour_between_clocks_does_not_matter(
     assert end_all(launches) == [0, 0], launches[0].text + launches[1].text
 
 
+@pytest.mark.nightly
 def test_the_first_failure_is_found_across_clocks(make_hosts: MakeHosts) -> None:
     """By how far the launchers' monotonic clocks are apart, whatever each shows."""
     hosts = make_hosts(2)

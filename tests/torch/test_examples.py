@@ -138,6 +138,7 @@ def test_fsdp_and_tp_cut_a_weight_in_order() -> None:
         ]
 
 
+@pytest.mark.nightly
 def test_images_are_learned_and_training_goes_on_elsewhere(tmp_path: Path) -> None:
     """An epoch that was saved by two ranks is followed by the same one on four."""
     pattern = r"\[dp0\] epoch (\d): (?:loss ([\d.]+), )?accuracy ([\d.]+)%"
