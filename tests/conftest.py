@@ -19,6 +19,7 @@ from tests.engines.slurm import slurm  # noqa: F401
 from tests.engines.sshd import make_sshd  # noqa: F401
 from tests.kit import FAKES, MARK, end_marked, marked_processes, wait_until
 from tests.parties import Clock, Parties
+from tests.variations import pytest_collection_modifyitems  # noqa: F401 - a hook
 
 # No bound on time is a test: a busy machine is no bug.
 settings.register_profile("meshrun", deadline=None, suppress_health_check=[HealthCheck.too_slow])

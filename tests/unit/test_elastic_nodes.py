@@ -237,6 +237,7 @@ def test_a_door_knows_who_is_no_launcher(parties: Parties, two: list[Party]) -> 
     assert not two[0].news
 
 
+@pytest.mark.nightly
 def test_one_that_is_gone_before_the_first_meeting_is_not_needed(parties: Parties) -> None:
     """If enough are there at the end of the time for it; it may come later."""
     head = parties.head(MOST, fit=fit, there=3, least_nodes=2, timeout_s=20.0, return_s=60.0)
