@@ -97,13 +97,16 @@ def _has_srun() -> bool:
     return shutil.which("srun") is not None
 
 
-def plan_elsewhere(request: LaunchRequest, facts: HostFacts) -> LaunchPlan:
-    """Decide about a launch on other machines, of which no more than ``facts`` is known.
+def check_elsewhere(request: LaunchRequest, facts: HostFacts) -> None:
+    """Check that a launch on other machines fits together, as far as it can be told from here.
 
     Raises:
-        UsageError: If the request does not fit together, with the numbers.
+        UsageError: If it does not, whatever devices the machines have.
     """
-    return build_plan(request, facts, check_host=False)
+    counts = request.nproc_per_node
+    is_open = counts is None and request.mesh is not None and request.mesh.is_inferred
+    if not isinstance(counts, str) and not is_open:  # else their devices decide, over there
+        build_plan(request, facts, check_host=False)
 
 
 def _check_rendezvous(backend: str) -> None:

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from meshrun.host.child_launcher import MET
@@ -112,12 +112,14 @@ def launch_on_hosts(
     report: str | None,
 ) -> int:
     """Launch on the hosts that were named and return the exit code, or end by the signal."""
+    from meshrun import app as use_cases
+    from meshrun.host.facts import detect_host
     from meshrun.remote.conductor import Conductor
     from meshrun.remote.connecting import Stopped
     from meshrun.remote.orders import launcher_words
     from meshrun.report.result_json import parse_result_json, write_report
 
-    _check_layout(request)
+    use_cases.check_elsewhere(request, detect_host())
     count = 1 + len(request.program.args)
     conductor = Conductor(
         request, launcher_words(words[:-count], words[-count:], takes_value), version=version
@@ -132,17 +134,6 @@ def launch_on_hosts(
     if ended < 0:
         end_by_signal(-ended)
     return ended
-
-
-def _check_layout(request: LaunchRequest) -> None:
-    """Check that mesh, hosts and workers fit, as far as it can be told from here."""
-    from meshrun.host.facts import detect_host
-    from meshrun.plan import build_plan
-
-    counts = request.nproc_per_node
-    is_open = counts is None and request.mesh is not None and request.mesh.is_inferred
-    if not isinstance(counts, str) and not is_open:  # else their devices decide, over there
-        build_plan(replace(request, numa_binding=None), detect_host(), check_host=False)
 
 
 def end_by_signal(signum: int) -> None:

@@ -83,7 +83,7 @@ class Door:
             del self._strangers[number]
         except MeshrunError as error:
             self._board.add(link, partial(self._on_ready, number))
-            link.send(Refused(message=error.message, hint=error.hint, exit_code=error.exit_code))
+            link.send(Refused.of(error))
             self._board.settle(link)
 
     def _drop(self, number: int, why: str) -> None:

@@ -15,14 +15,13 @@ from meshrun.host.sockets import listen_on
 from meshrun.meeting import Meeting, format_endpoint
 from meshrun.nodes.door import Door
 from meshrun.nodes.gathering import check_settings
-from meshrun.nodes.head import Head
+from meshrun.nodes.head import OWN, Head
 from meshrun.nodes.link import Link
-from meshrun.nodes.membership import OWN, Choice, Fit, Membership, describe_shapes
+from meshrun.nodes.membership import Choice, Fit, Membership, describe_shapes
 from meshrun.nodes.messages import Begin, End, Join, Message, Over, Waiting, Welcome
+from meshrun.nodes.patience import Patience
 from meshrun.nodes.switchboard import Switchboard
 
-_FIRST_NOTE_S = 3.0
-_NOTE_EVERY_S = 5.0
 _SPARE = "this node is a spare: it steps in once another is lost, or the mesh can use it"
 
 
@@ -68,9 +67,8 @@ class ElasticHead(Head):
         self._causes: list[dict[str, Any]] = []
         self._wish: Begin | None = Begin(generation=0, cause={})
         """The generation that is to begin once enough nodes are there."""
-        self._short_ns: int | None = None
-        """Since when they are too few."""
-        self._next_note_ns = 0
+        self._patience: Patience | None = None
+        """How long others are waited for, while they are too few."""
         self.store_listener: socket.socket | None = None
         """For the store of this generation's ranks; ranks of another cannot meet it."""
         self._bound, port = listener.getsockname()[:2]
@@ -130,22 +128,21 @@ class ElasticHead(Head):
             self._board.settle(link)
             if now_ns - link.heard_ns > self._meeting.node_timeout_s * 1e9:
                 self._lose_spare(number, "it fell silent")
-        if self._short_ns is not None and self._wish is not None:
-            self._wait_on(now_ns, self._short_ns)
+        if self._patience is not None and self._wish is not None:
+            self._wait_on(self._patience)
 
-    def _wait_on(self, now_ns: int, since_ns: int) -> None:
-        waited_s = (now_ns - since_ns) / 1e9
-        if waited_s >= self._meeting.return_s:
+    def _wait_on(self, patience: Patience) -> None:
+        if patience.is_over:
             self._fail(
                 RendezvousError(
-                    f"after {waited_s:.0f} s {self._nodes.describe()}",
+                    f"after {patience.waited_s:.0f} s {self._nodes.describe()}",
                     hint="a node that is started now with the same command joins;"
                     " --rdzv-conf join_timeout=SECONDS says for how long to wait",
                 )
             )
-        elif now_ns >= self._next_note_ns:
-            self._next_note_ns = now_ns + int(_NOTE_EVERY_S * 1e9)
-            text = f"waiting at {self._endpoint}: {self._error.message} ({waited_s:.0f} s)"
+        elif patience.takes_note():
+            waited = f"({patience.waited_s:.0f} s)"
+            text = f"waiting at {self._endpoint}: {self._error.message} {waited}"
             self._board.note(text)
             for link in (*self._links.values(), *self._spares.values()):
                 link.send(Waiting(text=text))
@@ -239,11 +236,10 @@ class ElasticHead(Head):
         if choice is None:
             if len(self._nodes.cards) >= self._nodes.most:
                 self._fail(self._error)  # no other node would help
-            elif self._short_ns is None:
-                self._short_ns = time.monotonic_ns()
-                self._next_note_ns = self._short_ns + int(_FIRST_NOTE_S * 1e9)
+            elif self._patience is None:
+                self._patience = Patience(self._meeting.return_s)
             return
-        self._wish = self._short_ns = None
+        self._wish = self._patience = None
         if list(choice.members) == list(self._ran):
             super().tell(wish)
         else:

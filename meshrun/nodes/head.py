@@ -33,7 +33,8 @@ from meshrun.nodes.switchboard import Switchboard
 
 BEAT_S = 1.0
 _GOODBYE_S = 2.0
-_OWN = 0
+OWN = 0
+"""The head's own number among the nodes: it is always the first."""
 
 
 class Head:
@@ -76,12 +77,12 @@ class Head:
         now_ns = time.monotonic_ns()
         match message:
             case Failed():
-                self._end(_OWN, message)
+                self._end(OWN, message)
             case Finished():
-                self._finished.add(_OWN)
+                self._finished.add(OWN)
                 self._leave_if_all_finished()
             case Idle():
-                self._idle.add(_OWN)
+                self._idle.add(OWN)
                 self._advance_if_all_idle()
             case Begin():
                 self._broadcast(message)
@@ -171,21 +172,21 @@ class Head:
         is_hung = bool(message.outcome.get("is_hung"))
         end = End(generation=self._generation, why=why, signum=signum, is_hung=is_hung)
         self._broadcast(end, but=node_rank)
-        if node_rank != _OWN:
+        if node_rank != OWN:
             self._board.news.append(others_failed(end))
 
     def _leave_if_all_finished(self) -> None:
-        if self._finished >= {_OWN, *self._links}:
+        if self._finished >= {OWN, *self._links}:
             self._broadcast(MayLeave(generation=self._generation))
             self._board.news.append(OthersFinished(at_ns=time.monotonic_ns()))
 
     def _advance_if_all_idle(self) -> None:
-        if self._idle >= {_OWN, *self._links}:
-            self._idle.discard(_OWN)  # it is asked once
+        if self._idle >= {OWN, *self._links}:
+            self._idle.discard(OWN)  # it is asked once
             outcomes = tuple(self._outcomes.values())
             self._board.news.append(AllIdle(outcomes=outcomes, at_ns=time.monotonic_ns()))
 
-    def _broadcast(self, message: Message, *, but: int = _OWN) -> None:
+    def _broadcast(self, message: Message, *, but: int = OWN) -> None:
         for node_rank, link in self._links.items():
             if node_rank != but:
                 link.send(message)

@@ -12,8 +12,6 @@ from meshrun.request import LaunchRequest
 
 Fit = Callable[[Sequence[int]], Layout]
 """Solves the mesh over nodes with so many workers each; raises a MeshrunError if it does not."""
-OWN = 0
-"""The head's own number; it is always node 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

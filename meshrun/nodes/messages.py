@@ -62,6 +62,11 @@ class Refused:
     hint: str | None
     exit_code: int
 
+    @classmethod
+    def of(cls, error: MeshrunError) -> Refused:
+        """Return how a member is told of an error."""
+        return cls(message=error.message, hint=error.hint, exit_code=error.exit_code)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Welcome:

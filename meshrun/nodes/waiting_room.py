@@ -307,7 +307,7 @@ class WaitingRoom:
 
     def _refuse(self, number: int, error: MeshrunError) -> None:
         link = self._links[number]
-        link.send(Refused(message=error.message, hint=error.hint, exit_code=error.exit_code))
+        link.send(Refused.of(error))
         self._board.settle(link)
 
     def close(self) -> None:

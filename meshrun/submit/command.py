@@ -6,14 +6,13 @@ import os
 import secrets
 import sys
 
-from meshrun import app
 from meshrun.asked import Asked
 from meshrun.errors import UsageError
 from meshrun.host.descriptors import say
 from meshrun.host.devices import accelerator_of_torch
 from meshrun.masking import Mask
 from meshrun.parse import parse_choice
-from meshrun.plan import UNKNOWN_HOST
+from meshrun.plan import UNKNOWN_HOST, build_plan
 from meshrun.report.plan_output import print_text
 from meshrun.request import LaunchRequest
 from meshrun.submit.job import Job, check_options, check_texts, job_name, words_again
@@ -80,7 +79,7 @@ def _kubernetes(kind: str, job: Job, dry_run: bool, output: str | None) -> int:
 
 def _job(scheduler: str, asked: Asked, request: LaunchRequest) -> Job:
     # The job runs elsewhere: what this machine has, or its scheduler says, counts for nothing.
-    plan = app.plan_elsewhere(request, UNKNOWN_HOST)
+    plan = build_plan(request, UNKNOWN_HOST, check_host=False)
     counts = plan.layout.nproc_per_node
     if len(set(counts)) > 1:
         raise UsageError(

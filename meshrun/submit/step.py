@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from meshrun.app import plan_elsewhere
+from meshrun.app import check_elsewhere
 from meshrun.host.descriptors import say
 from meshrun.host.processes import die_with_parent
 from meshrun.host.program import check_program
@@ -69,11 +69,7 @@ def launch_on_nodes(request: LaunchRequest, words: Sequence[str], *, job: str) -
 def _check(request: LaunchRequest) -> None:
     """Say what is wrong once, rather than on every node, as far as it is known here."""
     check_program(request.program)
-    depends = isinstance(request.nproc_per_node, str) or (
-        request.mesh is not None and request.mesh.is_inferred
-    )
-    if not depends:
-        plan_elsewhere(request, UNKNOWN_HOST)
+    check_elsewhere(request, UNKNOWN_HOST)
 
 
 def _environment() -> dict[str, str]:

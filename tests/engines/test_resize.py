@@ -32,6 +32,14 @@ def start(
     )  # fmt: skip
 
 
+def start_all(hosts: Hosts, count: int, folder: Path, *more: str, **kwargs: Any) -> list[Launch]:
+    """Start the launchers of the first nodes, and wait until their first ranks run."""
+    launches = [start(hosts, host, folder, *more, **kwargs) for host in range(count)]
+    for launch in launches:
+        launch.wait_for("in 0 on")
+    return launches
+
+
 def ranks(launch: Launch, generation: int) -> list[str]:
     """Return what ranks of one generation said on one node."""
     lines = (line.partition("] ")[2] for line in launch.text.splitlines())
@@ -41,9 +49,7 @@ def ranks(launch: Launch, generation: int) -> list[str]:
 def test_a_lost_node_is_gone_on_without(make_hosts: MakeHosts, tmp_path: Path) -> None:
     """The others start again with a smaller mesh, in their order, and know the one before."""
     hosts = make_hosts(3)
-    launches = [start(hosts, host, tmp_path, mesh="dp=1:8,tp=1", nnodes="2:3") for host in range(3)]
-    for launch in launches:
-        launch.wait_for("in 0 on")
+    launches = start_all(hosts, 3, tmp_path, mesh="dp=1:8,tp=1", nnodes="2:3")
     os.kill(launches[1].process.pid, signal.SIGKILL)
     for launch in (launches[0], launches[2]):
         launch.wait_for("in 1 on")
@@ -59,9 +65,7 @@ def test_a_lost_node_is_gone_on_without(make_hosts: MakeHosts, tmp_path: Path) -
 def test_a_node_that_comes_later_takes_part(make_hosts: MakeHosts, tmp_path: Path) -> None:
     """The mesh grows, with the newcomer at its end; it knows generation and shape before."""
     hosts = make_hosts(3)
-    launches = [start(hosts, host, tmp_path, mesh="dp=1:8,tp=1") for host in range(2)]
-    for launch in launches:
-        launch.wait_for("in 0 on")
+    launches = start_all(hosts, 2, tmp_path, mesh="dp=1:8,tp=1")
     launches.append(start(hosts, 2, tmp_path, mesh="dp=1:8,tp=1"))
     for launch in launches:
         launch.wait_for("generation 1 runs with node2: dp 2 -> 3")
@@ -79,9 +83,7 @@ def test_a_spare_takes_the_place_of_a_lost_node(make_hosts: MakeHosts, tmp_path:
     """It waits quietly with a warm zygote; the others keep their ranks and their mesh."""
     hosts = make_hosts(3)
     mesh = "dp=2,tp=1"
-    launches = [start(hosts, host, tmp_path, mesh=mesh, nnodes="1:2") for host in range(2)]
-    for launch in launches:
-        launch.wait_for("in 0 on")
+    launches = start_all(hosts, 2, tmp_path, mesh=mesh, nnodes="1:2")
     launches.append(start(hosts, 2, tmp_path, mesh=mesh, nnodes="1:2"))
     launches[2].wait_for("this node is a spare")
     os.kill(launches[1].process.pid, signal.SIGKILL)
@@ -99,9 +101,7 @@ def test_a_spare_takes_the_place_of_a_lost_node(make_hosts: MakeHosts, tmp_path:
 def test_a_spare_ends_with_the_others(make_hosts: MakeHosts, tmp_path: Path) -> None:
     """Also where the mesh cannot use it: dp=1:8,tp=2 takes two of three nodes of one worker."""
     hosts = make_hosts(3)
-    launches = [start(hosts, host, tmp_path, nnodes="2:4") for host in range(2)]
-    for launch in launches:
-        launch.wait_for("in 0 on")
+    launches = start_all(hosts, 2, tmp_path, nnodes="2:4")
     launches.append(start(hosts, 2, tmp_path, nnodes="2:4"))
     launches[2].wait_for("this node is a spare")
     (tmp_path / "go").touch()
@@ -115,9 +115,7 @@ def test_a_spare_ends_with_the_others(make_hosts: MakeHosts, tmp_path: Path) -> 
 def test_too_few_nodes_are_waited_for(make_hosts: MakeHosts, tmp_path: Path) -> None:
     """Below MIN the launch waits, says so everywhere, and goes on with who comes."""
     hosts = make_hosts(3)
-    launches = [start(hosts, host, tmp_path, nnodes="2:4") for host in range(2)]
-    for launch in launches:
-        launch.wait_for("in 0 on")
+    launches = start_all(hosts, 2, tmp_path, nnodes="2:4")
     os.kill(launches[1].process.pid, signal.SIGKILL)
     launches[0].wait_for("1 node is there (node0), of at least 2")
     launches[1] = start(hosts, 2, tmp_path, nnodes="2:4")
@@ -134,9 +132,7 @@ def test_too_few_nodes_for_too_long_are_an_error(make_hosts: MakeHosts, tmp_path
     """With the list of those that are there."""
     hosts = make_hosts(2)
     conf = "last_call_timeout=4,join_timeout=20"
-    launches = [start(hosts, host, tmp_path, nnodes="2:4", conf=conf) for host in range(2)]
-    for launch in launches:
-        launch.wait_for("in 0 on")
+    launches = start_all(hosts, 2, tmp_path, nnodes="2:4", conf=conf)
     os.kill(launches[1].process.pid, signal.SIGKILL)
 
     assert launches[0].end() == 69, launches[0].text
@@ -147,9 +143,7 @@ def test_too_few_nodes_for_too_long_are_an_error(make_hosts: MakeHosts, tmp_path
 def test_the_loss_of_the_first_node_ends_the_launch(make_hosts: MakeHosts, tmp_path: Path) -> None:
     """It holds the door and the store, and all say that it was lost."""
     hosts = make_hosts(3)
-    launches = [start(hosts, host, tmp_path, mesh="dp=1:8,tp=1") for host in range(3)]
-    for launch in launches:
-        launch.wait_for("in 0 on")
+    launches = start_all(hosts, 3, tmp_path, mesh="dp=1:8,tp=1")
     os.kill(launches[0].process.pid, signal.SIGKILL)
 
     assert end_all(launches[1:]) == [69, 69], launches[1].text
@@ -161,9 +155,7 @@ def test_the_loss_of_the_first_node_ends_the_launch(make_hosts: MakeHosts, tmp_p
 def test_a_node_that_was_cut_off_comes_back(make_hosts: MakeHosts, tmp_path: Path) -> None:
     """The others go on without it; it ends its own ranks, and joins anew once the link is there."""
     hosts = make_hosts(3)
-    launches = [start(hosts, host, tmp_path, mesh="dp=1:8,tp=1") for host in range(3)]
-    for launch in launches:
-        launch.wait_for("in 0 on")
+    launches = start_all(hosts, 3, tmp_path, mesh="dp=1:8,tp=1")
     hosts.cut(1)
     launches[2].wait_for("generation 1 runs without node1: dp 3 -> 2")
     launches[1].wait_for("trying to come back to node 0")
@@ -184,9 +176,7 @@ def test_a_node_that_stays_cut_off_gives_up(make_hosts: MakeHosts, tmp_path: Pat
     """After the time in which nodes may join."""
     hosts = make_hosts(2)
     conf = "last_call_timeout=4,join_timeout=15"
-    launches = [start(hosts, host, tmp_path, mesh="dp=1:8,tp=1", conf=conf) for host in range(2)]
-    for launch in launches:
-        launch.wait_for("in 0 on")
+    launches = start_all(hosts, 2, tmp_path, mesh="dp=1:8,tp=1", conf=conf)
     hosts.cut(1)
 
     assert launches[1].end() == 69, launches[1].text
@@ -201,9 +191,7 @@ def test_a_node_that_stays_cut_off_gives_up(make_hosts: MakeHosts, tmp_path: Pat
 def test_a_latecomer_with_another_setting_is_told(make_hosts: MakeHosts, tmp_path: Path) -> None:
     """And disturbs nobody."""
     hosts = make_hosts(3)
-    launches = [start(hosts, host, tmp_path, mesh="dp=1:8,tp=1") for host in range(2)]
-    for launch in launches:
-        launch.wait_for("in 0 on")
+    launches = start_all(hosts, 2, tmp_path, mesh="dp=1:8,tp=1")
     other = start(hosts, 2, tmp_path, mesh="dp=1:4,tp=1")
 
     assert other.end() == 2, other.text
@@ -220,9 +208,7 @@ def test_a_change_of_nodes_is_no_restart(make_hosts: MakeHosts, tmp_path: Path) 
     hosts = make_hosts(2)
     report = tmp_path / "report.json"
     more = ("--max-restarts", "1", "--report", str(report))
-    launches = [start(hosts, host, tmp_path, *more, mesh="dp=1:8,tp=1") for host in range(2)]
-    for launch in launches:
-        launch.wait_for("in 0 on")
+    launches = start_all(hosts, 2, tmp_path, *more, mesh="dp=1:8,tp=1")
     (tmp_path / "raise").touch()
     for launch in launches:
         launch.wait_for("in 1 on")
@@ -245,9 +231,7 @@ def test_a_change_of_nodes_is_no_restart(make_hosts: MakeHosts, tmp_path: Path) 
 def test_a_spare_may_leave(make_hosts: MakeHosts, tmp_path: Path) -> None:
     """A signal to it ends it alone."""
     hosts = make_hosts(3)
-    launches = [start(hosts, host, tmp_path, nnodes="2:4") for host in range(2)]
-    for launch in launches:
-        launch.wait_for("in 0 on")
+    launches = start_all(hosts, 2, tmp_path, nnodes="2:4")
     spare = start(hosts, 2, tmp_path, nnodes="2:4")
     spare.wait_for("this node is a spare")
     spare.send(signal.SIGTERM)
@@ -264,9 +248,7 @@ def test_a_spare_may_leave(make_hosts: MakeHosts, tmp_path: Path) -> None:
 def test_a_signal_ends_a_launch_that_waits_for_nodes(make_hosts: MakeHosts, tmp_path: Path) -> None:
     """At once, with the signal's code."""
     hosts = make_hosts(2)
-    launches = [start(hosts, host, tmp_path, nnodes="2:4") for host in range(2)]
-    for launch in launches:
-        launch.wait_for("in 0 on")
+    launches = start_all(hosts, 2, tmp_path, nnodes="2:4")
     os.kill(launches[1].process.pid, signal.SIGKILL)
     launches[0].wait_for("1 node is there (node0), of at least 2")
     launches[0].send(signal.SIGTERM)
