@@ -24,6 +24,7 @@ from meshrun import wire
 from meshrun.child.common_clock import follow_clock, share_clock
 from meshrun.child.door_sign import DoorSign
 from meshrun.child.names import names_from_files_only
+from meshrun.child.pace import quicken
 from meshrun.child.path import first_path
 from meshrun.events import Negotiated, NegotiationFailed, NegotiationWaits
 from meshrun.interfaces import own_address_towards
@@ -72,6 +73,7 @@ def negotiate(
         done = threading.Event()
         handler, arrivals = _handler(order, fds, say, fail, done)
         is_open = arrivals is not None and order.is_elastic
+        quicken(handler, order.nnodes)
         sign = DoorSign(arrivals, nnodes=order.nnodes) if is_open else None
         if sign is not None and (late := sign.read()) is not None:
             done.set()

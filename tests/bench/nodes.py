@@ -25,7 +25,7 @@ _WITHIN_S = 400.0
 _GIVE_UP_S = 30.0
 _NODE_TIMEOUT_S = 5
 _MANY = 64
-_FEW = 4
+_FEW, _SOME = 2, 6
 _LAST_CALL_S = 5
 """For how long a first node waits for more than the fewest."""
 _ROOM = 0.8
@@ -148,20 +148,25 @@ def _ends(
 
 
 def _fitting(way: Callable[[int], OnNode]) -> int:
-    """Return how many nodes of a kind the memory holds."""
-    stay = way(_FEW)
+    """Return how many nodes of a kind the memory holds, by what each further one takes."""
+    few, some = (_memory(way(count), count) for count in (_FEW, _SOME))
+    further = (some - few) / (_SOME - _FEW)
+    fits = _FEW + int((_ROOM * psutil.virtual_memory().available - few) / further)
+    _tell(f"{further / 1024**2:.0f} MiB for each further node, room for {fits} nodes")
+    return fits
+
+
+def _memory(on_node: OnNode, count: int) -> int:
+    """Return the bytes that so many nodes take, what they share counted once."""
 
     def stays(node: int) -> Command:
-        command = stay(node)
+        command = on_node(node)
         argv = tuple("stay" if word == "mesh" else word for word in command.argv)
         return Command(command.name, argv)
 
-    with _launched(_FEW, stays, ranks=_FEW) as launch:
-        pids = [pid for host in range(_FEW) for pid in launch.hosts.processes(host)]
-        used = sum(pss_bytes(pid) for pid in pids) / _FEW
-    fits = int(_ROOM * psutil.virtual_memory().available / used)
-    _tell(f"{used / 1024**2:.0f} MiB a node, room for {fits} nodes")
-    return fits
+    with _launched(count, stays, ranks=count) as launch:
+        pids = [pid for host in range(count) for pid in launch.hosts.processes(host)]
+        return sum(pss_bytes(pid) for pid in pids)
 
 
 class _Launched:
@@ -174,13 +179,16 @@ class _Launched:
     def wait_ready(self, ranks: int) -> int:
         """Wait until so many ranks have used their mesh; return when the last one did."""
         deadline = time.monotonic() + _WITHIN_S
-        while len(times := re.findall(r"ready (\d+)\n", self._read("printed"))) < ranks:
+        while True:
             ended = [each.poll() for each in self._launchers]
-            if time.monotonic() > deadline or any(code not in (None, -9) for code in ended):
+            times = re.findall(r"ready (\d+)\n", self._read("printed"))
+            if len(times) >= ranks:
+                return max(map(int, times))
+            are_over = None not in ended or any(code not in (None, 0, -9) for code in ended)
+            if time.monotonic() > deadline or are_over:
                 said = self._read("errors")[-2000:]
                 raise NotMeasured(f"{len(times)} of {ranks} ranks, exit codes {ended}:\n{said}")
             time.sleep(0.02)
-        return max(map(int, times))
 
     def _read(self, name: str) -> str:
         return (self.folder / name).read_text()

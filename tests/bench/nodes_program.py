@@ -25,7 +25,8 @@ else:
     sizes = tuple(int(size) for size in shape.replace("-1", os.environ["WORLD_SIZE"]).split("x"))
     mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("dp", "tp"))
 dist.all_reduce(torch.ones(1))
-print(f"ready {time.monotonic_ns()}", flush=True)
+sys.stdout.write(f"ready {time.monotonic_ns()}\n")  # at once: all write to one file
+sys.stdout.flush()
 is_last = dist.get_rank() == dist.get_world_size() - 1
 while what != "mesh":
     if what == "stop" and is_last and os.path.exists(f"{folder}/go"):
