@@ -13,13 +13,13 @@ from meshrun.errors import MeshrunError, RendezvousError
 from meshrun.events import MeetingFailed, Met, OthersFailed
 from meshrun.host.sockets import listen_on
 from meshrun.meeting import Meeting, format_endpoint
-from meshrun.nodes.door import Door
 from meshrun.nodes.gathering import check_settings
 from meshrun.nodes.head import OWN, Head
 from meshrun.nodes.link import Link
 from meshrun.nodes.membership import Choice, Fit, Membership, describe_shapes
 from meshrun.nodes.messages import Begin, End, Join, Message, Over, Waiting, Welcome
 from meshrun.nodes.patience import Patience
+from meshrun.nodes.strangers import Strangers
 from meshrun.nodes.switchboard import Switchboard
 
 _SPARE = "this node is a spare: it steps in once another is lost, or the mesh can use it"
@@ -82,7 +82,8 @@ class ElasticHead(Head):
             node_timeout_s=meeting.node_timeout_s,
             board=board,
         )
-        self._door = Door(listener, secret=secret, board=board, come=self._come)
+        self._listener = listener
+        self._strangers = Strangers(listener, secret=secret, board=board, come=self._come)
         self._regroup()
 
     def _begin_generation(self, generation: int) -> None:
@@ -122,7 +123,7 @@ class ElasticHead(Head):
         super().look()
         if not is_due:
             return
-        self._door.look()
+        self._strangers.look()
         for number, link in list(self._spares.items()):
             link.beat()
             self._board.settle(link)
@@ -141,8 +142,7 @@ class ElasticHead(Head):
                 )
             )
         elif patience.takes_note():
-            waited = f"({patience.waited_s:.0f} s)"
-            text = f"waiting at {self._endpoint}: {self._error.message} {waited}"
+            text = f"waiting at {self._endpoint}: {self._error.message} ({patience.waited_s:.0f} s)"
             self._board.note(text)
             for link in (*self._links.values(), *self._spares.values()):
                 link.send(Waiting(text=text))
@@ -165,12 +165,17 @@ class ElasticHead(Head):
         else:
             self._board.settle(link)
 
-    def _come(self, link: Link, card: Join) -> None:
-        """Take in a node that came to the door.
+    def _come(self, link: Link, said: Sequence[Message]) -> None:
+        card = next((message for message in said if isinstance(message, Join)), None)
+        if card is None or link.closed is not None:
+            link.close("it gave up")
+        else:
+            try:
+                self._let_in(link, card)
+            except MeshrunError as error:  # it was started differently
+                self._strangers.turn_away(link, error)
 
-        Raises:
-            UsageError: If it was started differently.
-        """
+    def _let_in(self, link: Link, card: Join) -> None:
         check_settings(self._nodes.cards[OWN], card)
         for number, other in list(self._nodes.cards.items()):
             if other.launcher == card.launcher and number != OWN:
@@ -193,10 +198,9 @@ class ElasticHead(Head):
         self._change(f"{host} joins: {describe_shapes(before, choice.layout)}")
 
     def _lose(self, node_rank: int, why: str) -> None:
-        number = node_rank
-        self._board.close(self._links.pop(number), why)
-        rank, host = self._nodes.rank(number), self._nodes.cards[number].host
-        self._nodes.remove(number)
+        self._board.close(self._links.pop(node_rank), why)
+        rank, host = self._nodes.rank(node_rank), self._nodes.cards[node_rank].host
+        self._nodes.remove(node_rank)
         if self._over:
             return
         if not self._is_done:
@@ -315,7 +319,8 @@ class ElasticHead(Head):
 
     def close(self) -> None:
         """Have what was said arrive, as far as the others still listen, and let them go."""
-        self._door.close()
+        self._strangers.close("the launch is over")
+        self._listener.close()
         self._links.update(self._spares)
         super().close()
         if self.store_listener is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import selectors
 import socket
 import time
 from collections.abc import Callable
@@ -14,19 +13,16 @@ from meshrun.events import MeetingFailed, Met
 from meshrun.meeting import Meeting, format_endpoint
 from meshrun.nodes.elastic_head import ElasticHead
 from meshrun.nodes.gathering import Gathering, TooMany
-from meshrun.nodes.handshake import HeadHandshake
 from meshrun.nodes.head import BEAT_S, Head, say_goodbye
 from meshrun.nodes.link import Link
 from meshrun.nodes.membership import Fit
 from meshrun.nodes.messages import GaveUp, Join, Message, Refused, Waiting, Welcome
 from meshrun.nodes.patience import Patience
 from meshrun.nodes.rival import Rival
+from meshrun.nodes.strangers import Strangers
 from meshrun.nodes.switchboard import Switchboard
 
-_PROOF_WITHIN_S = 10.0
 _SILENT_S = 3 * BEAT_S
-_MOST_STRANGERS = 256
-"""Connections that have not proved what they are; more wait in the kernel's queue."""
 
 
 class WaitingRoom:
@@ -64,17 +60,15 @@ class WaitingRoom:
         self._board, self._hand_over, self._rival, self._fit = board, hand_over, rival, fit
         self._gathering = Gathering(nnodes=nnodes or meeting.nnodes, own=card, hosts=meeting.hosts)
         self._links: dict[int, Link] = {}
+        """To those who have said what they are."""
         self._counter = itertools.count()
-        self._told: set[tuple[str, str]] = set()
-        """Strangers that people were told of."""
         self._patience = Patience(meeting.timeout_s)
         self._next_beat_ns = time.monotonic_ns()
         self._failure: MeshrunError | None = None
         self._left_to_tell = meeting.nnodes - 1
         """How many have not heard of the failure."""
         self._has_shown_command = False
-        listener.setblocking(False)
-        board.selector.register(listener, selectors.EVENT_READ, self._accept)
+        self._strangers = Strangers(listener, secret=secret, board=board, come=self._come)
 
     def begin(self) -> None:
         """Look whether anybody is missing: a range of nodes may end at one."""
@@ -108,14 +102,12 @@ class WaitingRoom:
         if now_ns < self._next_beat_ns:
             return
         self._next_beat_ns = now_ns + int(BEAT_S * 1e9)
+        self._strangers.look()
         for number, link in list(self._links.items()):
-            if link.is_open:
-                link.beat()
-                self._board.settle(link)
-                if now_ns - link.heard_ns > self._meeting.node_timeout_s * 1e9:
-                    self._drop(number, "it fell silent")
-            elif now_ns - link.began_ns > _PROOF_WITHIN_S * 1e9:
-                self._drop(number, "it did not say what it is")
+            link.beat()
+            self._board.settle(link)
+            if now_ns - link.heard_ns > self._meeting.node_timeout_s * 1e9:
+                self._drop(number, "it fell silent")
         if self._failure is None:
             self._wait_on()
 
@@ -149,9 +141,8 @@ class WaitingRoom:
             command = self._meeting.paste.replace("ENDPOINT", self._endpoint())
             self._board.note(f"on each other node: {command}")
         for link in self._links.values():
-            if link.is_open:
-                link.send(Waiting(text=text))
-                self._board.settle(link)
+            link.send(Waiting(text=text))
+            self._board.settle(link)
 
     def _endpoint(self) -> str:
         address, port = self._listener.getsockname()[:2]
@@ -159,28 +150,20 @@ class WaitingRoom:
             address = self._meeting.host or self._card.host
         return format_endpoint(address, port)
 
-    def _accept(self) -> None:
-        strangers = sum(not link.is_open for link in self._links.values())
-        while strangers < _MOST_STRANGERS:
-            try:
-                connection, _ = self._listener.accept()
-            except (BlockingIOError, InterruptedError, ConnectionError):
-                return
-            except OSError as error:  # out of descriptors: those that wait stay in the queue
-                self._board.note(f"a connection could not be taken: {error.strerror}")
-                break
-            number = next(self._counter)
-            self._links[number] = Link(connection, HeadHandshake(self._secret))
-            self._board.add(self._links[number], partial(self._on_ready, number))
-            strangers += 1
-        self._board.selector.unregister(self._listener)  # until one of them is gone
-        self._is_full = True
+    def _come(self, link: Link, said: list[Message]) -> None:
+        number = next(self._counter)
+        self._links[number] = link
+        if link.closed is None:
+            self._board.add(link, partial(self._on_ready, number))
+        self._heed(number, link, said)
 
     def _on_ready(self, number: int) -> None:
         link = self._links.get(number)
-        if link is None:
-            return
-        for message in link.receive():
+        if link is not None:
+            self._heed(number, link, link.receive())
+
+    def _heed(self, number: int, link: Link, said: list[Message]) -> None:
+        for message in said:
             if self._failure is not None and isinstance(message, Join | GaveUp):
                 self._refuse(number, self._failure)
                 self._left_to_tell -= 1
@@ -227,7 +210,7 @@ class WaitingRoom:
         hosts, counts = [card.host for card in cards], [card.nproc for card in cards]
         for number in list(self._links):
             self._drop(number, "every node is there")
-        self._stop_listening()
+        self._strangers.close("every node is there")
         self._stop_knocking()
         if self._fit is not None and self._meeting.is_elastic:
             for link in links.values():
@@ -280,29 +263,16 @@ class WaitingRoom:
 
     def _drop(self, number: int, why: str) -> None:
         """A connection is gone, or is to go."""
-        link = self._links.pop(number)
-        address = link.their_address
-        self._board.close(link, why)
+        self._board.close(self._links.pop(number), why)
         self._gathering.leave(number)
-        if link.was_refused and (address, why) not in self._told:
-            self._told.add((address, why))
-            self._board.note(f"{address} was not let in: {why}")
-        if self._is_full:
-            self._is_full = False
-            self._board.selector.register(self._listener, selectors.EVENT_READ, self._accept)
-
-    def _stop_listening(self) -> None:
-        if not self._is_full:
-            self._board.selector.unregister(self._listener)
 
     def _fail(self, error: MeshrunError) -> None:
         if self._failure is not None:
             return
         self._failure = error
-        for number, link in self._links.items():
-            if link.is_open:
-                self._refuse(number, error)
-                self._left_to_tell -= 1
+        for number in self._links:
+            self._refuse(number, error)
+            self._left_to_tell -= 1
         self._board.news.append(MeetingFailed(error=error, at_ns=time.monotonic_ns()))
 
     def _refuse(self, number: int, error: MeshrunError) -> None:
@@ -314,11 +284,5 @@ class WaitingRoom:
         """Tell those who wait that there will be no launch."""
         self._stop_knocking()
         self._fail(RendezvousError(f"{self._card.host} ended before all had joined"))
-        for number, link in list(self._links.items()):
-            if not link.is_open:
-                self._drop(number, "the launch is over")
-        self._stop_listening()
+        self._strangers.close("the launch is over")
         say_goodbye(self._links.values(), self._board)
-
-    _is_full = False
-    """Whether no further connection is taken for now."""
