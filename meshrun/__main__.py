@@ -17,9 +17,11 @@ def main() -> None:
     from meshrun.cli import run_command_line
     from meshrun.running import Began
 
+    conducted, _, told = os.environ.pop("MESHRUN_CONDUCTED", "").partition(" ")
     began = Began(
         _BEGAN_NS,
-        conducted=os.environ.pop("MESHRUN_CONDUCTED", "") == "1",
+        conducted=int(conducted or 0),
+        is_told=bool(told),
         folder=os.environ.get("MESHRUN_PARENT_FOLDER", ""),
     )
     if "MESHRUN_PARENT_PID" in os.environ:

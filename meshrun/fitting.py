@@ -62,7 +62,6 @@ def fit_to_hosts(request: LaunchRequest, remote: Remote) -> LaunchRequest:
         ("--standalone", asked.standalone),
         (f"--node-rank {asked.node_rank}", asked.node_rank is not None),
         (f"--rdzv-backend {asked.backend}", asked.backend != "static"),
-        (f"--nnodes {asked.least_nodes}:{request.nnodes}", asked.least_nodes is not None),
         ("--debug-rank", request.debug_rank is not None),
     ):
         if is_given:
@@ -70,23 +69,25 @@ def fit_to_hosts(request: LaunchRequest, remote: Remote) -> LaunchRequest:
                 f"{option} and a list of hosts exclude each other",
                 hint=f"leave {option.split()[0]} out",
             )
-    if request.nnodes not in (None, len(hosts)):
+    least, nnodes = asked.least_nodes, request.nnodes or len(hosts)
+    if nnodes > len(hosts) or (least is None and nnodes < len(hosts)):
         names = ", ".join(host.name for host in hosts[:8])
         raise UsageError(
-            f"--nnodes {request.nnodes}, and there are {len(hosts)} hosts: {names}"
-            f"{', ...' if len(hosts) > 8 else ''}",
+            f"--nnodes {nnodes if least is None else f'{least}:{nnodes}'}, and there are"
+            f" {len(hosts)} hosts: {names}{', ...' if len(hosts) > 8 else ''}",
             hint="leave --nnodes out, or choose hosts with --include",
         )
-    found = [("--nnodes", str(len(hosts)), "the hosts")]
+    found = [("--nnodes", str(nnodes), "the hosts")] if least is None else []
     nproc = request.nproc_per_node
     if nproc is None and (nproc := _slots(hosts)) is not None:
         text = str(nproc) if isinstance(nproc, int) else ",".join(map(str, nproc))
         found.append(("--nproc-per-node", text, "the hosts' slots"))
     return replace(
         request,
-        nnodes=len(hosts),
-        nproc_per_node=nproc,
+        nnodes=nnodes,
+        nproc_per_node=nproc if least is None or not isinstance(nproc, tuple) else nproc[:nnodes],
         remote=remote,
+        rendezvous=replace(asked, present=len(hosts)),
         sources=(*request.sources, *found),
     )
 

@@ -22,6 +22,8 @@ class Meeting:
     nnodes: int
     least_nodes: int | None = None
     """How many are enough, if fewer than ``nnodes`` may come."""
+    present: int | None = None
+    """How many are there from the beginning, where whoever started them knows."""
     host: str | None = None
     """Address or name of the head; ``None`` if nobody said, and then this is the head."""
     port: int | None = None
@@ -90,7 +92,9 @@ def plan_meeting(asked: Rendezvous, *, nnodes: int, node_timeout_s: float) -> Me
     host, port = asked.master_addr, asked.master_port
     if asked.endpoint:
         host, port = parse_endpoint(asked.endpoint)
-    if asked.least_nodes is not None and asked.backend == "static":
+    is_elastic = asked.least_nodes is not None
+    are_there = is_elastic and asked.present is not None
+    if is_elastic and asked.backend == "static" and not are_there:
         raise UsageError(
             f"--nnodes {asked.least_nodes}:{nnodes} and static nodes, whose number is fixed",
             hint=f"--rdzv-backend c10d, or --nnodes {nnodes}",
@@ -108,6 +112,7 @@ def plan_meeting(asked: Rendezvous, *, nnodes: int, node_timeout_s: float) -> Me
         backend=asked.backend,
         nnodes=nnodes,
         least_nodes=asked.least_nodes,
+        present=asked.present,
         host=host.strip("[]") if host else None,
         port=port
         if port is not None or not host
@@ -119,7 +124,7 @@ def plan_meeting(asked: Rendezvous, *, nnodes: int, node_timeout_s: float) -> Me
         run_id=asked.run_id,
         local_addr=asked.local_addr,
         conf=asked.conf,
-        timeout_s=timeout_s,
+        timeout_s=min(timeout_s, node_timeout_s) if are_there else timeout_s,
         return_s=timeout_s,
         node_timeout_s=node_timeout_s,
     )

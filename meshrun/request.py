@@ -58,6 +58,8 @@ class Rendezvous:
     node_rank: int | None = None
     least_nodes: int | None = None
     """How many nodes are enough, where ``--nnodes`` is a range."""
+    present: int | None = None
+    """How many of a range are there from the beginning, where whoever started them knows."""
     master_addr: str | None = None
     master_port: int | None = None
     local_addr: str | None = None

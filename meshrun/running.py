@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from meshrun.host.child_launcher import MET
@@ -24,8 +24,10 @@ class Began:
 
     at_ns: int
     """Monotonic time at which the user's wait began."""
-    conducted: bool = False
-    """Whether another meshrun started it as one of several, and tells people about them all."""
+    conducted: int = 0
+    """As one of how many another meshrun started it at first; 0 if none did."""
+    is_told: bool = False
+    """Whether another one of them tells people what concerns all."""
     folder: str = ""
     """Where whoever started it looks for news, if anybody does."""
 
@@ -58,14 +60,17 @@ def launch_here(
     from meshrun.report.progress import StartProgress
 
     cluster = None
-    if not began.conducted:
+    if began.conducted:
+        rendezvous = replace(request.rendezvous, present=began.conducted)
+        request = replace(request, rendezvous=rendezvous)
+    else:
         request, cluster = use_cases.ask_cluster(request, is_child=bool(began.folder))
     if request.rendezvous.step_of is not None:
         from meshrun.submit.step import launch_on_nodes
 
         return launch_on_nodes(request, sys.argv[1:], job=request.rendezvous.step_of)
     plan = use_cases.plan(request, cluster=cluster)
-    quiet = began.conducted and plan.node_rank > 0  # the first node says it for all
+    quiet = began.is_told
     progress = StartProgress(plan, quiet=quiet)
     count = 1 + len(request.program.args)
     paste = command_for_others(sys.argv[1:-count], sys.argv[-count:])

@@ -11,7 +11,7 @@ from typing import Any
 from meshrun.errors import RendezvousError
 from meshrun.events import NodeLost
 from meshrun.nodes.member import Member
-from meshrun.nodes.messages import Begin, Idle, Message, Waiting, Welcome
+from meshrun.nodes.messages import Begin, Idle, Leave, Message, Waiting, Welcome
 from meshrun.nodes.patience import Patience
 
 
@@ -33,6 +33,8 @@ class ElasticMember(Member):
             if self._lost:
                 self._come_back()
         super().tell(message)
+        if isinstance(message, Leave):
+            self._over = True
 
     def _hear(self, message: Message) -> None:
         if isinstance(message, Waiting) and self._card.node_rank is None:

@@ -30,6 +30,8 @@ class Gathering:
     hosts: tuple[str, ...] = ()
     joined: dict[int, Join] = field(default_factory=dict)
     """By the number of the connection."""
+    left_out: int = 0
+    """How many are not waited for any more: they said that they cannot take part."""
 
     def join(self, number: int, card: Join) -> None:
         """Take a node in.
@@ -53,8 +55,8 @@ class Gathering:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every node is there."""
-        return len(self.joined) + 1 == self.nnodes
+        """Whether every node is there that is waited for."""
+        return len(self.joined) + 1 + self.left_out >= self.nnodes
 
     def order(self) -> list[int]:
         """Return the connections' numbers in node order, from node 1 on, of those that are there.

@@ -23,6 +23,7 @@ from meshrun.nodes.messages import (
     Failed,
     Finished,
     Idle,
+    Leave,
     MayLeave,
     Message,
     Over,
@@ -148,6 +149,8 @@ class Head:
             case Finished():
                 self._finished.add(node_rank)
                 self._leave_if_all_finished()
+            case Leave():
+                link.close(message.why)
 
     def _lose(self, node_rank: int, why: str) -> None:
         self._board.close(self._links.pop(node_rank), why)

@@ -127,11 +127,10 @@ def fit_nodes(request: LaunchRequest, workers: Sequence[int]) -> Layout:
     Raises:
         LayoutError: If there is none.
     """
-    asked = request.nproc_per_node
     return solve_layout(
         request.mesh,
         nnodes=len(workers),
-        nproc_per_node=asked if isinstance(asked, tuple) else workers,
+        nproc_per_node=workers,
         flattens=request.flattens,
         views=request.views,
         intra_node=request.intra_node,

@@ -140,6 +140,14 @@ class Idle:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Leave:
+    """Member to head, where nodes come and go: go on without this one."""
+
+    generation: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Begin:
     """Head to members: nothing is left anywhere; start the next generation."""
 
@@ -168,7 +176,7 @@ class Where:
 
 Message = (
     Join | GaveUp | Waiting | Refused | Welcome | Beat | Failed | End | Finished | MayLeave | Idle
-    | Begin | Over | Where
+    | Leave | Begin | Over | Where
 )  # fmt: skip
 _TYPES: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Message)}
 

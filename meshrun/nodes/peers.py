@@ -268,7 +268,7 @@ class Peers:
         self._side = room = WaitingRoom(
             self._meeting,
             card,
-            nnodes=nnodes or self._meeting.nnodes,
+            nnodes=nnodes or self._meeting.present or self._meeting.nnodes,
             listener=listener,
             secret=self._secret,
             run_id=self._meeting.run_id or secrets.token_hex(8),

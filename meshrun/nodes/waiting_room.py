@@ -171,6 +171,7 @@ class WaitingRoom:
                 self._take_in(number, message)
             elif isinstance(message, GaveUp) and self._meeting.is_elastic:
                 self._drop(number, message.reason)
+                self._go_on_without(message)
             elif isinstance(message, GaveUp):
                 self._fail(message.as_error())
         if self._links.get(number) is link:
@@ -194,6 +195,13 @@ class WaitingRoom:
         except MeshrunError as error:
             self._fail(error)
         if self._failure is None and self._gathering.is_complete:
+            self._meet()
+
+    def _go_on_without(self, word: GaveUp) -> None:
+        """Nodes may come and go, and this one is gone before it came."""
+        self._board.note(f"{word.host} cannot take part: {word.reason}")
+        self._gathering.left_out += 1
+        if self._are_enough and self._gathering.is_complete:
             self._meet()
 
     def _forget_earlier(self, host: str) -> None:

@@ -54,7 +54,9 @@ Nproc = Annotated[
 ]
 Nnodes = Annotated[
     str | None,
-    torchrun("--nnodes", metavar="N", panel=WORKERS, text="Number of nodes; 1 if left out."),
+    torchrun(
+        "--nnodes", metavar="N", panel=WORKERS, text="Number of nodes, or MIN:MAX; 1 if left out."
+    ),
 ]
 NumaBinding = Annotated[
     str | None,

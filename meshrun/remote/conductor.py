@@ -11,15 +11,17 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from meshrun.errors import InternalError, MeshrunError
+from meshrun.remote.absent import Absent
 from meshrun.remote.connecting import Connector
 from meshrun.remote.exchange import Exchange
 from meshrun.remote.failing import Refusal, describe_end, lost_error
 from meshrun.remote.orders import devices_of, exported
 from meshrun.remote.station import Station
 from meshrun.request import LaunchRequest
+from meshrun.result import signal_name
 from meshrun.supervise.signals import SignalQueue
 
 _OTHERS_TELL_S = 1.0
@@ -44,7 +46,6 @@ class Conductor:
         self._env = {
             **exported(os.environ, request.remote.export),
             "MESHRUN_SECRET": os.environ.get("MESHRUN_SECRET") or secrets.token_hex(32),
-            "MESHRUN_CONDUCTED": "1",
         }
         self._signals = SignalQueue(
             request.stop_signals,
@@ -54,6 +55,14 @@ class Conductor:
         self._exchange = Exchange(self._signals)
         self._connector = Connector(request, self._exchange, version=version)
         self._stations, self._console = self._exchange.stations, self._exchange.console
+        self._absent = Absent(self._connector, self._exchange, start=self._start_later)
+        self._is_elastic = request.rendezvous.least_nodes is not None
+        self._first: Station | None = None
+        """The way to node 0, which says how the launch went."""
+        self._present = 0
+        """How many hosts were there at first."""
+        self._meeting: Sequence[str] = ()
+        """The options that bring nodes together."""
         self._lost: list[Refusal] = []
         self._ending = False
         self._passed: set[int] = set()
@@ -67,12 +76,11 @@ class Conductor:
         """Launch, and return how the first node's launcher ended: exit code, or -n for signal n.
 
         Raises:
-            MeshrunError: If a host cannot be used, or was lost.
+            MeshrunError: If a host cannot be used, or was lost, that cannot be done without.
             Stopped: If a signal came before all hosts had answered.
         """
         try:
-            self._connector.connect()
-            self._start(self._connector.meet())
+            self._start(self._connector.connect())
             while not all(station.is_done for station in self._stations):
                 self._exchange.turn(self._pass_on_signals)
                 self._look()
@@ -80,72 +88,120 @@ class Conductor:
             self._exchange.close()
         if self._lost:
             raise lost_error(self._lost)
-        if errors := [station for station in self._stations if "error" in station.files]:
+        told = self._stations if not self._is_elastic else [self._first]
+        if errors := [station for station in told if station and "error" in station.files]:
             raise self._told_error(errors)
         if self._console.reader_is_gone:
             return -signal.SIGPIPE
-        ended = self._stations[0].ended or 0
+        ended = (self._first and self._first.ended) or 0
         return 128 - ended if ended - 128 in self._passed else ended
 
     @property
     def report(self) -> str | None:
         """What came of the launch as JSON, as far as it came to be one."""
-        return self._stations[0].files.get("report") if self._stations else None
+        return self._first.files.get("report") if self._first else None
 
-    def _start(self, meeting: Sequence[str]) -> None:
+    def _start(self, unusable: Mapping[int, Refusal]) -> None:
+        """Have a launcher started on each host that can be used."""
+        for number, why in unusable.items():
+            self._absent.add(self._stations[number], why)
+        usable = [station for station in self._stations if not station.is_done]
+        self._meeting, self._first = self._connector.meet(usable), usable[0]
+        self._present = len(usable)
+        for node_rank, station in enumerate(usable):
+            place = ["--node-rank", str(node_rank)] if len(usable) > 1 else []
+            self._start_on(station, place, is_first=node_rank == 0)
+
+    def _start_later(self, station: Station) -> None:
+        self._start_on(station, [], is_first=False)
+
+    def _start_on(self, station: Station, place: Sequence[str], *, is_first: bool) -> None:
+        told = "" if is_first else " told"
+        station.tell(
+            start=[*self._meeting, *self._workers_on(station), *place, *self._words],
+            env={
+                **self._env,
+                **devices_of(station.host),
+                "MESHRUN_CONDUCTED": f"{self._present}{told}",
+            },
+            listens=station.endpoint is not None,
+        )
+
+    def _workers_on(self, station: Station) -> list[str]:
         nproc = self._request.nproc_per_node
+        if self._is_elastic and station.host.workers is not None:
+            nproc = station.host.workers  # which places hosts have is not known yet
         workers = [nproc] if isinstance(nproc, int) else nproc
         if isinstance(workers, list | tuple):
-            meeting = [*meeting, "--nproc-per-node", ",".join(map(str, workers))]
-        for station in self._stations:
-            place = ["--node-rank", str(station.number)] if len(self._stations) > 1 else []
-            station.tell(
-                start=[*meeting, *place, *self._words],
-                env={**self._env, **devices_of(station.host)},
-                listens=station.endpoint is not None,
-            )
+            return ["--nproc-per-node", ",".join(map(str, workers))]
+        return []
 
     def _pass_on_signals(self) -> None:
         for signum in self._signals.take():
             self._passed.add(signum)
             for station in self._stations:
                 # Once nodes have met, the first passes on to the others what concerns them all.
-                for_itself = station.number == 0 or signum in self._request.forwarded_signals
+                for_itself = station is self._first or signum in self._request.forwarded_signals
                 station.tell(signal=int(signum), even_if_met=for_itself)
 
     def _look(self) -> None:
-        """Find who has ended or is lost, and have the others end then."""
+        """Find who has ended or is lost, and have the others end then, or go on without."""
         now = time.monotonic()
         for station in self._stations:
             if station.is_done:
                 continue
             if station.ended is not None:
-                station.is_done = True
-                station.hang_up()
-                if station.ended:
-                    self._end_others(now, at_once=False)
-                if "error" in station.files and self._end_at is None:
-                    self._end_at = now + _OTHERS_TELL_S
-            elif station.is_closed:
-                code = station.finish()
-                name, destination = station.host.name, station.host.destination
-                self._lose(
-                    describe_end(name, destination, code, station.said, sys.executable), station
-                )
-            elif now - station.heard > self._request.node_timeout_s:
-                silent_s = now - station.heard
-                self._lose(
-                    Refusal(station.host.name, f"nothing was heard of it for {silent_s:.0f} s"),
-                    station,
-                )
-            elif self._over_at is not None and now > self._over_at:
-                self._lose(Refusal(station.host.name, "it did not end with the others"), station)
+                self._see_end(station, station.ended, now)
+            elif (why := self._find_lost(station, now)) is not None:
+                self._lose(why, station)
+        if self._over_at is None and not self._passed & {*self._request.stop_signals}:
+            self._absent.look()
         self._console.note_lost_output()
         is_due = self._end_at is not None and now > self._end_at
         if (is_due or self._console.reader_is_gone) and not self._ending:
             self._end_others(now, at_once=True)
 
+    def _see_end(self, station: Station, code: int, now: float) -> None:
+        """A launcher has ended, and said so."""
+        station.is_done = True
+        station.hang_up()
+        if self._can_spare(station):
+            if code:
+                self._absent.add(station, self._describe(station, code), tell=False)
+            return
+        if code or self._is_elastic:
+            self._end_others(now, at_once=False)
+        if "error" in station.files and self._end_at is None:
+            self._end_at = now + _OTHERS_TELL_S
+
+    def _describe(self, station: Station, code: int) -> Refusal:
+        from meshrun.report.result_json import parse_error_json
+
+        if text := station.files.get("error"):
+            return Refusal(station.host.name, parse_error_json(text).message)
+        how = f"code {code}" if code > 0 else signal_name(-code)
+        return Refusal(station.host.name, f"its launcher ended with {how}")
+
+    def _find_lost(self, station: Station, now: float) -> Refusal | None:
+        """Return why nothing more is to be expected of a host, if that is so."""
+        name, silent_s = station.host.name, now - station.heard
+        if station.is_closed:
+            code, destination = station.finish(), station.host.destination
+            return describe_end(name, destination, code, station.said, sys.executable)
+        if silent_s > self._request.node_timeout_s:
+            return Refusal(name, f"nothing was heard of it for {silent_s:.0f} s")
+        if self._over_at is not None and now > self._over_at:
+            return Refusal(name, "it did not end with the others")
+        return None
+
+    def _can_spare(self, station: Station) -> bool:
+        """Whether the launch may go on without a host."""
+        return self._is_elastic and station is not self._first and self._over_at is None
+
     def _lose(self, why: Refusal, station: Station) -> None:
+        if self._can_spare(station):
+            self._absent.add(station, why)
+            return
         if not self._lost:
             self._console.note(f"host {why.host} was lost: {why.why}")
         self._lost.append(why)
@@ -155,6 +211,7 @@ class Conductor:
 
     def _end_others(self, now: float, *, at_once: bool) -> None:
         """Have whoever is left end; those that have met do so by themselves."""
+        self._absent.close()
         if self._over_at is None:
             grace_s = self._request.shutdown_timeout_s + self._request.node_timeout_s
             self._over_at = now + grace_s + _GRACE_S

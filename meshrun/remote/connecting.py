@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Sequence
 
 from meshrun.errors import InternalError, RendezvousError
 from meshrun.meeting import format_endpoint
@@ -13,7 +14,6 @@ from meshrun.remote.failing import Refusal, describe_end, describe_silence, refu
 from meshrun.remote.orders import boot_command, ssh_command, without_own
 from meshrun.remote.station import Station, is_this_machine
 from meshrun.request import LaunchRequest
-from meshrun.roster import Host
 
 _LISTENS_IN_S = 10.0
 """What the first host may take to open the socket where the nodes meet."""
@@ -42,14 +42,14 @@ class Connector:
         self._request, self._remote, self._exchange = request, request.remote, exchange
         self._version = version
 
-    def connect(self) -> None:
-        """Have an agent on each host.
+    def connect(self) -> dict[int, Refusal]:
+        """Have an agent on each host; return why there is none on those that can be done without.
 
         Raises:
-            RendezvousError: If there is a host without, after all others were tried too.
+            RendezvousError: If too few have one, after all were tried.
         """
-        for number, host in enumerate(self._remote.hosts):
-            self._exchange.stations.append(self._go_to(number, host))
+        for number in range(len(self._remote.hosts)):
+            self._exchange.stations.append(self.go_to(number))
         names = ", ".join(host.name for host in self._remote.hosts[:8])
         self._exchange.console.set_status(f"connecting to {names}")
         refusals: dict[int, Refusal] = {}
@@ -60,15 +60,24 @@ class Connector:
         ]:
             self._exchange.turn()
             for station in open_ones:
-                if station.ready is None and (refusal := self._refusal(station)) is not None:
+                if station.ready is None and (refusal := self.refusal(station)) is not None:
                     refusals[station.number] = refusal
             self._stop_early()
         self._exchange.console.set_status("")
-        if refusals:
+        total = len(self._exchange.stations)
+        least = self._request.rendezvous.least_nodes or total
+        if total - len(refusals) < least:
             found = [refusals[number] for number in sorted(refusals)]
-            raise refusal_error(found, len(self._exchange.stations))
+            raise refusal_error(found, total, least)
+        return refusals
 
-    def _go_to(self, number: int, host: Host) -> Station:
+    def go_to(self, number: int) -> Station:
+        """Set out for a host, by its place in the list.
+
+        Raises:
+            RendezvousError: If there is no ssh to go by.
+        """
+        host = self._remote.hosts[number]
         remote, env = self._remote, without_own(os.environ)
         if is_this_machine(host):
             command = boot_command(sys.executable)
@@ -92,7 +101,7 @@ class Connector:
         )
         return station
 
-    def _refusal(self, station: Station) -> Refusal | None:
+    def refusal(self, station: Station) -> Refusal | None:
         """Return why a host cannot be used, as far as that is known by now."""
         name, destination = station.host.name, station.host.destination
         if station.refused is not None:
@@ -105,15 +114,19 @@ class Connector:
             return describe_silence(name, destination, timeout_s, station.said)
         return None
 
-    def meet(self) -> list[str]:
-        """Return the options that bring the nodes together; the first one's agent listens.
+    def meet(self, stations: Sequence[Station]) -> list[str]:
+        """Return the options that bring nodes together; the agent of the first one listens.
 
         Raises:
             RendezvousError: If it cannot.
         """
-        asked, stations = self._request.rendezvous, self._exchange.stations
-        nnodes = ["--nnodes", str(len(stations))]
-        if len(stations) == 1 or asked.endpoint or asked.master_addr:
+        asked = self._request.rendezvous
+        if asked.least_nodes is not None:
+            nnodes = ["--nnodes", f"{asked.least_nodes}:{self._request.nnodes}"]
+        else:
+            nnodes = ["--nnodes", str(len(stations))]
+        is_alone = len(stations) == 1 and asked.least_nodes is None
+        if is_alone or asked.endpoint or asked.master_addr:
             return nnodes
         first, *others = stations
         known = first.ready or {}

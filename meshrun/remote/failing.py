@@ -76,12 +76,13 @@ def describe_silence(host: str, destination: str, timeout_s: float, said: str) -
     return Refusal(host, f"no answer within {timeout_s:g} s{_quoted(lines)}", hint)
 
 
-def refusal_error(refusals: Sequence[Refusal], total: int) -> RendezvousError:
-    """Return one error for all hosts that cannot be used."""
+def refusal_error(refusals: Sequence[Refusal], total: int, least: int) -> RendezvousError:
+    """Return one error for all hosts that cannot be used, where ``least`` of ``total`` have to."""
     first = refusals[0]
-    if len(refusals) == 1:
+    if len(refusals) == 1 and least == total:
         return RendezvousError(f"host {first.host}: {first.why}", hint=first.hint)
-    lines = [f"{len(refusals)} of {total} hosts cannot be used"]
+    needed = "" if least == total else f", and {least} are needed"
+    lines = [f"{len(refusals)} of {total} hosts cannot be used{needed}"]
     lines += [f"       {each.host}: {each.why}" for each in refusals]
     return RendezvousError("\n".join(lines), hint=first.hint)
 

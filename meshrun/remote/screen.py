@@ -24,6 +24,11 @@ class Screen:
             self._streams[key] = self.console.stream(rank=number, prefix=b"", to_stderr=kind != OUT)
         self.console.feed(self._streams[key], data)
 
+    def end(self, number: int) -> None:
+        """Show what a host that is gone has left of a line."""
+        for key in [key for key in self._streams if key[0] == number]:
+            self.console.feed(self._streams.pop(key), b"")
+
     def watch(self, selector: selectors.BaseSelector) -> None:
         """Have the selector wake us when a reader of our output takes more."""
         for outlet in self._slow():

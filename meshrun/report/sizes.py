@@ -38,13 +38,15 @@ def _rows(plan: LaunchPlan, least: int, most: int) -> Iterator[tuple[str, str, s
 
 
 def _size(plan: LaunchPlan, count: int) -> tuple[str, str]:
-    workers = max(plan.slots_per_node)
-    card = Join(host="", node_rank=None, nproc=workers, settings={})
+    slots = plan.slots_per_node
     nodes = Membership(
         fit=partial(fit_nodes, plan.request),
         least=count,
         most=count,
-        cards=dict.fromkeys(range(count), card),
+        cards={
+            node: Join(host="", node_rank=None, nproc=slots[min(node, len(slots) - 1)], settings={})
+            for node in range(count)
+        },
     )
     try:
         choice = nodes.choose()

@@ -19,9 +19,10 @@ from meshrun.events import (
     NodeLost,
     OthersFailed,
     OthersFinished,
+    SignalArrived,
 )
 from meshrun.supervise.actions import Decide, EndZygote, OpenGate, Tell
-from meshrun.supervise.here import begin_again, finish, start_if_due, stop
+from meshrun.supervise.here import begin_again, finish, signalled, start_if_due, stop
 from meshrun.supervise.known import Abroad, Cause, RankState, State
 from meshrun.supervise.outcome_json import cause_from_json, ranks_from_json
 from meshrun.supervise.parting import Step, end_zygote, leave, say_idle
@@ -126,6 +127,15 @@ def _next_begins(state: State, event: NextBegins) -> Step:
     return state, [Tell(what="failed"), *idle]
 
 
+def _signalled(state: State, event: SignalArrived) -> Step:
+    """End with the others; or alone, where this machine is taken away and they can go on."""
+    known, is_first = state.abroad, not (state.signals or state.over)
+    if event.signum != signal.SIGTERM or known is None or not (is_first and known.may_leave):
+        return signalled(state, event)
+    state, actions = signalled(replace(state, abroad=replace(known, is_cut_off=True)), event)
+    return state, [Tell(what="leaves"), *actions]
+
+
 def _launch_over(state: State, event: LaunchOver) -> Step:
     state = replace(state, abroad=replace(_known(state), over=event))
     return end_zygote(state, event.at_ns)
@@ -140,4 +150,5 @@ STEPS: dict[type[Any], Callable[[State, Any], Step]] = {
     AllIdle: _all_idle,
     NextBegins: _next_begins,
     LaunchOver: _launch_over,
+    SignalArrived: _signalled,
 }

@@ -60,9 +60,12 @@ class OpenGate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tell:
-    """Tell the head how it stands here: that ranks failed, or finished, or nothing is left."""
+    """Tell the head how it stands here: that ranks failed, or finished, or nothing is left.
 
-    what: Literal["failed", "finished", "idle"]
+    Or that it is to go on without this node.
+    """
+
+    what: Literal["failed", "finished", "idle", "leaves"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

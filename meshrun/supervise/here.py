@@ -247,7 +247,8 @@ def _zygote_gone(state: State, event: ZygoteGone) -> Step:
     return state, [*failed, *actions]
 
 
-def _signalled(state: State, event: SignalArrived) -> Step:
+def signalled(state: State, event: SignalArrived) -> Step:
+    """Have ranks end at the first signal, soon at the second, and at once at the third."""
     is_repeated = event.signum == signal.SIGTERM and state.sigterm_repeats
     # After the third all is killed already, and the deadline stays where it is.
     if len(state.signals) > 2 or (state.signals and is_repeated):
@@ -315,7 +316,6 @@ STEPS: dict[type[Any], Callable[[State, Any], Step]] = {
     LeftoversEnded: lambda state, _: (state, []),
     GenerationEnded: _generation_ended,
     ZygoteGone: _zygote_gone,
-    SignalArrived: _signalled,
     Hung: _hung,
     TimePassed: lambda state, event: _time_passed(state, event.at_ns),
 }

@@ -104,6 +104,11 @@ class Abroad:
         return Abroad(is_met=True, is_head=self.is_head, is_elastic=self.is_elastic)
 
     @property
+    def may_leave(self) -> bool:
+        """Whether the others can go on without this node."""
+        return self.is_elastic and self.decides and not (self.is_head or self.is_told_idle)
+
+    @property
     def decides(self) -> bool:
         """Whether the head is still to say what comes next."""
         return self.is_met and not self.is_cut_off and self.over is None

@@ -12,8 +12,9 @@ from typing import Literal
 from meshrun.errors import MeshrunError, RendezvousError
 from meshrun.events import FromNodes
 from meshrun.layout import Layout
-from meshrun.nodes.messages import Begin, Failed, Finished, GaveUp, Idle, Over, Where
+from meshrun.nodes.messages import Begin, Failed, Finished, GaveUp, Idle, Leave, Over, Where
 from meshrun.nodes.peers import Peers
+from meshrun.result import signal_name
 from meshrun.supervise.actions import Decide, Tell
 from meshrun.supervise.evidence import Evidence
 from meshrun.supervise.known import Cause, State
@@ -75,13 +76,17 @@ class Nodes:
 
     def _tell(
         self,
-        what: Literal["failed", "finished", "idle"],
+        what: Literal["failed", "finished", "idle", "leaves"],
         state: State,
         layout: Layout,
         evidence: Mapping[int, Evidence],
     ) -> None:
         if what == "finished":
             self.peers.tell(Finished(generation=state.generation))
+            return
+        if what == "leaves":
+            why = f"it was stopped by {signal_name(state.signals[0])}"
+            self.peers.tell(Leave(generation=state.generation, why=why))
             return
         outcome = outcome_to_json(
             state,

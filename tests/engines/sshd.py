@@ -63,7 +63,7 @@ class Sshd:
             known.append(f"[{name}]:{_PORT},[{address}]:{_PORT} {key}\n")
         (folder / "known").write_text("".join(known))
         self.write_config()
-        self.servers = [self._serve(host) for host in range(len(hosts.names))]
+        self.servers = [self.serve(host) for host in range(len(hosts.names))]
 
     @property
     def ssh(self) -> str:
@@ -87,7 +87,8 @@ class Sshd:
         """Return the processes of a host beside its server."""
         return [pid for pid in self.hosts.processes(host) if pid != self.servers[host].pid]
 
-    def _serve(self, host: int) -> subprocess.Popen[Any]:
+    def serve(self, host: int) -> subprocess.Popen[Any]:
+        """Start a server on a host, and wait until it answers."""
         name = self.hosts.names[host]
         config = self.folder / f"sshd_{name}"
         config.write_text(

@@ -285,3 +285,17 @@ def test_what_shows_ranks_follows_their_number(make_hosts: MakeHosts, tmp_path: 
     ]
     assert list(logs.glob("*node2*/**/stdout.log"))
     all_gone(hosts)
+
+
+def test_a_machine_that_is_taken_away_leaves_alone(make_hosts: MakeHosts, tmp_path: Path) -> None:
+    """SIGTERM on a node that is not the first ends its ranks; the others go on without it."""
+    hosts = make_hosts(2)
+    launches = start_all(hosts, 2, tmp_path, nnodes="1:2")
+    launches[1].send(signal.SIGTERM)
+    assert as_shell(launches[1].end()) == 143, launches[1].text
+    launches[0].wait_for("generation 1 runs without node1: dp 2 -> 1")
+    (tmp_path / "go").touch()
+
+    assert launches[0].end() == 0, launches[0].text
+    assert "node 1 (node1) was lost: it was stopped by SIGTERM" in launches[0].text
+    all_gone(hosts)

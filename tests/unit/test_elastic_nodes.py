@@ -9,7 +9,7 @@ import pytest
 
 from meshrun.events import AllIdle, LaunchOver, MeetingFailed, Met, NodeLost, OthersFailed
 from meshrun.layout import Layout
-from meshrun.nodes.messages import Begin, Finished, Idle, Over
+from meshrun.nodes.messages import Begin, Finished, GaveUp, Idle, Leave, Over
 from tests.parties import Parties, Party, card
 
 MOST = 3
@@ -142,6 +142,18 @@ def test_a_spare_takes_the_place_of_a_lost_node(parties: Parties, two: list[Part
     assert spare.heard(Met)[0].causes[-1]["resize"]["shapes"] == "dp=3 as before"
 
 
+def test_a_node_that_leaves_is_gone_on_without(parties: Parties, two: list[Party]) -> None:
+    """Before its connection is gone, and with the reason; it hears no more of the launch."""
+    grown(parties, two)
+    forget(two)
+    two[1].tell(Leave(generation=1, why="it was stopped by SIGTERM"))
+    parties.until(lambda: two[0].heard(OthersFailed))
+    parties.turn(5)
+
+    assert two[0].heard(OthersFailed)[0].why == "node 1 (node1) was lost: it was stopped by SIGTERM"
+    assert not two[1].news
+
+
 def test_one_that_comes_when_all_is_done_disturbs_nobody(
     parties: Parties, two: list[Party]
 ) -> None:
@@ -248,3 +260,15 @@ def test_one_that_is_gone_before_the_first_meeting_is_not_needed(parties: Partie
 
     assert hosts_of(second) == ("node0", "node2")
     assert second.heard(Met)[0].node_rank == 1
+
+
+def test_one_that_cannot_take_part_is_not_waited_for(parties: Parties) -> None:
+    """The others meet at once, and people are told."""
+    head = parties.head(MOST, fit=fit, there=3, least_nodes=2)
+    broken = newcomer(parties, "node1", rank=1)
+    broken.side.give_up(GaveUp(host="node1", reason="no GPU was found", exit_code=2))
+    third = newcomer(parties, "node2", rank=2)
+    parties.until(lambda: head.heard(Met) and third.heard(Met))
+
+    assert hosts_of(third) == ("node0", "node2")
+    assert head.notes == ["node1 cannot take part: no GPU was found"]

@@ -8,7 +8,7 @@ import pytest
 
 from meshrun.errors import RendezvousError
 from meshrun.events import Event, MeetingFailed, Met, NodeLost, OthersFailed, TimePassed, ZygoteGone
-from meshrun.supervise.actions import Action, Decide, StartAll
+from meshrun.supervise.actions import Action, Decide, StartAll, Tell
 from meshrun.supervise.known import Abroad, Cause, State
 from meshrun.supervise.outcome import decide
 from meshrun.supervise.outcome_json import cause_to_json
@@ -54,6 +54,7 @@ CUT = NodeLost(node_rank=0, host="node0", why="nothing was heard of it for 31 s"
 GONE = ZygoteGone(wait_status=9, at_ns=9 * S)
 TOO_LATE = MeetingFailed(error=RendezvousError("after 600 s 1 node is there"), at_ns=20 * S)
 NEXT = StartAll(generation=1)
+LEAVES = Tell(what="leaves")
 
 
 def again(node_rank: int, *ranks: int) -> Met:
@@ -114,7 +115,27 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
     "a signal ends it meanwhile": ([*CUT_OFF, signalled(15, 9)], [*CUTS, END]),
     "or before": (
         [*MEMBER, signalled(15, 5), CUT, *MEMBER_ENDED],
-        [START, term(2, 3), FAILED, FINISH],
+        [START, LEAVES, term(2, 3), FINISH],
+    ),
+    "a member whose machine is taken away leaves alone": (
+        [*MEMBER, signalled(15, 5), *MEMBER_ENDED],
+        [START, LEAVES, term(2, 3), FINISH],
+    ),
+    "also while it ends its ranks for others": (
+        [*MEMBER, OTHERS_FAILED, signalled(15, 5), *MEMBER_ENDED],
+        [START, term(2, 3), LEAVES, FINISH],
+    ),
+    "or clears up after them": (
+        [*MEMBER, OTHERS_FAILED, *MEMBER_ENDED, signalled(15, 8), CLEARED],
+        [START, term(2, 3), CLEAR, LEAVES, BY_FORCE],
+    ),
+    "Ctrl-C is meant for all": (
+        [*MEMBER, signalled(2, 5), *MEMBER_ENDED],
+        [START, replace(term(2, 3), signum=2), FAILED, CLEAR],
+    ),
+    "the head that is stopped ends all": (
+        [*HEAD, signalled(15, 5), *HEAD_ENDED],
+        [START, term(0, 1), FAILED, CLEAR],
     ),
     "a spare that is stopped is no failure": ([READY, signalled(15, 9)], [BY_FORCE]),
 }  # fmt: skip

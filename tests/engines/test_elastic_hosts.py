@@ -1,0 +1,119 @@
+"""meshrun --hosts with --nnodes MIN:MAX: one command for hosts that are lost and come back."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.engines.over_ssh import all_gone, pids_of
+from tests.engines.sshd import MakeSshd, Sshd
+from tests.engines.together import Launch
+from tests.kit import PROGRAMS
+
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
+PROGRAM = PROGRAMS / "elastic.py"
+
+
+def start(
+    sshd: Sshd, folder: Path, *, nnodes: str, hosts: str | None = None, here: int = 0
+) -> Launch:
+    """Launch one rank on each host, from one of them."""
+    return Launch(
+        sshd.hosts,
+        here,
+        [
+            *("--ssh", sshd.ssh, "--hosts", hosts or sshd.all, "--nnodes", nnodes),
+            *("--nproc-per-node", "1", "--mesh", "dp=1:8,tp=1", "--node-timeout", "4"),
+            *(PROGRAM, str(folder)),
+        ],
+    )
+
+
+def places(run: Launch, generation: int) -> list[str]:
+    """Return which rank of one generation was where."""
+    said = re.findall(r"rank (\d+ of \d+) in (\d+) on (\w+)", run.text)
+    return sorted(f"{rank} on {host}" for rank, of, host in said if of == str(generation))
+
+
+@pytest.mark.parametrize("what", ["agent", pytest.param("launcher", marks=pytest.mark.nightly)])
+def test_a_lost_host_is_gone_on_without_and_comes_back(
+    make_sshd: MakeSshd, tmp_path: Path, what: str
+) -> None:
+    """Whatever is killed there, the others go on, and a launcher is started there again."""
+    sshd = make_sshd(3)
+    run = start(sshd, tmp_path, nnodes="2:3")
+    run.wait_for(" in 0 on ", times=3)
+    word = "-c import json" if what == "agent" else "-m meshrun"
+    os.kill(pids_of(sshd, 1, word)[-1], signal.SIGKILL)
+    run.wait_for("runs without node1: dp 3 -> 2")
+    run.wait_for("host node1 is back")
+    run.wait_for("runs with node1: dp 2 -> 3")
+    run.wait_for(" in 2 on ", times=3)
+    (tmp_path / "go").touch()
+
+    assert run.end() == 0, run.text
+    assert places(run, 1) == ["0 of 2 on node0", "1 of 2 on node2"]
+    assert places(run, 2) == ["0 of 3 on node0", "1 of 3 on node2", "2 of 3 on node1"]
+    all_gone(sshd)
+
+
+def test_a_host_that_cannot_be_used_is_tried_again(make_sshd: MakeSshd, tmp_path: Path) -> None:
+    """The others begin without it, and it takes part once ssh leads there."""
+    sshd = make_sshd(3)
+    sshd.servers[0].kill()
+    sshd.servers[0].wait()
+    run = start(sshd, tmp_path, nnodes="1:3", here=1)
+    run.wait_for("going on without host node0: ssh failed: ")
+    run.wait_for(" in 0 on ", times=2)
+    sshd.servers[0] = sshd.serve(0)
+    run.wait_for("host node0 is back")
+    run.wait_for(" in 1 on ", times=3)
+    (tmp_path / "go").touch()
+
+    assert run.end() == 0, run.text
+    assert places(run, 0) == ["0 of 2 on node1", "1 of 2 on node2"]
+    assert places(run, 1) == ["0 of 3 on node1", "1 of 3 on node2", "2 of 3 on node0"]
+    all_gone(sshd)
+
+
+@pytest.mark.nightly
+def test_too_few_hosts(make_sshd: MakeSshd, tmp_path: Path) -> None:
+    """Nothing is started, and each that cannot be used is named."""
+    sshd = make_sshd(2)
+    run = start(sshd, tmp_path, nnodes="3:4", hosts="node0,node1,nowhere1,nowhere2")
+
+    assert run.end() == 69
+    assert "error: 2 of 4 hosts cannot be used, and 3 are needed" in run.text
+    assert "nowhere1: ssh failed" in run.text
+    assert " in 0 on " not in run.text
+
+
+def test_the_loss_of_the_first_host_ends_all(make_sshd: MakeSshd, tmp_path: Path) -> None:
+    """It is named, and nobody is left."""
+    sshd = make_sshd(3)
+    run = start(sshd, tmp_path, nnodes="1:2", hosts="node1,node2")
+    run.wait_for(" in 0 on ", times=2)
+    sshd.hosts.kill_all(1)
+
+    assert run.end() == 69, run.text
+    assert "error: host node1 was lost: " in run.text
+    all_gone(sshd)
+
+
+@pytest.mark.nightly
+def test_hosts_beyond_the_most_are_spares(make_sshd: MakeSshd, tmp_path: Path) -> None:
+    """One steps in for a host that is cut off."""
+    sshd = make_sshd(3)
+    run = start(sshd, tmp_path, nnodes="1:2")
+    run.wait_for(" in 0 on ", times=2)
+    run.wait_for("node2 waits as a spare")
+    sshd.hosts.cut(1)
+    run.wait_for(" in 1 on ", times=2)
+    (tmp_path / "go").touch()
+
+    assert run.end() == 0, run.text
+    assert places(run, 1) == ["0 of 2 on node0", "1 of 2 on node2"]
