@@ -6,6 +6,7 @@ import atexit
 import os
 import signal
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -16,6 +17,11 @@ from meshrun.request import LaunchRequest
 
 if TYPE_CHECKING:
     from meshrun.plan import LaunchPlan
+
+
+_SOON_S = 600.0
+_MOST_LOSSES = 3
+"""How often a launch on hosts may begin anew within that time, as its first host was lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,21 +127,29 @@ def launch_on_hosts(
     from meshrun.host.facts import detect_host
     from meshrun.remote.conductor import Conductor
     from meshrun.remote.connecting import Stopped
+    from meshrun.remote.failing import FirstLost
     from meshrun.remote.orders import launcher_words
     from meshrun.report.result_json import parse_result_json, write_report
 
     use_cases.check_elsewhere(request, detect_host())
     count = 1 + len(request.program.args)
-    conductor = Conductor(
-        request, launcher_words(words[:-count], words[-count:], takes_value), version=version
-    )
-    try:
-        ended = conductor.run()
-    except Stopped as stopped:
-        ended = -stopped.signum
-    finally:
-        if report is not None and conductor.report is not None:
-            write_report(parse_result_json(conductor.report), report)
+    words = launcher_words(words[:-count], words[-count:], takes_value)
+    losses: list[float] = []
+    ended: int | None = None
+    while ended is None:
+        conductor = Conductor(request, words, version=version)
+        try:
+            ended = conductor.run()
+        except Stopped as stopped:
+            ended = -stopped.signum
+        except FirstLost:
+            losses = [at for at in (*losses, time.monotonic()) if time.monotonic() - at < _SOON_S]
+            if len(losses) > _MOST_LOSSES:
+                raise
+            say("meshrun: beginning anew with the hosts that there are")
+        finally:
+            if report is not None and conductor.report is not None:
+                write_report(parse_result_json(conductor.report), report)
     if ended < 0:
         end_by_signal(-ended)
     return ended

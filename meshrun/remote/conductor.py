@@ -64,6 +64,8 @@ class Conductor:
         self._meeting: Sequence[str] = ()
         """The options that bring nodes together."""
         self._lost: list[Refusal] = []
+        self._may_begin_anew = False
+        """Whether it is the first host that was lost, and others can do without it."""
         self._ending = False
         self._passed: set[int] = set()
         """Signals that were passed on."""
@@ -76,7 +78,8 @@ class Conductor:
         """Launch, and return how the first node's launcher ended: exit code, or -n for signal n.
 
         Raises:
-            MeshrunError: If a host cannot be used, or was lost, that cannot be done without.
+            FirstLost: If the first of hosts that come and go was lost.
+            MeshrunError: If another cannot be used, or was lost, that cannot be done without.
             Stopped: If a signal came before all hosts had answered.
         """
         try:
@@ -87,7 +90,8 @@ class Conductor:
         finally:
             self._exchange.close()
         if self._lost:
-            raise lost_error(self._lost)
+            may_begin_anew = self._may_begin_anew and not self._passed
+            raise lost_error(self._lost, may_begin_anew=may_begin_anew)
         told = self._stations if not self._is_elastic else [self._first]
         if errors := [station for station in told if station and "error" in station.files]:
             raise self._told_error(errors)
@@ -169,7 +173,9 @@ class Conductor:
             if code:
                 self._absent.add(station, self._describe(station, code), tell=False)
             return
-        if code or self._is_elastic:
+        if self._is_elastic and code == -signal.SIGKILL:
+            self._lose(self._describe(station, code), station)
+        elif code or self._is_elastic:
             self._end_others(now, at_once=False)
         if "error" in station.files and self._end_at is None:
             self._end_at = now + _OTHERS_TELL_S
@@ -203,6 +209,7 @@ class Conductor:
             self._absent.add(station, why)
             return
         if not self._lost:
+            self._may_begin_anew = self._is_elastic and self._over_at is None
             self._console.note(f"host {why.host} was lost: {why.why}")
         self._lost.append(why)
         station.is_done = True

@@ -24,6 +24,10 @@ _HINTS = (
 )
 
 
+class FirstLost(RendezvousError):
+    """The first of hosts that come and go was lost, and the others ended: they may begin anew."""
+
+
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """Why a host cannot be used."""
@@ -87,11 +91,12 @@ def refusal_error(refusals: Sequence[Refusal], total: int, least: int) -> Rendez
     return RendezvousError("\n".join(lines), hint=first.hint)
 
 
-def lost_error(lost: Sequence[Refusal]) -> RendezvousError:
+def lost_error(lost: Sequence[Refusal], *, may_begin_anew: bool) -> RendezvousError:
     """Return the error of a launch that lost hosts on its way."""
     first = lost[0]
     others = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
-    return RendezvousError(f"host {first.host} was lost: {first.why}{others}")
+    kind = FirstLost if may_begin_anew else RendezvousError
+    return kind(f"host {first.host} was lost: {first.why}{others}")
 
 
 def _telling(said: str) -> list[str]:

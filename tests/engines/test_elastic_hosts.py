@@ -92,15 +92,19 @@ def test_too_few_hosts(make_sshd: MakeSshd, tmp_path: Path) -> None:
     assert " in 0 on " not in run.text
 
 
-def test_the_loss_of_the_first_host_ends_all(make_sshd: MakeSshd, tmp_path: Path) -> None:
-    """It is named, and nobody is left."""
+def test_the_others_begin_anew_without_the_first(make_sshd: MakeSshd, tmp_path: Path) -> None:
+    """It holds the stores, so all that run end; nobody is left in the end."""
     sshd = make_sshd(3)
     run = start(sshd, tmp_path, nnodes="1:2", hosts="node1,node2")
     run.wait_for(" in 0 on ", times=2)
     sshd.hosts.kill_all(1)
+    run.wait_for("beginning anew with the hosts that there are")
+    run.wait_for(" in 0 on ", times=3)
+    (tmp_path / "go").touch()
 
-    assert run.end() == 69, run.text
-    assert "error: host node1 was lost: " in run.text
+    assert run.end() == 0, run.text
+    assert "host node1 was lost: " in run.text
+    assert places(run, 0) == ["0 of 1 on node2", "0 of 2 on node1", "1 of 2 on node2"]
     all_gone(sshd)
 
 
