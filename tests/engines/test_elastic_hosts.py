@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.over_ssh import all_gone, pids_of
+from tests.engines.over_ssh import SAYS, all_gone, pids_of
 from tests.engines.sshd import MakeSshd, Sshd
 from tests.engines.together import Launch
 from tests.kit import PROGRAMS
@@ -106,6 +106,8 @@ def test_the_others_begin_anew_without_the_first(make_sshd: MakeSshd, tmp_path: 
     assert "host node1 was lost: " in run.text
     assert places(run, 0) == ["0 of 1 on node2", "0 of 2 on node1", "1 of 2 on node2"]
     all_gone(sshd)
+    again = Launch(sshd.hosts, 1, ["--mesh", "dp=1", SAYS])  # clears up after the dead host
+    assert again.end() == 0
 
 
 @pytest.mark.nightly

@@ -290,7 +290,7 @@ def test_what_shows_ranks_follows_their_number(make_hosts: MakeHosts, tmp_path: 
 def test_a_machine_that_is_taken_away_leaves_alone(make_hosts: MakeHosts, tmp_path: Path) -> None:
     """SIGTERM on a node that is not the first ends its ranks; the others go on without it."""
     hosts = make_hosts(2)
-    launches = start_all(hosts, 2, tmp_path, nnodes="1:2")
+    launches = start_all(hosts, 2, tmp_path, nnodes="1:2", mesh="dp=1:8,tp=1")
     launches[1].send(signal.SIGTERM)
     assert as_shell(launches[1].end()) == 143, launches[1].text
     launches[0].wait_for("generation 1 runs without node1: dp 2 -> 1")
