@@ -11,6 +11,8 @@ from meshrun.request import Rendezvous
 
 DEFAULT_PORT = 29500
 """torchrun's, for a head that was not told one."""
+_START_S = 60.0
+"""How long launchers that were started together may take to come together."""
 _DEFAULT_PORTS = {"c10d": 29400, "etcd": 2379, "etcd-v2": 2379}
 
 
@@ -124,7 +126,7 @@ def plan_meeting(asked: Rendezvous, *, nnodes: int, node_timeout_s: float) -> Me
         run_id=asked.run_id,
         local_addr=asked.local_addr,
         conf=asked.conf,
-        timeout_s=min(timeout_s, node_timeout_s) if are_there else timeout_s,
+        timeout_s=min(timeout_s, _START_S) if are_there else timeout_s,
         return_s=timeout_s,
         node_timeout_s=node_timeout_s,
     )

@@ -54,9 +54,7 @@ Nproc = Annotated[
 ]
 Nnodes = Annotated[
     str | None,
-    torchrun(
-        "--nnodes", metavar="N", panel=WORKERS, text="Number of nodes, or MIN:MAX; 1 if left out."
-    ),
+    torchrun("--nnodes", metavar="N", panel=WORKERS, text="Number of nodes or MIN:MAX; else 1."),
 ]
 NumaBinding = Annotated[
     str | None,

@@ -60,7 +60,7 @@ class Conductor:
         self._first: Station | None = None
         """The way to node 0, which says how the launch went."""
         self._present = 0
-        """How many hosts were there at first."""
+        """On how many hosts ranks are to run at first."""
         self._meeting: Sequence[str] = ()
         """The options that bring nodes together."""
         self._lost: list[Refusal] = []
@@ -111,9 +111,10 @@ class Conductor:
             self._absent.add(self._stations[number], why)
         usable = [station for station in self._stations if not station.is_done]
         self._meeting, self._first = self._connector.meet(usable), usable[0]
-        self._present = len(usable)
+        self._present = min(len(usable), self._request.nnodes or len(usable))
         for node_rank, station in enumerate(usable):
-            place = ["--node-rank", str(node_rank)] if len(usable) > 1 else []
+            has_place = 1 < self._present > node_rank
+            place = ["--node-rank", str(node_rank)] if has_place else []
             self._start_on(station, place, is_first=node_rank == 0)
 
     def _start_later(self, station: Station) -> None:
