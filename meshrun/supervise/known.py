@@ -105,8 +105,9 @@ class Abroad:
 
     @property
     def may_leave(self) -> bool:
-        """Whether the others can go on without this node."""
-        return self.is_elastic and self.decides and not (self.is_head or self.is_told_idle)
+        """Whether the others can go on without this node, and are not being stopped too."""
+        is_needed = self.is_head or self.is_told_idle or self.signum is not None
+        return self.is_elastic and self.decides and not is_needed
 
     @property
     def decides(self) -> bool:

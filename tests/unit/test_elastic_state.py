@@ -129,6 +129,10 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [*MEMBER, OTHERS_FAILED, *MEMBER_ENDED, signalled(15, 8), CLEARED],
         [START, term(2, 3), CLEAR, LEAVES, BY_FORCE],
     ),
+    "what all nodes are sent ends all together": (
+        [*MEMBER, replace(OTHERS_FAILED, signum=15), signalled(15, 5), *MEMBER_ENDED],
+        [START, term(2, 3), CLEAR],
+    ),
     "Ctrl-C is meant for all": (
         [*MEMBER, signalled(2, 5), *MEMBER_ENDED],
         [START, replace(term(2, 3), signum=2), FAILED, CLEAR],
