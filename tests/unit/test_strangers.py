@@ -1,0 +1,56 @@
+"""Who has connected to node 0 and said nothing yet."""
+
+from __future__ import annotations
+
+import os
+import resource
+import selectors
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from meshrun.host.sockets import listen_on
+from meshrun.nodes.strangers import Strangers
+from meshrun.nodes.switchboard import Switchboard
+
+
+@contextmanager
+def no_more_descriptors() -> Iterator[None]:
+    """Have this process refused any further descriptor."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_launcher_out_of_descriptors_takes_connections_later() -> None:
+    """It says so once, does not turn in circles meanwhile, and loses nobody."""
+    notes: list[str] = []
+    with selectors.DefaultSelector() as selector, listen_on("127.0.0.1", 0) as listener:
+
+        def turn() -> int:
+            ready = selector.select(0)
+            for key, _ in ready:
+                key.data()
+            return len(ready)
+
+        board = Switchboard(selector, notes.append)
+        strangers = Strangers(listener, secret=b"s" * 32, board=board, come=lambda *_: None)
+        with socket.create_connection(listener.getsockname(), timeout=10) as caller:
+            with no_more_descriptors():
+                assert turn() == 1
+                assert turn() == 0
+                strangers.look()
+                turn()
+            strangers.look()
+            while turn():  # accepts, then greets
+                pass
+
+            assert notes == ["a connection could not be taken: Too many open files"]
+            assert caller.recv(1)  # the greeting
+            strangers.close("the launch is over")
+            assert not selector.get_map()
