@@ -134,8 +134,9 @@ class Conductor:
 
     def _workers_on(self, station: Station) -> list[str]:
         nproc = self._request.nproc_per_node
-        if self._is_elastic and station.host.workers is not None:
-            nproc = station.host.workers  # which places hosts have is not known yet
+        if self._is_elastic and isinstance(nproc, tuple):  # its place among nodes may be any
+            is_listed = station.number < len(nproc)
+            nproc = nproc[station.number] if is_listed else station.host.workers
         workers = [nproc] if isinstance(nproc, int) else nproc
         if isinstance(workers, list | tuple):
             return ["--nproc-per-node", ",".join(map(str, workers))]
