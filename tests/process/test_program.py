@@ -71,6 +71,31 @@ def test_a_broken_program_says_what_python_says_once(
     assert ours.stderr.count("Traceback") <= 1
 
 
+def test_an_error_of_syntax_is_told_in_pythons_words(fake_torch: Path, tmp_path: Path) -> None:
+    """All of them, and no others."""
+    (tmp_path / "unclosed.py").write_text("x = (1\nprint('never')\n")
+    expected = python(tmp_path / "unclosed.py")
+    ours = run_meshrun("--nproc-per-node", "2", tmp_path / "unclosed.py")
+
+    assert "SyntaxError: '(' was never closed" in expected.stderr
+    assert (ours.returncode, ours.stdout, ours.stderr) == (1, "", expected.stderr)
+
+
+@pytest.mark.parametrize("words", [["escape.py"], ["-m", "escape"]], ids=["script", "module"])
+def test_warnings_are_those_of_python(
+    words: list[str], fake_torch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the compiler warns of is told once, and nothing of ours is added."""
+    monkeypatch.setenv("PYTHONWARNINGS", "default")  # from 3.12 on this one is always shown
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    (tmp_path / "escape.py").write_text("print(len('\\d'))\n")
+    expected = python(*words, cwd=tmp_path)
+    ours = run_meshrun("--no-prefix", *words, cwd=tmp_path)
+
+    assert "invalid escape sequence" in expected.stderr
+    assert (ours.returncode, ours.stdout, ours.stderr) == (0, "2\n", expected.stderr)
+
+
 def test_a_file_that_may_not_be_read_is_refused(tmp_path: Path, fake_torch: Path) -> None:
     """The message is the system's, the code python's."""
     program = tmp_path / "secret.py"
