@@ -215,19 +215,19 @@ def test_a_package_runs_as_a_module(fake_torch: Path) -> None:
 def test_files_beside_the_program_do_not_stand_in_for_torchs_imports(
     method: str, tmp_path: Path
 ) -> None:
-    """The program gets its own ``grp.py`` and ``json.py``, and torch the ones it knows."""
-    for name in ("grp", "json", "profile", "queue"):
+    """The program gets its own ``platform.py`` and ``json.py``, and torch the ones it knows."""
+    for name in ("platform", "json", "profile", "queue"):
         (tmp_path / f"{name}.py").write_text(f"MINE = {name!r}\n")
     program = tmp_path / "program.py"
-    # With exec the program imports torch itself, and would break on grp.py as under python.
+    # With exec the program imports torch itself, and would break on platform.py as under python.
     then = "; import torch" if method == "fork" else ""
     program.write_text(
-        "import grp, json, profile, queue\n"
-        f"print(grp.MINE, json.MINE, profile.MINE, queue.MINE){then}\n"
+        "import platform, json, profile, queue\n"
+        f"print(platform.MINE, json.MINE, profile.MINE, queue.MINE){then}\n"
     )
     ours = run_meshrun("--start-method", method, program)
 
-    assert (ours.stdout, ours.stderr) == ("[rank 0] grp json profile queue\n", "")
+    assert (ours.stdout, ours.stderr) == ("[rank 0] platform json profile queue\n", "")
 
 
 def test_one_node_needs_nothing_of_several(
