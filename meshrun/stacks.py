@@ -14,7 +14,9 @@ STACK_SIGNAL = getattr(signal, "SIGRTMAX", 64) - 3
 
 _HEAD = re.compile(r"(?:(Current) t|T)hread 0x([0-9a-fA-F]+)(?: \[[^\]]*\])?.*:")
 _FRAME = re.compile(r'\s+File "(.*)", line (\d+|\?\?\?) in (.*)')
-_TRACEBACK_FRAME = re.compile(r'^ +File "(.*)", line (\d+), in (.*)$', re.MULTILINE)
+_TRACEBACK_FRAME = re.compile(r'^ +(?:\| +)?File "(.*)", line (\d+), in (.*)$', re.MULTILINE)
+_PARTS_OF_GROUP = re.compile(r"^ +\+-\+-", re.MULTILINE)
+"""Where the tracebacks of what an ``ExceptionGroup`` holds begin, after its own."""
 _FATAL = re.compile(r"Fatal Python error: (.*)")
 _LIBRARIES = tuple({
     os.path.realpath(path) + os.sep
@@ -124,7 +126,8 @@ def user_place(traceback: str, folder: str) -> str:
         traceback: As Python prints it, the innermost frame last.
         folder: What paths are shown from.
     """
-    frames = [Frame(*found) for found in _TRACEBACK_FRAME.findall(traceback)]
+    own = _PARTS_OF_GROUP.split(traceback, maxsplit=1)[0]
+    frames = [Frame(*found) for found in _TRACEBACK_FRAME.findall(own)]
     return headline(tuple(reversed(frames)), folder) if any(f.is_users for f in frames) else ""
 
 

@@ -11,6 +11,7 @@ import runpy
 import sys
 import traceback
 import types
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
@@ -49,7 +50,7 @@ def compile_program(program: Program) -> tuple[types.CodeType | None, tuple[str,
         return None, ()
     path = os.path.abspath(program.target)
     with open(path, "rb") as file:
-        tree = ast.parse(file.read(), path)
+        tree = _parse(file.read(), path)
     return compile(tree, path, "exec", dont_inherit=True), tuple(_torch_imports(tree))
 
 
@@ -67,11 +68,19 @@ def _module_source(name: str) -> ast.Module:
     origin = spec.origin if not rest and spec.submodule_search_locations is None else None
     for path in (origin, f"{stem}.py", os.path.join(stem, "__main__.py")):
         try:
-            with open(path or "", "rb") as file:
-                return ast.parse(file.read())
+            with open(path or "", "rb") as file, warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the rank will warn, if it has to
+                return _parse(file.read(), path or "")
         except (OSError, SyntaxError, ValueError):  # the rank will meet it, in its own place
             continue
     return ast.Module(body=[], type_ignores=[])
+
+
+def _parse(source: bytes, path: str) -> ast.Module:
+    """Parse as ``ast.parse`` does, without a frame of its own in the traceback of an error."""
+    tree = compile(source, path, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
+    assert isinstance(tree, ast.Module)  # noqa: S101 - which that flag gives
+    return tree
 
 
 def _torch_imports(tree: ast.Module) -> Iterator[str]:

@@ -209,6 +209,7 @@ class Forks:
             self._tell_not_started(STORE, error)
             pid = None
         if pid == 0:
+            self._reports.close()
             return partial(_be_store, order.port, listeners, self._guard)
         for listen_fd in listeners:
             os.close(listen_fd)

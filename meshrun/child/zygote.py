@@ -88,7 +88,8 @@ def _load(control: socket.socket, program: Program, order: Prepare) -> CodeType 
                 importlib.import_module(module)
             if order.start_method == "fork":
                 _import_what_is_there(wanted)
-        put_first(folder, known_at_start=_KNOWN_AT_START)
+        if order.start_method == "fork":  # with exec this process imports for its store alone
+            put_first(folder, known_at_start=_KNOWN_AT_START)
     except BaseException as error:
         exit_code = error.code if isinstance(error, SystemExit) else 1
         text = format_raised(error).text

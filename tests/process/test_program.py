@@ -71,6 +71,31 @@ def test_a_broken_program_says_what_python_says_once(
     assert ours.stderr.count("Traceback") <= 1
 
 
+def test_an_error_of_syntax_is_told_in_pythons_words(fake_torch: Path, tmp_path: Path) -> None:
+    """All of them, and no others."""
+    (tmp_path / "unclosed.py").write_text("x = (1\nprint('never')\n")
+    expected = python(tmp_path / "unclosed.py")
+    ours = run_meshrun("--nproc-per-node", "2", tmp_path / "unclosed.py")
+
+    assert "SyntaxError: '(' was never closed" in expected.stderr
+    assert (ours.returncode, ours.stdout, ours.stderr) == (1, "", expected.stderr)
+
+
+@pytest.mark.parametrize("words", [["escape.py"], ["-m", "escape"]], ids=["script", "module"])
+def test_warnings_are_those_of_python(
+    words: list[str], fake_torch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the compiler warns of is told once, and nothing of ours is added."""
+    monkeypatch.setenv("PYTHONWARNINGS", "default")  # from 3.12 on this one is always shown
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    (tmp_path / "escape.py").write_text("print(len('\\d'))\n")
+    expected = python(*words, cwd=tmp_path)
+    ours = run_meshrun("--no-prefix", *words, cwd=tmp_path)
+
+    assert "invalid escape sequence" in expected.stderr
+    assert (ours.returncode, ours.stdout, ours.stderr) == (0, "2\n", expected.stderr)
+
+
 def test_a_file_that_may_not_be_read_is_refused(tmp_path: Path, fake_torch: Path) -> None:
     """The message is the system's, the code python's."""
     program = tmp_path / "secret.py"
@@ -190,19 +215,19 @@ def test_a_package_runs_as_a_module(fake_torch: Path) -> None:
 def test_files_beside_the_program_do_not_stand_in_for_torchs_imports(
     method: str, tmp_path: Path
 ) -> None:
-    """The program gets its own ``grp.py`` and ``json.py``, and torch the ones it knows."""
-    for name in ("grp", "json", "profile", "queue"):
+    """The program gets its own ``platform.py`` and ``json.py``, and torch the ones it knows."""
+    for name in ("platform", "json", "profile", "queue"):
         (tmp_path / f"{name}.py").write_text(f"MINE = {name!r}\n")
     program = tmp_path / "program.py"
-    # With exec the program imports torch itself, and would break on grp.py as under python.
+    # With exec the program imports torch itself, and would break on platform.py as under python.
     then = "; import torch" if method == "fork" else ""
     program.write_text(
-        "import grp, json, profile, queue\n"
-        f"print(grp.MINE, json.MINE, profile.MINE, queue.MINE){then}\n"
+        "import platform, json, profile, queue\n"
+        f"print(platform.MINE, json.MINE, profile.MINE, queue.MINE){then}\n"
     )
     ours = run_meshrun("--start-method", method, program)
 
-    assert (ours.stdout, ours.stderr) == ("[rank 0] grp json profile queue\n", "")
+    assert (ours.stdout, ours.stderr) == ("[rank 0] platform json profile queue\n", "")
 
 
 def test_one_node_needs_nothing_of_several(

@@ -128,6 +128,25 @@ def test_an_exception_came_from_the_users_file() -> None:
     assert user_place("", "/") == ""
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.11 brought exception groups")
+def test_a_group_of_exceptions_came_from_the_users_file(tmp_path: Path) -> None:
+    """Where the group was raised, and not one of its parts."""
+    program = tmp_path / "train.py"
+    program.write_text(
+        "def part():\n"
+        "    raise ValueError\n"
+        "try:\n"
+        "    part()\n"
+        "except ValueError as error:\n"
+        "    part = error\n"
+        "raise ExceptionGroup('several', [part])\n"
+    )
+    told = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False)
+
+    assert f'File "{program}", line 2, in part' in told.stderr
+    assert user_place(told.stderr, str(tmp_path)) == "train.py:7 in <module>"
+
+
 # ---- signals to processes ------------------------------------------------------------------
 
 PROGRAM = """

@@ -141,6 +141,11 @@ def boxes_of_text(picture: ET.Element) -> Iterator[tuple[float, float, float, fl
         yield left, y - size * 0.75, left + width, y
 
 
+def test_the_width_of_a_text_is_exact() -> None:
+    """So that no rounding, which Python 3.12 does in another way, moves a picture's lines."""
+    assert svg_style.width_of("a line, a word, it will do", 1) == 13.6
+
+
 @pytest.mark.parametrize(("mesh", "nnodes"), [*LAYOUTS, ("a_rather_long_name_of_a_dim=2,tp=4", 2)])
 def test_no_text_lies_on_another(mesh: str, nnodes: int) -> None:
     """Nor is any cut off at the edge."""

@@ -1,0 +1,28 @@
+"""What the README installs is to be had for the oldest Python that the project supports."""
+
+import re
+from importlib.metadata import metadata, version
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+from tests.kit import ROOT
+
+PROJECT = (ROOT / "pyproject.toml").read_text()
+
+
+def test_the_tested_versions_can_be_installed_by_the_oldest_python() -> None:
+    """Or are not asked for there."""
+    found = re.search(r'requires-python = ">=(.*)"', PROJECT)
+    block = re.search(r"^tested = \[$(.*?)^\]$", PROJECT, re.DOTALL | re.MULTILINE)
+    assert found is not None
+    assert block is not None
+    pins = [Requirement(text) for text in re.findall(r'^ +"(.*)",$', block[1], re.MULTILINE)]
+    asked = [
+        pin for pin in pins if not pin.marker or pin.marker.evaluate({"python_version": found[1]})
+    ]
+    checked = [pin.name for pin in asked if version(pin.name).split("+")[0] in pin.specifier]
+
+    assert {"torch", "rich", "pytest"} <= set(checked)
+    for name in checked:
+        assert found[1] in SpecifierSet(metadata(name).get("Requires-Python") or ""), name
