@@ -61,3 +61,14 @@ def test_a_stream_in_place_of_stderr_gets_the_traceback(
 def test_a_stream_that_was_closed_does_no_harm(fake_torch: object, tmp_path: Path) -> None:
     """What stands in for sys.stderr need not work."""
     assert "Traceback" in run(tmp_path, "fork", "sys.stderr = open('x', 'w'); sys.stderr.close()")
+
+
+def test_a_folder_that_goes_while_ranks_run_hides_nothing(
+    fake_torch: object, tmp_path: Path
+) -> None:
+    """The report then shows whole paths."""
+    here = tmp_path / "here"
+    here.mkdir()
+    said = run(here, "fork", "import os, shutil\nshutil.rmtree(os.getcwd())")
+
+    assert f"{here}/raises.py:4 in <module>, on " in said.splitlines()[-1]
