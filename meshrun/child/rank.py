@@ -42,7 +42,7 @@ def become_rank(
     ending.arm(reporter, gate_fd)
     try:
         raise_thread_counts(os.environ)
-        _seed_numpy()
+        _seed_generators()
         if "MESHRUN_MESH" in order.environment and not order.lazy:
             from meshrun.child.adopt import adopt_process_group
             from meshrun.child.join import join_mesh
@@ -118,8 +118,11 @@ def _is_plain(hook: object) -> bool:
     return False
 
 
-def _seed_numpy() -> None:
-    """Give each rank numpy's random state of a fresh interpreter; forks share one otherwise."""
-    random = sys.modules.get("numpy.random")
-    if random is not None:
-        random.seed()
+def _seed_generators() -> None:
+    """Give each rank the random state of a fresh interpreter; forks share one otherwise."""
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
+    generator = getattr(sys.modules.get("torch"), "default_generator", None)
+    if generator is not None:  # torch's for the CPU; those of devices begin alike on all ranks
+        generator.seed()
