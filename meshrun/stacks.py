@@ -131,9 +131,22 @@ def user_place(traceback: str, folder: str) -> str:
     return headline(tuple(reversed(frames)), folder) if any(f.is_users for f in frames) else ""
 
 
+def current_folder() -> str:
+    """Return what paths are shown from: where we are, or "" if somebody has removed it."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return ""
+
+
 def short_path(file: str, folder: str) -> str:
-    """Return a path from ``folder``, or from the folder of libraries, where it lies below."""
-    if os.path.isabs(file) and file.startswith(os.path.join(folder, "")):
+    """Return a path from ``folder``, or from the folder of libraries, where it lies below.
+
+    Args:
+        file: The path.
+        folder: Where we are; "" if that folder was removed.
+    """
+    if folder and os.path.isabs(file) and file.startswith(os.path.join(folder, "")):
         return os.path.relpath(file, folder)
     _, found, rest = file.rpartition(f"{os.sep}site-packages{os.sep}")
     if found:

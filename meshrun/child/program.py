@@ -146,6 +146,8 @@ def run_program(
     sys.orig_argv[:] = [sys.executable, "-u", *program.argv]
     ours = vars(sys.modules["__main__"])
     sys.modules["__main__"] = main = types.ModuleType("__main__")
+    if "__mp_main__" in sys.modules:  # where objects that come back from spawned children are from
+        sys.modules["__mp_main__"] = main
     if "__annotations__" in ours:  # until Python 3.13 the interpreter makes them beforehand
         main.__annotations__ = {}
     main.__dict__["__builtins__"] = builtins

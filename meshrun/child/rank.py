@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from contextlib import suppress
 from types import CodeType
 
 from meshrun.child.ending import Ending
@@ -41,7 +42,7 @@ def become_rank(
     ending.arm(reporter, gate_fd)
     try:
         raise_thread_counts(os.environ)
-        _seed_numpy()
+        _seed_generators()
         if "MESHRUN_MESH" in order.environment and not order.lazy:
             from meshrun.child.adopt import adopt_process_group
             from meshrun.child.join import join_mesh
@@ -81,12 +82,30 @@ def set_environment(order: StartRank) -> None:
 
 
 def _tell(reporter: Reporter, error: BaseException, *, may_be_ours: bool = False) -> None:
-    """Report an exception; a program's own excepthook still prints it its own way."""
+    """Report an exception, and print it where the program wants exceptions to be printed."""
     raised = format_raised(error, may_be_ours=may_be_ours)
-    own_hook = not isinstance(error, SystemExit) and not _is_plain(sys.excepthook)
-    if own_hook:
+    shown = False
+    if not isinstance(error, SystemExit) and not _is_plain(sys.excepthook):
+        shown = _went_through_hook(error)
+    elif sys.stderr is not sys.__stderr__:  # a file, or what copies to one
+        _write_to_stderr(raised.text)
+    reporter.raised(kind=raised.kind, message=raised.message, text=raised.text, shown=shown)
+
+
+def _went_through_hook(error: BaseException) -> bool:
+    try:
         sys.excepthook(type(error), error, error.__traceback__)
-    reporter.raised(kind=raised.kind, message=raised.message, text=raised.text, shown=own_hook)
+    except Exception as broken:
+        broken.__context__ = None
+        _write_to_stderr(f"Error in sys.excepthook:\n{format_raised(broken).text}")
+        return False
+    return True
+
+
+def _write_to_stderr(text: str) -> None:
+    with suppress(Exception):  # the report has it
+        sys.stderr.write(text)
+        sys.stderr.flush()
 
 
 def _is_plain(hook: object) -> bool:
@@ -99,8 +118,11 @@ def _is_plain(hook: object) -> bool:
     return False
 
 
-def _seed_numpy() -> None:
-    """Give each rank numpy's random state of a fresh interpreter; forks share one otherwise."""
-    random = sys.modules.get("numpy.random")
-    if random is not None:
-        random.seed()
+def _seed_generators() -> None:
+    """Give each rank the random state of a fresh interpreter; forks share one otherwise."""
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
+    generator = getattr(sys.modules.get("torch"), "default_generator", None)
+    if generator is not None:  # torch's for the CPU; those of devices begin alike on all ranks
+        generator.seed()

@@ -15,6 +15,8 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from meshrun.errors import HostError
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _GUARD = b"meshrun-guard"
@@ -45,7 +47,11 @@ def die_with_parent(parent_pid: int, signum: int = signal.SIGKILL) -> None:
 
 
 def list_children() -> list[int]:
-    """Return the process ids of the direct children of this process."""
+    """Return the process ids of the direct children of this process.
+
+    Raises:
+        HostError: If there is no /proc to find them in.
+    """
     if _ON_LINUX:
         try:
             children: list[int] = []
@@ -53,8 +59,10 @@ def list_children() -> list[int]:
                 with open(f"/proc/self/task/{task}/children") as file:
                     children.extend(int(pid) for pid in file.read().split())
             return children
-        except OSError:  # a kernel without CONFIG_PROC_CHILDREN
-            pass
+        except OSError as error:
+            if not os.path.exists("/proc/self"):
+                raise HostError("/proc is not there", hint="mount -t proc proc /proc") from error
+            # else a kernel without CONFIG_PROC_CHILDREN
     import psutil
 
     return [child.pid for child in psutil.Process().children()]

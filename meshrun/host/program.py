@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 
-from meshrun.errors import ProgramError
+from meshrun.errors import HostError, ProgramError
 from meshrun.request import Program
+from meshrun.stacks import current_folder
 
 
 def check_program(program: Program) -> None:
@@ -13,7 +14,10 @@ def check_program(program: Program) -> None:
 
     Raises:
         ProgramError: With the exit code that ``python`` would have.
+        HostError: If there is no folder to run it in: torch cannot be imported then.
     """
+    if not current_folder():
+        raise HostError("the current folder was removed", hint="`cd` to one that is there")
     if program.kind == "module":
         return
     path = program.target

@@ -36,7 +36,7 @@ class RunFolder:
         self._plugin = plugin
         self._chosen: dict[int, RankFiles] = {}
         self._is_temporary = logs.log_dir is None
-        self.path = os.path.join(tempfile.gettempdir(), f"{PREFIX}{secrets.token_hex(8)}")
+        self.path = os.path.join(_temporary_place(), f"{PREFIX}{secrets.token_hex(8)}")
         self._held = -1
         if logs.log_dir not in (None, os.devnull) and plugin is None:
             self.path = _make_run_folder(
@@ -87,6 +87,14 @@ class RunFolder:
             shutil.rmtree(self.path, ignore_errors=True)
             return None
         return self.path if self._logs.writes_files and os.path.isdir(self.path) else None
+
+
+def _temporary_place() -> str:
+    """Return where temporary folders go, or would if anything there could be written."""
+    try:
+        return tempfile.gettempdir()
+    except FileNotFoundError:  # a read-only file system: who needs the folder says so
+        return os.environ.get("TMPDIR") or "/tmp"  # noqa: S108
 
 
 def _make_run_folder(log_dir: str, prefix: str) -> str:

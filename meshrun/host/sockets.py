@@ -52,7 +52,25 @@ def listen_on(address: str, port: int) -> socket.socket:
             f"`{address}` port {port} cannot be listened on: {error.strerror}",
             hint="on one node leave the address out: the ranks meet on loopback",
         ) from error
+    try:
+        _check_way_to(listener)
+    except HostError:
+        listener.close()
+        raise
     return listener
+
+
+def _check_way_to(listener: socket.socket) -> None:
+    """Check that this machine can connect to itself: a datagram socket knows, and sends nothing."""
+    place = listener.getsockname()
+    with socket.socket(listener.family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(place)
+        except OSError as error:
+            raise HostError(
+                f"`{place[0]}` cannot be reached from this machine itself: {error.strerror}",
+                hint=f"is its loopback interface up? `ip link set {LOOPBACK_INTERFACE} up`",
+            ) from error
 
 
 def packet_pair() -> tuple[socket.socket, socket.socket]:

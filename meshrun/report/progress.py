@@ -201,7 +201,8 @@ class StartProgress:
             return f"started {began} of {total} ranks ({elapsed})"
         if self._has_mesh and joined < total:
             return f"{joined} of {total} ranks joined ({elapsed})"
-        return f"{ready} of {total} ranks have their mesh ({elapsed})"
+        what = "have their mesh" if self._has_mesh else "are ready"
+        return f"{ready} of {total} ranks {what} ({elapsed})"
 
     def _news(self, event: Event, state: State) -> str:
         rest = len(state.alive)

@@ -189,6 +189,8 @@ class Crew:
             return read_record(files.error_file, event.rank)
         if not os.path.exists(files.error_file):
             write_record(files.error_file, raised, os.waitstatus_to_exitcode(event.wait_status))
+        if not raised.shown:
+            self._output.log(event.rank, raised.traceback)
         return None
 
     def close(self) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from meshrun.host.memory import MemoryWatch, describe_full_shm
 from meshrun.raised import killed_worker
-from meshrun.stacks import describe, headline
+from meshrun.stacks import current_folder, describe, headline
 from meshrun.supervise.blame import Verdict, judge
 from meshrun.supervise.known import State
 from meshrun.supervise.lookout import Lookout
@@ -37,7 +36,7 @@ def gather(
     state: State, output: Output, lookout: Lookout, memory: MemoryWatch
 ) -> Mapping[int, Evidence]:
     """Return what is known of the ranks that failed, the cause first."""
-    folder = os.getcwd()
+    folder = current_folder()
     found = {}
     for verdict in judge(state)[:_MOST_RANKS]:
         crash = lookout.crash(verdict.rank) if verdict.signum is not None else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from meshrun.result import (
     signal_name,
     split_wait_status,
 )
-from meshrun.stacks import user_place
+from meshrun.stacks import current_folder, user_place
 from meshrun.supervise.blame import (
     Verdict,
     describe_store_end,
@@ -165,7 +164,7 @@ def _failure(
         raised=verdict.raised,
         asked_to_end=verdict.asked_to_end,
         is_consequence=verdict.is_consequence,
-        place=user_place(traceback, os.getcwd()) or evidence.place,
+        place=user_place(traceback, current_folder()) or evidence.place,
         why=evidence.why,
         stack=evidence.stack,
         last_lines=() if traceback else evidence.last_lines,

@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from meshrun.errors import HostError
 from meshrun.host.file_watch import FileWatch
+from meshrun.host.log_file import append_to_log, open_log
 from meshrun.logs import RankFiles, StreamFile
 from meshrun.plan import LaunchPlan, RankPlan
 from meshrun.supervise.collapsing import collapsing_for
@@ -45,6 +45,8 @@ class _Source:
         self.copy: LineCopy | None = None
         self.ended = False
         """Whether nobody writes the file any more."""
+        self.last_words = ""
+        """What the file gets once it was read, since it is printed elsewhere."""
 
 
 class Output:
@@ -130,7 +132,7 @@ class Output:
         if file.path is None and not wanted:
             return None, os.open(os.devnull, os.O_WRONLY)
         if file.path is not None:
-            end = _open_log(file.path)
+            end = open_log(file.path)
             if not wanted:
                 return None, end
             ours = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
@@ -273,6 +275,15 @@ class Output:
         cut = lines[1:] if len(tail) == _TAIL_BYTES else lines  # the first may have lost its start
         return [line for line in cut if line.strip()]
 
+    def log(self, rank: int, text: str) -> None:
+        """Have the file of a rank's stderr, if it has one, end with ``text``; print nothing."""
+        for source in self._tails:
+            if source.rank == rank and source.to_stderr and not source.ended:
+                source.last_words = text
+                return
+        if self._error_files.get(rank):
+            append_to_log(self._error_files[rank], text)
+
     # ---- the end ---------------------------------------------------------------------------
 
     def finish(self, flush: Callable[[], None], give_up: Callable[[], bool]) -> None:
@@ -315,14 +326,5 @@ class Output:
         self._grown.pop(source, None)
         self._unwatched.discard(source)
         os.close(source.fd)
-
-
-def _open_log(path: str) -> int:
-    try:
-        # Appending, so that ranks and their children never write over each other.
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise HostError(
-            f"the log file `{path}` could not be made: {error.strerror}",
-            hint="give --log-dir a folder that is writable and has room",
-        ) from error
+        if source.path is not None and source.last_words:
+            append_to_log(source.path, source.last_words)

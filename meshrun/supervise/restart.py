@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 
 from meshrun.events import OthersFailed
-from meshrun.stacks import user_place
+from meshrun.stacks import current_folder, user_place
 from meshrun.supervise.blame import describe_store_end, describe_verdict, judge
 from meshrun.supervise.known import Cause, State, furthest
 
@@ -48,7 +47,7 @@ def find_cause(state: State, at_ns: int) -> Cause:
         ran_s=None if ready_ns is None else (first.at_ns - ready_ns) / 1e9,
         at_ns=first.at_ns,
         step=state.best_step,
-        place=user_place(first.raised.traceback, os.getcwd()) if first.raised else "",
+        place=user_place(first.raised.traceback, current_folder()) if first.raised else "",
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from meshrun.host.processes import SignalState, send_signal, signal_state, threads_blocking
 from meshrun.layout import Layout
-from meshrun.stacks import STACK_SIGNAL, Dump, describe, headline, merge, parse_dump
+from meshrun.stacks import STACK_SIGNAL, Dump, current_folder, describe, headline, merge, parse_dump
 from meshrun.supervise.merged_label import merged_label
 
 ZYGOTE = -1
@@ -146,7 +146,7 @@ class Stacks:
             yield f"{self._name(ranks_without)}: {_SILENT[state]}"
 
     def _tell_one(self, who: str, dump: Dump) -> Iterator[str]:
-        folder = os.getcwd()
+        folder = current_folder()
         others = len(dump.others)
         more = f" (and {others} other thread{'s' if others > 1 else ''})" if others else ""
         yield f"{who}: {headline(dump.main, folder)}{more}"

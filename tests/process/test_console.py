@@ -166,6 +166,8 @@ def test_a_terminal_shows_the_start_and_one_bar(fake_torch: object, tmp_path: Pa
 
     assert process.wait(timeout=60) == 0
     assert b"meshrun: importing torch" in shown
+    assert b"of 1 ranks are ready" in shown
+    assert b"mesh (" not in shown, "there is none"
     lines = shown.replace(b"\r\n", b"\n").split(b"\n")
     assert lines[-2].endswith(b"[rank 0] all done")
     assert any(line.endswith(b"[rank 0] 2%") for line in lines)

@@ -13,7 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit import FAKES, MARK, PROGRAMS, command, marked_processes, wait_until
+from tests.kit import (
+    FAKES,
+    MARK,
+    PROGRAMS,
+    command,
+    marked_processes,
+    run_meshrun,
+    wait_until,
+)
 
 RANKS = 4
 NEEDED = 3 + RANKS
@@ -70,3 +78,55 @@ def test_a_full_process_table(
         assert "hint: is the machine out of processes or memory? see `ulimit -u`" in ours.stderr
     assert "Traceback" not in ours.stderr
     assert list(folder.iterdir()) == []
+
+
+def within(*unshared: str, prepare: str) -> list[str]:
+    """Return words that run a command in namespaces of its own, where ``prepare`` has run."""
+    words = ["unshare", *unshared, "sh", "-c", f'{prepare}; exec "$@"', "sh"]
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run([*words, "true"], capture_output=True, check=False).returncode
+    ):
+        pytest.skip("no namespace can be made here")
+    return words
+
+
+def test_without_a_temporary_folder_the_error_says_what_to_set(fake_torch: object) -> None:
+    """A read-only file system is no bug; a launch without files needs no folder."""
+    bind = 'mount --bind "$d" "$d" && mount -o remount,ro,bind "$d"'
+    each = f'for d in /tmp /var/tmp; do [ ! -d "$d" ] || {{ {bind}; }} || exit; done; cd /proc'
+    read_only = within("--mount", prepare=each)
+    env = {"TMPDIR": "", "FAKE_TORCH_IMPORTS": ""}
+    words = ("--nproc-per-node", "2", PROGRAMS / "echo.py")
+    ours = run_meshrun(*words, around=read_only, env=env)
+    without_files = run_meshrun("--log-dir", os.devnull, *words, around=read_only, env=env)
+
+    assert (ours.returncode, ours.stdout) == (71, "")
+    assert "could not be made: Read-only file system" in ours.stderr
+    assert "hint: set TMPDIR or --log-dir to a folder that is writable" in ours.stderr
+    assert "Traceback" not in ours.stderr
+    assert without_files.returncode == 0, without_files.stderr
+    assert sorted(without_files.stdout.splitlines()) == ["[rank 0] out 0", "[rank 1] out 1"]
+
+
+@pytest.mark.parametrize(
+    ("namespace", "prepare", "told"),
+    [
+        ("--mount", 'd=$(mktemp -d) && cd "$d" && rmdir "$d"', "the current folder was removed"),
+        ("--net", ":", "`127.0.0.1` cannot be reached from this machine itself: Network is"),
+        ("--mount", "mount -t tmpfs none /proc", "/proc is not there"),
+    ],
+    ids=["folder", "loopback", "proc"],
+)
+def test_what_every_launch_needs_is_missed_at_once(
+    namespace: str, prepare: str, told: str, fake_torch: Path
+) -> None:
+    """An error with a hint, before anything is started; no traceback, no wait."""
+    words = ("--nproc-per-node", "2", PROGRAMS / "echo.py")
+    ours = run_meshrun(*words, around=within(namespace, prepare=prepare))
+    error, empty, hint = ours.stderr.splitlines()
+
+    assert ours.returncode == 71
+    assert error.startswith(f"error: {told}")
+    assert (empty, hint[:6]) == ("", "hint: ")
+    assert not fake_torch.exists()

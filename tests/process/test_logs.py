@@ -94,6 +94,23 @@ def test_error_files_hold_the_exception(fake_torch: object, tmp_path: Path) -> N
     assert "ValueError: the loss is nan" in text_of(tmp_path / "logs", "attempt_0/1/error.json")
 
 
+@pytest.mark.parametrize("kept", ["-r", "-t"])
+@pytest.mark.parametrize("restarts", ["0", "1"])
+def test_a_log_ends_with_the_exception(
+    kept: str, restarts: str, fake_torch: object, tmp_path: Path
+) -> None:
+    """As under Python, where it is written to stderr; and the console shows it once."""
+    words = ("--nproc-per-node", "2", "--max-restarts", restarts, "--log-dir", tmp_path / "logs")
+    ours = run_meshrun(*words, kept, "2", PROGRAMS / "end.py", "raise")
+
+    for attempt in range(int(restarts) + 1):
+        log = text_of(tmp_path / "logs", f"attempt_{attempt}/1/stderr.log")
+        assert log.startswith("Traceback (most recent call last):\n")
+        assert log.endswith("\nValueError: the loss is nan\n")
+        assert text_of(tmp_path / "logs", f"attempt_{attempt}/0/stderr.log") == ""
+    assert ours.stderr.count("Traceback") == int(restarts) + 1
+
+
 def test_matching_lines_are_copied(fake_torch: object, tmp_path: Path) -> None:
     """All ranks' lines with one of the words, in torchrun's words."""
     run_meshrun(

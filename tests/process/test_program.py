@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit import PROGRAMS, lines_of, run_meshrun
+from tests.kit import FAKES, PROGRAMS, lines_of, run_meshrun
 
 METHODS = ["fork", "exec"]
 
@@ -181,6 +181,18 @@ def test_classes_of_main_pickle_and_have_source(method: str, fake_torch: Path) -
     ours = run_meshrun("--start-method", method, PROGRAMS / "pickling.py")
 
     assert ours.stdout == "[rank 0] 1 class Point:\n", ours.stderr
+
+
+@pytest.mark.parametrize("words", [(PROGRAMS / "from_a_child.py",), ("-m", "from_a_child")])
+@pytest.mark.parametrize("method", METHODS)
+def test_spawned_children_send_back_what_main_defines(
+    method: str, words: tuple[str | Path, ...], fake_torch: Path
+) -> None:
+    """They know the program as __mp_main__, whenever multiprocessing was imported."""
+    options = ("--start-method", method, "--preload", "multiprocessing")
+    ours = run_meshrun(*options, *words, env={"PYTHONPATH": f"{FAKES}{os.pathsep}{PROGRAMS}"})
+
+    assert ours.stdout == "[rank 0] 1\n", ours.stderr
 
 
 def test_ranks_draw_different_random_numbers(fake_torch: Path) -> None:

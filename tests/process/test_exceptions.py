@@ -1,0 +1,74 @@
+"""Programs that have a way of their own to print exceptions: it works, and the cause is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.kit import run_meshrun
+
+METHODS = pytest.mark.parametrize("method", ["fork", "exec"])
+_CAUSE = "error: rank 0 raised ValueError: the loss is nan, exit code 1"
+
+
+def run(tmp_path: Path, method: str, before: str) -> str:
+    """Run a program that raises after the lines ``before``; return what was said on stderr."""
+    program = tmp_path / "raises.py"
+    program.write_text(f"import sys\n{before}\nraise ValueError('the loss is nan')\n")
+    ours = run_meshrun("--start-method", method, program, cwd=tmp_path)
+    assert ours.returncode == 1
+    assert "/meshrun/child/" not in ours.stderr
+    assert ours.stderr.splitlines()[-2] == _CAUSE
+    return ours.stderr
+
+
+@METHODS
+def test_a_hook_prints_instead(method: str, fake_torch: object, tmp_path: Path) -> None:
+    """sys.excepthook is called once, and nothing is printed twice."""
+    said = run(
+        tmp_path, method, "sys.excepthook = lambda *got: print('mine', got[1], file=sys.stderr)"
+    )
+
+    assert said.count("[rank 0] mine the loss is nan\n") == 1
+    assert "Traceback" not in said
+
+
+@METHODS
+def test_a_hook_that_fails_hides_nothing(method: str, fake_torch: object, tmp_path: Path) -> None:
+    """Python prints the error of the hook and the exception; so do we."""
+    said = run(tmp_path, method, "sys.excepthook = lambda *got: print('mine', got[7])")
+
+    assert "[rank 0] Error in sys.excepthook:" in said
+    assert "[rank 0] IndexError: tuple index out of range" in said
+    assert said.count("Traceback (most recent call last):") == 2
+    assert "During handling of" not in said
+
+
+@METHODS
+def test_a_stream_in_place_of_stderr_gets_the_traceback(
+    method: str, fake_torch: object, tmp_path: Path
+) -> None:
+    """A program that sends sys.stderr to its own log finds there why it ended."""
+    said = run(tmp_path, method, "sys.stderr = open('own.log', 'w')")
+
+    log = (tmp_path / "own.log").read_text()
+    assert log.startswith("Traceback (most recent call last):\n")
+    assert log.endswith("\nValueError: the loss is nan\n")
+    assert log in said
+
+
+def test_a_stream_that_was_closed_does_no_harm(fake_torch: object, tmp_path: Path) -> None:
+    """What stands in for sys.stderr need not work."""
+    assert "Traceback" in run(tmp_path, "fork", "sys.stderr = open('x', 'w'); sys.stderr.close()")
+
+
+def test_a_folder_that_goes_while_ranks_run_hides_nothing(
+    fake_torch: object, tmp_path: Path
+) -> None:
+    """The report then shows whole paths."""
+    here = tmp_path / "here"
+    here.mkdir()
+    said = run(here, "fork", "import os, shutil\nshutil.rmtree(os.getcwd())")
+
+    assert f"{here}/raises.py:4 in <module>, on " in said.splitlines()[-1]
