@@ -1,17 +1,78 @@
-"""Launches played through as the events that happen in them."""
+"""Launches played through as the events that happen in them, and what those events are."""
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterable
 
-from meshrun.events import Event
-from meshrun.supervise.actions import Action, WakeAt
+from meshrun.events import (
+    Event,
+    GenerationEnded,
+    RankExited,
+    RankRaised,
+    RankStarted,
+    SignalArrived,
+    TimePassed,
+    ZygoteGone,
+    ZygoteReady,
+)
+from meshrun.supervise.actions import Action, EndGeneration, EndZygote, Signal, WakeAt
+from meshrun.supervise.here import LEFTOVER_GRACE_S
 from meshrun.supervise.known import Abroad, RankState, State
 from meshrun.supervise.state import step
 
+S = 1_000_000_000
+
+
+def started(*ranks: int) -> list[Event]:
+    return [RankStarted(rank=rank, pid=100 + rank, at_ns=0) for rank in ranks]
+
+
+def exited(rank: int, status: int, at_s: float) -> RankExited:
+    return RankExited(rank=rank, pid=100 + rank, wait_status=status, at_ns=int(at_s * S))
+
+
+def raised(rank: int, at_s: float, message: str = "bad", kind: str = "RuntimeError") -> RankRaised:
+    return RankRaised(
+        rank=rank,
+        at_ns=int(at_s * S),
+        kind=kind,
+        message=message,
+        traceback=f"{kind}: {message}\n",
+        shown=False,
+    )
+
+
+def signalled(signum: int, at_s: float) -> SignalArrived:
+    return SignalArrived(signum=signum, at_ns=int(at_s * S))
+
+
+def passed(at_s: float) -> TimePassed:
+    return TimePassed(at_ns=int(at_s * S))
+
+
+def term(*ranks: int) -> Signal:
+    return Signal(ranks=ranks, signum=signal.SIGTERM)
+
+
+def kill(*ranks: int) -> Signal:
+    return Signal(ranks=ranks, signum=signal.SIGKILL, whole_group=True)
+
+
+READY = ZygoteReady(at_ns=0, import_ns=0)
+STARTED = started(0, 1, 2)
+"""All ranks of a launch that `play` makes, unless it is told how many."""
+GONE = ZygoteGone(wait_status=0, at_ns=99 * S)
+KILLED_ZYGOTE = ZygoteGone(wait_status=9, at_ns=99 * S)
+CLEARED = GenerationEnded(at_ns=7 * S)
+
+FINISH = EndZygote(grace_s=LEFTOVER_GRACE_S)
+CLEAR = EndGeneration(grace_s=LEFTOVER_GRACE_S)
+BY_FORCE = EndZygote(by_force=True)
+
 
 def play(
-    events: Iterable[Event], *, ranks: int, max_restarts: int = 0, abroad: Abroad | None = None
+    events: Iterable[Event], max_restarts: int = 0, *, ranks: int = 3, abroad: Abroad | None = None
 ) -> tuple[State, list[Action]]:
     """Return the last state of a launch, and what was done in it; times to wake up are left out."""
     state = State(

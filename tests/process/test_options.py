@@ -3,8 +3,6 @@
 import json
 import os
 import socket
-import stat
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,14 +15,6 @@ def environments(*args: str, env: dict[str, str] | None = None) -> list[dict[str
     assert ours.returncode == 0, ours.stderr
     found = [json.loads(line) for line in ours.stdout.splitlines()]
     return sorted(found, key=lambda env: int(env["RANK"]))
-
-
-def executable(folder: Path, text: str) -> Path:
-    """Write a program that can be run by itself."""
-    path = folder / "program"
-    path.write_text(text)
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    return path
 
 
 def test_variables_are_options(fake_torch: object) -> None:
@@ -90,59 +80,6 @@ def test_a_launch_inside_a_rank_is_its_own(tmp_path: Path, fake_torch: object) -
     inner = json.loads(ours.stdout.removeprefix("[rank 0] "))
 
     assert (inner["WORLD_SIZE"], "MESHRUN_MESH" in inner) == ("1", False)
-
-
-def test_any_command_can_be_run(tmp_path: Path, fake_torch: Path) -> None:
-    """--no-python starts it as it is, with the same variables; only the store needs torch."""
-    program = executable(tmp_path, '#!/bin/sh\necho "$RANK of $WORLD_SIZE: $*"\n')
-    ours = run_meshrun("--nproc-per-node", "2", "--no-python", program, "a", "x${local_rank}")
-
-    assert sorted(ours.stdout.splitlines()) == ["[rank 0] 0 of 2: a x0", "[rank 1] 1 of 2: a x1"]
-    assert not fake_torch.exists() or len(fake_torch.read_text().splitlines()) == 1
-
-
-def test_a_command_s_end_is_the_launch_s(tmp_path: Path, fake_torch: object) -> None:
-    """Its exit code, and the end of all others."""
-    program = executable(tmp_path, "#!/bin/sh\n[ $RANK = 1 ] && exit 7\nexec sleep 1000\n")
-    ours = run_meshrun("--nproc-per-node", "3", "--no-python", program)
-
-    assert ours.returncode == 7
-    assert "error: rank 1 exited with code 7" in ours.stderr
-
-
-def test_a_command_that_dies_is_started_again(tmp_path: Path, fake_torch: object) -> None:
-    """Restarts know no difference."""
-    program = executable(tmp_path, "#!/bin/sh\n[ $TORCHELASTIC_RESTART_COUNT = 2 ]\n")
-    ours = run_meshrun("--no-python", "--max-restarts", "3", program)
-
-    assert ours.returncode == 0
-    assert "restart 2 of 3" in ours.stderr
-
-
-@pytest.mark.parametrize(
-    ("name", "code", "message"),
-    [
-        ("no_such_command", 127, "there is no command `no_such_command`"),
-        (str(PROGRAMS / "echo.py"), 126, "is not executable"),
-    ],
-)
-def test_a_command_that_cannot_be_run(name: str, code: int, message: str) -> None:
-    """The codes are a shell's."""
-    ours = run_meshrun("--no-python", name)
-
-    assert ours.returncode == code
-    assert message in ours.stderr
-
-
-def test_another_interpreter(tmp_path: Path, fake_torch: object) -> None:
-    """PYTHON_EXEC names what runs the program."""
-    wrapper = executable(tmp_path, f'#!/bin/sh\necho "wrapped $*"\nexec {sys.executable} "$@"\n')
-    ours = run_meshrun(PROGRAMS / "echo.py", env={"PYTHON_EXEC": str(wrapper)})
-
-    assert ours.stdout.splitlines() == [
-        f"[rank 0] wrapped -u {PROGRAMS / 'echo.py'}",
-        "[rank 0] out 0",
-    ]
 
 
 @pytest.mark.parametrize(
@@ -253,18 +190,6 @@ def test_a_timer_that_expires_ends_its_rank(fake_torch: object) -> None:
     assert "error: rank 1 was ended by SIGKILL" in ours.stderr
 
 
-def test_what_a_command_recorded_is_its_error(tmp_path: Path, fake_torch: object) -> None:
-    """An error file tells more than an exit code."""
-    program = executable(
-        tmp_path,
-        '#!/bin/sh\necho \'{"message": {"message": "ValueError: bad", "extraInfo": '
-        '{"py_callstack": "..."}}}\' > "$TORCHELASTIC_ERROR_FILE"\nexit 1\n',
-    )
-    ours = run_meshrun("--no-python", program)
-
-    assert "error: rank 0 raised ValueError: bad, exit code 1" in ours.stderr
-
-
 def test_the_cause_is_passed_on_to_who_runs_meshrun(tmp_path: Path, fake_torch: object) -> None:
     """As torch-elastic's agent does when another agent runs it."""
     path = tmp_path / "error.json"
@@ -274,87 +199,6 @@ def test_the_cause_is_passed_on_to_who_runs_meshrun(tmp_path: Path, fake_torch: 
     )  # fmt: skip
 
     assert json.loads(path.read_text())["message"]["message"] == "ValueError: the loss is nan"
-
-
-def test_events_go_to_the_console(fake_torch: object) -> None:
-    """In torch-elastic's words."""
-    ours = run_meshrun("--event-log-handler", "console", PROGRAMS / "echo.py")
-    events = [json.loads(line) for line in ours.stderr.splitlines() if line.startswith("{")]
-
-    assert [(event["source"], event["metadata"]["state"]) for event in events] == [
-        ("WORKER", "START"),
-        ("WORKER", "SUCCEEDED"),
-        ("AGENT", "SUCCEEDED"),
-    ]
-
-
-@pytest.fixture
-def plug_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Install a package with both kinds of plug-in for the time of a test."""
-    folder = tmp_path / "site"
-    info = folder / "plug_in-1.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plug-in\nVersion: 1\n")
-    (info / "entry_points.txt").write_text(
-        "[torchrun.event_log_handlers]\nfile = plug_in:Handler\n"
-        "[torchrun.logs_specs]\nflat = plug_in_logs:Flat\n"
-    )
-    (folder / "plug_in.py").write_text(
-        "import logging, os\n"
-        "class Handler(logging.FileHandler):\n"
-        "    def __init__(self): super().__init__(os.environ['EVENTS'])\n"
-    )
-    (folder / "plug_in_logs.py").write_text(
-        "import os\n"
-        "from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest\n"
-        "class Flat(DefaultLogsSpecs):\n"
-        "    def reify(self, envs):\n"
-        "        name = lambda rank: f'{self.root_log_dir}/{envs[rank][\"RANK\"]}.out'\n"
-        "        return LogsDest(stdouts={r: name(r) for r in envs},\n"
-        "            stderrs={r: '' for r in envs}, tee_stdouts={0: name(0)},\n"
-        "            error_files={r: name(r) + '.json' for r in envs})\n"
-    )
-    path = os.environ.get("PYTHONPATH")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(folder), path))))
-    return folder
-
-
-def test_events_go_to_a_plug_in(plug_in: Path, tmp_path: Path, fake_torch: object) -> None:
-    """Found by its entry point."""
-    path = tmp_path / "events"
-    monkey = f"{plug_in}{os.pathsep}{os.environ['PYTHONPATH']}"
-    ours = run_meshrun(
-        "--event-log-handler", "file", PROGRAMS / "echo.py",
-        env={"EVENTS": str(path), "PYTHONPATH": monkey},
-    )  # fmt: skip
-
-    assert ours.returncode == 0, ours.stderr
-    assert [json.loads(line)["source"] for line in path.read_text().splitlines()] == [
-        "WORKER", "WORKER", "AGENT",
-    ]  # fmt: skip
-
-
-@pytest.mark.torch
-def test_a_plug_in_chooses_the_log_files(plug_in: Path, tmp_path: Path) -> None:
-    """As torchrun's: it subclasses torch's LogsSpecs."""
-    ours = run_meshrun(
-        "--nproc-per-node", "2", "--logs-specs", "flat", "--log-dir", tmp_path / "logs",
-        PROGRAMS / "echo.py",
-    )  # fmt: skip
-
-    assert ours.stdout == "[rank 0] out 0\n"
-    assert (tmp_path / "logs" / "1.out").read_text() == "out 1\n"
-
-
-@pytest.mark.parametrize("option", ["--logs-specs", "--event-log-handler"])
-def test_a_plug_in_that_is_not_there(option: str, fake_torch: Path) -> None:
-    """The error names the group of entry points."""
-    ours = run_meshrun(option, "nobody", PROGRAMS / "echo.py")
-
-    assert ours.returncode == 2
-    assert "`nobody`" in ours.stderr
-    assert "entry point of the group torchrun." in ours.stderr
-    assert not fake_torch.exists()
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish", "tcsh"])

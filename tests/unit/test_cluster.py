@@ -1,4 +1,4 @@
-"""What real schedulers put into the environment, and what is read from it."""
+"""What is read from the environment that real schedulers set."""
 
 from __future__ import annotations
 
@@ -9,76 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshrun.cluster import ClusterFacts, Task, derive_port, detect_cluster
-from meshrun.cluster.hostlist import expand_counts, expand_hosts
 from meshrun.errors import UsageError
-
-
-def variables(text: str) -> dict[str, str]:
-    return dict(word.split("=", 1) for word in text.split())
-
-
-# Of `srun -N3 -n4`, Slurm 22.05: the task with the number 2, which is the first of the second node.
-STEP = variables(
-    "SLURMD_NODENAME=sl1 SLURM_CLUSTER_NAME=tests SLURM_CPUS_ON_NODE=1 SLURM_GTIDS=2"
-    " SLURM_JOBID=7 SLURM_JOB_CPUS_PER_NODE=2,1(x2) SLURM_JOB_GID=0 SLURM_JOB_ID=7"
-    " SLURM_JOB_NAME=sh SLURM_JOB_NODELIST=sl[0-2] SLURM_JOB_NUM_NODES=3 SLURM_JOB_PARTITION=all"
-    " SLURM_LAUNCH_NODE_IPADDR=10.77.0.1 SLURM_LOCALID=0 SLURM_NNODES=3 SLURM_NODEID=1"
-    " SLURM_NODELIST=sl[0-2] SLURM_NPROCS=4 SLURM_NTASKS=4 SLURM_PRIO_PROCESS=0 SLURM_PROCID=2"
-    " SLURM_SRUN_COMM_HOST=10.77.0.1 SLURM_SRUN_COMM_PORT=38051 SLURM_STEPID=0 SLURM_STEP_ID=0"
-    " SLURM_STEP_LAUNCHER_PORT=38051 SLURM_STEP_NODELIST=sl[0-2] SLURM_STEP_NUM_NODES=3"
-    " SLURM_STEP_NUM_TASKS=4 SLURM_STEP_TASKS_PER_NODE=2,1(x2) SLURM_SUBMIT_HOST=sl0"
-    " SLURM_TASKS_PER_NODE=2,1(x2) SLURM_TASK_PID=25071 SLURM_TOPOLOGY_ADDR=sl1"
-    " SLURM_TOPOLOGY_ADDR_PATTERN=node SLURM_UMASK=0022"
-)
-# Of the script of `sbatch -N2 -n3` itself.
-BATCH = variables(
-    "SLURMD_NODENAME=sl0 SLURM_CPUS_ON_NODE=2 SLURM_GTIDS=0 SLURM_JOBID=3 SLURM_JOB_ID=3"
-    " SLURM_JOB_CPUS_PER_NODE=2,1 SLURM_JOB_NODELIST=sl[0-1] SLURM_JOB_NUM_NODES=2"
-    " SLURM_LOCALID=0 SLURM_NNODES=2 SLURM_NODEID=0 SLURM_NODELIST=sl[0-1] SLURM_NPROCS=3"
-    " SLURM_NODE_ALIASES=(null) SLURM_NTASKS=3 SLURM_PROCID=0 SLURM_SUBMIT_HOST=sl0"
-    " SLURM_TASKS_PER_NODE=2,1 SLURM_TASK_PID=25872"
-)
-# Of the command of `salloc -N2 --ntasks-per-node=2`.
-SALLOC = variables(
-    "SLURM_CLUSTER_NAME=tests SLURM_JOBID=4 SLURM_JOB_CPUS_PER_NODE=2(x2) SLURM_JOB_ID=4"
-    " SLURM_JOB_NAME=interactive SLURM_JOB_NODELIST=sl[0-1] SLURM_JOB_NUM_NODES=2 SLURM_NNODES=2"
-    " SLURM_NODELIST=sl[0-1] SLURM_NPROCS=4 SLURM_NTASKS=4 SLURM_NTASKS_PER_NODE=2"
-    " SLURM_SUBMIT_HOST=sl0 SLURM_TASKS_PER_NODE=2(x2)"
-)
-# Of the last process of `mpirun -H 10.77.0.1:2,10.77.0.2:2` on the first host, Open MPI 4.1.
-MPI = variables(
-    "OMPI_APP_CTX_NUM_PROCS=4 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=2"
-    " OMPI_COMM_WORLD_NODE_RANK=1 OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4"
-    " OMPI_FIRST_RANKS=0 OMPI_MCA_ess_base_jobid=739835905 OMPI_MCA_orte_num_nodes=2"
-    " OMPI_MCA_orte_hnp_uri=739835904.0;tcp://10.77.0.1,192.168.0.9:43537"
-    " OMPI_MCA_orte_local_daemon_uri=739835904.1;tcp://10.77.0.2:34977"
-    " OMPI_MCA_orte_precondition_transports=4136b6c6b552b7cb-492945d51d07d3de"
-    " PMIX_NAMESPACE=739835905 PMIX_RANK=3"
-)
-# Of the daemon that mpirun starts by srun on each other node of an allocation.
-STEP_OF_DAEMON = variables(
-    "SLURM_JOB_ID=8 SLURM_STEP_ID=0 SLURM_NNODES=1 SLURM_NTASKS=1 SLURM_PROCID=0 SLURM_NODEID=0"
-    " SLURM_LOCALID=0 SLURM_STEP_NUM_NODES=1 SLURM_STEP_NUM_TASKS=1 SLURM_STEP_NODELIST=sl1"
-    " SLURM_STEP_TASKS_PER_NODE=1 SLURM_JOB_NODELIST=sl[0-1] SLURM_GTIDS=0"
-)
-SKY = {
-    "SKYPILOT_NODE_RANK": "1",
-    "SKYPILOT_NUM_NODES": "2",
-    "SKYPILOT_NODE_IPS": "10.0.0.4\n10.0.0.9",
-    "SKYPILOT_TASK_ID": "sky-2026-07-06-21-18-31-563597_mine_1",
-    "SKYPILOT_NUM_GPUS_PER_NODE": "8",
-}
-TRAINER = variables(
-    "PET_NNODES=4 PET_NPROC_PER_NODE=auto PET_NODE_RANK=2 PET_MASTER_PORT=29500"
-    " PET_MASTER_ADDR=run-node-0-0.run JOB_COMPLETION_INDEX=2 KUBERNETES_SERVICE_HOST=10.96.0.1"
-)
-PYTORCH_JOB = variables(
-    "MASTER_ADDR=mnist-master-0 MASTER_PORT=23456 WORLD_SIZE=3 RANK=2 PYTHONUNBUFFERED=1"
-    " KUBERNETES_SERVICE_HOST=10.96.0.1"
-)
-GROUP = variables(
-    "LWS_LEADER_ADDRESS=vllm-0.vllm.default LWS_GROUP_SIZE=2 LWS_WORKER_INDEX=1"
-    " KUBERNETES_SERVICE_HOST=10.96.0.1"
+from tests.schedulers import (
+    BATCH,
+    GROUP,
+    MPI,
+    PYTORCH_JOB,
+    SALLOC,
+    SKY,
+    STEP,
+    STEP_OF_DAEMON,
+    TRAINER,
 )
 
 
@@ -327,67 +268,6 @@ def test_whatever_the_environment_holds(
         assert facts.shell is None
         assert 0 <= facts.task.local_rank < facts.task.local_world_size <= facts.task.world_size
         assert 0 <= facts.task.rank < facts.task.world_size
-
-
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        ("sl0", ["sl0"]),
-        ("sl[1-3,7],gpu-a[01-03]", ["sl1", "sl2", "sl3", "sl7", "gpu-a01", "gpu-a02", "gpu-a03"]),
-        ("r[0-1]n[08-10]", ["r0n08", "r0n09", "r0n10", "r1n08", "r1n09", "r1n10"]),
-        ("b,a[9-11]x", ["b", "a9x", "a10x", "a11x"]),
-    ],
-)
-def test_node_lists(text: str, names: list[str]) -> None:
-    """In their order, with the zeros that they are written with."""
-    assert expand_hosts(text) == tuple(names)
-
-
-def test_counts() -> None:
-    """As they are for each node."""
-    assert expand_counts("2,1(x2)") == (2, 1, 1)
-    assert expand_counts("16(x3)") == (16, 16, 16)
-
-
-@pytest.mark.parametrize(
-    "text", ["", ",", "a,", "a[", "a]", "a[1-", "a[]", "a[3-1]", "a[1-2", "a[0-999999999]", "a b",
-             "a[0-999][0-999]", "a[[1]]"]
-)  # fmt: skip
-def test_what_is_no_node_list(text: str) -> None:
-    """Nor one of more nodes than there can be."""
-    with pytest.raises(ValueError, match=r"not a|no range|backwards|more than"):
-        expand_hosts(text)
-
-
-@pytest.mark.parametrize("text", ["", "2(", "2(x)", "2(x-1)", "x", "1,", "1(x999999999)", "1,,2"])
-def test_what_is_no_list_of_counts(text: str) -> None:
-    """Nor one of more nodes than there can be."""
-    with pytest.raises(ValueError, match=r"not a|no range|backwards|more than"):
-        expand_counts(text)
-
-
-@given(st.text("abc01-[],x() ", max_size=20))
-def test_short_forms_never_fail_otherwise(text: str) -> None:
-    """Whatever is written there."""
-    for expand in (expand_hosts, expand_counts):
-        try:
-            assert len(expand(text)) >= 1
-        except ValueError:
-            pass
-
-
-@given(st.lists(st.integers(0, 20), min_size=1, max_size=30))
-def test_counts_come_back(counts: list[int]) -> None:
-    """Shortened as Slurm does it."""
-    words: list[list[int]] = []
-    for count in counts:
-        if words and words[-1][0] == count:
-            words[-1][1] += 1
-        else:
-            words.append([count, 1])
-    text = ",".join(f"{count}(x{times})" if times > 1 else str(count) for count, times in words)
-
-    assert expand_counts(text) == tuple(counts)
 
 
 @given(st.text())

@@ -12,14 +12,22 @@ from meshrun.supervise.actions import Action, Decide, StartAll, Tell
 from meshrun.supervise.known import Abroad, Cause, State
 from meshrun.supervise.outcome import decide
 from meshrun.supervise.outcome_json import cause_to_json
-from tests.histories import play as play_events
-from tests.unit.test_abroad import (
+from tests.histories import (
     BY_FORCE,
     CLEAR,
     CLEARED,
+    FINISH,
+    READY,
+    S,
+    exited,
+    signalled,
+    started,
+    term,
+)
+from tests.histories import play as play_events
+from tests.node_histories import (
     END,
     FAILED,
-    FINISH,
     FINISHED,
     HEAD,
     HEAD_ENDED,
@@ -28,19 +36,13 @@ from tests.unit.test_abroad import (
     MEMBER,
     MEMBER_ENDED,
     OTHERS_FAILED,
-    READY,
     START,
     THE_END,
     TROUBLE,
     WELL,
-    S,
     all_idle,
-    exited,
     met,
     over,
-    signalled,
-    started,
-    term,
     told,
 )
 

@@ -1,0 +1,96 @@
+"""What happens on two nodes of two ranks each, seen from the head and from the member."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshrun.errors import RendezvousError
+from meshrun.events import (
+    AllIdle,
+    Event,
+    LaunchOver,
+    MeetingFailed,
+    Met,
+    NextBegins,
+    NodeLost,
+    OthersFailed,
+    OthersFinished,
+    RankFinished,
+)
+from meshrun.supervise.actions import Action, Decide, EndZygote, StartAll, Tell
+from meshrun.supervise.known import Abroad, Cause, State
+from meshrun.supervise.outcome_json import cause_to_json
+from tests.histories import READY, S, exited, started
+from tests.histories import play as play_events
+
+OTHERS_FAILED = OthersFailed(why="rank 2 failed", signum=0, at_ns=5 * S)
+OTHERS_FINISHED = OthersFinished(at_ns=6 * S)
+HEAD_LOST = NodeLost(node_rank=0, host="node0", why="it closed the connection", at_ns=5 * S)
+NODE_LOST = NodeLost(node_rank=1, host="node1", why="it fell silent", at_ns=5 * S)
+CAUSE = Cause(rank=2, description="exited with code 7", raised=None, ran_s=None, at_ns=5 * S)
+NEXT = NextBegins(generation=1, cause=cause_to_json(CAUSE), at_ns=8 * S)
+NOT_MET = MeetingFailed(error=RendezvousError("1 of 2 nodes joined"), at_ns=5 * S)
+
+END = EndZygote()
+START = StartAll(generation=0)
+FAILED, FINISHED, IDLE = Tell(what="failed"), Tell(what="finished"), Tell(what="idle")
+THE_END = Decide(next_after=None)
+
+
+def met(node_rank: int) -> Met:
+    ranks = (0, 1) if node_rank == 0 else (2, 3)
+    return Met(
+        node_rank=node_rank, hosts=("node0", "node1"), nproc_per_node=(2, 2), run_id="r",
+        store_address="10.0.0.1", store_port=1, own_address="10.0.0.2", at_ns=1, ranks=ranks,
+    )  # fmt: skip
+
+
+def finished(*ranks: int) -> list[Event]:
+    return [RankFinished(rank=rank, at_ns=3 * S) for rank in ranks]
+
+
+def over(code: int, headline: str = "rank 2 failed", signum: int | None = None) -> LaunchOver:
+    return LaunchOver(
+        exit_code=code, signum=signum, preempted=False, headline=headline, at_ns=9 * S
+    )
+
+
+def told(*ranks: tuple[int, int], trouble: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return what the other node says: these of its ranks ended so."""
+    return {
+        "host": "node1",
+        "headline": "rank 2 failed",
+        "signum": 0,
+        "is_well": not ranks,
+        "killed": False,
+        "trouble": trouble,
+        "ranks": {
+            str(rank): {
+                "pid": 100 + rank,
+                "exited": {"rank": rank, "pid": 100 + rank, "wait_status": status, "at_ns": 5 * S},
+            }
+            for rank, status in ranks
+        },
+        "evidence": {},
+    }
+
+
+def all_idle(*outcomes: dict[str, Any]) -> AllIdle:
+    return AllIdle(outcomes=outcomes, at_ns=8 * S)
+
+
+HEAD: list[Event] = [READY, met(0), *started(0, 1)]
+MEMBER: list[Event] = [READY, met(1), *started(2, 3)]
+HEAD_ENDED: list[Event] = [exited(0, 15, 6), exited(1, 15, 6)]
+MEMBER_ENDED: list[Event] = [exited(2, 15, 6), exited(3, 15, 6)]
+DIES: list[Event] = [exited(2, 7 << 8, 5), exited(3, 15, 6)]
+WELL: list[Event] = [exited(0, 0, 5), exited(1, 0, 5)]
+WELL_THERE: list[Event] = [exited(2, 0, 5), exited(3, 0, 5)]
+
+TWO_DIED = told((2, 7 << 8), (3, 15))
+TROUBLE = told(trouble={"message": "no room", "hint": None, "exit_code": 71})
+
+
+def play(events: list[Event], max_restarts: int = 0) -> tuple[State, list[Action]]:
+    """Return the last state of a launch on two nodes, and what was done in it."""
+    return play_events(events, max_restarts=max_restarts, ranks=2, abroad=Abroad())

@@ -1,0 +1,82 @@
+"""Ranks that are any command, or run by another interpreter."""
+
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.kit import PROGRAMS, run_meshrun
+
+
+def executable(folder: Path, text: str) -> Path:
+    """Write a program that can be run by itself."""
+    path = folder / "program"
+    path.write_text(text)
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+def test_any_command_can_be_run(tmp_path: Path, fake_torch: Path) -> None:
+    """--no-python starts it as it is, with the same variables; only the store needs torch."""
+    program = executable(tmp_path, '#!/bin/sh\necho "$RANK of $WORLD_SIZE: $*"\n')
+    ours = run_meshrun("--nproc-per-node", "2", "--no-python", program, "a", "x${local_rank}")
+
+    assert sorted(ours.stdout.splitlines()) == ["[rank 0] 0 of 2: a x0", "[rank 1] 1 of 2: a x1"]
+    assert not fake_torch.exists() or len(fake_torch.read_text().splitlines()) == 1
+
+
+def test_a_command_s_end_is_the_launch_s(tmp_path: Path, fake_torch: object) -> None:
+    """Its exit code, and the end of all others."""
+    program = executable(tmp_path, "#!/bin/sh\n[ $RANK = 1 ] && exit 7\nexec sleep 1000\n")
+    ours = run_meshrun("--nproc-per-node", "3", "--no-python", program)
+
+    assert ours.returncode == 7
+    assert "error: rank 1 exited with code 7" in ours.stderr
+
+
+def test_a_command_that_dies_is_started_again(tmp_path: Path, fake_torch: object) -> None:
+    """Restarts know no difference."""
+    program = executable(tmp_path, "#!/bin/sh\n[ $TORCHELASTIC_RESTART_COUNT = 2 ]\n")
+    ours = run_meshrun("--no-python", "--max-restarts", "3", program)
+
+    assert ours.returncode == 0
+    assert "restart 2 of 3" in ours.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "message"),
+    [
+        ("no_such_command", 127, "there is no command `no_such_command`"),
+        (str(PROGRAMS / "echo.py"), 126, "is not executable"),
+    ],
+)
+def test_a_command_that_cannot_be_run(name: str, code: int, message: str) -> None:
+    """The codes are a shell's."""
+    ours = run_meshrun("--no-python", name)
+
+    assert ours.returncode == code
+    assert message in ours.stderr
+
+
+def test_another_interpreter(tmp_path: Path, fake_torch: object) -> None:
+    """PYTHON_EXEC names what runs the program."""
+    wrapper = executable(tmp_path, f'#!/bin/sh\necho "wrapped $*"\nexec {sys.executable} "$@"\n')
+    ours = run_meshrun(PROGRAMS / "echo.py", env={"PYTHON_EXEC": str(wrapper)})
+
+    assert ours.stdout.splitlines() == [
+        f"[rank 0] wrapped -u {PROGRAMS / 'echo.py'}",
+        "[rank 0] out 0",
+    ]
+
+
+def test_what_a_command_recorded_is_its_error(tmp_path: Path, fake_torch: object) -> None:
+    """An error file tells more than an exit code."""
+    program = executable(
+        tmp_path,
+        '#!/bin/sh\necho \'{"message": {"message": "ValueError: bad", "extraInfo": '
+        '{"py_callstack": "..."}}}\' > "$TORCHELASTIC_ERROR_FILE"\nexit 1\n',
+    )
+    ours = run_meshrun("--no-python", program)
+
+    assert "error: rank 0 raised ValueError: bad, exit code 1" in ours.stderr

@@ -1,0 +1,90 @@
+"""Where events and log files go: the console, and plug-ins of installed packages."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.kit import PROGRAMS, run_meshrun
+
+
+def test_events_go_to_the_console(fake_torch: object) -> None:
+    """In torch-elastic's words."""
+    ours = run_meshrun("--event-log-handler", "console", PROGRAMS / "echo.py")
+    events = [json.loads(line) for line in ours.stderr.splitlines() if line.startswith("{")]
+
+    assert [(event["source"], event["metadata"]["state"]) for event in events] == [
+        ("WORKER", "START"),
+        ("WORKER", "SUCCEEDED"),
+        ("AGENT", "SUCCEEDED"),
+    ]
+
+
+@pytest.fixture
+def plug_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Install a package with both kinds of plug-in for the time of a test."""
+    folder = tmp_path / "site"
+    info = folder / "plug_in-1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plug-in\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(
+        "[torchrun.event_log_handlers]\nfile = plug_in:Handler\n"
+        "[torchrun.logs_specs]\nflat = plug_in_logs:Flat\n"
+    )
+    (folder / "plug_in.py").write_text(
+        "import logging, os\n"
+        "class Handler(logging.FileHandler):\n"
+        "    def __init__(self): super().__init__(os.environ['EVENTS'])\n"
+    )
+    (folder / "plug_in_logs.py").write_text(
+        "import os\n"
+        "from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest\n"
+        "class Flat(DefaultLogsSpecs):\n"
+        "    def reify(self, envs):\n"
+        "        name = lambda rank: f'{self.root_log_dir}/{envs[rank][\"RANK\"]}.out'\n"
+        "        return LogsDest(stdouts={r: name(r) for r in envs},\n"
+        "            stderrs={r: '' for r in envs}, tee_stdouts={0: name(0)},\n"
+        "            error_files={r: name(r) + '.json' for r in envs})\n"
+    )
+    path = os.environ.get("PYTHONPATH")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(folder), path))))
+    return folder
+
+
+def test_events_go_to_a_plug_in(plug_in: Path, tmp_path: Path, fake_torch: object) -> None:
+    """Found by its entry point."""
+    path = tmp_path / "events"
+    monkey = f"{plug_in}{os.pathsep}{os.environ['PYTHONPATH']}"
+    ours = run_meshrun(
+        "--event-log-handler", "file", PROGRAMS / "echo.py",
+        env={"EVENTS": str(path), "PYTHONPATH": monkey},
+    )  # fmt: skip
+
+    assert ours.returncode == 0, ours.stderr
+    assert [json.loads(line)["source"] for line in path.read_text().splitlines()] == [
+        "WORKER", "WORKER", "AGENT",
+    ]  # fmt: skip
+
+
+@pytest.mark.torch
+def test_a_plug_in_chooses_the_log_files(plug_in: Path, tmp_path: Path) -> None:
+    """As torchrun's: it subclasses torch's LogsSpecs."""
+    ours = run_meshrun(
+        "--nproc-per-node", "2", "--logs-specs", "flat", "--log-dir", tmp_path / "logs",
+        PROGRAMS / "echo.py",
+    )  # fmt: skip
+
+    assert ours.stdout == "[rank 0] out 0\n"
+    assert (tmp_path / "logs" / "1.out").read_text() == "out 1\n"
+
+
+@pytest.mark.parametrize("option", ["--logs-specs", "--event-log-handler"])
+def test_a_plug_in_that_is_not_there(option: str, fake_torch: Path) -> None:
+    """The error names the group of entry points."""
+    ours = run_meshrun(option, "nobody", PROGRAMS / "echo.py")
+
+    assert ours.returncode == 2
+    assert "`nobody`" in ours.stderr
+    assert "entry point of the group torchrun." in ours.stderr
+    assert not fake_torch.exists()

@@ -1,0 +1,150 @@
+"""Who may call launch(), threads and notebooks too, and that a stopped caller leaves nothing."""
+
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+
+import meshrun
+from tests.kit import wait_until
+from tests.launching import python, rank, run
+
+pytestmark = pytest.mark.torch
+
+SCRIPT = """\
+import os, signal, sys
+import meshrun
+
+print("imported", flush=True)
+LIMIT = 3
+
+class Point:
+    def __init__(self, rank):
+        self.rank = rank
+
+class NanError(Exception):
+    pass
+
+def function():
+    return Point(int(os.environ["RANK"]) + LIMIT)
+
+def fail():
+    raise NanError("nan")
+
+def wait():
+    print("up", flush=True)
+    signal.pause()
+"""
+BODY = """\
+points = meshrun.launch(function, nproc_per_node=2, device="cpu")
+print([type(point) is Point and point.rank for point in points])
+try:
+    meshrun.launch(fail, device="cpu")
+except NanError as error:
+    print(error)
+"""
+
+
+def test_a_thread_may_launch(fake_torch: Path) -> None:
+    """Several do, side by side."""
+    with ThreadPoolExecutor() as threads:
+        found = list(threads.map(lambda size: run(rank, nproc_per_node=size), [1, 2]))
+
+    assert found == [[0], [0, 1]]
+
+
+def test_a_rank_may_launch(fake_torch: Path) -> None:
+    """With ranks of its own."""
+
+    def nested() -> list[int]:
+        return meshrun.launch(rank, nproc_per_node=2, device="cpu")
+
+    assert run(nested, nproc_per_node=2) == [[0, 1], [0, 1]]
+
+
+@pytest.mark.parametrize("guard", [True, False])
+def test_functions_of_a_script_need_no_guard(guard: bool, fake_torch: Path, tmp_path: Path) -> None:
+    """The script is run once, by its caller; its classes are the same there and back."""
+    body = f"if __name__ == '__main__':\n    {BODY.replace(chr(10), chr(10) + '    ')}"
+    (tmp_path / "script.py").write_text(SCRIPT + (body if guard else BODY))
+    ours = python("script.py", cwd=tmp_path)
+
+    assert ours.returncode == 0, ours.stderr
+    assert ours.stdout == "imported\n[3, 4]\nnan\n"
+
+
+def test_functions_of_a_notebook_travel(fake_torch: Path, tmp_path: Path) -> None:
+    """Cells are executed in a namespace, with streams of the notebook's own."""
+    (tmp_path / "cells.txt").write_text(SCRIPT + BODY + "meshrun.launch(lambda: print(LIMIT))\n")
+    kernel = (
+        "import contextlib, io, sys\n"
+        "stream = io.StringIO()\n"
+        "with contextlib.redirect_stdout(stream):\n"
+        "    exec(open('cells.txt').read(), {'__name__': '__main__'})\n"
+        "print(repr(stream.getvalue()))\n"
+    )
+    ours = python("-c", kernel, cwd=tmp_path)
+
+    assert ours.returncode == 0, ours.stderr
+    assert ours.stdout == repr("imported\n[3, 4]\nnan\n[rank 0] 3\n") + "\n"
+
+
+def test_a_keyboard_interrupt_ends_the_launch(fake_torch: Path) -> None:
+    """It comes back once nothing is left; a handler stays what it was."""
+
+    def interrupt(pid: int) -> None:
+        os.kill(pid, signal.SIGINT)
+        signal.pause()
+
+    with pytest.raises(KeyboardInterrupt):
+        run(interrupt, args=(os.getpid(),))
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_three_interrupts_wait_for_nobody(fake_torch: Path) -> None:
+    """A rank that is deaf to signals ends all the same."""
+
+    def interrupt(pid: int) -> None:
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signum, lambda *_: os.kill(pid, signal.SIGINT))
+        os.kill(pid, signal.SIGINT)
+        while True:
+            signal.pause()
+
+    with pytest.raises(KeyboardInterrupt):
+        run(interrupt, args=(os.getpid(),), shutdown_timeout=600)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+def test_a_caller_that_is_killed_leaves_nothing(
+    signum: int, fake_torch: Path, tmp_path: Path
+) -> None:
+    """Neither a process nor the folder, which the fixture checks."""
+    (tmp_path / "script.py").write_text(
+        SCRIPT + "meshrun.launch(wait, nproc_per_node=2, device='cpu')\n"
+    )
+    printed = tmp_path / "printed"
+    with open(printed, "wb") as file:
+        caller = subprocess.Popen([sys.executable, "script.py"], cwd=tmp_path, stdout=file)
+    try:
+        wait_until(lambda: printed.read_text().count("up") == 2, printed.read_text)
+    finally:
+        caller.send_signal(signum)
+
+    assert caller.wait() == -signum
+
+
+def test_a_caller_that_is_killed_early_leaves_nothing(fake_torch: Path, tmp_path: Path) -> None:
+    """While its launcher is still being loaded."""
+    (tmp_path / "script.py").write_text(SCRIPT + "meshrun.launch(wait, device='cpu')\n")
+    caller = subprocess.Popen([sys.executable, "script.py"], cwd=tmp_path)
+    try:
+        wait_until(lambda: bool(psutil.Process(caller.pid).children()), lambda: "no launcher")
+    finally:
+        caller.kill()
+    caller.wait()

@@ -1,0 +1,139 @@
+"""launch() of scripts and modules, wrong requests, and where output goes."""
+
+import io
+import os
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import meshrun
+from meshrun.errors import ProgramError, SpecError, UsageError
+from tests.kit import PROGRAMS
+from tests.launching import add, python, run
+
+pytestmark = pytest.mark.torch
+
+
+def test_a_script_returns_its_result(
+    fake_torch: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """With its output where this process's goes."""
+    (tmp_path / "hello.py").write_text("import os, sys\nprint(sys.argv[1], os.environ['WHO'])\n")
+    result = run("hello.py", args=["--lr"], nproc_per_node=2, cwd=tmp_path, env={"WHO": "me"})
+
+    assert (result.exit_code, result.failures) == (0, ())
+    assert sorted(capfd.readouterr().out.splitlines()) == ["[rank 0] --lr me", "[rank 1] --lr me"]
+    result.raise_for_failure()
+
+
+def test_a_script_reads_stdin_and_a_function_does_not(fake_torch: Path, tmp_path: Path) -> None:
+    """A function has nobody who would type for it."""
+    (tmp_path / "read.py").write_text("import sys\nprint(sys.stdin.read())\n")
+    (tmp_path / "script.py").write_text(
+        "import meshrun, sys\n"
+        "print(meshrun.launch(lambda: sys.stdin.read(), device='cpu'))\n"
+        "meshrun.launch('read.py', prefix=False, device='cpu')\n"
+    )
+    ours = python("script.py", cwd=tmp_path, typed="typed")
+
+    assert (ours.returncode, ours.stdout) == (0, "['']\ntyped\n"), ours.stderr
+
+
+def test_a_module_runs_and_its_lines_may_be_plain(
+    fake_torch: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """module=True and prefix=False."""
+    (tmp_path / "greet.py").write_text("print(__name__)\n")
+
+    assert run("greet", module=True, prefix=False, cwd=tmp_path).exit_code == 0
+    assert capsys.readouterr().out == "__main__\n"
+
+
+def test_a_script_that_fails_returns_its_failures(fake_torch: Path) -> None:
+    """It raises only when asked to."""
+    result = run(PROGRAMS / "end.py", args=["raise"], nproc_per_node=2)
+    raised = result.failures[0].raised
+
+    assert (result.exit_code, result.failures[0].rank) == (1, 1)
+    assert raised is not None
+    assert (raised.kind, raised.message) == ("ValueError", "the loss is nan")
+    with pytest.raises(meshrun.RankFailed):
+        result.raise_for_failure()
+
+
+@pytest.mark.parametrize(
+    ("program", "flags", "kind", "says"),
+    [
+        ("train.py", {"mesh": "dp=x"}, SpecError, ("`x` is not a size", "write sizes joined")),
+        ("train.py", {"options": ["--mehs"]}, UsageError, ("no such option: --mehs", "`--mesh`")),
+        ("nowhere.py", {}, ProgramError, ("can't open file", None)),
+        ("train.py", {"args": "--lr 1"}, UsageError, ("args is a list", "args=text.split()")),
+        ("train.py", {"kwargs": {}}, UsageError, ("kwargs are for a function", "a script has")),
+        (add, {"module": True}, UsageError, ("module=True is for", None)),
+        (None, {}, UsageError, ("the program is a path or a function", None)),
+    ],
+)
+def test_a_wrong_request_raises_what_the_command_line_says(
+    program: object,
+    flags: dict[str, Any],
+    kind: type[UsageError],
+    says: tuple[str, str | None],
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Instead of printing it."""
+    message, hint = says
+    with pytest.raises(kind) as caught:
+        run(program, **flags)
+
+    assert message in caught.value.message
+    assert (hint or "") in (caught.value.hint or "")
+    assert (caught.value.hint is None) == (hint is None)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_spec_error_points_at_the_text() -> None:
+    """Its position comes along."""
+    with pytest.raises(SpecError) as caught:
+        run(add, mesh="dp=x")
+
+    assert (caught.value.text, caught.value.position) == ("dp=x", 3)
+
+
+def test_a_look_has_no_values(fake_torch: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--dry-run starts no rank."""
+    with pytest.raises(UsageError, match="no rank was started"):
+        run(add, options=["--dry-run"])
+    assert "each rank:" in capsys.readouterr().out
+
+
+def speak() -> None:
+    print("to stdout é")
+    os.write(2, b"to stderr \xff\n")
+
+
+def test_capsys_sees_what_ranks_print(fake_torch: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Although it replaces sys.stdout alone."""
+    run(speak)
+
+    assert capsys.readouterr() == ("[rank 0] to stdout é\n", "[rank 0] to stderr \\xff\n")
+
+
+def test_a_redirected_stream_loses_nothing(fake_torch: Path) -> None:
+    """Much output, and characters that the stream cannot say."""
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    err = io.StringIO()
+
+    def much() -> None:
+        for number in range(20_000):
+            print(f"line {number} é")
+        speak()
+
+    with redirect_stdout(out), redirect_stderr(err):
+        run(much, prefix=False)
+    out.seek(0)
+
+    lines = out.read().splitlines()
+    assert lines == [*(f"line {number} \\xe9" for number in range(20_000)), "to stdout \\xe9"]
+    assert err.getvalue() == "to stderr \\xff\n"

@@ -1,0 +1,138 @@
+"""How a launch of several nodes ends, and what the head decides: histories to their end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from meshrun.events import Event, ZygoteGone
+from meshrun.layout import solve_layout
+from meshrun.result import LaunchResult, Timings
+from meshrun.spec import parse_mesh
+from meshrun.supervise.actions import Decide, StartAll
+from meshrun.supervise.evidence import Evidence
+from meshrun.supervise.outcome import build_result
+from meshrun.supervise.outcome_json import outcome_to_json
+from tests.histories import CLEARED, GONE, READY, S, signalled
+from tests.node_histories import (
+    CAUSE,
+    DIES,
+    HEAD,
+    HEAD_ENDED,
+    HEAD_LOST,
+    MEMBER,
+    MEMBER_ENDED,
+    NEXT,
+    NODE_LOST,
+    NOT_MET,
+    OTHERS_FAILED,
+    THE_END,
+    TROUBLE,
+    TWO_DIED,
+    WELL,
+    WELL_THERE,
+    all_idle,
+    over,
+    play,
+    told,
+)
+
+
+def decided(events: list[Event], max_restarts: int = 0) -> Decide:
+    """Return what the head decided last."""
+    taken = play(events, max_restarts)[1]
+    return [action for action in taken if isinstance(action, Decide)][-1]
+
+
+def test_the_head_starts_all_again_after_a_failure_elsewhere() -> None:
+    """The cause is the other node's rank, and it stays at the head once the next begins."""
+    events = [*HEAD, OTHERS_FAILED, *HEAD_ENDED, CLEARED, all_idle(TWO_DIED)]
+    cause = decided(events, max_restarts=1).next_after
+
+    assert cause is not None
+    assert (cause.rank, cause.description) == (2, "exited with code 7")
+    state, taken = play([*events, NEXT], max_restarts=1)
+    assert taken[-1] == StartAll(generation=1)
+    assert state.causes == (CAUSE,)
+    assert state.everywhere.keys() == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("events", "outcome", "restarts"),
+    [
+        ([OTHERS_FAILED, *HEAD_ENDED], TWO_DIED, 0),
+        ([NODE_LOST, *HEAD_ENDED], None, 3),
+        ([OTHERS_FAILED, *HEAD_ENDED], TROUBLE, 3),
+        ([OTHERS_FAILED, *HEAD_ENDED], {**told(), "signum": 15}, 3),
+        ([signalled(15, 5), *HEAD_ENDED], told(), 3),
+        (WELL, told(), 3),
+    ],
+    ids=["no restart left", "a lost node", "trouble elsewhere", "a signal elsewhere",
+         "a signal here", "all went well"],
+)  # fmt: skip
+def test_the_head_ends_it(
+    events: list[Event], outcome: dict[str, Any] | None, restarts: int
+) -> None:
+    """There is no other start after these."""
+    idle = all_idle(*([] if outcome is None else [outcome]))
+
+    assert decided([*HEAD, *events, CLEARED, idle], restarts) == THE_END
+
+
+def result(events: list[Event]) -> LaunchResult:
+    return build_result(
+        play(events)[0], solve_layout(parse_mesh("dp=4"), nnodes=2), hosts=["node0", "node1"],
+        timings=Timings(began_ns=0),
+    )  # fmt: skip
+
+
+CODES: dict[str, tuple[list[Event], int]] = {
+    "all well": ([*HEAD, *WELL, CLEARED, all_idle(told()), over(0, ""), GONE], 0),
+    "all well, at a member": ([*MEMBER, *WELL_THERE, CLEARED, over(0, ""), GONE], 0),
+    "a rank elsewhere": (
+        [*HEAD, OTHERS_FAILED, *HEAD_ENDED, CLEARED, all_idle(TWO_DIED), over(7), GONE], 7,
+    ),
+    "as the head says": (
+        [*MEMBER, OTHERS_FAILED, *MEMBER_ENDED, CLEARED, over(42, "rank 0 failed"), GONE], 42,
+    ),
+    "trouble elsewhere": (
+        [*HEAD, OTHERS_FAILED, *HEAD_ENDED, CLEARED, all_idle(TROUBLE), over(71), GONE], 71,
+    ),
+    "a lost node": ([*HEAD, NODE_LOST, *HEAD_ENDED, CLEARED, all_idle(), over(69), GONE], 69),
+    "a lost head": ([*MEMBER, HEAD_LOST, *MEMBER_ENDED, GONE], 69),
+    "nodes that did not meet": ([READY, NOT_MET, ZygoteGone(wait_status=9, at_ns=6 * S)], 69),
+    "a head that is lost after a failure here": (
+        [*MEMBER, *DIES, HEAD_LOST, CLEARED, GONE], 69,
+    ),
+    "a signal while nobody else is there": (
+        [READY, signalled(15, 3), ZygoteGone(wait_status=9, at_ns=6 * S)], 143,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CODES)
+def test_exit_code(name: str) -> None:
+    """Such an end has this exit code."""
+    events, code = CODES[name]
+
+    assert result(events).exit_code == code
+
+
+def test_the_members_own_report_is_the_heads_headline() -> None:
+    """The whole report is on the head."""
+    told_of = result([*MEMBER, OTHERS_FAILED, *MEMBER_ENDED, CLEARED, over(42, "rank 0 x"), GONE])
+
+    assert told_of.elsewhere == "rank 0 x"
+
+
+def test_a_failure_elsewhere_is_named_with_its_host_and_evidence() -> None:
+    """As if it had been here."""
+    state, _ = play([*MEMBER, *DIES])
+    evidence = {2: Evidence(last_lines=("bad",), place="work at train.py:4")}
+    outcome = outcome_to_json(state, headline="", trouble=None, evidence=evidence)
+    events = [*HEAD, OTHERS_FAILED, *HEAD_ENDED, CLEARED, all_idle(outcome), over(7), GONE]
+    (first, *_) = result(events).failures
+
+    assert (first.rank, first.host, first.pid, first.exit_code) == (2, "node1", 102, 7)
+    assert (first.last_lines, first.place) == (("bad",), "work at train.py:4")

@@ -1,0 +1,105 @@
+"""What comes of a launch: the exit code and the cause of each history."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshrun.errors import HostError
+from meshrun.events import Event, ProgramBroken, StartFailed, StoreEnded
+from meshrun.layout import solve_layout
+from meshrun.result import LaunchResult, Timings
+from meshrun.spec import parse_mesh
+from meshrun.supervise.outcome import build_result
+from tests.histories import GONE, KILLED_ZYGOTE, STARTED, S, exited, passed, play, raised, signalled
+
+
+def result_of(*events: Event) -> LaunchResult:
+    state, _ = play([*STARTED, *events])
+    layout = solve_layout(parse_mesh("dp=3"))
+    return build_result(state, layout, hosts=["node"], timings=Timings(began_ns=0))
+
+
+PEER_GONE = "[..] Connection closed by peer [127.0.0.1]:3"
+ALL_WELL = [exited(rank, 0, 1) for rank in range(3)]
+
+OUTCOMES: dict[str, tuple[list[Event], int, int | None]] = {
+    "all well": ([*ALL_WELL, GONE], 0, None),
+    "own exit code": ([exited(1, 7 << 8, 5), exited(0, 15, 6), exited(2, 15, 6), GONE], 7, 1),
+    "a signal is 128 + n": ([exited(2, 11, 5), exited(0, 15, 6), exited(1, 15, 6), GONE], 139, 2),
+    "the exception is older than the exit": (
+        [raised(2, 5), exited(0, 3 << 8, 5.5), exited(2, 1 << 8, 6), exited(1, 15, 6), GONE],
+        1,
+        2,
+    ),
+    "peers' lost connections come first and are no cause": (
+        [raised(0, 5.00, PEER_GONE), raised(2, 5.001, PEER_GONE), exited(1, 9, 5.002),
+         exited(0, 1 << 8, 5.1), exited(2, 1 << 8, 5.1), GONE],
+        137,
+        1,
+    ),
+    "only lost connections: the first of them": (
+        [raised(0, 5.0, PEER_GONE), exited(0, 1 << 8, 5.1), exited(1, 15, 6), exited(2, 15, 6),
+         GONE],
+        1,
+        0,
+    ),
+    "dying of our SIGKILL is no cause": (
+        [exited(1, 3 << 8, 5), passed(35), exited(0, 9, 36), exited(2, 9, 36), GONE],
+        3,
+        1,
+    ),
+    "our SIGTERM meets a rank that is ending of its exception": (
+        [raised(2, 5), raised(1, 4.999), exited(1, 15, 5.1), exited(2, 1 << 8, 5.2),
+         exited(0, 15, 6), GONE],
+        1,
+        1,
+    ),
+    "obeying late is no cause": (
+        [raised(0, 5, PEER_GONE), exited(0, 1 << 8, 5.1), exited(1, 5 << 8, 6), exited(2, 15, 6),
+         GONE],
+        1,
+        0,
+    ),
+    "the launcher's signal decides": (
+        [signalled(15, 5), exited(0, 15, 6), exited(1, 3 << 8, 6), exited(2, 15, 6), GONE],
+        143,
+        0,
+    ),
+    "a killed zygote": ([KILLED_ZYGOTE], 137, None),
+    "a lost store": (
+        [StoreEnded(wait_status=9, at_ns=S), *(exited(r, 15, 2) for r in range(3)), GONE],
+        71,
+        0,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OUTCOMES)
+def test_outcome(name: str) -> None:
+    """Such an end has this exit code and this rank as its cause."""
+    events, exit_code, cause = OUTCOMES[name]
+    result = result_of(*events)
+
+    assert result.exit_code == exit_code
+    assert (result.failures[0].rank if result.failures else None) == cause
+
+
+def test_a_broken_program_ends_with_its_own_code() -> None:
+    """Nothing was started, and python's text is kept."""
+    state, _ = play([ProgramBroken(text="SyntaxError", exit_code=1), GONE])
+    layout = solve_layout(parse_mesh("dp=3"))
+    result = build_result(state, layout, hosts=["node"], timings=Timings(began_ns=0))
+
+    assert (result.exit_code, result.broken_program) == (1, "SyntaxError")
+
+
+def test_a_rank_that_cannot_start_is_the_machines_trouble() -> None:
+    """The error names the rank and what the system said."""
+    failed = StartFailed(rank=2, error="Resource temporarily unavailable", at_ns=S)
+    state, _ = play([*STARTED[:2], failed, exited(0, 15, 6), exited(1, 15, 6), GONE])
+    layout = solve_layout(parse_mesh("dp=3"))
+    result = build_result(state, layout, hosts=["node"], timings=Timings(began_ns=0))
+
+    assert isinstance(result.trouble, HostError)
+    assert "rank 2 could not be started: Resource temporarily unavailable" in str(result.trouble)
+    assert result.exit_code == 71
