@@ -20,6 +20,7 @@ from meshrun.remote.failing import Refusal, describe_end, lost_error
 from meshrun.remote.orders import devices_of, exported
 from meshrun.remote.station import Station
 from meshrun.request import LaunchRequest
+from meshrun.result import signal_name
 from meshrun.supervise.signals import SignalQueue
 
 _OTHERS_TELL_S = 1.0
@@ -119,7 +120,10 @@ class Conductor:
         for station in self._stations:
             if station.is_done:
                 continue
-            if station.ended is not None:
+            if station.ended is not None and self._was_killed(station.ended):
+                why = f"its launcher was ended by {signal_name(-station.ended)}"
+                self._lose(Refusal(station.host.name, why), station)
+            elif station.ended is not None:
                 station.is_done = True
                 station.hang_up()
                 if station.ended:
@@ -144,6 +148,11 @@ class Conductor:
         is_due = self._end_at is not None and now > self._end_at
         if (is_due or self._console.reader_is_gone) and not self._ending:
             self._end_others(now, at_once=True)
+
+    def _was_killed(self, ended: int) -> bool:
+        """Whether a launcher ended by a signal that is not one of those by which they end."""
+        own = (*self._request.stop_signals, signal.SIGPIPE)
+        return ended < 0 and -ended not in own and not self._ending
 
     def _lose(self, why: Refusal, station: Station) -> None:
         if not self._lost:
