@@ -9,14 +9,13 @@ from __future__ import annotations
 import os
 import secrets
 import signal
-import sys
 import time
 from collections.abc import Sequence
 
 from meshrun.errors import InternalError, MeshrunError
 from meshrun.remote.connecting import Connector
 from meshrun.remote.exchange import Exchange
-from meshrun.remote.failing import Refusal, describe_end, lost_error
+from meshrun.remote.failing import Refusal, lost_error
 from meshrun.remote.orders import devices_of, exported
 from meshrun.remote.station import Station
 from meshrun.request import LaunchRequest
@@ -120,8 +119,7 @@ class Conductor:
         for station in self._stations:
             if station.is_done:
                 continue
-            if station.ended is not None and self._was_killed(station.ended):
-                why = f"its launcher was ended by {signal_name(-station.ended)}"
+            if (why := self._why_lost(station, now)) is not None:
                 self._lose(Refusal(station.host.name, why), station)
             elif station.ended is not None:
                 station.is_done = True
@@ -130,29 +128,25 @@ class Conductor:
                     self._end_others(now, at_once=False)
                 if "error" in station.files and self._end_at is None:
                     self._end_at = now + _OTHERS_TELL_S
-            elif station.is_closed:
-                code = station.finish()
-                name, destination = station.host.name, station.host.destination
-                self._lose(
-                    describe_end(name, destination, code, station.said, sys.executable), station
-                )
-            elif now - station.heard > self._request.node_timeout_s:
-                silent_s = now - station.heard
-                self._lose(
-                    Refusal(station.host.name, f"nothing was heard of it for {silent_s:.0f} s"),
-                    station,
-                )
-            elif self._over_at is not None and now > self._over_at:
-                self._lose(Refusal(station.host.name, "it did not end with the others"), station)
         self._console.note_lost_output()
         is_due = self._end_at is not None and now > self._end_at
         if (is_due or self._console.reader_is_gone) and not self._ending:
             self._end_others(now, at_once=True)
 
-    def _was_killed(self, ended: int) -> bool:
-        """Whether a launcher ended by a signal that is not one of those by which they end."""
-        own = (*self._request.stop_signals, signal.SIGPIPE)
-        return ended < 0 and -ended not in own and not self._ending
+    def _why_lost(self, station: Station, now: float) -> str | None:
+        """Return why no more is to be expected of a host, if it did not end as launchers do."""
+        if station.ended is not None:
+            own = (*self._request.stop_signals, signal.SIGPIPE)
+            if station.ended >= 0 or -station.ended in own or self._ending:
+                return None
+            return f"its launcher was ended by {signal_name(-station.ended)}"
+        if station.is_closed:
+            return station.finish().why
+        if (silent_s := now - station.heard) > self._request.node_timeout_s:
+            return f"nothing was heard of it for {silent_s:.0f} s"
+        if self._over_at is not None and now > self._over_at:
+            return "it did not end with the others"
+        return None
 
     def _lose(self, why: Refusal, station: Station) -> None:
         if not self._lost:

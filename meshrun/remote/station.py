@@ -8,12 +8,14 @@ import os
 import secrets
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any, cast
 
 from meshrun.host.processes import die_with_parent
 from meshrun.interfaces import own_addresses
+from meshrun.remote.failing import Refusal, describe_end
 from meshrun.remote.outbox import Outbox
 from meshrun.remote.talk import ERR, NEWS, OUT, FrameSplitter, order
 from meshrun.roster import Host
@@ -90,12 +92,15 @@ class Station:
         """Whether nothing more can come from the agent; others may still hold ssh's stderr."""
         return self._stdout.closed
 
-    def finish(self) -> int:
-        """Wait for ssh's end, take its last words and return its exit code."""
+    def finish(self) -> Refusal:
+        """Wait for ssh's end, take its last words and return why there is no agent."""
         end_all([self])
         for fd in self.open_pipes:
             self.read(fd, lambda *_: None)
-        return self._process.returncode
+        return describe_end(
+            self.host.name, self.host.destination, self._process.returncode, self.said,
+            sys.executable, is_here=is_this_machine(self.host),
+        )  # fmt: skip
 
     def ends_within(self, deadline: float) -> bool:
         """Whether ssh has ended by then."""
