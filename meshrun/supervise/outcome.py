@@ -72,6 +72,7 @@ def build_result(
     ]
     decision = _decision(state, verdicts, layout, hosts, "")
     over = abroad.over if abroad is not None and not abroad.is_head else None
+    own = hosts[0] if abroad is not None and abroad.is_head else ""
     signum = state.signals[0] if state.signals else None
     if signum is None and abroad is not None and abroad.is_head:
         signum = decision.signum
@@ -80,7 +81,7 @@ def build_result(
         signum=signum,
         failures=tuple(failures),
         broken_program=state.broken.text if state.broken else None,
-        trouble=find_trouble(state) if signum is None else None,
+        trouble=find_trouble(state, own) if signum is None else None,
         restarts=state.restarts,
         resizes=tuple(cause.resize for cause in state.causes if cause.resize is not None),
         no_restart=state.no_restart,
@@ -133,7 +134,7 @@ def _headline(
         return str(_told(state, "headline")[0])
     if state.broken is not None:
         return state.broken.text.rstrip().rpartition("\n")[2]
-    if (trouble := find_trouble(state)) is not None:
+    if (trouble := find_trouble(state, host if len(hosts) > 1 else "")) is not None:
         return trouble.message
     if not verdicts:
         return ""
@@ -211,14 +212,29 @@ def _trouble_abroad(state: State) -> MeshrunError | None:
     return None
 
 
-def find_trouble(state: State) -> MeshrunError | None:
-    """Return what ended the launch from outside its ranks, or ``None``."""
+def find_trouble(state: State, host: str = "") -> MeshrunError | None:
+    """Return what ended the launch from outside its ranks, or ``None``.
+
+    Args:
+        state: What is known of it.
+        host: This node's name, where others would not know of which is told.
+    """
     if state.hung is not None:
         return HangError(
             f"no rank got on for {state.hung.idle_s:.1f} s: none used its CPU, printed, or called"
             " meshrun.heartbeat()",
             hint="where they were stands above; --hang-timeout says how long they may take",
         )
+    here = _trouble_with_start(state)
+    if here is None and (elsewhere := _trouble_abroad(state)) is not None:
+        return elsewhere
+    here = here or _trouble_with_zygote(state)
+    if here is not None and host:
+        here.message = f"on {host}, {here.message}"
+    return here
+
+
+def _trouble_with_start(state: State) -> MeshrunError | None:
     if state.start_error is not None:
         rank = state.start_error.rank
         who = "the process that holds the ranks' store" if rank == STORE else f"rank {rank}"
@@ -228,7 +244,7 @@ def find_trouble(state: State) -> MeshrunError | None:
         )
     if (store_end := describe_store_end(state)) is not None:
         return HostError(f"{store_end}, and they need it")
-    return _trouble_abroad(state) or _trouble_with_zygote(state)
+    return None
 
 
 def _trouble_with_zygote(state: State) -> MeshrunError | None:

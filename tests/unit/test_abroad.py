@@ -50,7 +50,7 @@ from meshrun.supervise.actions import (
 from meshrun.supervise.evidence import Evidence
 from meshrun.supervise.here import LEFTOVER_GRACE_S
 from meshrun.supervise.known import Abroad, Cause, State
-from meshrun.supervise.outcome import build_result
+from meshrun.supervise.outcome import build_result, find_trouble, headline
 from meshrun.supervise.outcome_json import cause_to_json, outcome_to_json
 from meshrun.supervise.state import step
 from tests.histories import play as play_events
@@ -419,6 +419,24 @@ def test_a_failure_elsewhere_is_named_with_its_host_and_evidence() -> None:
 
     assert (first.rank, first.host, first.pid, first.exit_code) == (2, "node1", 102, 7)
     assert (first.last_lines, first.place) == (("bad",), "work at train.py:4")
+
+
+def test_trouble_is_told_with_its_host() -> None:
+    """By the node that has it, to all; by the head of its own, too."""
+    layout, hosts = solve_layout(parse_mesh("dp=4"), nnodes=2), ["node0", "node1"]
+    killed = "the process that starts the ranks was ended by SIGKILL, and they with it"
+    member, _ = play([*MEMBER, KILLED_ZYGOTE])
+    line = headline(member, layout, hosts, "node1")
+    outcome = outcome_to_json(
+        member, headline=line, trouble=find_trouble(member, "node1"), evidence={}
+    )
+    at_head = result([*HEAD, OTHERS_FAILED, *HEAD_ENDED, CLEARED, all_idle(outcome), over(137)])
+    of_head = result([*HEAD, KILLED_ZYGOTE])
+
+    assert at_head.trouble is not None
+    assert of_head.trouble is not None
+    assert line == at_head.trouble.message == f"on node1, {killed}"
+    assert of_head.trouble.message == f"on node0, {killed}"
 
 
 ANYTHING = [
