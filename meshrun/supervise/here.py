@@ -39,6 +39,7 @@ from meshrun.supervise.actions import (
     Tell,
     WakeAt,
 )
+from meshrun.supervise.blame import has_culprit
 from meshrun.supervise.known import RankState, State, furthest, is_idle
 from meshrun.supervise.parting import (
     LEFTOVER_GRACE_S,
@@ -83,6 +84,9 @@ def _start_failed(state: State, event: StartFailed) -> Step:
 
 
 def _store_ended(state: State, event: StoreEnded) -> Step:
+    serves = state.abroad is None or state.abroad.is_head
+    if state.stopping and (state.signals or not serves or has_culprit(state)):
+        return state, []  # it is not why the ranks end, and they need it no more
     stopped, actions = stop(replace(state, store_ended=event), event.at_ns)
     return finish(stopped, actions, event.at_ns)
 

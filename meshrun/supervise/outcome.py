@@ -26,6 +26,7 @@ from meshrun.supervise.blame import (
     describe_store_end,
     describe_verdict,
     describe_wait_status,
+    has_culprit,
     judge,
 )
 from meshrun.supervise.evidence import Evidence
@@ -254,6 +255,8 @@ def _trouble_with_zygote(state: State) -> MeshrunError | None:
     all_exited = all(known.exited is not None for known in state.ranks.values())
     if state.finishing or (all_exited and not state.between):
         return None
+    if has_culprit(state) and state.restarts >= state.max_restarts and not state.between:
+        return None  # a rank had failed before, and that was the end already
     end = describe_wait_status(gone.wait_status)
     trouble = HostError(
         f"the process that starts the ranks {end}, and they with it",

@@ -59,6 +59,7 @@ S = 1_000_000_000
 READY = ZygoteReady(at_ns=0, import_ns=0)
 CLEARED = GenerationEnded(at_ns=7 * S)
 GONE = ZygoteGone(wait_status=0, at_ns=99 * S)
+LOST_GUARD = StoreEnded(wait_status=9, at_ns=5 * S)
 KILLED_ZYGOTE = ZygoteGone(wait_status=9, at_ns=99 * S)
 OTHERS_FAILED = OthersFailed(why="rank 2 failed", signum=0, at_ns=5 * S)
 OTHERS_FINISHED = OthersFinished(at_ns=6 * S)
@@ -263,6 +264,10 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [*MEMBER, *DIES, CLEARED, signalled(15, 7.5), NEXT, CLEARED, over(143, signum=15), GONE],
         [START, term(3), FAILED, CLEAR, IDLE, FAILED, CLEAR, IDLE, END],
     ),
+    "a guard that is killed while ranks end is no matter": (
+        [*MEMBER, OTHERS_FAILED, LOST_GUARD, *MEMBER_ENDED],
+        [START, term(2, 3), CLEAR],
+    ),
     "a program that is broken here is a failure of all": (
         [met(1), ProgramBroken(text="SyntaxError: x", exit_code=1), GONE],
         [FAILED, IDLE],
@@ -432,7 +437,11 @@ def test_trouble_is_told_with_its_host() -> None:
     )
     at_head = result([*HEAD, OTHERS_FAILED, *HEAD_ENDED, CLEARED, all_idle(outcome), over(137)])
     of_head = result([*HEAD, KILLED_ZYGOTE])
+    guard, _ = play([*MEMBER, LOST_GUARD])
 
+    assert headline(guard, layout, hosts, "node1") == (
+        "on node1, the process that guards the ranks was ended by SIGKILL, and they need it"
+    )
     assert at_head.trouble is not None
     assert of_head.trouble is not None
     assert line == at_head.trouble.message == f"on node1, {killed}"
@@ -443,7 +452,7 @@ ANYTHING = [
     *started(2, 3), exited(2, 0, 5), exited(3, 0, 5), exited(2, 9, 5), exited(3, 15, 6),
     *finished(2, 3), OTHERS_FAILED, OTHERS_FINISHED, CLEARED, NEXT, HEAD_LOST, over(7),
     signalled(15, 5), StartFailed(rank=3, error="EAGAIN", at_ns=5 * S),
-    StoreEnded(wait_status=9, at_ns=5 * S), TimePassed(at_ns=40 * S),
+    LOST_GUARD, TimePassed(at_ns=40 * S),
 ]  # fmt: skip
 
 

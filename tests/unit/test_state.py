@@ -48,6 +48,7 @@ S = 1_000_000_000
 READY = ZygoteReady(at_ns=0, import_ns=0)
 STARTED = [RankStarted(rank=rank, pid=100 + rank, at_ns=0) for rank in range(3)]
 GONE = ZygoteGone(wait_status=0, at_ns=99 * S)
+LOST_STORE = StoreEnded(wait_status=9, at_ns=5 * S)
 KILLED_ZYGOTE = ZygoteGone(wait_status=9, at_ns=99 * S)
 
 
@@ -162,7 +163,7 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [term(0, 1), OpenGate()],
     ),
     "the store's end ends the launch": (
-        [*STARTED, StoreEnded(wait_status=9, at_ns=5 * S)],
+        [*STARTED, LOST_STORE],
         [term(0, 1, 2)],
     ),
     "after SIGKILL leftovers get no grace either": (
@@ -262,7 +263,7 @@ RESTARTS: dict[str, tuple[int, list[Event], list[Action]]] = {
     ),
     "the lost store may be had anew": (
         1,
-        [*STARTED, StoreEnded(wait_status=9, at_ns=5 * S), *(exited(r, 15, 6) for r in range(3))],
+        [*STARTED, LOST_STORE, *(exited(r, 15, 6) for r in range(3))],
         [term(0, 1, 2), AGAIN],
     ),
     "a module that is not there is tried once more, and no more": (
@@ -374,8 +375,19 @@ OUTCOMES: dict[str, tuple[list[Event], int, int | None]] = {
         0,
     ),
     "a killed zygote": ([KILLED_ZYGOTE], 137, None),
+    "a zygote that is killed while ranks end": ([exited(1, 3 << 8, 5), KILLED_ZYGOTE], 3, 1),
     "a lost store": (
         [StoreEnded(wait_status=9, at_ns=S), *(exited(r, 15, 2) for r in range(3)), GONE],
+        71,
+        0,
+    ),
+    "a store that is lost while ranks end": (
+        [exited(1, 3 << 8, 5), LOST_STORE, exited(0, 15, 6), exited(2, 15, 6), GONE],
+        3,
+        1,
+    ),
+    "a store that is lost after its ranks had noticed": (
+        [raised(0, 5, PEER_GONE), LOST_STORE, *(exited(r, 1 << 8, 6) for r in range(3)), GONE],
         71,
         0,
     ),
