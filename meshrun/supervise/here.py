@@ -256,7 +256,8 @@ def _signalled(state: State, event: SignalArrived) -> Step:
     # After the third all is killed already, and the deadline stays where it is.
     if len(state.signals) > 2 or (state.signals and is_repeated):
         return state, []
-    if state.over:  # what is left is to tell the other nodes why
+    is_decided = state.abroad is not None and state.abroad.over is not None
+    if state.over or is_decided:  # what is left is to tell the other nodes why
         return replace(state, signals=(*state.signals, event.signum)), []
     first, was_stopping = not state.signals, state.stopping
     state = replace(state, signals=(*state.signals, event.signum))

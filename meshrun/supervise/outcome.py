@@ -72,13 +72,15 @@ def build_result(
         for verdict in verdicts
     ]
     decision = _decision(state, verdicts, layout, hosts, "")
-    over = abroad.over if abroad is not None and not abroad.is_head else None
+    over = abroad.over if abroad is not None else None
     own = hosts[0] if abroad is not None and abroad.is_head else ""
     signum = state.signals[0] if state.signals else None
-    if signum is None and abroad is not None and abroad.is_head:
+    if own and signum is None:
         signum = decision.signum
+    if over is not None and over.signum is None:
+        signum = None  # it came once all was decided
     return LaunchResult(
-        exit_code=decision.exit_code if over is None else over.exit_code,
+        exit_code=decision.exit_code,
         signum=signum,
         failures=tuple(failures),
         broken_program=state.broken.text if state.broken else None,
@@ -89,7 +91,7 @@ def build_result(
         best_steps=(*(cause.step for cause in state.causes), state.best_step),
         log_folder=log_folder,
         preempted=decision.preempted if over is None else over.preempted,
-        elsewhere=over.headline if over is not None else "",
+        elsewhere=over.headline if over is not None and not own else "",
         timings=timings,
     )
 
@@ -185,6 +187,8 @@ def _was_preempted(state: State) -> bool:
 
 
 def _exit_code(state: State, verdicts: Sequence[Verdict]) -> int:
+    if state.abroad is not None and state.abroad.over is not None:
+        return state.abroad.over.exit_code
     if signums := [*state.signals, *_told(state, "signum")]:
         return PREEMPTED if _was_preempted(state) else 128 + signums[0]
     if state.broken is not None:

@@ -387,6 +387,15 @@ CODES: dict[str, tuple[list[Event], int]] = {
     "trouble elsewhere": (
         [*HEAD, OTHERS_FAILED, *HEAD_ENDED, CLEARED, all_idle(TROUBLE), over(71), GONE], 71,
     ),
+    "a signal at the head once all is decided": (
+        [*HEAD, *WELL, CLEARED, all_idle(told()), over(0, ""), signalled(15, 9.5), GONE], 0,
+    ),
+    "a signal at a member once all is decided": (
+        [*MEMBER, *WELL_THERE, CLEARED, over(0, ""), signalled(15, 9.5), GONE], 0,
+    ),
+    "a signal while the head decides": (
+        [*MEMBER, *DIES, CLEARED, signalled(15, 8), over(7), GONE], 7,
+    ),
     "a lost node": ([*HEAD, NODE_LOST, *HEAD_ENDED, CLEARED, all_idle(), over(69), GONE], 69),
     "a lost head": ([*MEMBER, HEAD_LOST, *MEMBER_ENDED, GONE], 69),
     "nodes that did not meet": ([READY, NOT_MET, ZygoteGone(wait_status=9, at_ns=6 * S)], 69),
@@ -403,8 +412,10 @@ CODES: dict[str, tuple[list[Event], int]] = {
 def test_exit_code(name: str) -> None:
     """Such an end has this exit code."""
     events, code = CODES[name]
+    came = result(events)
 
-    assert result(events).exit_code == code
+    assert came.exit_code == code
+    assert came.signum in (None, code - 128)
 
 
 def test_the_members_own_report_is_the_heads_headline() -> None:
