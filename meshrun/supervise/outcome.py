@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from meshrun.errors import HangError, HostError, InternalError, MeshrunError, RendezvousError
+from meshrun.errors import HangError, HostError, InternalError, MeshrunError, NodeLostError
 from meshrun.events import STORE
 from meshrun.layout import Layout
 from meshrun.result import (
@@ -210,7 +210,7 @@ def _trouble_abroad(state: State) -> MeshrunError | None:
     for values in _told(state, "trouble"):
         return error_from_json(values)
     if (lost := abroad.lost) is not None and (abroad.is_head or abroad.over is None):
-        return RendezvousError(
+        return NodeLostError(
             f"node {lost.node_rank} ({lost.host}) was lost: {lost.why}",
             hint="its own output, or its scheduler's, may say why its launcher ended",
         )
