@@ -71,6 +71,8 @@ class Agent:
         self._gone = False
         """Whether there is no conductor any more."""
         self._over = False
+        self._why = ""
+        """Why the launcher was ended, if it was for want of a conductor that can be heard."""
         self._woken, wake = os.pipe()
         for end in (0, self._woken, wake):
             os.set_blocking(end, False)
@@ -132,7 +134,8 @@ class Agent:
         now = time.monotonic()
         silent_s = now - self._heard
         if silent_s > self._order["lease_s"] and not self._gone:
-            _say(f"nothing was heard from where meshrun was started for {silent_s:.0f} s")
+            self._why = f"nothing was heard from where meshrun was started for {silent_s:.0f} s"
+            _say(self._why)
             self._lose_conductor()
         if self._out.is_broken:
             self._lose_conductor()
@@ -259,7 +262,8 @@ class Agent:
             for name in ("error", "report"):
                 self._tell_file(name)
             shutil.rmtree(self._folder, ignore_errors=True)
-            self._tell(ended=self._launcher.returncode)
+            code = self._launcher.returncode
+            self._tell(ended=code, why=self._why if code else "")
         while self._out.queued_bytes and not self._gone:
             self._turn()
 

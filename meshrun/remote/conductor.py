@@ -137,9 +137,9 @@ class Conductor:
         """Return why no more is to be expected of a host, if it did not end as launchers do."""
         if station.ended is not None:
             own = (*self._request.stop_signals, signal.SIGPIPE)
-            if station.ended >= 0 or -station.ended in own or self._ending:
-                return None
-            return f"its launcher was ended by {signal_name(-station.ended)}"
+            if station.ended < 0 and -station.ended not in own and not self._ending:
+                return f"its launcher was ended by {signal_name(-station.ended)}"
+            return station.why_ended or None
         if station.is_closed:
             return station.finish().why
         if (silent_s := now - station.heard) > self._request.node_timeout_s:

@@ -72,6 +72,8 @@ class Station:
         """Where its launcher is going to listen."""
         self.ended: int | None = None
         """How its launcher ended: exit code, or -n for signal n."""
+        self.why_ended = ""
+        """Why its agent ended the launcher, if it did so by itself."""
         self.files: dict[str, str] = {}
         """What the launcher left: ``report`` or ``error``."""
         self.is_done = False
@@ -152,7 +154,7 @@ class Station:
             address, port = news["listening"]
             self.endpoint = (address, port)
         elif "ended" in news:
-            self.ended = news["ended"]
+            self.ended, self.why_ended = news["ended"], news["why"]
         else:
             self.files.update({name: text for name, text in news.items() if isinstance(text, str)})
 
