@@ -244,7 +244,9 @@ def _zygote_gone(state: State, event: ZygoteGone) -> Step:
     abroad = state.abroad
     if abroad is None or state.over:
         return state, []
-    if abroad.is_elastic and (abroad.is_told_idle or abroad.is_alone):
+    was_killed = event.wait_status != 0 and state.broken is None and not state.stopping
+    may_leave = was_killed and abroad.is_met and not abroad.is_head  # the others go on without
+    if abroad.is_elastic and (abroad.is_told_idle or abroad.is_alone or may_leave):
         return leave(replace(state, stopping=True), abroad, [], event.at_ns)
     failed: list[Action] = [] if state.stopping else [Tell(what="failed")]
     state, actions = say_idle(replace(state, stopping=True, deadline_ns=None))
