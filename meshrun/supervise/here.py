@@ -244,7 +244,8 @@ def _zygote_gone(state: State, event: ZygoteGone) -> Step:
     abroad = state.abroad
     if abroad is None or state.over:
         return state, []
-    was_killed = event.wait_status != 0 and state.broken is None and not state.stopping
+    is_failure = state.signals or state.start_error or state.hung or has_culprit(state)
+    was_killed = event.wait_status != 0 and state.broken is None and not is_failure
     may_leave = was_killed and abroad.is_met and not abroad.is_head  # the others go on without
     if abroad.is_elastic and (abroad.is_told_idle or abroad.is_alone or may_leave):
         return leave(replace(state, stopping=True), abroad, [], event.at_ns)

@@ -126,6 +126,10 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [START, term(2, 3), FAILED, FINISH],
     ),
     "a member whose zygote is killed leaves, for the others to go on": ([*MEMBER, GONE], [START]),
+    "also if the others were first to notice": (
+        [*MEMBER, OTHERS_FAILED, GONE],
+        [START, term(2, 3)],
+    ),
     "after a failure here it stays to tell of it": (
         [*MEMBER, *DIES[:1], GONE],
         [START, term(3), FAILED, IDLE],
