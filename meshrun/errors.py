@@ -90,6 +90,10 @@ class RendezvousError(MeshrunError):
     exit_code = 69
 
 
+class NodeLostError(RendezvousError):
+    """Another node is gone, or cannot be heard any more."""
+
+
 class InternalError(MeshrunError):
     """A bug in meshrun (70, sysexits SOFTWARE)."""
 

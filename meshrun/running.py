@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from meshrun.errors import NodeLostError
 from meshrun.host.child_launcher import MET
 from meshrun.host.descriptors import say
 from meshrun.request import LaunchRequest
@@ -104,7 +105,8 @@ def launch_here(
         from meshrun.report.result_json import write_report
 
         write_report(result, report)
-    told = quiet and (result.elsewhere or result.signum is not None)
+    lost_first = isinstance(result.trouble, NodeLostError)  # which says why, or else the conductor
+    told = quiet and (result.elsewhere or result.signum is not None or lost_first)
     if not told and (text := render_failure(result)):
         say(text)
     if request.exit_codes == "torchrun":

@@ -12,6 +12,7 @@ from meshrun.events import (
     RankRaised,
     RankStarted,
     SignalArrived,
+    StoreEnded,
     TimePassed,
     ZygoteGone,
     ZygoteReady,
@@ -63,6 +64,7 @@ READY = ZygoteReady(at_ns=0, import_ns=0)
 STARTED = started(0, 1, 2)
 """All ranks of a launch that `play` makes, unless it is told how many."""
 GONE = ZygoteGone(wait_status=0, at_ns=99 * S)
+LOST_STORE = StoreEnded(wait_status=9, at_ns=5 * S)
 KILLED_ZYGOTE = ZygoteGone(wait_status=9, at_ns=99 * S)
 CLEARED = GenerationEnded(at_ns=7 * S)
 

@@ -168,7 +168,9 @@ def _store(order: Negotiate, fds: list[int], say: Any, fail: Any) -> Store:
 
     from torch.distributed import TCPStore
 
-    timeout = timedelta(seconds=float(order.conf.get("read_timeout", 60)))
+    # It is how long torch tries to connect, too; the meeting may not last as long.
+    timeout_s = min(float(order.conf.get("read_timeout", 60)), order.timeout_s)
+    timeout = timedelta(seconds=timeout_s)
     host = order.address
     if not fds:
         connection = _reach(order, say)

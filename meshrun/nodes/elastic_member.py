@@ -45,8 +45,6 @@ class ElasticMember(Member):
         super()._hear(message)
 
     def _look_for_head(self) -> None:
-        if self._is_spare and self._link is not None and self._link.is_open:
-            return  # it waits for as long as it takes
         if self._lost and not (self._is_idle or self._is_spare):
             return  # its own ranks are to end first
         super()._look_for_head()

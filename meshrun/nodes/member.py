@@ -126,7 +126,7 @@ class Member:
             silent_s = (now_ns - self._link.heard_ns) / 1e9
             if silent_s > self._meeting.node_timeout_s:
                 self._drop(f"nothing was heard of it for {silent_s:.0f} s")
-        if not (self._met or self._failed):
+        elif not (self._met or self._failed):  # once let in, it is the head who gives up
             self._look_for_head()
 
     def _look_for_head(self) -> None:
@@ -140,7 +140,7 @@ class Member:
                     " lead to the same machine on every node?",
                 )
             )
-        elif self._patience.takes_note() and (self._link is None or not self._link.is_open):
+        elif self._patience.takes_note():
             waited_s = self._patience.waited_s
             self._board.note(f"waiting for node 0 at {place}: {self._tried} ({waited_s:.0f} s)")
 

@@ -6,6 +6,7 @@ a while, nobody is there any more for whom the launcher could work: it is ended.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import shutil
@@ -27,6 +28,7 @@ from meshrun.host.sockets import listen_on
 from meshrun.remote.orders import without_own
 from meshrun.remote.outbox import Outbox
 from meshrun.remote.talk import BEAT_S, ERR, OUT, LineSplitter, frame, greeting, news
+from meshrun.result import signal_name
 
 _CHUNK = 64 * 1024
 _FULL = 1024 * 1024
@@ -69,13 +71,15 @@ class Agent:
         self._gone = False
         """Whether there is no conductor any more."""
         self._over = False
+        self._why = ""
+        """Why the launcher was ended, if it was for want of a conductor that can be heard."""
         self._woken, wake = os.pipe()
         for end in (0, self._woken, wake):
             os.set_blocking(end, False)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for signum in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(signum, lambda *_: self._end())
+            signal.signal(signum, lambda signum, _: self._stop(signum))
 
     def run(self) -> int:
         """Do what is asked until there is no more to do."""
@@ -128,7 +132,12 @@ class Agent:
 
     def _look(self) -> None:
         now = time.monotonic()
-        if self._out.is_broken or now - self._heard > self._order["lease_s"]:
+        silent_s = now - self._heard
+        if silent_s > self._order["lease_s"] and not self._gone:
+            self._why = f"nothing was heard from where meshrun was started for {silent_s:.0f} s"
+            _say(self._why)
+            self._lose_conductor()
+        if self._out.is_broken:
             self._lose_conductor()
         if now - self._beaten >= BEAT_S:
             self._beaten = now
@@ -174,6 +183,11 @@ class Agent:
         if not self._gone:
             self._gone = True
             self._end()
+
+    def _stop(self, signum: int) -> None:
+        if self._launcher is None:
+            _say(f"it was sent {signal_name(signum)}")
+        self._end()
 
     def _end(self) -> None:
         """Have the launcher end, or end at once where there is none."""
@@ -248,7 +262,8 @@ class Agent:
             for name in ("error", "report"):
                 self._tell_file(name)
             shutil.rmtree(self._folder, ignore_errors=True)
-            self._tell(ended=self._launcher.returncode)
+            code = self._launcher.returncode
+            self._tell(ended=code, why=self._why if code else "")
         while self._out.queued_bytes and not self._gone:
             self._turn()
 
@@ -261,3 +276,9 @@ class Agent:
 
     def _tell(self, **values: object) -> None:
         self._out.write(news(**values))
+
+
+def _say(text: str) -> None:
+    """Say why there is no more to come, for ssh to pass on if it can."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"{text}\n".encode())

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import secrets
 import signal
-import sys
 import time
 from collections.abc import Mapping, Sequence
 
@@ -17,7 +16,7 @@ from meshrun.errors import InternalError, MeshrunError
 from meshrun.remote.absent import Absent
 from meshrun.remote.connecting import Connector
 from meshrun.remote.exchange import Exchange
-from meshrun.remote.failing import Refusal, describe_end, lost_error
+from meshrun.remote.failing import Refusal, lost_error
 from meshrun.remote.orders import devices_of, exported
 from meshrun.remote.station import Station
 from meshrun.request import LaunchRequest
@@ -156,10 +155,10 @@ class Conductor:
         for station in self._stations:
             if station.is_done:
                 continue
-            if station.ended is not None:
+            if (why := self._why_lost(station, now)) is not None:
+                self._lose(Refusal(station.host.name, why), station)
+            elif station.ended is not None:
                 self._see_end(station, station.ended, now)
-            elif (why := self._find_lost(station, now)) is not None:
-                self._lose(why, station)
         if self._over_at is None and not self._passed & {*self._request.stop_signals}:
             self._absent.look()
         self._console.note_lost_output()
@@ -175,9 +174,7 @@ class Conductor:
             if code:
                 self._absent.add(station, self._describe(station, code), tell=False)
             return
-        if self._is_elastic and code == -signal.SIGKILL:
-            self._lose(self._describe(station, code), station)
-        elif code or self._is_elastic:
+        if code or self._is_elastic:
             self._end_others(now, at_once=False)
         if "error" in station.files and self._end_at is None:
             self._end_at = now + _OTHERS_TELL_S
@@ -190,16 +187,19 @@ class Conductor:
         how = f"code {code}" if code > 0 else signal_name(-code)
         return Refusal(station.host.name, f"its launcher ended with {how}")
 
-    def _find_lost(self, station: Station, now: float) -> Refusal | None:
-        """Return why nothing more is to be expected of a host, if that is so."""
-        name, silent_s = station.host.name, now - station.heard
+    def _why_lost(self, station: Station, now: float) -> str | None:
+        """Return why no more is to be expected of a host, if it did not end as launchers do."""
+        if station.ended is not None:
+            own = (*self._request.stop_signals, signal.SIGPIPE)
+            if station.ended < 0 and -station.ended not in own and not self._ending:
+                return f"its launcher was ended by {signal_name(-station.ended)}"
+            return station.why_ended or None
         if station.is_closed:
-            code, destination = station.finish(), station.host.destination
-            return describe_end(name, destination, code, station.said, sys.executable)
-        if silent_s > self._request.node_timeout_s:
-            return Refusal(name, f"nothing was heard of it for {silent_s:.0f} s")
+            return station.finish().why
+        if (silent_s := now - station.heard) > self._request.node_timeout_s:
+            return f"nothing was heard of it for {silent_s:.0f} s"
         if self._over_at is not None and now > self._over_at:
-            return Refusal(name, "it did not end with the others")
+            return "it did not end with the others"
         return None
 
     def _can_spare(self, station: Station) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from meshrun.errors import InternalError, RendezvousError
 from meshrun.meeting import format_endpoint
 from meshrun.remote.exchange import Exchange
-from meshrun.remote.failing import Refusal, describe_end, describe_silence, refusal_error
+from meshrun.remote.failing import Refusal, describe_silence, refusal_error
 from meshrun.remote.orders import boot_command, ssh_command, without_own
 from meshrun.remote.station import Station, is_this_machine
 from meshrun.request import LaunchRequest
@@ -107,8 +107,7 @@ class Connector:
         if station.refused is not None:
             return Refusal(name, station.refused["refused"], station.refused["hint"])
         if station.is_closed:
-            code = station.finish()
-            return describe_end(name, destination, code, station.said, sys.executable)
+            return station.finish()
         timeout_s = self._remote.connect_timeout_s
         if time.monotonic() - station.began > timeout_s:
             return describe_silence(name, destination, timeout_s, station.said)

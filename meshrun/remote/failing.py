@@ -37,8 +37,10 @@ class Refusal:
     hint: str | None = None
 
 
-def describe_end(host: str, destination: str, code: int, said: str, interpreter: str) -> Refusal:
-    """Return why there is no agent, after ssh ended.
+def describe_end(
+    host: str, destination: str, code: int, said: str, interpreter: str, *, is_here: bool = False
+) -> Refusal:
+    """Return why there is no agent, or none any more, after ssh ended.
 
     Args:
         host: Its name, for people.
@@ -46,6 +48,7 @@ def describe_end(host: str, destination: str, code: int, said: str, interpreter:
         code: ssh's exit code.
         said: What it printed, or the shell there, or Python.
         interpreter: What was to be run there.
+        is_here: Whether the agent was started without ssh, on this machine.
     """
     lines = _telling(said)
     if code in _NO_COMMAND:
@@ -61,8 +64,14 @@ def describe_end(host: str, destination: str, code: int, said: str, interpreter:
             "install it there, or set PYTHONPATH to where it is",
         )
     if code < 0:
-        return Refusal(host, f"ssh was ended by {signal_name(-code)}")
-    what = "ssh failed" if code == _SSH else f"what ssh started there ended with code {code}"
+        return Refusal(
+            host, f"{'its agent' if is_here else 'ssh'} was ended by {signal_name(-code)}"
+        )
+    if code == _SSH and not lines:
+        return Refusal(host, "ssh failed without a word, as when what it had started was killed")
+    what = {0: "its agent ended", _SSH: "ssh failed"}.get(
+        code, f"what ssh started there ended with code {code}"
+    )
     hint = next((hint for word, hint in _HINTS if word in said), None)
     return Refusal(
         host,

@@ -8,12 +8,14 @@ import os
 import secrets
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any, cast
 
 from meshrun.host.processes import die_with_parent
 from meshrun.interfaces import own_addresses
+from meshrun.remote.failing import Refusal, describe_end
 from meshrun.remote.outbox import Outbox
 from meshrun.remote.talk import ERR, NEWS, OUT, FrameSplitter, order
 from meshrun.roster import Host
@@ -70,6 +72,8 @@ class Station:
         """Where its launcher is going to listen."""
         self.ended: int | None = None
         """How its launcher ended: exit code, or -n for signal n."""
+        self.why_ended = ""
+        """Why its agent ended the launcher, if it did so by itself."""
         self.files: dict[str, str] = {}
         """What the launcher left: ``report`` or ``error``."""
         self.is_done = False
@@ -90,12 +94,15 @@ class Station:
         """Whether nothing more can come from the agent; others may still hold ssh's stderr."""
         return self._stdout.closed
 
-    def finish(self) -> int:
-        """Wait for ssh's end, take its last words and return its exit code."""
+    def finish(self) -> Refusal:
+        """Wait for ssh's end, take its last words and return why there is no agent."""
         end_all([self])
         for fd in self.open_pipes:
             self.read(fd, lambda *_: None)
-        return self._process.returncode
+        return describe_end(
+            self.host.name, self.host.destination, self._process.returncode, self.said,
+            sys.executable, is_here=is_this_machine(self.host),
+        )  # fmt: skip
 
     def ends_within(self, deadline: float) -> bool:
         """Whether ssh has ended by then."""
@@ -147,7 +154,7 @@ class Station:
             address, port = news["listening"]
             self.endpoint = (address, port)
         elif "ended" in news:
-            self.ended = news["ended"]
+            self.ended, self.why_ended = news["ended"], news["why"]
         else:
             self.files.update({name: text for name, text in news.items() if isinstance(text, str)})
 

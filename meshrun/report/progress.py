@@ -222,7 +222,9 @@ class StartProgress:
                 return f"{self._name(rank)} {end}{_ending_others(rest)}"
             case SignalArrived(signum=signum):
                 ending = f"ending {_ranks(rest)} within {state.shutdown_timeout_s:g} s"
-                return f"{signal_name(signum)}: {ending if rest else 'no rank runs yet'}"
+                has_run = state.generation or any(known.pid for known in state.ranks.values())
+                none = f"no rank runs {'any more' if has_run else 'yet'}"
+                return f"{signal_name(signum)}: {ending if rest else none}"
             case OthersFailed() | NodeLost():
                 return describe_others(event) + _ending_all(rest)
             case StoreEnded():

@@ -53,6 +53,11 @@ def judge(state: State) -> list[Verdict]:
     return verdicts
 
 
+def has_culprit(state: State) -> bool:
+    """Whether a rank is known to have failed by itself."""
+    return any(not verdict.is_consequence for verdict in judge(state))
+
+
 def _first_to_leave(state: State, before_ns: int) -> list[Verdict]:
     """Return the rank whose program was over before others lost a connection, if there is one.
 
@@ -97,8 +102,9 @@ def describe_store_end(state: State) -> str | None:
     """Return how the store's process ended, if it did before it was told to."""
     if state.store_ended is None:
         return None
-    end = describe_wait_status(state.store_ended.wait_status)
-    return f"the process that holds the ranks' store {end}"
+    is_there = state.abroad is None or state.abroad.is_head
+    what = "holds the ranks' store" if is_there else "guards the ranks"
+    return f"the process that {what} {describe_wait_status(state.store_ended.wait_status)}"
 
 
 def describe_wait_status(wait_status: int) -> str:

@@ -39,6 +39,7 @@ from meshrun.supervise.actions import (
     Tell,
     WakeAt,
 )
+from meshrun.supervise.blame import has_culprit
 from meshrun.supervise.known import RankState, State, furthest, is_idle
 from meshrun.supervise.parting import (
     LEFTOVER_GRACE_S,
@@ -83,6 +84,9 @@ def _start_failed(state: State, event: StartFailed) -> Step:
 
 
 def _store_ended(state: State, event: StoreEnded) -> Step:
+    serves = state.abroad is None or state.abroad.is_head
+    if state.stopping and (state.signals or not serves or has_culprit(state)):
+        return state, []  # it is not why the ranks end, and they need it no more
     stopped, actions = stop(replace(state, store_ended=event), event.at_ns)
     return finish(stopped, actions, event.at_ns)
 
@@ -240,7 +244,10 @@ def _zygote_gone(state: State, event: ZygoteGone) -> Step:
     abroad = state.abroad
     if abroad is None or state.over:
         return state, []
-    if abroad.is_elastic and (abroad.is_told_idle or abroad.is_alone):
+    is_failure = state.signals or state.start_error or state.hung or has_culprit(state)
+    was_killed = event.wait_status != 0 and state.broken is None and not is_failure
+    may_leave = was_killed and abroad.is_met and not abroad.is_head  # the others go on without
+    if abroad.is_elastic and (abroad.is_told_idle or abroad.is_alone or may_leave):
         return leave(replace(state, stopping=True), abroad, [], event.at_ns)
     failed: list[Action] = [] if state.stopping else [Tell(what="failed")]
     state, actions = say_idle(replace(state, stopping=True, deadline_ns=None))
@@ -253,7 +260,8 @@ def signalled(state: State, event: SignalArrived) -> Step:
     # After the third all is killed already, and the deadline stays where it is.
     if len(state.signals) > 2 or (state.signals and is_repeated):
         return state, []
-    if state.over:  # what is left is to tell the other nodes why
+    is_decided = state.abroad is not None and state.abroad.over is not None
+    if state.over or is_decided:  # what is left is to tell the other nodes why
         return replace(state, signals=(*state.signals, event.signum)), []
     first, was_stopping = not state.signals, state.stopping
     state = replace(state, signals=(*state.signals, event.signum))

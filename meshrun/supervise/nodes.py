@@ -91,7 +91,7 @@ class Nodes:
         outcome = outcome_to_json(
             state,
             headline=headline(state, layout, self.hosts, self._host),
-            trouble=_trouble(state),
+            trouble=_trouble(state, self._host),
             evidence=evidence,
         )
         kind = Failed if what == "failed" else Idle
@@ -132,9 +132,9 @@ class Nodes:
         self.peers.close()
 
 
-def _trouble(state: State) -> MeshrunError | None:
+def _trouble(state: State, host: str) -> MeshrunError | None:
     if state.broken is not None:
         broken = MeshrunError(state.broken.text.rstrip().rpartition("\n")[2])
         broken.exit_code = state.broken.exit_code
         return broken
-    return find_trouble(state)
+    return find_trouble(state, host)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from meshrun.errors import HangError, HostError, InternalError, MeshrunError, RendezvousError
+from meshrun.errors import HangError, HostError, InternalError, MeshrunError, NodeLostError
 from meshrun.events import STORE
 from meshrun.layout import Layout
 from meshrun.result import (
@@ -25,6 +25,7 @@ from meshrun.supervise.blame import (
     describe_store_end,
     describe_verdict,
     describe_wait_status,
+    has_culprit,
     judge,
 )
 from meshrun.supervise.evidence import Evidence
@@ -70,23 +71,26 @@ def build_result(
         for verdict in verdicts
     ]
     decision = _decision(state, verdicts, layout, hosts, "")
-    over = abroad.over if abroad is not None and not abroad.is_head else None
+    over = abroad.over if abroad is not None else None
+    own = hosts[0] if abroad is not None and abroad.is_head else ""
     signum = state.signals[0] if state.signals else None
-    if signum is None and abroad is not None and abroad.is_head:
+    if own and signum is None:
         signum = decision.signum
+    if over is not None and over.signum is None:
+        signum = None  # it came once all was decided
     return LaunchResult(
-        exit_code=decision.exit_code if over is None else over.exit_code,
+        exit_code=decision.exit_code,
         signum=signum,
         failures=tuple(failures),
         broken_program=state.broken.text if state.broken else None,
-        trouble=find_trouble(state) if signum is None else None,
+        trouble=find_trouble(state, own) if signum is None else None,
         restarts=state.restarts,
         resizes=tuple(cause.resize for cause in state.causes if cause.resize is not None),
         no_restart=state.no_restart,
         best_steps=(*(cause.step for cause in state.causes), state.best_step),
         log_folder=log_folder,
         preempted=decision.preempted if over is None else over.preempted,
-        elsewhere=over.headline if over is not None else "",
+        elsewhere=over.headline if over is not None and not own else "",
         timings=timings,
     )
 
@@ -132,7 +136,7 @@ def _headline(
         return str(_told(state, "headline")[0])
     if state.broken is not None:
         return state.broken.text.rstrip().rpartition("\n")[2]
-    if (trouble := find_trouble(state)) is not None:
+    if (trouble := find_trouble(state, host if len(hosts) > 1 else "")) is not None:
         return trouble.message
     if not verdicts:
         return ""
@@ -182,6 +186,8 @@ def _was_preempted(state: State) -> bool:
 
 
 def _exit_code(state: State, verdicts: Sequence[Verdict]) -> int:
+    if state.abroad is not None and state.abroad.over is not None:
+        return state.abroad.over.exit_code
     if signums := [*state.signals, *_told(state, "signum")]:
         return PREEMPTED if _was_preempted(state) else 128 + signums[0]
     if state.broken is not None:
@@ -203,21 +209,36 @@ def _trouble_abroad(state: State) -> MeshrunError | None:
     for values in _told(state, "trouble"):
         return error_from_json(values)
     if (lost := abroad.lost) is not None and (abroad.is_head or abroad.over is None):
-        return RendezvousError(
+        return NodeLostError(
             f"node {lost.node_rank} ({lost.host}) was lost: {lost.why}",
             hint="its own output, or its scheduler's, may say why its launcher ended",
         )
     return None
 
 
-def find_trouble(state: State) -> MeshrunError | None:
-    """Return what ended the launch from outside its ranks, or ``None``."""
+def find_trouble(state: State, host: str = "") -> MeshrunError | None:
+    """Return what ended the launch from outside its ranks, or ``None``.
+
+    Args:
+        state: What is known of it.
+        host: This node's name, where others would not know of which is told.
+    """
     if state.hung is not None:
         return HangError(
             f"no rank got on for {state.hung.idle_s:.1f} s: none used its CPU, printed, or called"
             " meshrun.heartbeat()",
             hint="where they were stands above; --hang-timeout says how long they may take",
         )
+    here = _trouble_with_start(state)
+    if here is None and (elsewhere := _trouble_abroad(state)) is not None:
+        return elsewhere
+    here = here or _trouble_with_zygote(state)
+    if here is not None and host:
+        here.message = f"on {host}, {here.message}"
+    return here
+
+
+def _trouble_with_start(state: State) -> MeshrunError | None:
     if state.start_error is not None:
         rank = state.start_error.rank
         who = "the process that holds the ranks' store" if rank == STORE else f"rank {rank}"
@@ -227,7 +248,7 @@ def find_trouble(state: State) -> MeshrunError | None:
         )
     if (store_end := describe_store_end(state)) is not None:
         return HostError(f"{store_end}, and they need it")
-    return _trouble_abroad(state) or _trouble_with_zygote(state)
+    return None
 
 
 def _trouble_with_zygote(state: State) -> MeshrunError | None:
@@ -237,6 +258,8 @@ def _trouble_with_zygote(state: State) -> MeshrunError | None:
     all_exited = all(known.exited is not None for known in state.ranks.values())
     if state.finishing or (all_exited and not state.between):
         return None
+    if has_culprit(state) and state.restarts >= state.max_restarts and not state.between:
+        return None  # a rank had failed before, and that was the end already
     end = describe_wait_status(gone.wait_status)
     trouble = HostError(
         f"the process that starts the ranks {end}, and they with it",

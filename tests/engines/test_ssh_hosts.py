@@ -244,6 +244,38 @@ def test_a_killed_way_ends_all(make_sshd: MakeSshd, which: str) -> None:
     all_gone(sshd)
 
 
+@pytest.mark.parametrize("node", [0, pytest.param(1, marks=pytest.mark.nightly)])
+def test_a_killed_launcher_ends_all(make_sshd: MakeSshd, node: int) -> None:
+    """kill -9 of one launcher: it is named, and no other says that it has lost the first node."""
+    sshd = make_sshd(2)
+    run = launch(sshd, "--mesh", "dp=2", TOGETHER, "stay")
+    run.wait_for("met 2", times=2)
+    os.kill(pids_of(sshd, node, "-m meshrun --report=")[0], signal.SIGKILL)
+
+    assert run.end() == 69, run.text
+    error = f"error: host node{node} was lost: its launcher was ended by SIGKILL"
+    assert error in run.text, run.text
+    assert "error: node 0" not in run.text, run.text
+    all_gone(sshd)
+
+
+def test_a_frozen_conductor_ends_all(make_sshd: MakeSshd) -> None:
+    """Agents hear nothing of it, and once it goes on again it says that this was why."""
+    sshd = make_sshd(2)
+    run = launch(sshd, "--node-timeout", "2", "--mesh", "dp=2", TOGETHER, "stay")
+    run.wait_for("met 2", times=2)
+    run.send(signal.SIGSTOP)
+    wait_until(
+        lambda: not any(pids_of(sshd, host, "-m meshrun --report=") for host in range(2)),
+        lambda: run.text,
+    )
+    run.send(signal.SIGCONT)
+
+    assert run.end() == 69, run.text
+    assert re.search(r"error: host node\d was lost: nothing was heard from where", run.text)
+    all_gone(sshd)
+
+
 def test_a_cut_link_ends_all(make_sshd: MakeSshd) -> None:
     """Neither end hears of the other any more; each ends by itself."""
     sshd = make_sshd(3)

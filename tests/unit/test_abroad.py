@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshrun.events import Event, OthersFailed, ProgramBroken, StartFailed, StoreEnded, TimePassed
+from meshrun.events import Event, OthersFailed, ProgramBroken, StartFailed, TimePassed
 from meshrun.supervise.actions import Action, OpenGate, Signal, StartAll, WakeAt
 from meshrun.supervise.known import Abroad, State
 from meshrun.supervise.state import step
@@ -20,6 +20,7 @@ from tests.histories import (
     FINISH,
     GONE,
     KILLED_ZYGOTE,
+    LOST_STORE,
     READY,
     S,
     exited,
@@ -171,6 +172,10 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [*MEMBER, *DIES, CLEARED, signalled(15, 7.5), NEXT, CLEARED, over(143, signum=15), GONE],
         [START, term(3), FAILED, CLEAR, IDLE, FAILED, CLEAR, IDLE, END],
     ),
+    "a guard that is killed while ranks end is no matter": (
+        [*MEMBER, OTHERS_FAILED, LOST_STORE, *MEMBER_ENDED],
+        [START, term(2, 3), CLEAR],
+    ),
     "a program that is broken here is a failure of all": (
         [met(1), ProgramBroken(text="SyntaxError: x", exit_code=1), GONE],
         [FAILED, IDLE],
@@ -225,7 +230,7 @@ ANYTHING = [
     *started(2, 3), exited(2, 0, 5), exited(3, 0, 5), exited(2, 9, 5), exited(3, 15, 6),
     *finished(2, 3), OTHERS_FAILED, OTHERS_FINISHED, CLEARED, NEXT, HEAD_LOST, over(7),
     signalled(15, 5), StartFailed(rank=3, error="EAGAIN", at_ns=5 * S),
-    StoreEnded(wait_status=9, at_ns=5 * S), TimePassed(at_ns=40 * S),
+    LOST_STORE, TimePassed(at_ns=40 * S),
 ]  # fmt: skip
 
 

@@ -12,9 +12,9 @@ from meshrun.result import LaunchResult, Timings
 from meshrun.spec import parse_mesh
 from meshrun.supervise.actions import Decide, StartAll
 from meshrun.supervise.evidence import Evidence
-from meshrun.supervise.outcome import build_result
+from meshrun.supervise.outcome import build_result, find_trouble, headline
 from meshrun.supervise.outcome_json import outcome_to_json
-from tests.histories import CLEARED, GONE, READY, S, signalled
+from tests.histories import CLEARED, GONE, KILLED_ZYGOTE, LOST_STORE, READY, S, signalled
 from tests.node_histories import (
     CAUSE,
     DIES,
@@ -99,6 +99,15 @@ CODES: dict[str, tuple[list[Event], int]] = {
     "trouble elsewhere": (
         [*HEAD, OTHERS_FAILED, *HEAD_ENDED, CLEARED, all_idle(TROUBLE), over(71), GONE], 71,
     ),
+    "a signal at the head once all is decided": (
+        [*HEAD, *WELL, CLEARED, all_idle(told()), over(0, ""), signalled(15, 9.5), GONE], 0,
+    ),
+    "a signal at a member once all is decided": (
+        [*MEMBER, *WELL_THERE, CLEARED, over(0, ""), signalled(15, 9.5), GONE], 0,
+    ),
+    "a signal while the head decides": (
+        [*MEMBER, *DIES, CLEARED, signalled(15, 8), over(7), GONE], 7,
+    ),
     "a lost node": ([*HEAD, NODE_LOST, *HEAD_ENDED, CLEARED, all_idle(), over(69), GONE], 69),
     "a lost head": ([*MEMBER, HEAD_LOST, *MEMBER_ENDED, GONE], 69),
     "nodes that did not meet": ([READY, NOT_MET, ZygoteGone(wait_status=9, at_ns=6 * S)], 69),
@@ -115,8 +124,10 @@ CODES: dict[str, tuple[list[Event], int]] = {
 def test_exit_code(name: str) -> None:
     """Such an end has this exit code."""
     events, code = CODES[name]
+    came = result(events)
 
-    assert result(events).exit_code == code
+    assert came.exit_code == code
+    assert came.signum in (None, code - 128)
 
 
 def test_the_members_own_report_is_the_heads_headline() -> None:
@@ -136,3 +147,25 @@ def test_a_failure_elsewhere_is_named_with_its_host_and_evidence() -> None:
 
     assert (first.rank, first.host, first.pid, first.exit_code) == (2, "node1", 102, 7)
     assert (first.last_lines, first.place) == (("bad",), "work at train.py:4")
+
+
+def test_trouble_is_told_with_its_host() -> None:
+    """By the node that has it, to all; by the head of its own, too."""
+    layout, hosts = solve_layout(parse_mesh("dp=4"), nnodes=2), ["node0", "node1"]
+    killed = "the process that starts the ranks was ended by SIGKILL, and they with it"
+    member, _ = play([*MEMBER, KILLED_ZYGOTE])
+    line = headline(member, layout, hosts, "node1")
+    outcome = outcome_to_json(
+        member, headline=line, trouble=find_trouble(member, "node1"), evidence={}
+    )
+    at_head = result([*HEAD, OTHERS_FAILED, *HEAD_ENDED, CLEARED, all_idle(outcome), over(137)])
+    of_head = result([*HEAD, KILLED_ZYGOTE])
+    guard, _ = play([*MEMBER, LOST_STORE])
+
+    assert headline(guard, layout, hosts, "node1") == (
+        "on node1, the process that guards the ranks was ended by SIGKILL, and they need it"
+    )
+    assert at_head.trouble is not None
+    assert of_head.trouble is not None
+    assert line == at_head.trouble.message == f"on node1, {killed}"
+    assert of_head.trouble.message == f"on node0, {killed}"

@@ -7,7 +7,16 @@ from dataclasses import replace
 import pytest
 
 from meshrun.errors import RendezvousError
-from meshrun.events import Event, MeetingFailed, Met, NodeLost, OthersFailed, TimePassed, ZygoteGone
+from meshrun.events import (
+    Event,
+    MeetingFailed,
+    Met,
+    NodeLost,
+    OthersFailed,
+    ProgramBroken,
+    TimePassed,
+    ZygoteGone,
+)
 from meshrun.supervise.actions import Action, Decide, StartAll, Tell
 from meshrun.supervise.known import Abroad, Cause, State
 from meshrun.supervise.outcome import decide
@@ -26,12 +35,12 @@ from tests.histories import (
 )
 from tests.histories import play as play_events
 from tests.node_histories import (
+    DIES,
     END,
     FAILED,
     FINISHED,
     HEAD,
     HEAD_ENDED,
-    HEAD_LOST,
     IDLE,
     MEMBER,
     MEMBER_ENDED,
@@ -143,6 +152,19 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [*HEAD, signalled(15, 5), *HEAD_ENDED],
         [START, term(0, 1), FAILED, CLEAR],
     ),
+    "a member whose zygote is killed leaves, for the others to go on": ([*MEMBER, GONE], [START]),
+    "also if the others were first to notice": (
+        [*MEMBER, OTHERS_FAILED, GONE],
+        [START, term(2, 3)],
+    ),
+    "after a failure here it stays to tell of it": (
+        [*MEMBER, *DIES[:1], GONE],
+        [START, term(3), FAILED, IDLE],
+    ),
+    "a program that is broken is a failure of all": (
+        [READY, met(1), ProgramBroken(text="SyntaxError: x", exit_code=1), GONE],
+        [START, FAILED, IDLE],
+    ),
     "a spare that is stopped is no failure": ([READY, signalled(15, 9)], [BY_FORCE]),
 }  # fmt: skip
 
@@ -180,9 +202,9 @@ def test_a_change_counts_as_a_generation_and_not_as_a_restart() -> None:
         ([*CUT_OFF, TOO_LATE, GONE], True),
         ([*CUT_OFF], False),
         ([*MEMBER, CUT, GONE], True),
-        ([*MEMBER, GONE, HEAD_LOST], True),
+        ([*MEMBER, GONE], True),
     ],
-    ids=["zygote gone", "too late", "cut off", "zygote gone at once", "zygote gone before"],
+    ids=["zygote gone", "too late", "cut off", "zygote gone at once", "zygote gone first"],
 )
 def test_what_is_waited_for(events: list[Event], is_over: bool) -> None:
     """A node without a zygote does not try to come back."""

@@ -119,7 +119,10 @@ def test_ssh_is_given_little() -> None:
         (127, "sh: 1: exec: /p: not found", "it cannot run /p: sh: 1: exec: /p: not found", "same"),
         (255, "@@@\n@ CHANGED @\nHost key verification failed.", "ssh failed: @ CHANGED @ / ",
          "`ssh ada@a` once by hand"),
-        (255, "", "ssh failed", "`ssh ada@a true` tries"),
+        (255, "mux: gone", "ssh failed: mux: gone", "`ssh ada@a true` tries"),
+        (255, "", "ssh failed without a word, as when what it had started was killed", ""),
+        (0, "nothing was heard", "its agent ended: nothing was heard", "tries"),
+        (-9, "", "ssh was ended by SIGKILL", ""),
         (1, "Traceback\nModuleNotFoundError: No module named 'meshrun'", "/p there has no meshrun",
          "PYTHONPATH"),
         (137, "bash: killed", "what ssh started there ended with code 137: bash: killed", "tries"),
@@ -131,3 +134,10 @@ def test_why_there_is_no_agent(code: int, said: str, why: str, hint: str) -> Non
 
     assert refusal.why.startswith(why)
     assert hint in (refusal.hint or "")
+
+
+def test_an_agent_of_this_machine_needs_no_ssh() -> None:
+    """So it is the agent that was killed."""
+    refusal = describe_end("a", "a", -9, "", "/p", is_here=True)
+
+    assert refusal.why == "its agent was ended by SIGKILL"

@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from meshrun.events import Event, OthersFailed, RankFinished, StartFailed, StoreEnded, ZygoteUnsafe
+from meshrun.events import Event, OthersFailed, RankFinished, StartFailed, ZygoteUnsafe
 from meshrun.supervise.actions import Action, EndZygote, OpenGate, Signal, StartAll, StartOver
 from meshrun.supervise.known import Abroad, RankState, State
 from meshrun.supervise.state import step
 from tests.histories import (
     BY_FORCE,
     FINISH,
+    LOST_STORE,
     READY,
     STARTED,
     S,
@@ -104,7 +105,7 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [term(0, 1), OpenGate()],
     ),
     "the store's end ends the launch": (
-        [*STARTED, StoreEnded(wait_status=9, at_ns=5 * S)],
+        [*STARTED, LOST_STORE],
         [term(0, 1, 2)],
     ),
     "after SIGKILL leftovers get no grace either": (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshrun.events import Event, ProgramBroken, RankReady, StoreEnded, ZygoteGone
+from meshrun.events import Event, ProgramBroken, RankReady, ZygoteGone
 from meshrun.layout import solve_layout
 from meshrun.result import Timings
 from meshrun.spec import parse_mesh
@@ -17,6 +17,7 @@ from tests.histories import (
     FINISH,
     GONE,
     KILLED_ZYGOTE,
+    LOST_STORE,
     STARTED,
     S,
     exited,
@@ -69,7 +70,7 @@ RESTARTS: dict[str, tuple[int, list[Event], list[Action]]] = {
     ),
     "the lost store may be had anew": (
         1,
-        [*STARTED, StoreEnded(wait_status=9, at_ns=5 * S), *(exited(r, 15, 6) for r in range(3))],
+        [*STARTED, LOST_STORE, *(exited(r, 15, 6) for r in range(3))],
         [term(0, 1, 2), CLEAR],
     ),
     "a module that is not there is tried once more, and no more": (

@@ -10,7 +10,18 @@ from meshrun.layout import solve_layout
 from meshrun.result import LaunchResult, Timings
 from meshrun.spec import parse_mesh
 from meshrun.supervise.outcome import build_result
-from tests.histories import GONE, KILLED_ZYGOTE, STARTED, S, exited, passed, play, raised, signalled
+from tests.histories import (
+    GONE,
+    KILLED_ZYGOTE,
+    LOST_STORE,
+    STARTED,
+    S,
+    exited,
+    passed,
+    play,
+    raised,
+    signalled,
+)
 
 
 def result_of(*events: Event) -> LaunchResult:
@@ -68,6 +79,17 @@ OUTCOMES: dict[str, tuple[list[Event], int, int | None]] = {
     "a killed zygote": ([KILLED_ZYGOTE], 137, None),
     "a lost store": (
         [StoreEnded(wait_status=9, at_ns=S), *(exited(r, 15, 2) for r in range(3)), GONE],
+        71,
+        0,
+    ),
+    "a zygote that is killed while ranks end": ([exited(1, 3 << 8, 5), KILLED_ZYGOTE], 3, 1),
+    "a store that is lost while ranks end": (
+        [exited(1, 3 << 8, 5), LOST_STORE, exited(0, 15, 6), exited(2, 15, 6), GONE],
+        3,
+        1,
+    ),
+    "a store that is lost after its ranks had noticed": (
+        [raised(0, 5, PEER_GONE), LOST_STORE, *(exited(r, 1 << 8, 6) for r in range(3)), GONE],
         71,
         0,
     ),

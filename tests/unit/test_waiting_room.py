@@ -287,9 +287,9 @@ def test_those_who_wait_hear_who_is_missing(parties: Parties) -> None:
 
 
 def test_the_meeting_ends_when_its_time_is_over(parties: Parties) -> None:
-    """On all that waited, with who is missing and what may be the cause."""
+    """On all that waited, be theirs over before, with who is missing and what may be the cause."""
     head = parties.head(3, timeout_s=20.0)
-    member = parties.member(card("node1", 1), nnodes=3)
+    member = parties.member(card("node1", 1), nnodes=3, timeout_s=15.0)
     parties.pass_s(22)
     errors = [party.heard(MeetingFailed)[0].error for party in (head, member)]
 

@@ -1,0 +1,30 @@
+"""What people are told when a signal finds no rank to end."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshrun.asked import Asked, build_request
+from meshrun.events import SignalArrived
+from meshrun.plan import HostFacts, build_plan
+from meshrun.report.progress import StartProgress
+from meshrun.request import Program
+from meshrun.supervise.console import Console
+from meshrun.supervise.known import RankState, State
+
+
+@pytest.mark.parametrize(
+    ("pid", "told"),
+    [(None, "meshrun: SIGTERM: no rank runs yet"), (7, "meshrun: SIGTERM: no rank runs any more")],
+)
+def test_whether_ranks_have_run(
+    capfd: pytest.CaptureFixture[str], pid: int | None, told: str
+) -> None:
+    """Before the first has begun, and after the last has ended."""
+    program = Program(kind="script", target="train.py")
+    facts = HostFacts(hostname="h", usable_cores=4, accelerator=None, accelerator_count=0)
+    plan = build_plan(build_request(Asked({}, {}, {}), program), facts)
+    state = State(shutdown_timeout_s=1.0, ranks={0: RankState(pid=pid)}, stopping=True)
+    StartProgress(plan)(SignalArrived(signum=15, at_ns=1), state, Console())
+
+    assert capfd.readouterr().err.splitlines() == [told]
