@@ -52,13 +52,14 @@ def test_a_program_finds_itself_as_under_python(
 @pytest.mark.parametrize(
     "words",
     [["missing.py"], ["bad_syntax.py"], [PROGRAMS / "bad_import.py"],
-     ["-m", "missing_module"], ["."]],
+     ["-m", "missing_module"], ["empty"]],
     ids=["no file", "syntax", "import", "no module", "no main"],
 )  # fmt: skip
 def test_a_broken_program_says_what_python_says_once(
     words: list[str | Path], fake_torch: Path, tmp_path: Path
 ) -> None:
     """The same last line and exit code as ``python``, however many ranks there are."""
+    (tmp_path / "empty").mkdir()
     (tmp_path / "bad_syntax.py").write_text("x = (\n")
     expected = python(*words, cwd=tmp_path)
     ours = run_meshrun("--nproc-per-node", "4", *words, cwd=tmp_path)
