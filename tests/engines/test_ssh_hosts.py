@@ -262,7 +262,7 @@ def test_a_killed_launcher_ends_all(make_sshd: MakeSshd, node: int) -> None:
 def test_a_frozen_conductor_ends_all(make_sshd: MakeSshd) -> None:
     """Agents hear nothing of it, and once it goes on again it says that this was why."""
     sshd = make_sshd(2)
-    run = launch(sshd, "--node-timeout", "2", "--mesh", "dp=2", TOGETHER, "stay")
+    run = launch(sshd, "--node-timeout", "5", "--mesh", "dp=2", TOGETHER, "stay")
     run.wait_for("met 2", times=2)
     run.send(signal.SIGSTOP)
     wait_until(
