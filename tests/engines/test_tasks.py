@@ -60,6 +60,7 @@ def test_mpirun_is_enough_for_a_mesh(make_hosts: MakeHosts, mpirun: Mpirun, own_
     ], ours.stderr
 
 
+@pytest.mark.nightly
 def test_mpirun_from_a_host_without_ranks(make_hosts: MakeHosts, mpirun: Mpirun) -> None:
     """Ranks are told the address of that host alone, so it is an error; a better one helps."""
     hosts = make_hosts(3)

@@ -60,6 +60,7 @@ def test_a_back_end_makes_groups_of_its_own() -> None:
     assert not json.loads(ours.stdout)["shared"]
 
 
+@pytest.mark.nightly
 def test_torchrun_and_init_mesh_build_them_too() -> None:
     """From the variables, or from what a program says itself."""
     program = (

@@ -178,7 +178,15 @@ def test_unnamed_dims_are_torchs(mesh: list[str]) -> None:
     assert sorted(ours.stdout.splitlines()) == [f"[{label}{rank}] (2,)" for rank in range(2)]
 
 
-@pytest.mark.parametrize("form", [[], ["destroy"], ["own"], ["own", "destroy"]])
+@pytest.mark.parametrize(
+    "form",
+    [
+        [],
+        pytest.param(["destroy"], marks=pytest.mark.nightly),
+        pytest.param(["own"], marks=pytest.mark.nightly),
+        ["own", "destroy"],
+    ],
+)
 def test_a_program_that_keeps_its_mesh_ends_with_its_own_status(form: list[str]) -> None:
     """torch aborts half of such programs at their end; ours never."""
     for _ in range(3):
