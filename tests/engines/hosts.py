@@ -11,8 +11,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -51,7 +53,8 @@ class Hosts:
         self.addresses_v6 = [f"fd77::{index + 1}" for index in range(count)] if ipv6 else []
         self._own_name = own_name
         self._holders: list[subprocess.Popen[str]] = []  # the switch, then the hosts
-        self._started: list[subprocess.Popen[Any]] = []
+        self._started: dict[int, list[subprocess.Popen[Any]]] = defaultdict(list)
+        """What was started, by the number of its host."""
 
     def __enter__(self) -> Hosts:
         try:
@@ -71,7 +74,7 @@ class Hosts:
         """End every process of the hosts, and with them the hosts."""
         for holder in reversed(self._holders):
             holder.communicate()  # the end of its stdin is what it waits for
-        for process in self._started:
+        for process in chain(*self._started.values()):
             process.wait()
         self._holders.clear()
 
@@ -87,7 +90,7 @@ class Hosts:
         change = ["sh", "-c", 'cd "$0" && exec "$@"', where]
         command = [*self.enter(host), *change, *map(str, argv)]
         process = subprocess.Popen(command, env={**os.environ, **(env or {})}, **kwargs)
-        self._started.append(process)
+        self._started[host].append(process)
         return process
 
     def run(
@@ -131,6 +134,8 @@ class Hosts:
         The kernel still closes their connections. For the silence of a power loss, cut first.
         """
         holder = self._holder(host)
+        for process in self._started[host]:  # one that was just started may not be there yet
+            process.kill()
         kill_all_in(network_of(holder), but=holder)
 
     def enter(self, host: int, *, from_a_host: bool = False) -> list[str]:
