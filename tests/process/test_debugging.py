@@ -31,9 +31,17 @@ def rank_at_prompt(terminal: Terminal) -> psutil.Process:
     terminal.wait_for(PROMPT)
     name = os.ttyname(terminal.slave)
     below = psutil.Process(terminal.process.pid).children(recursive=True)
-    found = [child for child in below if os.readlink(f"/proc/{child.pid}/fd/0") == name]
+    found = [child for child in below if stdin_of(child) == name]
     assert len(found) == 1
     return found[0]
+
+
+def stdin_of(process: psutil.Process) -> str | None:
+    """Return what a process reads, ``None`` if it has ended meanwhile."""
+    try:
+        return os.readlink(f"/proc/{process.pid}/fd/0")
+    except FileNotFoundError:
+        return None
 
 
 @pytest.mark.parametrize("method", ["fork", "exec"])

@@ -139,7 +139,8 @@ def test_elsewhere_it_is_lines(
 ) -> None:
     """Without a terminal, or on one that cannot move its cursor, lines of plain text."""
     form = re.compile(
-        r"meshrun: status: (\d+ starting, )?(3 running, )?(CPU \d+ %, )?(memory \S+, )?\d+:\d\d"
+        r"meshrun: status: (\d starting, )?(\d running, )?(\d ended, )?"
+        r"(CPU \d+ %, )?(memory \S+, )?\d+:\d\d"
     )
     arguments = (*OFTEN, "--nproc-per-node", "3", until)
     full = re.compile(r"3 running, CPU \d+ %, memory ")
