@@ -93,13 +93,18 @@ class Strangers:
             return
         said: list[Message] = [each for each in link.receive() if not isinstance(each, Beat)]
         if said:
-            del self._links[number]
-            self._board.drop(link)
+            self._board.drop(self._take_out(number))
             self._come(link, said)
         elif link.closed is not None:
             self._drop(number, link.closed)
         else:
             self._board.settle(link)
+
+    def _take_out(self, number: int) -> Link:
+        """There is room for another."""
+        link = self._links.pop(number)
+        self._listen()
+        return link
 
     def turn_away(self, link: Link, error: MeshrunError) -> None:
         """Tell one who came why it cannot stay, and see it go."""
@@ -108,7 +113,7 @@ class Strangers:
             self._watch(link)
 
     def _drop(self, number: int, why: str) -> None:
-        link = self._links.pop(number)
+        link = self._take_out(number)
         self._board.close(link, why)
         if link.was_refused:
             self._tell(link.their_address, f"was not let in: {why}")
@@ -120,6 +125,7 @@ class Strangers:
 
     def close(self, why: str) -> None:
         """Listen no more, and let go of those who are still strangers."""
-        for number in list(self._links):
-            self._drop(number, why)
         self._pause()
+        for link in self._links.values():
+            self._board.close(link, why)
+        self._links.clear()

@@ -151,6 +151,22 @@ def test_strangers_do_not_keep_members_out(parties: Parties) -> None:
     parties.until(lambda: member.heard(Met))
 
 
+def test_a_crowd_of_members_waits_for_no_beat(
+    parties: Parties, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than may be strangers at once: as one has said what it is, the next is taken."""
+    monkeypatch.setattr("meshrun.nodes.strangers._MOST", 2)
+    head = parties.head(9)
+    parties.turn()
+    beat_ns = head.side.next_look_ns
+    assert beat_ns is not None
+    for number in range(1, 9):
+        parties.member(card(f"node{number}"), nnodes=9)
+    parties.until(lambda: head.heard(Met) or parties.clock.now_ns >= beat_ns)
+
+    assert head.heard(Met)
+
+
 def test_a_member_that_speaks_slowly_is_let_in(parties: Parties) -> None:
     """One byte at a time: a line is a line."""
     head = parties.head(2)
