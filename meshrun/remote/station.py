@@ -30,7 +30,7 @@ class Station:
     """A host and the way there.
 
     Args:
-        number: Its node rank.
+        number: Its place in the list of hosts.
         host: Which it is.
         command: The words that start an agent on it.
         env: The environment of that command.
