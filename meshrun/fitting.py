@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from meshrun.cluster import ClusterFacts
 from meshrun.errors import UsageError
+from meshrun.parse import format_nnodes
 from meshrun.request import LaunchRequest, Remote
 from meshrun.roster import Host
 
@@ -73,8 +74,8 @@ def fit_to_hosts(request: LaunchRequest, remote: Remote) -> LaunchRequest:
     if nnodes > len(hosts) or (least is None and nnodes < len(hosts)):
         names = ", ".join(host.name for host in hosts[:8])
         raise UsageError(
-            f"--nnodes {nnodes if least is None else f'{least}:{nnodes}'}, and there are"
-            f" {len(hosts)} hosts: {names}{', ...' if len(hosts) > 8 else ''}",
+            f"--nnodes {format_nnodes(least, nnodes)}, and there are {len(hosts)} hosts: {names}"
+            f"{', ...' if len(hosts) > 8 else ''}",
             hint="leave --nnodes out, or choose hosts with --include",
         )
     found = [("--nnodes", str(nnodes), "the hosts")] if least is None else []

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from meshrun.errors import UsageError
 from meshrun.events import Negotiated
-from meshrun.parse import parse_endpoint, parse_seconds
+from meshrun.parse import format_nnodes, parse_endpoint, parse_seconds
 from meshrun.request import Rendezvous
 
 DEFAULT_PORT = 29500
@@ -98,7 +98,8 @@ def plan_meeting(asked: Rendezvous, *, nnodes: int, node_timeout_s: float) -> Me
     are_there = is_elastic and asked.present is not None
     if is_elastic and asked.backend == "static" and not are_there:
         raise UsageError(
-            f"--nnodes {asked.least_nodes}:{nnodes} and static nodes, whose number is fixed",
+            f"--nnodes {format_nnodes(asked.least_nodes, nnodes)} and static nodes, whose number is"
+            " fixed",
             hint=f"--rdzv-backend c10d, or --nnodes {nnodes}",
         )
     if asked.node_rank and not host and asked.backend == "static":

@@ -96,6 +96,11 @@ def parse_least_nodes(text: str) -> int | None:
     return least if least < most else None
 
 
+def format_nnodes(least: int | None, most: int) -> str:
+    """Return what ``--nnodes`` takes: ``4``, or ``2:4`` where fewer are enough."""
+    return str(most) if least is None else f"{least}:{most}"
+
+
 def _node_range(text: str) -> tuple[int, int]:
     least, colon, most = text.partition(":")
     try:

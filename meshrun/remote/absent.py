@@ -23,7 +23,6 @@ class _Absence:
     why: Refusal
     is_told: bool
     """Whether people know of it."""
-    wait_s: float
     try_at: float
     station: Station | None = None
     """The way there, while it is tried."""
@@ -44,7 +43,7 @@ class Absent:
         self._connector, self._exchange, self._start = connector, exchange, start
         self._absences: dict[int, _Absence] = {}
         self._waits: dict[int, float] = {}
-        """For how long each host that came back had been left alone before."""
+        """For how long each host was left alone last; those that come back keep it."""
 
     def add(self, station: Station, why: Refusal, *, tell: bool = True) -> None:
         """Go on without a host.
@@ -58,12 +57,17 @@ class Absent:
         station.close()
         station.is_done = True
         self._exchange.screen.end(station.number)
-        wait_s = min(2 * self._waits.get(station.number, _FIRST_TRY_S / 2), _LONGEST_S)
-        self._absences[station.number] = absence = _Absence(
-            why, is_told=False, wait_s=wait_s, try_at=time.monotonic() + wait_s
-        )
+        absence = self._leave_alone(station.number, why, is_told=False)
         if tell:
             self._tell(absence)
+
+    def _leave_alone(self, number: int, why: Refusal, *, is_told: bool) -> _Absence:
+        """Have a host tried again after twice the time of before."""
+        wait_s = min(2 * self._waits.get(number, _FIRST_TRY_S / 2), _LONGEST_S)
+        self._waits[number] = wait_s
+        absence = _Absence(why, is_told=is_told, try_at=time.monotonic() + wait_s)
+        self._absences[number] = absence
+        return absence
 
     def look(self) -> None:
         """Do what is due: set out for hosts, give up those that do not answer, start the others."""
@@ -79,7 +83,7 @@ class Absent:
         try:
             station = self._connector.go_to(number)
         except RendezvousError as error:  # no room for another process, perhaps
-            self._postpone(absence, Refusal(absence.why.host, error.message))
+            self._postpone(number, absence, Refusal(absence.why.host, error.message))
             return
         station.is_done = True  # nothing is expected of it yet
         absence.station = self._exchange.stations[number] = station
@@ -87,21 +91,16 @@ class Absent:
     def _look_at(self, number: int, absence: _Absence, station: Station) -> None:
         if station.ready is not None and station.refused is None:
             del self._absences[number]
-            self._waits[number] = absence.wait_s
             self._exchange.console.note(f"host {station.host.name} is back")
             station.is_done = False
             self._start(station)
         elif (refusal := self._connector.refusal(station)) is not None:
             station.close()
-            self._postpone(absence, refusal)
+            self._postpone(number, absence, refusal)
 
-    def _postpone(self, absence: _Absence, why: Refusal) -> None:
-        absence.station = None
-        absence.is_told = absence.is_told and why.why == absence.why.why
-        absence.why = why
-        absence.wait_s = min(2 * absence.wait_s, _LONGEST_S)
-        absence.try_at = time.monotonic() + absence.wait_s
-        self._tell(absence)
+    def _postpone(self, number: int, before: _Absence, why: Refusal) -> None:
+        is_told = before.is_told and why.why == before.why.why
+        self._tell(self._leave_alone(number, why, is_told=is_told))
 
     def _tell(self, absence: _Absence) -> None:
         if not absence.is_told:

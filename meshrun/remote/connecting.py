@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from meshrun.errors import InternalError, RendezvousError
 from meshrun.meeting import format_endpoint
+from meshrun.parse import format_nnodes
 from meshrun.remote.exchange import Exchange
 from meshrun.remote.failing import Refusal, describe_silence, refusal_error
 from meshrun.remote.orders import boot_command, ssh_command, without_own
@@ -120,10 +121,8 @@ class Connector:
             RendezvousError: If it cannot.
         """
         asked = self._request.rendezvous
-        if asked.least_nodes is not None:
-            nnodes = ["--nnodes", f"{asked.least_nodes}:{self._request.nnodes}"]
-        else:
-            nnodes = ["--nnodes", str(len(stations))]
+        most = self._request.nnodes or len(stations)
+        nnodes = ["--nnodes", format_nnodes(asked.least_nodes, most)]
         is_alone = len(stations) == 1 and asked.least_nodes is None
         if is_alone or asked.endpoint or asked.master_addr:
             return nnodes

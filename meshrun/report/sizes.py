@@ -38,14 +38,13 @@ def _rows(plan: LaunchPlan, least: int, most: int) -> Iterator[tuple[str, str, s
 
 
 def _size(plan: LaunchPlan, count: int) -> tuple[str, str]:
-    slots = plan.slots_per_node
     nodes = Membership(
         fit=partial(fit_nodes, plan.request),
         least=count,
         most=count,
         cards={
-            node: Join(host="", node_rank=None, nproc=slots[min(node, len(slots) - 1)], settings={})
-            for node in range(count)
+            node: Join(host="", node_rank=None, nproc=workers, settings={})
+            for node, workers in enumerate(plan.slots_per_node[:count])
         },
     )
     try:

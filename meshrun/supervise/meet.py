@@ -20,6 +20,7 @@ from meshrun.meeting import Meeting
 from meshrun.nodes.membership import fit_nodes
 from meshrun.nodes.messages import GaveUp, Join
 from meshrun.nodes.peers import Peers
+from meshrun.parse import format_nnodes
 from meshrun.plan import LaunchPlan
 from meshrun.spec import format_mesh
 from meshrun.supervise.nodes import LEAVE_NS, Meet, Nodes
@@ -87,7 +88,7 @@ def describe_node(plan: LaunchPlan) -> Join:
         settings={
             "meshrun's version": _version("meshrun"),
             "torch's version": _version("torch"),
-            "--nnodes": _text(request.rendezvous.least_nodes, plan.layout.nnodes),
+            "--nnodes": format_nnodes(request.rendezvous.least_nodes, plan.layout.nnodes),
             "--mesh": format_mesh(request.mesh) if request.mesh else "",
             **_as_options(format_derived(request.flattens, request.views)),
             "--intra-node": ",".join(request.intra_node),
@@ -154,10 +155,6 @@ def _fixed_workers(plan: LaunchPlan) -> str:
     if mesh is None or mesh.is_inferred:
         return ""
     return str(max(plan.layout.nproc_per_node))
-
-
-def _text(least: int | None, most: int) -> str:
-    return str(most) if least is None else f"{least}:{most}"
 
 
 def _version(package: str) -> str:
