@@ -247,6 +247,7 @@ def _rendezvous(asked: Asked) -> Rendezvous:
         standalone=asked.flag("standalone"),
         node_rank=asked.read("node_rank", _integer("--node-rank"), None),
         least_nodes=asked.read("nnodes", parse_least_nodes, None),
+        compares_programs=not asked.flag("allow_different_programs"),
         master_addr=asked.text("master_addr"),
         master_port=asked.read("master_port", _integer("--master-port", most=65535), None),
         local_addr=asked.text("local_addr"),

@@ -161,6 +161,7 @@ def command(
     master_addr: torchrun.MasterAddr = None,
     master_port: torchrun.MasterPort = None,
     local_addr: torchrun.LocalAddr = None,
+    allow_different_programs: own.AllowDifferentPrograms = False,
     monitor_interval: torchrun.MonitorInterval = None,
     exit_barrier_timeout: torchrun.ExitBarrierTimeout = None,
     print_completion: torchrun.PrintCompletion = None,

@@ -159,7 +159,7 @@ def launch(
 
     from meshrun.remote_call import raise_failure, read_values, write_call
 
-    flags.append("--module")
+    flags += ["--module", "--allow-different-programs"]  # each caller has a folder of its own
     with private_folder() as folder:
         write_call(folder, program, args, kwargs or {})
         words = ["meshrun.child.function", folder]

@@ -58,6 +58,8 @@ class Rendezvous:
     node_rank: int | None = None
     least_nodes: int | None = None
     """How many nodes are enough, where ``--nnodes`` is a range."""
+    compares_programs: bool = True
+    """Whether all nodes have to run the same program with the same arguments."""
     present: int | None = None
     """How many of a range are there from the beginning, where whoever started them knows."""
     master_addr: str | None = None

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+import stat
+import sys
 
 from meshrun.errors import HostError, ProgramError
 from meshrun.request import Program
 from meshrun.stacks import current_folder
+
+_LARGEST = 64 * 1024 * 1024
+"""Bytes of a program's file that is read to be compared with other nodes'."""
 
 
 def check_program(program: Program) -> None:
@@ -41,6 +46,64 @@ def check_program(program: Program) -> None:
             exit_code=2,
             hint=_nearest_file(path),
         ) from error
+
+
+def digest_program(program: Program) -> tuple[str, str] | None:
+    """Return where the program's own file is and the SHA-256 of it, if that is cheap to find.
+
+    It is not for what cannot be read twice (a pipe), what is large, modules that are found by
+    other ways than the path, and commands that are no scripts. Of a command's script the first
+    line is left out: it names an interpreter, which may be elsewhere on each machine.
+    """
+    import hashlib
+
+    path = _file_of(program)
+    if path is None:
+        return None
+    try:
+        found = os.stat(path)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > _LARGEST:
+            return None
+        with open(path, "rb") as file:
+            content = file.read()
+    except OSError:
+        return None
+    if program.kind == "command":
+        if not content.startswith(b"#!"):
+            return None
+        content = content.partition(b"\n")[2]
+    return path, hashlib.sha256(content).hexdigest()
+
+
+def _file_of(program: Program) -> str | None:
+    if program.kind == "command":
+        import shutil
+
+        return shutil.which(program.target)
+    if program.kind == "module":
+        return _file_of_module(program.target)
+    is_folder = os.path.isdir(program.target)
+    return os.path.join(program.target, "__main__.py") if is_folder else program.target
+
+
+def _file_of_module(name: str) -> str | None:
+    """Return the file of a module as ``python -m`` would find it; imports nothing of its own."""
+    from importlib.machinery import PathFinder
+
+    places: list[str] | None = [current_folder(), *filter(None, sys.path)]
+    spec, before = None, ""
+    for part in (*name.split("."), "__main__"):
+        if places is None:  # a module and no package, which has no `__main__`
+            break
+        before = f"{before}.{part}".lstrip(".")
+        try:
+            spec = PathFinder.find_spec(before, places)
+        except KeyError:  # of a folder without `__init__.py` in one that was not imported
+            return None
+        if spec is None:
+            return None
+        places = spec.submodule_search_locations
+    return None if spec is None or not spec.has_location else spec.origin
 
 
 def _check_command(name: str) -> None:

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from meshrun.errors import UsageError
 from meshrun.nodes.messages import Join
 
+PROGRAM_FILE = "the file of the program"
+"""The part of a program that is left out where it was not found."""
+_NOTHING = ["", "not given"]
 _MOST_NAMED = 8
 
 
@@ -133,6 +136,26 @@ def check_settings(first: Join, card: Join) -> None:
                 f" {first.host}, the first node",
                 hint="every node is started with the same command and the same versions",
             )
+    _check_program(first, card)
+
+
+def _check_program(first: Join, card: Join) -> None:
+    """Check that a node runs what the first one runs, as far as both say what that is."""
+    if not (first.program and card.program):
+        return
+    for part in dict.fromkeys([*first.program, *card.program]):
+        own, other = first.program.get(part, _NOTHING), card.program.get(part, _NOTHING)
+        if own[:1] == other[:1] or (part == PROGRAM_FILE and _NOTHING in (own, other)):
+            continue
+        theirs, ours = " ".join(other[1:]), " ".join(own[1:])
+        shown = f"is {theirs} on {card.host}, and {ours} on {first.host}"
+        if theirs == ours:  # a secret, or too long to be shown to where they differ
+            shown = f"({ours}) is another one on {card.host} than on {first.host}"
+        raise UsageError(
+            f"{part} {shown}, the first node",
+            hint="every node is started with the same program and arguments;"
+            " --allow-different-programs on each if they are meant to differ",
+        )
 
 
 def natural(text: str) -> tuple[tuple[int, int, str], ...]:

@@ -23,6 +23,11 @@ class Join:
     nproc: int
     settings: dict[str, str]
     """What must be the same on every node, by the name of the option."""
+    program: dict[str, list[str]] = field(default_factory=dict)
+    """What it runs, part by part: what has to be the same, and how that is shown to people.
+
+    Empty if the other nodes may run anything.
+    """
     knock: str = ""
     """Drawn by a node 0 that knocks where another one may be, to know itself by."""
     launcher: str = ""

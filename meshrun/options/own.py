@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from meshrun.options.kinds import FAIL, LOOK, MESH, NO_VALUE, RUN, SEE, SUBMIT, once, own
+from meshrun.options.kinds import FAIL, LOOK, MEET, MESH, NO_VALUE, RUN, SEE, SUBMIT, once, own
 
 Mesh = Annotated[
     str | None,
@@ -320,4 +320,13 @@ DebugRank = Annotated[
 Report = Annotated[
     str | None,
     own("--report", metavar="FILE", panel=FAIL, text="Write what came of it to FILE, as JSON."),
+]
+AllowDifferentPrograms = Annotated[
+    bool,
+    own(
+        "--allow-different-programs",
+        metavar=NO_VALUE,
+        panel=MEET,
+        text="Nodes may run different files, or the same with other arguments.",
+    ),
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 import os
 import secrets
 import selectors
@@ -15,16 +16,25 @@ from importlib.metadata import PackageNotFoundError, version
 
 from meshrun.errors import HostError, MeshrunError
 from meshrun.groups import format_group_options
+from meshrun.host.program import digest_program
 from meshrun.layout import format_derived
+from meshrun.masking import Mask
 from meshrun.meeting import Meeting
+from meshrun.nodes.gathering import PROGRAM_FILE
 from meshrun.nodes.membership import fit_nodes
 from meshrun.nodes.messages import GaveUp, Join
 from meshrun.nodes.peers import Peers
 from meshrun.parse import format_nnodes
 from meshrun.plan import LaunchPlan
+from meshrun.request import Program
 from meshrun.spec import format_mesh
 from meshrun.supervise.nodes import LEAVE_NS, Meet, Nodes
 from meshrun.wire import Negotiate
+
+_MOST_ARGUMENTS = 200
+"""Of a program, that are compared one by one."""
+_SHOWN = 80
+"""Characters of an argument in an error."""
 
 
 def begin_meeting(plan: LaunchPlan, meeting: Meeting) -> Meet:
@@ -47,7 +57,7 @@ def begin_meeting(plan: LaunchPlan, meeting: Meeting) -> Meet:
             note(doubt)
         peers = Peers(
             meeting,
-            describe_node(plan),
+            describe_node(plan, secret),
             secret=secret,
             selector=selector,
             note=note,
@@ -76,9 +86,10 @@ def decline(plan: LaunchPlan, meeting: Meeting, error: MeshrunError) -> None:
         peers.close()
 
 
-def describe_node(plan: LaunchPlan) -> Join:
-    """Return what this node says of itself."""
+def describe_node(plan: LaunchPlan, secret: bytes) -> Join:
+    """Return what this node says of itself; ``secret`` is what only its launch knows."""
     request = plan.request
+    compares = request.rendezvous.compares_programs
     slots = plan.slots_per_node
     return Join(
         host=os.uname().nodename,
@@ -99,7 +110,42 @@ def describe_node(plan: LaunchPlan) -> Join:
             "--max-restarts": str(request.max_restarts),
             "--nproc-per-node": _fixed_workers(plan),
         },
+        program=describe_program(plan.program, os.environ, key=secret) if compares else {},
     )
+
+
+def describe_program(
+    program: Program, env: Mapping[str, str], *, key: bytes
+) -> dict[str, list[str]]:
+    """Return what is run, for other nodes to compare with what they run.
+
+    Paths may differ, and what is found under them not. Arguments cross the network as marks that
+    nobody can guess from without the key, and as texts without secrets.
+    """
+    if program.kind == "script":
+        parts = {"the program": ["a script", f"the script {program.target}"]}
+    elif program.kind == "module":
+        parts = {"the program": [f"-m {program.target}"] * 2}
+    else:
+        name = os.path.basename(program.target)
+        parts = {"the program": [f"the command {name}"] * 2}
+    if (found := digest_program(program)) is not None:
+        path, digest = found
+        parts[PROGRAM_FILE] = [digest, f"{path} (sha256 {digest[:12]})"]
+    shown = Mask(env).words(program.args)
+    for number, word in enumerate(program.args[:_MOST_ARGUMENTS]):
+        parts[f"argument {number + 1} of the program"] = [
+            _mark(key, word),
+            f"`{shown[number][:_SHOWN]}`",
+        ]
+    if rest := program.args[_MOST_ARGUMENTS:]:
+        whole = "\0".join(rest)
+        parts["the rest of the arguments"] = [_mark(key, whole), f"{len(rest)} words"]
+    return parts
+
+
+def _mark(key: bytes, text: str) -> str:
+    return hmac.new(key, text.encode(errors="surrogateescape"), "sha256").hexdigest()[:32]
 
 
 def find_secret(env: Mapping[str, str], meeting: Meeting) -> bytes:

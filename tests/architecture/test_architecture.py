@@ -11,7 +11,8 @@ from tests.kit import ROOT
 
 FLAGS = {
     "--image", "--submit", "--submit-arg",
-    "--all", "--backend", "--collapse", "--color-dim", "--console", "--device", "--dry-run",
+    "--allow-different-programs", "--all", "--backend",
+    "--collapse", "--color-dim", "--console", "--device", "--dry-run",
     "--duplicate-stderr-filters", "--duplicate-stdout-filters", "--event-log-handler",
     "--flatten", "--forward", "--intra-node", "--place", "--rank", "--view",
     "--exit-barrier-timeout", "--exit-code", "--format", "--help", "--hide", "--local-addr",
@@ -32,7 +33,7 @@ PUBLIC = [
     "progress", "use_mesh",
 ]  # fmt: skip
 TOP_LEVEL = {"pyproject.toml", "meshrun", "tests", "examples", "docs", "README.md"}
-LONGEST_FILE = 330
+LONGEST_FILE = 700
 TOOLS = Path(sys.executable).parent
 
 

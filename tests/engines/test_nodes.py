@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from tests.engines.hosts import MakeHosts
-from tests.engines.together import all_gone, end_all, launch_on, said
+from tests.engines.together import Launch, all_gone, end_all, launch_on, said
 from tests.kit import PROGRAMS
 
 pytestmark = pytest.mark.torch
@@ -167,6 +167,53 @@ def test_a_difference_is_told_before_any_rank(
     for launch in launches:
         assert told in launch.text
         assert "rank " not in launch.text
+
+
+FILE = "the file of the program is"
+
+
+@pytest.mark.usefixtures("fake_torch")
+@pytest.mark.parametrize(
+    ("first", "second", "told"),
+    [
+        (["loop.py", "2"], ["loop.py", "3"], "argument 1 of the program is `3` on node1, and `2`"),
+        (["a/loop.py", "2"], ["b/loop.py", "2"], f"{FILE} b/loop.py (sha256 "),
+        (["-m", "a.loop"], ["-m", "b.loop"], "the program is -m b.loop on node1, and -m a.loop on"),
+    ],
+    ids=["arguments", "content", "module"],
+)
+def test_another_program_is_told_before_any_rank(
+    make_hosts: MakeHosts, tmp_path: Path, first: list[str], second: list[str], told: str
+) -> None:  # fmt: skip
+    """By node and by what differs, on both nodes."""
+    for name, text in (("loop.py", ""), ("a/loop.py", ""), ("b/loop.py", "\n")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    hosts = make_hosts(2)
+    launches = [Launch(hosts, host, [*AT, *words], cwd=tmp_path)
+                for host, words in enumerate((first, second))]  # fmt: skip
+
+    assert end_all(launches) == [2, 2], launches[0].text + launches[1].text
+    for launch in launches:
+        assert told in launch.text
+        assert "--allow-different-programs" in launch.text
+
+
+def test_different_programs_run_where_they_are_meant_to(
+    make_hosts: MakeHosts, tmp_path: Path
+) -> None:
+    """The same file needs no word, wherever it is; others need one on either side."""
+    copied = tmp_path / "as" / "main.py"
+    copied.parent.mkdir()
+    copied.write_text(SAYS.read_text())
+    hosts = make_hosts(3)
+    other = tmp_path / "other.py"
+    other.write_text(SAYS.read_text() + "\n")
+    words = ["--nnodes", "3", "--rdzv-endpoint", "node0:29500", "--mesh", "dp=3"]
+    programs = [[SAYS], [copied], ["--allow-different-programs", other, "more"]]
+    launches = [Launch(hosts, host, [*words, *each]) for host, each in enumerate(programs)]
+
+    assert end_all(launches) == [0, 0, 0], launches[0].text + launches[2].text
 
 
 def test_two_nodes_with_one_rank_are_told(make_hosts: MakeHosts, fake_torch: Path) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from meshrun.errors import UsageError
-from meshrun.nodes.gathering import Gathering, TooMany, natural
+from meshrun.nodes.gathering import PROGRAM_FILE, Gathering, TooMany, natural
 from meshrun.nodes.messages import Join
 
 
@@ -119,6 +121,41 @@ def test_a_difference_is_told(own: dict[str, str], theirs: dict[str, str], told:
     with pytest.raises(UsageError, match=f"{told}, the first node"):
         gathered.join(0, card("b", **theirs))
     assert gathered.joined == {}
+
+
+FILE = {PROGRAM_FILE: ["1", "a/x.py (sha256 1)"]}
+TWO = {"argument 1": ["1", "`2`"]}
+
+
+@pytest.mark.parametrize(
+    ("own", "theirs", "told"),
+    [
+        (FILE, {PROGRAM_FILE: ["1", "b/x.py (sha256 1)"]}, None),
+        (FILE, {PROGRAM_FILE: ["2", "b/x.py (sha256 2)"]},
+         "the file of the program is b/x.py (sha256 2) on b, and a/x.py (sha256 1) on a"),
+        (FILE, TWO, "argument 1 is `2` on b, and not given on a"),
+        ({**FILE, **TWO}, TWO, None),
+        (TWO, {**TWO, "argument 2": ["1", "`-v`"]}, "argument 2 is `-v` on b, and not given on a"),
+        ({"argument 1": ["1", "`***`"]}, {"argument 1": ["2", "`***`"]},
+         "argument 1 (`***`) is another one on b than on a"),
+        (TWO, {}, None),
+        ({}, FILE, None),
+    ],
+    ids=["another path", "content", "fewer here", "file not found", "fewer there", "a secret",
+         "allowed there", "allowed here"],
+)  # fmt: skip
+def test_programs_are_compared(
+    own: dict[str, list[str]], theirs: dict[str, list[str]], told: str | None
+) -> None:
+    """By what has to be the same, told by how it is shown."""
+    gathered = Gathering(nnodes=2, own=replace(card("a"), program=own))
+    joining = replace(card("b"), program=theirs)
+
+    if told is None:
+        gathered.join(0, joining)
+    else:
+        with pytest.raises(UsageError, match=f"^{re.escape(told)}, the first node"):
+            gathered.join(0, joining)
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ OF_TYPE: dict[str, st.SearchStrategy[Any]] = {
     "bool": st.booleans(),
     "dict[str, str]": st.dictionaries(TEXT, TEXT, max_size=3),
     "dict[str, Any]": st.dictionaries(TEXT, JSON, max_size=3),
+    "dict[str, list[str]]": st.dictionaries(TEXT, st.lists(TEXT, max_size=3), max_size=3),
     "list[str]": st.lists(TEXT, max_size=4),
     "list[int]": st.lists(st.integers(), max_size=4),
     "list[dict[str, Any]]": st.lists(st.dictionaries(TEXT, JSON, max_size=3), max_size=4),
