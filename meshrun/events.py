@@ -104,6 +104,13 @@ class RankBeat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BreakpointPassed:
+    """A rank that has no stdin came to a breakpoint, and went on."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankFinished:
     """A rank's program is over and went well; the process waits for its peers to get there."""
 
@@ -313,7 +320,7 @@ FromZygote = (
     | LeftoversEnded
     | GenerationEnded
 )
-FromRank = RankJoined | RankReady | RankRaised | RankBeat | RankFinished
+FromRank = RankJoined | RankReady | RankRaised | RankBeat | BreakpointPassed | RankFinished
 FromNegotiation = Negotiated | NegotiationWaits | NegotiationFailed
 FromNodes = (
     Met

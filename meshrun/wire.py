@@ -47,8 +47,10 @@ class StartRank:
     """Whether the mesh is left for the program's first ``current_mesh()`` to build."""
     cpus: list[int]
     """Logical CPUs to bind it to; empty for no binding."""
-    debug: str = ""
-    """``here`` for the rank that is debugged, with one terminal for its streams; ``elsewhere``."""
+    stdin: bool = True
+    """Whether it reads the zygote's stdin; else the null device."""
+    debug: bool = False
+    """Whether it is the rank that is debugged, with one terminal for all its streams."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

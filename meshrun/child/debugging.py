@@ -1,4 +1,4 @@
-"""What ``--debug-rank`` changes in a rank's own process."""
+"""Debuggers in a rank's own process: Ctrl-C of the debugged one, breakpoints without a stdin."""
 
 from __future__ import annotations
 
@@ -6,27 +6,72 @@ import io
 import os
 import signal
 import sys
-from types import FrameType
-from typing import Literal
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from types import FrameType, ModuleType
+from typing import Any
 
-Where = Literal["", "here", "elsewhere"]
 _DEBUGGERS = ("pdb.py", "bdb.py", "cmd.py", "code.py", "IPython", "prompt_toolkit")
 
 
-def prepare(where: str) -> None:
-    """Make Ctrl-C stop the debugged rank in pdb, and let the others pass their breakpoints.
+def stop_on_interrupt() -> None:
+    """Make Ctrl-C stop the rank that has the terminal in pdb."""
+    signal.signal(signal.SIGINT, _stop_here)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # whole lines, as python does on a terminal
+            stream.reconfigure(line_buffering=True, write_through=False)
 
-    ``breakpoint()`` in the others does nothing by the variable ``PYTHONBREAKPOINT``.
+
+def pass_breakpoints(passed: Callable[[], None]) -> None:
+    """Let a rank that has no stdin go on where pdb would read from it.
+
+    A debugger that has streams of its own, such as a remote one, stops as always.
+
+    Args:
+        passed: Called each time.
     """
-    if where == "here":
-        signal.signal(signal.SIGINT, _stop_here)
-        for stream in (sys.stdout, sys.stderr):
-            if isinstance(stream, io.TextIOWrapper):  # whole lines, as python does on a terminal
-                stream.reconfigure(line_buffering=True, write_through=False)
-    elif where == "elsewhere":
-        import pdb
+    if "pdb" in sys.modules:
+        _pass_in(sys.modules["pdb"], passed)
+    else:
+        sys.meta_path.insert(0, _WhenImported(passed))  # importing it takes 20 ms
 
-        pdb.set_trace = _go_on
+
+class _WhenImported:
+    """Changes pdb as it is imported, as ``breakpoint()`` does."""
+
+    def __init__(self, passed: Callable[[], None]) -> None:
+        self._passed = passed
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Find pdb where it is, to be changed once it is loaded."""
+        if name != "pdb":
+            return None
+        sys.meta_path.remove(self)
+        spec = PathFinder.find_spec(name, path, target)
+        loader: Any = spec.loader if spec is not None else None
+        if loader is not None:
+            execute = loader.exec_module
+
+            def execute_and_change(module: ModuleType) -> None:
+                execute(module)
+                _pass_in(module, self._passed)
+
+            loader.exec_module = execute_and_change
+        return spec
+
+
+def _pass_in(pdb: Any, passed: Callable[[], None]) -> None:
+    set_trace = pdb.Pdb.set_trace
+
+    def stop_or_pass(self: Any, frame: FrameType | None = None, **kwargs: Any) -> None:
+        if self.stdin is sys.__stdin__:
+            passed()
+        else:
+            set_trace(self, frame or sys._getframe(1), **kwargs)
+
+    pdb.Pdb.set_trace = stop_or_pass
 
 
 def _stop_here(signum: int, frame: FrameType | None) -> None:
@@ -48,7 +93,3 @@ def _is_debugger(frame: FrameType) -> bool:
             return True
         found = found.f_back
     return False
-
-
-def _go_on(*_: object, **__: object) -> None:
-    """Stand in for pdb.set_trace() where there is no terminal."""

@@ -59,9 +59,13 @@ def become_rank(
         sys.excepthook = print_nothing
         raise
     if order.debug:
-        from meshrun.child.debugging import prepare
+        from meshrun.child.debugging import stop_on_interrupt
 
-        prepare(order.debug)
+        stop_on_interrupt()
+    elif not order.stdin:
+        from meshrun.child.debugging import pass_breakpoints
+
+        pass_breakpoints(reporter.passed_breakpoint)
     reporter.ready()
     try:
         run_program(program, code, lambda error: _tell(reporter, error))

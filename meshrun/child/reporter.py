@@ -7,7 +7,15 @@ import socket
 import time
 
 from meshrun import wire
-from meshrun.events import FromRank, RankBeat, RankFinished, RankJoined, RankRaised, RankReady
+from meshrun.events import (
+    BreakpointPassed,
+    FromRank,
+    RankBeat,
+    RankFinished,
+    RankJoined,
+    RankRaised,
+    RankReady,
+)
 
 
 class Reporter:
@@ -42,6 +50,10 @@ class Reporter:
     def beat(self, step: int | None) -> None:
         """The program gets on, and has come so far if it says."""
         self._send(RankBeat(rank=self._rank, at_ns=time.monotonic_ns(), step=step))
+
+    def passed_breakpoint(self) -> None:
+        """The program came to a breakpoint, and went on since there is no stdin to read."""
+        self._send(BreakpointPassed(rank=self._rank))
 
     def finished(self) -> None:
         """The program went well, and the rank waits for its peers."""

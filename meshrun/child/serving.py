@@ -178,8 +178,10 @@ class Forks:
     def _in_rank(
         self, order: StartRank, stdout: int, stderr: int, stacks: int
     ) -> Callable[[], None]:
-        if order.debug == "here":
+        if order.debug:
             os.dup2(stdout, 0)
+        elif not order.stdin:
+            _read_nothing()
         os.dup2(stdout, 1)
         os.dup2(stderr, 2)
         for fd in (stdout, stderr):
@@ -317,6 +319,12 @@ class Forks:
             except ChildProcessError:
                 pass
         return ended
+
+
+def _read_nothing() -> None:
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
 
 
 def _be_store(port: int, listeners: list[int], guard: Guard) -> NoReturn:

@@ -34,7 +34,7 @@ def spawn_fresh(  # noqa: PLR0917
         os.write(order_write, wire.encode(order))
         process = subprocess.Popen(
             [sys.executable, "-u", script, *numbers, program.kind, program.target, *program.args],
-            stdin=stdout if order.debug == "here" else None,
+            stdin=_stdin(order, stdout),
             stdout=stdout,
             stderr=stderr,
             pass_fds=fds,
@@ -61,7 +61,7 @@ def spawn_command(order: StartRank, program: Program, stdout: int, stderr: int) 
     kept = {name: value for name, value in os.environ.items() if name not in removed}
     process = subprocess.Popen(
         [program.target, *program.args],
-        stdin=stdout if order.debug == "here" else None,
+        stdin=_stdin(order, stdout),
         stdout=stdout,
         stderr=stderr,
         env={**kept, **order.environment},
@@ -71,3 +71,9 @@ def spawn_command(order: StartRank, program: Program, stdout: int, stderr: int) 
     )
     process.returncode = 0  # reaped by the loop, with all other children
     return process.pid
+
+
+def _stdin(order: StartRank, terminal: int) -> int | None:
+    if order.debug:
+        return terminal
+    return None if order.stdin else subprocess.DEVNULL

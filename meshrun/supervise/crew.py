@@ -119,7 +119,7 @@ class Crew:
                 preload=self.plan.request.preload,
                 scratch_dir=self._folder.removed_without_us,
                 stacks=stacks,
-                stdin=self._debugging.stdin_of_others,
+                stdin=self._debugging.stdin,
             )
         finally:
             os.close(stacks)
@@ -131,8 +131,15 @@ class Crew:
         files = self._folder.files(self._generation, rank.local_rank)
         environment = self._environment(rank, files.error_file)
         lazy = self.plan.request.mesh_init == "lazy"
-        order = start_order(rank, environment, lazy=lazy, debug=self._debugging.rank)
-        streams = self._debugging.streams(rank.rank) or self._output.open(rank, files)
+        debugging = self._debugging
+        order = start_order(
+            rank,
+            environment,
+            lazy=lazy,
+            stdin=debugging.has_stdin(rank.local_rank),
+            debug=debugging.rank,
+        )
+        streams = debugging.streams(rank.rank) or self._output.open(rank, files)
         theirs = [*streams, self._lookout.open(rank.rank)]
         self.zygote.send(order, theirs)
         for end in theirs:

@@ -1,8 +1,9 @@
-"""One rank has the terminal, to be debugged: its streams, its Ctrl-C, and who is quiet meanwhile.
+"""Who reads our stdin; and one rank that has the terminal, to be debugged.
 
-The rank is in a session of its own, and so the kernel never stops it for reading a terminal that
-is not its controlling one (``job_control`` in Linux's ``n_tty.c``). For the same reason Ctrl-C
-comes to the launcher alone, which passes it on.
+That one has its streams and its Ctrl-C, and others are quiet meanwhile. The rank is in a session of
+its own, and so the kernel never stops it for reading a terminal that is not its controlling one
+(``job_control`` in Linux's ``n_tty.c``). For the same reason Ctrl-C comes to the launcher alone,
+which passes it on.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from typing import Any
 
 from meshrun.errors import UsageError
 from meshrun.events import Event, RankExited, ZygoteGone
+from meshrun.layout import Layout
 from meshrun.plan import LaunchPlan
 from meshrun.supervise.console import Console
 from meshrun.supervise.known import State
+from meshrun.supervise.label import rank_label
 
 _LOOK_AGAIN_NS = 50_000_000
 """How soon the others are heard again after a line was entered."""
@@ -40,10 +43,16 @@ class Debugging:
         """
         self.rank: int | None = None
         """The rank that is debugged; without one, nothing here does anything."""
-        self.stdin_of_others: int | None = None
+        self.stdin: int | None = None
+        """The zygote's, as for ``subprocess``; ours if ``None``."""
         self.next_look_ns: int | None = None
         """When :meth:`look` has something to do, or ``None``."""
         self._console, self._send = console, send
+        self._is_told = False
+        """Whether a rank is known to have passed a breakpoint."""
+        self._read_by_all = plan.program.kind == "script" and _is_stdin(plan.program.target)
+        if os.isatty(0) and not _is_foreground():
+            self.stdin = subprocess.DEVNULL  # not stopped for reading it, being no job of the shell
         self._whole_group = plan.program.kind == "command"
         self._interrupts: list[int] = []
         self._modes: list[Any] | None = None
@@ -52,12 +61,33 @@ class Debugging:
         if asked is None or plan.debugged is None:
             return
         self.rank = plan.debugged
-        self.stdin_of_others = subprocess.DEVNULL
+        self.stdin = subprocess.DEVNULL
         self._terminal = _open_terminal(asked)
         self._modes = termios.tcgetattr(self._terminal)
         # A stopped launcher would leave the rank and the shell to read the terminal in turn.
         self._on_stop = signal.signal(signal.SIGTSTP, lambda *_: None)
         console.share_terminal()
+
+    def has_stdin(self, local_rank: int) -> bool:
+        """Whether a rank of this node reads our stdin: one alone, so that nobody gets a part."""
+        return self.stdin is None and (local_rank == 0 or self._read_by_all)
+
+    def why_empty(self, layout: Layout, rank: int) -> str:
+        """Return why a rank has no stdin to read, and what gives it one; "" if it has."""
+        if self.rank is not None or self.has_stdin(layout.local_rank(rank)):
+            return ""
+        if self.stdin is not None:
+            return "a launch in the background has no stdin"
+        if layout.nnodes > 1:
+            return "only the first rank of each node has stdin"
+        return f"only rank 0 has stdin; --debug-rank {rank} gives rank {rank} the terminal"
+
+    def passed_breakpoint(self, layout: Layout, rank: int) -> None:
+        """Say once that a rank did not stop where it would have with a stdin."""
+        if self.rank is None and not self._is_told:
+            self._is_told = True
+            who = f"rank {rank} [{rank_label(layout, rank)}]" if layout.mesh else f"rank {rank}"
+            self._console.note(f"{who} passed a breakpoint: {self.why_empty(layout, rank)}")
 
     def streams(self, rank: int) -> list[int]:
         """Return the debugged rank's stdout and stderr, for the caller to hand over and close."""
@@ -149,11 +179,7 @@ def _open_terminal(asked: str) -> int:
             f"--debug-rank {asked}: the rank is given the terminal, and stdin is none",
             hint="start it without `<` or a pipe before it; over ssh, `ssh -t`",
         )
-    try:
-        foreground = os.tcgetpgrp(0) in (os.getpgrp(), 0)
-    except OSError:  # a terminal without jobs
-        foreground = True
-    if not foreground:
+    if not _is_foreground():
         raise UsageError(
             f"--debug-rank {asked}: another job has the terminal", hint="start it without `&`"
         )
@@ -161,3 +187,19 @@ def _open_terminal(asked: str) -> int:
         return os.open(os.ttyname(0), os.O_RDWR | os.O_NOCTTY)
     except OSError:  # in a container its name may lead nowhere
         return os.dup(0)
+
+
+def _is_foreground() -> bool:
+    """Whether the shell has given the terminal to our job."""
+    try:
+        return os.tcgetpgrp(0) in (os.getpgrp(), 0)
+    except OSError:  # a terminal without jobs
+        return True
+
+
+def _is_stdin(path: str) -> bool:
+    """Whether a program is read from stdin, as ``/dev/stdin`` is."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(0))
+    except OSError:
+        return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from meshrun.host.memory import MemoryWatch, describe_full_shm
@@ -15,6 +15,8 @@ from meshrun.supervise.lookout import Lookout
 from meshrun.supervise.output import Output
 
 _MOST_LINES = 6
+_OF_EMPTY_STDIN = {("EOFError", "EOF when reading a line"), ("BdbQuit", "")}
+"""What ``input()`` and pdb raise there."""
 _MOST_RANKS = 16
 
 
@@ -29,13 +31,25 @@ class Evidence:
     place: str = ""
     """The same in short: ``work at train.py:41``."""
     why: str = ""
-    """What explains the signal that ended it."""
+    """What explains the signal that ended it, or its exception."""
 
 
 def gather(
-    state: State, output: Output, lookout: Lookout, memory: MemoryWatch
+    state: State,
+    output: Output,
+    lookout: Lookout,
+    memory: MemoryWatch,
+    why_empty: Callable[[int], str],
 ) -> Mapping[int, Evidence]:
-    """Return what is known of the ranks that failed, the cause first."""
+    """Return what is known of the ranks that failed, the cause first.
+
+    Args:
+        state: Which those are.
+        output: What they printed.
+        lookout: Their stacks.
+        memory: Whether some of it ran out.
+        why_empty: Returns why a rank had no stdin, if it had none.
+    """
     folder = current_folder()
     found = {}
     for verdict in judge(state)[:_MOST_RANKS]:
@@ -44,13 +58,16 @@ def gather(
             last_lines=tuple(output.last_lines(verdict.rank)[-_MOST_LINES:]),
             stack=tuple(describe(crash.main, folder)) if crash else (),
             place=headline(crash.main, folder) if crash else "",
-            why=_why(verdict, memory) or "",
+            why=_why(verdict, memory, why_empty) or "",
         )
     return found
 
 
-def _why(verdict: Verdict, memory: MemoryWatch) -> str | None:
-    """Return what explains the signal that ended a rank, or one of its loader workers."""
+def _why(verdict: Verdict, memory: MemoryWatch, why_empty: Callable[[int], str]) -> str | None:
+    """Return what explains how a rank ended, or one of its loader workers."""
+    raised = verdict.raised
+    if raised is not None and (raised.kind, raised.message) in _OF_EMPTY_STDIN:
+        return why_empty(verdict.rank)
     worker = (killed_worker(verdict.raised) if verdict.raised else None) or ""
     killed = verdict.signum == signal.SIGKILL and not verdict.asked_to_end
     if killed or worker.endswith("Killed"):

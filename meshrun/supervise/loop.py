@@ -9,11 +9,13 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from meshrun.environment import Session
 from meshrun.errors import MeshrunError
 from meshrun.events import (
+    BreakpointPassed,
     Event,
     FromNegotiation,
     FromNodes,
@@ -260,7 +262,9 @@ class Loop:
         while (message := self._crew.zygote.receive_report()) is not None:
             if isinstance(message, RankBeat):
                 self._lookout.beat(message.rank)
-            if isinstance(message, FromNegotiation):
+            if isinstance(message, BreakpointPassed):
+                self._debugging.passed_breakpoint(self.plan.layout, message.rank)
+            elif isinstance(message, FromNegotiation):
                 if self._nodes is not None:
                     self._nodes.peers.hear(message)
             else:
@@ -307,7 +311,8 @@ class Loop:
                 self._nodes.carry_out(action, self.state, self.plan.layout, self._gather)
 
     def _gather(self) -> Mapping[int, Evidence]:
-        return gather(self.state, self._output, self._lookout, self._memory)
+        why_empty = partial(self._debugging.why_empty, self.plan.layout)
+        return gather(self.state, self._output, self._lookout, self._memory, why_empty)
 
     def _settled(self, met: Met) -> Met | MeetingFailed:
         """Plan anew with what the nodes told each other, and say which ranks are this one's."""

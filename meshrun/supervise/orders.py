@@ -38,7 +38,12 @@ class Orders:
 
 
 def start_order(
-    rank: RankPlan, environment: dict[str, str], *, lazy: bool, debug: int | None = None
+    rank: RankPlan,
+    environment: dict[str, str],
+    *,
+    lazy: bool,
+    stdin: bool = True,
+    debug: int | None = None,
 ) -> wire.StartRank:
     """Return the order to start a rank.
 
@@ -47,10 +52,10 @@ def start_order(
         environment: Variables to set over the zygote's own, which was started without the user's
             own thread variables.
         lazy: Whether the mesh is left for the program to build.
+        stdin: Whether it reads ours.
         debug: The rank that is debugged, if one is; the others pass their breakpoints.
     """
-    where = "" if debug is None else "here" if debug == rank.rank else "elsewhere"
-    if where == "elsewhere":
+    if debug not in {None, rank.rank}:
         environment = {**environment, "PYTHONBREAKPOINT": "0"}
     own_threads = {name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ}
     return wire.StartRank(
@@ -63,5 +68,6 @@ def start_order(
         local_rank=rank.local_rank,
         lazy=lazy,
         cpus=list(rank.cpus or ()),
-        debug=where,
+        stdin=stdin,
+        debug=debug == rank.rank,
     )

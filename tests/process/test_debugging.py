@@ -1,6 +1,7 @@
-"""The terminal of a debugged rank: who may have it, and that it comes back as it was."""
+"""Who reads stdin; the terminal of a debugged rank, and that it comes back as it was."""
 
 import os
+import shlex
 import signal
 import subprocess
 import termios
@@ -151,6 +152,85 @@ def test_without_a_terminal_it_is_an_error(fake_torch: object, asking: Path) -> 
     assert result.returncode == 2
     assert "error: --debug-rank 1: the rank is given the terminal, and stdin is none" in said
     assert "hint: start it without `<` or a pipe before it; over ssh, `ssh -t`" in said
+
+
+PASSED = "passed a breakpoint: only rank 0 has stdin; --debug-rank"
+
+
+@pytest.mark.parametrize(
+    "stop",
+    [
+        "breakpoint()",
+        pytest.param("import pdb; pdb.set_trace()", marks=pytest.mark.nightly),
+        pytest.param("import pdb; pdb.Pdb().set_trace()", marks=pytest.mark.nightly),  # as torch's
+    ],
+)
+@pytest.mark.parametrize("method", ["fork", pytest.param("exec", marks=pytest.mark.nightly)])
+def test_a_plain_breakpoint_has_one_prompt(
+    fake_torch: object, tmp_path: Path, stop: str, method: str
+) -> None:
+    """Rank 0 alone asks; the others pass, and one line says how to stop in one of them."""
+    program = tmp_path / "stopping.py"
+    program.write_text(f"{stop}\nprint('after')\n")
+    arguments = ("--nproc-per-node", "4", "--start-method", method, program)
+    with open_terminal(*arguments, columns=200) as terminal:
+        terminal.wait_for("[rank 0] (Pdb)")
+        terminal.wait_for("after", 4)  # one of them in the source that pdb shows
+        terminal.type("c\n")
+        code = terminal.wait()
+        lines = terminal.all_lines
+
+    assert code == 0
+    assert sum("(Pdb)" in line for line in lines) <= 2  # as typed at, and before what came next
+    assert sum(PASSED in line for line in lines) == 1
+    assert sum(line.endswith("] after") for line in lines) >= 3
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("exec", marks=pytest.mark.nightly)])
+def test_what_is_piped_in_goes_to_rank_0_whole(
+    fake_torch: object, tmp_path: Path, method: str
+) -> None:
+    """``echo data | meshrun``: the others are at the end at once, and no part is theirs."""
+    program = tmp_path / "read.py"
+    program.write_text("import sys\nprint(len(sys.stdin.read()))\n")
+    result = run_meshrun(
+        *("--nproc-per-node", "3", "--start-method", method, program), input="data\n" * 50_000
+    )
+
+    assert sorted(result.stdout.splitlines()) == ["[rank 0] 250000", "[rank 1] 0", "[rank 2] 0"]
+    assert result.stderr == ""
+
+
+def test_a_rank_without_stdin_is_told_who_has_it(fake_torch: object, tmp_path: Path) -> None:
+    """The report of its EOFError says why, and what to try."""
+    program = tmp_path / "ask.py"
+    program.write_text(
+        "import os, time\nif os.environ['RANK'] == '0': time.sleep(600)\ninput('? ')\n"
+    )
+    result = run_meshrun("--nproc-per-node", "2", program, input="yes\n")
+
+    assert result.returncode == 1
+    assert (
+        "error: rank 1 raised EOFError: EOF when reading a line (only rank 0 has stdin;"
+        " --debug-rank 1 gives rank 1 the terminal), exit code 1\n"
+    ) in result.stderr
+
+
+def test_a_background_job_leaves_the_keys_to_the_shell(fake_torch: object, tmp_path: Path) -> None:
+    """What is typed while it runs is the shell's; the job is at the end of its stdin."""
+    program = tmp_path / "read.py"
+    program.write_text("import sys\nprint('read', len(sys.stdin.read()))\n")
+    terminal = Terminal(["bash", "--norc", "-i"], {"PS1": "now:"}, 200, 30)
+    try:
+        terminal.wait_for("now:")
+        terminal.type(f"{shlex.join(command('--nproc-per-node', '2', program))} &\n")
+        terminal.wait_for("read 0", 2)
+        terminal.type("echo 6 $((6 * 7))\n")
+        terminal.wait_for("6 42")
+        terminal.type("wait; exit\n")
+        terminal.wait()
+    finally:
+        terminal.end()
 
 
 @pytest.mark.parametrize(("which", "said"), [("3", "0 to 2"), ("rank=0-1", "ranks 0, 1")])
