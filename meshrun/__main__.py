@@ -9,7 +9,7 @@ import time
 _BEGAN_NS = time.monotonic_ns()
 
 
-def main() -> None:
+def main(_known_at_start: object = None) -> None:
     """Run the command line and exit with its code."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         # Until there is something to end, a Ctrl-C ends us without a traceback.

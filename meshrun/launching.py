@@ -14,6 +14,7 @@ from meshrun.host.child_launcher import PARENT_FOLDER, PARENT_PID, run_launcher
 from meshrun.host.leftovers import private_folder
 from meshrun.report.result_json import parse_error_json, parse_result_json, render_error_json
 from meshrun.result import LaunchResult, Timings, signal_name
+from meshrun.start import own_command
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -215,7 +216,7 @@ def _launched(
     began_ns = time.monotonic_ns()
     report = os.path.join(folder, "report.json")
     code = run_launcher(
-        [sys.executable, "-m", "meshrun", *flags, f"--report={report}", "--", *words],
+        own_command("launcher", *flags, f"--report={report}", "--", *words),
         env={**env, PARENT_PID: str(os.getpid()), PARENT_FOLDER: folder},
         cwd=cwd,
         stdin=stdin,

@@ -155,3 +155,15 @@ def lines_of(text: str, labels: Sequence[str]) -> dict[str, list[str]]:
             raise AssertionError(f"a line without a prefix: {line!r}")
         found[label].append(rest)
     return found
+
+
+def poison(folder: Path) -> None:
+    """Put modules into a folder, under names that processes import, which note that they ran."""
+    names = {*sys.stdlib_module_names, "torch", "typer", "rich", "psutil", "click", "numpy"}
+    for name in names - {"__main__", "this", "antigravity"}:
+        (folder / f"{name}.py").write_text(
+            f"with open({str(folder / 'imported')!r}, 'a') as file:\n"
+            f"    print('{name}', open('/proc/self/cmdline').read(), file=file)\n"
+        )
+    (folder / "meshrun").mkdir()
+    (folder / "meshrun" / "__init__.py").write_bytes((folder / "torch.py").read_bytes())

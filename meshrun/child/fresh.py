@@ -1,6 +1,6 @@
-"""A rank as a new interpreter (``--start-method exec``), run as a script by the zygote.
+"""A rank as a new interpreter (``--start-method exec``), which the zygote starts.
 
-python -u fresh.py ORDER_FD REPORT_FD GATE_FD STACKS_FD ZYGOTE_PID KIND TARGET [ARGUMENT ...]
+ORDER_FD REPORT_FD GATE_FD STACKS_FD ZYGOTE_PID KIND TARGET [ARGUMENT ...]
 """
 
 from __future__ import annotations
@@ -13,12 +13,6 @@ import sys
 _ON_INTERRUPT = signal.getsignal(signal.SIGINT)
 if _ON_INTERRUPT is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-_KNOWN_AT_START = frozenset(sys.modules)
-if not getattr(sys.flags, "safe_path", False):
-    del sys.path[0]  # this file's folder; the program's own takes its place below
-_PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-if _PACKAGE_PARENT not in sys.path:
-    sys.path.append(_PACKAGE_PARENT)
 
 import socket
 
@@ -30,7 +24,9 @@ from meshrun.child.rank import become_rank
 from meshrun.host.processes import die_with_parent
 from meshrun.request import Program
 
-if __name__ == "__main__":
+
+def main(known_at_start: frozenset[str]) -> None:
+    """Become the rank that the zygote has ordered, and run the program."""
     order_fd, report_fd, gate_fd, stacks_fd, zygote_pid = map(int, sys.argv[1:6])
     kind, target, *arguments = sys.argv[6:]
     die_with_parent(zygote_pid)
@@ -40,7 +36,7 @@ if __name__ == "__main__":
     reports = socket.socket(fileno=report_fd)
     reports.set_inheritable(False)
     program = Program(kind=kind, target=target, args=tuple(arguments))  # type: ignore[arg-type]
-    put_first(first_path(program), known_at_start=_KNOWN_AT_START)
+    put_first(first_path(program), known_at_start=known_at_start)
     assert isinstance(order, wire.StartRank)  # noqa: S101 - the zygote wrote it
     signal.signal(signal.SIGINT, _ON_INTERRUPT)
     become_rank(

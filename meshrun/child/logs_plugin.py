@@ -1,4 +1,4 @@
-"""A ``torchrun.logs_specs`` plug-in at work, run as ``python -m meshrun.child.logs_plugin NAME``.
+"""A ``torchrun.logs_specs`` plug-in at work; its name is the one word it is started with.
 
 It needs torch, so it has a process of its own. First it reads a line with the options, then for
 each generation of ranks a line with their environments; it answers with the files they get.
@@ -14,14 +14,14 @@ from importlib.metadata import entry_points
 from typing import Any
 
 
-def main(name: str) -> None:
+def main(_: object) -> None:
     """Serve until stdin ends."""
     from torch.distributed.elastic.multiprocessing import Std
 
     options = json.loads(sys.stdin.readline())
     answers = sys.stdout
     sys.stdout = sys.stderr  # what the plug-in prints is not an answer
-    (entry,) = entry_points(group="torchrun.logs_specs", name=name)
+    (entry,) = entry_points(group="torchrun.logs_specs", name=sys.argv[1])
     specs = entry.load()(
         log_dir=options["log_dir"],
         redirects=_streams(options["redirects"], Std),
@@ -38,7 +38,3 @@ def _streams(choice: Mapping[str, int], std: Any) -> Any:
     if "all" in choice:
         return std(choice["all"])
     return {int(rank): std(streams) for rank, streams in choice.items()}
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

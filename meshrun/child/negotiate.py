@@ -53,8 +53,8 @@ def negotiate(
         reports: Where the launcher hears of it.
         program: What the ranks run; the files beside it are not for a back end to import.
     """
-    if sys.path[:1] == [folder := first_path(program)]:
-        sys.path.remove(folder)
+    if sys.path[:1] == [first_path(program)]:
+        del sys.path[0]
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # else torch makes another, open to all
     began = time.monotonic()

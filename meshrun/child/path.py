@@ -18,12 +18,20 @@ from meshrun.request import Program
 _OURS = "meshrun"
 
 
-def first_path(program: Program) -> str:
-    """Return what ``python`` puts in front of ``sys.path`` for this program."""
-    if program.kind != "script":
-        return os.getcwd()
-    if is_archive(program.target):
+def first_path(program: Program) -> str | None:
+    """Return what ``python`` puts in front of ``sys.path`` for this program, or ``None``.
+
+    A command has a path of its own, and a function of ``launch()`` is found on its caller's.
+    """
+    is_ours = program.kind == "module" and program.target.partition(".")[0] == _OURS
+    if program.kind == "command" or is_ours:
+        return None
+    if program.kind == "script" and is_archive(program.target):
         return os.path.abspath(program.target)
+    if getattr(sys.flags, "safe_path", False):
+        return None
+    if program.kind == "module":
+        return os.getcwd()
     return os.path.dirname(os.path.realpath(program.target))
 
 
@@ -34,31 +42,34 @@ def is_archive(path: str) -> bool:
     return os.path.isdir(path) or zipfile.is_zipfile(path)
 
 
-def holds(folder: str, modules: Iterable[str]) -> bool:
+def holds(folder: str | None, modules: Iterable[str]) -> bool:
     """Whether one of ``modules`` is to be found in ``folder``, so that it must come first."""
+    if folder is None:
+        return False
     return not _names_in(folder).isdisjoint(module.partition(".")[0] for module in modules)
 
 
 @contextmanager
-def on_path(folder: str) -> Iterator[None]:
+def on_path(folder: str | None) -> Iterator[None]:
     """Have ``folder`` in front of ``sys.path`` while the block runs."""
     before = list(sys.path)
-    sys.path.insert(0, folder)
+    if folder is not None:
+        sys.path.insert(0, folder)
     try:
         yield
     finally:
         sys.path[:] = before
 
 
-def put_first(folder: str, *, known_at_start: frozenset[str]) -> None:
+def put_first(folder: str | None, *, known_at_start: frozenset[str]) -> None:
     """Put ``folder`` in front of ``sys.path`` and forget the modules that its files shadow.
 
     Args:
-        folder: The program's folder.
+        folder: The program's folder; ``None`` for none.
         known_at_start: Modules that a new interpreter has before its program; ``python`` does not
             let a program's folder shadow those either.
     """
-    if getattr(sys.flags, "safe_path", False):
+    if folder is None:
         return
     sys.path.insert(0, folder)
     shadowed = {

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
-from pathlib import Path
 
 from meshrun import wire
 from meshrun.host.cores import bind_to_cpus
 from meshrun.host.processes import die_with_parent
 from meshrun.request import Program
+from meshrun.start import own_command
 from meshrun.wire import StartRank
 
 
@@ -27,13 +26,13 @@ def spawn_fresh(  # noqa: PLR0917
     """Start a rank as a new interpreter and return its process id; its order waits in a pipe."""
     order_read, order_write = os.pipe()
     os.set_blocking(order_write, False)
-    script = str(Path(__file__).with_name("fresh.py"))
     fds = (order_read, reports.fileno(), gate_fd, stacks)
     numbers = [str(number) for number in (*fds, os.getpid())]
+    words = (*numbers, program.kind, program.target, *program.args)
     try:
         os.write(order_write, wire.encode(order))
         process = subprocess.Popen(
-            [sys.executable, "-u", script, *numbers, program.kind, program.target, *program.args],
+            own_command("rank", *words, unbuffered=True),
             stdin=_stdin(order, stdout),
             stdout=stdout,
             stderr=stderr,

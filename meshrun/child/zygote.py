@@ -1,6 +1,6 @@
-"""The zygote, run as a script: import torch once, stay single-threaded, fork ranks.
+"""The zygote, started by ``meshrun.start``: import torch once, stay single-threaded, fork ranks.
 
-    python -u zygote.py CONTROL_FD REPORT_FD STACKS_FD script|module TARGET [ARGUMENT ...]
+    CONTROL_FD REPORT_FD STACKS_FD script|module|command TARGET [ARGUMENT ...]
 
 It talks to the launcher alone, over an inherited socket, and ends everything below it when that
 socket closes. In a forked rank ``main`` returns, and the program runs from module level.
@@ -8,20 +8,12 @@ socket closes. In a forked rank ``main`` returns, and the program runs from modu
 
 from __future__ import annotations
 
-import os
-import sys
-
-_KNOWN_AT_START = frozenset(sys.modules)
-if not getattr(sys.flags, "safe_path", False):
-    del sys.path[0]  # this file's folder; the program's own takes its place below
-_PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-if _PACKAGE_PARENT not in sys.path:
-    sys.path.append(_PACKAGE_PARENT)
-
 import contextlib
 import gc
 import importlib
+import os
 import socket
+import sys
 import time
 from collections.abc import Callable
 from types import CodeType
@@ -40,7 +32,7 @@ from meshrun.request import Program
 from meshrun.wire import Prepare
 
 
-def main() -> Callable[[], None]:
+def main(known_at_start: frozenset[str]) -> Callable[[], None]:
     """Serve as the zygote; return only in a rank, with what it is to run."""
     control = socket.socket(fileno=int(sys.argv[1]))
     reports = socket.socket(fileno=int(sys.argv[2]))
@@ -59,7 +51,7 @@ def main() -> Callable[[], None]:
         os._exit(0)
     guard = Guard(order.scratch_dir)
     ending = Ending()
-    code = _load(control, program, order)
+    code = _load(control, program, order, known_at_start)
     forks = Forks(
         control=control,
         reports=reports,
@@ -73,7 +65,9 @@ def main() -> Callable[[], None]:
     return forks.serve()
 
 
-def _load(control: socket.socket, program: Program, order: Prepare) -> CodeType | None:
+def _load(
+    control: socket.socket, program: Program, order: Prepare, known_at_start: frozenset[str]
+) -> CodeType | None:
     """Compile the program and import what ranks share; a failure here is told once."""
     began_ns = time.monotonic_ns()
     code: CodeType | None = None
@@ -89,7 +83,7 @@ def _load(control: socket.socket, program: Program, order: Prepare) -> CodeType 
             if order.start_method == "fork":
                 _import_what_is_there(wanted)
         if order.start_method == "fork":  # with exec this process imports for its store alone
-            put_first(folder, known_at_start=_KNOWN_AT_START)
+            put_first(folder, known_at_start=known_at_start)
     except BaseException as error:
         exit_code = error.code if isinstance(error, SystemExit) else 1
         text = format_raised(error).text
@@ -124,8 +118,3 @@ def _why_unsafe() -> str | None:
     if torch is not None and torch.cuda.is_initialized():
         return "an import initialised CUDA"
     return None
-
-
-if __name__ == "__main__":
-    run = main()
-    run()

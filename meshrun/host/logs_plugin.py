@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Any
@@ -13,6 +12,7 @@ from meshrun.errors import HostError, UsageError
 from meshrun.logs import RankFiles, StreamFile
 from meshrun.parse import Streams
 from meshrun.request import LogRequest
+from meshrun.start import own_command
 
 GROUP = "torchrun.logs_specs"
 
@@ -33,7 +33,7 @@ class LogsPlugin:
                 hint=f"an installed package must name it as an entry point of the group {GROUP}",
             )
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "meshrun.child.logs_plugin", self._name],
+            own_command("logs-plugin", self._name),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -13,7 +13,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -29,6 +28,7 @@ from meshrun.remote.orders import without_own
 from meshrun.remote.outbox import Outbox
 from meshrun.remote.talk import BEAT_S, ERR, OUT, LineSplitter, frame, greeting, news
 from meshrun.result import signal_name
+from meshrun.start import own_command
 
 _CHUNK = 64 * 1024
 _FULL = 1024 * 1024
@@ -226,7 +226,7 @@ class Agent:
             whole["MESHRUN_LISTENER"] = str(self._listener.fileno())
         report = os.path.join(self._folder, "report.json")
         self._launcher = subprocess.Popen(
-            [sys.executable, "-m", "meshrun", f"--report={report}", *argv],
+            own_command("launcher", f"--report={report}", *argv),
             env=whole,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -95,7 +95,11 @@ class Connector:
         station.tell(
             nonce=station.nonce,
             version=self._version,
-            path=[path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path],
+            path=[
+                os.path.abspath(path)
+                for path in os.environ.get("PYTHONPATH", "").split(os.pathsep)
+                if path
+            ],
             cwd=os.getcwd(),
             lease_s=self._request.node_timeout_s,
             grace_s=self._request.shutdown_timeout_s,

@@ -31,14 +31,17 @@ _OF_A_HOST = (
 """Names of those that a pattern such as ``*`` does not mean."""
 _DEVICES = ("CUDA_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 _BOOT = (
-    "import json,sys;"
+    "import sys;"
+    "sys.path[:]=[path for path in sys.path if path];"
+    "import json;"
     "order=json.loads(open(0,'rb',0,closefd=False).readline());"
-    "sys.path[:]=order['path']+[path for path in sys.path if path];"
+    "sys.path[:0]=order['path'];"
     "from meshrun.remote.agent import main;"
     "from meshrun import __version__;"
     "main(order,__version__)"
 )
-"""Unbuffered, so that nothing of what follows is taken; and without the folder it is run in."""
+"""Unbuffered, so that nothing of what follows is taken; and from the first line without the folder
+it is run in, which may be another user's too."""
 _STRIPPED = (
     *("--hosts", "--hostfile", "--include", "--exclude", "--export", "--ssh"),
     *("--connect-timeout", "--report", "--nnodes"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import sys
 
 from meshrun.asked import Asked
 from meshrun.errors import UsageError
@@ -15,6 +14,7 @@ from meshrun.parse import parse_choice
 from meshrun.plan import UNKNOWN_HOST, build_plan
 from meshrun.report.plan_output import print_text
 from meshrun.request import LaunchRequest
+from meshrun.start import own_command
 from meshrun.submit.job import Job, check_options, check_texts, job_name, words_again
 from meshrun.submit.kubernetes import KINDS, render_manifest, render_secret
 from meshrun.submit.send import hand_in
@@ -46,7 +46,7 @@ def submit(
 
 def _slurm(job: Job, dry_run: bool, output: str | None) -> int:
     folder = os.getcwd()
-    script = render_sbatch(job, python=sys.executable, folder=folder)
+    script = render_sbatch(job, launcher=own_command("launcher"), folder=folder)
     check_texts(script)
     if dry_run:
         print_text(script, output)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from meshrun.errors import UsageError
 from meshrun.request import LaunchRequest
@@ -46,12 +46,12 @@ _SAME_CHOICE = {
 """Options of sbatch, and those of the user that take their place; by default the same alone."""
 
 
-def render_sbatch(job: Job, *, python: str, folder: str) -> str:
+def render_sbatch(job: Job, *, launcher: Sequence[str], folder: str) -> str:
     """Return the script.
 
     Args:
         job: What it is to start.
-        python: The interpreter, by an absolute path that the nodes know too.
+        launcher: The words that start meshrun, by absolute paths that the nodes know too.
         folder: The working directory.
 
     Raises:
@@ -65,7 +65,7 @@ def render_sbatch(job: Job, *, python: str, folder: str) -> str:
         srun += ' --cpus-per-task="$SLURM_CPUS_PER_TASK"'
     command = [
         f"{srun} \\\n    --kill-on-bad-exit=0 --wait=60 --export=ALL",
-        f"{_quote(python)} -m meshrun",
+        " ".join(map(_quote, launcher)),
     ]
     command += [shlex.join(words) for words in job.words]
     directives = "".join(f"{line}\n" for line in _directives(job, folder, theirs))

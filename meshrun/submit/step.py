@@ -7,7 +7,6 @@ import secrets
 import select
 import signal
 import subprocess
-import sys
 from collections.abc import Sequence
 
 from meshrun.app import check_elsewhere
@@ -16,6 +15,7 @@ from meshrun.host.processes import die_with_parent
 from meshrun.host.program import check_program
 from meshrun.plan import UNKNOWN_HOST
 from meshrun.request import LaunchRequest
+from meshrun.start import own_command
 from meshrun.supervise.signals import SignalQueue
 
 _SECRETS = ("MESHRUN_SECRET", "MESHRUN_SECRET_FILE")
@@ -50,7 +50,7 @@ def launch_on_nodes(request: LaunchRequest, words: Sequence[str], *, job: str) -
     )
     own_pid = os.getpid()
     with subprocess.Popen(
-        [*srun, sys.executable, "-m", "meshrun", *words],
+        [*srun, *own_command("launcher", *words)],
         env=_environment(),
         stdin=subprocess.DEVNULL,
         start_new_session=True,  # a Ctrl-C is ours to pass on

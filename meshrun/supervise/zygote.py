@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from meshrun import wire
 from meshrun.environment import LAUNCH_MARK, SECRET_VARIABLES, THREAD_VARIABLES
@@ -16,9 +15,8 @@ from meshrun.errors import HostError, InternalError
 from meshrun.events import FromNegotiation, FromRank, FromZygote
 from meshrun.host.sockets import packet_pair
 from meshrun.request import Program, StartMethod
+from meshrun.start import own_command
 from meshrun.wire import Prepare, ToZygote
-
-_SCRIPT = Path(__file__).parent.parent / "child" / "zygote.py"
 
 
 class Zygote:
@@ -42,10 +40,10 @@ class Zygote:
         self._gate = -1
         with theirs, ranks_end:
             fds = (theirs.fileno(), ranks_end.fileno(), stacks)
-            command = [sys.executable, "-u", str(_SCRIPT), *map(str, fds), program.kind]
+            words = (*map(str, fds), program.kind, program.target, *program.args)
             try:
                 self._process = subprocess.Popen(
-                    [*command, program.target, *program.args],
+                    own_command("zygote", *words, unbuffered=True),
                     stdin=stdin,
                     pass_fds=fds,
                     start_new_session=True,

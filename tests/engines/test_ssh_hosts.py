@@ -146,7 +146,7 @@ def test_a_signal_before_the_nodes_have_met(make_sshd: MakeSshd) -> None:
     sshd = make_sshd(2)
     run = launch(sshd, *MESH, SAYS, hosts="node1,node0")
     wait_until(
-        lambda: bool(pids_of(sshd, 1, "-m meshrun")) or run.process.poll() is not None,
+        lambda: bool(pids_of(sshd, 1, "start.py launcher")) or run.process.poll() is not None,
         lambda: run.text,
     )
     run.send(signal.SIGTERM)
@@ -230,7 +230,7 @@ def test_a_reader_that_goes_ends_all(make_sshd: MakeSshd, tmp_path: Path) -> Non
     all_gone(sshd)
 
 
-@pytest.mark.parametrize("which", ["ssh -F", "-c import json"])
+@pytest.mark.parametrize("which", ["ssh -F", "-c import sys"])
 def test_a_killed_way_ends_all(make_sshd: MakeSshd, which: str) -> None:
     """kill -9 of one ssh here, or of the agent there: the host is named, and nobody is left."""
     sshd = make_sshd(3)
@@ -250,7 +250,7 @@ def test_a_killed_launcher_ends_all(make_sshd: MakeSshd, node: int) -> None:
     sshd = make_sshd(2)
     run = launch(sshd, "--mesh", "dp=2", TOGETHER, "stay")
     run.wait_for("met 2", times=2)
-    os.kill(pids_of(sshd, node, "-m meshrun --report=")[0], signal.SIGKILL)
+    os.kill(pids_of(sshd, node, "start.py launcher --report=")[0], signal.SIGKILL)
 
     assert run.end() == 69, run.text
     error = f"error: host node{node} was lost: its launcher was ended by SIGKILL"
@@ -266,7 +266,7 @@ def test_a_frozen_conductor_ends_all(make_sshd: MakeSshd) -> None:
     run.wait_for("met 2", times=2)
     run.send(signal.SIGSTOP)
     wait_until(
-        lambda: not any(pids_of(sshd, host, "-m meshrun --report=") for host in range(2)),
+        lambda: not any(pids_of(sshd, host, "start.py launcher --report=") for host in range(2)),
         lambda: run.text,
     )
     run.send(signal.SIGCONT)

@@ -22,7 +22,7 @@ export MESHRUN_SECRET=$(head -c 32 /dev/urandom | od -An -v -tx1 | tr -d ' \n')
 # whatever sbatch was told.
 srun --nodes=2 --ntasks-per-node=1 \
     --kill-on-bad-exit=0 --wait=60 --export=ALL \
-    python -m meshrun \
+    python /home/me/meshrun/start.py launcher \
     --mesh dp=2,tp=4 \
     --device cpu \
     --nnodes 2 \

@@ -28,7 +28,7 @@ export MESHRUN_SECRET=$(head -c 32 /dev/urandom | od -An -v -tx1 | tr -d ' \n')
 # From Slurm 22.05 on, srun has to be told of the cores again.
 srun --nodes=4 --ntasks-per-node=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" \
     --kill-on-bad-exit=0 --wait=60 --export=ALL \
-    python -m meshrun \
+    python /home/me/meshrun/start.py launcher \
     --mesh dp=4,tp=8 \
     --device cuda \
     --nnodes 4 \

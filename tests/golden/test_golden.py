@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit import PROGRAMS, run_meshrun
+from tests.kit import PROGRAMS, ROOT, run_meshrun
 
 HERE = Path(__file__).parent
 
@@ -226,7 +226,10 @@ def test_job(name: str, folder: Path) -> None:
 
     assert (ours.returncode, ours.stderr) == (0, "")
     compare(
-        name, ours.stdout.replace(str(folder), "/home/me/run").replace(sys.executable, "python")
+        name,
+        ours.stdout.replace(str(folder), "/home/me/run").replace(
+            f"{sys.executable} {ROOT}/", "python /home/me/"
+        ),
     )
     assert max(len(line) for line in ours.stdout.splitlines()) <= 100
 

@@ -90,7 +90,9 @@ def test_words_are_the_same_in_a_script(tmp_path: Path) -> None:
     """After bash, in folders with awkward names too."""
     odd = [" ", "", "it's", '"', "$HOME", "`date`", "\\", "#", "a\nb", "*", "!x", "é", "-", "--"]
     folder = "/it's a $folder"
-    script = render_sbatch(make_job(*odd), python="/my python", folder=folder)
+    script = render_sbatch(
+        make_job(*odd), launcher=["/my python", "/at it/start.py"], folder=folder
+    )
     (tmp_path / "srun").write_text("#!/bin/sh\nprintf '%s\\0' \"$@\"\n")
     (tmp_path / "srun").chmod(0o755)
     ran = subprocess.run(
@@ -100,7 +102,7 @@ def test_words_are_the_same_in_a_script(tmp_path: Path) -> None:
     words = ran.stdout.split("\0")[:-1]
 
     assert words[words.index("/my python") :] == [
-        "/my python", "-m", "meshrun", "--mesh", "dp=2,tp=4", "--nnodes", "2", "train.py", *odd,
+        "/my python", "/at it/start.py", "--mesh", "dp=2,tp=4", "--nnodes", "2", "train.py", *odd,
     ]  # fmt: skip
     assert "--cpus-per-task=16" in words
     assert ran.returncode == 0, ran.stderr
@@ -110,7 +112,7 @@ def test_each_run_of_a_job_draws_a_secret(tmp_path: Path) -> None:
     """And the script holds none."""
     (tmp_path / "srun").write_text('#!/bin/sh\nprintf %s "$MESHRUN_SECRET"\n')
     (tmp_path / "srun").chmod(0o755)
-    script = render_sbatch(make_job(), python="python", folder="/")
+    script = render_sbatch(make_job(), launcher=["python"], folder="/")
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_CPUS_PER_TASK": "1"}
     run = ["bash"]
     secrets = [
@@ -130,7 +132,7 @@ def test_only_a_preempted_job_is_requeued(tmp_path: Path, code: int, asked: int)
     for name, text in {"srun": f"exit {code}", "scontrol": 'echo "$@"'}.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
-    script = render_sbatch(make_job(), python="python", folder="/")
+    script = render_sbatch(make_job(), launcher=["python"], folder="/")
     ran = subprocess.run(
         ["bash"], input=script, capture_output=True, text=True, check=False,
         env={"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "1"},
@@ -153,8 +155,8 @@ def test_only_a_preempted_job_is_requeued(tmp_path: Path, code: int, asked: int)
 )
 def test_what_the_user_says_to_sbatch_counts(extra: str, gone: str) -> None:
     """In whatever spelling, and ours is left out."""
-    ours = render_sbatch(make_job(), python="python", folder="/")
-    theirs = render_sbatch(make_job(extras=(extra,)), python="python", folder="/")
+    ours = render_sbatch(make_job(), launcher=["python"], folder="/")
+    theirs = render_sbatch(make_job(extras=(extra,)), launcher=["python"], folder="/")
 
     assert f"#SBATCH {gone}" in ours
     assert f"#SBATCH {gone}" not in theirs
@@ -165,7 +167,7 @@ def test_what_the_user_says_to_sbatch_counts(extra: str, gone: str) -> None:
 def test_what_contradicts_the_plan_is_refused(extra: str) -> None:
     """As is what sbatch could not read."""
     with pytest.raises(UsageError, match="--submit-arg"):
-        render_sbatch(make_job(extras=(extra,)), python="python", folder="/")
+        render_sbatch(make_job(extras=(extra,)), launcher=["python"], folder="/")
 
 
 @pytest.mark.parametrize(
@@ -182,12 +184,12 @@ def test_a_signal_that_would_end_the_job_is_refused(asked: str, found: str) -> N
     """By itself, or with the shell of the script; one that is passed on is fine."""
     for extra in (f"--signal={asked}", f"--signal {asked}"):
         with pytest.raises(UsageError) as refused:
-            render_sbatch(make_job(extras=(extra,)), python="python", folder="/")
+            render_sbatch(make_job(extras=(extra,)), launcher=["python"], folder="/")
         assert f"hint: {refused.value.hint}".startswith(found)
     forwards = (signal.SIGUSR1, signal.SIGUSR2)
     for passed in ("TERM@60", "R:HUP", "USR1@60", "SIGUSR2", "CONT"):
         job = make_job(extras=(f"--signal={passed}",), forwarded_signals=forwards)
-        assert f"--signal={passed}\n" in render_sbatch(job, python="python", folder="/")
+        assert f"--signal={passed}\n" in render_sbatch(job, launcher=["python"], folder="/")
 
 
 def test_output_is_where_the_user_says() -> None:

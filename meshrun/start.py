@@ -1,0 +1,44 @@
+"""Where each process of meshrun's own begins, and the words that start one.
+
+    python start.py launcher|zygote|rank|logs-plugin [WORD ...]
+
+It is run by its path: ``python -m`` and ``python -c`` put the working folder first on ``sys.path``,
+and whoever may write there would choose what is imported.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+_KNOWN_AT_START = frozenset(sys.modules)
+_PARTS = {
+    "launcher": "meshrun.__main__",
+    "zygote": "meshrun.child.zygote",
+    "rank": "meshrun.child.fresh",
+    "logs-plugin": "meshrun.child.logs_plugin",
+}
+
+
+def own_command(part: str, *words: str, unbuffered: bool = False) -> list[str]:
+    """Return the words that start a process of meshrun's own with this interpreter."""
+    return [sys.executable, *["-u"] * unbuffered, os.path.abspath(__file__), part, *words]
+
+
+def _order_path() -> None:
+    """Leave this file's folder out, as the program's own comes later, and find meshrun again."""
+    if not getattr(sys.flags, "safe_path", False):
+        del sys.path[0]
+    package_parent = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    if package_parent not in sys.path:
+        sys.path.append(package_parent)
+
+
+if __name__ == "__main__":
+    _order_path()
+    from importlib import import_module
+
+    # In a rank that was forked, main() returns, and the program runs from module level.
+    run = import_module(_PARTS[sys.argv.pop(1)]).main(_KNOWN_AT_START)
+    if run is not None:
+        run()
