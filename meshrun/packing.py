@@ -1,22 +1,42 @@
 """Dataclasses as JSON and back, ``[name of the type, its fields]``, checked on the way in. Pure.
 
-Both kinds of messages use it, so that neither takes what the other would refuse.
+Both kinds of messages use it, so that neither takes what the other would refuse. An annotation may
+ask for more than a type: what stands in ``Annotated`` beside it takes each value and returns it,
+perhaps made fit to be shown, or raises ValueError.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import fields
-from typing import Any
+import math
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, is_dataclass
+from functools import cache
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-_PLAIN: dict[str, tuple[type, ...]] = {
-    "int": (int,),
-    "float": (int, float),
-    "str": (str,),
-    "bool": (bool,),
-    "None": (type(None),),
-}
+_PLAIN = (int, float, str, bool, type(None))
+
+
+@dataclass(frozen=True, slots=True)
+class Within:
+    """A number of at least ``least`` and at most ``most``."""
+
+    least: int
+    most: int
+
+    def __call__(self, value: float) -> float:
+        """Return the number."""
+        if not self.least <= value <= self.most:
+            raise ValueError(f"{value} is not from {self.least} to {self.most}")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Like:
+    """A table with the fields of a ``TypedDict``, and no others."""
+
+    kind: Any
 
 
 def pack(kind: type[Any], values: Mapping[str, object]) -> bytes:
@@ -24,34 +44,81 @@ def pack(kind: type[Any], values: Mapping[str, object]) -> bytes:
     return json.dumps([kind.__name__, values]).encode()
 
 
-def unpack(text: bytes, kinds: Mapping[str, type[Any]]) -> Any:
+def unpack(text: bytes, kinds: Mapping[str, type[Any]], clean: Callable[[str], str] = str) -> Any:
     """Return what ``pack`` made ``text`` of; fields with a default may be missing.
 
+    Args:
+        text: What was received.
+        kinds: What it may be, by name.
+        clean: Makes each text in it fit to be shown.
+
     Raises:
-        ValueError: If it is none of ``kinds``, or a field has a value of another type.
+        ValueError: If it is none of ``kinds``, or a field has a value that it cannot have.
     """
     try:
-        kind, values = json.loads(text)
-        unpacked = kinds[kind](**values)
-        for field in fields(unpacked):
-            _check(str(field.type), getattr(unpacked, field.name))
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        name, values = json.loads(text)
+        return _take(kinds[name], values, clean)
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise ValueError(f"not a message: {text[:80]!r}") from error
-    return unpacked
 
 
-def _check(annotation: str, value: Any) -> None:
-    """Check a value; annotations are text here, as the modules postpone them."""
-    outer, _, inner = annotation.rstrip("]").partition("[")
-    if annotation == "Any":
-        return
-    if outer == "list" and isinstance(value, list):
-        for each in value:
-            _check(inner, each)
-    elif outer == "dict" and isinstance(value, dict):
-        for each in value.values():
-            _check(inner.rpartition(", ")[2], each)
-    else:
-        expected = sum((_PLAIN.get(name, ()) for name in annotation.split(" | ")), ())
-        if not isinstance(value, expected) or (isinstance(value, bool) and bool not in expected):
-            raise TypeError(f"{value!r} is not {annotation}")
+def _take(hint: Any, value: Any, clean: Callable[[str], str]) -> Any:
+    """Return a value as its annotation has it."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _take_checked(args[0], hint.__metadata__, value, clean)
+    if origin in (Union, types.UnionType):
+        return _take_one_of(args, value, clean)
+    if origin in (list, tuple) and isinstance(value, list):
+        return origin(_take(args[0], each, clean) for each in value)
+    if isinstance(value, dict) and hint is not Any:
+        return _take_table(hint, value, clean)
+    return _take_plain(hint, value, clean)
+
+
+def _take_checked(
+    hint: Any, checks: tuple[Any, ...], value: Any, clean: Callable[[str], str]
+) -> Any:
+    taken = value if any(isinstance(check, Like) for check in checks) else _take(hint, value, clean)
+    for check in checks:
+        taken = _take(check.kind, taken, clean) if isinstance(check, Like) else check(taken)
+    return taken
+
+
+def _take_one_of(hints: tuple[Any, ...], value: Any, clean: Callable[[str], str]) -> Any:
+    for hint in hints:
+        try:
+            return _take(hint, value, clean)
+        except TypeError:
+            continue
+    raise TypeError(f"{value!r:.80} is none of {hints}")
+
+
+def _take_table(kind: Any, values: dict[str, Any], clean: Callable[[str], str]) -> Any:
+    if get_origin(kind) is dict:
+        name, of = get_args(kind)
+        return {_take(name, key, clean): _take(of, each, clean) for key, each in values.items()}
+    if not (is_dataclass(kind) or is_typeddict(kind)):
+        raise TypeError(f"a table is not {kind}")
+    hints = _hints(kind)
+    required: frozenset[str] = getattr(kind, "__required_keys__", frozenset())
+    if wrong := (values.keys() - hints.keys()) | (required - values.keys()):
+        raise ValueError(f"{kind.__name__} and {wrong}")
+    return kind(**{name: _take(hints[name], each, clean) for name, each in values.items()})
+
+
+def _take_plain(hint: Any, value: Any, clean: Callable[[str], str]) -> Any:
+    if hint is Any:
+        return value
+    kinds = (int, float) if hint is float else hint
+    is_truth = isinstance(value, bool)
+    if hint not in _PLAIN or not isinstance(value, kinds) or is_truth != (hint is bool):
+        raise TypeError(f"{value!r:.80} is not {hint}")
+    if isinstance(value, float) and math.isnan(value):
+        raise ValueError("no number")
+    return clean(value) if isinstance(value, str) else value
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)

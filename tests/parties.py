@@ -193,6 +193,12 @@ class Parties:
         return Meeting(nnodes=nnodes, host="127.0.0.1", port=self.port, **changes)
 
 
+WHY: dict[str, Any] = {
+    "rank": None, "description": "why", "raised": None, "ran_s": None, "at_ns": 1,
+}  # fmt: skip
+"""The cause of a generation's end."""
+
+
 def card(host: str, rank: int | None = None, **settings: str) -> Join:
     """Return what a node says of itself."""
     return Join(host=host, node_rank=rank, nproc=1, settings=settings)

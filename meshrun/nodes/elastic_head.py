@@ -79,6 +79,7 @@ class ElasticHead(Head):
         super().__init__(
             links,
             hosts=[card.host for card in cards],
+            world_size=sum(card.nproc for card in cards),
             node_timeout_s=meeting.node_timeout_s,
             board=board,
         )
@@ -255,6 +256,7 @@ class ElasticHead(Head):
         nodes, before = self._nodes, self._nodes.layout
         previous = {**before.to_dict(), "generation": generation - 1} if before else {}
         nodes.settle(choice)
+        self._world_size = choice.layout.world_size
         runs = {number: nodes.cards[number].host for number in choice.members}
         if self._causes:
             self._causes[-1]["resize"] = {

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from meshrun.errors import UsageError
 from meshrun.nodes.messages import Join
+from meshrun.outside import lines, one_line
 
 PROGRAM_FILE = "the file of the program"
 """The part of a program that is left out where it was not found."""
@@ -129,7 +130,7 @@ def check_settings(first: Join, card: Join) -> None:
         UsageError: With the setting that differs.
     """
     for name in dict.fromkeys([*first.settings, *card.settings]):
-        own, other = first.settings.get(name), card.settings.get(name)
+        own, other = (lines(each.settings.get(name, "")) for each in (first, card))
         if other != own:
             raise UsageError(
                 f"{_shown(name, other)} on {card.host}, and {_shown(name, own)} on"
@@ -147,12 +148,12 @@ def _check_program(first: Join, card: Join) -> None:
         own, other = first.program.get(part, _NOTHING), card.program.get(part, _NOTHING)
         if own[:1] == other[:1] or (part == PROGRAM_FILE and _NOTHING in (own, other)):
             continue
-        theirs, ours = " ".join(other[1:]), " ".join(own[1:])
+        theirs, ours = (one_line(" ".join(each[1:])) for each in (other, own))
         shown = f"is {theirs} on {card.host}, and {ours} on {first.host}"
         if theirs == ours:  # a secret, or too long to be shown to where they differ
             shown = f"({ours}) is another one on {card.host} than on {first.host}"
         raise UsageError(
-            f"{part} {shown}, the first node",
+            f"{one_line(part)} {shown}, the first node",
             hint="every node is started with the same program and arguments;"
             " --allow-different-programs on each if they are meant to differ",
         )
@@ -166,8 +167,9 @@ def natural(text: str) -> tuple[tuple[int, int, str], ...]:
     )
 
 
-def _shown(name: str, value: str | None) -> str:
-    return f"{name} is {value}" if value else f"{name} is not given"
+def _shown(name: str, value: str) -> str:
+    shown = one_line(name)
+    return f"{shown} is {one_line(value)}" if value else f"{shown} is not given"
 
 
 def _short(host: str) -> str:

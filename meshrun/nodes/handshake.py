@@ -11,6 +11,8 @@ import json
 import secrets
 from typing import Any
 
+from meshrun.outside import one_line
+
 VERSION = 1
 """Of what launchers say to each other; launchers of another one do not talk."""
 LONGEST_LINE = 1024
@@ -18,6 +20,9 @@ LONGEST_LINE = 1024
 
 class HandshakeError(Exception):
     """The other end is no launcher of this launch; the text says what it is, for people."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(one_line(text))
 
 
 class HeadHandshake:

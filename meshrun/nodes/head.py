@@ -44,6 +44,7 @@ class Head:
     Args:
         links: To the other nodes, by node rank.
         hosts: Names of all nodes, in node order.
+        world_size: How many ranks they have.
         node_timeout_s: How long a node may be silent.
         board: Where links are watched.
     """
@@ -53,10 +54,11 @@ class Head:
         links: Mapping[int, Link],
         *,
         hosts: list[str],
+        world_size: int,
         node_timeout_s: float,
         board: Switchboard,
     ) -> None:
-        self._links, self._hosts = dict(links), hosts
+        self._links, self._hosts, self._world_size = dict(links), hosts, world_size
         self._node_timeout_s, self._board = node_timeout_s, board
         self._next_beat_ns = time.monotonic_ns()
         self._over = False
@@ -137,6 +139,8 @@ class Head:
 
     def _hear(self, node_rank: int, link: Link, message: Message) -> None:
         match message:
+            case Failed() | Idle() if message.last_rank >= self._world_size:
+                link.close(f"it told of rank {message.last_rank} of {self._world_size}")
             case Failed():
                 shift_times(message.outcome, -link.ahead_ns)
                 self._outcomes[node_rank] = message.outcome

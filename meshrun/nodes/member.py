@@ -269,6 +269,11 @@ class Member:
 
     def _welcome(self, welcome: Welcome, now_ns: int) -> None:
         assert self._link is not None  # noqa: S101 - it was heard on it
+        try:
+            welcome.check(self._card, self._meeting.run_id)
+        except MeshrunError as error:
+            self._fail(error)
+            return
         self._met = True
         self._head_host = welcome.hosts[0]
         self._board.news.append(

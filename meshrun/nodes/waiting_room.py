@@ -250,7 +250,15 @@ class WaitingRoom:
             )
             address = link.own_address
         node_timeout_s = self._meeting.node_timeout_s
-        self._hand_over(Head(links, hosts=hosts, node_timeout_s=node_timeout_s, board=self._board))
+        self._hand_over(
+            Head(
+                links,
+                hosts=hosts,
+                world_size=sum(counts),
+                node_timeout_s=node_timeout_s,
+                board=self._board,
+            )
+        )
         self._board.news.append(
             Met(
                 node_rank=0,

@@ -132,8 +132,9 @@ def _headline(
 ) -> str:
     if state.signals:
         return f"{host} was stopped by {signal_name(state.signals[0])}"
-    if any(_told(state, "signum")):
-        return str(_told(state, "headline")[0])
+    if signums := _told(state, "signum"):
+        stopped = f"a node was stopped by {signal_name(signums[0])}"
+        return str((*_told(state, "headline"), stopped)[0])
     if state.broken is not None:
         return state.broken.text.rstrip().rpartition("\n")[2]
     if (trouble := find_trouble(state, host if len(hosts) > 1 else "")) is not None:

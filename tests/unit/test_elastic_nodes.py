@@ -10,7 +10,7 @@ import pytest
 from meshrun.events import AllIdle, LaunchOver, MeetingFailed, Met, NodeLost, OthersFailed
 from meshrun.layout import Layout
 from meshrun.nodes.messages import Begin, Finished, GaveUp, Idle, Leave, Over
-from tests.parties import Parties, Party, card
+from tests.parties import WHY, Parties, Party, card
 
 MOST = 3
 OVER = Over(exit_code=0, signum=None, preempted=False, headline="")
@@ -47,7 +47,7 @@ def begin_again(parties: Parties, those: Sequence[Party], generation: int) -> No
     for party in reversed(those):
         party.tell(Idle(generation=generation - 1, outcome={}))
     parties.until(lambda: those[0].heard(AllIdle))
-    those[0].tell(Begin(generation=generation, cause={"description": "why", "at_ns": 1}))
+    those[0].tell(Begin(generation=generation, cause={**WHY}))
 
 
 def grown(parties: Parties, two: Sequence[Party]) -> Party:
@@ -194,7 +194,7 @@ def test_a_node_that_was_cut_off_comes_back(parties: Parties, two: list[Party]) 
     parties.pass_s(5)
     assert head.heard(OthersFailed)
     head.tell(Idle(generation=0, outcome={}))
-    head.tell(Begin(generation=1, cause={"at_ns": 1}))
+    head.tell(Begin(generation=1, cause={**WHY}))
     parties.turn(5)
     assert hosts_of(head) == ("node0",)
     forget([head])

@@ -14,7 +14,7 @@ from meshrun.events import (
     OthersFinished,
 )
 from meshrun.nodes.messages import Begin, Failed, Finished, Idle, Over, Where
-from tests.parties import Parties, Party, card, names
+from tests.parties import WHY, Parties, Party, card, names
 
 OVER = Over(exit_code=7, signum=None, preempted=False, headline="rank 1 failed")
 
@@ -63,7 +63,7 @@ def test_a_failure_of_an_earlier_generation_is_old_news(
     for party in three:
         party.tell(idle())
     parties.until(lambda: three[0].heard(AllIdle))
-    three[0].tell(Begin(generation=1, cause={}))
+    three[0].tell(Begin(generation=1, cause=WHY))
     parties.until(lambda: all(party.heard(NextBegins) for party in three))
     three[1].tell(failed(generation=0))
     settled(parties)
@@ -88,14 +88,14 @@ def test_all_may_leave_once_all_have_finished(parties: Parties, three: list[Part
 def test_the_head_hears_once_that_nothing_is_left(parties: Parties, three: list[Party]) -> None:
     """With what each of the others told."""
     for number in (1, 2):
-        three[number].tell(idle(host=f"node{number}"))
+        three[number].tell(idle(headline=f"node{number}"))
     settled(parties)
     assert names(three) == [[], [], []]
-    three[0].tell(idle(host="node0"))
+    three[0].tell(idle(headline="node0"))
     parties.until(lambda: three[0].news)
 
     assert len(three[0].heard(AllIdle)) == 1
-    assert [told["host"] for told in three[0].heard(AllIdle)[0].outcomes] == ["node1", "node2"]
+    assert [told["headline"] for told in three[0].heard(AllIdle)[0].outcomes] == ["node1", "node2"]
 
 
 def test_the_end_is_told_to_all(parties: Parties, three: list[Party]) -> None:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import struct
 from collections.abc import Iterator
 from contextlib import closing, suppress
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from meshrun.events import AllIdle, MeetingFailed, Met, NextBegins, NodeLost
 from meshrun.host.sockets import listen_on
 from meshrun.nodes.handshake import VERSION, HeadHandshake
+from meshrun.nodes.link import Link
 from meshrun.nodes.member import Member
-from meshrun.nodes.messages import Begin, Failed, Idle
-from tests.parties import Parties, Party, S, card
+from meshrun.nodes.messages import Begin, Failed, Idle, Welcome
+from tests.parties import SECRET, WHY, Parties, Party, S, card
 
 NO_LAUNCHER = "what answers is no launcher of meshrun"
 
@@ -94,6 +96,44 @@ def test_a_head_that_lets_everybody_in_is_refused(parties: Parties, other: socke
         )
 
     assert not member.heard(Met)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"nproc_per_node": [1, 64]}, "for node 1, node1 with 64 workers of launch r; it is node1"),
+        ({"node_rank": 0}, "for node 0, node0 with 1 worker of launch r"),
+        ({"hosts": ["node0", "node7"]}, "for node 1, node7 with 1 worker"),
+        ({"run_id": "another"}, "of launch another; it is node1 with 1 worker"),
+    ],
+    ids=["more workers", "the first node", "another host", "another launch"],
+)
+def test_a_head_that_welcomes_another_node_is_not_obeyed(
+    parties: Parties, other: socket.socket, wrong: dict[str, Any], told: str
+) -> None:
+    """It knows the secret, and would have this node do what it did not offer."""
+    member = parties.member(card("node1"), run_id="r")
+    head = Link(taken(parties, other), HeadHandshake(SECRET))
+    welcome = {"node_rank": 1, "hosts": ["node0", "node1"], "nproc_per_node": [1, 1], "run_id": "r"}
+    head.send(Welcome(**{**welcome, "store_port": 1, **wrong}))
+    parties.until(lambda: head.receive() or member.heard(MeetingFailed))
+    head.close("the test is over")
+    error = member.heard(MeetingFailed)[0].error
+
+    assert told in error.message
+    assert error.exit_code == 69
+    assert not member.heard(Met)
+
+
+def test_what_a_stranger_says_moves_no_cursor(parties: Parties, other: socket.socket) -> None:
+    """A refusal needs no proof, and is shown as one line."""
+    member = parties.member(card("node1"))
+    with closing(taken(parties, other)) as connection:
+        refused = json.dumps({"refused": "\x1b[2J\nmeshrun: all is well"}).encode()
+        connection.sendall(HeadHandshake(b"").greeting + refused + b"\n")
+        parties.until(lambda: member.notes)
+
+    assert member.notes[0].endswith(r": \x1b[2J\nmeshrun: all is well; trying on")
 
 
 def test_while_nobody_listens_people_are_told(parties: Parties) -> None:
@@ -181,7 +221,7 @@ def test_times_of_another_clock_come_out_as_ours(parties: Parties, ahead_ns: int
     head, member = met(parties, ahead_ns=ahead_ns)
     parties.pass_s(5)
     at_ns, true_ns = member.now_ns(), head.now_ns()
-    exited = {"rank": 1, "wait_status": 256, "at_ns": at_ns}
+    exited = {"rank": 1, "pid": 7, "wait_status": 256, "at_ns": at_ns}
     outcome = {"ranks": {"1": {"exited": exited, "finished_ns": at_ns, "pid": 7}}, "signum": 0}
     member.tell(Failed(generation=0, outcome=outcome))
     parties.turn(3)
@@ -212,7 +252,7 @@ def test_the_time_of_a_failure_comes_out_as_ours(parties: Parties, ahead_ns: int
     """So that a node tells how long a restart took by its own clock."""
     head, member = met(parties, ahead_ns=ahead_ns)
     parties.pass_s(5)
-    head.tell(Begin(generation=1, cause={"at_ns": head.now_ns(), "raised": None}))
+    head.tell(Begin(generation=1, cause={**WHY, "at_ns": head.now_ns()}))
     parties.until(lambda: member.heard(NextBegins))
 
     # The clock of these tests moves by half a second where turns are skipped.

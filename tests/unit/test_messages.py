@@ -3,51 +3,110 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
-from typing import Any, get_args
+import selectors
+import socket
+import types
+from collections import deque
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshrun.host.sockets import listen_on
+from meshrun.layout import Layout
+from meshrun.meeting import Meeting
+from meshrun.nodes.handshake import HeadHandshake, MemberHandshake
+from meshrun.nodes.head import Head
+from meshrun.nodes.link import Link
+from meshrun.nodes.member import Member
 from meshrun.nodes.messages import (
     Begin,
     End,
+    Idle,
     Join,
     Message,
     MessageError,
     Over,
+    Waiting,
     Welcome,
     decode,
     encode,
 )
+from meshrun.nodes.switchboard import Switchboard
+from meshrun.packing import Like, Within
+from meshrun.result import Timings
+from meshrun.supervise.outcome import build_result
+from tests.histories import CLEARED, GONE, READY
+from tests.node_histories import HEAD, HEAD_ENDED, MEMBER, play
+from tests.parties import card
 
-TEXT = st.text(max_size=20)
-PLAIN = st.none() | st.booleans() | st.integers() | TEXT
+TEXT = st.text(st.characters(codec="ascii", categories=("L", "N")), max_size=20)
+ANY_TEXT = st.text(max_size=20)
+PLAIN = st.none() | st.booleans() | st.integers() | ANY_TEXT
 JSON = st.recursive(
-    PLAIN | st.floats(allow_nan=False),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    PLAIN | st.floats(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(ANY_TEXT, inner, max_size=3),
     max_leaves=8,
 )
-OF_TYPE: dict[str, st.SearchStrategy[Any]] = {
-    "int": st.integers(),
-    "int | None": st.none() | st.integers(),
-    "float | None": st.none() | st.floats(allow_nan=False),
-    "str": TEXT,
-    "str | None": st.none() | TEXT,
-    "bool": st.booleans(),
-    "dict[str, str]": st.dictionaries(TEXT, TEXT, max_size=3),
-    "dict[str, Any]": st.dictionaries(TEXT, JSON, max_size=3),
-    "dict[str, list[str]]": st.dictionaries(TEXT, st.lists(TEXT, max_size=3), max_size=3),
-    "list[str]": st.lists(TEXT, max_size=4),
-    "list[int]": st.lists(st.integers(), max_size=4),
-    "list[dict[str, Any]]": st.lists(st.dictionaries(TEXT, JSON, max_size=3), max_size=4),
-}
 KINDS = get_args(Message)
 
 
+NODES = st.lists(st.tuples(TEXT, st.integers(0, 9)), min_size=1, max_size=4)
+
+
 def any_of(kind: type[Any]) -> st.SearchStrategy[Any]:
-    return st.builds(kind, **{each.name: OF_TYPE[str(each.type)] for each in fields(kind)})
+    """Return messages that a launcher may say."""
+    hints = get_type_hints(kind, include_extras=True)
+    values = {name: some(hint) for name, hint in hints.items()}
+    if kind is not Welcome:
+        return st.builds(kind, **values)
+    return NODES.flatmap(
+        lambda nodes: st.builds(
+            kind,
+            **{
+                **values,
+                "node_rank": st.integers(0, len(nodes) - 1),
+                "hosts": st.just([host for host, _ in nodes]),
+                "nproc_per_node": st.just([count for _, count in nodes]),
+            },
+        )
+    )
+
+
+def some(hint: Any) -> st.SearchStrategy[Any]:
+    """Return values that an annotation allows."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return some_checked(args[0], hint.__metadata__[0])
+    if origin in (Union, types.UnionType):
+        return st.one_of([some(each) for each in args])
+    if origin is list:
+        return st.lists(some(args[0]), max_size=3)
+    if origin is dict:
+        return st.dictionaries(some(args[0]), some(args[1]), max_size=3)
+    if is_typeddict(hint):
+        hints = get_type_hints(hint, include_extras=True)
+        values = {name: some(each) for name, each in hints.items()}
+        may = {name: values.pop(name) for name in hint.__optional_keys__}
+        return st.fixed_dictionaries(values, optional=may)
+    return {int: st.integers(), str: TEXT, bool: st.booleans(), type(None): st.none()}[hint]
+
+
+def some_checked(hint: Any, check: Any) -> st.SearchStrategy[Any]:
+    if isinstance(check, Within):
+        bounds = {"min_value": check.least, "max_value": check.most}
+        return st.floats(**bounds) if hint is float else st.integers(**bounds)
+    if isinstance(check, Like):
+        return some(check.kind)
+    return {
+        "one_line": TEXT,
+        "_rank": st.integers(0, 5).map(str),
+        "_wait_status": st.sampled_from([0, 256, 9, 139]),
+        "_layout": st.sampled_from([{}, Layout.parse("dp=2,tp=2").to_dict()]),
+    }[check.__name__]
 
 
 @given(message=st.one_of([any_of(kind) for kind in KINDS]))
@@ -129,6 +188,145 @@ def test_what_is_in_lists_is_checked_too(message: Message, wrong: dict[str, Any]
 
     with pytest.raises(MessageError):
         decode(json.dumps([kind, {**values, **wrong}]).encode())
+
+
+WELCOME = {
+    "node_rank": 1, "hosts": ["node0", "node1"], "nproc_per_node": [1, 1], "run_id": "r",
+    "store_port": 1,
+}  # fmt: skip
+CAUSE = {"rank": 1, "description": "d", "raised": None, "ran_s": None, "at_ns": 1}
+EXITED = {"rank": 1, "pid": 1, "wait_status": 9, "at_ns": 1}
+BEGIN = {"generation": 1, "cause": CAUSE}
+OVER = {"exit_code": 0, "signum": None, "preempted": False, "headline": ""}
+JOIN = {"host": "a", "node_rank": None, "nproc": 1, "settings": {}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "wrong"),
+    [
+        *(("Welcome", WELCOME, {name: value}) for name, value in [
+            ("node_rank", -1), ("node_rank", 2), ("hosts", []), ("hosts", ["node0"]),
+            ("nproc_per_node", [1, -1]), ("nproc_per_node", [10**12, 1]), ("store_port", 0),
+            ("nproc_per_node", [10**7, 10**7]), ("store_port", 70_000), ("causes", [{}]),
+            ("causes", [{**CAUSE, "at_ns": None}]), ("causes", [{**CAUSE, "more": 1}]),
+            ("causes", [{**CAUSE, "resize": {"left": []}}]), ("previous", {"mesh": "dp=2"}),
+            ("previous", {"nnodes": 10**9, "nproc_per_node": 1, "mesh": None}),
+        ]),
+        ("Join", JOIN, {"nproc": -1}),
+        ("Join", JOIN, {"node_rank": -1}),
+        ("Begin", BEGIN, {"cause": {}}),
+        ("Begin", BEGIN, {"cause": {**CAUSE, "raised": {"rank": 1}}}),
+        ("Begin", BEGIN, {"cause": {**CAUSE, "at_ns": 10**30}}),
+        ("Begin", BEGIN, {"generation": -1}),
+        ("Idle", {"generation": 0, "outcome": {}}, {"outcome": {"ranks": {"x": {}}}}),
+        ("Idle", {"generation": 0, "outcome": {}}, {"outcome": {"ranks": {"-1": {}}}}),
+        ("Idle", {"generation": 0, "outcome": {}}, {"outcome": {"more": 1}}),
+        ("Idle", {"generation": 0, "outcome": {}}, {"outcome": {"trouble": {}}}),
+        ("Failed", {"generation": 0, "outcome": {}},
+         {"outcome": {"ranks": {"1": {"exited": {**EXITED, "wait_status": 0x137F}}}}}),
+        ("Failed", {"generation": 0, "outcome": {}},
+         {"outcome": {"ranks": {"1": {"exited": {**EXITED, "wait_status": 2**40}}}}}),
+        ("Over", OVER, {"exit_code": 256}),
+        ("Over", OVER, {"signum": 65}),
+        ("Over", OVER, {"signum": -9}),
+        ("Beat", {"at_ns": 1}, {"idle_s": float("nan")}),
+        ("Beat", {"at_ns": 1}, {"idle_s": float("inf")}),
+        ("Beat", {"at_ns": 1}, {"echo_ns": -(10**300)}),
+    ],
+)  # fmt: skip
+def test_a_value_that_cannot_be_is_refused(
+    kind: str, values: dict[str, Any], wrong: dict[str, Any]
+) -> None:
+    """A rank below 0, a port beyond the last, the end of a process that has not ended."""
+    decode(json.dumps([kind, values]).encode())
+    with pytest.raises(MessageError):
+        decode(json.dumps([kind, {**values, **wrong}]).encode())
+
+
+def test_what_is_shown_moves_no_cursor() -> None:
+    """Escapes and newlines are written out, and what is long is shortened in its middle."""
+    said = encode(Waiting(text="a\x1b[2J\r\nmeshrun: all is well\u202e" + "x" * 5000 + "z"))
+    told = decode(said)
+
+    assert isinstance(told, Waiting)
+    assert told.text.startswith(r"a\x1b[2J\r\nmeshrun: all is well\u202exx")
+    assert told.text.endswith("xz")
+    assert len(told.text) <= 1000
+    raised = {"rank": 1, "at_ns": 1, "kind": "E\n", "message": "", "traceback": "a\n\tb\x07",
+              "shown": False}  # fmt: skip
+    text = json.dumps(["Begin", {"generation": 1, "cause": {**CAUSE, "raised": raised}}]).encode()
+    begin = decode(text)
+    assert isinstance(begin, Begin)
+    assert (
+        begin.cause["raised"] | {"kind": r"E\n", "traceback": "a\n\tb\\x07"}
+        == (begin.cause["raised"])
+    )
+
+
+def changed(text: bytes, at: int, value: Any) -> bytes:
+    """Return a message with one of the values in it, at any depth, in place of another."""
+    message = json.loads(text)
+    places: list[tuple[Any, Any]] = []
+
+    def walk(inner: Any) -> None:
+        pairs = inner.items() if isinstance(inner, dict) else enumerate(inner)
+        for name, each in list(pairs):
+            places.append((inner, name))
+            if isinstance(each, dict | list):
+                walk(each)
+
+    walk(message[1])
+    if places:
+        inner, name = places[at % len(places)]
+        inner[name] = value
+    return json.dumps(message).encode()
+
+
+@contextmanager
+def connected() -> Iterator[tuple[Link, Link]]:
+    """Two ends of a connection, over which nothing is said."""
+    with closing(listen_on("127.0.0.1", 0)) as listener:
+        near = socket.create_connection(listener.getsockname())
+        far, _ = listener.accept()
+    links = Link(near, MemberHandshake(b"s")), Link(far, HeadHandshake(b"s"))
+    yield links
+    for link in links:
+        link.close("the test is over")
+
+
+@given(
+    message=st.one_of([any_of(kind) for kind in KINDS]),
+    at=st.integers(0, 99),
+    value=JSON | st.sampled_from([-1, 2**31, 2**63, 10**400, 1e308, "\x1b[2J\n", [], {}]),
+)
+def test_nothing_that_a_peer_says_breaks_a_launch(message: Message, at: int, value: Any) -> None:
+    """Of each kind, with any value in it changed: refused, or carried to the end of the launch."""
+    try:
+        said = decode(changed(encode(message), at, value))
+    except MessageError:
+        return
+    with connected() as (near, far), selectors.DefaultSelector() as selector:
+        board = Switchboard(selector, note=str)
+        meeting = Meeting(nnodes=2, host="127.0.0.1", port=1)
+        member = Member(
+            meeting, card("node1"), secret=b"s", board=board, where=str, addresses=("127.0.0.1",)
+        )
+        member._link = near
+        member._hear(said)
+        as_member, board.news = [*board.news], deque()
+        head = Head(
+            {1: far}, hosts=["node0", "node1"], world_size=4, node_timeout_s=30.0, board=board
+        )
+        head._hear(1, far, said)
+        head.tell(Idle(generation=0, outcome={}))
+        as_head = [*board.news]
+    as_head = [*HEAD, *as_head, *HEAD_ENDED, CLEARED]
+    for events in ([READY, *as_member], [*MEMBER, *as_member], as_head):
+        state, _ = play([*events, GONE], max_restarts=1)
+        build_result(
+            state, Layout.parse("dp=4", nnodes=2), hosts=["node0", "node1"],
+            timings=Timings(began_ns=0),
+        )  # fmt: skip
 
 
 def test_a_message_names_its_kind() -> None:

@@ -1,0 +1,25 @@
+"""Text that came from outside, made fit to be shown: nothing in it moves a cursor. Pure."""
+
+from __future__ import annotations
+
+_MOST_ON_A_LINE = 1000
+
+
+def one_line(text: str, most: int = _MOST_ON_A_LINE) -> str:
+    """Return ``text`` as one line without control characters, and without its middle if long."""
+    return _shorten("".join(map(_escape, text)) if not text.isprintable() else text, most)
+
+
+def lines(text: str, most: int = 64 * 1024) -> str:
+    """Return ``text`` as :func:`one_line` does, with its tabs and ends of lines as they are."""
+    escaped = "".join(char if char in "\n\t" else _escape(char) for char in text)
+    return _shorten(escaped, most)
+
+
+def _escape(char: str) -> str:
+    return char if char.isprintable() else char.encode("unicode_escape").decode()
+
+
+def _shorten(text: str, most: int) -> str:
+    half = most // 2
+    return text if len(text) <= most else f"{text[: half - 3]} ... {text[-half + 2 :]}"
