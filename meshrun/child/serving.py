@@ -283,7 +283,6 @@ class Forks:
         if not self._negotiation_stays:
             self._end_negotiation()
         ended = self._end_children(grace_s)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
         self._pids.clear()
         self._signalled.clear()
         self._store_pid = None

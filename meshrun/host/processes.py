@@ -111,7 +111,14 @@ def end_children(
         How many processes had to be ended, and the ids of those that outlived SIGKILL because
         the kernel holds them (state D).
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # so that it can be waited for
+    held_back = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # to be waited for
+    try:
+        return _end_children(grace_s, patience_s, spare)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held_back)
+
+
+def _end_children(grace_s: float, patience_s: float, spare: frozenset[int]) -> Ended:
     seen: set[int] = set()
     begin = time.monotonic() + patience_s
     deadline = begin + grace_s

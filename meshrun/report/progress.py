@@ -20,13 +20,14 @@ from meshrun.events import (
     SignalArrived,
     StoreEnded,
     TimePassed,
+    ZygoteGone,
     ZygoteUnsafe,
 )
 from meshrun.plan import LaunchPlan
 from meshrun.raised import headline, lost_connection
 from meshrun.report.findings import describe_spares
 from meshrun.result import Resize, signal_name, split_wait_status
-from meshrun.supervise.blame import describe_store_end
+from meshrun.supervise.blame import describe_lost_process, describe_wait_status
 from meshrun.supervise.console import Console
 from meshrun.supervise.known import State
 from meshrun.supervise.label import rank_label
@@ -62,16 +63,11 @@ class StartProgress:
 
     def __call__(self, event: Event, state: State, console: Console) -> None:
         """Take one event and the state after it."""
-        self._tell_oddities(event, console)
+        self._tell_oddities(event, state, console)
         if self._quiet:
             return
         starts_again = state.generation > self._generation
-        is_met_again = isinstance(event, Met) and bool(event.causes)
-        if (
-            isinstance(event, NextBegins)
-            or is_met_again
-            or (isinstance(event, GenerationEnded) and state.abroad is None)
-        ):
+        if _is_next(event, state):
             if starts_again and not self._started:
                 self._tell_unstarted(state, console)
             self._began_ns = time.monotonic_ns()
@@ -90,7 +86,9 @@ class StartProgress:
         if not state.stopping and not self._started:
             self._tell_start(state, console)
 
-    def _tell_oddities(self, event: Event, console: Console) -> None:
+    def _tell_oddities(self, event: Event, state: State, console: Console) -> None:
+        if isinstance(event, ZygoteGone) and state.generation == self._generation:
+            self._tell_lost_zygote(event, state, console)
         if isinstance(event, ZygoteUnsafe):
             console.note(f"each rank gets its own interpreter, since {event.reason}")
         if isinstance(event, LeftoversEnded):
@@ -114,6 +112,12 @@ class StartProgress:
                 f"{who} outlived SIGKILL: the kernel holds what waits for a disk, a driver or a"
                 " network file system (state D in `ps`), and ends it once that answers"
             )
+
+    def _tell_lost_zygote(self, event: ZygoteGone, state: State, console: Console) -> None:
+        """Say that it ended between two generations, where that costs only time."""
+        if not (state.over or state.lost_process or state.finishing or state.broken):
+            how = describe_wait_status(event.wait_status)
+            console.note(f"the process that starts the ranks {how}; another one is started")
 
     def _tell_start(self, state: State, console: Console) -> None:
         status = self._status(state)
@@ -227,8 +231,8 @@ class StartProgress:
                 return f"{signal_name(signum)}: {ending if rest else none}"
             case OthersFailed() | NodeLost():
                 return describe_others(event) + _ending_all(rest)
-            case StoreEnded():
-                return f"{describe_store_end(state)}; ending {_ranks(rest)}"
+            case StoreEnded() | ZygoteGone() if lost := describe_lost_process(state):
+                return lost + _ending_all(rest)
             case _:
                 return f"ending {_ranks(rest)}"
 
@@ -238,6 +242,15 @@ class StartProgress:
         if not self._has_mesh:
             return f"rank {rank}"
         return f"rank {rank} [{rank_label(self._plan.layout, rank)}]"
+
+
+def _is_next(event: Event, state: State) -> bool:
+    """Whether another generation of ranks is about to start."""
+    if isinstance(event, NextBegins):
+        return True
+    if state.abroad is not None and state.abroad.is_met:
+        return isinstance(event, Met) and bool(event.causes)
+    return isinstance(event, GenerationEnded | ZygoteGone) and not state.over
 
 
 def describe_others(event: OthersFailed | NodeLost) -> str:

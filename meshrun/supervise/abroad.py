@@ -45,7 +45,7 @@ def _met(state: State, event: Met) -> Step:
     causes = tuple(cause_from_json(cause) for cause in event.causes)
     ranks = {rank: RankState() for rank in event.ranks}
     if known.is_met:  # again, as nodes have come or gone
-        if state.zygote_gone is not None or state.finishing:
+        if state.finishing:
             return state, []
         return begin_again(replace(state, ranks=ranks, causes=causes), event.at_ns)
     abroad = replace(known, is_met=True, is_head=event.node_rank == 0)
@@ -54,7 +54,7 @@ def _met(state: State, event: Met) -> Step:
 
 def _meeting_failed(state: State, event: MeetingFailed) -> Step:
     known = _known(state)
-    if known.failed is not None or state.zygote_gone is not None:
+    if known.failed is not None or state.over:
         return state, []
     abroad = replace(known, failed=event, is_cut_off=known.is_cut_off or known.is_alone)
     if not abroad.is_met:
@@ -68,8 +68,7 @@ def _meeting_failed(state: State, event: MeetingFailed) -> Step:
 
 def _node_lost(state: State, event: NodeLost) -> Step:
     known = _known(state)
-    may_return = not state.signals and state.zygote_gone is None
-    if known.is_elastic and may_return:  # the head is: perhaps it is there again later
+    if known.is_elastic and not state.signals:  # the head is: perhaps it is there again later
         alone = replace(state, abroad=replace(known, is_alone=True))
         alone, actions = stop(alone, event.at_ns, others_know=True)
         return finish(alone, actions, event.at_ns)
@@ -118,7 +117,7 @@ def _gather(state: State, cause: Cause) -> Step:
 
 def _next_begins(state: State, event: NextBegins) -> Step:
     state = replace(state, causes=(*state.causes, cause_from_json(event.cause)))
-    if state.zygote_gone is None and not state.finishing:
+    if not state.finishing and state.broken is None:
         return begin_again(state, event.at_ns)
     if not _known(state).decides:
         return state, []

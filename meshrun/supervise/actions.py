@@ -16,10 +16,11 @@ class StartAll:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StartOver:
-    """Start the zygote anew, without torch, to give each rank an interpreter of its own."""
+class StartZygote:
+    """Start another zygote in place of the one that has ended."""
 
-    reason: str
+    without_torch: bool = False
+    """Whether from now on each rank gets an interpreter of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,5 +77,5 @@ class Decide:
 
 
 Action = (
-    StartAll | StartOver | Signal | EndGeneration | EndZygote | WakeAt | OpenGate | Tell | Decide
+    StartAll | StartZygote | Signal | EndGeneration | EndZygote | WakeAt | OpenGate | Tell | Decide
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass, replace
 
-from meshrun.events import RankRaised
+from meshrun.events import RankRaised, ZygoteGone
 from meshrun.raised import headline, lost_connection
 from meshrun.result import LEFT_EARLY, signal_name, split_wait_status
 from meshrun.supervise.known import State
@@ -98,13 +98,25 @@ def describe_verdict(verdict: Verdict) -> str:
     return f"exited with code {verdict.exit_code}"
 
 
-def describe_store_end(state: State) -> str | None:
-    """Return how the store's process ended, if it did before it was told to."""
-    if state.store_ended is None:
+def describe_lost_process(state: State) -> str | None:
+    """Return which process of meshrun's own ended this generation by its end, if one did."""
+    lost = state.lost_process
+    if lost is None:
         return None
-    is_there = state.abroad is None or state.abroad.is_head
-    what = "holds the ranks' store" if is_there else "guards the ranks"
-    return f"the process that {what} {describe_wait_status(state.store_ended.wait_status)}"
+    if isinstance(lost, ZygoteGone):
+        what = "starts the ranks"
+    elif state.abroad is None or state.abroad.is_head:
+        what = "holds the ranks' store"
+    else:
+        what = "guards the ranks"
+    return f"the process that {what} {describe_wait_status(lost.wait_status)}"
+
+
+def describe_failure(state: State) -> str | None:
+    """Return what ended this generation here, if that was no rank and may not happen again."""
+    if state.hung is not None:
+        return f"no rank got on for {state.hung.idle_s:.1f} s"
+    return describe_lost_process(state)
 
 
 def describe_wait_status(wait_status: int) -> str:

@@ -18,7 +18,6 @@ from meshrun.host.error_record import read_record, write_record
 from meshrun.host.processes import handles_signal
 from meshrun.host.run_folder import RunFolder
 from meshrun.plan import LaunchPlan, RankPlan
-from meshrun.request import StartMethod
 from meshrun.supervise.debugging import Debugging
 from meshrun.supervise.known import State
 from meshrun.supervise.lookout import Lookout
@@ -66,7 +65,8 @@ class Crew:
         self._generation = 0
         self.timers: Timers | None = None
         self.settle(plan, session, listener)
-        self.zygote = self._start_zygote(plan.start_method)
+        self._method = plan.start_method
+        self.zygote = self._start_zygote()
 
     def settle(self, plan: LaunchPlan, session: Session, listener: socket.socket | None) -> None:
         """Take what was not known yet, before ranks are started."""
@@ -78,13 +78,21 @@ class Crew:
 
     # ---- starting --------------------------------------------------------------------------
 
-    def start_over(self) -> None:
-        """Start the zygote anew, to give each rank an interpreter of its own."""
-        self._selector.unregister(self.zygote.control)
-        self._selector.unregister(self.zygote.reports)
-        self.zygote.wait()
+    def wait_for_zygote(self) -> int:
+        """Hear no more of the zygote, wait for its end and return its wait status."""
+        for end in (self.zygote.control, self.zygote.reports):
+            self._selector.unregister(end)
+        return self.zygote.wait()
+
+    def start_zygote(self, *, without_torch: bool) -> None:
+        """Start another zygote in place of the one that has ended, or is about to."""
+        if without_torch:
+            self._method = "exec"
+            self.wait_for_zygote()
+        self._orders.clear()
         self.zygote.close()
-        self.zygote = self._start_zygote("exec")
+        self.zygote = self._start_zygote()
+        self._lookout.begin()
 
     def start_all(self, generation: int) -> None:
         """Start the store and every rank of this node, as one generation."""
@@ -110,12 +118,12 @@ class Crew:
         """An order to start a rank was carried out, or was not."""
         self._orders.answered()
 
-    def _start_zygote(self, method: StartMethod) -> Zygote:
+    def _start_zygote(self) -> Zygote:
         stacks = self._lookout.open(ZYGOTE)
         try:
             zygote = Zygote(
                 self.plan.program,
-                method=method,
+                method=self._method,
                 preload=self.plan.request.preload,
                 scratch_dir=self._folder.removed_without_us,
                 stacks=stacks,

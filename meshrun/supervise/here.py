@@ -35,7 +35,7 @@ from meshrun.supervise.actions import (
     OpenGate,
     Signal,
     StartAll,
-    StartOver,
+    StartZygote,
     Tell,
     WakeAt,
 )
@@ -69,8 +69,8 @@ def start_if_due(state: State) -> Step:
     return state, [StartAll(generation=state.generation)]
 
 
-def _zygote_unsafe(state: State, event: ZygoteUnsafe) -> Step:
-    return (state, []) if state.stopping else (state, [StartOver(reason=event.reason)])
+def _zygote_unsafe(state: State, _: ZygoteUnsafe) -> Step:
+    return (state, []) if state.stopping else (state, [StartZygote(without_torch=True)])
 
 
 def _raised(state: State, event: RankRaised) -> Step:
@@ -87,8 +87,13 @@ def _store_ended(state: State, event: StoreEnded) -> Step:
     serves = state.abroad is None or state.abroad.is_head
     if state.stopping and (state.signals or not serves or has_culprit(state)):
         return state, []  # it is not why the ranks end, and they need it no more
-    stopped, actions = stop(replace(state, store_ended=event), event.at_ns)
-    return finish(stopped, actions, event.at_ns)
+    state = replace(state, lost_process=event)
+    leaves: list[Action] = []
+    if state.abroad is not None and state.abroad.may_leave and not may_restart(state):
+        state = replace(state, abroad=replace(state.abroad, is_cut_off=True))
+        leaves = [Tell(what="leaves")]
+    stopped, actions = stop(state, event.at_ns)
+    return finish(stopped, [*leaves, *actions], event.at_ns)
 
 
 def _hung(state: State, event: Hung) -> Step:
@@ -149,6 +154,9 @@ def finish(state: State, actions: list[Action], at_ns: int) -> Step:
     """Once no rank is left, start them again or bring the launch to its end."""
     if not is_idle(state):
         return state, actions
+    if state.zygote_gone is not None:  # with whatever there was to clear up
+        state, said = say_idle(replace(state, between=True))
+        return state, [*actions, *said]
     grace_s = 0.0 if state.killed else LEFTOVER_GRACE_S
     deadline_ns = at_ns + int(ZYGOTE_GRACE_S * _NS)
     state = replace(state, deadline_ns=deadline_ns)
@@ -156,20 +164,27 @@ def finish(state: State, actions: list[Action], at_ns: int) -> Step:
     if state.abroad is not None and state.abroad.decides:
         state = replace(state, between=True)
         end = EndGeneration(grace_s=grace_s)
-    elif state.abroad is None and state.stopping and may_restart(state):
-        cause = find_cause(state, at_ns)
-        why_not = why_not_again(state, cause)
-        if why_not is None:
-            state = replace(state, between=True, causes=(*state.causes, cause))
+    elif state.abroad is None and state.stopping:
+        state, is_next = _count_restart(state, at_ns)
+        if is_next:
+            state = replace(state, between=True)
             end = EndGeneration(grace_s=grace_s)
-        else:
-            state = replace(state, no_restart=why_not)
     if isinstance(end, EndZygote):
         state = replace(state, finishing=True)
     return state, [*actions, end, WakeAt(at_ns=deadline_ns)]
 
 
-def _generation_ended(state: State, event: GenerationEnded) -> Step:
+def _count_restart(state: State, at_ns: int) -> tuple[State, bool]:
+    """Return whether ranks are to start again, and the state that knows why, or why not."""
+    if not may_restart(state):
+        return state, False
+    cause = find_cause(state, at_ns)
+    if (why_not := why_not_again(state, cause)) is not None:
+        return replace(state, no_restart=why_not), False
+    return replace(state, causes=(*state.causes, cause)), True
+
+
+def _generation_ended(state: State, event: GenerationEnded | ZygoteGone) -> Step:
     """Start over with everything new but the zygote; or hear first what the head says."""
     if not state.between or state.finishing:
         return state, []
@@ -181,8 +196,13 @@ def _generation_ended(state: State, event: GenerationEnded) -> Step:
 
 
 def begin_again(state: State, at_ns: int) -> Step:
-    """Start ranks with everything new but the zygote, after a while if they do not get on."""
+    """Start ranks with everything new but the zygote, after a while if they do not get on.
+
+    A zygote that has ended is replaced.
+    """
     abroad, (wait_s, _) = state.abroad, back_off(state.causes)
+    if abroad is not None and abroad.is_met:
+        abroad = abroad.again
     fresh = State(
         shutdown_timeout_s=state.shutdown_timeout_s,
         ranks={rank: RankState() for rank in state.ranks},
@@ -190,14 +210,16 @@ def begin_again(state: State, at_ns: int) -> Step:
         causes=state.causes,
         sigterm_repeats=state.sigterm_repeats,
         signals=state.signals,
-        zygote_ready=True,
+        zygote_ready=state.zygote_gone is None,
         begin_ns=at_ns + int(wait_s * _NS) if wait_s else None,
-        abroad=None if abroad is None else abroad.again,
+        abroad=abroad,
     )
     if fresh.signals:  # it came after the last rank had ended
+        fresh = replace(fresh, zygote_gone=state.zygote_gone)
         fresh, actions = stop(fresh, at_ns, signum=fresh.signals[0])
         return finish(fresh, actions, at_ns)
-    return start_if_due(fresh)
+    fresh, actions = start_if_due(fresh)
+    return fresh, [*([StartZygote()] if state.zygote_gone is not None else []), *actions]
 
 
 def stop(
@@ -240,18 +262,28 @@ def _kill(state: State, at_ns: int) -> Step:
 
 
 def _zygote_gone(state: State, event: ZygoteGone) -> Step:
-    state = replace(state, zygote_gone=event)
+    """Nothing is left of this generation; that was its end, unless it was at its end already."""
+    state = replace(state, zygote_gone=event, alive=frozenset())
     abroad = state.abroad
-    if abroad is None or state.over:
+    if state.over and abroad is not None:
         return state, []
+    was_ending = state.finishing or state.broken is not None
+    if state.between and not was_ending:
+        return (state, []) if state.over and state.signals else _generation_ended(state, event)
     is_failure = state.signals or state.start_error or state.hung or has_culprit(state)
-    was_killed = event.wait_status != 0 and state.broken is None and not is_failure
-    may_leave = was_killed and abroad.is_met and not abroad.is_head  # the others go on without
-    if abroad.is_elastic and (abroad.is_told_idle or abroad.is_alone or may_leave):
+    if not (was_ending or is_failure or state.lost_process):
+        state = replace(state, lost_process=event)
+    if abroad is None or not abroad.is_met:
+        state, is_next = (state, False) if was_ending else _count_restart(state, event.at_ns)
+        return begin_again(state, event.at_ns) if is_next else (state, [])
+    if abroad.is_elastic and (abroad.is_told_idle or abroad.is_alone):
         return leave(replace(state, stopping=True), abroad, [], event.at_ns)
+    if state.lost_process is event and abroad.may_leave and not may_restart(state):
+        state, actions = leave(replace(state, stopping=True), abroad, [], event.at_ns)
+        return state, [Tell(what="leaves"), *actions]
     failed: list[Action] = [] if state.stopping else [Tell(what="failed")]
-    state, actions = say_idle(replace(state, stopping=True, deadline_ns=None))
-    return state, [*failed, *actions]
+    state, said = say_idle(replace(state, stopping=True, between=True, deadline_ns=None))
+    return state, [*failed, *said]
 
 
 def signalled(state: State, event: SignalArrived) -> Step:

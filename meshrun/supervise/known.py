@@ -137,7 +137,8 @@ class State:
     """Signals the launcher was sent, in order."""
     broken: ProgramBroken | None = None
     start_error: StartFailed | None = None
-    store_ended: StoreEnded | None = None
+    lost_process: StoreEnded | ZygoteGone | None = None
+    """Which process of meshrun's own ended, if that is what ended this generation."""
     gate_open: bool = False
     """Whether ranks that have finished may leave."""
     begin_ns: int | None = None
@@ -151,6 +152,7 @@ class State:
     """How far a rank of this node has come, if one says."""
     zygote_ready: bool = False
     zygote_gone: ZygoteGone | None = None
+    """Set until there is another one."""
     abroad: Abroad | None = None
     """The other nodes, if there are any."""
     alive: frozenset[int] = field(default_factory=frozenset)

@@ -46,7 +46,7 @@ from meshrun.supervise.actions import (
     OpenGate,
     Signal,
     StartAll,
-    StartOver,
+    StartZygote,
     Tell,
     WakeAt,
 )
@@ -167,9 +167,6 @@ class Loop:
                 while self._nodes.takes_leave(self.state, self.plan.layout):
                     self._turn()
                 self._nodes.close()
-            ended = end_children(grace_s=0.0, spare=self._not_ours)
-            if ended.survivors:
-                self._happen(LeftoversEnded(count=0, survivors=list(ended.survivors)))
             self._output.finish(self._slow_readers.wait, lambda: len(self.state.signals) > 1)
             self.evidence = self._gather()
         finally:
@@ -243,10 +240,7 @@ class Loop:
     def _on_control(self) -> None:
         message = self._crew.zygote.receive()
         if message is None:
-            self._selector.unregister(self._crew.zygote.control)
-            self._on_reports()
-            status = self._crew.zygote.wait()
-            self._happen(ZygoteGone(wait_status=status, at_ns=time.monotonic_ns()))
+            self._on_zygote_gone()
             return
         if isinstance(message, RankExited | GenerationEnded):
             self._on_reports()  # what ranks told before their end comes first
@@ -257,6 +251,14 @@ class Loop:
             if (raised := self._crew.match_error_file(message, raised)) is not None:
                 self._happen(raised)
         self._happen(message)
+
+    def _on_zygote_gone(self) -> None:
+        status = self._crew.wait_for_zygote()
+        ended = end_children(grace_s=0.0, spare=self._not_ours)  # all that it had come to us
+        if ended.survivors:
+            self._happen(LeftoversEnded(count=0, survivors=list(ended.survivors)))
+        self._on_reports()
+        self._happen(ZygoteGone(wait_status=status, at_ns=time.monotonic_ns()))
 
     def _on_reports(self) -> None:
         while (message := self._crew.zygote.receive_report()) is not None:
@@ -295,8 +297,8 @@ class Loop:
         match action:
             case StartAll(generation=generation):
                 self._crew.start_all(generation)
-            case StartOver():
-                self._start_over()
+            case StartZygote(without_torch=without_torch):
+                self._start_zygote(without_torch=without_torch)
             case Signal(ranks=ranks, signum=signum, whole_group=whole_group):
                 self._crew.signal(ranks, signum, whole_group=whole_group)
             case EndGeneration(grace_s=grace_s):
@@ -329,7 +331,7 @@ class Loop:
                 part.settle(plan)
         return replace(met, ranks=tuple(self._crew.ranks))
 
-    def _start_over(self) -> None:
-        self._crew.start_over()
+    def _start_zygote(self, *, without_torch: bool) -> None:
+        self._crew.start_zygote(without_torch=without_torch)
         if self._nodes is not None:
             self._nodes.peers.start_negotiation()

@@ -16,6 +16,7 @@ from meshrun.nodes.messages import Begin, Failed, Finished, GaveUp, Idle, Leave,
 from meshrun.nodes.peers import Peers
 from meshrun.result import signal_name
 from meshrun.supervise.actions import Decide, Tell
+from meshrun.supervise.blame import describe_failure, describe_lost_process
 from meshrun.supervise.evidence import Evidence
 from meshrun.supervise.known import Cause, State
 from meshrun.supervise.outcome import decide, find_trouble, headline
@@ -85,12 +86,15 @@ class Nodes:
             self.peers.tell(Finished(generation=state.generation))
             return
         if what == "leaves":
-            why = f"it was stopped by {signal_name(state.signals[0])}"
+            why = describe_lost_process(state) or ""
+            if state.signals:
+                why = f"it was stopped by {signal_name(state.signals[0])}"
             self.peers.tell(Leave(generation=state.generation, why=why))
             return
         outcome = outcome_to_json(
             state,
             headline=headline(state, layout, self.hosts, self._host),
+            failure=_failure(state, self._host),
             trouble=_trouble(state, self._host),
             evidence=evidence,
         )
@@ -130,6 +134,11 @@ class Nodes:
     def close(self) -> None:
         """Have what was said arrive, and let go."""
         self.peers.close()
+
+
+def _failure(state: State, host: str) -> str:
+    what = describe_failure(state)
+    return f"on {host}, {what}" if state.lost_process and not state.hung else what or ""
 
 
 def _trouble(state: State, host: str) -> MeshrunError | None:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from meshrun.errors import HangError, HostError, InternalError, MeshrunError, NodeLostError
-from meshrun.events import STORE
+from meshrun.events import STORE, StoreEnded
 from meshrun.layout import Layout
 from meshrun.result import (
     PREEMPTED,
@@ -22,10 +22,8 @@ from meshrun.result import (
 from meshrun.stacks import current_folder, user_place
 from meshrun.supervise.blame import (
     Verdict,
-    describe_store_end,
+    describe_lost_process,
     describe_verdict,
-    describe_wait_status,
-    has_culprit,
     judge,
 )
 from meshrun.supervise.evidence import Evidence
@@ -230,16 +228,15 @@ def find_trouble(state: State, host: str = "") -> MeshrunError | None:
             " meshrun.heartbeat()",
             hint="where they were stands above; --hang-timeout says how long they may take",
         )
-    here = _trouble_with_start(state)
-    if here is None and (elsewhere := _trouble_abroad(state)) is not None:
-        return elsewhere
-    here = here or _trouble_with_zygote(state)
-    if here is not None and host:
+    here = _trouble_here(state)
+    if here is None:
+        return _trouble_abroad(state)
+    if host:
         here.message = f"on {host}, {here.message}"
     return here
 
 
-def _trouble_with_start(state: State) -> MeshrunError | None:
+def _trouble_here(state: State) -> MeshrunError | None:
     if state.start_error is not None:
         rank = state.start_error.rank
         who = "the process that holds the ranks' store" if rank == STORE else f"rank {rank}"
@@ -247,25 +244,14 @@ def _trouble_with_start(state: State) -> MeshrunError | None:
             f"{who} could not be started: {state.start_error.error}",
             hint="is the machine out of processes or memory? see `ulimit -u` and `free -h`",
         )
-    if (store_end := describe_store_end(state)) is not None:
-        return HostError(f"{store_end}, and they need it")
-    return None
-
-
-def _trouble_with_zygote(state: State) -> MeshrunError | None:
-    gone = state.zygote_gone
-    if gone is None or state.broken is not None or gone.wait_status == 0:
+    if (what := describe_lost_process(state)) is None or state.lost_process is None:
         return None
-    all_exited = all(known.exited is not None for known in state.ranks.values())
-    if state.finishing or (all_exited and not state.between):
-        return None
-    if has_culprit(state) and state.restarts >= state.max_restarts and not state.between:
-        return None  # a rank had failed before, and that was the end already
-    end = describe_wait_status(gone.wait_status)
+    if isinstance(state.lost_process, StoreEnded):
+        return HostError(f"{what}, and they need it")
     trouble = HostError(
-        f"the process that starts the ranks {end}, and they with it",
+        f"{what}, and they with it",
         hint="if nobody did this on purpose, look for the out-of-memory killer in `dmesg`",
     )
-    exit_code, signum = split_wait_status(gone.wait_status)
+    exit_code, signum = split_wait_status(state.lost_process.wait_status)
     trouble.exit_code = 128 + signum if signum is not None else exit_code or InternalError.exit_code
     return trouble

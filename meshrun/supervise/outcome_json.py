@@ -20,8 +20,17 @@ def outcome_to_json(
     headline: str,
     trouble: MeshrunError | None,
     evidence: Mapping[int, Evidence],
+    failure: str = "",
 ) -> dict[str, Any]:
-    """Return what the head needs to know of this node's ranks: those that failed or left first."""
+    """Return what the head needs to know of this node's ranks: those that failed or left first.
+
+    Args:
+        state: Of this node.
+        headline: What decided it, in one line.
+        trouble: What ended the generation from outside the ranks, if anything did.
+        evidence: Of ranks that failed.
+        failure: The same in a few words, if ranks may start again after it.
+    """
     failed = {verdict.rank for verdict in judge(state)}
     left = [(known.finished_ns, rank) for rank, known in state.ranks.items() if known.finished_ns]
     telling = failed | {rank for _, rank in sorted(left)[:1]}
@@ -33,6 +42,7 @@ def outcome_to_json(
         "killed": state.killed,
         "is_hung": state.hung is not None,
         "step": state.step,
+        "failure": failure,
         "trouble": None if trouble is None else error_to_json(trouble),
         "ranks": {str(rank): asdict(state.ranks[rank]) for rank in sorted(telling)},
         "evidence": {str(rank): asdict(evidence[rank]) for rank in telling if rank in evidence},

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from meshrun.events import OthersFailed
 from meshrun.stacks import current_folder, user_place
-from meshrun.supervise.blame import describe_store_end, describe_verdict, judge
+from meshrun.supervise.blame import describe_failure, describe_verdict, judge
 from meshrun.supervise.known import Cause, State, furthest
 
 _SOON_S = 10.0
@@ -25,14 +25,12 @@ _HOPELESS = frozenset(
 def find_cause(state: State, at_ns: int) -> Cause:
     """Return why this generation ended."""
     verdicts = judge(state)
-    if state.hung is not None or state.store_ended is not None or not verdicts:
+    failure = _failure_of_no_rank(state)
+    if failure is not None or not verdicts:
         began_ns = [known.ready_ns for known in state.ranks.values() if known.ready_ns is not None]
-        what = describe_store_end(state) or "the ranks were stopped"
-        if state.hung is not None:
-            what = f"no rank got on for {state.hung.idle_s:.1f} s"
         return Cause(
             rank=None,
-            description=what,
+            description=failure or "the ranks were stopped",
             raised=None,
             ran_s=(at_ns - min(began_ns)) / 1e9 if began_ns else None,
             at_ns=at_ns,
@@ -64,6 +62,16 @@ def change_of(state: State, event: OthersFailed) -> Cause:
     )
 
 
+def _failure_of_no_rank(state: State) -> str | None:
+    abroad, here = state.abroad, describe_failure(state)
+    if abroad is None:
+        return here
+    if here is not None and state.hung is None:
+        return f"on node 0, {here}"
+    told = (str(outcome["failure"]) for outcome in abroad.outcomes if outcome.get("failure"))
+    return here or next(told, None)
+
+
 def may_restart(state: State) -> bool:
     """Whether a restart is left, and the launch is not over for another reason."""
     return state.max_restarts > state.restarts and may_go_on(state)
@@ -80,11 +88,10 @@ def _may_elsewhere(state: State) -> bool:
     if abroad is None:
         return True
     ends = any(
-        outcome.get("signum") or (outcome.get("trouble") and not outcome.get("is_hung"))
+        outcome.get("signum") or (outcome.get("trouble") and not outcome.get("failure"))
         for outcome in abroad.outcomes
     )
-    is_here = state.zygote_gone is None
-    return is_here and abroad.lost is None and abroad.failed is None and not ends
+    return abroad.lost is None and abroad.failed is None and not ends
 
 
 def why_not_again(state: State, cause: Cause) -> str | None:

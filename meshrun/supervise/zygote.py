@@ -126,7 +126,6 @@ class Zygote:
 
     def wait(self) -> int:
         """Wait for its end and return its wait status."""
-        self.control.close()
         code = self._process.wait()
         return -code if code < 0 else code << 8
 

@@ -5,6 +5,7 @@ import os
 import signal
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.kit import PROGRAMS, run_meshrun, start_meshrun
@@ -118,20 +119,57 @@ def test_a_program_that_cannot_be_read_is_not_tried_again(
     assert "restart" not in ours.stderr
 
 
-def test_a_lost_store_is_had_anew_and_named(fake_torch: object, tmp_path: Path) -> None:
-    """The cause is the store's process, not the ranks that were ended for its sake."""
+@pytest.mark.parametrize(
+    ("victim", "method", "extra"),
+    [("store", "fork", "deaf"), ("zygote", "fork", "children"), ("zygote", "exec", "children")],
+)
+def test_a_process_of_meshruns_own_that_is_lost_is_had_anew_and_named(
+    victim: str, method: str, extra: str, fake_torch: Path, tmp_path: Path
+) -> None:
+    """The cause is that process, not the ranks that ended for its sake; nothing is left of them."""
+    words = ("--nproc-per-node", "2", "--max-restarts", "1", "--shutdown-timeout", "1")
     with start_meshrun(
-        "--nproc-per-node", "2", "--max-restarts", "1", PROGRAMS / "wait.py", folder=tmp_path
+        *words, "--start-method", method, PROGRAMS / "wait.py", extra, folder=tmp_path
     ) as running:
         running.wait_for("up", 2)
-        os.kill(running.below_zygote()[0], signal.SIGKILL)
+        zygote, (store, *_) = running.zygote(), running.below_zygote()
+        before = psutil.Process(running.process.pid).children(recursive=True)
+        os.kill(zygote if victim == "zygote" else store, signal.SIGKILL)
         running.wait_for("up", 4)
+        left = [each.pid for each in before if each.is_running() and each.pid != zygote]
+        again = running.zygote()
         running.process.terminate()
 
         assert running.wait() == 143
-    why = "the process that holds the ranks' store was ended by SIGKILL"
-    assert f"meshrun: {why}; ending 2 ranks" in running.stderr
+    assert left == []
+    assert (again == zygote) == (victim == "store")
+    what = "holds the ranks' store" if victim == "store" else "starts the ranks"
+    why = f"the process that {what} was ended by SIGKILL"
     assert f"meshrun: restart 1 of 1, because {why}\n" in running.stderr
+    assert "meshrun: generation 1 runs, " in running.stderr
+
+
+def test_a_zygote_that_is_lost_once_too_often_ends_the_launch(
+    fake_torch: Path, tmp_path: Path
+) -> None:
+    """With its code, as without restarts; one that is lost before there are ranks counts too."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    env = {"FAKE_TORCH_WAITS": str(fifo)}
+    words = ("--nproc-per-node", "2", "--max-restarts", "1", PROGRAMS / "wait.py")
+    with start_meshrun(*words, env=env, folder=tmp_path) as running:
+        with open(fifo, "w"):  # opens once the zygote is in the middle of its import
+            os.kill(running.zygote(), signal.SIGKILL)
+        with open(fifo, "w"):
+            pass
+        running.wait_for("up", 2)
+        os.kill(running.zygote(), signal.SIGKILL)
+
+        assert running.wait() == 137
+    why = "the process that starts the ranks was ended by SIGKILL"
+    assert f"meshrun: restart 1 of 1, because {why}\n" in running.stderr
+    assert f"error: {why}, and they with it\n" in running.stderr
+    assert len(fake_torch.read_text().splitlines()) == 2
 
 
 def test_a_signal_is_no_reason_to_restart(fake_torch: object, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshrun.events import Event, OthersFailed, ProgramBroken, StartFailed, TimePassed
-from meshrun.supervise.actions import Action, OpenGate, Signal, StartAll, WakeAt
+from meshrun.supervise.actions import Action, OpenGate, Signal, StartAll, StartZygote, WakeAt
 from meshrun.supervise.known import Abroad, State
 from meshrun.supervise.state import step
 from tests.histories import (
@@ -160,13 +160,33 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [*MEMBER, KILLED_ZYGOTE],
         [START, FAILED, IDLE],
     ),
-    "what comes next finds no zygote, and the others are told": (
-        [*MEMBER, KILLED_ZYGOTE, NEXT, over(137)],
-        [START, FAILED, IDLE, FAILED, IDLE],
+    "what comes next has another zygote": (
+        [*MEMBER, KILLED_ZYGOTE, NEXT, READY],
+        [START, FAILED, IDLE, StartZygote(), StartAll(generation=1)],
     ),
-    "so, too, if it died once no rank was left": (
-        [*MEMBER, *DIES, CLEARED, KILLED_ZYGOTE, NEXT, over(137)],
+    "so, too, if it died once no rank was left, which is no failure": (
+        [*MEMBER, *DIES, CLEARED, KILLED_ZYGOTE, NEXT, READY],
+        [START, term(3), FAILED, CLEAR, IDLE, StartZygote(), StartAll(generation=1)],
+    ),
+    "or while it cleared up": (
+        [*MEMBER, *DIES, KILLED_ZYGOTE, NEXT, READY],
+        [START, term(3), FAILED, CLEAR, IDLE, StartZygote(), StartAll(generation=1)],
+    ),
+    "if nothing comes next there is none": (
+        [*MEMBER, KILLED_ZYGOTE, over(137)],
+        [START, FAILED, IDLE],
+    ),
+    "a signal once the zygote is gone ends the generation that comes next": (
+        [*MEMBER, *DIES, KILLED_ZYGOTE, signalled(15, 7.5), NEXT, over(143, signum=15)],
         [START, term(3), FAILED, CLEAR, IDLE, FAILED, IDLE],
+    ),
+    "a program that is broken has no next generation here": (
+        [met(1), ProgramBroken(text="SyntaxError: x", exit_code=1), GONE, NEXT],
+        [FAILED, IDLE, FAILED, IDLE],
+    ),
+    "before the nodes meet a zygote is replaced only if ranks may be started again": (
+        [KILLED_ZYGOTE],
+        [],
     ),
     "a signal once no rank is left ends the generation that comes next": (
         [*MEMBER, *DIES, CLEARED, signalled(15, 7.5), NEXT, CLEARED, over(143, signum=15), GONE],

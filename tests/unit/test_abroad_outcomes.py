@@ -11,6 +11,7 @@ from meshrun.layout import solve_layout
 from meshrun.result import LaunchResult, Timings
 from meshrun.spec import parse_mesh
 from meshrun.supervise.actions import Decide, StartAll
+from meshrun.supervise.blame import describe_failure
 from meshrun.supervise.evidence import Evidence
 from meshrun.supervise.outcome import build_result, find_trouble, headline
 from meshrun.supervise.outcome_json import outcome_to_json
@@ -56,6 +57,32 @@ def test_the_head_starts_all_again_after_a_failure_elsewhere() -> None:
     assert taken[-1] == StartAll(generation=1)
     assert state.causes == (CAUSE,)
     assert state.everywhere.keys() == {0, 1}
+
+
+@pytest.mark.parametrize("lost", [KILLED_ZYGOTE, LOST_STORE], ids=["zygote", "guard"])
+@pytest.mark.parametrize("place", [HEAD, MEMBER], ids=["head", "member"])
+def test_the_head_starts_all_again_after_a_process_of_meshruns_own_was_lost(
+    lost: Event, place: list[Event]
+) -> None:
+    """On any node; the cause names it, and not the ranks that were ended for its sake."""
+    there, idle = OTHERS_FAILED, told()
+    if place is MEMBER:
+        member, _ = play([*MEMBER, lost])
+        idle = outcome_to_json(
+            member, headline="", trouble=find_trouble(member, "node1"), evidence={},
+            failure=f"on node1, {describe_failure(member)}",
+        )  # fmt: skip
+    else:
+        there = lost
+    events = [*HEAD, there, *HEAD_ENDED, CLEARED, all_idle(idle)]
+    cause = decided(events, max_restarts=1).next_after
+
+    assert decided(events) == THE_END
+    assert cause is not None
+    assert cause.description.startswith(
+        f"on node{' 0' if place is HEAD else '1'}, the process that "
+    )
+    assert cause.description.endswith(" was ended by SIGKILL")
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from meshrun.events import (
     TimePassed,
     ZygoteGone,
 )
-from meshrun.supervise.actions import Action, Decide, StartAll, Tell
+from meshrun.supervise.actions import Action, Decide, StartAll, StartZygote, Tell
 from meshrun.supervise.known import Abroad, Cause, State
 from meshrun.supervise.outcome import decide
 from meshrun.supervise.outcome_json import cause_to_json
@@ -26,6 +26,7 @@ from tests.histories import (
     CLEAR,
     CLEARED,
     FINISH,
+    LOST_STORE,
     READY,
     S,
     exited,
@@ -110,7 +111,10 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [*SHRINKS, THE_END, END],
     ),
     "too few nodes for too long end it": ([*SHRUNK, TOO_LATE, over(69)], [*SHRINKS, THE_END, END]),
-    "and so does a zygote that is gone then": ([*SHRUNK, GONE], [*SHRINKS, THE_END]),
+    "a zygote that is gone then is replaced": (
+        [*SHRUNK, GONE, again(0, 0), READY],
+        [*SHRINKS, StartZygote(), NEXT],
+    ),
     "a member ends its ranks and hears who is left": (
         [*MEMBER, OTHERS_FAILED, *MEMBER_ENDED, CLEARED, again(1, 1)],
         [START, term(2, 3), CLEAR, IDLE, NEXT],
@@ -152,10 +156,18 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [*HEAD, signalled(15, 5), *HEAD_ENDED],
         [START, term(0, 1), FAILED, CLEAR],
     ),
-    "a member whose zygote is killed leaves, for the others to go on": ([*MEMBER, GONE], [START]),
+    "a member whose zygote is killed leaves, for the others to go on": (
+        [*MEMBER, GONE],
+        [START, LEAVES],
+    ),
+    "and so does one whose guard is killed": (
+        [*MEMBER, LOST_STORE, *MEMBER_ENDED],
+        [START, LEAVES, term(2, 3), FINISH],
+    ),
+    "of the head all ends": ([*HEAD, GONE], [START, FAILED, IDLE]),
     "also if the others were first to notice": (
         [*MEMBER, OTHERS_FAILED, GONE],
-        [START, term(2, 3)],
+        [START, term(2, 3), LEAVES],
     ),
     "after a failure here it stays to tell of it": (
         [*MEMBER, *DIES[:1], GONE],
@@ -198,7 +210,7 @@ def test_a_change_counts_as_a_generation_and_not_as_a_restart() -> None:
 @pytest.mark.parametrize(
     ("events", "is_over"),
     [
-        ([*CUT_OFF, GONE], True),
+        ([*CUT_OFF, GONE], False),
         ([*CUT_OFF, TOO_LATE, GONE], True),
         ([*CUT_OFF], False),
         ([*MEMBER, CUT, GONE], True),
@@ -207,7 +219,7 @@ def test_a_change_counts_as_a_generation_and_not_as_a_restart() -> None:
     ids=["zygote gone", "too late", "cut off", "zygote gone at once", "zygote gone first"],
 )
 def test_what_is_waited_for(events: list[Event], is_over: bool) -> None:
-    """A node without a zygote does not try to come back."""
+    """A node that is cut off tries to come back, if need be with another zygote."""
     assert play(events)[0].over is is_over
 
 

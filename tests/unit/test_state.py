@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from meshrun.events import Event, OthersFailed, RankFinished, StartFailed, ZygoteUnsafe
-from meshrun.supervise.actions import Action, EndZygote, OpenGate, Signal, StartAll, StartOver
+from meshrun.supervise.actions import Action, EndZygote, OpenGate, Signal, StartAll, StartZygote
 from meshrun.supervise.known import Abroad, RankState, State
 from meshrun.supervise.state import step
 from tests.histories import (
@@ -31,7 +31,7 @@ FINISH_AT_ONCE = EndZygote(grace_s=0.0)
 
 HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
     "ranks start when the zygote is ready": ([READY], [StartAll(generation=0)]),
-    "an unsafe zygote is replaced": ([ZygoteUnsafe(reason="x")], [StartOver(reason="x")]),
+    "an unsafe zygote is replaced": ([ZygoteUnsafe(reason="x")], [StartZygote(without_torch=True)]),
     "the zygote ends after the last rank": (
         [*STARTED, exited(0, 0, 1), exited(1, 0, 1), exited(2, 0, 1)],
         [FINISH],

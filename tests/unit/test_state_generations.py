@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from meshrun.events import Event, ProgramBroken, RankReady, ZygoteGone
+from meshrun.events import Event, ProgramBroken, RankReady
 from meshrun.layout import solve_layout
 from meshrun.result import Timings
 from meshrun.spec import parse_mesh
-from meshrun.supervise.actions import Action, StartAll
+from meshrun.supervise.actions import Action, StartAll, StartZygote
 from meshrun.supervise.outcome import build_result
 from tests.histories import (
     BY_FORCE,
@@ -18,6 +18,7 @@ from tests.histories import (
     GONE,
     KILLED_ZYGOTE,
     LOST_STORE,
+    READY,
     STARTED,
     S,
     exited,
@@ -28,6 +29,7 @@ from tests.histories import (
     term,
 )
 
+NOW = StartAll(generation=0)
 LOST_ONE = [exited(1, 9, 5), exited(0, 15, 6), exited(2, 15, 6)]
 RUNNING = [*STARTED, *(RankReady(rank=rank, at_ns=4 * S) for rank in range(3))]
 NO_MODULE = [
@@ -83,6 +85,46 @@ RESTARTS: dict[str, tuple[int, list[Event], list[Action]]] = {
         [*RUNNING, *NO_MODULE, CLEARED, *RUNNING, *LOST_ONE],
         [term(0, 2), CLEAR, StartAll(generation=1), term(0, 2), CLEAR],
     ),
+    "a zygote that is killed is replaced": (
+        1,
+        [READY, *STARTED, KILLED_ZYGOTE, READY],
+        [NOW, StartZygote(), StartAll(generation=1)],
+    ),
+    "until no restart is left for it": (
+        1,
+        [*STARTED, KILLED_ZYGOTE, READY, *STARTED, KILLED_ZYGOTE],
+        [StartZygote(), StartAll(generation=1)],
+    ),
+    "while it imports, too": (
+        1,
+        [KILLED_ZYGOTE, READY],
+        [StartZygote(), StartAll(generation=1)],
+    ),
+    "and however it ends": (
+        1,
+        [GONE, READY],
+        [StartZygote(), StartAll(generation=1)],
+    ),
+    "between two generations that is no failure of its own": (
+        1,
+        [*STARTED, *LOST_ONE, KILLED_ZYGOTE, READY],
+        [term(0, 2), CLEAR, StartZygote(), StartAll(generation=1)],
+    ),
+    "nor is it replaced there after a signal": (
+        1,
+        [*STARTED, *LOST_ONE, signalled(15, 6.5), KILLED_ZYGOTE],
+        [term(0, 2), CLEAR, BY_FORCE],
+    ),
+    "a zygote that is killed once the launch is stopped is not replaced": (
+        9,
+        [*STARTED, signalled(15, 5), KILLED_ZYGOTE],
+        [term(0, 1, 2)],
+    ),
+    "nor once all is done": (
+        9,
+        [*STARTED, *(exited(rank, 0, 9) for rank in range(3)), KILLED_ZYGOTE],
+        [FINISH],
+    ),
     "a program that cannot be read is not tried again": (
         9,
         [ProgramBroken(text="SyntaxError", exit_code=1), GONE],
@@ -109,21 +151,12 @@ def test_a_useless_restart_is_explained() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("ended_by", "code", "says"),
-    [("somebody", 139, "starts the ranks was ended by SIGSEGV"), ("us", 9, None)],
-)
-def test_a_zygote_that_ends_between_two_generations(
-    ended_by: str, code: int, says: str | None
-) -> None:
-    """It is the cause if it was killed, and not if it was ended for not clearing up."""
-    killed = ZygoteGone(wait_status=11, at_ns=12 * S)
-    gone = [passed(12), KILLED_ZYGOTE] if ended_by == "us" else [killed]
-    state, _ = play([*STARTED, *(exited(rank, 9 << 8, 5) for rank in range(3)), *gone], 1)
+def test_a_zygote_that_does_not_clear_up_is_not_the_cause() -> None:
+    """It was ended for that; what had failed before is."""
+    failed = [exited(rank, 9 << 8, 5) for rank in range(3)]
+    state, _ = play([*STARTED, *failed, passed(12), KILLED_ZYGOTE], 1)
     result = build_result(
         state, solve_layout(parse_mesh("dp=3")), hosts=["node"], timings=Timings(began_ns=0)
     )
 
-    assert result.exit_code == code
-    assert (says is None) == (result.trouble is None)
-    assert says is None or says in str(result.trouble)
+    assert (result.exit_code, result.trouble) == (9, None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
@@ -31,6 +31,7 @@ from meshrun.supervise.actions import (
     EndZygote,
     Signal,
     StartAll,
+    StartZygote,
     Tell,
     WakeAt,
 )
@@ -248,11 +249,18 @@ def test_ranks_that_have_ended_do_not_hang() -> None:
     assert (state.hung, state.stopping) == (None, False)
 
 
-def test_a_lost_zygote_ends_the_wait() -> None:
-    """As it is not there to start anything."""
-    state, _ = step(waiting(), ZygoteGone(wait_status=9, at_ns=5 * S))
+def test_a_zygote_that_is_lost_meanwhile_is_a_failure_more() -> None:
+    """And another one imports while the next restart is waited for, as long as one is left."""
+    state, _ = step(waiting(), lost := ZygoteGone(wait_status=9, at_ns=5 * S))
 
-    assert state.over
+    assert follow(waiting(), lost) == [StartZygote()]
+    assert (state.restarts, state.causes[-1].description) == (
+        3,
+        "the process that starts the ranks was ended by SIGKILL",
+    )
+    ready = ZygoteReady(at_ns=6 * S, import_ns=S)
+    assert follow(state, ready, TimePassed(at_ns=7 * S)) == [StartAll(generation=3)]
+    assert step(replace(waiting(), max_restarts=2), lost)[0].over
 
 
 def test_nodes_wait_each_for_itself() -> None:
