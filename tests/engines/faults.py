@@ -91,6 +91,8 @@ def draw(number: int) -> Case:
     """Return the case of a number, always the same; neighbours have other phases and back ends."""
     dice = random.Random(number)
     phase = PHASES[number % len(PHASES)]
+    # Whether the loss of a zygote costs a restart depends on the moment, in that phase.
+    faults = tuple(each for each in _ANY if phase != "restarting" or each != "zygote")
     has_ranks = phase not in ("importing", "meeting", "restarting")
     nodes, workers = dice.choice(((2, 2), (2, 2), (3, 1), (4, 1)))
     if phase == "meeting":
@@ -99,7 +101,7 @@ def draw(number: int) -> Case:
     return Case(
         number=number,
         phase=phase,
-        fault=dice.choice((*_ANY, *(_OF_RANKS if has_ranks else ()))),
+        fault=dice.choice((*faults, *(_OF_RANKS if has_ranks else ()))),
         backend=dice.choice(("static", "c10d")),
         nodes=nodes,
         workers=workers,
