@@ -23,11 +23,11 @@ import threading
 import weakref
 from types import ModuleType
 
+from meshrun.child.group_lifetime import PEERS_TAKE_S, destroyed
 from meshrun.child.reporter import Reporter
 
 _CANNOT_FLUSH = 120
 """What ``python`` returns when its standard streams cannot be flushed at the end."""
-_PEERS_TAKE_S = 5.0
 _LIBRARY_FOLDERS = tuple(
     {os.path.join(path, "") for path in (*sysconfig.get_paths().values(), sys.prefix)}
 )
@@ -80,7 +80,8 @@ class Ending:
         _flush_files()
         _free_program(self._standing)
         status = self._status if _flush_streams() or self._status else _CANNOT_FLUSH
-        if status == 0 and _has_process_group():
+        destroyed.hold()
+        if status == 0 and (destroyed or _has_process_group()):
             self._wait_for_peers()
         if status == -signal.SIGINT:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -94,7 +95,7 @@ class Ending:
         still connecting a group whose connections this end has seen through.
         """
         self._reporter.finished()
-        select.select([self._gate_fd], [], [], _PEERS_TAKE_S)
+        select.select([self._gate_fd], [], [], PEERS_TAKE_S)
 
 
 def _has_process_group() -> bool:

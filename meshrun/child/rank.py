@@ -6,13 +6,16 @@ import os
 import socket
 import sys
 from contextlib import suppress
+from functools import partial
 from types import CodeType
 
 from meshrun.child.ending import Ending
+from meshrun.child.group_lifetime import guard_groups
 from meshrun.child.program import format_raised, print_nothing, run_program
 from meshrun.child.reporter import Reporter
 from meshrun.child.stacks import tell_stacks
 from meshrun.child.threads import raise_thread_counts
+from meshrun.child.when_imported import when_imported
 from meshrun.host.cores import bind_to_cpus
 from meshrun.pulse import pulse
 from meshrun.request import Program
@@ -43,16 +46,14 @@ def become_rank(
     try:
         raise_thread_counts(os.environ)
         _seed_generators()
+        when_imported("torch.distributed.distributed_c10d", guard_groups)
+        when_imported("torch.distributed.rendezvous", partial(_serve_env, dict(os.environ)))
         if "MESHRUN_MESH" in order.environment and not order.lazy:
             from meshrun.child.adopt import adopt_process_group
             from meshrun.child.join import join_mesh
 
             join_mesh(tuple(order.coordinate), reporter)
             adopt_process_group()
-        if "torch" in sys.modules:
-            from meshrun.child.adopt import serve_env_rendezvous
-
-            serve_env_rendezvous(dict(os.environ))
     except BaseException as error:
         _tell(reporter, error, may_be_ours=True)
         ending.note(error)
@@ -75,6 +76,12 @@ def become_rank(
     finally:
         if pulse.step is not None:  # it may have come too close to the step before
             reporter.beat(pulse.step)
+
+
+def _serve_env(env: dict[str, str]) -> None:
+    from meshrun.child.adopt import serve_env_rendezvous
+
+    serve_env_rendezvous(env)
 
 
 def set_environment(order: StartRank) -> None:

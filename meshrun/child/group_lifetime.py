@@ -1,0 +1,105 @@
+"""How long a process group lives: until nothing of torch's, and no peer, needs it any more.
+
+Two of torch's races end here, both met by everyday programs.
+
+A gloo group joins its threads as it dies, and these need the interpreter's lock to free what a
+backward pass left with them. Python's own references to a group let go of the lock first; those
+of DDP's ``Reducer`` do not, so a group that dies with its model waits for itself, for ever. Here a
+``Reducer`` leaves the last reference to Python.
+Source: ``ProcessGroupGloo.cpp`` and ``init.cpp`` of torch 2.13.
+
+A group is ready on one rank while another still connects it, and a rank that destroys it then
+makes the other fail ("connectFullMesh"). So a destroyed group keeps its connections for as long as
+a finished rank does, or until the next group has connected.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+PEERS_TAKE_S = 5.0
+"""How long connections outlive their use, for peers that are a little behind."""
+
+
+class _Destroyed:
+    """Groups that this program has destroyed, and whose connections are still up."""
+
+    def __init__(self) -> None:
+        self._groups: list[Any] = []
+        self._pid = 0
+        self._timer: threading.Timer | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._groups)
+
+    def add(self, group: Any) -> None:
+        self._pid = os.getpid()
+        self._groups.append(group)
+        self.hold()
+        self._timer = threading.Timer(PEERS_TAKE_S, self.close)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def hold(self) -> None:
+        """Keep them until this process ends."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def close(self) -> None:
+        """Close their connections; in a child they are its parent's, with threads it lacks."""
+        if self._pid == os.getpid():
+            self.hold()
+            self._groups.clear()
+
+
+destroyed = _Destroyed()
+
+
+def guard_groups() -> None:
+    """Have torch's process groups live as long as they are needed; once in a process."""
+    from torch._C import _distributed_c10d as c10d
+
+    for holder in (c10d.Reducer, getattr(c10d, "Logger", None)):  # a Logger holds a Reducer
+        if holder is not None:
+            _keep_alive(holder, (c10d.ProcessGroup, c10d.Reducer))
+    _call_around(c10d.ProcessGroup, "shutdown", before=destroyed.add)
+    _call_around(c10d.ProcessGroup, "_register_backend", after=lambda _: destroyed.close())
+
+
+def _keep_alive(holder: type, kinds: tuple[type, ...]) -> None:
+    """Have Python refer to what a ``holder`` is made with until its C++ part is gone.
+
+    An object of pybind11 clears its weak references after its C++ part (``clear_instance``).
+    """
+    make = holder.__init__  # type: ignore[misc]
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        make(self, *args, **kwargs)
+        held = [thing for thing in (*args, *kwargs.values()) if isinstance(thing, kinds)]
+        weakref.finalize(self, held.clear).atexit = False
+
+    holder.__init__ = __init__  # type: ignore[misc]
+
+
+def _call_around(
+    owner: type,
+    name: str,
+    *,
+    before: Callable[[Any], None] = lambda _: None,
+    after: Callable[[Any], None] = lambda _: None,
+) -> None:
+    """Have calls of a method tell its object to ``before`` and ``after``."""
+    method = getattr(owner, name)
+
+    def around(self: Any, *args: Any, **kwargs: Any) -> Any:
+        before(self)
+        result = method(self, *args, **kwargs)
+        after(self)
+        return result
+
+    around.__name__, around.__doc__ = name, method.__doc__
+    setattr(owner, name, around)

@@ -1,0 +1,42 @@
+"""Call a function once a module has been imported, now or later."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
+
+
+def when_imported(name: str, call: Callable[[], None]) -> None:
+    """Call ``call`` now if the module ``name`` is imported, otherwise right after it will be."""
+    if name in sys.modules:
+        call()
+    else:
+        sys.meta_path.insert(0, _Finder(name, call))
+
+
+class _Finder(MetaPathFinder):
+    """Finds one module, once, as the other finders do, and adds a call to its execution."""
+
+    def __init__(self, name: str, call: Callable[[], None]) -> None:
+        self._name, self._call = name, call
+
+    def find_spec(
+        self, name: str, _path: Sequence[str] | None, _target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != self._name:
+            return None
+        sys.meta_path.remove(self)
+        spec = find_spec(name)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                self._call()
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec

@@ -1,0 +1,53 @@
+"""Process groups die when the program is done with them: no sooner, and without a hang."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.kit import PROGRAMS, run_meshrun
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("how", "options"),
+    [
+        ("return", ()),
+        ("return", ("--start-method", "exec")),
+        ("return", ("--mesh", "dp=4")),
+        ("raise", ()),
+        ("keep", ()),
+        ("subgroups", ()),
+        ("at once", ("--mesh", "2x2", "--names", "a,b")),
+        ("at once", ()),
+    ],
+)
+def test_groups_may_die_in_any_way(how: str, options: tuple[str, ...]) -> None:
+    """A model that holds its group as the last one, a hundred groups, groups not used at all."""
+    ours = run_meshrun("--nproc-per-node", "4", *options, PROGRAMS / "short_groups.py", how)
+
+    assert ours.returncode == 0, ours.stderr
+    assert ours.stdout.count("done\n") == 4
+
+
+_GONE = """
+import sys, time
+import torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+if dist.get_rank() == 0:
+    dist.destroy_process_group()
+    time.sleep(3600)
+dist.all_reduce(torch.ones(1))
+"""
+
+
+@pytest.mark.torch
+def test_a_peer_does_not_wait_for_a_destroyed_group(tmp_path: Path) -> None:
+    """Whoever destroyed it goes on with something else, and the others learn of it."""
+    (tmp_path / "gone.py").write_text(_GONE)
+    ours = run_meshrun("--nproc-per-node", "2", tmp_path / "gone.py")
+
+    assert ours.returncode == 1
+    assert "rank 1 raised RuntimeError" in ours.stderr
