@@ -173,6 +173,8 @@ def launch(
     def settle(plan: LaunchPlan, session: Session, met: Met) -> tuple[LaunchPlan, Session]:
         plan, session = _settle(plan, session, met)
         settled(plan)
+        if events is not None:
+            events.plan = plan
         _say_what_listens(plan, session, console)
         return plan, session
 
@@ -272,8 +274,13 @@ def _settle(plan: LaunchPlan, session: Session, met: Met) -> tuple[LaunchPlan, S
     from meshrun.host.network import interface_of
 
     facts = detect_host(with_topology=plan.bound_cpus is not None)
-    counts = met.nproc_per_node
-    plan = settle_plan(plan, facts, node_rank=met.node_rank, nproc_per_node=counts)
+    plan = settle_plan(
+        plan,
+        facts,
+        node_rank=met.node_rank,
+        nproc_per_node=met.nproc_per_node,
+        roles=met.roles,
+    )
     session = replace(
         session,
         run_id=met.run_id,

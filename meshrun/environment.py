@@ -56,6 +56,7 @@ def rank_environment(
     """
     layout, request = plan.layout, plan.request
     local_world_size = layout.nproc_per_node[rank.node_rank]
+    role_rank, role_world_size = plan.place_in_role(rank.rank)
     numbers = {
         "RANK": rank.rank,
         "LOCAL_RANK": plan.device_index(rank.local_rank),
@@ -63,8 +64,8 @@ def rank_environment(
         "LOCAL_WORLD_SIZE": local_world_size,
         "GROUP_RANK": rank.node_rank,
         "GROUP_WORLD_SIZE": layout.nnodes,
-        "ROLE_RANK": rank.rank,
-        "ROLE_WORLD_SIZE": layout.world_size,
+        "ROLE_RANK": role_rank,
+        "ROLE_WORLD_SIZE": role_world_size,
         "MASTER_PORT": session.master_port,
         "TORCHELASTIC_RESTART_COUNT": generation,
         "TORCHELASTIC_MAX_RESTARTS": request.max_restarts,

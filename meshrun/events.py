@@ -219,6 +219,8 @@ class Met:
     hosts: tuple[str, ...]
     """Host names, in node order."""
     nproc_per_node: tuple[int, ...]
+    roles: tuple[str, ...] = ()
+    """What each node calls its workers."""
     run_id: str
     store_address: str
     """By which this node's ranks reach the store."""

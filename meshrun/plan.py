@@ -98,6 +98,8 @@ class LaunchPlan:
     meeting: Meeting | None = None
     """Where the nodes meet; ``None`` where there is but this one."""
     node_rank: int = 0
+    roles: tuple[str, ...] = ()
+    """What each node calls its workers; empty until the nodes have met."""
 
     @property
     def program(self) -> Program:
@@ -136,6 +138,15 @@ class LaunchPlan:
     def device_index(self, local_rank: int) -> int:
         """Return the number by which a rank knows its device: 0 where it sees no other."""
         return 0 if self.request.virtual_local_rank else local_rank
+
+    def place_in_role(self, rank: int) -> tuple[int, int]:
+        """Return (place among the ranks of the same role, how many these are)."""
+        if len(set(self.roles)) < 2:
+            return rank, self.layout.world_size
+        role = self.roles[self.layout.node_rank(rank)]
+        nodes = [node_rank for node_rank, other in enumerate(self.roles) if other == role]
+        ranks = sorted(r for node_rank in nodes for r in self.layout.ranks_of_node(node_rank))
+        return ranks.index(rank), len(ranks)
 
     def visible_device(self, local_rank: int) -> str | None:
         """Return the one device a rank may see, or ``None`` if it sees all."""
@@ -217,7 +228,12 @@ def build_plan(request: LaunchRequest, facts: HostFacts, *, check_host: bool = T
 
 
 def settle_plan(
-    plan: LaunchPlan, facts: HostFacts, *, node_rank: int, nproc_per_node: tuple[int, ...]
+    plan: LaunchPlan,
+    facts: HostFacts,
+    *,
+    node_rank: int,
+    nproc_per_node: tuple[int, ...],
+    roles: tuple[str, ...] = (),
 ) -> LaunchPlan:
     """Return the plan once the nodes have met, and it is known who they are.
 
@@ -230,7 +246,7 @@ def settle_plan(
     settled = replace(
         request, nnodes=len(nproc_per_node), nproc_per_node=counts, rendezvous=rendezvous
     )
-    return build_plan(settled, facts)
+    return replace(build_plan(settled, facts), roles=roles)
 
 
 def _workers(request: LaunchRequest, facts: HostFacts) -> int | tuple[int, ...] | None:

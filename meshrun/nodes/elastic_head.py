@@ -283,6 +283,7 @@ class ElasticHead(Head):
                 node_rank=0,
                 hosts=tuple(own.hosts),
                 nproc_per_node=tuple(own.nproc_per_node),
+                roles=tuple(own.roles),
                 run_id=own.run_id,
                 store_address=self._address,
                 store_port=own.store_port,
@@ -300,6 +301,7 @@ class ElasticHead(Head):
             node_rank=nodes.rank(number),
             hosts=nodes.hosts,
             nproc_per_node=[nodes.cards[member].nproc for member in nodes.members],
+            roles=[nodes.cards[member].role for member in nodes.members],
             run_id=self._run_id,
             store_port=self.store_listener.getsockname()[1],
             # Tracebacks of long ago are of no use, and would make this longer each time.

@@ -281,6 +281,7 @@ class Member:
                 node_rank=welcome.node_rank,
                 hosts=tuple(welcome.hosts),
                 nproc_per_node=tuple(welcome.nproc_per_node),
+                roles=tuple(welcome.roles),
                 run_id=welcome.run_id,
                 store_address=self._link.their_address,
                 store_port=welcome.store_port,

@@ -58,6 +58,8 @@ class Join:
     """
     knock: str = ""
     """Drawn by a node 0 that knocks where another one may be, to know itself by."""
+    role: str = "default"
+    """What ``--role`` calls its workers."""
     launcher: str = ""
     """Tells this launcher from all others, so that it is known when it comes again."""
 
@@ -109,6 +111,8 @@ class Welcome:
     hosts: list[Line]
     """Host names, in node order."""
     nproc_per_node: list[Workers]
+    roles: list[str] = field(default_factory=list)
+    """What each node calls its workers, in node order."""
     run_id: str
     store_port: Port
     """Where the ranks' store is, on the head."""
@@ -119,7 +123,8 @@ class Welcome:
 
     def __post_init__(self) -> None:
         nodes, ranks = len(self.hosts), sum(self.nproc_per_node)
-        if not self.node_rank < nodes == len(self.nproc_per_node) or ranks > MAX_RANKS:
+        counts = {len(self.nproc_per_node), len(self.roles or self.hosts)}
+        if not self.node_rank < nodes or counts != {nodes} or ranks > MAX_RANKS:
             raise ValueError(f"node {self.node_rank} of {nodes}, {ranks} ranks")
 
     def check(self, card: Join, run_id: str | None) -> None:

@@ -216,6 +216,7 @@ class WaitingRoom:
         links = {rank: self._links.pop(number) for rank, number in enumerate(order, 1)}
         cards = [self._card, *(self._gathering.joined[number] for number in order)]
         hosts, counts = [card.host for card in cards], [card.nproc for card in cards]
+        roles = [card.role for card in cards]
         for number in list(self._links):
             self._drop(number, "every node is there")
         self._strangers.close("every node is there")
@@ -244,6 +245,7 @@ class WaitingRoom:
                     node_rank=rank,
                     hosts=hosts,
                     nproc_per_node=counts,
+                    roles=roles,
                     run_id=self._run_id,
                     store_port=port,
                 )
@@ -264,6 +266,7 @@ class WaitingRoom:
                 node_rank=0,
                 hosts=tuple(hosts),
                 nproc_per_node=tuple(counts),
+                roles=tuple(roles),
                 run_id=self._run_id,
                 store_address=address,
                 store_port=port,

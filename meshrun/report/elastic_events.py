@@ -52,7 +52,8 @@ class ElasticEvents:
     """Turns what happens into torch-elastic's records, each one JSON object."""
 
     def __init__(self, plan: LaunchPlan, run_id: str, emit: Callable[[str], None]) -> None:
-        self._plan = plan
+        self.plan = plan
+        """Of the nodes that have met, once they have."""
         self._run_id = run_id
         self._emit = emit
         self._began_s = time.time()
@@ -96,13 +97,13 @@ class ElasticEvents:
             "metadata": {
                 "run_id": self._run_id,
                 "global_rank": rank,
-                "group_rank": self._plan.node_rank,
+                "group_rank": self.plan.node_rank,
                 "worker_id": None if rank is None else str(worker_pid or rank),
-                "role": self._plan.request.role,
+                "role": self.plan.request.role,
                 "hostname": socket.gethostname(),
                 "state": state,
                 "total_run_time": int(time.time() - self._began_s),
-                "rdzv_backend": self._plan.request.rendezvous.backend,
+                "rdzv_backend": self.plan.request.rendezvous.backend,
                 "raw_error": raw_error,
                 "metadata": json.dumps(details),
                 "agent_restarts": restarts,
@@ -112,13 +113,14 @@ class ElasticEvents:
         self._emit(json.dumps(record))
 
     def _details(self, rank: int | None) -> Iterator[tuple[str, object]]:
-        layout = self._plan.layout
+        layout = self.plan.layout
         yield "group_world_size", layout.nnodes
-        yield "entry_point", self._plan.program.target
+        yield "entry_point", self.plan.program.target
         if rank is not None:
             yield "local_rank", (layout.local_rank(rank),)
-            yield "role_rank", (rank,)
-            yield "role_world_size", (layout.world_size,)
+            role_rank, role_world_size = self.plan.place_in_role(rank)
+            yield "role_rank", (role_rank,)
+            yield "role_world_size", (role_world_size,)
 
 
 def emit_through(handler: logging.Handler) -> Callable[[str], None]:

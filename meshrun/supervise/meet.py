@@ -95,6 +95,7 @@ def describe_node(plan: LaunchPlan, secret: bytes) -> Join:
         host=os.uname().nodename,
         node_rank=request.rendezvous.node_rank,
         nproc=slots[plan.node_rank if len(slots) > plan.node_rank else 0],
+        role=request.role,
         launcher=secrets.token_hex(8),
         settings={
             "meshrun's version": _version("meshrun"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -93,6 +94,30 @@ def test_nodes_without_ranks_are_counted_by_their_names(make_hosts: MakeHosts) -
         ["rank 0 of 3 on node1: dp 0, sum 3"],
         ["rank 2 of 3 on node2: dp 2, sum 3"],
     ]
+
+
+def test_ranks_of_a_role_are_counted_over_nodes(make_hosts: MakeHosts, fake_torch: Path) -> None:
+    """As torchrun counts them, where nodes have different roles and numbers of workers."""
+    hosts = make_hosts(3)
+    nodes = [("trainer", "2"), ("reader", "1"), ("trainer", "3")]
+    launches = launch_on(
+        hosts, "--nnodes", "3", "--rdzv-endpoint", "node0:29500", "--no-prefix",
+        PROGRAMS / "environment.py",
+        each=lambda host: [
+            "--node-rank", str(host), "--role", nodes[host][0], "--nproc-per-node", nodes[host][1]
+        ],
+    )  # fmt: skip
+    assert end_all(launches) == [0, 0, 0], launches[0].text + launches[1].text
+    lines = (line for launch in launches for line in launch.text.splitlines())
+    found = [json.loads(line) for line in lines if line.startswith("{")]
+    names = ("ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE")
+
+    assert [
+        tuple(each[name] for name in names) for each in sorted(found, key=lambda e: int(e["RANK"]))
+    ] == [
+        ("trainer", "0", "5"), ("trainer", "1", "5"), ("reader", "0", "1"),
+        ("trainer", "2", "5"), ("trainer", "3", "5"), ("trainer", "4", "5"),
+    ]  # fmt: skip
 
 
 def test_the_first_node_shows_the_command_for_the_others(

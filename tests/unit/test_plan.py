@@ -1,10 +1,12 @@
 """Requests and machines -> plans."""
 
+from typing import Any
+
 import pytest
 
 from meshrun.environment import Session, rank_environment
 from meshrun.errors import LayoutError, UsageError
-from meshrun.plan import HostFacts, build_plan
+from meshrun.plan import HostFacts, build_plan, settle_plan
 from meshrun.request import LaunchRequest, Program
 from meshrun.spec import parse_mesh
 
@@ -124,6 +126,37 @@ def test_a_rank_gets_the_variables_of_torchrun() -> None:
         "MESHRUN_DEVICE": "cpu",
         "MESHRUN_NPROC_PER_NODE": "8",
     }
+
+
+@pytest.mark.parametrize(
+    ("changes", "roles", "expected"),
+    [
+        # torchrun 2.13 with --role trainer, reader, trainer and 2, 1, 3 workers
+        (
+            {"mesh": None, "nproc_per_node": (2, 1, 3)},
+            ("trainer", "reader", "trainer"),
+            [(0, 5), (1, 5), (0, 1), (2, 5), (3, 5), (4, 5)],
+        ),
+        ({"mesh": None, "nproc_per_node": (2, 1)}, ("a", "a"), [(0, 3), (1, 3), (2, 3)]),
+        ({"mesh": None, "nproc_per_node": (2, 1)}, (), [(0, 3), (1, 3), (2, 3)]),
+        (
+            {"mesh": parse_mesh("tp=2,dp=2"), "intra_node": ("tp",), "renumber": True},
+            ("a", "b"),
+            [(0, 2), (0, 2), (1, 2), (1, 2)],
+        ),
+    ],
+    ids=["two roles on three nodes", "one role", "not met yet", "ranks that are renumbered"],
+)
+def test_roles_are_counted_over_nodes(
+    changes: dict[str, Any], roles: tuple[str, ...], expected: list[tuple[int, int]]
+) -> None:
+    """Each role's ranks count from 0, in the order of ranks."""
+    counts = changes.pop("nproc_per_node", (2, 2))
+    asked = LaunchRequest(program=PROGRAM, nnodes=len(counts), nproc_per_node=counts, **changes)
+    plan = build_plan(asked, facts())
+    plan = settle_plan(plan, facts(), node_rank=0, nproc_per_node=counts, roles=roles)
+
+    assert [plan.place_in_role(rank) for rank in range(len(expected))] == expected
 
 
 def test_what_the_user_set_is_kept() -> None:
