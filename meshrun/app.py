@@ -162,13 +162,12 @@ def launch(
     console = Console()
     run_id = plan.request.rendezvous.run_id or secrets.token_hex(8)
     events = _elastic_events(plan, run_id, console)
+    watching = [each for each in (events, watch) if each is not None]
 
     def see(event: Event, state: State, console: Console) -> None:
         stopwatch.see(event)
-        if events is not None:
-            events.see(event)
-        if watch is not None:
-            watch(event, state, console)
+        for each in watching:
+            each(event, state, console)
 
     def settle(plan: LaunchPlan, session: Session, met: Met) -> tuple[LaunchPlan, Session]:
         plan, session = _settle(plan, session, met)

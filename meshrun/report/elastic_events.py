@@ -17,6 +17,7 @@ from meshrun.errors import UsageError
 from meshrun.events import Event, RankStarted
 from meshrun.plan import LaunchPlan
 from meshrun.result import LaunchResult, split_wait_status
+from meshrun.supervise.console import Console
 from meshrun.supervise.known import State
 
 ENTRY_POINTS = "torchrun.event_log_handlers"
@@ -58,7 +59,7 @@ class ElasticEvents:
         self._emit = emit
         self._began_s = time.time()
 
-    def see(self, event: Event) -> None:
+    def __call__(self, event: Event, state: State, console: Console) -> None:  # noqa: ARG002
         """Record the start of a worker."""
         if isinstance(event, RankStarted):
             self._record("START", rank=event.rank)
