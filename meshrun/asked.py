@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ from meshrun.groups import GroupOptions, parse_group_options
 from meshrun.layout import Flatten, View, parse_derived
 from meshrun.parse import (
     NO_STREAMS,
+    no_signal,
     parse_choice,
     parse_integer,
     parse_least_nodes,
@@ -36,9 +38,16 @@ from meshrun.request import (
 )
 from meshrun.spec import MeshSpec, parse_mesh
 
+COMMAND_LINE = "command line"
+"""The source of an option that was typed; others are variables."""
 _PRELOAD = ("torch", "torch.distributed.device_mesh")
 _GRACE_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 _TEMPLATE_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
+_TIMES = frozenset(
+    {"timeout", "keep_alive_interval"}
+    | {f"{what}_timeout" for what in ("join", "last_call", "close", "read", "heartbeat")}
+)
+"""Settings of torch's rendezvous that are times."""
 _Value = TypeVar("_Value")
 _Number = TypeVar("_Number", int, float)
 _PATIENCE_S = 30 * 86400.0
@@ -64,6 +73,15 @@ class Asked:
         """Return whether a switch is on."""
         return bool(self.values.get(name))
 
+    def place(self, name: str) -> str:
+        """Return `` in PET_NAME`` for an option that a variable gave, else nothing."""
+        source = self.sources.get(name, "")
+        return f" in {source}" if source.isupper() else ""
+
+    def is_typed(self, name: str) -> bool:
+        """Return whether an option stands on the command line."""
+        return self.sources.get(name) == COMMAND_LINE
+
     def read(self, name: str, parse: Callable[[str], _Value], default: _Value) -> _Value:
         """Return an option's value, or ``default`` if it was not given.
 
@@ -76,8 +94,7 @@ class Asked:
         try:
             return parse(text)
         except UsageError as error:
-            if (source := self.sources.get(name, "")).isupper():
-                error.message += f" in {source}"
+            error.message += self.place(name)
             raise
 
     def given(self) -> tuple[tuple[str, str, str], ...]:
@@ -99,9 +116,9 @@ def build_request(asked: Asked, program: Program) -> LaunchRequest:
     """
     grace = asked.env.get(_GRACE_VARIABLE)
     default_s = parse_seconds(grace, _GRACE_VARIABLE) if grace else 30.0
-    signals = asked.text("signals_to_handle")
-    stop_signals: tuple[int, ...] = asked.read("signals_to_handle", _signals(), STOP_SIGNALS)
+    stop_signals, unknown = _signals(asked, "signals_to_handle", STOP_SIGNALS)
     flattens, views = _derived(asked)
+    nnodes, least_nodes = _nodes(asked)
     return LaunchRequest(
         program=program,
         mesh=_mesh(asked),
@@ -109,7 +126,7 @@ def build_request(asked: Asked, program: Program) -> LaunchRequest:
         views=views,
         intra_node=_intra_node(asked),
         renumber=_renumber(asked),
-        nnodes=asked.read("nnodes", parse_nnodes, None),
+        nnodes=nnodes,
         nproc_per_node=asked.read("nproc_per_node", parse_workers, None),
         device=asked.text("device") or "auto",
         groups=_groups(asked),
@@ -137,15 +154,16 @@ def build_request(asked: Asked, program: Program) -> LaunchRequest:
         numa_binding=asked.read("numa_binding", _choice("--numa-binding", BINDING_MODES), None),
         stop_signals=stop_signals,
         forwarded_signals=_forwarded(asked, stop_signals),
-        stop_even_if_ignored=signals is not None,
+        stop_even_if_ignored=asked.text("signals_to_handle") is not None,
         exit_codes=asked.read(
             "exit_code", _choice("--exit-code", ("worker", "torchrun")), "worker"
         ),
         event_log_handler=asked.text("event_log_handler") or "null",
-        rendezvous=_rendezvous(asked),
+        rendezvous=_rendezvous(asked, least_nodes),
         logs=_logs(asked),
         console=_console(asked),
         sources=asked.given(),
+        told=tuple(f"--signals-to-handle: {no_signal(name)}; it is left out" for name in unknown),
     )
 
 
@@ -156,7 +174,7 @@ def check_accepted(asked: Asked) -> None:
         UsageError: If one cannot be read, or stands alone.
     """
     for name in ("submit_arg", "image"):
-        if asked.text("submit") is None and asked.sources.get(name) == "command line":
+        if asked.text("submit") is None and asked.is_typed(name):
             raise UsageError(f"--{name.replace('_', '-')} was given without --submit")
     for name in ("monitor_interval", "exit_barrier_timeout"):
         asked.read(name, _seconds(f"--{name.replace('_', '-')}"), 0.0)
@@ -180,7 +198,9 @@ def _derived(asked: Asked) -> tuple[tuple[Flatten, ...], tuple[View, ...]]:
 
 
 def _forwarded(asked: Asked, stop_signals: tuple[int, ...]) -> tuple[int, ...]:
-    signums: tuple[int, ...] = asked.read("forward", _signals("--forward"), ())
+    signums, unknown = _signals(asked, "forward", ())
+    for name in unknown:
+        raise UsageError(f"--forward: {no_signal(name)}", hint="names such as USR1,SIGUSR2")
     for signum in signums:
         if signum in stop_signals:
             name = signal.Signals(signum).name
@@ -238,20 +258,53 @@ def _list(asked: Asked, name: str) -> tuple[str, ...]:
     return tuple(part.strip() for text in given for part in text.split(";") if part.strip())
 
 
-def _rendezvous(asked: Asked) -> Rendezvous:
+def _nodes(asked: Asked) -> tuple[int | None, int | None]:
+    """Return how many nodes there may be, and how many are enough if those are fewer.
+
+    Raises:
+        UsageError: If one node alone and several are asked for.
+    """
+    most = asked.read("nnodes", parse_nnodes, None)
+    least = asked.read("nnodes", parse_least_nodes, None)
+    if most is None or not asked.flag("standalone"):
+        return most, least
+    is_passed_over = asked.is_typed("standalone") and not asked.is_typed("nnodes")
+    if (least or most) > 1 and not is_passed_over:
+        raise UsageError(
+            f"--standalone{asked.place('standalone')} means this node alone, and --nnodes"
+            f" {asked.text('nnodes')}{asked.place('nnodes')} asks for more",
+            hint="leave one of them out",
+        )
+    return 1, None
+
+
+def _rendezvous(asked: Asked, least_nodes: int | None) -> Rendezvous:
+    standalone = asked.flag("standalone")
     return Rendezvous(
         backend=asked.text("rdzv_backend") or "static",
         endpoint=asked.text("rdzv_endpoint") or "",
-        run_id=asked.text("rdzv_id"),
-        conf=asked.read("rdzv_conf", lambda text: parse_settings(text, "--rdzv-conf"), ()),
-        standalone=asked.flag("standalone"),
+        run_id=None if standalone else asked.text("rdzv_id"),  # as torchrun
+        conf=asked.read("rdzv_conf", _conf, ()),
+        standalone=standalone,
         node_rank=asked.read("node_rank", _integer("--node-rank"), None),
-        least_nodes=asked.read("nnodes", parse_least_nodes, None),
+        least_nodes=least_nodes,
         compares_programs=not asked.flag("allow_different_programs"),
         master_addr=asked.text("master_addr"),
         master_port=asked.read("master_port", _integer("--master-port", most=65535), None),
         local_addr=asked.text("local_addr"),
     )
+
+
+def _conf(text: str) -> tuple[tuple[str, str], ...]:
+    """Return the settings of a rendezvous, its times in the whole seconds that torch reads."""
+    return tuple(
+        (key, value if key not in _TIMES or value.isdigit() else _whole_seconds(key, value))
+        for key, value in parse_settings(text, "--rdzv-conf")
+    )
+
+
+def _whole_seconds(key: str, value: str) -> str:
+    return str(math.ceil(parse_seconds(value, f"--rdzv-conf {key}")))
 
 
 def _logs(asked: Asked) -> LogRequest:
@@ -301,8 +354,13 @@ def _seconds(what: str) -> Callable[[str], float]:
     return lambda text: parse_seconds(text, what)
 
 
-def _signals(what: str = "--signals-to-handle") -> Callable[[str], Any]:
-    return lambda text: parse_signals(text, what)
+def _signals(
+    asked: Asked, name: str, default: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Return the signals of an option, and the names of which there is none."""
+    option = f"--{name.replace('_', '-')}"
+    nothing: tuple[str, ...] = ()
+    return asked.read(name, lambda text: parse_signals(text, option), (default, nothing))
 
 
 def _choice(what: str, choices: tuple[str, ...]) -> Callable[[str], Any]:

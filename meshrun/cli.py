@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperCommand
 
 from meshrun import __version__
-from meshrun.asked import Asked, build_request, check_accepted
+from meshrun.asked import COMMAND_LINE, Asked, build_request, check_accepted
 from meshrun.errors import HostError, InternalError, MeshrunError, UsageError
 from meshrun.host.descriptors import is_lost_output, let_go_of, open_standard_streams, say
 from meshrun.options import hosts as on
@@ -25,7 +25,6 @@ from meshrun.report.message import render_error
 from meshrun.running import Began, end_by_signal, launch_here, launch_on_hosts, show_plan
 from meshrun.words import spell_out
 
-_COMMAND_LINE = "command line"
 _WORDS = "meshrun.words"
 """Where a context keeps the words of its command line, and which options take a value."""
 _SET_BY_A_LAUNCH = (
@@ -272,7 +271,7 @@ def _sources(context: typer.Context) -> dict[str, str]:
         if source is None or name in _NO_PART_OF_A_PLAN:
             continue
         if source.name == "COMMANDLINE":
-            sources[name] = _COMMAND_LINE
+            sources[name] = COMMAND_LINE
         elif source.name == "ENVIRONMENT":
             sources[name] = str(parameter.envvar)
     return sources

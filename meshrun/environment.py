@@ -100,10 +100,9 @@ def rank_environment(
             texts["MESHRUN_SLOT_ORDER"] = ",".join(layout.slot_order)
         texts.update(format_derived(layout.flattens, layout.views))
         texts.update(format_group_options(request.groups))
-    defaults = {
-        "OMP_NUM_THREADS": str(plan.omp_num_threads),
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
-    }
+    defaults = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+    if local_world_size > 1:  # as torchrun, a single worker is left to its libraries
+        defaults["OMP_NUM_THREADS"] = str(plan.omp_num_threads)
     defaults.update(interface_defaults(session))
     given = {name: value for name, value in defaults.items() if name not in base}
     return {**given, **texts, **{name: str(value) for name, value in numbers.items()}}

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from meshrun.errors import UsageError
+from meshrun.parse import parse_seconds
 
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)?")
-_SECONDS = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _SHORTEST_S, _LONGEST_S = 0.001, 1e9
 _BACKEND = re.compile(r"[a-z][a-z0-9_]*(?::[a-z][a-z0-9_]*)?(?:,[a-z]\w*:[a-z]\w*)*")
 
@@ -109,14 +108,12 @@ def _parse_backend(text: str) -> tuple[str, str]:
 
 def _parse_timeout(text: str) -> tuple[str, float]:
     dim, equals, duration = text.rpartition("=")
-    match = _DURATION.fullmatch(duration)
-    seconds = float(match[1]) * _SECONDS[match[2] or ""] if match else 0.0
-    if not _SHORTEST_S <= seconds <= _LONGEST_S or (equals and not dim):
+    if equals and not dim:
         raise UsageError(
             f"--timeout cannot read `{text}`",
             hint="--timeout 15m for every group, --timeout tp=90s for those of a dim",
         )
-    return dim, seconds
+    return dim, parse_seconds(duration, "--timeout", least=_SHORTEST_S, most=_LONGEST_S)
 
 
 def _format_seconds(seconds: float) -> str:

@@ -11,6 +11,8 @@ from difflib import get_close_matches
 from meshrun.errors import UsageError
 
 LONGEST_S = 10_000_000.0
+_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_TIME_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _TRUE = frozenset({"1", "true", "yes", "on", "y", "t"})
 _FALSE = frozenset({"0", "false", "no", "off", "n", "f", ""})
 _COUNT_WORDS = ("auto", "gpu", "cpu", "xpu")
@@ -35,18 +37,24 @@ def parse_integer(text: str, what: str, *, least: int = 0, most: int | None = No
     return number
 
 
-def parse_seconds(text: str, what: str) -> float:
-    """Return ``text`` as a duration in seconds, from 0 to ten million.
+def parse_seconds(text: str, what: str, *, least: float = 0.0, most: float = LONGEST_S) -> float:
+    """Return a duration in seconds: ``30``, ``30s``, ``500ms``, ``5m``, ``1.5h`` or ``1h30m``.
 
     Raises:
-        UsageError: If it is not one.
+        UsageError: If it is none, or not within bounds.
     """
+    word = text.strip()
     try:
-        seconds = float(text)
+        seconds = float(word)
     except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds <= LONGEST_S:
-        raise UsageError(f"{what} is from 0 to {LONGEST_S:,.0f} seconds, found `{text}`")
+        parts = _TIME_PART.findall(word)
+        is_whole = bool(parts) and "".join(map("".join, parts)) == word
+        seconds = sum(float(number) * _UNITS_S[unit] for number, unit in parts) if is_whole else -1
+    if not least <= seconds <= most:
+        raise UsageError(
+            f"{what} is a time from {least:g} to {most:,.0f} seconds, found `{text}`",
+            hint="seconds, or a number with ms, s, m, h or d: `90`, `90s`, `5m`, `1h30m`",
+        )
     return seconds
 
 
@@ -142,31 +150,32 @@ def parse_names(text: str) -> tuple[str, ...]:
     return tuple(part for part in parts if part)
 
 
-def parse_signals(text: str, what: str = "--signals-to-handle") -> tuple[int, ...]:
-    """Return the signals in ``SIGTERM,USR1``, in their order.
+def parse_signals(text: str, what: str) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Return the signals in ``SIGTERM,USR1,FOO``, in their order, and the names that are none.
 
     Raises:
-        UsageError: If one is unknown, or cannot be caught.
+        UsageError: If one cannot be caught.
     """
     signums: list[int] = []
-    names = [member.name for member in signal.Signals]
-    for part in text.split(","):
-        name = part.strip().upper()
-        if not name:
-            continue
+    unknown = []
+    for part in filter(None, map(str.strip, text.split(","))):
+        name = part.upper()
         name = name if name.startswith("SIG") else f"SIG{name}"
-        if name not in names:
-            near = get_close_matches(name, names, n=1)
-            raise UsageError(
-                f"{what}: there is no signal `{part.strip()}`",
-                hint=f"`{near[0]}`?" if near else "names such as SIGTERM,SIGUSR1",
-            )
-        signum = signal.Signals[name]
+        signum = signal.Signals.__members__.get(name)
         if signum in (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD):
             raise UsageError(f"{what}: {name} cannot be handled")
-        if signum not in signums:
+        if signum is None:
+            unknown.append(part)
+        elif signum not in signums:
             signums.append(signum)
-    return tuple(signums)
+    return tuple(signums), tuple(unknown)
+
+
+def no_signal(name: str) -> str:
+    """Return that there is no such signal, with one that is near."""
+    full = f"SIG{name.upper().removeprefix('SIG')}"
+    near = get_close_matches(full, signal.Signals.__members__, n=1, cutoff=0.75)
+    return f"there is no signal `{name}`" + (f"; `{near[0]}`?" if near else "")
 
 
 @dataclass(frozen=True, slots=True)

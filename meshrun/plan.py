@@ -81,7 +81,8 @@ class LaunchPlan:
     start_method: StartMethod
     start_method_reason: str
     omp_num_threads: int
-    """Threads a rank's OpenMP may use, unless ``OMP_NUM_THREADS`` is set already."""
+    """Threads a rank's OpenMP may use; where a node has several workers, and nobody set
+    ``OMP_NUM_THREADS``, that says so."""
     store_address: str
     """Where the ranks' store listens: loopback, unless another address was asked for."""
     store_port: int

@@ -181,6 +181,8 @@ class LaunchRequest:
     console: ConsoleRequest = field(default_factory=ConsoleRequest)
     sources: tuple[tuple[str, str, str], ...] = ()
     """(option, value, where it came from) of each that was given."""
+    told: tuple[str, ...] = ()
+    """Lines for people on what was given and does not count."""
 
     @property
     def hosts(self) -> tuple[str, ...]:

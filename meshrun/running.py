@@ -52,6 +52,8 @@ def show_plan(
     from meshrun import app as use_cases
     from meshrun.report.plan_output import print_plan
 
+    for line in request.told:
+        say(f"meshrun: {line}")
     request, cluster = use_cases.ask_cluster(request)
     plan = use_cases.plan(request, check_host=False, cluster=cluster)
     print_plan(plan, form, every_row=every_row, output=output, color_dim=color_dim, rank=rank)

@@ -30,6 +30,9 @@ def spell_out(
         name, equals, value = word.partition("=")
         if name.startswith("--"):
             name = _full_name(name.replace("_", "-"), options, torchruns)
+        elif equals and options.get(name, False):  # `-r=3`, as argparse reads it
+            rest.insert(0, value)
+            equals = value = ""
         spelled.append(f"{name}{equals}{value}")
         if options.get(name, False) and not equals and rest:
             spelled.append(rest.pop(0))

@@ -7,6 +7,8 @@ import re
 import sys
 from collections.abc import Mapping
 
+from meshrun.host.cores import count_usable_cores
+
 _COUNT = re.compile(r"0*[1-9][0-9]{0,5}")
 _SET_BY_THREADPOOLCTL = "KMP_DUPLICATE_LIB_OK"
 
@@ -20,11 +22,11 @@ def count_threads() -> int:
 
 
 def raise_thread_counts(env: Mapping[str, str]) -> None:
-    """Give torch and numpy's BLAS the threads that ``env`` says.
+    """Give torch and numpy's BLAS the threads that ``env`` says, or this rank's share of the cores.
 
     Both read the variables once, while they are imported, and they were imported with 1.
     """
-    threads = _positive(env.get("OMP_NUM_THREADS", ""))
+    threads = _positive(env.get("OMP_NUM_THREADS", "")) or _share(env)
     torch = sys.modules.get("torch")
     if torch is not None and threads not in (None, 1):
         torch.set_num_threads(threads)
@@ -36,6 +38,12 @@ def raise_thread_counts(env: Mapping[str, str]) -> None:
         if had is None:  # the program's environment is not ours to change
             os.environ.pop(_SET_BY_THREADPOOLCTL, None)
         threadpool_limits(limits=blas, user_api="blas")
+
+
+def _share(env: Mapping[str, str]) -> int:
+    """Return the cores for one of the node's workers, where nothing says how many threads."""
+    workers = _positive(env.get("LOCAL_WORLD_SIZE", "")) or 1
+    return max(1, count_usable_cores() // workers)
 
 
 def _positive(text: str) -> int | None:

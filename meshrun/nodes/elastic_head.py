@@ -139,7 +139,7 @@ class ElasticHead(Head):
                 RendezvousError(
                     f"after {patience.waited_s:.0f} s {self._nodes.describe()}",
                     hint="a node that is started now with the same command joins;"
-                    " --rdzv-conf join_timeout=SECONDS says for how long to wait",
+                    " --rdzv-conf join_timeout=TIME says for how long to wait",
                 )
             )
         elif patience.takes_note():

@@ -61,12 +61,11 @@ ConnectTimeout = Annotated[
     str | None,
     own(
         "--connect-timeout",
-        metavar="SECONDS",
+        metavar="TIME",
         panel=HOSTS,
         text="How long a host may take to answer; 10 if left out.",
     ),
 ]
-_TYPED = "command line"
 _DEPENDENT = ("include", "exclude", "export", "ssh", "connect_timeout")
 
 
@@ -79,12 +78,12 @@ def on_hosts(request: LaunchRequest, asked: Asked) -> LaunchRequest:
     text, path = asked.text("hosts"), asked.text("hostfile")
     if text is None and path is None:
         for name in _DEPENDENT:
-            if asked.sources.get(name) == _TYPED:
+            if asked.is_typed(name):
                 option = name.replace("_", "-")
                 raise UsageError(f"--{option} was given without hosts", hint="--hosts a,b")
         return request
     if text is not None and path is not None:
-        typed = {name for name in ("hosts", "hostfile") if asked.sources.get(name) == _TYPED}
+        typed = {name for name in ("hosts", "hostfile") if asked.is_typed(name)}
         if len(typed) != 1:
             raise UsageError("--hosts and --hostfile exclude each other", hint="give one of them")
         text, path = (text, None) if "hosts" in typed else (None, path)

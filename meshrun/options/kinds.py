@@ -27,7 +27,7 @@ def own(*names: str, panel: str | None, text: str, metavar: str | None = None) -
 
 
 def once(*names: str, panel: str | None, text: str, metavar: str | None = None) -> Any:
-    """An option of meshrun's own that no variable sets: the job would inherit it, and submit."""
+    """An option that no variable sets: what inherits it would submit or print, and not run."""
     return typer.Option(*names, help=text, metavar=metavar, rich_help_panel=panel)
 
 

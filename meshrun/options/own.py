@@ -249,7 +249,7 @@ StartTimeout = Annotated[
     str | None,
     own(
         "--start-timeout",
-        metavar="SECONDS",
+        metavar="TIME",
         panel=FAIL,
         text="Say where each rank is if the start takes longer; 300, and 0 for never.",
     ),
@@ -258,7 +258,7 @@ NodeTimeout = Annotated[
     str | None,
     own(
         "--node-timeout",
-        metavar="SECONDS",
+        metavar="TIME",
         panel=FAIL,
         text="End or restart ranks if another node is silent for so long; 30 if left out.",
     ),
@@ -267,7 +267,7 @@ HangTimeout = Annotated[
     str | None,
     own(
         "--hang-timeout",
-        metavar="SECONDS",
+        metavar="TIME",
         panel=FAIL,
         text="End or restart ranks if none uses its CPU, prints or calls heartbeat() for so long.",
     ),
@@ -303,7 +303,7 @@ StatusInterval = Annotated[
     str | None,
     own(
         "--status-interval",
-        metavar="SECONDS",
+        metavar="TIME",
         panel=SEE,
         text="How often: 1 on a terminal, else 30.",
     ),

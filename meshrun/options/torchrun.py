@@ -7,7 +7,18 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from meshrun.options.kinds import ACCEPTED, FAIL, FILES, MEET, NO_VALUE, RUN, SEE, WORKERS, torchrun
+from meshrun.options.kinds import (
+    ACCEPTED,
+    FAIL,
+    FILES,
+    MEET,
+    NO_VALUE,
+    RUN,
+    SEE,
+    WORKERS,
+    once,
+    torchrun,
+)
 
 Module = Annotated[
     bool,
@@ -148,7 +159,7 @@ ShutdownTimeout = Annotated[
     str | None,
     torchrun(
         "--shutdown-timeout",
-        metavar="SECONDS",
+        metavar="TIME",
         panel=FAIL,
         text="How long ranks may take to end once they are told to; 30 if left out.",
     ),
@@ -207,7 +218,7 @@ MonitorInterval = Annotated[
     str | None,
     torchrun(
         "--monitor-interval",
-        metavar="SECONDS",
+        metavar="TIME",
         panel=ACCEPTED,
         text="meshrun waits for events and polls nothing.",
     ),
@@ -216,14 +227,14 @@ ExitBarrierTimeout = Annotated[
     str | None,
     torchrun(
         "--exit-barrier-timeout",
-        metavar="SECONDS",
+        metavar="TIME",
         panel=ACCEPTED,
         text="meshrun has no barrier at the end.",
     ),
 ]
 PrintCompletion = Annotated[
     str | None,
-    torchrun(
+    once(
         "--print-completion",
         metavar="SHELL",
         panel=None,

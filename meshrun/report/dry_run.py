@@ -73,10 +73,10 @@ def _head(plan: LaunchPlan) -> Iterator[str]:
         yield f"fastest dim: {fastest} (neighbouring ranks differ in it, as in torch)"
         yield f"device: {plan.device_type} ({plan.device_reason})"
     yield f"start: {plan.start_method} ({plan.start_method_reason})"
-    threads = plan.omp_num_threads
     python = "" if plan.program.kind == "command" else "python "
     yield f"each rank: {python}{shlex.join(plan.program.argv)}"
-    yield f"           OMP_NUM_THREADS={threads} unless it is set already"
+    if max(layout.nproc_per_node) > 1:
+        yield f"           OMP_NUM_THREADS={plan.omp_num_threads} unless it is set already"
 
 
 def _workers_of_nodes(layout: Layout) -> str:

@@ -96,7 +96,7 @@ class StartProgress:
         if isinstance(event, LaunchBegan) and self._plan.passes_over_accelerators:
             console.note(f"the mesh is on the CPU: {self._plan.device_reason}")
         if isinstance(event, LaunchBegan) and not self._plan.node_rank:
-            for line in self._plan.request.rendezvous.told:
+            for line in (*self._plan.request.told, *self._plan.request.rendezvous.told):
                 console.note(line)
         if isinstance(event, LaunchBegan) and self._plan.spares:
             console.note(describe_spares(self._plan))

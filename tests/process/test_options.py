@@ -56,12 +56,14 @@ def test_and_so_may_its_opposite(no: str, fake_torch: object) -> None:
         ("PET_STANDALONE", "perhaps", "PET_STANDALONE is true or false, 1 or 0, found `perhaps`"),
         ("MESHRUN_MESH", "dp=", "in MESHRUN_MESH"),
         ("PET_REDIRECTS", "9", "in PET_REDIRECTS"),
-        ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "x", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT is from 0"),
+        ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "x", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT is a time from 0"),
+        ("PET_NNODES", "2", "--nnodes 2 in PET_NNODES asks for more"),
     ],
 )
 def test_a_bad_variable_is_named(name: str, value: str, message: str) -> None:
     """Nobody looks for an error on a command line that is right."""
-    ours = run_meshrun(PROGRAMS / "echo.py", env={name: value})
+    alone = {"PET_STANDALONE": "1"} if name == "PET_NNODES" else {}
+    ours = run_meshrun(PROGRAMS / "echo.py", env={**alone, name: value})
 
     assert (ours.returncode, ours.stdout) == (2, "")
     assert message in ours.stderr
@@ -147,6 +149,24 @@ def test_a_port_that_is_taken(fake_torch: Path) -> None:
     assert ours.returncode == 71
     assert f"error: port {port} of 127.0.0.1 is taken by another process" in ours.stderr
     assert not fake_torch.exists()
+
+
+def test_what_torchrun_passes_over(fake_torch: object) -> None:
+    """--standalone has a name of its own and one node, whatever a job's variables say."""
+    asked = ("--standalone", "--rdzv-id", "job7", "--signals-to-handle", "SIGTERM,SIGFOO,TERMM")
+    ours = run_meshrun(
+        "--no-prefix", *asked, PROGRAMS / "environment.py",
+        env={"PET_NNODES": "2", "PET_PRINT_COMPLETION": "bash"},
+    )  # fmt: skip
+    found = json.loads(ours.stdout)
+
+    assert found["TORCHELASTIC_RUN_ID"] != "job7"
+    assert found["TORCHELASTIC_SIGNALS_TO_HANDLE"] == "SIGTERM"
+    assert "OMP_NUM_THREADS" not in found
+    assert ours.stderr == (
+        "meshrun: --signals-to-handle: there is no signal `SIGFOO`; it is left out\n"
+        "meshrun: --signals-to-handle: there is no signal `TERMM`; `SIGTERM`?; it is left out\n"
+    )
 
 
 def test_the_name_of_a_run(fake_torch: object) -> None:

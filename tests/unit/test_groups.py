@@ -24,7 +24,7 @@ def test_timeouts_have_units(text: str, expected: tuple[str, float]) -> None:
 @pytest.mark.parametrize("text", ["tp=-1", "tp=0", "m", "tp=", "=3s", "1y"])
 def test_a_timeout_that_is_none(text: str) -> None:
     """Nor is one that is no time at all."""
-    with pytest.raises(UsageError, match="--timeout cannot read"):
+    with pytest.raises(UsageError, match="--timeout"):
         parse_group_options([], [text], [])
 
 

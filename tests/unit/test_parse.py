@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from meshrun.errors import UsageError
-from meshrun.parse import parse_nnodes, parse_settings
+from meshrun.parse import no_signal, parse_nnodes, parse_seconds, parse_settings, parse_signals
 
 PAIRS = (("join_timeout", "5"), ("timeout", "7"))
 
@@ -41,3 +43,36 @@ def test_nodes_that_are_no_number(text: str) -> None:
     """What was written is shown whole."""
     with pytest.raises(UsageError, match=f"MIN:MAX, found `{text}`"):
         parse_nnodes(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("30", 30.0), ("0", 0.0), (" 5 ", 5.0), (".5", 0.5), ("1e3", 1000.0), ("30s", 30.0),
+        ("250ms", 0.25), ("5m", 300.0), ("1.5h", 5400.0), ("1h30m", 5400.0), ("2d", 172800.0),
+    ],
+)  # fmt: skip
+def test_times_have_units(text: str, seconds: float) -> None:
+    """Seconds if nothing is said."""
+    assert parse_seconds(text, "--node-timeout") == seconds
+
+
+@pytest.mark.parametrize("text", ["", "-1", "-5m", "m", "5 m", "5y", "1h30", "nan", "inf", "200d"])
+def test_times_that_are_none(text: str) -> None:
+    """What was written is shown, with how it is written."""
+    with pytest.raises(UsageError, match=rf"--node-timeout is a time from 0 .* found `{text}`") as e:
+        parse_seconds(text, "--node-timeout")
+
+    assert "`5m`" in str(e.value.hint)
+
+
+def test_signals_that_are_none_are_told_apart() -> None:
+    """torchrun warns of them and handles the others."""
+    known, unknown = parse_signals("SIGTERM,usr1,SIGFOO,TERMM,15,,SIGTERM", "--signals-to-handle")
+
+    assert (known, unknown) == ((signal.SIGTERM, signal.SIGUSR1), ("SIGFOO", "TERMM", "15"))
+    assert [no_signal(name) for name in unknown] == [
+        "there is no signal `SIGFOO`",
+        "there is no signal `TERMM`; `SIGTERM`?",
+        "there is no signal `15`",
+    ]
