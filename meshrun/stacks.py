@@ -25,6 +25,10 @@ _LIBRARIES = tuple({
 })  # fmt: skip
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _MOST_FRAMES = 40
+_WRAPPERS = frozenset(
+    {"wrapper", "inner", "_call_impl", "_wrapped_call_impl", "__call__", "<lambda>"}
+)
+"""Functions around the one that was called, by their usual names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +160,10 @@ def short_path(file: str, folder: str) -> str:
 
 
 def _unwrapped(calls: tuple[Frame, ...]) -> str:
-    """Return the call that the user made, rather than a decorator around it."""
+    """Return the call that the user made, rather than a decorator around it.
+
+    "" where none is written there: ``x[0]`` calls ``__getitem__``, and ``Linear()`` ``__init__``.
+    """
     names = [frame.function for frame in reversed(calls)]
-    real = [name for name in names if name not in ("wrapper", "inner", "_call_impl", "<lambda>")]
-    return next(iter(real or names), "")
+    made = next((name for name in names if name not in _WRAPPERS), next(iter(names), ""))
+    return "" if made.startswith("__") and made.endswith("__") else made

@@ -60,10 +60,10 @@ def test_times_have_units(text: str, seconds: float) -> None:
 @pytest.mark.parametrize("text", ["", "-1", "-5m", "m", "5 m", "5y", "1h30", "nan", "inf", "200d"])
 def test_times_that_are_none(text: str) -> None:
     """What was written is shown, with how it is written."""
-    with pytest.raises(UsageError, match=rf"--node-timeout is a time from 0 .* found `{text}`") as e:
+    with pytest.raises(UsageError, match=f"found `{text}`") as caught:
         parse_seconds(text, "--node-timeout")
 
-    assert "`5m`" in str(e.value.hint)
+    assert "`5m`" in str(caught.value.hint)
 
 
 def test_signals_that_are_none_are_told_apart() -> None:

@@ -128,6 +128,33 @@ def test_an_exception_came_from_the_users_file() -> None:
     assert user_place("", "/") == ""
 
 
+def test_a_call_that_nobody_wrote_is_not_named(tmp_path: Path) -> None:
+    """``os.environ["X"]`` calls ``__getitem__``; the user's own function says more."""
+    program = tmp_path / "train.py"
+    program.write_text(
+        "import collections, json, os, traceback\n"
+        "def read():\n"
+        "    os.environ['NOT_SET']\n"
+        "for line in [\n"
+        "    lambda: os.environ['NOT_SET'],\n"
+        "    read,\n"
+        "    lambda: collections.Counter(5),\n"
+        "    lambda: json.loads('x'),\n"
+        "]:\n"
+        "    try:\n"
+        "        line()\n"
+        "    except Exception:\n"
+        "        print(traceback.format_exc(), end='----')\n"
+    )
+    told = subprocess.run([sys.executable, program], capture_output=True, text=True, check=True)
+    places = [user_place(text, str(tmp_path)) for text in told.stdout.split("----")[:-1]]
+
+    assert places == [
+        "train.py:5 in <lambda>", "train.py:3 in read", "train.py:7 in <lambda>",
+        "loads at train.py:8",
+    ]  # fmt: skip
+
+
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.11 brought exception groups")
 def test_a_group_of_exceptions_came_from_the_users_file(tmp_path: Path) -> None:
     """Where the group was raised, and not one of its parts."""
