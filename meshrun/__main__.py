@@ -18,17 +18,16 @@ def main(_known_at_start: object = None) -> None:
     from meshrun.running import Began
 
     conducted, _, told = os.environ.pop("MESHRUN_CONDUCTED", "").partition(" ")
-    began = Began(
-        _BEGAN_NS,
-        conducted=int(conducted or 0),
-        is_told=bool(told),
-        folder=os.environ.get("MESHRUN_PARENT_FOLDER", ""),
-    )
+    caller = None
     if "MESHRUN_PARENT_PID" in os.environ:
         from meshrun.launching import serve_caller
 
-        run_command_line(began, tell=serve_caller())
-    run_command_line(began)
+        caller = serve_caller()
+    if caller is None:
+        run_command_line(Began(_BEGAN_NS))
+    folder, tell = caller
+    is_told, count = bool(told), int(conducted or 0)
+    run_command_line(Began(_BEGAN_NS, conducted=count, is_told=is_told, folder=folder), tell=tell)
 
 
 if __name__ == "__main__":

@@ -237,9 +237,10 @@ def _check_program(plan: LaunchPlan) -> None:
 
 def _run_folder(plan: LaunchPlan, run_id: str) -> RunFolder:
     from meshrun.host.logs_plugin import LogsPlugin
-    from meshrun.host.run_folder import RunFolder
+    from meshrun.host.run_folder import RunFolder, check_log_dir
 
     request, plugin = plan.request, None
+    check_log_dir(request.logs)
     if request.logs.logs_specs is not None:
         nproc = plan.layout.nproc_per_node[plan.node_rank]
         plugin = LogsPlugin(request.logs, request.console.local_ranks, nproc)
@@ -327,6 +328,11 @@ def _pass_error_on(result: LaunchResult) -> None:
     """Tell the cause to whoever runs meshrun as torch-elastic runs a worker."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path and result.failures and result.failures[0].raised is not None:
-        from meshrun.host.error_record import write_record
+        from contextlib import suppress
 
-        write_record(path, result.failures[0].raised, result.exit_code)
+        from meshrun.host.error_record import render_record
+        from meshrun.host.whole_file import write_whole
+
+        record = render_record(result.failures[0].raised, result.exit_code)
+        with suppress(MeshrunError):
+            write_whole(path, record, "TORCHELASTIC_ERROR_FILE", is_private=True)

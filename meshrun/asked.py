@@ -310,6 +310,7 @@ def _whole_seconds(key: str, value: str) -> str:
 def _logs(asked: Asked) -> LogRequest:
     return LogRequest(
         log_dir=asked.text("log_dir"),
+        is_shared=asked.flag("allow_shared_log_dir"),
         redirects=asked.read(
             "redirects", lambda text: parse_streams(text, "--redirects"), NO_STREAMS
         ),

@@ -147,6 +147,7 @@ def command(
     redirects: torchrun.Redirects = None,
     tee: torchrun.Tee = None,
     log_dir: torchrun.LogDir = None,
+    allow_shared_log_dir: own.AllowSharedLogDir = False,
     duplicate_stdout_filters: torchrun.StdoutFilters = None,
     duplicate_stderr_filters: torchrun.StderrFilters = None,
     logs_specs: torchrun.LogsSpecs = None,
@@ -210,6 +211,10 @@ def command(
     if rank is not None:
         hint = "add --dry-run; --node-rank says which node this is"
         raise UsageError("--rank is what a dry run is to show", hint=hint)
+    if report is not None:
+        from meshrun.host.whole_file import check_target
+
+        check_target(report, "--report")
     if request.remote is not None:
         return launch_on_hosts(request, *context.meta[_WORDS], version=__version__, report=report)
     return launch_here(request, show_timings=timings, report=report, began=context.obj)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar, overload
 
 from meshrun.errors import HostError, MeshrunError, UsageError
 from meshrun.host.child_launcher import PARENT_FOLDER, PARENT_PID, run_launcher
-from meshrun.host.leftovers import private_folder
+from meshrun.host.leftovers import is_temporary, private_folder, remove_if_forgotten
 from meshrun.report.result_json import parse_error_json, parse_result_json, render_error_json
 from meshrun.result import LaunchResult, Timings, signal_name
 from meshrun.start import own_command
@@ -170,22 +170,24 @@ def launch(
         return read_values(folder, result)
 
 
-def serve_caller() -> Callable[[MeshrunError], None]:
-    """In the launcher: end with the caller, and return what tells it of an error.
+def serve_caller() -> tuple[str, Callable[[MeshrunError], None]] | None:
+    """In the launcher: end with the caller, and return its folder, and what tells it of an error.
 
-    The variables by which the caller says who it is are dropped, so that no rank has them.
+    The variables by which the caller says who it is are dropped, so that no rank has them. They
+    count for nothing where they name a folder that no caller of this user made.
     """
     import atexit
-    import shutil
     import signal
 
     from meshrun.host.processes import die_with_parent
 
-    caller, folder = int(os.environ.pop(PARENT_PID)), os.environ.pop(PARENT_FOLDER)
+    caller, folder = os.environ.pop(PARENT_PID, ""), os.environ.pop(PARENT_FOLDER, "")
+    if not caller.isdecimal() or not is_temporary(folder):
+        return None
 
     def clear_up() -> None:
-        if os.getppid() != caller:
-            shutil.rmtree(folder, ignore_errors=True)
+        if os.getppid() != int(caller):
+            remove_if_forgotten(folder)
 
     def tell(error: MeshrunError) -> None:
         with open(_error_file(folder), "w") as file:
@@ -195,8 +197,8 @@ def serve_caller() -> Callable[[MeshrunError], None]:
     atexit.register(clear_up)
     # Until the launch has handlers of its own: exit handlers run, an inherited SIG_IGN is gone.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    die_with_parent(caller, signal.SIGTERM)
-    return tell
+    die_with_parent(int(caller), signal.SIGTERM)
+    return folder, tell
 
 
 def _launched(

@@ -95,6 +95,8 @@ class LogRequest:
     """Which streams go to files, and where."""
 
     log_dir: str | None = None
+    is_shared: bool = False
+    """Whether others may write to where that is."""
     redirects: Streams = NO_STREAMS
     """To files only."""
     tee: Streams = NO_STREAMS

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 import select
-import shutil
 import signal
 import time
 from typing import NoReturn
 
 from meshrun.environment import LAUNCH_MARK
+from meshrun.host.leftovers import remove_if_forgotten
 from meshrun.host.processes import become_guard, die_with_parent, marked_processes, send_signal
 
 _SWEEP_TAKES_S = 10.0
@@ -55,7 +55,7 @@ class Guard:
     def remove_scratch(self) -> None:
         """Remove what the launcher could not any more."""
         if self._scratch_dir:
-            shutil.rmtree(self._scratch_dir, ignore_errors=True)
+            remove_if_forgotten(self._scratch_dir)
 
 
 def _process_fd(pid: int) -> int:

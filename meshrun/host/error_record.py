@@ -7,18 +7,18 @@ Source:
 from __future__ import annotations
 
 import json
-import os
 import time
 
 from meshrun.events import RankRaised
+from meshrun.host.log_file import Opener
 
 _MOST_BYTES = 4 * 1024 * 1024
 
 
-def read_record(path: str, rank: int) -> RankRaised | None:
+def read_record(path: str, rank: int, opener: Opener) -> RankRaised | None:
     """Return the exception in an error file, or ``None`` if there is none to be read."""
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=opener) as file:
             message = json.loads(file.read(_MOST_BYTES))["message"]
         if isinstance(message, str):
             headline, trace = message, message
@@ -38,8 +38,17 @@ def read_record(path: str, rank: int) -> RankRaised | None:
     )
 
 
-def write_record(path: str, raised: RankRaised, exit_code: int) -> None:
-    """Write an exception as ``@record`` does; what cannot be written is left."""
+def write_record(path: str, raised: RankRaised, exit_code: int, opener: Opener) -> None:
+    """Write an exception as ``@record`` does; what is there, or cannot be written, is left."""
+    try:
+        with open(path, "x", opener=opener) as file:
+            file.write(render_record(raised, exit_code))
+    except OSError:
+        pass
+
+
+def render_record(raised: RankRaised, exit_code: int) -> str:
+    """Return what ``@record`` writes of an exception."""
     record = {
         "message": {
             "message": f"{raised.kind}: {raised.message}",
@@ -47,8 +56,4 @@ def write_record(path: str, raised: RankRaised, exit_code: int) -> None:
             "errorCode": exit_code,
         }
     }
-    try:
-        with open(path, "w", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-            json.dump(record, file)
-    except OSError:
-        pass
+    return json.dumps(record)

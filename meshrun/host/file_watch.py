@@ -32,15 +32,16 @@ class FileWatch(Generic[_Key]):
         """The descriptor to wait for; negative where the system cannot tell."""
         return self._fd
 
-    def arm(self, path: str, key: _Key) -> bool:
-        """Tell of the next write to ``path``; what was written before must be looked for.
+    def arm(self, fd: int, key: _Key) -> bool:
+        """Tell of the next write to an open file; what was written before must be looked for.
 
         Returns:
             Whether a notice will come; otherwise the file has to be looked at from time to time.
         """
         if self._fd < 0 or _LIBC is None:
             return False
-        watch = _LIBC.inotify_add_watch(self._fd, os.fsencode(path), _IN_MODIFY | _IN_ONESHOT)
+        path = b"/proc/self/fd/%d" % fd
+        watch = _LIBC.inotify_add_watch(self._fd, path, _IN_MODIFY | _IN_ONESHOT)
         if watch >= 0:
             self._keys[watch] = key
         return bool(watch >= 0)

@@ -8,31 +8,41 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
+import secrets
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from meshrun.host.folder import Folder, make_folder
 
 PREFIX = "meshrun_"
 """What names of temporary folders begin with."""
 _LOCK = "held"
 
 
-def hold(folder: str) -> int:
+def temporary_path() -> str:
+    """Return where a new temporary folder may be made."""
+    try:
+        place = tempfile.gettempdir()
+    except FileNotFoundError:  # a read-only file system: who needs the folder says so
+        place = os.environ.get("TMPDIR") or "/tmp"  # noqa: S108
+    return os.path.join(place, f"{PREFIX}{secrets.token_hex(8)}")
+
+
+def hold(folder: Folder) -> int:
     """Say that a folder is of no use without this process; return the descriptor that says so.
 
     A file system without locks keeps the folder for ever; the descriptor is -1 then.
     """
-    path = os.path.join(folder, _LOCK)
     try:
-        descriptor = os.open(f"{path}.new", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        descriptor = folder.open(f"{folder.path}/{_LOCK}.new", os.O_RDWR | os.O_CREAT | os.O_EXCL)
     except OSError:
         return -1
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         # A folder that hosts share may have locks that each host sees alone.
         os.write(descriptor, os.uname().nodename.encode())
-        os.rename(f"{path}.new", path)  # no one ever sees it without its lock
+        folder.rename(f"{_LOCK}.new", _LOCK)  # no one ever sees it without its lock
     except OSError:
         os.close(descriptor)
         return -1
@@ -48,35 +58,61 @@ def let_go(descriptor: int) -> None:
 @contextmanager
 def private_folder() -> Iterator[str]:
     """Give a temporary folder that goes with the block, or after this process."""
-    with tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True) as folder:
-        held = hold(folder)
-        try:
-            yield folder
-        finally:
-            let_go(held)
+    folder = make_folder(temporary_path())
+    held = hold(folder)
+    try:
+        yield folder.path
+    finally:
+        folder.remove()
+        folder.close()
+        let_go(held)
+
+
+def is_temporary(path: str) -> bool:
+    """Whether a folder has such a name and belongs to this user."""
+    folder = _open_ours(path)
+    if folder is not None:
+        folder.close()
+    return folder is not None
 
 
 def remove_forgotten() -> None:
     """Remove the temporary folders that a process of this user and host held, and no more."""
     try:
         with os.scandir(tempfile.gettempdir()) as entries:
-            found = [
-                entry.path
-                for entry in entries
-                if entry.name.startswith(PREFIX)
-                and entry.is_dir(follow_symlinks=False)
-                and entry.stat(follow_symlinks=False).st_uid == os.geteuid()
-            ]
+            found = [entry.path for entry in entries if entry.name.startswith(PREFIX)]
     except OSError:
         return
-    for folder in found:
-        if _is_forgotten(os.path.join(folder, _LOCK)):
-            shutil.rmtree(folder, ignore_errors=True)
+    for path in found:
+        remove_if_forgotten(path)
 
 
-def _is_forgotten(path: str) -> bool:
+def remove_if_forgotten(path: str) -> None:
+    """Remove a temporary folder of this user that a process of this host held, and no more."""
+    folder = _open_ours(path)
+    if folder is None:
+        return
+    if _is_forgotten(folder):
+        folder.remove()
+    folder.close()
+
+
+def _open_ours(path: str) -> Folder | None:
+    if not os.path.basename(path).startswith(PREFIX):
+        return None
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        folder = Folder(path)
+    except OSError:
+        return None
+    if folder.is_ours:
+        return folder
+    folder.close()
+    return None
+
+
+def _is_forgotten(folder: Folder) -> bool:
+    try:
+        descriptor = folder.open(f"{folder.path}/{_LOCK}", os.O_RDONLY)
     except OSError:
         return False
     try:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
-import tempfile
 from collections.abc import Mapping
 
 from meshrun.errors import HostError, UsageError
-from meshrun.host.leftovers import PREFIX, hold, let_go
+from meshrun.host.folder import Folder, make_folder, who_else_may_write
+from meshrun.host.leftovers import hold, let_go, temporary_path
 from meshrun.host.logs_plugin import LogsPlugin
 from meshrun.logs import RankFiles, attempt_folder, rank_files, run_folder_prefix
 from meshrun.request import LogRequest
@@ -36,12 +35,14 @@ class RunFolder:
         self._plugin = plugin
         self._chosen: dict[int, RankFiles] = {}
         self._is_temporary = logs.log_dir is None
-        self.path = os.path.join(_temporary_place(), f"{PREFIX}{secrets.token_hex(8)}")
+        self.path = temporary_path()
+        self._folder: Folder | None = None
         self._held = -1
         if logs.log_dir not in (None, os.devnull) and plugin is None:
-            self.path = _make_run_folder(
+            self._folder = _make_run_folder(
                 os.path.abspath(logs.log_dir or ""), run_folder_prefix(run_id, host)
             )
+            self.path = self._folder.path
 
     @property
     def removed_without_us(self) -> str:
@@ -61,11 +62,12 @@ class RunFolder:
             return
         attempt = attempt_folder(self.path, generation)
         try:
-            for folder in (self.path, attempt, *(f"{attempt}/{rank}" for rank in envs)):
-                if not os.path.isdir(folder):
-                    os.mkdir(folder, 0o700)
-            if self._held < 0 and self.removed_without_us:
-                self._held = hold(self.path)
+            if self._folder is None:
+                self._folder = make_folder(self.path)
+                if self.removed_without_us:
+                    self._held = hold(self._folder)
+            for folder in (attempt, *(f"{attempt}/{rank}" for rank in envs)):
+                self._folder.make(os.path.relpath(folder, self.path))
         except OSError as error:
             raise HostError(
                 f"`{attempt}` could not be made: {error.strerror}",
@@ -78,31 +80,54 @@ class RunFolder:
             return self._chosen[local_rank]
         return rank_files(self._logs, self.path, generation, local_rank)
 
+    def open(self, path: str, flags: int) -> int:
+        """Open a file that :meth:`files` names; one that is made is private.
+
+        Raises:
+            OSError: If it cannot be opened.
+        """
+        if self._plugin is not None or self._folder is None:
+            if flags & os.O_APPEND:  # a plug-in may give every generation of ranks the same file
+                flags &= ~os.O_EXCL
+            return os.open(path, flags | os.O_CLOEXEC, 0o600)
+        return self._folder.open(path, flags)
+
     def close(self, *, went_well: bool) -> str | None:
         """Remove what nobody needs any more; return the folder if it holds logs."""
         if self._plugin is not None:
             self._plugin.close()
+        is_kept = not self._is_temporary or (not went_well and self._logs.writes_files)
+        if self._folder is not None:
+            if not is_kept:
+                self._folder.remove()
+            self._folder.close()
         let_go(self._held)
-        if self._is_temporary and (went_well or not self._logs.writes_files):
-            shutil.rmtree(self.path, ignore_errors=True)
-            return None
-        return self.path if self._logs.writes_files and os.path.isdir(self.path) else None
+        return (
+            self.path if is_kept and self._logs.writes_files and self._folder is not None else None
+        )
 
 
-def _temporary_place() -> str:
-    """Return where temporary folders go, or would if anything there could be written."""
-    try:
-        return tempfile.gettempdir()
-    except FileNotFoundError:  # a read-only file system: who needs the folder says so
-        return os.environ.get("TMPDIR") or "/tmp"  # noqa: S108
+def check_log_dir(logs: LogRequest) -> None:
+    """Check that nobody else can exchange the folder of ``--log-dir``, unless that is meant.
+
+    Raises:
+        UsageError: If somebody could.
+    """
+    if logs.log_dir in (None, os.devnull) or logs.is_shared:
+        return
+    if who := who_else_may_write(logs.log_dir or ""):
+        raise UsageError(
+            f"--log-dir `{logs.log_dir}`: {who}, so others could put files in the place of logs",
+            hint="name a folder to which only you may write, or add --allow-shared-log-dir",
+        )
 
 
-def _make_run_folder(log_dir: str, prefix: str) -> str:
+def _make_run_folder(log_dir: str, prefix: str) -> Folder:
     if os.path.isfile(log_dir):
         raise UsageError(f"--log-dir `{log_dir}` is a file", hint="name a folder")
     try:
         _make_private_folders(log_dir)
-        return tempfile.mkdtemp(prefix=prefix, dir=log_dir)
+        return make_folder(os.path.join(log_dir, f"{prefix}{secrets.token_hex(4)}"))
     except OSError as error:
         raise UsageError(
             f"--log-dir `{log_dir}` cannot hold logs: {error.strerror}",

@@ -7,7 +7,19 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from meshrun.options.kinds import FAIL, LOOK, MEET, MESH, NO_VALUE, RUN, SEE, SUBMIT, once, own
+from meshrun.options.kinds import (
+    FAIL,
+    FILES,
+    LOOK,
+    MEET,
+    MESH,
+    NO_VALUE,
+    RUN,
+    SEE,
+    SUBMIT,
+    once,
+    own,
+)
 
 Mesh = Annotated[
     str | None,
@@ -328,5 +340,14 @@ AllowDifferentPrograms = Annotated[
         metavar=NO_VALUE,
         panel=MEET,
         text="Nodes may run different files, or the same with other arguments.",
+    ),
+]
+AllowSharedLogDir = Annotated[
+    bool,
+    own(
+        "--allow-shared-log-dir",
+        metavar=NO_VALUE,
+        panel=FILES,
+        text="Others may write to where --log-dir is.",
     ),
 ]

@@ -9,18 +9,16 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
-import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from typing import IO, Any, NoReturn
 
 from meshrun.errors import MeshrunError
 from meshrun.host.child_launcher import MET, PARENT_FOLDER, PARENT_PID
-from meshrun.host.leftovers import PREFIX, hold
+from meshrun.host.leftovers import private_folder
 from meshrun.host.network import interface_of, is_loopback, outward_address
 from meshrun.host.processes import send_signal
 from meshrun.host.sockets import listen_on
@@ -62,7 +60,7 @@ class Agent:
         self._lines = LineSplitter()
         self._listener: socket.socket | None = None
         self._launcher: subprocess.Popen[bytes] | None = None
-        self._folder = ""
+        self._folder, self._holder = "", contextlib.ExitStack()
         self._pipes: dict[int, tuple[bytes, IO[bytes]]] = {}
         """The launcher's streams that are open: kind and pipe."""
         self._heard = self._beaten = time.monotonic()
@@ -212,8 +210,7 @@ class Agent:
         self._tell(listening=self._listener.getsockname()[:2])
 
     def _start(self, argv: Sequence[str], env: Mapping[str, str], *, listens: bool) -> None:
-        self._folder = tempfile.mkdtemp(prefix=PREFIX)
-        hold(self._folder)
+        self._folder = self._holder.enter_context(private_folder())
         whole = {
             **without_own(os.environ),
             **env,
@@ -261,7 +258,7 @@ class Agent:
                     pass
             for name in ("error", "report"):
                 self._tell_file(name)
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._holder.close()
             code = self._launcher.returncode
             self._tell(ended=code, why=self._why if code else "")
         while self._out.queued_bytes and not self._gone:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import io
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 
-from meshrun.errors import HostError, UsageError
+from meshrun.errors import UsageError
+from meshrun.host.whole_file import write_whole
 from meshrun.masking import Mask
 from meshrun.plan import LaunchPlan
 
@@ -94,44 +94,4 @@ def _stdout_to_file(path: str | None) -> Iterator[None]:
     printed = io.StringIO()
     with redirect_stdout(printed):
         yield
-    _write_whole(str(path), printed.getvalue())
-
-
-def _write_whole(path: str, text: str) -> None:
-    """Write a file that appears whole or not at all; what stands there is kept until then."""
-    target = os.path.realpath(path)  # a link stays one
-    folder = os.path.dirname(target)
-    if not path or os.path.isdir(target):
-        raise UsageError(f"--output takes a file, found `{path}`")
-    if not os.path.isdir(folder):
-        raise UsageError(f"--output: there is no folder `{os.path.dirname(path) or folder}`")
-    try:
-        if os.path.exists(target) and not os.path.isfile(target):
-            with open(target, "w", encoding="utf-8") as file:  # a device or a pipe
-                file.write(text)
-        else:
-            _replace(target, folder, text)
-    except OSError as error:
-        raise HostError(f"`{path}` could not be written: {error.strerror}") from error
-
-
-def _replace(target: str, folder: str, text: str) -> None:
-    descriptor, unfinished = tempfile.mkstemp(dir=folder, prefix=".meshrun_")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(unfinished, _mode(target))
-        os.replace(unfinished, target)
-    except BaseException:
-        os.unlink(unfinished)
-        raise
-
-
-def _mode(target: str) -> int:
-    """The permissions of the file that is replaced, else those of a new file."""
-    try:
-        return os.stat(target).st_mode & 0o777
-    except FileNotFoundError:
-        umask = os.umask(0)
-        os.umask(umask)
-        return 0o666 & ~umask
+    write_whole(str(path), printed.getvalue(), "--output")

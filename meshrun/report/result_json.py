@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from dataclasses import asdict, replace
 from typing import Any
 
 from meshrun import errors
-from meshrun.errors import HostError, MeshrunError
+from meshrun.errors import MeshrunError
 from meshrun.events import RankRaised
+from meshrun.host.whole_file import write_whole
 from meshrun.result import LaunchResult, RankFailure, Resize, Timings
 
 SCHEMA_NAME = "meshrun.result"
@@ -18,19 +17,13 @@ SCHEMA_VERSION = 1
 
 
 def write_report(result: LaunchResult, path: str) -> None:
-    """Write ``result`` to a file, which appears whole or not at all.
+    """Write ``result`` to a file of this user's alone, or to stdout if ``path`` is ``-``.
 
     Raises:
+        UsageError: If ``path`` cannot name a file.
         HostError: If it cannot be written.
     """
-    folder = os.path.dirname(os.path.abspath(path))
-    try:
-        descriptor, unfinished = tempfile.mkstemp(dir=folder, prefix=".meshrun_report_")
-        with os.fdopen(descriptor, "w") as file:
-            file.write(render_result_json(result) + "\n")
-        os.replace(unfinished, path)
-    except OSError as error:
-        raise HostError(f"the report `{path}` could not be written: {error.strerror}") from error
+    write_whole(path, f"{render_result_json(result)}\n", "--report", is_private=True)
 
 
 def render_result_json(result: LaunchResult) -> str:

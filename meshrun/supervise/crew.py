@@ -201,9 +201,9 @@ class Crew:
         if event.wait_status == 0 or not files.error_file:
             return None
         if raised is None:
-            return read_record(files.error_file, event.rank)
-        if not os.path.exists(files.error_file):
-            write_record(files.error_file, raised, os.waitstatus_to_exitcode(event.wait_status))
+            return read_record(files.error_file, event.rank, self._folder.open)
+        exit_code = os.waitstatus_to_exitcode(event.wait_status)
+        write_record(files.error_file, raised, exit_code, self._folder.open)
         if not raised.shown:
             self._output.log(event.rank, raised.traceback)
         return None

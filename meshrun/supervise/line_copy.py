@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
+from meshrun.host.log_file import Opener
 from meshrun.supervise.lines import LineAssembler, Prefix
 
 
 class LineCopy:
     """Appends to a file each line of one stream that holds one of some texts."""
 
-    def __init__(self, path: str, needles: Sequence[str], prefix: Prefix) -> None:
+    def __init__(self, path: str, needles: Sequence[str], prefix: Prefix, opener: Opener) -> None:
         self._needles = [needle.encode() for needle in needles]
         self._prefix = prefix
         self._lines = LineAssembler()
         self.error: OSError | None = None
         """Why nothing can be written any more, or ``None``."""
-        self._path = path
+        self._path, self._opener = path, opener
         self._append(b"")
 
     def feed(self, data: bytes) -> None:
@@ -33,11 +33,7 @@ class LineCopy:
 
     def _append(self, text: bytes) -> None:
         try:
-            with open(self._path, "ab", opener=_private) as file:
+            with open(self._path, "ab", opener=self._opener) as file:
                 file.write(text)
         except OSError as error:
             self.error = error
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)

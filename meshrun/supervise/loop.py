@@ -112,7 +112,7 @@ class Loop:
         self._selector = selectors.DefaultSelector()
         self._debugging = Debugging(plan, console, lambda *to, **how: self._crew.signal(*to, **how))  # noqa: PLW0108 - made later
         self._lookout = Lookout(plan, console)
-        self._output = Output(plan, console, self._selector, self._lookout.printed)
+        self._output = Output(plan, console, self._selector, self._lookout.printed, folder.open)
         self._memory = MemoryWatch()
         self.evidence: Mapping[int, Evidence] = {}
         """What is known of ranks that failed, once the launch is over."""

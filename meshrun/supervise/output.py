@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import partial
 
 from meshrun.host.file_watch import FileWatch
-from meshrun.host.log_file import append_to_log, open_log
+from meshrun.host.log_file import Opener, append_to_log, open_log
 from meshrun.logs import RankFiles, StreamFile
 from meshrun.plan import LaunchPlan, RankPlan
 from meshrun.supervise.collapsing import collapsing_for
@@ -58,6 +58,7 @@ class Output:
         console: Console,
         selector: selectors.BaseSelector,
         printed: Callable[[int], None],
+        opener: Opener,
     ) -> None:
         """Make it.
 
@@ -66,10 +67,12 @@ class Output:
             console: Our own stdout and stderr.
             selector: What the loop waits with.
             printed: Called with a rank that printed something.
+            opener: Opens the files of ranks.
         """
         self._plan = plan
         self._hostname = socket.gethostname()
         self._console, self._selector, self._printed = console, selector, printed
+        self._opener = opener
         self._pipes: dict[int, _Source] = {}
         self._tails: dict[_Source, None] = {}
         self._grown: dict[_Source, None] = {}
@@ -132,10 +135,10 @@ class Output:
         if file.path is None and not wanted:
             return None, os.open(os.devnull, os.O_WRONLY)
         if file.path is not None:
-            end = open_log(file.path)
+            end = open_log(file.path, self._opener)
             if not wanted:
                 return None, end
-            ours = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+            ours = self._opener(file.path, os.O_RDONLY)
         else:
             ours, end = os.pipe()
             os.set_blocking(ours, False)
@@ -149,7 +152,7 @@ class Output:
         if not needles or not path:
             return None
         prefix = line_prefix(self._plan, rank, self._hostname, torchruns=True)
-        return LineCopy(path, needles, prefix)
+        return LineCopy(path, needles, prefix, self._opener)
 
     # ---- reading ---------------------------------------------------------------------------
 
@@ -210,7 +213,7 @@ class Output:
     def _arm(self, source: _Source) -> None:
         if source in self._unwatched or source.path is None:
             return
-        if not self._watch.arm(source.path, source):
+        if not self._watch.arm(source.fd, source):
             self._unwatched.add(source)
         if self._read(source):  # written between the last look and the arming
             self._grown[source] = None
@@ -266,7 +269,7 @@ class Output:
         tail = self._tail.get(rank, b"")
         if not tail and self._error_files.get(rank):
             try:
-                with open(self._error_files[rank], "rb") as file:
+                with open(self._error_files[rank], "rb", opener=self._opener) as file:
                     file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
                     tail = file.read()
             except OSError:
@@ -282,7 +285,7 @@ class Output:
                 source.last_words = text
                 return
         if self._error_files.get(rank):
-            append_to_log(self._error_files[rank], text)
+            append_to_log(self._error_files[rank], text, self._opener)
 
     # ---- the end ---------------------------------------------------------------------------
 
@@ -327,4 +330,4 @@ class Output:
         self._unwatched.discard(source)
         os.close(source.fd)
         if source.path is not None and source.last_words:
-            append_to_log(source.path, source.last_words)
+            append_to_log(source.path, source.last_words, self._opener)

@@ -9,8 +9,10 @@ Source:
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import stat
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -53,11 +55,12 @@ class Timers:
         self._rest = b""
         try:
             os.makedirs(os.path.dirname(path) or ".", mode=0o700, exist_ok=True)
-            if os.path.exists(path):
+            if os.path.lexists(path) and stat.S_ISFIFO(os.lstat(path).st_mode):
                 os.remove(path)
             os.mkfifo(path, 0o600)
             # For writing too, so that the pipe never ends while no rank has it open.
-            self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+            flags = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
+            self._fd = os.open(path, flags)
         except OSError as error:
             raise HostError(f"the timer pipe `{path}` could not be made: {error}") from error
 
@@ -116,8 +119,7 @@ class Timers:
 
     def close(self) -> None:
         """Remove the pipe."""
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.lstat(self._path), os.fstat(self._fd)):
+                os.remove(self._path)
         os.close(self._fd)
-        try:
-            os.remove(self._path)
-        except FileNotFoundError:
-            pass

@@ -11,7 +11,7 @@ from tests.kit import ROOT
 
 FLAGS = {
     "--image", "--submit", "--submit-arg",
-    "--allow-different-programs", "--all", "--backend",
+    "--allow-different-programs", "--allow-shared-log-dir", "--all", "--backend",
     "--collapse", "--color-dim", "--console", "--device", "--dry-run",
     "--duplicate-stderr-filters", "--duplicate-stdout-filters", "--event-log-handler",
     "--flatten", "--forward", "--intra-node", "--place", "--rank", "--view",

@@ -238,3 +238,24 @@ def test_a_report_says_all_there_is(tmp_path: Path, fake_torch: object) -> None:
 
     assert report["schema"] == {"name": "meshrun.result", "version": 1}
     assert (report["exit_code"], report["failures"][0]["rank"]) == (3, 1)
+
+
+@pytest.mark.parametrize("path", ["-", "link"])
+def test_a_report_goes_to_stdout(path: str, tmp_path: Path, fake_torch: object) -> None:
+    """A link to a descriptor, as ``/dev/stdout`` is, stays one."""
+    (link := tmp_path / "link").symlink_to("/proc/self/fd/1")
+    ours = run_meshrun("--report", path, PROGRAMS / "echo.py", cwd=tmp_path)
+
+    assert json.loads(ours.stdout.splitlines()[-1])["exit_code"] == 0, ours.stderr
+    assert [each.is_symlink() for each in tmp_path.glob("l*")] == [True]
+    assert link.is_symlink()
+
+
+def test_a_report_that_cannot_be_written_starts_nothing(tmp_path: Path, fake_torch: Path) -> None:
+    """On other hosts neither."""
+    for words in ([], ["--hosts", "localhost,elsewhere"]):
+        ours = run_meshrun(*words, "--report", tmp_path / "no" / "x", PROGRAMS / "echo.py")
+
+        assert (ours.returncode, ours.stdout) == (2, "")
+        assert f"--report: there is no folder `{tmp_path}/no`" in ours.stderr
+    assert not fake_torch.exists()

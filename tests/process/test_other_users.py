@@ -1,4 +1,4 @@
-"""What others who may write to a folder could make of a launch: nothing."""
+"""What others who may write to a folder could make of a launch, or a variable of another one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit import poison
+from tests.kit import PROGRAMS, poison, run_meshrun, start_meshrun
 
 MESHRUN = Path(sys.executable).with_name("meshrun")
 SAYS = "import os, sys\nprint(os.environ['RANK'], sys.path[0], flush=True)\n"
@@ -123,3 +123,60 @@ def test_no_file_of_the_working_folder_is_imported_under_slurm(
 
     assert run(*launcher, "--version").startswith("meshrun ")
     assert not (shared / "imported").exists(), (shared / "imported").read_text()
+
+
+def test_logs_are_written_to_the_folder_that_was_made(
+    tmp_path: Path, fake_torch: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever may rename it plants links in another of its name, to files of this user."""
+    (logs := tmp_path / "logs").mkdir()
+    (moved := tmp_path / "moved").mkdir()
+    (precious := tmp_path / "precious").write_text("kept")
+    os.mkfifo(torch := tmp_path / "torch")
+    monkeypatch.setenv("FAKE_TORCH_WAITS", str(torch))
+    words = ("-r", "1", "-t", "2", "--duplicate-stdout-filters", "out", "--log-dir", logs)
+    with start_meshrun(*words, PROGRAMS / "echo.py", folder=tmp_path) as running:
+        with open(torch, "w"):  # once the zygote imports torch, the folder is there
+            (run,) = logs.iterdir()
+            run.rename(moved / run.name)
+            (planted := run / "attempt_0" / "0").mkdir(parents=True)
+            for name in ("0/stdout.log", "0/stderr.log", "0/error.json", "filtered_stdout.log"):
+                (planted.parent / name).symlink_to(precious)
+        assert running.wait() == 0, running.stderr
+
+    assert precious.read_text() == "kept"
+    assert (moved / run.name / "attempt_0" / "0" / "stdout.log").read_text() == "out 0\n"
+    assert (moved / run.name / "attempt_0" / "0" / "stderr.log").read_text() == "err 0\n"
+    assert running.stderr.endswith("err 0\n")  # which the console has read from there
+
+
+@pytest.mark.parametrize("options", [[], ["--logs-specs", "default"]])
+def test_a_log_folder_that_others_may_exchange_is_refused(
+    options: list[str], tmp_path: Path, fake_torch: Path
+) -> None:
+    """Before anything is started or made, unless it is meant."""
+    (shared := tmp_path / "open").mkdir()
+    shared.chmod(0o777)
+    words = ["--tee", "3", "--log-dir", shared / "logs"]
+    ours = run_meshrun(*options, *words, PROGRAMS / "echo.py")
+
+    assert ours.returncode == 2
+    assert f"everybody may write to `{shared}`" in ours.stderr
+    assert "--allow-shared-log-dir" in ours.stderr
+    assert (list(shared.iterdir()), fake_torch.exists()) == ([], False)
+    if not options:
+        meant = run_meshrun("--allow-shared-log-dir", *words, PROGRAMS / "echo.py")
+        assert (meant.returncode, len(list((shared / "logs").iterdir()))) == (0, 1)
+
+
+def test_a_variable_deletes_no_folder(tmp_path: Path, fake_torch: object) -> None:
+    """Nor does it make a launch a child of somebody's."""
+    (alike := tmp_path / "meshrun_notes").mkdir()
+    (theirs := tmp_path / "theirs").mkdir()
+    for folder in (alike, theirs):
+        (folder / "precious").touch()
+        env = {"MESHRUN_PARENT_PID": "1", "MESHRUN_PARENT_FOLDER": str(folder)}
+        ours = run_meshrun("--version", env=env)
+
+        assert (folder / "precious").exists()
+        assert (folder == alike) or ours.returncode == 0, ours.stderr

@@ -1,0 +1,141 @@
+"""Files that a command line names: each appears whole or not at all, and stays what it was.
+
+A link stays a link, a pipe or a device takes the text, and what a file had is kept until then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import sys
+import tempfile
+from typing import TextIO
+
+from meshrun.errors import HostError, UsageError
+
+_IN_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY)
+"""Why no new file can take the place of one that can be written: of its folder, or as a mount."""
+
+
+def check_target(path: str, option: str) -> None:
+    """Check that a file can be written later on, as far as it is known now.
+
+    Raises:
+        UsageError: If the path cannot name a file.
+        HostError: If it could not be written.
+    """
+    if _stream_of(path) is not None:
+        return
+    target = _resolve(path, option)
+    if not os.access(target if os.path.exists(target) else os.path.dirname(target), os.W_OK):
+        raise HostError(f"{option}: `{path}` may not be written")
+
+
+def write_whole(path: str, text: str, option: str, *, is_private: bool = False) -> None:
+    """Write a text to a file, or to stdout if the path is ``-``.
+
+    Args:
+        path: The file.
+        text: What it is to hold.
+        option: Where the path is from.
+        is_private: Whether a new file is for this user alone. It then waits for no reader either.
+
+    Raises:
+        UsageError: If the path cannot name a file.
+        HostError: If it cannot be written.
+    """
+    stream = _stream_of(path)
+    if stream is not None:
+        stream.write(text)
+        stream.flush()
+        return
+    target = _resolve(path, option)
+    try:
+        if os.path.exists(target) and not os.path.isfile(target):
+            _write_into(path, text, os.O_NONBLOCK if is_private else 0)
+        else:
+            _replace(target, text, 0o600 if is_private else 0o666)
+    except OSError as error:
+        why = "nobody reads it" if error.errno == errno.ENXIO else error.strerror
+        raise HostError(f"`{path}` could not be written: {why}") from error
+
+
+def _resolve(path: str, option: str) -> str:
+    """Return where a path leads; a pipe without a name is where it is."""
+    target = os.path.realpath(path)
+    if not os.path.exists(target) and os.path.exists(path):
+        target = path
+    folder = os.path.dirname(target)
+    if not path or os.path.isdir(target):
+        raise UsageError(f"{option} takes a file, found `{path}`")
+    if not os.path.isdir(folder):
+        raise UsageError(f"{option}: there is no folder `{os.path.dirname(path) or folder}`")
+    if link := _planted_link(path):
+        raise UsageError(
+            f"{option}: `{link}` is a link that another user made",
+            hint="name a file in a folder of your own",
+        )
+    return target
+
+
+def _planted_link(path: str) -> str | None:
+    """Return a link on the way that somebody else put into a folder like ``/tmp``.
+
+    The kernel follows none either (fs.protected_symlinks), but sees no path that is resolved here.
+    """
+    place = os.path.abspath(path)
+    while place != (folder := os.path.dirname(place)):
+        if os.path.islink(place):
+            above, owner = os.stat(folder), os.lstat(place).st_uid
+            is_open = above.st_mode & stat.S_ISVTX and above.st_mode & stat.S_IWOTH
+            if is_open and owner not in (os.geteuid(), above.st_uid):
+                return place
+        place = folder
+    return None
+
+
+def _stream_of(path: str) -> TextIO | None:
+    """Return stdout or stderr if the path means it; in a file it goes on where that is."""
+    if path == "-":
+        return sys.stdout
+    for fd, stream in ((1, sys.stdout), (2, sys.stderr)):
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.stat(path), os.fstat(fd)):
+                return stream
+    return None
+
+
+def _write_into(path: str, text: str, flags: int = 0) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_NOCTTY | os.O_CLOEXEC | flags)
+    os.set_blocking(descriptor, True)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def _replace(target: str, text: str, mode: int) -> None:
+    folder, exists = os.path.dirname(target), os.path.exists(target)
+    try:
+        descriptor, unfinished = tempfile.mkstemp(dir=folder, prefix=".meshrun_")
+    except OSError as error:
+        if not exists or error.errno not in _IN_PLACE:
+            raise
+        return _write_into(target, text, os.O_TRUNC)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(unfinished, os.stat(target).st_mode & 0o777 if exists else mode & ~_umask())
+        os.replace(unfinished, target)
+    except BaseException as error:
+        os.unlink(unfinished)
+        if not isinstance(error, OSError) or error.errno not in _IN_PLACE or not exists:
+            raise
+        _write_into(target, text, os.O_TRUNC)
+    return None
+
+
+def _umask() -> int:
+    umask = os.umask(0)
+    os.umask(umask)
+    return umask

@@ -1,0 +1,141 @@
+"""Folders and files where others may write: nothing of this user's is taken for something else."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from meshrun.errors import HostError, UsageError
+from meshrun.host.folder import Folder, make_folder, who_else_may_write
+from meshrun.host.leftovers import private_folder, remove_if_forgotten
+from meshrun.host.whole_file import check_target, write_whole
+
+OTHER = 12345
+"""A user, and a group, that nobody has."""
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+
+
+@pytest.mark.parametrize(
+    ("mode", "owner", "group", "found"),
+    [
+        (0o755, -1, -1, None),
+        (0o1777, -1, -1, None),
+        (0o775, -1, -1, None),
+        (0o777, -1, -1, "everybody may write to `{}`"),
+        pytest.param(0o755, OTHER, -1, f"`{{}}` belongs to user {OTHER}", marks=as_root),
+        pytest.param(0o1777, OTHER, -1, f"`{{}}` belongs to user {OTHER}", marks=as_root),
+        pytest.param(0o775, -1, OTHER, f"group {OTHER} may write to `{{}}`", marks=as_root),
+        pytest.param(0o1775, -1, OTHER, None, marks=as_root),
+    ],
+)
+def test_who_else_may_write(
+    mode: int, owner: int, group: int, found: str | None, tmp_path: Path
+) -> None:
+    """To a folder, to one above it, or to one above a folder that is not there."""
+    folder = tmp_path / "folder"
+    (folder / "below").mkdir(parents=True)
+    os.chown(folder, owner, group)
+    folder.chmod(mode)
+    (tmp_path / "link").symlink_to(folder / "below")
+    asked = [folder, folder / "below", folder / "new" / "newer", tmp_path / "link"]
+
+    expected = found and found.format(folder)
+    assert [who_else_may_write(str(path)) for path in asked] == [expected] * 4
+
+
+def test_a_held_folder_is_the_one_that_was_made(tmp_path: Path) -> None:
+    """Not what has its name by now, and files in it are not what a link leads to."""
+    folder = make_folder(str(tmp_path / "mine"))
+    (tmp_path / "mine").rename(tmp_path / "moved")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "precious").touch()
+    (tmp_path / "moved" / "link").symlink_to(tmp_path / "mine", target_is_directory=True)
+    folder.make("below")
+    os.close(folder.open(f"{folder.path}/below/file", os.O_WRONLY | os.O_CREAT))
+    with pytest.raises(OSError, match="Too many levels"):
+        folder.open(f"{folder.path}/link", os.O_RDONLY)
+    assert (tmp_path / "moved" / "below" / "file").exists()
+    folder.remove()
+    folder.close()
+
+    assert list((tmp_path / "moved").iterdir()) == []
+    assert (tmp_path / "mine" / "precious").exists()
+    (tmp_path / "other").symlink_to(tmp_path)
+    with pytest.raises(OSError, match="Not a directory"):
+        Folder(str(tmp_path / "other"))
+
+
+def test_only_forgotten_folders_are_removed(tmp_path: Path) -> None:
+    """With our name, of our user, and with our lock, which nobody holds any more."""
+    for name in ("meshrun_unlocked", "another"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "precious").touch()
+    (tmp_path / "another" / "held").write_text(os.uname().nodename)
+    (tmp_path / "meshrun_link").symlink_to(tmp_path / "another")
+    with private_folder() as held:
+        for path in [*map(str, tmp_path.iterdir()), held]:
+            remove_if_forgotten(path)
+        assert Path(held, "held").exists()
+        (forgotten := Path(held).with_name("meshrun_forgotten")).mkdir()
+        (forgotten / "held").write_text(os.uname().nodename)
+        remove_if_forgotten(str(forgotten))
+
+    assert not forgotten.exists()
+    assert not Path(held).exists()
+    assert len(list(tmp_path.rglob("precious"))) == 2
+
+
+def test_a_pipe_takes_a_text_and_stays(tmp_path: Path) -> None:
+    """As a link does, to a pipe or to a file, whose mode is kept."""
+    os.mkfifo(pipe := tmp_path / "pipe")
+    (link := tmp_path / "link").symlink_to("pipe")
+    (kept := tmp_path / "kept").write_text("old")
+    kept.chmod(0o604)
+    (to_kept := tmp_path / "to_kept").symlink_to(kept)
+    with pytest.raises(HostError, match="nobody reads it"):
+        write_whole(str(link), "new", "--report", is_private=True)
+    read: list[str] = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_text()))
+    reader.start()
+    write_whole(str(link), "new", "--output")
+    reader.join()
+    write_whole(str(to_kept), "new", "--report", is_private=True)
+    write_whole(str(tmp_path / "made"), "new", "--report", is_private=True)
+
+    assert read == ["new"]
+    assert (pipe.is_fifo(), link.is_symlink(), to_kept.is_symlink()) == (True, True, True)
+    assert (kept.read_text(), kept.stat().st_mode & 0o777) == ("new", 0o604)
+    assert (tmp_path / "made").stat().st_mode & 0o777 == 0o600
+    assert {path.name for path in tmp_path.iterdir()} == {"pipe", "link", "kept", "to_kept", "made"}
+
+
+@as_root
+def test_a_link_of_another_user_is_not_followed(tmp_path: Path) -> None:
+    """Where anybody could have put it; in a folder of his own he may have one."""
+    (precious := tmp_path / "precious").write_text("kept")
+    for mode, is_followed in ((0o1777, False), (0o755, True)):
+        (folder := tmp_path / oct(mode)).mkdir()
+        folder.chmod(mode)
+        (link := folder / "report.json").symlink_to(precious)
+        os.chown(link, OTHER, OTHER, follow_symlinks=False)
+        if is_followed:
+            check_target(str(link), "--report")
+        else:
+            with pytest.raises(UsageError, match="a link that another user made"):
+                check_target(str(link), "--report")
+            with pytest.raises(UsageError, match="a link that another user made"):
+                write_whole(str(link), "new", "--report")
+
+    assert precious.read_text() == "kept"
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [("", "takes a file"), (".", "takes a file"), ("no/x", "there is no folder `no`")],
+)
+def test_a_path_that_names_no_file_is_told_before(path: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        check_target(path, "--report")
