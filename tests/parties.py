@@ -145,9 +145,9 @@ class Parties:
         self.all.append(party)
         return party
 
-    def stranger(self, said: bytes = b"") -> socket.socket:
+    def stranger(self, said: bytes = b"", *, source: str = "127.0.0.1") -> socket.socket:
         """Connect to the head and say something that is none of a launcher's."""
-        connection = socket.create_connection(("127.0.0.1", self.port))
+        connection = socket.create_connection(("127.0.0.1", self.port), source_address=(source, 0))
         self._strangers.append(connection)
         connection.sendall(said)
         return connection

@@ -48,7 +48,7 @@ class Link:
         self.was_refused = False
         """Whether the other end could not prove that it belongs here."""
         self.began_ns = self.heard_ns = time.monotonic_ns()
-        """When it was made, and when the other end last said something."""
+        """When it was made, and when the last whole message of the other end's had come."""
         self.active_ns: int | None = None
         """When ranks at the other end, or beyond it, last got on, if it looks; by our clock."""
         self.ahead_ns = 0
@@ -117,7 +117,6 @@ class Link:
             if not received:
                 self.close("it closed the connection")
                 break
-            self.heard_ns = time.monotonic_ns()
             try:
                 messages += self._read(received)
             except HandshakeError as error:
@@ -171,6 +170,8 @@ class Link:
             self._line, received = bytearray(), bytes(rest)
             self._shake(bytes(line))
         messages = [decode(text) for text in self._reader.feed(received)]
+        if messages:
+            self.heard_ns = time.monotonic_ns()
         for message in messages:
             if isinstance(message, Beat):
                 self._heard(message)

@@ -6,8 +6,10 @@ import itertools
 import selectors
 import socket
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
+from ipaddress import IPv4Address, IPv6Network, ip_address
 
 from meshrun.errors import MeshrunError
 from meshrun.nodes.handshake import HeadHandshake
@@ -16,10 +18,15 @@ from meshrun.nodes.messages import Beat, Message, Refused
 from meshrun.nodes.switchboard import Switchboard
 
 _PROOF_WITHIN_S = 10.0
-_PROOF_IN_A_CROWD_S = 2.0
-"""The same while others wait in the kernel's queue."""
-_MOST = 256
-"""Connections that have said nothing yet; more wait in the kernel's queue."""
+_MOST = 512
+"""Connections that have said nothing yet; for another one has to go, or it waits in the queue."""
+_MOST_OF_ONE = 16
+"""Of one origin, while others wait."""
+_YOUNG_S = 0.5
+"""How long one may always stay that is not of an origin with more."""
+_TAKEN_AT_ONCE = 32
+"""Before those who have said something are heard again."""
+_MOST_TOLD = 20
 
 
 class Strangers:
@@ -43,6 +50,8 @@ class Strangers:
     ) -> None:
         self._listener, self._secret, self._board, self._come = listener, secret, board, come
         self._links: dict[int, Link] = {}
+        """The oldest first."""
+        self._by_origin: defaultdict[str, dict[int, Link]] = defaultdict(dict)
         self._counter = itertools.count()
         self._told: set[tuple[str, str]] = set()
         """Strangers that people were told of."""
@@ -62,29 +71,41 @@ class Strangers:
 
     def look(self) -> None:
         """Once a beat: close connections that do not say what they are."""
-        limit_s = _PROOF_WITHIN_S if self._is_listening else _PROOF_IN_A_CROWD_S
-        now_ns = time.monotonic_ns()
         for number, link in list(self._links.items()):
-            if now_ns - link.began_ns > limit_s * 1e9:
+            if _age_s(link) > _PROOF_WITHIN_S:
                 self._drop(number, "it did not say what it is")
-        if len(self._links) < _MOST:
-            self._listen()
+        self._listen()
 
     def _accept(self) -> None:
-        while self._is_listening and len(self._links) < _MOST:
+        for _ in range(_TAKEN_AT_ONCE):
+            if len(self._links) >= _MOST and not self._make_room():
+                self._pause()
+                return
             try:
                 connection, _ = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionError):
                 return
             except OSError as error:  # out of descriptors: those that wait stay in the queue
-                self._tell("a connection", f"could not be taken: {error.strerror}")
-                break
-            self._watch(Link(connection, HeadHandshake(self._secret)))
-        self._pause()
+                if not self._make_room():
+                    self._tell("a connection", f"could not be taken: {error.strerror}")
+                    self._pause()
+                    return
+            else:
+                self._watch(Link(connection, HeadHandshake(self._secret)))
+
+    def _make_room(self) -> bool:
+        """Send the oldest away: of the origin that has most, or else of all, but no young one."""
+        crowd = max(self._by_origin.values(), key=len, default={})
+        is_crowd = len(crowd) > _MOST_OF_ONE
+        number, link = next(iter((crowd if is_crowd else self._links).items()), (0, None))
+        if link is None or not (is_crowd or _age_s(link) > _YOUNG_S):
+            return False
+        self._drop(number, "others came, and it had not said what it is")
+        return True
 
     def _watch(self, link: Link) -> None:
         number = next(self._counter)
-        self._links[number] = link
+        self._links[number] = self._by_origin[_origin(link)][number] = link
         self._board.add(link, partial(self._on_ready, number))
 
     def _on_ready(self, number: int) -> None:
@@ -103,6 +124,10 @@ class Strangers:
     def _take_out(self, number: int) -> Link:
         """There is room for another."""
         link = self._links.pop(number)
+        origin = _origin(link)
+        del self._by_origin[origin][number]
+        if not self._by_origin[origin]:
+            del self._by_origin[origin]
         self._listen()
         return link
 
@@ -119,9 +144,13 @@ class Strangers:
             self._tell(link.their_address, f"was not let in: {why}")
 
     def _tell(self, who: str, what: str) -> None:
-        if (who, what) not in self._told:
-            self._told.add((who, what))
-            self._board.note(f"{who} {what}")
+        if (who, what) in self._told or len(self._told) > _MOST_TOLD:
+            return
+        self._told.add((who, what))
+        is_last = len(self._told) > _MOST_TOLD
+        self._board.note(
+            "of others that are not let in nothing is said" if is_last else f"{who} {what}"
+        )
 
     def close(self, why: str) -> None:
         """Listen no more, and let go of those who are still strangers."""
@@ -129,3 +158,16 @@ class Strangers:
         for link in self._links.values():
             self._board.close(link, why)
         self._links.clear()
+        self._by_origin.clear()
+
+
+def _age_s(link: Link) -> float:
+    return (time.monotonic_ns() - link.began_ns) / 1e9
+
+
+def _origin(link: Link) -> str:
+    """Return what all addresses have in common that one machine may have."""
+    address = ip_address(link.their_address.partition("%")[0] or "::")
+    if isinstance(address, IPv4Address):
+        return str(address)
+    return str(address.ipv4_mapped or IPv6Network((int(address) >> 64 << 64, 64)))

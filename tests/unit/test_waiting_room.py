@@ -8,9 +8,10 @@ from contextlib import suppress
 import pytest
 
 from meshrun.events import MeetingFailed, Met
+from meshrun.nodes.frames import FrameWriter
 from meshrun.nodes.handshake import MemberHandshake
-from meshrun.nodes.messages import GaveUp
-from tests.parties import SECRET, Parties, card
+from meshrun.nodes.messages import GaveUp, Waiting, encode
+from tests.parties import SECRET, Parties, S, card
 
 GARBAGE = {
     "http": b"GET / HTTP/1.1\r\nHost: node0\r\n\r\n",
@@ -135,20 +136,56 @@ def test_a_silent_stranger_is_dropped(parties: Parties) -> None:
     assert _is_closed(stranger)
 
 
-def test_strangers_do_not_keep_members_out(parties: Parties) -> None:
-    """300 of them that say nothing: they are sent away in turn, and the node comes in."""
+@pytest.mark.parametrize("origins", [1, 60], ids=["from one address", "from many"])
+def test_strangers_do_not_keep_members_out(
+    parties: Parties, monkeypatch: pytest.MonkeyPatch, origins: int
+) -> None:
+    """They say nothing and come again when sent away: a node gets in before their time is over."""
+    for name, number in (("_MOST", 20), ("_MOST_OF_ONE", 4), ("_TAKEN_AT_ONCE", 4)):
+        monkeypatch.setattr(f"meshrun.nodes.strangers.{name}", number)
     head = parties.head(2)
-    strangers = [parties.stranger() for _ in range(300)]
+
+    def come(number: int) -> socket.socket:
+        stranger = parties.stranger(source=f"127.0.1.{1 + number % origins}")
+        stranger.setblocking(False)
+        return stranger
+
+    strangers = [come(number) for number in range(60)]
     parties.turn(3)
-    member = parties.member(card("node1"))
-    for _ in range(200):
-        parties.pass_s(0.5)
-        if head.heard(Met):
-            break
+    began_ns = parties.clock.now_ns
+    parties.member(card("node1"))
+
+    def have_met() -> bool:
+        for number, each in enumerate(strangers):
+            if _is_closed(each):
+                strangers[number] = come(number)
+        parties.clock.pass_s(0.02)
+        return bool(head.heard(Met)) or parties.clock.now_ns - began_ns > 9 * S
+
+    parties.until(have_met)
 
     assert head.heard(Met)[0].hosts == ("node0", "node1")
-    assert len(strangers) == 300
-    parties.until(lambda: member.heard(Met))
+    assert len(head.notes) <= 21
+
+
+def test_one_that_speaks_a_byte_at_a_time_falls_silent(parties: Parties) -> None:
+    """What counts is what it has said to its end."""
+    head = parties.head(3, node_timeout_s=8.0)
+    connection = parties.stranger()
+    handshake = MemberHandshake(SECRET)
+    connection.sendall(handshake.answer(_line(parties, connection)))
+    writer = FrameWriter(handshake.finish(_line(parties, connection)), "member")
+    connection.sendall(writer.frame(encode(card("node1"))))
+    connection.setblocking(False)
+    slow = writer.frame(encode(Waiting(text="x" * 100)))
+    for byte in slow[:30]:
+        if _is_closed(connection):
+            break
+        connection.sendall(bytes([byte]))
+        parties.pass_s(1)
+
+    assert _is_closed(connection)
+    assert not head.heard(MeetingFailed)
 
 
 def test_a_crowd_of_members_waits_for_no_beat(
