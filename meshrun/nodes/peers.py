@@ -36,6 +36,7 @@ from meshrun.nodes.negotiation import EVERYWHERE, Negotiation, listen_outward
 from meshrun.nodes.rival import Rival
 from meshrun.nodes.switchboard import Switchboard
 from meshrun.nodes.waiting_room import WaitingRoom
+from meshrun.outside import one_line
 from meshrun.wire import Negotiate
 
 
@@ -132,11 +133,11 @@ class Peers:
         """Take the news of torch's rendezvous."""
         match event:
             case NegotiationWaits(text=text):
-                self._board.note(text)
+                self._board.note(one_line(text))
             case NegotiationFailed(text=text, hint=hint):
                 self._fail(
                     RendezvousError(
-                        f"{self._meeting.backend} at {self._meeting.endpoint}: {text}",
+                        f"{self._meeting.backend} at {self._meeting.endpoint}: {one_line(text)}",
                         hint=hint,
                     )
                 )

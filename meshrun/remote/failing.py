@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from meshrun.errors import RendezvousError
+from meshrun.outside import one_line
 from meshrun.result import signal_name
 
 _SSH = 255
@@ -109,8 +110,8 @@ def lost_error(lost: Sequence[Refusal], *, may_begin_anew: bool) -> RendezvousEr
 
 
 def _telling(said: str) -> list[str]:
-    """Return the lines without ornaments, as around the news of a changed key."""
-    lines = (line.strip() for line in said.splitlines())
+    """Return the lines without ornaments, as around the news of a changed key, fit to be shown."""
+    lines = (one_line(line.strip()) for line in said.splitlines())
     return [line for line in lines if line.strip("@ ")]
 
 

@@ -15,6 +15,7 @@ from typing import IO, Any, cast
 
 from meshrun.host.processes import die_with_parent
 from meshrun.interfaces import own_addresses
+from meshrun.outside import one_line
 from meshrun.remote.failing import Refusal, describe_end
 from meshrun.remote.outbox import Outbox
 from meshrun.remote.talk import ERR, NEWS, OUT, FrameSplitter, order
@@ -149,12 +150,12 @@ class Station:
         if "ready" in news:
             self.ready = news["ready"]
         elif "refused" in news:
-            self.refused = news
+            self.refused = {name: one_line(str(text)) for name, text in news.items()}
         elif "listening" in news:
             address, port = news["listening"]
             self.endpoint = (address, port)
         elif "ended" in news:
-            self.ended, self.why_ended = news["ended"], news["why"]
+            self.ended, self.why_ended = news["ended"], one_line(news["why"])
         else:
             self.files.update({name: text for name, text in news.items() if isinstance(text, str)})
 

@@ -244,11 +244,11 @@ def test_what_torch_drew_is_part_of_the_secret(launchers: list[Launcher]) -> Non
 def test_the_end_of_torchs_rendezvous_is_told(launchers: list[Launcher]) -> None:
     """What it waits for meanwhile, and why it failed."""
     first = negotiating(launchers, "a", free_port())
-    first.peers.hear(NegotiationWaits(text="1 of 2 nodes joined"))
+    first.peers.hear(NegotiationWaits(text="1 of 2 nodes joined\x1b[2J"))
     first.peers.hear(NegotiationFailed(text="after 600 s: 1 of 2 nodes joined", at_ns=1))
     until([first], MeetingFailed)
 
-    assert first.notes == ["1 of 2 nodes joined"]
+    assert first.notes == [r"1 of 2 nodes joined\x1b[2J"]  # others write to torch's store
     error = first.heard(MeetingFailed).error
     assert error.exit_code == 69
     assert error.message.startswith("c10d at 127.0.0.1:")

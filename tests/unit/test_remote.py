@@ -120,6 +120,7 @@ def test_ssh_is_given_little() -> None:
         (255, "@@@\n@ CHANGED @\nHost key verification failed.", "ssh failed: @ CHANGED @ / ",
          "`ssh ada@a` once by hand"),
         (255, "mux: gone", "ssh failed: mux: gone", "`ssh ada@a true` tries"),
+        (255, "\x1b]0;x\x07gone", r"ssh failed: \x1b]0;x\x07gone", "`ssh ada@a true` tries"),
         (255, "", "ssh failed without a word, as when what it had started was killed", ""),
         (0, "nothing was heard", "its agent ended: nothing was heard", "tries"),
         (-9, "", "ssh was ended by SIGKILL", ""),
