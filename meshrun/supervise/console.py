@@ -39,7 +39,7 @@ class Console:
         self._bar: tuple[Hashable, bytes] | None = None
         """On a terminal: who owns the changing line, and its text."""
         self._open: dict[Outlet, Hashable] = {}
-        """Elsewhere: whose progress state was the last thing written."""
+        """Elsewhere: whose progress state or beginning of a line was the last thing written."""
         self._status = b""
         self._shared = False
         self.held = False
@@ -52,7 +52,7 @@ class Console:
     def stream(self, *, rank: int, prefix: Prefix, to_stderr: bool) -> RankStream:
         """Return a new stream of a rank; ``prefix`` goes before each of its lines."""
         outlet = self._err if to_stderr else self._out
-        if outlet.is_terminal and not os.environ.get("NO_COLOR"):
+        if outlet.moves_cursor and not os.environ.get("NO_COLOR"):
             prefix = _coloured(prefix, _COLOURS[rank % len(_COLOURS)])
         return RankStream(outlet, prefix)
 
@@ -82,8 +82,8 @@ class Console:
 
     @property
     def shows_status(self) -> bool:
-        """Whether stderr is a terminal, where a status line can come and go."""
-        return self._err.is_terminal and not self._shared
+        """Whether stderr is a terminal where a status line can come and go."""
+        return self._err.moves_cursor and not self._shared
 
     def set_status(self, text: str) -> None:
         """Show ``text`` below the lines of a terminal, in place of the last one; "" removes it."""
@@ -94,10 +94,8 @@ class Console:
 
     @property
     def can_show_panel(self) -> bool:
-        """Whether stderr is a terminal that moves its cursor, and nobody else prints there."""
-        alone = self._out is self._err or not self._out.needs_select
-        dumb = os.environ.get("TERM", "") in ("", "dumb")
-        return self.shows_status and alone and not dumb
+        """Whether lines can stay at the end of stderr, and nobody else prints there."""
+        return self.shows_status and (self._out is self._err or not self._out.needs_select)
 
     def set_panel(self, lines: Sequence[str]) -> None:
         """Show these lines below everything else, in place of the last ones; none removes them.
@@ -111,7 +109,8 @@ class Console:
         if before and self._panel and self._was_drawn:
             self._err.write(panel_block(self._panel))
         elif before or self._panel:
-            self._err.write((CLEAR_BELOW if before else b"") + self._below())
+            clear = CLEAR_BELOW if before else _CLEAR if self._was_drawn else b""
+            self._err.write(clear + self._below())
             self._was_drawn = bool(self._below())
 
     def show_waiting(self) -> None:
@@ -120,8 +119,11 @@ class Console:
         for stream, since_ns in list(self._partial.items()):
             if now_ns >= since_ns + _PARTIAL_AFTER_NS:
                 del self._partial[stream]
-                self._bar = (stream, stream.lines.pending)
-                self._redraw(stream.outlet)
+                if stream.outlet.moves_cursor:
+                    self._bar = (stream, stream.lines.pending)
+                    self._redraw(stream.outlet)
+                else:
+                    self._begin_line(stream)
         # A slow terminal has enough to do with the lines.
         due = not self._err.queued_bytes or now_ns >= self._drawn_ns + _SELDOM_NS
         if self._panel and not self._was_drawn and due:
@@ -167,13 +169,20 @@ class Console:
         had_panel = bool(self._panel)
         self._bar, self._status, self._panel = None, b"", ()
         for outlet in {self._out, self._err}:
-            if outlet.is_terminal and not self._shared:
+            if outlet.moves_cursor and not self._shared:
                 outlet.write(CLEAR_BELOW if had_panel else _CLEAR)
             elif self._open.pop(outlet, None) is not None:
                 outlet.write(b"\n")
 
+    def _begin_line(self, stream: RankStream) -> None:
+        """Show a prompt where nothing can be taken back: its line is repeated once it is whole."""
+        if self._open.pop(stream.outlet, None) is not None:
+            stream.outlet.write(b"\n")
+        stream.outlet.write(stream.lines.pending)
+        self._open[stream.outlet] = self._begin_line
+
     def _show(self, owner: Hashable, outlet: Outlet, piece: Piece) -> None:
-        if outlet.is_terminal:
+        if outlet.moves_cursor:
             self._show_on_terminal(owner, outlet, piece)
             return
         # A state stays open for the same stream to go on; anybody else begins a new line.

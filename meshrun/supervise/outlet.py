@@ -24,6 +24,8 @@ class Outlet:
         self.error: OSError | None = None
         """Why nothing can be written any more, or ``None``."""
         self.is_terminal = os.isatty(fd)
+        self.moves_cursor = self.is_terminal and os.environ.get("TERM", "") not in {"", "dumb"}
+        """Whether it is a terminal that knows escape sequences."""
         mode = os.fstat(fd).st_mode
         self._socket: socket.socket | None = None
         self._write_fd = fd

@@ -1,12 +1,16 @@
 """Ranks' output on our stdout and stderr."""
 
 import os
+import pty
 import subprocess
 from pathlib import Path
 
+import pyte
 import pytest
 
+from meshrun.supervise.console import Console
 from tests.kit import PROGRAMS, command, lines_of, run_meshrun
+from tests.terminal import open_terminal
 
 
 def test_each_stream_keeps_its_place(fake_torch: object) -> None:
@@ -141,8 +145,6 @@ def test_a_full_disk_is_told_and_does_not_end_the_launch(fake_torch: object) -> 
 
 def test_a_terminal_shows_the_start_and_one_bar(fake_torch: object, tmp_path: Path) -> None:
     """A start is followed, a bar stays on one line, and colours can be switched off."""
-    import pty
-
     program = tmp_path / "bar.py"
     program.write_text(
         "import sys\nfor n in range(3):\n    sys.stdout.write(f'\\r{n}%')\nprint('\\nall done')\n"
@@ -153,7 +155,7 @@ def test_a_terminal_shows_the_start_and_one_bar(fake_torch: object, tmp_path: Pa
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
-        env={**os.environ, "NO_COLOR": "1"},
+        env={**os.environ, "NO_COLOR": "1", "TERM": "xterm"},
     )
     os.close(theirs)
     shown = b""
@@ -172,6 +174,42 @@ def test_a_terminal_shows_the_start_and_one_bar(fake_torch: object, tmp_path: Pa
     assert lines[-2].endswith(b"[rank 0] all done")
     assert any(line.endswith(b"[rank 0] 2%") for line in lines)
     assert b"\x1b[3" not in shown
+
+
+def test_a_panel_takes_the_place_of_the_status_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both are there while a launch with --status starts."""
+    monkeypatch.setenv("TERM", "xterm")
+    screen = pyte.Screen(60, 10)
+    ours, theirs = pty.openpty()
+    console = Console(theirs, theirs)
+    console.set_status("importing torch")
+    console.set_panel(["-- 2 starting --"])
+    console.set_status("started 1 of 2 ranks")
+    console.note("a line")
+    console.show_waiting()
+    pyte.ByteStream(screen).feed(os.read(ours, 1 << 16))
+    os.close(theirs)
+    os.close(ours)
+
+    assert [line.rstrip() for line in screen.display[:3]] == [
+        "meshrun: a line",
+        "meshrun: started 1 of 2 ranks",
+        "-- 2 starting --",
+    ]
+
+
+def test_a_dumb_terminal_shows_a_prompt(fake_torch: object, tmp_path: Path) -> None:
+    """Without one escape sequence; the line is there again once it is whole."""
+    program = tmp_path / "ask.py"
+    program.write_text("print('hello', input('your name? '))\n")
+    with open_terminal(program, env={"TERM": "dumb"}) as terminal:
+        terminal.wait_for("[rank 0] your name?")
+        terminal.type("Ada\n")
+        code = terminal.wait()
+
+    assert code == 0
+    assert "[rank 0] your name? hello Ada" in terminal.all_lines
+    assert b"\x1b" not in terminal.raw
 
 
 @pytest.mark.parametrize("asked", [["--version"], ["--help"], ["--dry-run", "--mesh", "2", "x.py"]])

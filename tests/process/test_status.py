@@ -159,7 +159,7 @@ def test_elsewhere_it_is_lines(
             (tmp_path / "stop").touch()
             assert terminal.wait() == 0
             said = [line for line in terminal.all_lines if not line.startswith("[rank ")]
-            assert b"\x1bD" not in terminal.raw
+            assert b"\x1b" not in terminal.raw
 
     status = [line for line in said if line.startswith("meshrun: status: ")]
     assert [line for line in status if not form.fullmatch(line)] == []
