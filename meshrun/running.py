@@ -109,7 +109,7 @@ def launch_here(
         write_report(result, report)
     lost_first = isinstance(result.trouble, NodeLostError)  # which says why, or else the conductor
     told = quiet and (result.elsewhere or result.signum is not None or lost_first)
-    if not told and (text := render_failure(result)):
+    if not told and (text := render_failure(result, told_lost=progress.told_lost)):
         say(text)
     if request.exit_codes == "torchrun":
         return int(result.exit_code != 0)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from meshrun.raised import headline, lost_connection
 from meshrun.report.message import render_error
 from meshrun.result import LEFT_EARLY, LaunchResult, RankFailure, signal_name
 
+_LOST = "lost a connection to a peer, as a consequence"
 _OBEYED = ("KeyboardInterrupt", "SystemExit")
 _EXPLAINED = {
     signal.SIGKILL: "killed from outside; the kernel tells of no lack of memory",
@@ -22,12 +23,17 @@ _EXPLAINED = {
 }
 
 
-def render_failure(result: LaunchResult) -> str:
-    """Return the lines to print after a launch that went wrong; "" after one that went well."""
-    return "\n".join(_lines(result))
+def render_failure(result: LaunchResult, *, told_lost: Collection[int] = ()) -> str:
+    """Return the lines to print after a launch that went wrong; "" after one that went well.
+
+    Args:
+        result: What came of it.
+        told_lost: Ranks that were said to have lost a connection as it happened.
+    """
+    return "\n".join(_lines(result, told_lost))
 
 
-def _lines(result: LaunchResult) -> Iterator[str]:
+def _lines(result: LaunchResult, told_lost: Collection[int]) -> Iterator[str]:
     if result.signum is not None:
         name = signal_name(result.signum)
         asked = {signal.SIGINT: "Ctrl-C", signal.SIGPIPE: "the reader of the output went away"}
@@ -50,7 +56,14 @@ def _lines(result: LaunchResult) -> Iterator[str]:
     if not result.failures:
         return
     first, *others = result.failures
-    yield from _others(first, others)
+    yield from _others(
+        first,
+        [
+            failure
+            for failure in others
+            if failure.rank not in told_lost or _way(first, failure) != _LOST
+        ],
+    )
     yield ""
     if first.raised is not None and not first.raised.shown and not _was_quit(first):
         yield first.raised.traceback.rstrip("\n")
@@ -127,7 +140,7 @@ def _others(first: RankFailure, others: list[RankFailure]) -> Iterator[str]:
 
 def _way(first: RankFailure, failure: RankFailure) -> str:
     if failure.is_consequence and failure.raised and lost_connection(failure.raised):
-        return "lost a connection to a peer, as a consequence"
+        return _LOST
     if failure.asked_to_end and (failure.raised is None or failure.raised.kind in _OBEYED):
         return "ended when told to"
     same = first.raised is not None and failure.raised is not None

@@ -49,6 +49,8 @@ class StartProgress:
         self._told = False
         self._started = False
         self._told_kill = False
+        self.told_lost: frozenset[int] = frozenset()
+        """Ranks that were said to have lost a connection, in this generation."""
         self._survivors: set[int] = set()
         self._generation = 0
 
@@ -72,6 +74,7 @@ class StartProgress:
                 self._tell_unstarted(state, console)
             self._began_ns = time.monotonic_ns()
             self._told = self._started = False
+            self.told_lost = frozenset()
         if isinstance(event, SignalArrived) and self._told and state.alive:
             self._tell_signal(event, state, console)
         if state.stopping and not self._told:
@@ -217,6 +220,7 @@ class StartProgress:
                     what = f"exits, saying: {headline(event).removeprefix('SystemExit: ')}"
                 elif lost_connection(event):
                     what = "lost a connection to a peer"
+                    self.told_lost = frozenset({rank})
                 return f"{self._name(rank)} {what}{_ending_others(rest - 1)}"
             case RankExited(rank=rank, wait_status=status):
                 code, signum = split_wait_status(status)
