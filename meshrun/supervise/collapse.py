@@ -6,11 +6,20 @@ from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from operator import attrgetter
 
 WINDOW_NS = 200_000_000
 """How long a line waits for the other ranks to print it too."""
-_MOST_BYTES = 4 * 1024 * 1024
+COMING_NS = 1_000_000_000
+"""How long after it began, or caught up a little, a rank that is behind is waited for."""
+LONGEST_NS = 5_000_000_000
+"""How long a line waits for such ranks in all."""
+_MOST_BYTES = 16 * 1024 * 1024
+_AHEAD_BYTES = 1024 * 1024
+"""With more than this of its own waiting, a rank waits for those that come closer."""
+_MOST_MOVED = 64
+"""So many lines that a rank alone has printed are put elsewhere, for the next to be shared."""
 _BYTES_AN_ENTRY = 400
 """What a line that waits takes besides its text."""
 _STEP = 1 << 256
@@ -28,13 +37,18 @@ class Group:
 class _Entry:
     """A line that waits, its place in the order, and who has printed it."""
 
-    __slots__ = ("after", "before", "line", "place", "ranks", "since_ns")
+    __slots__ = ("after", "before", "first", "line", "place", "prior", "ranks", "since_ns")
 
-    def __init__(self, line: bytes, since_ns: int) -> None:
+    def __init__(self, line: bytes, since_ns: int, first: int, prior: _Entry | None) -> None:
         self.line = line
         self.since_ns = since_ns
+        self.first = first
+        """The rank that printed it first, and so waits for others."""
+        self.prior = prior
+        """What that rank had printed before."""
         self.place = 0
-        self.ranks: set[int] = set()
+        self.ranks = 0
+        """A bit for each; none once it was shown."""
         self.before: _Entry | None = None
         self.after: _Entry | None = None
 
@@ -46,33 +60,50 @@ class Collapser:
     """Holds lines back for a moment, and never changes the order of any one rank's lines.
 
     A line joins the next like line that comes after all that its rank has printed. One without
-    a like goes right behind its rank's last line, so that what follows can still be shared.
+    a like goes right behind its rank's last line, so that what follows can still be shared; for
+    the same reason lines that a rank alone has printed are put later, if they stand in the way.
     """
 
     def __init__(self, ranks: Iterable[int]) -> None:
         """``ranks`` are those that print; a line that all have printed waits no longer."""
-        self._printing = set(ranks)
+        self._printing = sum(1 << rank for rank in set(ranks))
         self._first: _Entry | None = None
         self._last: _Entry | None = None
-        self._alike: dict[bytes, list[_Entry]] = {}
+        self._alike: dict[bytes, deque[_Entry]] = {}
         """Entries of each text, in their order."""
         self._reached: dict[int, _Entry] = {}
-        """The last entry that each rank has joined, while it waits."""
+        """The last entry that each rank has joined; it may have been shown."""
         self._since: deque[_Entry] = deque()
         """Entries by age; those that were shown are dropped when they come to the front."""
+        self._began_ns = -LONGEST_NS
+        """When a rank last began."""
+        self._followed_ns: dict[int, int] = {}
+        """When others last joined a line of each rank that had waited for long."""
         self._bytes = 0
+        self._own_bytes: dict[int, int] = {}
+        """The same, of lines that each rank was the first to print."""
 
-    def add(self, rank: int, line: bytes, now_ns: int) -> list[Group]:
-        """Take a line of a rank; return what is now to be shown."""
+    def add(self, rank: int, lines: Iterable[bytes], now_ns: int) -> list[Group]:
+        """Take lines of a rank; return what is now to be shown."""
         shown = self.due(now_ns)
+        bit = 1 << rank
         reached = self._reached.get(rank)
-        entry = self._find_like(line, reached) or self._insert(_Entry(line, now_ns), reached)
-        entry.ranks.add(rank)
-        self._reached[rank] = entry
-        if self._printing <= entry.ranks:
-            shown += self._take_through(entry)
-        while self._bytes > _MOST_BYTES and self._first is not None:
-            shown += self._take_through(self._first)
+        for line in lines:
+            if reached is not None and not reached.ranks:
+                reached = None
+            entry = self._first if reached is None else reached.after
+            if entry is None or entry.line != line:  # seldom: ranks print in the same order
+                entry = self._find_like(line, bit, reached)
+            if entry is None:
+                entry = self._insert(_Entry(line, now_ns, rank, reached))
+            elif now_ns - entry.since_ns > WINDOW_NS // 2:
+                self._followed_ns[entry.first] = now_ns
+            entry.ranks |= bit
+            self._reached[rank] = reached = entry
+            if not self._printing & ~entry.ranks:
+                shown += self._take_through(entry)
+            while self._bytes > _MOST_BYTES and self._first is not None:
+                shown += self._take_through(self._first)
         return shown
 
     def due(self, now_ns: int) -> list[Group]:
@@ -87,14 +118,31 @@ class Collapser:
         """When :meth:`due` has something to return, or ``None``."""
         while self._since and not self._since[0].ranks:
             self._since.popleft()
-        return self._since[0].since_ns + WINDOW_NS if self._since else None
+        if not self._since:
+            return None
+        since_ns = self._since[0].since_ns
+        coming_ns = min(self._coming_until_ns(self._since[0].first), since_ns + LONGEST_NS)
+        return max(since_ns + WINDOW_NS, coming_ns)
+
+    def begin(self, now_ns: int) -> None:
+        """A rank begins to print: what others have printed waits for it."""
+        self._began_ns = now_ns
+
+    def is_ahead(self, rank: int, now_ns: int) -> bool:
+        """Whether a rank is to wait for others that come closer."""
+        is_far = self._own_bytes.get(rank, 0) > _AHEAD_BYTES
+        return is_far and now_ns < self._coming_until_ns(rank)
+
+    def _coming_until_ns(self, rank: int) -> int:
+        """Until when others are expected to print what a rank has."""
+        return max(self._began_ns, self._followed_ns.get(rank, self._began_ns)) + COMING_NS
 
     def leave(self, rank: int) -> list[Group]:
         """A rank will print no more, and is not waited for; return what waited for it alone."""
-        self._printing.discard(rank)
+        self._printing &= ~(1 << rank)
         last, entry = None, self._first
         while entry is not None:
-            if self._printing <= entry.ranks:
+            if not self._printing & ~entry.ranks:
                 last = entry
             entry = entry.after
         return self._take_through(last) if last is not None else []
@@ -103,16 +151,51 @@ class Collapser:
         """Return all that waits."""
         return self._take_through(self._last) if self._last is not None else []
 
-    def _find_like(self, line: bytes, reached: _Entry | None) -> _Entry | None:
+    def _find_like(self, line: bytes, bit: int, reached: _Entry | None) -> _Entry | None:
         alike = self._alike.get(line)
         if alike is None:
             return None
         index = 0 if reached is None else bisect_right(alike, reached.place, key=_place)
-        return alike[index] if index < len(alike) else None
+        if index < len(alike):
+            return alike[index]
+        own: list[_Entry] = []
+        while reached is not None and reached.ranks == bit and len(own) < _MOST_MOVED:
+            own.append(reached)
+            reached = reached.prior
+        if reached is not None and reached.ranks:
+            index = bisect_right(alike, reached.place, key=_place)
+        else:
+            index = 0
+        found = next((alike[i] for i in range(index, len(alike)) if not alike[i].ranks & bit), None)
+        if found is not None:
+            for entry in reversed(own):
+                if entry.place > found.place:
+                    self._take_out(entry)
+                    self._put_between(found.before, entry, found)
+        return found
 
-    def _insert(self, entry: _Entry, reached: _Entry | None) -> _Entry:
-        entry.before = reached
-        entry.after = self._first if reached is None else reached.after
+    def _insert(self, entry: _Entry) -> _Entry:
+        reached = entry.prior
+        self._put_between(reached, entry, self._first if reached is None else reached.after)
+        self._since.append(entry)
+        size = len(entry.line) + _BYTES_AN_ENTRY
+        self._bytes += size
+        self._own_bytes[entry.first] = self._own_bytes.get(entry.first, 0) + size
+        return entry
+
+    def _take_out(self, entry: _Entry) -> None:
+        self._alike[entry.line].remove(entry)
+        if entry.before is None:
+            self._first = entry.after
+        else:
+            entry.before.after = entry.after
+        if entry.after is None:
+            self._last = entry.before
+        else:
+            entry.after.before = entry.before
+
+    def _put_between(self, before: _Entry | None, entry: _Entry, after: _Entry | None) -> None:
+        entry.before, entry.after = before, after
         if entry.before is None:
             self._first = entry
         else:
@@ -122,10 +205,11 @@ class Collapser:
         else:
             entry.after.before = entry
         self._choose_place(entry)
-        insort(self._alike.setdefault(entry.line, []), entry, key=_place)
-        self._since.append(entry)
-        self._bytes += len(entry.line) + _BYTES_AN_ENTRY
-        return entry
+        alike = self._alike.setdefault(entry.line, deque())
+        if entry.after is None:
+            alike.append(entry)
+        else:
+            insort(alike, entry, key=_place)
 
     def _choose_place(self, entry: _Entry) -> None:
         """Give an entry a number between those of its neighbours."""
@@ -147,17 +231,21 @@ class Collapser:
             entry = self._first
             self._first = entry.after
             alike = self._alike[entry.line]
-            alike.pop(0)
+            alike.popleft()
             if not alike:
                 del self._alike[entry.line]
-            self._bytes -= len(entry.line) + _BYTES_AN_ENTRY
-            taken.append(Group(entry.line, tuple(sorted(entry.ranks))))
-            for rank in entry.ranks:
-                if self._reached.get(rank) is entry:
-                    del self._reached[rank]
-            entry.ranks.clear()
+            size = len(entry.line) + _BYTES_AN_ENTRY
+            self._bytes -= size
+            self._own_bytes[entry.first] -= size
+            taken.append(Group(entry.line, _numbers(entry.ranks)))
+            entry.ranks, entry.before, entry.after, entry.prior = 0, None, None, None
         if self._first is None:
             self._last = None
         else:
             self._first.before = None
         return taken
+
+
+@lru_cache(maxsize=256)
+def _numbers(bits: int) -> tuple[int, ...]:
+    return tuple(rank for rank in range(bits.bit_length()) if bits >> rank & 1)

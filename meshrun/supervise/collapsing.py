@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import lru_cache
 
 from meshrun.plan import LaunchPlan
 from meshrun.supervise.collapse import Collapser, Group
@@ -39,10 +40,19 @@ class Collapsing:
         now_ns = time.monotonic_ns()
         for piece in lines.feed(data) if data else lines.finish():
             if not piece.is_state:
-                for line in piece.text.removesuffix(b"\n").split(b"\n"):
-                    self._show(collapser.add(rank, line, now_ns), to_stderr)
+                printed = piece.text.removesuffix(b"\n").split(b"\n")
+                self._show(collapser.add(rank, printed, now_ns), to_stderr)
         if not data:
             self._show(collapser.leave(rank), to_stderr)
+
+    def begin(self) -> None:
+        """A rank begins."""
+        for collapser in self._collapsers.values():
+            collapser.begin(time.monotonic_ns())
+
+    def is_ahead(self, rank: int, to_stderr: bool) -> bool:
+        """Whether a rank is to be read once others have printed what it has."""
+        return self._collapsers[to_stderr].is_ahead(rank, time.monotonic_ns())
 
     @property
     def next_due_ns(self) -> int | None:
@@ -62,9 +72,9 @@ class Collapsing:
             self._show(collapser.flush(), to_stderr)
 
     def _show(self, groups: list[Group], to_stderr: bool) -> None:
-        for group in groups:
-            line = self._name_ranks(group.ranks) + group.line
-            self._console.print_line(line, to_stderr=to_stderr)
+        if groups:
+            lines = [self._name_ranks(group.ranks) + group.line for group in groups]
+            self._console.print_line(b"\n".join(lines), to_stderr=to_stderr)
 
 
 def collapsing_for(plan: LaunchPlan, console: Console) -> Collapsing | None:
@@ -73,6 +83,7 @@ def collapsing_for(plan: LaunchPlan, console: Console) -> Collapsing | None:
         return None
     layout = plan.layout
 
+    @lru_cache(maxsize=256)
     def name_ranks(ranks: tuple[int, ...]) -> bytes:
         return f"[{merged_label(layout, ranks)}] ".encode() if plan.request.console.prefix else b""
 

@@ -27,6 +27,7 @@ from meshrun.events import (
     OthersFailed,
     RankBeat,
     RankExited,
+    RankReady,
     RankStarted,
     SignalArrived,
     StartFailed,
@@ -222,6 +223,8 @@ class Loop:
     def _happen(self, event: Event) -> None:
         self.state, actions = step(self.state, event)
         self._debugging.see(event)
+        if isinstance(event, RankReady):
+            self._output.begin()
         self._watch(event, self.state, self._console)
         for action in actions:
             self._act(action)

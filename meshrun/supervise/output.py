@@ -25,6 +25,8 @@ from meshrun.supervise.line_copy import LineCopy
 
 _READ_BYTES = 64 * 1024
 """More is slower: it does not stay in the processor's cache, and is mapped anew each time."""
+_READ_BYTES_IN_STEP = 8 * 1024
+"""Where like lines become one: no rank is to get far ahead."""
 _TAIL_BYTES = 4096
 _LOOK_AGAIN_NS = 100_000_000
 """How often to look at files for which the system gives no notice."""
@@ -74,6 +76,8 @@ class Output:
         self._console, self._selector, self._printed = console, selector, printed
         self._opener = opener
         self._pipes: dict[int, _Source] = {}
+        self._ahead: set[int] = set()
+        """Pipes that are not read until other ranks have printed as much."""
         self._tails: dict[_Source, None] = {}
         self._grown: dict[_Source, None] = {}
         """Followed files that may have more to read."""
@@ -93,7 +97,7 @@ class Output:
         if self._collapsing is not None:  # which names ranks by the plan they were started with
             for fd in list(self._pipes):
                 while fd in self._pipes and select.select([fd], [], [], 0)[0]:
-                    self._on_pipe(fd)
+                    self._read_pipe(fd)
                 if fd in self._pipes:  # somebody we may not end holds it open
                     self._close_pipe(fd)
             self._collapsing.flush()
@@ -174,7 +178,7 @@ class Output:
         if self._reading != self._console.is_full:
             return
         self._reading = not self._reading
-        for fd in self._pipes:
+        for fd in self._pipes.keys() - self._ahead:
             if self._reading:
                 self._register(fd)
             else:
@@ -186,6 +190,10 @@ class Output:
             self._collapsing.show_due()
         if not self._reading:
             return
+        for fd in list(self._ahead):
+            if not self._is_ahead(self._pipes[fd]):
+                self._ahead.remove(fd)
+                self._register(fd)
         now_ns = time.monotonic_ns()
         if self._unwatched and now_ns >= self._look_at_ns:
             self._look_at_ns = now_ns + _LOOK_AGAIN_NS
@@ -201,6 +209,11 @@ class Output:
             else:
                 del self._grown[source]
                 self._arm(source)
+
+    def begin(self) -> None:
+        """A rank begins its program."""
+        if self._collapsing is not None:
+            self._collapsing.begin()
 
     def end_generation(self) -> None:
         """The ranks until now are gone: let go of their files once they are read to the end."""
@@ -224,9 +237,25 @@ class Output:
                 self._grown[source] = None
 
     def _on_pipe(self, fd: int) -> None:
+        if self._is_ahead(self._pipes[fd]):
+            self._ahead.add(fd)
+            self._selector.unregister(fd)
+        else:
+            self._read_pipe(fd)
+
+    def _is_ahead(self, source: _Source) -> bool:
+        return self._collapsing is not None and self._collapsing.is_ahead(
+            source.rank, source.to_stderr
+        )
+
+    @property
+    def _read_bytes(self) -> int:
+        return _READ_BYTES if self._collapsing is None else _READ_BYTES_IN_STEP
+
+    def _read_pipe(self, fd: int) -> None:
         source = self._pipes[fd]
         try:
-            data = os.read(fd, _READ_BYTES)
+            data = os.read(fd, self._read_bytes)
         except BlockingIOError:
             return
         self._take(source, data)
@@ -234,7 +263,7 @@ class Output:
             self._close_pipe(fd)
 
     def _read(self, source: _Source) -> bool:
-        data = os.read(source.fd, _READ_BYTES)
+        data = os.read(source.fd, self._read_bytes)
         if data:
             self._take(source, data)
         return bool(data)
@@ -260,8 +289,9 @@ class Output:
 
     def _close_pipe(self, fd: int) -> None:
         del self._pipes[fd]
-        if self._reading:
+        if self._reading and fd not in self._ahead:
             self._selector.unregister(fd)
+        self._ahead.discard(fd)
         os.close(fd)
 
     def last_lines(self, rank: int) -> list[str]:
@@ -303,7 +333,7 @@ class Output:
                 continue
             for fd in list(self._pipes):
                 if select.select([fd], [], [], 0)[0]:
-                    self._on_pipe(fd)
+                    self._read_pipe(fd)
                 else:  # somebody we may not end holds it open
                     self._take(self._pipes[fd], b"")
                     self._close_pipe(fd)

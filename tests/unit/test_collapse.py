@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshrun.supervise.collapse import WINDOW_NS, Collapser, Group
+from meshrun.supervise.collapse import COMING_NS, LONGEST_NS, WINDOW_NS, Collapser, Group
 
 steps = st.lists(
     st.tuples(st.integers(0, 3), st.sampled_from([b"a", b"b", b"c"]), st.integers(0, WINDOW_NS)),
@@ -20,7 +20,7 @@ def play(printed: list[tuple[int, bytes, int]], ranks: int = 4) -> list[Group]:
     for rank, line, waited_ns in printed:
         now_ns += waited_ns
         shown += collapser.due(now_ns)
-        shown += collapser.add(rank, line, now_ns)
+        shown += collapser.add(rank, [line], now_ns)
     return shown + collapser.flush()
 
 
@@ -39,14 +39,14 @@ def test_every_line_counts_once_and_in_its_rank_s_order(
 
 @given(steps)
 def test_nothing_waits_longer_than_its_window(printed: list[tuple[int, bytes, int]]) -> None:
-    """After the window a line is due, whoever else may still print it."""
+    """After its time a line is due, whoever else may still print it."""
     collapser = Collapser(range(5))  # a fifth that never prints
     now_ns = 0
     for rank, line, waited_ns in printed:
         now_ns += waited_ns
         collapser.due(now_ns)
-        collapser.add(rank, line, now_ns)
-    collapser.due(now_ns + WINDOW_NS)
+        collapser.add(rank, [line], now_ns)
+    collapser.due(now_ns + COMING_NS)
 
     assert collapser.next_due_ns is None
     assert collapser.flush() == []
@@ -56,8 +56,8 @@ def test_what_all_print_is_shown_at_once() -> None:
     """Nobody else is left to wait for."""
     collapser = Collapser(range(2))
 
-    assert collapser.add(0, b"a", 0) == []
-    assert collapser.add(1, b"a", 0) == [Group(b"a", (0, 1))]
+    assert collapser.add(0, [b"a"], 0) == []
+    assert collapser.add(1, [b"a"], 0) == [Group(b"a", (0, 1))]
 
 
 def test_own_lines_between_shared_ones_keep_nothing_apart() -> None:
@@ -75,17 +75,55 @@ def test_own_lines_between_shared_ones_keep_nothing_apart() -> None:
 def test_a_rank_that_left_is_not_waited_for() -> None:
     """The lines of the others are shown at once."""
     collapser = Collapser(range(3))
-    collapser.add(2, b"a", 0)
-    assert collapser.add(0, b"a", 0) == []
+    collapser.add(2, [b"a"], 0)
+    assert collapser.add(0, [b"a"], 0) == []
     assert collapser.leave(2) == []
     assert collapser.leave(1) == [Group(b"a", (0, 2))]
-    assert collapser.add(0, b"b", 0) == [Group(b"b", (0,))]
+    assert collapser.add(0, [b"b"], 0) == [Group(b"b", (0,))]
 
 
 def test_memory_is_bounded() -> None:
     """With too much held back the oldest lines go first."""
     collapser = Collapser(range(2))
-    shown = [group for number in range(30_000) for group in collapser.add(0, b"%d" % number, 0)]
+    shown = [group for number in range(60_000) for group in collapser.add(0, [b"%d" % number], 0)]
 
     assert [group.line for group in shown] == [b"%d" % number for number in range(len(shown))]
-    assert 30_000 - 11_000 < len(shown) < 30_000
+    assert 60_000 - 45_000 < len(shown) < 60_000
+
+
+def test_own_lines_of_ranks_neck_and_neck_stand_in_nobody_s_way() -> None:
+    """What a rank alone has printed is put later, where the next line is then shared."""
+    printed = [(0, b"step 1", 0), (1, b"step 1", 0), (1, b"I am 1", 0), (0, b"I am 0", 0)]
+    printed += [(0, b"step 2", 0), (1, b"step 2", 0)]
+
+    assert play(printed, ranks=3) == [
+        Group(b"step 1", (0, 1)),
+        Group(b"I am 0", (0,)),
+        Group(b"I am 1", (1,)),
+        Group(b"step 2", (0, 1)),
+    ]
+
+
+def test_a_rank_that_is_behind_and_comes_closer_is_waited_for() -> None:
+    """It prints what another has for a second, that far behind; the other is held back."""
+    collapser = Collapser(range(2))
+    lines = [b"step %d" % number for number in range(4000)]
+    lag_ns = 2 * WINDOW_NS
+    collapser.begin(0)
+    shown = collapser.add(0, lines, 0)
+    assert collapser.is_ahead(0, lag_ns)
+    assert not collapser.is_ahead(1, lag_ns)
+    for number, line in enumerate(lines):
+        shown += collapser.add(1, [line], lag_ns + number * WINDOW_NS // 1000)
+
+    assert shown == [Group(line, (0, 1)) for line in lines]
+    assert not collapser.is_ahead(0, lag_ns)
+
+
+def test_a_rank_is_not_held_back_for_others_that_print_something_else() -> None:
+    """Nor do its lines wait longer than the window."""
+    collapser = Collapser(range(2))
+    collapser.add(0, [b"%d" % number for number in range(4000)], LONGEST_NS)
+
+    assert not collapser.is_ahead(0, LONGEST_NS)
+    assert collapser.next_due_ns == LONGEST_NS + WINDOW_NS
