@@ -9,6 +9,7 @@ from contextlib import suppress
 from functools import partial
 from types import CodeType
 
+from meshrun.child.connections import end_connections_with_rank
 from meshrun.child.ending import Ending
 from meshrun.child.group_lifetime import guard_groups
 from meshrun.child.program import format_raised, print_nothing, run_program
@@ -43,6 +44,7 @@ def become_rank(
     reporter = Reporter(reports, order.rank)
     pulse.send = reporter.beat
     ending.arm(reporter, gate_fd)
+    end_connections_with_rank(reporter)
     try:
         raise_thread_counts(os.environ)
         _seed_generators()

@@ -122,7 +122,8 @@ def _beat(state: State, event: RankBeat) -> Step:
 
 
 def _finished(state: State, event: RankFinished) -> Step:
-    state = _with_rank(state, event.rank, finished_ns=event.at_ns)
+    if not state.ranks[event.rank].finished:
+        state = _with_rank(state, event.rank, finished_ns=event.at_ns)
     return _open_gate_if_due(state, [])
 
 

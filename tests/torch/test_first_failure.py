@@ -197,3 +197,28 @@ def launch(
     """Run four ranks to their end."""
     words = ("--mesh", "dp=2,tp=2", "--device", "cpu", "--report", report, FAILING, who, way)
     return run_meshrun(*words, around=around)
+
+
+@pytest.mark.parametrize(
+    ("how", "leaving"),
+    [
+        ("fork", "_exit"),
+        *(
+            pytest.param(how, leaving, marks=pytest.mark.nightly)
+            for how, leaving in (
+                ("twice", "exit"), ("popen", "exit"), ("popen", "_exit"), ("loader", "exit"),
+                ("fork", "destroy"),
+            )
+        ),
+    ],
+)  # fmt: skip
+def test_a_rank_that_left_early_is_missed_whatever_it_left_behind(
+    how: str, leaving: str, tmp_path: Path
+) -> None:
+    """A process with its descriptors keeps no connection up, and lives until the launch ends."""
+    words = ("--nproc-per-node", "2", PROGRAMS / "left_behind.py", tmp_path, how, leaving)
+    ours = run_meshrun(*words)
+
+    assert ours.returncode == 1, ours.stderr
+    assert f"error: rank 0 {LEFT}\n" in ours.stderr
+    assert (tmp_path / "answer").exists() == (how != "loader")
