@@ -129,6 +129,7 @@ def launch(
     settled: Callable[[LaunchPlan], None] = lambda _: None,
     began_ns: int | None = None,
     paste: str | None = None,
+    why_ended: Callable[[], str] = str,
 ) -> LaunchResult:
     """Carry out a plan and wait for its end.
 
@@ -138,6 +139,7 @@ def launch(
         settled: Called with the plan once the nodes have met, where there are several.
         began_ns: Monotonic time at which the user's wait began; now if ``None``.
         paste: The command for other nodes, ``ENDPOINT`` standing for where they are to meet.
+        why_ended: Returns why whoever started this launcher has ended it, "" if nobody has.
 
     Returns:
         How it went; nothing that was started is left, whatever happened.
@@ -201,6 +203,7 @@ def launch(
                 settle=settle,
                 meet=meet,
                 live=_live(plan, console) if plan.request.status else None,
+                why_ended=why_ended,
             )
             remove_forgotten()  # while the zygote imports torch
             state = loop.run()

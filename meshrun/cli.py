@@ -14,7 +14,7 @@ from typer.core import TyperCommand
 
 from meshrun import __version__
 from meshrun.asked import COMMAND_LINE, Asked, build_request, check_accepted
-from meshrun.errors import HostError, InternalError, MeshrunError, UsageError
+from meshrun.errors import HostError, InternalError, MeshrunError, RendezvousError, UsageError
 from meshrun.host.descriptors import is_lost_output, let_go_of, open_standard_streams, say
 from meshrun.options import hosts as on
 from meshrun.options import own, torchrun
@@ -220,9 +220,12 @@ def command(
     return launch_here(request, show_timings=timings, report=report, began=context.obj)
 
 
-def run_command_line(
-    began: Began, *, tell: Callable[[MeshrunError], None] = lambda error: say(render_error(error))
-) -> NoReturn:
+def _tell(error: MeshrunError) -> None:
+    if not error.is_told:
+        say(render_error(error, is_end=isinstance(error, RendezvousError)))
+
+
+def run_command_line(began: Began, *, tell: Callable[[MeshrunError], None] = _tell) -> NoReturn:
     """Run the command line of this process and exit with its code.
 
     Args:

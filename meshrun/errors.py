@@ -12,6 +12,8 @@ class MeshrunError(Exception):
     """
 
     exit_code = 1
+    is_told = False
+    """Whether another process of the same job tells people."""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)

@@ -169,6 +169,8 @@ class SignalArrived:
 
     signum: int
     at_ns: int
+    why: str = ""
+    """Why, where whoever started it sent it; nobody else need be told of the signal then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

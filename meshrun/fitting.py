@@ -35,12 +35,7 @@ def fit_to_cluster(
         return _in_shell(request, facts, facts.shell, may_step)
     if request.nnodes == 1:
         return request
-    if facts.launchers_on_node > 1:
-        raise UsageError(
-            f"{facts.system} started meshrun {facts.launchers_on_node} times on this node"
-            f" ({facts.evidence}), and one starts the workers of the whole node",
-            hint=_one_a_node(facts),
-        )
+    _check_launchers(facts)
     nnodes = request.nnodes or facts.nnodes or 1
     if facts.nnodes is not None and nnodes > facts.nnodes:
         raise UsageError(
@@ -190,10 +185,33 @@ def _in_shell(
         )
     if request.nnodes is None and not says_where and (facts.nnodes or 1) > 1:
         told = f"{facts.system}, {facts.evidence}: {facts.nnodes} nodes, and this launches on one;"
+        on_all = f"--nnodes {facts.nnodes}" if may_step else command
         return replace(
-            request, rendezvous=replace(asked, told=(f"{told} on all of them: {command}",))
+            request, rendezvous=replace(asked, told=(f"{told} on all of them: {on_all}",))
         )
     return request
+
+
+def _check_launchers(facts: ClusterFacts) -> None:
+    """Check that there is one launcher a node, on this one and all others; say it once."""
+    task, nnodes = facts.task, facts.nnodes or 1
+    total = max(facts.launchers_on_node, task.world_size if task is not None else 0)
+    if facts.launchers_on_node == 1 and total <= nnodes:
+        return
+    if nnodes == 1 or task is None:
+        found = f"{facts.launchers_on_node} times on this node"
+    elif not task.per_node or len({*task.per_node}) == 1:
+        found = f"{total} times on {nnodes} nodes"
+    else:
+        counts = ", ".join(map(str, task.per_node[:8])) + (", ..." if nnodes > 8 else "")
+        found = f"{total} times on {nnodes} nodes ({counts})"
+    error = UsageError(
+        f"{facts.system} started meshrun {found}, and one starts the workers of a whole node"
+        f" ({facts.evidence})",
+        hint=_one_a_node(facts),
+    )
+    error.is_told = bool(facts.launcher_on_node if task is None else task.rank)
+    raise error
 
 
 def _told_alone(facts: ClusterFacts) -> tuple[str, ...]:

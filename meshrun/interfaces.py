@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from ipaddress import ip_address
+from typing import Any
 
 
 def look_up(name: str) -> list[str]:
@@ -15,7 +16,31 @@ def look_up(name: str) -> list[str]:
     """
     found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     found.sort(key=lambda entry: entry[0] != socket.AF_INET)
-    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+    return list(dict.fromkeys(address_in(entry[4]) for entry in found))
+
+
+def address_in(name: tuple[Any, ...]) -> str:
+    """Return the address in what sockets call a name; a link's own with its interface."""
+    address, zone = str(name[0]), name[3] if len(name) > 3 else 0
+    return f"{address}%{socket.if_indextoname(zone)}" if zone and "%" not in address else address
+
+
+def name_of(address: str, port: int) -> tuple[Any, ...]:
+    """Return what sockets take for an address and a port: the inverse of :func:`address_in`.
+
+    Raises:
+        OSError: If there is no such interface here.
+    """
+    bare, percent, zone = address.partition("%")
+    if not percent:
+        return address, port
+    return bare, port, 0, int(zone) if zone.isdecimal() else socket.if_nametoindex(zone)
+
+
+def as_seen_by(address: str, own: str) -> str:
+    """Return a link's own address with the interface by which ``own`` reaches that link."""
+    bare, zone = address.partition("%")[0], own.partition("%")[2]
+    return f"{bare}%{zone}" if zone and bare.lower().startswith("fe80:") else address
 
 
 def resolve(name: str) -> list[str]:
@@ -55,10 +80,10 @@ def own_address_towards(address: str) -> str | None:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect((address, 9))
+            probe.connect(name_of(address, 9))
         except OSError:
             return None
-        return str(probe.getsockname()[0])
+        return address_in(probe.getsockname())
 
 
 def own_addresses() -> dict[str, str]:

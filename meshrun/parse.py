@@ -7,6 +7,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from ipaddress import IPv6Address
 
 from meshrun.errors import UsageError
 
@@ -257,15 +258,36 @@ def parse_settings(text: str, what: str) -> tuple[tuple[str, str], ...]:
     return tuple(pairs)
 
 
+def _is_ipv6(text: str) -> bool:
+    address, _, zone = text.partition("%")
+    try:
+        IPv6Address(address)
+    except ValueError:
+        return False
+    return ":" not in zone
+
+
 def parse_endpoint(text: str) -> tuple[str, int | None]:
     """Return host and port of ``host``, ``host:29500`` or ``[::1]:29500``.
 
+    Brackets may be left out where only one reading is an address: ``fd00::1:29500``, ``fd00::1``.
+
     Raises:
-        UsageError: If the port is not a number up to 65535.
+        UsageError: If the port is not a number up to 65535, or it may be one or a part of the
+            address.
     """
     host, colon, port = text.strip().rpartition(":")
-    if not colon or (text.count(":") > 1 and not host.endswith("]")):
+    if not colon or text.strip().endswith("]"):
         return text.strip().strip("[]"), None
+    if ":" in host and not host.endswith("]"):
+        is_whole, is_apart = _is_ipv6(text.strip()), _is_ipv6(host)
+        if is_whole and is_apart:
+            raise UsageError(
+                f"--rdzv-endpoint {text} may be an address, or one with the port {port}",
+                hint=f"[{host}]:{port} or [{text.strip()}]",
+            )
+        if is_whole:
+            return text.strip(), None
     try:
         return host.strip("[]"), parse_integer(port, "the port of --rdzv-endpoint", most=65535)
     except UsageError as error:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from meshrun.errors import UsageError
 
 _USER = r"(?:(?P<user>[\w.][\w.\\-]*)@)?"
-_NAME = re.compile(_USER + r"(?P<host>\[[0-9A-Fa-f:.]+(?:%\w+)?\]|\w[\w.-]*)")
+_NAME = re.compile(_USER + r"(?P<host>\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]|\w[\w.-]*)")
 _MOST_SLOTS = 1_000_000
 _KEYS = ("slots", "max_slots", "max-slots")
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from meshrun.errors import NodeLostError
-from meshrun.host.child_launcher import MET
+from meshrun.host.child_launcher import MET, why_ended
 from meshrun.host.descriptors import say
 from meshrun.request import LaunchRequest
 
@@ -95,6 +95,7 @@ def launch_here(
         settled=settled,
         began_ns=began.at_ns,
         paste=None if began.conducted else paste,
+        why_ended=lambda: why_ended(began.folder),
     )
     if show_timings and not quiet:
         from meshrun.report.timings import render_timings
@@ -109,6 +110,7 @@ def launch_here(
         write_report(result, report)
     lost_first = isinstance(result.trouble, NodeLostError)  # which says why, or else the conductor
     told = quiet and (result.elsewhere or result.signum is not None or lost_first)
+    told = told or (result.signum is not None and why_ended(began.folder))
     if not told and (text := render_failure(result, told_lost=progress.told_lost)):
         say(text)
     if request.exit_codes == "torchrun":

@@ -16,6 +16,7 @@ from meshrun.current import current_layout
 from meshrun.errors import InternalError
 from meshrun.from_environment import read_group_options, select_device
 from meshrun.installed import Installed, process
+from meshrun.interfaces import address_in
 from meshrun.late_settings import note_settings
 
 _OF_EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - not bound here
@@ -101,7 +102,7 @@ def serve_store(port: int, listen_fd: int) -> Store:
     import torch.distributed as dist
 
     with socket.socket(fileno=os.dup(listen_fd)) as listener:
-        address = listener.getsockname()[0]
+        address = address_in(listener.getsockname())
     with names_from_files_only():
         return dist.TCPStore(
             _OF_EVERY_ADDRESS.get(address, address),

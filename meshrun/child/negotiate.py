@@ -27,7 +27,7 @@ from meshrun.child.names import names_from_files_only
 from meshrun.child.pace import quicken
 from meshrun.child.path import first_path
 from meshrun.events import Negotiated, NegotiationFailed, NegotiationWaits
-from meshrun.interfaces import own_address_towards
+from meshrun.interfaces import address_in, own_address_towards
 from meshrun.meeting import format_endpoint
 from meshrun.nodes.gathering import natural
 from meshrun.nodes.handshake import LONGEST_LINE
@@ -63,7 +63,7 @@ def negotiate(
     def say(text: str) -> None:
         nonlocal last
         last = text
-        waited = f" ({time.monotonic() - began:.0f} s)"
+        waited = f" ({time.monotonic() - began:.0f} of {order.timeout_s:.0f} s)"
         _tell(reports, NegotiationWaits(text=text + waited))
 
     def fail(text: str, **hint: str) -> None:
@@ -90,11 +90,27 @@ def negotiate(
         if hasattr(handler, "_stop_heartbeats"):  # they would complain as soon as the host ends
             handler._stop_heartbeats()
     except BaseException as error:
-        text = _describe(error)
         if type(error).__name__ == "RendezvousTimeoutError":
-            text = f"after {time.monotonic() - began:.0f} s: {last}"
-        fail(text[:2000])
+            fail(f"after {time.monotonic() - began:.0f} s: {last}"[:2000])
+        else:
+            fail(_describe(error)[:2000], hint=_hint(order, error))
     _stay()
+
+
+def _hint(order: Negotiate, error: BaseException) -> str:
+    """Return what to try after an error that is not for want of other nodes."""
+    place = format_endpoint(order.endpoint_host, order.endpoint_port)
+    causes = [error]
+    while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
+        causes.append(cause)
+    missing = [each for each in causes if isinstance(each, ImportError)]
+    if missing and order.backend.startswith("etcd"):
+        return "torch needs it for this back end: pip install python-etcd urllib3"
+    if missing:
+        return f"--rdzv-backend {order.backend} needs this module"
+    if isinstance(error, TimeoutError):
+        return f"was meshrun started on the machine of {place}? can this node reach it?"
+    return f"does {order.backend} serve at {place}, and can this node reach it?"
 
 
 def _stay() -> NoReturn:
@@ -174,7 +190,7 @@ def _store(order: Negotiate, fds: list[int], say: Any, fail: Any) -> Store:
     host = order.address
     if not fds:
         connection = _reach(order, say)
-        host = str(connection.getpeername()[0])
+        host = address_in(connection.getpeername())
         threading.Thread(target=_hear_if_late, args=(order, connection, fail), daemon=True).start()
     with names_from_files_only():
         return TCPStore(

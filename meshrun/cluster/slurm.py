@@ -93,7 +93,7 @@ def detect_shell(env: Mapping[str, str], *, terminal: bool | None = None) -> Clu
         system="Slurm",
         evidence=f"job {job} (SLURM_JOB_ID)",
         job_id=job,
-        nnodes=None,
+        nnodes=read_number(env, "SLURM_JOB_NUM_NODES", "SLURM_NNODES", least=1),
         node_rank=None,
         notes=(f"{why}, no task",),
         shell=_RUN,

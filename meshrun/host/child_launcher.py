@@ -23,6 +23,8 @@ PARENT_FOLDER = "MESHRUN_PARENT_FOLDER"
 """A private folder of the parent's, where the launcher says why it cannot launch."""
 MET = "met"
 """A file in that folder once the nodes have met, so that signals to the first concern all."""
+WHY = "why"
+"""A file in that folder with why the launcher is ended, before a signal that no user sent."""
 _READ_BYTES = 1 << 16
 _ESCALATION = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 
@@ -66,6 +68,17 @@ def run_launcher(
             return process.wait()
         finally:
             _end(process)
+
+
+def why_ended(folder: str) -> str:
+    """Return why this launcher was sent a signal by whoever started it; "" if it was not."""
+    if not folder:
+        return ""
+    try:
+        with open(os.path.join(folder, WHY)) as file:
+            return file.read()
+    except OSError:
+        return ""
 
 
 class _Interrupts:

@@ -25,6 +25,15 @@ def open_standard_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
 
 
+def is_terminal(fd: int) -> bool:
+    """Whether a descriptor leads to a terminal that somebody may look at.
+
+    mpirun gives what it starts a terminal of its own, and copies from it to wherever its output
+    goes, which may be a file.
+    """
+    return os.isatty(fd) and "OMPI_COMM_WORLD_RANK" not in os.environ
+
+
 def say(text: str) -> None:
     """Print to stderr; if its terminal hung up or its disk is full, go on without."""
     try:

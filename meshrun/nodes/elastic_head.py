@@ -12,6 +12,7 @@ from typing import Any
 from meshrun.errors import MeshrunError, RendezvousError
 from meshrun.events import MeetingFailed, Met, OthersFailed
 from meshrun.host.sockets import listen_on
+from meshrun.interfaces import address_in
 from meshrun.meeting import Meeting, format_endpoint
 from meshrun.nodes.gathering import check_settings
 from meshrun.nodes.head import OWN, Head
@@ -71,7 +72,7 @@ class ElasticHead(Head):
         """How long others are waited for, while they are too few."""
         self.store_listener: socket.socket | None = None
         """For the store of this generation's ranks; ranks of another cannot meet it."""
-        self._bound, port = listener.getsockname()[:2]
+        self._bound, port = address_in(listener.getsockname()), listener.getsockname()[1]
         known = (link.own_address for link in links.values())
         is_address = self._bound not in ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
         self._address = self._bound if is_address else next(known, cards[0].host)
@@ -143,7 +144,7 @@ class ElasticHead(Head):
                 )
             )
         elif patience.takes_note():
-            text = f"waiting at {self._endpoint}: {self._error.message} ({patience.waited_s:.0f} s)"
+            text = f"waiting at {self._endpoint}: {self._error.message} ({patience})"
             self._board.note(text)
             for link in (*self._links.values(), *self._spares.values()):
                 link.send(Waiting(text=text))

@@ -77,7 +77,7 @@ class Finding:
             return
         if self._patience.takes_note():
             self._board.note(
-                f"waiting for the name `{meeting.host}` to resolve: {self._why} ({waited_s:.0f} s)"
+                f"waiting for the name `{meeting.host}` to resolve: {self._why} ({self._patience})"
             )
         self._look_up()
 

@@ -6,6 +6,7 @@ import contextlib
 import socket
 import time
 
+from meshrun.interfaces import address_in
 from meshrun.nodes.frames import FrameError, FrameReader, FrameWriter
 from meshrun.nodes.handshake import (
     LONGEST_LINE,
@@ -74,7 +75,7 @@ class Link:
     @property
     def own_address(self) -> str:
         """The address of this machine by which the other end reaches it."""
-        return str(self._socket.getsockname()[0])
+        return address_in(self._socket.getsockname())
 
     def send(self, message: Message) -> None:
         """Send a message, or keep it until the handshake is done."""
@@ -196,6 +197,6 @@ class Link:
 
 def _their_address(connection: socket.socket) -> str:
     try:
-        return str(connection.getpeername()[0])
+        return address_in(connection.getpeername())
     except OSError:  # gone already
         return ""

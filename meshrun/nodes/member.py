@@ -17,7 +17,8 @@ from meshrun.events import (
     NodeLost,
     OthersFinished,
 )
-from meshrun.host.network import Lookup
+from meshrun.host.network import Lookup, interface_of, is_loopback
+from meshrun.interfaces import name_of
 from meshrun.meeting import Meeting, format_endpoint
 from meshrun.nodes.handshake import MemberHandshake
 from meshrun.nodes.head import others_failed, over_event
@@ -70,6 +71,8 @@ class Member:
         self._lookup: Lookup | None = None
         self._connecting: socket.socket | None = None
         self._link: Link | None = None
+        self._own = ""
+        """The head's address, if this machine has it itself, and that is no loopback."""
         self._tried = "nothing yet"
         """What came of the last try to reach the head."""
         self._noted = ""
@@ -136,13 +139,15 @@ class Member:
                 RendezvousError(
                     f"node 0 at {place} did not let this node in within"
                     f" {self._patience.timeout_s:.0f} s: {self._tried}",
-                    hint="was meshrun started there? is the port open from here? does the name"
+                    hint=f"this machine has {self._own} itself, and it is no node 0:"
+                    " --rdzv-endpoint is to lead to the node with --node-rank 0"
+                    if self._own
+                    else "was meshrun started there? is the port open from here? does the name"
                     " lead to the same machine on every node?",
                 )
             )
         elif self._patience.takes_note():
-            waited_s = self._patience.waited_s
-            self._board.note(f"waiting for node 0 at {place}: {self._tried} ({waited_s:.0f} s)")
+            self._board.note(f"waiting for node 0 at {place}: {self._tried} ({self._patience})")
 
     # ---- getting there ---------------------------------------------------------------------
 
@@ -165,6 +170,8 @@ class Member:
         self._board.selector.unregister(self._lookup)
         self._addresses, why = self._lookup.result()
         self._lookup = None
+        outward = (each for each in self._addresses if not is_loopback(each))
+        self._own = next((each for each in outward if interface_of(each) is not None), "")
         if self._addresses:
             self._connect(self._addresses.pop(0))
         else:
@@ -177,7 +184,7 @@ class Member:
         self._connecting.setblocking(False)
         self._give_up_ns = time.monotonic_ns() + int(_CONNECT_S * 1e9)
         try:
-            self._connecting.connect((address, self._port))
+            self._connecting.connect(name_of(address, self._port))
         except BlockingIOError:
             pass
         except OSError as error:
@@ -203,6 +210,8 @@ class Member:
 
     def _not_connected(self, why: str) -> None:
         place = format_endpoint(self._address, self._port)
+        if self._own == self._address:
+            why += ", and this address is of this very machine"
         self._try_later(why if place == self._meeting.endpoint else f"{place}: {why}")
 
     def _give_up(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from meshrun.errors import HostError
 from meshrun.host.network import outward_address
 from meshrun.host.sockets import listen_on
-from meshrun.interfaces import own_address_towards
+from meshrun.interfaces import address_in, own_address_towards
 from meshrun.meeting import DEFAULT_PORT, Meeting
 from meshrun.nodes.closed_door import ClosedDoor
 from meshrun.nodes.endpoint import Endpoint
@@ -51,7 +51,8 @@ class Negotiation:
             self._for_torch = _listen_for_torch(meeting, endpoint, address)
         endpoint_host, port = meeting.host or "", meeting.port or DEFAULT_PORT
         if self._for_torch is not None:
-            address, port = self._for_torch.getsockname()[:2]
+            name = self._for_torch.getsockname()
+            address, port = address_in(name), name[1]
             endpoint_host = meeting.host or str(address)
         address = address or EVERYWHERE
         self._own: socket.socket | None = listen_on(address, 0)

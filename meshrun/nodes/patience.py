@@ -25,6 +25,10 @@ class Patience:
         """How long it has lasted."""
         return (time.monotonic_ns() - self._began_ns) / 1e9
 
+    def __str__(self) -> str:
+        """How long it has lasted, and may: ``3 of 600 s``."""
+        return f"{self.waited_s:.0f} of {self.timeout_s:.0f} s"
+
     @property
     def is_over(self) -> bool:
         """Whether that is long enough."""

@@ -22,7 +22,7 @@ from meshrun.events import (
 )
 from meshrun.host.network import outward_address
 from meshrun.host.sockets import listen_on
-from meshrun.interfaces import is_address, own_addresses
+from meshrun.interfaces import as_seen_by, is_address, own_addresses
 from meshrun.meeting import DEFAULT_PORT, Meeting, meet_at
 from meshrun.nodes.elastic_head import ElasticHead
 from meshrun.nodes.elastic_member import ElasticMember
@@ -154,7 +154,8 @@ class Peers:
         else:
             there = f"{found.nnodes} of {self._meeting.nnodes} nodes are there, and have begun"
             self._negotiation.turn_away(f"{there}; this one is not needed", self._board)
-        self._meeting = meet_at(self._meeting, found)
+        seen = as_seen_by(found.head_address, self._meeting.host or "")
+        self._meeting = meet_at(self._meeting, replace(found, head_address=seen))
         self._card = replace(self._card, node_rank=None if found.is_late else found.node_rank)
         self._secret = hashlib.sha256(self._secret + found.secret.encode()).digest()
         if found.node_rank == 0 and not found.is_late and listener is not None:
@@ -162,7 +163,7 @@ class Peers:
             return
         if listener is not None:
             listener.close()
-        self._be_member((found.head_address,))
+        self._be_member((self._meeting.host or "",))
 
     def close(self) -> None:
         """Have what was said arrive, and let go."""

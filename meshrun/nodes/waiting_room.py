@@ -10,6 +10,7 @@ from functools import partial
 
 from meshrun.errors import MeshrunError, RendezvousError
 from meshrun.events import MeetingFailed, Met
+from meshrun.interfaces import address_in
 from meshrun.meeting import Meeting, format_endpoint
 from meshrun.nodes.elastic_head import ElasticHead
 from meshrun.nodes.gathering import Gathering, TooMany
@@ -119,13 +120,23 @@ class WaitingRoom:
             self._fail(
                 RendezvousError(
                     f"after {self._meeting.timeout_s:.0f} s {self._gathering.missing()}",
-                    hint=f"on the missing nodes: was meshrun started? can they reach"
-                    f" {self._endpoint()} (a firewall, another network)? with the same --rdzv-id"
-                    " and MESHRUN_SECRET?",
+                    hint=self._doubt(),
                 )
             )
         elif self._patience.takes_note():
             self._note_missing()
+
+    def _doubt(self) -> str:
+        """Return what may be wrong if nodes are missing in the end."""
+        if self._rival is not None:  # it has not reached itself there, nor anybody else
+            return (
+                f"{self._meeting.endpoint} leads to another machine than {self._card.host}, which"
+                " is node 0: --rdzv-endpoint HOST:PORT on every node, with an address of node 0"
+            )
+        return (
+            f"on the missing nodes: was meshrun started? can they reach {self._endpoint()}"
+            " (a firewall, another network)? with the same --rdzv-id and MESHRUN_SECRET?"
+        )
 
     @property
     def _are_enough(self) -> bool:
@@ -133,8 +144,7 @@ class WaitingRoom:
         return self._fit is not None and least is not None and present >= least
 
     def _note_missing(self) -> None:
-        missing, waited_s = self._gathering.missing(), self._patience.waited_s
-        text = f"waiting at {self._endpoint()}: {missing} ({waited_s:.0f} s)"
+        text = f"waiting at {self._endpoint()}: {self._gathering.missing()} ({self._patience})"
         self._board.note(text)
         if self._meeting.paste is not None and not self._has_shown_command:
             self._has_shown_command = True
@@ -145,7 +155,8 @@ class WaitingRoom:
             self._board.settle(link)
 
     def _endpoint(self) -> str:
-        address, port = self._listener.getsockname()[:2]
+        name = self._listener.getsockname()
+        address, port = address_in(name), name[1]
         if address in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
             address = self._meeting.host or self._card.host
         return format_endpoint(address, port)
@@ -237,7 +248,8 @@ class WaitingRoom:
                 )
             )
             return
-        address, port = self._listener.getsockname()[:2]
+        name = self._listener.getsockname()
+        address, port = address_in(name), name[1]
         for rank, link in links.items():
             self._board.drop(link)
             link.send(

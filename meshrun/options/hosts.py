@@ -75,6 +75,8 @@ def on_hosts(request: LaunchRequest, asked: Asked) -> LaunchRequest:
     Raises:
         UsageError: If the hosts cannot be read, or other options speak against them.
     """
+    from meshrun.remote.station import check_distinct
+
     text, path = asked.text("hosts"), asked.text("hostfile")
     if text is None and path is None:
         for name in _DEPENDENT:
@@ -88,9 +90,11 @@ def on_hosts(request: LaunchRequest, asked: Asked) -> LaunchRequest:
             raise UsageError("--hosts and --hostfile exclude each other", hint="give one of them")
         text, path = (text, None) if "hosts" in typed else (None, path)
     hosts = parse_hosts(text) if text is not None else _read_file(path or "")
+    hosts = choose_hosts(hosts, include=asked.text("include"), exclude=asked.text("exclude"))
+    check_distinct(hosts)
     given = asked.values.get("export") or ()
     remote = Remote(
-        hosts=choose_hosts(hosts, include=asked.text("include"), exclude=asked.text("exclude")),
+        hosts=hosts,
         ssh=_words(asked.text("ssh") or "ssh"),
         connect_timeout_s=asked.read(
             "connect_timeout", lambda text: parse_seconds(text, "--connect-timeout"), 10.0

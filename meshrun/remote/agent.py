@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import IO, Any, NoReturn
 
 from meshrun.errors import MeshrunError
-from meshrun.host.child_launcher import MET, PARENT_FOLDER, PARENT_PID
+from meshrun.host.child_launcher import MET, PARENT_FOLDER, PARENT_PID, WHY
 from meshrun.host.leftovers import private_folder
 from meshrun.host.network import interface_of, is_loopback, outward_address
 from meshrun.host.processes import send_signal
@@ -108,9 +108,14 @@ class Agent:
         return False
 
     def _describe(self) -> dict[str, Any]:
-        """Return by which addresses others may reach this host, and who is at the other end."""
+        """Return which machine this is, by which addresses others may reach it, and who asks."""
         theirs, _, own, _ = (os.environ.get("SSH_CONNECTION", "") + "   ").split(" ")[:4]
-        return {"own": own, "theirs": theirs, "outward": outward_address() or ""}
+        return {
+            "own": own,
+            "theirs": theirs,
+            "outward": outward_address() or "",
+            "machine": _machine(),
+        }
 
     # ---- the loop ---------------------------------------------------------------------------
 
@@ -175,24 +180,26 @@ class Agent:
             if words["even_if_met"] or not met:
                 send_signal(self._launcher.pid, words["signal"])
         elif "end" in words:
-            self._end()
+            self._end(words["end"])
 
     def _lose_conductor(self) -> None:
         if not self._gone:
             self._gone = True
-            self._end()
+            self._end(self._why or "the connection to where meshrun was started was lost")
 
     def _stop(self, signum: int) -> None:
         if self._launcher is None:
             _say(f"it was sent {signal_name(signum)}")
-        self._end()
+        self._end(f"the agent of its host was sent {signal_name(signum)}")
 
-    def _end(self) -> None:
+    def _end(self, why: str) -> None:
         """Have the launcher end, or end at once where there is none."""
         if self._launcher is None:
             self._over = True
         elif self._kill_at is None:
             self._kill_at = time.monotonic() + self._order["grace_s"] + _AFTER_GRACE_S
+            with contextlib.suppress(OSError), open(os.path.join(self._folder, WHY), "w") as file:
+                file.write(why)
             send_signal(self._launcher.pid, signal.SIGTERM)
 
     # ---- the launcher -----------------------------------------------------------------------
@@ -273,6 +280,17 @@ class Agent:
 
     def _tell(self, **values: object) -> None:
         self._out.write(news(**values))
+
+
+def _machine() -> str:
+    """Return what tells this machine, or the container that looks like one, from all others."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            booted = file.read().strip()
+        spaces = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("net", "pid")]
+    except OSError:  # another system than Linux
+        return ""
+    return " ".join([booted, *spaces, os.uname().nodename])
 
 
 def _say(text: str) -> None:

@@ -228,7 +228,11 @@ class Conductor:
             self._ending = True
             for station in self._stations:
                 if not station.is_done:
-                    station.tell(end=1)
+                    station.tell(end=self._why_ending())
+
+    def _why_ending(self) -> str:
+        """Return why launchers are ended, for what each of them says to the others."""
+        return f"host {self._lost[0].host} was lost" if self._lost else "the launch is over"
 
     def _told_error(self, stations: Sequence[Station]) -> MeshrunError:
         """Return why the launch could not be made: once, though every launcher may say it."""

@@ -13,7 +13,7 @@ from meshrun.parse import format_nnodes
 from meshrun.remote.exchange import Exchange
 from meshrun.remote.failing import Refusal, describe_silence, refusal_error
 from meshrun.remote.orders import boot_command, ssh_command, without_own
-from meshrun.remote.station import Station, is_this_machine
+from meshrun.remote.station import Station, is_this_machine, same_machine
 from meshrun.request import LaunchRequest
 
 _LISTENS_IN_S = 10.0
@@ -48,6 +48,7 @@ class Connector:
 
         Raises:
             RendezvousError: If too few have one, after all were tried.
+            UsageError: If two of them are one machine.
         """
         for number in range(len(self._remote.hosts)):
             self._exchange.stations.append(self.go_to(number))
@@ -70,7 +71,20 @@ class Connector:
         if total - len(refusals) < least:
             found = [refusals[number] for number in sorted(refusals)]
             raise refusal_error(found, total, least)
+        self._check_distinct()
         return refusals
+
+    def _check_distinct(self) -> None:
+        """Check that no machine has answered under two names.
+
+        Raises:
+            UsageError: With both.
+        """
+        names: dict[str, str] = {}
+        for station in self._exchange.stations:
+            machine = (station.ready or {}).get("machine", "")
+            if machine and names.setdefault(machine, station.host.name) != station.host.name:
+                raise same_machine(names[machine], station.host.name)
 
     def go_to(self, number: int) -> Station:
         """Set out for a host, by its place in the list.

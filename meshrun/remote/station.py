@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any, cast
 
+from meshrun.errors import UsageError
 from meshrun.host.processes import die_with_parent
 from meshrun.interfaces import own_addresses
 from meshrun.outside import one_line
@@ -186,6 +187,26 @@ def end_all(stations: Sequence[Station]) -> None:
             station.signal(signum)
     for station in stations:
         station.ends_within(float("inf"))
+
+
+def check_distinct(hosts: Sequence[Host]) -> None:
+    """Check that not two hosts are this very machine, which would be one node twice.
+
+    Raises:
+        UsageError: With their names.
+    """
+    here = [host.name for host in hosts if is_this_machine(host)]
+    if len(here) > 1:
+        raise same_machine(*here[:2])
+
+
+def same_machine(host: str, other: str) -> UsageError:
+    """Return the error of a machine that stands in the list under two names."""
+    return UsageError(
+        f"{host} and {other} are one machine",
+        hint=f"{host}:8 for 8 workers on it; two launchers on one machine to try it out:"
+        " --nnodes 2 --rdzv-endpoint HOST:PORT twice",
+    )
 
 
 def is_this_machine(host: Host) -> bool:

@@ -49,7 +49,7 @@ def _lines(result: LaunchResult, told_lost: Collection[int]) -> Iterator[str]:
         yield "       the whole report is on node 0"
         return
     if result.trouble is not None:
-        yield render_error(result.trouble)
+        yield render_error(result.trouble, is_end=True)
         if result.no_restart is not None:
             yield f"       not started again: {result.no_restart}"
         return

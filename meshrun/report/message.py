@@ -5,11 +5,16 @@ from __future__ import annotations
 from meshrun.errors import MeshrunError, SpecError
 
 
-def render_error(error: MeshrunError) -> str:
-    """Return the lines to print for an error, understandable without colour."""
+def render_error(error: MeshrunError, *, is_end: bool = False) -> str:
+    """Return the lines to print for an error, understandable without colour.
+
+    Args:
+        error: What is wrong.
+        is_end: Whether a launch ended by it, whose last line is the cause; the hint comes before.
+    """
     parts = [f"error: {error.message}"]
     if isinstance(error, SpecError):
         parts.append(f"    {error.text}\n    {error.caret}")
     if error.hint:
-        parts.append(f"hint: {error.hint}")
+        parts.insert(0 if is_end else len(parts), f"hint: {error.hint}")
     return "\n\n".join(parts)

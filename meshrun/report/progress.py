@@ -138,7 +138,7 @@ class StartProgress:
 
     def _tell_signal(self, event: SignalArrived, state: State, console: Console) -> None:
         """Say what one more signal changes."""
-        if event.signum == signal.SIGTERM and state.sigterm_repeats:
+        if event.why or (event.signum == signal.SIGTERM and state.sigterm_repeats):
             return
         name = signal_name(event.signum)
         if state.killed and not self._told_kill:
@@ -228,11 +228,11 @@ class StartProgress:
                     f"was ended by {signal_name(signum)}" if signum else f"exited with code {code}"
                 )
                 return f"{self._name(rank)} {end}{_ending_others(rest)}"
-            case SignalArrived(signum=signum):
+            case SignalArrived(signum=signum, why=why):
                 ending = f"ending {_ranks(rest)} within {state.shutdown_timeout_s:g} s"
                 has_run = state.generation or any(known.pid for known in state.ranks.values())
                 none = f"no rank runs {'any more' if has_run else 'yet'}"
-                return f"{signal_name(signum)}: {ending if rest else none}"
+                return f"{why or signal_name(signum)}: {ending if rest else none}"
             case OthersFailed() | NodeLost():
                 return describe_others(event) + _ending_all(rest)
             case StoreEnded() | ZygoteGone() if lost := describe_lost_process(state):

@@ -211,6 +211,7 @@ def begin_again(state: State, at_ns: int) -> Step:
         causes=state.causes,
         sigterm_repeats=state.sigterm_repeats,
         signals=state.signals,
+        why_signalled=state.why_signalled,
         zygote_ready=state.zygote_gone is None,
         begin_ns=at_ns + int(wait_s * _NS) if wait_s else None,
         abroad=abroad,
@@ -297,7 +298,8 @@ def signalled(state: State, event: SignalArrived) -> Step:
     if state.over or is_decided:  # what is left is to tell the other nodes why
         return replace(state, signals=(*state.signals, event.signum)), []
     first, was_stopping = not state.signals, state.stopping
-    state = replace(state, signals=(*state.signals, event.signum))
+    why = event.why if first else state.why_signalled
+    state = replace(state, signals=(*state.signals, event.signum), why_signalled=why)
     if first and not state.stopping:
         # Python ignores SIGPIPE, so ranks are asked to end in words that they know.
         signum = signal.SIGTERM if event.signum == signal.SIGPIPE else event.signum

@@ -135,6 +135,8 @@ class State:
     """Whether only the first SIGTERM counts."""
     signals: tuple[int, ...] = ()
     """Signals the launcher was sent, in order."""
+    why_signalled: str = ""
+    """Why, where whoever started the launcher sent the first."""
     broken: ProgramBroken | None = None
     start_error: StartFailed | None = None
     lost_process: StoreEnded | ZygoteGone | None = None

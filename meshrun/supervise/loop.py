@@ -85,6 +85,7 @@ class Loop:
         settle: Callable[[LaunchPlan, Session, Met], tuple[LaunchPlan, Session]],
         meet: Meet | None = None,
         live: Live | None = None,
+        why_ended: Callable[[], str] = str,
     ) -> None:
         """Make ready, and start the zygote.
 
@@ -98,7 +99,9 @@ class Loop:
             settle: Returns plan and session once the nodes have met.
             meet: Begins to meet the other nodes, if there are any.
             live: Shows how ranks are, if somebody watches.
+            why_ended: Returns why whoever started this launcher has ended it, "" if nobody has.
         """
+        self._why_ended = why_ended
         self._console, self._watch, self._settle, self._live = console, watch, settle, live
         self._asked = plan
         """As it was before nodes have met: they may meet again."""
@@ -287,7 +290,8 @@ class Loop:
                 continue
             if self._debugging.takes(signum, self.state):
                 continue
-            self._happen(SignalArrived(signum=signum, at_ns=time.monotonic_ns()))
+            now_ns, why = time.monotonic_ns(), self._why_ended()
+            self._happen(SignalArrived(signum=signum, at_ns=now_ns, why=why))
 
     def _forward(self, signum: int) -> None:
         if deaf := self._crew.forward(signum, self.state):

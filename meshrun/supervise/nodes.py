@@ -14,12 +14,11 @@ from meshrun.events import FromNodes
 from meshrun.layout import Layout
 from meshrun.nodes.messages import Begin, Failed, Finished, GaveUp, Idle, Leave, Over, Where
 from meshrun.nodes.peers import Peers
-from meshrun.result import signal_name
 from meshrun.supervise.actions import Decide, Tell
 from meshrun.supervise.blame import describe_failure, describe_lost_process
 from meshrun.supervise.evidence import Evidence
 from meshrun.supervise.known import Cause, State
-from meshrun.supervise.outcome import decide, find_trouble, headline
+from meshrun.supervise.outcome import decide, find_trouble, headline, why_stopped
 from meshrun.supervise.outcome_json import cause_to_json, outcome_to_json
 from meshrun.wire import Negotiate
 
@@ -88,7 +87,7 @@ class Nodes:
         if what == "leaves":
             why = describe_lost_process(state) or ""
             if state.signals:
-                why = f"it was stopped by {signal_name(state.signals[0])}"
+                why = f"it was {why_stopped(state)}"
             self.peers.tell(Leave(generation=state.generation, why=why))
             return
         outcome = outcome_to_json(

@@ -113,6 +113,12 @@ def _decision(
     )
 
 
+def why_stopped(state: State) -> str:
+    """Return why the launcher was stopped from outside: ``stopped by SIGTERM``."""
+    why = state.why_signalled
+    return f"ended, since {why}" if why else f"stopped by {signal_name(state.signals[0])}"
+
+
 def headline(state: State, layout: Layout, hosts: Sequence[str], host: str) -> str:
     """Return what decided a launch in one line; "" if all is well so far.
 
@@ -129,7 +135,7 @@ def _headline(
     state: State, verdicts: Sequence[Verdict], layout: Layout, hosts: Sequence[str], host: str
 ) -> str:
     if state.signals:
-        return f"{host} was stopped by {signal_name(state.signals[0])}"
+        return f"{host} was {why_stopped(state)}"
     if signums := _told(state, "signum"):
         stopped = f"a node was stopped by {signal_name(signums[0])}"
         return str((*_told(state, "headline"), stopped)[0])

@@ -9,6 +9,8 @@ import socket
 import stat
 from collections import deque
 
+from meshrun.host.descriptors import is_terminal
+
 _MOST_BYTES_A_WRITE = 256 * 1024
 _PIPE_BYTES = 1024 * 1024
 """What a pipe is asked to hold, so that its reader and this process seldom wait in turn."""
@@ -23,7 +25,7 @@ class Outlet:
         self.queued_bytes = 0
         self.error: OSError | None = None
         """Why nothing can be written any more, or ``None``."""
-        self.is_terminal = os.isatty(fd)
+        self.is_terminal = is_terminal(fd)
         self.moves_cursor = self.is_terminal and os.environ.get("TERM", "") not in {"", "dumb"}
         """Whether it is a terminal that knows escape sequences."""
         mode = os.fstat(fd).st_mode

@@ -34,17 +34,26 @@ def test_one_launcher_a_gpu_is_told_the_fix(slurm: Slurm) -> None:
     done = slurm.srun("-N2", "--ntasks-per-node=2", *command("--mesh", "dp=2,tp=2", SAYS))
 
     assert done.returncode == 2
-    assert "Slurm started meshrun 2 times on this node" in done.stderr
-    assert "hint: srun --ntasks-per-node=1 meshrun" in done.stderr
+    assert done.stderr.count("Slurm started meshrun 4 times on 2 nodes, and one starts") == 1
+    assert done.stderr.count("hint: srun --ntasks-per-node=1 meshrun") == 1
+
+
+def test_a_node_with_two_launchers_keeps_no_other_waiting(slurm: Slurm) -> None:
+    """Those of the nodes with one know of it too, and end."""
+    done = slurm.srun("-N3", "-n4", *command("--mesh", "dp=3", SAYS))
+
+    assert done.returncode == 2
+    assert done.stderr.count("Slurm started meshrun 4 times on 3 nodes (2, 1, 1)") == 1
+    assert "waiting" not in done.stderr
 
 
 def test_mpirun_is_enough(make_hosts, mpirun: Mpirun) -> None:  # type: ignore[no-untyped-def]
     """One launcher a host under mpirun."""
     hosts = make_hosts(2)
     done = mpirun(
-        hosts, "-npernode", "1", "--bind-to", "none",
-        *command("--mesh", "dp=2,tp=2", "--no-prefix", SAYS),
-    )  # fmt: skip
+        hosts, "-npernode", "1", "--bind-to", "none", *command("--mesh", "dp=2,tp=2", SAYS)
+    )
 
     assert done.returncode == 0, done.stdout + done.stderr
-    assert sorted(done.stdout.splitlines())[-1] == "rank 3 of 4 on node1: dp 1 tp 1, sum 6"
+    last = "[dp1 tp1] rank 3 of 4 on node1: dp 1 tp 1, sum 6"  # mpirun's terminal gets no colours
+    assert sorted(done.stdout.splitlines())[-1] == last

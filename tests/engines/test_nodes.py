@@ -70,10 +70,13 @@ def test_names_do_not_matter_where_an_address_is_given(make_hosts: MakeHosts, ba
 
 
 @pytest.mark.parametrize("backend", [pytest.param("static", marks=pytest.mark.nightly), "c10d"])
-def test_nodes_meet_over_ipv6(make_hosts: MakeHosts, backend: str) -> None:
-    """An endpoint with an IPv6 address."""
+@pytest.mark.parametrize("form", ["[{0}]:29500", "{0}:29500", "[{1}%eth0]:29500"])
+def test_nodes_meet_over_ipv6(make_hosts: MakeHosts, backend: str, form: str) -> None:
+    """An endpoint with an IPv6 address, also one of the link, and without brackets."""
     hosts = make_hosts(2, ipv6=True)
-    endpoint = f"[{hosts.addresses_v6[0]}]:29500"
+    shown = hosts.run(0, ["ip", "-6", "addr", "show", "dev", "eth0", "scope", "link"]).stdout
+    of_link = shown.partition("inet6 ")[2].partition("/")[0]
+    endpoint = form.format(hosts.addresses_v6[0], of_link)
     launches = launch_on(
         hosts, "--nnodes", "2", "--rdzv-backend", backend, "--rdzv-endpoint", endpoint, *MESH, SAYS
     )
@@ -148,8 +151,9 @@ def test_a_node_that_never_comes_is_told(
     )
 
     assert launch.end() == 69
-    assert "1 of 2 nodes joined" in launch.text
+    assert re.search(r"1 of 2 nodes joined.* \(\d of 5 s\)", launch.text), launch.text
     assert "hint: " in launch.text
+    assert launch.text.splitlines()[-1].startswith("error: "), launch.text
     all_gone(hosts)
 
 

@@ -72,6 +72,33 @@ def test_nodes_meet_through_etcd(hosts_and_etcd: Hosts, backend: str) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("module", "told"),
+    [
+        (None, "hint: does etcd serve at 10.77.0.1:2379, and can this node reach it?"),
+        ("raise ImportError('none here')", "pip install python-etcd"),
+    ],
+    ids=["no server", "no package"],
+)
+def test_an_etcd_that_is_not_there_is_told(
+    make_hosts: MakeHosts, tmp_path: Path, module: str | None, told: str
+) -> None:
+    """Rather than that the other nodes may have another --rdzv-id."""
+    if module is None and find_spec("etcd") is None:
+        pytest.skip("needs the package python-etcd")
+    if module is not None:
+        (tmp_path / "etcd.py").write_text(module)
+    hosts = make_hosts(1)
+    (launch,) = launch_on(
+        hosts, "--nnodes", "2", "--rdzv-backend", "etcd", "--rdzv-id", "j",
+        "--rdzv-endpoint", "10.77.0.1:2379", *MESH, SAYS, env={"PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+
+    assert launch.end() == 69
+    assert told in launch.text
+    assert launch.text.splitlines()[-1].startswith("error: etcd at "), launch.text
+
+
 def test_nodes_meet_through_a_plug_in(make_hosts: MakeHosts, tmp_path: Path) -> None:
     """Of the entry points that torchrun looks up."""
     info = tmp_path / "mine-1.0.dist-info"

@@ -241,6 +241,7 @@ def test_a_killed_way_ends_all(make_sshd: MakeSshd, which: str) -> None:
 
     assert run.end() == 69, run.text
     assert re.search(r"error: host node\d was lost: ", run.text), run.text
+    assert "SIGTERM" not in run.text, run.text  # which nobody has sent
     all_gone(sshd)
 
 

@@ -64,6 +64,18 @@ def _other_version(sshd: Sshd) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("names", ["127.0.0.1,node0", "node1,root@10.77.0.2"])
+def test_a_machine_under_two_names_is_one_host(make_sshd: MakeSshd, names: str) -> None:
+    """This one is known at once, others once both have answered; nothing is started."""
+    sshd = make_sshd(2)
+    run = launch(sshd, "--mesh", "dp=2", SAYS, hosts=names)
+
+    assert run.end() == 2
+    one, other = (name.rpartition("@")[2] for name in names.split(","))
+    assert run.text.startswith(f"error: {one} and {other} are one machine"), run.text
+    all_gone(sshd)
+
+
 @pytest.mark.parametrize(
     ("trouble", "told"),
     [

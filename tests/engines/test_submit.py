@@ -204,6 +204,9 @@ def test_one_node_needs_no_srun(slurm: Slurm) -> None:
 
     assert printed.stdout.count("of 2 on sl0") == 4, printed.stderr
     assert "srun starts" not in printed.stderr
+    assert (
+        printed.stderr.count("2 nodes, and this launches on one; on all of them: --nnodes 2") == 1
+    )
 
 
 def test_a_dry_run_in_a_shell_looks_at_all_nodes(slurm: Slurm) -> None:

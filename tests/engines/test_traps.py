@@ -221,6 +221,22 @@ def test_another_port_is_told(make_hosts: MakeHosts, backend: str) -> None:
     assert "Connection refused" in launches[1].text
 
 
+def test_an_endpoint_on_another_node_than_the_first_is_told(
+    make_hosts: MakeHosts, fake_torch: Path
+) -> None:
+    """Each says which of the two is wrong there."""
+    hosts = make_hosts(2)
+    launches = launch_on(
+        hosts, "--nnodes", "2", "--rdzv-conf", "join_timeout=5",
+        "--rdzv-endpoint", "node1:29500", *MESH, SAYS,
+        each=lambda host: ["--node-rank", str(host)],
+    )  # fmt: skip
+
+    assert end_all(launches) == [69, 69]
+    assert "node1:29500 leads to another machine than node0, which is node 0" in launches[0].text
+    assert "this machine has 10.77.0.2 itself, and it is no node 0" in launches[1].text
+
+
 @pytest.mark.parametrize("backend", ["static", "c10d"])
 def test_a_closed_firewall_is_told(make_hosts: MakeHosts, backend: str) -> None:
     """Packets towards the head are lost, and no answer says so."""

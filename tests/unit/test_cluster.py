@@ -74,22 +74,22 @@ def test_tasks_that_go_round_the_nodes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("env", "job_id", "note"),
+    ("env", "job_id", "nnodes", "note"),
     [
-        (BATCH, "3", "SLURM_PROCID without SLURM_STEP_ID: a batch script, no task"),
-        (SALLOC, "4", "SLURM_JOB_ID without SLURM_STEP_ID: a shell of salloc, no task"),
-        ({**BATCH, "SLURM_STEP_ID": str(0xFFFFFFFB)}, "3", "SLURM_STEP_ID 4294967291: a batch"),
-        ({**STEP, "SLURM_PTY_PORT": "39009"}, "7", "SLURM_PTY_PORT: a shell of `srun --pty`"),
-        ({**STEP, **BATCH}, "3", "SLURM_STEP_ID 0 of another job: a batch script"),
+        (BATCH, "3", 2, "SLURM_PROCID without SLURM_STEP_ID: a batch script, no task"),
+        (SALLOC, "4", 2, "SLURM_JOB_ID without SLURM_STEP_ID: a shell of salloc, no task"),
+        ({**BATCH, "SLURM_STEP_ID": str(0xFFFFFFFB)}, "3", 2, "SLURM_STEP_ID 4294967291: a batch"),
+        ({**STEP, "SLURM_PTY_PORT": "39009"}, "7", 3, "SLURM_PTY_PORT: a shell of `srun --pty`"),
+        ({**STEP, **BATCH}, "3", 2, "SLURM_STEP_ID 0 of another job: a batch script"),
     ],
 )
 def test_a_shell_inside_an_allocation_is_no_task(
-    env: dict[str, str], job_id: str, note: str
+    env: dict[str, str], job_id: str, nnodes: int, note: str
 ) -> None:
     """Not even with the numbers of one; it is told what to type."""
     facts = detect(env)
 
-    assert (facts.task, facts.nnodes, facts.node_rank, facts.job_id) == (None, None, None, job_id)
+    assert (facts.task, facts.nnodes, facts.node_rank, facts.job_id) == (None, nnodes, None, job_id)
     assert facts.shell == "srun --ntasks-per-node=1 meshrun ..."
     assert facts.notes[0].startswith(note)
 

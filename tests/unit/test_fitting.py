@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from meshrun.cluster import ClusterFacts
+from meshrun.cluster import ClusterFacts, Task
 from meshrun.errors import UsageError
 from meshrun.fitting import fit_to_cluster
 from meshrun.meeting import DEFAULT_PORT, Meeting, format_endpoint, plan_meeting
@@ -125,11 +125,15 @@ def test_nothing_is_changed_without_a_scheduler() -> None:
         (replace(MPI, launchers_on_node=8), {"nnodes": 2},
          "Open MPI started meshrun 8 times", "mpirun -npernode 1 --bind-to none meshrun ..."),
         (replace(INDEXED, launchers_on_node=2), {}, "2 times", "start one process on each node"),
+        (replace(SLURM, task=Task(rank=2, world_size=4, local_rank=0, local_world_size=1,
+                                  per_node=(2, 1, 1))), {},
+         r"Slurm started meshrun 4 times on 3 nodes \(2, 1, 1\)",
+         "srun --ntasks-per-node=1 meshrun ..."),
         (SHELL, {"nnodes": 2}, "--nnodes 2 in a shell of Slurm, which starts nothing on other",
          "one launcher a node: srun --ntasks-per-node=1 meshrun ..."),
     ],
     ids=["more than there are", "a node too many", "a task a GPU", "a process a GPU",
-         "another system", "a shell"],
+         "another system", "two on another node", "a shell"],
 )  # fmt: skip
 def test_what_cannot_be(facts: ClusterFacts, asked: dict[str, Any], told: str, hint: str) -> None:
     """Told with the numbers, and what to type."""
@@ -137,6 +141,16 @@ def test_what_cannot_be(facts: ClusterFacts, asked: dict[str, Any], told: str, h
         fitted(facts, **asked)
 
     assert error.value.hint == hint
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_what_holds_for_all_tasks_is_told_by_the_first(rank: int) -> None:
+    """`srun -n8` shows one error and not eight."""
+    task = Task(rank=rank, world_size=8, local_rank=rank, local_world_size=8, per_node=(8,))
+    with pytest.raises(UsageError, match="8 times on this node") as error:
+        fitted(replace(SLURM, nnodes=1, task=task, launchers_on_node=8, launcher_on_node=rank))
+
+    assert error.value.is_told == (rank > 0)
 
 
 def test_a_shell_in_an_allocation_launches_on_one_node() -> None:
@@ -148,6 +162,8 @@ def test_a_shell_in_an_allocation_launches_on_one_node() -> None:
     assert told.rendezvous.told[0].endswith(
         "2 nodes, and this launches on one; on all of them: srun --ntasks-per-node=1 meshrun ..."
     )
+    with_srun = fit_to_cluster(request(), replace(SHELL, nnodes=2), may_step=True)
+    assert with_srun.rendezvous.told[0].endswith("on all of them: --nnodes 2")
 
 
 @pytest.mark.parametrize("asked", [{"endpoint": "h:1"}, {"master_addr": "h"}, {"node_rank": 0}])
@@ -213,6 +229,14 @@ def test_a_range_of_nodes_meets_even_for_one() -> None:
         ({"endpoint": "h", "backend": "mine"}, "h", DEFAULT_PORT),
         ({"endpoint": "[::1]:7"}, "::1", 7),
         ({"endpoint": "::1"}, "::1", DEFAULT_PORT),
+        ({"endpoint": "fd91::1:23653"}, "fd91::1", 23653),
+        ({"endpoint": "fd91::1"}, "fd91::1", DEFAULT_PORT),
+        ({"endpoint": "1:2:3:4:5:6:7:8:9"}, "1:2:3:4:5:6:7:8", 9),
+        ({"endpoint": "1:2:3:4:5:6:7:8"}, "1:2:3:4:5:6:7:8", DEFAULT_PORT),
+        ({"endpoint": "fe80::a%eth0:2950"}, "fe80::a%eth0", 2950),
+        ({"endpoint": "fe80::a%eth0.1"}, "fe80::a%eth0.1", DEFAULT_PORT),
+        ({"endpoint": "[fe80::a%eth0]:2950"}, "fe80::a%eth0", 2950),
+        ({"endpoint": "[fe80::a%eth0]"}, "fe80::a%eth0", DEFAULT_PORT),
         ({"master_addr": "h", "master_port": 5}, "h", 5),
         ({"master_addr": "[fd00::1]"}, "fd00::1", DEFAULT_PORT),
         ({"master_addr": "h", "master_port": 5, "endpoint": "g:6"}, "g", 6),
@@ -225,6 +249,14 @@ def test_where_the_nodes_meet(asked: dict[str, Any], host: str | None, port: int
 
     assert found is not None
     assert (found.host, found.port) == (host, port)
+
+
+@pytest.mark.parametrize("text", ["fd91::1:2950", "fe80::1:1"])
+def test_an_endpoint_that_may_be_read_in_two_ways(text: str) -> None:
+    """Both are shown, and neither is guessed."""
+    with pytest.raises(UsageError, match="may be an address, or one with the port") as error:
+        planned(endpoint=text)
+    assert error.value.hint == f"[{text.rpartition(':')[0]}]:{text.rpartition(':')[2]} or [{text}]"
 
 
 def test_how_long_nodes_may_take() -> None:
