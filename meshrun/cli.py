@@ -23,10 +23,10 @@ from meshrun.options.program import read_program
 from meshrun.parse import parse_choice, parse_flag
 from meshrun.report.message import render_error
 from meshrun.running import Began, end_by_signal, launch_here, launch_on_hosts, show_plan
-from meshrun.words import spell_out
+from meshrun.words import CommandLine, spell_out
 
-_WORDS = "meshrun.words"
-"""Where a context keeps the words of its command line, and which options take a value."""
+_LINE = "meshrun.line"
+"""Where a context keeps its command line."""
 _SET_BY_A_LAUNCH = (
     *("MESHRUN_MESH", "MESHRUN_DEVICE"),
     *("MESHRUN_FLATTEN", "MESHRUN_VIEW", "MESHRUN_SLOT_ORDER"),
@@ -65,8 +65,14 @@ class _Command(TyperCommand):
             if str(parameter.envvar).startswith("PET_"):
                 torchruns.update(parameter.opts)
         words = spell_out(args, options, torchruns)
-        ctx.meta[_WORDS] = (tuple(words), options)
-        return list(super().parse_args(ctx, words))
+        rest = list(super().parse_args(ctx, list(words)))
+        typed = (ctx.params["script"], *(ctx.params["args"] or ()))  # with all that follows it
+        program = typed if typed[0] is not None else ()
+        before = tuple(words[: len(words) - len(program)])
+        if program and before[-1:] == ("--",):
+            before = before[:-1]
+        ctx.meta[_LINE] = CommandLine(before, program, options)
+        return rest
 
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
@@ -191,6 +197,7 @@ def command(
     asked = Asked(in_help_order, _sources(context), os.environ)
     check_accepted(asked)
     request = on.on_hosts(build_request(asked, read_program(asked)), asked)
+    line: CommandLine = context.meta[_LINE]
     if submit is not None:
         from meshrun.submit.command import submit as submit_job
 
@@ -199,7 +206,7 @@ def command(
                 "--submit with launch(): it says what came of the ranks, and a job's start later",
                 hint=f"subprocess.run(['meshrun', '--submit', '{submit}', ...]) hands it in",
             )
-        return submit_job(submit, asked, request, dry_run=dry_run, output=output)
+        return submit_job(submit, asked, request, line, dry_run=dry_run, output=output)
     output_format = parse_choice(format or "text", "--format", ("text", "json", "svg"))
     if dry_run:
         show_plan(
@@ -216,8 +223,8 @@ def command(
 
         check_target(report, "--report")
     if request.remote is not None:
-        return launch_on_hosts(request, *context.meta[_WORDS], version=__version__, report=report)
-    return launch_here(request, show_timings=timings, report=report, began=context.obj)
+        return launch_on_hosts(request, line, version=__version__, report=report)
+    return launch_here(request, line, show_timings=timings, report=report, began=context.obj)
 
 
 def _tell(error: MeshrunError) -> None:

@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,7 @@ from meshrun.errors import NodeLostError
 from meshrun.host.child_launcher import MET, why_ended
 from meshrun.host.descriptors import say
 from meshrun.request import LaunchRequest
+from meshrun.words import CommandLine
 
 if TYPE_CHECKING:
     from meshrun.plan import LaunchPlan
@@ -60,7 +60,12 @@ def show_plan(
 
 
 def launch_here(
-    request: LaunchRequest, *, show_timings: bool, report: str | None, began: Began
+    request: LaunchRequest,
+    line: CommandLine,
+    *,
+    show_timings: bool,
+    report: str | None,
+    began: Began,
 ) -> int:
     """Launch the ranks of this node and return the exit code, or end by the signal that came."""
     from meshrun import app as use_cases
@@ -77,12 +82,10 @@ def launch_here(
     if request.rendezvous.step_of is not None:
         from meshrun.submit.step import launch_on_nodes
 
-        return launch_on_nodes(request, sys.argv[1:], job=request.rendezvous.step_of)
+        return launch_on_nodes(request, line.words(), job=request.rendezvous.step_of)
     plan = use_cases.plan(request, cluster=cluster)
     quiet = began.is_told
     progress = StartProgress(plan, quiet=quiet)
-    count = 1 + len(request.program.args)
-    paste = command_for_others(sys.argv[1:-count], sys.argv[-count:])
 
     def settled(plan: LaunchPlan) -> None:
         progress.settle(plan)
@@ -94,7 +97,7 @@ def launch_here(
         watch=progress,
         settled=settled,
         began_ns=began.at_ns,
-        paste=None if began.conducted else paste,
+        paste=None if began.conducted else command_for_others(line),
         why_ended=lambda: why_ended(began.folder),
     )
     if show_timings and not quiet:
@@ -122,8 +125,7 @@ def launch_here(
 
 def launch_on_hosts(
     request: LaunchRequest,
-    words: Sequence[str],
-    takes_value: Mapping[str, bool],
+    line: CommandLine,
     *,
     version: str,
     report: str | None,
@@ -134,12 +136,11 @@ def launch_on_hosts(
     from meshrun.remote.conductor import Conductor
     from meshrun.remote.connecting import Stopped
     from meshrun.remote.failing import FirstLost
-    from meshrun.remote.orders import launcher_words
+    from meshrun.remote.orders import OF_THE_CONDUCTOR
     from meshrun.report.result_json import parse_result_json, write_report
 
     use_cases.check_elsewhere(request, detect_host())
-    count = 1 + len(request.program.args)
-    words = launcher_words(words[:-count], words[-count:], takes_value)
+    words = line.words(without=OF_THE_CONDUCTOR)
     losses: list[float] = []
     ended: int | None = None
     while ended is None:

@@ -1,10 +1,51 @@
-"""The words of a command line before they are parsed: other spellings of options. Pure."""
+"""The words of a command line: other spellings of options, and where the program begins. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from meshrun.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class CommandLine:
+    """A command line as it was parsed, for others to be made of it."""
+
+    options: tuple[str, ...]
+    """Words before the program, in full spelling."""
+    program: tuple[str, ...]
+    """The program and its arguments, as they were typed."""
+    takes_value: Mapping[str, bool]
+    """Each option by its name, and whether a value follows it."""
+
+    def words(self, *, without: Collection[str] = ()) -> list[str]:
+        """Return all words, but for some options and their values."""
+        kept: list[str] = []
+        rest = list(self.options)
+        while rest:
+            word = rest.pop(0)
+            value = rest[:1] if takes_next(word, self.takes_value) else []
+            del rest[: len(value)]
+            if word.partition("=")[0] not in without:
+                kept += [word, *value]
+        return [*kept, *self.program_words]
+
+    @property
+    def program_words(self) -> list[str]:
+        """The program's words, so that none of them is taken for an option."""
+        is_like_option = self.program[:1] and self.program[0].startswith("-")
+        return ["--", *self.program] if is_like_option else [*self.program]
+
+
+def takes_next(word: str, takes_value: Mapping[str, bool]) -> bool:
+    """Whether the next word is the value of an option, or of the last one in ``-vt``."""
+    if word.startswith("--"):
+        return takes_value.get(word, False)
+    for place, letter in enumerate(word[1:], 2):
+        if takes_value.get(f"-{letter}", False):
+            return place == len(word)
+    return False
 
 
 def spell_out(
@@ -34,7 +75,7 @@ def spell_out(
             rest.insert(0, value)
             equals = value = ""
         spelled.append(f"{name}{equals}{value}")
-        if options.get(name, False) and not equals and rest:
+        if takes_next(spelled[-1], options) and rest:
             spelled.append(rest.pop(0))
     return spelled + rest
 

@@ -42,10 +42,11 @@ _BOOT = (
 )
 """Unbuffered, so that nothing of what follows is taken; and from the first line without the folder
 it is run in, which may be another user's too."""
-_STRIPPED = (
+OF_THE_CONDUCTOR = (
     *("--hosts", "--hostfile", "--include", "--exclude", "--export", "--ssh"),
     *("--connect-timeout", "--report", "--nnodes"),
 )
+"""Options that the launchers of nodes are not given: they chose the hosts, or hold for all."""
 
 
 def boot_command(interpreter: str) -> list[str]:
@@ -66,27 +67,6 @@ def ssh_command(
         host.destination,
         "exec " + shlex.join(boot_command(interpreter)),
     ]
-
-
-def launcher_words(
-    options: Sequence[str], program: Sequence[str], takes_value: Mapping[str, bool]
-) -> list[str]:
-    """Return the command line of a node's launcher: this one without what chose the hosts.
-
-    Args:
-        options: Words before the program, in full spelling.
-        program: The program and its arguments.
-        takes_value: Whether a value follows an option, by its name.
-    """
-    words, kept = list(options), []
-    while words:
-        word = words.pop(0)
-        name, equals, _ = word.partition("=")
-        value = words[:1] if takes_value.get(name, False) and not equals else []
-        del words[: len(value)]
-        if name not in _STRIPPED:
-            kept += [word, *value]
-    return [*kept, *program]
 
 
 def exported(env: Mapping[str, str], asked: Sequence[str]) -> dict[str, str]:

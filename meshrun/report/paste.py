@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+
+from meshrun.words import CommandLine
 
 _OF_ONE_NODE = ("--node-rank", "--rdzv-endpoint", "--master-addr", "--master-port", "--local-addr")
 
 
-def command_for_others(options: Sequence[str], program: Sequence[str]) -> str:
+def command_for_others(line: CommandLine) -> str:
     """Return the command line for the other nodes, where ``ENDPOINT`` is yet to be filled in.
 
-    Args:
-        options: Words of this command line before the program.
-        program: The program and its arguments.
-
     Example:
-        >>> command_for_others(["--nnodes", "2", "--node-rank=0"], ["train.py", "--lr", "1"])
+        >>> takes_value = {"--nnodes": True, "--node-rank": True}
+        >>> options = ("--nnodes", "2", "--node-rank=0")
+        >>> command_for_others(CommandLine(options, ("train.py", "--lr", "1"), takes_value))
         'meshrun --rdzv-endpoint ENDPOINT --nnodes 2 train.py --lr 1'
     """
-    words, kept = list(options), []
-    while words:
-        word = words.pop(0)
-        if word.partition("=")[0].replace("_", "-") in _OF_ONE_NODE:
-            if "=" not in word:
-                del words[:1]
-            continue
-        kept.append(word)
-    return " ".join(["meshrun", "--rdzv-endpoint", "ENDPOINT", shlex.join([*kept, *program])])
+    return f"meshrun --rdzv-endpoint ENDPOINT {shlex.join(line.words(without=_OF_ONE_NODE))}"

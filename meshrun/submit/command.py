@@ -19,6 +19,7 @@ from meshrun.submit.job import Job, check_options, check_texts, job_name, words_
 from meshrun.submit.kubernetes import KINDS, render_manifest, render_secret
 from meshrun.submit.send import hand_in
 from meshrun.submit.slurm import output_of, render_sbatch
+from meshrun.words import CommandLine
 
 _GPUS = "--device cpu needs no GPUs; --submit-arg=--gres=... asks for them as this cluster has it"
 _TOO_MUCH = "`sinfo -o '%P %c %G'` shows what nodes have; --submit-arg=--cpus-per-task=8 is less"
@@ -26,7 +27,13 @@ _SCHEDULERS = ("slurm", *KINDS)
 
 
 def submit(
-    scheduler: str, asked: Asked, request: LaunchRequest, *, dry_run: bool, output: str | None
+    scheduler: str,
+    asked: Asked,
+    request: LaunchRequest,
+    line: CommandLine,
+    *,
+    dry_run: bool,
+    output: str | None,
 ) -> int:
     """Hand a launch in as a job, or print what would be.
 
@@ -38,7 +45,7 @@ def submit(
     check_options(asked.values, asked.sources)
     if output is not None and not dry_run:
         raise UsageError("--output is where a dry run goes", hint="add --dry-run")
-    job = _job(scheduler, asked, request)
+    job = _job(scheduler, asked, request, line)
     if scheduler == "slurm":
         return _slurm(job, dry_run, output)
     return _kubernetes(scheduler, job, dry_run, output)
@@ -77,7 +84,7 @@ def _kubernetes(kind: str, job: Job, dry_run: bool, output: str | None) -> int:
     return 0
 
 
-def _job(scheduler: str, asked: Asked, request: LaunchRequest) -> Job:
+def _job(scheduler: str, asked: Asked, request: LaunchRequest, line: CommandLine) -> Job:
     # The job runs elsewhere: what this machine has, or its scheduler says, counts for nothing.
     plan = build_plan(request, UNKNOWN_HOST, check_host=False)
     counts = plan.layout.nproc_per_node
@@ -91,7 +98,7 @@ def _job(scheduler: str, asked: Asked, request: LaunchRequest) -> Job:
     options = words_again(asked.values, asked.sources)
     if request.nnodes is None:
         options = (*options, ("--nnodes", "1"))
-    words = (*(("-m",) if asked.flag("module") else ()), *map(str, _program_words(asked)))
+    words = (*(("-m",) if asked.flag("module") else ()), *line.program_words)
     _warn_of_secrets([word for option in options for word in option], words)
     check_texts(*words, *(word for option in options for word in option))
     return Job(
@@ -103,10 +110,6 @@ def _job(scheduler: str, asked: Asked, request: LaunchRequest) -> Job:
         accelerators=0 if _on_cores(scheduler, request) else max(counts),
         image=asked.text("image"),
     )
-
-
-def _program_words(asked: Asked) -> tuple[str, ...]:
-    return (str(asked.values["script"]), *(asked.values.get("args") or ()))
 
 
 def _on_cores(scheduler: str, request: LaunchRequest) -> bool:

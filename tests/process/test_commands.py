@@ -59,10 +59,12 @@ def test_a_command_that_cannot_be_run(name: str, code: int, message: str) -> Non
     assert message in ours.stderr
 
 
-def test_another_interpreter(tmp_path: Path, fake_torch: object) -> None:
-    """PYTHON_EXEC names what runs the program."""
+@pytest.mark.parametrize("options", [[], ["--hosts", "localhost"]])
+def test_another_interpreter(options: list[str], tmp_path: Path, fake_torch: object) -> None:
+    """PYTHON_EXEC names what runs the program; the words of the command line stay as they are."""
     wrapper = executable(tmp_path, f'#!/bin/sh\necho "wrapped $*"\nexec {sys.executable} "$@"\n')
-    ours = run_meshrun(PROGRAMS / "echo.py", env={"PYTHON_EXEC": str(wrapper)})
+    words = ("--nproc-per-node", "1", *options, PROGRAMS / "echo.py")
+    ours = run_meshrun(*words, env={"PYTHON_EXEC": str(wrapper)})
 
     assert ours.stdout.splitlines() == [
         f"[rank 0] wrapped -u {PROGRAMS / 'echo.py'}",

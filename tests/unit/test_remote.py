@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from meshrun.errors import UsageError
 from meshrun.remote.failing import describe_end
-from meshrun.remote.orders import devices_of, exported, launcher_words, ssh_command
+from meshrun.remote.orders import OF_THE_CONDUCTOR, devices_of, exported, ssh_command
 from meshrun.remote.talk import ERR, OUT, FrameSplitter, LineSplitter, frame, greeting, order
 from meshrun.roster import Host
+from meshrun.words import CommandLine
 
 FRAMES = st.lists(st.tuples(st.sampled_from([OUT, ERR]), st.binary(max_size=50)))
 TAKES_VALUE = {"--hosts": True, "--mesh": True, "--report": True, "--status": False, "-n": False}
@@ -61,9 +62,16 @@ def test_lines_come_whole_however_they_are_cut(
 def test_a_launcher_gets_the_command_line_without_the_hosts() -> None:
     """And the program's own words as they are."""
     options = ["--hosts", "a,b", "--mesh", "--hosts", "--report=x", "--status", "--ssh=ssh -v"]
-    words = launcher_words(options, ["a.py", "--hosts", "c"], TAKES_VALUE)
+    line = CommandLine(tuple(options), ("a.py", "--hosts", "c"), TAKES_VALUE)
 
-    assert words == ["--mesh", "--hosts", "--status", "a.py", "--hosts", "c"]
+    assert line.words(without=OF_THE_CONDUCTOR) == [
+        "--mesh",
+        "--hosts",
+        "--status",
+        "a.py",
+        "--hosts",
+        "c",
+    ]
 
 
 def test_what_goes_to_other_hosts() -> None:

@@ -1,9 +1,12 @@
 """Other spellings of the same options."""
 
 import pytest
+import typer
 
+from meshrun.cli import app
 from meshrun.errors import UsageError
-from meshrun.words import spell_out
+from meshrun.report.paste import command_for_others
+from meshrun.words import CommandLine, spell_out
 
 OPTIONS = {
     "--nproc-per-node": True,
@@ -30,6 +33,8 @@ OPTIONS = {
         ("-r=3 a.py -r=1", "-r 3 a.py -r=1"),
         ("-r=0:1,1:2 -r= a.py", "-r 0:1,1:2 -r  a.py"),
         ("-m=x a.py", "-m=x a.py"),
+        ("-mr 3 --nproc 2 a.py", "-mr 3 --nproc-per-node 2 a.py"),
+        ("-r3m --nproc 2 a.py", "-r3m --nproc-per-node 2 a.py"),
         ("-- a.py --nproc 2", "-- a.py --nproc 2"),
         ("--unknown a.py", "--unknown a.py"),
         ("--mesh", "--mesh"),
@@ -55,3 +60,38 @@ def test_torchruns_abbreviations_keep_their_meaning() -> None:
     assert spell_out(["--timi", "x.py"], options, {"--tee"}) == ["--timings", "x.py"]
     with pytest.raises(UsageError, match="`--timeout` or `--timings`"):
         spell_out(["--ti", "x.py"], options, {"--tee"})
+
+
+PROGRAMS = ["a.py", "a.py b --hosts c -- d", "-- -a.py -b", "-- a.py -- b", "pkg -m"]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize(
+    "options",
+    [
+        "",
+        "--module",
+        "--no-python --mesh=dp=2",
+        "-vt 3 --node_r 0",
+        "--role --hosts -r=3 --hosts x",
+    ],
+)
+def test_the_program_begins_where_the_parser_says(
+    options: str, program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is made of it: commands made of a command line read as it does."""
+    monkeypatch.setenv("PYTHON_EXEC", "/usr/bin/other")
+    line = read([*options.split(), *program.split()])
+    words = program.split()
+
+    assert line.program == tuple(words[1:] if words[0] == "--" else words)
+    assert read(line.words()) == line
+    for names in (["--hosts"], ["--module", "--role", "--tee"]):
+        assert read(line.words(without=names)).program == line.program
+    assert "--node-rank" not in command_for_others(line)
+
+
+def read(words: list[str]) -> CommandLine:
+    command = typer.main.get_command(app)
+    line: CommandLine = command.make_context("meshrun", list(words)).meta["meshrun.line"]
+    return line
