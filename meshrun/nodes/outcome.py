@@ -129,6 +129,7 @@ class Outcome(TypedDict, total=False):
     killed: bool
     is_hung: bool
     step: int | None
+    failure: Line
     trouble: Trouble | None
     ranks: dict[Annotated[str, _rank], RankEnd]
     evidence: dict[Annotated[str, _rank], Evidence]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from copy import deepcopy
 from typing import Any
 
@@ -11,7 +10,9 @@ from hypothesis import strategies as st
 
 from meshrun.errors import HostError, MeshrunError, RendezvousError
 from meshrun.events import RankExited, RankRaised
+from meshrun.nodes.messages import Begin, Idle, decode, encode
 from meshrun.nodes.outcome import shift_times
+from meshrun.result import Resize
 from meshrun.supervise.evidence import Evidence
 from meshrun.supervise.known import Cause, RankState, State
 from meshrun.supervise.outcome_json import (
@@ -25,7 +26,7 @@ from meshrun.supervise.outcome_json import (
 )
 
 NS = st.integers(0, 10**18)
-TEXT = st.text(max_size=12)
+TEXT = st.text(st.characters(categories=("L", "N", "P")), max_size=12)
 RAISED = st.builds(
     RankRaised, rank=st.just(0), at_ns=NS, kind=TEXT, message=TEXT, traceback=TEXT,
     shown=st.booleans(),
@@ -45,13 +46,19 @@ RANKS = st.builds(
 CAUSES = st.builds(
     Cause, rank=st.none() | st.integers(0, 9), description=TEXT, raised=st.none() | RAISED,
     ran_s=st.none() | st.floats(0, 1e6), at_ns=NS, step=st.none() | NS, place=TEXT,
+    is_failure=st.booleans(),
+    resize=st.none() | st.builds(
+        Resize, generation=st.integers(0, 9), left=st.just(("a",)), joined=st.just(()),
+        shapes=TEXT, mesh=TEXT, hosts=st.just(("b", "c")),
+    ),
 )  # fmt: skip
 
 
-def travelled(value: dict[str, Any]) -> dict[str, Any]:
-    """Return a value as it arrives."""
-    arrived: dict[str, Any] = json.loads(json.dumps(value))
-    return arrived
+def travelled(outcome: dict[str, Any]) -> dict[str, Any]:
+    """Return an outcome as it arrives at the head, which takes nothing that it does not know."""
+    arrived = decode(encode(Idle(generation=0, outcome=outcome)))
+    assert isinstance(arrived, Idle)
+    return arrived.outcome
 
 
 def outcome_of(ranks: dict[int, RankState], **known: Any) -> dict[str, Any]:
@@ -95,7 +102,10 @@ def test_evidence_arrives_for_failed_ranks_alone() -> None:
 @given(CAUSES)
 def test_a_cause_arrives_as_it_was(cause: Cause) -> None:
     """Restarts are told alike on every node."""
-    assert cause_from_json(travelled(cause_to_json(cause))) == cause
+    arrived = decode(encode(Begin(generation=1, cause=cause_to_json(cause))))
+    assert isinstance(arrived, Begin)
+
+    assert cause_from_json(arrived.cause) == cause
 
 
 def test_an_error_keeps_its_words_and_code() -> None:
@@ -103,7 +113,7 @@ def test_an_error_keeps_its_words_and_code() -> None:
     own = MeshrunError("x")
     own.exit_code = 126
     for error in (HostError("no room", hint="make some"), RendezvousError("gone"), own):
-        arrived = error_from_json(travelled(error_to_json(error)))
+        arrived = error_from_json(travelled({"trouble": error_to_json(error)})["trouble"])
 
         assert (arrived.message, arrived.hint) == (error.message, error.hint)
         assert arrived.exit_code == error.exit_code
