@@ -13,7 +13,7 @@ from typing import Any
 
 from meshrun.outside import one_line
 
-VERSION = 1
+VERSION = 2
 """Of what launchers say to each other; launchers of another one do not talk."""
 LONGEST_LINE = 1024
 

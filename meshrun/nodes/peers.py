@@ -23,7 +23,7 @@ from meshrun.events import (
 from meshrun.host.network import outward_address
 from meshrun.host.sockets import listen_on
 from meshrun.interfaces import as_seen_by, is_address, own_addresses
-from meshrun.meeting import DEFAULT_PORT, Meeting, meet_at
+from meshrun.meeting import DEFAULT_PORT, Meeting, format_endpoint, meet_at
 from meshrun.nodes.elastic_head import ElasticHead
 from meshrun.nodes.elastic_member import ElasticMember
 from meshrun.nodes.endpoint import Endpoint, is_same_name, look_at
@@ -47,6 +47,7 @@ class Peers:
         meeting: Where to meet them.
         card: What this node says of itself.
         secret: What only launchers of this launch know.
+        is_open: Whether that is no more than the command.
         selector: The loop's; its keys hold what to call.
         note: Shows people one line.
         where: Called with a reason when the head asks for where this node's ranks are.
@@ -65,7 +66,9 @@ class Peers:
         where: Callable[[str], None],
         negotiate: Callable[[Negotiate, list[int]], None],
         fit: Fit | None = None,
+        is_open: bool = False,
     ) -> None:
+        self._is_open = is_open
         self._meeting, self._card, self._secret, self._where = meeting, card, secret, where
         self._negotiate, self._fit = negotiate, fit
         self._negotiation: Negotiation | None = None
@@ -263,6 +266,12 @@ class Peers:
         self, listener: socket.socket, *, nnodes: int | None = None, knocks: bool = False
     ) -> None:
         self._listener = listener
+        if self._is_open:
+            self._board.note(
+                f"no secret is set: whoever reaches {format_endpoint(*listener.getsockname()[:2])}"
+                " and knows this command can take part; MESHRUN_SECRET_FILE names a file with one,"
+                " the same on every node"
+            )
         card, rival = self._card, None
         if knocks:
             card = replace(card, knock=secrets.token_hex(8))

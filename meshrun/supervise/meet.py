@@ -36,6 +36,13 @@ _MOST_ARGUMENTS = 200
 _SHOWN = 80
 """Characters of an argument in an error."""
 
+_SHORT = 16
+"""Characters of a secret that can be found by guessing."""
+_LONG = 32
+"""Of one that was drawn, as people think of none."""
+_ROUNDS = 600_000
+_DRAW = "head -c 32 /dev/urandom | base64"
+
 
 def begin_meeting(plan: LaunchPlan, meeting: Meeting) -> Meet:
     """Return what begins to meet the other nodes.
@@ -53,12 +60,13 @@ def begin_meeting(plan: LaunchPlan, meeting: Meeting) -> Meet:
         where: Callable[[str], None],
         negotiate: Callable[[Negotiate, list[int]], None],
     ) -> Nodes:
-        if (doubt := doubt_secret_file(os.environ)) is not None:
+        for doubt in doubt_secret(os.environ, meeting):
             note(doubt)
         peers = Peers(
             meeting,
             describe_node(plan, secret),
             secret=secret,
+            is_open=not _read_secret(os.environ, meeting),
             selector=selector,
             note=note,
             where=where,
@@ -152,37 +160,53 @@ def _mark(key: bytes, text: str) -> str:
 def find_secret(env: Mapping[str, str], meeting: Meeting) -> bytes:
     """Return what launchers of this launch know and others do not, as far as anybody said.
 
-    Without a secret, the name of the launch keeps launches apart that meet by mistake.
+    Without a secret, the name of the launch keeps launches apart that meet by mistake. One that a
+    person has thought of is stretched, so that each guess at it costs whoever has heard a proof.
 
     Raises:
         HostError: If ``MESHRUN_SECRET_FILE`` cannot be read, or is empty.
     """
-    text = env.get("MESHRUN_SECRET", "")
-    if not text and (path := env.get("MESHRUN_SECRET_FILE")):
-        try:
-            with open(path, errors="surrogateescape") as file:
-                text = file.read().strip()
-        except OSError as error:
-            raise HostError(f"MESHRUN_SECRET_FILE `{path}`: {error.strerror}") from error
-        if not text:
-            raise HostError(
-                f"MESHRUN_SECRET_FILE `{path}` is empty",
-                hint=f"head -c 32 /dev/urandom | base64 > {path}, the same file on every node",
+    text = _read_secret(env, meeting)
+    whole = f"meshrun {meeting.run_id or ''} {text}".encode(errors="surrogateescape")
+    if 0 < len(text) < _LONG:
+        return hashlib.pbkdf2_hmac("sha256", whole, b"meshrun", _ROUNDS)
+    return hashlib.sha256(whole).digest()
+
+
+def _read_secret(env: Mapping[str, str], meeting: Meeting) -> str:
+    text, path = env.get("MESHRUN_SECRET", ""), env.get("MESHRUN_SECRET_FILE")
+    if text or not path:
+        return text or meeting.secret or ""
+    try:
+        with open(path, errors="surrogateescape") as file:
+            text = file.read().strip()
+    except OSError as error:
+        raise HostError(f"MESHRUN_SECRET_FILE `{path}`: {error.strerror}") from error
+    if not text:
+        raise HostError(
+            f"MESHRUN_SECRET_FILE `{path}` is empty",
+            hint=f"{_DRAW} > {path}, the same file on every node",
+        )
+    return text
+
+
+def doubt_secret(env: Mapping[str, str], meeting: Meeting) -> list[str]:
+    """Return what is wrong with the secret, in lines for people; it can be read."""
+    doubts = []
+    text, path = _read_secret(env, meeting), env.get("MESHRUN_SECRET_FILE")
+    if 0 < len(text) < _SHORT:
+        doubts.append(
+            f"the secret has {len(text)} characters: who listens in the first node's place can find"
+            f" it by guessing; {_DRAW} draws one of 44"
+        )
+    if path and not env.get("MESHRUN_SECRET"):
+        mode = stat.S_IMODE(os.stat(path).st_mode)
+        if mode & (stat.S_IRWXG | stat.S_IRWXO):
+            doubts.append(
+                f"MESHRUN_SECRET_FILE `{path}` is open to others (mode {mode:04o});"
+                f" chmod 600 {path}"
             )
-    text = text or meeting.secret or ""
-    whole = f"meshrun {meeting.run_id or ''} {text}"
-    return hashlib.sha256(whole.encode(errors="surrogateescape")).digest()
-
-
-def doubt_secret_file(env: Mapping[str, str]) -> str | None:
-    """Return what is wrong with the file of the secret, in a line for people, if anything is."""
-    path = env.get("MESHRUN_SECRET_FILE")
-    if env.get("MESHRUN_SECRET") or not path:
-        return None
-    mode = stat.S_IMODE(os.stat(path).st_mode)
-    if not mode & (stat.S_IRWXG | stat.S_IRWXO):
-        return None
-    return f"MESHRUN_SECRET_FILE `{path}` is open to others (mode {mode:04o}); chmod 600 {path}"
+    return doubts
 
 
 def _as_options(variables: Mapping[str, str]) -> dict[str, str]:

@@ -30,7 +30,7 @@ from tests.parties import SECRET, card
 class Launcher:
     """One launcher's peers, with what it was told and asked for."""
 
-    def __init__(self, name: str, **meeting: Any) -> None:
+    def __init__(self, name: str, *, is_open: bool = False, **meeting: Any) -> None:
         self.selector = selectors.DefaultSelector()
         self.notes: list[str] = []
         self.news: list[FromNodes] = []
@@ -39,6 +39,7 @@ class Launcher:
             Meeting(**{"nnodes": 2, **meeting}),
             card(name, meeting.get("node_rank")),
             secret=SECRET,
+            is_open=is_open,
             selector=self.selector,
             note=self.notes.append,
             where=lambda _: None,
@@ -90,12 +91,17 @@ def test_who_has_the_endpoint_is_first(launchers: list[Launcher]) -> None:
     """The other launcher of this machine finds the port taken, and joins."""
     port = free_port()
     for name in ("a", "b"):
-        launchers.append(Launcher(name, host="127.0.0.1", port=port))
+        launchers.append(Launcher(name, host="127.0.0.1", port=port, is_open=True))
         wait_until(lambda: _turned(launchers), lambda: str(launchers[0].notes))
     until(launchers, Met)
 
     assert [each.place for each in launchers] == [("127.0.0.1", port), None]
     assert [each.heard(Met).hosts for each in launchers] == [("a", "b")] * 2
+    told = (
+        f"no secret is set: whoever reaches 127.0.0.1:{port} and knows this command can take part"
+    )
+    assert launchers[0].notes[0].startswith(told)
+    assert not any("secret" in note for note in launchers[1].notes)
 
 
 def _turned(launchers: list[Launcher]) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import pytest
 
 from meshrun.errors import HostError
 from meshrun.meeting import Meeting
-from meshrun.supervise.meet import doubt_secret_file, find_secret
+from meshrun.supervise.meet import doubt_secret, find_secret
 
 
 def secret(env: dict[str, str], *, run_id: str | None = "job", own: str | None = None) -> bytes:
@@ -64,21 +65,49 @@ def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
         secret({"MESHRUN_SECRET_FILE": str(tmp_path / "absent")})
 
 
+LONG = "x" * 44
+
+
 @pytest.mark.parametrize(("mode", "is_doubted"), [(0o600, False), (0o400, False), (0o644, True),
                                                   (0o640, True)])  # fmt: skip
 def test_a_file_that_others_may_read_is_told(file: Path, mode: int, is_doubted: bool) -> None:
-    """In one line, with what to type."""
+    """In one line, with what to type; the variable counts before it."""
+    file.write_text(LONG)
     file.chmod(mode)
-    told = doubt_secret_file({"MESHRUN_SECRET_FILE": str(file)})
+    env = {"MESHRUN_SECRET_FILE": str(file)}
+    told = f"MESHRUN_SECRET_FILE `{file}` is open to others (mode {mode:04o}); chmod 600 {file}"
 
-    assert (told is not None) == is_doubted
-    assert told is None or told.endswith(f"(mode {mode:04o}); chmod 600 {file}")
+    assert doubts(env) == [told] * is_doubted
+    assert doubts({**env, "MESHRUN_SECRET": LONG}) == []
 
 
-def test_a_file_that_does_not_count_is_not_looked_at(file: Path) -> None:
-    """The variable counts before it."""
-    file.chmod(0o644)
-    env = {"MESHRUN_SECRET_FILE": str(file), "MESHRUN_SECRET": "x"}
+def doubts(env: dict[str, str], own: str | None = None) -> list[str]:
+    return doubt_secret(env, Meeting(nnodes=2, run_id="job", secret=own))
 
-    assert doubt_secret_file(env) is None
-    assert doubt_secret_file({}) is None
+
+def test_a_short_secret_is_told(file: Path) -> None:
+    """By its length and not its text, from wherever it comes; none is not short."""
+    file.write_text("hunter2")
+    for found in (doubts({"MESHRUN_SECRET": "hunter2"}), doubts({}, own="hunter2"),
+                  doubts({"MESHRUN_SECRET_FILE": str(file)})):  # fmt: skip
+        assert len(found) == 1
+        assert found[0].startswith("the secret has 7 characters: ")
+        assert "hunter2" not in found[0]
+    assert doubts({}) == doubts({"MESHRUN_SECRET": "of sixteen chars"}) == []
+
+
+def test_a_secret_that_was_thought_of_is_stretched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A guess at it costs as much; one that was drawn cannot be guessed, and costs nothing."""
+    rounds: list[int] = []
+    stretch = hashlib.pbkdf2_hmac
+
+    def counted(name: str, text: bytes, salt: bytes, count: int) -> bytes:
+        rounds.append(count)
+        return stretch(name, text, salt, 1)
+
+    monkeypatch.setattr(hashlib, "pbkdf2_hmac", counted)
+    found = {secret({"MESHRUN_SECRET": text}) for text in ("hunter2", "hunter3", LONG, "")}
+
+    assert len(found) == 4
+    assert len(rounds) == 2
+    assert min(rounds) >= 600_000
