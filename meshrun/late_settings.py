@@ -35,16 +35,27 @@ def tell_late_settings() -> None:
     changed = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
     if os.environ.get("RANK", "0") == "0":
         verb = "was" if len(changed) == 1 else "were"
-        print(
-            f"meshrun: {', '.join(changed)} {verb} set after the process group was made, which is"
-            " too late; set it before the launch, or use --mesh-init lazy",
-            file=sys.stderr,
+        note(
+            f"{', '.join(changed)} {verb} set after the process group was made, which is"
+            " too late; set it before the launch, or use --mesh-init lazy"
         )
 
 
+def note(text: str) -> None:
+    """Tell the user, from within a rank."""
+    print(f"meshrun: {text}", file=sys.stderr, flush=True)
+
+
+def is_of_group(name: str, device: str) -> bool:
+    """Whether a process group for this kind of device reads a variable as it is made."""
+    if device == "cpu" and name.startswith(("NCCL_", "TORCH_NCCL_", "RCCL_", "CUDA_", "HIP_")):
+        return False
+    return _is_of_group(name)
+
+
 def _settings() -> dict[str, str]:
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if name.startswith(_PREFIXES) or name in _NAMES
-    }
+    return {name: value for name, value in os.environ.items() if _is_of_group(name)}
+
+
+def _is_of_group(name: str) -> bool:
+    return name.startswith(_PREFIXES) or name in _NAMES

@@ -19,7 +19,7 @@ import socket
 from meshrun import wire
 from meshrun.child.ending import Ending
 from meshrun.child.path import first_path, put_first
-from meshrun.child.program import compile_program
+from meshrun.child.program import read_program
 from meshrun.child.rank import become_rank
 from meshrun.host.processes import die_with_parent
 from meshrun.request import Program
@@ -42,7 +42,7 @@ def main(known_at_start: frozenset[str]) -> None:
     become_rank(
         order,
         program=program,
-        code=compile_program(program)[0],
+        source=read_program(program),
         reports=reports,
         ending=Ending(),
         gate_fd=gate_fd,

@@ -13,10 +13,11 @@ import traceback
 import types
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.machinery import SourceFileLoader
 
-from meshrun.child.path import is_archive
+from meshrun.child.early_settings import EarlySettings, read_early_settings
+from meshrun.child.path import first_path, is_archive
 from meshrun.request import Program
 
 _MACHINERY = (runpy.__file__, importlib.__file__)
@@ -32,30 +33,46 @@ class Raised:
     text: str
 
 
-def compile_program(program: Program) -> tuple[types.CodeType | None, tuple[str, ...]]:
-    """Read a program once, before anything is forked; modules and archives wait for the rank.
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What is known of a program before it runs."""
 
-    Returns:
-        A script's code, and the modules of torch that the program is about to import.
+    code: types.CodeType | None = None
+    """A script, compiled; modules and archives wait for the rank."""
+    torch_modules: tuple[str, ...] = ()
+    """The modules of torch that it is about to import."""
+    settings: EarlySettings = field(default_factory=EarlySettings)
+
+
+def read_program(program: Program) -> Source:
+    """Read a program once, before anything is forked.
 
     Raises:
         SyntaxError: As ``python`` raises it.
         OSError: If the file cannot be read.
     """
-    if program.kind == "command":
-        return None, ()
+    folder = first_path(program)
     if program.kind == "module":
-        return None, tuple(_torch_imports(_module_source(program.target)))
-    if is_archive(program.target) or _is_byte_code(program.target):
-        return None, ()
+        tree, path = _module_source(program.target)
+        package = program.target.rpartition(".")[0]
+        settings = read_early_settings(
+            tree, path, os.environ, folder=folder, package=package, args=program.args
+        )
+        return Source(None, tuple(_torch_imports(tree)), settings)
+    if program.kind == "command" or is_archive(program.target) or _is_byte_code(program.target):
+        return Source()
     path = os.path.abspath(program.target)
     with open(path, "rb") as file:
         tree = _parse(file.read(), path)
-    return compile(tree, path, "exec", dont_inherit=True), tuple(_torch_imports(tree))
+    return Source(
+        compile(tree, path, "exec", dont_inherit=True),
+        tuple(_torch_imports(tree)),
+        read_early_settings(tree, path, os.environ, folder=folder, args=program.args),
+    )
 
 
-def _module_source(name: str) -> ast.Module:
-    """Return the syntax tree of a module or of a package's ``__main__``, without importing it.
+def _module_source(name: str) -> tuple[ast.Module, str]:
+    """Return syntax tree and file of a module or a package's ``__main__``, without importing it.
 
     Raises:
         SystemExit: With the words of ``python -m`` if there is no such module.
@@ -70,10 +87,10 @@ def _module_source(name: str) -> ast.Module:
         try:
             with open(path or "", "rb") as file, warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # the rank will warn, if it has to
-                return _parse(file.read(), path or "")
+                return _parse(file.read(), path or ""), path or ""
         except (OSError, SyntaxError, ValueError):  # the rank will meet it, in its own place
             continue
-    return ast.Module(body=[], type_ignores=[])
+    return ast.Module(body=[], type_ignores=[]), ""
 
 
 def _parse(source: bytes, path: str) -> ast.Module:

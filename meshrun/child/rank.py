@@ -7,17 +7,19 @@ import socket
 import sys
 from contextlib import suppress
 from functools import partial
-from types import CodeType
 
 from meshrun.child.connections import end_connections_with_rank
+from meshrun.child.early_settings import EarlySettings, is_read_at_import
 from meshrun.child.ending import Ending
+from meshrun.child.following import follow_environment
 from meshrun.child.group_lifetime import guard_groups
-from meshrun.child.program import format_raised, print_nothing, run_program
+from meshrun.child.program import Source, format_raised, print_nothing, run_program
 from meshrun.child.reporter import Reporter
 from meshrun.child.stacks import tell_stacks
 from meshrun.child.threads import raise_thread_counts
 from meshrun.child.when_imported import when_imported
 from meshrun.host.cores import bind_to_cpus
+from meshrun.late_settings import is_of_group, note
 from meshrun.pulse import pulse
 from meshrun.request import Program
 from meshrun.wire import StartRank
@@ -27,7 +29,7 @@ def become_rank(
     order: StartRank,
     *,
     program: Program,
-    code: CodeType | None,
+    source: Source,
     reports: socket.socket,
     ending: Ending,
     gate_fd: int,
@@ -50,12 +52,15 @@ def become_rank(
         _seed_generators()
         when_imported("torch.distributed.distributed_c10d", guard_groups)
         when_imported("torch.distributed.rendezvous", partial(_serve_env, dict(os.environ)))
-        if "MESHRUN_MESH" in order.environment and not order.lazy:
+        if "MESHRUN_MESH" in order.environment and not _is_mesh_late(order, source.settings):
             from meshrun.child.adopt import adopt_process_group
             from meshrun.child.join import join_mesh
 
-            join_mesh(tuple(order.coordinate), reporter)
+            with source.settings.in_effect():
+                join_mesh(tuple(order.coordinate), reporter)
             adopt_process_group()
+        if "torch" in sys.modules:
+            follow_environment(source.settings)
     except BaseException as error:
         _tell(reporter, error, may_be_ours=True)
         ending.note(error)
@@ -71,13 +76,25 @@ def become_rank(
         pass_breakpoints(reporter.passed_breakpoint)
     reporter.ready()
     try:
-        run_program(program, code, lambda error: _tell(reporter, error))
+        run_program(program, source.code, lambda error: _tell(reporter, error))
     except BaseException as error:
         ending.note(error)
         raise
     finally:
         if pulse.step is not None:  # it may have come too close to the step before
             reporter.beat(pulse.step)
+
+
+def _is_mesh_late(order: StartRank, settings: EarlySettings) -> bool:
+    """Whether the program makes the mesh: it was asked to, or first sets what torch reads then."""
+    if order.lazy:
+        return True
+    for name, place in settings.unclear.items():
+        if is_read_at_import(name) or is_of_group(name, order.environment["MESHRUN_DEVICE"]):
+            if order.rank == 0:
+                note(f"the mesh is built at the first current_mesh(), since {place} sets {name}")
+            return True
+    return False
 
 
 def _serve_env(env: dict[str, str]) -> None:

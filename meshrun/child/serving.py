@@ -10,13 +10,13 @@ import socket
 import time
 from collections.abc import Callable
 from functools import partial
-from types import CodeType
 from typing import Any, NoReturn
 
 from meshrun import wire
 from meshrun.child.control import receive, send
 from meshrun.child.ending import Ending
 from meshrun.child.guard import Guard
+from meshrun.child.program import Source
 from meshrun.child.rank import become_rank
 from meshrun.child.spawn import spawn_command, spawn_fresh
 from meshrun.events import (
@@ -54,7 +54,7 @@ class Forks:
         control: socket.socket,
         reports: socket.socket,
         program: Program,
-        code: CodeType | None,
+        source: Source,
         fresh: bool,
         ending: Ending,
         dispositions: dict[int, Any],
@@ -66,7 +66,7 @@ class Forks:
         self._control = control
         self._reports = reports
         self._program = program
-        self._code = code
+        self._source = source
         self._fresh = fresh
         self._ending = ending
         self._pids: dict[int, int] = {}
@@ -190,7 +190,7 @@ class Forks:
             become_rank,
             order,
             program=self._program,
-            code=self._code,
+            source=self._source,
             reports=self._reports,
             ending=self._ending,
             gate_fd=self._gate_fd,

@@ -16,13 +16,13 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from types import CodeType
 
 from meshrun.child.control import leave_signals_to_launcher, receive, send
+from meshrun.child.early_settings import EarlySettings, is_read_at_import
 from meshrun.child.ending import Ending
 from meshrun.child.guard import Guard
 from meshrun.child.path import first_path, holds, on_path, put_first
-from meshrun.child.program import compile_program, format_raised
+from meshrun.child.program import Source, format_raised, read_program
 from meshrun.child.serving import Forks
 from meshrun.child.stacks import tell_stacks
 from meshrun.child.threads import count_threads
@@ -51,12 +51,12 @@ def main(known_at_start: frozenset[str]) -> Callable[[], None]:
         os._exit(0)
     guard = Guard(order.scratch_dir)
     ending = Ending()
-    code = _load(control, program, order, known_at_start)
+    source = _load(control, program, order, known_at_start)
     forks = Forks(
         control=control,
         reports=reports,
         program=program,
-        code=code,
+        source=source,
         fresh=order.start_method == "exec",
         ending=ending,
         dispositions=dispositions,
@@ -67,21 +67,20 @@ def main(known_at_start: frozenset[str]) -> Callable[[], None]:
 
 def _load(
     control: socket.socket, program: Program, order: Prepare, known_at_start: frozenset[str]
-) -> CodeType | None:
-    """Compile the program and import what ranks share; a failure here is told once."""
+) -> Source:
+    """Read the program and import what ranks share; a failure here is told once."""
     began_ns = time.monotonic_ns()
-    code: CodeType | None = None
-    wanted: tuple[str, ...] = ()
     try:
         folder = first_path(program)
         with on_path(folder):
-            code, wanted = compile_program(program)
+            source = read_program(program)
         gc.disable()
-        with on_path(folder) if holds(folder, order.preload) else contextlib.nullcontext():
+        first = on_path(folder) if holds(folder, order.preload) else contextlib.nullcontext()
+        with first, source.settings.in_effect():
             for module in order.preload:
                 importlib.import_module(module)
             if order.start_method == "fork":
-                _import_what_is_there(wanted)
+                _import_what_is_there(source.torch_modules)
         if order.start_method == "fork":  # with exec this process imports for its store alone
             put_first(folder, known_at_start=known_at_start)
     except BaseException as error:
@@ -95,11 +94,11 @@ def _load(
     gc.enable()
     gc.freeze()  # what is shared stays out of the collector, and so stays shared
     now_ns = time.monotonic_ns()
-    if order.start_method == "fork" and (reason := _why_unsafe()):
+    if order.start_method == "fork" and (reason := _why_unsafe(source.settings)):
         send(control, ZygoteUnsafe(reason=reason))
         os._exit(0)
     send(control, ZygoteReady(at_ns=now_ns, import_ns=now_ns - began_ns))
-    return code
+    return source
 
 
 def _import_what_is_there(modules: tuple[str, ...]) -> None:
@@ -109,8 +108,13 @@ def _import_what_is_there(modules: tuple[str, ...]) -> None:
             importlib.import_module(module)
 
 
-def _why_unsafe() -> str | None:
-    """Return why a fork of this process would be unsound, or ``None``."""
+def _why_unsafe(settings: EarlySettings) -> str | None:
+    """Return why ranks cannot be forks of this process, or ``None``."""
+    for name, place in settings.unclear.items():
+        if is_read_at_import(name):
+            return (
+                f"{place} sets {name} to a value known only at run time, before torch is imported"
+            )
     threads = count_threads()
     if threads > 1:
         return f"an import started {threads - 1} thread{'s' if threads > 2 else ''}"

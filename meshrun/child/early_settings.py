@@ -1,0 +1,562 @@
+"""What a program sets in its environment before it imports torch, read from its source.
+
+Ranks are forked from a process that has torch already, so what ``python`` would find in the
+environment as it imports torch has to be there before. The source is followed from its first
+statement to its first import of torch, through its own functions and the modules beside it.
+Nothing of it is executed: what cannot be told from the source is said to be unclear.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+_AT_IMPORT = (
+    "TORCH", "PYTORCH_", "AOT", "INDUCTOR_", "PT2_", "FX_", "KINETO_", "TRITON_",
+    "KMP_", "GOMP_", "OMP_", "MKL", "DNNL_", "ONEDNN_", "OPENBLAS_", "NUMEXPR_", "NPY_", "NUMPY_",
+)  # fmt: skip
+"""How variables begin that torch, or what it imports, may read while it is imported."""
+_LATER = (
+    "TORCH_HOME", "TORCH_NCCL_", "TORCH_FR_", "TORCH_EXTENSIONS_DIR", "TORCH_CUDA_ARCH_LIST",
+    "TORCHELASTIC_", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_KERNEL_CACHE_PATH",
+)  # fmt: skip
+"""Those of them that are read when they are needed."""
+_THREADS = (
+    "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS",
+)  # fmt: skip
+"""Those that can be followed after the import."""
+_BY_US = ("RANK", "LOCAL_", "WORLD_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "MESHRUN_")
+"""How variables begin that tell a rank of the launch, and that the mesh is made with."""
+_OF_A_RANK = (*_BY_US, "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", *_THREADS)
+"""Variables that a rank finds in its environment, and this process does not."""
+_PURE: dict[str, Callable[..., Any]] = {
+    "str": str,
+    "int": int,
+    "bool": bool,
+    "len": len,
+    "dict": dict,
+    "list": list,
+    "tuple": tuple,
+    "set": set,
+    "os.path.join": os.path.join,
+    "os.path.dirname": os.path.dirname,
+    "os.path.abspath": os.path.abspath,
+    "os.path.realpath": os.path.realpath,
+    "os.path.basename": os.path.basename,
+}
+_CONSTANTS = {
+    "sys.platform": sys.platform,
+    "os.name": os.name,
+    "os.sep": os.sep,
+    "typing.TYPE_CHECKING": False,
+}
+_PLAIN = (str, int, float, bool, list, tuple, dict, set, type(None))
+_READING = ("items", "keys", "values", "get", "copy")
+"""Methods that leave their dict as it is."""
+_DEEPEST = 10
+
+
+def is_read_at_import(name: str) -> bool:
+    """Whether a variable may do nothing once torch has been imported."""
+    return name.startswith(_AT_IMPORT) and not name.startswith(_LATER) and name not in _THREADS
+
+
+def is_thread_count(name: str) -> bool:
+    """Whether a variable says how many threads a numeric library has."""
+    return name in _THREADS
+
+
+@dataclass(frozen=True, slots=True)
+class EarlySettings:
+    """Variables as they are when the program imports torch, where they differ from before."""
+
+    values: dict[str, str | None] = field(default_factory=dict)
+    """Those that the source tells; ``None`` for one that is removed."""
+    unclear: dict[str, str] = field(default_factory=dict)
+    """Those that only a run can tell, with where they are set, such as ``train.py:12``."""
+
+    @contextmanager
+    def in_effect(self) -> Iterator[None]:
+        """Have the values in this process's environment while the block runs."""
+        before = {name: os.environ.get(name) for name in self.values}
+        _change_environment(self.values)
+        try:
+            yield
+        finally:
+            _change_environment(before)
+
+
+def _change_environment(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def read_early_settings(
+    tree: ast.Module,
+    path: str,
+    env: Mapping[str, str],
+    *,
+    folder: str | None,
+    package: str = "",
+    args: Sequence[str] = (),
+) -> EarlySettings:
+    """Return what a program sets before it imports torch.
+
+    Args:
+        tree: Its source.
+        path: Its file.
+        env: The environment it will find, but for what differs between ranks.
+        folder: Where it finds modules of its own, if anywhere.
+        package: The package that is imported before it, if it is a module of one.
+        args: Its arguments.
+    """
+    reader = _Reader(env, folder, [path, *args])
+    with suppress(_TorchImported, RecursionError):
+        if package:
+            reader.read_module(package, _Names())
+        reader.read_file(tree, path, "__main__")
+    return reader.found()
+
+
+class _TorchImported(Exception):
+    """The program has come to its first import of torch."""
+
+
+class _Returned(Exception):
+    """The function has come to its end."""
+
+
+class _Unknown(Exception):
+    """A value that the source does not tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """Something known by its full name alone, such as ``os.environ``."""
+
+    name: str
+
+
+class _Names(dict[str, Any]):
+    """What names stand for in a module or a function, as far as it is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Function:
+    """A function of the program's, and the names of the module it is in."""
+
+    node: ast.FunctionDef | ast.AsyncFunctionDef
+    names: _Names
+
+
+class _Reader:
+    """Follows statements in the order of their execution; knows values where they are plain."""
+
+    def __init__(self, env: Mapping[str, str], folder: str | None, argv: list[str]) -> None:
+        self._constants: dict[str, Any] = {**_CONSTANTS, "sys.argv": argv}
+        self._env: dict[str, str] = dict(env)
+        self._before: dict[str, str] = dict(env)
+        self._folder = folder
+        self._written: set[str] = set()
+        self._unclear: dict[str, str] = {}
+        self._doubt = 0
+        """How many conditions deep we are that only a run can tell."""
+        self._depth = 0
+        self._modules: dict[str, _Names] = {}
+        """What is known of the program's own files, by their paths."""
+
+    def found(self) -> EarlySettings:
+        """Return what was read."""
+        unclear = {name: at for name, at in self._unclear.items() if not _is_left_out(name)}
+        known = sorted(self._written - self._unclear.keys())
+        values = {name: self._env.get(name) for name in known if not _is_left_out(name)}
+        changed = {name: now for name, now in values.items() if now != self._before.get(name)}
+        return EarlySettings(changed, unclear)
+
+    # ---- statements ------------------------------------------------------------------------
+
+    def read_file(self, tree: ast.Module, path: str, name: str) -> None:
+        self._modules[path] = names = _Names(__name__=name, __file__=path)
+        self._run(tree.body, names)
+
+    def _run(self, body: list[ast.stmt], names: _Names) -> None:
+        for statement in body:
+            self._step(statement, names)
+
+    def _run_in_doubt(self, body: list[ast.stmt], names: _Names) -> None:
+        self._doubt += 1
+        with suppress(_Returned):  # if it may have returned, the rest of the function is in doubt
+            self._run(body, names)
+            self._doubt -= 1
+
+    def _step(self, statement: ast.stmt, names: _Names) -> None:  # noqa: C901, PLR0912, PLR0915
+        match statement:
+            case ast.Import(names=aliases):
+                for alias in aliases:
+                    known = self.read_module(alias.name, names)
+                    top = alias.name if alias.asname else alias.name.partition(".")[0]
+                    names[alias.asname or top] = known or _Named(top)
+            case ast.ImportFrom(module=module, names=aliases, level=level):
+                known = self.read_module(f"{'.' * level}{module or ''}", names)
+                for alias in aliases:
+                    named = _Named(f"{module}.{alias.name}")
+                    names[alias.asname or alias.name] = known.get(alias.name, named)
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                names[name] = _Function(statement, names)
+            case ast.ClassDef(name=name):
+                names.pop(name, None)
+            case ast.Assign(targets=targets, value=value):
+                self._follow_calls(value, names)
+                for target in targets:
+                    self._assign(target, value, names)
+            case ast.AnnAssign(target=target, value=ast.expr() as value):
+                self._follow_calls(value, names)
+                self._assign(target, value, names)
+            case ast.AugAssign(target=target, value=value):
+                self._follow_calls(value, names)
+                if self._full_name(target, names) == "os.environ":
+                    self._update([value], [], names, _place(statement, names))
+                elif isinstance(target, ast.Name):
+                    names.pop(target.id, None)
+                else:
+                    self._assign(target, None, names)
+            case ast.Delete(targets=targets):
+                for target in targets:
+                    if (key := self._variable(target, names)) is not None:
+                        self._write(key, None, _place(target, names))
+            case ast.If(test=test, body=body, orelse=orelse):
+                self._follow_calls(test, names)
+                try:
+                    self._run(body if self._value(test, names) else orelse, names)
+                except _Unknown:
+                    self._run_in_doubt(body, names)
+                    self._run_in_doubt(orelse, names)
+            case ast.For(target=target, iter=iterable, body=body):
+                self._follow_calls(iterable, names)
+                try:
+                    items = list(self._value(iterable, names))
+                except (_Unknown, TypeError):
+                    self._run_in_doubt(body, names)
+                else:
+                    for item in items:
+                        _bind(target, item, names)
+                        self._run(body, names)
+            case ast.With(items=items, body=body):
+                for item in items:
+                    self._follow_calls(item.context_expr, names)
+                self._run(body, names)
+            case ast.Try(body=body, handlers=handlers, orelse=orelse, finalbody=finalbody):
+                self._run([*body, *orelse], names)
+                for handler in handlers:
+                    self._run_in_doubt(handler.body, names)
+                self._run(finalbody, names)
+            case ast.While(body=body):
+                self._run_in_doubt(body, names)
+            case ast.Match(cases=cases):
+                for case in cases:
+                    self._run_in_doubt(case.body, names)
+            case ast.Return(value=value):
+                if value is not None:
+                    self._follow_calls(value, names)
+                raise _Returned
+            case ast.Expr(value=value):
+                self._follow_calls(value, names)
+
+    def read_module(self, module: str, names: _Names) -> _Names:
+        """Stop at torch; return what is known of a module that is a file of the program's own."""
+        words = module.lstrip(".").split(".")
+        dots = len(module) - len(module.lstrip("."))
+        if words[0] == "torch" and not dots:
+            raise _TorchImported
+        folder = os.path.dirname(str(names.get("__file__", ""))) if dots else self._folder
+        if folder is None:
+            return _Names()
+        for _ in range(dots - 1):
+            folder = os.path.dirname(folder)
+        known = _Names()
+        for count in range(1, len(words) + 1):
+            stem = os.path.join(folder, *words[:count])
+            for path in (os.path.join(stem, "__init__.py"), f"{stem}.py"):
+                if path not in self._modules and os.path.isfile(path):
+                    self._modules[path] = _Names()
+                    with suppress(OSError, SyntaxError, ValueError):
+                        with open(path, "rb") as file:
+                            tree = ast.parse(file.read())
+                        self.read_file(tree, path, ".".join(words[:count]))
+                known = self._modules.get(path, known)
+        return known
+
+    # ---- what changes the environment ------------------------------------------------------
+
+    def _assign(self, target: ast.expr, value: ast.expr | None, names: _Names) -> None:
+        known: Any = _Unknown
+        if value is not None:
+            with suppress(_Unknown):
+                known = self._value(value, names)
+        if (key := self._variable(target, names)) is not None:
+            self._write(key, known, _place(target, names))
+        else:
+            _bind(target, known if not self._doubt else _Unknown, names)
+
+    def _variable(self, target: ast.expr, names: _Names) -> str | None:
+        """Return the variable that ``os.environ[...]`` as a target means, if it is one."""
+        if not isinstance(target, ast.Subscript):
+            return None
+        if self._full_name(target.value, names) != "os.environ":
+            return None
+        return self._text(target.slice, names)
+
+    def _write(self, name: str, value: Any, place: str) -> None:
+        if self._doubt or not isinstance(value, str | None):
+            self._unclear.setdefault(name, place)
+            return
+        self._unclear.pop(name, None)
+        self._written.add(name)
+        if value is None:
+            self._env.pop(name, None)
+        else:
+            self._env[name] = value
+
+    def _update(
+        self, args: list[ast.expr], keywords: list[ast.keyword], names: _Names, place: str
+    ) -> None:
+        for arg in args:
+            with suppress(_Unknown, TypeError, ValueError):
+                for key, value in dict(self._value(arg, names)).items():
+                    if isinstance(key, str):
+                        self._write(key, value, place)
+                continue
+            if isinstance(arg, ast.Dict):  # some of its values may be plain all the same
+                for node, item in zip(arg.keys, arg.values, strict=True):
+                    key = None if node is None else self._text(node, names)
+                    if key is not None:
+                        self._write(key, self._known(item, names), place)
+        for keyword in keywords:
+            if keyword.arg is not None:
+                self._write(keyword.arg, self._known(keyword.value, names), place)
+
+    # ---- calls -----------------------------------------------------------------------------
+
+    def _follow_calls(self, expression: ast.expr, names: _Names) -> None:
+        calls = [node for node in ast.walk(expression) if isinstance(node, ast.Call)]
+        for call in reversed(calls):  # inner ones come first
+            self._call(call, names)
+
+    def _call(self, call: ast.Call, names: _Names) -> None:
+        function = self._function(call.func, names)
+        if isinstance(function, _Function):
+            self._enter(function, call, names)
+            return
+        key = self._text(call.args[0], names) if call.args else None
+        place = _place(call, names)
+        match self._full_name(call.func, names):
+            case "os.environ.update":
+                self._update(call.args, call.keywords, names, place)
+            case "os.environ.setdefault" if key is not None and len(call.args) > 1:
+                if key.startswith(_OF_A_RANK):
+                    self._write(key, _Unknown, place)
+                elif key not in self._env or key in self._unclear:
+                    self._write(key, self._known(call.args[1], names), place)
+            case "os.putenv" | "os.environ.__setitem__" if key is not None and len(call.args) > 1:
+                self._write(key, self._known(call.args[1], names), place)
+            case "os.unsetenv" | "os.environ.pop" if key is not None:
+                self._write(key, None, place)
+            case "importlib.import_module" | "__import__" if key is not None:
+                self.read_module(key, names)
+
+    def _function(self, func: ast.expr, names: _Names) -> object:
+        match func:
+            case ast.Name(id=name):
+                return names.get(name)
+            case ast.Attribute(value=ast.Name(id=owner), attr=attr):
+                if isinstance(names.get(owner), _Names):
+                    return names[owner].get(attr)
+                if attr not in _READING:
+                    _forget_contents(owner, names)
+        return None
+
+    def _enter(self, function: _Function, call: ast.Call, names: _Names) -> None:
+        if self._depth >= _DEEPEST:
+            return
+        node = function.node
+        parameters = [arg.arg for arg in (*node.args.posonlyargs, *node.args.args)]
+        every = [*parameters, *(arg.arg for arg in node.args.kwonlyargs)]
+        outer = function.names.items()
+        inner = _Names((name, value) for name, value in outer if name not in every)
+        defaults = node.args.defaults
+        given = dict(zip(parameters[len(parameters) - len(defaults) :], defaults, strict=True))
+        given.update(zip(parameters, call.args, strict=False))
+        given.update({word.arg: word.value for word in call.keywords if word.arg is not None})
+        for name, value in given.items():
+            with suppress(_Unknown):
+                inner[name] = self._value(value, names)
+        self._depth += 1
+        doubt = self._doubt
+        try:
+            self._run(node.body, inner)
+        except _Returned:
+            pass
+        finally:
+            self._depth -= 1
+            self._doubt = doubt
+
+    # ---- values ----------------------------------------------------------------------------
+
+    def _known(self, node: ast.expr, names: _Names) -> Any:
+        """Return the value of an expression, or ``_Unknown``."""
+        try:
+            return self._value(node, names)
+        except _Unknown:
+            return _Unknown
+
+    def _text(self, node: ast.expr, names: _Names) -> str | None:
+        value = self._known(node, names)
+        return value if isinstance(value, str) else None
+
+    def _full_name(self, node: ast.expr, names: _Names) -> str | None:
+        match node:
+            case ast.Name(id=name):
+                found = names.get(name, _Named(name))
+                return found.name if isinstance(found, _Named) else None
+            case ast.Attribute(value=value, attr=attr):
+                base = self._full_name(value, names)
+                return None if base is None else f"{base}.{attr}"
+        return None
+
+    def _value(self, node: ast.expr, names: _Names) -> Any:
+        try:
+            return self._evaluate(node, names)
+        except _Unknown:
+            raise
+        except Exception as error:  # what the program would raise, or a shape we do not know
+            raise _Unknown from error
+
+    def _evaluate(self, node: ast.expr, names: _Names) -> Any:  # noqa: C901, PLR0911, PLR0912
+        match node:
+            case ast.Constant(value=value):
+                return value
+            case ast.Name(id=name) if _is_plain(names.get(name, node)):
+                return names[name]
+            case ast.Name() | ast.Attribute() if self._full_name(node, names) in self._constants:
+                return self._constants[self._full_name(node, names) or ""]
+            case ast.JoinedStr(values=parts):
+                return "".join(str(self._value(part, names)) for part in parts)
+            case ast.FormattedValue(value=value, conversion=-1, format_spec=None):
+                return self._value(value, names)
+            case ast.List(elts=items) | ast.Tuple(elts=items) | ast.Set(elts=items):
+                return [self._value(item, names) for item in items]
+            case ast.Dict(keys=keys, values=values) if all(keys):
+                pairs = zip(keys, values, strict=True)
+                return {self._value(k, names): self._value(v, names) for k, v in pairs if k}
+            case ast.BinOp(left=left, op=ast.Add(), right=right):
+                return self._value(left, names) + self._value(right, names)
+            case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+                return self._value(left, names) | self._value(right, names)
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                return not self._value(operand, names)
+            case ast.BoolOp(op=op, values=values):
+                result: Any = None
+                for value in values:
+                    result = self._value(value, names)
+                    if bool(result) is isinstance(op, ast.Or):
+                        break
+                return result
+            case ast.IfExp(test=test, body=body, orelse=orelse):
+                return self._value(body if self._value(test, names) else orelse, names)
+            case ast.Compare(left=left, ops=[op], comparators=[right]):
+                return self._compare(left, op, right, names)
+            case ast.Subscript(value=value, slice=key):
+                if self._full_name(value, names) == "os.environ":
+                    return self._looked_up(self._value(key, names))[0]
+                return self._value(value, names)[self._value(key, names)]
+            case ast.Call(func=func, args=args, keywords=keywords):
+                return self._called(func, args, keywords, names)
+        raise _Unknown
+
+    def _called(
+        self, func: ast.expr, args: list[ast.expr], keywords: list[ast.keyword], names: _Names
+    ) -> Any:
+        name = self._full_name(func, names)
+        if name in ("os.environ.get", "os.getenv"):
+            values = self._looked_up(self._value(args[0], names))
+            if values:
+                return values[0]
+            return self._value(args[1], names) if len(args) > 1 else None
+        given = [self._value(arg, names) for arg in args]
+        words = {word.arg: self._value(word.value, names) for word in keywords if word.arg}
+        if name in _PURE:
+            return _PURE[name](*given, **words)
+        if isinstance(func, ast.Attribute):
+            owner = self._value(func.value, names)
+            if isinstance(owner, str) or (isinstance(owner, dict) and func.attr in _READING):
+                return getattr(owner, func.attr)(*given, **words)
+        raise _Unknown
+
+    def _compare(self, left: ast.expr, op: ast.cmpop, right: ast.expr, names: _Names) -> bool:
+        first = self._value(left, names)
+        if self._full_name(right, names) == "os.environ":
+            second: Any = [first] if self._looked_up(first) else []
+        else:
+            second = self._value(right, names)
+        match op:
+            case ast.Eq():
+                return bool(first == second)
+            case ast.NotEq():
+                return bool(first != second)
+            case ast.In():
+                return first in second
+            case ast.NotIn():
+                return first not in second
+            case ast.Is():
+                return first is second
+            case ast.IsNot():
+                return first is not second
+        raise _Unknown
+
+    def _looked_up(self, name: Any) -> list[str]:
+        """Return the value of a variable in a list, or an empty one if it is not set."""
+        if not isinstance(name, str) or name.startswith(_OF_A_RANK) or name in self._unclear:
+            raise _Unknown
+        return [self._env[name]] if name in self._env else []
+
+
+def _bind(target: ast.expr, value: Any, names: _Names) -> None:
+    """Give names their values; what is not known of them is forgotten."""
+    match target:
+        case ast.Name(id=name):
+            if value is _Unknown:
+                names.pop(name, None)
+            else:
+                names[name] = value
+        case ast.Tuple(elts=targets) | ast.List(elts=targets):
+            fits = isinstance(value, list | tuple) and len(value) == len(targets)
+            for place, one in enumerate(targets):
+                _bind(one, value[place] if fits else _Unknown, names)
+        case ast.Subscript(value=ast.Name(id=name)):
+            _forget_contents(name, names)
+
+
+def _is_left_out(name: str) -> bool:
+    return is_thread_count(name) or name.startswith(_BY_US)
+
+
+def _place(node: ast.expr | ast.stmt, names: _Names) -> str:
+    return f"{os.path.basename(str(names.get('__file__', '')))}:{node.lineno}"
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, _PLAIN) and not isinstance(value, _Names)
+
+
+def _forget_contents(name: str, names: _Names) -> None:
+    """What a name stands for was changed."""
+    if _is_plain(names.get(name)):
+        names.pop(name)

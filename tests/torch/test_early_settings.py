@@ -1,0 +1,49 @@
+"""What a program sets before it imports torch has its effect, though torch is there already."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.kit import PROGRAMS, run_meshrun
+
+pytestmark = pytest.mark.torch
+_PROGRAM = PROGRAMS / "early_settings.py"
+_ENV = {name: value for name, value in os.environ.items() if not name.startswith("OMP_")}
+
+
+def _by_python(*args: str) -> list[str]:
+    """Return what each of two separate interpreters prints."""
+    words = [sys.executable, str(_PROGRAM), *args]
+    ours = subprocess.run(words, check=True, capture_output=True, text=True, env=_ENV)
+    return ours.stdout.splitlines() * 2
+
+
+@pytest.mark.parametrize("options", [(), ("--mesh", "dp=2")])
+def test_plain_values_have_their_effect(options: tuple[str, ...]) -> None:
+    """As if each rank had imported torch itself."""
+    ours = run_meshrun("--nproc-per-node", "2", "--no-prefix", *options, _PROGRAM, "1")
+
+    assert ours.stdout.splitlines() == _by_python("1")
+    assert "meshrun:" not in ours.stderr
+
+
+def test_a_value_known_only_at_run_time_costs_an_interpreter_a_rank() -> None:
+    """And the mesh is built when it is asked for; both are said, with the line."""
+    words = ("1", "unclear", "mesh")
+    ours = run_meshrun("--mesh", "dp=2", "--no-prefix", _PROGRAM, *words)
+
+    assert sorted(ours.stdout.splitlines()) == sorted([*_by_python("1", "unclear"), "(2,)", "(2,)"])
+    assert "own interpreter, since early_settings.py:12 sets TORCHDYNAMO_VERBOSE" in ours.stderr
+    assert "at the first current_mesh(), since early_settings.py:12 sets" in ours.stderr
+
+
+def test_a_value_that_comes_too_late_is_told_by_name() -> None:
+    """Once; not where a program that imports torch itself would see no effect either."""
+    ours = run_meshrun("--nproc-per-node", "2", _PROGRAM, "0", "hidden")
+    told = [line for line in ours.stderr.splitlines() if "was set after torch" in line]
+
+    assert [line.split()[3] for line in told] == ["TORCHDYNAMO_VERBOSE"]
