@@ -159,6 +159,7 @@ def launch_on_hosts(
                 write_report(parse_result_json(conductor.report), report)
     if ended < 0:
         end_by_signal(-ended)
+        return 128 - ended  # the first process of a container ends by no signal of its own
     return ended
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
+from typing import Any
 
 from meshrun.asked import Asked
-from meshrun.errors import UsageError
+from meshrun.errors import HostError, UsageError
 from meshrun.host.descriptors import say
 from meshrun.host.devices import accelerator_of_torch
 from meshrun.masking import Mask
@@ -16,7 +18,7 @@ from meshrun.report.plan_output import print_text
 from meshrun.request import LaunchRequest
 from meshrun.start import own_command
 from meshrun.submit.job import Job, check_options, check_texts, job_name, words_again
-from meshrun.submit.kubernetes import KINDS, render_manifest, render_secret
+from meshrun.submit.kubernetes import KINDS, render_manifest, render_rest, render_workload
 from meshrun.submit.send import hand_in
 from meshrun.submit.slurm import output_of, render_sbatch
 from meshrun.words import CommandLine
@@ -72,16 +74,42 @@ def _kubernetes(kind: str, job: Job, dry_run: bool, output: str | None) -> int:
     if dry_run:
         print_text(manifest, output)
         return 0
-    # Applied with the job, and never printed.
-    documents = f"{render_secret(job, secrets.token_hex(32))}{manifest}"
-    printed = hand_in(
-        ["kubectl", "apply", "-f", "-"],
-        documents,
+    other = f"`kubectl delete` the `{job.name}` that is there, or --rdzv-id OTHER-NAME"
+    created = hand_in(
+        ["kubectl", "create", "-f", "-", "-o", "json"],
+        render_workload(job, kind),
         extras=job.extras,
-        hints={"immutable": f"there is a `{job.name}`: kubectl delete it, or --rdzv-id OTHER-NAME"},
+        hints={"AlreadyExists": other, "already exists": other},
     )
-    print_text(f"{printed}\n", None)
+    owner, title = _created(created)
+    # What is left of an earlier job of that name may be there still. The secret is never printed.
+    rest = render_rest(job, kind, secrets.token_hex(32), owner)
+    try:
+        printed = hand_in(["kubectl", "apply", "-f", "-"], rest, extras=job.extras)
+    except HostError:
+        hand_in(["kubectl", "delete", "-f", "-"], render_workload(job, kind), extras=job.extras)
+        raise
+    print_text(f"{title} created\n{printed}\n", None)
     return 0
+
+
+def _created(text: str) -> tuple[dict[str, Any], str]:
+    """Return (the owner of what belongs to a job, its name for people), as kubectl printed it.
+
+    Raises:
+        HostError: If it printed something else.
+    """
+    try:
+        found = json.loads(text)
+        version, kind, metadata = found["apiVersion"], found["kind"], found["metadata"]
+        name, uid = metadata["name"], metadata["uid"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise HostError(
+            f"kubectl created the job, and what it printed says not which: {text[:200]}",
+            hint="is another form of output among --submit-arg?",
+        ) from error
+    owner = {"apiVersion": version, "kind": kind, "name": name, "uid": uid}
+    return owner, f"{kind.lower()}.{version.rpartition('/')[0]}/{name}"
 
 
 def _job(scheduler: str, asked: Asked, request: LaunchRequest, line: CommandLine) -> Job:

@@ -18,7 +18,8 @@ PORT = 29500
 SECRET_KEY = "secret"  # noqa: S105 - the name of an entry
 _RESTARTS = 10
 _LOST = 69
-_PREEMPTED = 75
+_PREEMPTED = (75, 143)
+"""SIGTERM came, and every rank ended well, or not: the second for programs that save nothing."""
 _RESOURCES = {"auto": "nvidia.com/gpu", "cuda": "nvidia.com/gpu", "hpu": "habana.ai/gaudi",
               "xpu": "gpu.intel.com/xe", "npu": "huawei.com/Ascend910"}  # fmt: skip
 _RUNTIME = "torch-distributed"
@@ -47,17 +48,35 @@ def render_manifest(job: Job, kind: str) -> str:
     return "\n".join([*head, "---", ""]) + "---\n".join(parts)
 
 
-def render_secret(job: Job, secret: str) -> str:
-    """Return the document of the secret that the manifest refers to; not for people to see."""
-    return render_yaml(
-        {
-            "apiVersion": "v1",
-            "kind": "Secret",
-            "metadata": {"name": secret_name(job)},
-            "type": "Opaque",
-            "stringData": {SECRET_KEY: secret},
-        }
-    )
+def render_workload(job: Job, kind: str) -> str:
+    """Return the document of the job itself, the last of its manifest."""
+    return render_yaml(KINDS[kind](job)[-1])
+
+
+def render_rest(job: Job, kind: str, secret: str, owner: Mapping[str, Any]) -> str:
+    """Return the documents beside the job's own; not for people to see, as the secret is in them.
+
+    Args:
+        job: What they are for.
+        kind: One of :data:`KINDS`.
+        secret: What its nodes know each other by.
+        owner: The job as the API server knows it: once that is gone, they go too.
+    """
+    *documents, _ = KINDS[kind](job)
+    rest = [*documents, _secret(job, secret)]
+    for document in rest:
+        document["metadata"] = {**document["metadata"], "ownerReferences": [dict(owner)]}
+    return "---\n".join(map(render_yaml, rest))
+
+
+def _secret(job: Job, secret: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": secret_name(job)},
+        "type": "Opaque",
+        "stringData": {SECRET_KEY: secret},
+    }
 
 
 def secret_name(job: Job) -> str:
@@ -102,7 +121,7 @@ def _job_set(job: Job) -> _Documents:
             {"name": "failed", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
         ],
     }
-    why = "Preempted (75), a node was lost (69) or a pod was evicted: all start again together."
+    why = "A pod was preempted or drained, or a node was lost: all start again together."
     return [
         {
             "apiVersion": "jobset.x-k8s.io/v1alpha2",
@@ -177,7 +196,7 @@ def _job_spec(job: Job, head: str, *, subdomain: str | None) -> dict[str, Any]:
             [
                 {"action": "Ignore",
                  "onExitCodes": {"containerName": "meshrun", "operator": "In",
-                                 "values": [_PREEMPTED]}},
+                                 "values": [*_PREEMPTED]}},
                 {"action": "Ignore",
                  "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
             ]
@@ -188,15 +207,16 @@ def _job_spec(job: Job, head: str, *, subdomain: str | None) -> dict[str, Any]:
 
 def _fail_unless_preempted(ignored: _Documents) -> Explained:
     why = (
-        "75: preempted, every rank ended well. 69: another node was lost. Both start again."
-        "\nAny other code is a failure, and the job is over."
+        "75, 143: some pod was preempted or drained, and every node ended its ranks, which ended"
+        "\nwell, or by SIGTERM. 69: another node was lost. All start again. Any other code is a"
+        "\nfailure, and the job is over."
     )
     fail = {
         "action": "FailJob",
         "onExitCodes": {
             "containerName": "meshrun",
             "operator": "NotIn",
-            "values": [_LOST, _PREEMPTED],
+            "values": [_LOST, *_PREEMPTED],
         },
     }
     return Explained({"rules": [*ignored, fail]}, why)

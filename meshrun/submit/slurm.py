@@ -23,8 +23,9 @@ _CORES_AGAIN = "# From Slurm 22.05 on, srun has to be told of the cores again.\n
 _REQUEUE = """\
 code=$?
 
-# 75: SIGTERM came and every rank ended well by itself, so the job is to go on later.
-if [ "$code" -eq 75 ]; then
+# 75: SIGTERM came and every rank ended well by itself, so the job is to go on later. 69: a node
+# was lost, or the nodes did not meet; that is tried again ten times.
+if [ "$code" -eq 75 ] || { [ "$code" -eq 69 ] && [ "${SLURM_RESTART_COUNT:-0}" -lt 10 ]; }; then
     scontrol requeue "$SLURM_JOB_ID" && exit 0
 fi
 exit "$code"

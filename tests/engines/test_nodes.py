@@ -372,16 +372,26 @@ def test_a_node_that_falls_silent_is_lost(make_hosts: MakeHosts, host: int) -> N
     all_gone(hosts)
 
 
-@pytest.mark.parametrize("host", [0, pytest.param(1, marks=pytest.mark.nightly)])
-def test_sigterm_on_one_node_ends_all_well(make_hosts: MakeHosts, host: int) -> None:
+@pytest.mark.parametrize(
+    ("host", "save", "code"),
+    [
+        (0, ["save"], 75),
+        pytest.param(1, ["save"], 75, marks=pytest.mark.nightly),
+        pytest.param(1, [], -signal.SIGTERM, marks=pytest.mark.nightly),
+    ],
+    ids=["the first", "another", "nobody saves"],
+)
+def test_sigterm_on_one_node_ends_all_alike(
+    make_hosts: MakeHosts, host: int, save: list[str], code: int
+) -> None:
     """Every rank of every node saves and leaves: preempted, the same code everywhere."""
     hosts = make_hosts(2)
-    launches = launch_on(hosts, *AT, TOGETHER, "save", "stay")
+    launches = launch_on(hosts, *AT, TOGETHER, *save, "stay")
     for launch in launches:
         launch.wait_for("met 4", times=2)
     launches[host].send(signal.SIGTERM)
 
-    assert end_all(launches) == [75, 75], launches[0].text + launches[1].text
+    assert end_all(launches) == [code, code], launches[0].text + launches[1].text
 
 
 def test_all_nodes_start_again_together(make_hosts: MakeHosts) -> None:

@@ -36,8 +36,9 @@ srun --nodes=4 --ntasks-per-node=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" \
     train.py --note 'it'"'"'s $HOME'
 code=$?
 
-# 75: SIGTERM came and every rank ended well by itself, so the job is to go on later.
-if [ "$code" -eq 75 ]; then
+# 75: SIGTERM came and every rank ended well by itself, so the job is to go on later. 69: a node
+# was lost, or the nodes did not meet; that is tried again ten times.
+if [ "$code" -eq 75 ] || { [ "$code" -eq 69 ] && [ "${SLURM_RESTART_COUNT:-0}" -lt 10 ]; }; then
     scontrol requeue "$SLURM_JOB_ID" && exit 0
 fi
 exit "$code"

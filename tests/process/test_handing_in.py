@@ -58,32 +58,75 @@ def test_sbatch_gets_the_script_that_a_dry_run_shows(folder: Path) -> None:
     assert (kept.stdout, (folder / "job.sh").read_text()) == ("", shown.stdout)
 
 
-def test_kubectl_gets_a_secret_that_nobody_sees(folder: Path) -> None:
-    """On stdin, another one each time; options of its own are words."""
-    make(folder, "kubectl", "job.batch/train created")
+KUBECTL = """\
+import json, sys
+with open(__file__ + ".json", "a") as file:
+    file.write(json.dumps({"argv": sys.argv[1:], "stdin": sys.stdin.read()}) + "\\n")
+verb = sys.argv[1]
+said, code = ANSWERS.get(verb, (verb, 0))
+print(said)
+sys.exit(code)
+"""
+MADE = json.dumps(
+    {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "train", "uid": "u-1"}}
+)
+
+
+def kubectl(folder: Path, **answers: tuple[str, int]) -> None:
+    """Make a kubectl that notes each call, and prints and exits by its verb."""
+    answers = {"create": (MADE, 0), **answers}
+    text = KUBECTL.replace("ANSWERS", repr(answers))
+    (folder / "kubectl").write_text(f"#!{sys.executable}\n{text}")
+    (folder / "kubectl").chmod(0o755)
+
+
+def calls(folder: Path) -> list[tuple[list[str], str]]:
+    """Return the words and the stdin of each call of kubectl."""
+    lines = (folder / "kubectl.json").read_text().splitlines()
+    return [(each["argv"], each["stdin"]) for each in map(json.loads, lines)]
+
+
+def test_kubectl_makes_a_job_that_owns_the_rest(folder: Path) -> None:
+    """Its Service and a Secret that nobody sees, another one each time; options are words."""
+    kubectl(folder, apply=("service/train created", 0))
     words = ["--submit", "kubernetes", "--image", "a", "--submit-arg", "-n ml", "train.py"]
-    told, secrets = [], set()
-    for _ in range(2):
-        ours = run_meshrun(*words)
-        argv, stdin = noted(folder, "kubectl")
-        secret = stdin.partition("  secret: ")[2].split()[0].strip('"')
-        secrets.add(secret)
-        told.append((ours.returncode, ours.stdout, ours.stderr, argv))
-        assert len(secret) == 64
-        assert stdin.count(secret) == 1
+    told = [run_meshrun(*words) for _ in range(2)]
+    shown = run_meshrun("-n", *words).stdout
 
-    assert told == [(0, "job.batch/train created\n", "", ["apply", "-f", "-", "-n", "ml"])] * 2
-    assert len(secrets) == 2
+    printed = "job.batch/train created\nservice/train created\n"
+    assert [(ours.returncode, ours.stdout, ours.stderr) for ours in told] == [(0, printed, "")] * 2
+    (create, job), (apply, rest), _, (_, other) = calls(folder)
+    assert create == ["create", "-f", "-", "-o", "json", "-n", "ml"]
+    assert apply == ["apply", "-f", "-", "-n", "ml"]
+    assert shown.endswith(job)
+    assert rest.count("ownerReferences:") == rest.count("kind: Job") == rest.count("uid: u-1") == 2
+    secrets = [text.partition("  secret: ")[2].split()[0].strip('"') for text in (rest, other)]
+    assert [len(secret) for secret in secrets] == [64, 64]
+    assert secrets[0] != secrets[1]
 
 
-def test_kubectl_that_refuses_is_heard(folder: Path) -> None:
-    """With a way out where a job of that name is there."""
-    make(folder, "kubectl", "Job train is invalid: field is immutable", code=1)
+@pytest.mark.parametrize(
+    ("answers", "told", "verbs"),
+    [
+        ({"create": ('Error (AlreadyExists): jobs.batch "train" already exists', 1)},
+         "hint: `kubectl delete` the `train` that is there, or --rdzv-id OTHER-NAME", ["create"]),
+        ({"apply": ("forbidden", 1)}, "kubectl refused the job: forbidden",
+         ["create", "apply", "delete"]),
+        ({"create": ("job.batch/train", 0)}, "is another form of output among --submit-arg?",
+         ["create"]),
+    ],
+    ids=["the same name again", "no secret", "other words"],
+)  # fmt: skip
+def test_kubectl_that_refuses_is_heard(
+    folder: Path, answers: dict[str, tuple[str, int]], told: str, verbs: list[str]
+) -> None:
+    """With a way out, and nothing is left of half a job."""
+    kubectl(folder, **answers)
     ours = run_meshrun("--submit", "kubernetes", "--image", "a", "train.py")
 
     assert ours.returncode == 71
-    assert "kubectl refused the job: Job train is invalid: field is immutable" in ours.stderr
-    assert "--rdzv-id OTHER-NAME" in ours.stderr
+    assert told in ours.stderr
+    assert [argv[0] for argv, _ in calls(folder)] == verbs
 
 
 def test_variables_are_written_out_and_none_submits(folder: Path) -> None:

@@ -19,7 +19,7 @@ from meshrun.plan import UNKNOWN_HOST, build_plan
 from meshrun.request import LaunchRequest, Program
 from meshrun.spec import parse_mesh
 from meshrun.submit.job import Job, job_name, words_again
-from meshrun.submit.kubernetes import KINDS, render_manifest, render_secret
+from meshrun.submit.kubernetes import KINDS, render_manifest, render_rest
 from meshrun.submit.slurm import option_names, output_of, render_sbatch
 from meshrun.submit.yaml import quote
 
@@ -126,16 +126,23 @@ def test_each_run_of_a_job_draws_a_secret(tmp_path: Path) -> None:
     assert secrets[0] != secrets[1]
 
 
-@pytest.mark.parametrize(("code", "asked"), [(0, 0), (75, 1), (143, 0)])
-def test_only_a_preempted_job_is_requeued(tmp_path: Path, code: int, asked: int) -> None:
-    """By the exit code of srun, which is the job's otherwise."""
+@pytest.mark.parametrize(
+    ("code", "restarts", "asked"),
+    [(0, "", 0), (75, "", 1), (143, "", 0), (75, "40", 1), (69, "", 1), (69, "9", 1),
+     (69, "10", 0), (1, "", 0)],
+)  # fmt: skip
+def test_a_job_that_was_preempted_or_lost_a_node_is_requeued(
+    tmp_path: Path, code: int, restarts: str, asked: int
+) -> None:
+    """By the exit code of srun, which is the job's otherwise; what may fail each time, 10 times."""
     for name, text in {"srun": f"exit {code}", "scontrol": 'echo "$@"'}.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
     script = render_sbatch(make_job(), launcher=["python"], folder="/")
     ran = subprocess.run(
         ["bash"], input=script, capture_output=True, text=True, check=False,
-        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "1"},
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "1",
+             "SLURM_RESTART_COUNT": restarts},
     )  # fmt: skip
 
     assert ran.stdout == "requeue 7\n" * asked
@@ -229,8 +236,46 @@ def test_a_name_is_one_for_every_scheduler(target: str, run_id: str | None) -> N
 def manifest(kind: str, **changes: Any) -> list[dict[str, Any]]:
     """Return the documents of a manifest, its Secret too."""
     job = make_job(**changes)
-    text = render_manifest(job, kind) + "---\n" + render_secret(job, "x")
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "train", "uid": "u"}
+    text = render_manifest(job, kind) + "---\n" + render_rest(job, kind, "x", owner)
     return list(yaml.safe_load_all(text))
+
+
+def policy_of(kind: str) -> list[dict[str, Any]]:
+    """Return the rules by which the controller of a Job judges a pod that failed."""
+    spec = next(each for each in manifest(kind) if each["kind"] in ("Job", "JobSet"))["spec"]
+    for replicated in spec.get("replicatedJobs", []):
+        spec = replicated["template"]["spec"]
+    rules: list[dict[str, Any]] = spec["podFailurePolicy"]["rules"]
+    return rules
+
+
+@pytest.mark.parametrize("kind", ["kubernetes", "jobset"])
+@pytest.mark.parametrize(
+    ("code", "is_disrupted", "fails"),
+    [
+        (143, True, False), (143, False, False), (75, True, False), (75, False, False),
+        (69, False, False), (137, True, False), (137, False, True), (1, False, True),
+        (2, False, True),
+    ],
+    ids=["drained", "with one that was drained", "preempted", "with it", "lost a node",
+         "drained and killed", "out of memory", "an exception", "a wrong command"],
+)  # fmt: skip
+def test_a_pod_that_was_drained_fails_no_job(
+    kind: str, code: int, is_disrupted: bool, fails: bool
+) -> None:
+    """Nor do those of the other nodes, which end with it; by the first rule that fits."""
+    action = "Count"
+    for rule in reversed(policy_of(kind)):
+        exits, conditions = rule.get("onExitCodes"), rule.get("onPodConditions")
+        fits = conditions is not None and is_disrupted
+        if exits is not None:
+            fits = (code in exits["values"]) == (exits["operator"] == "In")
+        action = rule["action"] if fits else action
+
+    assert (action == "FailJob") == fails
+    if kind == "kubernetes" and not fails and code != 69:
+        assert action == "Ignore"  # however often it happens
 
 
 @pytest.mark.parametrize("kind", KINDS)
