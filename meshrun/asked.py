@@ -41,6 +41,7 @@ from meshrun.spec import MeshSpec, parse_mesh
 COMMAND_LINE = "command line"
 """The source of an option that was typed; others are variables."""
 _PRELOAD = ("torch", "torch.distributed.device_mesh")
+_LONGEST_NAME = 1024
 _GRACE_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 _TEMPLATE_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 _TIMES = frozenset(
@@ -143,7 +144,7 @@ def build_request(asked: Asked, program: Program) -> LaunchRequest:
         ),
         node_timeout_s=asked.read("node_timeout", _seconds("--node-timeout"), 30.0),
         preload=(*_PRELOAD, *(asked.values.get("preload") or ())),
-        role=asked.text("role") or "default",
+        role=asked.read("role", _short("--role"), "") or "default",
         max_restarts=_unless_debugged(
             asked, asked.read("max_restarts", _integer("--max-restarts"), 0)
         ),
@@ -283,7 +284,9 @@ def _rendezvous(asked: Asked, least_nodes: int | None) -> Rendezvous:
     return Rendezvous(
         backend=asked.text("rdzv_backend") or "static",
         endpoint=asked.text("rdzv_endpoint") or "",
-        run_id=None if standalone else asked.text("rdzv_id"),  # as torchrun
+        run_id=None
+        if standalone
+        else asked.read("rdzv_id", _short("--rdzv-id"), None),  # as torchrun
         conf=asked.read("rdzv_conf", _conf, ()),
         standalone=standalone,
         node_rank=asked.read("node_rank", _integer("--node-rank"), None),
@@ -349,6 +352,20 @@ def _start_method(asked: Asked) -> StartMethod | None:
 
 def _integer(what: str, *, least: int = 0, most: int | None = None) -> Callable[[str], Any]:
     return lambda text: parse_integer(text, what, least=least, most=most)
+
+
+def _short(what: str) -> Callable[[str], Any]:
+    """Read a name, which each rank has in several variables and some file systems in a path."""
+
+    def read(text: str) -> str:
+        if len(text) > _LONGEST_NAME:
+            raise UsageError(
+                f"{what} is a name of at most {_LONGEST_NAME} characters, found {len(text)}",
+                hint="a file can hold more: pass its path to the program",
+            )
+        return text
+
+    return read
 
 
 def _seconds(what: str) -> Callable[[str], float]:

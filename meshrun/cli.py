@@ -15,7 +15,13 @@ from typer.core import TyperCommand
 from meshrun import __version__
 from meshrun.asked import COMMAND_LINE, Asked, build_request, check_accepted
 from meshrun.errors import HostError, InternalError, MeshrunError, RendezvousError, UsageError
-from meshrun.host.descriptors import is_lost_output, let_go_of, open_standard_streams, say
+from meshrun.host.descriptors import (
+    allow_descriptors,
+    is_lost_output,
+    let_go_of,
+    open_standard_streams,
+    say,
+)
 from meshrun.options import hosts as on
 from meshrun.options import own, torchrun
 from meshrun.options.kinds import NO_VALUE
@@ -25,6 +31,8 @@ from meshrun.report.message import render_error
 from meshrun.running import Began, end_by_signal, launch_here, launch_on_hosts, show_plan
 from meshrun.words import CommandLine, spell_out
 
+_FEWEST_FILES = 64
+"""What a launch has open on its way to being one."""
 _LINE = "meshrun.line"
 """Where a context keeps its command line."""
 _SET_BY_A_LAUNCH = (
@@ -218,6 +226,7 @@ def command(
     if rank is not None:
         hint = "add --dry-run; --node-rank says which node this is"
         raise UsageError("--rank is what a dry run is to show", hint=hint)
+    allow_descriptors(_FEWEST_FILES + 4 * len(request.hosts))
     if report is not None:
         from meshrun.host.whole_file import check_target
 

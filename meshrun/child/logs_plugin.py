@@ -21,7 +21,7 @@ def main(_: object) -> None:
     options = json.loads(sys.stdin.readline())
     answers = sys.stdout
     sys.stdout = sys.stderr  # what the plug-in prints is not an answer
-    (entry,) = entry_points(group="torchrun.logs_specs", name=sys.argv[1])
+    entry, *_others = entry_points(group="torchrun.logs_specs", name=sys.argv[1])  # as torch does
     specs = entry.load()(
         log_dir=options["log_dir"],
         redirects=_streams(options["redirects"], Std),

@@ -9,6 +9,7 @@ import subprocess
 from meshrun import wire
 from meshrun.host.cores import bind_to_cpus
 from meshrun.host.processes import die_with_parent
+from meshrun.host.sockets import packet_pair
 from meshrun.request import Program
 from meshrun.start import own_command
 from meshrun.wire import StartRank
@@ -23,14 +24,13 @@ def spawn_fresh(  # noqa: PLR0917
     stderr: int,
     stacks: int,
 ) -> int:
-    """Start a rank as a new interpreter and return its process id; its order waits in a pipe."""
-    order_read, order_write = os.pipe()
-    os.set_blocking(order_write, False)
-    fds = (order_read, reports.fileno(), gate_fd, stacks)
+    """Start a rank as a new interpreter and return its process id; its order waits for it."""
+    ours, theirs = packet_pair()  # a pipe has no room for the longest order
+    fds = (theirs.fileno(), reports.fileno(), gate_fd, stacks)
     numbers = [str(number) for number in (*fds, os.getpid())]
     words = (*numbers, program.kind, program.target, *program.args)
-    try:
-        os.write(order_write, wire.encode(order))
+    with ours, theirs:
+        ours.send(wire.encode(order))
         process = subprocess.Popen(
             own_command("rank", *words, unbuffered=True),
             stdin=_stdin(order, stdout),
@@ -40,9 +40,6 @@ def spawn_fresh(  # noqa: PLR0917
             start_new_session=True,
             restore_signals=True,
         )
-    finally:
-        os.close(order_read)
-        os.close(order_write)
     process.returncode = 0  # reaped by the loop, with all other children
     return process.pid
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 
 from meshrun import wire
 from meshrun.environment import THREAD_VARIABLES
+from meshrun.errors import HostError
 from meshrun.plan import RankPlan
 
 _AHEAD = 16
@@ -54,11 +55,14 @@ def start_order(
         lazy: Whether the mesh is left for the program to build.
         stdin: Whether it reads ours.
         debug: The rank that is debugged, if one is; the others pass their breakpoints.
+
+    Raises:
+        HostError: If the variables are more than an order can hold.
     """
     if debug not in {None, rank.rank}:
         environment = {**environment, "PYTHONBREAKPOINT": "0"}
     own_threads = {name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ}
-    return wire.StartRank(
+    order = wire.StartRank(
         rank=rank.rank,
         environment={**own_threads, **environment},
         unset=[
@@ -71,3 +75,11 @@ def start_order(
         stdin=stdin,
         debug=debug == rank.rank,
     )
+    if (size := len(wire.encode(order))) > wire.PACKET_BYTES:
+        longest = max(order.environment, key=lambda name: len(order.environment[name]))
+        raise HostError(
+            f"the variables of a rank have {size} bytes, and at most {wire.PACKET_BYTES} are handed"
+            f" to it: {longest} has {len(order.environment[longest])}",
+            hint="a file can hold more: pass its path to the program",
+        )
+    return order

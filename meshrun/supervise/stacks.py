@@ -54,9 +54,9 @@ class Stacks:
     def open(self, rank: int) -> int:
         """Return what a new process of this rank writes stacks to, for the caller to close."""
         self._close(rank)
-        if hasattr(os, "memfd_create"):
+        try:
             fd = os.memfd_create("meshrun-stacks")
-        else:  # macOS
+        except (AttributeError, OSError):  # macOS, an old kernel, a sandbox
             with tempfile.TemporaryFile() as file:
                 fd = os.dup(file.fileno())
         self._files[rank] = fd

@@ -70,6 +70,8 @@ class Zygote:
 
     def send(self, order: ToZygote, fds: Sequence[int] = ()) -> None:
         """Send an order; one that no longer gets there is answered by ``receive``'s end."""
+        if self.control.fileno() < 0:
+            return
         try:
             socket.send_fds(self.control, [wire.encode(order)], list(fds))
         except (BrokenPipeError, ConnectionError):

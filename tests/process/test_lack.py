@@ -91,6 +91,75 @@ def within(*unshared: str, prepare: str) -> list[str]:
     return words
 
 
+LONG = "9" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("words", "env", "code", "told"),
+    [
+        (
+            ["--rdzv-id", LONG],
+            {},
+            2,
+            "--rdzv-id is a name of at most 1024 characters, found 100000",
+        ),
+        (["--role", LONG], {}, 2, "--role is a name of at most 1024 characters, found 100000"),
+        (
+            [],
+            {"OPENBLAS_NUM_THREADS": LONG, "GOTO_NUM_THREADS": LONG},
+            71,
+            "the variables of a rank have 20",
+        ),
+    ],
+    ids=["id", "role", "variables"],
+)
+def test_what_is_too_long(
+    words: list[str], env: dict[str, str], code: int, told: str, fake_torch: object
+) -> None:
+    """Ranks are handed a packet, whose size the kernel limits."""
+    ours = run_meshrun(*words, PROGRAMS / "echo.py", env=env)
+
+    assert (ours.returncode, ours.stdout) == (code, "")
+    assert told in ours.stderr
+    assert "Traceback" not in ours.stderr
+
+
+def test_an_order_that_a_pipe_could_not_hold(fake_torch: object) -> None:
+    """It gets to a rank with an interpreter of its own too."""
+    env = {"OPENBLAS_NUM_THREADS": LONG}
+    ours = run_meshrun("--start-method", "exec", PROGRAMS / "echo.py", env=env)
+
+    assert (ours.returncode, ours.stdout) == (0, "[rank 0] out 0\n"), ours.stderr
+
+
+@pytest.mark.parametrize("limit", [5, 6, 8, 20])
+@pytest.mark.parametrize("words", [[], ["--hosts", "localhost"]])
+def test_a_limit_of_open_files_that_is_too_low(
+    limit: int, words: list[str], fake_torch: object
+) -> None:
+    """Whatever would have been the one too many."""
+    ours = run_meshrun(
+        *(*words, PROGRAMS / "echo.py"),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit)),
+    )
+
+    assert (ours.returncode, ours.stdout) == (71, "")
+    assert f"open files are needed for this launch, and the limit is {limit}" in ours.stderr
+    assert "Traceback" not in ours.stderr
+
+
+def test_a_kernel_without_files_in_memory(tmp_path: Path, fake_torch: object) -> None:
+    """A sandbox may refuse memfd_create(); stacks go to a temporary file then."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os\ndef memfd_create(*_): raise OSError(38, 'Function not implemented')\n"
+        "os.memfd_create = memfd_create\n"
+    )
+    path = f"{tmp_path}:{os.environ['PYTHONPATH']}"
+    ours = run_meshrun(PROGRAMS / "echo.py", env={"PYTHONPATH": path})
+
+    assert (ours.returncode, ours.stdout) == (0, "[rank 0] out 0\n"), ours.stderr
+
+
 def test_without_a_temporary_folder_the_error_says_what_to_set(fake_torch: object) -> None:
     """A read-only file system is no bug; a launch without files needs no folder."""
     bind = 'mount --bind "$d" "$d" && mount -o remount,ro,bind "$d"'

@@ -69,10 +69,14 @@ def test_events_go_to_a_plug_in(plug_in: Path, tmp_path: Path, fake_torch: objec
 
 @pytest.mark.torch
 def test_a_plug_in_chooses_the_log_files(plug_in: Path, tmp_path: Path) -> None:
-    """As torchrun's: it subclasses torch's LogsSpecs."""
+    """As torchrun's: it subclasses torch's LogsSpecs; of two with one name the first is taken."""
+    info = tmp_path / "later" / "another-1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: another\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[torchrun.logs_specs]\nflat = nowhere:Flat\n")
     ours = run_meshrun(
         "--nproc-per-node", "2", "--logs-specs", "flat", "--log-dir", tmp_path / "logs",
-        PROGRAMS / "echo.py",
+        PROGRAMS / "echo.py", env={"PYTHONPATH": f"{os.environ['PYTHONPATH']}:{info.parent}"},
     )  # fmt: skip
 
     assert ours.stdout == "[rank 0] out 0\n"
