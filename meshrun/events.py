@@ -132,6 +132,14 @@ class RankExited:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RanksContinued:
+    """Ranks that were stopped with the launcher run again."""
+
+    stopped_ns: int
+    """For how long they were."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StoreEnded:
     """The store's process has ended while ranks may still need it."""
 
@@ -320,6 +328,7 @@ FromZygote = (
     | RankStarted
     | StartFailed
     | RankExited
+    | RanksContinued
     | StoreEnded
     | LeftoversEnded
     | GenerationEnded

@@ -100,6 +100,16 @@ class SignalRanks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StopRanks:
+    """Launcher to zygote: it is about to be stopped, and ranks are to be stopped with it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContinueRanks:
+    """Launcher to zygote: it has been continued; so are the ranks that were stopped with it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClearUp:
     """Launcher to zygote, after a generation: end the store and what ranks left, and go on."""
 
@@ -113,7 +123,17 @@ class Finish:
     grace_s: float
 
 
-ToZygote = Prepare | StartRank | StartStore | Negotiate | SignalRanks | ClearUp | Finish
+ToZygote = (
+    Prepare
+    | StartRank
+    | StartStore
+    | Negotiate
+    | SignalRanks
+    | StopRanks
+    | ContinueRanks
+    | ClearUp
+    | Finish
+)
 Message = ToZygote | FromZygote | FromRank | FromNegotiation
 
 _TYPES: dict[str, type[Any]] = {

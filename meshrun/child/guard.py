@@ -45,16 +45,15 @@ class Guard:
             while True:
                 signal.pause()
         for process in (self._zygote, self._launcher):
-            poll = select.poll()
-            poll.register(process, select.POLLIN)
-            poll.poll()
+            _wait_for_end(process)
         _sweep(self._mark)
         self.remove_scratch()
         os._exit(0)
 
     def remove_scratch(self) -> None:
-        """Remove what the launcher could not any more."""
+        """Remove what the launcher could not any more, once it has let go of it."""
         if self._scratch_dir:
+            _wait_for_end(self._launcher)
             remove_if_forgotten(self._scratch_dir)
 
 
@@ -64,6 +63,13 @@ def _process_fd(pid: int) -> int:
         return os.pidfd_open(pid)
     except (AttributeError, OSError):  # macOS, an old kernel
         return -1
+
+
+def _wait_for_end(process: int) -> None:
+    if process >= 0:
+        poll = select.poll()
+        poll.register(process, select.POLLIN)
+        poll.poll()
 
 
 def _sweep(mark: str) -> None:

@@ -25,6 +25,7 @@ from meshrun.events import (
     LeftoversEnded,
     RankExited,
     RankReady,
+    RanksContinued,
     RankStarted,
     StartFailed,
     StoreEnded,
@@ -35,13 +36,25 @@ from meshrun.host.processes import (
     die_with_parent,
     end_children,
     is_exiting,
+    is_stopped,
     send_signal,
     send_signal_to_group,
 )
 from meshrun.request import Program
-from meshrun.wire import ClearUp, Finish, Negotiate, SignalRanks, StartRank, StartStore
+from meshrun.wire import (
+    ClearUp,
+    ContinueRanks,
+    Finish,
+    Negotiate,
+    SignalRanks,
+    StartRank,
+    StartStore,
+    StopRanks,
+)
 
 _PATIENCE_S = 0.5
+_LOOK_MS = 500
+"""How often to look whether the launcher is stopped."""
 _BLOCKED = {signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
 
 
@@ -72,6 +85,9 @@ class Forks:
         self._pids: dict[int, int] = {}
         self._signalled: set[int] = set()
         """Processes that were sent a signal while they still ran."""
+        self._stopped: set[int] = set()
+        """Ranks' processes that were stopped with the launcher."""
+        self._stopped_ns = 0
         self._store_pid: int | None = None
         self._negotiation_pid: int | None = None
         self._negotiation_stays = False
@@ -85,12 +101,14 @@ class Forks:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
         # There may be children to end from now on: wake, even if stopped, and see the socket close.
-        die_with_parent(os.getppid(), signal.SIGCONT)
+        die_with_parent(launcher := os.getppid(), signal.SIGCONT)
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         poll.register(self._woken, select.POLLIN)
         while True:
-            ready = {fd for fd, _ in poll.poll()}
+            ready = {fd for fd, _ in poll.poll(_LOOK_MS if self._pids else None)}
+            if not ready:  # nobody tells us of a SIGSTOP to the launcher
+                self._stop_ranks() if is_stopped(launcher) else self._continue_ranks()
             if self._woken in ready:
                 os.read(self._woken, 4096)
                 self._reap()
@@ -111,6 +129,10 @@ class Forks:
                 return self._fork_negotiation(order, fds)
             case SignalRanks():
                 self._signal(order)
+            case StopRanks():
+                self._stop_ranks()
+            case ContinueRanks():
+                self._continue_ranks()
             case ClearUp():
                 self._clear_up(order.grace_s)
             case Finish():
@@ -277,6 +299,22 @@ class Forks:
                 (send_signal_to_group if order.whole_group else send_signal)(pid, order.signum)
                 if order.signum == signal.SIGTERM:
                     send_signal(pid, signal.SIGCONT)  # a stopped rank cannot end
+
+    def _stop_ranks(self) -> None:
+        if not self._stopped:
+            self._stopped_ns = time.monotonic_ns()
+        for pid in self._pids.keys() - self._stopped:
+            if not is_stopped(pid):  # else somebody else's wish
+                self._stopped.add(pid)
+                send_signal_to_group(pid, signal.SIGSTOP)
+
+    def _continue_ranks(self) -> None:
+        for pid in self._stopped & self._pids.keys():
+            send_signal_to_group(pid, signal.SIGCONT)
+        if self._stopped:
+            self._stopped.clear()
+            stopped_ns = time.monotonic_ns() - self._stopped_ns
+            send(self._control, RanksContinued(stopped_ns=stopped_ns))
 
     def _clear_up(self, grace_s: float) -> None:
         """End the store and whatever a generation of ranks left behind."""

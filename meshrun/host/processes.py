@@ -205,12 +205,22 @@ def is_exiting(pid: int) -> bool:
     Source:
         proc_pid_stat(5), field ``flags``; PF_EXITING in the kernel's ``include/linux/sched.h``.
     """
+    state, *fields = _read_stat(pid)
+    return state in ("Z", "X") or (state != "" and bool(int(fields[5]) & _PF_EXITING))
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped by a signal; one that a debugger holds is not."""
+    return _read_stat(pid)[0] == "T"
+
+
+def _read_stat(pid: int) -> list[str]:
+    """Return the fields of a process from its state on; that is "" if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat") as file:
-            state, *fields = file.read().rpartition(")")[2].split()
+            return file.read().rpartition(")")[2].split()
     except OSError:
-        return False
-    return state in "ZX" or bool(int(fields[5]) & _PF_EXITING)
+        return [""]
 
 
 class SignalState(enum.Enum):

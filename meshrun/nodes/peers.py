@@ -105,6 +105,10 @@ class Peers:
         if self._side is not None:
             self._side.look()
 
+    def skip(self, lost_ns: int) -> None:
+        """Do not count this time as the others' silence."""
+        self._board.skip(lost_ns)
+
     def news(self) -> Iterator[FromNodes]:
         """Yield what has happened, in order."""
         while self._board.news:

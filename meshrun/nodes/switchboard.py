@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import selectors
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -46,6 +47,13 @@ class Switchboard:
         """Stop watching a link and close it."""
         self.drop(link)
         link.close(why)
+
+    def skip(self, lost_ns: int) -> None:
+        """Do not count this time as the others' silence: nobody could listen here."""
+        now_ns = time.monotonic_ns()
+        for key in self.selector.get_map().values():
+            if isinstance(key.fileobj, Link):
+                key.fileobj.heard_ns = min(now_ns, key.fileobj.heard_ns + lost_ns)
 
     def drop(self, link: Link) -> None:
         """Stop watching a link, closed or not."""

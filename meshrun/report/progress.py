@@ -17,6 +17,7 @@ from meshrun.events import (
     OthersFailed,
     RankExited,
     RankRaised,
+    RanksContinued,
     SignalArrived,
     StoreEnded,
     TimePassed,
@@ -94,6 +95,9 @@ class StartProgress:
             self._tell_lost_zygote(event, state, console)
         if isinstance(event, ZygoteUnsafe):
             console.note(f"each rank gets its own interpreter, since {event.reason}")
+        if isinstance(event, RanksContinued):
+            stopped_s = event.stopped_ns / 1e9
+            console.note(f"the ranks go on; they were stopped with meshrun for {stopped_s:.1f} s")
         if isinstance(event, LeftoversEnded):
             self._tell_leftovers(event, console)
         if isinstance(event, LaunchBegan) and self._plan.passes_over_accelerators:

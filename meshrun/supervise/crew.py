@@ -177,6 +177,14 @@ class Crew:
         order = wire.SignalRanks(ranks=list(ranks), signum=signum, whole_group=whole_group)
         self.zygote.send(order)
 
+    def stop(self) -> None:
+        """Have the ranks stopped, as the launcher is about to be."""
+        self.zygote.send(wire.StopRanks())
+
+    def go_on(self) -> None:
+        """Have ranks that were stopped with the launcher go on."""
+        self.zygote.send(wire.ContinueRanks())
+
     def forward(self, signum: int, state: State) -> Sequence[int]:
         """Pass a signal to the ranks that do something with it; return those it would end."""
         alive = {rank: state.ranks[rank].pid for rank in sorted(state.alive)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from meshrun.events import (
@@ -192,6 +192,15 @@ class State:
     def everywhere(self) -> dict[int, RankState]:
         """What is known of ranks on all nodes; of the others' only those that matter."""
         return {**self.abroad.ranks, **self.ranks} if self.abroad is not None else self.ranks
+
+
+def skip_time(state: State, lost_ns: int) -> State:
+    """Return the state in which nothing is due any sooner for time in which nobody could act."""
+    return replace(
+        state,
+        deadline_ns=None if state.deadline_ns is None else state.deadline_ns + lost_ns,
+        begin_ns=None if state.begin_ns is None else state.begin_ns + lost_ns,
+    )
 
 
 def furthest(*steps: int | None) -> int | None:

@@ -50,6 +50,10 @@ class Lookout:
         self._then = None
         self._watchdog.begin()
 
+    def skip(self, lost_ns: int) -> None:
+        """Do not count this time."""
+        self._watchdog.skip(lost_ns)
+
     def beat(self, rank: int) -> None:
         """A rank's program says that it gets on."""
         self._watchdog.beat(rank)

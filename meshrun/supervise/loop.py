@@ -55,7 +55,7 @@ from meshrun.supervise.console import Console
 from meshrun.supervise.crew import Crew
 from meshrun.supervise.debugging import Debugging
 from meshrun.supervise.evidence import Evidence, gather
-from meshrun.supervise.known import Abroad, RankState, State
+from meshrun.supervise.known import Abroad, RankState, State, skip_time
 from meshrun.supervise.live import Live
 from meshrun.supervise.lookout import Lookout
 from meshrun.supervise.merged_label import merged_label
@@ -66,6 +66,9 @@ from meshrun.supervise.state import step
 
 if TYPE_CHECKING:
     from meshrun.supervise.nodes import Meet, Nodes
+
+_LATE_NS = 1_000_000_000
+"""More than a busy machine's delay in waking this process up."""
 
 Watch = Callable[[Event, State, Console], None]
 
@@ -121,14 +124,19 @@ class Loop:
         self.evidence: Mapping[int, Evidence] = {}
         """What is known of ranks that failed, once the launch is over."""
         self._wake_at_ns: int | None = None
+        self._asleep_ns = time.monotonic_ns()
+        self._was_continued = False
         self._slow_readers = SlowReaders(console, self._selector)
         self._not_ours = frozenset(list_children())
         become_subreaper()
         # From before there is anything to end.
         self._signals = SignalQueue(
-            plan.request.stop_signals,
+            (
+                *plan.request.stop_signals,
+                *([signal.SIGTSTP] if self._debugging.rank is None else []),
+            ),
             even_if_ignored=plan.request.stop_even_if_ignored,
-            always=(signal.SIGQUIT, *plan.request.forwarded_signals),
+            always=(signal.SIGQUIT, signal.SIGCONT, *plan.request.forwarded_signals),
         )
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
         self._crew = Crew(
@@ -191,11 +199,12 @@ class Loop:
         """Wait for something to happen and deal with it."""
         self._slow_readers.watch()
         self._output.pause_or_go_on()
-        ready = self._selector.select(self._timeout_s())
+        ready, due_ns = self._sleep()
         if self._debugging.look():
             return
         for key, _ in ready:
             key.data()
+        self._skip_lost_time(due_ns)
         self._output.read_files()
         if self._live is not None:
             self._live.look(self.state)
@@ -213,6 +222,33 @@ class Loop:
         self._console.note_lost_output()
         if self._console.reader_is_gone and signal.SIGPIPE not in self.state.signals:
             self._happen(SignalArrived(signum=signal.SIGPIPE, at_ns=time.monotonic_ns()))
+
+    def _sleep(self) -> tuple[list[tuple[selectors.SelectorKey, int]], int]:
+        """Wait until something is there or due; return what is there, and when that was."""
+        self._asleep_ns, timeout_s = time.monotonic_ns(), self._timeout_s()
+        ready = self._selector.select(timeout_s)
+        awake_ns = time.monotonic_ns()
+        if timeout_s is None:
+            return ready, awake_ns
+        return ready, min(awake_ns, self._asleep_ns + int(timeout_s * 1e9))
+
+    def _skip_lost_time(self, due_ns: int) -> None:
+        """Count no time in which this process was stopped, or the whole machine held up.
+
+        SIGCONT does not say since when; at worst it was since we last went to sleep.
+        """
+        now_ns = time.monotonic_ns()
+        lost_ns = now_ns - (self._asleep_ns if self._was_continued else due_ns)
+        if not self._was_continued and lost_ns < _LATE_NS:
+            return
+        self._was_continued = False
+        self.state = skip_time(self.state, lost_ns)
+        if self._wake_at_ns is not None:
+            self._wake_at_ns += lost_ns
+        peers = None if self._nodes is None else self._nodes.peers
+        for part in (self._lookout, self._crew.timers, peers):
+            if part is not None:
+                part.skip(lost_ns)
 
     def _hear(self, news: FromNodes) -> None:
         if isinstance(news, OthersFailed) and news.is_hung and not self.state.stopping:
@@ -280,8 +316,15 @@ class Loop:
 
     def _on_signals(self) -> None:
         for signum in self._signals.take():
+            if signum == signal.SIGCONT:
+                self._continue()
             if signum in self.plan.request.forwarded_signals:
                 self._forward(signum)
+                continue
+            if signum == signal.SIGCONT:
+                continue
+            if signum == signal.SIGTSTP and signum not in self.plan.request.stop_signals:
+                self._stop()
                 continue
             if signum == signal.SIGQUIT and signum not in self.plan.request.stop_signals:
                 self._show_where("SIGQUIT: where the ranks are")
@@ -292,6 +335,20 @@ class Loop:
                 continue
             now_ns, why = time.monotonic_ns(), self._why_ended()
             self._happen(SignalArrived(signum=signum, at_ns=now_ns, why=why))
+
+    def _stop(self) -> None:
+        """Be stopped, as Ctrl-Z asks, and the ranks with us."""
+        meeting = self.plan.meeting
+        lost = f"; other nodes wait {meeting.node_timeout_s:g} s for this one" if meeting else ""
+        self._console.note(f"SIGTSTP: stopping the ranks, until `fg` or SIGCONT{lost}")
+        self._crew.stop()
+        self._asleep_ns = time.monotonic_ns()
+        self._signals.stop_here()
+        self._continue()
+
+    def _continue(self) -> None:
+        self._was_continued = True
+        self._crew.go_on()
 
     def _forward(self, signum: int) -> None:
         if deaf := self._crew.forward(signum, self.state):

@@ -50,6 +50,12 @@ class SignalQueue:
             pass
         return [self._caught.popleft() for _ in range(len(self._caught))]
 
+    def stop_here(self) -> None:
+        """Be stopped by SIGTSTP, as without us, and return once continued."""
+        handler = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTSTP)
+        signal.signal(signal.SIGTSTP, handler)
+
     def restore(self) -> None:
         """Give each signal back what it did before."""
         signal.set_wakeup_fd(self._wakeup_fd)

@@ -15,7 +15,7 @@ import os
 import stat
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshrun.errors import HostError
 from meshrun.host.processes import is_below, send_signal
@@ -112,6 +112,13 @@ class Timers:
                 send_signal(timer.pid, timer.signum)
                 told.append(f"the timer `{timer.scope}` of process {timer.pid} expired; ended it")
         return told
+
+    def skip(self, lost_ns: int) -> None:
+        """Do not count this time."""
+        self._running = {
+            key: replace(timer, expires_s=timer.expires_s + lost_ns / 1e9)
+            for key, timer in self._running.items()
+        }
 
     def clear(self) -> None:
         """Forget all timers: their ranks are gone."""

@@ -58,6 +58,14 @@ class Watchdog:
         if self._hang_timeout_ns and rank not in self._beats:
             self._active_ns = time.monotonic_ns()
 
+    def skip(self, lost_ns: int) -> None:
+        """Do not count this time, in which nobody could look and perhaps nobody could work."""
+        now_ns = time.monotonic_ns()
+        self._began_ns += lost_ns
+        self._active_ns = min(now_ns, self._active_ns + lost_ns)
+        if self._looked_ns:
+            self._looked_ns += lost_ns
+
     def next_look_ns(self, state: State) -> int | None:
         """When there is something to look at, or ``None``."""
         if state.stopping or state.over or state.begin_ns is not None:

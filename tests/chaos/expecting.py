@@ -84,8 +84,12 @@ def _of_signal(case: Case) -> Expected:  # noqa: PLR0911 - one for each victim
         case "launcher":
             says = () if deadly else (f"stopped by {name}",)
             return _ended(code, *says, all_lines=not deadly)
+        case "zygote" if deadly and case.phase == "clearing":  # after a failure, so there is a next
+            failing = _rank(case, case.ranks - 1)
+            why = f"restart 1 of 1, because {failing} exited with code 3"
+            return Expected(codes=frozenset({0}), says=(why,), is_done=True, restarts=True)
         case "zygote" if deadly:
-            return _ended(code, f"the process that starts the ranks was ended by {name}")
+            return _failed(case, code, f"the process that starts the ranks was ended by {name}")
         case "store" if deadly:
             return _failed(case, 71, f"the process that holds the ranks' store was ended by {name}")
         case "rank" if heeds:

@@ -35,7 +35,7 @@ from meshrun.supervise.actions import (
     Tell,
     WakeAt,
 )
-from meshrun.supervise.known import Abroad, Cause, RankState, State
+from meshrun.supervise.known import Abroad, Cause, RankState, State, skip_time
 from meshrun.supervise.outcome_json import cause_to_json
 from meshrun.supervise.state import step
 
@@ -288,3 +288,13 @@ def test_a_signal_to_one_waiting_node_is_told_to_all() -> None:
 
     assert taken == [Tell(what="failed"), EndZygote(by_force=True)]
     assert not [each for each in taken if isinstance(each, Signal)]
+
+
+def test_time_that_is_skipped_makes_nothing_due() -> None:
+    """Neither the next start nor the end of the grace period."""
+    waits, ends = waiting(), replace(waiting(), begin_ns=None, stopping=True, deadline_ns=30 * S)
+
+    assert follow(skip_time(waits, 100 * S), TimePassed(at_ns=109 * S)) == []
+    assert follow(skip_time(waits, 100 * S), TimePassed(at_ns=110 * S)) == [StartAll(generation=2)]
+    assert not step(skip_time(ends, 100 * S), TimePassed(at_ns=129 * S))[0].killed
+    assert step(skip_time(ends, 100 * S), TimePassed(at_ns=130 * S))[0].killed

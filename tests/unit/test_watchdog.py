@@ -55,6 +55,21 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     return made
 
 
+def test_time_that_is_skipped_counts_for_no_limit(world: World) -> None:
+    """Ranks that were stopped with the launcher neither hang nor stall."""
+    watch, start = dog(world, hang_s=10), dog(world, start_s=10)
+    starting = replace(world.state, ranks={0: RankState(pid=10)})
+    assert world.pass_time(watch, 6) is None
+    world.now_ns += 100 * S
+    for each in (watch, start):
+        each.skip(100 * S)
+
+    assert not start.stalls(starting)
+    assert world.pass_time(watch, 3) is None
+    assert world.pass_time(watch, 4) == pytest.approx(10, abs=2)
+    assert start.stalls(starting)
+
+
 def dog(world: World, *, hang_s: float = 0.0, start_s: float = 0.0) -> Watchdog:
     return Watchdog(start_timeout_s=start_s, hang_timeout_s=hang_s, cpu_seconds=world.seconds)
 

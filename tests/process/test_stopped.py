@@ -1,0 +1,91 @@
+"""Ctrl-Z and SIGSTOP: the ranks stop with the launcher, and no time limit counts that time."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.kit import PROGRAMS, command, start_meshrun, wait_until
+from tests.terminal import Terminal
+
+LIMIT_S = 2.0
+TICKS = PROGRAMS / "ticks.py"
+WORDS = ("--nproc-per-node", "2", "--hang-timeout", str(LIMIT_S))
+STOPPED = psutil.STATUS_STOPPED
+
+
+def ranks_below(launcher: int) -> list[psutil.Process]:
+    """Return the ranks, which are the leaves but for the store."""
+    below = psutil.Process(launcher).children(recursive=True)
+    return [each for each in below if each.name() != "meshrun-guard" and not each.children()]
+
+
+def wait_for_states(processes: list[psutil.Process], *, stopped: bool) -> None:
+    """Wait until all of some processes are stopped, or none is."""
+    wait_until(
+        lambda: all((each.status() == STOPPED) == stopped for each in processes),
+        lambda: str([each.status() for each in processes]),
+    )
+
+
+def let_pass(seconds: float) -> None:
+    """The time in which nothing may happen is what is tested."""
+    until = time.monotonic() + seconds
+    wait_until(lambda: time.monotonic() > until, lambda: "the time to pass")
+
+
+def test_ctrl_z_stops_the_ranks_and_fg_continues_them(fake_torch: object, tmp_path: Path) -> None:
+    """In a shell with job control; a launch that is stopped for longer than it may hang is well."""
+    line = " ".join(command(*WORDS, TICKS, tmp_path))
+    terminal = Terminal(["bash", "--norc", "--noprofile", "-i"], {"PS1": "$ "}, 200, 40)
+    try:
+        terminal.type(f"{line}\n")
+        terminal.wait_for("[rank 0] tick 3")
+        terminal.wait_for("[rank 1] tick 3")
+        (launcher,) = psutil.Process(terminal.process.pid).children()
+        ranks = ranks_below(launcher.pid)
+        assert len(ranks) == 2
+        terminal.type("\x1a")
+        terminal.wait_for("meshrun: SIGTSTP: stopping the ranks, until `fg` or SIGCONT")
+        terminal.wait_for("Stopped")
+        wait_for_states([launcher, *ranks], stopped=True)
+        let_pass(2 * LIMIT_S)
+        wait_for_states(ranks, stopped=True)
+        terminal.type("fg; echo ended with $?\n")
+        wait_for_states([launcher, *ranks], stopped=False)
+        terminal.wait_for("the ranks go on; they were stopped with meshrun for")
+        let_pass(LIMIT_S / 2)
+        (tmp_path / "go").touch()
+        terminal.wait_for("ended with 0")
+        terminal.type("exit\n")
+        terminal.wait()
+    finally:
+        terminal.end()
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("exec", marks=pytest.mark.nightly)])
+def test_a_launcher_that_is_stopped_otherwise_has_its_ranks_stopped(
+    method: str, fake_torch: object, tmp_path: Path
+) -> None:
+    """SIGSTOP comes without a word; one that is killed meanwhile leaves nobody."""
+    with start_meshrun(*WORDS, "--start-method", method, TICKS, tmp_path, folder=tmp_path) as run:
+        for rank in (0, 1):
+            run.wait_for(f"[rank {rank}] tick 3")
+        ranks = ranks_below(run.process.pid)
+        run.signal(signal.SIGSTOP)
+        wait_for_states(ranks, stopped=True)
+        let_pass(2 * LIMIT_S)
+        run.signal(signal.SIGCONT)
+        wait_for_states(ranks, stopped=False)
+        said = "meshrun: the ranks go on; they were stopped with meshrun for "
+        wait_until(lambda: said in run.stderr, lambda: run.stderr)
+        assert "no rank has got on" not in run.stderr
+        run.signal(signal.SIGSTOP)
+        wait_for_states(ranks, stopped=True)
+        run.signal(signal.SIGKILL)
+
+        assert run.wait() == 137
