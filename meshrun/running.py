@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from meshrun.errors import NodeLostError
 from meshrun.host.child_launcher import MET, why_ended
 from meshrun.host.descriptors import say
+from meshrun.host.title import set_title
 from meshrun.request import LaunchRequest
 from meshrun.words import CommandLine
 
@@ -84,6 +85,7 @@ def launch_here(
 
         return launch_on_nodes(request, line.words(), job=request.rendezvous.step_of)
     plan = use_cases.plan(request, cluster=cluster)
+    set_title("launcher", *sys.argv[1:])
     quiet = began.is_told
     progress = StartProgress(plan, quiet=quiet)
 

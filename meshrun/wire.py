@@ -47,6 +47,8 @@ class StartRank:
     """Whether the mesh is left for the program's first ``current_mesh()`` to build."""
     cpus: list[int]
     """Logical CPUs to bind it to; empty for no binding."""
+    label: str = ""
+    """Its coordinate as people read it; "" without a mesh."""
     stdin: bool = True
     """Whether it reads the zygote's stdin; else the null device."""
     debug: bool = False

@@ -27,6 +27,7 @@ from meshrun.child.names import names_from_files_only
 from meshrun.child.pace import quicken
 from meshrun.child.path import first_path
 from meshrun.events import Negotiated, NegotiationFailed, NegotiationWaits
+from meshrun.host.title import set_title
 from meshrun.interfaces import address_in, own_address_towards
 from meshrun.meeting import format_endpoint
 from meshrun.nodes.gathering import natural
@@ -55,6 +56,7 @@ def negotiate(
     """
     if sys.path[:1] == [first_path(program)]:
         del sys.path[0]
+    set_title("rendezvous", order.backend)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # else torch makes another, open to all
     began = time.monotonic()

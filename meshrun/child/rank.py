@@ -19,6 +19,7 @@ from meshrun.child.stacks import tell_stacks
 from meshrun.child.threads import raise_thread_counts
 from meshrun.child.when_imported import when_imported
 from meshrun.host.cores import bind_to_cpus
+from meshrun.host.title import set_title
 from meshrun.late_settings import is_of_group, note
 from meshrun.pulse import pulse
 from meshrun.request import Program
@@ -43,6 +44,8 @@ def become_rank(
     set_environment(order)
     bind_to_cpus(order.cpus)
     program = program.for_local_rank(order.local_rank)
+    where = f" [{order.label}]" if order.label else ""
+    set_title(f"rank {order.rank}{where}", program.target, *program.args)
     reporter = Reporter(reports, order.rank)
     pulse.send = reporter.beat
     ending.arm(reporter, gate_fd)

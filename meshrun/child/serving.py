@@ -40,6 +40,7 @@ from meshrun.host.processes import (
     send_signal,
     send_signal_to_group,
 )
+from meshrun.host.title import set_title
 from meshrun.request import Program
 from meshrun.wire import (
     ClearUp,
@@ -368,6 +369,7 @@ def _be_store(port: int, listeners: list[int], guard: Guard) -> NoReturn:
     """Serve the store, if it is this node's, until the zygote ends this process or ends itself."""
     from meshrun.child.join import serve_store
 
+    set_title("store")
     allow_many_descriptors()  # connections that strangers hold must not keep ranks out
     stores = [serve_store(port, listen_fd) for listen_fd in listeners]
     while len(stores) == len(listeners):

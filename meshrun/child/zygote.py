@@ -28,6 +28,7 @@ from meshrun.child.stacks import tell_stacks
 from meshrun.child.threads import count_threads
 from meshrun.events import ProgramBroken, ZygoteReady, ZygoteUnsafe
 from meshrun.host.processes import become_subreaper, die_with_parent
+from meshrun.host.title import set_title
 from meshrun.request import Program
 from meshrun.wire import Prepare
 
@@ -43,6 +44,7 @@ def main(known_at_start: frozenset[str]) -> Callable[[], None]:
     assert kind in ("script", "module", "command")  # noqa: S101 - the launcher wrote it
     program = Program(kind=kind, target=target, args=tuple(arguments))  # type: ignore[arg-type]
 
+    set_title("zygote", target, *arguments)
     die_with_parent(os.getppid())
     dispositions = leave_signals_to_launcher()
     become_subreaper()

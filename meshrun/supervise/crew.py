@@ -20,6 +20,7 @@ from meshrun.host.run_folder import RunFolder
 from meshrun.plan import LaunchPlan, RankPlan
 from meshrun.supervise.debugging import Debugging
 from meshrun.supervise.known import State
+from meshrun.supervise.label import rank_label
 from meshrun.supervise.lookout import Lookout
 from meshrun.supervise.orders import Orders, start_order
 from meshrun.supervise.output import Output
@@ -139,11 +140,12 @@ class Crew:
         files = self._folder.files(self._generation, rank.local_rank)
         environment = self._environment(rank, files.error_file)
         lazy = self.plan.request.mesh_init == "lazy"
-        debugging = self._debugging
+        debugging, layout = self._debugging, self.plan.layout
         order = start_order(
             rank,
             environment,
             lazy=lazy,
+            label=rank_label(layout, rank.rank) if layout.mesh else "",
             stdin=debugging.has_stdin(rank.local_rank),
             debug=debugging.rank,
         )

@@ -37,7 +37,7 @@ def merged_label(layout: Layout, ranks: Iterable[int]) -> str:
     count = f"x{len(chosen)}"
     if len(chosen) == layout.world_size:
         return f"all {count}"
-    return f"{_by_dim(layout, chosen) or f'rank {_ranges(chosen)}'} {count}"
+    return f"{_by_dim(layout, chosen) or f'rank {number_ranges(chosen)}'} {count}"
 
 
 def _by_dim(layout: Layout, ranks: list[int]) -> str:
@@ -53,12 +53,12 @@ def _by_dim(layout: Layout, ranks: list[int]) -> str:
     if math.prod(len(found) for found in indices) != len(ranks):
         return ""
     return " ".join(
-        f"{name}*" if 1 < len(found) == size else f"{name}{_ranges(sorted(found))}"
+        f"{name}*" if 1 < len(found) == size else f"{name}{number_ranges(sorted(found))}"
         for name, size, found in zip(names, layout.sizes, indices, strict=True)
     )
 
 
-def _ranges(numbers: list[int]) -> str:
+def number_ranges(numbers: list[int]) -> str:
     """Return ``0-2,5`` for ascending numbers."""
     parts = []
     first = numbers[0]

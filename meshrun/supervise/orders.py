@@ -43,6 +43,7 @@ def start_order(
     environment: dict[str, str],
     *,
     lazy: bool,
+    label: str = "",
     stdin: bool = True,
     debug: int | None = None,
 ) -> wire.StartRank:
@@ -53,6 +54,7 @@ def start_order(
         environment: Variables to set over the zygote's own, which was started without the user's
             own thread variables.
         lazy: Whether the mesh is left for the program to build.
+        label: Its coordinate as people read it.
         stdin: Whether it reads ours.
         debug: The rank that is debugged, if one is; the others pass their breakpoints.
 
@@ -72,6 +74,7 @@ def start_order(
         local_rank=rank.local_rank,
         lazy=lazy,
         cpus=list(rank.cpus or ()),
+        label=label,
         stdin=stdin,
         debug=debug == rank.rank,
     )

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from meshrun.host.processes import SignalState, send_signal, signal_state, threads_blocking
 from meshrun.layout import Layout
 from meshrun.stacks import STACK_SIGNAL, Dump, current_folder, describe, headline, merge, parse_dump
-from meshrun.supervise.merged_label import merged_label
+from meshrun.supervise.merged_label import merged_label, number_ranges
 
 ZYGOTE = -1
 """Stands for the process that imports torch and starts the ranks."""
@@ -40,6 +40,8 @@ class Stacks:
         self._files: dict[int, int] = {}
         self._asked: dict[int, tuple[int, frozenset[str]]] = {}
         """Ranks that have not answered yet: process id, and threads that hold signals back."""
+        self._pids: dict[int, int] = {}
+        """Of all that were asked."""
         self._begun: dict[int, int] = {}
         """Where each answer begins in its file."""
         self._states: dict[int, SignalState] = {}
@@ -73,7 +75,7 @@ class Stacks:
             self._native.end()
             self._native = None
         self._deadline_ns = time.monotonic_ns() + _ANSWER_TAKES_NS
-        self._states, self._begun = {}, {}
+        self._states, self._begun, self._pids = {}, {}, dict(pids)
         for rank, pid in pids.items():
             self._begun[rank] = self._size(rank)
             blocking = threads_blocking(pid, STACK_SIGNAL)
@@ -133,19 +135,21 @@ class Stacks:
             if dump is not None and rank != ZYGOTE:
                 dumps[rank] = dump
             elif dump is not None:
-                yield from self._tell_one(_ZYGOTES_NAME, dump)
+                yield from self._tell_one(_ZYGOTES_NAME, dump, [ZYGOTE])
         for ranks, dump in merge(dumps):
-            yield from self._tell_one(self._name(ranks), dump)
+            yield from self._tell_one(self._name(ranks), dump, ranks)
         silent: dict[SignalState, list[int]] = {}
         for rank, state in self._states.items():
             if rank == ZYGOTE and self._read(rank, self._begun[rank]) is None:
                 yield f"{_ZYGOTES_NAME}: {_SILENT[state]}"
+                yield self._tell_pids([ZYGOTE])
             elif rank not in dumps and rank != ZYGOTE:
                 silent.setdefault(state, []).append(rank)
         for state, ranks_without in silent.items():
             yield f"{self._name(ranks_without)}: {_SILENT[state]}"
+            yield self._tell_pids(ranks_without)
 
-    def _tell_one(self, who: str, dump: Dump) -> Iterator[str]:
+    def _tell_one(self, who: str, dump: Dump, ranks: Iterable[int]) -> Iterator[str]:
         folder = current_folder()
         others = len(dump.others)
         more = f" (and {others} other thread{'s' if others > 1 else ''})" if others else ""
@@ -155,6 +159,11 @@ class Stacks:
         for other in dump.others:
             if any(frame.is_users for frame in other):
                 yield f"    a thread: {headline(other, folder)}"
+        yield self._tell_pids(ranks)
+
+    def _tell_pids(self, ranks: Iterable[int]) -> str:
+        pids = sorted(self._pids[rank] for rank in ranks)
+        return f"    pid{'s' if len(pids) > 1 else ''} {number_ranges(pids)}"
 
     def _name(self, ranks: Iterable[int]) -> str:
         return merged_label(self.layout, ranks)

@@ -106,7 +106,7 @@ def test_hosts_start_again(make_sshd: MakeSshd, tmp_path: Path) -> None:
         sshd.hosts, 0, [*words, "--mesh", "dp=2,tp=1", "--nproc-per-node", "1", PROGRAM, tmp_path]
     )
     run.wait_for(" in 0 on ", times=2)
-    os.kill(min(pids_of(sshd, 1, "child/zygote.py")), signal.SIGKILL)
+    os.kill(min(pids_of(sshd, 1, "meshrun zygote")), signal.SIGKILL)
     run.wait_for(f"restart 1 of 1, because {says('zygote', 1)}")
     run.wait_for(" in 1 on ", times=2)
     (tmp_path / "go").touch()

@@ -146,7 +146,7 @@ def test_a_signal_before_the_nodes_have_met(make_sshd: MakeSshd) -> None:
     sshd = make_sshd(2)
     run = launch(sshd, *MESH, SAYS, hosts="node1,node0")
     wait_until(
-        lambda: bool(pids_of(sshd, 1, "start.py launcher")) or run.process.poll() is not None,
+        lambda: bool(pids_of(sshd, 1, "meshrun launcher")) or run.process.poll() is not None,
         lambda: run.text,
     )
     run.send(signal.SIGTERM)
@@ -251,7 +251,7 @@ def test_a_killed_launcher_ends_all(make_sshd: MakeSshd, node: int) -> None:
     sshd = make_sshd(2)
     run = launch(sshd, "--mesh", "dp=2", TOGETHER, "stay")
     run.wait_for("met 2", times=2)
-    os.kill(pids_of(sshd, node, "start.py launcher --report=")[0], signal.SIGKILL)
+    os.kill(pids_of(sshd, node, "meshrun launcher --report=")[0], signal.SIGKILL)
 
     assert run.end() == 69, run.text
     error = f"error: host node{node} was lost: its launcher was ended by SIGKILL"
@@ -267,7 +267,7 @@ def test_a_frozen_conductor_ends_all(make_sshd: MakeSshd) -> None:
     run.wait_for("met 2", times=2)
     run.send(signal.SIGSTOP)
     wait_until(
-        lambda: not any(pids_of(sshd, host, "start.py launcher --report=") for host in range(2)),
+        lambda: not any(pids_of(sshd, host, "meshrun launcher --report=") for host in range(2)),
         lambda: run.text,
     )
     run.send(signal.SIGCONT)

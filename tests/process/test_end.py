@@ -252,7 +252,7 @@ def run_in_shell(script: str, tmp_path: Path) -> int:
     zygote = next(
         child.pid
         for child in psutil.Process(process.pid).children()
-        if "start.py zygote" in " ".join(child.cmdline())
+        if "meshrun zygote" in " ".join(child.cmdline())
     )
     os.kill(zygote, signal.SIGKILL)
     return running.wait()

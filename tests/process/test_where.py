@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -37,6 +39,47 @@ def test_equal_stacks_are_merged_and_the_launch_goes_on(fake_torch: object, tmp_
     assert told.count("meshrun: SIGQUIT: where the ranks are") >= 2
     assert f"    a thread: {place}:17 in sleep_soundly\n" in told
     assert "meshrun/child" not in told
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("exec", marks=pytest.mark.nightly)])
+def test_ps_says_who_is_who(fake_torch: object, tmp_path: Path, method: str) -> None:
+    """Titles name rank and coordinate, stacks the process ids; arguments stay the program's."""
+    program = tmp_path / "say.py"
+    program.write_text(
+        "import signal, sys\nprint('up', sys.argv[1:], flush=True)\nsignal.pause()\n"
+    )
+    words = ("--mesh", "dp=2,tp=2", "--mesh-init", "lazy", "--start-method", method, program, "a b")
+    with start_meshrun(*words, folder=tmp_path) as running:
+        running.wait_for("up ['a b']", 4)
+        below = running.below_zygote()
+        titles = [title_of(pid) for pid in (running.process.pid, running.zygote(), *below)]
+        running.signal(QUIT)
+        wait_until(lambda: "    pids " in running.stderr, lambda: running.stderr)
+        told = running.stderr
+        running.signal(signal.SIGTERM)
+        assert running.wait() == 143
+    assert titles == [
+        f"meshrun launcher --mesh dp=2,tp=2 --mesh-init lazy --start-method {method} {program} a b",
+        f"meshrun zygote {program} a b",
+        "meshrun store",
+        *(f"meshrun rank {rank} [dp{rank // 2} tp{rank % 2}] {program} a b" for rank in range(4)),
+    ]
+    named = re.findall("pids? ([0-9-,]+)", told)
+    assert sorted(pid for text in named for pid in numbers_in(text)) == below[1:]
+
+
+def title_of(pid: int) -> str:
+    """Return what ``ps`` shows of a process."""
+    shown = subprocess.run(
+        ["ps", "-ww", "-o", "args=", "-p", str(pid)], capture_output=True, text=True, check=True
+    )
+    return shown.stdout.rstrip()
+
+
+def numbers_in(text: str) -> list[int]:
+    """Return what ``4-6,9`` stands for."""
+    ends = [part.split("-") for part in text.split(",")]
+    return [pid for part in ends for pid in range(int(part[0]), int(part[-1]) + 1)]
 
 
 def test_ranks_that_cannot_answer_are_named(fake_torch: object, tmp_path: Path) -> None:

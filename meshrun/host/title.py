@@ -1,0 +1,34 @@
+"""What ``ps`` shows of a process of meshrun's own, in place of the words it was started with."""
+
+from __future__ import annotations
+
+import os
+
+_ARG_START = 48 - 3
+"""Place in ``/proc/PID/stat`` behind the name, which may have spaces (proc(5))."""
+
+
+def set_title(*words: str) -> None:
+    """Show ``meshrun`` and these words; where that cannot be, nothing changes.
+
+    They are written over the process's own arguments, of which Python has a copy, and are cut
+    where those end.
+    """
+    try:
+        with open("/proc/self/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        start, end = (int(field) for field in fields[_ARG_START : _ARG_START + 2])
+        with open("/proc/self/cmdline", "rb") as file:
+            shown = file.read()
+        memory = os.open("/proc/self/mem", os.O_RDWR | os.O_CLOEXEC)
+    except (OSError, ValueError):  # not Linux, or a sandbox
+        return
+    try:
+        room = end - start
+        if room > 1 and os.pread(memory, room, start) == shown:
+            title = " ".join(("meshrun", *words)).encode(errors="surrogateescape")
+            os.pwrite(memory, title[: room - 1].ljust(room, b"\0"), start)
+    except OSError:
+        pass
+    finally:
+        os.close(memory)
