@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import ceil
 
 from meshrun.errors import UsageError
 from meshrun.layout import Layout
@@ -98,7 +99,7 @@ def render_svg(layout: Layout, *, color_dim: int | None = None) -> str:
     if color_dim is not None:
         key, key_width = _color_key(layout, color_dim)
         width = max(width, key_width + MARGIN)
-    height = last_line + MARGIN
+    width, height = ceil(width), ceil(last_line + MARGIN)  # no pixel is half the page's
     described = ". ".join([head, *map(str, dims), *notes])
     used = {*classes.values(), *_key_classes(layout, color_dim)}
     parts = [
@@ -108,6 +109,7 @@ def render_svg(layout: Layout, *, color_dim: int | None = None) -> str:
         f"<title>{words(head)}</title>",
         f"<desc>{words(described)}.</desc>",
         style_sheet(used),
+        '<rect class="page" width="100%" height="100%"/>',  # some viewers draw on black
         text(MARGIN, _HEAD - 8, head, "head"),
         *key,
         *_boxes(sheet),

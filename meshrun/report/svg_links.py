@@ -15,7 +15,17 @@ from meshrun.report.svg_geometry import (
     Sheet,
 )
 from meshrun.report.svg_groups import DimSummary, Line, bundle_heads
-from meshrun.report.svg_style import dot, line, number, rect, shorten, text, width_of, words
+from meshrun.report.svg_style import (
+    corners,
+    dot,
+    line,
+    number,
+    rect,
+    shorten,
+    text,
+    width_of,
+    words,
+)
 
 LEGEND_ROW = 20.0
 _SAMPLE = 34.0
@@ -46,8 +56,8 @@ def draw_legend(layout: Layout, sheet: Sheet, dims: list[DimSummary], top: float
         name = "over" if dim.crossing else "in"
         if dim.dim in styles:
             name = styles[dim.dim]
-            sample = rect(MARGIN + 3, y - 11, 26, 14, f' class="{name}" rx="3"')
-            yield f'<g class="marks">{sample}</g>'
+            sample = _outline(name, MARGIN + 3, y - 11, 26, 14)
+            yield f'<g class="marks"><g class="{name}">{sample}</g></g>'
         elif dim.size == 1:
             yield f'<g class="in">{dot(MARGIN + _SAMPLE / 2, y - 4)}</g>'
         elif sheet.arrangement != "grid":
@@ -158,6 +168,13 @@ def _outline_styles(layout: Layout) -> dict[int, str]:
     return styles
 
 
+def _outline(style: str, x: float, y: float, width: float, height: float) -> str:
+    """Return a rectangle, or its corners for the second dim of those that cross no nodes."""
+    if style == "in second":
+        return corners(x, y, width, height)
+    return rect(x, y, width, height, ' rx="4"')
+
+
 def _outlines(layout: Layout, sheet: Sheet) -> Iterator[str]:
     """Mark the groups of rank 0, which show the pattern where lines would be a thicket."""
     for place, (dim, style) in enumerate(_outline_styles(layout).items()):
@@ -167,7 +184,7 @@ def _outlines(layout: Layout, sheet: Sheet) -> Iterator[str]:
         for rank in drawn[1:] if place else drawn:  # rank 0 is in a group of each
             x, y = sheet.corners[rank]
             width, height = sheet.cell_width + 3, sheet.cell_height + 3
-            yield rect(x - 1.5, y - 1.5, width, height, ' rx="4"')
+            yield _outline(style, x - 1.5, y - 1.5, width, height)
         yield "</g></g>"
     if sheet.gap is not None:
         x, y = sheet.gap

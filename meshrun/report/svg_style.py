@@ -43,10 +43,10 @@ _SHARED = """\
 .meshrun .over{stroke-dasharray:5 3}
 .meshrun .marks .second.over{stroke-dasharray:9 2}
 .meshrun .marks .third.over{stroke-dasharray:1.5 1.5}
-.meshrun .second.in{stroke-width:1.2}
 .meshrun .third.in{stroke-width:3}
 """
 _INKED = """\
+.meshrun .page{{fill:{page}}}
 .meshrun text{{fill:{ink}}}
 .meshrun .soft{{fill:{soft}}}
 .meshrun .box{{fill:{soft};stroke:{soft}}}
@@ -54,12 +54,20 @@ _INKED = """\
 .meshrun .cell rect{{stroke:{ink}}}
 .meshrun .plain rect{{fill:{ink}}}
 .meshrun .in{{stroke:{ink}}}
+.meshrun .second.in{{stroke:{cool}}}
+.meshrun .third.in{{stroke:{deep}}}
 .meshrun .over{{stroke:{warm}}}
 .meshrun .in circle,.meshrun .dot{{fill:{ink};stroke:none}}
 .meshrun .over circle{{fill:{warm};stroke:none}}
 """
-_LIGHT = {"ink": "#1f2328", "soft": "#59636e", "warm": "#c2410c"}
-_DARK = {"ink": "#e6edf3", "soft": "#9aa4af", "warm": "#ff9a57"}
+_LIGHT = {
+    **{"page": "#ffffff", "ink": "#1f2328", "soft": "#59636e"},
+    **{"warm": "#c2410c", "cool": "#0550ae", "deep": "#8250df"},
+}
+_DARK = {
+    **{"page": "#0d1117", "ink": "#e6edf3", "soft": "#9aa4af"},
+    **{"warm": "#ff9a57", "cool": "#79c0ff", "deep": "#d2a8ff"},
+}
 DARK_QUERY = "@media (prefers-color-scheme:dark)"
 
 
@@ -169,6 +177,18 @@ def rect(x: float, y: float, width: float, height: float, extra: str = "") -> st
     """Return a ``<rect>``."""
     size = f'width="{number(width)}" height="{number(height)}"'
     return f'<rect{extra} x="{number(x)}" y="{number(y)}" {size}/>'
+
+
+def corners(x: float, y: float, width: float, height: float) -> str:
+    """Return a ``<path>`` of the four corners of a rectangle, a third of its shorter side long."""
+    arm = min(width, height) / 3
+    right, low = x + width, y + height
+    ends = ((x, y, 1, 1), (right, y, -1, 1), (right, low, -1, -1), (x, low, 1, -1))
+    path = "".join(
+        f"M{number(at)} {number(level + down * arm)}V{number(level)}H{number(at + across * arm)}"
+        for at, level, across, down in ends
+    )
+    return f'<path d="{path}"/>'
 
 
 def line(x1: float, y1: float, x2: float, y2: float, name: str = "") -> str:

@@ -119,11 +119,47 @@ def test_a_grid_of_nodes_outlines_the_groups_of_rank_0() -> None:
     picture = draw(layout("pp=4,dp=16,tp=8", 64))
     counts = {
         name: sum(1 for group in picture.iter(f"{SVG}g") if group.get("class") == name
-                  for _ in group.iter(f"{SVG}rect"))
+                  and group.find(f"{SVG}title") is not None for _ in group.iter(f"{SVG}rect"))
         for name in ("in", "over", "over second")
     }  # fmt: skip
 
     assert counts == {"in": 8, "over": 15, "over second": 3}  # rank 0 itself is outlined once
+
+
+@pytest.mark.parametrize(("mesh", "nnodes"), [("dp=8,tp=8", 1), ("4x4x4", 1), ("4x16x8", 64)])
+def test_outlines_of_two_dims_differ_in_more_than_thickness(mesh: str, nnodes: int) -> None:
+    """In colour, in shape, or in their dashes."""
+    picture = draw(layout(mesh, nnodes))
+    light = (next(picture.iter(f"{SVG}style")).text or "").partition(svg_style.DARK_QUERY)[0]
+    rules = re.findall(r"\.meshrun (?:\.marks )?\.([\w.]+)\{([^}]*)\}", light)
+    looks = []
+    for outlines in picture.findall(f"{SVG}g[@class='marks']/{SVG}g/{SVG}title/.."):
+        names = (outlines.get("class") or "").split()
+        style: dict[str, str] = {}
+        for selector, rule in rules:
+            if {*selector.split(".")} <= {*names}:
+                style.update(each.split(":") for each in rule.split(";"))
+        looks.append((outlines[1].tag, style.get("stroke"), style.get("stroke-dasharray")))
+
+    assert len({*looks}) == len(looks) > 1
+
+
+def test_it_has_a_page() -> None:
+    """What knows no media query, or draws on black, has a light page below dark words."""
+    picture = draw(layout("dp=8,tp=8"))
+    style = next(picture.iter(f"{SVG}style")).text or ""
+    light, _, dark = style.partition(svg_style.DARK_QUERY)
+    page, first = (child for child in list(picture)[3:5])
+
+    assert (page.get("class"), page.get("width"), page.get("height")) == ("page", "100%", "100%")
+    assert first.get("class") == "head"
+    assert picture.get("width", "").isdigit() and picture.get("height", "").isdigit()
+    for rules in (light, dark):
+        ground, ink = (
+            re.search(rf"\.meshrun {what}{{fill:(#\w+)}}", rules)[1]  # type: ignore[index]
+            for what in (r"\.page", "text")
+        )
+        assert svg_style.contrast(ground, ink) > 12
 
 
 def boxes_of_text(picture: ET.Element) -> Iterator[tuple[float, float, float, float]]:
