@@ -61,13 +61,13 @@ _INKED = """\
 .meshrun .over circle{{fill:{warm};stroke:none}}
 """
 _LIGHT = {
-    **{"page": "#ffffff", "ink": "#1f2328", "soft": "#59636e"},
-    **{"warm": "#c2410c", "cool": "#0550ae", "deep": "#8250df"},
-}
+    "page": "#ffffff", "ink": "#1f2328", "soft": "#59636e",
+    "warm": "#c2410c", "cool": "#0550ae", "deep": "#8250df",
+}  # fmt: skip
 _DARK = {
-    **{"page": "#0d1117", "ink": "#e6edf3", "soft": "#9aa4af"},
-    **{"warm": "#ff9a57", "cool": "#79c0ff", "deep": "#d2a8ff"},
-}
+    "page": "#0d1117", "ink": "#e6edf3", "soft": "#9aa4af",
+    "warm": "#ff9a57", "cool": "#79c0ff", "deep": "#d2a8ff",
+}  # fmt: skip
 DARK_QUERY = "@media (prefers-color-scheme:dark)"
 
 

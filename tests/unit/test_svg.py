@@ -153,7 +153,7 @@ def test_it_has_a_page() -> None:
 
     assert (page.get("class"), page.get("width"), page.get("height")) == ("page", "100%", "100%")
     assert first.get("class") == "head"
-    assert picture.get("width", "").isdigit() and picture.get("height", "").isdigit()
+    assert [picture.get(size, "").isdigit() for size in ("width", "height")] == [True, True]
     for rules in (light, dark):
         ground, ink = (
             re.search(rf"\.meshrun {what}{{fill:(#\w+)}}", rules)[1]  # type: ignore[index]
