@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import cloudpickle
 
-from meshrun.child.function import call_file, error_file, path_file, value_file
+from meshrun.child.function import call_file, error_file, open_own, path_file, value_file
 from meshrun.errors import MeshrunError, UsageError
 from meshrun.report.failure import describe_rank
 from meshrun.result import LaunchResult, RankFailed
@@ -74,7 +74,7 @@ def read_values(folder: str, result: LaunchResult) -> list[Any]:
     while len(values) < world_size:
         generation = None
         try:
-            with open(value_file(folder, len(values)), "rb") as file:
+            with open_own(value_file(folder, len(values))) as file:
                 generation, world_size = pickle.load(file)  # noqa: S301 - our ranks wrote it
                 if generation == result.restarts:
                     values.append(pickle.load(file))  # noqa: S301
@@ -106,7 +106,7 @@ def raise_failure(folder: str, result: LaunchResult) -> NoReturn:
     error: BaseException = RankFailed(result)
     text = first.raised.traceback
     try:
-        with open(error_file(folder, first.rank), "rb") as file:
+        with open_own(error_file(folder, first.rank)) as file:
             generation, kept_text, pickled = pickle.load(file)  # noqa: S301 - our ranks wrote it
     except FileNotFoundError:  # it failed outside the function
         generation = None

@@ -559,4 +559,4 @@ def _is_plain(value: object) -> bool:
 def _forget_contents(name: str, names: _Names) -> None:
     """What a name stands for was changed."""
     if _is_plain(names.get(name)):
-        names.pop(name)
+        names.pop(name, None)

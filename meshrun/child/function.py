@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import IO, Any
 
-# Nothing else is imported here: the caller's sys.path comes first.
+# Nothing that is not loaded yet is imported here: the caller's sys.path comes first.
 
 
 def path_file(folder: str) -> str:
@@ -32,6 +33,24 @@ def error_file(folder: str, rank: int) -> str:
     return os.path.join(folder, f"error_{rank}.pkl")
 
 
+def open_own(path: str, mode: str = "rb", **how: Any) -> IO[Any]:
+    """Open a file that is about to decide what this process runs.
+
+    Raises:
+        PermissionError: If it is not this user's: others can exchange a folder in a ``TMPDIR`` to
+            which they may write, but not make a file of ours.
+    """
+    file: IO[Any] = open(path, mode, opener=_without_links, **how)  # noqa: SIM115 - the caller has it
+    if os.fstat(file.fileno()).st_uid != os.geteuid():
+        file.close()
+        raise PermissionError(f"`{path}` belongs to another user")
+    return file
+
+
+def _without_links(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW)
+
+
 def run(folder: str) -> None:
     """Call the function and keep what it returns or raises.
 
@@ -47,7 +66,7 @@ def run(folder: str) -> None:
         if os.path.exists(stale):
             os.unlink(stale)
     try:
-        with open(call_file(folder), "rb") as file:
+        with open_own(call_file(folder)) as file:
             function, args, kwargs = pickle.load(file)  # noqa: S301 - our caller wrote it
         _keep_value(folder, rank, function(*args, **kwargs))
     except (SystemExit, KeyboardInterrupt, GeneratorExit):
@@ -58,7 +77,7 @@ def run(folder: str) -> None:
 
 
 def _restore_path(folder: str) -> None:
-    with open(path_file(folder), errors="surrogateescape", newline="") as file:
+    with open_own(path_file(folder), "r", errors="surrogateescape", newline="") as file:
         callers = file.read().split("\0")
     sys.path[:] = [*callers, *(entry for entry in sys.path if entry not in callers)]
 

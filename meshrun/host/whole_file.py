@@ -72,22 +72,23 @@ def _resolve(path: str, option: str) -> str:
         raise UsageError(f"{option} takes a file, found `{path}`")
     if not os.path.isdir(folder):
         raise UsageError(f"{option}: there is no folder `{os.path.dirname(path) or folder}`")
-    if link := _planted_link(path):
+    if planted := _planted(path):
         raise UsageError(
-            f"{option}: `{link}` is a link that another user made",
+            f"{option}: `{planted}` belongs to another user",
             hint="name a file in a folder of your own",
         )
     return target
 
 
-def _planted_link(path: str) -> str | None:
-    """Return a link on the way that somebody else put into a folder like ``/tmp``.
+def _planted(path: str) -> str | None:
+    """Return what somebody else put into a folder like ``/tmp``: the file, or a link to it.
 
-    The kernel follows none either (fs.protected_symlinks), but sees no path that is resolved here.
+    The kernel takes none of it either (fs.protected_symlinks, protected_fifos, protected_regular),
+    but sees no path that is resolved here, and no file that is opened without O_CREAT.
     """
-    place = os.path.abspath(path)
+    place = whole = os.path.abspath(path)
     while place != (folder := os.path.dirname(place)):
-        if os.path.islink(place):
+        if os.path.islink(place) or (place == whole and os.path.exists(place)):
             above, owner = os.stat(folder), os.lstat(place).st_uid
             is_open = above.st_mode & stat.S_ISVTX and above.st_mode & stat.S_IWOTH
             if is_open and owner not in (os.geteuid(), above.st_uid):
@@ -125,7 +126,7 @@ def _replace(target: str, text: str, mode: int) -> None:
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
-        os.chmod(unfinished, os.stat(target).st_mode & 0o777 if exists else mode & ~_umask())
+        os.chmod(unfinished, _mode(target) or mode & ~_umask())
         os.replace(unfinished, target)
     except BaseException as error:
         os.unlink(unfinished)
@@ -133,6 +134,15 @@ def _replace(target: str, text: str, mode: int) -> None:
             raise
         _write_into(target, text, os.O_TRUNC)
     return None
+
+
+def _mode(target: str) -> int | None:
+    """Return the permissions that this user, or root, gave a file that is there."""
+    try:
+        found = os.stat(target)
+    except FileNotFoundError:
+        return None
+    return found.st_mode & 0o777 if found.st_uid in (0, os.geteuid()) else None
 
 
 def _umask() -> int:

@@ -33,6 +33,7 @@ def _read(source: str, folder: Path = Path("/nowhere")) -> EarlySettings:
         ("os.environ.setdefault('A', '1')", {"A": "1"}),
         ("os.environ.setdefault('A', '1'); os.environ.setdefault('A', '2')", {"A": "1"}),
         ("os.putenv('A', '1')", {"A": "1"}),
+        ("known = input()\nknown.method()\nunheard.of()\nos.putenv('A', '1')", {"A": "1"}),
         ("from os import environ as e\ne['A'] = '1'", {"A": "1"}),
         ("import os as o\no.environ['A'] = '1'", {"A": "1"}),
         ("del os.environ['TORCH_TRACE']", {"TORCH_TRACE": None}),

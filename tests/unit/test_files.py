@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from meshrun.child.function import open_own
 from meshrun.errors import HostError, UsageError
 from meshrun.host.folder import Folder, make_folder, who_else_may_write
 from meshrun.host.leftovers import private_folder, remove_if_forgotten
@@ -113,23 +114,43 @@ def test_a_pipe_takes_a_text_and_stays(tmp_path: Path) -> None:
 
 
 @as_root
-def test_a_link_of_another_user_is_not_followed(tmp_path: Path) -> None:
-    """Where anybody could have put it; in a folder of his own he may have one."""
+def test_what_another_user_has_put_there_is_not_taken(tmp_path: Path) -> None:
+    """Where anybody could have put it; in a folder of his own he may have what he likes."""
     (precious := tmp_path / "precious").write_text("kept")
-    for mode, is_followed in ((0o1777, False), (0o755, True)):
+    for mode, is_taken in ((0o1777, False), (0o755, True)):
         (folder := tmp_path / oct(mode)).mkdir()
         folder.chmod(mode)
-        (link := folder / "report.json").symlink_to(precious)
-        os.chown(link, OTHER, OTHER, follow_symlinks=False)
-        if is_followed:
-            check_target(str(link), "--report")
-        else:
-            with pytest.raises(UsageError, match="a link that another user made"):
-                check_target(str(link), "--report")
-            with pytest.raises(UsageError, match="a link that another user made"):
-                write_whole(str(link), "new", "--report")
+        (link := folder / "link").symlink_to(precious)
+        os.mkfifo(pipe := folder / "pipe")
+        (file := folder / "file").touch(mode=0o666)
+        for path in (link, pipe, file):
+            os.chown(path, OTHER, OTHER, follow_symlinks=False)
+            if is_taken:
+                check_target(str(path), "--report")
+                continue
+            with pytest.raises(UsageError, match="belongs to another user"):
+                check_target(str(path), "--report")
+            with pytest.raises(UsageError, match="belongs to another user"):
+                write_whole(str(path), "new", "--report")
 
+    write_whole(str(file), "new", "--report", is_private=True)
+    assert (file.read_text(), file.stat().st_mode & 0o777) == ("new", 0o600)
     assert precious.read_text() == "kept"
+
+
+@as_root
+def test_what_is_unpickled_is_this_user_s(tmp_path: Path) -> None:
+    """Others can exchange a folder, but not make a file of ours, nor a link that counts as one."""
+    (mine := tmp_path / "mine").write_bytes(b"a call")
+    (link := tmp_path / "link").symlink_to(mine)
+    (theirs := tmp_path / "theirs").write_bytes(b"a call")
+    os.chown(theirs, OTHER, OTHER)
+    with open_own(str(mine)) as file:
+        assert file.read() == b"a call"
+    with pytest.raises(PermissionError, match="belongs to another user"):
+        open_own(str(theirs))
+    with pytest.raises(OSError, match="Too many levels"):
+        open_own(str(link))
 
 
 @pytest.mark.parametrize(
