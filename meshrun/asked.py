@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from string import Template
 from typing import Any, TypeVar, cast
 
 from meshrun.binding import BINDING_MODES
+from meshrun.device_choice import check_device_type
 from meshrun.errors import UsageError
 from meshrun.groups import GroupOptions, parse_group_options
 from meshrun.layout import Flatten, View, parse_derived
@@ -29,6 +32,7 @@ from meshrun.parse import (
 )
 from meshrun.request import (
     STOP_SIGNALS,
+    TEMPLATE_FIELDS,
     ConsoleRequest,
     LaunchRequest,
     LogRequest,
@@ -129,7 +133,7 @@ def build_request(asked: Asked, program: Program) -> LaunchRequest:
         renumber=_renumber(asked),
         nnodes=nnodes,
         nproc_per_node=asked.read("nproc_per_node", parse_workers, None),
-        device=asked.text("device") or "auto",
+        device=asked.read("device", check_device_type, "auto") or "auto",
         groups=_groups(asked),
         mesh_init=asked.read("mesh_init", _choice("--mesh-init", ("eager", "lazy")), "eager"),
         start_method=_start_method(asked),
@@ -164,8 +168,34 @@ def build_request(asked: Asked, program: Program) -> LaunchRequest:
         logs=_logs(asked),
         console=_console(asked),
         sources=asked.given(),
-        told=tuple(f"--signals-to-handle: {no_signal(name)}; it is left out" for name in unknown),
+        told=tuple(_told(asked, unknown)),
     )
+
+
+def _told(asked: Asked, unknown_signals: Sequence[str]) -> Iterator[str]:
+    """What does not count, as torchrun passes over it too, for people."""
+    for name in unknown_signals:
+        yield f"--signals-to-handle: {no_signal(name)}; it is left out"
+    if asked.text("log_line_prefix_template") is None:
+        for why, _ in _doubts(asked.env.get(_TEMPLATE_VARIABLE, "")):
+            yield f"{_TEMPLATE_VARIABLE}: {why}"
+
+
+def _template(text: str) -> str:
+    for why, hint in _doubts(text):
+        raise UsageError(f"--log-line-prefix-template: {why}", hint=hint)
+    return text
+
+
+def _doubts(template: str) -> Iterator[tuple[str, str]]:
+    """Yield each field of a template that nothing is filled in for, with those there are."""
+    for found in Template.pattern.finditer(template):
+        name = found["named"] or found["braced"]
+        if name and name not in TEMPLATE_FIELDS:
+            near = get_close_matches(name, TEMPLATE_FIELDS, n=1)
+            fields = ", ".join(f"${{{field}}}" for field in TEMPLATE_FIELDS)
+            hint = f"`${{{near[0]}}}`?" if near else f"there are {fields}; $$ is a dollar sign"
+            yield f"there is nothing to fill in for `{found[0]}`", hint
 
 
 def check_accepted(asked: Asked) -> None:
@@ -324,10 +354,24 @@ def _logs(asked: Asked) -> LogRequest:
     )
 
 
+def _prefix(asked: Asked) -> Any:
+    """Return what stands before lines; of two ways to say it the one that was typed counts.
+
+    Raises:
+        UsageError: If both were typed.
+    """
+    if asked.text("prefix") is None or (asked.is_typed("no_prefix") > asked.is_typed("prefix")):
+        return "none" if asked.flag("no_prefix") else "mesh"
+    if asked.is_typed("no_prefix"):
+        raise UsageError("--prefix and --no-prefix exclude each other", hint="give one of them")
+    return asked.read("prefix", _choice("--prefix", ("mesh", "torchrun", "none")), None)
+
+
 def _console(asked: Asked) -> ConsoleRequest:
     return ConsoleRequest(
-        prefix=not asked.flag("no_prefix"),
-        template=asked.text("log_line_prefix_template") or asked.env.get(_TEMPLATE_VARIABLE),
+        prefix=_prefix(asked),
+        template=asked.read("log_line_prefix_template", _template, None)
+        or asked.env.get(_TEMPLATE_VARIABLE),
         show=tuple(asked.values.get("show") or ()),
         hide=tuple(asked.values.get("hide") or ()),
         local_ranks=asked.read(

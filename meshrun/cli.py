@@ -6,7 +6,8 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -22,14 +23,16 @@ from meshrun.host.descriptors import (
     open_standard_streams,
     say,
 )
+from meshrun.host.program import read_source
 from meshrun.options import hosts as on
 from meshrun.options import own, torchrun
 from meshrun.options.kinds import NO_VALUE
 from meshrun.options.program import read_program
 from meshrun.parse import parse_choice, parse_flag
 from meshrun.report.message import render_error
+from meshrun.request import Program
 from meshrun.running import Began, end_by_signal, launch_here, launch_on_hosts, show_plan
-from meshrun.words import CommandLine, spell_out
+from meshrun.words import LAUNCHERS, CommandLine, misplaced, spell_out
 
 _FEWEST_FILES = 64
 """What a launch has open on its way to being one."""
@@ -41,6 +44,13 @@ _SET_BY_A_LAUNCH = (
     *("MESHRUN_BACKEND", "MESHRUN_TIMEOUT", "MESHRUN_PG_OPT"),
 )
 """Variables that describe a rank to its program, and would be options of a launch inside it."""
+_OF_A_DRY_RUN = {
+    "format": "how a dry run is printed",
+    "output": "where a dry run goes",
+    "rank": "what a dry run is to show",
+    "color_dim": "how a dry run is coloured",
+    "all": "how much a dry run shows",
+}
 _NO_PART_OF_A_PLAN = ("script", "args", "dry_run", "format", "output", "color_dim", "rank", "all")
 
 # typer carries its own click, or needs the one on PyPI, depending on its version.
@@ -142,6 +152,7 @@ def command(
     show: own.Show = None,
     hide: own.Hide = None,
     collapse: own.Collapse = False,
+    prefix: own.Prefix = None,
     no_prefix: own.NoPrefix = False,
     status: own.Status = False,
     status_interval: own.StatusInterval = None,
@@ -204,8 +215,11 @@ def command(
     in_help_order = {name: context.params.get(name) for name in names_in_help_order}
     asked = Asked(in_help_order, _sources(context), os.environ)
     check_accepted(asked)
-    request = on.on_hosts(build_request(asked, read_program(asked)), asked)
     line: CommandLine = context.meta[_LINE]
+    program = read_program(asked)
+    request = on.on_hosts(build_request(asked, program), asked)
+    if not context.obj.folder:  # launch() knows which are the program's
+        request = replace(request, told=(*request.told, *_misplaced(asked, program, line)))
     if submit is not None:
         from meshrun.submit.command import submit as submit_job
 
@@ -221,11 +235,7 @@ def command(
             request, output_format, every_row=all, output=output, color_dim=color_dim, rank=rank
         )
         return 0
-    if output is not None:
-        raise UsageError("--output is where a dry run goes", hint="add --dry-run")
-    if rank is not None:
-        hint = "add --dry-run; --node-rank says which node this is"
-        raise UsageError("--rank is what a dry run is to show", hint=hint)
+    _check_dry_run(context)
     allow_descriptors(_FEWEST_FILES + 4 * len(request.hosts))
     if report is not None:
         from meshrun.host.whole_file import check_target
@@ -301,9 +311,35 @@ def _sources(context: typer.Context) -> dict[str, str]:
     return sources
 
 
+def _check_dry_run(context: typer.Context) -> None:
+    """Say what is typed for a dry run alone, where there is none.
+
+    Raises:
+        UsageError: With the option.
+    """
+    for name, what in _OF_A_DRY_RUN.items():
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            hint = "; --node-rank says which node this is" if name == "rank" else ""
+            option = name.replace("_", "-")
+            raise UsageError(f"--{option} is {what}", hint=f"add --dry-run{hint}")
+
+
+def _misplaced(asked: Asked, program: Program, line: CommandLine) -> Iterator[str]:
+    """What is meshrun's before the program, and after it is the program's, for people."""
+    names = [
+        name
+        for name in misplaced(line.program[1:], line.takes_value)
+        if not asked.is_typed(name[2:].replace("-", "_"))
+    ]
+    source = read_source(program) if names else None
+    for name in names:
+        words = {name[2:], name[2:].replace("-", "_")}
+        is_known = name not in LAUNCHERS if source is None else any(map(source.__contains__, words))
+        if not is_known:
+            yield f"`{name}` after the program is the program's; meshrun's options come before it"
+
+
 def _usage_error(error: Any) -> UsageError:
     message = error.format_message().partition(" (Possible")[0].rstrip(".")
-    message = message[:1].lower() + message[1:]
-    possible = getattr(error, "possibilities", None)
-    hint = " or ".join(f"`{name}`" for name in possible) + "?" if possible else None
-    return UsageError(message, hint=hint or "see `meshrun --help`")
+    return UsageError(message[:1].lower() + message[1:], hint="see `meshrun --help`")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from difflib import get_close_matches
 
 from meshrun.errors import LayoutError, UsageError
 
+_TYPES = ("auto", "cpu", "cuda", "xpu", "mps", "hpu", "npu", "mtia", "mlu", "musa", "xla")
 TOO_FEW = " found, too few"
 """How the reason ends where accelerators are passed over."""
 
@@ -13,6 +15,18 @@ TOO_FEW = " found, too few"
 def device_name(device_type: str | None, index: int) -> str | None:
     """Return a torch device: ``cuda:3``, ``cpu``, or ``None`` if undecided."""
     return device_type if device_type in (None, "cpu") else f"{device_type}:{index}"
+
+
+def check_device_type(name: str) -> str:
+    """Return a device type that may be one: packages bring others than torch's own.
+
+    Raises:
+        UsageError: If it is a slip of the pen.
+    """
+    near = get_close_matches(name, _TYPES, n=1, cutoff=0.7)
+    if near and name.isalpha() and name not in _TYPES:
+        raise UsageError(f"--device: there is no device type `{name}`", hint=f"`{near[0]}`?")
+    return name
 
 
 def choose_device(

@@ -6,11 +6,19 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal
+from difflib import get_close_matches
 
 from meshrun.errors import UsageError
 from meshrun.parse import parse_seconds
 
 _SHORTEST_S, _LONGEST_S = 0.001, 1e9
+_ONLY_FOR = {"nccl": "cuda", "xccl": "xpu"}
+"""Back ends that serve one device type alone."""
+_BACKENDS = (
+    *("gloo", "mpi", "ucc", "fake", *_ONLY_FOR),
+    *("hccl", "ccl", "cncl", "mccl", "eccl", "smddp"),
+)
+"""torch's own, and some that packages bring; there are more of those."""
 _BACKEND = re.compile(r"[a-z][a-z0-9_]*(?::[a-z][a-z0-9_]*)?(?:,[a-z]\w*:[a-z]\w*)*")
 
 
@@ -38,6 +46,29 @@ class GroupOptions:
     def has_own(self, dim: str) -> bool:
         """Whether a dim's groups are made otherwise than the default group."""
         return self.backend(dim) is not None or any(of == dim for of, _, _ in self.settings)
+
+    def check_backends(self, device_type: str) -> None:
+        """Check that there are such back ends, and that they serve the mesh's device.
+
+        Raises:
+            UsageError: With one that does.
+        """
+        for dim, text in self.backends:
+            parts = (part.rpartition(":") for part in text.split(","))
+            names = [backend for device, _, backend in parts if device in ("", device_type)]
+            for backend in names:
+                if backend not in _BACKENDS and (
+                    near := get_close_matches(backend, _BACKENDS, n=1)
+                ):
+                    hint = f"`{near[0]}`?"
+                    raise UsageError(f"--backend: there is no back end `{backend}`", hint=hint)
+                if _ONLY_FOR.get(backend, device_type) != device_type:
+                    fits = next((b for b, d in _ONLY_FOR.items() if d == device_type), "gloo")
+                    raise UsageError(
+                        f"--backend {_with_dim(dim, text)}: {backend} is for"
+                        f" {_ONLY_FOR[backend]}, and the mesh is on {device_type}",
+                        hint=f"--backend {_with_dim(dim, fits)}, or leave it out",
+                    )
 
     def check_dims(self, known: Iterable[str]) -> None:
         """Check that each dim that is named is one of the mesh's.

@@ -14,6 +14,7 @@ from meshrun.host.child_launcher import PARENT_FOLDER, PARENT_PID, run_launcher
 from meshrun.host.leftovers import is_temporary, private_folder, remove_if_forgotten
 from meshrun.report.result_json import parse_error_json, parse_result_json, render_error_json
 from meshrun.result import LaunchResult, Timings, signal_name
+from meshrun.spec import AnyMesh, mesh_text
 from meshrun.start import own_command
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ _R = TypeVar("_R")
 
 
 class _Options(TypedDict, total=False):
-    mesh: str | None
+    mesh: AnyMesh | None
     names: str | Sequence[str] | None
     nproc_per_node: int | str | None
     nnodes: int | str | None
@@ -32,13 +33,13 @@ class _Options(TypedDict, total=False):
     start_method: str | None
     preload: str | Sequence[str]
     max_restarts: int | None
-    shutdown_timeout: float | None
+    shutdown_timeout: float | str | None
     log_dir: str | os.PathLike[str] | None
     tee: int | str | None
     redirects: int | str | None
     show: str | Sequence[str]
     hide: str | Sequence[str]
-    prefix: bool
+    prefix: bool | str
     env: Mapping[str, str] | None
     cwd: str | os.PathLike[str] | None
     options: str | Sequence[str]
@@ -70,7 +71,7 @@ def launch(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     module: bool = False,
-    mesh: str | None = None,
+    mesh: AnyMesh | None = None,
     names: str | Sequence[str] | None = None,
     nproc_per_node: int | str | None = None,
     nnodes: int | str | None = None,
@@ -78,13 +79,13 @@ def launch(
     start_method: str | None = None,
     preload: str | Sequence[str] = (),
     max_restarts: int | None = None,
-    shutdown_timeout: float | None = None,
+    shutdown_timeout: float | str | None = None,
     log_dir: str | os.PathLike[str] | None = None,
     tee: int | str | None = None,
     redirects: int | str | None = None,
     show: str | Sequence[str] = (),
     hide: str | Sequence[str] = (),
-    prefix: bool = True,
+    prefix: bool | str = True,
     env: Mapping[str, str] | None = None,
     cwd: str | os.PathLike[str] | None = None,
     options: str | Sequence[str] = (),
@@ -100,7 +101,7 @@ def launch(
         args: A script's arguments, texts; or a function's, anything that can be pickled.
         kwargs: A function's keyword arguments.
         module: Whether ``program`` is run as ``python -m`` does.
-        mesh: Such as ``dp=2,tp=4``.
+        mesh: Such as ``dp=2,tp=4``, ``{"dp": 2, "tp": 4}`` or ``(2, 4)``.
         names: Names of a mesh such as ``2x4``: ``dp,tp``, or a list.
         nproc_per_node: Workers on each node.
         nnodes: Number of nodes.
@@ -108,13 +109,13 @@ def launch(
         start_method: ``fork`` or ``exec``.
         preload: Modules to import once a node.
         max_restarts: How often all ranks may be started again.
-        shutdown_timeout: Seconds that ranks may take to end once they are told to.
+        shutdown_timeout: How long ranks may take to end once they are told to: 30 or ``"5m"``.
         log_dir: Where log files go.
         tee: Streams that go to files too: 1 stdout, 2 stderr, 3 both.
         redirects: Streams that go to files alone.
         show: Print only these ranks.
         hide: Print all but these ranks.
-        prefix: Whether lines begin with their rank's coordinate.
+        prefix: Whether lines begin with their rank's coordinate, or what does, as ``--prefix``.
         env: Variables for the launcher and the ranks, beside those of this process.
         cwd: Folder to run in.
         options: Words of the command line for which there is no parameter.
@@ -131,7 +132,7 @@ def launch(
             ``__cause__`` shows the rank's traceback.
     """
     given = {
-        "mesh": mesh,
+        "mesh": None if mesh is None else mesh_text(mesh),
         "names": names if names is None or isinstance(names, str) else ",".join(names),
         "nproc-per-node": nproc_per_node,
         "nnodes": nnodes,
@@ -146,7 +147,9 @@ def launch(
     flags = [f"--{name}={value}" for name, value in given.items() if value is not None]
     for name, values in (("preload", preload), ("show", show), ("hide", hide)):
         flags += [f"--{name}={value}" for value in _listed(values)]
-    flags += ["--no-prefix"] * (not prefix) + _listed(options)
+    if prefix is not True:
+        flags.append(f"--prefix={prefix or 'none'}")
+    flags += _listed(options)
     if isinstance(args, str):
         raise UsageError(f"args is a list, found the text `{args}`", hint="args=text.split()")
     _check_program(program, module=module, kwargs=kwargs)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from meshrun.errors import MeshError
 from meshrun.installed import Installed, not_in_a_child, process, slice_mesh
 from meshrun.late_settings import tell_late_settings
+from meshrun.spec import AnyMesh, mesh_text
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -83,7 +84,7 @@ def use_mesh(mesh: DeviceMesh) -> Iterator[DeviceMesh]:
 
 
 def init_mesh(
-    spec: str,
+    spec: AnyMesh,
     names: str | None = None,
     *,
     device: str | None = None,
@@ -98,7 +99,7 @@ def init_mesh(
     same spec returns the same mesh.
 
     Args:
-        spec: As ``--mesh``, such as ``dp=-1,tp=2``.
+        spec: As ``--mesh``, such as ``dp=-1,tp=2``, or values: ``{"dp": -1, "tp": 2}``, ``(2, 4)``.
         names: As ``--names``.
         device: As ``--device``; chosen if ``None``.
         flatten: As ``--flatten``.
@@ -112,6 +113,7 @@ def init_mesh(
     """
     from meshrun.from_environment import build_here, layout_of
 
+    spec = mesh_text(spec)
     with process.lock:
         layout = layout_of(spec, names, flatten, views)
         if process.installed is None:

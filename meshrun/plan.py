@@ -197,6 +197,7 @@ def build_plan(request: LaunchRequest, facts: HostFacts, *, check_host: bool = T
             count=facts.accelerator_count,
             check_host=check_host,
         )
+        request.groups.check_backends(device_type)
     _check_visible(request, workers, facts)
     request.groups.check_dims((*layout.dim_labels, *layout.derived_dims))
     start_method, reason = _choose_start_method(request)

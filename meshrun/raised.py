@@ -35,6 +35,11 @@ def headline(raised: RankRaised) -> str:
     return _bearable(f"{raised.kind}: {first}" if first else raised.kind)
 
 
+def as_torch_prints(traceback: str, rank: int) -> str:
+    """Return a traceback with ``[rank6]: `` before its lines, as torch's own hook prints it."""
+    return re.sub(r"^(?=.)", f"[rank{rank}]: ", traceback, flags=re.MULTILINE)
+
+
 def lost_connection(raised: RankRaised) -> bool:
     """Whether an exception is torch's word for a peer that has gone."""
     if raised.kind not in _TORCHS or not _LOST_CONNECTION.search(raised.message):

@@ -21,6 +21,12 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """The signals that end a launch; torchrun's have SIGQUIT too, which here asks where ranks are."""
 
 
+TEMPLATE_FIELDS = (
+    *("role_name", "local_rank", "rank", "hostname", "host", "node_rank", "coordinate", "time"),
+)
+"""What ``--log-line-prefix-template`` fills in."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
     """What each rank runs: a script by path, a module by name, or any command; and its arguments.
@@ -117,7 +123,8 @@ class LogRequest:
 class ConsoleRequest:
     """What is seen of the ranks' output."""
 
-    prefix: bool = True
+    prefix: Literal["mesh", "torchrun", "none"] = "mesh"
+    """What stands before each line: a coordinate, what torchrun has there, or nothing."""
     template: str | None = None
     """Text before each line, with ``${rank}``, ``${coordinate}`` and others in it."""
     show: tuple[str, ...] = ()

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from meshrun.errors import SpecError
 
+AnyMesh: TypeAlias = "str | int | Mapping[str, int] | Sequence[int]"
+"""A mesh as programs may write it."""
 INFERRED = -1
 """The size that means "as many as there are workers for", as in ``torch.Tensor.view``."""
 
@@ -15,6 +19,13 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SIZE = re.compile(r"-?[0-9]+|auto")
 _RANGE = re.compile(r"([0-9]+)\s*:\s*([0-9]*)")
 _NAMED_WITH_COLON = re.compile(r"(?:^|,)\s*[A-Za-z_]\w*\s*:")
+_QUOTING = re.compile(r"[\[\](){}'\"]")
+_WRITTEN_SIZE = r"(-1\b|\d+|auto\b)"
+_PAIR = re.compile(rf"([A-Za-z_]\w*)\s*[:=]\s*{_WRITTEN_SIZE}|([A-Za-z_]{{2,}})\s*{_WRITTEN_SIZE}")
+_JOINED = re.compile(r"(?<=\d)[xX*](?=[A-Za-z_])")
+_BETWEEN = re.compile(r"[\s,;*xX]*")
+"""What people write between the dims of a mesh."""
+_LONGEST_MEANT = 200
 _TOO_LONG = 10
 _SIZES_HINT = "write sizes joined by `x`, such as `2x4`, or named dims, such as `dp=2,tp=4`"
 _NAMES_HINT = "a dim name is a letter or `_`, then letters, digits or `_`, such as `dp` or `ep_2`"
@@ -75,6 +86,18 @@ def _format_size(size: int, bounds: tuple[int, int | None] | None) -> str:
     if size != INFERRED or bounds is None:
         return str(size)
     return f"{bounds[0]}:{'' if bounds[1] is None else bounds[1]}"
+
+
+def mesh_text(mesh: AnyMesh) -> str:
+    """Return the text of a mesh that may be values: ``{"dp": 2, "tp": 4}``, ``(2, 4)`` or 8.
+
+    Example:
+        >>> mesh_text({"dp": 2, "tp": 4})
+        'dp=2,tp=4'
+    """
+    if isinstance(mesh, Mapping):
+        return ",".join(f"{name}={size}" for name, size in mesh.items())
+    return str(mesh) if isinstance(mesh, str | int) else "x".join(map(str, mesh))
 
 
 def parse_mesh(text: str, names: str | None = None) -> MeshSpec:
@@ -142,7 +165,7 @@ def _not_a_pair(text: str, position: int, item: str) -> SpecError:
             "a size follows its dim name after `=`, not `:`",
             text=text,
             position=position + len(name),
-            hint=f"`{name or 'dp'}={size or 2}`",
+            hint=_meant(text) or f"`{name or 'dp'}={size or 2}`",
         )
     return SpecError(
         f"`{item}` has no size",
@@ -153,13 +176,43 @@ def _not_a_pair(text: str, position: int, item: str) -> SpecError:
     )
 
 
+def _meant(text: str) -> str | None:
+    """Return a hint with what was probably meant by ``(2,4)``, ``2*4`` or ``{"dp": 2}``, if any."""
+    if len(text) > _LONGEST_MEANT:
+        return None
+    plain = _JOINED.sub(",", _QUOTING.sub("", text))
+    if pairs := _PAIR.findall(plain):
+        guess = ",".join(f"{name or glued}={size or its}" for name, size, glued, its in pairs)
+        rest = _PAIR.sub("", plain)
+    else:
+        guess = "x".join(re.findall(_WRITTEN_SIZE, plain))
+        rest = re.sub(_WRITTEN_SIZE, "", plain)
+    if guess == text or not _BETWEEN.fullmatch(rest):
+        return None
+    try:
+        return f"`{format_mesh(parse_mesh(guess))}`"
+    except SpecError:
+        return None
+
+
 def _parse_sizes(text: str) -> _Sizes:
+    names = [name for name in re.split(r"[\s,]+", _QUOTING.sub("", text)) if name]
+    if names and all(map(_NAME.fullmatch, names)) and names != ["auto"] and not _meant(text):
+        named, sized = ",".join(f"{name}=2" for name in names), "x".join("2" for _ in names)
+        raise SpecError(
+            f"`{text}` has no size" if len(names) == 1 else f"`{text}` has names and no sizes",
+            text=text,
+            position=0,
+            length=len(text),
+            hint=f"`{named}`, or `--mesh {sized} --names {','.join(names)}`; `-1` for what is left"
+            " over",
+        )
     if "," in text:
         raise SpecError(
             "sizes are joined by `x`, not `,`",
             text=text,
             position=text.index(","),
-            hint=f"`{'x'.join(part.strip() for part in text.split(','))}`",
+            hint=_meant(text) or _SIZES_HINT,
         )
     sizes = _Sizes(text)
     for position, item in _items(text, "x"):
@@ -188,7 +241,8 @@ def _check_name(text: str, position: int, name: str, before: list[str]) -> str:
         good = _NAME.match(name)
         wrong_at = position + (good.end() if good else 0)
         message = f"`{name}` is not a dim name" if name else "a dim name is missing here"
-        raise SpecError(message, text=text, position=wrong_at, hint=_NAMES_HINT)
+        hint = _meant(text) or _NAMES_HINT
+        raise SpecError(message, text=text, position=wrong_at, hint=hint)
     if name in before:
         raise SpecError(
             f"dim `{name}` is named twice",
@@ -217,7 +271,8 @@ class _Sizes:
         is_range = _RANGE.fullmatch(item)
         if not (is_range or _SIZE.fullmatch(item)):
             message = f"`{item}` is not a size" if item else "a size is missing here"
-            raise self._error(message, position, item, _SIZES_HINT)
+            hint = _meant(self._text) if item else None
+            raise self._error(message, position, item, hint or _SIZES_HINT)
         is_open = is_range or item in ("auto", str(INFERRED))
         if is_open and INFERRED in self.found:
             message = "two sizes are left open, and only one can be worked out"

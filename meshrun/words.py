@@ -4,8 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 from meshrun.errors import UsageError
+
+_ELSEWHERE = {
+    "--nproc-per-node": "np nprocs n-procs num-procs num-processes num-workers workers ntasks"
+    " ntasks-per-node gpus ngpus num-gpus gpus-per-node devices",
+    "--nnodes": "nodes num-nodes num-machines",
+    "--node-rank": "machine-rank",
+    "--master-addr": "main-process-ip",
+    "--master-port": "main-process-port",
+    "--hostfile": "machinefile",
+    "--mesh": "world-size shape mesh-shape",
+    "--names": "mesh-dim-names dim-names",
+}
+"""What other launchers, and torch, call the same."""
+_MEANT = {word: option for option, words in _ELSEWHERE.items() for word in words.split()}
+LAUNCHERS = frozenset({"--mesh", "--nnodes", "--standalone", "--hosts", "--hostfile"})
+"""Options of one word that few programs have as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +79,7 @@ def spell_out(
         torchruns: Those of torchrun's; what is short for one of them alone means it, as there.
 
     Raises:
-        UsageError: If an abbreviation could be more than one option.
+        UsageError: If there is no such option, or an abbreviation could be more than one.
     """
     spelled: list[str] = []
     rest = list(words)
@@ -74,10 +91,20 @@ def spell_out(
         elif equals and options.get(name, False):  # `-r=3`, as argparse reads it
             rest.insert(0, value)
             equals = value = ""
+        if name not in options and (name.startswith("--") or not _are_short(word, options)):
+            raise UsageError(f"no such option: {name}", hint=_hint(name, options))
         spelled.append(f"{name}{equals}{value}")
         if takes_next(spelled[-1], options) and rest:
             spelled.append(rest.pop(0))
     return spelled + rest
+
+
+def misplaced(args: Sequence[str], options: Collection[str]) -> list[str]:
+    """Return the options of meshrun's among a program's arguments that few programs have too."""
+    end = args.index("--") if "--" in args else len(args)
+    names = (arg.partition("=")[0].replace("_", "-") for arg in args[:end] if arg[:2] == "--")
+    ours = (name for name in names if name in options)
+    return list(dict.fromkeys(name for name in ours if name in LAUNCHERS or "-" in name[2:]))
 
 
 def _full_name(name: str, options: Mapping[str, bool], torchruns: Collection[str]) -> str:
@@ -94,3 +121,21 @@ def _full_name(name: str, options: Mapping[str, bool], torchruns: Collection[str
             hint="write one more letter, or the whole name",
         )
     return candidates[0] if candidates else name
+
+
+def _are_short(word: str, options: Mapping[str, bool]) -> bool:
+    """Whether a word is short options in one: ``-nv``, or ``-r3`` with its value."""
+    for letter in word[1:]:
+        if options.get(f"-{letter}", False):
+            return True
+        if f"-{letter}" not in options:
+            return False
+    return True
+
+
+def _hint(name: str, options: Collection[str]) -> str:
+    """Return what a name that is no option may have been meant for."""
+    plain = name.lstrip("-").replace("_", "-")
+    meant = f"--{plain}" if f"--{plain}" in options else _MEANT.get(plain)
+    near = [meant] if meant else get_close_matches(f"--{plain}", options, n=2, cutoff=0.7)
+    return f"{' or '.join(f'`{option}`' for option in near)}?" if near else "see `meshrun --help`"

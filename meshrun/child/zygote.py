@@ -16,6 +16,8 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from difflib import get_close_matches
+from pkgutil import iter_modules
 
 from meshrun.child.control import leave_signals_to_launcher, receive, send
 from meshrun.child.early_settings import EarlySettings, is_read_at_import
@@ -26,6 +28,7 @@ from meshrun.child.program import Source, format_raised, read_program
 from meshrun.child.serving import Forks
 from meshrun.child.stacks import tell_stacks
 from meshrun.child.threads import count_threads
+from meshrun.errors import UsageError
 from meshrun.events import ProgramBroken, ZygoteReady, ZygoteUnsafe
 from meshrun.host.processes import become_subreaper, die_with_parent
 from meshrun.host.title import set_title
@@ -80,7 +83,7 @@ def _load(
         first = on_path(folder) if holds(folder, order.preload) else contextlib.nullcontext()
         with first, source.settings.in_effect():
             for module in order.preload:
-                importlib.import_module(module)
+                _preload(module)
             if order.start_method == "fork":
                 _import_what_is_there(source.torch_modules)
         if order.start_method == "fork":  # with exec this process imports for its store alone
@@ -88,6 +91,8 @@ def _load(
     except BaseException as error:
         exit_code = error.code if isinstance(error, SystemExit) else 1
         text = format_raised(error).text
+        if isinstance(error, UsageError):
+            exit_code, text = error.exit_code, f"error: {error.message}\n\nhint: {error.hint}"
         send(
             control,
             ProgramBroken(text=text, exit_code=exit_code if isinstance(exit_code, int) else 1),
@@ -101,6 +106,26 @@ def _load(
         os._exit(0)
     send(control, ZygoteReady(at_ns=now_ns, import_ns=now_ns - began_ns))
     return source
+
+
+def _preload(module: str) -> None:
+    """Import what ranks share.
+
+    Raises:
+        UsageError: If there is no such module.
+    """
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if not f"{module}.".startswith(f"{missing}.") or missing == "torch":
+            raise  # a module of the user's imports what is not there
+        known = [found.name for found in iter_modules()]
+        near = get_close_matches(missing, known, n=1) if "." not in missing else []
+        raise UsageError(
+            f"--preload {module}: there is no module `{missing}`",
+            hint=f"`{near[0]}`?" if near else "is it installed for this interpreter?",
+        ) from error
 
 
 def _import_what_is_there(modules: tuple[str, ...]) -> None:

@@ -10,6 +10,7 @@ from meshrun.errors import HostError, ProgramError
 from meshrun.request import Program
 from meshrun.stacks import current_folder
 
+_LONGEST_SOURCE = 4 * 1024 * 1024
 _LARGEST = 64 * 1024 * 1024
 """Bytes of a program's file that is read to be compared with other nodes'."""
 
@@ -38,14 +39,32 @@ def check_program(program: Program) -> None:
             )
         return
     try:
-        with open(path, "rb"):
-            pass
+        with open(path, "rb") as file:
+            begins = b"" if stat.S_ISFIFO(os.fstat(file.fileno()).st_mode) else file.read(4)
     except OSError as error:
         raise ProgramError(
             f"can't open file '{os.path.abspath(path)}': [Errno {error.errno}] {error.strerror}",
             exit_code=2,
-            hint=_nearest_file(path),
+            hint=_of_a_link(path) or _nearest_file(path),
         ) from error
+    if begins == b"\x7fELF":
+        raise ProgramError(
+            f"`{path}` is machine code, and no Python",
+            exit_code=2,
+            hint="leave an interpreter out; --no-python runs any command",
+        )
+
+
+def read_source(program: Program) -> str | None:
+    """Return the text of a program's own file, as far as it is cheap to find and no command."""
+    path = None if program.kind == "command" else _file_of(program)
+    try:
+        if path is None or not stat.S_ISREG(os.stat(path).st_mode):
+            return None
+        with open(path, errors="replace") as file:
+            return file.read(_LONGEST_SOURCE)
+    except OSError:
+        return None
 
 
 def digest_program(program: Program) -> tuple[str, str] | None:
@@ -119,13 +138,19 @@ def _check_command(name: str) -> None:
     )
 
 
+def _of_a_link(path: str) -> str | None:
+    """Return a hint with where a link leads, if the path is one."""
+    return f"it is a link to `{os.readlink(path)}`" if os.path.islink(path) else None
+
+
 def _nearest_file(path: str) -> str | None:
     """Return a hint with a file of a similar name, if the folder has one."""
     from difflib import get_close_matches
 
     folder = os.path.dirname(path) or "."
     try:
-        near = get_close_matches(os.path.basename(path), os.listdir(folder), n=1, cutoff=0.7)
+        names = [name for name in os.listdir(folder) if name != os.path.basename(path)]
+        near = get_close_matches(os.path.basename(path), names, n=1, cutoff=0.7)
     except OSError:
         return None
     return f"`{os.path.normpath(os.path.join(folder, near[0]))}`?" if near else None

@@ -21,7 +21,7 @@ from meshrun.layout.coordinate import Coordinate, coordinate_type, label_templat
 from meshrun.layout.derived import Flatten, View, parse_derived
 from meshrun.layout.dims import Dims, Group
 from meshrun.layout.solving import count_slots
-from meshrun.spec import MeshSpec, format_mesh, parse_mesh
+from meshrun.spec import AnyMesh, MeshSpec, format_mesh, mesh_text, parse_mesh
 
 _Asked: TypeAlias = "tuple[int, ...] | Mapping[str, object]"
 
@@ -59,7 +59,7 @@ class Layout(Dims):
     @classmethod
     def parse(
         cls,
-        spec: str | None,
+        spec: AnyMesh | None,
         *,
         names: str | Iterable[str] | None = None,
         nnodes: int | None = None,
@@ -83,7 +83,7 @@ class Layout(Dims):
         """
         if names is not None and not isinstance(names, str):
             names = ",".join(names)
-        mesh = None if spec is None else parse_mesh(spec, names)
+        mesh = None if spec is None else parse_mesh(mesh_text(spec), names)
         flattens, parsed = parse_derived(flatten, views)
         return solve_layout(
             mesh,

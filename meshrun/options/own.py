@@ -239,13 +239,23 @@ Collapse = Annotated[
         text="Print a line that several ranks print alike once.",
     ),
 ]
+Prefix = Annotated[
+    str | None,
+    own(
+        "--prefix",
+        metavar="WHAT",
+        panel=SEE,
+        text="What stands before ranks' lines: mesh for coordinates, torchrun for what it has"
+        " there, or none.",
+    ),
+]
 NoPrefix = Annotated[
     bool,
     own(
         "--no-prefix",
         metavar=NO_VALUE,
         panel=SEE,
-        text="Print ranks' lines without their coordinates.",
+        text="The same as --prefix none.",
     ),
 ]
 Console = Annotated[

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shlex
 import sys
 
 from meshrun.asked import Asked
 from meshrun.errors import UsageError
 from meshrun.request import Program
+
+_PYTHON = re.compile(r"(.*/)?python[\d.]*")
+_DIM = re.compile(r"[A-Za-z_]\w*=(-?\d+|auto|\d+:\d*)")
 
 
 def read_program(asked: Asked) -> Program:
@@ -19,6 +25,8 @@ def read_program(asked: Asked) -> Program:
     if target is None:
         raise UsageError("no program was given", hint="meshrun --mesh dp=2 train.py")
     module = asked.flag("module")
+    if not (module or asked.flag("no_python") or os.path.lexists(target)):
+        _check_target(asked, target, args)
     if asked.flag("run_path"):  # torchrun lets it win over both
         return Program(kind="script", target=target, args=args)
     if asked.flag("no_python"):
@@ -30,3 +38,29 @@ def read_program(asked: Asked) -> Program:
         words = ("-u", "-m", target) if module else ("-u", target)
         return Program(kind="command", target=interpreter, args=(*words, *args))
     return Program(kind="module" if module else "script", target=target, args=args)
+
+
+def _check_target(asked: Asked, target: str, args: tuple[str, ...]) -> None:
+    """Say what stands where the program should, where that is no file.
+
+    Raises:
+        UsageError: If it was meant for something else.
+    """
+    if _PYTHON.fullmatch(target):
+        rest = shlex.join(args) or "train.py"
+        raise UsageError(
+            f"`{target}` is an interpreter, and meshrun takes the program itself",
+            hint=f"leave it out: meshrun ... {rest}",
+        )
+    if _DIM.fullmatch(target):
+        mesh = asked.text("mesh")
+        joined = f"{mesh},{target}" if mesh and not asked.flag("names") else target
+        raise UsageError(
+            f"`{target}` stands where the program should",
+            hint=f"dims are joined by commas: --mesh {joined}",
+        )
+    if target.isdigit():
+        raise UsageError(
+            f"`{target}` stands where the program should",
+            hint=f"--nproc-per-node {target}" + "; -n is --dry-run" * asked.flag("dry_run"),
+        )

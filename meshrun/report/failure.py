@@ -6,7 +6,7 @@ import signal
 from collections import Counter
 from collections.abc import Collection, Iterator
 
-from meshrun.raised import headline, lost_connection
+from meshrun.raised import as_torch_prints, headline, lost_connection
 from meshrun.report.message import render_error
 from meshrun.result import LEFT_EARLY, LaunchResult, RankFailure, signal_name
 
@@ -23,17 +23,20 @@ _EXPLAINED = {
 }
 
 
-def render_failure(result: LaunchResult, *, told_lost: Collection[int] = ()) -> str:
+def render_failure(
+    result: LaunchResult, *, told_lost: Collection[int] = (), bare: bool = False
+) -> str:
     """Return the lines to print after a launch that went wrong; "" after one that went well.
 
     Args:
         result: What came of it.
         told_lost: Ranks that were said to have lost a connection as it happened.
+        bare: Whether lines of ranks have no prefix, so that a traceback says itself whose it is.
     """
-    return "\n".join(_lines(result, told_lost))
+    return "\n".join(_lines(result, told_lost, bare))
 
 
-def _lines(result: LaunchResult, told_lost: Collection[int]) -> Iterator[str]:
+def _lines(result: LaunchResult, told_lost: Collection[int], bare: bool) -> Iterator[str]:
     if result.signum is not None:
         name = signal_name(result.signum)
         asked = {signal.SIGINT: "Ctrl-C", signal.SIGPIPE: "the reader of the output went away"}
@@ -66,7 +69,8 @@ def _lines(result: LaunchResult, told_lost: Collection[int]) -> Iterator[str]:
     )
     yield ""
     if first.raised is not None and not first.raised.shown and not _was_quit(first):
-        yield first.raised.traceback.rstrip("\n")
+        told = first.raised.traceback.rstrip("\n")
+        yield as_torch_prints(told, first.rank) if bare else told
         yield ""
     yield from _told(first)
     yield f"error: {describe_rank(first)} {describe_end(first)}"

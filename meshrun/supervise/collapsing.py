@@ -81,11 +81,11 @@ def collapsing_for(plan: LaunchPlan, console: Console) -> Collapsing | None:
     """Return what collapses the ranks' lines, if that was asked for."""
     if not plan.request.console.collapse:
         return None
-    layout = plan.layout
+    layout, is_named = plan.layout, plan.request.console.prefix == "mesh"
 
     @lru_cache(maxsize=256)
     def name_ranks(ranks: tuple[int, ...]) -> bytes:
-        return f"[{merged_label(layout, ranks)}] ".encode() if plan.request.console.prefix else b""
+        return f"[{merged_label(layout, ranks)}] ".encode() if is_named else b""
 
     here = frozenset(layout.ranks_of_node(plan.node_rank))
     shown = here if plan.shown is None else here & plan.shown

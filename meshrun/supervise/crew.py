@@ -18,6 +18,7 @@ from meshrun.host.error_record import read_record, write_record
 from meshrun.host.processes import handles_signal
 from meshrun.host.run_folder import RunFolder
 from meshrun.plan import LaunchPlan, RankPlan
+from meshrun.raised import as_torch_prints
 from meshrun.supervise.debugging import Debugging
 from meshrun.supervise.known import State
 from meshrun.supervise.label import rank_label
@@ -215,7 +216,9 @@ class Crew:
         exit_code = os.waitstatus_to_exitcode(event.wait_status)
         write_record(files.error_file, raised, exit_code, self._folder.open)
         if not raised.shown:
-            self._output.log(event.rank, raised.traceback)
+            is_bare = self.plan.request.console.prefix != "mesh"
+            told = raised.traceback
+            self._output.log(event.rank, as_torch_prints(told, event.rank) if is_bare else told)
         return None
 
     def close(self) -> None:

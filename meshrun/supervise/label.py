@@ -24,7 +24,7 @@ def rank_label(layout: Layout, rank: int) -> str:
 
 
 def line_prefix(
-    plan: LaunchPlan, rank: RankPlan, hostname: str, *, torchruns: bool = False
+    plan: LaunchPlan, rank: RankPlan, hostname: str, *, teed: bool = False, copied: bool = False
 ) -> Prefix:
     """Return what goes before each line of a rank.
 
@@ -32,14 +32,17 @@ def line_prefix(
         plan: Holds the template, if one was given.
         rank: Whose lines.
         hostname: Name of this machine.
-        torchruns: Whether torchrun's ``[default0]:`` stands in for coordinates, as it does in
-            files of copied lines.
+        teed: Whether the lines go to a file too, so that torchrun would have ``[default0]:``.
+        copied: Whether they go to a file of copied lines, where that stands in for coordinates.
     """
     asked = plan.request.console
-    template = asked.template or (_TORCHRUNS if torchruns else None)
+    is_torchruns = asked.prefix == "torchrun"
+    if is_torchruns and not (teed or copied):
+        return b""
+    template = asked.template or (_TORCHRUNS if is_torchruns or copied else None)
     label = rank_label(plan.layout, rank.rank)
     if template is None:
-        return f"[{label}] ".encode(errors="backslashreplace") if asked.prefix else b""
+        return f"[{label}] ".encode(errors="backslashreplace") if asked.prefix == "mesh" else b""
     fields = {
         "role_name": plan.request.role,
         "local_rank": str(rank.local_rank),

@@ -146,7 +146,7 @@ class Output:
         else:
             ours, end = os.pipe()
             os.set_blocking(ours, False)
-        prefix = line_prefix(self._plan, rank, self._hostname)
+        prefix = line_prefix(self._plan, rank, self._hostname, teed=file.path is not None)
         stream = self._console.stream(rank=rank.rank, prefix=prefix, to_stderr=to_stderr)
         return _Source(rank.rank, to_stderr, ours, file.path, stream), end
 
@@ -155,7 +155,7 @@ class Output:
         needles = logs.stderr_filters if to_stderr else logs.stdout_filters
         if not needles or not path:
             return None
-        prefix = line_prefix(self._plan, rank, self._hostname, torchruns=True)
+        prefix = line_prefix(self._plan, rank, self._hostname, copied=True)
         return LineCopy(path, needles, prefix, self._opener)
 
     # ---- reading ---------------------------------------------------------------------------

@@ -27,6 +27,26 @@ ERRORS: dict[str, list[str]] = {
     "a size too large": ["--mesh", "dp=12345678901", "train.py"],
     "two sizes to infer": ["--mesh=-1x-1", "train.py"],
     "commas between sizes": ["--mesh", "2,4", "train.py"],
+    "sizes in brackets": ["--mesh", "(2,4)", "train.py"],
+    "names without sizes": ["--mesh", "dp,tp", "train.py"],
+    "values of Python": ["--mesh", '{"dp": 2}', "train.py"],
+    "dims with a space between": ["--mesh", "dp=2", "tp=4", "train.py"],
+    "one dash": ["-mesh", "dp=2", "train.py"],
+    "mpirun's option": ["-np", "2", "train.py"],
+    "another launcher's option": ["--nprocs", "2", "train.py"],
+    "a number after -n": ["-n", "2", "train.py"],
+    "an interpreter": ["--nproc-per-node", "2", "python", "train.py", "--lr", "1"],
+    "a device type with a slip": ["--device", "cdua", "train.py"],
+    "a back end with a slip": ["--mesh", "dp=2", "--backend", "goo", "train.py"],
+    "a back end for another device": [
+        "--mesh", "dp=2", "--device", "cpu", "--backend", "dp=nccl", "train.py",
+    ],
+    "a field that there is not": ["--log-line-prefix-template", "${rnk}: ", "train.py"],
+    "a picture of a launch": ["--format", "svg", "train.py"],
+    "one node and two": ["--standalone", "--nnodes", "2", "train.py"],
+    "two ways to say what stands before lines": ["--prefix", "mesh", "--no-prefix", "train.py"],
+    "a link that leads nowhere": ["gone.py"],
+    "a binary program": [sys.executable, "train.py"],
     "a size that is none": ["--mesh", "dp=two", "train.py"],
     "a size that is missing": ["--mesh", "2x", "train.py"],
     "a dim that is missing": ["--mesh", "dp=2,", "train.py"],
@@ -124,7 +144,7 @@ ERRORS: dict[str, list[str]] = {
     ],
     "no such file": ["nonexistent.py"],
     "no such module": ["-m", "nonexistent_module"],
-    "no such preload": ["--preload", "nonexistent_module", "empty.py"],
+    "no such preload": ["--preload", "numppy", "empty.py"],
 }  # fmt: skip
 
 PAGES: dict[str, list[str]] = {
@@ -175,11 +195,17 @@ def compare(name: str, found: str) -> None:
     assert found == file.read_text()
 
 
+def shown(args: list[str]) -> str:
+    """Return a command line without the paths of this machine."""
+    return " ".join(args).replace(sys.executable, "/usr/bin/python3")
+
+
 def strip(text: str, folder: Path) -> str:
     """Take out what differs from machine to machine."""
     text = text.replace(str(folder), "[FOLDER]")
     text = re.sub(r"OMP_NUM_THREADS=\d+", "OMP_NUM_THREADS=[THREADS]", text)
     text = re.sub(r"/\S*/python[\d.]*:", "python:", text)
+    text = text.replace(sys.executable, "/usr/bin/python3")
     return re.sub(r"[ \t]+$", "", text, flags=re.MULTILINE)
 
 
@@ -188,6 +214,7 @@ def folder(tmp_path: Path, fake_torch: Path, monkeypatch: pytest.MonkeyPatch) ->
     """A folder with a program that is never run."""
     for name in ("train.py", "empty.py"):
         (tmp_path / name).write_text("print('this program was run')\n")
+    (tmp_path / "gone.py").symlink_to("train_old.py")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     return tmp_path
@@ -204,7 +231,7 @@ def test_every_error(folder: Path) -> None:
     for (name, args), (code, out, err) in zip(ERRORS.items(), json.loads(ours.stdout), strict=True):
         assert out == "", name
         assert code != 0, name
-        told.append(f"# {name}\n$ meshrun {' '.join(args)}\n{strip(err, folder)}"
+        told.append(f"# {name}\n$ meshrun {shown(args)}\n{strip(err, folder)}"
                     f"exit code {code}\n")  # fmt: skip
     compare("errors.txt", "\n".join(told))
 

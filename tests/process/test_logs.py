@@ -44,6 +44,29 @@ def test_teed_streams_go_to_both(fake_torch: object, tmp_path: Path) -> None:
     assert files_below(tmp_path / "logs") == ["attempt_0/0/stdout.log", "attempt_0/1/stderr.log"]
 
 
+def test_torchruns_prefixes(fake_torch: object, tmp_path: Path) -> None:
+    """Bare lines, ``[default0]:`` where they are teed, ``[rank1]:`` in tracebacks, files too."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, sys\n"
+        "print('out', flush=True)\n"
+        "print('err', file=sys.stderr, flush=True)\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    os.environ['NOT_SET']\n"
+    )
+    ours = run_meshrun(
+        "--nproc-per-node", "2", "--prefix", "torchrun", "-t", "0:1,1:2",
+        "--log-dir", tmp_path / "logs", program,
+    )  # fmt: skip
+    told = text_of(tmp_path / "logs", "attempt_0/1/stderr.log").splitlines()
+
+    assert sorted(ours.stdout.splitlines()) == ["[default0]:out", "out"]
+    assert {"err", "[default1]:err", "[rank1]: KeyError: 'NOT_SET'"} <= {*ours.stderr.splitlines()}
+    assert told[:2] == ["err", "[rank1]: Traceback (most recent call last):"]
+    assert told[-1] == "[rank1]: KeyError: 'NOT_SET'"
+    assert f"       {program.name}:5 in <module>, on " in ours.stderr.replace(f"{tmp_path}/", "")
+
+
 def test_ranges_of_ranks_have_any_number_of_digits(fake_torch: object, tmp_path: Path) -> None:
     """Torchrun's map knows one digit only."""
     run_meshrun("--nproc-per-node", "12", "-r", "0-1:1,10-11:1", "--log-dir", tmp_path / "l", ECHO)

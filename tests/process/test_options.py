@@ -169,6 +169,22 @@ def test_what_torchrun_passes_over(fake_torch: object) -> None:
     )
 
 
+def test_options_after_the_program_are_told(fake_torch: object, tmp_path: Path) -> None:
+    """One that its file knows is its own, and so is one that was given before it as well."""
+    program = tmp_path / "program.py"
+    program.write_text("parser_knows = '--log-dir'\n")
+    ours = run_meshrun(
+        "--max-restarts", "1", program,
+        "--mesh", "dp=2", "--log_dir", "x", "--nproc_per_node=2", "--max-restarts", "2", "--device",
+    )  # fmt: skip
+
+    assert (ours.returncode, ours.stdout) == (0, "")
+    assert ours.stderr == "".join(
+        f"meshrun: `{name}` after the program is the program's; meshrun's options come before it\n"
+        for name in ("--mesh", "--nproc-per-node")
+    )
+
+
 def test_the_name_of_a_run(fake_torch: object) -> None:
     """--rdzv-id is what ranks see."""
     (found,) = environments("--rdzv-id", "job7", "--rdzv-backend", "c10d")

@@ -54,7 +54,7 @@ def sum_along_tp() -> Any:
 
 def test_a_function_has_its_mesh_and_returns_tensors() -> None:
     """Each rank's value in the order of ranks."""
-    found = run(sum_along_tp, mesh="2x2", names=["dp", "tp"])
+    found = run(sum_along_tp, mesh={"dp": 2, "tp": 2})
 
     assert [coordinate for coordinate, _ in found] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert [total.item() for _, total in found] == [3.0, 3.0, 7.0, 7.0]

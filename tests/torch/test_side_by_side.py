@@ -168,7 +168,7 @@ def _start(each: Case, launcher: str, place: Path) -> Callable[[], Launch]:
 
     ours = launcher == "meshrun"
     module = "meshrun" if ours else "torch.distributed.run"
-    more = ("--exit-code", "torchrun", *each.ours) if ours else ()
+    more = ("--exit-code", "torchrun", "--prefix", "torchrun", *each.ours) if ours else ()
     with open(place / "stdin") as stdin:
         process = subprocess.Popen(
             [sys.executable, "-m", module, *more, *map(fill, each.words)],
@@ -191,8 +191,8 @@ def _start(each: Case, launcher: str, place: Path) -> Callable[[], Launch]:
 
 
 def bare(text: str) -> list[str]:
-    """Return the lines that ranks printed, without what is put before them, in one order."""
-    return sorted(re.findall(r"\w+ of \d on std\w+$", text, re.MULTILINE))
+    """Return the lines that ranks printed, with ``[default0]:`` where they are teed, in order."""
+    return sorted(re.findall(r"(?:\[\w+\]:)?\w+ of \d on std\w+$", text, re.MULTILINE))
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -8,7 +8,7 @@ import pytest
 
 from meshrun.asked import Asked, build_request
 from meshrun.errors import UsageError
-from meshrun.request import LaunchRequest, Program
+from meshrun.request import TEMPLATE_FIELDS, LaunchRequest, Program
 
 PROGRAM = Program(kind="script", target="x.py")
 
@@ -47,3 +47,46 @@ def test_standalone_with_several_nodes_is_refused(in_variables: tuple[str, ...])
     """torchrun waits in vain."""
     with pytest.raises(UsageError, match=r"--standalone.* means this node alone"):
         request(*in_variables, standalone=True, nnodes="2:4")
+
+
+@pytest.mark.parametrize("device", ["cdua", "cpuu", "gpux"])
+def test_a_device_type_with_a_slip_is_told_without_a_mesh_too(device: str) -> None:
+    """Names that are far from all known ones may come with a package."""
+    if device == "gpux":
+        assert request(device=device).device == "gpux"
+        return
+    with pytest.raises(UsageError, match=f"there is no device type `{device}`"):
+        request(device=device)
+
+
+def test_a_template_has_known_fields_alone() -> None:
+    """A slip in an option is an error; one in torchrun's variable is passed over, and told."""
+    template = "$$5 $5 " + " ".join(f"${{{name}}} ${name}" for name in TEMPLATE_FIELDS)
+    assert request(log_line_prefix_template=template).console.template == template
+    for slip in ("${rnk}", "$rnk"):
+        with pytest.raises(UsageError, match=r"nothing to fill in for `\$\{?rnk") as caught:
+            request(log_line_prefix_template=slip)
+        assert caught.value.hint == "`${rank}`?"
+
+    found = build_request(Asked({}, {}, {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "$x"}), PROGRAM)
+    assert found.console.template == "$x"
+    assert found.told == (
+        "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE: there is nothing to fill in for `$x`",
+    )
+
+
+@pytest.mark.parametrize(
+    ("in_variables", "values", "expected"),
+    [
+        ((), {}, "mesh"),
+        ((), {"no_prefix": True}, "none"),
+        ((), {"prefix": "torchrun"}, "torchrun"),
+        (("no_prefix",), {"no_prefix": True, "prefix": "torchrun"}, "torchrun"),
+        (("prefix",), {"no_prefix": True, "prefix": "torchrun"}, "none"),
+    ],
+)
+def test_what_stands_before_lines(
+    in_variables: tuple[str, ...], values: dict[str, Any], expected: str
+) -> None:
+    """Of two that differ the typed one counts."""
+    assert request(*in_variables, **values).console.prefix == expected

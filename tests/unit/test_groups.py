@@ -68,3 +68,30 @@ def test_a_dim_that_is_not_there() -> None:
         parse_group_options([], ["pp=3s"], []).check_dims(["dp", "tp"])
 
     assert caught.value.hint == "it has dp, tp"
+
+
+@pytest.mark.parametrize(
+    ("backend", "device", "message"),
+    [
+        ("goo", "cpu", "there is no back end `goo`"),
+        ("tp=ncll", "cuda", "there is no back end `ncll`"),
+        ("nccl", "cpu", "nccl is for cuda, and the mesh is on cpu"),
+        ("tp=nccl", "xpu", "--backend tp=nccl: nccl is for cuda, and the mesh is on xpu"),
+        ("cpu:nccl,cuda:nccl", "cpu", "nccl is for cuda, and the mesh is on cpu"),
+        ("gloo", "cpu", None),
+        ("cpu:gloo,cuda:nccl", "cpu", None),
+        ("cpu:gloo,cuda:nccl", "cuda", None),
+        ("hccl", "npu", None),
+        ("my_own", "cpu", None),
+    ],
+)
+def test_back_ends_fit_the_device(backend: str, device: str, message: str | None) -> None:
+    """Said before anything starts; one that a package brings is left to torch."""
+    options = parse_group_options([backend], [], [])
+    if message is None:
+        options.check_backends(device)
+        return
+    with pytest.raises(UsageError, match=message) as caught:
+        options.check_backends(device)
+
+    assert caught.value.hint

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshrun.errors import SpecError
-from meshrun.spec import MeshSpec, format_mesh, parse_mesh
+from meshrun.spec import AnyMesh, MeshSpec, format_mesh, mesh_text, parse_mesh
 
 names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True)
 sizes = st.lists(st.integers(1, 4096), min_size=1, max_size=6)
@@ -65,3 +65,42 @@ def test_names_keep_their_case() -> None:
 def test_a_dim_may_be_named(name: str) -> None:
     """Identifiers are names."""
     assert parse_mesh("2", name).mesh_dim_names == (name,)
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("(2,4)", "2x4"), ("[2, 4]", "2x4"), ("2*4", "2x4"), ("2X4", "2x4"), ("2 4", "2x4"),
+        ("(2,-1)", "2x-1"), ("dp=2 tp=4", "dp=2,tp=4"), ("dp=2xtp=4", "dp=2,tp=4"),
+        ("dp=2;tp=4", "dp=2,tp=4"), ("(dp=2,tp=4)", "dp=2,tp=4"), ("dp2tp4", "dp=2,tp=4"),
+        ("dp: 2, tp: 4", "dp=2,tp=4"), ("{'dp': 2, 'tp': -1}", "dp=2,tp=-1"),
+        ("ep_2=4 tp=2", "ep_2=4,tp=2"),
+    ],
+)  # fmt: skip
+def test_what_was_meant_is_hinted_at(text: str, meant: str) -> None:
+    """As numpy, Python, other tools and a shell's list would write it."""
+    with pytest.raises(SpecError) as caught:
+        parse_mesh(text)
+
+    assert caught.value.hint == f"`{meant}`"
+
+
+@pytest.mark.parametrize("text", ["dp=two", "2.5", "(2,0)", "dp-2", "=2", "9" * 300 + ","])
+def test_no_guess_is_better_than_a_bad_one(text: str) -> None:
+    """Then the hint says how a mesh is written."""
+    with pytest.raises(SpecError) as caught:
+        parse_mesh(text)
+
+    assert " such as " in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "text"),
+    [
+        ({"dp": 2, "tp": -1}, "dp=2,tp=-1"), ((2, 4), "2x4"), ([8], "8"), (8, "8"),
+        ("dp=2", "dp=2"), ({}, ""), ((), ""),
+    ],
+)  # fmt: skip
+def test_a_mesh_may_be_values(mesh: AnyMesh, text: str) -> None:
+    """Programs have a dict or a shape at hand."""
+    assert mesh_text(mesh) == text

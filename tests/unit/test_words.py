@@ -6,7 +6,7 @@ import typer
 from meshrun.cli import app
 from meshrun.errors import UsageError
 from meshrun.report.paste import command_for_others
-from meshrun.words import CommandLine, spell_out
+from meshrun.words import CommandLine, misplaced, spell_out
 
 OPTIONS = {
     "--nproc-per-node": True,
@@ -36,7 +36,7 @@ OPTIONS = {
         ("-mr 3 --nproc 2 a.py", "-mr 3 --nproc-per-node 2 a.py"),
         ("-r3m --nproc 2 a.py", "-r3m --nproc-per-node 2 a.py"),
         ("-- a.py --nproc 2", "-- a.py --nproc 2"),
-        ("--unknown a.py", "--unknown a.py"),
+        ("a.py --unknown", "a.py --unknown"),
         ("--mesh", "--mesh"),
         ("", ""),
     ],
@@ -95,3 +95,41 @@ def read(words: list[str]) -> CommandLine:
     command = typer.main.get_command(app)
     line: CommandLine = command.make_context("meshrun", list(words)).meta["meshrun.line"]
     return line
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("-mesh", "`--mesh`?"),
+        ("-mesh=dp=2", "`--mesh`?"),
+        ("--mehs", "`--mesh`?"),
+        ("-np", "`--nproc-per-node`?"),
+        ("-np=2", "`--nproc-per-node`?"),
+        ("--nprocs", "`--nproc-per-node`?"),
+        ("--num_processes=2", "`--nproc-per-node`?"),
+        ("--num-nodes", "`--nnodes`?"),
+        ("-x", "see `meshrun --help`"),
+        ("--learning-rate", "see `meshrun --help`"),
+    ],
+)
+def test_an_option_that_is_none_is_refused(word: str, hint: str) -> None:
+    """Those of other launchers are known by their names."""
+    with pytest.raises(UsageError, match="no such option: -") as caught:
+        spell_out([word, "2", "a.py"], OPTIONS)
+
+    assert caught.value.hint == hint
+
+
+@pytest.mark.parametrize(
+    ("args", "found"),
+    [
+        ("--mesh dp=2 --lr 1", ["--mesh"]),
+        ("--nproc_per_node=2 --nnodes 2 --nnodes 3", ["--nproc-per-node", "--nnodes"]),
+        ("--module x -m --mes -r 3", []),
+        ("-- --mesh dp=2", []),
+        ("", []),
+    ],
+)
+def test_options_among_the_arguments(args: str, found: list[str]) -> None:
+    """Those that few programs have themselves; what many have is not asked about."""
+    assert misplaced(args.split(), OPTIONS) == found
