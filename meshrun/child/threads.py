@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from meshrun.host.cores import count_usable_cores
 
 _COUNT = re.compile(r"0*[1-9][0-9]{0,5}")
+_have = {"torch": 1, "blas": 1}
+"""How many threads they have: as they were imported, then as they were given here."""
 _SET_BY_THREADPOOLCTL = "KMP_DUPLICATE_LIB_OK"
 
 
@@ -28,10 +30,12 @@ def raise_thread_counts(env: Mapping[str, str]) -> None:
     """
     threads = _positive(env.get("OMP_NUM_THREADS", "")) or _share(env)
     torch = sys.modules.get("torch")
-    if torch is not None and threads not in (None, 1):
+    if torch is not None and threads != _have["torch"]:
         torch.set_num_threads(threads)
+        _have["torch"] = threads
     blas = _positive(env.get("OPENBLAS_NUM_THREADS", "")) or threads
-    if "numpy" in sys.modules and blas not in (None, 1):
+    if "numpy" in sys.modules and blas != _have["blas"]:
+        _have["blas"] = blas
         had = os.environ.get(_SET_BY_THREADPOOLCTL)
         from threadpoolctl import threadpool_limits
 

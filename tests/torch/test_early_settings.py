@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -47,3 +48,21 @@ def test_a_value_that_comes_too_late_is_told_by_name() -> None:
     told = [line for line in ours.stderr.splitlines() if "was set after torch" in line]
 
     assert [line.split()[3] for line in told] == ["TORCHDYNAMO_VERBOSE"]
+
+
+@pytest.mark.parametrize("counts", [(), ("3", "1")], ids=["left alone", "fewer in the end"])
+def test_a_single_worker_has_the_threads_of_python(counts: tuple[str, ...], tmp_path: Path) -> None:
+    """Nothing sets OMP_NUM_THREADS for it; torch had one thread as it was imported."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, sys\n"
+        "for count in sys.argv[1:]:\n"
+        "    os.environ['OMP_NUM_THREADS'] = count\n"
+        "import torch\n"
+        "print(torch.get_num_threads(), os.environ.get('OMP_NUM_THREADS'))\n"
+    )
+    words = [sys.executable, str(program), *counts]
+    theirs = subprocess.run(words, check=True, capture_output=True, text=True, env=_ENV)
+    ours = run_meshrun("--no-prefix", program, *counts)
+
+    assert (ours.stdout, ours.returncode) == (theirs.stdout, 0)
