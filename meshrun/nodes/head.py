@@ -30,6 +30,7 @@ from meshrun.nodes.messages import (
     Where,
 )
 from meshrun.nodes.outcome import shift_times
+from meshrun.nodes.reach import Reach
 from meshrun.nodes.switchboard import Switchboard
 
 BEAT_S = 1.0
@@ -47,6 +48,7 @@ class Head:
         world_size: How many ranks they have.
         node_timeout_s: How long a node may be silent.
         board: Where links are watched.
+        reach: Tries whether the next node can be reached.
     """
 
     def __init__(
@@ -57,7 +59,9 @@ class Head:
         world_size: int,
         node_timeout_s: float,
         board: Switchboard,
+        reach: Reach | None = None,
     ) -> None:
+        self._reach = reach
         self._links, self._hosts, self._world_size = dict(links), hosts, world_size
         self._node_timeout_s, self._board = node_timeout_s, board
         self._next_beat_ns = time.monotonic_ns()
@@ -113,6 +117,8 @@ class Head:
         if now_ns < self._next_beat_ns:
             return
         self._next_beat_ns = now_ns + int(BEAT_S * 1e9)
+        if self._reach is not None:
+            self._reach.look()
         activity = self._board.activity
         activity.elsewhere_ns = latest(*(link.active_ns for link in self._links.values()))
         idle_s = idle_s_since(latest(activity.here_ns, activity.elsewhere_ns))
@@ -121,7 +127,9 @@ class Head:
             self._board.settle(link)
             silent_s = (now_ns - link.heard_ns) / 1e9
             if silent_s > self._node_timeout_s:
-                self._lose(node_rank, f"nothing was heard of it for {silent_s:.0f} s")
+                why = f"nothing was heard of it for {silent_s:.0f} s"
+                link.part(why)
+                self._lose(node_rank, why)
 
     # ---- hearing ---------------------------------------------------------------------------
 
@@ -201,6 +209,8 @@ class Head:
 
     def close(self) -> None:
         """Have what was said arrive, as far as the others still listen, and let them go."""
+        if self._reach is not None:
+            self._reach.close()
         say_goodbye(self._links.values(), self._board)
 
 

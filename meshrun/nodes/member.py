@@ -7,6 +7,7 @@ import selectors
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from meshrun.errors import MeshrunError, RendezvousError
@@ -38,6 +39,7 @@ from meshrun.nodes.messages import (
 )
 from meshrun.nodes.outcome import shift_cause
 from meshrun.nodes.patience import Patience
+from meshrun.nodes.reach import Reach
 from meshrun.nodes.switchboard import Switchboard
 
 _BEAT_S = 1.0
@@ -83,6 +85,7 @@ class Member:
         self._retry_ns: int | None = now_ns
         self._gave_up: GaveUp | None = None
         self._met = self._over = self._failed = False
+        self._reach: Reach | None = None
         self._head_host = ""
 
     # ---- the launch's own wishes -----------------------------------------------------------
@@ -122,13 +125,17 @@ class Member:
         if now_ns < self._next_beat_ns:
             return
         self._next_beat_ns = now_ns + int(_BEAT_S * 1e9)
+        if self._reach is not None:
+            self._reach.look()
         if self._link is not None and self._link.is_open:
             self._board.activity.elsewhere_ns = self._link.active_ns
             self._link.beat(idle_s=self._board.activity.idle_s)
             self._settle()
             silent_s = (now_ns - self._link.heard_ns) / 1e9
             if silent_s > self._meeting.node_timeout_s:
-                self._drop(f"nothing was heard of it for {silent_s:.0f} s")
+                why = f"nothing was heard of it for {silent_s:.0f} s"
+                self._link.part(why)
+                self._drop(why)
         elif not (self._met or self._failed):  # once let in, it is the head who gives up
             self._look_for_head()
 
@@ -205,6 +212,9 @@ class Member:
             return
         self._give_up_ns = time.monotonic_ns() + int(_GREETING_S * 1e9)
         self._link = Link(connection, MemberHandshake(self._secret))
+        if self._reach is None and not self._meeting.is_elastic and not self._card.knock:
+            self._reach = Reach(self._link.own_address, self._board)
+            self._card = replace(self._card, reach_port=self._reach.port)
         self._link.send(self._gave_up or self._card)
         self._board.add(self._link, self._on_ready)
 
@@ -285,6 +295,10 @@ class Member:
             return
         self._met = True
         self._head_host = welcome.hosts[0]
+        if self._reach is not None:
+            after = welcome.hosts[(welcome.node_rank + 1) % len(welcome.hosts)]
+            address = welcome.next_address or self._link.their_address
+            self._reach.try_out(after, address, welcome.next_port)
         self._board.news.append(
             Met(
                 node_rank=welcome.node_rank,
@@ -333,6 +347,8 @@ class Member:
 
     def close(self) -> None:
         """Let go of the head."""
+        if self._reach is not None:
+            self._reach.close()
         if self._lookup is not None:
             self._board.selector.unregister(self._lookup)
             self._lookup.close()

@@ -33,6 +33,8 @@ Generation = Annotated[int, Within(0, 2**31)]
 NodeRank = Annotated[int, Within(0, MAX_RANKS - 1)]
 Workers = Annotated[int, Within(0, MAX_RANKS)]
 Port = Annotated[int, Within(1, 65_535)]
+OpenPort = Annotated[int, Within(0, 65_535)]
+"""A port, or 0 for none."""
 AnOutcome = Annotated[dict[str, Any], Like(Outcome)]
 ACause = Annotated[dict[str, Any], Like(Cause)]
 
@@ -56,6 +58,8 @@ class Join:
 
     Empty if the other nodes may run anything.
     """
+    reach_port: OpenPort = 0
+    """Where another node may try whether it reaches this one."""
     knock: str = ""
     """Drawn by a node 0 that knocks where another one may be, to know itself by."""
     role: str = "default"
@@ -116,6 +120,10 @@ class Welcome:
     run_id: str
     store_port: Port
     """Where the ranks' store is, on the head."""
+    next_address: str = ""
+    """Of the node after this one, to try whether it can be reached; "" for the head's own."""
+    next_port: OpenPort = 0
+    """Which port is open there, if any."""
     causes: list[ACause] = field(default_factory=list)
     """Why each generation of ranks before this one ended."""
     previous: Annotated[dict[str, Any], _layout] = field(default_factory=dict)
@@ -173,6 +181,13 @@ class Failed(_WithOutcome):
     """Member to head: a generation of ranks is over before it is done; all are to end."""
 
     __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parting:
+    """Both ways, before a connection is closed: why this end gives the other one up."""
+
+    why: Line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,8 +258,8 @@ class Where:
 
 
 Message = (
-    Join | GaveUp | Waiting | Refused | Welcome | Beat | Failed | End | Finished | MayLeave | Idle
-    | Leave | Begin | Over | Where
+    Join | GaveUp | Waiting | Refused | Welcome | Beat | Parting | Failed | End | Finished
+    | MayLeave | Idle | Leave | Begin | Over | Where
 )  # fmt: skip
 _TYPES: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Message)}
 

@@ -19,6 +19,7 @@ from meshrun.nodes.link import Link
 from meshrun.nodes.membership import Fit
 from meshrun.nodes.messages import GaveUp, Join, Message, Refused, Waiting, Welcome
 from meshrun.nodes.patience import Patience
+from meshrun.nodes.reach import Reach
 from meshrun.nodes.rival import Rival
 from meshrun.nodes.strangers import Strangers
 from meshrun.nodes.switchboard import Switchboard
@@ -250,8 +251,12 @@ class WaitingRoom:
             return
         name = self._listener.getsockname()
         address, port = address_in(name), name[1]
+        if links:
+            address = links[max(links)].own_address
+        reach = Reach(address, self._board) if links else None
         for rank, link in links.items():
             self._board.drop(link)
+            after = links.get(rank + 1)
             link.send(
                 Welcome(
                     node_rank=rank,
@@ -260,9 +265,16 @@ class WaitingRoom:
                     roles=roles,
                     run_id=self._run_id,
                     store_port=port,
+                    next_address=after.their_address if after is not None else "",
+                    next_port=cards[(rank + 1) % len(cards)].reach_port
+                    if after is not None
+                    else reach.port
+                    if reach is not None
+                    else 0,
                 )
             )
-            address = link.own_address
+        if reach is not None:
+            reach.try_out(hosts[1], links[1].their_address, cards[1].reach_port)
         node_timeout_s = self._meeting.node_timeout_s
         self._hand_over(
             Head(
@@ -271,6 +283,7 @@ class WaitingRoom:
                 world_size=sum(counts),
                 node_timeout_s=node_timeout_s,
                 board=self._board,
+                reach=reach,
             )
         )
         self._board.news.append(

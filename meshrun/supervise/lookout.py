@@ -133,4 +133,7 @@ class Lookout:
             behind = [rank for rank, known in state.ranks.items() if not known.ready]
             lacks = "have not begun the program"
         who = merged_label(self._plan.layout, behind)
-        return f"{took}: {len(behind)} of {len(state.ranks)} ranks {lacks}: {who}"
+        told = f"{took}: {len(behind)} of {len(state.ranks)} ranks {lacks}: {who}"
+        if state.abroad is None:
+            return told
+        return f"{told}; do the nodes reach each other on all ports, or is a firewall between?"

@@ -216,9 +216,18 @@ def _trouble_abroad(state: State) -> MeshrunError | None:
     if (lost := abroad.lost) is not None and (abroad.is_head or abroad.over is None):
         return NodeLostError(
             f"node {lost.node_rank} ({lost.host}) was lost: {lost.why}",
-            hint="its own output, or its scheduler's, may say why its launcher ended",
+            hint=_hint_of_loss(lost.why),
         )
     return None
+
+
+def _hint_of_loss(why: str) -> str:
+    if "nothing was heard" in why:
+        return (
+            "is its machine up, and the network between the two? a cut may heal within a longer"
+            " --node-timeout"
+        )
+    return "its own output, or its scheduler's, may say why its launcher ended"
 
 
 def find_trouble(state: State, host: str = "") -> MeshrunError | None:

@@ -119,6 +119,20 @@ class Hosts:
         """Lose what one host sends to another, and nothing else."""
         self._ip(self._holder(host), f"route add blackhole {self.addresses[other]}/32")
 
+    def drop(self, host: int, which: str) -> None:
+        """Lose what comes to a host over its link, as far as a rule of nftables says.
+
+        The rules of the machine itself are others: each host has a network of its own.
+        """
+        if shutil.which("nft") is None:
+            pytest.skip("losing packets by rule needs nft")
+        chain = "add chain inet lost in { type filter hook input priority 0; }"
+        rule = f"add rule inet lost in iifname eth0 {which} drop"
+        for words in ("add table inet lost", chain, rule):
+            done = self.run(host, ["nft", *words.split()])
+            if done.returncode:
+                pytest.skip(f"nft {words}: {done.stderr.strip()}")
+
     def add_name(self, host: int, name: str, address: str) -> None:
         """Have a name lead to an address on one host from now on."""
         self.run(host, ["sh", "-c", 'echo "$0 $1" >> /etc/hosts', address, name])

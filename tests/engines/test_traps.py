@@ -70,6 +70,9 @@ def test_loss_in_one_direction_is_noticed(make_hosts: MakeHosts, host: int) -> N
     assert end_all(launches) == [69, 69], launches[0].text + launches[1].text
     assert "node 1 (node1) was lost: " in launches[0].text
     assert "node 0 (node0) was lost: " in launches[1].text
+    for launch in launches:  # of the one that still hears, because it is told
+        assert "nothing was heard of it for" in launch.text
+    assert "is its machine up, and the network between the two?" in launches[0].text
     all_gone(hosts)
 
 
@@ -250,6 +253,46 @@ def test_a_closed_firewall_is_told(make_hosts: MakeHosts, backend: str) -> None:
     assert "1 of 2 nodes joined" in launches[0].text
     assert "can they reach" in launches[0].text or backend == "c10d"
     assert "no answer" in launches[1].text or "timed out" in launches[1].text, launches[1].text
+
+
+def test_closed_ports_between_nodes_are_told(make_hosts: MakeHosts) -> None:
+    """All but the meeting's: ranks would wait for each other in silence."""
+    hosts = make_hosts(2)
+    for host in (0, 1):
+        hosts.drop(host, "tcp dport != 29500 tcp flags & (syn|ack) == syn")
+    launches = launch_on(hosts, "--start-timeout", "12", *AT, SAYS)
+    for launch, other in zip(launches, ("node1 (10.77.0.2)", "node0 (10.77.0.1)"), strict=True):
+        launch.wait_for(f"this node does not reach {other} on port")
+        launch.wait_for("do the nodes reach each other on all ports, or is a firewall between?")
+    for launch in launches:
+        assert "which is open there: no answer within 10 s. Is a firewall" in launch.text
+        launch.send(signal.SIGTERM)
+
+    end_all(launches)
+    all_gone(hosts)
+
+
+def test_nothing_is_told_of_ports_that_are_open(make_hosts: MakeHosts, tmp_path: Path) -> None:
+    """Each node has tried those of the next one by the time that ranks run."""
+    hosts = make_hosts(3)
+    words = ["--nnodes", "3", "--rdzv-endpoint", "node0:29500", "--mesh", "dp=3"]
+    launches = launch_on(hosts, *words, SAYS)
+
+    assert end_all(launches) == [0, 0, 0], launches[0].text
+    assert "does not reach" not in "".join(launch.text for launch in launches)
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+def test_a_link_that_loses_packets_is_survived(make_hosts: MakeHosts) -> None:
+    """By launchers, for longer than a node may be silent; three packets of ten, both ways."""
+    hosts = make_hosts(2)
+    for host in (0, 1):
+        hosts.drop(host, "numgen random mod 10 < 3")
+    words = ["--nnodes", "2", "--rdzv-endpoint", "node0:29500", "--node-timeout", "20"]
+    launches = launch_on(hosts, *words, "--no-python", "sleep", "45")
+
+    assert end_all(launches) == [0, 0], launches[0].text + launches[1].text
 
 
 # ---- clocks --------------------------------------------------------------------------------

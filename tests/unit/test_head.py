@@ -145,3 +145,19 @@ def test_the_others_are_asked_where_they_are(parties: Parties, three: list[Party
     parties.until(lambda: three[1].asked and three[2].asked)
 
     assert three[1].asked == ["SIGQUIT on node0"]
+
+
+@pytest.mark.parametrize("deaf", [0, 1], ids=["head", "member"])
+def test_who_is_given_up_is_told_why(parties: Parties, deaf: int) -> None:
+    """Both sides name one cause, and not that the other one closed the connection."""
+    met = [parties.head(2), parties.member(card("node1", 1))]
+    parties.until(lambda: all(party.heard(Met) for party in met))
+    silent, other = met[deaf], met[1 - deaf]
+    parties.all.remove(silent)  # its turn does not come
+    parties.pass_s(33)
+    parties.all.append(silent)
+    parties.until(lambda: silent.heard(NodeLost))
+
+    why = other.heard(NodeLost)[0].why
+    assert why.startswith("nothing was heard of it for 3")
+    assert silent.heard(NodeLost)[0].why == f"it gave this node up, since {why}"
