@@ -20,6 +20,7 @@ from meshrun.nodes.link import Link
 from meshrun.nodes.membership import Choice, Fit, Membership, describe_shapes
 from meshrun.nodes.messages import Begin, End, Join, Message, Over, Waiting, Welcome
 from meshrun.nodes.patience import Patience
+from meshrun.nodes.store_access import keep_to_nodes
 from meshrun.nodes.strangers import Strangers
 from meshrun.nodes.switchboard import Switchboard
 
@@ -314,6 +315,7 @@ class ElasticHead(Head):
         if self.store_listener is not None:
             self.store_listener.close()
         self.store_listener = listen_on(self._bound, 0)
+        keep_to_nodes(self.store_listener, self._links.values(), self._board)
 
     def _tell_spares(self) -> None:
         for number in self._spares.keys() - self._told:

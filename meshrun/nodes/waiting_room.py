@@ -21,6 +21,7 @@ from meshrun.nodes.messages import GaveUp, Join, Message, Refused, Waiting, Welc
 from meshrun.nodes.patience import Patience
 from meshrun.nodes.reach import Reach
 from meshrun.nodes.rival import Rival
+from meshrun.nodes.store_access import keep_to_nodes
 from meshrun.nodes.strangers import Strangers
 from meshrun.nodes.switchboard import Switchboard
 
@@ -249,6 +250,7 @@ class WaitingRoom:
                 )
             )
             return
+        keep_to_nodes(self._listener, links.values(), self._board)
         name = self._listener.getsockname()
         address, port = address_in(name), name[1]
         if links:

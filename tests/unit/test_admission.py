@@ -1,0 +1,108 @@
+"""Sockets that the kernel keeps to some machines: who gets in, and who does not."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+
+import pytest
+
+from meshrun.events import Met
+from meshrun.host.admission import admit_only
+from meshrun.host.sockets import listen_on
+from tests.parties import Parties, card
+from tests.unit.test_elastic_nodes import fit
+
+STRANGER = "127.0.0.9"
+"""An address of this machine that no interface lists, as another machine's would be."""
+
+
+@pytest.fixture
+def held() -> Iterator[ExitStack]:
+    """Close what is held at the end of the test."""
+    with ExitStack() as held:
+        yield held
+
+
+def connect(held: ExitStack, place: tuple[str, int], source: str) -> bool:
+    """Connect from an address; whether that has come about, which loopback does at once."""
+    family = socket.AF_INET6 if ":" in place[0] else socket.AF_INET
+    connection = held.enter_context(closing(socket.socket(family)))
+    connection.bind((source, 0))
+    connection.setblocking(False)
+    connection.connect_ex(place)
+    try:
+        connection.getpeername()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("bound", "source", "admitted", "gets_in"),
+    [
+        ("127.0.0.1", STRANGER, ["127.0.0.1"], False),
+        ("127.0.0.1", STRANGER, [], False),
+        ("127.0.0.1", STRANGER, ["::1", "10.0.0.1", STRANGER], True),
+        ("127.0.0.1", "127.0.0.1", [f"10.0.1.{n}" for n in range(256)], False),
+        ("127.0.0.1", "127.0.0.1",
+         [*(f"10.0.{n}.{n}" for n in range(256)), "127.0.0.1"], True),
+        ("0.0.0.0", STRANGER, ["127.0.0.1"], False),
+        ("::1", "::1", ["::1"], True),
+        ("::1", "::1", ["fe80::1%eth0", "fd00::2", "::1"], True),
+        ("::1", "::1", ["::2", "fd00::1", "127.0.0.1"], False),
+        ("::", STRANGER, ["127.0.0.1", "::1"], False),
+        ("::", STRANGER, ["::ffff:127.0.0.9"], True),
+    ],
+)  # fmt: skip
+def test_only_these_addresses_get_in(
+    held: ExitStack, bound: str, source: str, admitted: list[str], gets_in: bool
+) -> None:
+    """Whatever the family, however many there are, and the last of them too."""
+    try:
+        listener = held.enter_context(closing(listen_on(bound, 0)))
+    except Exception as error:
+        if ":" in bound:
+            pytest.skip(f"no IPv6 here: {error}")
+        raise
+    admit_only(listener, admitted)
+    place = ("::1" if bound == source == "::1" else "127.0.0.1", listener.getsockname()[1])
+
+    assert connect(held, place, source) == gets_in
+
+
+def test_those_that_wait_already_are_sent_away(held: ExitStack) -> None:
+    """The filter is not theirs; the socket blocks as before."""
+    listener = held.enter_context(closing(listen_on("127.0.0.1", 0)))
+    early = held.enter_context(closing(socket.create_connection(listener.getsockname())))
+    admit_only(listener, ["127.0.0.1"])
+
+    assert early.recv(1) == b""
+    assert listener.gettimeout() is None
+    late = held.enter_context(closing(socket.create_connection(listener.getsockname())))
+    taken, address = listener.accept()
+    taken.close()
+
+    assert address == late.getsockname()
+
+
+@pytest.mark.parametrize("is_elastic", [False, True], ids=["fixed", "elastic"])
+@pytest.mark.parametrize("is_open", [False, True], ids=["kept", "said to be open"])
+def test_the_ranks_store_is_for_nodes_of_the_launch(
+    parties: Parties, held: ExitStack, monkeypatch: pytest.MonkeyPatch, is_elastic: bool,
+    is_open: bool,
+) -> None:  # fmt: skip
+    """From the moment that a node is told where it is."""
+    if is_open:
+        monkeypatch.setenv("MESHRUN_OPEN_STORE", "1")
+    changes = {"least_nodes": 1, "return_s": 60.0} if is_elastic else {}
+    head = parties.head(2, fit=fit if is_elastic else None, **changes)
+    member = parties.member(card("node1", 1), **changes)
+    parties.until(lambda: head.heard(Met) and member.heard(Met))
+    met = member.heard(Met)[0]
+    place = (met.store_address, met.store_port)
+
+    assert connect(held, place, "127.0.0.1")
+    assert connect(held, place, STRANGER) == is_open
+    assert head.notes == []
