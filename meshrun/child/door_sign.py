@@ -7,13 +7,14 @@ this and goes to the first node's launcher.
 from __future__ import annotations
 
 import contextlib
-import json
 import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from meshrun.child.node_card import NodeCard, read_card
+from meshrun.errors import RendezvousError
 from meshrun.events import Negotiated
 
 if TYPE_CHECKING:
@@ -36,39 +37,62 @@ class DoorSign:
 
     def __init__(self, store: Store, *, nnodes: int) -> None:
         self._store, self._nnodes = store, nnodes
-        self._stale = ""
+        self._stale = b""
 
     def read(self) -> Negotiated | None:
-        """Return where to go if the others have met already, and somebody listens there."""
+        """Return where to go if the others have met already, and somebody listens there.
+
+        Raises:
+            RendezvousError: If something else is written there, and stays.
+        """
         text = self._read()
         if not text or text == self._stale:
             return None
-        card = json.loads(text)
         try:
-            with socket.create_connection((card["address"], card["port"]), timeout=_CONNECT_S):
+            card = read_card(text, _KEY)
+        except RendezvousError:
+            time.sleep(2 * _LOOK_EVERY_S)  # the first node writes it again
+            card = read_card(self._read(), _KEY)
+        try:
+            with socket.create_connection((card.address, card.port), timeout=_CONNECT_S):
                 return self._late(card)
         except OSError:  # of an earlier launch, on a store that outlived it
             self._stale = text
             return None
 
-    def put_up(self, card: dict[str, Any]) -> Negotiated | None:
-        """As the first node, say where to come; return where to go if another was faster."""
-        mine = json.dumps(card)
-        found = self._store.compare_set(_KEY, self._stale, mine).decode()
-        return None if found == mine else self._late(json.loads(found))
+    def put_up(self, card: NodeCard, changed: Callable[[str], None]) -> Negotiated | None:
+        """As the first node, say where to come; return where to go if another was faster.
 
-    def compare(self, head: dict[str, Any]) -> Negotiated | None:
+        ``changed`` is called with the key each time that somebody else has written there since.
+        """
+        mine = card.to_text().encode()
+        found = self._store.compare_set(_KEY, self._stale.decode(), mine.decode())
+        if found != mine:
+            return self._late(read_card(found, _KEY))
+
+        def keep() -> None:
+            while True:
+                time.sleep(_LOOK_EVERY_S)
+                if self._read() != mine:
+                    changed(_KEY)
+                    self._store.set(_KEY, mine.decode())
+
+        threading.Thread(target=keep, daemon=True).start()
+        return None
+
+    def compare(self, head: NodeCard) -> Negotiated | None:
         """Return where to go if the first node of these is not the first of the launch."""
-        while (text := self._read()) in ("", self._stale):
+        while (text := self._read()) in (b"", self._stale):
             time.sleep(0.05)
-        return None if text == json.dumps(head) else self._late(json.loads(text))
+        card = read_card(text, _KEY)
+        return None if card == head else self._late(card)
 
     def watch(self, done: threading.Event, go: Callable[[Negotiated], None]) -> None:
         """While torch's rendezvous waits: call ``go`` if it is over, and was without this node."""
         seen_s = None
         while not done.wait(_LOOK_EVERY_S):
             with contextlib.suppress(Exception):
-                if seen_s is None and self._read() not in ("", self._stale):
+                if seen_s is None and self._read() not in (b"", self._stale):
                     seen_s = time.monotonic()
                 if seen_s is not None and time.monotonic() > seen_s + _MEETING_TAKES_S:
                     if (late := self.read()) is not None:
@@ -76,17 +100,17 @@ class DoorSign:
                         return
                     seen_s = None
 
-    def _read(self) -> str:
-        return self._store.get(_KEY).decode() if self._store.check([_KEY]) else ""
+    def _read(self) -> bytes:
+        return self._store.get(_KEY) if self._store.check([_KEY]) else b""
 
-    def _late(self, card: dict[str, Any]) -> Negotiated:
+    def _late(self, card: NodeCard) -> Negotiated:
         return Negotiated(
             node_rank=self._nnodes - 1,
             nnodes=self._nnodes,
-            head_host=str(card["host"]),
-            head_address=str(card["address"]),
-            head_port=int(card["port"]),
-            secret=str(card["secret"]),
+            head_host=card.host,
+            head_address=card.address,
+            head_port=card.port,
+            secret=card.secret,
             at_ns=time.monotonic_ns(),
             is_late=True,
         )

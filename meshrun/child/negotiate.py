@@ -24,11 +24,14 @@ from meshrun import wire
 from meshrun.child.common_clock import follow_clock, share_clock
 from meshrun.child.door_sign import DoorSign
 from meshrun.child.names import names_from_files_only
+from meshrun.child.node_card import NodeCard, foreign, read_card
+from meshrun.child.own_types import read_own_types_only
 from meshrun.child.pace import quicken
 from meshrun.child.path import first_path
+from meshrun.errors import RendezvousError
 from meshrun.events import Negotiated, NegotiationFailed, NegotiationWaits
 from meshrun.host.title import set_title
-from meshrun.interfaces import address_in, own_address_towards
+from meshrun.interfaces import address_in, is_address, own_address_towards
 from meshrun.meeting import format_endpoint
 from meshrun.nodes.gathering import natural
 from meshrun.nodes.handshake import LONGEST_LINE
@@ -71,9 +74,11 @@ def negotiate(
     def fail(text: str, **hint: str) -> None:
         _tell(reports, NegotiationFailed(text=text, at_ns=time.monotonic_ns(), **hint))
 
+    changed = partial(_tell_changed, order, reports, set())
     try:
+        read_own_types_only()
         done = threading.Event()
-        handler, arrivals = _handler(order, fds, say, fail, done)
+        handler, arrivals = _handler(order, fds, say, fail, done=done, changed=changed)
         is_open = arrivals is not None and order.is_elastic
         quicken(handler, order.nnodes)
         sign = DoorSign(arrivals, nnodes=order.nnodes) if is_open else None
@@ -81,14 +86,13 @@ def negotiate(
             done.set()
             _tell(reports, late)
             _stay()
-        if arrivals is not None:
-            arrivals.set(f"host {arrivals.add('count', 1)}", order.host)
+        arrivals = _arrive(order, arrivals)
         _in_background(_tell_who_waits, order, arrivals, done, say)
         if sign is not None:
             _in_background(sign.watch, done, partial(_go_late, reports))
         found = handler.next_rendezvous()
         done.set()
-        _tell(reports, _exchange(order, found, sign, is_host=bool(fds)))
+        _tell(reports, _exchange(order, found, sign, changed, is_host=bool(fds)))
         if hasattr(handler, "_stop_heartbeats"):  # they would complain as soon as the host ends
             handler._stop_heartbeats()
     except BaseException as error:
@@ -99,8 +103,30 @@ def negotiate(
     _stay()
 
 
+def _arrive(order: Negotiate, arrivals: Store | None) -> Store | None:
+    """Say in torch's store who has come, for people; return that part of it."""
+    if arrivals is None:
+        return None
+    arrivals = arrivals.clone()  # torch closes a connection on a count that is none
+    with contextlib.suppress(Exception):
+        arrivals.set(f"host {arrivals.add('count', 1)}", order.host)
+    return arrivals
+
+
+def _tell_changed(order: Negotiate, reports: socket.socket, told: set[str], key: str) -> None:
+    """Say once for a key that somebody else has written there."""
+    if key in told:
+        return
+    told.add(key)
+    place = format_endpoint(order.endpoint_host, order.endpoint_port)
+    text = f"something else has written to torch's store at {place}, under `{key}`"
+    _tell(reports, NegotiationWaits(text=f"{text}; it is written again"))
+
+
 def _hint(order: Negotiate, error: BaseException) -> str:
     """Return what to try after an error that is not for want of other nodes."""
+    if isinstance(error, RendezvousError) and error.hint:
+        return error.hint
     place = format_endpoint(order.endpoint_host, order.endpoint_port)
     causes = [error]
     while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
@@ -131,6 +157,8 @@ def _go_late(reports: socket.socket, late: Negotiated) -> None:
 
 
 def _describe(error: BaseException) -> str:
+    if isinstance(error, RendezvousError):
+        return error.message
     cause = error.__cause__
     because = f" ({_describe(cause)})" if cause is not None else ""
     return f"{type(error).__name__}: {error}".strip(": ") + because
@@ -142,7 +170,13 @@ def _tell(reports: socket.socket, event: Any) -> None:
 
 
 def _handler(
-    order: Negotiate, fds: list[int], say: Any, fail: Any, done: threading.Event
+    order: Negotiate,
+    fds: list[int],
+    say: Any,
+    fail: Any,
+    *,
+    done: threading.Event,
+    changed: Callable[[str], None],
 ) -> tuple[Any, Store | None]:
     """Return torch's handler, and a part of its store to say who has arrived, if there is one."""
     from torch.distributed import PrefixStore
@@ -174,7 +208,7 @@ def _handler(
     backend = C10dRendezvousBackend(store, order.run_id)
     arrivals = PrefixStore(f"meshrun/{order.run_id}", store)
     if fds:
-        share_clock(arrivals, done)
+        share_clock(arrivals, threading.Event() if order.is_elastic else done, changed)
     else:
         follow_clock(arrivals)
     return create_handler(store, backend, params), arrivals
@@ -252,45 +286,51 @@ def _tell_who_waits(
 
 
 def _exchange(
-    order: Negotiate, found: RendezvousInfo, sign: DoorSign | None, *, is_host: bool
+    order: Negotiate,
+    found: RendezvousInfo,
+    sign: DoorSign | None,
+    changed: Callable[[str], None],
+    *,
+    is_host: bool,
 ) -> Negotiated:
     """Tell the others where this node's launcher listens, and learn who is the first."""
     from torch.distributed import PrefixStore
 
     store, rank, world_size = found.store, found.rank, found.world_size
     store = PrefixStore("meshrun/cards", store)
-    card = {
-        "host": order.host,
-        "is_host": is_host,
-        "address": order.address,
-        "port": order.port,
-        "secret": secrets.token_hex(16),
-    }
-    store.set(str(rank), json.dumps(card))
-    cards = [json.loads(store.get(str(other))) for other in range(world_size)]
+    card = NodeCard(
+        host=order.host,
+        is_host=is_host,
+        address=order.address,
+        port=order.port,
+        secret=secrets.token_hex(16),
+    )
+    store.set(str(rank), card.to_text())
+    cards = [read_card(store.get(str(other)), str(other)) for other in range(world_size)]
     ranks = sorted(
         range(world_size),
-        key=lambda other: (not cards[other]["is_host"], natural(cards[other]["host"]), other),
+        key=lambda other: (not cards[other].is_host, natural(cards[other].host), other),
     )
     head = cards[ranks[0]]
-    address = str(head["address"])
+    address = head.address
     if _is_everywhere(address):  # it could not tell which of its addresses the others see
         if rank == ranks[0]:
-            known = [card["address"] for card in cards if not _is_everywhere(card["address"])]
+            known = [each.address for each in cards if not _is_everywhere(each.address)]
             seen = [own_address_towards(each) or address for each in known]
             store.set("head", (*seen, address)[0])
-        address = store.get("head").decode()
+        if not is_address(address := store.get("head").decode(errors="replace")):
+            raise foreign(address.encode(), "head", "an address")
     if sign is not None:
-        late = sign.put_up(card) if ranks[0] == rank else sign.compare(head)
+        late = sign.put_up(card, changed) if ranks[0] == rank else sign.compare(head)
         if late is not None:
             return late
     return Negotiated(
         node_rank=ranks.index(rank),
         nnodes=world_size,
-        head_host=str(head["host"]),
+        head_host=head.host,
         head_address=address,
-        head_port=int(head["port"]),
-        secret=str(head["secret"]),
+        head_port=head.port,
+        secret=head.secret,
         at_ns=time.monotonic_ns(),
     )
 

@@ -89,16 +89,49 @@ def test_a_head_without_the_secret_is_not_obeyed(make_hosts: MakeHosts) -> None:
 
 
 def test_who_writes_to_the_store_ends_nothing(make_hosts: MakeHosts) -> None:
-    """After the meeting the port is torch's store, open to all; life and death are not in it."""
+    """The port is torch's store by then, open to its nodes; life and death are not in it."""
     hosts = make_hosts(3)
     launches = [Launch(hosts, host, [*AT, TOGETHER, "save", "stay"]) for host in (0, 1)]
     for launch in launches:
         launch.wait_for("met 4", times=2)
-    meddled = hosts.run(STRANGER, [sys.executable, MEDDLE, "store", *HEAD])
+    reached = hosts.run(STRANGER, [sys.executable, MEDDLE, "reach", *HEAD])
+    assert reached.stdout == "not reached\n", reached.stderr
+    meddled = hosts.run(1, [sys.executable, MEDDLE, "store", *HEAD])
     assert meddled.stdout == "read back 1\n", meddled.stderr
     launches[0].send(signal.SIGTERM)
 
     assert end_all(launches) == [75, 75], launches[0].text + launches[1].text
+
+
+@pytest.mark.parametrize("ipv6", [False, pytest.param(True, marks=pytest.mark.nightly)])
+def test_a_program_reaches_the_store_by_itself(make_hosts: MakeHosts, ipv6: bool) -> None:
+    """Through the variables, or its address: on every node, whoever else is kept out."""
+    hosts = make_hosts(2, ipv6=ipv6)
+    at = ("[fd77::1]" if ipv6 else "10.77.0.1") + ":29500"
+    words = ["--nnodes", "2", "--nproc-per-node", "2", "--device", "cpu", "--rdzv-endpoint", at]
+    launches = [Launch(hosts, host, [*words, PROGRAMS / "own_groups.py"]) for host in (0, 1)]
+
+    assert end_all(launches) == [0, 0], launches[0].text + launches[1].text
+    for launch in launches:
+        assert launch.text.count("met through env") == launch.text.count("met through tcp") == 2
+
+
+def test_junk_in_torchs_store_keeps_no_node_out(make_hosts: MakeHosts, tmp_path: Path) -> None:
+    """Of a launch whose nodes come and go: the first node says so, and the next one gets in."""
+    hosts = make_hosts(3)
+    words = ["--nnodes", "1:2", "--nproc-per-node", "1", "--mesh", "dp=1:2", "--rdzv-backend",
+             "c10d", "--rdzv-endpoint", "node0:29500", "--rdzv-conf", "last_call_timeout=1",
+             PROGRAMS / "elastic.py", tmp_path]  # fmt: skip
+    first = Launch(hosts, 0, words)
+    first.wait_for("in 0 on")
+    junk = hosts.run(STRANGER, [sys.executable, MEDDLE, "junk", *HEAD])
+    assert junk.stdout == "junk\n", junk.stderr
+    first.wait_for("something else has written to torch's store at node0:29500, under `door`")
+    second = Launch(hosts, 1, words)
+    second.wait_for("in 1 on")
+    (tmp_path / "go").touch()
+
+    assert end_all([first, second]) == [0, 0], first.text + second.text
 
 
 def test_only_the_addresses_of_peers_are_listened_on(make_hosts: MakeHosts) -> None:

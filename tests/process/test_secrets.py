@@ -20,6 +20,7 @@ _OF_FILES = {
     "child/function.py": "the same, in the rank",
     "child/program.py": "the user's own program, from its file",
     "child/logs_plugin.py": "an installed plug-in, by its entry point",
+    "child/own_types.py": "torch's rendezvous, from its store: of its own types and no others",
     "report/elastic_events.py": "an installed plug-in, by its entry point",
 }
 """Modules that turn bytes into objects or code, and where the bytes come from."""
@@ -28,6 +29,7 @@ _OF_SOCKETS = (
     *("supervise/loop.py", "supervise/signals.py", "host/sockets.py"),
     *("nodes/link.py", "nodes/frames.py", "nodes/handshake.py", "nodes/messages.py"),
     *("nodes/member.py", "nodes/head.py", "nodes/waiting_room.py", "child/negotiate.py"),
+    *("child/node_card.py", "child/door_sign.py", "child/common_clock.py"),
 )
 
 

@@ -1,6 +1,8 @@
-"""A stranger on the network. `knock`: say things to a launcher; `store`: change a torch store.
+"""A stranger on the network: says things to a launcher, or reaches for a port.
 
-meddle.py knock|store HOST PORT
+`store` and `junk` change a torch store, the latter all of it.
+
+meddle.py knock|reach|store|junk HOST PORT
 """
 
 import socket
@@ -22,12 +24,23 @@ if what == "knock":
         kept[-1].sendall(each)
     print("knocked", flush=True)
     sys.stdin.read()  # some stay connected until this ends
+elif what == "reach":
+    try:
+        socket.create_connection((host, port), timeout=2)
+        print("reached")
+    except TimeoutError:
+        print("not reached")
 else:
     from torch.distributed import TCPStore
 
     store = TCPStore(
         host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=9)
     )
+    if what == "junk":
+        for key in store.list_keys():
+            store.set(key, "junk")
+        print("junk", flush=True)
+        sys.exit()
     for key in ("torchelastic/agent/terminal_state", "default_pg/0//cuda//timeout_dump", "failed"):
         store.set(key, "1")
     print("read back", store.get("failed").decode(), flush=True)
