@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NoReturn
 
 from rich import box
-from rich.console import Console
-from rich.table import Table
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Column, Table
+from rich.text import Text
+
+_PADDING = 2
+_GAP = _PADDING + 1
+"""Between two columns; the box has a place for a line there."""
+_FOLDED = 24
 
 from meshrun.host.descriptors import is_terminal
 
@@ -24,6 +32,55 @@ class Page(Console):
         raise BrokenPipeError
 
 
+class _Table(Table):
+    """A table that goes on below itself where the window is too narrow, its first column repeated.
+
+    No header and no value is cut; a column that is too wide alone is folded.
+    """
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield it whole, or its parts."""
+        parts = list(self._parts(options.max_width))
+        if len(parts) == 1:
+            yield from super().__rich_console__(console, options)
+            return
+        for place, columns in enumerate(parts):
+            part = _plain_table()
+            for column in columns:
+                part.add_column(column.header, justify=column.justify, overflow="fold")
+            for cells in zip(*(column.cells for column in columns), strict=True):
+                part.add_row(*cells)
+            if place:
+                yield Text()
+            yield part
+        if self.caption:
+            yield Text(str(self.caption))
+
+    def _parts(self, room: int) -> Iterator[list[Column]]:
+        """Yield the columns that stand side by side, the first column before each."""
+        first, *others = self.columns
+        part, used = [first], _width(first)
+        for column in others:
+            width = _GAP + _width(column)
+            if used + width > room and len(part) > 1:
+                yield part
+                part, used = [first], _width(first)
+            part.append(column)
+            used += width
+        yield part
+
+
 def new_table() -> Table:
     """Return a table without borders, with a line below its headers."""
-    return Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
+    return _plain_table(_Table)
+
+
+def _plain_table(kind: type[Table] = Table) -> Table:
+    return kind(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, _PADDING, 0, 0))
+
+
+def _width(column: Column) -> int:
+    """Return how wide a column is to be: where its texts may be folded, not as the longest."""
+    header, *cells = (cell_len(str(text)) for text in (column.header, *column.cells))
+    widest = max(cells, default=0)
+    return max(header, min(widest, _FOLDED) if column.overflow == "fold" else widest)

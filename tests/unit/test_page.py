@@ -1,0 +1,49 @@
+"""The tables of a dry run in windows of any width."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from meshrun.report.page import new_table
+
+HEADERS = ("rank", "node", "local rank", "device", "dp", "tp")
+ROWS = [
+    (str(rank), "0", str(rank), f"cuda:{rank}", str(rank // 4), str(rank % 4)) for rank in (0, 7)
+]
+
+
+def shown(width: int, **last_column: str) -> list[str]:
+    table = new_table()
+    for header in HEADERS:
+        table.add_column(header, justify="right", no_wrap=True)
+    if last_column:
+        table.add_column("value", overflow="fold")
+    for row in ROWS:
+        table.add_row(*row, *last_column.values())
+    out = io.StringIO()
+    Console(file=out, width=width).print(table)
+    return [line.rstrip() for line in out.getvalue().splitlines()]
+
+
+@pytest.mark.parametrize("width", [17, 19, 20, 40, 42, 43, 44, 80])
+def test_no_header_is_cut(width: int) -> None:
+    """What does not fit stands below, with the first column again."""
+    lines = shown(width)
+    heads = [line.split("   ") for line in lines if line.startswith("rank")]
+    found = [header.strip() for head in heads for header in head if header.strip() != "rank"]
+
+    assert found == list(HEADERS[1:])
+    assert "…" not in "".join(lines)
+    assert max(map(len, lines)) <= width
+    assert (len(heads) == 1) == (width >= 43)
+    assert sum(line.lstrip().startswith("7 ") for line in lines) == len(heads)
+
+
+def test_a_long_text_is_folded() -> None:
+    """No part of it is lost."""
+    value = "abcdefghij" * 8
+    lines = shown(60, value=value)
+
+    assert "".join(lines).replace(" ", "").count("abcdefghij") >= 2
+    assert max(map(len, lines)) <= 60
