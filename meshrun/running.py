@@ -116,8 +116,8 @@ def launch_here(
     lost_first = isinstance(result.trouble, NodeLostError)  # which says why, or else the conductor
     told = quiet and (result.elsewhere or result.signum is not None or lost_first)
     told = told or (result.signum is not None and why_ended(began.folder))
-    bare = request.console.prefix != "mesh"
-    if not told and (text := render_failure(result, told_lost=progress.told_lost, bare=bare)):
+    bare, unseen = request.console.prefix != "mesh", progress.without_what_was_seen(result)
+    if not told and (text := render_failure(unseen, told_lost=progress.told_lost, bare=bare)):
         say(text)
     if request.exit_codes == "torchrun":
         return int(result.exit_code != 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from dataclasses import replace
 
 from meshrun.events import (
     Event,
@@ -27,7 +28,7 @@ from meshrun.events import (
 from meshrun.plan import LaunchPlan
 from meshrun.raised import headline, lost_connection
 from meshrun.report.findings import describe_spares
-from meshrun.result import Resize, signal_name, split_wait_status
+from meshrun.result import LaunchResult, Resize, signal_name, split_wait_status
 from meshrun.supervise.blame import describe_lost_process, describe_wait_status
 from meshrun.supervise.console import Console
 from meshrun.supervise.known import State
@@ -52,6 +53,7 @@ class StartProgress:
         self._told_kill = False
         self.told_lost: frozenset[int] = frozenset()
         """Ranks that were said to have lost a connection, in this generation."""
+        self._console: Console | None = None
         self._survivors: set[int] = set()
         self._generation = 0
 
@@ -64,8 +66,18 @@ class StartProgress:
         """The nodes have met: this is the plan now."""
         self._plan = plan
 
+    def without_what_was_seen(self, result: LaunchResult) -> LaunchResult:
+        """Return a result whose first rank's last lines are gone if they stand right above."""
+        if self._console is None or not result.failures:
+            return result
+        first, *others = result.failures
+        if self._console.has_just_shown(first.last_lines):
+            first = replace(first, last_lines=())
+        return replace(result, failures=(first, *others))
+
     def __call__(self, event: Event, state: State, console: Console) -> None:
         """Take one event and the state after it."""
+        self._console = console
         self._tell_oddities(event, state, console)
         if self._quiet:
             return

@@ -15,6 +15,7 @@ QUEUE_BYTES = 1024 * 1024
 """With more than this waiting for a slow reader, ranks are not read, so they wait too."""
 _PARTIAL_AFTER_NS = 50_000_000
 _SELDOM_NS = 500_000_000
+_RECENT_BYTES = 4096
 _CLEAR = b"\r\x1b[2K"
 _COLOUR_CODE = re.compile(r"\x1b\[[0-9;]*m")
 _COLOURS = (36, 33, 35, 32, 34, 31)
@@ -48,6 +49,8 @@ class Console:
         self._drawn_ns = 0
         self._was_drawn = False
         self._told_lost: set[Outlet] = set()
+        self._recent = b""
+        """The last lines on stderr."""
 
     def stream(self, *, rank: int, prefix: Prefix, to_stderr: bool) -> RankStream:
         """Return a new stream of a rank; ``prefix`` goes before each of its lines."""
@@ -79,6 +82,15 @@ class Console:
     def share_terminal(self) -> None:
         """Print whole lines alone from now on: a rank writes to the terminal by itself."""
         self._shared = True
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether a rank writes to the terminal by itself."""
+        return self._shared
+
+    def has_just_shown(self, lines: Sequence[str]) -> bool:
+        """Whether these are among the last lines on stderr."""
+        return all(line.encode(errors="replace") in self._recent for line in lines)
 
     @property
     def shows_status(self) -> bool:
@@ -182,6 +194,8 @@ class Console:
         self._open[stream.outlet] = self._begin_line
 
     def _show(self, owner: Hashable, outlet: Outlet, piece: Piece) -> None:
+        if outlet is self._err and not piece.is_state:
+            self._recent = (self._recent + piece.text[-_RECENT_BYTES:])[-_RECENT_BYTES:]
         if outlet.moves_cursor:
             self._show_on_terminal(owner, outlet, piece)
             return

@@ -264,6 +264,8 @@ class Loop:
         self._debugging.see(event)
         if isinstance(event, RankReady):
             self._output.begin()
+        if isinstance(event, RankExited):
+            self._output.end(event.rank, failed=event.wait_status != 0)
         self._watch(event, self.state, self._console)
         for action in actions:
             self._act(action)

@@ -22,6 +22,7 @@ from meshrun.supervise.collapsing import collapsing_for
 from meshrun.supervise.console import Console, RankStream
 from meshrun.supervise.label import line_prefix
 from meshrun.supervise.line_copy import LineCopy
+from meshrun.supervise.repeats import Repeats
 
 _READ_BYTES = 64 * 1024
 """More is slower: it does not stay in the processor's cache, and is mapped anew each time."""
@@ -88,6 +89,9 @@ class Output:
         self._error_files: dict[int, str] = {}
         self._reading = True
         self._collapsing = collapsing_for(plan, console)
+        self._repeats = Repeats()
+        self._errors: dict[int, RankStream] = {}
+        """Where stderr of each rank is printed."""
         self._watch: FileWatch[_Source] = FileWatch()
         if self._watch.fileno() >= 0:
             selector.register(self._watch.fileno(), selectors.EVENT_READ, self._on_written)
@@ -168,7 +172,7 @@ class Output:
     @property
     def next_look_ns(self) -> int | None:
         """When :meth:`read_files` has to be called again, or ``None``."""
-        times = [self._collapsing.next_due_ns if self._collapsing else None]
+        times = [self._collapsing.next_due_ns if self._collapsing else self._repeats.next_due_ns]
         if self._unwatched and self._reading:
             times.append(self._look_at_ns)
         return min((at for at in times if at is not None), default=None)
@@ -186,8 +190,7 @@ class Output:
 
     def read_files(self) -> None:
         """Take the next piece of each followed file that has grown."""
-        if self._collapsing is not None:
-            self._collapsing.show_due()
+        self._show_due()
         if not self._reading:
             return
         for fd in list(self._ahead):
@@ -210,6 +213,12 @@ class Output:
                 del self._grown[source]
                 self._arm(source)
 
+    def _show_due(self) -> None:
+        if self._collapsing is not None:
+            self._collapsing.show_due()
+        for rank, text in self._repeats.due(time.monotonic_ns()).items():
+            self._console.feed(self._errors[rank], text)
+
     def begin(self) -> None:
         """A rank begins its program."""
         if self._collapsing is not None:
@@ -217,6 +226,8 @@ class Output:
 
     def end_generation(self) -> None:
         """The ranks until now are gone: let go of their files once they are read to the end."""
+        self._let_go()
+        self._repeats = Repeats()
         for source in self._tails:
             source.ended = True
             self._grown[source] = None
@@ -277,12 +288,29 @@ class Output:
         if self._collapsing is not None:
             self._collapsing.feed(source.rank, source.to_stderr, data)
         else:
-            self._console.feed(source.stream, data)
+            self._print(source, data)
         if source.copy is not None:
             source.copy.feed(data)
             if source.copy.error is not None:
                 self._console.note(f"lines are not copied any more: {source.copy.error}")
                 source.copy = None
+
+    def _print(self, source: _Source, data: bytes) -> None:
+        """Print what a rank says, unless it waits for the rank's end, being another's words."""
+        if source.to_stderr:
+            self._errors[source.rank] = source.stream
+            if data and not (source.stream.lines.pending or self._console.is_shared):
+                data = self._repeats.take(source.rank, data, time.monotonic_ns())
+                if not data:
+                    return
+        elif data and (before := self._repeats.go_on(source.rank)):
+            self._console.feed(self._errors[source.rank], before)
+        self._console.feed(source.stream, data)
+
+    def end(self, rank: int, *, failed: bool) -> None:
+        """A rank has ended: print what waited for that, unless all has been said."""
+        if text := self._repeats.end(rank, failed=failed):
+            self._console.feed(self._errors[rank], text)
 
     def _register(self, fd: int) -> None:
         self._selector.register(fd, selectors.EVENT_READ, partial(self._on_pipe, fd))
@@ -343,10 +371,17 @@ class Output:
                     self._close_tail(source)
         if self._collapsing is not None:
             self._collapsing.flush()
+        self._let_go()
         for fd in list(self._pipes):
             self._close_pipe(fd)
         for source in list(self._tails):
             self._close_tail(source)
+
+    def _let_go(self) -> None:
+        """Print all that waits to be known as what other ranks said."""
+        for rank, stream in self._errors.items():
+            if text := self._repeats.go_on(rank):
+                self._console.feed(stream, text)
 
     def close(self) -> None:
         """Stop watching files."""

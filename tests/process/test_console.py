@@ -28,6 +28,41 @@ def test_without_prefix_lines_are_as_they_were(fake_torch: object) -> None:
     assert sorted(ours.stdout.splitlines()) == ["out 0", "out 1"]
 
 
+@pytest.mark.parametrize("more", [[], ["--no-prefix"]])
+def test_what_all_say_before_they_fail_is_printed_once(
+    fake_torch: object, tmp_path: Path, more: list[str]
+) -> None:
+    """As where an argument is missing; nor does the report repeat it."""
+    program = tmp_path / "args.py"
+    program.write_text(
+        "import argparse\nparser = argparse.ArgumentParser()\n"
+        "parser.add_argument('--lr', required=True)\nparser.parse_args()\n"
+    )
+    ours = run_meshrun("--nproc-per-node", "4", *more, program)
+
+    assert ours.returncode == 2
+    assert ours.stderr.count("usage: args.py") == 1, ours.stderr
+    assert ours.stderr.count("args.py: error: the following arguments are required: --lr") == 1
+    assert "last lines" not in ours.stderr
+
+
+def test_what_ranks_that_go_on_say_alike_is_all_there(fake_torch: object, tmp_path: Path) -> None:
+    """A warning of every rank stands before what the rank says next, or its end."""
+    program = tmp_path / "warn.py"
+    program.write_text(
+        "import os, sys\nprint('careful', file=sys.stderr, flush=True)\n"
+        "if os.environ['RANK'] < '2': print('on', file=sys.stderr)\n"
+        "if os.environ['RANK'] == '3': sys.exit('no')\n"
+    )
+    said = run_meshrun("--nproc-per-node", "4", program).stderr.splitlines()
+    ranks = [line[6] for line in said if line.endswith("] careful")]
+
+    assert sorted(ranks) in (["0", "1", "2"], ["0", "1", "2", "3"], ["0", "1", "3"])
+    for rank in "01":
+        mine = [line for line in said if line.startswith(f"[rank {rank}]")]
+        assert mine == [f"[rank {rank}] careful", f"[rank {rank}] on"]
+
+
 def test_halves_of_lines_find_each_other(fake_torch: object) -> None:
     """Lines written in two halves by four ranks at once come out whole."""
     ours = run_meshrun("--nproc-per-node", "4", PROGRAMS / "half_lines.py")
@@ -168,7 +203,6 @@ def test_a_terminal_shows_the_start_and_one_bar(fake_torch: object, tmp_path: Pa
 
     assert process.wait(timeout=60) == 0
     assert b"meshrun: importing torch" in shown
-    assert b"of 1 ranks are ready" in shown
     assert b"mesh (" not in shown, "there is none"
     lines = shown.replace(b"\r\n", b"\n").split(b"\n")
     assert lines[-2].endswith(b"[rank 0] all done")

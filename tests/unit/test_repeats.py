@@ -1,0 +1,70 @@
+"""Words that all ranks say before they fail are printed once, and no others are lost."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshrun.supervise.repeats import WAIT_NS, Repeats
+
+USAGE, WRONG = b"usage: x.py [-h]\n", b"x.py: error: --lr is required\n"
+
+
+def test_ranks_that_fail_alike_are_heard_once() -> None:
+    """However their words are cut, and whether an end or the last words are noticed first."""
+    repeats = Repeats()
+
+    assert repeats.take(0, USAGE, 0) == USAGE
+    assert repeats.take(2, USAGE, 0) == b""
+    assert repeats.take(0, WRONG, 0) == WRONG
+    assert repeats.take(1, USAGE + WRONG, 0) == b""
+    assert repeats.end(0, failed=True) == b""
+    assert repeats.end(1, failed=True) == b""
+    assert repeats.end(2, failed=True) == b""
+    assert repeats.take(2, WRONG, 0) == b""
+    assert repeats.end(3, failed=True) == b""
+    assert repeats.take(3, USAGE + b"x.py: error: another\n", 0) == (
+        USAGE + b"x.py: error: another\n"
+    )
+    assert repeats.next_due_ns is None
+
+
+def test_a_rank_that_lives_on_is_heard() -> None:
+    """Before what it says next, when it ends well, or after a while."""
+    warning = b"a warning\n"
+    repeats = Repeats()
+    repeats.take(0, warning, 0)
+    held = [repeats.take(rank, warning, 0) for rank in (1, 2, 3, 4, 5)]
+
+    assert held == [b""] * 5
+    assert repeats.take(5, warning, WAIT_NS // 2) == warning
+    assert repeats.go_on(5) == warning
+    assert repeats.take(1, b"more\n", 0) == b"a warning\nmore\n"
+    assert repeats.go_on(2) == warning
+    assert repeats.end(3, failed=False) == warning
+    assert repeats.due(WAIT_NS - 1) == {}
+    assert repeats.due(WAIT_NS) == {4: warning}
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 2),
+            st.sampled_from([b"a\n", b"b\n", b"a\nb\n", b"?", b"5%\r", b"c\n" * 3000]),
+            st.integers(0, WAIT_NS),
+        )
+    )
+)
+def test_nothing_is_lost_of_ranks_that_end_well(said: list[tuple[int, bytes, int]]) -> None:
+    """Each rank's words come out whole and in order."""
+    repeats, now_ns = Repeats(), 0
+    printed = dict.fromkeys(range(3), b"")
+    for rank, text, waited_ns in said:
+        now_ns += waited_ns
+        for who, due in repeats.due(now_ns).items():
+            printed[who] += due
+        printed[rank] += repeats.take(rank, text, now_ns)
+    for rank in range(3):
+        printed[rank] += repeats.end(rank, failed=False)
+
+    assert printed == {
+        rank: b"".join(text for who, text, _ in said if who == rank) for rank in range(3)
+    }
