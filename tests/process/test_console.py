@@ -52,15 +52,12 @@ def test_what_ranks_that_go_on_say_alike_is_all_there(fake_torch: object, tmp_pa
     program.write_text(
         "import os, sys\nprint('careful', file=sys.stderr, flush=True)\n"
         "if os.environ['RANK'] < '2': print('on', file=sys.stderr)\n"
-        "if os.environ['RANK'] == '3': sys.exit('no')\n"
     )
     said = run_meshrun("--nproc-per-node", "4", program).stderr.splitlines()
-    ranks = [line[6] for line in said if line.endswith("] careful")]
 
-    assert sorted(ranks) in (["0", "1", "2"], ["0", "1", "2", "3"], ["0", "1", "3"])
-    for rank in "01":
+    for rank in range(4):
         mine = [line for line in said if line.startswith(f"[rank {rank}]")]
-        assert mine == [f"[rank {rank}] careful", f"[rank {rank}] on"]
+        assert mine == [f"[rank {rank}] careful", f"[rank {rank}] on"][: 2 if rank < 2 else 1]
 
 
 def test_halves_of_lines_find_each_other(fake_torch: object) -> None:
