@@ -6,10 +6,12 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
-from importlib.machinery import ModuleSpec, PathFinder
-from types import FrameType, ModuleType
+from collections.abc import Callable
+from functools import partial
+from types import FrameType
 from typing import Any
+
+from meshrun.child.when_imported import when_imported
 
 _DEBUGGERS = ("pdb.py", "bdb.py", "cmd.py", "code.py", "IPython", "prompt_toolkit")
 
@@ -30,39 +32,11 @@ def pass_breakpoints(passed: Callable[[], None]) -> None:
     Args:
         passed: Called each time.
     """
-    if "pdb" in sys.modules:
-        _pass_in(sys.modules["pdb"], passed)
-    else:
-        sys.meta_path.insert(0, _WhenImported(passed))  # importing it takes 20 ms
+    when_imported("pdb", partial(_pass_in_pdb, passed))  # importing it takes 20 ms
 
 
-class _WhenImported:
-    """Changes pdb as it is imported, as ``breakpoint()`` does."""
-
-    def __init__(self, passed: Callable[[], None]) -> None:
-        self._passed = passed
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """Find pdb where it is, to be changed once it is loaded."""
-        if name != "pdb":
-            return None
-        sys.meta_path.remove(self)
-        spec = PathFinder.find_spec(name, path, target)
-        loader: Any = spec.loader if spec is not None else None
-        if loader is not None:
-            execute = loader.exec_module
-
-            def execute_and_change(module: ModuleType) -> None:
-                execute(module)
-                _pass_in(module, self._passed)
-
-            loader.exec_module = execute_and_change
-        return spec
-
-
-def _pass_in(pdb: Any, passed: Callable[[], None]) -> None:
+def _pass_in_pdb(passed: Callable[[], None]) -> None:
+    pdb: Any = sys.modules["pdb"]
     set_trace = pdb.Pdb.set_trace
 
     def stop_or_pass(self: Any, frame: FrameType | None = None, **kwargs: Any) -> None:

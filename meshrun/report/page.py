@@ -11,12 +11,12 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Column, Table
 from rich.text import Text
 
+from meshrun.host.descriptors import is_terminal
+
 _PADDING = 2
 _GAP = _PADDING + 1
 """Between two columns; the box has a place for a line there."""
 _FOLDED = 24
-
-from meshrun.host.descriptors import is_terminal
 
 
 class Page(Console):
