@@ -30,6 +30,8 @@ _IN_A_ROW_NS = 2_000_000_000
 _MOST_INTERRUPTS = 2
 """Ctrl-C so often in a row is the rank's; once more ends the launch."""
 _LOCAL_MODES = 3
+_READ = {"x86_64": 0, "aarch64": 63}.get(os.uname().machine)
+"""Number of a system call, in the kernel's tables."""
 
 
 class Debugging:
@@ -48,10 +50,11 @@ class Debugging:
         self.next_look_ns: int | None = None
         """When :meth:`look` has something to do, or ``None``."""
         self._console, self._send = console, send
+        self._has_terminal = os.isatty(0)
         self._is_told = False
         """Whether a rank is known to have passed a breakpoint."""
         self._read_by_all = plan.program.kind == "script" and _is_stdin(plan.program.target)
-        if os.isatty(0) and not _is_foreground():
+        if self._has_terminal and not _is_foreground():
             self.stdin = subprocess.DEVNULL  # not stopped for reading it, being no job of the shell
         self._whole_group = plan.program.kind == "command"
         self._interrupts: list[int] = []
@@ -71,6 +74,22 @@ class Debugging:
     def has_stdin(self, local_rank: int) -> bool:
         """Whether a rank of this node reads our stdin: one alone, so that nobody gets a part."""
         return self.stdin is None and (local_rank == 0 or self._read_by_all)
+
+    def go_on(self) -> None:
+        """The launch was continued, by ``fg`` or by ``bg``."""
+        if self._has_terminal and self.stdin is None:
+            self.next_look_ns = None if _is_foreground() else time.monotonic_ns()
+
+    def takes_keys(self, state: State) -> bool:
+        """Whether a rank reads the terminal in the background, and takes the shell's keys.
+
+        The kernel stops a job for that, but not a rank, whose terminal it is not.
+        """
+        if self.rank is not None or self.next_look_ns is None:
+            return False
+        self.next_look_ns = time.monotonic_ns() + _LOOK_AGAIN_NS
+        reader = state.ranks[min(state.ranks)]
+        return bool(reader.pid and not reader.exited and _reads_terminal(reader.pid))
 
     def why_empty(self, layout: Layout, rank: int) -> str:
         """Return why a rank has no stdin to read, and what gives it one; "" if it has."""
@@ -202,4 +221,14 @@ def _is_stdin(path: str) -> bool:
     try:
         return os.path.samestat(os.stat(path), os.fstat(0))
     except OSError:
+        return False
+
+
+def _reads_terminal(pid: int) -> bool:
+    """Whether a process waits in ``read()`` for the terminal that is our stdin."""
+    try:
+        with open(f"/proc/{pid}/syscall") as file:
+            number, fd = (int(word, 0) for word in file.read().split()[:2])
+        return number == _READ and os.path.samestat(os.stat(f"/proc/{pid}/fd/{fd}"), os.fstat(0))
+    except (OSError, ValueError):  # it runs, or may not be looked into
         return False

@@ -200,7 +200,7 @@ class Loop:
         self._slow_readers.watch()
         self._output.pause_or_go_on()
         ready, due_ns = self._sleep()
-        if self._debugging.look():
+        if self._look_at_terminal():
             return
         for key, _ in ready:
             key.data()
@@ -222,6 +222,12 @@ class Loop:
         self._console.note_lost_output()
         if self._console.reader_is_gone and signal.SIGPIPE not in self.state.signals:
             self._happen(SignalArrived(signum=signal.SIGPIPE, at_ns=time.monotonic_ns()))
+
+    def _look_at_terminal(self) -> bool:
+        """Leave it to whose it is; return whether ranks are heard again, or are not."""
+        if self._debugging.takes_keys(self.state):
+            self._stop("a rank reads the terminal in the background")
+        return self._debugging.look()
 
     def _sleep(self) -> tuple[list[tuple[selectors.SelectorKey, int]], int]:
         """Wait until something is there or due; return what is there, and when that was."""
@@ -326,7 +332,7 @@ class Loop:
             if signum == signal.SIGCONT:
                 continue
             if signum == signal.SIGTSTP and signum not in self.plan.request.stop_signals:
-                self._stop()
+                self._stop("SIGTSTP")
                 continue
             if signum == signal.SIGQUIT and signum not in self.plan.request.stop_signals:
                 self._show_where("SIGQUIT: where the ranks are")
@@ -338,11 +344,11 @@ class Loop:
             now_ns, why = time.monotonic_ns(), self._why_ended()
             self._happen(SignalArrived(signum=signum, at_ns=now_ns, why=why))
 
-    def _stop(self) -> None:
+    def _stop(self, why: str) -> None:
         """Be stopped, as Ctrl-Z asks, and the ranks with us."""
         meeting = self.plan.meeting
         lost = f"; other nodes wait {meeting.node_timeout_s:g} s for this one" if meeting else ""
-        self._console.note(f"SIGTSTP: stopping the ranks, until `fg` or SIGCONT{lost}")
+        self._console.note(f"{why}: stopping the ranks, until `fg` or SIGCONT{lost}")
         self._crew.stop()
         self._asleep_ns = time.monotonic_ns()
         self._signals.stop_here()
@@ -351,6 +357,7 @@ class Loop:
     def _continue(self) -> None:
         self._was_continued = True
         self._crew.go_on()
+        self._debugging.go_on()
 
     def _forward(self, signum: int) -> None:
         if deaf := self._crew.forward(signum, self.state):

@@ -67,6 +67,38 @@ def test_ctrl_z_stops_the_ranks_and_fg_continues_them(fake_torch: object, tmp_pa
         terminal.end()
 
 
+@pytest.mark.skipif(not Path("/proc/self/syscall").exists(), reason="no CONFIG_HAVE_ARCH_TRACEHOOK")
+def test_a_rank_that_reads_the_terminal_is_stopped_in_the_background(
+    fake_torch: object, tmp_path: Path
+) -> None:
+    """As the kernel stops a job: after ``bg`` the keys are the shell's, after ``fg`` the rank's."""
+    program = tmp_path / "read.py"
+    program.write_text("import sys\nfor line in sys.stdin: print('read', line, flush=True)\n")
+    line = " ".join(command("--nproc-per-node", "2", program))
+    terminal = Terminal(["bash", "--norc", "--noprofile", "-i"], {"PS1": "now:"}, 200, 40)
+    try:
+        terminal.type(f"{line}\n")
+        terminal.type("one\n")
+        terminal.wait_for("[rank 0] read one")
+        terminal.type("\x1a")
+        terminal.wait_for("Stopped")
+        terminal.type("bg\n")
+        terminal.wait_for("a rank reads the terminal in the background: stopping the ranks")
+        terminal.wait_for("now:", 3)
+        terminal.type("echo 6 $((6 * 7))\n")
+        terminal.wait_for("6 42")
+        terminal.type("fg\n")
+        terminal.wait_for("the ranks go on", 2)
+        terminal.type("two\n")
+        terminal.wait_for("[rank 0] read two")
+        terminal.type("\x04")
+        terminal.wait_for("now:", 5)
+        terminal.type("exit\n")
+        terminal.wait()
+    finally:
+        terminal.end()
+
+
 @pytest.mark.parametrize("method", ["fork", pytest.param("exec", marks=pytest.mark.nightly)])
 def test_a_launcher_that_is_stopped_otherwise_has_its_ranks_stopped(
     method: str, fake_torch: object, tmp_path: Path
