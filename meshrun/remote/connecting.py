@@ -12,7 +12,7 @@ from meshrun.meeting import format_endpoint
 from meshrun.parse import format_nnodes
 from meshrun.remote.exchange import Exchange
 from meshrun.remote.failing import Refusal, describe_silence, refusal_error
-from meshrun.remote.orders import boot_command, ssh_command, without_own
+from meshrun.remote.orders import BOOT_FOLDER, boot_command, ssh_command, without_own
 from meshrun.remote.station import Station, is_this_machine, same_machine
 from meshrun.request import LaunchRequest
 
@@ -94,13 +94,14 @@ class Connector:
         """
         host = self._remote.hosts[number]
         remote, env = self._remote, without_own(os.environ)
+        cwd: str | None = BOOT_FOLDER
         if is_this_machine(host):
             command = boot_command(sys.executable)
         else:
-            env = dict(os.environ)
+            env, cwd = dict(os.environ), None
             command = ssh_command(remote.ssh, host, sys.executable, remote.connect_timeout_s)
         try:
-            station = Station(number, host, command, env)
+            station = Station(number, host, command, env, cwd)
         except OSError as error:
             raise RendezvousError(
                 f"`{command[0]}` cannot be run: {error.strerror}",

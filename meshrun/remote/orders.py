@@ -40,8 +40,9 @@ _BOOT = (
     "from meshrun import __version__;"
     "main(order,__version__)"
 )
-"""Unbuffered, so that nothing of what follows is taken; and from the first line without the folder
-it is run in, which may be another user's too."""
+"""Unbuffered, so that nothing of what follows is taken; and without the folder it is run in."""
+BOOT_FOLDER = "/"
+"""Where that is: Python 3.13 imports from it before the first line, and this one is nobody's."""
 OF_THE_CONDUCTOR = (
     *("--hosts", "--hostfile", "--include", "--exclude", "--export", "--ssh"),
     *("--connect-timeout", "--report", "--nnodes"),
@@ -65,7 +66,7 @@ def ssh_command(
         *options,
         "--",
         host.destination,
-        "exec " + shlex.join(boot_command(interpreter)),
+        f"cd {BOOT_FOLDER}; exec {shlex.join(boot_command(interpreter))}",
     ]
 
 

@@ -36,10 +36,16 @@ class Station:
         host: Which it is.
         command: The words that start an agent on it.
         env: The environment of that command.
+        cwd: Its folder; the current one if ``None``.
     """
 
     def __init__(
-        self, number: int, host: Host, command: Sequence[str], env: Mapping[str, str]
+        self,
+        number: int,
+        host: Host,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        cwd: str | None = None,
     ) -> None:
         self.number, self.host = number, host
         self.nonce = secrets.token_hex(16)
@@ -48,6 +54,7 @@ class Station:
         self._process = subprocess.Popen(
             list(command),
             env=dict(env),
+            cwd=cwd,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

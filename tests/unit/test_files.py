@@ -13,6 +13,7 @@ from meshrun.errors import HostError, UsageError
 from meshrun.host.folder import Folder, make_folder, who_else_may_write
 from meshrun.host.leftovers import private_folder, remove_if_forgotten
 from meshrun.host.whole_file import check_target, write_whole
+from meshrun.supervise.timers import Timers
 
 OTHER = 12345
 """A user, and a group, that nobody has."""
@@ -160,3 +161,20 @@ def test_what_is_unpickled_is_this_user_s(tmp_path: Path) -> None:
 def test_a_path_that_names_no_file_is_told_before(path: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         check_target(path, "--report")
+
+
+def test_a_timer_pipe_takes_the_place_of_a_pipe_alone(tmp_path: Path) -> None:
+    """And goes with its launch, unless something else has its name by then."""
+    (precious := tmp_path / "precious").write_text("kept")
+    (link := tmp_path / "link").symlink_to(precious)
+    for path in (precious, link):
+        with pytest.raises(HostError, match="could not be made"):
+            Timers(str(path))
+    os.mkfifo(pipe := tmp_path / "pipe")
+    Timers(str(pipe)).close()
+    assert not pipe.exists()
+    timers = Timers(str(pipe))
+    precious.rename(pipe)
+    timers.close()
+
+    assert (pipe.read_text(), link.is_symlink()) == ("kept", True)

@@ -118,7 +118,7 @@ def test_ssh_is_given_little() -> None:
     assert words[:-1] == [
         "ssh", "-F", "x", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=9", "--", "ada@a",
     ]  # fmt: skip
-    assert words[-1].startswith("exec /usr/bin/python -c '")
+    assert words[-1].startswith("cd /; exec /usr/bin/python -c '")
 
 
 @pytest.mark.parametrize(

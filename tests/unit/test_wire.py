@@ -6,6 +6,8 @@ from hypothesis import strategies as st
 
 from meshrun import wire
 from meshrun.events import RankExited, RankRaised
+from meshrun.host.sockets import packet_pair
+from meshrun.supervise.zygote import Zygote
 
 texts = st.text(max_size=60)
 
@@ -77,3 +79,12 @@ def test_every_event_has_its_own_name() -> None:
     assert wire.decode(wire.encode(RankExited(rank=1, pid=2, wait_status=9, at_ns=4))) == (
         RankExited(rank=1, pid=2, wait_status=9, at_ns=4)
     )
+
+
+def test_an_order_to_a_zygote_that_was_let_go_of_is_none() -> None:
+    """A second SIGTERM may come when nothing is left to be told of it."""
+    zygote = Zygote.__new__(Zygote)
+    zygote.control, theirs = packet_pair()
+    with theirs:
+        zygote.control.close()
+        zygote.send(wire.Finish(grace_s=0.0))
