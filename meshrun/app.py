@@ -9,22 +9,25 @@ from __future__ import annotations
 import json
 import os
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from meshrun.cluster import ClusterFacts, detect_cluster
 from meshrun.errors import MeshrunError, UsageError
-from meshrun.fitting import fit_to_cluster, note_few_cores
+from meshrun.fitting import fit_nodes_to_cluster, fit_to_cluster, note_few_cores
 from meshrun.host.cores import count_cores
+from meshrun.host.descriptors import say
 from meshrun.host.facts import detect_host
 from meshrun.host.program import check_program
+from meshrun.meeting import Meeting, plan_meeting
 from meshrun.plan import HostFacts, LaunchPlan, build_plan, settle_plan
 from meshrun.request import LaunchRequest
 from meshrun.task import has_terminal
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from meshrun.environment import Session
     from meshrun.events import Event, Met
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
     from meshrun.supervise.known import State
     from meshrun.supervise.live import Live
     from meshrun.supervise.loop import Watch
+    from meshrun.supervise.nodes import Meet
 
 _RENDEZVOUS = ("static", "c10d", "etcd", "etcd-v2")
 
@@ -69,6 +73,19 @@ def plan(
     return replace(planned, request=told)
 
 
+def plan_or_decline(request: LaunchRequest, cluster: ClusterFacts | None) -> LaunchPlan:
+    """Decide everything about a launch; if there can be none, the other nodes are told.
+
+    Raises:
+        UsageError: If the request does not fit together, with the numbers.
+    """
+    try:
+        return plan(request, cluster=cluster)
+    except MeshrunError as error:
+        decline(request, error)
+        raise
+
+
 def ask_cluster(
     request: LaunchRequest, *, is_child: bool = False
 ) -> tuple[LaunchRequest, ClusterFacts | None]:
@@ -88,7 +105,12 @@ def ask_cluster(
     may_step = found is not None and found.shell is not None and not is_child
     if found is not None and found.system == "Slurm":
         request = replace(request, sigterm_repeats=True)
-    return fit_to_cluster(request, found, may_step=may_step and _has_srun()), found
+    try:
+        return fit_to_cluster(request, found, may_step=may_step and _has_srun()), found
+    except UsageError as error:
+        if found is not None and found.nnodes is None:  # elsewhere all may look well
+            decline(fit_nodes_to_cluster(request, found), error)
+        raise
 
 
 def _has_srun() -> bool:
@@ -159,12 +181,9 @@ def launch(
     from meshrun.supervise.loop import Loop
     from meshrun.supervise.outcome import build_result, went_well
 
-    _check_program(plan)
     stopwatch = Stopwatch(began_ns or time.monotonic_ns())
     console = Console()
     run_id = plan.request.rendezvous.run_id or secrets.token_hex(8)
-    events = _elastic_events(plan, run_id, console)
-    watching = [each for each in (events, watch) if each is not None]
 
     def see(event: Event, state: State, console: Console) -> None:
         stopwatch.see(event)
@@ -180,14 +199,16 @@ def launch(
         return plan, session
 
     with ExitStack() as stack:
-        listener = meet = None
-        if plan.meeting is None:
-            listener = stack.enter_context(listen_on(plan.store_address, plan.store_port))
-        else:
-            from meshrun.supervise.meet import begin_meeting
-
-            meet = begin_meeting(plan, replace(plan.meeting, paste=paste))
-        folder = _run_folder(plan, run_id)
+        listener = None
+        meeting = _inherit_listener(plan.meeting)
+        with _declining(meeting):
+            check_program(plan.program)
+            events = _elastic_events(plan, run_id, console)
+            watching = [each for each in (events, watch) if each is not None]
+            if meeting is None:
+                listener = stack.enter_context(listen_on(plan.store_address, plan.store_port))
+            meet = _begin_meeting(plan, meeting, paste)
+            folder = _run_folder(plan, run_id)
         session = _session(plan, run_id, folder, listener)
         if meet is None:
             _say_what_listens(plan, session, console)
@@ -226,16 +247,48 @@ def launch(
     return result
 
 
-def _check_program(plan: LaunchPlan) -> None:
-    """Check that the program can be opened; if not, other nodes need not wait for this one."""
+def decline(request: LaunchRequest, error: MeshrunError) -> None:
+    """Tell the other nodes of a launch, if there are any, why this one cannot take part."""
     try:
-        check_program(plan.program)
-    except MeshrunError as error:
-        if plan.meeting is not None:
-            from meshrun.supervise.meet import decline
+        meeting = plan_meeting(
+            request.rendezvous,
+            nnodes=request.nnodes or 1,
+            node_timeout_s=request.node_timeout_s,
+        )
+    except UsageError:
+        return
+    _tell_others(_inherit_listener(meeting), error)
 
-            decline(plan, plan.meeting, error)
+
+@contextmanager
+def _declining(meeting: Meeting | None) -> Iterator[None]:
+    try:
+        yield
+    except MeshrunError as error:
+        _tell_others(meeting, error)
         raise
+
+
+def _tell_others(meeting: Meeting | None, error: MeshrunError) -> None:
+    is_known = meeting is not None and (meeting.host or meeting.listener is not None)
+    if meeting is not None and is_known:  # else nobody knows yet where to come
+        from meshrun.supervise.meet import decline
+
+        decline(meeting, error, lambda text: say(f"meshrun: {text}"))
+
+
+def _begin_meeting(plan: LaunchPlan, meeting: Meeting | None, paste: str | None) -> Meet | None:
+    if meeting is None:
+        return None
+    from meshrun.supervise.meet import begin_meeting
+
+    return begin_meeting(plan, replace(meeting, paste=paste))
+
+
+def _inherit_listener(meeting: Meeting | None) -> Meeting | None:
+    """Return the meeting with the socket that whoever started this launcher listens on for it."""
+    listener = os.environ.pop("MESHRUN_LISTENER", "")
+    return replace(meeting, listener=int(listener)) if meeting and listener else meeting
 
 
 def _run_folder(plan: LaunchPlan, run_id: str) -> RunFolder:

@@ -198,6 +198,21 @@ def _doubts(template: str) -> Iterator[tuple[str, str]]:
             yield f"there is nothing to fill in for `{found[0]}`", hint
 
 
+def build_meeting_request(asked: Asked) -> LaunchRequest:
+    """Return no more of the launch that was asked for than where its nodes meet.
+
+    Raises:
+        UsageError: If that cannot be read.
+    """
+    nnodes, least_nodes = _nodes(asked)
+    return LaunchRequest(
+        program=Program(kind="script", target=""),
+        nnodes=nnodes,
+        node_timeout_s=asked.read("node_timeout", _seconds("--node-timeout"), 30.0),
+        rendezvous=_rendezvous(asked, least_nodes),
+    )
+
+
 def check_accepted(asked: Asked) -> None:
     """Read the options that are accepted for torchrun's sake, and those that need another.
 

@@ -30,8 +30,15 @@ from meshrun.options.kinds import NO_VALUE
 from meshrun.options.program import read_program
 from meshrun.parse import parse_choice, parse_flag
 from meshrun.report.message import render_error
-from meshrun.request import Program
-from meshrun.running import Began, end_by_signal, launch_here, launch_on_hosts, show_plan
+from meshrun.request import LaunchRequest, Program
+from meshrun.running import (
+    Began,
+    end_by_signal,
+    give_up,
+    launch_here,
+    launch_on_hosts,
+    show_plan,
+)
 from meshrun.words import LAUNCHERS, CommandLine, misplaced, spell_out
 
 _FEWEST_FILES = 64
@@ -216,8 +223,7 @@ def command(
     asked = Asked(in_help_order, _sources(context), os.environ)
     check_accepted(asked)
     line: CommandLine = context.meta[_LINE]
-    program = read_program(asked)
-    request = on.on_hosts(build_request(asked, program), asked)
+    program, request = _read_request(asked, is_launch=not dry_run and submit is None)
     if not context.obj.folder:  # launch() knows which are the program's
         request = replace(request, told=(*request.told, *_misplaced(asked, program, line)))
     if submit is not None:
@@ -287,6 +293,16 @@ def run_command_line(began: Began, *, tell: Callable[[MeshrunError], None] = _te
         tell(bug)
         sys.exit(bug.exit_code)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _read_request(asked: Asked, *, is_launch: bool) -> tuple[Program, LaunchRequest]:
+    try:
+        program = read_program(asked)
+        return program, on.on_hosts(build_request(asked, program), asked)
+    except MeshrunError as error:
+        if is_launch:
+            give_up(asked, error)
+        raise
 
 
 def _open_streams() -> None:

@@ -47,6 +47,13 @@ def fit_to_cluster(
     return _on_several(request, facts, nnodes)
 
 
+def fit_nodes_to_cluster(request: LaunchRequest, facts: ClusterFacts) -> LaunchRequest:
+    """Return where the nodes meet as the scheduler says, although something does not fit."""
+    if facts.shell is not None or request.nnodes == 1:
+        return request
+    return _on_several(request, facts, request.nnodes or 2)
+
+
 def fit_to_hosts(request: LaunchRequest, remote: Remote) -> LaunchRequest:
     """Return the request with the hosts that are to be launched on as its nodes.
 

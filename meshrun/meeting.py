@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 
 from meshrun.errors import UsageError
 from meshrun.events import Negotiated
@@ -37,6 +38,8 @@ class Meeting:
     run_id: str | None = None
     secret: str | None = field(default=None, repr=False)
     """What only the job's processes know, where a scheduler has such a thing."""
+    is_secret: bool = False
+    """Whether it takes more than the name of the launch to join."""
     local_addr: str | None = None
     """The address to listen on, if it was given."""
     conf: tuple[tuple[str, str], ...] = ()
@@ -75,6 +78,11 @@ def meet_at(meeting: Meeting, found: Negotiated) -> Meeting:
         paste=None,
         timeout_s=meeting.timeout_s if found.is_late else are_there,
     )
+
+
+def port_aside(secret: bytes) -> int:
+    """Return the port at which node 0 says what is wrong, if the one of the endpoint is taken."""
+    return 20000 + int.from_bytes(sha256(b"aside " + secret).digest()[:4], "big") % 10000
 
 
 def format_endpoint(host: str, port: int) -> str:

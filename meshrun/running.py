@@ -10,7 +10,8 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from meshrun.errors import NodeLostError
+from meshrun.asked import Asked, build_meeting_request
+from meshrun.errors import MeshrunError, NodeLostError
 from meshrun.host.child_launcher import MET, why_ended
 from meshrun.host.descriptors import say
 from meshrun.host.title import set_title
@@ -84,7 +85,7 @@ def launch_here(
         from meshrun.submit.step import launch_on_nodes
 
         return launch_on_nodes(request, line.words(), job=request.rendezvous.step_of)
-    plan = use_cases.plan(request, cluster=cluster)
+    plan = use_cases.plan_or_decline(request, cluster)
     set_title("launcher", *sys.argv[1:])
     quiet = began.is_told
     progress = StartProgress(plan, quiet=quiet)
@@ -124,6 +125,18 @@ def launch_here(
     if result.signum is not None and not result.preempted:
         end_by_signal(result.signum)
     return result.exit_code
+
+
+def give_up(asked: Asked, error: MeshrunError) -> None:
+    """Tell other nodes that this one was started with what cannot be read, if it is known where."""
+    try:
+        request = build_meeting_request(asked)
+    except MeshrunError:
+        return
+    if (request.nnodes or 1) > 1:
+        from meshrun import app as use_cases
+
+        use_cases.decline(request, error)
 
 
 def launch_on_hosts(

@@ -18,7 +18,7 @@ from meshrun.nodes.gathering import check_settings
 from meshrun.nodes.head import OWN, Head
 from meshrun.nodes.link import Link
 from meshrun.nodes.membership import Choice, Fit, Membership, describe_shapes
-from meshrun.nodes.messages import Begin, End, Join, Message, Over, Waiting, Welcome
+from meshrun.nodes.messages import Begin, End, GaveUp, Join, Message, Over, Waiting, Welcome
 from meshrun.nodes.patience import Patience
 from meshrun.nodes.store_access import keep_to_nodes
 from meshrun.nodes.strangers import Strangers
@@ -169,9 +169,11 @@ class ElasticHead(Head):
             self._board.settle(link)
 
     def _come(self, link: Link, said: Sequence[Message]) -> None:
-        card = next((message for message in said if isinstance(message, Join)), None)
+        card = next((message for message in said if isinstance(message, Join | GaveUp)), None)
         if card is None or link.closed is not None:
             link.close("it gave up")
+        elif isinstance(card, GaveUp):
+            self._strangers.turn_away(link, card.as_error())
         else:
             try:
                 self._let_in(link, card)

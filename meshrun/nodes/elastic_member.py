@@ -49,10 +49,10 @@ class ElasticMember(Member):
             return  # its own ranks are to end first
         super()._look_for_head()
 
-    def _drop(self, why: str) -> None:
+    def _drop(self, why: str, *, misled_s: float | None = None) -> None:
         link, now_ns = self._link, time.monotonic_ns()
         if link is None or self._over or self._failed or not (self._met or self._is_spare):
-            super()._drop(why)
+            super()._drop(why, misled_s=misled_s)
             return
         self._link = None
         self._board.close(link, why)
@@ -73,7 +73,7 @@ class ElasticMember(Member):
         self._patience = Patience(self._meeting.return_s)
         self._retry_ns = time.monotonic_ns()
 
-    def _not_connected(self, why: str) -> None:
+    def _not_connected(self, why: str, *, misled_s: float | None = None) -> None:
         if self._lost and why == os.strerror(errno.ECONNREFUSED):
             who = f"node 0 ({self._head_host})" if self._head_host else "node 0"
             self._fail(
@@ -84,4 +84,4 @@ class ElasticMember(Member):
                 )
             )
             return
-        super()._not_connected(why)
+        super()._not_connected(why, misled_s=misled_s)

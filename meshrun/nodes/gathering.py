@@ -85,7 +85,7 @@ class Gathering:
         there = f"{1 + len(self.joined)} of {_nodes(self.nnodes)} joined"
         if listed := self._missing_names():
             return f"{there}; missing: {_listed(listed)}"
-        return f"{there} ({_listed(self._names())}); {self._left()} missing"
+        return f"{there} ({_listed(self._names())}); {self.left} missing"
 
     def _missing_names(self) -> list[str]:
         """Return the names or numbers of those who are missing, as far as they can be told."""
@@ -97,9 +97,11 @@ class Gathering:
             ]
         there = {_short(host) for host in self._names()}
         missing = [host for host in self.hosts if _short(host) not in there]
-        return missing if len(missing) == self._left() else []
+        return missing if len(missing) == self.left else []
 
-    def _left(self) -> int:
+    @property
+    def left(self) -> int:
+        """How many are missing."""
         return self.nnodes - 1 - len(self.joined)
 
     def _names(self) -> list[str]:

@@ -25,6 +25,10 @@ class HandshakeError(Exception):
         super().__init__(one_line(text))
 
 
+class OtherLaunch(HandshakeError):
+    """The other end is a launcher that does not know the secret."""
+
+
 class HeadHandshake:
     """The side that listens: sends :attr:`greeting`, takes one line, answers with one."""
 
@@ -42,7 +46,7 @@ class HeadHandshake:
         said = _read(line)
         nonces = f"{self._nonce} {_text(said, 'nonce')}"
         if not hmac.compare_digest(_proof(self._secret, "member", nonces), _text(said, "proof")):
-            raise HandshakeError("it belongs to another launch, or has another secret")
+            raise OtherLaunch("it belongs to another launch, or has another secret")
         reply = _line({"proof": _proof(self._secret, "head", nonces)})
         return reply, _key(self._secret, nonces)
 

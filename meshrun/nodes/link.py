@@ -13,6 +13,7 @@ from meshrun.nodes.handshake import (
     HandshakeError,
     HeadHandshake,
     MemberHandshake,
+    OtherLaunch,
     refusal,
 )
 from meshrun.nodes.messages import Beat, Message, MessageError, Parting, decode, encode
@@ -56,6 +57,10 @@ class Link:
         """Why nothing more will come, once that is so."""
         self.was_refused = False
         """Whether the other end could not prove that it belongs here."""
+        self.is_foreign = False
+        """Whether what listens at the other end is no head of this launch."""
+        self.is_other_launch = False
+        """Whether the other end is a launcher, of another launch or with another secret."""
         self.began_ns = self.heard_ns = time.monotonic_ns()
         """When it was made, and when the last whole message of the other end's had come."""
         self.active_ns: int | None = None
@@ -130,7 +135,9 @@ class Link:
                 messages += self._read(received)
             except HandshakeError as error:
                 if isinstance(self._handshake, HeadHandshake):
+                    self.is_other_launch = isinstance(error, OtherLaunch)
                     self._refuse(str(error))
+                self.is_foreign = not self.was_refused
                 self.close(str(error))
             except (FrameError, MessageError) as error:
                 self.close(str(error))

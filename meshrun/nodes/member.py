@@ -20,7 +20,7 @@ from meshrun.events import (
 )
 from meshrun.host.network import Lookup, interface_of, is_loopback
 from meshrun.interfaces import name_of
-from meshrun.meeting import Meeting, format_endpoint
+from meshrun.meeting import Meeting, format_endpoint, port_aside
 from meshrun.nodes.handshake import MemberHandshake
 from meshrun.nodes.head import others_failed, over_event
 from meshrun.nodes.link import Link
@@ -45,7 +45,10 @@ from meshrun.nodes.switchboard import Switchboard
 _BEAT_S = 1.0
 _RETRY_S = 0.5
 _CONNECT_S = 5.0
+_FIRST_GREETING_S = 3.0
 _GREETING_S = 10.0
+_FOREIGN_S = 5.0
+"""How long what answers may be none of this launch: one before it may still be ending."""
 
 
 class Member:
@@ -84,6 +87,12 @@ class Member:
         """When the present try is over."""
         self._retry_ns: int | None = now_ns
         self._gave_up: GaveUp | None = None
+        self._misled: Patience | None = None
+        """How long something else than the head of this launch may answer at the endpoint."""
+        self._is_known = False
+        """Whether the head has answered once."""
+        self._is_aside = False
+        """Whether it asks at the other port, where node 0 is if the endpoint's was taken."""
         self._met = self._over = self._failed = False
         self._reach: Reach | None = None
         self._head_host = ""
@@ -141,7 +150,15 @@ class Member:
 
     def _look_for_head(self) -> None:
         place = self._meeting.endpoint
-        if self._patience.is_over:
+        if self._misled is not None and self._misled.is_over:
+            self._fail(
+                RendezvousError(
+                    f"node 0 at {place} did not let this node in: {self._tried}",
+                    hint="is the port another program's, or another launch's? are --rdzv-id and"
+                    " MESHRUN_SECRET the same on every node?",
+                )
+            )
+        elif self._patience.is_over:
             self._fail(
                 RendezvousError(
                     f"node 0 at {place} did not let this node in within"
@@ -161,6 +178,7 @@ class Member:
     def _try(self) -> None:
         if self._met or self._failed:
             return
+        self._is_aside = self._misled is not None and not self._is_aside
         if self._addresses:
             self._connect(self._addresses.pop(0))
             return
@@ -169,7 +187,7 @@ class Member:
 
     @property
     def _port(self) -> int:
-        return self._meeting.port or 0
+        return port_aside(self._secret) if self._is_aside else self._meeting.port or 0
 
     def _looked_up(self) -> None:
         if self._lookup is None:
@@ -210,7 +228,8 @@ class Member:
             connection.close()
             self._not_connected(os.strerror(code))
             return
-        self._give_up_ns = time.monotonic_ns() + int(_GREETING_S * 1e9)
+        limit_s = _GREETING_S if self._misled is not None else _FIRST_GREETING_S
+        self._give_up_ns = time.monotonic_ns() + int(limit_s * 1e9)
         self._link = Link(connection, MemberHandshake(self._secret))
         if self._reach is None and not self._meeting.is_elastic and not self._card.knock:
             self._reach = Reach(self._link.own_address, self._board)
@@ -218,7 +237,14 @@ class Member:
         self._link.send(self._gave_up or self._card)
         self._board.add(self._link, self._on_ready)
 
-    def _not_connected(self, why: str) -> None:
+    def _not_connected(self, why: str, *, misled_s: float | None = None) -> None:
+        if self._is_aside:  # nobody is there, as is usual
+            self._try_later(self._tried)
+            return
+        if misled_s is None:
+            self._misled = None
+        elif self._misled is None or self._misled.timeout_s != misled_s:
+            self._misled = Patience(misled_s)
         place = format_endpoint(self._address, self._port)
         if self._own == self._address:
             why += ", and this address is of this very machine"
@@ -234,8 +260,8 @@ class Member:
             self._not_connected("no answer")
         elif self._link is not None and not self._link.is_open:
             self._drop(
-                "it takes connections, and does not answer as a launcher of meshrun; has the"
-                " launch begun without this node?"
+                "it takes connections, and does not answer as a launcher of meshrun",
+                misled_s=self._meeting.node_timeout_s,
             )
 
     def _try_later(self, why: str) -> None:
@@ -253,6 +279,7 @@ class Member:
             self._hear(message)
         if link.is_open:
             self._give_up_ns = None
+            self._is_known = True
         if link.closed is not None:
             self._drop(link.closed)
         else:
@@ -319,16 +346,20 @@ class Member:
         """Return a cause with its times by this machine's clock."""
         return shift_cause(cause, 0 if self._link is None else -self._link.ahead_ns)
 
-    def _drop(self, why: str) -> None:
-        """The connection is gone, or is to go."""
+    def _drop(self, why: str, *, misled_s: float | None = None) -> None:
+        """The connection is gone, or is to go; it may be for so long that no head answers it."""
         link, self._link = self._link, None
         if link is not None:
             self._board.close(link, why)
         if self._over or self._failed:
             return
         if not self._met:
-            self._not_connected(why)
-            if why != self._noted:
+            if self._is_known:  # and is gone: it is not waited for as if it were to come
+                known_s = min(self._patience.timeout_s, self._meeting.node_timeout_s)
+                self._patience = Patience(known_s)
+            is_foreign = link is not None and link.is_foreign
+            self._not_connected(why, misled_s=_FOREIGN_S if is_foreign else misled_s)
+            if why != self._noted and not self._is_aside:
                 self._noted = why
                 self._board.note(f"node 0 at {self._meeting.endpoint}: {why}; trying on")
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import secrets
 import selectors
@@ -23,7 +24,7 @@ from meshrun.events import (
 from meshrun.host.network import outward_address
 from meshrun.host.sockets import listen_on
 from meshrun.interfaces import as_seen_by, is_address, own_addresses
-from meshrun.meeting import DEFAULT_PORT, Meeting, format_endpoint, meet_at
+from meshrun.meeting import DEFAULT_PORT, Meeting, format_endpoint, meet_at, port_aside
 from meshrun.nodes.elastic_head import ElasticHead
 from meshrun.nodes.elastic_member import ElasticMember
 from meshrun.nodes.endpoint import Endpoint, is_same_name, look_at
@@ -224,12 +225,28 @@ class Peers:
         place = self._place_to_listen(endpoint, why)
         try:
             listener = listen_on(place, meeting.port or DEFAULT_PORT)
-        except HostError:
-            if meeting.node_rank is not None:
-                raise
-            self._be_member(endpoint.own or endpoint.addresses)  # of another launcher here
+        except HostError as error:
+            if meeting.node_rank is None:
+                self._be_member(endpoint.own or endpoint.addresses)  # of another launcher here
+                return
+            port = meeting.port or DEFAULT_PORT
+            error.hint = (
+                f"another launch that still runs? `ss -ltnp 'sport = :{port}'` shows whose it is;"
+                " or another port in --rdzv-endpoint, the same on every node"
+            )
+            self._fail(error)
+            self._refuse_aside(place, error)
         else:
             self._be_head(listener, knocks=not endpoint.is_ours)
+
+    def _refuse_aside(self, place: str, error: MeshrunError) -> None:
+        """Tell the others at another port, where they ask once the endpoint's is not ours."""
+        with contextlib.suppress(MeshrunError):
+            listener = listen_on(place, port_aside(self._secret))
+            host, code = self._card.host, error.exit_code
+            word = GaveUp(host=host, reason=error.message, exit_code=code)
+            self._gave_up = self._gave_up or word
+            self._be_head(listener)
 
     def _place_to_listen(self, endpoint: Endpoint, why: str) -> str:
         """Return the address that node 0 listens on; ``why`` says why its name leads nowhere.

@@ -27,6 +27,8 @@ _YOUNG_S = 0.5
 _TAKEN_AT_ONCE = 32
 """Before those who have said something are heard again."""
 _MOST_TOLD = 20
+_TRIES = 3
+"""So often a launcher that means to join comes again although it is not let in."""
 
 
 class Strangers:
@@ -55,6 +57,8 @@ class Strangers:
         self._counter = itertools.count()
         self._told: set[tuple[str, str]] = set()
         """Strangers that people were told of."""
+        self._others: dict[str, tuple[int, int]] = {}
+        """Addresses of launchers that do not know the secret: since when, and how often."""
         self._is_listening = False
         listener.setblocking(False)
         self._listen()
@@ -131,6 +135,15 @@ class Strangers:
         self._listen()
         return link
 
+    def of_other_launches(self, for_s: float) -> list[str]:
+        """Return where launchers are that have not known the secret for so long."""
+        until_ns = time.monotonic_ns() - int(for_s * 1e9)
+        return [
+            address
+            for address, (since_ns, count) in self._others.items()
+            if since_ns <= until_ns and count >= _TRIES
+        ]
+
     def turn_away(self, link: Link, error: MeshrunError) -> None:
         """Tell one who came why it cannot stay, and see it go."""
         link.send(Refused.of(error))
@@ -140,6 +153,9 @@ class Strangers:
     def _drop(self, number: int, why: str) -> None:
         link = self._take_out(number)
         self._board.close(link, why)
+        if link.is_other_launch:
+            since_ns, count = self._others.get(origin := _origin(link), (time.monotonic_ns(), 0))
+            self._others[origin] = since_ns, count + 1
         if link.was_refused:
             self._tell(link.their_address, f"was not let in: {why}")
 

@@ -26,6 +26,8 @@ from meshrun.nodes.strangers import Strangers
 from meshrun.nodes.switchboard import Switchboard
 
 _SILENT_S = 3 * BEAT_S
+_OTHER_LAUNCH_S = 5.0
+"""How long those that cannot join are not taken for those that are missing."""
 
 
 class WaitingRoom:
@@ -125,6 +127,15 @@ class WaitingRoom:
                     hint=self._doubt(),
                 )
             )
+        elif 0 < self._gathering.left <= len(others := self._of_other_launches()):
+            self._fail(
+                RendezvousError(
+                    f"{self._gathering.missing()}, and {', '.join(others[:8])} has another"
+                    " --rdzv-id or MESHRUN_SECRET",
+                    hint="both are the same on every node of a launch; launches at one time have"
+                    " endpoints of their own",
+                )
+            )
         elif self._patience.takes_note():
             self._note_missing()
 
@@ -139,6 +150,12 @@ class WaitingRoom:
             f"on the missing nodes: was meshrun started? can they reach {self._endpoint()}"
             " (a firewall, another network)? with the same --rdzv-id and MESHRUN_SECRET?"
         )
+
+    def _of_other_launches(self) -> list[str]:
+        """Return where launchers are that seem to be meant for this launch, and cannot join it."""
+        meeting = self._meeting
+        wait_s = meeting.node_timeout_s if meeting.is_secret else _OTHER_LAUNCH_S
+        return self._strangers.of_other_launches(wait_s)
 
     @property
     def _are_enough(self) -> bool:
@@ -183,6 +200,7 @@ class WaitingRoom:
             elif isinstance(message, Join):
                 self._take_in(number, message)
             elif isinstance(message, GaveUp) and self._meeting.is_elastic:
+                self._refuse(number, message.as_error())  # it waits for an answer
                 self._drop(number, message.reason)
                 self._go_on_without(message)
             elif isinstance(message, GaveUp):

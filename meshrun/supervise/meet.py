@@ -28,7 +28,7 @@ from meshrun.parse import format_nnodes
 from meshrun.plan import LaunchPlan
 from meshrun.request import Program
 from meshrun.spec import format_mesh
-from meshrun.supervise.nodes import LEAVE_NS, Meet, Nodes
+from meshrun.supervise.nodes import Farewell, Meet, Nodes
 from meshrun.wire import Negotiate
 
 _MOST_ARGUMENTS = 200
@@ -51,8 +51,7 @@ def begin_meeting(plan: LaunchPlan, meeting: Meeting) -> Meet:
         HostError: If the secret's file cannot be read.
     """
     secret = find_secret(os.environ, meeting)
-    if listener := os.environ.pop("MESHRUN_LISTENER", ""):
-        meeting = replace(meeting, listener=int(listener))
+    meeting = replace(meeting, is_secret=_has_secret(os.environ, meeting))
 
     def meet(
         selector: selectors.BaseSelector,
@@ -73,22 +72,35 @@ def begin_meeting(plan: LaunchPlan, meeting: Meeting) -> Meet:
             negotiate=negotiate,
             fit=partial(fit_nodes, plan.request),
         )
-        return Nodes(peers)
+        return Nodes(peers, note, stay_s=meeting.node_timeout_s)
 
     return meet
 
 
-def decline(plan: LaunchPlan, meeting: Meeting, error: MeshrunError) -> None:
-    """Tell the other nodes that this one cannot take part, for as long as that may take."""
+def decline(meeting: Meeting, error: MeshrunError, note: Callable[[str], None]) -> None:
+    """Tell the other nodes that this one cannot take part, as they come; ``note`` shows a line."""
+    host = os.uname().nodename
+    try:
+        secret = find_secret(os.environ, meeting)
+    except HostError:
+        secret = find_secret({}, meeting)  # which the others refuse, and know of it
+    card = Join(host=host, node_rank=meeting.node_rank, nproc=1, settings={})
     with selectors.DefaultSelector() as selector:
-        meet = begin_meeting(plan, meeting)
-        peers = meet(selector, lambda _: None, lambda _: None, lambda *_: None).peers
-        host, code = os.uname().nodename, error.exit_code
-        peers.give_up(GaveUp(host=host, reason=error.message, exit_code=code))
-        until_ns = time.monotonic_ns() + LEAVE_NS
-        while not peers.is_through and (now_ns := time.monotonic_ns()) < until_ns:
-            next_ns = min(until_ns, peers.next_look_ns or until_ns)
-            for key, _ in selector.select(max(0.0, (next_ns - now_ns) / 1e9)):
+        peers = Peers(
+            meeting,
+            card,
+            secret=secret,
+            selector=selector,
+            note=lambda _: None,
+            where=lambda _: None,
+            negotiate=lambda *_: None,
+        )
+        peers.give_up(GaveUp(host=host, reason=error.message, exit_code=error.exit_code))
+        farewell = Farewell(peers, error.message, meeting.node_timeout_s, note)
+        while farewell.look():
+            times = (peers.next_look_ns, farewell.next_look_ns)
+            next_ns = min(at for at in times if at is not None)
+            for key, _ in selector.select(max(0.0, (next_ns - time.monotonic_ns()) / 1e9)):
                 key.data()
             peers.look()
         peers.close()
@@ -207,6 +219,11 @@ def doubt_secret(env: Mapping[str, str], meeting: Meeting) -> list[str]:
                 f" chmod 600 {path}"
             )
     return doubts
+
+
+def _has_secret(env: Mapping[str, str], meeting: Meeting) -> bool:
+    given = env.get("MESHRUN_SECRET") or env.get("MESHRUN_SECRET_FILE")
+    return bool(given or meeting.secret)
 
 
 def _as_options(variables: Mapping[str, str]) -> dict[str, str]:

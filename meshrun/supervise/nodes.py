@@ -22,9 +22,9 @@ from meshrun.supervise.outcome import decide, find_trouble, headline, why_stoppe
 from meshrun.supervise.outcome_json import cause_to_json, outcome_to_json
 from meshrun.wire import Negotiate
 
-LEAVE_NS = 5_000_000_000
-"""How long a node that will not take part tries to tell the others so."""
-_SIGNALLED_LEAVE_NS = 1_000_000_000
+_SIGNALLED_STAY_S = 1.0
+_SILENT_STAY_NS = 1_000_000_000
+"""How long a node stays to tell the others without a word to people."""
 
 Meet = Callable[
     [
@@ -39,21 +39,64 @@ Meet = Callable[
 and what has the zygote begin torch's rendezvous."""
 
 
-class Nodes:
-    """The other nodes of a launch."""
+class Farewell:
+    """A node that will not take part stays to tell the others, who may come later.
 
-    def __init__(self, peers: Peers) -> None:
-        self.peers = peers
+    Args:
+        peers: The others.
+        reason: Why, for people.
+        stay_s: How long it stays at most.
+        note: Shows people a line.
+    """
+
+    def __init__(
+        self, peers: Peers, reason: str, stay_s: float, note: Callable[[str], None]
+    ) -> None:
+        self._peers, self._note, self._stay_s = peers, note, stay_s
+        self._text = f"this node gives up: {reason}"
+        now_ns = time.monotonic_ns()
+        self._until_ns = now_ns + int(stay_s * 1e9)
+        self._note_ns: int | None = now_ns + _SILENT_STAY_NS
+
+    @property
+    def next_look_ns(self) -> int:
+        """When :meth:`look` has something to do."""
+        return min(self._until_ns, self._note_ns or self._until_ns)
+
+    def look(self) -> bool:
+        """Return whether there is still somebody to tell, and time for it."""
+        now_ns = time.monotonic_ns()
+        if self._peers.is_through or now_ns >= self._until_ns:
+            return False
+        if self._note_ns is not None and now_ns >= self._note_ns:
+            self._note_ns = None
+            self._note(f"{self._text}; it stays for {self._stay_s:g} s to tell the others (Ctrl-C)")
+        return True
+
+
+class Nodes:
+    """The other nodes of a launch.
+
+    Args:
+        peers: Their launchers.
+        note: Shows people a line.
+        stay_s: How long this node stays to tell them that it will not take part.
+    """
+
+    def __init__(self, peers: Peers, note: Callable[[str], None], *, stay_s: float) -> None:
+        self.peers, self._note, self._stay_s = peers, note, stay_s
         self._host = os.uname().nodename
         self.hosts: tuple[str, ...] = (self._host,)
         """In node order, once they have met."""
-        self._leave_by_ns: int | None = None
+        self._farewell: Farewell | None = None
         self._signals_before = 0
 
     @property
     def next_look_ns(self) -> int | None:
         """When :meth:`look` has something to do."""
-        times = (self.peers.next_look_ns, self._leave_by_ns)
+        times = [self.peers.next_look_ns]
+        if self._farewell is not None:
+            times.append(self._farewell.next_look_ns)
         return min((at for at in times if at is not None), default=None)
 
     def look(self) -> Iterator[FromNodes]:
@@ -117,18 +160,17 @@ class Nodes:
         known = state.abroad
         if known is None or known.is_met:
             return False
-        now_ns = time.monotonic_ns()
-        if self._leave_by_ns is None:
+        if self._farewell is None:
             self._signals_before = len(state.signals)
-            self._leave_by_ns = now_ns + (_SIGNALLED_LEAVE_NS if state.signals else LEAVE_NS)
+            decision = decide(state, layout, self.hosts, "it")
             if known.failed is None:
-                decision = decide(state, layout, self.hosts, "it")
                 code = decision.exit_code or RendezvousError.exit_code
                 self.peers.give_up(
                     GaveUp(host=self._host, reason=decision.headline, exit_code=code)
                 )
-        is_patient = len(state.signals) == self._signals_before
-        return is_patient and now_ns < self._leave_by_ns and not self.peers.is_through
+            stay_s = _SIGNALLED_STAY_S if state.signals else self._stay_s
+            self._farewell = Farewell(self.peers, decision.headline, stay_s, self._note)
+        return len(state.signals) == self._signals_before and self._farewell.look()
 
     def close(self) -> None:
         """Have what was said arrive, and let go."""

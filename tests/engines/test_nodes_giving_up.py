@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import signal
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.engines.hosts import MakeHosts
-from tests.engines.together import all_gone, as_shell, end_all, launch_on
+from tests.engines.together import Launch, all_gone, as_shell, end_all, launch_on
 from tests.kit import PROGRAMS
 
 pytestmark = pytest.mark.torch
 SAYS = PROGRAMS / "nodes.py"
 AT = ("--nnodes", "3", "--rdzv-endpoint", "node0:29500", "--mesh", "dp=3,tp=2")
+SHORT = ("--node-timeout", "5")
+"""How long a node that gives up stays for those who have not heard of it."""
 
 
 @pytest.mark.parametrize("host", [0, 1])
@@ -24,7 +27,7 @@ def test_a_broken_program_on_one_node_ends_all(
     hosts = make_hosts(2)
     broken = tmp_path / "broken.py"
     broken.write_text("print(")
-    launches = launch_on(hosts, each=lambda each: [*AT, broken if each == host else SAYS])
+    launches = launch_on(hosts, each=lambda each: [*AT, *SHORT, broken if each == host else SAYS])
 
     assert end_all(launches) == [1, 1], launches[0].text + launches[1].text
     assert "SyntaxError" in launches[host].text
@@ -40,7 +43,7 @@ def test_a_program_that_is_not_there_on_one_node_ends_all(
     """It is looked for before anything starts; the others are told all the same."""
     hosts = make_hosts(2)
     lost = tmp_path / "lost.py"
-    launches = launch_on(hosts, each=lambda each: [*AT, lost if each == host else SAYS])
+    launches = launch_on(hosts, each=lambda each: [*AT, *SHORT, lost if each == host else SAYS])
     codes = end_all(launches)
 
     assert len(set(codes)) == 1, launches[0].text + launches[1].text
@@ -66,3 +69,97 @@ def test_a_signal_to_a_waiting_node_ends_all(
     reason = f"node{host} ended before all had joined: it was stopped by {signum.name}"
     assert f"error: {reason}" in launches[1 - host].text
     all_gone(hosts)
+
+
+TWO = ("--nnodes", "2", "--rdzv-endpoint", "node0:29500", "--mesh", "dp=2,tp=2")
+WRONG = {
+    "sizes": (["--nproc-per-node", "4"], 2, "mesh `dp=2,tp=2` needs 4 workers"),
+    "rank": (["--node-rank", "2"], 2, "--node-rank 2"),
+    "device": (["--device", "cuda"], 2, "cuda"),
+    "option": (["--max-restarts", "few"], 2, "`few`"),
+    "back end": (["--rdzv-backend", "none", "--rdzv-conf", "a=b"], 2, "no back end `none`"),
+    "folder": (["--log-dir", "/dev/null/logs", "--tee", "3"], 71, "/dev/null/logs"),
+    "handler": (["--event-log-handler", "lost"], 2, "`lost`"),
+}
+"""What one node is started with, its exit code, and words of the reason."""
+
+
+@pytest.mark.parametrize("host", [0, pytest.param(1, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(("words", "code", "reason"), WRONG.values(), ids=WRONG.keys())
+@pytest.mark.usefixtures("fake_torch")
+def test_a_node_that_cannot_be_planned_ends_all(
+    make_hosts: MakeHosts, host: int, words: list[str], code: int, reason: str
+) -> None:
+    """Whatever is wrong with one node, the other ends as it does, and says why."""
+    hosts = make_hosts(2)
+    launches = launch_on(hosts, *TWO, SAYS, each=lambda each: words if each == host else [])
+    codes = end_all(launches)
+
+    assert codes == [code] * 2, launches[0].text + launches[1].text
+    told = launches[1 - host].text
+    assert f"error: node{host} ended before all had joined: " in told
+    assert reason in told.partition("ended before all had joined: ")[2]
+    all_gone(hosts)
+
+
+def test_a_latecomer_is_told_why_there_is_no_launch(
+    make_hosts: MakeHosts, fake_torch: Path
+) -> None:
+    """Node 0 has given up when the other one is started, and has stayed to say so."""
+    hosts = make_hosts(2)
+    first = Launch(hosts, 0, [*TWO, "--nproc-per-node", "4", SAYS])
+    first.wait_for("this node gives up: ")
+    second = Launch(hosts, 1, [*TWO, SAYS])
+
+    assert end_all([first, second]) == [2, 2], first.text + second.text
+    assert "error: node0 ended before all had joined: " in second.text
+
+
+@pytest.mark.parametrize("speaks", [False, True], ids=["silent", "speaks"])
+def test_a_port_that_is_taken_on_node_0_ends_all(
+    make_hosts: MakeHosts, fake_torch: Path, speaks: bool
+) -> None:
+    """By a program that answers in its own way, or not at all."""
+    hosts = make_hosts(2)
+    taker = hosts.popen(0, [sys.executable, "-c", TAKES_PORT, str(int(speaks))], stdout=-1)
+    assert taker.stdout is not None
+    assert taker.stdout.readline() == b"taken\n"
+    launches = launch_on(hosts, *TWO, SAYS, each=lambda host: ["--node-rank", str(host)])
+
+    assert end_all(launches) == [71, 71], launches[0].text + launches[1].text
+    assert "error: port 29500 of 10.77.0.1 is taken by another process" in launches[0].text
+    assert "hint: another launch that still runs? " in launches[0].text
+    assert "node0 ended before all had joined: port 29500 of 10.77.0.1 is taken" in launches[1].text
+    taker.kill()
+    taker.communicate()
+    all_gone(hosts)
+
+
+TAKES_PORT = """
+import socket, sys
+taken = socket.create_server(("10.77.0.1", 29500))
+print("taken", flush=True)
+kept = []
+while True:
+    kept.append(taken.accept()[0])
+    if sys.argv[1] == "1":
+        kept[-1].sendall(b"SSH-2.0-OpenSSH_9.2\\r\\n")
+"""
+
+
+@pytest.mark.parametrize("differs", ["secret", "id"])
+def test_nodes_of_which_each_has_its_own_name_or_secret_end(
+    make_hosts: MakeHosts, fake_torch: Path, differs: str
+) -> None:
+    """Neither can prove anything to the other; both say what differs, and end."""
+    hosts = make_hosts(2)
+    launches = [
+        Launch(hosts, host, [*TWO, *SHORT, "--rdzv-id", f"job{host * (differs == 'id')}", SAYS],
+               env={"MESHRUN_SECRET": f"secret{host}"} if differs == "secret" else {})
+        for host in (0, 1)
+    ]  # fmt: skip
+
+    assert end_all(launches) == [69, 69], launches[0].text + launches[1].text
+    assert "belongs to another launch, or has another secret" in launches[1].text
+    assert "10.77.0.2" in launches[0].text.partition("error: ")[2]
+    assert "another --rdzv-id or MESHRUN_SECRET" in launches[0].text
