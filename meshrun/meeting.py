@@ -47,7 +47,7 @@ class Meeting:
     timeout_s: float = 600.0
     """How long the nodes may take to come together."""
     return_s: float = 600.0
-    """How long an elastic launch waits if too few are left, and a node tries to come back."""
+    """How long a launch waits if too few nodes are left, and an elastic one's try to come back."""
     node_timeout_s: float = 30.0
     """How long a node may be silent."""
     listener: int | None = None
@@ -136,6 +136,6 @@ def plan_meeting(asked: Rendezvous, *, nnodes: int, node_timeout_s: float) -> Me
         local_addr=asked.local_addr,
         conf=asked.conf,
         timeout_s=min(timeout_s, _START_S) if are_there else timeout_s,
-        return_s=timeout_s,
+        return_s=timeout_s if is_elastic else node_timeout_s,
         node_timeout_s=node_timeout_s,
     )

@@ -16,7 +16,7 @@ from meshrun.meeting import Meeting
 from meshrun.nodes.elastic_member import ElasticMember
 from meshrun.nodes.head import Head
 from meshrun.nodes.member import Member
-from meshrun.nodes.membership import Fit
+from meshrun.nodes.membership import Fit, fit_without_mesh
 from meshrun.nodes.messages import Join, Message
 from meshrun.nodes.switchboard import Switchboard
 from meshrun.nodes.waiting_room import WaitingRoom
@@ -99,7 +99,7 @@ class Parties:
         self.port = 0
 
     def head(
-        self, nnodes: int, *, secret: bytes = SECRET, fit: Fit | None = None, there: int = 0,
+        self, nnodes: int, *, secret: bytes = SECRET, fit: Fit = fit_without_mesh, there: int = 0,
         **changes: Any,
     ) -> Party:  # fmt: skip
         """Add node 0, which listens at :attr:`port`, and awaits ``there`` nodes or all."""

@@ -1,4 +1,4 @@
-"""Node 0 of a launch whose nodes come and go: who takes part in each generation of ranks."""
+"""Node 0 once nodes have met: who takes part in each generation, and who comes after that."""
 
 from __future__ import annotations
 
@@ -9,17 +9,28 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from meshrun.errors import MeshrunError, RendezvousError
-from meshrun.events import MeetingFailed, Met, OthersFailed
+from meshrun.errors import MeshrunError, RendezvousError, UsageError
+from meshrun.events import MeetingFailed, Met, NodeLost, OthersFailed
 from meshrun.host.sockets import listen_on
 from meshrun.interfaces import address_in
 from meshrun.meeting import Meeting, format_endpoint
 from meshrun.nodes.gathering import check_settings
-from meshrun.nodes.head import OWN, Head
+from meshrun.nodes.head import OWN, SILENT_S, Head
 from meshrun.nodes.link import Link
 from meshrun.nodes.membership import Choice, Fit, Membership, describe_shapes
-from meshrun.nodes.messages import Begin, End, GaveUp, Join, Message, Over, Waiting, Welcome
+from meshrun.nodes.messages import (
+    Begin,
+    End,
+    GaveUp,
+    Join,
+    Message,
+    Over,
+    Refused,
+    Waiting,
+    Welcome,
+)
 from meshrun.nodes.patience import Patience
+from meshrun.nodes.reach import Reach
 from meshrun.nodes.store_access import keep_to_nodes
 from meshrun.nodes.strangers import Strangers
 from meshrun.nodes.switchboard import Switchboard
@@ -28,7 +39,7 @@ _SPARE = "this node is a spare: it steps in once another is lost, or the mesh ca
 
 
 class ElasticHead(Head):
-    """Node 0 of an elastic launch; nodes go by a number that they keep, whatever their rank.
+    """Node 0, which goes on listening; nodes go by a number that they keep, whatever their rank.
 
     Args:
         links: To the other nodes that have met, by number.
@@ -56,8 +67,8 @@ class ElasticHead(Head):
         self._meeting, self._run_id = meeting, run_id
         self._nodes = Membership(
             fit=fit,
-            least=meeting.least_nodes or 1,
-            most=meeting.nnodes,
+            least=meeting.least_nodes or len(cards),
+            most=meeting.nnodes if meeting.is_elastic else len(cards),
             cards=dict(enumerate(cards)),
         )
         self._counter = itertools.count(len(cards))
@@ -137,11 +148,14 @@ class ElasticHead(Head):
 
     def _wait_on(self, patience: Patience) -> None:
         if patience.is_over:
+            is_elastic = self._meeting.is_elastic
+            lost = f"{self._loss}; " if self._loss and not is_elastic else ""
+            option = "--rdzv-conf join_timeout=TIME" if is_elastic else "--node-timeout TIME"
             self._fail(
                 RendezvousError(
-                    f"after {patience.waited_s:.0f} s {self._nodes.describe()}",
+                    f"{lost}after {patience.waited_s:.0f} s {self._nodes.describe()}",
                     hint="a node that is started now with the same command joins;"
-                    " --rdzv-conf join_timeout=TIME says for how long to wait",
+                    f" {option} says for how long to wait",
                 )
             )
         elif patience.takes_note():
@@ -153,6 +167,10 @@ class ElasticHead(Head):
 
     def _fail(self, error: MeshrunError) -> None:
         self._wish = None
+        if not self._causes:  # nobody has a place yet
+            for link in (*self._links.values(), *self._spares.values()):
+                link.send(Refused.of(error))
+                self._board.settle(link)
         self._board.news.append(MeetingFailed(error=error, at_ns=time.monotonic_ns()))
 
     # ---- who comes and goes ----------------------------------------------------------------
@@ -182,8 +200,10 @@ class ElasticHead(Head):
 
     def _let_in(self, link: Link, card: Join) -> None:
         check_settings(self._nodes.cards[OWN], card)
+        if not self._meeting.is_elastic:
+            self._check_place(card)
         for number, other in list(self._nodes.cards.items()):
-            if other.launcher == card.launcher and number != OWN:
+            if card.launcher and other.launcher == card.launcher and number != OWN:
                 (self._lose if number in self._links else self._lose_spare)(number, "it came again")
         number = next(self._counter)
         self._nodes.add(number, card)
@@ -193,6 +213,28 @@ class ElasticHead(Head):
             self._regroup()
         elif not (self._over or self._is_done or self._ending or self._is_decided):
             self._grow(card.host)
+
+    def _check_place(self, card: Join) -> None:
+        """Check that a node is missing for which this one may stand.
+
+        Raises:
+            UsageError: If not.
+        """
+        silent_since_ns = time.monotonic_ns() - int(SILENT_S * 1e9)
+        for number, link in list(self._links.items()):
+            is_same = self._nodes.cards[number].host == card.host
+            if is_same and link.heard_ns < silent_since_ns:
+                self._lose(number, "its launcher was started again")
+        free, count = self._nodes.free_places, self._nodes.most
+        if free and card.node_rank in (None, *free):
+            return
+        if card.node_rank in (None, *range(1, count)):
+            hosts = ", ".join(each.host for each in self._nodes.cards.values())
+            raise UsageError(
+                f"{count} nodes were asked for, and have begun: {hosts}",
+                hint="is the launcher started twice on a host?",
+            )
+        raise UsageError(f"{card.host} has --node-rank {card.node_rank}, of {count} nodes")
 
     def _grow(self, host: str) -> None:
         """End this generation if the next would have more ranks."""
@@ -208,8 +250,14 @@ class ElasticHead(Head):
         self._nodes.remove(node_rank)
         if self._over:
             return
-        if not self._is_done:
-            self._change(f"node {rank} ({host}) was lost: {why}")
+        self._loss = f"node {rank} ({host}) was lost: {why}"
+        if not self._meeting.is_elastic:
+            self._end_for(self._loss)
+            now_ns = time.monotonic_ns()
+            news = NodeLost(node_rank=rank, host=host, why=why, at_ns=now_ns)
+            self._board.news.append(news)
+        elif not self._is_done:
+            self._change(self._loss)
         self._advance_if_all_idle()
 
     def _lose_spare(self, number: int, why: str) -> None:
@@ -221,12 +269,15 @@ class ElasticHead(Head):
 
     def _change(self, why: str) -> None:
         """End this generation of ranks everywhere, for another with other nodes."""
-        if not self._ending:
-            self._broadcast(End(generation=self._generation, why=why, signum=0))
-        self._ending = True
+        self._end_for(why)
         self._board.news.append(
             OthersFailed(why=why, signum=0, at_ns=time.monotonic_ns(), resizes=True)
         )
+
+    def _end_for(self, why: str) -> None:
+        if not self._ending:
+            self._broadcast(End(generation=self._generation, why=why, signum=0))
+        self._ending = True
 
     # ---- who takes part --------------------------------------------------------------------
 
@@ -262,7 +313,7 @@ class ElasticHead(Head):
         nodes.settle(choice)
         self._world_size = choice.layout.world_size
         runs = {number: nodes.cards[number].host for number in choice.members}
-        if self._causes:
+        if self._causes and self._meeting.is_elastic:
             self._causes[-1]["resize"] = {
                 "generation": generation,
                 "left": [host for number, host in self._ran.items() if number not in runs],
@@ -278,6 +329,11 @@ class ElasticHead(Head):
         self._told -= runs.keys()
         self._begin_generation(generation)
         self._open_store()
+        if before is None and self._links and not self._meeting.is_elastic:
+            self._reach = Reach(self._address, self._board)
+            first = next(iter(self._links.values()))
+            card = nodes.cards[nodes.members[1]]
+            self._reach.try_out(card.host, first.their_address, card.reach_port)
         for number, link in self._links.items():
             link.send(self._welcome(number, previous))
             self._board.settle(link)
@@ -301,6 +357,7 @@ class ElasticHead(Head):
     def _welcome(self, number: int, previous: dict[str, Any]) -> Welcome:
         assert self.store_listener is not None  # noqa: S101 - it was just opened
         nodes = self._nodes
+        next_address, next_port = self._port_after(number)
         return Welcome(
             node_rank=nodes.rank(number),
             hosts=nodes.hosts,
@@ -308,10 +365,22 @@ class ElasticHead(Head):
             roles=[nodes.cards[member].role for member in nodes.members],
             run_id=self._run_id,
             store_port=self.store_listener.getsockname()[1],
+            next_address=next_address,
+            next_port=next_port,
             # Tracebacks of long ago are of no use, and would make this longer each time.
             causes=[{**each, "raised": None} for each in self._causes[:-1]] + self._causes[-1:],
             previous=previous,
         )
+
+    def _port_after(self, number: int) -> tuple[str, int]:
+        """Return where the node after another one may be tried: address, "" for ours, and port."""
+        members = self._nodes.members
+        after = members[(members.index(number) + 1) % len(members)]
+        if self._reach is None or self._causes:  # once is enough
+            return "", 0
+        if after == OWN:
+            return "", self._reach.port
+        return self._links[after].their_address, self._nodes.cards[after].reach_port
 
     def _open_store(self) -> None:
         if self.store_listener is not None:
@@ -337,3 +406,5 @@ class ElasticHead(Head):
 
     _error = MeshrunError("")
     """Why no nodes could be chosen."""
+    _loss = ""
+    """The last node that was lost, and why."""

@@ -34,6 +34,8 @@ from meshrun.nodes.reach import Reach
 from meshrun.nodes.switchboard import Switchboard
 
 BEAT_S = 1.0
+SILENT_S = 3 * BEAT_S
+"""After so long without a word it may be another launcher that speaks for a host."""
 _GOODBYE_S = 2.0
 OWN = 0
 """The head's own number among the nodes: it is always the first."""

@@ -54,6 +54,11 @@ class Membership:
         return [self.cards[number].host for number in self.members]
 
     @property
+    def free_places(self) -> list[int]:
+        """Node ranks of which the node was lost."""
+        return [place for place, number in enumerate(self._places) if number is None]
+
+    @property
     def members(self) -> list[int]:
         """Numbers of those that take part, in node order."""
         return [number for number in self._places if number is not None]
@@ -83,14 +88,20 @@ class Membership:
         """
         waiting = list(self._spares)
         order: list[int] = []
-        for number in self._places:
+        for place, number in enumerate(self._places):
             if number is not None:
                 order.append(number)
             elif waiting:
-                order.append(waiting.pop(0))
+                told = (each for each in waiting if self.cards[each].node_rank == place)
+                order.append(next(told, waiting[0]))
+                waiting.remove(order[-1])
         order += waiting
         if len(order) < self.least:
             raise MeshrunError(self.describe())
+        if self.least == self.most:  # whatever the mesh has for each of them
+            layout = self.fit([self.cards[number].nproc for number in order[: self.most]])
+            spares = tuple(order[self.most :])
+            return Choice(members=tuple(order[: self.most]), spares=spares, layout=layout)
         why: MeshrunError | None = None
         count = min(len(order), self.most)
         while count:
@@ -121,12 +132,20 @@ class Membership:
         return f"{there}, of {need}"
 
 
+def fit_without_mesh(workers: Sequence[int]) -> Layout:
+    """Return the layout of ranks without a mesh over nodes with so many workers each."""
+    return solve_layout(None, nnodes=len(workers), nproc_per_node=workers)
+
+
 def fit_nodes(request: LaunchRequest, workers: Sequence[int]) -> Layout:
     """Return the layout of a launch over nodes with so many workers each.
 
     Raises:
         LayoutError: If there is none.
     """
+    asked = request.nproc_per_node
+    if isinstance(asked, tuple) and len(asked) == len(workers):
+        workers = asked
     return solve_layout(
         request.mesh,
         nnodes=len(workers),

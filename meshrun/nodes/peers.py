@@ -31,7 +31,7 @@ from meshrun.nodes.endpoint import Endpoint, is_same_name, look_at
 from meshrun.nodes.finding import Finding
 from meshrun.nodes.head import Head
 from meshrun.nodes.member import Member
-from meshrun.nodes.membership import Fit
+from meshrun.nodes.membership import Fit, fit_without_mesh
 from meshrun.nodes.messages import GaveUp, Join, Message
 from meshrun.nodes.negotiation import EVERYWHERE, Negotiation, listen_outward
 from meshrun.nodes.rival import Rival
@@ -53,7 +53,7 @@ class Peers:
         note: Shows people one line.
         where: Called with a reason when the head asks for where this node's ranks are.
         negotiate: Has torch's rendezvous begun, with these descriptors, where one is asked for.
-        fit: Solves the mesh over nodes, where they may come and go.
+        fit: Solves the mesh over nodes.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Peers:
         note: Callable[[str], None],
         where: Callable[[str], None],
         negotiate: Callable[[Negotiate, list[int]], None],
-        fit: Fit | None = None,
+        fit: Fit = fit_without_mesh,
         is_open: bool = False,
     ) -> None:
         self._is_open = is_open

@@ -9,23 +9,20 @@ from collections.abc import Callable
 from functools import partial
 
 from meshrun.errors import MeshrunError, RendezvousError
-from meshrun.events import MeetingFailed, Met
+from meshrun.events import MeetingFailed
 from meshrun.interfaces import address_in
 from meshrun.meeting import Meeting, format_endpoint
 from meshrun.nodes.elastic_head import ElasticHead
 from meshrun.nodes.gathering import Gathering, TooMany
-from meshrun.nodes.head import BEAT_S, Head, say_goodbye
+from meshrun.nodes.head import BEAT_S, SILENT_S, Head, say_goodbye
 from meshrun.nodes.link import Link
-from meshrun.nodes.membership import Fit
-from meshrun.nodes.messages import GaveUp, Join, Message, Refused, Waiting, Welcome
+from meshrun.nodes.membership import Fit, fit_without_mesh
+from meshrun.nodes.messages import GaveUp, Join, Message, Refused, Waiting
 from meshrun.nodes.patience import Patience
-from meshrun.nodes.reach import Reach
 from meshrun.nodes.rival import Rival
-from meshrun.nodes.store_access import keep_to_nodes
 from meshrun.nodes.strangers import Strangers
 from meshrun.nodes.switchboard import Switchboard
 
-_SILENT_S = 3 * BEAT_S
 _OTHER_LAUNCH_S = 5.0
 """How long those that cannot join are not taken for those that are missing."""
 
@@ -42,8 +39,8 @@ class WaitingRoom:
         run_id: The name of the launch, which the others are told.
         board: Where links are watched.
         hand_over: Called with the head once every node is there.
+        fit: Solves the mesh over nodes.
         rival: Knocks where another node 0 may be, with ``card``.
-        fit: Solves the mesh over nodes, where they may come and go.
     """
 
     def __init__(
@@ -57,8 +54,8 @@ class WaitingRoom:
         run_id: str,
         board: Switchboard,
         hand_over: Callable[[Head], None],
+        fit: Fit = fit_without_mesh,
         rival: Rival | None = None,
-        fit: Fit | None = None,
     ) -> None:
         self._listener = listener
         self._meeting, self._card, self._secret, self._run_id = meeting, card, secret, run_id
@@ -160,7 +157,7 @@ class WaitingRoom:
     @property
     def _are_enough(self) -> bool:
         least, present = self._meeting.least_nodes, 1 + len(self._gathering.joined)
-        return self._fit is not None and least is not None and present >= least
+        return least is not None and present >= least
 
     def _note_missing(self) -> None:
         text = f"waiting at {self._endpoint()}: {self._gathering.missing()} ({self._patience})"
@@ -237,7 +234,7 @@ class WaitingRoom:
 
     def _forget_earlier(self, host: str) -> None:
         """A host that was cut off may come again before its earlier connection is given up."""
-        silent_since_ns = time.monotonic_ns() - int(_SILENT_S * 1e9)
+        silent_since_ns = time.monotonic_ns() - int(SILENT_S * 1e9)
         for number, card in list(self._gathering.joined.items()):
             if card.host == host and self._links[number].heard_ns < silent_since_ns:
                 self._drop(number, "its host came again")
@@ -246,77 +243,22 @@ class WaitingRoom:
         order = self._gathering.order()
         links = {rank: self._links.pop(number) for rank, number in enumerate(order, 1)}
         cards = [self._card, *(self._gathering.joined[number] for number in order)]
-        hosts, counts = [card.host for card in cards], [card.nproc for card in cards]
-        roles = [card.role for card in cards]
         for number in list(self._links):
             self._drop(number, "every node is there")
         self._strangers.close("every node is there")
         self._stop_knocking()
-        if self._fit is not None and self._meeting.is_elastic:
-            for link in links.values():
-                self._board.drop(link)
-            self._hand_over(
-                ElasticHead(
-                    links,
-                    cards,
-                    meeting=self._meeting,
-                    listener=self._listener,
-                    secret=self._secret,
-                    run_id=self._run_id,
-                    fit=self._fit,
-                    board=self._board,
-                )
-            )
-            return
-        keep_to_nodes(self._listener, links.values(), self._board)
-        name = self._listener.getsockname()
-        address, port = address_in(name), name[1]
-        if links:
-            address = links[max(links)].own_address
-        reach = Reach(address, self._board) if links else None
-        for rank, link in links.items():
+        for link in links.values():
             self._board.drop(link)
-            after = links.get(rank + 1)
-            link.send(
-                Welcome(
-                    node_rank=rank,
-                    hosts=hosts,
-                    nproc_per_node=counts,
-                    roles=roles,
-                    run_id=self._run_id,
-                    store_port=port,
-                    next_address=after.their_address if after is not None else "",
-                    next_port=cards[(rank + 1) % len(cards)].reach_port
-                    if after is not None
-                    else reach.port
-                    if reach is not None
-                    else 0,
-                )
-            )
-        if reach is not None:
-            reach.try_out(hosts[1], links[1].their_address, cards[1].reach_port)
-        node_timeout_s = self._meeting.node_timeout_s
         self._hand_over(
-            Head(
+            ElasticHead(
                 links,
-                hosts=hosts,
-                world_size=sum(counts),
-                node_timeout_s=node_timeout_s,
-                board=self._board,
-                reach=reach,
-            )
-        )
-        self._board.news.append(
-            Met(
-                node_rank=0,
-                hosts=tuple(hosts),
-                nproc_per_node=tuple(counts),
-                roles=tuple(roles),
+                cards,
+                meeting=self._meeting,
+                listener=self._listener,
+                secret=self._secret,
                 run_id=self._run_id,
-                store_address=address,
-                store_port=port,
-                own_address=address,
-                at_ns=time.monotonic_ns(),
+                fit=self._fit,
+                board=self._board,
             )
         )
 

@@ -60,7 +60,7 @@ def _meeting_failed(state: State, event: MeetingFailed) -> Step:
     if not abroad.is_met:
         state = replace(state, abroad=abroad, stopping=True, finishing=True)
         return state, [EndZygote(by_force=True)]
-    if known.is_told_idle and known.is_elastic:
+    if known.is_told_idle and (known.is_elastic or known.is_gathering):
         return leave(replace(state, abroad=abroad), abroad, [], event.at_ns)
     stopped, actions = stop(replace(state, abroad=abroad), event.at_ns)
     return finish(stopped, actions, event.at_ns)
@@ -72,6 +72,12 @@ def _node_lost(state: State, event: NodeLost) -> Step:
         alone = replace(state, abroad=replace(known, is_alone=True))
         alone, actions = stop(alone, event.at_ns, others_know=True)
         return finish(alone, actions, event.at_ns)
+    if known.is_head and may_restart(state):  # perhaps it is started again
+        why = f"node {event.node_rank} ({event.host}) was lost: {event.why}"
+        lost = OthersFailed(why=why, signum=0, at_ns=event.at_ns)
+        state = replace(state, abroad=replace(known, change=known.change or lost))
+        state, actions = stop(state, event.at_ns, others_know=True)
+        return finish(state, actions, event.at_ns)
     is_cut_off = known.is_cut_off or event.node_rank == 0
     abroad = replace(known, lost=known.lost or event, is_cut_off=is_cut_off)
     state, actions = stop(replace(state, abroad=abroad), event.at_ns, others_know=True)
@@ -111,7 +117,7 @@ def _all_idle(state: State, event: AllIdle) -> Step:
 def _gather(state: State, cause: Cause) -> Step:
     """Have ranks start again, which may have to wait for nodes."""
     known = _known(state)
-    abroad = replace(known, is_gathering=known.is_elastic)
+    abroad = replace(known, is_gathering=True)
     return replace(state, abroad=abroad), [Decide(next_after=cause)]
 
 

@@ -318,7 +318,7 @@ def signalled(state: State, event: SignalArrived) -> Step:
     if abroad is not None and len(state.signals) > 2:
         state = replace(state, abroad=replace(abroad, is_cut_off=True))
     elif abroad is not None and abroad.is_told_idle and abroad.decides:
-        if abroad.is_elastic and was_stopping:
+        if (abroad.is_elastic or abroad.is_gathering) and was_stopping:
             return leave(state, abroad, actions, event.at_ns)
         return state, actions  # the others are told to end, and the head says when they have
     if state.alive or state.finishing:

@@ -50,7 +50,7 @@ def find_cause(state: State, at_ns: int) -> Cause:
 
 
 def change_of(state: State, event: OthersFailed) -> Cause:
-    """Return the end of a generation by nodes that came or went, which is no failure."""
+    """Return the end of a generation by nodes that came or went; a failure if none may."""
     return Cause(
         rank=None,
         description=event.why,
@@ -58,7 +58,7 @@ def change_of(state: State, event: OthersFailed) -> Cause:
         ran_s=None,
         at_ns=event.at_ns,
         step=state.best_step,
-        is_failure=False,
+        is_failure=state.abroad is not None and not state.abroad.is_elastic,
     )
 
 

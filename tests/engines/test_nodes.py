@@ -405,6 +405,60 @@ def test_all_nodes_start_again_together(make_hosts: MakeHosts) -> None:
         assert "restart 1 of 1, because rank 3 [dp1 tp1] raised ValueError" in launch.text
 
 
+@pytest.mark.parametrize("how", [["--node-rank", "{}"], [], ["--rdzv-backend", "c10d"]],
+                         ids=["told", "by name", "c10d"])  # fmt: skip
+def test_a_launcher_that_is_started_again_takes_part_again(
+    make_hosts: MakeHosts, how: list[str]
+) -> None:
+    """By hand or by a scheduler, as after a host's crash; it costs a restart."""
+    hosts = make_hosts(2)
+    words = [*AT, "--max-restarts", "1", TOGETHER, "stay", "once"]
+
+    def start(host: int) -> Launch:
+        return Launch(hosts, host, [*(word.format(host) for word in how), *words])
+
+    first, second = start(0), start(1)
+    for launch in (first, second):
+        launch.wait_for("met 4", times=2)
+    second.process.kill()
+    first.wait_for("1 node is there (node0), of 2")
+    again = start(1)
+
+    assert end_all([first, again]) == [0, 0], first.text + again.text
+    assert "restart 1 of 1, because node 1 (node1) was lost: it closed the conn" in first.text
+    assert first.text.count("met 4") == 4
+    assert again.text.count("met 4") == 2
+    second.end()
+    all_gone(hosts)
+
+
+def test_a_launcher_that_is_not_started_again_is_not_waited_for_long(make_hosts: MakeHosts) -> None:
+    """The end names what was lost, and how long it was waited for."""
+    hosts = make_hosts(2)
+    launches = launch_on(hosts, *AT, "--max-restarts", "1", "--node-timeout", "3", TOGETHER, "stay")
+    for launch in launches:
+        launch.wait_for("met 4", times=2)
+    launches[1].process.kill()
+
+    assert launches[0].end() == 69
+    assert "error: node 1 (node1) was lost: it closed the connection; after 3 s" in launches[0].text
+    all_gone(hosts)
+
+
+def test_a_node_too_many_is_told_that_all_are_there(make_hosts: MakeHosts) -> None:
+    """Once the launch has begun; it ends at once, and the launch goes on."""
+    hosts = make_hosts(3)
+    launches = [Launch(hosts, host, [*AT, TOGETHER, "save", "stay"]) for host in (0, 1)]
+    for launch in launches:
+        launch.wait_for("met 4", times=2)
+    surplus = Launch(hosts, 2, [*AT, TOGETHER, "save", "stay"])
+
+    assert surplus.end() == 2
+    assert "error: 2 nodes were asked for, and have begun: node0, node1" in surplus.text
+    launches[0].send(signal.SIGTERM)
+    assert end_all(launches) == [75, 75]
+
+
 def test_sigquit_on_the_head_asks_every_node(make_hosts: MakeHosts) -> None:
     """Each shows where its own ranks are, and goes on."""
     hosts = make_hosts(2)

@@ -85,11 +85,22 @@ def test_the_head_starts_all_again_after_a_process_of_meshruns_own_was_lost(
     assert cause.description.endswith(" was ended by SIGKILL")
 
 
+def test_a_lost_node_costs_a_restart() -> None:
+    """It may be started again; the head's nodes wait for it."""
+    cause = decided([*HEAD, NODE_LOST, *HEAD_ENDED, CLEARED, all_idle()], 1).next_after
+
+    assert cause is not None
+    assert (cause.description, cause.is_failure) == (
+        "node 1 (node1) was lost: it fell silent",
+        True,
+    )
+
+
 @pytest.mark.parametrize(
     ("events", "outcome", "restarts"),
     [
         ([OTHERS_FAILED, *HEAD_ENDED], TWO_DIED, 0),
-        ([NODE_LOST, *HEAD_ENDED], None, 3),
+        ([NODE_LOST, *HEAD_ENDED], None, 0),
         ([OTHERS_FAILED, *HEAD_ENDED], TROUBLE, 3),
         ([OTHERS_FAILED, *HEAD_ENDED], {**told(), "signum": 15}, 3),
         ([signalled(15, 5), *HEAD_ENDED], told(), 3),

@@ -272,3 +272,87 @@ def test_one_that_cannot_take_part_is_not_waited_for(parties: Parties) -> None:
 
     assert hosts_of(third) == ("node0", "node2")
     assert head.notes == ["node1 cannot take part: no GPU was found"]
+
+
+# ---- a fixed number of nodes ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def fixed(parties: Parties) -> list[Party]:
+    """A head and two members whose ranks run."""
+    head = parties.head(3, return_s=30.0)
+    met = [head, *(parties.member(card(f"node{rank}", rank), nnodes=3) for rank in (1, 2))]
+    parties.until(lambda: all(party.heard(Met) for party in met))
+    forget(met)
+    return met
+
+
+def lose(parties: Parties, fixed: list[Party], rank: int) -> list[Party]:
+    """Have a node vanish and the others' ranks end; return those that are left."""
+    parties.remove(fixed[rank])
+    left = [party for party in fixed if party is not fixed[rank]]
+    parties.until(lambda: left[0].heard(NodeLost) and left[1].heard(OthersFailed))
+    begin_again(parties, left, 1)
+    return left
+
+
+def test_a_node_that_is_started_again_has_its_place_again(
+    parties: Parties, fixed: list[Party]
+) -> None:
+    """Also if it is not the last one; the others wait for it."""
+    left = lose(parties, fixed, 1)
+    parties.pass_s(20)
+    assert not left[0].heard(Met)
+    back = parties.member(card("node1", 1), nnodes=3)
+    parties.until(lambda: all(party.heard(Met) for party in (*left, back)))
+
+    assert [party.heard(Met)[0].node_rank for party in (*left, back)] == [0, 2, 1]
+    assert hosts_of(back) == ("node0", "node1", "node2")
+    assert back.heard(Met)[0].causes[0]["description"] == WHY["description"]
+
+
+def test_a_node_that_does_not_come_back_ends_the_others(
+    parties: Parties, fixed: list[Party]
+) -> None:
+    """Within the time for it, with what was lost."""
+    left = lose(parties, fixed, 2)
+    parties.until(lambda: parties.pass_s(5) or left[0].heard(MeetingFailed))
+    error = left[0].heard(MeetingFailed)[0].error
+
+    assert error.exit_code == 69
+    assert error.message.startswith("node 2 (node2) was lost: it closed the connection; after 3")
+    assert "--node-timeout" in str(error.hint)
+
+
+@pytest.mark.parametrize(
+    ("rank", "told"),
+    [(None, "3 nodes were asked for, and have begun: node0, node1, node2"),
+     (1, "3 nodes were asked for, and have begun: node0, node1, node2"),
+     (5, "node9 has --node-rank 5, of 3 nodes")],
+)  # fmt: skip
+def test_a_node_too_many_is_told_at_once(
+    parties: Parties, fixed: list[Party], rank: int | None, told: str
+) -> None:
+    """It ends, and the others hear nothing of it."""
+    surplus = parties.member(card("node9", rank), nnodes=3)
+    parties.until(lambda: surplus.heard(MeetingFailed))
+    error = surplus.heard(MeetingFailed)[0].error
+
+    assert (error.message, error.exit_code) == (told, 2)
+    assert [party.news for party in fixed] == [[], [], []]
+
+
+def test_a_host_that_fell_silent_is_taken_back_before_it_counts_as_lost(
+    parties: Parties, fixed: list[Party]
+) -> None:
+    """As after a power cut: its old connection is open still, and nothing comes on it."""
+    parties.all.remove(silent := fixed[2])
+    parties.pass_s(6)
+    back = parties.member(card("node2", 2), nnodes=3)
+    left = fixed[:2]
+    parties.until(lambda: left[0].heard(NodeLost) and left[1].heard(OthersFailed))
+    begin_again(parties, left, 1)
+    parties.until(lambda: back.heard(Met))
+    silent.close()
+
+    assert left[0].heard(NodeLost)[0].why == "its launcher was started again"

@@ -95,7 +95,7 @@ def test_who_has_the_endpoint_is_first(launchers: list[Launcher]) -> None:
         wait_until(lambda: _turned(launchers), lambda: str(launchers[0].notes))
     until(launchers, Met)
 
-    assert [each.place for each in launchers] == [("127.0.0.1", port), None]
+    assert [each.heard(Met).node_rank for each in launchers] == [0, 1]
     assert [each.heard(Met).hosts for each in launchers] == [("a", "b")] * 2
     told = (
         f"no secret is set: whoever reaches 127.0.0.1:{port} and knows this command can take part"
@@ -224,7 +224,7 @@ def test_torch_finds_the_first_node_and_the_launchers_meet_there(
     second.peers.hear(replace(found, node_rank=1))
     until(launchers, Met)
 
-    assert second.heard(Met).store_port == order.port
+    assert second.heard(Met).store_address == order.address
     assert second.heard(Met).hosts == ("a", "b")
 
 
