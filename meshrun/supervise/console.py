@@ -48,6 +48,8 @@ class Console:
         self._panel: tuple[bytes, ...] = ()
         self._drawn_ns = 0
         self._was_drawn = False
+        self._is_read_by_another = False
+        """Whether somebody else has lines of stdout, who may print them on our terminal."""
         self._told_lost: set[Outlet] = set()
         self._recent = b""
         """The last lines on stderr."""
@@ -95,7 +97,7 @@ class Console:
     @property
     def shows_status(self) -> bool:
         """Whether stderr is a terminal where a status line can come and go."""
-        return self._err.moves_cursor and not self._shared
+        return self._err.moves_cursor and not (self._shared or self._is_read_by_another)
 
     def set_status(self, text: str) -> None:
         """Show ``text`` below the lines of a terminal, in place of the last one; "" removes it."""
@@ -199,6 +201,9 @@ class Console:
         if outlet.moves_cursor:
             self._show_on_terminal(owner, outlet, piece)
             return
+        if outlet is self._out and outlet.needs_select and self.shows_status:
+            self.set_status("")  # as for `| tee log`
+            self._is_read_by_another = True
         # A state stays open for the same stream to go on; anybody else begins a new line.
         held_by = self._open.pop(outlet, None)
         if held_by is not None and held_by is not owner:

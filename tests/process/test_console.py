@@ -230,6 +230,28 @@ def test_a_panel_takes_the_place_of_the_status_line(monkeypatch: pytest.MonkeyPa
     assert shown == [below[:1], below, ["meshrun: a line"], ["meshrun: a line", *below]]
 
 
+def test_the_status_line_ends_where_another_prints_our_lines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in ``| tee log``, whose lines would go on where the status ends."""
+    monkeypatch.setenv("TERM", "xterm")
+    ours, theirs = pty.openpty()
+    read, write = os.pipe()
+    console = Console(write, theirs)
+    console.set_status("started 1 of 2 ranks")
+    os.read(ours, 1 << 16)
+    console.print_line(b"a line", to_stderr=False)
+    cleared = os.read(ours, 1 << 16)
+    console.set_status("started 2 of 2 ranks")
+    console.note("a note")
+    noted = os.read(ours, 1 << 16)
+    line = os.read(read, 1 << 16)
+    for fd in (ours, theirs, read, write):
+        os.close(fd)
+
+    assert (cleared, noted, line) == (b"\r\x1b[2K", b"meshrun: a note\r\n", b"a line\n")
+
+
 def test_a_dumb_terminal_shows_a_prompt(fake_torch: object, tmp_path: Path) -> None:
     """Without one escape sequence; the line is there again once it is whole."""
     program = tmp_path / "ask.py"
