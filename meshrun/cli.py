@@ -224,7 +224,7 @@ def command(
     check_accepted(asked)
     line: CommandLine = context.meta[_LINE]
     program, request = _read_request(asked, is_launch=not dry_run and submit is None)
-    if not context.obj.folder:  # launch() knows which are the program's
+    if context.obj.conducted or not context.obj.folder:  # launch() knows which are the program's
         request = replace(request, told=(*request.told, *_misplaced(asked, program, line)))
     if submit is not None:
         from meshrun.submit.command import submit as submit_job

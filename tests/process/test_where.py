@@ -46,7 +46,10 @@ def test_ps_says_who_is_who(fake_torch: object, tmp_path: Path, method: str) -> 
     """Titles name rank and coordinate, stacks the process ids; arguments stay the program's."""
     program = tmp_path / "say.py"
     program.write_text(
-        "import signal, sys\nprint('up', sys.argv[1:], flush=True)\nsignal.pause()\n"
+        "import signal, sys\n"
+        "print('up', sys.argv[1:], flush=True)\n"
+        "while True:\n"
+        "    signal.pause()\n"
     )
     words = ("--mesh", "dp=2,tp=2", "--mesh-init", "lazy", "--start-method", method, program, "a b")
     with start_meshrun(*words, folder=tmp_path) as running:
