@@ -27,7 +27,8 @@ def test_a_broken_program_on_one_node_ends_all(
     hosts = make_hosts(2)
     broken = tmp_path / "broken.py"
     broken.write_text("print(")
-    launches = launch_on(hosts, each=lambda each: [*AT, *SHORT, broken if each == host else SAYS])
+    words = [*AT, *SHORT, "--allow-different-programs"]  # else that is told, if it is found first
+    launches = launch_on(hosts, each=lambda each: [*words, broken if each == host else SAYS])
 
     assert end_all(launches) == [1, 1], launches[0].text + launches[1].text
     assert "SyntaxError" in launches[host].text
