@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import time
 from collections.abc import Hashable, Sequence
 
+from meshrun.host.descriptors import let_go_of
 from meshrun.supervise.lines import LineAssembler, Piece, Prefix
 from meshrun.supervise.outlet import Outlet, is_reader_gone, same_file
 from meshrun.supervise.panel import CLEAR_BELOW, panel_block
@@ -155,6 +157,16 @@ class Console:
     def waiting(self) -> list[Outlet]:
         """Outlets that have bytes left for a slow reader."""
         return [outlet for outlet in {self._out, self._err} if outlet.queued_bytes]
+
+    def drop_waiting(self) -> int:
+        """Forget what readers do not take; return how many bytes that were.
+
+        What would be printed to a stderr that nobody reads goes nowhere from now on.
+        """
+        waiting = self.waiting
+        if self._err in waiting:
+            let_go_of(sys.stderr)
+        return sum(outlet.drop() for outlet in waiting)
 
     @property
     def is_full(self) -> bool:

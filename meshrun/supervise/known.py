@@ -203,6 +203,14 @@ def skip_time(state: State, lost_ns: int) -> State:
     )
 
 
+def was_stopped(state: State) -> bool:
+    """Whether somebody wants the launch to end, here or on another node."""
+    abroad = state.abroad
+    if abroad is None or state.signals:
+        return bool(state.signals)
+    return abroad.signum is not None or (abroad.over is not None and bool(abroad.over.signum))
+
+
 def furthest(*steps: int | None) -> int | None:
     """Return the last of some steps, ``None`` if there is none."""
     return max((step for step in steps if step is not None), default=None)

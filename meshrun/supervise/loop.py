@@ -55,7 +55,7 @@ from meshrun.supervise.console import Console
 from meshrun.supervise.crew import Crew
 from meshrun.supervise.debugging import Debugging
 from meshrun.supervise.evidence import Evidence, gather
-from meshrun.supervise.known import Abroad, RankState, State, skip_time
+from meshrun.supervise.known import Abroad, RankState, State, skip_time, was_stopped
 from meshrun.supervise.live import Live
 from meshrun.supervise.lookout import Lookout
 from meshrun.supervise.merged_label import merged_label
@@ -69,6 +69,8 @@ if TYPE_CHECKING:
 
 _LATE_NS = 1_000_000_000
 """More than a busy machine's delay in waking this process up."""
+_LAST_WORDS_TAKE_NS = 2_000_000_000
+"""How long readers have for what ranks printed, after a launch that was stopped."""
 
 Watch = Callable[[Event, State, Console], None]
 
@@ -126,6 +128,7 @@ class Loop:
         self._wake_at_ns: int | None = None
         self._asleep_ns = time.monotonic_ns()
         self._was_continued = False
+        self._signalled_ns = self._ended_ns = 0
         self._slow_readers = SlowReaders(console, self._selector)
         self._not_ours = frozenset(list_children())
         become_subreaper()
@@ -179,7 +182,7 @@ class Loop:
                 while self._nodes.takes_leave(self.state, self.plan.layout):
                     self._turn()
                 self._nodes.close()
-            self._output.finish(self._slow_readers.wait, lambda: len(self.state.signals) > 1)
+            self._finish_output()
             self.evidence = self._gather()
         finally:
             self._crew.close()
@@ -188,6 +191,30 @@ class Loop:
             self._debugging.close()
             self._selector.close()
         return self.state
+
+    def _finish_output(self) -> None:
+        """Bring out what ranks wrote; once the launch was stopped, for readers that take it."""
+        self._ended_ns = time.monotonic_ns()
+        left = self._output.finish(
+            lambda: self._slow_readers.wait(self._patience_s()),
+            lambda: self._patience_s() == 0.0,
+        )
+        if left:
+            text = f"{left:,} bytes of output were dropped: whoever reads it takes no more"
+            self._console.note(text)
+
+    def _patience_s(self) -> float | None:
+        """Return for how long the readers of our output are still waited for; ``None`` for ever."""
+        if len(self.state.signals) > 1:
+            return 0.0
+        if not was_stopped(self.state):
+            return None
+        shutdown_ns = int(self.plan.request.shutdown_timeout_s * 1e9)
+        stopped_ns = self._signalled_ns or self._ended_ns
+        until_ns = max(
+            stopped_ns + shutdown_ns, self._ended_ns + min(shutdown_ns, _LAST_WORDS_TAKE_NS)
+        )
+        return max(0.0, (until_ns - time.monotonic_ns()) / 1e9)
 
     def let_signals_through(self) -> None:
         """Once there is nothing left to clear up, signals do again what they did before us."""
@@ -342,6 +369,7 @@ class Loop:
             if self._debugging.takes(signum, self.state):
                 continue
             now_ns, why = time.monotonic_ns(), self._why_ended()
+            self._signalled_ns = self._signalled_ns or now_ns
             self._happen(SignalArrived(signum=signum, at_ns=now_ns, why=why))
 
     def _stop(self, why: str) -> None:

@@ -75,6 +75,13 @@ class Outlet:
             if self._may_block:
                 return
 
+    def drop(self) -> int:
+        """Forget what waits for a reader; return how many bytes that were."""
+        dropped = self.queued_bytes
+        self._queue.clear()
+        self.queued_bytes = 0
+        return dropped
+
     def _write_some(self, data: memoryview) -> int:
         if self._socket is not None:
             return self._socket.send(data, socket.MSG_DONTWAIT)

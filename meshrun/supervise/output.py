@@ -6,10 +6,13 @@ is lost with the launcher, and a slow terminal holds up no rank. The console the
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import selectors
 import socket
+import sys
+import termios
 import time
 from collections.abc import Callable
 from functools import partial
@@ -347,12 +350,12 @@ class Output:
 
     # ---- the end ---------------------------------------------------------------------------
 
-    def finish(self, flush: Callable[[], None], give_up: Callable[[], bool]) -> None:
-        """Bring out all that the ranks wrote before they ended.
+    def finish(self, flush: Callable[[], None], give_up: Callable[[], bool]) -> int:
+        """Bring out all that the ranks wrote before they ended; return how many bytes were not.
 
         Args:
             flush: Waits until our own output takes more.
-            give_up: Whether somebody lost patience.
+            give_up: Whether the readers of our own output have had their time.
         """
         while (self._pipes or self._tails or self._console.waiting) and not give_up():
             self.pause_or_go_on()
@@ -372,10 +375,15 @@ class Output:
         if self._collapsing is not None:
             self._collapsing.flush()
         self._let_go()
+        while self._console.waiting and not give_up():
+            flush()
+        left = self._console.drop_waiting()
         for fd in list(self._pipes):
+            left += _count_unread(fd)
             self._close_pipe(fd)
         for source in list(self._tails):
             self._close_tail(source)
+        return left
 
     def _let_go(self) -> None:
         """Print all that waits to be known as what other ranks said."""
@@ -396,3 +404,7 @@ class Output:
         os.close(source.fd)
         if source.path is not None and source.last_words:
             append_to_log(source.path, source.last_words, self._opener)
+
+
+def _count_unread(pipe: int) -> int:
+    return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)

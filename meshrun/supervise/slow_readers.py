@@ -30,9 +30,9 @@ class SlowReaders:
             elif fd not in self._selector.get_map():
                 self._selector.register(fd, selectors.EVENT_WRITE, outlet.flush)
 
-    def wait(self) -> None:
-        """Block until a reader takes more; for the end of a launch."""
+    def wait(self, timeout_s: float | None) -> None:
+        """Block until a reader takes more, or for so long; for the end of a launch."""
         self.watch()
         if self._console.waiting:
-            for key, _ in self._selector.select():
+            for key, _ in self._selector.select(timeout_s):
                 key.data()

@@ -1,7 +1,11 @@
 """Ranks' output on our stdout and stderr."""
 
+import fcntl
 import os
 import pty
+import re
+import select
+import signal
 import subprocess
 from pathlib import Path
 
@@ -9,7 +13,7 @@ import pyte
 import pytest
 
 from meshrun.supervise.console import Console
-from tests.kit import PROGRAMS, command, lines_of, run_meshrun
+from tests.kit import PROGRAMS, command, lines_of, run_meshrun, wait_until
 from tests.terminal import open_terminal
 
 
@@ -289,3 +293,39 @@ def test_a_full_disk_below_stderr_changes_no_exit_code(fake_torch: object) -> No
         )
 
     assert result.returncode == 7
+
+
+@pytest.mark.parametrize("both", [False, pytest.param(True, marks=pytest.mark.nightly)])
+def test_a_reader_that_is_stopped_does_not_keep_a_launch_that_is(
+    both: bool, fake_torch: object
+) -> None:
+    """One SIGTERM is enough, and what was dropped is said where somebody reads."""
+    reader, writer = os.pipe()
+    with subprocess.Popen(
+        command(
+            *("--nproc-per-node", "2", "--shutdown-timeout", "1"),
+            *(PROGRAMS / "print_much.py", "100000000"),
+        ),
+        stdout=writer,
+        stderr=writer if both else subprocess.PIPE,
+    ) as process:
+        wait_until(lambda: is_full(writer), lambda: "a full pipe")
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate()
+    os.close(reader)
+    os.close(writer)
+
+    assert process.returncode == -signal.SIGTERM
+    if not both:
+        told = (
+            r"\nmeshrun: [1-9][0-9,]* bytes of output were dropped: whoever reads it takes no more"
+        )
+        assert re.search(told, said.decode())
+        assert said.endswith(b"meshrun: stopped by SIGTERM\n")
+
+
+def is_full(pipe: int) -> bool:
+    """Whether a pipe that meshrun has enlarged takes no more."""
+    return (
+        fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ) > 1 << 16 and not select.select([], [pipe], [], 0)[1]
+    )
