@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from meshrun.errors import MeshrunError
@@ -154,6 +154,8 @@ class LeftoversEnded:
     count: int
     survivors: list[int]
     """Process ids of those that live on after SIGKILL, since the kernel holds them (state D)."""
+    denied: list[int] = field(default_factory=list)
+    """Of those that have become another user's, and live on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -339,8 +339,10 @@ class Forks:
         os._exit(0)
 
     def _tell(self, ended: Ended) -> None:
-        if ended.count:
-            event = LeftoversEnded(count=ended.killed, survivors=list(ended.survivors))
+        if ended.count or ended.denied:
+            event = LeftoversEnded(
+                count=ended.killed, survivors=list(ended.survivors), denied=list(ended.denied)
+            )
             send(self._control, event)
 
     def _end_children(self, grace_s: float) -> Ended:

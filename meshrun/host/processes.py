@@ -84,12 +84,26 @@ def send_signal_to_group(pid: int, signum: int) -> None:
         pass
 
 
+def _may_signal(pid: int) -> bool:
+    """Whether this user may end a process, as it may not once it runs a setuid program."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return False
+    except ProcessLookupError:
+        pass
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class Ended:
     """What :func:`end_children` found: how many had to be ended, and which could not be."""
 
     count: int
-    survivors: tuple[int, ...]
+    survivors: tuple[int, ...] = ()
+    """Those that the kernel holds."""
+    denied: tuple[int, ...] = ()
+    """Those that have become another user's."""
 
     @property
     def killed(self) -> int:
@@ -108,8 +122,8 @@ def end_children(
         spare: Children that were there before us and are not ours to end.
 
     Returns:
-        How many processes had to be ended, and the ids of those that outlived SIGKILL because
-        the kernel holds them (state D).
+        How many processes had to be ended, the ids of those that outlived SIGKILL because the
+        kernel holds them (state D), and of those that this user may send no signal.
     """
     held_back = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # to be waited for
     try:
@@ -124,13 +138,14 @@ def _end_children(grace_s: float, patience_s: float, spare: frozenset[int]) -> E
     deadline = begin + grace_s
     while children := _reap(spare):
         now = time.monotonic()
-        if now >= deadline + _KILL_TAKES_S:
-            return Ended(len(seen), tuple(children))
+        ours = [pid for pid in children if _may_signal(pid)]
+        if now >= (deadline + _KILL_TAKES_S if ours else begin):
+            return Ended(len(seen), tuple(ours), tuple({*children} - {*ours}))
         if now < begin:
             _wait_for_child(begin - now)
             continue
         # The last guard goes last: it ends the others should this process be killed meanwhile.
-        for pid in [pid for pid in children if not _is_guard(pid)] or children:
+        for pid in [pid for pid in ours if not _is_guard(pid)] or ours:
             if now >= deadline:
                 send_signal(pid, signal.SIGKILL)
             elif pid not in seen:
@@ -138,7 +153,7 @@ def _end_children(grace_s: float, patience_s: float, spare: frozenset[int]) -> E
                 send_signal(pid, signal.SIGCONT)
             seen.add(pid)
         _wait_for_child(0.02 if now >= deadline else deadline - now)
-    return Ended(len(seen), ())
+    return Ended(len(seen))
 
 
 def become_guard() -> None:

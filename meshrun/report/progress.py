@@ -124,13 +124,22 @@ class StartProgress:
         if event.count:
             what = "1 process" if event.count == 1 else f"{event.count} processes"
             console.note(f"{what} that ranks had left behind had to be ended")
-        if new := sorted({*event.survivors} - self._survivors):
-            self._survivors.update(new)
-            who = f"process {new[0]}" if len(new) == 1 else f"processes {', '.join(map(str, new))}"
+        if new := self._take_new(event.survivors):
             console.note(
-                f"{who} outlived SIGKILL: the kernel holds what waits for a disk, a driver or a"
-                " network file system (state D in `ps`), and ends it once that answers"
+                f"{_processes(new)} outlived SIGKILL: the kernel holds what waits for a disk, a"
+                " driver or a network file system (state D in `ps`), and ends it once that answers"
             )
+        if new := self._take_new(event.denied):
+            console.note(
+                f"{_processes(new)} could not be ended: another user's, as what a setuid program"
+                " or `sudo` runs; only that user or root can"
+            )
+
+    def _take_new(self, pids: list[int]) -> list[int]:
+        """Return those that were not told yet."""
+        new = sorted({*pids} - self._survivors)
+        self._survivors.update(new)
+        return new
 
     def _tell_lost_zygote(self, event: ZygoteGone, state: State, console: Console) -> None:
         """Say that it ended between two generations, where that costs only time."""
@@ -291,6 +300,10 @@ def _ending_all(count: int) -> str:
     if count < 1:
         return ""
     return "; ending the rank of this node" if count == 1 else f"; ending {count} ranks"
+
+
+def _processes(pids: list[int]) -> str:
+    return f"process {pids[0]}" if len(pids) == 1 else f"processes {', '.join(map(str, pids))}"
 
 
 def _ranks(count: int) -> str:

@@ -13,6 +13,7 @@ from meshrun.supervise.blame import Verdict, judge
 from meshrun.supervise.known import State
 from meshrun.supervise.lookout import Lookout
 from meshrun.supervise.output import Output
+from meshrun.supervise.timers import Timers
 
 _MOST_LINES = 6
 _OF_EMPTY_STDIN = {("EOFError", "EOF when reading a line"), ("BdbQuit", "")}
@@ -39,7 +40,9 @@ def gather(
     output: Output,
     lookout: Lookout,
     memory: MemoryWatch,
+    *,
     why_empty: Callable[[int], str],
+    timers: Timers | None,
 ) -> Mapping[int, Evidence]:
     """Return what is known of the ranks that failed, the cause first.
 
@@ -49,6 +52,7 @@ def gather(
         lookout: Their stacks.
         memory: Whether some of it ran out.
         why_empty: Returns why a rank had no stdin, if it had none.
+        timers: Which may have ended some.
     """
     folder = current_folder()
     found = {}
@@ -58,9 +62,14 @@ def gather(
             last_lines=tuple(output.last_lines(verdict.rank)[-_MOST_LINES:]),
             stack=tuple(describe(crash.main, folder)) if crash else (),
             place=headline(crash.main, folder) if crash else "",
-            why=_why(verdict, memory, why_empty) or "",
+            why=_of_timer(state, verdict, timers) or _why(verdict, memory, why_empty) or "",
         )
     return found
+
+
+def _of_timer(state: State, verdict: Verdict, timers: Timers | None) -> str | None:
+    known = state.ranks.get(verdict.rank)  # another node tells of its own
+    return timers.why_ended(known.pid, verdict.signum) if timers is not None and known else None
 
 
 def _why(verdict: Verdict, memory: MemoryWatch, why_empty: Callable[[int], str]) -> str | None:

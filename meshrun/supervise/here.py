@@ -335,6 +335,9 @@ def _time_passed(state: State, at_ns: int) -> Step:
         return state, []
     if state.killed or state.finishing or state.between:
         # SIGKILL was not enough, or the zygote does not answer: end it, and its ranks with it.
+        if state.between and state.abroad is None:  # what was to come is not to be
+            why = "what the ranks left behind could not be cleared up"
+            state = replace(state, causes=state.causes[:-1], no_restart=why)
         state = replace(state, deadline_ns=None, finishing=state.finishing or state.between)
         return state, [EndZygote(by_force=True)]
     return _kill(state, at_ns)

@@ -332,8 +332,9 @@ class Loop:
     def _on_zygote_gone(self) -> None:
         status = self._crew.wait_for_zygote()
         ended = end_children(grace_s=0.0, spare=self._not_ours)  # all that it had come to us
-        if ended.survivors:
-            self._happen(LeftoversEnded(count=0, survivors=list(ended.survivors)))
+        left = LeftoversEnded(count=0, survivors=list(ended.survivors), denied=list(ended.denied))
+        if left.survivors or left.denied:
+            self._happen(left)
         self._on_reports()
         self._happen(ZygoteGone(wait_status=status, at_ns=time.monotonic_ns()))
 
@@ -415,7 +416,14 @@ class Loop:
 
     def _gather(self) -> Mapping[int, Evidence]:
         why_empty = partial(self._debugging.why_empty, self.plan.layout)
-        return gather(self.state, self._output, self._lookout, self._memory, why_empty)
+        return gather(
+            self.state,
+            self._output,
+            self._lookout,
+            self._memory,
+            why_empty=why_empty,
+            timers=self._crew.timers,
+        )
 
     def _settled(self, met: Met) -> Met | MeetingFailed:
         """Plan anew with what the nodes told each other, and say which ranks are this one's."""

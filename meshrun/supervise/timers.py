@@ -53,6 +53,8 @@ class Timers:
         self._path = path
         self._running: dict[tuple[int, str], _Timer] = {}
         self._rest = b""
+        self._expired: dict[int, _Timer] = {}
+        """By process."""
         try:
             os.makedirs(os.path.dirname(path) or ".", mode=0o700, exist_ok=True)
             if os.path.lexists(path) and stat.S_ISFIFO(os.lstat(path).st_mode):
@@ -110,6 +112,7 @@ class Timers:
             del self._running[timer.pid, timer.scope]
             if timer.signum > 0 and is_below(timer.pid, zygote_pid):
                 send_signal(timer.pid, timer.signum)
+                self._expired[timer.pid] = timer
                 told.append(f"the timer `{timer.scope}` of process {timer.pid} expired; ended it")
         return told
 
@@ -123,6 +126,14 @@ class Timers:
     def clear(self) -> None:
         """Forget all timers: their ranks are gone."""
         self._running.clear()
+        self._expired.clear()
+
+    def why_ended(self, pid: int | None, signum: int | None) -> str | None:
+        """Return why a signal ended a process, if one of its timers did that."""
+        timer = self._expired.get(pid or 0)
+        if timer is None or timer.signum != signum:
+            return None
+        return f"its timer `{timer.scope}` expired"
 
     def close(self) -> None:
         """Remove the pipe."""

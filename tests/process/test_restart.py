@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shutil
 import signal
 from pathlib import Path
 
@@ -198,3 +200,34 @@ def test_what_a_generation_left_behind_is_ended_first(fake_torch: object, tmp_pa
     ours = run_meshrun("--max-restarts", "1", "--no-prefix", program, tmp_path / "pid")
 
     assert (ours.returncode, ours.stdout) == (0, "False\n")
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root and setpriv"
+)
+def test_what_became_another_users_keeps_nobody(fake_torch: object, tmp_path: Path) -> None:
+    """As a setuid program does: it cannot be ended, is named, and ranks start again beside it."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, signal, sys\n"
+        "again = os.environ['TORCHELASTIC_RESTART_COUNT']\n"
+        "if again == '0':\n"
+        "    reader, writer = os.pipe()\n"
+        "    if os.fork() == 0:\n"
+        "        os.setsid()\n"
+        "        os.setuid(65534)\n"
+        "        os.write(writer, b'.')\n"
+        "        signal.pause()\n"
+        "    os.read(reader, 1)\n"
+        "    sys.exit(3)\n"
+        "print('generation', again)\n"
+    )
+    words = ("--nproc-per-node", "1", "--max-restarts", "1", "--no-prefix", program)
+    ours = run_meshrun(*words, around=["setpriv", "--bounding-set", "-kill", "--"])
+    told = re.search(r"meshrun: process (\d+) could not be ended: another user's", ours.stderr)
+    assert told is not None, ours.stderr
+    os.kill(int(told[1]), signal.SIGKILL)
+
+    assert (ours.returncode, ours.stdout) == (0, "generation 1\n")
+    assert ours.stderr.count("could not be ended") == 1
+    assert "state D" not in ours.stderr
