@@ -377,6 +377,10 @@ class Output:
         self._let_go()
         while self._console.waiting and not give_up():
             flush()
+        return self._drop()
+
+    def _drop(self) -> int:
+        """Let go of what was not brought out; return how many bytes that were."""
         left = self._console.drop_waiting()
         for fd in list(self._pipes):
             left += _count_unread(fd)
