@@ -54,6 +54,21 @@ def test_a_program_that_is_not_there_on_one_node_ends_all(
     all_gone(hosts)
 
 
+def test_a_log_folder_that_one_node_refuses_ends_all(make_hosts: MakeHosts, tmp_path: Path) -> None:
+    """Others may write to it on that node alone."""
+    hosts = make_hosts(2)
+    (shared := tmp_path / "shared").mkdir()
+    shared.chmod(0o777)
+    launches = launch_on(
+        hosts, each=lambda each: [*AT, "--log-dir", shared if each else tmp_path, SAYS]
+    )
+    codes = end_all(launches)
+
+    assert len(set(codes)) == 1, launches[0].text + launches[1].text
+    assert "error: node1 ended before all had joined: --log-dir" in launches[0].text
+    all_gone(hosts)
+
+
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("host", [0, 1])
 def test_a_signal_to_a_waiting_node_ends_all(
