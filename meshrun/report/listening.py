@@ -32,6 +32,8 @@ def describe_listening(plan: LaunchPlan, session: Session, env: Mapping[str, str
         why = f"{variable} is set" if env.get(variable) else _why(where)
         uses = "" if plan.device_type else ", if the program uses it"
         lines.append(f"listens: ranks {chosen}, for {backend} to connect them ({why}){uses}")
+    if plan.meeting is not None and not plan.meeting.is_elastic:
+        lines.append("listens: the launcher on a free port for 30 s, which another node tries")
     if plan.meeting is not None and plan.meeting.backend == "c10d":
         lines.append("listens: the launcher at c10d's endpoint, to turn late nodes away")
     lines.append("listens: nothing else; launcher and ranks talk over socket pairs without a name")

@@ -30,9 +30,10 @@ def plan(nnodes: str, device: str | None, **more: str) -> LaunchPlan:
         ("1", "cpu", "0.0.0.0", {}, ["who reaches this address may connect", "on lo"]),
         ("1", "cpu", "::1", {"GLOO_SOCKET_IFNAME": "eth0"},
          ["(loopback)", "on eth0, for gloo to connect them (GLOO_SOCKET_IFNAME is set)"]),
-        ("2", "cpu", "10.0.0.1", {}, ["may connect", "on eth1, for gloo to connect them (it fac"]),
+        ("2", "cpu", "10.0.0.1", {}, ["may connect", "on eth1, for gloo to connect them (it fac",
+         "for 30 s"]),
         ("2", "cuda", "10.0.0.1", {"NCCL_SOCKET_IFNAME": "=ib0"},
-         ["may connect", "on eth1", "on ib0, for nccl to connect them (NCCL_"]),
+         ["may connect", "on eth1", "on ib0, for nccl to connect them (NCCL_", "for 30 s"]),
     ],
 )  # fmt: skip
 def test_each_listener_has_a_line(
