@@ -119,7 +119,7 @@ def read_early_settings(
         args: Its arguments.
     """
     reader = _Reader(env, folder, [path, *args])
-    with suppress(_TorchImported, RecursionError):
+    with suppress(Exception):  # torch is imported; or a program that is not understood to its end
         if package:
             reader.read_module(package, _Names())
         reader.read_file(tree, path, "__main__")
