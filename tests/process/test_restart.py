@@ -66,7 +66,7 @@ def test_the_report_is_of_the_last_failure(fake_torch: object, tmp_path: Path) -
     assert ours.returncode == 139
     assert "restart 1 of 1, because rank 0 exited with code 4" in ours.stderr
     assert "rank 1, its Python stack when it crashed:" in end
-    assert "    last words of generation 1\n" in end
+    assert "last words of generation 1\n" in end
     assert "generation 0" not in end
     assert "after 1 restart" in end.splitlines()[-1]
     assert (result["restarts"], first["rank"], first["signum"]) == (1, 1, signal.SIGSEGV)
