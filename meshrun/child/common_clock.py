@@ -12,7 +12,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta, tzinfo
 from typing import TYPE_CHECKING
 
-from meshrun.child.node_card import foreign
+from meshrun.nodes.node_card import foreign
 
 if TYPE_CHECKING:
     from torch.distributed import Store

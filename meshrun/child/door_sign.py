@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from meshrun.child.node_card import NodeCard, read_card
 from meshrun.errors import RendezvousError
 from meshrun.events import Negotiated
+from meshrun.nodes.node_card import NodeCard, read_card
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -55,7 +55,7 @@ class DoorSign:
             card = read_card(self._read(), _KEY)
         try:
             with socket.create_connection((card.address, card.port), timeout=_CONNECT_S):
-                return self._late(card)
+                return late_at(card, nnodes=self._nnodes)
         except OSError:  # of an earlier launch, on a store that outlived it
             self._stale = text
             return None
@@ -68,7 +68,7 @@ class DoorSign:
         mine = card.to_text().encode()
         found = self._store.compare_set(_KEY, self._stale.decode(), mine.decode())
         if found != mine:
-            return self._late(read_card(found, _KEY))
+            return late_at(read_card(found, _KEY), nnodes=self._nnodes)
 
         def keep() -> None:
             while True:
@@ -85,7 +85,7 @@ class DoorSign:
         while (text := self._read()) in (b"", self._stale):
             time.sleep(0.05)
         card = read_card(text, _KEY)
-        return None if card == head else self._late(card)
+        return None if card == head else late_at(card, nnodes=self._nnodes)
 
     def watch(self, done: threading.Event, go: Callable[[Negotiated], None]) -> None:
         """While torch's rendezvous waits: call ``go`` if it is over, and was without this node."""
@@ -103,14 +103,16 @@ class DoorSign:
     def _read(self) -> bytes:
         return self._store.get(_KEY) if self._store.check([_KEY]) else b""
 
-    def _late(self, card: NodeCard) -> Negotiated:
-        return Negotiated(
-            node_rank=self._nnodes - 1,
-            nnodes=self._nnodes,
-            head_host=card.host,
-            head_address=card.address,
-            head_port=card.port,
-            secret=card.secret,
-            at_ns=time.monotonic_ns(),
-            is_late=True,
-        )
+
+def late_at(card: NodeCard, *, nnodes: int) -> Negotiated:
+    """Return where to go, as the first node's card says it."""
+    return Negotiated(
+        node_rank=nnodes - 1,
+        nnodes=nnodes,
+        head_host=card.host,
+        head_address=card.address,
+        head_port=card.port,
+        secret=card.secret,
+        at_ns=time.monotonic_ns(),
+        is_late=True,
+    )

@@ -7,7 +7,6 @@ else the launchers tell each other. torch's handlers have threads, so none lives
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 import signal
@@ -22,9 +21,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from meshrun import wire
 from meshrun.child.common_clock import follow_clock, share_clock
-from meshrun.child.door_sign import DoorSign
+from meshrun.child.door_sign import DoorSign, late_at
 from meshrun.child.names import names_from_files_only
-from meshrun.child.node_card import NodeCard, foreign, read_card
 from meshrun.child.own_types import read_own_types_only
 from meshrun.child.pace import quicken
 from meshrun.child.path import first_path
@@ -35,6 +33,7 @@ from meshrun.interfaces import address_in, is_address, own_address_towards
 from meshrun.meeting import format_endpoint
 from meshrun.nodes.gathering import natural
 from meshrun.nodes.handshake import LONGEST_LINE
+from meshrun.nodes.node_card import NodeCard, foreign, read_card
 from meshrun.request import Program
 from meshrun.wire import Negotiate
 
@@ -44,6 +43,9 @@ if TYPE_CHECKING:
 
 _TELL_EVERY_S = 5.0
 _TELL_FIRST_S = 3.0
+_LINE_TAKES_S = 0.2
+_ASK_EVERY_S = 0.1
+_ASK_TIMES = 50
 
 
 def negotiate(
@@ -78,7 +80,8 @@ def negotiate(
     try:
         read_own_types_only()
         done = threading.Event()
-        handler, arrivals = _handler(order, fds, say, fail, done=done, changed=changed)
+        way = _Way(order, done, partial(_go_late, reports))
+        handler, arrivals = _handler(order, fds, say, way, done=done, changed=changed)
         is_open = arrivals is not None and order.is_elastic
         quicken(handler, order.nnodes)
         sign = DoorSign(arrivals, nnodes=order.nnodes) if is_open else None
@@ -99,6 +102,7 @@ def negotiate(
         if type(error).__name__ == "RendezvousTimeoutError":
             fail(f"after {time.monotonic() - began:.0f} s: {last}"[:2000])
         else:
+            way.wait()
             fail(_describe(error)[:2000], hint=_hint(order, error))
     _stay()
 
@@ -173,7 +177,7 @@ def _handler(
     order: Negotiate,
     fds: list[int],
     say: Any,
-    fail: Any,
+    way: _Way,
     *,
     done: threading.Event,
     changed: Callable[[str], None],
@@ -204,7 +208,7 @@ def _handler(
     from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
     from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
-    store = _store(order, fds, say, fail)
+    store = _store(order, fds, say, way)
     backend = C10dRendezvousBackend(store, order.run_id)
     arrivals = PrefixStore(f"meshrun/{order.run_id}", store)
     if fds:
@@ -214,7 +218,7 @@ def _handler(
     return create_handler(store, backend, params), arrivals
 
 
-def _store(order: Negotiate, fds: list[int], say: Any, fail: Any) -> Store:
+def _store(order: Negotiate, fds: list[int], say: Any, way: _Way) -> Store:
     """Return the store that c10d meets on: served here, on the one address that was bound."""
     from datetime import timedelta
 
@@ -227,7 +231,7 @@ def _store(order: Negotiate, fds: list[int], say: Any, fail: Any) -> Store:
     if not fds:
         connection = _reach(order, say)
         host = address_in(connection.getpeername())
-        threading.Thread(target=_hear_if_late, args=(order, connection, fail), daemon=True).start()
+        way.hear(connection)
     with names_from_files_only():
         return TCPStore(
             host,
@@ -239,12 +243,47 @@ def _store(order: Negotiate, fds: list[int], say: Any, fail: Any) -> Store:
         )
 
 
-def _hear_if_late(order: Negotiate, connection: socket.socket, fail: Any) -> None:
-    """A store says nothing by itself; a launcher in its place does, once the launch has begun."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError), connection:
-        said = json.loads(connection.makefile("rb").readline(LONGEST_LINE))
-        hint = f"--nnodes {order.nnodes + 1} on every node has room for one more"
-        fail(str(said["refused"]), hint=hint)
+class _Way:
+    """What is heard at the endpoint of c10d: a store says nothing by itself, a launcher does.
+
+    It stands in the store's place once all have met, and says where the first node is. A node
+    that the store has left behind asks again there.
+    """
+
+    def __init__(
+        self, order: Negotiate, done: threading.Event, go: Callable[[Negotiated], None]
+    ) -> None:
+        self._order, self._done, self._go = order, done, go
+        self._hearing: threading.Thread | None = None
+        self._is_gone = threading.Event()
+        """Set once the store has closed the connection."""
+
+    def hear(self, connection: socket.socket) -> None:
+        """Listen from now on; give a launcher that stands there time to say its line."""
+        self._hearing = threading.Thread(target=self._hear, args=(connection,), daemon=True)
+        self._hearing.start()
+        self._is_gone.wait(_LINE_TAKES_S)
+
+    def wait(self) -> None:
+        """After an error: the store may have gone because all have met, which is heard soon."""
+        if self._hearing is not None and self._is_gone.wait(_LINE_TAKES_S):
+            self._hearing.join()
+
+    def _hear(self, connection: socket.socket) -> None:
+        for _ in range(_ASK_TIMES):
+            with contextlib.suppress(OSError), connection:
+                if said := connection.makefile("rb").readline(LONGEST_LINE):
+                    with contextlib.suppress(RendezvousError):
+                        card = read_card(said, "the endpoint")
+                        self._go(late_at(card, nnodes=self._order.nnodes))
+            self._is_gone.set()
+            if self._done.wait(_ASK_EVERY_S):
+                return
+            try:
+                place = (self._order.endpoint_host, self._order.endpoint_port)
+                connection = socket.create_connection(place, timeout=_ASK_TIMES * _ASK_EVERY_S)
+            except OSError:
+                return
 
 
 def _reach(order: Negotiate, say: Any) -> socket.socket:

@@ -23,6 +23,7 @@ from meshrun.events import (
     STORE,
     GenerationEnded,
     LeftoversEnded,
+    NegotiationFailed,
     RankExited,
     RankReady,
     RanksContinued,
@@ -42,6 +43,7 @@ from meshrun.host.processes import (
 )
 from meshrun.host.title import set_title
 from meshrun.request import Program
+from meshrun.result import signal_name
 from meshrun.wire import (
     ClearUp,
     ContinueRanks,
@@ -91,8 +93,6 @@ class Forks:
         self._stopped_ns = 0
         self._store_pid: int | None = None
         self._negotiation_pid: int | None = None
-        self._negotiation_stays = False
-        """Whether nodes that come later are to find torch's store."""
         self._woken, self._wake = os.pipe()
         for end in (self._woken, self._wake):
             os.set_blocking(end, False)
@@ -221,8 +221,7 @@ class Forks:
         )
 
     def _fork_store(self, order: StartStore, fds: list[int]) -> Callable[[], None] | None:
-        if not self._negotiation_stays:
-            self._end_negotiation()
+        self._end_negotiation()
         gate_fd, *listeners = fds
         if self._gate_fd >= 0:
             os.close(self._gate_fd)
@@ -258,7 +257,6 @@ class Forks:
         for fd in fds:
             os.close(fd)
         self._negotiation_pid = pid
-        self._negotiation_stays = order.is_elastic and bool(fds)
         return None
 
     def _end_negotiation(self) -> None:
@@ -287,6 +285,9 @@ class Forks:
                 send(self._control, event)
             elif pid == self._negotiation_pid:
                 self._negotiation_pid = None
+                if os.WIFSIGNALED(status):
+                    what = f"its process was ended by {signal_name(os.WTERMSIG(status))}"
+                    send(self._reports, NegotiationFailed(text=what, at_ns=now_ns))
             elif pid == self._store_pid:
                 self._store_pid = None
                 send(self._control, StoreEnded(wait_status=status, at_ns=now_ns))
@@ -319,8 +320,7 @@ class Forks:
 
     def _clear_up(self, grace_s: float) -> None:
         """End the store and whatever a generation of ranks left behind."""
-        if not self._negotiation_stays:
-            self._end_negotiation()
+        self._end_negotiation()
         ended = self._end_children(grace_s)
         self._pids.clear()
         self._signalled.clear()

@@ -6,12 +6,13 @@ import socket
 from collections.abc import Callable
 
 from meshrun.errors import HostError
+from meshrun.events import Negotiated
 from meshrun.host.network import outward_address
 from meshrun.host.sockets import listen_on
 from meshrun.interfaces import address_in, own_address_towards
 from meshrun.meeting import DEFAULT_PORT, Meeting
-from meshrun.nodes.closed_door import ClosedDoor
 from meshrun.nodes.endpoint import Endpoint
+from meshrun.nodes.signpost import Signpost
 from meshrun.nodes.switchboard import Switchboard
 from meshrun.wire import Negotiate
 
@@ -41,7 +42,7 @@ class Negotiation:
         start: Callable[[Negotiate, list[int]], None],
     ) -> None:
         self._start = start
-        self._door: ClosedDoor | None = None
+        self._signpost: Signpost | None = None
         self._for_torch: socket.socket | None = None
         address: str | None = None
         if endpoint is None:
@@ -80,15 +81,15 @@ class Negotiation:
         own, self._own = self._own, None
         return own
 
-    def turn_away(self, text: str, board: Switchboard) -> None:
-        """Tell nodes that come to torch's store from now on why it is not there any more."""
+    def show_the_way(self, found: Negotiated, board: Switchboard) -> None:
+        """Tell nodes that come to torch's store from now on where the first node is."""
         if self._for_torch is not None:
-            self._door = ClosedDoor(self._for_torch, text, board)
+            self._signpost = Signpost(self._for_torch, found, board)
 
     def close(self) -> None:
         """Let go of what is not taken; torch has a copy of its own."""
-        if self._door is not None:
-            self._door.close()
+        if self._signpost is not None:
+            self._signpost.close()
         for each in (self._for_torch, self._own):
             if each is not None:
                 each.close()

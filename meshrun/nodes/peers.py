@@ -142,7 +142,7 @@ class Peers:
         match event:
             case NegotiationWaits(text=text):
                 self._board.note(one_line(text))
-            case NegotiationFailed(text=text, hint=hint):
+            case NegotiationFailed(text=text, hint=hint) if self._side is None:
                 self._fail(
                     RendezvousError(
                         f"{self._meeting.backend} at {self._meeting.endpoint}: {one_line(text)}",
@@ -157,11 +157,7 @@ class Peers:
         if self._negotiation is None or self._side is not None:
             return
         listener = self._negotiation.take_listener()
-        if self._meeting.is_elastic:  # torch's store stays for those who come later
-            self._negotiation.close()
-        else:
-            there = f"{found.nnodes} of {self._meeting.nnodes} nodes are there, and have begun"
-            self._negotiation.turn_away(f"{there}; this one is not needed", self._board)
+        self._negotiation.show_the_way(found, self._board)
         seen = as_seen_by(found.head_address, self._meeting.host or "")
         self._meeting = meet_at(self._meeting, replace(found, head_address=seen))
         self._card = replace(self._card, node_rank=None if found.is_late else found.node_rank)

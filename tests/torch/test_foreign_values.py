@@ -13,10 +13,10 @@ import pytest
 from meshrun.child import common_clock, door_sign
 from meshrun.child.common_clock import follow_clock, share_clock
 from meshrun.child.door_sign import DoorSign
-from meshrun.child.node_card import NodeCard, read_card
 from meshrun.child.own_types import OwnTypes
 from meshrun.errors import RendezvousError
 from meshrun.host.sockets import listen_on
+from meshrun.nodes.node_card import NodeCard, read_card
 from tests.kit import wait_until
 
 pytestmark = pytest.mark.torch
