@@ -7,13 +7,13 @@ import socket
 from typing import Any
 
 from meshrun import wire
-from meshrun.events import FromZygote, RankReady
+from meshrun.events import FromZygote, NegotiationFailed, RankReady
 
 _FDS_PER_PACKET = 3
 _LEFT_TO_LAUNCHER = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
-def send(control: socket.socket, event: FromZygote | RankReady) -> None:
+def send(control: socket.socket, event: FromZygote | RankReady | NegotiationFailed) -> None:
     """Tell the launcher; if it is gone, its end of the socket says so to the loop."""
     try:
         control.send(wire.encode(event))

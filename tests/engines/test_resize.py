@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,43 @@ def test_a_node_that_comes_later_takes_part(make_hosts: MakeHosts, tmp_path: Pat
     assert ranks(launches[1], 1) == ["rank 1 of 3 in 1 on node1 node 1 after dp=2,tp=1 of 0"]
     assert ranks(launches[2], 1) == ["rank 2 of 3 in 1 on node2 node 2 after dp=2,tp=1 of 0"]
     all_gone(hosts)
+
+
+def test_growth_needs_no_process_but_the_launcher(make_hosts: MakeHosts, tmp_path: Path) -> None:
+    """Once nodes have met it answers at c10d's endpoint itself; torch's store is gone."""
+    hosts = make_hosts(2)
+    first = start(hosts, 0, tmp_path, mesh="dp=1:8,tp=1")
+    first.wait_for("in 0 on")
+    assert listening(hosts, "29400") == {first.process.pid}
+    second = start(hosts, 1, tmp_path, mesh="dp=1:8,tp=1")
+    for launch in (first, second):
+        launch.wait_for("generation 1 runs with node1: dp 1 -> 2")
+    (tmp_path / "go").touch()
+
+    assert end_all([first, second]) == [0, 0], second.text
+    all_gone(hosts)
+
+
+def test_torchs_store_that_is_killed_while_nodes_are_awaited_is_told(
+    make_hosts: MakeHosts, tmp_path: Path
+) -> None:
+    """Nobody waits for what can no longer come."""
+    hosts = make_hosts(2)
+    launches = [start(hosts, host, tmp_path, nnodes="3:4") for host in range(2)]
+    for launch in launches:
+        launch.wait_for("2 of at least 3 nodes joined")
+    (store,) = listening(hosts, "29400") - {launches[0].process.pid}
+    os.kill(store, signal.SIGKILL)
+
+    assert end_all(launches) == [69, 69]
+    assert "c10d at node0:29400: its process was ended by SIGKILL" in launches[0].text
+    all_gone(hosts)
+
+
+def listening(hosts: Hosts, port: str) -> set[int]:
+    """Return the processes of the first host that listen on a port."""
+    found = hosts.run(0, ["ss", "-ltnpH", f"sport = :{port}"]).stdout
+    return {int(pid) for pid in re.findall(r"pid=(\d+)", found)}
 
 
 def test_a_spare_takes_the_place_of_a_lost_node(make_hosts: MakeHosts, tmp_path: Path) -> None:
