@@ -50,7 +50,6 @@ class Head:
         world_size: How many ranks they have.
         node_timeout_s: How long a node may be silent.
         board: Where links are watched.
-        reach: Tries whether the next node can be reached.
     """
 
     def __init__(
@@ -61,9 +60,9 @@ class Head:
         world_size: int,
         node_timeout_s: float,
         board: Switchboard,
-        reach: Reach | None = None,
     ) -> None:
-        self._reach = reach
+        self._reach: Reach | None = None
+        """Tries whether the next node can be reached."""
         self._links, self._hosts, self._world_size = dict(links), hosts, world_size
         self._node_timeout_s, self._board = node_timeout_s, board
         self._next_beat_ns = time.monotonic_ns()
