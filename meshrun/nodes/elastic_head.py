@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from meshrun.errors import MeshrunError, RendezvousError, UsageError
+from meshrun.errors import HostError, MeshrunError, RendezvousError, UsageError
 from meshrun.events import MeetingFailed, Met, NodeLost, OthersFailed
 from meshrun.host.sockets import listen_on
 from meshrun.interfaces import address_in
@@ -75,6 +75,12 @@ class ElasticHead(Head):
         self._spares: dict[int, Link] = {}
         self._told: set[int] = set()
         """Spares that know that they are."""
+        self._numbers: tuple[int, ...] = ()
+        """Of the nodes of the last generation, in node order."""
+        self._failures: list[tuple[str, str]] = []
+        """On which host each generation failed that did, and how."""
+        self._left_out: dict[str, HostError] = {}
+        """Hosts that do not take part any more, and why."""
         self._ran: dict[int, str] = {}
         """Hosts of the last generation of ranks, by number."""
         self._causes: list[dict[str, Any]] = []
@@ -110,6 +116,7 @@ class ElasticHead(Head):
         """Do what this node's own launch says, and pass on what concerns the others."""
         if isinstance(message, Begin):
             self._causes.append(message.cause)
+            self._blame(message.cause)
             self._wish = message
             self._regroup()
             return
@@ -200,6 +207,8 @@ class ElasticHead(Head):
 
     def _let_in(self, link: Link, card: Join) -> None:
         check_settings(self._nodes.cards[OWN], card)
+        if (left_out := self._left_out.get(card.host)) is not None:
+            raise left_out
         if not self._meeting.is_elastic:
             self._check_place(card)
         for number, other in list(self._nodes.cards.items()):
@@ -213,6 +222,32 @@ class ElasticHead(Head):
             self._regroup()
         elif not (self._over or self._is_done or self._ending or self._is_decided):
             self._grow(card.host)
+
+    def _blame(self, cause: dict[str, Any]) -> None:
+        """Leave a node out after two failures in a row on it that no other had."""
+        rank, layout = cause.get("rank"), self._nodes.layout
+        if rank is None or layout is None or not cause.get("is_failure", True):
+            return
+        number = self._numbers[layout.node_rank(rank)]
+        card, what = self._nodes.cards.get(number), str(cause.get("description"))
+        if card is None:
+            return
+        self._failures.append((card.host, what))
+        hosts = [host for host, _ in self._failures[-2:]]
+        is_shared = any(other == what and host != card.host for host, other in self._failures)
+        if hosts != [card.host] * 2 or is_shared or number not in self._links:
+            return
+        if not self._nodes.can_do_without(number):
+            return
+        why = f"the last two failures were on {card.host} and on no other node: rank {rank} {what}"
+        self._left_out[card.host] = error = HostError(
+            f"{why}; the others go on without it",
+            hint="look at this host's devices, disk and memory; the launch takes it in no more",
+        )
+        self._board.note(f"{why}; it is left out")
+        self._board.drop(link := self._links.pop(number))
+        self._strangers.turn_away(link, error)
+        self._nodes.remove(number)
 
     def _check_place(self, card: Join) -> None:
         """Check that a node is missing for which this one may stand.
@@ -311,6 +346,7 @@ class ElasticHead(Head):
         nodes, before = self._nodes, self._nodes.layout
         previous = {**before.to_dict(), "generation": generation - 1} if before else {}
         nodes.settle(choice)
+        self._numbers = choice.members
         self._world_size = choice.layout.world_size
         runs = {number: nodes.cards[number].host for number in choice.members}
         if self._causes and self._meeting.is_elastic:

@@ -80,6 +80,18 @@ class Membership:
         else:
             self._places[self.rank(number)] = None
 
+    def can_do_without(self, number: int) -> bool:
+        """Whether the others are enough without a node that takes part."""
+        place = self.rank(number)
+        self._places[place] = None
+        try:
+            self.choose()
+        except MeshrunError:
+            return False
+        finally:
+            self._places[place] = number
+        return True
+
     def choose(self) -> Choice:
         """Return who should take part: as many as may and the mesh can use, in stable places.
 

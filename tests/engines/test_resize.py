@@ -80,6 +80,41 @@ def test_a_node_that_comes_later_takes_part(make_hosts: MakeHosts, tmp_path: Pat
     all_gone(hosts)
 
 
+def test_a_host_on_which_every_start_fails_is_gone_on_without(
+    make_hosts: MakeHosts, tmp_path: Path
+) -> None:
+    """After two; a spare has its place, and restarts are left."""
+    hosts = make_hosts(4)
+    program = tmp_path / "broken_host.py"
+    program.write_text(
+        "import os, sys, time\n"
+        "host = os.uname().nodename\n"
+        "print('runs on', host, flush=True)\n"
+        "while host != 'node1' and not os.path.exists(sys.argv[1]):\n"
+        "    time.sleep(0.02)\n"
+        "sys.exit(3 if host == 'node1' else 0)\n"
+    )
+    words = ["--nnodes", "1:2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "node0:29400",
+             "--max-restarts", "5", "--mesh", "dp=2", program, tmp_path / "go"]  # fmt: skip
+    first, lost = Launch(hosts, 0, words), Launch(hosts, 2, words)
+    first.wait_for("runs on")
+    spares = []
+    for host in (1, 3):
+        spares.append(Launch(hosts, host, words))
+        spares[-1].wait_for("this node is a spare")
+    lost.process.kill()
+    spares[1].wait_for("runs on node3")
+    (tmp_path / "go").touch()
+
+    why = "the last two failures were on node1 and on no other node: rank 1 exited with code 3"
+    assert end_all([first, *spares]) == [0, 71, 0], first.text
+    assert f"{why}; it is left out" in first.text
+    assert f"error: {why}; the others go on without it" in spares[0].text
+    assert spares[0].text.count("runs on node1") == 2
+    lost.end()
+    all_gone(hosts)
+
+
 def test_growth_needs_no_process_but_the_launcher(make_hosts: MakeHosts, tmp_path: Path) -> None:
     """Once nodes have met it answers at c10d's endpoint itself; torch's store is gone."""
     hosts = make_hosts(2)

@@ -7,7 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from meshrun.events import AllIdle, LaunchOver, MeetingFailed, Met, NodeLost, OthersFailed
+from meshrun.events import (
+    AllIdle,
+    LaunchOver,
+    MeetingFailed,
+    Met,
+    NextBegins,
+    NodeLost,
+    OthersFailed,
+)
 from meshrun.layout import Layout
 from meshrun.nodes.messages import Begin, Finished, GaveUp, Idle, Leave, Over
 from tests.parties import WHY, Parties, Party, card
@@ -272,6 +280,58 @@ def test_one_that_cannot_take_part_is_not_waited_for(parties: Parties) -> None:
 
     assert hosts_of(third) == ("node0", "node2")
     assert head.notes == ["node1 cannot take part: no GPU was found"]
+
+
+def fail_on(parties: Parties, those: Sequence[Party], generation: int, rank: int, how: str) -> None:
+    """Have a generation end by a failure of one rank, and the next begin."""
+    forget(those)
+    for party in reversed(those):
+        party.tell(Idle(generation=generation - 1, outcome={}))
+    parties.until(lambda: those[0].heard(AllIdle))
+    cause = {**WHY, "rank": rank, "description": how, "is_failure": True}
+    those[0].tell(Begin(generation=generation, cause=cause))
+
+
+def test_a_host_that_fails_twice_alone_is_left_out(parties: Parties, two: list[Party]) -> None:
+    """A spare has its place; it is told why, also if it comes again."""
+    third = grown(parties, two)
+    spare = newcomer(parties, "node3")
+    parties.until(lambda: two[0].notes)
+    three = [*two, third]
+    fail_on(parties, three, 2, 1, "exited with code 3")
+    parties.until(lambda: three[1].heard(NextBegins))
+    fail_on(parties, three, 3, 1, "exited with code 3")
+    parties.until(lambda: spare.heard(Met) and two[1].heard(MeetingFailed))
+    again = newcomer(parties, "node1")
+    parties.until(lambda: again.heard(MeetingFailed))
+
+    why = "the last two failures were on node1 and on no other node: rank 1 exited with code 3"
+    assert hosts_of(spare) == ("node0", "node3", "node2")
+    for party in (two[1], again):
+        error = party.heard(MeetingFailed)[0].error
+        assert (error.message, error.exit_code) == (f"{why}; the others go on without it", 71)
+    assert f"{why}; it is left out" in two[0].notes
+
+
+@pytest.mark.parametrize(
+    "failures",
+    [
+        [(1, "exited with code 3"), (2, "exited with code 3"), (1, "exited with code 3")],
+        [(2, "exited with code 3"), (1, "exited with code 3"), (1, "exited with code 3")],
+        [(0, "exited with code 3"), (0, "exited with code 3")],
+    ],
+    ids=["in turns", "shared", "the first node"],
+)
+def test_a_host_that_does_not_fail_alone_stays(
+    parties: Parties, two: list[Party], failures: list[tuple[int, str]]
+) -> None:
+    """What fails so on two hosts is the program; the first node cannot be left out."""
+    three = [*two, grown(parties, two)]
+    for generation, (rank, how) in enumerate(failures, 2):
+        fail_on(parties, three, generation, rank, how)
+        parties.until(lambda: all(party.heard(NextBegins) for party in three))
+
+    assert not any(party.heard(MeetingFailed) for party in three)
 
 
 # ---- a fixed number of nodes ---------------------------------------------------------------------
