@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import select
 import signal
+import socket
+import sys
 import time
 from typing import NoReturn
 
@@ -26,10 +28,10 @@ _CLEAN_LOOKS = 12
 class Guard:
     """Made in the zygote, so that it knows the launcher; stands in the store's process."""
 
-    def __init__(self, scratch_dir: str) -> None:
+    def __init__(self, scratch_dir: str, control: socket.socket) -> None:
         self._scratch_dir = scratch_dir
         self._mark = os.environ.get(LAUNCH_MARK, "")
-        self._launcher = _process_fd(os.getppid())
+        self._launcher = _maker_of(control)
 
     def begin(self, zygote: int) -> None:
         """In the store's process, first of all: be woken by the zygote's end, or end with it."""
@@ -55,6 +57,24 @@ class Guard:
         if self._scratch_dir:
             _wait_for_end(self._launcher)
             remove_if_forgotten(self._scratch_dir)
+
+
+def _maker_of(control: socket.socket) -> int:
+    """Return a descriptor of the launcher, which made this pair of sockets; -1 if it is gone.
+
+    By the time this process asks for its parent's id, init may be its parent.
+    """
+    try:
+        credentials = control.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    except (AttributeError, OSError):  # macOS
+        return -1
+    process = _process_fd(int.from_bytes(credentials[:4], sys.byteorder))
+    poll = select.poll()
+    poll.register(control, 0)
+    if process >= 0 and poll.poll(0):  # hung up, so the id may be another's by now
+        os.close(process)
+        return -1
+    return process
 
 
 def _process_fd(pid: int) -> int:

@@ -54,7 +54,7 @@ def main(known_at_start: frozenset[str]) -> Callable[[], None]:
     order = receive(control)
     if not isinstance(order, Prepare):
         os._exit(0)
-    guard = Guard(order.scratch_dir)
+    guard = Guard(order.scratch_dir, control)
     ending = Ending()
     source = _load(control, program, order, known_at_start)
     forks = Forks(
