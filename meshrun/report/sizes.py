@@ -34,14 +34,14 @@ def _rows(plan: LaunchPlan, least: int, most: int) -> Iterator[tuple[str, str, s
         if count != before + 1:
             yield "..", "..", ".."
         before = count
-        yield f"{count:,}", *_size(plan, count)
+        yield f"{count:,}", *_size(plan, count, least, most)
 
 
-def _size(plan: LaunchPlan, count: int) -> tuple[str, str]:
+def _size(plan: LaunchPlan, count: int, least: int, most: int) -> tuple[str, str]:
     nodes = Membership(
         fit=partial(fit_nodes, plan.request),
-        least=count,
-        most=count,
+        least=least,
+        most=most,
         cards={
             node: Join(host="", node_rank=None, nproc=workers, settings={})
             for node, workers in enumerate(plan.slots_per_node[:count])

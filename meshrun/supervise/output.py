@@ -93,6 +93,7 @@ class Output:
         self._reading = True
         self._collapsing = collapsing_for(plan, console)
         self._repeats = Repeats()
+        self._prints_once = plan.request.console.prefix == "mesh"  # else as torchrun prints it
         self._errors: dict[int, RankStream] = {}
         """Where stderr of each rank is printed."""
         self._watch: FileWatch[_Source] = FileWatch()
@@ -302,7 +303,8 @@ class Output:
         """Print what a rank says, unless it waits for the rank's end, being another's words."""
         if source.to_stderr:
             self._errors[source.rank] = source.stream
-            if data and not (source.stream.lines.pending or self._console.is_shared):
+            is_whole = not (source.stream.lines.pending or self._console.is_shared)
+            if data and is_whole and self._prints_once:
                 data = self._repeats.take(source.rank, data, time.monotonic_ns())
                 if not data:
                     return

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.kit import PROGRAMS, run_meshrun, start_meshrun
+from tests.kit import PROGRAMS, run_meshrun, start_meshrun, wait_until
 
 AGAIN = PROGRAMS / "generations.py"
 
@@ -161,7 +161,9 @@ def test_a_zygote_that_is_lost_once_too_often_ends_the_launch(
     words = ("--nproc-per-node", "2", "--max-restarts", "1", PROGRAMS / "wait.py")
     with start_meshrun(*words, env=env, folder=tmp_path) as running:
         with open(fifo, "w"):  # opens once the zygote is in the middle of its import
-            os.kill(running.zygote(), signal.SIGKILL)
+            zygote = running.zygote()
+            os.kill(zygote, signal.SIGKILL)
+            wait_until(lambda: not psutil.pid_exists(zygote), lambda: f"the end of {zygote}")
         with open(fifo, "w"):
             pass
         running.wait_for("up", 2)

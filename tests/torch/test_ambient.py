@@ -56,7 +56,10 @@ def test_a_dim_has_a_timeout_of_its_own() -> None:
     ("option", "message"),
     [
         (("--timeout", "pp=3s"), "--timeout: the mesh has no dim `pp`"),
-        (("--timeout", "soon"), "--timeout cannot read `soon`"),
+        (
+            ("--timeout", "soon"),
+            "--timeout is a time from 0.001 to 1,000,000,000 seconds, found `soon`",
+        ),
         (("--backend", "pp=gloo"), "--backend: the mesh has no dim `pp`"),
         (("--pg-opt", "tp"), "--pg-opt cannot read `tp`"),
         (("--mesh-init", "never"), "--mesh-init is eager or lazy, found `never`"),

@@ -11,6 +11,7 @@ import pytest
 from meshrun.events import Met
 from meshrun.host.admission import admit_only
 from meshrun.host.sockets import listen_on
+from meshrun.nodes.membership import fit_without_mesh
 from tests.parties import Parties, card
 from tests.unit.test_elastic_nodes import fit
 
@@ -97,7 +98,7 @@ def test_the_ranks_store_is_for_nodes_of_the_launch(
     if is_open:
         monkeypatch.setenv("MESHRUN_OPEN_STORE", "1")
     changes = {"least_nodes": 1, "return_s": 60.0} if is_elastic else {}
-    head = parties.head(2, fit=fit if is_elastic else None, **changes)
+    head = parties.head(2, fit=fit if is_elastic else fit_without_mesh, **changes)
     member = parties.member(card("node1", 1), **changes)
     parties.until(lambda: head.heard(Met) and member.heard(Met))
     met = member.heard(Met)[0]

@@ -22,6 +22,7 @@ from meshrun.from_environment import layout_of, read_group_options
 from meshrun.groups import format_group_options, parse_group_options
 from meshrun.layout import Layout
 from meshrun.layout.derived import parse_flatten, parse_view
+from meshrun.running import Began
 from meshrun.selection import select_ranks
 from meshrun.sharding import data_shard
 from meshrun.spec import parse_mesh
@@ -192,7 +193,7 @@ def test_any_options_are_a_plan_or_an_error(values: dict[str, str], words: list[
                 ["--dry-run", *words, "train.py"],
                 standalone_mode=False,
                 prog_name="meshrun",
-                obj=0,
+                obj=Began(0),
             )
         except usage_error as error:
             assert error.format_message()
