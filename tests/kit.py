@@ -18,7 +18,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 FAKES = Path(__file__).parent / "fakes"
 MARK = "MESHRUN_TEST_ID"
 """Set in the environment of everything a test starts, so that what is left of it is found."""
-_HANG_S = 60.0
+_HANG_S = 90.0
 
 
 def command(*args: str | Path) -> list[str]:
