@@ -93,7 +93,7 @@ class Output:
         self._reading = True
         self._collapsing = collapsing_for(plan, console)
         self._repeats = Repeats()
-        self._prints_once = plan.request.console.prefix == "mesh"  # else as torchrun prints it
+        self._prints_once = plan.request.console.prefix != "torchrun"
         self._errors: dict[int, RankStream] = {}
         """Where stderr of each rank is printed."""
         self._watch: FileWatch[_Source] = FileWatch()

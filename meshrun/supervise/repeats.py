@@ -4,7 +4,7 @@ from __future__ import annotations
 
 WAIT_NS = 3_000_000_000
 """How long a rank's words wait for its end; if it prints something else, no longer."""
-_TOGETHER_NS = 1_000_000_000
+_TOGETHER_NS = 50_000_000
 """Words that are farther apart are not one message."""
 _MOST_LINES = 64
 _TAIL_BYTES = 4096
