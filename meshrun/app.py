@@ -19,9 +19,10 @@ from meshrun.fitting import fit_nodes_to_cluster, fit_to_cluster, note_few_cores
 from meshrun.host.cores import count_cores
 from meshrun.host.descriptors import say
 from meshrun.host.facts import detect_host
+from meshrun.host.machine import HostFacts
 from meshrun.host.program import check_program
 from meshrun.meeting import Meeting, plan_meeting
-from meshrun.plan import HostFacts, LaunchPlan, build_plan, settle_plan
+from meshrun.plan import LaunchPlan, build_plan, settle_plan
 from meshrun.request import LaunchRequest
 from meshrun.task import has_terminal
 

@@ -7,44 +7,15 @@ the ranks are spread over the NUMA nodes evenly, neighbours together.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Literal
 
 from meshrun.errors import UsageError
+from meshrun.host.machine import Cpu, Topology, format_cpus
 
 BindingMode = Literal["node", "socket", "exclusive", "core-complex"]
 
 BINDING_MODES: tuple[BindingMode, ...] = ("node", "socket", "exclusive", "core-complex")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cpu:
-    """One logical CPU that this process may use."""
-
-    index: int
-    node: int
-    """Its NUMA node."""
-    socket: int
-    core: int
-    """Its physical core: the lowest logical CPU of the core, allowed or not."""
-    cache: int
-    """Its largest cache: the lowest logical CPU that shares it, allowed or not."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Topology:
-    """What binding has to know of a machine."""
-
-    cpus: tuple[Cpu, ...]
-    """The CPUs this process may use; empty if they are unknown."""
-    accelerator_nodes: tuple[int | None, ...] = ()
-    """NUMA node of each visible accelerator by local index, ``None`` where it is unknown."""
-
-    @property
-    def nodes(self) -> tuple[int, ...]:
-        """NUMA nodes that have a CPU this process may use, in order."""
-        return tuple(sorted({cpu.node for cpu in self.cpus}))
 
 
 def bind_cpus(
@@ -136,30 +107,3 @@ def _no_cpus(mode: BindingMode, topology: Topology, local_rank: int) -> UsageErr
         f" process may use {cpus} of NUMA {where} only",
         hint="widen its affinity mask or cpuset, or leave out --numa-binding",
     )
-
-
-def format_cpus(cpus: Iterable[int]) -> str:
-    """Return numbers in the kernel's list format: ``0-2,5``."""
-    runs: list[list[int]] = []
-    for cpu in sorted(set(cpus)):
-        if runs and cpu == runs[-1][-1] + 1:
-            runs[-1][1:] = [cpu]
-        else:
-            runs.append([cpu])
-    return ",".join("-".join(str(end) for end in run) for run in runs)
-
-
-def parse_cpus(text: str) -> tuple[int, ...]:
-    """Return the numbers of a list in the kernel's format, in order.
-
-    Raises:
-        ValueError: If it is no such list.
-    """
-    cpus: set[int] = set()
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        first, dash, last = part.partition("-")
-        run = range(int(first), int(last if dash else first) + 1)
-        if not run or run[0] < 0:
-            raise ValueError(f"`{part}` is no range of CPUs")
-        cpus.update(run)
-    return tuple(sorted(cpus))

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from meshrun.binding import Topology, bind_cpus
+from meshrun.binding import bind_cpus
 from meshrun.device_choice import TOO_FEW, choose_device, device_name
 from meshrun.errors import UsageError
-from meshrun.gpu_links import GpuLinks
+from meshrun.host.machine import GpuLinks, HostFacts
 from meshrun.layout import Layout, count_slots, solve_layout
 from meshrun.meeting import Meeting, plan_meeting
 from meshrun.parse import parse_endpoint
@@ -27,29 +27,6 @@ from meshrun.selection import find_debugged, select_ranks
 from meshrun.spec import INFERRED
 
 LOOPBACK_ADDRESS = "127.0.0.1"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostFacts:
-    """What this machine is, as far as a plan needs to know."""
-
-    hostname: str
-    usable_cores: int
-    """Cores this process may use, by affinity and cgroup quota; at least 1."""
-    accelerator: str | None
-    """torch device type of the accelerator torch was built for, such as ``cuda``, or ``None``."""
-    accelerator_count: int
-    """Accelerators visible to this process."""
-    visible_devices: tuple[str, ...] | None = None
-    """What the visibility variable of CUDA or HIP lists, or ``None`` if it is not set."""
-    topology: Topology | None = None
-    """Cores and nodes of the machine, where a plan needs them."""
-    links: GpuLinks | None = None
-    """Links between its GPUs, where a dry run could find them."""
-
-
-UNKNOWN_HOST = HostFacts(hostname="", usable_cores=1, accelerator=None, accelerator_count=0)
-"""A machine elsewhere, of which nothing is known here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

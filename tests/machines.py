@@ -6,7 +6,7 @@ from pathlib import Path
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from meshrun.binding import Topology
+from meshrun.host.machine import Topology
 from meshrun.host.topology import read_topology
 
 

@@ -25,7 +25,6 @@ from meshrun.child.door_sign import DoorSign, late_at
 from meshrun.child.names import names_from_files_only
 from meshrun.child.own_types import read_own_types_only
 from meshrun.child.pace import quicken
-from meshrun.child.path import first_path
 from meshrun.errors import RendezvousError
 from meshrun.events import Negotiated, NegotiationFailed, NegotiationWaits
 from meshrun.host.title import set_title
@@ -34,7 +33,6 @@ from meshrun.meeting import format_endpoint
 from meshrun.nodes.gathering import natural
 from meshrun.nodes.handshake import LONGEST_LINE
 from meshrun.nodes.node_card import NodeCard, foreign, read_card
-from meshrun.request import Program
 from meshrun.wire import Negotiate
 
 if TYPE_CHECKING:
@@ -49,7 +47,7 @@ _ASK_TIMES = 50
 
 
 def negotiate(
-    order: Negotiate, fds: list[int], reports: socket.socket, program: Program
+    order: Negotiate, fds: list[int], reports: socket.socket, program_path: str | None
 ) -> NoReturn:
     """Meet the other nodes, tell the launcher, and stay until ended: others may still be reading.
 
@@ -57,9 +55,9 @@ def negotiate(
         order: How to meet.
         fds: The socket for torch's store, where this machine is its host.
         reports: Where the launcher hears of it.
-        program: What the ranks run; the files beside it are not for a back end to import.
+        program_path: The folder of what the ranks run; a back end imports nothing from there.
     """
-    if sys.path[:1] == [first_path(program)]:
+    if sys.path[:1] == [program_path]:
         del sys.path[0]
     set_title("rendezvous", order.backend)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))

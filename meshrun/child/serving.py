@@ -252,8 +252,9 @@ class Forks:
             pid = None
         if pid == 0:
             from meshrun.child.negotiate import negotiate
+            from meshrun.child.path import first_path
 
-            return partial(negotiate, order, fds, self._reports, self._program)
+            return partial(negotiate, order, fds, self._reports, first_path(self._program))
         for fd in fds:
             os.close(fd)
         self._negotiation_pid = pid

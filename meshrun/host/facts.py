@@ -8,9 +8,9 @@ from collections.abc import Mapping
 
 from meshrun.host.cores import count_usable_cores
 from meshrun.host.devices import accelerator_of_torch, count_accelerators
+from meshrun.host.machine import HostFacts
 from meshrun.host.nvml import read_gpu_links
 from meshrun.host.topology import read_topology
-from meshrun.plan import HostFacts
 
 
 def detect_host(

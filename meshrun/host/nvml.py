@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from meshrun.gpu_links import LEVELS, NEARNESS, GpuLinks
+from meshrun.host.machine import LEVELS, NEARNESS, GpuLinks
 from meshrun.host.topology import visible_pci_addresses
 
 _TO_SWITCH = 2

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from meshrun.binding import Cpu, Topology, parse_cpus
+from meshrun.host.machine import Cpu, Topology, parse_cpus
 
 
 def read_topology(

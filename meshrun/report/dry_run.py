@@ -10,8 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from meshrun.binding import format_cpus
-from meshrun.gpu_links import GpuLinks
+from meshrun.host.machine import GpuLinks, format_cpus
 from meshrun.layout import Layout
 from meshrun.plan import LaunchPlan
 from meshrun.report.findings import communicators, describe_spares, find_problems

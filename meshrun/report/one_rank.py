@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from meshrun.binding import format_cpus
 from meshrun.environment import Session, rank_environment
+from meshrun.host.machine import format_cpus
 from meshrun.layout import Layout
 from meshrun.masking import MASK, Mask, is_secret
 from meshrun.plan import LaunchPlan, RankPlan

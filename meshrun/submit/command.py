@@ -11,9 +11,10 @@ from meshrun.asked import Asked
 from meshrun.errors import HostError, UsageError
 from meshrun.host.descriptors import say
 from meshrun.host.devices import accelerator_of_torch
+from meshrun.host.machine import UNKNOWN_HOST
 from meshrun.masking import Mask
 from meshrun.parse import parse_choice
-from meshrun.plan import UNKNOWN_HOST, build_plan
+from meshrun.plan import build_plan
 from meshrun.report.plan_output import print_text
 from meshrun.request import LaunchRequest
 from meshrun.start import own_command

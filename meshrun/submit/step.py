@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from meshrun.app import check_elsewhere
 from meshrun.host.descriptors import say
+from meshrun.host.machine import UNKNOWN_HOST
 from meshrun.host.processes import die_with_parent
 from meshrun.host.program import check_program
-from meshrun.plan import UNKNOWN_HOST
 from meshrun.request import LaunchRequest
 from meshrun.start import own_command
 from meshrun.supervise.signals import SignalQueue

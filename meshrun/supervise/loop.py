@@ -54,7 +54,8 @@ from meshrun.supervise.actions import (
 from meshrun.supervise.console import Console
 from meshrun.supervise.crew import Crew
 from meshrun.supervise.debugging import Debugging
-from meshrun.supervise.evidence import Evidence, gather
+from meshrun.supervise.evidence import Evidence
+from meshrun.supervise.investigation import gather
 from meshrun.supervise.known import Abroad, RankState, State, skip_time, was_stopped
 from meshrun.supervise.live import Live
 from meshrun.supervise.lookout import Lookout

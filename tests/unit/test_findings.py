@@ -9,8 +9,9 @@ import pytest
 
 from meshrun.asked import Asked, build_request
 from meshrun.errors import UsageError
+from meshrun.host.machine import HostFacts
 from meshrun.layout import Layout
-from meshrun.plan import HostFacts, LaunchPlan, build_plan
+from meshrun.plan import LaunchPlan, build_plan
 from meshrun.report.findings import describe_spares, find_problems
 from meshrun.report.one_rank import environment_of, render_rank_json
 from meshrun.request import Program

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from meshrun.gpu_links import GpuLinks
+from meshrun.host.machine import GpuLinks
 from meshrun.host.nvml import read_gpu_links
 from tests.unit.test_findings import plan
 

@@ -6,7 +6,8 @@ import pytest
 
 from meshrun.asked import Asked, build_request
 from meshrun.environment import Session
-from meshrun.plan import HostFacts, LaunchPlan, build_plan
+from meshrun.host.machine import HostFacts
+from meshrun.plan import LaunchPlan, build_plan
 from meshrun.report.listening import describe_listening
 from meshrun.request import Program
 

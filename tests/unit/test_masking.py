@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshrun.asked import Asked, build_request
+from meshrun.host.machine import HostFacts
 from meshrun.masking import MASK, Mask, is_secret
-from meshrun.plan import HostFacts, LaunchPlan, build_plan
+from meshrun.plan import LaunchPlan, build_plan
 from meshrun.report.plan_output import print_plan
 from meshrun.request import Program
 

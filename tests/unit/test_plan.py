@@ -6,7 +6,8 @@ import pytest
 
 from meshrun.environment import Session, rank_environment
 from meshrun.errors import LayoutError, UsageError
-from meshrun.plan import HostFacts, build_plan, settle_plan
+from meshrun.host.machine import HostFacts
+from meshrun.plan import build_plan, settle_plan
 from meshrun.request import LaunchRequest, Program
 from meshrun.spec import parse_mesh
 

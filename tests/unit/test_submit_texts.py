@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshrun.errors import UsageError
-from meshrun.plan import UNKNOWN_HOST, build_plan
+from meshrun.host.machine import UNKNOWN_HOST
+from meshrun.plan import build_plan
 from meshrun.request import LaunchRequest, Program
 from meshrun.spec import parse_mesh
 from meshrun.submit.job import Job, job_name, words_again

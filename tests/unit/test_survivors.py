@@ -9,7 +9,8 @@ import pytest
 
 from meshrun.asked import Asked, build_request
 from meshrun.events import LeftoversEnded
-from meshrun.plan import HostFacts, build_plan
+from meshrun.host.machine import HostFacts
+from meshrun.plan import build_plan
 from meshrun.report.progress import StartProgress
 from meshrun.request import Program
 from meshrun.supervise.console import Console

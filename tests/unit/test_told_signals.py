@@ -6,7 +6,8 @@ import pytest
 
 from meshrun.asked import Asked, build_request
 from meshrun.events import SignalArrived
-from meshrun.plan import HostFacts, build_plan
+from meshrun.host.machine import HostFacts
+from meshrun.plan import build_plan
 from meshrun.report.progress import StartProgress
 from meshrun.request import Program
 from meshrun.supervise.console import Console

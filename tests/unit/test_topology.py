@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from meshrun.binding import Cpu, bind_cpus
+from meshrun.binding import bind_cpus
+from meshrun.host.machine import Cpu
 from meshrun.host.topology import read_topology, visible_pci_addresses
 from tests.machines import Machine, put
 

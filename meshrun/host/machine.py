@@ -1,0 +1,119 @@
+"""What a machine is, as values: its CPUs, its accelerators and the links between them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+LEVELS = ("PIX", "PXB", "PHB", "NODE", "SYS")
+"""Ways over PCI, the nearest first, as ``nvidia-smi topo`` calls them."""
+NEARNESS = ("same switch", "same root", "same NUMA node", "another NUMA node")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cpu:
+    """One logical CPU that this process may use."""
+
+    index: int
+    node: int
+    """Its NUMA node."""
+    socket: int
+    core: int
+    """Its physical core: the lowest logical CPU of the core, allowed or not."""
+    cache: int
+    """Its largest cache: the lowest logical CPU that shares it, allowed or not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """What binding has to know of a machine."""
+
+    cpus: tuple[Cpu, ...]
+    """The CPUs this process may use; empty if they are unknown."""
+    accelerator_nodes: tuple[int | None, ...] = ()
+    """NUMA node of each visible accelerator by local index, ``None`` where it is unknown."""
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """NUMA nodes that have a CPU this process may use, in order."""
+        return tuple(sorted({cpu.node for cpu in self.cpus}))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuLinks:
+    """Links between the GPUs that a launch sees, by local index."""
+
+    pairs: tuple[tuple[str, ...], ...]
+    """``pairs[i][j]`` is ``NV18`` for 18 NVLinks, one of ``LEVELS``, ``X`` for i == j, or ``?``."""
+    nics: tuple[tuple[str, str] | None, ...]
+    """Nearest network card of each GPU and how near it is, or ``None`` if there is none."""
+
+    def weakest(self, devices: Sequence[int]) -> str | None:
+        """Return the slowest link between any two of some GPUs; ``None`` for fewer than two."""
+        count = len(self.pairs)
+        here = [device for device in devices if device < count]
+        return self.weakest_of(
+            [self.pairs[first][second] for first, second in combinations(here, 2)]
+        )
+
+    @staticmethod
+    def weakest_of(links: Sequence[str]) -> str | None:
+        """Return the slowest of some links."""
+        return min(links, key=_strength, default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostFacts:
+    """What this machine is, as far as a plan needs to know."""
+
+    hostname: str
+    usable_cores: int
+    """Cores this process may use, by affinity and cgroup quota; at least 1."""
+    accelerator: str | None
+    """torch device type of the accelerator torch was built for, such as ``cuda``, or ``None``."""
+    accelerator_count: int
+    """Accelerators visible to this process."""
+    visible_devices: tuple[str, ...] | None = None
+    """What the visibility variable of CUDA or HIP lists, or ``None`` if it is not set."""
+    topology: Topology | None = None
+    """Cores and nodes of the machine, where a plan needs them."""
+    links: GpuLinks | None = None
+    """Links between its GPUs, where a dry run could find them."""
+
+
+UNKNOWN_HOST = HostFacts(hostname="", usable_cores=1, accelerator=None, accelerator_count=0)
+"""A machine elsewhere, of which nothing is known here."""
+
+
+def format_cpus(cpus: Iterable[int]) -> str:
+    """Return numbers in the kernel's list format: ``0-2,5``."""
+    runs: list[list[int]] = []
+    for cpu in sorted(set(cpus)):
+        if runs and cpu == runs[-1][-1] + 1:
+            runs[-1][1:] = [cpu]
+        else:
+            runs.append([cpu])
+    return ",".join("-".join(str(end) for end in run) for run in runs)
+
+
+def parse_cpus(text: str) -> tuple[int, ...]:
+    """Return the numbers of a list in the kernel's format, in order.
+
+    Raises:
+        ValueError: If it is no such list.
+    """
+    cpus: set[int] = set()
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        first, dash, last = part.partition("-")
+        run = range(int(first), int(last if dash else first) + 1)
+        if not run or run[0] < 0:
+            raise ValueError(f"`{part}` is no range of CPUs")
+        cpus.update(run)
+    return tuple(sorted(cpus))
+
+
+def _strength(link: str) -> int:
+    if link.startswith("NV"):
+        return 100 + int(link[2:])
+    return -LEVELS.index(link) if link in LEVELS else -len(LEVELS)
