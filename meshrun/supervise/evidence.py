@@ -1,4 +1,4 @@
-"""What is known of a rank that failed beside its end: its last lines, its stack, the memory. Pure."""
+"""What is known of a failed rank beside its end: last lines, stack, memory. Pure."""
 
 from __future__ import annotations
 
