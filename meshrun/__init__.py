@@ -9,20 +9,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from meshrun.current import current_layout as current_layout
+    from meshrun.api.launch import launch as launch
     from meshrun.errors import MeshError as MeshError
     from meshrun.errors import MeshrunError as MeshrunError
-    from meshrun.launching import launch as launch
     from meshrun.layout import Layout as Layout
-    from meshrun.mesh import current_mesh as current_mesh
-    from meshrun.mesh import has_mesh as has_mesh
-    from meshrun.mesh import init_mesh as init_mesh
-    from meshrun.mesh import use_mesh as use_mesh
-    from meshrun.pulse import heartbeat as heartbeat
-    from meshrun.pulse import progress as progress
-    from meshrun.result import LaunchResult as LaunchResult
-    from meshrun.result import RankFailed as RankFailed
-    from meshrun.sharding import data_shard as data_shard
+    from meshrun.mesh.current import current_mesh as current_mesh
+    from meshrun.mesh.current import has_mesh as has_mesh
+    from meshrun.mesh.current import init_mesh as init_mesh
+    from meshrun.mesh.current import use_mesh as use_mesh
+    from meshrun.mesh.data_shard import data_shard as data_shard
+    from meshrun.mesh.heartbeat import heartbeat as heartbeat
+    from meshrun.mesh.heartbeat import progress as progress
+    from meshrun.mesh.layout_here import current_layout as current_layout
+    from meshrun.protocol.result import LaunchResult as LaunchResult
+    from meshrun.protocol.result import RankFailed as RankFailed
 
 __version__ = "0.1.0"
 __all__ = [
@@ -43,20 +43,20 @@ __all__ = [
 ]
 
 _HOME = {
-    "LaunchResult": "meshrun.result",
+    "LaunchResult": "meshrun.protocol.result",
     "Layout": "meshrun.layout",
     "MeshError": "meshrun.errors",
     "MeshrunError": "meshrun.errors",
-    "RankFailed": "meshrun.result",
-    "current_layout": "meshrun.current",
-    "current_mesh": "meshrun.mesh",
-    "data_shard": "meshrun.sharding",
-    "has_mesh": "meshrun.mesh",
-    "heartbeat": "meshrun.pulse",
-    "init_mesh": "meshrun.mesh",
-    "progress": "meshrun.pulse",
-    "use_mesh": "meshrun.mesh",
-    "launch": "meshrun.launching",
+    "RankFailed": "meshrun.protocol.result",
+    "current_layout": "meshrun.mesh.layout_here",
+    "current_mesh": "meshrun.mesh.current",
+    "data_shard": "meshrun.mesh.data_shard",
+    "has_mesh": "meshrun.mesh.current",
+    "heartbeat": "meshrun.mesh.heartbeat",
+    "init_mesh": "meshrun.mesh.current",
+    "progress": "meshrun.mesh.heartbeat",
+    "use_mesh": "meshrun.mesh.current",
+    "launch": "meshrun.api.launch",
 }
 
 

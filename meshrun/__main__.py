@@ -14,13 +14,13 @@ def main(_known_at_start: object = None) -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         # Until there is something to end, a Ctrl-C ends us without a traceback.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from meshrun.cli import run_command_line
-    from meshrun.running import Began
+    from meshrun.cli.command import run_command_line
+    from meshrun.cli.run import Began
 
     conducted, _, told = os.environ.pop("MESHRUN_CONDUCTED", "").partition(" ")
     caller = None
     if "MESHRUN_PARENT_PID" in os.environ:
-        from meshrun.launching import serve_caller
+        from meshrun.api.launch import serve_caller
 
         caller = serve_caller()
     if caller is None:

@@ -15,31 +15,30 @@ from typing import TYPE_CHECKING
 
 from meshrun.cluster import ClusterFacts, detect_cluster
 from meshrun.errors import MeshrunError, UsageError
-from meshrun.fitting import fit_nodes_to_cluster, fit_to_cluster, note_few_cores
 from meshrun.host.cores import count_cores
-from meshrun.host.descriptors import say
-from meshrun.host.facts import detect_host
+from meshrun.host.descriptors import has_terminal, say
+from meshrun.host.detect_host import detect_host
 from meshrun.host.machine import HostFacts
-from meshrun.host.program import check_program
-from meshrun.meeting import Meeting, plan_meeting
-from meshrun.plan import LaunchPlan, build_plan, settle_plan
-from meshrun.request import LaunchRequest
-from meshrun.task import has_terminal
+from meshrun.plan.plan import LaunchPlan, build_plan, settle_plan
+from meshrun.plan.rendezvous_config import Meeting, plan_meeting
+from meshrun.plan.request import LaunchRequest
+from meshrun.plan.scheduler_defaults import fit_nodes_to_cluster, fit_to_cluster, note_few_cores
+from meshrun.supervisor.program_file import check_program
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Iterator
 
-    from meshrun.environment import Session
-    from meshrun.events import Event, Met
-    from meshrun.host.run_folder import RunFolder
+    from meshrun.console.console import Console
+    from meshrun.lifecycle.state import State
+    from meshrun.plan.rank_env import Session
+    from meshrun.protocol.events import Event, Met
+    from meshrun.protocol.result import LaunchResult
     from meshrun.report.elastic_events import ElasticEvents
-    from meshrun.result import LaunchResult
-    from meshrun.supervise.console import Console
-    from meshrun.supervise.known import State
-    from meshrun.supervise.live import Live
-    from meshrun.supervise.loop import Watch
-    from meshrun.supervise.nodes import Meet
+    from meshrun.supervisor.live import Live
+    from meshrun.supervisor.loop import Watch
+    from meshrun.supervisor.node_link import Meet
+    from meshrun.supervisor.run_folder import RunFolder
 
 _RENDEZVOUS = ("static", "c10d", "etcd", "etcd-v2")
 
@@ -175,12 +174,12 @@ def launch(
     import secrets
     from contextlib import ExitStack
 
+    from meshrun.console.console import Console
     from meshrun.host.leftovers import remove_forgotten
     from meshrun.host.sockets import listen_on
-    from meshrun.supervise.clock import Stopwatch
-    from meshrun.supervise.console import Console
-    from meshrun.supervise.loop import Loop
-    from meshrun.supervise.outcome import build_result, went_well
+    from meshrun.lifecycle.outcome import build_result, went_well
+    from meshrun.lifecycle.stopwatch import Stopwatch
+    from meshrun.supervisor.loop import Loop
 
     stopwatch = Stopwatch(began_ns or time.monotonic_ns())
     console = Console()
@@ -273,7 +272,7 @@ def _declining(meeting: Meeting | None) -> Iterator[None]:
 def _tell_others(meeting: Meeting | None, error: MeshrunError) -> None:
     is_known = meeting is not None and (meeting.host or meeting.listener is not None)
     if meeting is not None and is_known:  # else nobody knows yet where to come
-        from meshrun.supervise.meet import decline
+        from meshrun.supervisor.join_nodes import decline
 
         decline(meeting, error, lambda text: say(f"meshrun: {text}"))
 
@@ -281,7 +280,7 @@ def _tell_others(meeting: Meeting | None, error: MeshrunError) -> None:
 def _begin_meeting(plan: LaunchPlan, meeting: Meeting | None, paste: str | None) -> Meet | None:
     if meeting is None:
         return None
-    from meshrun.supervise.meet import begin_meeting
+    from meshrun.supervisor.join_nodes import begin_meeting
 
     return begin_meeting(plan, replace(meeting, paste=paste))
 
@@ -293,8 +292,8 @@ def _inherit_listener(meeting: Meeting | None) -> Meeting | None:
 
 
 def _run_folder(plan: LaunchPlan, run_id: str) -> RunFolder:
-    from meshrun.host.logs_plugin import LogsPlugin
-    from meshrun.host.run_folder import RunFolder, check_log_dir
+    from meshrun.supervisor.logs_specs import LogsPlugin
+    from meshrun.supervisor.run_folder import RunFolder, check_log_dir
 
     request, plugin = plan.request, None
     check_log_dir(request.logs)
@@ -312,9 +311,9 @@ def _session(
     plan: LaunchPlan, run_id: str, folder: RunFolder, listener: socket.socket | None
 ) -> Session:
     """Return what ranks are told of this launch; on several nodes, as far as it is known."""
-    from meshrun.environment import Session
     from meshrun.host.sockets import LOOPBACK_INTERFACE
-    from meshrun.supervise.timers import timer_file
+    from meshrun.plan.rank_env import Session
+    from meshrun.supervisor.timers import timer_file
 
     return Session(
         run_id=run_id,
@@ -358,8 +357,8 @@ def _say_what_listens(plan: LaunchPlan, session: Session, console: Console) -> N
 
 
 def _live(plan: LaunchPlan, console: Console) -> Live:
-    from meshrun.report.status import StatusView
-    from meshrun.supervise.live import Live
+    from meshrun.report.status_view import StatusView
+    from meshrun.supervisor.live import Live
 
     return Live(plan, console, StatusView)
 
@@ -387,8 +386,8 @@ def _pass_error_on(result: LaunchResult) -> None:
     if path and result.failures and result.failures[0].raised is not None:
         from contextlib import suppress
 
-        from meshrun.host.error_record import render_record
         from meshrun.host.whole_file import write_whole
+        from meshrun.protocol.error_record import render_record
 
         record = render_record(result.failures[0].raised, result.exit_code)
         with suppress(MeshrunError):

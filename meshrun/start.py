@@ -14,9 +14,9 @@ import sys
 _KNOWN_AT_START = frozenset(sys.modules)
 _PARTS = {
     "launcher": "meshrun.__main__",
-    "zygote": "meshrun.child.zygote",
-    "rank": "meshrun.child.fresh",
-    "logs-plugin": "meshrun.child.logs_plugin",
+    "zygote": "meshrun.zygote.main",
+    "rank": "meshrun.zygote.exec_rank",
+    "logs-plugin": "meshrun.zygote.logs_specs_process",
 }
 
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterable
 
-from meshrun.events import (
+from meshrun.lifecycle.actions import Action, EndGeneration, EndZygote, Signal, WakeAt
+from meshrun.lifecycle.local import LEFTOVER_GRACE_S
+from meshrun.lifecycle.state import Abroad, RankState, State
+from meshrun.lifecycle.step import step
+from meshrun.protocol.events import (
     Event,
     GenerationEnded,
     RankExited,
@@ -17,10 +21,6 @@ from meshrun.events import (
     ZygoteGone,
     ZygoteReady,
 )
-from meshrun.supervise.actions import Action, EndGeneration, EndZygote, Signal, WakeAt
-from meshrun.supervise.here import LEFTOVER_GRACE_S
-from meshrun.supervise.known import Abroad, RankState, State
-from meshrun.supervise.state import step
 
 S = 1_000_000_000
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from meshrun.errors import RendezvousError
-from meshrun.events import (
+from meshrun.lifecycle.actions import Action, Decide, EndZygote, StartAll, Tell
+from meshrun.lifecycle.outcome_json import cause_to_json
+from meshrun.lifecycle.state import Abroad, Cause, State
+from meshrun.protocol.events import (
     AllIdle,
     Event,
     LaunchOver,
@@ -17,9 +20,6 @@ from meshrun.events import (
     OthersFinished,
     RankFinished,
 )
-from meshrun.supervise.actions import Action, Decide, EndZygote, StartAll, Tell
-from meshrun.supervise.known import Abroad, Cause, State
-from meshrun.supervise.outcome_json import cause_to_json
 from tests.histories import READY, S, exited, started
 from tests.histories import play as play_events
 

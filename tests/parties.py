@@ -10,16 +10,16 @@ from typing import Any, TypeVar
 
 import pytest
 
-from meshrun.events import FromNodes
 from meshrun.host.sockets import listen_on
-from meshrun.meeting import Meeting
-from meshrun.nodes.elastic_member import ElasticMember
-from meshrun.nodes.head import Head
-from meshrun.nodes.member import Member
-from meshrun.nodes.membership import Fit, fit_without_mesh
-from meshrun.nodes.messages import Join, Message
-from meshrun.nodes.switchboard import Switchboard
-from meshrun.nodes.waiting_room import WaitingRoom
+from meshrun.plan.rendezvous_config import Meeting
+from meshrun.protocol.events import FromNodes
+from meshrun.rendezvous.connections import Switchboard
+from meshrun.rendezvous.coordinator import Head
+from meshrun.rendezvous.elastic_participant import ElasticMember
+from meshrun.rendezvous.lobby import WaitingRoom
+from meshrun.rendezvous.membership import Fit, fit_without_mesh
+from meshrun.rendezvous.messages import Join, Message
+from meshrun.rendezvous.participant import Member
 from tests.kit import wait_until
 
 SECRET = b"s" * 32

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from meshrun.cluster.facts import ClusterFacts
+from meshrun.cluster.cluster_facts import ClusterFacts
 from meshrun.cluster.kubernetes import (
     detect_indexed_job,
     detect_leader_worker_set,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from meshrun.cluster.facts import ClusterFacts, derive_port
+from meshrun.cluster.cluster_facts import ClusterFacts, derive_port
 from meshrun.cluster.numbers import read_index, read_number
 
 _TRAINER = ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from meshrun.cluster.facts import ClusterFacts, Task, derive_port
+from meshrun.cluster.cluster_facts import ClusterFacts, Task, derive_port
 from meshrun.cluster.numbers import read_index, read_number
 from meshrun.errors import UsageError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from meshrun.cluster.facts import ClusterFacts, derive_port
+from meshrun.cluster.cluster_facts import ClusterFacts, derive_port
 from meshrun.cluster.numbers import broken, read_index, read_number
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from meshrun.cluster.facts import ClusterFacts, Task, derive_port
+from meshrun.cluster.cluster_facts import ClusterFacts, Task, derive_port
 from meshrun.cluster.hostlist import expand_counts, expand_hosts
 from meshrun.cluster.numbers import broken, read_index, read_number
 from meshrun.errors import UsageError

@@ -78,3 +78,12 @@ def allow_many_descriptors() -> None:
     most = _MANY if hard == resource.RLIM_INFINITY else min(hard, _MANY)
     if soft != resource.RLIM_INFINITY and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def has_terminal() -> bool:
+    """Whether this process has a controlling terminal, as an interactive shell has."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True

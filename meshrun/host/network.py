@@ -7,8 +7,8 @@ import json
 import os
 import signal
 
+from meshrun.host.interfaces import look_up, own_address_towards, own_addresses
 from meshrun.host.processes import die_with_parent
-from meshrun.interfaces import look_up, own_address_towards, own_addresses
 
 _NOWHERE = ("192.0.2.1", "2001:db8::1")
 """Addresses for documentation (RFC 5737, 3849): a route to them is the default route."""

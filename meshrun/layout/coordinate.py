@@ -6,7 +6,7 @@ from functools import lru_cache
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from meshrun.spec import MeshSpec
+from meshrun.layout.spec import MeshSpec
 
 
 class Coordinate(tuple[int, ...]):

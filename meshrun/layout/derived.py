@@ -12,7 +12,7 @@ from itertools import islice
 
 from meshrun.errors import SpecError
 from meshrun.layout.axes import Axis, axes_of, axis_of
-from meshrun.spec import INFERRED, MeshSpec, format_mesh, parse_mesh
+from meshrun.layout.spec import INFERRED, MeshSpec, format_mesh, parse_mesh
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _RESERVED = ("rank", "local_rank")

@@ -12,7 +12,7 @@ from meshrun.layout.axes import Axis, axes_of
 from meshrun.layout.derived import Flatten, View, derive
 from meshrun.layout.moved import Moved
 from meshrun.layout.nodes import Nodes
-from meshrun.spec import MeshSpec
+from meshrun.layout.spec import MeshSpec
 
 Group: TypeAlias = "range | list[int]"
 

@@ -21,7 +21,7 @@ from meshrun.layout.coordinate import Coordinate, coordinate_type, label_templat
 from meshrun.layout.derived import Flatten, View, parse_derived
 from meshrun.layout.dims import Dims, Group
 from meshrun.layout.solving import count_slots
-from meshrun.spec import AnyMesh, MeshSpec, format_mesh, mesh_text, parse_mesh
+from meshrun.layout.spec import AnyMesh, MeshSpec, format_mesh, mesh_text, parse_mesh
 
 _Asked: TypeAlias = "tuple[int, ...] | Mapping[str, object]"
 

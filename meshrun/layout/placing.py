@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from meshrun.errors import LayoutError
 from meshrun.layout.axes import axes_of
 from meshrun.layout.solving import fill, solve_sizes
-from meshrun.spec import INFERRED, MeshSpec, format_mesh
+from meshrun.layout.spec import INFERRED, MeshSpec, format_mesh
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from meshrun.errors import LayoutError
-from meshrun.spec import INFERRED, MeshSpec, format_mesh
+from meshrun.layout.spec import INFERRED, MeshSpec, format_mesh
 
 MAX_RANKS = 10_000_000
 _LARGEST_SHOWN = 10**18

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from meshrun.host.machine import GpuLinks, format_cpus
 from meshrun.layout import Layout
-from meshrun.plan import LaunchPlan
+from meshrun.plan.plan import LaunchPlan
 from meshrun.report.findings import communicators, describe_spares, find_problems
 from meshrun.report.page import Page, new_table
 

@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
 
+from meshrun.console.console import Console
 from meshrun.errors import UsageError
-from meshrun.events import Event, RankStarted
-from meshrun.plan import LaunchPlan
-from meshrun.result import LaunchResult, split_wait_status
-from meshrun.supervise.console import Console
-from meshrun.supervise.known import State
+from meshrun.lifecycle.state import State
+from meshrun.plan.plan import LaunchPlan
+from meshrun.protocol.events import Event, RankStarted
+from meshrun.protocol.result import LaunchResult, split_wait_status
 
 ENTRY_POINTS = "torchrun.event_log_handlers"
 """Group in which a package names its ``logging.Handler``, or what makes one."""

@@ -6,9 +6,9 @@ import signal
 from collections import Counter
 from collections.abc import Collection, Iterator
 
-from meshrun.raised import as_torch_prints, headline, lost_connection
+from meshrun.protocol.raised import as_torch_prints, headline, lost_connection
+from meshrun.protocol.result import LEFT_EARLY, LaunchResult, RankFailure, signal_name
 from meshrun.report.message import render_error
-from meshrun.result import LEFT_EARLY, LaunchResult, RankFailure, signal_name
 
 _LOST = "lost a connection to a peer, as a consequence"
 _OBEYED = ("KeyboardInterrupt", "SystemExit")

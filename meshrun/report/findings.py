@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from meshrun.groups import GroupOptions
 from meshrun.layout import Layout
-from meshrun.plan import LaunchPlan
-from meshrun.spec import MeshSpec, format_mesh
+from meshrun.layout.spec import MeshSpec, format_mesh
+from meshrun.plan.group_options import GroupOptions
+from meshrun.plan.plan import LaunchPlan
 
 _CHATTY = (
     *("tp", "tensor", "tensor_parallel", "model", "mp", "tp_size"),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Mapping
 
-from meshrun.environment import Session, interface_defaults
-from meshrun.plan import LaunchPlan
+from meshrun.plan.plan import LaunchPlan
+from meshrun.plan.rank_env import Session, interface_defaults
 
 _OF_DEVICE = {"cpu": ("gloo",), "cuda": ("gloo", "nccl")}
 _EVERY = ("gloo", "nccl")

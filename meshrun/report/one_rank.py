@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from meshrun.environment import Session, rank_environment
 from meshrun.host.machine import format_cpus
 from meshrun.layout import Layout
-from meshrun.masking import MASK, Mask, is_secret
-from meshrun.plan import LaunchPlan, RankPlan
+from meshrun.plan.masking import MASK, Mask, is_secret
+from meshrun.plan.plan import LaunchPlan, RankPlan
+from meshrun.plan.rank_env import Session, rank_environment
 from meshrun.report.page import Page, new_table
 
 _MOST_PEERS = 8

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from meshrun.errors import UsageError
 from meshrun.host.whole_file import write_whole
-from meshrun.masking import Mask
-from meshrun.plan import LaunchPlan
+from meshrun.plan.masking import Mask
+from meshrun.plan.plan import LaunchPlan
 
 
 def print_plan(
@@ -40,8 +40,8 @@ def print_plan(
     plan = _without_secrets(plan)
     with _stdout_to_file(output):
         if rank is not None:
+            from meshrun.layout.selection import find_rank
             from meshrun.report.one_rank import print_rank, render_rank_json
-            from meshrun.selection import find_rank
 
             if output_format == "svg":
                 raise UsageError("--rank has no picture", hint="--format text or json")
@@ -56,7 +56,7 @@ def print_plan(
             dim = choose_color_dim(plan.layout, color_dim)
             print(render_svg(plan.layout, color_dim=dim), end="")
         elif output_format == "json":
-            from meshrun.report.as_json import render_plan_json
+            from meshrun.report.plan_json import render_plan_json
 
             print(render_plan_json(plan))
         else:

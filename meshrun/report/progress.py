@@ -6,7 +6,14 @@ import signal
 import time
 from dataclasses import replace
 
-from meshrun.events import (
+from meshrun.console.console import Console
+from meshrun.console.label import rank_label
+from meshrun.console.merged_label import merged_label
+from meshrun.lifecycle.blame import describe_lost_process, describe_wait_status
+from meshrun.lifecycle.restart import back_off
+from meshrun.lifecycle.state import State
+from meshrun.plan.plan import LaunchPlan
+from meshrun.protocol.events import (
     Event,
     GenerationEnded,
     LaunchBegan,
@@ -25,16 +32,9 @@ from meshrun.events import (
     ZygoteGone,
     ZygoteUnsafe,
 )
-from meshrun.plan import LaunchPlan
-from meshrun.raised import headline, lost_connection
+from meshrun.protocol.raised import headline, lost_connection
+from meshrun.protocol.result import LaunchResult, Resize, signal_name, split_wait_status
 from meshrun.report.findings import describe_spares
-from meshrun.result import LaunchResult, Resize, signal_name, split_wait_status
-from meshrun.supervise.blame import describe_lost_process, describe_wait_status
-from meshrun.supervise.console import Console
-from meshrun.supervise.known import State
-from meshrun.supervise.label import rank_label
-from meshrun.supervise.merged_label import merged_label
-from meshrun.supervise.restart import back_off
 
 
 class StartProgress:

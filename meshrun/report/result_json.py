@@ -8,9 +8,9 @@ from typing import Any
 
 from meshrun import errors
 from meshrun.errors import MeshrunError
-from meshrun.events import RankRaised
 from meshrun.host.whole_file import write_whole
-from meshrun.result import LaunchResult, RankFailure, Resize, Timings
+from meshrun.protocol.events import RankRaised
+from meshrun.protocol.result import LaunchResult, RankFailure, Resize, Timings
 
 SCHEMA_NAME = "meshrun.result"
 SCHEMA_VERSION = 1

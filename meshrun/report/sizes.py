@@ -8,9 +8,9 @@ from functools import partial
 from rich.table import Table
 
 from meshrun.errors import MeshrunError
-from meshrun.nodes.membership import Membership, fit_nodes
-from meshrun.nodes.messages import Join
-from meshrun.plan import LaunchPlan
+from meshrun.plan.plan import LaunchPlan
+from meshrun.rendezvous.membership import Membership, fit_nodes
+from meshrun.rendezvous.messages import Join
 from meshrun.report.page import new_table
 
 _FEW = 8

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshrun.result import Timings
+from meshrun.protocol.result import Timings
 
 
 def render_timings(timings: Timings) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshrun.errors import UsageError
-from meshrun.plan import LaunchPlan
+from meshrun.plan.plan import LaunchPlan
 
 CORES_A_GPU = 4
 """For a rank and its loader workers; every node that has GPUs has so many a GPU."""

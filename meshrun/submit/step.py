@@ -13,10 +13,10 @@ from meshrun.app import check_elsewhere
 from meshrun.host.descriptors import say
 from meshrun.host.machine import UNKNOWN_HOST
 from meshrun.host.processes import die_with_parent
-from meshrun.host.program import check_program
-from meshrun.request import LaunchRequest
+from meshrun.plan.request import LaunchRequest
 from meshrun.start import own_command
-from meshrun.supervise.signals import SignalQueue
+from meshrun.supervisor.program_file import check_program
+from meshrun.supervisor.signals import SignalQueue
 
 _SECRETS = ("MESHRUN_SECRET", "MESHRUN_SECRET_FILE")
 

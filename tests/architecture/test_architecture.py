@@ -59,7 +59,7 @@ def test_a_tool_is_content(command: list[str]) -> None:
 
 def test_the_flags_are_frozen() -> None:
     """A new flag is a deliberate act, in the reference too."""
-    from meshrun.cli import app
+    from meshrun.cli.command import app
 
     command = __import__("typer").main.get_command(app)
     options = {name for param in command.params for name in param.opts if name.startswith("--")}

@@ -10,9 +10,9 @@ import json
 import sys
 
 from meshrun.app import launch, plan
-from meshrun.request import LaunchRequest, Program
-from meshrun.result import signal_name
-from meshrun.spec import parse_mesh
+from meshrun.layout.spec import parse_mesh
+from meshrun.plan.request import LaunchRequest, Program
+from meshrun.protocol.result import signal_name
 
 
 def main() -> None:

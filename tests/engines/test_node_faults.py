@@ -126,4 +126,4 @@ def _check(case: Case, codes: list[int], launches: list[Launch]) -> None:
         assert case.says(launch.host) in launch.text
     for launch, _ in alive:
         assert "this is a bug in meshrun" not in launch.text
-        assert "/meshrun/supervise/" not in launch.text
+        assert "/meshrun/supervisor/" not in launch.text

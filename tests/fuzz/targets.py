@@ -7,23 +7,23 @@ from collections.abc import Callable
 from contextlib import suppress
 from unittest import mock
 
-from meshrun import wire
-from meshrun.asked import Asked, build_request, check_accepted
-from meshrun.cli import app
-from meshrun.current import current_layout
+from meshrun.cli.command import app
+from meshrun.cli.parsed_options import Asked, build_request, check_accepted
 from meshrun.errors import MeshrunError
-from meshrun.from_environment import layout_of, read_group_options
 from meshrun.layout import Layout
 from meshrun.layout.derived import parse_flatten, parse_view
-from meshrun.nodes import messages
-from meshrun.nodes.frames import FrameError, FrameReader, FrameWriter
-from meshrun.nodes.handshake import HandshakeError, HeadHandshake, MemberHandshake
-from meshrun.nodes.outcome import shift_times
-from meshrun.request import Program
-from meshrun.selection import select_ranks
-from meshrun.sharding import data_shard
-from meshrun.spec import parse_mesh
-from meshrun.stacks import merge, parse_dump
+from meshrun.layout.selection import select_ranks
+from meshrun.layout.spec import parse_mesh
+from meshrun.mesh.ambient import layout_of, read_group_options
+from meshrun.mesh.data_shard import data_shard
+from meshrun.mesh.layout_here import current_layout
+from meshrun.plan.request import Program
+from meshrun.protocol import codec
+from meshrun.protocol.stacks import merge, parse_dump
+from meshrun.rendezvous import messages
+from meshrun.rendezvous.frames import FrameError, FrameReader, FrameWriter
+from meshrun.rendezvous.handshake import HandshakeError, HeadHandshake, MemberHandshake
+from meshrun.rendezvous.outcome_message import shift_times
 
 _LAYOUT = Layout.parse("pp=2,dp=2,tp=4", nnodes=2)
 _VARIABLES = (
@@ -59,11 +59,11 @@ def spec(data: bytes) -> None:
 def frames(data: bytes) -> None:
     """Feed packets of the control sockets, and the stacks that ranks write."""
     try:
-        message = wire.decode(data)
-    except wire.WireError:
+        message = codec.decode(data)
+    except codec.WireError:
         pass
     else:
-        wire.decode(wire.encode(message))
+        codec.decode(codec.encode(message))
     dump = parse_dump(data.decode(errors="replace"))
     if dump is not None:
         merge({0: dump, 1: dump})

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 from meshrun import __version__
-from meshrun.remote.orders import boot_command
-from meshrun.remote.talk import order
+from meshrun.ssh.framing import order
+from meshrun.ssh.remote_command import boot_command
 
 
 def start_agent(folder: Path, *, lease_s: float) -> subprocess.Popen[bytes]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pyte
 import pytest
 
-from meshrun.supervise.console import Console
+from meshrun.console.console import Console
 from tests.kit import PROGRAMS, command, lines_of, run_meshrun, wait_until
 from tests.terminal import open_terminal
 

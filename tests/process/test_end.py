@@ -49,7 +49,7 @@ def test_the_traceback_is_pythons(how: str, told: str, fake_torch: object) -> No
     assert ours.stderr.count("Traceback (most recent call last):") == (2 if how == "chain" else 1)
     assert told in ours.stderr
     assert f'File "{PROGRAMS / "end.py"}", line' in ours.stderr
-    assert "/meshrun/child/" not in ours.stderr
+    assert "/meshrun/worker/" not in ours.stderr
 
 
 def test_ranks_that_fail_alike_are_folded(fake_torch: object) -> None:

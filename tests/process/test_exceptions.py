@@ -18,7 +18,7 @@ def run(tmp_path: Path, method: str, before: str) -> str:
     program.write_text(f"import sys\n{before}\nraise ValueError('the loss is nan')\n")
     ours = run_meshrun("--start-method", method, program, cwd=tmp_path)
     assert ours.returncode == 1
-    assert "/meshrun/child/" not in ours.stderr
+    assert "/meshrun/worker/" not in ours.stderr
     assert ours.stderr.splitlines()[-2] == _CAUSE
     return ours.stderr
 

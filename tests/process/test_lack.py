@@ -110,7 +110,7 @@ LONG = "9" * 100_000
             [],
             {"OPENBLAS_NUM_THREADS": LONG, "GOTO_NUM_THREADS": LONG},
             71,
-            "the variables of a rank have 20",
+            "a rank's environment has 20",
         ),
     ],
     ids=["id", "role", "variables"],

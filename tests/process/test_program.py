@@ -68,7 +68,7 @@ def test_a_broken_program_says_what_python_says_once(
     assert ours.returncode == expected.returncode
     assert ours.stderr.count(told) >= 1
     assert ours.stdout == ""
-    assert "meshrun/child" not in ours.stderr
+    assert "meshrun/worker" not in ours.stderr
     assert ours.stderr.count("Traceback") <= 1
 
 
@@ -254,6 +254,6 @@ def test_one_node_needs_nothing_of_several(
         for words in ((), several)
     )
 
-    assert "meshrun.supervise.loop" in alone
-    assert "meshrun.nodes" not in alone
-    assert "meshrun.nodes" in one_of_two
+    assert "meshrun.supervisor.loop" in alone
+    assert "meshrun.rendezvous.peers" not in alone
+    assert "meshrun.rendezvous.peers" in one_of_two

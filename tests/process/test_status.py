@@ -197,7 +197,7 @@ def test_what_does_not_go_together(flags: tuple[str, ...], said: str) -> None:
 def test_nothing_of_it_is_imported_unless_asked() -> None:
     """A launch without --status loads neither rich nor psutil for it."""
     check = (
-        "import sys, meshrun.app, meshrun.supervise.loop\n"
+        "import sys, meshrun.app, meshrun.supervisor.loop\n"
         "print([name for name in ('rich', 'psutil', 'pynvml') if name in sys.modules])"
     )
     result = subprocess.run(

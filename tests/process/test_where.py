@@ -38,7 +38,7 @@ def test_equal_stacks_are_merged_and_the_launch_goes_on(fake_torch: object, tmp_
         assert running.wait() == 143
     assert told.count("meshrun: SIGQUIT: where the ranks are") >= 2
     assert f"    a thread: {place}:17 in sleep_soundly\n" in told
-    assert "meshrun/child" not in told
+    assert "meshrun/worker" not in told
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("exec", marks=pytest.mark.nightly)])

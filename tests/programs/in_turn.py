@@ -9,7 +9,7 @@ import sys
 import tempfile
 
 import meshrun.__main__
-import meshrun.cli  # once for all
+import meshrun.cli.command  # once for all
 
 told = []
 for words in json.load(sys.stdin):

@@ -4,9 +4,9 @@ import hashlib
 import os
 import time
 
-from meshrun.child import join
+from meshrun.worker import process_group
 
-build = join.build_mesh
+build = process_group.build_mesh
 
 
 def build_slowly(*arguments):
@@ -17,4 +17,4 @@ def build_slowly(*arguments):
     return mesh
 
 
-join.build_mesh = build_slowly
+process_group.build_mesh = build_slowly

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from meshrun.child import common_clock, door_sign
-from meshrun.child.common_clock import follow_clock, share_clock
-from meshrun.child.door_sign import DoorSign
-from meshrun.child.own_types import OwnTypes
 from meshrun.errors import RendezvousError
 from meshrun.host.sockets import listen_on
-from meshrun.nodes.node_card import NodeCard, read_card
+from meshrun.rendezvous import endpoint_key, store_clock
+from meshrun.rendezvous.endpoint_key import DoorSign
+from meshrun.rendezvous.node_info import NodeCard, read_card
+from meshrun.rendezvous.pickle_filter import OwnTypes
+from meshrun.rendezvous.store_clock import follow_clock, share_clock
 from tests.kit import wait_until
 
 pytestmark = pytest.mark.torch
@@ -27,8 +27,8 @@ JUNK = ["abc", "nan", "inf", "1e300", "-5e9", "", "\xff"]
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have all that is done every second done every 10 ms."""
-    monkeypatch.setattr(common_clock, "_EVERY_S", 0.01)
-    monkeypatch.setattr(door_sign, "_LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(store_clock, "_EVERY_S", 0.01)
+    monkeypatch.setattr(endpoint_key, "_LOOK_EVERY_S", 0.01)
 
 
 @pytest.fixture(scope="module")

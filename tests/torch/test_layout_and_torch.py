@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshrun.layout import Flatten, Layout, View
-from meshrun.spec import MeshSpec
+from meshrun.layout.spec import MeshSpec
 
 pytestmark = pytest.mark.torch
 JOINED, VIEW, LONGEST_WORLD = "joined", "view", 24

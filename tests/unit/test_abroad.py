@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshrun.events import Event, OthersFailed, ProgramBroken, StartFailed, TimePassed
-from meshrun.supervise.actions import Action, OpenGate, Signal, StartAll, StartZygote, WakeAt
-from meshrun.supervise.known import Abroad, State
-from meshrun.supervise.state import step
+from meshrun.lifecycle.actions import Action, OpenGate, Signal, StartAll, StartZygote, WakeAt
+from meshrun.lifecycle.state import Abroad, State
+from meshrun.lifecycle.step import step
+from meshrun.protocol.events import Event, OthersFailed, ProgramBroken, StartFailed, TimePassed
 from tests.histories import (
     BY_FORCE,
     CLEAR,

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from meshrun.events import Event, ZygoteGone
 from meshrun.layout import solve_layout
-from meshrun.result import LaunchResult, Timings
-from meshrun.spec import parse_mesh
-from meshrun.supervise.actions import Decide, StartAll
-from meshrun.supervise.blame import describe_failure
-from meshrun.supervise.evidence import Evidence
-from meshrun.supervise.outcome import build_result, find_trouble, headline
-from meshrun.supervise.outcome_json import outcome_to_json
+from meshrun.layout.spec import parse_mesh
+from meshrun.lifecycle.actions import Decide, StartAll
+from meshrun.lifecycle.blame import describe_failure
+from meshrun.lifecycle.evidence import Evidence
+from meshrun.lifecycle.outcome import build_result, find_trouble, headline
+from meshrun.lifecycle.outcome_json import outcome_to_json
+from meshrun.protocol.events import Event, ZygoteGone
+from meshrun.protocol.result import LaunchResult, Timings
 from tests.histories import CLEARED, GONE, KILLED_ZYGOTE, LOST_STORE, READY, S, signalled
 from tests.node_histories import (
     CAUSE,

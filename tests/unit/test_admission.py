@@ -8,10 +8,10 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from meshrun.events import Met
 from meshrun.host.admission import admit_only
 from meshrun.host.sockets import listen_on
-from meshrun.nodes.membership import fit_without_mesh
+from meshrun.protocol.events import Met
+from meshrun.rendezvous.membership import fit_without_mesh
 from tests.parties import Parties, card
 from tests.unit.test_elastic_nodes import fit
 

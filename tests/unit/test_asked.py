@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from meshrun.asked import Asked, build_request
+from meshrun.cli.parsed_options import Asked, build_request
 from meshrun.errors import UsageError
-from meshrun.request import TEMPLATE_FIELDS, LaunchRequest, Program
+from meshrun.plan.request import TEMPLATE_FIELDS, LaunchRequest, Program
 
 PROGRAM = Program(kind="script", target="x.py")
 

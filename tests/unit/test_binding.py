@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshrun.binding import BINDING_MODES, BindingMode, bind_cpus
 from meshrun.errors import UsageError
 from meshrun.host.machine import Cpu, Topology, format_cpus, parse_cpus
+from meshrun.plan.numa import BINDING_MODES, BindingMode, bind_cpus
 from tests.machines import BIG, Machine, machines
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from meshrun.binding import BINDING_MODES, BindingMode, bind_cpus
 from meshrun.errors import UsageError
+from meshrun.plan.numa import BINDING_MODES, BindingMode, bind_cpus
 from tests.machines import BIG, Machine, machines
 
 MACHINES = {

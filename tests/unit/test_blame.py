@@ -6,10 +6,10 @@ import signal
 
 import pytest
 
-from meshrun.events import Event, RankExited, RankFinished, RankRaised, RankStarted
-from meshrun.supervise.blame import Verdict, describe_verdict, judge
-from meshrun.supervise.known import RankState, State
-from meshrun.supervise.state import step
+from meshrun.lifecycle.blame import Verdict, describe_verdict, judge
+from meshrun.lifecycle.state import RankState, State
+from meshrun.lifecycle.step import step
+from meshrun.protocol.events import Event, RankExited, RankFinished, RankRaised, RankStarted
 
 MS = 1_000_000
 TERM = int(signal.SIGTERM)

@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshrun.supervise.collapse import COMING_NS, LONGEST_NS, WINDOW_NS, Collapser, Group
+from meshrun.console.collapse import COMING_NS, LONGEST_NS, WINDOW_NS, Collapser, Group
 
 steps = st.lists(
     st.tuples(st.integers(0, 3), st.sampled_from([b"a", b"b", b"c"]), st.integers(0, WINDOW_NS)),

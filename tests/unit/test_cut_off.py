@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from meshrun.events import (
+from meshrun.lifecycle.actions import Action, EndZygote
+from meshrun.lifecycle.state import Abroad, State
+from meshrun.lifecycle.step import step
+from meshrun.protocol.events import (
     Event,
     GenerationEnded,
     LaunchBegan,
@@ -15,9 +18,6 @@ from meshrun.events import (
     ZygoteGone,
     ZygoteReady,
 )
-from meshrun.supervise.actions import Action, EndZygote
-from meshrun.supervise.known import Abroad, State
-from meshrun.supervise.state import step
 
 LOST = NodeLost(node_rank=0, host="node0", why="silence", at_ns=5)
 CLEARED = GenerationEnded(at_ns=6)

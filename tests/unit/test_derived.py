@@ -20,7 +20,7 @@ from meshrun.layout.derived import (
     parse_flatten,
     parse_view,
 )
-from meshrun.spec import MeshSpec, parse_mesh
+from meshrun.layout.spec import MeshSpec, parse_mesh
 
 names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True)
 several = st.lists(names, min_size=2, max_size=4, unique=True).map(tuple)

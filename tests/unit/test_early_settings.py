@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from meshrun.child.early_settings import EarlySettings, is_read_at_import, read_early_settings
+from meshrun.worker.early_settings import EarlySettings, is_read_at_import, read_early_settings
 
 _ENV = {"HOME": "/home/me", "TORCH_TRACE": "/old", "SITE_THREADS": "6"}
 

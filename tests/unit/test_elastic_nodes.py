@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from meshrun.events import (
+from meshrun.layout import Layout
+from meshrun.protocol.events import (
     AllIdle,
     LaunchOver,
     MeetingFailed,
@@ -16,8 +17,7 @@ from meshrun.events import (
     NodeLost,
     OthersFailed,
 )
-from meshrun.layout import Layout
-from meshrun.nodes.messages import Begin, Finished, GaveUp, Idle, Leave, Over
+from meshrun.rendezvous.messages import Begin, Finished, GaveUp, Idle, Leave, Over
 from tests.parties import WHY, Parties, Party, card
 
 MOST = 3

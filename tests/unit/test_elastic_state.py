@@ -7,7 +7,11 @@ from dataclasses import replace
 import pytest
 
 from meshrun.errors import RendezvousError
-from meshrun.events import (
+from meshrun.lifecycle.actions import Action, Decide, StartAll, StartZygote, Tell
+from meshrun.lifecycle.outcome import decide
+from meshrun.lifecycle.outcome_json import cause_to_json
+from meshrun.lifecycle.state import Abroad, Cause, State
+from meshrun.protocol.events import (
     Event,
     MeetingFailed,
     Met,
@@ -17,10 +21,6 @@ from meshrun.events import (
     TimePassed,
     ZygoteGone,
 )
-from meshrun.supervise.actions import Action, Decide, StartAll, StartZygote, Tell
-from meshrun.supervise.known import Abroad, Cause, State
-from meshrun.supervise.outcome import decide
-from meshrun.supervise.outcome_json import cause_to_json
 from tests.histories import (
     BY_FORCE,
     CLEAR,
@@ -226,7 +226,7 @@ def test_what_is_waited_for(events: list[Event], is_over: bool) -> None:
 def test_too_few_nodes_are_the_reason() -> None:
     """With the code of nodes that did not come together."""
     from meshrun.layout import solve_layout
-    from meshrun.spec import parse_mesh
+    from meshrun.layout.spec import parse_mesh
 
     layout = solve_layout(parse_mesh("dp=2"), nproc_per_node=2)
     state, _ = play([*SHRUNK, TOO_LATE])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from meshrun.interfaces import is_address
-from meshrun.nodes.endpoint import Endpoint, is_same_name, look_at
+from meshrun.host.interfaces import is_address
+from meshrun.rendezvous.endpoint import Endpoint, is_same_name, look_at
 
 OWN = {"127.0.0.1", "::1", "127.0.1.1", "10.0.0.1", "fe80::1"}
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from meshrun.child.function import open_own
 from meshrun.errors import HostError, UsageError
 from meshrun.host.folder import Folder, make_folder, who_else_may_write
 from meshrun.host.leftovers import private_folder, remove_if_forgotten
 from meshrun.host.whole_file import check_target, write_whole
-from meshrun.supervise.timers import Timers
+from meshrun.supervisor.timers import Timers
+from meshrun.worker.function import open_own
 
 OTHER = 12345
 """A user, and a group, that nobody has."""

@@ -7,15 +7,15 @@ import os
 
 import pytest
 
-from meshrun.asked import Asked, build_request
+from meshrun.cli.parsed_options import Asked, build_request
 from meshrun.errors import UsageError
 from meshrun.host.machine import HostFacts
 from meshrun.layout import Layout
-from meshrun.plan import LaunchPlan, build_plan
+from meshrun.layout.selection import find_rank
+from meshrun.plan.plan import LaunchPlan, build_plan
+from meshrun.plan.request import Program
 from meshrun.report.findings import describe_spares, find_problems
 from meshrun.report.one_rank import environment_of, render_rank_json
-from meshrun.request import Program
-from meshrun.selection import find_rank
 
 
 def plan(**values: object) -> LaunchPlan:

@@ -9,9 +9,9 @@ import pytest
 
 from meshrun.cluster import ClusterFacts, Task
 from meshrun.errors import UsageError
-from meshrun.fitting import fit_to_cluster
-from meshrun.meeting import DEFAULT_PORT, Meeting, format_endpoint, plan_meeting
-from meshrun.request import LaunchRequest, Program, Rendezvous
+from meshrun.plan.rendezvous_config import DEFAULT_PORT, Meeting, format_endpoint, plan_meeting
+from meshrun.plan.request import LaunchRequest, Program, Rendezvous
+from meshrun.plan.scheduler_defaults import fit_to_cluster
 
 SLURM = ClusterFacts(
     system="Slurm", evidence="step 0 of job 7", job_id="7.0", nnodes=3, node_rank=1,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshrun.nodes.frames import LONGEST, FrameError, FrameReader, FrameWriter
+from meshrun.rendezvous.frames import LONGEST, FrameError, FrameReader, FrameWriter
 
 KEY = b"k" * 32
 TEXTS = st.lists(st.binary(max_size=60), min_size=1, max_size=6)

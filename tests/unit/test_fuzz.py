@@ -15,17 +15,18 @@ import typer
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from meshrun import cli, wire
-from meshrun.current import current_layout
+from meshrun.cli import command
+from meshrun.cli.run import Began
 from meshrun.errors import MeshrunError
-from meshrun.from_environment import layout_of, read_group_options
-from meshrun.groups import format_group_options, parse_group_options
 from meshrun.layout import Layout
 from meshrun.layout.derived import parse_flatten, parse_view
-from meshrun.running import Began
-from meshrun.selection import select_ranks
-from meshrun.sharding import data_shard
-from meshrun.spec import parse_mesh
+from meshrun.layout.selection import select_ranks
+from meshrun.layout.spec import parse_mesh
+from meshrun.mesh.ambient import layout_of, read_group_options
+from meshrun.mesh.data_shard import data_shard
+from meshrun.mesh.layout_here import current_layout
+from meshrun.plan.group_options import format_group_options, parse_group_options
+from meshrun.protocol import codec
 
 NUMBERS = (
     *("", "0", "1", "2", "3", "4", "8", "-1", "-7", "007", "1e3", "0x2", "1_0", " 2 ", "+4", "2.5"),
@@ -57,7 +58,7 @@ LAUNCH = (
 )
 OPTIONS = sorted(
     str(parameter.envvar)
-    for parameter in typer.main.get_command(cli.app).params
+    for parameter in typer.main.get_command(command.app).params
     # These write a file, print the plan of millions of ranks, or load what is installed.
     if parameter.envvar
     and parameter.envvar not in ("MESHRUN_OUTPUT", "MESHRUN_ALL", "PET_PRINT_COMPLETION")
@@ -185,11 +186,11 @@ def test_any_environment_is_a_launch_or_an_error(values: dict[str, str]) -> None
 @example({"PET_NNODES": "9" * 4000, "PET_NPROC_PER_NODE": "9" * 4000}, [])
 def test_any_options_are_a_plan_or_an_error(values: dict[str, str], words: list[str]) -> None:
     """Each option is read from its variable, as the command line would be."""
-    usage_error = cli._UsageErrorOfTyper
+    usage_error = command._UsageErrorOfTyper
 
     def ask() -> None:
         try:
-            cli.app(
+            command.app(
                 ["--dry-run", *words, "train.py"],
                 standalone_mode=False,
                 prog_name="meshrun",
@@ -214,8 +215,8 @@ json_values = st.recursive(
 @st.composite
 def packets(draw: st.DrawFn) -> bytes:
     """Packets that are nearly messages: the right kind, with fields that are not."""
-    kind = draw(st.sampled_from(sorted(wire._TYPES)) | st.text(max_size=8))
-    fields = getattr(wire._TYPES.get(kind), "__dataclass_fields__", {"rank": None})
+    kind = draw(st.sampled_from(sorted(codec._TYPES)) | st.text(max_size=8))
+    fields = getattr(codec._TYPES.get(kind), "__dataclass_fields__", {"rank": None})
     values = {name: draw(json_values) for name in fields if draw(st.integers(0, 9))}
     packet = json.dumps(draw(st.sampled_from([[kind, values], [kind], {kind: values}, values])))
     cut = draw(st.integers(0, len(packet)))
@@ -226,16 +227,16 @@ def packets(draw: st.DrawFn) -> bytes:
 def test_any_packet_is_a_message_or_an_error(packet: bytes) -> None:
     """And what is a message is sent as one that is read alike, unless it holds no JSON number."""
     try:
-        message = wire.decode(packet)
-    except wire.WireError:
+        message = codec.decode(packet)
+    except codec.WireError:
         return
     if b"NaN" not in packet:
-        assert wire.decode(wire.encode(message)) == message
+        assert codec.decode(codec.encode(message)) == message
 
 
 @pytest.mark.parametrize("depth", [1_000, 100_000])
 def test_a_deep_packet_is_an_error(depth: int) -> None:
     """Nesting does not exhaust the stack."""
     for opening in (b"[", b'{"a":', b'["Finish", {"grace_s": ['):
-        with pytest.raises(wire.WireError):
-            wire.decode(opening * depth)
+        with pytest.raises(codec.WireError):
+            codec.decode(opening * depth)

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshrun.errors import UsageError
-from meshrun.nodes.gathering import PROGRAM_FILE, Gathering, TooMany, natural
-from meshrun.nodes.messages import Join
+from meshrun.rendezvous.expected_nodes import PROGRAM_FILE, Gathering, TooMany, natural
+from meshrun.rendezvous.messages import Join
 
 
 def card(host: str, rank: int | None = None, **settings: str) -> Join:

@@ -3,7 +3,7 @@
 import pytest
 
 from meshrun.errors import UsageError
-from meshrun.groups import GroupOptions, format_group_options, parse_group_options
+from meshrun.plan.group_options import GroupOptions, format_group_options, parse_group_options
 
 
 @pytest.mark.parametrize(

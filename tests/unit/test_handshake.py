@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshrun.nodes.handshake import (
+from meshrun.rendezvous.handshake import (
     VERSION,
     HandshakeError,
     HeadHandshake,
@@ -72,7 +72,7 @@ def test_a_head_with_another_secret_is_refused() -> None:
 
 def _as_other(head: HeadHandshake, nonce: str) -> bytes:
     """Return the line of a member that knows the other secret, with this number."""
-    from meshrun.nodes import handshake
+    from meshrun.rendezvous import handshake
 
     nonces = f"{json.loads(head.greeting)['nonce']} {nonce}"
     return line({"nonce": nonce, "proof": handshake._proof(b"other", "member", nonces)})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshrun.events import (
+from meshrun.protocol.events import (
     AllIdle,
     LaunchOver,
     Met,
@@ -13,7 +13,7 @@ from meshrun.events import (
     OthersFailed,
     OthersFinished,
 )
-from meshrun.nodes.messages import Begin, Failed, Finished, Idle, Over, Where
+from meshrun.rendezvous.messages import Begin, Failed, Finished, Idle, Over, Where
 from tests.parties import WHY, Parties, Party, card, names
 
 OVER = Over(exit_code=7, signum=None, preempted=False, headline="rank 1 failed")

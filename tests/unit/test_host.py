@@ -7,9 +7,9 @@ import pytest
 from meshrun.errors import UsageError
 from meshrun.host.cores import count_usable_cores
 from meshrun.host.devices import accelerator_of_torch, count_visible
-from meshrun.host.run_folder import RunFolder
 from meshrun.host.sockets import listen_on
-from meshrun.request import LogRequest
+from meshrun.plan.request import LogRequest
+from meshrun.supervisor.run_folder import RunFolder
 
 
 @pytest.mark.parametrize(

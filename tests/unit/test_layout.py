@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from meshrun.errors import LayoutError
 from meshrun.layout import Layout, solve_layout
-from meshrun.spec import MeshSpec, parse_mesh
+from meshrun.layout.spec import MeshSpec, parse_mesh
 
 shapes = st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple)
 DIMS = ("a", "b", "c", "d")

@@ -10,7 +10,7 @@ import pytest
 
 from meshrun.errors import LayoutError, UsageError
 from meshrun.layout import Layout
-from meshrun.spec import parse_mesh
+from meshrun.layout.spec import parse_mesh
 
 
 def test_coordinates_go_by_name_and_stay_tuples() -> None:

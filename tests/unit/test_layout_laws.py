@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from meshrun.errors import LayoutError
 from meshrun.layout import Flatten, Layout, View
-from meshrun.spec import MeshSpec
+from meshrun.layout.spec import MeshSpec
 
 NAMES = ("dp", "_", "tp_1", "index", "self")
 MOST_RANKS = 48

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshrun.supervise.lines import LONGEST_LINE_BYTES, LineAssembler, Piece
+from meshrun.console.lines import LONGEST_LINE_BYTES, LineAssembler, Piece
 
 
 def show(chunks: list[bytes], prefix: bytes = b"[a] ") -> list[Piece]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from meshrun.asked import Asked, build_request
-from meshrun.environment import Session
+from meshrun.cli.parsed_options import Asked, build_request
 from meshrun.host.machine import HostFacts
-from meshrun.plan import LaunchPlan, build_plan
+from meshrun.plan.plan import LaunchPlan, build_plan
+from meshrun.plan.rank_env import Session
+from meshrun.plan.request import Program
 from meshrun.report.listening import describe_listening
-from meshrun.request import Program
 
 
 def plan(nnodes: str, device: str | None, **more: str) -> LaunchPlan:

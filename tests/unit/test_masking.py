@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshrun.asked import Asked, build_request
+from meshrun.cli.parsed_options import Asked, build_request
 from meshrun.host.machine import HostFacts
-from meshrun.masking import MASK, Mask, is_secret
-from meshrun.plan import LaunchPlan, build_plan
+from meshrun.plan.masking import MASK, Mask, is_secret
+from meshrun.plan.plan import LaunchPlan, build_plan
+from meshrun.plan.request import Program
 from meshrun.report.plan_output import print_plan
-from meshrun.request import Program
 
 SECRET_NAMES = (
     *("HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD", "APIKEY", "MY_KEYS"),

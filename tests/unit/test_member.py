@@ -11,12 +11,12 @@ from typing import Any, cast
 
 import pytest
 
-from meshrun.events import AllIdle, MeetingFailed, Met, NextBegins, NodeLost
 from meshrun.host.sockets import listen_on
-from meshrun.nodes.handshake import VERSION, HeadHandshake
-from meshrun.nodes.link import Link
-from meshrun.nodes.member import Member
-from meshrun.nodes.messages import Begin, Failed, Idle, Welcome
+from meshrun.protocol.events import AllIdle, MeetingFailed, Met, NextBegins, NodeLost
+from meshrun.rendezvous.connection import Link
+from meshrun.rendezvous.handshake import VERSION, HeadHandshake
+from meshrun.rendezvous.messages import Begin, Failed, Idle, Welcome
+from meshrun.rendezvous.participant import Member
 from tests.parties import SECRET, WHY, Parties, Party, S, card
 
 NO_LAUNCHER = "what answers is no launcher of meshrun"

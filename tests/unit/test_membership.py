@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from meshrun.errors import LayoutError, MeshrunError
 from meshrun.layout import Layout
-from meshrun.nodes.membership import Membership, describe_shapes
-from meshrun.nodes.messages import Join
+from meshrun.rendezvous.membership import Membership, describe_shapes
+from meshrun.rendezvous.messages import Join
 
 
 def node(host: str, workers: int = 1) -> Join:

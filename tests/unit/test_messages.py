@@ -17,12 +17,15 @@ from hypothesis import strategies as st
 
 from meshrun.host.sockets import listen_on
 from meshrun.layout import Layout
-from meshrun.meeting import Meeting
-from meshrun.nodes.handshake import HeadHandshake, MemberHandshake
-from meshrun.nodes.head import Head
-from meshrun.nodes.link import Link
-from meshrun.nodes.member import Member
-from meshrun.nodes.messages import (
+from meshrun.lifecycle.outcome import build_result
+from meshrun.plan.rendezvous_config import Meeting
+from meshrun.protocol.packing import Like, Within
+from meshrun.protocol.result import Timings
+from meshrun.rendezvous.connection import Link
+from meshrun.rendezvous.connections import Switchboard
+from meshrun.rendezvous.coordinator import Head
+from meshrun.rendezvous.handshake import HeadHandshake, MemberHandshake
+from meshrun.rendezvous.messages import (
     Begin,
     End,
     Idle,
@@ -35,10 +38,7 @@ from meshrun.nodes.messages import (
     decode,
     encode,
 )
-from meshrun.nodes.switchboard import Switchboard
-from meshrun.packing import Like, Within
-from meshrun.result import Timings
-from meshrun.supervise.outcome import build_result
+from meshrun.rendezvous.participant import Member
 from tests.histories import CLEARED, GONE, READY
 from tests.node_histories import HEAD, HEAD_ENDED, MEMBER, play
 from tests.parties import card

@@ -9,13 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshrun.errors import HostError, MeshrunError, RendezvousError
-from meshrun.events import RankExited, RankRaised
-from meshrun.nodes.messages import Begin, Idle, decode, encode
-from meshrun.nodes.outcome import shift_times
-from meshrun.result import Resize
-from meshrun.supervise.evidence import Evidence
-from meshrun.supervise.known import Cause, RankState, State
-from meshrun.supervise.outcome_json import (
+from meshrun.lifecycle.evidence import Evidence
+from meshrun.lifecycle.outcome_json import (
     cause_from_json,
     cause_to_json,
     error_from_json,
@@ -24,6 +19,11 @@ from meshrun.supervise.outcome_json import (
     outcome_to_json,
     ranks_from_json,
 )
+from meshrun.lifecycle.state import Cause, RankState, State
+from meshrun.protocol.events import RankExited, RankRaised
+from meshrun.protocol.result import Resize
+from meshrun.rendezvous.messages import Begin, Idle, decode, encode
+from meshrun.rendezvous.outcome_message import shift_times
 
 NS = st.integers(0, 10**18)
 TEXT = st.text(st.characters(categories=("L", "N", "P")), max_size=12)

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from meshrun.errors import UsageError
-from meshrun.parse import no_signal, parse_nnodes, parse_seconds, parse_settings, parse_signals
+from meshrun.plan.parse import no_signal, parse_nnodes, parse_seconds, parse_settings, parse_signals
 
 PAIRS = (("join_timeout", "5"), ("timeout", "7"))
 

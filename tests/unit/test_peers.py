@@ -11,7 +11,10 @@ from typing import Any
 
 import pytest
 
-from meshrun.events import (
+from meshrun.host.sockets import listen_on
+from meshrun.plan.rendezvous_config import Meeting
+from meshrun.protocol.codec import Negotiate
+from meshrun.protocol.events import (
     FromNodes,
     MeetingFailed,
     Met,
@@ -19,10 +22,7 @@ from meshrun.events import (
     NegotiationFailed,
     NegotiationWaits,
 )
-from meshrun.host.sockets import listen_on
-from meshrun.meeting import Meeting
-from meshrun.nodes.peers import Peers
-from meshrun.wire import Negotiate
+from meshrun.rendezvous.peers import Peers
 from tests.kit import wait_until
 from tests.parties import SECRET, card
 
@@ -155,7 +155,7 @@ def _listens(launcher: Launcher) -> bool:
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have this machine not know its addresses, as if they were another one's."""
-    monkeypatch.setattr("meshrun.nodes.peers.own_addresses", dict)
+    monkeypatch.setattr("meshrun.rendezvous.peers.own_addresses", dict)
 
 
 @pytest.mark.usefixtures("elsewhere")

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from meshrun.environment import Session, rank_environment
 from meshrun.errors import LayoutError, UsageError
 from meshrun.host.machine import HostFacts
-from meshrun.plan import build_plan, settle_plan
-from meshrun.request import LaunchRequest, Program
-from meshrun.spec import parse_mesh
+from meshrun.layout.spec import parse_mesh
+from meshrun.plan.plan import build_plan, settle_plan
+from meshrun.plan.rank_env import Session, rank_environment
+from meshrun.plan.request import LaunchRequest, Program
 
 PROGRAM = Program(kind="script", target="train.py")
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from meshrun.nodes.gathering import PROGRAM_FILE
-from meshrun.request import Program
-from meshrun.supervise.meet import describe_program
+from meshrun.plan.request import Program
+from meshrun.rendezvous.expected_nodes import PROGRAM_FILE
+from meshrun.supervisor.join_nodes import describe_program
 
 KEY = b"k" * 32
 

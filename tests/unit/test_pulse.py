@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from meshrun import pulse as home
-from meshrun import wire
-from meshrun.events import RankBeat
+from meshrun.mesh import heartbeat as home
+from meshrun.protocol import codec
+from meshrun.protocol.events import RankBeat
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_a_step_is_an_integer(told: list[int | None]) -> None:
         home.progress(1.5)  # type: ignore[arg-type]
     home.progress(True)
 
-    assert wire.decode(wire.encode(RankBeat(rank=0, at_ns=1, step=told[0]))).step == 1  # type: ignore[union-attr]
+    assert codec.decode(codec.encode(RankBeat(rank=0, at_ns=1, step=told[0]))).step == 1  # type: ignore[union-attr]
 
 
 def test_nobody_needs_to_listen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshrun.supervise.repeats import WAIT_NS, Repeats
+from meshrun.console.repeats import WAIT_NS, Repeats
 
 USAGE, WRONG = b"usage: x.py [-h]\n", b"x.py: error: --lr is required\n"
 

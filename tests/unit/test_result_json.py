@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from meshrun.protocol.result import LaunchResult, Resize, Timings
 from meshrun.report.result_json import parse_result_json, render_result_json
-from meshrun.result import LaunchResult, Resize, Timings
 
 
 def test_changes_of_nodes_come_back() -> None:

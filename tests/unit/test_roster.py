@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshrun.asked import Asked
+from meshrun.cli.host_options import on_hosts
+from meshrun.cli.parsed_options import Asked
 from meshrun.errors import UsageError
-from meshrun.options.hosts import on_hosts
-from meshrun.request import LaunchRequest, Program
-from meshrun.roster import Host, choose_hosts, parse_hostfile, parse_hosts
+from meshrun.plan.hostfile import Host, choose_hosts, parse_hostfile, parse_hosts
+from meshrun.plan.request import LaunchRequest, Program
 
 NAMES = st.from_regex(r"[a-z][a-z0-9]{0,6}(\.[a-z]{1,3})?", fullmatch=True)
 HOSTS = st.lists(

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from meshrun.errors import HostError
-from meshrun.meeting import Meeting
-from meshrun.supervise.meet import doubt_secret, find_secret
+from meshrun.plan.rendezvous_config import Meeting
+from meshrun.supervisor.join_nodes import doubt_secret, find_secret
 
 
 def secret(env: dict[str, str], *, run_id: str | None = "job", own: str | None = None) -> bytes:

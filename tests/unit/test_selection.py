@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from meshrun.errors import SpecError
 from meshrun.layout import Layout, solve_layout
-from meshrun.selection import select_ranks
-from meshrun.spec import MeshSpec, parse_mesh
+from meshrun.layout.selection import select_ranks
+from meshrun.layout.spec import MeshSpec, parse_mesh
 
 shapes = st.lists(st.integers(1, 5), min_size=1, max_size=4)
 ranges = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=3)

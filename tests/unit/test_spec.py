@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshrun.errors import SpecError
-from meshrun.spec import AnyMesh, MeshSpec, format_mesh, mesh_text, parse_mesh
+from meshrun.layout.spec import AnyMesh, MeshSpec, format_mesh, mesh_text, parse_mesh
 
 names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True)
 sizes = st.lists(st.integers(1, 4096), min_size=1, max_size=6)

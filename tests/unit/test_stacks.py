@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from meshrun.host.processes import SignalState, handles_signal, signal_state
-from meshrun.stacks import Dump, Frame, describe, headline, merge, parse_dump, user_place
+from meshrun.protocol.stacks import Dump, Frame, describe, headline, merge, parse_dump, user_place
 from tests.kit import wait_until
 
 

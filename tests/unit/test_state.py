@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from meshrun.events import Event, OthersFailed, RankFinished, StartFailed, ZygoteUnsafe
-from meshrun.supervise.actions import Action, EndZygote, OpenGate, Signal, StartAll, StartZygote
-from meshrun.supervise.known import Abroad, RankState, State
-from meshrun.supervise.state import step
+from meshrun.lifecycle.actions import Action, EndZygote, OpenGate, Signal, StartAll, StartZygote
+from meshrun.lifecycle.state import Abroad, RankState, State
+from meshrun.lifecycle.step import step
+from meshrun.protocol.events import Event, OthersFailed, RankFinished, StartFailed, ZygoteUnsafe
 from tests.histories import (
     BY_FORCE,
     FINISH,

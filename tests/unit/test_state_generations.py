@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from meshrun.events import Event, ProgramBroken, RankReady
 from meshrun.layout import solve_layout
-from meshrun.result import Timings
-from meshrun.spec import parse_mesh
-from meshrun.supervise.actions import Action, StartAll, StartZygote
-from meshrun.supervise.outcome import build_result
+from meshrun.layout.spec import parse_mesh
+from meshrun.lifecycle.actions import Action, StartAll, StartZygote
+from meshrun.lifecycle.outcome import build_result
+from meshrun.protocol.events import Event, ProgramBroken, RankReady
+from meshrun.protocol.result import Timings
 from tests.histories import (
     BY_FORCE,
     CLEAR,

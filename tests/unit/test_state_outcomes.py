@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from meshrun.errors import HostError
-from meshrun.events import Event, ProgramBroken, StartFailed, StoreEnded
 from meshrun.layout import solve_layout
-from meshrun.result import LaunchResult, Timings
-from meshrun.spec import parse_mesh
-from meshrun.supervise.outcome import build_result
+from meshrun.layout.spec import parse_mesh
+from meshrun.lifecycle.outcome import build_result
+from meshrun.protocol.events import Event, ProgramBroken, StartFailed, StoreEnded
+from meshrun.protocol.result import LaunchResult, Timings
 from tests.histories import (
     GONE,
     KILLED_ZYGOTE,

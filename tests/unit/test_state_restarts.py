@@ -9,7 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshrun.events import (
+from meshrun.lifecycle.actions import (
+    Action,
+    EndGeneration,
+    EndZygote,
+    Signal,
+    StartAll,
+    StartZygote,
+    Tell,
+    WakeAt,
+)
+from meshrun.lifecycle.outcome_json import cause_to_json
+from meshrun.lifecycle.state import Abroad, Cause, RankState, State, skip_time
+from meshrun.lifecycle.step import step
+from meshrun.protocol.events import (
     Event,
     GenerationEnded,
     Hung,
@@ -25,19 +38,6 @@ from meshrun.events import (
     ZygoteGone,
     ZygoteReady,
 )
-from meshrun.supervise.actions import (
-    Action,
-    EndGeneration,
-    EndZygote,
-    Signal,
-    StartAll,
-    StartZygote,
-    Tell,
-    WakeAt,
-)
-from meshrun.supervise.known import Abroad, Cause, RankState, State, skip_time
-from meshrun.supervise.outcome_json import cause_to_json
-from meshrun.supervise.state import step
 
 S = 1_000_000_000
 

@@ -5,12 +5,12 @@ import re
 
 import pytest
 
-from meshrun.events import Hung, RankExited, RankRaised
 from meshrun.layout import Layout
-from meshrun.report.status import StatusView
-from meshrun.spec import parse_mesh
-from meshrun.supervise.known import RankState, State
-from meshrun.supervise.status import Phase, RankStatus, Status, phase_of
+from meshrun.layout.spec import parse_mesh
+from meshrun.lifecycle.state import RankState, State
+from meshrun.lifecycle.status import Phase, RankStatus, Status, phase_of
+from meshrun.protocol.events import Hung, RankExited, RankRaised
+from meshrun.report.status_view import StatusView
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 

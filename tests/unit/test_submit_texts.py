@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from meshrun.errors import UsageError
 from meshrun.host.machine import UNKNOWN_HOST
-from meshrun.plan import build_plan
-from meshrun.request import LaunchRequest, Program
-from meshrun.spec import parse_mesh
+from meshrun.layout.spec import parse_mesh
+from meshrun.plan.plan import build_plan
+from meshrun.plan.request import LaunchRequest, Program
 from meshrun.submit.job import Job, job_name, words_again
-from meshrun.submit.kubernetes import KINDS, render_manifest, render_rest
-from meshrun.submit.slurm import option_names, output_of, render_sbatch
+from meshrun.submit.manifests import KINDS, render_manifest, render_rest
+from meshrun.submit.sbatch import option_names, output_of, render_sbatch
 from meshrun.submit.yaml import quote
 
 WORDS = st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")))

@@ -7,14 +7,14 @@ import sys
 
 import pytest
 
-from meshrun.asked import Asked, build_request
-from meshrun.events import LeftoversEnded
+from meshrun.cli.parsed_options import Asked, build_request
+from meshrun.console.console import Console
 from meshrun.host.machine import HostFacts
-from meshrun.plan import build_plan
+from meshrun.lifecycle.state import RankState, State
+from meshrun.plan.plan import build_plan
+from meshrun.plan.request import Program
+from meshrun.protocol.events import LeftoversEnded
 from meshrun.report.progress import StartProgress
-from meshrun.request import Program
-from meshrun.supervise.console import Console
-from meshrun.supervise.known import RankState, State
 
 _HELD = """
 import subprocess

@@ -7,8 +7,8 @@ import os
 import pytest
 
 from meshrun import MeshError, current_layout
-from meshrun.interfaces import own_address_towards, own_addresses, resolve
-from meshrun.task import join_task, launch_environment
+from meshrun.host.interfaces import own_address_towards, own_addresses, resolve
+from meshrun.mesh.scheduler_task import join_task, launch_environment
 
 STEP = {
     "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "sl0",

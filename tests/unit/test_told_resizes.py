@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from meshrun.asked import Asked, build_request
-from meshrun.events import Met, TimePassed
+from meshrun.cli.parsed_options import Asked, build_request
+from meshrun.console.console import Console
 from meshrun.host.machine import HostFacts
-from meshrun.plan import build_plan
+from meshrun.lifecycle.state import Abroad, Cause, RankState, State
+from meshrun.plan.plan import build_plan
+from meshrun.plan.request import Program
+from meshrun.protocol.events import Met, TimePassed
+from meshrun.protocol.result import Resize
 from meshrun.report.progress import StartProgress
-from meshrun.request import Program
-from meshrun.result import Resize
-from meshrun.supervise.console import Console
-from meshrun.supervise.known import Abroad, Cause, RankState, State
 
 NOT_YET = {0: RankState()}
 READY = {0: RankState(pid=7, joined=True, ready_ns=1)}

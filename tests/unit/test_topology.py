@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from meshrun.binding import bind_cpus
 from meshrun.host.machine import Cpu
 from meshrun.host.topology import read_topology, visible_pci_addresses
+from meshrun.plan.numa import bind_cpus
 from tests.machines import Machine, put
 
 # ---- reading a machine -------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from meshrun import Layout
-from meshrun.spec import parse_mesh
+from meshrun.layout.spec import parse_mesh
 from tests.kit import PROGRAMS, ROOT, run_meshrun
 
 PAGE = ROOT / "docs" / "how-to" / "from-vedevicemesh.md"

@@ -7,10 +7,10 @@ from contextlib import suppress
 
 import pytest
 
-from meshrun.events import MeetingFailed, Met
-from meshrun.nodes.frames import FrameWriter
-from meshrun.nodes.handshake import MemberHandshake
-from meshrun.nodes.messages import GaveUp, Waiting, encode
+from meshrun.protocol.events import MeetingFailed, Met
+from meshrun.rendezvous.frames import FrameWriter
+from meshrun.rendezvous.handshake import MemberHandshake
+from meshrun.rendezvous.messages import GaveUp, Waiting, encode
 from tests.parties import SECRET, Parties, S, card
 
 GARBAGE = {
@@ -144,7 +144,7 @@ def test_strangers_do_not_keep_members_out(
 ) -> None:
     """They say nothing and come again when sent away: a node gets in before their time is over."""
     for name, number in (("_MOST", 20), ("_MOST_OF_ONE", 4), ("_TAKEN_AT_ONCE", 4)):
-        monkeypatch.setattr(f"meshrun.nodes.strangers.{name}", number)
+        monkeypatch.setattr(f"meshrun.rendezvous.unauthenticated.{name}", number)
     head = parties.head(2)
 
     def come(number: int) -> socket.socket:
@@ -196,7 +196,7 @@ def test_a_crowd_of_members_waits_for_no_beat(
     parties: Parties, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More than may be strangers at once: as one has said what it is, the next is taken."""
-    monkeypatch.setattr("meshrun.nodes.strangers._MOST", 2)
+    monkeypatch.setattr("meshrun.rendezvous.unauthenticated._MOST", 2)
     head = parties.head(9)
     parties.turn()
     beat_ns = head.side.next_look_ns

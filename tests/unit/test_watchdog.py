@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from meshrun.events import RankExited
-from meshrun.supervise import watchdog
-from meshrun.supervise.known import RankState, State
-from meshrun.supervise.watchdog import Watchdog
+from meshrun.lifecycle.state import RankState, State
+from meshrun.protocol.events import RankExited
+from meshrun.supervisor import watchdog
+from meshrun.supervisor.watchdog import Watchdog
 
 S = 1_000_000_000
 

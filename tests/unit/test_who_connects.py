@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from meshrun.host.sockets import listen_on
-from meshrun.nodes.strangers import Strangers
-from meshrun.nodes.switchboard import Switchboard
+from meshrun.rendezvous.connections import Switchboard
+from meshrun.rendezvous.unauthenticated import Strangers
 
 
 @contextmanager

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshrun import wire
-from meshrun.events import RankExited, RankRaised
 from meshrun.host.sockets import packet_pair
-from meshrun.supervise.zygote import Zygote
+from meshrun.protocol import codec
+from meshrun.protocol.events import RankExited, RankRaised
+from meshrun.supervisor.zygote_client import Zygote
 
 texts = st.text(max_size=60)
 
@@ -16,12 +16,12 @@ texts = st.text(max_size=60)
                  traceback=texts, shown=st.booleans()))  # fmt: skip
 def test_a_message_survives_its_packet(event: RankRaised) -> None:
     """Any text can be told, whatever characters it has."""
-    assert wire.decode(wire.encode(event)) == event
+    assert codec.decode(codec.encode(event)) == event
 
 
 def test_orders_survive_too() -> None:
     """Orders carry dictionaries and lists."""
-    order = wire.StartRank(
+    order = codec.StartRank(
         rank=3,
         environment={"A": "b"},
         unset=["C"],
@@ -31,7 +31,7 @@ def test_orders_survive_too() -> None:
         cpus=[0],
     )
 
-    assert wire.decode(wire.encode(order)) == order
+    assert codec.decode(codec.encode(order)) == order
 
 
 @pytest.mark.parametrize("character", ["x", "\0", "\u2603", "\U0001f600", "\ud800"])
@@ -39,10 +39,10 @@ def test_a_huge_text_still_fits_a_packet(character: str) -> None:
     """A traceback of megabytes loses its middle, not its ends."""
     text = f"begin{character * 1_000_000}end"
     event = RankRaised(rank=0, at_ns=0, kind="E", message=text, traceback=text, shown=False)
-    packet = wire.encode(event)
-    decoded = wire.decode(packet)
+    packet = codec.encode(event)
+    decoded = codec.decode(packet)
 
-    assert len(packet) <= wire.PACKET_BYTES
+    assert len(packet) <= codec.PACKET_BYTES
     assert isinstance(decoded, RankRaised)
     assert decoded.traceback.startswith("begin")
     assert decoded.traceback.endswith("end")
@@ -51,8 +51,8 @@ def test_a_huge_text_still_fits_a_packet(character: str) -> None:
 @given(st.binary(max_size=200))
 def test_garbage_is_refused(packet: bytes) -> None:
     """What is not a message raises WireError and nothing else."""
-    with pytest.raises(wire.WireError):
-        wire.decode(packet)
+    with pytest.raises(codec.WireError):
+        codec.decode(packet)
 
 
 @pytest.mark.parametrize(
@@ -70,13 +70,13 @@ def test_garbage_is_refused(packet: bytes) -> None:
 )
 def test_a_message_of_the_wrong_shape_is_refused(packet: bytes) -> None:
     """Fields and their types are checked."""
-    with pytest.raises(wire.WireError):
-        wire.decode(packet)
+    with pytest.raises(codec.WireError):
+        codec.decode(packet)
 
 
 def test_every_event_has_its_own_name() -> None:
     """Two messages of one name could not be told apart."""
-    assert wire.decode(wire.encode(RankExited(rank=1, pid=2, wait_status=9, at_ns=4))) == (
+    assert codec.decode(codec.encode(RankExited(rank=1, pid=2, wait_status=9, at_ns=4))) == (
         RankExited(rank=1, pid=2, wait_status=9, at_ns=4)
     )
 
@@ -87,4 +87,4 @@ def test_an_order_to_a_zygote_that_was_let_go_of_is_none() -> None:
     zygote.control, theirs = packet_pair()
     with theirs:
         zygote.control.close()
-        zygote.send(wire.Finish(grace_s=0.0))
+        zygote.send(codec.Finish(grace_s=0.0))

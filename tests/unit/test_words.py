@@ -3,10 +3,10 @@
 import pytest
 import typer
 
-from meshrun.cli import app
+from meshrun.cli.command import app
+from meshrun.cli.paste import command_for_others
+from meshrun.cli.words import CommandLine, misplaced, spell_out
 from meshrun.errors import UsageError
-from meshrun.report.paste import command_for_others
-from meshrun.words import CommandLine, misplaced, spell_out
 
 OPTIONS = {
     "--nproc-per-node": True,

@@ -1,0 +1,1 @@
+"""meshrun.launch(): the command line for programs."""

@@ -1,0 +1,279 @@
+"""launch(): the command line for programs. A child process does the launching."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar, overload
+
+from meshrun.errors import HostError, MeshrunError, UsageError
+from meshrun.host.child_launcher import PARENT_FOLDER, PARENT_PID, run_launcher
+from meshrun.host.leftovers import is_temporary, private_folder, remove_if_forgotten
+from meshrun.layout.spec import AnyMesh, mesh_text
+from meshrun.protocol.result import LaunchResult, Timings, signal_name
+from meshrun.report.result_json import parse_error_json, parse_result_json, render_error_json
+from meshrun.start import own_command
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+class _Options(TypedDict, total=False):
+    mesh: AnyMesh | None
+    names: str | Sequence[str] | None
+    nproc_per_node: int | str | None
+    nnodes: int | str | None
+    device: str | None
+    start_method: str | None
+    preload: str | Sequence[str]
+    max_restarts: int | None
+    shutdown_timeout: float | str | None
+    log_dir: str | os.PathLike[str] | None
+    tee: int | str | None
+    redirects: int | str | None
+    show: str | Sequence[str]
+    hide: str | Sequence[str]
+    prefix: bool | str
+    env: Mapping[str, str] | None
+    cwd: str | os.PathLike[str] | None
+    options: str | Sequence[str]
+
+
+@overload
+def launch(
+    program: str | os.PathLike[str],
+    *,
+    args: Sequence[str | os.PathLike[str]] = (),
+    module: bool = False,
+    **flags: Unpack[_Options],
+) -> LaunchResult: ...
+
+
+@overload
+def launch(
+    program: Callable[_P, _R],
+    *,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    **flags: Unpack[_Options],
+) -> list[_R]: ...
+
+
+def launch(
+    program: str | os.PathLike[str] | Callable[..., Any],
+    *,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    module: bool = False,
+    mesh: AnyMesh | None = None,
+    names: str | Sequence[str] | None = None,
+    nproc_per_node: int | str | None = None,
+    nnodes: int | str | None = None,
+    device: str | None = None,
+    start_method: str | None = None,
+    preload: str | Sequence[str] = (),
+    max_restarts: int | None = None,
+    shutdown_timeout: float | str | None = None,
+    log_dir: str | os.PathLike[str] | None = None,
+    tee: int | str | None = None,
+    redirects: int | str | None = None,
+    show: str | Sequence[str] = (),
+    hide: str | Sequence[str] = (),
+    prefix: bool | str = True,
+    env: Mapping[str, str] | None = None,
+    cwd: str | os.PathLike[str] | None = None,
+    options: str | Sequence[str] = (),
+) -> LaunchResult | list[Any]:
+    """Launch a script or a function on every device, with its mesh, and wait for the end.
+
+    What is not said here is an option of the command line, by the same name and meaning; the
+    environment is read as there.
+
+    Args:
+        program: A script's path, a module's name with ``module``, or a function, which may be a
+            lambda or one of a notebook.
+        args: A script's arguments, texts; or a function's, anything that can be pickled.
+        kwargs: A function's keyword arguments.
+        module: Whether ``program`` is run as ``python -m`` does.
+        mesh: Such as ``dp=2,tp=4``, ``{"dp": 2, "tp": 4}`` or ``(2, 4)``.
+        names: Names of a mesh such as ``2x4``: ``dp,tp``, or a list.
+        nproc_per_node: Workers on each node.
+        nnodes: Number of nodes.
+        device: A torch device type, or ``auto``.
+        start_method: ``fork`` or ``exec``.
+        preload: Modules to import once a node.
+        max_restarts: How often all ranks may be started again.
+        shutdown_timeout: How long ranks may take to end once they are told to: 30 or ``"5m"``.
+        log_dir: Where log files go.
+        tee: Streams that go to files too: 1 stdout, 2 stderr, 3 both.
+        redirects: Streams that go to files alone.
+        show: Print only these ranks.
+        hide: Print all but these ranks.
+        prefix: Whether lines begin with their rank's coordinate, or what does, as ``--prefix``.
+        env: Variables for the launcher and the ranks, beside those of this process.
+        cwd: Folder to run in.
+        options: Words of the command line for which there is no parameter.
+
+    Returns:
+        For a script, what came of it, also if it failed; for a function, what each rank
+        returned, in the order of ranks.
+
+    Raises:
+        UsageError: If the request does not fit together; nothing was started.
+        HostError: If this machine cannot hold the launch.
+        RankFailed: If a rank of a function ended without an exception that can be raised here.
+        Exception: What the first rank to fail raised, if ``program`` is a function; its
+            ``__cause__`` shows the rank's traceback.
+    """
+    given = {
+        "mesh": None if mesh is None else mesh_text(mesh),
+        "names": names if names is None or isinstance(names, str) else ",".join(names),
+        "nproc-per-node": nproc_per_node,
+        "nnodes": nnodes,
+        "device": device,
+        "start-method": start_method,
+        "max-restarts": max_restarts,
+        "shutdown-timeout": shutdown_timeout,
+        "log-dir": None if log_dir is None else os.fspath(log_dir),
+        "tee": tee,
+        "redirects": redirects,
+    }
+    flags = [f"--{name}={value}" for name, value in given.items() if value is not None]
+    for name, values in (("preload", preload), ("show", show), ("hide", hide)):
+        flags += [f"--{name}={value}" for value in _listed(values)]
+    if prefix is not True:
+        flags.append(f"--prefix={prefix or 'none'}")
+    flags += _listed(options)
+    if isinstance(args, str):
+        raise UsageError(f"args is a list, found the text `{args}`", hint="args=text.split()")
+    _check_program(program, module=module, kwargs=kwargs)
+    environ = {**os.environ, **(env or {})}
+    place = None if cwd is None else os.fspath(cwd)
+    if isinstance(program, str | os.PathLike):
+        flags += ["--module"] * module
+        words = [os.fspath(program), *map(os.fspath, args)]
+        with private_folder() as folder:
+            return _launched(folder, flags, words, env=environ, cwd=place, stdin=None)
+
+    from meshrun.api.remote_call import raise_failure, read_values, write_call
+
+    flags += ["--module", "--allow-different-programs"]  # each caller has a folder of its own
+    with private_folder() as folder:
+        write_call(folder, program, args, kwargs or {})
+        words = ["meshrun.worker.function", folder]
+        result = _launched(folder, flags, words, env=environ, cwd=place, stdin=subprocess.DEVNULL)
+        if result.exit_code:
+            raise_failure(folder, result)
+        return read_values(folder, result)
+
+
+def serve_caller() -> tuple[str, Callable[[MeshrunError], None]] | None:
+    """In the launcher: end with the caller, and return its folder, and what tells it of an error.
+
+    The variables by which the caller says who it is are dropped, so that no rank has them. They
+    count for nothing where they name a folder that no caller of this user made.
+    """
+    import atexit
+    import signal
+
+    from meshrun.host.processes import die_with_parent
+
+    caller, folder = os.environ.pop(PARENT_PID, ""), os.environ.pop(PARENT_FOLDER, "")
+    if not caller.isdecimal() or not is_temporary(folder):
+        return None
+
+    def clear_up() -> None:
+        if os.getppid() != int(caller):
+            remove_if_forgotten(folder)
+
+    def tell(error: MeshrunError) -> None:
+        with open(_error_file(folder), "w") as file:
+            file.write(render_error_json(error))
+
+    clear_up()
+    atexit.register(clear_up)
+    # Until the launch has handlers of its own: exit handlers run, an inherited SIG_IGN is gone.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    die_with_parent(int(caller), signal.SIGTERM)
+    return folder, tell
+
+
+def _launched(
+    folder: str,
+    flags: Sequence[str],
+    words: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    cwd: str | None,
+    stdin: int | None,
+) -> LaunchResult:
+    """Run the command line and return what it reports.
+
+    Raises:
+        MeshrunError: What it would have printed, if the launch could not be made.
+    """
+    began_ns = time.monotonic_ns()
+    report = os.path.join(folder, "report.json")
+    code = run_launcher(
+        own_command("launcher", *flags, f"--report={report}", "--", *words),
+        env={**env, PARENT_PID: str(os.getpid()), PARENT_FOLDER: folder},
+        cwd=cwd,
+        stdin=stdin,
+    )
+    if os.path.exists(_error_file(folder)):
+        with open(_error_file(folder)) as file:
+            raise parse_error_json(file.read())
+    if os.path.exists(report):
+        with open(report) as file:
+            return parse_result_json(file.read())
+    return _unreported(code, Timings(began_ns=began_ns, ended_ns=time.monotonic_ns()))
+
+
+def _unreported(code: int, timings: Timings) -> LaunchResult:
+    """Return what is known of a launcher that started nothing, or was killed."""
+    signum = -code if code < 0 else None
+    trouble = None
+    if code:
+        end = (
+            f"exited with code {code}" if signum is None else f"was ended by {signal_name(signum)}"
+        )
+        trouble = HostError(f"the launcher {end} before it could say what came of the launch")
+        trouble.exit_code = code if signum is None else 128 + signum
+    return LaunchResult(
+        exit_code=trouble.exit_code if trouble else 0,
+        signum=signum,
+        failures=(),
+        broken_program=None,
+        trouble=trouble,
+        timings=timings,
+    )
+
+
+def _check_program(program: object, *, module: bool, kwargs: Mapping[str, Any] | None) -> None:
+    """Say what does not go together.
+
+    Raises:
+        UsageError: With what was found.
+    """
+    if isinstance(program, str | os.PathLike):
+        if kwargs is not None:
+            raise UsageError("kwargs are for a function", hint="a script has args alone")
+    elif module:
+        raise UsageError(f"module=True is for a module's name, found {program!r}")
+    elif not callable(program):
+        raise UsageError(f"the program is a path or a function, found {program!r}")
+
+
+def _listed(values: str | Sequence[str]) -> list[str]:
+    """Return the texts of a list, or the one text that was given instead."""
+    return [values] if isinstance(values, str) else list(values)
+
+
+def _error_file(folder: str) -> str:
+    return os.path.join(folder, "error.json")

@@ -1,0 +1,173 @@
+"""A function's way to the ranks, and the way back of what they return or raise."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import os
+import pickle
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any, NoReturn
+
+import cloudpickle
+
+from meshrun.errors import MeshrunError, UsageError
+from meshrun.protocol.result import LaunchResult, RankFailed
+from meshrun.report.failure import describe_rank
+from meshrun.worker.function import call_file, error_file, open_own, path_file, value_file
+
+_registry = threading.Lock()
+"""Held while a module is registered with cloudpickle, which has one registry a process."""
+
+
+class RankTraceback(Exception):
+    """What a rank would have printed of an exception: the ``__cause__`` in the caller."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return f'\n"""\n{self.text.rstrip()}\n"""'
+
+
+def write_call(
+    folder: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> None:
+    """Put a call into ``folder`` for the ranks to make.
+
+    Raises:
+        UsageError: If it cannot be pickled.
+    """
+    try:
+        with _by_value_if_needed(getattr(function, "__module__", None)):
+            call = cloudpickle.dumps((function, tuple(args), dict(kwargs)))
+    except Exception as error:
+        name = getattr(function, "__qualname__", None) or repr(function)
+        raise UsageError(
+            f"`{name}` and its arguments cannot be pickled for the ranks: {error}",
+            hint="make files, locks and process groups inside the function, not before it",
+        ) from error
+    with open(call_file(folder), "wb") as file:
+        file.write(call)
+    with open(path_file(folder), "w", errors="surrogateescape", newline="") as text:
+        text.write("\0".join(os.path.abspath(entry) for entry in sys.path))
+
+
+def read_values(folder: str, result: LaunchResult) -> list[Any]:
+    """Return what each rank's call returned, in the order of ranks.
+
+    Raises:
+        UsageError: If no rank was started.
+        MeshrunError: If a rank ended well before its call returned.
+    """
+    if result.timings.last_started_ns is None:
+        raise UsageError(
+            "no rank was started, so there are no values",
+            hint="leave out the option that only looks, such as --dry-run",
+        )
+    values: list[Any] = []
+    world_size = 1
+    while len(values) < world_size:
+        generation = None
+        try:
+            with open_own(value_file(folder, len(values))) as file:
+                generation, world_size = pickle.load(file)  # noqa: S301 - our ranks wrote it
+                if generation == result.restarts:
+                    values.append(pickle.load(file))  # noqa: S301
+        except FileNotFoundError:
+            pass
+        if generation != result.restarts:
+            raise MeshrunError(
+                f"rank {len(values)} ended with exit code 0 before its function returned",
+                hint="return from the function instead of sys.exit() or os._exit()",
+            )
+    return values
+
+
+def raise_failure(folder: str, result: LaunchResult) -> NoReturn:
+    """Raise what made a launch of a function fail.
+
+    Raises:
+        Exception: What the first rank to fail raised, if it can be unpickled here.
+        RankFailed: Otherwise.
+        MeshrunError: If it was no rank's doing.
+    """
+    if result.trouble is not None:
+        raise result.trouble
+    if result.broken_program is not None:
+        raise RankFailed(result) from RankTraceback(result.broken_program)
+    first = result.failures[0] if result.failures else None
+    if result.signum is not None or first is None or first.raised is None:
+        raise RankFailed(result)
+    error: BaseException = RankFailed(result)
+    text = first.raised.traceback
+    try:
+        with open_own(error_file(folder, first.rank)) as file:
+            generation, kept_text, pickled = pickle.load(file)  # noqa: S301 - our ranks wrote it
+    except FileNotFoundError:  # it failed outside the function
+        generation = None
+    if generation == result.restarts:
+        text = kept_text
+        error = _unpickle(pickled) or error
+    cause = RankTraceback(f"{describe_rank(first)} on {first.host}, pid {first.pid}:\n{text}")
+    raise error from cause
+
+
+def _unpickle(pickled: bytes | None) -> BaseException | None:
+    """Return an exception, or ``None`` if it cannot be made here."""
+    try:
+        error = pickle.loads(pickled or b"")  # noqa: S301 - our ranks wrote it
+    except Exception:  # a class that is not importable here, or an __init__ of its own kind
+        return None
+    return error if isinstance(error, BaseException) else None
+
+
+@contextmanager
+def _by_value_if_needed(name: str | None) -> Iterator[None]:
+    """Have a module that a rank could not import pickled by value while the block runs."""
+    module = sys.modules.get(name or "")
+    with _registry:
+        needed = module is not None and name != "__main__" and not _can_be_imported(module)
+        needed = needed and name not in cloudpickle.list_registry_pickle_by_value()
+        if needed:
+            cloudpickle.register_pickle_by_value(module)
+        try:
+            yield
+        finally:
+            if needed:
+                cloudpickle.unregister_pickle_by_value(module)
+
+
+def _can_be_imported(module: ModuleType) -> bool:
+    """Whether a new interpreter with this ``sys.path`` would find the same module.
+
+    It would not if it was loaded from its file, as pytest's ``importlib`` mode does, or was never
+    in a file.
+    """
+    if module.__name__ in sys.builtin_module_names:
+        return True
+    folders: Sequence[str] | None = None
+    found: importlib.machinery.ModuleSpec | None = None
+    so_far = ""
+    for part in module.__name__.split("."):
+        so_far = f"{so_far}.{part}" if so_far else part
+        found = _find(so_far, folders)
+        if found is None:
+            return False
+        folders = found.submodule_search_locations
+    origin = getattr(module, "__file__", None)
+    if found is None or origin is None or found.origin is None:
+        return found is not None and origin is None  # a namespace package, or a frozen module
+    return bool(os.path.realpath(found.origin) == os.path.realpath(origin))
+
+
+def _find(name: str, folders: Sequence[str] | None) -> importlib.machinery.ModuleSpec | None:
+    for finder in sys.meta_path:
+        find = getattr(finder, "find_spec", None)
+        if find is not None and (spec := find(name, folders)) is not None:
+            return spec  # type: ignore[no-any-return]
+    return None

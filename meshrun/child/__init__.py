@@ -1,1 +1,0 @@
-"""Everything that runs in the zygote, the store process and the ranks."""

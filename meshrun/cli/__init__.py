@@ -1,0 +1,1 @@
+"""The command line: options -> a request -> what is to be done."""

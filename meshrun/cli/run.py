@@ -1,0 +1,188 @@
+"""What the command line does once all is read: print a plan, launch here, or launch on hosts."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from meshrun.cli.parsed_options import Asked, build_meeting_request
+from meshrun.cli.words import CommandLine
+from meshrun.errors import MeshrunError, NodeLostError
+from meshrun.host.child_launcher import MET, why_ended
+from meshrun.host.descriptors import say
+from meshrun.host.title import set_title
+from meshrun.plan.request import LaunchRequest
+
+if TYPE_CHECKING:
+    from meshrun.plan.plan import LaunchPlan
+
+
+_SOON_S = 600.0
+_MOST_LOSSES = 3
+"""How often a launch on hosts may begin anew within that time, as its first host was lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    """How this process came to be."""
+
+    at_ns: int
+    """Monotonic time at which the user's wait began."""
+    conducted: int = 0
+    """As one of how many another meshrun started it at first; 0 if none did."""
+    is_told: bool = False
+    """Whether another one of them tells people what concerns all."""
+    folder: str = ""
+    """Where whoever started it looks for news, if anybody does."""
+
+
+def show_plan(
+    request: LaunchRequest,
+    form: str,
+    *,
+    every_row: bool,
+    output: str | None,
+    color_dim: str | None,
+    rank: str | None,
+) -> None:
+    """Print what would be started."""
+    from meshrun import app as use_cases
+    from meshrun.report.plan_output import print_plan
+
+    for line in request.told:
+        say(f"meshrun: {line}")
+    request, cluster = use_cases.ask_cluster(request)
+    plan = use_cases.plan(request, check_host=False, cluster=cluster)
+    print_plan(plan, form, every_row=every_row, output=output, color_dim=color_dim, rank=rank)
+
+
+def launch_here(
+    request: LaunchRequest,
+    line: CommandLine,
+    *,
+    show_timings: bool,
+    report: str | None,
+    began: Began,
+) -> int:
+    """Launch the ranks of this node and return the exit code, or end by the signal that came."""
+    from meshrun import app as use_cases
+    from meshrun.cli.paste import command_for_others
+    from meshrun.report.failure import render_failure
+    from meshrun.report.progress import StartProgress
+
+    cluster = None
+    if began.conducted:
+        rendezvous = replace(request.rendezvous, present=began.conducted)
+        request = replace(request, rendezvous=rendezvous)
+    else:
+        request, cluster = use_cases.ask_cluster(request, is_child=bool(began.folder))
+    if request.rendezvous.step_of is not None:
+        from meshrun.submit.step import launch_on_nodes
+
+        return launch_on_nodes(request, line.words(), job=request.rendezvous.step_of)
+    plan = use_cases.plan_or_decline(request, cluster)
+    set_title("launcher", *sys.argv[1:])
+    quiet = began.is_told
+    progress = StartProgress(plan, quiet=quiet)
+
+    def settled(plan: LaunchPlan) -> None:
+        progress.settle(plan)
+        if began.conducted:
+            open(os.path.join(began.folder, MET), "w").close()
+
+    result = use_cases.launch(
+        plan,
+        watch=progress,
+        settled=settled,
+        began_ns=began.at_ns,
+        paste=None if began.conducted else command_for_others(line),
+        why_ended=lambda: why_ended(began.folder),
+    )
+    if show_timings and not quiet:
+        from meshrun.report.timings import render_timings
+
+        say(render_timings(result.timings))
+    # On a file system that nodes share there is one file, and the first node knows the most.
+    if report is not None and (
+        progress.is_first_node or (result.exit_code and not result.elsewhere)
+    ):
+        from meshrun.report.result_json import write_report
+
+        write_report(result, report)
+    lost_first = isinstance(result.trouble, NodeLostError)  # which says why, or else the conductor
+    told = quiet and (result.elsewhere or result.signum is not None or lost_first)
+    told = told or (result.signum is not None and why_ended(began.folder))
+    bare, unseen = request.console.prefix != "mesh", progress.without_what_was_seen(result)
+    if not told and (text := render_failure(unseen, told_lost=progress.told_lost, bare=bare)):
+        say(text)
+    if request.exit_codes == "torchrun":
+        return int(result.exit_code != 0)
+    if result.signum is not None and not result.preempted:
+        end_by_signal(result.signum)
+    return result.exit_code
+
+
+def give_up(asked: Asked, error: MeshrunError) -> None:
+    """Tell other nodes that this one was started with what cannot be read, if it is known where."""
+    try:
+        request = build_meeting_request(asked)
+    except MeshrunError:
+        return
+    if (request.nnodes or 1) > 1:
+        from meshrun import app as use_cases
+
+        use_cases.decline(request, error)
+
+
+def launch_on_hosts(
+    request: LaunchRequest,
+    line: CommandLine,
+    *,
+    version: str,
+    report: str | None,
+) -> int:
+    """Launch on the hosts that were named and return the exit code, or end by the signal."""
+    from meshrun import app as use_cases
+    from meshrun.host.detect_host import detect_host
+    from meshrun.report.result_json import parse_result_json, write_report
+    from meshrun.ssh.connect import Stopped
+    from meshrun.ssh.controller import Conductor
+    from meshrun.ssh.host_failure import FirstLost
+    from meshrun.ssh.remote_command import OF_THE_CONDUCTOR
+
+    use_cases.check_elsewhere(request, detect_host())
+    words = line.words(without=OF_THE_CONDUCTOR)
+    losses: list[float] = []
+    ended: int | None = None
+    while ended is None:
+        conductor = Conductor(request, words, version=version)
+        try:
+            ended = conductor.run()
+        except Stopped as stopped:
+            ended = -stopped.signum
+        except FirstLost:
+            losses = [at for at in (*losses, time.monotonic()) if time.monotonic() - at < _SOON_S]
+            if len(losses) > _MOST_LOSSES:
+                raise
+            say("meshrun: beginning anew with the hosts that there are")
+        finally:
+            if report is not None and conductor.report is not None:
+                write_report(parse_result_json(conductor.report), report)
+    if ended < 0:
+        end_by_signal(-ended)
+        return 128 - ended  # the first process of a container ends by no signal of its own
+    return ended
+
+
+def end_by_signal(signum: int) -> None:
+    """End as the signal would have, so that the shell sees the truth."""
+    atexit._run_exitfuncs()  # which a signal skips
+    sys.stdout.flush()
+    sys.stderr.flush()
+    signal.signal(signum, signal.SIG_DFL)
+    os.kill(os.getpid(), signum)

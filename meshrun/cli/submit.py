@@ -1,0 +1,160 @@
+"""``--submit``: from what was asked for to a job of a scheduler."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from typing import Any
+
+from meshrun.cli.parsed_options import Asked
+from meshrun.cli.words import CommandLine
+from meshrun.errors import HostError, UsageError
+from meshrun.host.descriptors import say
+from meshrun.host.devices import accelerator_of_torch
+from meshrun.host.machine import UNKNOWN_HOST
+from meshrun.plan.masking import Mask
+from meshrun.plan.parse import parse_choice
+from meshrun.plan.plan import build_plan
+from meshrun.plan.request import LaunchRequest
+from meshrun.report.plan_output import print_text
+from meshrun.start import own_command
+from meshrun.submit.job import Job, check_options, check_texts, job_name, words_again
+from meshrun.submit.manifests import KINDS, render_manifest, render_rest, render_workload
+from meshrun.submit.sbatch import output_of, render_sbatch
+from meshrun.submit.send import hand_in
+
+_GPUS = "--device cpu needs no GPUs; --submit-arg=--gres=... asks for them as this cluster has it"
+_TOO_MUCH = "`sinfo -o '%P %c %G'` shows what nodes have; --submit-arg=--cpus-per-task=8 is less"
+_SCHEDULERS = ("slurm", *KINDS)
+
+
+def submit(
+    scheduler: str,
+    asked: Asked,
+    request: LaunchRequest,
+    line: CommandLine,
+    *,
+    dry_run: bool,
+    output: str | None,
+) -> int:
+    """Hand a launch in as a job, or print what would be.
+
+    Raises:
+        UsageError: If an option makes no sense for a job.
+        HostError: If the scheduler is not here, or refuses.
+    """
+    parse_choice(scheduler, "--submit", _SCHEDULERS)
+    check_options(asked.values, asked.sources)
+    if output is not None and not dry_run:
+        raise UsageError("--output is where a dry run goes", hint="add --dry-run")
+    job = _job(scheduler, asked, request, line)
+    if scheduler == "slurm":
+        return _slurm(job, dry_run, output)
+    return _kubernetes(scheduler, job, dry_run, output)
+
+
+def _slurm(job: Job, dry_run: bool, output: str | None) -> int:
+    folder = os.getcwd()
+    script = render_sbatch(job, launcher=own_command("launcher"), folder=folder)
+    check_texts(script)
+    if dry_run:
+        print_text(script, output)
+        return 0
+    printed = hand_in(
+        ["sbatch", "--parsable"], script, hints={"gres": _GPUS, "node configuration": _TOO_MUCH}
+    )
+    job_id = printed.splitlines()[-1].partition(";")[0]
+    print_text(f"{job_id}\n", None)
+    say(f"meshrun: Slurm has job {job_id}, {job.name}; output: {output_of(job_id, job, folder)}")
+    return 0
+
+
+def _kubernetes(kind: str, job: Job, dry_run: bool, output: str | None) -> int:
+    manifest = render_manifest(job, kind)
+    if dry_run:
+        print_text(manifest, output)
+        return 0
+    other = f"`kubectl delete` the `{job.name}` that is there, or --rdzv-id OTHER-NAME"
+    created = hand_in(
+        ["kubectl", "create", "-f", "-", "-o", "json"],
+        render_workload(job, kind),
+        extras=job.extras,
+        hints={"AlreadyExists": other, "already exists": other},
+    )
+    owner, title = _created(created)
+    # What is left of an earlier job of that name may be there still. The secret is never printed.
+    rest = render_rest(job, kind, secrets.token_hex(32), owner)
+    try:
+        printed = hand_in(["kubectl", "apply", "-f", "-"], rest, extras=job.extras)
+    except HostError:
+        hand_in(["kubectl", "delete", "-f", "-"], render_workload(job, kind), extras=job.extras)
+        raise
+    print_text(f"{title} created\n{printed}\n", None)
+    return 0
+
+
+def _created(text: str) -> tuple[dict[str, Any], str]:
+    """Return (the owner of what belongs to a job, its name for people), as kubectl printed it.
+
+    Raises:
+        HostError: If it printed something else.
+    """
+    try:
+        found = json.loads(text)
+        version, kind, metadata = found["apiVersion"], found["kind"], found["metadata"]
+        name, uid = metadata["name"], metadata["uid"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise HostError(
+            f"kubectl created the job, and what it printed says not which: {text[:200]}",
+            hint="is another form of output among --submit-arg?",
+        ) from error
+    owner = {"apiVersion": version, "kind": kind, "name": name, "uid": uid}
+    return owner, f"{kind.lower()}.{version.rpartition('/')[0]}/{name}"
+
+
+def _job(scheduler: str, asked: Asked, request: LaunchRequest, line: CommandLine) -> Job:
+    # The job runs elsewhere: what this machine has, or its scheduler says, counts for nothing.
+    plan = build_plan(request, UNKNOWN_HOST, check_host=False)
+    counts = plan.layout.nproc_per_node
+    if len(set(counts)) > 1:
+        raise UsageError(
+            f"--submit: nodes have {', '.join(map(str, counts))} workers, and those of a job are"
+            " alike",
+            hint="--nproc-per-node with one number",
+        )
+    program = request.program
+    options = words_again(asked.values, asked.sources)
+    if request.nnodes is None:
+        options = (*options, ("--nnodes", "1"))
+    words = (*(("-m",) if asked.flag("module") else ()), *line.program_words)
+    _warn_of_secrets([word for option in options for word in option], words)
+    check_texts(*words, *(word for option in options for word in option))
+    return Job(
+        plan=plan,
+        name=job_name(request.rendezvous.run_id, program.target),
+        options=options,
+        program=words,
+        extras=tuple(asked.values.get("submit_arg") or ()),
+        accelerators=0 if _on_cores(scheduler, request) else max(counts),
+        image=asked.text("image"),
+    )
+
+
+def _on_cores(scheduler: str, request: LaunchRequest) -> bool:
+    """Whether ranks need no accelerators: asked for, or this torch, which Slurm's nodes see too."""
+    if request.device != "auto":
+        return request.device == "cpu"
+    return scheduler == "slurm" and accelerator_of_torch() is None
+
+
+def _warn_of_secrets(*parts: list[str] | tuple[str, ...]) -> None:
+    mask = Mask(os.environ)
+    for words in parts:
+        for word, shown, before in zip(words, mask.words(words), ["", *words], strict=False):
+            if word != shown and not word.isdecimal():
+                name = before if shown == "***" else shown.partition("=")[0]
+                say(
+                    f"meshrun: {name} looks like a secret, and stands in the job as typed; an"
+                    " environment variable does not"
+                )

@@ -1,0 +1,1 @@
+"""The ranks' output on its way to our own stdout, stderr and log files."""

@@ -1,0 +1,92 @@
+"""``--collapse``: the ranks' streams on their way to the console, like lines printed once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import lru_cache
+
+from meshrun.console.collapse import Collapser, Group
+from meshrun.console.console import Console
+from meshrun.console.lines import LineAssembler
+from meshrun.console.merged_label import merged_label
+from meshrun.plan.plan import LaunchPlan
+
+NameRanks = Callable[[tuple[int, ...]], bytes]
+"""Ranks -> what goes before a line that they printed."""
+
+
+class Collapsing:
+    """Stands before the console; the states of progress bars are left out."""
+
+    def __init__(self, console: Console, ranks: frozenset[int], name_ranks: NameRanks) -> None:
+        self._console = console
+        self._name_ranks = name_ranks
+        self._ranks = ranks
+        self._collapsers: dict[bool, Collapser] = {}
+        self._lines: dict[tuple[int, bool], LineAssembler] = {}
+        self.begin_generation()
+
+    def begin_generation(self) -> None:
+        """All ranks print again."""
+        for to_stderr, collapser in self._collapsers.items():
+            self._show(collapser.flush(), to_stderr)
+        self._collapsers = {False: Collapser(self._ranks), True: Collapser(self._ranks)}
+
+    def feed(self, rank: int, to_stderr: bool, data: bytes) -> None:
+        """Take the next bytes of a rank's stream; ``b""`` is its end."""
+        lines = self._lines.setdefault((rank, to_stderr), LineAssembler())
+        collapser = self._collapsers[to_stderr]
+        now_ns = time.monotonic_ns()
+        for piece in lines.feed(data) if data else lines.finish():
+            if not piece.is_state:
+                printed = piece.text.removesuffix(b"\n").split(b"\n")
+                self._show(collapser.add(rank, printed, now_ns), to_stderr)
+        if not data:
+            self._show(collapser.leave(rank), to_stderr)
+
+    def begin(self) -> None:
+        """A rank begins."""
+        for collapser in self._collapsers.values():
+            collapser.begin(time.monotonic_ns())
+
+    def is_ahead(self, rank: int, to_stderr: bool) -> bool:
+        """Whether a rank is to be read once others have printed what it has."""
+        return self._collapsers[to_stderr].is_ahead(rank, time.monotonic_ns())
+
+    @property
+    def next_due_ns(self) -> int | None:
+        """When :meth:`show_due` has something to do, or ``None``."""
+        times = [collapser.next_due_ns for collapser in self._collapsers.values()]
+        return min((at for at in times if at is not None), default=None)
+
+    def show_due(self) -> None:
+        """Print what has waited long enough."""
+        now_ns = time.monotonic_ns()
+        for to_stderr, collapser in self._collapsers.items():
+            self._show(collapser.due(now_ns), to_stderr)
+
+    def flush(self) -> None:
+        """Print all that waits."""
+        for to_stderr, collapser in self._collapsers.items():
+            self._show(collapser.flush(), to_stderr)
+
+    def _show(self, groups: list[Group], to_stderr: bool) -> None:
+        if groups:
+            lines = [self._name_ranks(group.ranks) + group.line for group in groups]
+            self._console.print_line(b"\n".join(lines), to_stderr=to_stderr)
+
+
+def collapsing_for(plan: LaunchPlan, console: Console) -> Collapsing | None:
+    """Return what collapses the ranks' lines, if that was asked for."""
+    if not plan.request.console.collapse:
+        return None
+    layout, is_named = plan.layout, plan.request.console.prefix == "mesh"
+
+    @lru_cache(maxsize=256)
+    def name_ranks(ranks: tuple[int, ...]) -> bytes:
+        return f"[{merged_label(layout, ranks)}] ".encode() if is_named else b""
+
+    here = frozenset(layout.ranks_of_node(plan.node_rank))
+    shown = here if plan.shown is None else here & plan.shown
+    return Collapsing(console, shown, name_ranks)

@@ -1,0 +1,280 @@
+"""What ranks print, brought to our own stdout and stderr line by line."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Hashable, Sequence
+
+from meshrun.console.lines import LineAssembler, Piece, Prefix
+from meshrun.console.outlet import Outlet, is_reader_gone, same_file
+from meshrun.console.panel import CLEAR_BELOW, panel_block
+from meshrun.host.descriptors import let_go_of
+
+QUEUE_BYTES = 1024 * 1024
+"""With more than this waiting for a slow reader, ranks are not read, so they wait too."""
+_PARTIAL_AFTER_NS = 50_000_000
+_SELDOM_NS = 500_000_000
+_RECENT_BYTES = 4096
+_CLEAR = b"\r\x1b[2K"
+_COLOUR_CODE = re.compile(r"\x1b\[[0-9;]*m")
+_COLOURS = (36, 33, 35, 32, 34, 31)
+
+
+class RankStream:
+    """One of the two streams of a rank, on its way to an outlet."""
+
+    def __init__(self, outlet: Outlet, prefix: Prefix) -> None:
+        self.outlet = outlet
+        self.lines = LineAssembler(prefix)
+
+
+class Console:
+    """Our stdout and stderr: whole lines, at most one changing line below them."""
+
+    def __init__(self, stdout: int = 1, stderr: int = 2) -> None:
+        self._out = Outlet(stdout)
+        self._err = self._out if same_file(stdout, stderr) else Outlet(stderr)
+        self._partial: dict[RankStream, int] = {}
+        """Streams in the middle of a line, and since when (ns)."""
+        self._bar: tuple[Hashable, bytes] | None = None
+        """On a terminal: who owns the changing line, and its text."""
+        self._open: dict[Outlet, Hashable] = {}
+        """Elsewhere: whose progress state or beginning of a line was the last thing written."""
+        self._status = b""
+        self._shared = False
+        self.held = False
+        """Whether ranks are not to be read, while somebody else types on our terminal."""
+        self._panel: tuple[bytes, ...] = ()
+        self._drawn_ns = 0
+        self._was_drawn = False
+        self._is_read_by_another = False
+        """Whether somebody else has lines of stdout, who may print them on our terminal."""
+        self._told_lost: set[Outlet] = set()
+        self._recent = b""
+        """The last lines on stderr."""
+
+    def stream(self, *, rank: int, prefix: Prefix, to_stderr: bool) -> RankStream:
+        """Return a new stream of a rank; ``prefix`` goes before each of its lines."""
+        outlet = self._err if to_stderr else self._out
+        if outlet.moves_cursor and not os.environ.get("NO_COLOR"):
+            prefix = _coloured(prefix, _COLOURS[rank % len(_COLOURS)])
+        return RankStream(outlet, prefix)
+
+    # ---- in --------------------------------------------------------------------------------
+
+    def feed(self, stream: RankStream, data: bytes) -> None:
+        """Take the next bytes of a rank's stream; ``b""`` is its end."""
+        pieces = stream.lines.feed(data) if data else stream.lines.finish()
+        for piece in pieces:
+            self._show(stream, stream.outlet, piece)
+        if stream.lines.pending and stream.outlet.is_terminal and not self._shared:
+            self._partial.setdefault(stream, time.monotonic_ns())
+        else:
+            self._partial.pop(stream, None)
+
+    def print_line(self, line: bytes, *, to_stderr: bool) -> None:
+        """Print a whole line that is nobody's own."""
+        self._show(self, self._err if to_stderr else self._out, Piece(line + b"\n"))
+
+    def note(self, text: str) -> None:
+        """Print a line of meshrun's own to stderr."""
+        self._show(self, self._err, Piece(f"meshrun: {text}\n".encode(errors="backslashreplace")))
+
+    def share_terminal(self) -> None:
+        """Print whole lines alone from now on: a rank writes to the terminal by itself."""
+        self._shared = True
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether a rank writes to the terminal by itself."""
+        return self._shared
+
+    def has_just_shown(self, lines: Sequence[str]) -> bool:
+        """Whether these are among the last lines on stderr."""
+        return all(line.encode(errors="replace") in self._recent for line in lines)
+
+    @property
+    def shows_status(self) -> bool:
+        """Whether stderr is a terminal where a status line can come and go."""
+        return self._err.moves_cursor and not (self._shared or self._is_read_by_another)
+
+    def set_status(self, text: str) -> None:
+        """Show ``text`` below the lines of a terminal, in place of the last one; "" removes it."""
+        if not self.shows_status:
+            return
+        self._status = f"meshrun: {text}".encode(errors="backslashreplace") if text else b""
+        self._redraw(self._err)
+
+    @property
+    def can_show_panel(self) -> bool:
+        """Whether lines can stay at the end of stderr, and nobody else prints there."""
+        return self.shows_status and (self._out is self._err or not self._out.needs_select)
+
+    def set_panel(self, lines: Sequence[str]) -> None:
+        """Show these lines below everything else, in place of the last ones; none removes them.
+
+        They stay below a line that is being typed, and must fit the window.
+        """
+        before = self._panel
+        self._panel = tuple(line.encode(errors="replace") for line in lines)
+        if self._err.queued_bytes:
+            return
+        if before and self._panel and self._was_drawn:
+            self._err.write(panel_block(self._panel))
+        elif before or self._panel:
+            clear = CLEAR_BELOW if before else _CLEAR if self._was_drawn else b""
+            self._err.write(clear + self._below())
+            self._was_drawn = bool(self._below())
+
+    def show_waiting(self) -> None:
+        """Show what has waited long enough for the end of its line, such as a prompt."""
+        now_ns = time.monotonic_ns()
+        for stream, since_ns in list(self._partial.items()):
+            if now_ns >= since_ns + _PARTIAL_AFTER_NS:
+                del self._partial[stream]
+                if stream.outlet.moves_cursor:
+                    self._bar = (stream, stream.lines.pending)
+                    self._redraw(stream.outlet)
+                else:
+                    self._begin_line(stream)
+        # A slow terminal has enough to do with the lines.
+        due = not self._err.queued_bytes or now_ns >= self._drawn_ns + _SELDOM_NS
+        if self._panel and not self._was_drawn and due:
+            self._err.write(self._below())
+            self._was_drawn, self._drawn_ns = True, now_ns
+
+    @property
+    def next_wake_ns(self) -> int | None:
+        """When :meth:`show_waiting` has something to do, or ``None``."""
+        return min(self._partial.values()) + _PARTIAL_AFTER_NS if self._partial else None
+
+    # ---- out -------------------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> list[Outlet]:
+        """Outlets that have bytes left for a slow reader."""
+        return [outlet for outlet in {self._out, self._err} if outlet.queued_bytes]
+
+    def drop_waiting(self) -> int:
+        """Forget what readers do not take; return how many bytes that were.
+
+        What would be printed to a stderr that nobody reads goes nowhere from now on.
+        """
+        waiting = self.waiting
+        if self._err in waiting:
+            let_go_of(sys.stderr)
+        return sum(outlet.drop() for outlet in waiting)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether ranks should not be read for now."""
+        if self.held:
+            return True
+        return any(outlet.queued_bytes > QUEUE_BYTES for outlet in {self._out, self._err})
+
+    @property
+    def reader_is_gone(self) -> bool:
+        """Whether whoever read our output has gone away."""
+        errors = (outlet.error for outlet in (self._out, self._err))
+        return any(error is not None and is_reader_gone(error) for error in errors)
+
+    def note_lost_output(self) -> None:
+        """Say once that a stream cannot be written any more; the launch goes on without it."""
+        for name, outlet in (("stdout", self._out), ("stderr", self._err)):
+            if outlet.error is not None and outlet not in self._told_lost:
+                self._told_lost.add(outlet)
+                if not is_reader_gone(outlet.error):
+                    why = outlet.error.strerror
+                    self.note(f"{name} cannot be written ({why}); what ranks print there is lost")
+
+    def close(self) -> None:
+        """Take away what is below the lines."""
+        had_panel = bool(self._panel)
+        self._bar, self._status, self._panel = None, b"", ()
+        for outlet in {self._out, self._err}:
+            if outlet.moves_cursor and not self._shared:
+                outlet.write(CLEAR_BELOW if had_panel else _CLEAR)
+            elif self._open.pop(outlet, None) is not None:
+                outlet.write(b"\n")
+
+    def _begin_line(self, stream: RankStream) -> None:
+        """Show a prompt where nothing can be taken back: its line is repeated once it is whole."""
+        if self._open.pop(stream.outlet, None) is not None:
+            stream.outlet.write(b"\n")
+        stream.outlet.write(stream.lines.pending)
+        self._open[stream.outlet] = self._begin_line
+
+    def _show(self, owner: Hashable, outlet: Outlet, piece: Piece) -> None:
+        if outlet is self._err and not piece.is_state:
+            self._recent = (self._recent + piece.text[-_RECENT_BYTES:])[-_RECENT_BYTES:]
+        if outlet.moves_cursor:
+            self._show_on_terminal(owner, outlet, piece)
+            return
+        if outlet is self._out and outlet.needs_select and self.shows_status:
+            self.set_status("")  # as for `| tee log`
+            self._is_read_by_another = True
+        # A state stays open for the same stream to go on; anybody else begins a new line.
+        held_by = self._open.pop(outlet, None)
+        if held_by is not None and held_by is not owner:
+            outlet.write(b"\n")
+        outlet.write(piece.text)
+        if piece.is_state:
+            self._open[outlet] = owner
+
+    def _show_on_terminal(self, owner: Hashable, outlet: Outlet, piece: Piece) -> None:
+        if piece.is_state:
+            if not self._shared:
+                self._bar = (owner, piece.text[:-1])
+                self._redraw(outlet)
+            return
+        if self._bar is not None and self._bar[0] is owner:
+            self._bar = None
+        below = self._changing_line()
+        if self._panel:  # drawn again at the end of the turn, however many lines come in it
+            outlet.write((CLEAR_BELOW if self._was_drawn else b"") + piece.text)
+            self._was_drawn = False
+        elif below or self._was_drawn:
+            outlet.write(_CLEAR + piece.text + below)
+            self._was_drawn = bool(below)
+        else:
+            outlet.write(piece.text)
+
+    def _changing_line(self) -> bytes:
+        return _fit(self._bar[1] if self._bar is not None else self._status)
+
+    def _below(self) -> bytes:
+        return self._changing_line() + panel_block(self._panel)
+
+    def _redraw(self, outlet: Outlet) -> None:
+        below = self._below()
+        if below or self._was_drawn:
+            outlet.write((CLEAR_BELOW if self._panel else _CLEAR) + below)
+        self._was_drawn = bool(below)
+
+
+def _coloured(prefix: Prefix, colour: int) -> Prefix:
+    if callable(prefix):
+        return lambda: _in_colour(prefix(), colour)
+    return _in_colour(prefix, colour)
+
+
+def _in_colour(text: bytes, colour: int) -> bytes:
+    """Colour a prefix, and not the space that may follow it."""
+    shown = text.rstrip(b" ")
+    return b"\x1b[%dm%b\x1b[0m%b" % (colour, shown, text[len(shown) :]) if shown else text
+
+
+def _fit(text: bytes) -> bytes:
+    """Cut a changing line so that it does not wrap, which could not be cleared."""
+    if not text:
+        return b""
+    try:
+        columns = os.get_terminal_size(2).columns or 80
+    except OSError:
+        columns = 80
+    shown = text.decode(errors="replace")
+    colours = sum(len(code) for code in _COLOUR_CODE.findall(shown))
+    return shown[: columns - 1 + colours].encode()

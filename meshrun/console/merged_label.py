@@ -1,0 +1,69 @@
+"""What several ranks together are called: ``dp0-1 tp* x8``. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from meshrun.console.label import rank_label
+from meshrun.layout import Layout
+
+
+def merged_label(layout: Layout, ranks: Iterable[int]) -> str:
+    """Return one label for a set of ranks, with their number.
+
+    Coordinates are used where they say it exactly, that is where the ranks are every combination
+    of some indices of each dim; rank numbers where they do not, and where dims have no names.
+    It takes time in proportion to the number of ranks, so keep what it returns for a set.
+
+    Args:
+        layout: Where every rank sits.
+        ranks: At least one; their order does not matter.
+
+    Returns:
+        ``dp0-1 tp* x8`` with ``*`` for all of a dim, ``rank 0,3,5-7 x5``, ``all x16`` for all
+        ranks, and for a single rank what :func:`rank_label` says.
+
+    Raises:
+        LayoutError: If a rank is not in ``range(world_size)``.
+    """
+    chosen = sorted(set(ranks))
+    if not chosen:
+        raise ValueError("a label is for at least one rank")
+    first = rank_label(layout, chosen[0])
+    if len(chosen) == 1:
+        return first
+    layout.coordinate(chosen[-1])
+    count = f"x{len(chosen)}"
+    if len(chosen) == layout.world_size:
+        return f"all {count}"
+    return f"{_by_dim(layout, chosen) or f'rank {number_ranges(chosen)}'} {count}"
+
+
+def _by_dim(layout: Layout, ranks: list[int]) -> str:
+    """Return ``dp0-1 tp*``, or ``""`` if the ranks cannot be told so."""
+    names = layout.mesh_dim_names
+    if names is None:
+        return ""
+    indices = []
+    for dim, size in enumerate(layout.sizes):
+        stride = layout.group(dim, 0).step
+        indices.append({rank // stride % size for rank in ranks})
+    # Every rank is among the combinations of its own indices: as many means the same ones.
+    if math.prod(len(found) for found in indices) != len(ranks):
+        return ""
+    return " ".join(
+        f"{name}*" if 1 < len(found) == size else f"{name}{number_ranges(sorted(found))}"
+        for name, size, found in zip(names, layout.sizes, indices, strict=True)
+    )
+
+
+def number_ranges(numbers: list[int]) -> str:
+    """Return ``0-2,5`` for ascending numbers."""
+    parts = []
+    first = numbers[0]
+    for number, after in zip(numbers, [*numbers[1:], None], strict=True):
+        if after != number + 1:
+            parts.append(f"{first}-{number}" if first < number else f"{number}")
+            first = after if after is not None else first
+    return ",".join(parts)

@@ -1,0 +1,181 @@
+"""Which rank's failure was the cause, and which were its consequences. Pure."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass, replace
+
+from meshrun.lifecycle.state import State
+from meshrun.protocol.events import RankRaised, ZygoteGone
+from meshrun.protocol.raised import headline, lost_connection
+from meshrun.protocol.result import LEFT_EARLY, signal_name, split_wait_status
+
+_CONSEQUENT = 2
+"""Distance of a rank that lost its connection to another; those that obeyed are farther."""
+_NOTICED_WITHIN_NS = 100_000_000
+"""How long after its peers' errors a rank's own end may be noticed; later it only obeyed."""
+_ENDING_SIGNALS = frozenset({signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGHUP})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """How one rank failed, and how far that is from being the cause; 0 is nearest."""
+
+    rank: int
+    distance: int
+    exit_code: int | None
+    signum: int | None
+    at_ns: int
+    raised: RankRaised | None
+    asked_to_end: bool
+
+    @property
+    def is_consequence(self) -> bool:
+        """Whether it failed because another had."""
+        return self.distance >= _CONSEQUENT
+
+    @property
+    def left_early(self) -> bool:
+        """Whether it ended well, while others still needed it."""
+        return self.exit_code == 0
+
+
+def judge(state: State) -> list[Verdict]:
+    """Return the failed ranks of this generation, the cause first.
+
+    If all that failed lost a connection, the cause is the rank that left before them.
+    """
+    state = replace(state, ranks=state.everywhere)
+    verdicts = [_judge_rank(state, rank) for rank in state.ranks if _has_failed(state, rank)]
+    verdicts.sort(key=lambda verdict: (verdict.distance, verdict.at_ns, verdict.rank))
+    if verdicts and verdicts[0].distance == _CONSEQUENT:
+        verdicts[:0] = _first_to_leave(state, min(verdict.at_ns for verdict in verdicts))
+    return verdicts
+
+
+def has_culprit(state: State) -> bool:
+    """Whether a rank is known to have failed by itself."""
+    return any(not verdict.is_consequence for verdict in judge(state))
+
+
+def _first_to_leave(state: State, before_ns: int) -> list[Verdict]:
+    """Return the rank whose program was over before others lost a connection, if there is one.
+
+    A program may end its process without a word, by ``os._exit(0)``; that is noticed a little late.
+    """
+    left = []
+    for rank, known in state.ranks.items():
+        ended = known.exited
+        if known.finished_ns is not None:
+            left.append((known.finished_ns, rank))
+        elif ended is not None and ended.wait_status == 0 and ended.unasked:
+            left.append((ended.at_ns - _NOTICED_WITHIN_NS, rank))
+    left = [(at_ns, rank) for at_ns, rank in left if at_ns < before_ns]
+    if not left:
+        return []
+    at_ns, rank = min(left)
+    return [
+        Verdict(
+            rank=rank,
+            distance=0,
+            exit_code=0,
+            signum=None,
+            at_ns=at_ns,
+            raised=None,
+            asked_to_end=False,
+        )
+    ]
+
+
+def describe_verdict(verdict: Verdict) -> str:
+    """Return how a rank ended, in a few words."""
+    if verdict.raised is not None and verdict.raised.kind != "SystemExit":
+        return f"raised {headline(verdict.raised)}"
+    if verdict.signum is not None:
+        return f"was ended by {signal_name(verdict.signum)}"
+    if verdict.left_early:
+        return LEFT_EARLY
+    return f"exited with code {verdict.exit_code}"
+
+
+def describe_lost_process(state: State) -> str | None:
+    """Return which process of meshrun's own ended this generation by its end, if one did."""
+    lost = state.lost_process
+    if lost is None:
+        return None
+    if isinstance(lost, ZygoteGone):
+        what = "starts the ranks"
+    elif state.abroad is None or state.abroad.is_head:
+        what = "holds the ranks' store"
+    else:
+        what = "guards the ranks"
+    return f"the process that {what} {describe_wait_status(lost.wait_status)}"
+
+
+def describe_failure(state: State) -> str | None:
+    """Return what ended this generation here, if that was no rank and may not happen again."""
+    if state.hung is not None:
+        return f"no rank got on for {state.hung.idle_s:.1f} s"
+    return describe_lost_process(state)
+
+
+def describe_wait_status(wait_status: int) -> str:
+    """Return how a process ended: ``was ended by SIGKILL``, ``exited with code 3``."""
+    exit_code, signum = split_wait_status(wait_status)
+    if signum is not None:
+        return f"was ended by {signal_name(signum)}"
+    return f"exited with code {exit_code}"
+
+
+def _has_failed(state: State, rank: int) -> bool:
+    known = state.ranks[rank]
+    ended_badly = known.exited is not None and known.exited.wait_status != 0
+    return ended_badly or (known.raised is not None and known.exited is None)
+
+
+def _judge_rank(state: State, rank: int) -> Verdict:
+    known = state.ranks[rank]
+    exit_code, signum = split_wait_status(1 << 8)
+    told_ns = known.told_to_end_ns
+    if known.exited is not None:
+        exit_code, signum = split_wait_status(known.exited.wait_status)
+        if known.raised is not None and told_ns is not None and _is_ours(state, signum):
+            exit_code, signum = 1, None  # it was ending of its exception when our signal came
+    ended_ns = known.exited.at_ns if known.exited else 0
+    at_ns = known.raised.at_ns if known.raised else ended_ns
+    unasked = known.exited is not None and known.exited.unasked
+    asked_to_end = told_ns is not None and told_ns <= at_ns and not unasked
+    verdict = Verdict(
+        rank=rank,
+        distance=0,
+        exit_code=exit_code,
+        signum=signum,
+        at_ns=at_ns,
+        raised=known.raised,
+        asked_to_end=asked_to_end,
+    )
+    return replace(verdict, distance=_distance(state, verdict))
+
+
+def _distance(state: State, verdict: Verdict) -> int:
+    """How far a failure is from being the cause.
+
+    A rank that dies without a word is noticed after its peers, whose connections close first. So
+    what reads like a consequence counts less than any failure of a rank's own.
+    """
+    raised, signum = verdict.raised, verdict.signum
+    told = signum if signum is not None else (verdict.exit_code or 0) - 128
+    obeyed = _is_ours(state, told) or (raised is not None and raised.kind == "KeyboardInterrupt")
+    if verdict.asked_to_end and obeyed:
+        return 3
+    if raised and lost_connection(raised):
+        return _CONSEQUENT
+    if not verdict.asked_to_end:
+        return 0
+    told_ns = state.ranks[verdict.rank].told_to_end_ns or 0
+    return 1 if verdict.at_ns - told_ns < _NOTICED_WITHIN_NS else 3
+
+
+def _is_ours(state: State, signum: int | None) -> bool:
+    """Whether a signal is one that meshrun ends ranks with, and by now has sent."""
+    return signum in _ENDING_SIGNALS and (signum != signal.SIGKILL or state.has_killed)

@@ -1,0 +1,369 @@
+"""What a launch does next when something happens on this node. Pure; time comes in events."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from meshrun.lifecycle.actions import (
+    Action,
+    EndGeneration,
+    EndZygote,
+    OpenGate,
+    Signal,
+    StartAll,
+    StartZygote,
+    Tell,
+    WakeAt,
+)
+from meshrun.lifecycle.blame import has_culprit
+from meshrun.lifecycle.restart import back_off, find_cause, may_restart, why_not_again
+from meshrun.lifecycle.shutdown import (
+    LEFTOVER_GRACE_S,
+    ZYGOTE_GRACE_S,
+    Step,
+    end_zygote,
+    leave,
+    say_idle,
+)
+from meshrun.lifecycle.state import RankState, State, furthest, is_idle
+from meshrun.protocol.events import (
+    GenerationEnded,
+    Hung,
+    LaunchBegan,
+    LeftoversEnded,
+    ProgramBroken,
+    RankBeat,
+    RankExited,
+    RankFinished,
+    RankJoined,
+    RankRaised,
+    RankReady,
+    RanksContinued,
+    RankStarted,
+    SignalArrived,
+    StartFailed,
+    StoreEnded,
+    TimePassed,
+    ZygoteGone,
+    ZygoteReady,
+    ZygoteUnsafe,
+)
+
+SECOND_SIGNAL_GRACE_S = 2.0
+_NS = 1_000_000_000
+
+
+def _zygote_ready(state: State, _: ZygoteReady) -> Step:
+    return start_if_due(replace(state, zygote_ready=True))
+
+
+def start_if_due(state: State) -> Step:
+    """Ranks are started once the zygote is ready, and every node is there."""
+    is_missing_nodes = state.abroad is not None and not state.abroad.is_met
+    if state.stopping or not state.zygote_ready or is_missing_nodes:
+        return state, []
+    if state.begin_ns is not None:
+        return state, [WakeAt(at_ns=state.begin_ns)]
+    return state, [StartAll(generation=state.generation)]
+
+
+def _zygote_unsafe(state: State, _: ZygoteUnsafe) -> Step:
+    return (state, []) if state.stopping else (state, [StartZygote(without_torch=True)])
+
+
+def _raised(state: State, event: RankRaised) -> Step:
+    return stop(_with_rank(state, event.rank, raised=event), event.at_ns, sparing=event.rank)
+
+
+def _start_failed(state: State, event: StartFailed) -> Step:
+    # Ranks that were ordered after it may still start; they are ended as they come.
+    stopped, actions = stop(replace(state, start_error=event), event.at_ns)
+    return finish(stopped, actions, event.at_ns)
+
+
+def _store_ended(state: State, event: StoreEnded) -> Step:
+    serves = state.abroad is None or state.abroad.is_head
+    if state.stopping and (state.signals or not serves or has_culprit(state)):
+        return state, []  # it is not why the ranks end, and they need it no more
+    state = replace(state, lost_process=event)
+    leaves: list[Action] = []
+    if state.abroad is not None and state.abroad.may_leave and not may_restart(state):
+        state = replace(state, abroad=replace(state.abroad, is_cut_off=True))
+        leaves = [Tell(what="leaves")]
+    stopped, actions = stop(state, event.at_ns)
+    return finish(stopped, [*leaves, *actions], event.at_ns)
+
+
+def _hung(state: State, event: Hung) -> Step:
+    if not state.alive:
+        return state, []  # they ended while they were asked where they are
+    return stop(replace(state, hung=event), event.at_ns)
+
+
+def _with_rank(state: State, rank: int, **changes: object) -> State:
+    changed = replace(state.ranks[rank], **changes)  # type: ignore[arg-type]
+    return replace(state, ranks={**state.ranks, rank: changed})
+
+
+def _started(state: State, event: RankStarted) -> Step:
+    state = _with_rank(state, event.rank, pid=event.pid)
+    state = replace(state, alive=state.alive | {event.rank})
+    if not state.stopping:
+        return state, []
+    signum = signal.SIGKILL if state.killed else signal.SIGTERM
+    return _tell(state, (event.rank,), signum, event.at_ns)
+
+
+def _beat(state: State, event: RankBeat) -> Step:
+    step = furthest(state.step, event.step)
+    return (state if step == state.step else replace(state, step=step)), []
+
+
+def _finished(state: State, event: RankFinished) -> Step:
+    if not state.ranks[event.rank].finished:
+        state = _with_rank(state, event.rank, finished_ns=event.at_ns)
+    return _open_gate_if_due(state, [])
+
+
+def _open_gate_if_due(state: State, actions: list[Action]) -> Step:
+    """Ranks that have finished may leave once each has, or none is waited for any more."""
+    known = state.ranks.values()
+    waiting = any(rank.finished and not rank.exited for rank in known)
+    due = state.stopping or all(rank.finished or rank.exited for rank in known)
+    if state.gate_open or not due:
+        return state, actions
+    if state.abroad is not None and not state.stopping:  # other nodes may have need of them
+        return replace(state, gate_open=True), [*actions, Tell(what="finished")]
+    if not waiting:
+        return state, actions
+    return replace(state, gate_open=True), [*actions, OpenGate()]
+
+
+def _exited(state: State, event: RankExited) -> Step:
+    state = _with_rank(state, event.rank, pid=event.pid, exited=event)
+    state = replace(state, alive=state.alive - {event.rank})
+    actions: list[Action] = []
+    if event.wait_status != 0:
+        state, actions = stop(state, event.at_ns)
+    state, actions = _open_gate_if_due(state, actions)
+    return finish(state, actions, event.at_ns)
+
+
+def finish(state: State, actions: list[Action], at_ns: int) -> Step:
+    """Once no rank is left, start them again or bring the launch to its end."""
+    if not is_idle(state):
+        return state, actions
+    if state.zygote_gone is not None:  # with whatever there was to clear up
+        state, said = say_idle(replace(state, between=True))
+        return state, [*actions, *said]
+    grace_s = 0.0 if state.killed else LEFTOVER_GRACE_S
+    deadline_ns = at_ns + int(ZYGOTE_GRACE_S * _NS)
+    state = replace(state, deadline_ns=deadline_ns)
+    end: Action = EndZygote(grace_s=grace_s)
+    if state.abroad is not None and state.abroad.decides:
+        state = replace(state, between=True)
+        end = EndGeneration(grace_s=grace_s)
+    elif state.abroad is None and state.stopping:
+        state, is_next = _count_restart(state, at_ns)
+        if is_next:
+            state = replace(state, between=True)
+            end = EndGeneration(grace_s=grace_s)
+    if isinstance(end, EndZygote):
+        state = replace(state, finishing=True)
+    return state, [*actions, end, WakeAt(at_ns=deadline_ns)]
+
+
+def _count_restart(state: State, at_ns: int) -> tuple[State, bool]:
+    """Return whether ranks are to start again, and the state that knows why, or why not."""
+    if not may_restart(state):
+        return state, False
+    cause = find_cause(state, at_ns)
+    if (why_not := why_not_again(state, cause)) is not None:
+        return replace(state, no_restart=why_not), False
+    return replace(state, causes=(*state.causes, cause)), True
+
+
+def _generation_ended(state: State, event: GenerationEnded | ZygoteGone) -> Step:
+    """Start over with everything new but the zygote; or hear first what the head says."""
+    if not state.between or state.finishing:
+        return state, []
+    if state.abroad is not None:
+        if not state.abroad.decides:  # the head was lost meanwhile
+            return end_zygote(state, event.at_ns)
+        return say_idle(replace(state, deadline_ns=None))
+    return begin_again(state, event.at_ns)
+
+
+def begin_again(state: State, at_ns: int) -> Step:
+    """Start ranks with everything new but the zygote, after a while if they do not get on.
+
+    A zygote that has ended is replaced.
+    """
+    abroad, (wait_s, _) = state.abroad, back_off(state.causes)
+    if abroad is not None and abroad.is_met:
+        abroad = abroad.again
+    fresh = State(
+        shutdown_timeout_s=state.shutdown_timeout_s,
+        ranks={rank: RankState() for rank in state.ranks},
+        max_restarts=state.max_restarts,
+        causes=state.causes,
+        sigterm_repeats=state.sigterm_repeats,
+        signals=state.signals,
+        why_signalled=state.why_signalled,
+        zygote_ready=state.zygote_gone is None,
+        begin_ns=at_ns + int(wait_s * _NS) if wait_s else None,
+        abroad=abroad,
+    )
+    if fresh.signals:  # it came after the last rank had ended
+        fresh = replace(fresh, zygote_gone=state.zygote_gone)
+        fresh, actions = stop(fresh, at_ns, signum=fresh.signals[0])
+        return finish(fresh, actions, at_ns)
+    fresh, actions = start_if_due(fresh)
+    return fresh, [*([StartZygote()] if state.zygote_gone is not None else []), *actions]
+
+
+def stop(
+    state: State,
+    at_ns: int,
+    *,
+    sparing: int | None = None,
+    signum: int = signal.SIGTERM,
+    others_know: bool = False,
+) -> Step:
+    """Tell the ranks to end, once, and set the time by which they must have."""
+    if state.stopping:
+        return state, []
+    if state.abroad is not None and state.abroad.is_told_idle and others_know:
+        return replace(state, stopping=True), []  # no rank is left here
+    deadline_ns = at_ns + int(state.shutdown_timeout_s * _NS)
+    state = replace(state, stopping=True, deadline_ns=deadline_ns)
+    told = tuple(sorted(state.alive - {sparing}))
+    state, actions = _tell(state, told, signum, at_ns)
+    state, actions = _open_gate_if_due(state, actions)
+    if state.abroad is not None and state.abroad.decides and not others_know:
+        actions.append(Tell(what="failed"))
+    return state, [*actions, WakeAt(at_ns=deadline_ns)]
+
+
+def _tell(state: State, ranks: tuple[int, ...], signum: int, at_ns: int) -> Step:
+    for rank in ranks:
+        if state.ranks[rank].told_to_end_ns is None:
+            state = _with_rank(state, rank, told_to_end_ns=at_ns)
+    whole_group = signum == signal.SIGKILL
+    return state, [Signal(ranks=ranks, signum=signum, whole_group=whole_group)] if ranks else []
+
+
+def _kill(state: State, at_ns: int) -> Step:
+    state = replace(state, killed=True, stopping=True)
+    state, actions = _tell(state, tuple(sorted(state.alive)), signal.SIGKILL, at_ns)
+    deadline_ns = at_ns + int(ZYGOTE_GRACE_S * _NS)
+    state = replace(state, deadline_ns=deadline_ns)
+    return state, [*actions, WakeAt(at_ns=deadline_ns)]
+
+
+def _zygote_gone(state: State, event: ZygoteGone) -> Step:
+    """Nothing is left of this generation; that was its end, unless it was at its end already."""
+    state = replace(state, zygote_gone=event, alive=frozenset())
+    abroad = state.abroad
+    if state.over and abroad is not None:
+        return state, []
+    was_ending = state.finishing or state.broken is not None
+    if state.between and not was_ending:
+        return (state, []) if state.over and state.signals else _generation_ended(state, event)
+    is_failure = state.signals or state.start_error or state.hung or has_culprit(state)
+    if not (was_ending or is_failure or state.lost_process):
+        state = replace(state, lost_process=event)
+    if abroad is None or not abroad.is_met:
+        state, is_next = (state, False) if was_ending else _count_restart(state, event.at_ns)
+        return begin_again(state, event.at_ns) if is_next else (state, [])
+    if abroad.is_elastic and (abroad.is_told_idle or abroad.is_alone):
+        return leave(replace(state, stopping=True), abroad, [], event.at_ns)
+    if state.lost_process is event and abroad.may_leave and not may_restart(state):
+        state, actions = leave(replace(state, stopping=True), abroad, [], event.at_ns)
+        return state, [Tell(what="leaves"), *actions]
+    failed: list[Action] = [] if state.stopping else [Tell(what="failed")]
+    state, said = say_idle(replace(state, stopping=True, between=True, deadline_ns=None))
+    return state, [*failed, *said]
+
+
+def signalled(state: State, event: SignalArrived) -> Step:
+    """Have ranks end at the first signal, soon at the second, and at once at the third."""
+    is_repeated = event.signum == signal.SIGTERM and state.sigterm_repeats
+    # After the third all is killed already, and the deadline stays where it is.
+    if len(state.signals) > 2 or (state.signals and is_repeated):
+        return state, []
+    is_decided = state.abroad is not None and state.abroad.over is not None
+    if state.over or is_decided:  # what is left is to tell the other nodes why
+        return replace(state, signals=(*state.signals, event.signum)), []
+    first, was_stopping = not state.signals, state.stopping
+    why = event.why if first else state.why_signalled
+    state = replace(state, signals=(*state.signals, event.signum), why_signalled=why)
+    if first and not state.stopping:
+        # Python ignores SIGPIPE, so ranks are asked to end in words that they know.
+        signum = signal.SIGTERM if event.signum == signal.SIGPIPE else event.signum
+        state, actions = stop(state, event.at_ns, signum=signum)
+    elif first and state.abroad is not None and state.abroad.signum == event.signum:
+        actions = []  # what another node was sent, as schedulers do to all: nobody is impatient
+    elif first or len(state.signals) == 2:
+        grace_ns = int(min(SECOND_SIGNAL_GRACE_S, state.shutdown_timeout_s) * _NS)
+        deadline_ns = min(event.at_ns + grace_ns, state.deadline_ns or event.at_ns + grace_ns)
+        state = replace(state, deadline_ns=deadline_ns)
+        actions = [WakeAt(at_ns=deadline_ns)]
+    else:
+        state, actions = _kill(state, event.at_ns)
+    abroad = state.abroad
+    if abroad is not None and len(state.signals) > 2:
+        state = replace(state, abroad=replace(abroad, is_cut_off=True))
+    elif abroad is not None and abroad.is_told_idle and abroad.decides:
+        if (abroad.is_elastic or abroad.is_gathering) and was_stopping:
+            return leave(state, abroad, actions, event.at_ns)
+        return state, actions  # the others are told to end, and the head says when they have
+    if state.alive or state.finishing:
+        return state, actions
+    # No rank was started yet: there is nothing to wait for.
+    told: list[Action] = [action for action in actions if isinstance(action, Tell)]
+    return replace(state, finishing=True), [*told, EndZygote(by_force=True)]
+
+
+def _time_passed(state: State, at_ns: int) -> Step:
+    if state.begin_ns is not None and at_ns >= state.begin_ns and not state.stopping:
+        return start_if_due(replace(state, begin_ns=None))
+    if state.deadline_ns is None or at_ns < state.deadline_ns or state.over:
+        return state, []
+    if state.killed or state.finishing or state.between:
+        # SIGKILL was not enough, or the zygote does not answer: end it, and its ranks with it.
+        if state.between and state.abroad is None:  # what was to come is not to be
+            why = "what the ranks left behind could not be cleared up"
+            state = replace(state, causes=state.causes[:-1], no_restart=why)
+        state = replace(state, deadline_ns=None, finishing=state.finishing or state.between)
+        return state, [EndZygote(by_force=True)]
+    return _kill(state, at_ns)
+
+
+STEPS: dict[type[Any], Callable[[State, Any], Step]] = {
+    LaunchBegan: lambda state, _: (state, []),
+    ZygoteReady: _zygote_ready,
+    ZygoteUnsafe: _zygote_unsafe,
+    ProgramBroken: lambda state, event: (replace(state, broken=event), []),
+    RankStarted: _started,
+    StartFailed: _start_failed,
+    RankJoined: lambda state, event: (_with_rank(state, event.rank, joined=True), []),
+    RankReady: lambda state, event: (
+        _with_rank(state, event.rank, joined=True, ready_ns=event.at_ns),
+        [],
+    ),
+    RankRaised: _raised,
+    RankBeat: _beat,
+    RankFinished: _finished,
+    RankExited: _exited,
+    RanksContinued: lambda state, _: (state, []),
+    StoreEnded: _store_ended,
+    LeftoversEnded: lambda state, _: (state, []),
+    GenerationEnded: _generation_ended,
+    ZygoteGone: _zygote_gone,
+    Hung: _hung,
+    TimePassed: lambda state, event: _time_passed(state, event.at_ns),
+}

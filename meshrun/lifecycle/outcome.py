@@ -1,0 +1,272 @@
+"""The last state of a launch -> its result: which failure was the cause, which exit code. Pure."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from meshrun.console.label import rank_label
+from meshrun.errors import HangError, HostError, InternalError, MeshrunError, NodeLostError
+from meshrun.layout import Layout
+from meshrun.lifecycle.blame import (
+    Verdict,
+    describe_lost_process,
+    describe_verdict,
+    judge,
+)
+from meshrun.lifecycle.evidence import Evidence
+from meshrun.lifecycle.outcome_json import error_from_json, evidence_of
+from meshrun.lifecycle.state import State
+from meshrun.protocol.events import STORE, StoreEnded
+from meshrun.protocol.result import (
+    PREEMPTED,
+    LaunchResult,
+    RankFailure,
+    Timings,
+    signal_name,
+    split_wait_status,
+)
+from meshrun.protocol.stacks import current_folder, user_place
+
+_NOTHING = Evidence()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """How a launch ends, in short."""
+
+    exit_code: int
+    signum: int | None
+    preempted: bool
+    headline: str
+    """What decided it, in one line; "" if all went well."""
+
+
+def went_well(state: State) -> bool:
+    """Whether every rank returned 0 and nothing stopped the launch."""
+    return _exit_code(state, judge(state)) == 0
+
+
+def build_result(
+    state: State,
+    layout: Layout,
+    *,
+    hosts: Sequence[str],
+    timings: Timings,
+    log_folder: str | None = None,
+    evidence: Mapping[int, Evidence] = MappingProxyType({}),
+) -> LaunchResult:
+    """Return what came of a launch whose last state is ``state``."""
+    abroad = state.abroad
+    if abroad is not None:
+        evidence = {**evidence_of(abroad.outcomes), **evidence}
+    verdicts = judge(state)
+    failures = [
+        _failure(state, layout, verdict, hosts, evidence.get(verdict.rank, _NOTHING))
+        for verdict in verdicts
+    ]
+    decision = _decision(state, verdicts, layout, hosts, "")
+    over = abroad.over if abroad is not None else None
+    own = hosts[0] if abroad is not None and abroad.is_head else ""
+    signum = state.signals[0] if state.signals else None
+    if own and signum is None:
+        signum = decision.signum
+    if over is not None and over.signum is None:
+        signum = None  # it came once all was decided
+    return LaunchResult(
+        exit_code=decision.exit_code,
+        signum=signum,
+        failures=tuple(failures),
+        broken_program=state.broken.text if state.broken else None,
+        trouble=find_trouble(state, own) if signum is None else None,
+        restarts=state.restarts,
+        resizes=tuple(cause.resize for cause in state.causes if cause.resize is not None),
+        no_restart=state.no_restart,
+        best_steps=(*(cause.step for cause in state.causes), state.best_step),
+        log_folder=log_folder,
+        preempted=decision.preempted if over is None else over.preempted,
+        elsewhere=over.headline if over is not None and not own else "",
+        timings=timings,
+    )
+
+
+def decide(state: State, layout: Layout, hosts: Sequence[str], host: str) -> Decision:
+    """Return how the launch ends; on the head of several nodes, for all of them.
+
+    The arguments are those of :func:`headline`.
+    """
+    return _decision(state, judge(state), layout, hosts, host)
+
+
+def _decision(
+    state: State, verdicts: Sequence[Verdict], layout: Layout, hosts: Sequence[str], host: str
+) -> Decision:
+    signums = [*state.signals[:1], *_told(state, "signum")]
+    return Decision(
+        exit_code=_exit_code(state, verdicts),
+        signum=next((signum for signum in signums if signum), None),
+        preempted=_was_preempted(state),
+        headline=_headline(state, verdicts, layout, hosts, host),
+    )
+
+
+def why_stopped(state: State) -> str:
+    """Return why the launcher was stopped from outside: ``stopped by SIGTERM``."""
+    why = state.why_signalled
+    return f"ended, since {why}" if why else f"stopped by {signal_name(state.signals[0])}"
+
+
+def headline(state: State, layout: Layout, hosts: Sequence[str], host: str) -> str:
+    """Return what decided a launch in one line; "" if all is well so far.
+
+    Args:
+        state: What is known of it.
+        layout: Of its ranks.
+        hosts: Names of its nodes, in node order.
+        host: This node's.
+    """
+    return _headline(state, judge(state), layout, hosts, host)
+
+
+def _headline(
+    state: State, verdicts: Sequence[Verdict], layout: Layout, hosts: Sequence[str], host: str
+) -> str:
+    if state.signals:
+        return f"{host} was {why_stopped(state)}"
+    if signums := _told(state, "signum"):
+        stopped = f"a node was stopped by {signal_name(signums[0])}"
+        return str((*_told(state, "headline"), stopped)[0])
+    if state.broken is not None:
+        return state.broken.text.rstrip().rpartition("\n")[2]
+    if (trouble := find_trouble(state, host if len(hosts) > 1 else "")) is not None:
+        return trouble.message
+    if not verdicts:
+        return ""
+    rank = verdicts[0].rank
+    label = f" [{rank_label(layout, rank)}]" if layout.mesh else ""
+    host = f" on {hosts[layout.node_rank(rank)]}" if len(hosts) > 1 else ""
+    return f"rank {rank}{label}{host} {describe_verdict(verdicts[0])}"
+
+
+def _told(state: State, name: str) -> list[Any]:
+    """Return what the other nodes said of one thing, those that said anything."""
+    told = state.abroad.outcomes if state.abroad is not None else ()
+    return [outcome[name] for outcome in told if outcome.get(name)]
+
+
+def _failure(
+    state: State, layout: Layout, verdict: Verdict, hosts: Sequence[str], evidence: Evidence
+) -> RankFailure:
+    traceback = verdict.raised.traceback if verdict.raised else ""
+    return RankFailure(
+        rank=verdict.rank,
+        coordinate=layout.coordinate(verdict.rank),
+        label=rank_label(layout, verdict.rank) if layout.mesh else "",
+        host=hosts[layout.node_rank(verdict.rank) if len(hosts) > 1 else 0],
+        pid=state.everywhere[verdict.rank].pid or 0,
+        exit_code=verdict.exit_code,
+        signum=verdict.signum,
+        at_ns=verdict.at_ns,
+        raised=verdict.raised,
+        asked_to_end=verdict.asked_to_end,
+        is_consequence=verdict.is_consequence,
+        place=user_place(traceback, current_folder()) or evidence.place,
+        why=evidence.why,
+        stack=evidence.stack,
+        last_lines=() if traceback else evidence.last_lines,
+    )
+
+
+def _was_preempted(state: State) -> bool:
+    """Whether ranks were told to end by SIGTERM to the launcher, and all did as they should."""
+    ranks = state.ranks.values()
+    told = any(known.told_to_end_ns is not None for known in ranks)
+    well = all(known.exited is not None and known.exited.wait_status == 0 for known in ranks)
+    first = [*state.signals, *_told(state, "signum")][:1]
+    others = state.abroad.outcomes if state.abroad is not None else ()
+    return first == [signal.SIGTERM] and told and well and all(o.get("is_well") for o in others)
+
+
+def _exit_code(state: State, verdicts: Sequence[Verdict]) -> int:
+    if state.abroad is not None and state.abroad.over is not None:
+        return state.abroad.over.exit_code
+    if signums := [*state.signals, *_told(state, "signum")]:
+        return PREEMPTED if _was_preempted(state) else 128 + signums[0]
+    if state.broken is not None:
+        return state.broken.exit_code
+    if (trouble := find_trouble(state)) is not None:
+        return trouble.exit_code
+    if not verdicts:
+        return 0
+    first = verdicts[0]
+    return 128 + first.signum if first.signum is not None else first.exit_code or 1
+
+
+def _trouble_abroad(state: State) -> MeshrunError | None:
+    abroad = state.abroad
+    if abroad is None:
+        return None
+    if abroad.failed is not None:
+        return abroad.failed.error
+    for values in _told(state, "trouble"):
+        return error_from_json(values)
+    if (lost := abroad.lost) is not None and (abroad.is_head or abroad.over is None):
+        return NodeLostError(
+            f"node {lost.node_rank} ({lost.host}) was lost: {lost.why}",
+            hint=_hint_of_loss(lost.why),
+        )
+    return None
+
+
+def _hint_of_loss(why: str) -> str:
+    if "nothing was heard" in why:
+        return (
+            "is its machine up, and the network between the two? a cut may heal within a longer"
+            " --node-timeout"
+        )
+    return "its own output, or its scheduler's, may say why its launcher ended"
+
+
+def find_trouble(state: State, host: str = "") -> MeshrunError | None:
+    """Return what ended the launch from outside its ranks, or ``None``.
+
+    Args:
+        state: What is known of it.
+        host: This node's name, where others would not know of which is told.
+    """
+    if state.hung is not None:
+        return HangError(
+            f"no rank got on for {state.hung.idle_s:.1f} s: none used its CPU, printed, or called"
+            " meshrun.heartbeat()",
+            hint="where they were stands above; --hang-timeout says how long they may take",
+        )
+    here = _trouble_here(state)
+    if here is None:
+        return _trouble_abroad(state)
+    if host:
+        here.message = f"on {host}, {here.message}"
+    return here
+
+
+def _trouble_here(state: State) -> MeshrunError | None:
+    if state.start_error is not None:
+        rank = state.start_error.rank
+        who = "the process that holds the ranks' store" if rank == STORE else f"rank {rank}"
+        return HostError(
+            f"{who} could not be started: {state.start_error.error}",
+            hint="is the machine out of processes or memory? see `ulimit -u` and `free -h`",
+        )
+    if (what := describe_lost_process(state)) is None or state.lost_process is None:
+        return None
+    if isinstance(state.lost_process, StoreEnded):
+        return HostError(f"{what}, and they need it")
+    trouble = HostError(
+        f"{what}, and they with it",
+        hint="if nobody did this on purpose, look for the out-of-memory killer in `dmesg`",
+    )
+    exit_code, signum = split_wait_status(state.lost_process.wait_status)
+    trouble.exit_code = 128 + signum if signum is not None else exit_code or InternalError.exit_code
+    return trouble

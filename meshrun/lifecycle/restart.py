@@ -1,0 +1,170 @@
+"""Whether ranks are started again after a failure, and when. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from meshrun.lifecycle.blame import describe_failure, describe_verdict, judge
+from meshrun.lifecycle.state import Cause, State, furthest
+from meshrun.protocol.events import OthersFailed
+from meshrun.protocol.stacks import current_folder, user_place
+
+_SOON_S = 10.0
+"""A program that says nothing of its progress has made some if it ran for so long."""
+_TRIES = 3
+"""Failures in a row, alike and without a step further, after which no other start is tried."""
+_LONGEST_WAIT_S = 60.0
+_NUMBER = re.compile(r"0x[0-9a-f]+|\d+", re.IGNORECASE)
+_HOPELESS = frozenset(
+    {"SyntaxError", "IndentationError", "TabError", "ImportError", "ModuleNotFoundError"}
+)
+"""Errors of a program that is not all there: the next start meets them too."""
+
+
+def find_cause(state: State, at_ns: int) -> Cause:
+    """Return why this generation ended."""
+    verdicts = judge(state)
+    failure = _failure_of_no_rank(state)
+    if failure is not None or not verdicts:
+        began_ns = [known.ready_ns for known in state.ranks.values() if known.ready_ns is not None]
+        return Cause(
+            rank=None,
+            description=failure or "the ranks were stopped",
+            raised=None,
+            ran_s=(at_ns - min(began_ns)) / 1e9 if began_ns else None,
+            at_ns=at_ns,
+            step=state.best_step,
+        )
+    first = verdicts[0]
+    ready_ns = state.everywhere[first.rank].ready_ns
+    return Cause(
+        rank=first.rank,
+        description=describe_verdict(first),
+        raised=first.raised,
+        ran_s=None if ready_ns is None else (first.at_ns - ready_ns) / 1e9,
+        at_ns=first.at_ns,
+        step=state.best_step,
+        place=user_place(first.raised.traceback, current_folder()) if first.raised else "",
+    )
+
+
+def change_of(state: State, event: OthersFailed) -> Cause:
+    """Return the end of a generation by nodes that came or went; a failure if none may."""
+    return Cause(
+        rank=None,
+        description=event.why,
+        raised=None,
+        ran_s=None,
+        at_ns=event.at_ns,
+        step=state.best_step,
+        is_failure=state.abroad is not None and not state.abroad.is_elastic,
+    )
+
+
+def _failure_of_no_rank(state: State) -> str | None:
+    abroad, here = state.abroad, describe_failure(state)
+    if abroad is None:
+        return here
+    if here is not None and state.hung is None:
+        return f"on node 0, {here}"
+    told = (str(outcome["failure"]) for outcome in abroad.outcomes if outcome.get("failure"))
+    return here or next(told, None)
+
+
+def may_restart(state: State) -> bool:
+    """Whether a restart is left, and the launch is not over for another reason."""
+    return state.max_restarts > state.restarts and may_go_on(state)
+
+
+def may_go_on(state: State) -> bool:
+    """Whether nothing has happened that ends the launch, whatever restarts are left."""
+    here = not state.signals and state.broken is None and state.start_error is None
+    return here and _may_elsewhere(state)
+
+
+def _may_elsewhere(state: State) -> bool:
+    abroad = state.abroad
+    if abroad is None:
+        return True
+    ends = any(
+        outcome.get("signum") or (outcome.get("trouble") and not outcome.get("failure"))
+        for outcome in abroad.outcomes
+    )
+    return abroad.lost is None and abroad.failed is None and not ends
+
+
+def why_not_again(state: State, cause: Cause) -> str | None:
+    """Return why another start would come to the same end, or ``None`` if it may not."""
+    return _why_hopeless(state, cause) or _why_stuck((*state.causes, cause))
+
+
+def back_off(causes: Sequence[Cause]) -> tuple[float, str]:
+    """Return the seconds to wait before the next generation, and why; 0 after progress."""
+    count = _count_stalled(causes)
+    if count < 2:
+        return 0.0, ""
+    best = furthest(*(cause.step for cause in causes))
+    did = f"ran for {_SOON_S:g} s" if best is None else f"got past step {best}"
+    wait_s = min(2.0 ** min(count - 2, 30), _LONGEST_WAIT_S)
+    return wait_s, f"none of the last {count} starts {did}"
+
+
+def _why_stuck(causes: Sequence[Cause]) -> str | None:
+    """Whether the program says how far it comes, and fails the same way without coming further."""
+    best, last = furthest(*(cause.step for cause in causes)), causes[-1]
+    stalled = causes[-1 - _count_stalled(causes) :]  # and the one that came so far
+    alike = 0
+    while alike < len(stalled) and _failure(stalled[-1 - alike]) == _failure(last):
+        alike += 1
+    if best is None or alike < _TRIES:
+        return None
+    is_there = all(cause.step == best for cause in stalled[-alike:])
+    where = f"at step {best}" if is_there else f"that did not get past step {best}"
+    what = last.raised.kind if last.raised is not None else last.description
+    at = f" ({last.place})" if last.place else ""
+    return f"{alike} failures in a row {where}: {what}{at}"
+
+
+def _failure(cause: Cause) -> tuple[str, str | int | None]:
+    """Return what failures have in common that are the same: words, numbers aside, and place.
+
+    A failure that has no place, such as a signal's, has the step that was reached.
+    """
+    return _NUMBER.sub("#", cause.description), cause.place or cause.step
+
+
+def _count_stalled(causes: Sequence[Cause]) -> int:
+    """Return how many of the latest generations came no further than those before them."""
+    count = 0
+    while count < len(causes) and not _got_on(causes[-1 - count], causes[: -1 - count]):
+        count += 1
+    return count
+
+
+def _got_on(cause: Cause, before: Sequence[Cause]) -> bool:
+    if not cause.is_failure:
+        return True  # with other nodes, all may be different
+    best = furthest(*(each.step for each in before))
+    if cause.step is None and best is None:
+        return cause.ran_s is not None and cause.ran_s >= _SOON_S
+    return furthest(cause.step, best) != best
+
+
+def _why_hopeless(state: State, cause: Cause) -> str | None:
+    """Whether the program is not all there, twice.
+
+    One start that fails so may be bad luck, such as a file system that was slow to appear.
+    """
+    before = state.causes[-1] if state.causes else None
+    if before is None or not (_is_hopeless(cause) and _is_hopeless(before)):
+        return None
+    if cause.description != before.description:
+        return None
+    return f"it {cause.description} at once after each of {state.generation + 1} starts"
+
+
+def _is_hopeless(cause: Cause) -> bool:
+    if cause.raised is None or cause.raised.kind not in _HOPELESS:
+        return False
+    return cause.ran_s is not None and cause.ran_s < _SOON_S

@@ -1,0 +1,41 @@
+"""How this node's part in a launch comes to its end. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from meshrun.lifecycle.actions import Action, Decide, EndZygote, Tell, WakeAt
+from meshrun.lifecycle.state import Abroad, State
+
+LEFTOVER_GRACE_S = 2.0
+"""How long what ranks left behind may take to end after the last rank."""
+ZYGOTE_GRACE_S = LEFTOVER_GRACE_S + 3.0
+"""How long the zygote may take to answer before it is ended, and its ranks with it."""
+_NS = 1_000_000_000
+
+Step = tuple[State, list[Action]]
+
+
+def end_zygote(state: State, at_ns: int) -> Step:
+    """Have the zygote end, now that no rank is left and none will be started."""
+    if state.zygote_gone is not None or state.finishing:
+        return state, []
+    deadline_ns = at_ns + int(ZYGOTE_GRACE_S * _NS)
+    actions: list[Action] = [EndZygote(), WakeAt(at_ns=deadline_ns)]
+    return replace(state, finishing=True, deadline_ns=deadline_ns), actions
+
+
+def leave(state: State, abroad: Abroad, actions: list[Action], at_ns: int) -> Step:
+    """End this node's part, or as the head the launch, while it waits for other nodes."""
+    if abroad.is_head:
+        return state, [*actions, Decide(next_after=None)] if abroad.is_gathering else actions
+    state, ends = end_zygote(replace(state, abroad=replace(abroad, is_cut_off=True)), at_ns)
+    return state, [*actions, *ends]
+
+
+def say_idle(state: State) -> Step:
+    """Tell the head that nothing of this generation is left here, once."""
+    abroad = state.abroad
+    if abroad is None or abroad.is_told_idle or not abroad.decides:
+        return state, []
+    return replace(state, abroad=replace(abroad, is_told_idle=True)), [Tell(what="idle")]

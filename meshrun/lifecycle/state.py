@@ -1,0 +1,223 @@
+"""What is known of a launch at one moment: State and its parts. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from meshrun.protocol.events import (
+    Hung,
+    LaunchOver,
+    MeetingFailed,
+    NodeLost,
+    OthersFailed,
+    ProgramBroken,
+    RankExited,
+    RankRaised,
+    StartFailed,
+    StoreEnded,
+    ZygoteGone,
+)
+from meshrun.protocol.result import Resize
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankState:
+    """What is known of one rank."""
+
+    pid: int | None = None
+    joined: bool = False
+    ready_ns: int | None = None
+    """When its program began."""
+    raised: RankRaised | None = None
+    finished_ns: int | None = None
+    """When its program was over and it began to wait for its peers, if it has one to wait for."""
+    exited: RankExited | None = None
+    told_to_end_ns: int | None = None
+    """When it was first sent a signal to end it, if it was."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether its program has begun."""
+        return self.ready_ns is not None
+
+    @property
+    def finished(self) -> bool:
+        """Whether its program is over and it waits for its peers, or has waited."""
+        return self.finished_ns is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """Why a generation of ranks ended."""
+
+    rank: int | None
+    """The rank that was the cause; ``None`` if it was none of them."""
+    description: str
+    """How it ended, such as ``was ended by SIGKILL``; a whole sentence if it was no rank."""
+    raised: RankRaised | None
+    ran_s: float | None
+    """Seconds from the program's first line to its end; ``None`` if it never began."""
+    at_ns: int
+    step: int | None = None
+    """How far any rank of the generation came, if one said."""
+    place: str = ""
+    """Where in the user's files, if an exception came from there."""
+    is_failure: bool = True
+    """Whether it counts as a restart, and not only nodes came or went."""
+    resize: Resize | None = None
+    """How the nodes changed then, if they did."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abroad:
+    """The other nodes of a launch, as this one's launcher knows them."""
+
+    is_met: bool = False
+    failed: MeetingFailed | None = None
+    lost: NodeLost | None = None
+    """The first node that was lost."""
+    signum: int | None = None
+    """The signal that ended ranks of another node, and therefore here too."""
+    is_head: bool = False
+    is_cut_off: bool = False
+    """Whether this node can no longer hear what the head decides, or leaves without it."""
+    is_told_idle: bool = False
+    """Whether the head knows that nothing is left here of this generation."""
+    is_elastic: bool = False
+    """Whether nodes may come and go."""
+    change: OthersFailed | None = None
+    """The first node that came or went in this generation; known to the head."""
+    is_gathering: bool = False
+    """Whether the head has said that ranks are to start again, once there are enough nodes."""
+    is_alone: bool = False
+    """Whether this node was cut off from the head, and tries to come back."""
+    over: LaunchOver | None = None
+    ranks: dict[int, RankState] = field(default_factory=dict)
+    """Ranks of other nodes that failed, or left first; at the head, once nothing is left."""
+    outcomes: tuple[dict[str, Any], ...] = ()
+    """What else the others told of this generation."""
+
+    @property
+    def again(self) -> Abroad:
+        """What is known as the next generation of ranks begins."""
+        return Abroad(is_met=True, is_head=self.is_head, is_elastic=self.is_elastic)
+
+    @property
+    def may_leave(self) -> bool:
+        """Whether the others can go on without this node, and are not being stopped too."""
+        is_needed = self.is_head or self.is_told_idle or self.signum is not None
+        return self.is_elastic and self.decides and not is_needed
+
+    @property
+    def decides(self) -> bool:
+        """Whether the head is still to say what comes next."""
+        return self.is_met and not self.is_cut_off and self.over is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """A launch at one moment."""
+
+    shutdown_timeout_s: float
+    ranks: dict[int, RankState]
+    """This generation's."""
+    max_restarts: int = 0
+    causes: tuple[Cause, ...] = ()
+    """Why each generation before this one ended."""
+    no_restart: str | None = None
+    """Why ranks are not started again although restarts are left, if that is so."""
+    stopping: bool = False
+    killed: bool = False
+    """Whether SIGKILL has been sent to the ranks."""
+    deadline_ns: int | None = None
+    sigterm_repeats: bool = False
+    """Whether only the first SIGTERM counts."""
+    signals: tuple[int, ...] = ()
+    """Signals the launcher was sent, in order."""
+    why_signalled: str = ""
+    """Why, where whoever started the launcher sent the first."""
+    broken: ProgramBroken | None = None
+    start_error: StartFailed | None = None
+    lost_process: StoreEnded | ZygoteGone | None = None
+    """Which process of meshrun's own ended, if that is what ended this generation."""
+    gate_open: bool = False
+    """Whether ranks that have finished may leave."""
+    begin_ns: int | None = None
+    """When this generation is to start, while that is waited for."""
+    between: bool = False
+    """Whether the zygote clears up between two generations."""
+    finishing: bool = False
+    hung: Hung | None = None
+    """Set once no rank got on for too long."""
+    step: int | None = None
+    """How far a rank of this node has come, if one says."""
+    zygote_ready: bool = False
+    zygote_gone: ZygoteGone | None = None
+    """Set until there is another one."""
+    abroad: Abroad | None = None
+    """The other nodes, if there are any."""
+    alive: frozenset[int] = field(default_factory=frozenset)
+    """Ranks that were started and have not ended."""
+
+    @property
+    def generation(self) -> int:
+        """How often ranks have been started again."""
+        return len(self.causes)
+
+    @property
+    def restarts(self) -> int:
+        """How often that was for a failure."""
+        return sum(cause.is_failure for cause in self.causes)
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left to wait for."""
+        is_waiting = self.abroad is not None and self.abroad.decides
+        return self.zygote_gone is not None and not is_waiting
+
+    @property
+    def has_killed(self) -> bool:
+        """Whether SIGKILL has been sent to the ranks of any node."""
+        told = self.abroad.outcomes if self.abroad is not None else ()
+        return self.killed or any(outcome.get("killed") for outcome in told)
+
+    @property
+    def best_step(self) -> int | None:
+        """How far a rank of any node has come; of others that is told once nothing is left."""
+        told = self.abroad.outcomes if self.abroad is not None else ()
+        return furthest(self.step, *(outcome.get("step") for outcome in told))
+
+    @property
+    def everywhere(self) -> dict[int, RankState]:
+        """What is known of ranks on all nodes; of the others' only those that matter."""
+        return {**self.abroad.ranks, **self.ranks} if self.abroad is not None else self.ranks
+
+
+def skip_time(state: State, lost_ns: int) -> State:
+    """Return the state in which nothing is due any sooner for time in which nobody could act."""
+    return replace(
+        state,
+        deadline_ns=None if state.deadline_ns is None else state.deadline_ns + lost_ns,
+        begin_ns=None if state.begin_ns is None else state.begin_ns + lost_ns,
+    )
+
+
+def was_stopped(state: State) -> bool:
+    """Whether somebody wants the launch to end, here or on another node."""
+    abroad = state.abroad
+    if abroad is None or state.signals:
+        return bool(state.signals)
+    return abroad.signum is not None or (abroad.over is not None and bool(abroad.over.signum))
+
+
+def furthest(*steps: int | None) -> int | None:
+    """Return the last of some steps, ``None`` if there is none."""
+    return max((step for step in steps if step is not None), default=None)
+
+
+def is_idle(state: State) -> bool:
+    """Whether no rank is left and no other will be started."""
+    if state.alive or state.finishing or state.between:
+        return False
+    return state.stopping or all(rank.exited is not None for rank in state.ranks.values())

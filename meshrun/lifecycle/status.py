@@ -1,0 +1,49 @@
+"""How every rank does at one moment, as a value: Status. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from meshrun.lifecycle.state import RankState, State
+
+Phase = Literal["failed", "hung", "stopped", "starting", "joining", "running", "ending", "ended"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStatus:
+    """One rank."""
+
+    rank: int
+    phase: Phase
+    cpu: float | None = None
+    """Cores in use since the last look; ``None`` while that is not known."""
+    memory_bytes: int | None = None
+    gpu_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """The ranks of this node."""
+
+    ranks: tuple[RankStatus, ...]
+    generation: int
+    max_restarts: int
+    elapsed_s: float
+
+
+def phase_of(known: RankState, state: State, *, has_mesh: bool) -> Phase:
+    """Return what a rank is at."""
+    phase: Phase = "running"
+    if known.exited is not None:
+        asked = known.told_to_end_ns is not None
+        phase = "ended" if known.exited.wait_status == 0 or asked else "failed"
+    elif known.raised is not None:
+        phase = "failed"
+    elif state.hung is not None:
+        phase = "hung"
+    elif known.finished or (state.stopping and known.pid is not None):
+        phase = "ending"
+    elif not known.ready:
+        phase = "joining" if has_mesh and known.pid is not None else "starting"
+    return phase

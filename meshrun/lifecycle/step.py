@@ -1,0 +1,15 @@
+"""What a launch does next: step(state, event) -> (state, actions). Pure; time comes in events."""
+
+from __future__ import annotations
+
+from meshrun.lifecycle import local, other_nodes
+from meshrun.lifecycle.shutdown import Step
+from meshrun.lifecycle.state import State
+from meshrun.protocol.events import Event
+
+_STEPS = {**local.STEPS, **other_nodes.STEPS}
+
+
+def step(state: State, event: Event) -> Step:
+    """Return the state after ``event`` and what to do about it."""
+    return _STEPS[type(event)](state, event)

@@ -1,0 +1,44 @@
+"""When a launch reached what: events -> Timings."""
+
+from __future__ import annotations
+
+import time
+
+from meshrun.protocol.events import (
+    Event,
+    RankExited,
+    RankJoined,
+    RankReady,
+    RankStarted,
+    ZygoteReady,
+)
+from meshrun.protocol.result import Timings
+
+
+class Stopwatch:
+    """Keeps the last time of each kind of event."""
+
+    def __init__(self, began_ns: int) -> None:
+        self._began_ns = began_ns
+        self._import_ns: int | None = None
+        self._last: dict[type, int] = {}
+
+    def see(self, event: Event) -> None:
+        """Note the time of ``event``."""
+        if isinstance(event, ZygoteReady):
+            self._import_ns = event.import_ns
+        if isinstance(event, ZygoteReady | RankStarted | RankJoined | RankReady | RankExited):
+            self._last[type(event)] = max(event.at_ns, self._last.get(type(event), 0))
+
+    def timings(self) -> Timings:
+        """Return what was seen until now."""
+        return Timings(
+            began_ns=self._began_ns,
+            import_ns=self._import_ns,
+            zygote_ready_ns=self._last.get(ZygoteReady),
+            last_started_ns=self._last.get(RankStarted),
+            last_joined_ns=self._last.get(RankJoined),
+            last_ready_ns=self._last.get(RankReady),
+            last_exited_ns=self._last.get(RankExited),
+            ended_ns=time.monotonic_ns(),
+        )

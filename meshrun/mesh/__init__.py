@@ -1,0 +1,1 @@
+"""The mesh of this process. Nothing here imports torch before it is needed."""

@@ -1,0 +1,149 @@
+"""Meshes built in a process that runs already, from what its environment says."""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import os
+import sys
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from meshrun.errors import MeshError
+from meshrun.layout import Layout, parse_derived, solve_layout
+from meshrun.layout.spec import parse_mesh
+from meshrun.mesh.build import build_mesh, set_timeout
+from meshrun.mesh.layout_here import current_layout, read_count, read_number
+from meshrun.mesh.mesh_cache import Installed, process
+from meshrun.mesh.scheduler_task import join_task, launch_environment
+from meshrun.plan.group_options import GroupOptions, parse_group_options
+
+_WAYS_OUT = (
+    "start the program with `meshrun --mesh dp=2,tp=4 ...`, or set MESHRUN_MESH=dp=2,tp=4"
+    " under torchrun, srun or mpirun, or call current_mesh(fallback='dp=-1')"
+)
+
+
+def read_group_options() -> GroupOptions:
+    """Return the group options that the environment describes.
+
+    Raises:
+        UsageError: If they cannot be read.
+    """
+    env = os.environ
+    texts = (env.get(f"MESHRUN_{name}", "") for name in ("BACKEND", "TIMEOUT", "PG_OPT"))
+    backends, timeouts, settings = ([text] if text else [] for text in texts)
+    return parse_group_options(backends, timeouts, settings)
+
+
+def build_from_environment(fallback: str | None) -> Installed:
+    """Build the mesh that ``MESHRUN_MESH`` describes, or ``fallback``; collective.
+
+    Raises:
+        MeshError: If neither is there, or the process group has another size.
+    """
+    layout = current_layout()
+    if layout.mesh is None:
+        if fallback is None:
+            raise MeshError("there is no mesh in this process", hint=_WAYS_OUT)
+        layout = layout_of(fallback, None)
+    return _build(layout, os.environ.get("MESHRUN_DEVICE"), read_group_options())
+
+
+def build_here(
+    layout: Layout, device: str | None, *, backend: Sequence[str], timeout: Sequence[str]
+) -> Installed:
+    """Build a mesh that the program describes itself; collective."""
+    return _build(layout, device, parse_group_options(backend, timeout, ()))
+
+
+def layout_of(
+    spec: str, names: str | None, flatten: Sequence[str] = (), views: Sequence[str] = ()
+) -> Layout:
+    """Return a layout over the ranks that the environment names, one if it names none."""
+    world_size = read_count("WORLD_SIZE", launch_environment()) or 1
+    flattens, parsed = parse_derived(flatten, views)
+    return solve_layout(
+        parse_mesh(spec, names), nproc_per_node=world_size, flattens=flattens, views=parsed
+    )
+
+
+def select_device(device_type: str, index: int) -> str:
+    """Select this rank's device and return the back ends that serve it and the host.
+
+    With an accelerator the default group has gloo beside the accelerator's own back end, so that
+    programs may ask for either.
+    """
+    import torch
+    import torch.distributed as dist
+
+    if device_type == "cpu":
+        return "gloo"
+    module = torch.get_device_module(device_type)
+    # Where a scheduler shows each rank its own device alone, it is the first.
+    module.set_device(0 if module.device_count() == 1 else index)
+    return f"cpu:gloo,{device_type}:{dist.get_default_backend_for_device(device_type)}"
+
+
+def _build(layout: Layout, device: str | None, options: GroupOptions) -> Installed:
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        join_task()
+    device_type = _device_type(device)
+    if not dist.is_initialized():
+        _init_process_group(device_type, options)
+    if dist.get_world_size() != layout.world_size:
+        raise MeshError(
+            f"the mesh `{layout.mesh}` needs {layout.world_size} ranks, and the process group has"
+            f" {dist.get_world_size()}"
+        )
+    built = build_mesh(layout, device_type, options)
+    set_timeout(dist.group.WORLD, options.timeout_s(""))
+    return Installed(built, dist.group.WORLD)
+
+
+def _device_type(asked: str | None) -> str:
+    """The device asked for, else the accelerator where each local rank has one, else the CPU."""
+    if asked and asked != "auto":
+        return asked
+    import torch
+
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    env = launch_environment()
+    workers = read_count("LOCAL_WORLD_SIZE", env) or 1
+    count = torch.accelerator.device_count()
+    if count == 1 and "RANK" in env:
+        # `srun --gpus-per-task=1` shows each task its own one.
+        count = max(count, read_number("SLURM_GPUS_ON_NODE", env) or 0)
+    return str(accelerator.type) if accelerator is not None and count >= workers else "cpu"
+
+
+def _init_process_group(device_type: str, options: GroupOptions) -> None:
+    import torch.distributed as dist
+
+    backend = select_device(device_type, read_number("LOCAL_RANK") or 0)
+    seconds = options.timeout_s("")
+    more: dict[str, Any] = {} if seconds is None else {"timeout": timedelta(seconds=seconds)}
+    if "RANK" in os.environ:
+        dist.init_process_group(backend, **more)
+    else:
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, **more)
+    if device_type == "cpu":
+        atexit.register(_end_process_group, dist.group.WORLD, os.getpid())
+
+
+def _end_process_group(group: Any, pid: int) -> None:
+    """End gloo's threads before Python ends, if the program went well and left that to us.
+
+    One that still releases a tensor while Python finalises aborts the process, in one of twenty
+    runs. A program that failed may have collectives under way that no peer will ever join.
+    """
+    import torch.distributed as dist
+
+    failed = getattr(sys, "last_value", None) is not None
+    if not failed and os.getpid() == pid and dist.group.WORLD is group:
+        process.installed = None
+        dist.destroy_process_group()
+        gc.collect()

@@ -1,0 +1,164 @@
+"""current_mesh() and its relatives: the mesh of this process. torch comes lazily."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from meshrun.errors import MeshError
+from meshrun.layout.spec import AnyMesh, mesh_text
+from meshrun.mesh.late_settings import tell_late_settings
+from meshrun.mesh.mesh_cache import Installed, not_in_a_child, process, slice_mesh
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+_entered = threading.local()
+
+
+def current_mesh(*dims: str, fallback: str | None = None) -> DeviceMesh:
+    """Return the mesh of this process, or the part of it along some dims.
+
+    Inside ``use_mesh(other)``, or torch's own ``with other:``, it is that mesh. Otherwise, under
+    meshrun, it is the one that was built before the program's first line; under torchrun, in a task
+    of ``srun`` or ``mpirun``, or in a plain ``python`` with ``MESHRUN_MESH`` set it is built on
+    first use, which every rank must then reach. The same arguments give the same object each
+    time, in every thread.
+
+    Args:
+        *dims: Names of dims in the mesh's order, joined dims among them; or of dims of one view,
+            or the view's own name. None for the whole mesh.
+        fallback: A spec such as ``dp=-1`` to build if there is no mesh and none is described.
+
+    Returns:
+        A ``torch.distributed.device_mesh.DeviceMesh``.
+
+    Raises:
+        MeshError: If there is no mesh here, it is no longer valid, or it has no such dims.
+
+    Example:
+        ``tp = current_mesh("tp")`` is one-dimensional and holds this rank's ``tp`` group.
+    """
+    with process.lock:
+        tell_late_settings()
+        other = _innermost()
+        if other is not None:
+            return _part_of(other, dims) if dims else other
+        installed = _installed(fallback)
+        return installed.part(dims) if dims else installed.mesh
+
+
+def has_mesh() -> bool:
+    """Whether :func:`current_mesh` would return a mesh that exists already; never raises."""
+    with process.lock:
+        if _innermost() is not None:
+            return True
+        if process.installed is None:
+            return False
+        try:
+            process.installed.check_valid()
+        except MeshError:
+            return False
+        return True
+
+
+@contextmanager
+def use_mesh(mesh: DeviceMesh) -> Iterator[DeviceMesh]:
+    """Make ``mesh`` the current one for this thread while the block runs.
+
+    torch sees it too: calls that take a ``device_mesh`` need none.
+    """
+    parts: dict[int, dict[tuple[str, ...], DeviceMesh]] = _entered.__dict__.setdefault("parts", {})
+    outer = parts.get(id(mesh))
+    parts.setdefault(id(mesh), {})
+    try:
+        with mesh:
+            yield mesh
+    finally:
+        if outer is None:
+            del parts[id(mesh)]
+
+
+def init_mesh(
+    spec: AnyMesh,
+    names: str | None = None,
+    *,
+    device: str | None = None,
+    flatten: Sequence[str] = (),
+    views: Sequence[str] = (),
+    backend: Sequence[str] = (),
+    timeout: Sequence[str] = (),
+) -> DeviceMesh:
+    """Build the mesh of this process where no launcher has: under torchrun, srun, in a notebook.
+
+    All ranks must call it. Without any of them the world is one rank. A second call with the
+    same spec returns the same mesh.
+
+    Args:
+        spec: As ``--mesh``, such as ``dp=-1,tp=2``, or values: ``{"dp": -1, "tp": 2}``, ``(2, 4)``.
+        names: As ``--names``.
+        device: As ``--device``; chosen if ``None``.
+        flatten: As ``--flatten``.
+        views: As ``--view``.
+        backend: As ``--backend``.
+        timeout: As ``--timeout``.
+
+    Raises:
+        SpecError: If a text cannot be read.
+        MeshError: If the world has another size, or there is another mesh already.
+    """
+    from meshrun.mesh.ambient import build_here, layout_of
+
+    spec = mesh_text(spec)
+    with process.lock:
+        layout = layout_of(spec, names, flatten, views)
+        if process.installed is None:
+            process.installed = build_here(layout, device, backend=backend, timeout=timeout)
+        process.installed.check_valid()
+        built = process.installed.layout
+        asked, there = ({*each.flattens, *each.views} for each in (layout, built))
+        if built.mesh != layout.mesh or not asked <= there:
+            wanted = " and ".join(f"`{text}`" for text in (spec, *flatten, *views))
+            raise MeshError(
+                f"init_mesh of {wanted} was called, and there is a mesh `{built.mesh}` already",
+                hint="current_mesh() returns it; use_mesh(mesh) takes another for a while",
+            )
+        return process.installed.mesh
+
+
+def _installed(fallback: str | None) -> Installed:
+    """Return the process's own mesh, built now if the environment describes one."""
+    if process.installed is None:
+        if os.environ.get("MESHRUN_WORKER_PID", str(os.getpid())) != str(os.getpid()):
+            raise not_in_a_child()
+        from meshrun.mesh.ambient import build_from_environment
+
+        process.installed = build_from_environment(fallback)
+    process.installed.check_valid()
+    return process.installed
+
+
+def _innermost() -> DeviceMesh | None:
+    """Return the mesh of the innermost ``with mesh:`` of this thread, if it is not our own."""
+    module = sys.modules.get("torch.distributed.device_mesh")
+    resources = getattr(module, "_mesh_resources", None)
+    stack = getattr(resources, "mesh_stack", None)
+    if not stack:
+        return None
+    innermost: DeviceMesh = stack[-1]
+    ours = process.installed
+    return None if ours is not None and innermost is ours.mesh else innermost
+
+
+def _part_of(mesh: DeviceMesh, dims: tuple[str, ...]) -> DeviceMesh:
+    parts = getattr(_entered, "parts", {}).get(id(mesh))
+    if parts is None:
+        return slice_mesh(mesh, dims)
+    if dims not in parts:
+        parts[dims] = slice_mesh(mesh, dims)
+    found: DeviceMesh = parts[dims]
+    return found

@@ -1,0 +1,74 @@
+"""data_shard(): which part of the data this rank reads, from the environment. No torch."""
+
+from __future__ import annotations
+
+import os
+
+from meshrun.errors import LayoutError, MeshError
+from meshrun.layout import Layout
+from meshrun.layout.axes import rest_of
+from meshrun.mesh.layout_here import current_layout
+
+_NAMES = ("dp", "data", "batch", "fsdp", "replicate", "shard", "ddp", "hsdp")
+_PREFIX = "dp_"
+
+
+def data_shard(*dims: str | int) -> tuple[int, int]:
+    """Return which part of the data this rank reads, of how many different ones.
+
+    It needs no torch and no process group, and is right in loader workers too. Ranks that differ
+    only on other dims, such as ``tp``, read the same part.
+
+    Args:
+        *dims: The dims that split the batch, slowest first; joined dims and those of views
+            too. By default those in ``MESHRUN_DATA_DIMS``, joined by commas, else the mesh's dims
+            named ``dp``, ``dp_*``, ``data``, ``batch``, ``fsdp``, ``replicate``, ``shard``,
+            ``ddp`` or ``hsdp``.
+
+    Returns:
+        (part, number of parts), as samplers take them for ``rank`` and ``num_replicas``: of all
+        ranks where there is no mesh, (0, 1) where no dim splits the data.
+
+    Raises:
+        MeshError: If the environment contradicts itself, or dims without names are to be chosen
+            by name.
+        LayoutError: If there is no such dim, or two dims have ranks in common.
+
+    Example:
+        ``DistributedSampler(data, num_replicas=parts, rank=part)`` after
+        ``part, parts = data_shard()``.
+    """
+    layout = current_layout()
+    if layout.own_rank is None:
+        raise MeshError("the environment does not say which rank this is", hint="set RANK")
+    if layout.mesh is None and not dims:
+        return layout.own_rank, layout.world_size
+    chosen = dims or _default_dims(layout)
+    if not _are_apart(layout, chosen):
+        raise LayoutError(
+            f"data dims {', '.join(f'`{dim}`' for dim in chosen)} overlap",
+            hint="name dims of which none is, or holds, a part of another",
+        )
+    part, parts = 0, 1
+    for dim in chosen:
+        size = layout.size(dim)
+        part, parts = part * size + layout.dim_rank(dim), parts * size
+    return part, parts
+
+
+def _default_dims(layout: Layout) -> tuple[str, ...]:
+    if text := os.environ.get("MESHRUN_DATA_DIMS"):
+        return tuple(dim.strip() for dim in text.split(",") if dim.strip())
+    names = layout.mesh_dim_names
+    if names is None:
+        raise MeshError(
+            f"the dims of mesh `{layout.mesh}` have no names that say which split the data",
+            hint="name them, as in --mesh dp=2,tp=4, or pass their indices: data_shard(0)",
+        )
+    return tuple(name for name in names if name in _NAMES or name.startswith(_PREFIX))
+
+
+def _are_apart(layout: Layout, dims: tuple[str | int, ...]) -> bool:
+    """Whether every combination of indices is there, and as often as any other."""
+    axes = tuple(layout.axis(dim) for dim in dims)
+    return len(set(dims)) == len(dims) and rest_of(layout.world_size, axes) is not None

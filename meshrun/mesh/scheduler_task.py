@@ -1,0 +1,127 @@
+"""A process that srun or mpirun started as one of several, and what torchrun would tell it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from meshrun.cluster import ClusterFacts, Task, detect_cluster
+from meshrun.errors import MeshError
+from meshrun.host.descriptors import has_terminal
+from meshrun.host.interfaces import interface_variables, own_address_towards, own_addresses, resolve
+
+_SET_BY_LAUNCHERS = ("RANK", "WORLD_SIZE")
+_SAY_IT = "set MASTER_ADDR and MASTER_PORT to an address of the first node and a free port there"
+
+
+def launch_environment() -> Mapping[str, str]:
+    """Return the environment, with the ranks of a task among several where no launcher set them.
+
+    Raises:
+        UsageError: If a scheduler's variable is broken.
+        MeshError: If the ranks are not in blocks.
+    """
+    env = os.environ
+    facts = _facts(env)
+    if facts is None or facts.task is None:
+        return env
+    return {**_ranks(facts, facts.task), **env}
+
+
+def join_task() -> None:
+    """Set what ``init_process_group()`` reads, in a task among several; nothing elsewhere.
+
+    Raises:
+        UsageError: If a scheduler's variable is broken.
+        MeshError: If the ranks are not in blocks, or nothing says where they meet.
+    """
+    facts = _facts(os.environ)
+    if facts is None or facts.task is None:
+        return
+    ranks = _ranks(facts, facts.task)
+    for name, value in {**_meeting(facts, facts.task, os.environ), **ranks}.items():
+        os.environ.setdefault(name, value)
+
+
+def _facts(env: Mapping[str, str]) -> ClusterFacts | None:
+    """Return the facts of a task among several that no launcher was started in."""
+    if any(name in env for name in _SET_BY_LAUNCHERS):
+        return None
+    facts = detect_cluster(env, hostname=os.uname().nodename, terminal=has_terminal())
+    alone = facts is None or facts.task is None or facts.task.world_size == 1
+    return None if alone else facts
+
+
+def _ranks(facts: ClusterFacts, task: Task) -> dict[str, str]:
+    if not task.in_blocks:
+        raise MeshError(
+            f"rank {task.rank} of {task.world_size} is process {task.local_rank} of its node: the"
+            " ranks go round the nodes, and a mesh has neighbours on one node",
+            hint="srun --distribution=block, or mpirun --map-by slot",
+        )
+    numbers = {
+        "RANK": task.rank,
+        "WORLD_SIZE": task.world_size,
+        "LOCAL_RANK": task.local_rank,
+        "LOCAL_WORLD_SIZE": task.local_world_size,
+        "GROUP_RANK": facts.node_rank,
+        "GROUP_WORLD_SIZE": facts.nnodes,
+    }
+    found = {name: str(number) for name, number in numbers.items() if number is not None}
+    if len(set(task.per_node)) > 1:
+        found["MESHRUN_NPROC_PER_NODE"] = ",".join(map(str, task.per_node))
+    return found
+
+
+def _meeting(facts: ClusterFacts, task: Task, env: Mapping[str, str]) -> dict[str, str]:
+    """Return where the ranks meet, and the interface that faces the other nodes."""
+    if not env.get("MASTER_PORT") and facts.port is None:
+        raise MeshError(f"{facts.system} does not say which job this is", hint=_SAY_IT)
+    port = {} if facts.port is None else {"MASTER_PORT": str(facts.port)}
+    interfaces = own_addresses()
+    if facts.nnodes == 1:
+        return {
+            "MASTER_ADDR": "127.0.0.1",
+            **port,
+            **interface_variables(interfaces.get("127.0.0.1")),
+        }
+    given = env.get("MASTER_ADDR")
+    head, own = _addresses(facts, task, (given,) if given else facts.head, set(interfaces))
+    if not given and (head is None or own is None):
+        raise _nowhere(facts, task)
+    interface = interfaces.get(own) if own else None
+    return {"MASTER_ADDR": head or "", **port, **interface_variables(interface)}
+
+
+def _addresses(
+    facts: ClusterFacts, task: Task, heads: tuple[str, ...], mine: set[str]
+) -> tuple[str | None, str | None]:
+    """Return the head's address and this machine's own on the way to it, as far as known."""
+    known = [address for head in heads for address in resolve(head)]
+    here = next((address for address in known if address in mine), None)
+    if task.rank == 0 or facts.node_rank == 0:
+        others = (address for host in facts.hosts[1:] for address in resolve(host))
+        own = here or next(filter(None, map(own_address_towards, others)), None)
+        return own, own
+    # An address that this machine has too, such as a container bridge's, leads nowhere else.
+    there = next((address for address in known if address not in mine), None)
+    if there is None and facts.node_rank is None:
+        return here, here  # it shares the machine with the head
+    return there, own_address_towards(there) if there else None
+
+
+def _nowhere(facts: ClusterFacts, task: Task) -> MeshError:
+    host = os.uname().nodename
+    names = ", ".join(f"`{name}`" for name in facts.head) or "nothing"
+    if facts.system == "Open MPI":
+        message = f"rank {task.rank} runs on {host}, and all that mpirun tells is its own: {names}"
+        return MeshError(
+            f"{message}; rank 0 has to be there",
+            hint=f"start mpirun on the first host, or {_SAY_IT}",
+        )
+    if facts.node_rank == 0:
+        names = ", ".join(f"`{name}`" for name in facts.hosts[1:])
+        message = f"rank {task.rank} on {host} finds no address that faces {names}"
+    else:
+        message = f"rank {task.rank} on {host} cannot reach the first node: tried {names}"
+    return MeshError(message, hint=f"names have to resolve; or {_SAY_IT}")

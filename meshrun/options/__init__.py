@@ -1,1 +1,0 @@
-"""Every option of the command line."""

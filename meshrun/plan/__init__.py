@@ -1,0 +1,1 @@
+"""What is asked for and what is decided before anything starts, as values."""

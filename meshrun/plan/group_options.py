@@ -1,0 +1,165 @@
+"""What the groups of a mesh are made with: back ends, timeouts, options. Texts <-> values, pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from decimal import Decimal
+from difflib import get_close_matches
+
+from meshrun.errors import UsageError
+from meshrun.plan.parse import parse_seconds
+
+_SHORTEST_S, _LONGEST_S = 0.001, 1e9
+_ONLY_FOR = {"nccl": "cuda", "xccl": "xpu"}
+"""Back ends that serve one device type alone."""
+_BACKENDS = (
+    *("gloo", "mpi", "ucc", "fake", *_ONLY_FOR),
+    *("hccl", "ccl", "cncl", "mccl", "eccl", "smddp"),
+)
+"""torch's own, and some that packages bring; there are more of those."""
+_BACKEND = re.compile(r"[a-z][a-z0-9_]*(?::[a-z][a-z0-9_]*)?(?:,[a-z]\w*:[a-z]\w*)*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupOptions:
+    """How process groups are made; a dim that is not named is as torch makes it."""
+
+    backends: tuple[tuple[str, str], ...] = ()
+    """(dim, back end), such as ``("tp", "gloo")``; the dim "" is all of them."""
+    timeouts_s: tuple[tuple[str, float], ...] = ()
+    """(dim, seconds); the dim "" is every group, the one of the world too."""
+    settings: tuple[tuple[str, str, str], ...] = ()
+    """(dim, option, value) of the back end's own option object."""
+
+    def backend(self, dim: str) -> str | None:
+        """Return the back end of a dim's groups, or ``None`` for torch's choice."""
+        given = dict(self.backends)
+        return given.get(dim, given.get(""))
+
+    def timeout_s(self, dim: str) -> float | None:
+        """Return the timeout of a dim's groups, or ``None`` for torch's own."""
+        given = dict(self.timeouts_s)
+        return given.get(dim, given.get(""))
+
+    def has_own(self, dim: str) -> bool:
+        """Whether a dim's groups are made otherwise than the default group."""
+        return self.backend(dim) is not None or any(of == dim for of, _, _ in self.settings)
+
+    def check_backends(self, device_type: str) -> None:
+        """Check that there are such back ends, and that they serve the mesh's device.
+
+        Raises:
+            UsageError: With one that does.
+        """
+        for dim, text in self.backends:
+            parts = (part.rpartition(":") for part in text.split(","))
+            names = [backend for device, _, backend in parts if device in ("", device_type)]
+            for backend in names:
+                if backend not in _BACKENDS and (
+                    near := get_close_matches(backend, _BACKENDS, n=1)
+                ):
+                    hint = f"`{near[0]}`?"
+                    raise UsageError(f"--backend: there is no back end `{backend}`", hint=hint)
+                if _ONLY_FOR.get(backend, device_type) != device_type:
+                    fits = next((b for b, d in _ONLY_FOR.items() if d == device_type), "gloo")
+                    raise UsageError(
+                        f"--backend {_with_dim(dim, text)}: {backend} is for"
+                        f" {_ONLY_FOR[backend]}, and the mesh is on {device_type}",
+                        hint=f"--backend {_with_dim(dim, fits)}, or leave it out",
+                    )
+
+    def check_dims(self, known: Iterable[str]) -> None:
+        """Check that each dim that is named is one of the mesh's.
+
+        Raises:
+            UsageError: With the dims there are.
+        """
+        names = list(known)
+        for option, dims in (
+            ("--backend", [dim for dim, _ in self.backends]),
+            ("--timeout", [dim for dim, _ in self.timeouts_s]),
+            ("--pg-opt", [dim for dim, _, _ in self.settings]),
+        ):
+            for dim in dims:
+                if dim and dim not in names:
+                    has = f"it has {', '.join(names)}" if names else "there is no --mesh"
+                    raise UsageError(f"{option}: the mesh has no dim `{dim}`", hint=has)
+
+
+def parse_group_options(
+    backends: Iterable[str], timeouts: Iterable[str], settings: Iterable[str]
+) -> GroupOptions:
+    """Return the values of ``--backend``, ``--timeout`` and ``--pg-opt``, each given any often.
+
+    Args:
+        backends: ``tp=gloo``, or ``gloo`` for all dims.
+        timeouts: ``15m`` for every group, or ``tp=2m``.
+        settings: ``tp:is_high_priority_stream=1``, several joined by commas.
+
+    Raises:
+        UsageError: If one cannot be read.
+    """
+    return GroupOptions(
+        backends=tuple(_parse_backend(text) for text in _split(backends)),
+        timeouts_s=tuple(_parse_timeout(text) for text in _split(timeouts)),
+        settings=tuple(part for text in _split(settings) for part in _parse_settings(text)),
+    )
+
+
+def format_group_options(options: GroupOptions) -> dict[str, str]:
+    """Return the options as variables, for :func:`parse_group_options` to read again."""
+    texts = {
+        "MESHRUN_BACKEND": [_with_dim(dim, backend) for dim, backend in options.backends],
+        "MESHRUN_TIMEOUT": [
+            _with_dim(dim, _format_seconds(seconds)) for dim, seconds in options.timeouts_s
+        ],
+        "MESHRUN_PG_OPT": [f"{dim}:{name}={value}" for dim, name, value in options.settings],
+    }
+    return {name: ";".join(parts) for name, parts in texts.items() if parts}
+
+
+def _split(texts: Iterable[str]) -> list[str]:
+    return [part.strip() for text in texts for part in text.split(";") if part.strip()]
+
+
+def _with_dim(dim: str, text: str) -> str:
+    return f"{dim}={text}" if dim else text
+
+
+def _parse_backend(text: str) -> tuple[str, str]:
+    dim, equals, backend = text.rpartition("=")
+    if not _BACKEND.fullmatch(backend) or (equals and not dim):
+        raise UsageError(
+            f"--backend cannot read `{text}`", hint="--backend gloo for all dims, --backend tp=nccl"
+        )
+    return dim, backend
+
+
+def _parse_timeout(text: str) -> tuple[str, float]:
+    dim, equals, duration = text.rpartition("=")
+    if equals and not dim:
+        raise UsageError(
+            f"--timeout cannot read `{text}`",
+            hint="--timeout 15m for every group, --timeout tp=90s for those of a dim",
+        )
+    return dim, parse_seconds(duration, "--timeout", least=_SHORTEST_S, most=_LONGEST_S)
+
+
+def _format_seconds(seconds: float) -> str:
+    """Return a duration with all its digits, and no exponent."""
+    return f"{Decimal(repr(seconds)):f}".removesuffix(".0") + "s"
+
+
+def _parse_settings(text: str) -> list[tuple[str, str, str]]:
+    dim, colon, pairs = text.partition(":")
+    found = []
+    for pair in pairs.split(","):
+        name, equals, value = pair.partition("=")
+        if not (dim and colon and name.strip() and equals):
+            raise UsageError(
+                f"--pg-opt cannot read `{text}`", hint="--pg-opt tp:is_high_priority_stream=1"
+            )
+        found.append((dim.strip(), name.strip(), value.strip()))
+    return found

@@ -1,0 +1,84 @@
+"""Which file takes what: torchrun's layout of a log directory. Pure.
+
+    DIR/<run id>_<random>/attempt_<n>/<local rank>/{stdout.log,stderr.log,error.json}
+    DIR/<run id>_<random>/attempt_<n>/{filtered_stdout.log,filtered_stderr.log}
+
+Where there are several nodes, the name of the node stands after the run's id.
+
+Source:
+    ``DefaultLogsSpecs.reify`` in torch 2.13's ``distributed/elastic/multiprocessing/api.py``.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from meshrun.plan.request import LogRequest
+
+_OUT, _ERR = 1, 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamFile:
+    """Where one stream of a rank goes besides, or instead of, the console."""
+
+    path: str | None
+    """The file that takes it, or ``None``."""
+    printed: bool
+    """Whether the console shows it too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFiles:
+    """The files of one rank in one generation."""
+
+    stdout: StreamFile
+    stderr: StreamFile
+    error_file: str
+    """Where torch-elastic's ``record`` writes an exception; "" for nowhere."""
+    filtered_stdout: str = ""
+    """Where lines of all ranks' stdout are copied to; "" for nowhere."""
+    filtered_stderr: str = ""
+
+
+def attempt_folder(run_folder: str, generation: int) -> str:
+    """Return the folder of one generation of ranks."""
+    return os.path.join(run_folder, f"attempt_{generation}")
+
+
+def rank_files(logs: LogRequest, run_folder: str, generation: int, local_rank: int) -> RankFiles:
+    """Return the files of one rank.
+
+    With ``--log-dir /dev/null`` nothing goes to files, as for torchrun.
+    """
+    if logs.log_dir == os.devnull:
+        printed = StreamFile(path=None, printed=True)
+        return RankFiles(stdout=printed, stderr=printed, error_file="")
+    attempt = attempt_folder(run_folder, generation)
+    folder = os.path.join(attempt, str(local_rank))
+
+    def stream(bit: int, name: str) -> StreamFile:
+        teed = bool(logs.tee.of(local_rank) & bit)
+        to_file = teed or bool(logs.redirects.of(local_rank) & bit)
+        path = os.path.join(folder, name) if to_file else None
+        return StreamFile(path=path, printed=teed or not to_file)
+
+    return RankFiles(
+        stdout=stream(_OUT, "stdout.log"),
+        stderr=stream(_ERR, "stderr.log"),
+        error_file=os.path.join(folder, "error.json"),
+        filtered_stdout=os.path.join(attempt, "filtered_stdout.log"),
+        filtered_stderr=os.path.join(attempt, "filtered_stderr.log"),
+    )
+
+
+def run_folder_prefix(run_id: str, host: str = "") -> str:
+    """Return how the name of a run's folder begins; an id may hold what a file name may not.
+
+    Args:
+        run_id: "" where each node would have another.
+        host: This node's name, where there are several.
+    """
+    name = "_".join(filter(None, (run_id, host)))
+    return "".join(char if char.isalnum() or char in "-_.=+@" else "_" for char in name) + "_"

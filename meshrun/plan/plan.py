@@ -1,0 +1,324 @@
+"""A launch as a value: who runs where, with which device, arguments and environment.
+
+``build_plan`` turns a request and the facts of this machine into a LaunchPlan; a dry run prints
+that very object and a launch executes it. Nothing here touches a process, a socket or torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from meshrun.errors import UsageError
+from meshrun.host.machine import GpuLinks, HostFacts
+from meshrun.layout import Layout, count_slots, solve_layout
+from meshrun.layout.selection import find_debugged, select_ranks
+from meshrun.layout.spec import INFERRED
+from meshrun.plan.device import TOO_FEW, choose_device, device_name
+from meshrun.plan.numa import bind_cpus
+from meshrun.plan.parse import parse_endpoint
+from meshrun.plan.rendezvous_config import Meeting, plan_meeting
+from meshrun.plan.request import (
+    ConsoleRequest,
+    LaunchRequest,
+    Program,
+    Rendezvous,
+    StartMethod,
+)
+
+LOOPBACK_ADDRESS = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPlan:
+    """One rank: its numbers, its coordinate and its device."""
+
+    rank: int
+    node_rank: int
+    local_rank: int
+    coordinate: tuple[int, ...]
+    device: str | None
+    """torch device such as ``cuda:3`` or ``cpu``; ``None`` where the program chooses."""
+    cpus: tuple[int, ...] | None = None
+    """Logical CPUs it is bound to; ``None`` if it may use all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchPlan:
+    """Everything decided about a launch before anything is started."""
+
+    request: LaunchRequest
+    layout: Layout
+    slots_per_node: tuple[int, ...]
+    """Workers that each node might have; the layout uses as many or fewer."""
+    device_type: str | None
+    """torch device type of the mesh; ``None`` without a mesh, where the program chooses."""
+    device_reason: str
+    """Why that device: one phrase for people."""
+    start_method: StartMethod
+    start_method_reason: str
+    omp_num_threads: int
+    """Threads a rank's OpenMP may use; where a node has several workers, and nobody set
+    ``OMP_NUM_THREADS``, that says so."""
+    store_address: str
+    """Where the ranks' store listens: loopback, unless another address was asked for."""
+    store_port: int
+    """Its port; 0 for one that is free."""
+    shown: frozenset[int] | None
+    """Ranks whose output is printed; ``None`` for all."""
+    debugged: int | None
+    """The rank that gets the terminal, if any."""
+    bound_cpus: tuple[tuple[int, ...], ...] | None
+    """Logical CPUs of each local rank; ``None`` without ``--numa-binding``."""
+    visible_devices: tuple[str, ...] | None
+    links: GpuLinks | None = None
+    """Links between the GPUs of this machine, where a dry run could find them."""
+    meeting: Meeting | None = None
+    """Where the nodes meet; ``None`` where there is but this one."""
+    node_rank: int = 0
+    roles: tuple[str, ...] = ()
+    """What each node calls its workers; empty until the nodes have met."""
+
+    @property
+    def program(self) -> Program:
+        """What each rank runs."""
+        return self.request.program
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether nodes may come and go once the launch has begun."""
+        return self.meeting is not None and self.meeting.is_elastic
+
+    @property
+    def spares(self) -> tuple[tuple[int, int], ...]:
+        """(node rank, slots that no rank takes) of each node that has any."""
+        counts = zip(self.slots_per_node, self.layout.nproc_per_node, strict=True)
+        left = ((node, slots - used) for node, (slots, used) in enumerate(counts))
+        return tuple((node, count) for node, count in left if count)
+
+    @property
+    def passes_over_accelerators(self) -> bool:
+        """Whether there are accelerators, too few of them, and so the mesh is on the CPU."""
+        return self.device_reason.endswith(TOO_FEW)
+
+    def rank(self, rank: int) -> RankPlan:
+        """Return the plan of one rank."""
+        local_rank = self.layout.local_rank(rank)
+        return RankPlan(
+            rank=rank,
+            node_rank=self.layout.node_rank(rank),
+            local_rank=local_rank,
+            coordinate=self.layout.coordinate(rank),
+            device=device_name(self.device_type, self.device_index(local_rank)),
+            cpus=self.bound_cpus[local_rank] if self.bound_cpus else None,
+        )
+
+    def device_index(self, local_rank: int) -> int:
+        """Return the number by which a rank knows its device: 0 where it sees no other."""
+        return 0 if self.request.virtual_local_rank else local_rank
+
+    def place_in_role(self, rank: int) -> tuple[int, int]:
+        """Return (place among the ranks of the same role, how many these are)."""
+        if len(set(self.roles)) < 2:
+            return rank, self.layout.world_size
+        role = self.roles[self.layout.node_rank(rank)]
+        nodes = [node_rank for node_rank, other in enumerate(self.roles) if other == role]
+        ranks = sorted(r for node_rank in nodes for r in self.layout.ranks_of_node(node_rank))
+        return ranks.index(rank), len(ranks)
+
+    def visible_device(self, local_rank: int) -> str | None:
+        """Return the one device a rank may see, or ``None`` if it sees all."""
+        if not self.request.virtual_local_rank:
+            return None
+        return self.visible_devices[local_rank] if self.visible_devices else str(local_rank)
+
+    def ranks(self) -> Iterator[RankPlan]:
+        """Yield the plan of every rank on every node, in order."""
+        return (self.rank(rank) for rank in range(self.layout.world_size))
+
+    def ranks_of_node(self) -> Iterator[RankPlan]:
+        """Yield the plans of the ranks that this node starts."""
+        return (self.rank(rank) for rank in self.layout.ranks_of_node(self.node_rank))
+
+
+def build_plan(request: LaunchRequest, facts: HostFacts, *, check_host: bool = True) -> LaunchPlan:
+    """Decide everything about a launch.
+
+    Args:
+        request: What the user asked for.
+        facts: This machine.
+        check_host: Whether a device this machine lacks is an error; a dry run may plan for
+            machines that are not here.
+
+    Raises:
+        LayoutError: If mesh, nodes and workers do not fit, with the arithmetic.
+        UsageError: If a device was asked for that is not here.
+    """
+    asked = _workers(request, facts)
+    layout = solve_layout(
+        request.mesh,
+        nnodes=request.nnodes,
+        nproc_per_node=asked,
+        flattens=request.flattens,
+        views=request.views,
+        intra_node=request.intra_node,
+        renumber=request.renumber,
+    )
+    workers = max(layout.nproc_per_node)
+    device_type, device_reason = (None, "the program chooses")
+    if layout.mesh is not None:
+        device_type, device_reason = choose_device(
+            request.device,
+            workers,
+            kind=facts.accelerator,
+            count=facts.accelerator_count,
+            check_host=check_host,
+        )
+        request.groups.check_backends(device_type)
+    _check_visible(request, workers, facts)
+    request.groups.check_dims((*layout.dim_labels, *layout.derived_dims))
+    start_method, reason = _choose_start_method(request)
+    address, port = _choose_store(request.rendezvous)
+    meeting = plan_meeting(
+        request.rendezvous, nnodes=layout.nnodes, node_timeout_s=request.node_timeout_s
+    )
+    if meeting is not None:
+        address, port = LOOPBACK_ADDRESS, 0
+    _check_node_rank(request.rendezvous, layout.nnodes, port or meeting)
+    return LaunchPlan(
+        request=request,
+        layout=layout,
+        slots_per_node=count_slots(request.mesh, request.nnodes, asked),
+        device_type=device_type,
+        device_reason=device_reason,
+        start_method=start_method,
+        start_method_reason=reason,
+        omp_num_threads=max(1, facts.usable_cores // workers),
+        store_address=address,
+        store_port=port,
+        shown=_choose_shown(request.console, layout),
+        debugged=find_debugged(layout, request.debug_rank),
+        bound_cpus=_bind(request, workers, facts, check_host),
+        visible_devices=facts.visible_devices,
+        links=facts.links,
+        meeting=meeting,
+        node_rank=(request.rendezvous.node_rank or 0) if meeting is not None else 0,
+    )
+
+
+def settle_plan(
+    plan: LaunchPlan,
+    facts: HostFacts,
+    *,
+    node_rank: int,
+    nproc_per_node: tuple[int, ...],
+    roles: tuple[str, ...] = (),
+) -> LaunchPlan:
+    """Return the plan once the nodes have met, and it is known who they are.
+
+    Raises:
+        LayoutError: If the mesh does not fit what has come together.
+    """
+    request = plan.request
+    counts = request.nproc_per_node if isinstance(request.nproc_per_node, tuple) else nproc_per_node
+    rendezvous = replace(request.rendezvous, node_rank=node_rank, least_nodes=None)
+    settled = replace(
+        request, nnodes=len(nproc_per_node), nproc_per_node=counts, rendezvous=rendezvous
+    )
+    return replace(build_plan(settled, facts), roles=roles)
+
+
+def _workers(request: LaunchRequest, facts: HostFacts) -> int | tuple[int, ...] | None:
+    """Return the workers of a node if the request says, in numbers or by its devices."""
+    asked = request.nproc_per_node
+    if asked is None:
+        inferred = request.mesh is not None and INFERRED in request.mesh.sizes
+        if inferred and request.device != "cpu" and facts.accelerator_count:
+            return facts.accelerator_count
+        return None
+    if not isinstance(asked, str):
+        return asked
+    kind = "cuda" if asked == "gpu" else asked
+    if kind == "cpu" or (kind == "auto" and not facts.accelerator_count):
+        return facts.usable_cores
+    if kind in ("auto", facts.accelerator) and facts.accelerator_count:
+        return facts.accelerator_count
+    raise UsageError(
+        f"--nproc-per-node {asked}: this machine has no {kind} device"
+        + (f" but {facts.accelerator}" if facts.accelerator_count else ""),
+        hint="a number, auto, or cpu for one worker a core",
+    )
+
+
+def _check_node_rank(asked: Rendezvous, nnodes: int, counts: object) -> None:
+    """A node rank counts only where a port was given, as for torchrun."""
+    if counts and (asked.node_rank or 0) >= nnodes:
+        raise UsageError(
+            f"--node-rank {asked.node_rank} of {nnodes} node{'s' if nnodes > 1 else ''}: node"
+            " ranks count from 0",
+            hint="is --nnodes missing, or less than it should be?",
+        )
+
+
+def _check_visible(request: LaunchRequest, workers: int, facts: HostFacts) -> None:
+    visible = facts.visible_devices
+    if request.virtual_local_rank and visible and len(visible) < workers:
+        raise UsageError(
+            f"--virtual-local-rank gives {workers} workers a device each, and"
+            f" CUDA_VISIBLE_DEVICES lists {len(visible)}"
+        )
+
+
+def _choose_start_method(request: LaunchRequest) -> tuple[StartMethod, str]:
+    if request.program.kind == "command":
+        return "exec", "the program is a command"
+    if request.start_method is not None:
+        return request.start_method, "asked for"
+    return "fork", "torch is imported once and ranks are forked"
+
+
+def _choose_store(asked: Rendezvous) -> tuple[str, int]:
+    """Return the address and port of the store, as torchrun would on one node, on loopback.
+
+    Raises:
+        UsageError: If the endpoint cannot be read.
+    """
+    host, port = asked.master_addr, asked.master_port
+    if asked.endpoint:
+        host, port = parse_endpoint(asked.endpoint)
+    if asked.standalone or asked.backend != "static":
+        return asked.local_addr or LOOPBACK_ADDRESS, 0
+    if port is None:  # torchrun then looks at no other option either
+        return asked.local_addr or LOOPBACK_ADDRESS, 0
+    return (host or LOOPBACK_ADDRESS).strip("[]"), port
+
+
+def _choose_shown(console: ConsoleRequest, layout: Layout) -> frozenset[int] | None:
+    is_first_only = console.nodes == "first-node" and layout.nnodes > 1
+    if not (console.show or console.hide or console.local_ranks is not None or is_first_only):
+        return None
+    shown = set(layout.ranks_of_node(0) if is_first_only else range(layout.world_size))
+    if console.show:
+        shown &= set().union(*(select_ranks(layout, text) for text in console.show))
+    for text in console.hide:
+        shown -= select_ranks(layout, text)
+    if console.local_ranks is not None:
+        shown = {rank for rank in shown if layout.local_rank(rank) in console.local_ranks}
+    return frozenset(shown)
+
+
+def _bind(
+    request: LaunchRequest, workers: int, facts: HostFacts, check_host: bool
+) -> tuple[tuple[int, ...], ...] | None:
+    mode, topology = request.numa_binding, facts.topology
+    if mode is None or topology is None:
+        return None
+    try:
+        return tuple(
+            bind_cpus(mode, topology, local_rank=local_rank, nproc=workers)
+            for local_rank in range(workers)
+        )
+    except UsageError:
+        if check_host:
+            raise
+        return None  # a dry run may plan for machines that are not here

@@ -1,0 +1,121 @@
+"""The environment a rank is given: torchrun's variables and meshrun's own. Pure."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from meshrun.host.interfaces import interface_variables
+from meshrun.layout import format_derived
+from meshrun.layout.spec import format_mesh
+from meshrun.plan.group_options import format_group_options
+from meshrun.plan.plan import LaunchPlan, RankPlan
+from meshrun.plan.request import STOP_SIGNALS
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS")
+"""Variables by which a numeric library starts threads while it is imported."""
+
+SECRET_VARIABLES = ("MESHRUN_SECRET", "MESHRUN_SECRET_FILE")
+"""By which launchers of several nodes know each other; nobody else is given them."""
+
+LAUNCH_MARK = "MESHRUN_LAUNCH_MARK"
+"""Set for all that a launch starts, to a value of its own, by which the last of it is found."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """What is known of one launch only once it starts."""
+
+    run_id: str
+    master_addr: str
+    master_port: int
+    run_folder: str
+    """Private to the launch; holds what ``meshrun.logs`` describes."""
+    interface: str | None
+    """Network interface by which ranks reach each other, such as ``lo``; ``None`` if unknown."""
+    timer_file: str | None = None
+    """A named pipe for ``torch.distributed.elastic.timer``, or ``None``."""
+    previous: str = ""
+    """The layout of the generation of ranks before the next one, as JSON; "" if there is none."""
+
+
+def rank_environment(
+    plan: LaunchPlan,
+    rank: RankPlan,
+    session: Session,
+    base: Mapping[str, str],
+    *,
+    generation: int = 0,
+    error_file: str = "",
+) -> dict[str, str]:
+    """Return the variables that a rank has over and above ``base``.
+
+    Names and values follow torchrun 2.13 (``_start_workers`` in
+    ``torch/distributed/elastic/agent/server/local_elastic_agent.py``); ``MESHRUN_*`` are ours.
+    """
+    layout, request = plan.layout, plan.request
+    local_world_size = layout.nproc_per_node[rank.node_rank]
+    role_rank, role_world_size = plan.place_in_role(rank.rank)
+    numbers = {
+        "RANK": rank.rank,
+        "LOCAL_RANK": plan.device_index(rank.local_rank),
+        "WORLD_SIZE": layout.world_size,
+        "LOCAL_WORLD_SIZE": local_world_size,
+        "GROUP_RANK": rank.node_rank,
+        "GROUP_WORLD_SIZE": layout.nnodes,
+        "ROLE_RANK": role_rank,
+        "ROLE_WORLD_SIZE": role_world_size,
+        "MASTER_PORT": session.master_port,
+        "TORCHELASTIC_RESTART_COUNT": generation,
+        "TORCHELASTIC_MAX_RESTARTS": request.max_restarts,
+        "MESHRUN_GENERATION": generation,
+    }
+    # torchrun's default has SIGQUIT, and says so to its workers.
+    default = request.stop_signals == STOP_SIGNALS
+    signums = (*request.stop_signals, signal.SIGQUIT) if default else request.stop_signals
+    names = (signal.Signals(signum).name for signum in signums)
+    texts = {
+        "ROLE_NAME": request.role,
+        "MASTER_ADDR": session.master_addr,
+        "TORCHELASTIC_RUN_ID": session.run_id,
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_ERROR_FILE": error_file,
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": ",".join(names),
+        "MESHRUN_RUN_ID": session.run_id,
+        "MESHRUN_NPROC_PER_NODE": ",".join(str(count) for count in _runs(layout.nproc_per_node)),
+    }
+    if session.previous or base.get("MESHRUN_PREVIOUS"):
+        texts["MESHRUN_PREVIOUS"] = session.previous
+    if session.timer_file is not None:
+        texts["TORCHELASTIC_TIMER_FILE"] = session.timer_file
+    if (device := plan.visible_device(rank.local_rank)) is not None:
+        texts["CUDA_VISIBLE_DEVICES"] = device
+        if base.get("HIP_VISIBLE_DEVICES"):
+            texts["HIP_VISIBLE_DEVICES"] = device
+    if layout.mesh is not None:
+        texts["MESHRUN_MESH"] = format_mesh(layout.mesh)
+        texts["MESHRUN_DEVICE"] = plan.device_type or "cpu"
+        if layout.slot_order is not None:
+            texts["MESHRUN_SLOT_ORDER"] = ",".join(layout.slot_order)
+        texts.update(format_derived(layout.flattens, layout.views))
+        texts.update(format_group_options(request.groups))
+    defaults = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+    if local_world_size > 1:  # as torchrun, a single worker is left to its libraries
+        defaults["OMP_NUM_THREADS"] = str(plan.omp_num_threads)
+    defaults.update(interface_defaults(session))
+    given = {name: value for name, value in defaults.items() if name not in base}
+    return {**given, **texts, **{name: str(value) for name, value in numbers.items()}}
+
+
+def interface_defaults(session: Session) -> dict[str, str]:
+    """Return what keeps ranks to the interface by which they reach each other.
+
+    On one node that is loopback: nothing listens outside, and no name is asked.
+    """
+    return interface_variables(session.interface)
+
+
+def _runs(counts: tuple[int, ...]) -> tuple[int, ...]:
+    """Equal nodes are written once, so that the variable stays short on 10,000 nodes."""
+    return counts[:1] if len(set(counts)) == 1 else counts

@@ -1,0 +1,141 @@
+"""Where and how the nodes of a launch meet, as a value. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+
+from meshrun.errors import UsageError
+from meshrun.plan.parse import format_nnodes, parse_endpoint, parse_seconds
+from meshrun.plan.request import Rendezvous
+from meshrun.protocol.events import Negotiated
+
+DEFAULT_PORT = 29500
+"""torchrun's, for a head that was not told one."""
+_START_S = 60.0
+"""How long launchers that were started together may take to come together."""
+_DEFAULT_PORTS = {"c10d": 29400, "etcd": 2379, "etcd-v2": 2379}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meeting:
+    """What a launcher knows before it meets the others."""
+
+    backend: str = "static"
+    nnodes: int
+    least_nodes: int | None = None
+    """How many are enough, if fewer than ``nnodes`` may come."""
+    present: int | None = None
+    """How many are there from the beginning, where whoever started them knows."""
+    host: str | None = None
+    """Address or name of the head; ``None`` if nobody said, and then this is the head."""
+    port: int | None = None
+    node_rank: int | None = None
+    hosts: tuple[str, ...] = ()
+    """Host names in node order, where a scheduler says them."""
+    heads: tuple[str, ...] = ()
+    """All its addresses and names, where a scheduler says them; ``host`` is the first."""
+    run_id: str | None = None
+    secret: str | None = field(default=None, repr=False)
+    """What only the job's processes know, where a scheduler has such a thing."""
+    is_secret: bool = False
+    """Whether it takes more than the name of the launch to join."""
+    local_addr: str | None = None
+    """The address to listen on, if it was given."""
+    conf: tuple[tuple[str, str], ...] = ()
+    """Settings of the back end, as texts."""
+    timeout_s: float = 600.0
+    """How long the nodes may take to come together."""
+    return_s: float = 600.0
+    """How long a launch waits if too few nodes are left, and an elastic one's try to come back."""
+    node_timeout_s: float = 30.0
+    """How long a node may be silent."""
+    listener: int | None = None
+    """Descriptor of a socket that listens at the endpoint already, as it was inherited."""
+    paste: str | None = None
+    """The command for the other nodes, with ``ENDPOINT`` where the head's goes; for people."""
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether nodes may come and go once the launch has begun."""
+        return self.least_nodes is not None
+
+    @property
+    def endpoint(self) -> str:
+        """Host and port in one text."""
+        return format_endpoint(self.host or "", self.port or DEFAULT_PORT)
+
+
+def meet_at(meeting: Meeting, found: Negotiated) -> Meeting:
+    """Return how to meet at the first node, once torch's rendezvous has found it."""
+    are_there = min(meeting.timeout_s, meeting.node_timeout_s)
+    return replace(
+        meeting,
+        nnodes=meeting.nnodes if meeting.is_elastic else found.nnodes,
+        host=found.head_address,
+        port=found.head_port,
+        hosts=(),
+        paste=None,
+        timeout_s=meeting.timeout_s if found.is_late else are_there,
+    )
+
+
+def port_aside(secret: bytes) -> int:
+    """Return the port at which node 0 says what is wrong, if the one of the endpoint is taken."""
+    return 20000 + int.from_bytes(sha256(b"aside " + secret).digest()[:4], "big") % 10000
+
+
+def format_endpoint(host: str, port: int) -> str:
+    """Return ``host:port``, or ``[address]:port`` for an IPv6 address."""
+    host = host.strip("[]")
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def plan_meeting(asked: Rendezvous, *, nnodes: int, node_timeout_s: float) -> Meeting | None:
+    """Return where the nodes of a launch meet; ``None`` where there is but this one.
+
+    Raises:
+        UsageError: If the endpoint cannot be read, or a setting is no number.
+    """
+    if asked.standalone or (nnodes == 1 and asked.least_nodes is None):
+        return None
+    host, port = asked.master_addr, asked.master_port
+    if asked.endpoint:
+        host, port = parse_endpoint(asked.endpoint)
+    is_elastic = asked.least_nodes is not None
+    are_there = is_elastic and asked.present is not None
+    if is_elastic and asked.backend == "static" and not are_there:
+        raise UsageError(
+            f"--nnodes {format_nnodes(asked.least_nodes, nnodes)} and static nodes, whose number is"
+            " fixed",
+            hint=f"--rdzv-backend c10d, or --nnodes {nnodes}",
+        )
+    if asked.node_rank and not host and asked.backend == "static":
+        raise UsageError(
+            f"--node-rank {asked.node_rank} of {nnodes} nodes, and nothing says where node 0 is",
+            hint="--rdzv-endpoint HOST:PORT, as node 0 shows it",
+        )
+    settings = dict(asked.conf)
+    named = "join_timeout" if settings.get("join_timeout") else "timeout"
+    timeout = settings.get(named)
+    timeout_s = parse_seconds(timeout, f"--rdzv-conf {named}") if timeout else 600.0
+    return Meeting(
+        backend=asked.backend,
+        nnodes=nnodes,
+        least_nodes=asked.least_nodes,
+        present=asked.present,
+        host=host.strip("[]") if host else None,
+        port=port
+        if port is not None or not host
+        else _DEFAULT_PORTS.get(asked.backend, DEFAULT_PORT),
+        node_rank=asked.node_rank,
+        hosts=asked.hosts,
+        heads=asked.heads,
+        secret=asked.secret,
+        run_id=asked.run_id,
+        local_addr=asked.local_addr,
+        conf=asked.conf,
+        timeout_s=min(timeout_s, _START_S) if are_there else timeout_s,
+        return_s=timeout_s if is_elastic else node_timeout_s,
+        node_timeout_s=node_timeout_s,
+    )

@@ -1,0 +1,199 @@
+"""What was asked for, as values: LaunchRequest and its parts. Pure."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass, field, replace
+from string import Template
+from typing import Literal
+
+from meshrun.layout import Flatten, View
+from meshrun.layout.spec import MeshSpec
+from meshrun.plan.group_options import GroupOptions
+from meshrun.plan.hostfile import Host
+from meshrun.plan.numa import BindingMode
+from meshrun.plan.parse import NO_STREAMS, Streams
+
+ProgramKind = Literal["script", "module", "command"]
+StartMethod = Literal["fork", "exec"]
+ExitCodes = Literal["worker", "torchrun"]
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""The signals that end a launch; torchrun's have SIGQUIT too, which here asks where ranks are."""
+
+
+TEMPLATE_FIELDS = (
+    *("role_name", "local_rank", "rank", "hostname", "host", "node_rank", "coordinate", "time"),
+)
+"""What ``--log-line-prefix-template`` fills in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """What each rank runs: a script by path, a module by name, or any command; and its arguments.
+
+    ``${local_rank}`` in an argument stands for the rank's number on its node.
+    """
+
+    kind: ProgramKind
+    target: str
+    args: tuple[str, ...] = ()
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        """The words that would run the same program once, without the interpreter."""
+        flag = ("-m",) if self.kind == "module" else ()
+        return (*flag, self.target, *self.args)
+
+    def for_local_rank(self, local_rank: int) -> Program:
+        """Return the program with ``${local_rank}`` filled in, by the rules of torchrun."""
+        if not any("$" in arg for arg in self.args):
+            return self
+        filled = (Template(arg).safe_substitute(local_rank=local_rank) for arg in self.args)
+        return replace(self, args=tuple(filled))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendezvous:
+    """Where workers meet, as torchrun's options say it; on one node little of it matters."""
+
+    backend: str = "static"
+    endpoint: str = ""
+    run_id: str | None = None
+    conf: tuple[tuple[str, str], ...] = ()
+    standalone: bool = False
+    node_rank: int | None = None
+    least_nodes: int | None = None
+    """How many nodes are enough, where ``--nnodes`` is a range."""
+    compares_programs: bool = True
+    """Whether all nodes have to run the same program with the same arguments."""
+    present: int | None = None
+    """How many of a range are there from the beginning, where whoever started them knows."""
+    master_addr: str | None = None
+    master_port: int | None = None
+    local_addr: str | None = None
+    heads: tuple[str, ...] = ()
+    """Further addresses and names of the first node, where a scheduler says them."""
+    hosts: tuple[str, ...] = ()
+    """Names of the nodes in node order, where a scheduler says them."""
+    secret: str | None = field(default=None, repr=False)
+    """What only the job's processes know, where a scheduler has such a thing."""
+    step_of: str | None = None
+    """The Slurm job whose ``srun`` is to start a launcher on each node, from this shell of it."""
+    told: tuple[str, ...] = ()
+    """Lines for people on what a scheduler said."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remote:
+    """Hosts to start a launcher on, and how to get there."""
+
+    hosts: tuple[Host, ...]
+    ssh: tuple[str, ...] = ("ssh",)
+    """The words that run ssh."""
+    connect_timeout_s: float = 10.0
+    """How long each host may take to answer."""
+    export: tuple[str, ...] = ()
+    """Further variables that go to every host: names, or patterns such as ``WANDB_*``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogRequest:
+    """Which streams go to files, and where."""
+
+    log_dir: str | None = None
+    is_shared: bool = False
+    """Whether others may write to where that is."""
+    redirects: Streams = NO_STREAMS
+    """To files only."""
+    tee: Streams = NO_STREAMS
+    """To files and to the console."""
+    stdout_filters: tuple[str, ...] = ()
+    """Lines with one of these are copied from stdout to ``filtered_stdout.log``."""
+    stderr_filters: tuple[str, ...] = ()
+    logs_specs: str | None = None
+    """Name of a plug-in that chooses the files (entry point group ``torchrun.logs_specs``)."""
+
+    @property
+    def writes_files(self) -> bool:
+        """Whether any stream may go to a file."""
+        return bool(self.redirects or self.tee) or self.logs_specs is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsoleRequest:
+    """What is seen of the ranks' output."""
+
+    prefix: Literal["mesh", "torchrun", "none"] = "mesh"
+    """What stands before each line: a coordinate, what torchrun has there, or nothing."""
+    template: str | None = None
+    """Text before each line, with ``${rank}``, ``${coordinate}`` and others in it."""
+    show: tuple[str, ...] = ()
+    hide: tuple[str, ...] = ()
+    local_ranks: frozenset[int] | None = None
+    collapse: bool = False
+    nodes: Literal["all", "first-node"] = "all"
+    """On which nodes lines of ranks are printed."""
+    verbose: bool = False
+    """Whether it is said what listens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchRequest:
+    """What the user asked for; ``None`` means "not given"."""
+
+    program: Program
+    mesh: MeshSpec | None = None
+    flattens: tuple[Flatten, ...] = ()
+    views: tuple[View, ...] = ()
+    intra_node: tuple[str, ...] = ()
+    """Dims each of whose groups must lie within one node."""
+    renumber: bool = False
+    """Whether ranks may take other slots than their own for that."""
+    nnodes: int | None = None
+    nproc_per_node: int | tuple[int, ...] | str | None = None
+    """A number, one a node, or what decides it: ``auto``, ``gpu``, ``cpu``, or a device type."""
+    device: str = "auto"
+    groups: GroupOptions = GroupOptions()  # noqa: RUF009 - frozen
+    mesh_init: Literal["eager", "lazy"] = "eager"
+    start_method: StartMethod | None = None
+    shutdown_timeout_s: float = 30.0
+    start_timeout_s: float = 300.0
+    """How long all ranks may take to begin the program until it is said where they are; 0: ever."""
+    hang_timeout_s: float = 0.0
+    """How long all ranks may do nothing until they are ended; 0: for ever."""
+    node_timeout_s: float = 30.0
+    """How long another node may be silent until it is lost."""
+    preload: tuple[str, ...] = ()
+    role: str = "default"
+    max_restarts: int = 0
+    virtual_local_rank: bool = False
+    numa_binding: BindingMode | None = None
+    stop_signals: tuple[int, ...] = STOP_SIGNALS
+    forwarded_signals: tuple[int, ...] = ()
+    """Signals that are passed to ranks alone, and end nothing."""
+    stop_even_if_ignored: bool = False
+    """Whether to handle a signal that was ignored when meshrun began, as nohup does to SIGHUP."""
+    sigterm_repeats: bool = False
+    """Whether whoever sends SIGTERM does so more than once without being impatient, as Slurm."""
+    status: bool = False
+    """Whether to show how the ranks do."""
+    status_interval_s: float | None = None
+    """How often; ``None`` for what suits the place where it is shown."""
+    debug_rank: str | None = None
+    """The one rank that is given the terminal: a number, or conditions as for ``--show``."""
+    exit_codes: ExitCodes = "worker"
+    event_log_handler: str = "null"
+    rendezvous: Rendezvous = field(default_factory=Rendezvous)
+    remote: Remote | None = None
+    """The hosts that are to be launched on, where this launch starts them."""
+    logs: LogRequest = field(default_factory=LogRequest)
+    console: ConsoleRequest = field(default_factory=ConsoleRequest)
+    sources: tuple[tuple[str, str, str], ...] = ()
+    """(option, value, where it came from) of each that was given."""
+    told: tuple[str, ...] = ()
+    """Lines for people on what was given and does not count."""
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Names of the nodes in node order, where this launch starts them."""
+        return () if self.remote is None else tuple(host.name for host in self.remote.hosts)

@@ -1,0 +1,239 @@
+"""What a scheduler knows, filled in where the user said nothing. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from meshrun.cluster import ClusterFacts
+from meshrun.errors import UsageError
+from meshrun.plan.hostfile import Host
+from meshrun.plan.parse import format_nnodes
+from meshrun.plan.request import LaunchRequest, Remote
+
+
+def fit_to_cluster(
+    request: LaunchRequest, facts: ClusterFacts | None, *, may_step: bool = False
+) -> LaunchRequest:
+    """Return the request with the nodes, and where they meet, as the scheduler says.
+
+    What the user said counts first; what was found is in ``sources``, and in ``told`` for people.
+
+    Args:
+        request: What the user said.
+        facts: What the scheduler said; ``None`` without one.
+        may_step: Whether a shell of an allocation can start launchers on its nodes.
+
+    Raises:
+        UsageError: If the scheduler started more than one launcher on a node, or on other nodes
+            than were asked for.
+    """
+    asked = request.rendezvous
+    if facts is None or asked.standalone:
+        return request
+    if facts.shell is not None:
+        return _in_shell(request, facts, facts.shell, may_step)
+    if request.nnodes == 1:
+        return request
+    _check_launchers(facts)
+    nnodes = request.nnodes or facts.nnodes or 1
+    if facts.nnodes is not None and nnodes > facts.nnodes:
+        raise UsageError(
+            f"--nnodes {nnodes}, and {facts.system} gave {facts.nnodes} ({facts.evidence})",
+            hint=f"leave --nnodes out: it is {facts.nnodes} here",
+        )
+    if nnodes == 1:
+        return replace(request, rendezvous=replace(asked, told=_told_alone(facts)))
+    return _on_several(request, facts, nnodes)
+
+
+def fit_nodes_to_cluster(request: LaunchRequest, facts: ClusterFacts) -> LaunchRequest:
+    """Return where the nodes meet as the scheduler says, although something does not fit."""
+    if facts.shell is not None or request.nnodes == 1:
+        return request
+    return _on_several(request, facts, request.nnodes or 2)
+
+
+def fit_to_hosts(request: LaunchRequest, remote: Remote) -> LaunchRequest:
+    """Return the request with the hosts that are to be launched on as its nodes.
+
+    Raises:
+        UsageError: If an option says something else of nodes, or only some hosts have slots.
+    """
+    asked, hosts = request.rendezvous, remote.hosts
+    for option, is_given in (
+        ("--standalone", asked.standalone),
+        (f"--node-rank {asked.node_rank}", asked.node_rank is not None),
+        (f"--rdzv-backend {asked.backend}", asked.backend != "static"),
+        ("--debug-rank", request.debug_rank is not None),
+    ):
+        if is_given:
+            raise UsageError(
+                f"{option} and a list of hosts exclude each other",
+                hint=f"leave {option.split()[0]} out",
+            )
+    least, nnodes = asked.least_nodes, request.nnodes or len(hosts)
+    if nnodes > len(hosts) or (least is None and nnodes < len(hosts)):
+        names = ", ".join(host.name for host in hosts[:8])
+        raise UsageError(
+            f"--nnodes {format_nnodes(least, nnodes)}, and there are {len(hosts)} hosts: {names}"
+            f"{', ...' if len(hosts) > 8 else ''}",
+            hint="leave --nnodes out, or choose hosts with --include",
+        )
+    found = [("--nnodes", str(nnodes), "the hosts")] if least is None else []
+    nproc = request.nproc_per_node
+    if nproc is None and (nproc := _slots(hosts)) is not None:
+        text = str(nproc) if isinstance(nproc, int) else ",".join(map(str, nproc))
+        found.append(("--nproc-per-node", text, "the hosts' slots"))
+    return replace(
+        request,
+        nnodes=nnodes,
+        nproc_per_node=nproc if least is None or not isinstance(nproc, tuple) else nproc[:nnodes],
+        remote=remote,
+        rendezvous=replace(asked, present=len(hosts)),
+        sources=(*request.sources, *found),
+    )
+
+
+def _slots(hosts: Sequence[Host]) -> int | tuple[int, ...] | None:
+    """Return the workers of each host, ``None`` if nothing is said of them."""
+    counts = [host.workers for host in hosts]
+    known = tuple(count for count in counts if count is not None)
+    if known and len(known) < len(hosts):
+        one = next(host for host in hosts if host.workers is not None)
+        other = next(host for host in hosts if host.workers is None)
+        raise UsageError(
+            f"{one.name} has {one.workers} slots, and nothing says how many {other.name} has",
+            hint=f"{other.name}:{one.workers}, or --nproc-per-node",
+        )
+    return known[0] if len({*known}) == 1 else known or None
+
+
+def _on_several(request: LaunchRequest, facts: ClusterFacts, nnodes: int) -> LaunchRequest:
+    asked = request.rendezvous
+    if asked.node_rank is None and facts.node_rank is not None and facts.node_rank >= nnodes:
+        raise UsageError(
+            f"--nnodes {nnodes}, and {facts.system} says that this is node {facts.node_rank},"
+            f" counted from 0 ({facts.evidence})",
+            hint=f"start meshrun on {nnodes} nodes, or leave --nnodes out",
+        )
+    found: list[tuple[str, str]] = []
+    if request.nnodes is None:
+        found.append(("--nnodes", str(nnodes)))
+    changes: dict[str, object] = {"hosts": facts.hosts[:nnodes]}
+    if facts.secret is not None:
+        changes["secret"] = facts.secret
+    if asked.node_rank is None and facts.node_rank is not None:
+        changes["node_rank"] = facts.node_rank
+        found.append(("--node-rank", str(facts.node_rank)))
+    if asked.run_id is None and facts.job_id is not None:
+        changes["run_id"] = facts.job_id
+        found.append(("--rdzv-id", facts.job_id))
+    if not (asked.endpoint or asked.master_addr) and facts.head:
+        port = asked.master_port or facts.port
+        changes.update(master_addr=facts.head[0], heads=facts.head, master_port=port)
+        found.append(("--master-addr", facts.head[0]))
+        if asked.master_port is None and port is not None:
+            found.append(("--master-port", str(port)))
+    node_rank = changes.get("node_rank", asked.node_rank)
+    place = "" if node_rank is None else f"node {node_rank} of "
+    notes = "".join(f"; not counted: {note}" for note in facts.notes)
+    changes["told"] = (f"{facts.system}, {facts.evidence}: {place}{nnodes} nodes{notes}",)
+    return replace(
+        request,
+        nnodes=nnodes,
+        rendezvous=replace(asked, **changes),  # type: ignore[arg-type]
+        sources=(*request.sources, *((name, value, facts.system) for name, value in found)),
+    )
+
+
+def note_few_cores(
+    request: LaunchRequest, facts: ClusterFacts | None, *, workers: int, bound: int, cores: int
+) -> LaunchRequest:
+    """Return the request with a line for people if workers share fewer cores than there are.
+
+    Args:
+        request: What was asked for.
+        facts: What the scheduler says, if there is one.
+        workers: How many are started on this node.
+        bound: On how many cores this process was put, and they with it.
+        cores: How many the machine has.
+    """
+    if facts is None or facts.shell is not None or bound >= min(workers, cores):
+        return request
+    asked = request.rendezvous
+    shared = f"{workers} workers share {bound} core{'s' if bound > 1 else ''} of {cores}"
+    line = f"{shared}, to which {facts.system} binds them: {_unbound(facts, workers)}"
+    return replace(request, rendezvous=replace(asked, told=(*asked.told, line)))
+
+
+def _unbound(facts: ClusterFacts, workers: int) -> str:
+    if facts.system == "Open MPI":
+        return "mpirun --bind-to none gives them all"
+    if facts.system == "Slurm":
+        return f"srun --cpus-per-task={workers} gives each its own"
+    return "a wider affinity mask gives them more"
+
+
+def _in_shell(
+    request: LaunchRequest, facts: ClusterFacts, command: str, may_step: bool
+) -> LaunchRequest:
+    asked = request.rendezvous
+    says_where = asked.endpoint or asked.master_addr or asked.node_rank is not None
+    if (request.nnodes or 1) > 1 and not says_where:
+        if may_step and asked.least_nodes is None:
+            told = f"{facts.system}, {facts.evidence}: srun starts a launcher on each node"
+            return replace(request, rendezvous=replace(asked, step_of=facts.job_id, told=(told,)))
+        why = "; ".join(facts.notes) or facts.evidence
+        raise UsageError(
+            f"--nnodes {request.nnodes} in a shell of {facts.system}, which starts nothing on"
+            f" other nodes ({why})",
+            hint=f"one launcher a node: {command}",
+        )
+    if request.nnodes is None and not says_where and (facts.nnodes or 1) > 1:
+        told = f"{facts.system}, {facts.evidence}: {facts.nnodes} nodes, and this launches on one;"
+        on_all = f"--nnodes {facts.nnodes}" if may_step else command
+        return replace(
+            request, rendezvous=replace(asked, told=(f"{told} on all of them: {on_all}",))
+        )
+    return request
+
+
+def _check_launchers(facts: ClusterFacts) -> None:
+    """Check that there is one launcher a node, on this one and all others; say it once."""
+    task, nnodes = facts.task, facts.nnodes or 1
+    total = max(facts.launchers_on_node, task.world_size if task is not None else 0)
+    if facts.launchers_on_node == 1 and total <= nnodes:
+        return
+    if nnodes == 1 or task is None:
+        found = f"{facts.launchers_on_node} times on this node"
+    elif not task.per_node or len({*task.per_node}) == 1:
+        found = f"{total} times on {nnodes} nodes"
+    else:
+        counts = ", ".join(map(str, task.per_node[:8])) + (", ..." if nnodes > 8 else "")
+        found = f"{total} times on {nnodes} nodes ({counts})"
+    error = UsageError(
+        f"{facts.system} started meshrun {found}, and one starts the workers of a whole node"
+        f" ({facts.evidence})",
+        hint=_one_a_node(facts),
+    )
+    error.is_told = bool(facts.launcher_on_node if task is None else task.rank)
+    raise error
+
+
+def _told_alone(facts: ClusterFacts) -> tuple[str, ...]:
+    if facts.nnodes is not None:
+        return ()
+    which = "" if facts.node_rank is None else f"this is node {facts.node_rank}, and "
+    return (
+        f"{facts.system}, {facts.evidence}: {which}nothing says how many nodes there are, so this"
+        " launches on one; --nnodes N for more",
+    )
+
+
+def _one_a_node(facts: ClusterFacts) -> str:
+    if facts.system == "Open MPI":
+        return "mpirun -npernode 1 --bind-to none meshrun ..."
+    if facts.system == "Slurm":
+        return "srun --ntasks-per-node=1 meshrun ..."
+    return "start one process on each node"

@@ -1,0 +1,59 @@
+"""torch-elastic's error files: what ``@record`` writes when a program raises.
+
+Source:
+    ``ErrorHandler`` in torch 2.13's ``distributed/elastic/multiprocessing/errors``.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+
+from meshrun.host.log_file import Opener
+from meshrun.protocol.events import RankRaised
+
+_MOST_BYTES = 4 * 1024 * 1024
+
+
+def read_record(path: str, rank: int, opener: Opener) -> RankRaised | None:
+    """Return the exception in an error file, or ``None`` if there is none to be read."""
+    try:
+        with open(path, "rb", opener=opener) as file:
+            message = json.loads(file.read(_MOST_BYTES))["message"]
+        if isinstance(message, str):
+            headline, trace = message, message
+        else:
+            headline = str(message["message"])
+            trace = str(message.get("extraInfo", {}).get("py_callstack") or headline)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    kind, _, text = headline.partition(": ")
+    return RankRaised(
+        rank=rank,
+        at_ns=time.monotonic_ns(),
+        kind=kind,
+        message=text,
+        traceback=trace,
+        shown=True,  # whoever recorded it let it go on, to be printed
+    )
+
+
+def write_record(path: str, raised: RankRaised, exit_code: int, opener: Opener) -> None:
+    """Write an exception as ``@record`` does; what is there, or cannot be written, is left."""
+    try:
+        with open(path, "x", opener=opener) as file:
+            file.write(render_record(raised, exit_code))
+    except OSError:
+        pass
+
+
+def render_record(raised: RankRaised, exit_code: int) -> str:
+    """Return what ``@record`` writes of an exception."""
+    record = {
+        "message": {
+            "message": f"{raised.kind}: {raised.message}",
+            "extraInfo": {"py_callstack": raised.traceback, "timestamp": str(int(time.time()))},
+            "errorCode": exit_code,
+        }
+    }
+    return json.dumps(record)

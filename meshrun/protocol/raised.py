@@ -1,0 +1,68 @@
+"""An exception that left a rank's program, in a few words. Pure."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from meshrun.protocol.events import RankRaised
+
+_LONGEST = 240
+_LOST_CONNECTION = re.compile(
+    r"Connection (closed|reset) by peer|Connection refused|Broken pipe|Socket closed"
+    r"|remote process exited|failed to (recv|send|write|read)|recvValue failed|sendBytes failed"
+)
+"""What torch's back ends say when the other end of a collective has gone."""
+_TORCHS = frozenset({"RuntimeError", "DistError", "DistBackendError", "DistNetworkError"})
+_FILE = re.compile(r'^ +File "(.*)", line \d+', re.MULTILINE)
+_CAUGHT_IN = re.compile(r"Caught \S+ in (.+)\.\nOriginal Traceback ")
+"""torch's word for an exception of a process or thread below (torch/_utils.py)."""
+_WORKER_GONE = re.compile(r"DataLoader worker \(pid\(s\) [\d, ]+\) exited unexpectedly")
+_WORKER_KILLED = re.compile(r"DataLoader worker \(pid \d+\) is killed by signal: [\w ]*\w")
+
+
+def headline(raised: RankRaised) -> str:
+    """Return an exception in one line of bearable length: ``ValueError: the loss is nan``.
+
+    One that passed through a loader worker is told as it was there.
+    """
+    message = raised.message.strip()
+    if (caught := _CAUGHT_IN.match(message)) and (there := _last_words(message)):
+        return f"{_bearable(there)}, in {caught[1]}"
+    if _WORKER_GONE.match(message) and (killed := killed_worker(raised)):
+        message = killed
+    first = message.split("\n")[0]
+    return _bearable(f"{raised.kind}: {first}" if first else raised.kind)
+
+
+def as_torch_prints(traceback: str, rank: int) -> str:
+    """Return a traceback with ``[rank6]: `` before its lines, as torch's own hook prints it."""
+    return re.sub(r"^(?=.)", f"[rank{rank}]: ", traceback, flags=re.MULTILINE)
+
+
+def lost_connection(raised: RankRaised) -> bool:
+    """Whether an exception is torch's word for a peer that has gone."""
+    if raised.kind not in _TORCHS or not _LOST_CONNECTION.search(raised.message):
+        return False
+    files = _FILE.findall(raised.traceback)
+    return not files or f"{os.sep}torch{os.sep}" in files[-1]
+
+
+def killed_worker(raised: RankRaised) -> str | None:
+    """Return what torch says of a loader worker that a signal ended, if that was the reason."""
+    found = _WORKER_KILLED.search(raised.traceback)
+    return found[0] if found else None
+
+
+def _last_words(traceback: str) -> str | None:
+    """Return the line that follows the last frame of a traceback."""
+    *_, after = re.split(r'^ +File ".*\n', f"{traceback}\n", flags=re.MULTILINE)
+    return next((line for line in after.split("\n") if line and not line.startswith(" ")), None)
+
+
+def _bearable(line: str) -> str:
+    if len(line) > _LONGEST:
+        line = line[:_LONGEST] + "..."
+    elif not line.endswith(".."):
+        line = line.removesuffix(".")
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)

@@ -1,1 +1,0 @@
-"""Launching on other hosts through ssh: a conductor here, an agent on each of them."""

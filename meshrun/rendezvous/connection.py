@@ -1,0 +1,224 @@
+"""One connection between two launchers: handshake, then messages. Never blocks."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+
+from meshrun.host.interfaces import address_in
+from meshrun.rendezvous.frames import FrameError, FrameReader, FrameWriter
+from meshrun.rendezvous.handshake import (
+    LONGEST_LINE,
+    HandshakeError,
+    HeadHandshake,
+    MemberHandshake,
+    OtherLaunch,
+    refusal,
+)
+from meshrun.rendezvous.messages import Beat, Message, MessageError, Parting, decode, encode
+
+_RTO_MAX_MS = 44
+"""Of <netinet/tcp.h>, from Linux 6.15 on: the longest pause before a lost packet is sent again."""
+_CHUNK = 64 * 1024
+
+
+class Link:
+    """A connected socket, owned by this object.
+
+    Args:
+        connection: Connected, or about to be.
+        handshake: Which side of the conversation this is.
+    """
+
+    def __init__(
+        self, connection: socket.socket, handshake: HeadHandshake | MemberHandshake
+    ) -> None:
+        self._socket = connection
+        self._socket.setblocking(False)
+        with contextlib.suppress(OSError):
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with contextlib.suppress(OSError):  # an older kernel
+            # Pauses double each time. With three packets of ten lost they grew longer than a node
+            # may be silent, in 1 connection of 16 within 100 s; so, none was over 8 s.
+            self._socket.setsockopt(socket.IPPROTO_TCP, _RTO_MAX_MS, 1000)
+        self._handshake = handshake
+        self._has_ended = False
+        self._line = bytearray()
+        self._out = bytearray()
+        self._reader: FrameReader | None = None
+        self._writer: FrameWriter | None = None
+        self._waiting: list[Message] = []
+        self.their_address = _their_address(connection)
+        """The other end's address, as seen from here."""
+        self._parting = "it closed the connection"
+        """What the other end said of why it would close it."""
+        self.closed: str | None = None
+        """Why nothing more will come, once that is so."""
+        self.was_refused = False
+        """Whether the other end could not prove that it belongs here."""
+        self.is_foreign = False
+        """Whether what listens at the other end is no head of this launch."""
+        self.is_other_launch = False
+        """Whether the other end is a launcher, of another launch or with another secret."""
+        self.began_ns = self.heard_ns = time.monotonic_ns()
+        """When it was made, and when the last whole message of the other end's had come."""
+        self.active_ns: int | None = None
+        """When ranks at the other end, or beyond it, last got on, if it looks; by our clock."""
+        self.ahead_ns = 0
+        """By how much the other end's monotonic clock is ahead of ours, as far as is known."""
+        self._shortest_trip_ns: int | None = None
+        if isinstance(handshake, HeadHandshake):
+            self._out += handshake.greeting
+
+    def fileno(self) -> int:
+        """Return its descriptor."""
+        return self._socket.fileno()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the other end has proved what it is."""
+        return self._writer is not None and self.closed is None
+
+    @property
+    def wants_to_write(self) -> bool:
+        """Whether something waits for room in the kernel's buffer."""
+        return bool(self._out) and self.closed is None
+
+    @property
+    def own_address(self) -> str:
+        """The address of this machine by which the other end reaches it."""
+        return address_in(self._socket.getsockname())
+
+    def send(self, message: Message) -> None:
+        """Send a message, or keep it until the handshake is done."""
+        if self._writer is None:
+            self._waiting.append(message)
+        else:
+            self._out += self._writer.frame(encode(message))
+        self.flush()
+
+    def _refuse(self, reason: str) -> None:
+        """Tell a stranger why it is not let in."""
+        self.was_refused = True
+        self._out += refusal(reason)
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what there is room for."""
+        if self.closed is not None or not self._out:
+            return
+        try:
+            del self._out[: self._socket.send(self._out)]
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError:
+            self._out.clear()  # what it said before it went is still to be read
+
+    def receive(self) -> list[Message]:
+        """Return what has come; after that :attr:`closed` may be set."""
+        messages: list[Message] = []
+        while self.closed is None:
+            try:
+                received = self._socket.recv(_CHUNK)
+            except (BlockingIOError, InterruptedError):
+                break
+            except ConnectionError:
+                received = b""  # a reset is an end too: it had not read all that was said
+            except OSError as error:
+                self.close(error.strerror or str(error))
+                break
+            if not received:
+                self.close(self._parting)
+                break
+            try:
+                messages += self._read(received)
+            except HandshakeError as error:
+                if isinstance(self._handshake, HeadHandshake):
+                    self.is_other_launch = isinstance(error, OtherLaunch)
+                    self._refuse(str(error))
+                self.is_foreign = not self.was_refused
+                self.close(str(error))
+            except (FrameError, MessageError) as error:
+                self.close(str(error))
+        self.flush()
+        return messages
+
+    def part(self, why: str) -> None:
+        """Say why this end gives the other one up, as far as it still hears."""
+        if self.is_open:
+            self.send(Parting(why=why))
+
+    def beat(self, *, idle_s: float | None = None) -> None:
+        """Say that this launcher is there."""
+        if self.is_open:
+            self.send(Beat(at_ns=time.monotonic_ns(), idle_s=idle_s))
+
+    def _heard(self, beat: Beat) -> None:
+        now_ns = time.monotonic_ns()
+        if beat.idle_s is not None:
+            self.active_ns = now_ns - int(beat.idle_s * 1e9)
+        if beat.echo_ns is None:
+            self.send(Beat(at_ns=now_ns, echo_ns=beat.at_ns))
+            return
+        trip_ns = now_ns - beat.echo_ns
+        if self._shortest_trip_ns is None or trip_ns <= self._shortest_trip_ns:
+            self._shortest_trip_ns = trip_ns
+            self.ahead_ns = beat.at_ns - (beat.echo_ns + now_ns) // 2
+
+    def end_writing(self) -> None:
+        """Say that nothing more will come, once all is written."""
+        self.flush()
+        if self.closed is None and not self._out and not self._has_ended:
+            self._has_ended = True
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_WR)
+
+    def close(self, why: str) -> None:
+        """Close it; the first reason counts."""
+        if self.closed is None:
+            self.closed = why
+            self._socket.close()
+
+    def _read(self, received: bytes) -> list[Message]:
+        while self._reader is None:
+            self._line += received
+            line, newline, rest = self._line.partition(b"\n")
+            if not newline:
+                if len(self._line) > LONGEST_LINE:
+                    raise HandshakeError("what answers is no launcher of meshrun")
+                return []
+            self._line, received = bytearray(), bytes(rest)
+            self._shake(bytes(line))
+        messages = [decode(text) for text in self._reader.feed(received)]
+        if messages:
+            self.heard_ns = time.monotonic_ns()
+        for message in messages:
+            if isinstance(message, Beat):
+                self._heard(message)
+            elif isinstance(message, Parting):
+                self._parting = f"it gave this node up, since {message.why}"
+        return messages
+
+    def _shake(self, line: bytes) -> None:
+        if isinstance(self._handshake, HeadHandshake):
+            reply, key = self._handshake.answer(line)
+            self._out += reply
+            self._open(key, own="head", theirs="member")
+        elif not self._handshake.is_answered:
+            self._out += self._handshake.answer(line)
+        else:
+            self._open(self._handshake.finish(line), own="member", theirs="head")
+
+    def _open(self, key: bytes, *, own: str, theirs: str) -> None:
+        self._reader, self._writer = FrameReader(key, theirs), FrameWriter(key, own)
+        waiting, self._waiting = self._waiting, []
+        for message in waiting:
+            self._out += self._writer.frame(encode(message))
+
+
+def _their_address(connection: socket.socket) -> str:
+    try:
+        return address_in(connection.getpeername())
+    except OSError:  # gone already
+        return ""

@@ -1,0 +1,256 @@
+"""The head: node 0's launcher once all have met, who says to every node what happens next."""
+
+from __future__ import annotations
+
+import selectors
+import time
+from collections.abc import Iterable, Mapping
+from functools import partial
+
+from meshrun.protocol.activity import idle_s_since, latest
+from meshrun.protocol.events import (
+    AllIdle,
+    LaunchOver,
+    NextBegins,
+    NodeLost,
+    OthersFailed,
+    OthersFinished,
+)
+from meshrun.rendezvous.connection import Link
+from meshrun.rendezvous.connections import Switchboard
+from meshrun.rendezvous.messages import (
+    Begin,
+    End,
+    Failed,
+    Finished,
+    Idle,
+    Leave,
+    MayLeave,
+    Message,
+    Over,
+    Where,
+)
+from meshrun.rendezvous.outcome_message import shift_times
+from meshrun.rendezvous.reachability import Reach
+
+BEAT_S = 1.0
+SILENT_S = 3 * BEAT_S
+"""After so long without a word it may be another launcher that speaks for a host."""
+_GOODBYE_S = 2.0
+OWN = 0
+"""The head's own number among the nodes: it is always the first."""
+
+
+class Head:
+    """Node 0 of a launch whose nodes have met.
+
+    Args:
+        links: To the other nodes, by node rank.
+        hosts: Names of all nodes, in node order.
+        world_size: How many ranks they have.
+        node_timeout_s: How long a node may be silent.
+        board: Where links are watched.
+    """
+
+    def __init__(
+        self,
+        links: Mapping[int, Link],
+        *,
+        hosts: list[str],
+        world_size: int,
+        node_timeout_s: float,
+        board: Switchboard,
+    ) -> None:
+        self._reach: Reach | None = None
+        """Tries whether the next node can be reached."""
+        self._links, self._hosts, self._world_size = dict(links), hosts, world_size
+        self._node_timeout_s, self._board = node_timeout_s, board
+        self._next_beat_ns = time.monotonic_ns()
+        self._over = False
+        self._begin_generation(0)
+        for node_rank, link in self._links.items():
+            board.add(link, partial(self._on_ready, node_rank))
+
+    def _begin_generation(self, generation: int) -> None:
+        self._generation = generation
+        self._outcomes: dict[int, dict[str, object]] = {}
+        self._finished: set[int] = set()
+        self._idle: set[int] = set()
+        self._ending = False
+
+    # ---- the launch's own wishes -----------------------------------------------------------
+
+    def tell(self, message: Message) -> None:
+        """Do what this node's own launch says, and pass on what concerns the others."""
+        now_ns = time.monotonic_ns()
+        match message:
+            case Failed():
+                self._end(OWN, message)
+            case Finished():
+                self._finished.add(OWN)
+                self._leave_if_all_finished()
+            case Idle():
+                self._idle.add(OWN)
+                self._advance_if_all_idle()
+            case Begin():
+                self._broadcast(message)
+                self._begin_generation(message.generation)
+                self._board.news.append(
+                    NextBegins(generation=message.generation, cause=message.cause, at_ns=now_ns)
+                )
+            case Over():
+                self._over = True
+                self._broadcast(message)
+                self._board.news.append(over_event(message))
+            case Where():
+                self._broadcast(message)
+
+    # ---- time ------------------------------------------------------------------------------
+
+    @property
+    def next_look_ns(self) -> int | None:
+        """When :meth:`look` has something to do."""
+        return self._next_beat_ns
+
+    def look(self) -> None:
+        """Do what is due: beats, and whether somebody is silent for too long."""
+        now_ns = time.monotonic_ns()
+        if now_ns < self._next_beat_ns:
+            return
+        self._next_beat_ns = now_ns + int(BEAT_S * 1e9)
+        if self._reach is not None:
+            self._reach.look()
+        activity = self._board.activity
+        activity.elsewhere_ns = latest(*(link.active_ns for link in self._links.values()))
+        idle_s = idle_s_since(latest(activity.here_ns, activity.elsewhere_ns))
+        for node_rank, link in list(self._links.items()):
+            link.beat(idle_s=idle_s)
+            self._board.settle(link)
+            silent_s = (now_ns - link.heard_ns) / 1e9
+            if silent_s > self._node_timeout_s:
+                why = f"nothing was heard of it for {silent_s:.0f} s"
+                link.part(why)
+                self._lose(node_rank, why)
+
+    # ---- hearing ---------------------------------------------------------------------------
+
+    def _on_ready(self, node_rank: int) -> None:
+        link = self._links.get(node_rank)
+        if link is None:
+            return
+        for message in link.receive():
+            if getattr(message, "generation", None) == self._generation:
+                self._hear(node_rank, link, message)
+        if link.closed is not None:
+            self._lose(node_rank, link.closed)
+        else:
+            self._board.settle(link)
+
+    def _hear(self, node_rank: int, link: Link, message: Message) -> None:
+        match message:
+            case Failed() | Idle() if message.last_rank >= self._world_size:
+                link.close(f"it told of rank {message.last_rank} of {self._world_size}")
+            case Failed():
+                shift_times(message.outcome, -link.ahead_ns)
+                self._outcomes[node_rank] = message.outcome
+                self._end(node_rank, message)
+            case Idle():
+                shift_times(message.outcome, -link.ahead_ns)
+                self._outcomes[node_rank] = message.outcome
+                self._idle.add(node_rank)
+                self._advance_if_all_idle()
+            case Finished():
+                self._finished.add(node_rank)
+                self._leave_if_all_finished()
+            case Leave():
+                link.close(message.why)
+
+    def _lose(self, node_rank: int, why: str) -> None:
+        self._board.close(self._links.pop(node_rank), why)
+        if self._over:
+            return
+        host, now_ns = self._hosts[node_rank], time.monotonic_ns()
+        self._board.news.append(NodeLost(node_rank=node_rank, host=host, why=why, at_ns=now_ns))
+        lost = f"node {node_rank} ({host}) was lost: {why}"
+        self._broadcast(End(generation=self._generation, why=lost, signum=0))
+        self._ending = True
+        self._advance_if_all_idle()
+
+    # ---- deciding --------------------------------------------------------------------------
+
+    def _end(self, node_rank: int, message: Failed) -> None:
+        """One node's ranks are over before they are done: all others' are to end, once."""
+        if self._ending or self._over:
+            return
+        self._ending = True
+        why = str(message.outcome.get("headline") or "a rank failed")
+        signum = int(message.outcome.get("signum") or 0)
+        is_hung = bool(message.outcome.get("is_hung"))
+        end = End(generation=self._generation, why=why, signum=signum, is_hung=is_hung)
+        self._broadcast(end, but=node_rank)
+        if node_rank != OWN:
+            self._board.news.append(others_failed(end))
+
+    def _leave_if_all_finished(self) -> None:
+        if self._finished >= {OWN, *self._links}:
+            self._broadcast(MayLeave(generation=self._generation))
+            self._board.news.append(OthersFinished(at_ns=time.monotonic_ns()))
+
+    def _advance_if_all_idle(self) -> None:
+        if self._idle >= {OWN, *self._links}:
+            self._idle.discard(OWN)  # it is asked once
+            outcomes = tuple(self._outcomes.values())
+            self._board.news.append(AllIdle(outcomes=outcomes, at_ns=time.monotonic_ns()))
+
+    def _broadcast(self, message: Message, *, but: int = OWN) -> None:
+        for node_rank, link in self._links.items():
+            if node_rank != but:
+                link.send(message)
+                self._board.settle(link)
+
+    def close(self) -> None:
+        """Have what was said arrive, as far as the others still listen, and let them go."""
+        if self._reach is not None:
+            self._reach.close()
+        say_goodbye(self._links.values(), self._board)
+
+
+def others_failed(end: End) -> OthersFailed:
+    """Return the news that this generation is to end."""
+    return OthersFailed(
+        why=end.why, signum=end.signum, is_hung=end.is_hung, at_ns=time.monotonic_ns()
+    )
+
+
+def over_event(message: Over) -> LaunchOver:
+    """Return the news that the launch is over."""
+    return LaunchOver(
+        exit_code=message.exit_code,
+        signum=message.signum,
+        preempted=message.preempted,
+        headline=message.headline,
+        at_ns=time.monotonic_ns(),
+    )
+
+
+def say_goodbye(links: Iterable[Link], board: Switchboard) -> None:
+    """Close connections once the other ends have read all that was said, or do not read on."""
+    links = list(links)
+    deadline = time.monotonic() + _GOODBYE_S
+    with selectors.DefaultSelector() as selector:
+        for link in links:
+            board.drop(link)
+            if link.closed is None:
+                selector.register(link, selectors.EVENT_READ | selectors.EVENT_WRITE, link)
+                link.end_writing()
+        while selector.get_map() and (left_s := deadline - time.monotonic()) > 0:
+            for key, _ in selector.select(left_s):
+                link = key.data
+                link.receive()
+                link.end_writing()
+                if link.closed is not None:
+                    selector.unregister(link)
+                elif not link.wants_to_write:
+                    selector.modify(link, selectors.EVENT_READ, link)
+    for link in links:
+        link.close("the launch is over")

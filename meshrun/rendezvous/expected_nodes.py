@@ -1,0 +1,188 @@
+"""Who has joined, who is missing, and whether they may start together. Pure; the head's view."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from meshrun.errors import UsageError
+from meshrun.protocol.printable import lines, one_line
+from meshrun.rendezvous.messages import Join
+
+PROGRAM_FILE = "the file of the program"
+"""The part of a program that is left out where it was not found."""
+_NOTHING = ["", "not given"]
+_MOST_NAMED = 8
+
+
+class TooMany(UsageError):
+    """A node more than was asked for; the others go on without it."""
+
+
+@dataclass(slots=True)
+class Gathering:
+    """The nodes of a launch until all are there.
+
+    Args:
+        nnodes: How many there are to be.
+        hosts: Their names in node order, where a scheduler says them.
+        own: The head itself, node 0.
+    """
+
+    nnodes: int
+    own: Join
+    hosts: tuple[str, ...] = ()
+    joined: dict[int, Join] = field(default_factory=dict)
+    """By the number of the connection."""
+    left_out: int = 0
+    """How many are not waited for any more: they said that they cannot take part."""
+
+    def join(self, number: int, card: Join) -> None:
+        """Take a node in.
+
+        Raises:
+            TooMany: If all are there already.
+            UsageError: If the launch cannot be, as nodes were started differently.
+        """
+        if len(self.joined) + 1 >= self.nnodes:
+            raise TooMany(
+                f"{_nodes(self.nnodes)} were asked for, and {_listed(self._names())} have joined",
+                hint=f"--nnodes {self.nnodes + 1}, on every node",
+            )
+        self._check_rank(card)
+        check_settings(self.own, card)
+        self.joined[number] = card
+
+    def leave(self, number: int) -> None:
+        """A node that was waiting is gone."""
+        self.joined.pop(number, None)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every node is there that is waited for."""
+        return len(self.joined) + 1 + self.left_out >= self.nnodes
+
+    def order(self) -> list[int]:
+        """Return the connections' numbers in node order, from node 1 on, of those that are there.
+
+        Nodes that were told their rank have it; the others fill the gaps by their names, as
+        people count: ``node2`` before ``node10``.
+        """
+        told = {card.node_rank: number for number, card in self.joined.items()}
+        told.pop(None, None)
+        free = iter(
+            sorted(
+                (number for number, card in self.joined.items() if card.node_rank is None),
+                key=lambda number: (natural(self.joined[number].host), number),
+            )
+        )
+        ranks = range(1, self.nnodes)
+        order = (told[rank] if rank in told else next(free, None) for rank in ranks)
+        return [number for number in order if number is not None]
+
+    def missing(self) -> str:
+        """Return who is missing, in words: ``2 of 4 nodes have joined; missing: sl3, sl4``."""
+        there = f"{1 + len(self.joined)} of {_nodes(self.nnodes)} joined"
+        if listed := self._missing_names():
+            return f"{there}; missing: {_listed(listed)}"
+        return f"{there} ({_listed(self._names())}); {self.left} missing"
+
+    def _missing_names(self) -> list[str]:
+        """Return the names or numbers of those who are missing, as far as they can be told."""
+        told = {card.node_rank for card in self.joined.values()} | {0}
+        if None not in told:
+            ranks = [rank for rank in range(self.nnodes) if rank not in told]
+            return [
+                self.hosts[rank] if rank < len(self.hosts) else f"node {rank}" for rank in ranks
+            ]
+        there = {_short(host) for host in self._names()}
+        missing = [host for host in self.hosts if _short(host) not in there]
+        return missing if len(missing) == self.left else []
+
+    @property
+    def left(self) -> int:
+        """How many are missing."""
+        return self.nnodes - 1 - len(self.joined)
+
+    def _names(self) -> list[str]:
+        return [self.own.host, *(card.host for card in self.joined.values())]
+
+    def _check_rank(self, card: Join) -> None:
+        if card.node_rank is None:
+            return
+        if card.node_rank >= self.nnodes:
+            raise UsageError(
+                f"{card.host} has --node-rank {card.node_rank}, of {_nodes(self.nnodes)}",
+                hint="node ranks count from 0",
+            )
+        same = [other for other in self.joined.values() if other.node_rank == card.node_rank]
+        if card.node_rank == 0:
+            same = [self.own]
+        if same:
+            raise UsageError(
+                f"{same[0].host} and {card.host} both have --node-rank {card.node_rank}",
+                hint="each node has its own; without any, they are counted by their names",
+            )
+
+
+def check_settings(first: Join, card: Join) -> None:
+    """Check that a node was started as the first one was.
+
+    Raises:
+        UsageError: With the setting that differs.
+    """
+    for name in dict.fromkeys([*first.settings, *card.settings]):
+        own, other = (lines(each.settings.get(name, "")) for each in (first, card))
+        if other != own:
+            raise UsageError(
+                f"{_shown(name, other)} on {card.host}, and {_shown(name, own)} on"
+                f" {first.host}, the first node",
+                hint="every node is started with the same command and the same versions",
+            )
+    _check_program(first, card)
+
+
+def _check_program(first: Join, card: Join) -> None:
+    """Check that a node runs what the first one runs, as far as both say what that is."""
+    if not (first.program and card.program):
+        return
+    for part in dict.fromkeys([*first.program, *card.program]):
+        own, other = first.program.get(part, _NOTHING), card.program.get(part, _NOTHING)
+        if own[:1] == other[:1] or (part == PROGRAM_FILE and _NOTHING in (own, other)):
+            continue
+        theirs, ours = (one_line(" ".join(each[1:])) for each in (other, own))
+        shown = f"is {theirs} on {card.host}, and {ours} on {first.host}"
+        if theirs == ours:  # a secret, or too long to be shown to where they differ
+            shown = f"({ours}) is another one on {card.host} than on {first.host}"
+        raise UsageError(
+            f"{one_line(part)} {shown}, the first node",
+            hint="every node is started with the same program and arguments;"
+            " --allow-different-programs on each if they are meant to differ",
+        )
+
+
+def natural(text: str) -> tuple[tuple[int, int, str], ...]:
+    """Return a key by which names sort as people count: ``node2`` before ``node10``."""
+    parts = re.split(r"(\d+)", text)
+    return tuple(
+        (1, int(part), part) if index % 2 else (0, 0, part) for index, part in enumerate(parts)
+    )
+
+
+def _shown(name: str, value: str) -> str:
+    shown = one_line(name)
+    return f"{shown} is {one_line(value)}" if value else f"{shown} is not given"
+
+
+def _short(host: str) -> str:
+    return host.partition(".")[0]
+
+
+def _nodes(number: int) -> str:
+    return f"{number} node{'s' if number != 1 else ''}"
+
+
+def _listed(names: list[str]) -> str:
+    shown = names[:_MOST_NAMED]
+    more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
+    return ", ".join(shown) + more

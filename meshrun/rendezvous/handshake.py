@@ -1,0 +1,128 @@
+"""How two launchers prove to each other that they know the launch's secret. Pure.
+
+Lines of JSON, before any frame: the head's greeting with a number it has drawn, the member's
+with its own and its proof, the head's proof. Neither proof helps anybody in another conversation.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import secrets
+from typing import Any
+
+from meshrun.protocol.printable import one_line
+
+VERSION = 2
+"""Of what launchers say to each other; launchers of another one do not talk."""
+LONGEST_LINE = 1024
+
+
+class HandshakeError(Exception):
+    """The other end is no launcher of this launch; the text says what it is, for people."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(one_line(text))
+
+
+class OtherLaunch(HandshakeError):
+    """The other end is a launcher that does not know the secret."""
+
+
+class HeadHandshake:
+    """The side that listens: sends :attr:`greeting`, takes one line, answers with one."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+        self._nonce = secrets.token_hex(16)
+        self.greeting = _line({"meshrun": VERSION, "nonce": self._nonce})
+
+    def answer(self, line: bytes) -> tuple[bytes, bytes]:
+        """Return (the line to send, the key of the conversation).
+
+        Raises:
+            HandshakeError: If the member does not know the secret.
+        """
+        said = _read(line)
+        nonces = f"{self._nonce} {_text(said, 'nonce')}"
+        if not hmac.compare_digest(_proof(self._secret, "member", nonces), _text(said, "proof")):
+            raise OtherLaunch("it belongs to another launch, or has another secret")
+        reply = _line({"proof": _proof(self._secret, "head", nonces)})
+        return reply, _key(self._secret, nonces)
+
+
+class MemberHandshake:
+    """The side that connects: takes the greeting, answers it, takes the proof."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+        self._nonces = ""
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the greeting has come and was answered."""
+        return bool(self._nonces)
+
+    def answer(self, greeting: bytes) -> bytes:
+        """Return the line to send.
+
+        Raises:
+            HandshakeError: If the other end is no launcher, or of another version.
+        """
+        said = _read(greeting)
+        version = said.get("meshrun")
+        if version != VERSION:
+            raise HandshakeError(f"its meshrun speaks version {version!r}, and this one {VERSION}")
+        nonce = secrets.token_hex(16)
+        self._nonces = f"{_text(said, 'nonce')} {nonce}"
+        proof = _proof(self._secret, "member", self._nonces)
+        return _line({"nonce": nonce, "proof": proof})
+
+    def finish(self, line: bytes) -> bytes:
+        """Return the key of the conversation.
+
+        Raises:
+            HandshakeError: If the head refused, or does not know the secret itself.
+        """
+        said = _read(line)
+        if "refused" in said:
+            raise HandshakeError(_text(said, "refused"))
+        if not hmac.compare_digest(
+            _proof(self._secret, "head", self._nonces), _text(said, "proof")
+        ):
+            raise HandshakeError("it does not know this launch's secret")
+        return _key(self._secret, self._nonces)
+
+
+def refusal(reason: str) -> bytes:
+    """Return the line that tells a member why it is not let in."""
+    return _line({"refused": reason})
+
+
+def _line(values: dict[str, Any]) -> bytes:
+    return json.dumps(values).encode() + b"\n"
+
+
+def _read(line: bytes) -> dict[str, Any]:
+    try:
+        values = json.loads(line)
+    except (ValueError, RecursionError):
+        values = None
+    if not isinstance(values, dict):
+        raise HandshakeError("what answers is no launcher of meshrun")
+    return values
+
+
+def _text(values: dict[str, Any], name: str) -> str:
+    value = values.get(name)
+    if not isinstance(value, str) or not value.isascii():
+        raise HandshakeError("what answers is no launcher of meshrun")
+    return value
+
+
+def _proof(secret: bytes, side: str, nonces: str) -> str:
+    return hmac.new(secret, f"{side} {VERSION} {nonces}".encode(), "sha256").hexdigest()
+
+
+def _key(secret: bytes, nonces: str) -> bytes:
+    return hmac.digest(secret, f"key {VERSION} {nonces}".encode(), "sha256")

@@ -1,0 +1,286 @@
+"""What launchers tell each other, as values; JSON both ways. Pure. Times are the sender's.
+
+What comes is checked and made fit to be shown as it is decoded, so nothing else has to look again
+at what another machine said: annotations say what a value may be.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any, get_args
+
+from meshrun.errors import MeshrunError, RendezvousError
+from meshrun.layout import MAX_RANKS, Layout
+from meshrun.protocol.packing import Like, Within, pack, unpack
+from meshrun.protocol.printable import lines, one_line
+from meshrun.rendezvous.outcome_message import Cause, ExitCode, Line, Outcome, Signum, Time
+
+
+def _layout(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of a layout, or none at all."""
+    try:
+        ranks = Layout.from_dict(values).world_size if values else 0
+    except MeshrunError as error:
+        raise ValueError(error.message) from error
+    if ranks > MAX_RANKS:
+        raise ValueError(f"a layout of {ranks} ranks")
+    return values
+
+
+_LONGEST_DRAWN = 64
+"""Characters of a launch's name that the head has drawn; it draws fewer."""
+Generation = Annotated[int, Within(0, 2**31)]
+NodeRank = Annotated[int, Within(0, MAX_RANKS - 1)]
+Workers = Annotated[int, Within(0, MAX_RANKS)]
+Port = Annotated[int, Within(1, 65_535)]
+OpenPort = Annotated[int, Within(0, 65_535)]
+"""A port, or 0 for none."""
+AnOutcome = Annotated[dict[str, Any], Like(Outcome)]
+ACause = Annotated[dict[str, Any], Like(Cause)]
+
+
+class MessageError(Exception):
+    """A text is no message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Join:
+    """Member to head, first of all: who it is and what it is about to start."""
+
+    host: Line
+    node_rank: NodeRank | None
+    """Which node it was told to be, if it was."""
+    nproc: Workers
+    settings: dict[str, str]
+    """What must be the same on every node, by the name of the option."""
+    program: dict[str, list[str]] = field(default_factory=dict)
+    """What it runs, part by part: what has to be the same, and how that is shown to people.
+
+    Empty if the other nodes may run anything.
+    """
+    reach_port: OpenPort = 0
+    """Where another node may try whether it reaches this one."""
+    knock: str = ""
+    """Drawn by a node 0 that knocks where another one may be, to know itself by."""
+    role: str = "default"
+    """What ``--role`` calls its workers."""
+    launcher: str = ""
+    """Tells this launcher from all others, so that it is known when it comes again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GaveUp:
+    """Member to head, before all have met: it will not take part."""
+
+    host: Line
+    reason: Line
+    exit_code: ExitCode
+
+    def as_error(self) -> MeshrunError:
+        """Return what it is for the whole launch."""
+        error = MeshrunError(
+            f"{self.host} ended before all had joined: {self.reason}",
+            hint="its own output says more",
+        )
+        error.exit_code = self.exit_code
+        return error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """Head to members, while nodes are missing."""
+
+    text: Line
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """Head to a member: it has no place in this launch, or the launch cannot be."""
+
+    message: Line
+    hint: Line | None
+    exit_code: ExitCode
+
+    @classmethod
+    def of(cls, error: MeshrunError) -> Refused:
+        """Return how a member is told of an error."""
+        return cls(message=error.message, hint=error.hint, exit_code=error.exit_code)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Welcome:
+    """Head to a member: everybody is there; where nodes come and go, each time that changes."""
+
+    node_rank: NodeRank
+    hosts: list[Line]
+    """Host names, in node order."""
+    nproc_per_node: list[Workers]
+    roles: list[str] = field(default_factory=list)
+    """What each node calls its workers, in node order."""
+    run_id: str
+    store_port: Port
+    """Where the ranks' store is, on the head."""
+    next_address: str = ""
+    """Of the node after this one, to try whether it can be reached; "" for the head's own."""
+    next_port: OpenPort = 0
+    """Which port is open there, if any."""
+    causes: list[ACause] = field(default_factory=list)
+    """Why each generation of ranks before this one ended."""
+    previous: Annotated[dict[str, Any], _layout] = field(default_factory=dict)
+    """The layout of the one before, if there was one."""
+
+    def __post_init__(self) -> None:
+        nodes, ranks = len(self.hosts), sum(self.nproc_per_node)
+        counts = {len(self.nproc_per_node), len(self.roles or self.hosts)}
+        if not self.node_rank < nodes or counts != {nodes} or ranks > MAX_RANKS:
+            raise ValueError(f"node {self.node_rank} of {nodes}, {ranks} ranks")
+
+    def check(self, card: Join, run_id: str | None) -> None:
+        """Check that it is for the node that sent ``card``.
+
+        Raises:
+            RendezvousError: If it is for another, or would have this one do what nobody asked for.
+        """
+        own = (card.host, card.nproc)
+        found = (self.hosts[self.node_rank], self.nproc_per_node[self.node_rank])
+        name = lines(run_id) if run_id else self.run_id[:_LONGEST_DRAWN]
+        if self.node_rank == 0 or found != own or self.run_id != name:
+            raise RendezvousError(
+                f"node 0 ({self.hosts[0]}) took this node for node {self.node_rank}, {found[0]}"
+                f" with {_workers(found[1])} of launch {one_line(self.run_id, 80)}; it is {own[0]}"
+                f" with {_workers(own[1])}",
+                hint="does another launch use the same endpoint? MESHRUN_SECRET keeps others out",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beat:
+    """Both ways, about once a second: I am there."""
+
+    at_ns: Time
+    echo_ns: Time | None = None
+    """Time of the beat that this answers, by the other end's clock."""
+    idle_s: Annotated[float, Within(0, 10**9)] | None = None
+    """For how long no rank of the sender's has got on, if it looks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _WithOutcome:
+    generation: Generation
+    outcome: AnOutcome
+    """What is known so far."""
+
+    @property
+    def last_rank(self) -> int:
+        """The highest rank it tells of; -1 for none."""
+        told = (self.outcome.get(name, {}) for name in ("ranks", "evidence"))
+        return max((int(rank) for ranks in told for rank in ranks), default=-1)
+
+
+class Failed(_WithOutcome):
+    """Member to head: a generation of ranks is over before it is done; all are to end."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parting:
+    """Both ways, before a connection is closed: why this end gives the other one up."""
+
+    why: Line
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """Head to members: end the ranks of this generation."""
+
+    generation: Generation
+    why: Line
+    """Which node, and what happened, for people."""
+    signum: Signum
+    is_hung: bool = False
+    """Whether no rank gets on, so that people want to see where each of them is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """Member to head: every program of its ranks is over, and they wait for their peers."""
+
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MayLeave:
+    """Head to members: every rank's program is over."""
+
+    generation: Generation
+
+
+class Idle(_WithOutcome):
+    """Member to head: nothing of a generation of ranks is left here."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leave:
+    """Member to head, where nodes come and go: go on without this one."""
+
+    generation: Generation
+    why: Line
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begin:
+    """Head to members: nothing is left anywhere; start the next generation."""
+
+    generation: Generation
+    cause: ACause
+    """Why the one before ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Over:
+    """Head to members: the launch is over."""
+
+    exit_code: ExitCode
+    signum: Signum | None
+    preempted: bool
+    headline: Line
+    """What decided it, in one line; "" if all went well."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Where:
+    """Head to members: print where the ranks are."""
+
+    why: Line = ""
+
+
+Message = (
+    Join | GaveUp | Waiting | Refused | Welcome | Beat | Parting | Failed | End | Finished
+    | MayLeave | Idle | Leave | Begin | Over | Where
+)  # fmt: skip
+_TYPES: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Message)}
+
+
+def encode(message: Message) -> bytes:
+    """Return a message as text."""
+    return pack(type(message), asdict(message))
+
+
+def decode(text: bytes) -> Message:
+    """Return the message in ``text``.
+
+    Raises:
+        MessageError: If it is none.
+    """
+    try:
+        message: Message = unpack(text, _TYPES, lines)
+    except ValueError as error:
+        raise MessageError(str(error)) from error
+    return message
+
+
+def _workers(count: int) -> str:
+    return f"{count} worker{'s' if count != 1 else ''}"

@@ -1,0 +1,62 @@
+"""What a node says of itself in torch's store, where others can write: checked as it is read."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from ipaddress import ip_address
+from typing import Annotated, cast
+
+from meshrun.errors import RendezvousError
+from meshrun.protocol.packing import pack, unpack
+from meshrun.rendezvous.messages import Port
+from meshrun.rendezvous.outcome_message import Line
+
+_LONGEST_SECRET = 64
+
+
+def _address(text: str) -> str:
+    ip_address(text.partition("%")[0])
+    return text
+
+
+def _secret(text: str) -> str:
+    if len(text) > _LONGEST_SECRET:
+        raise ValueError(f"a secret of {len(text)} characters")
+    return text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeCard:
+    """Where a node's launcher listens."""
+
+    host: Line
+    is_host: bool
+    """Whether it serves torch's store."""
+    address: Annotated[str, _address]
+    port: Port
+    secret: Annotated[str, _secret]
+    """Drawn for this launch."""
+
+    def to_text(self) -> str:
+        """Return it as it stands in the store."""
+        return pack(NodeCard, asdict(self)).decode()
+
+
+def read_card(text: bytes, key: str) -> NodeCard:
+    """Return the card that ``text`` is, found under ``key``.
+
+    Raises:
+        RendezvousError: If it is none.
+    """
+    try:
+        return cast("NodeCard", unpack(text, {NodeCard.__name__: NodeCard}))
+    except ValueError as error:
+        raise foreign(text, key, "a node's address") from error
+
+
+def foreign(text: bytes, key: str, wanted: str) -> RendezvousError:
+    """Return the error of a value that no launcher has written."""
+    return RendezvousError(
+        f"torch's store has {text[:40]!r} under `{key}`, where {wanted} belongs",
+        hint="does something else write to that store? nodes of another version do, too",
+    )

@@ -1,0 +1,391 @@
+"""A member: the launcher of any node but the first; it connects to the head and follows it."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from meshrun.errors import MeshrunError, RendezvousError
+from meshrun.host.interfaces import name_of
+from meshrun.host.network import Lookup, interface_of, is_loopback
+from meshrun.plan.rendezvous_config import Meeting, format_endpoint, port_aside
+from meshrun.protocol.events import (
+    MeetingFailed,
+    Met,
+    NextBegins,
+    NodeLost,
+    OthersFinished,
+)
+from meshrun.rendezvous.connection import Link
+from meshrun.rendezvous.connections import Switchboard
+from meshrun.rendezvous.coordinator import others_failed, over_event
+from meshrun.rendezvous.deadline import Patience
+from meshrun.rendezvous.handshake import MemberHandshake
+from meshrun.rendezvous.messages import (
+    Begin,
+    End,
+    GaveUp,
+    Join,
+    MayLeave,
+    Message,
+    Over,
+    Refused,
+    Waiting,
+    Welcome,
+    Where,
+)
+from meshrun.rendezvous.outcome_message import shift_cause
+from meshrun.rendezvous.reachability import Reach
+
+_BEAT_S = 1.0
+_RETRY_S = 0.5
+_CONNECT_S = 5.0
+_FIRST_GREETING_S = 3.0
+_GREETING_S = 10.0
+_FOREIGN_S = 5.0
+"""How long what answers may be none of this launch: one before it may still be ending."""
+
+
+class Member:
+    """A node of a launch that is not the first.
+
+    Args:
+        addresses: Of the head, where they are known; looked up otherwise, again and again, since
+            a name may take a while to appear.
+        where: Called when the head asks for where this node's ranks are.
+    """
+
+    def __init__(
+        self,
+        meeting: Meeting,
+        card: Join,
+        *,
+        secret: bytes,
+        board: Switchboard,
+        where: Callable[[str], None],
+        addresses: tuple[str, ...] = (),
+    ) -> None:
+        self._meeting, self._card, self._secret, self._board = meeting, card, secret, board
+        self._where = where
+        self._addresses = list(addresses)
+        self._lookup: Lookup | None = None
+        self._connecting: socket.socket | None = None
+        self._link: Link | None = None
+        self._own = ""
+        """The head's address, if this machine has it itself, and that is no loopback."""
+        self._tried = "nothing yet"
+        """What came of the last try to reach the head."""
+        self._noted = ""
+        self._patience = Patience(meeting.timeout_s)
+        self._next_beat_ns = now_ns = time.monotonic_ns()
+        self._give_up_ns: int | None = None
+        """When the present try is over."""
+        self._retry_ns: int | None = now_ns
+        self._gave_up: GaveUp | None = None
+        self._misled: Patience | None = None
+        """How long something else than the head of this launch may answer at the endpoint."""
+        self._is_known = False
+        """Whether the head has answered once."""
+        self._is_aside = False
+        """Whether it asks at the other port, where node 0 is if the endpoint's was taken."""
+        self._met = self._over = self._failed = False
+        self._reach: Reach | None = None
+        self._head_host = ""
+
+    # ---- the launch's own wishes -----------------------------------------------------------
+
+    def tell(self, message: Message) -> None:
+        """Pass on what this node's own launch says."""
+        if self._link is not None and self._met:
+            self._link.send(message)
+            self._settle()
+
+    def give_up(self, word: GaveUp) -> None:
+        """Tell the head, as soon as it answers, that this node will not take part."""
+        self._gave_up = word
+        if self._link is not None:
+            self._link.send(word)
+            self._settle()
+
+    @property
+    def is_through(self) -> bool:
+        """Whether the head has answered to that."""
+        return self._failed
+
+    @property
+    def next_look_ns(self) -> int | None:
+        """When :meth:`look` has something to do."""
+        times = [self._next_beat_ns, self._retry_ns, self._give_up_ns]
+        return min(at for at in times if at is not None)
+
+    def look(self) -> None:
+        """Do what is due: tries, beats, notes, time-outs."""
+        now_ns = time.monotonic_ns()
+        if self._retry_ns is not None and now_ns >= self._retry_ns:
+            self._retry_ns = None
+            self._try()
+        if self._give_up_ns is not None and now_ns >= self._give_up_ns:
+            self._give_up()
+        if now_ns < self._next_beat_ns:
+            return
+        self._next_beat_ns = now_ns + int(_BEAT_S * 1e9)
+        if self._reach is not None:
+            self._reach.look()
+        if self._link is not None and self._link.is_open:
+            self._board.activity.elsewhere_ns = self._link.active_ns
+            self._link.beat(idle_s=self._board.activity.idle_s)
+            self._settle()
+            silent_s = (now_ns - self._link.heard_ns) / 1e9
+            if silent_s > self._meeting.node_timeout_s:
+                why = f"nothing was heard of it for {silent_s:.0f} s"
+                self._link.part(why)
+                self._drop(why)
+        elif not (self._met or self._failed):  # once let in, it is the head who gives up
+            self._look_for_head()
+
+    def _look_for_head(self) -> None:
+        place = self._meeting.endpoint
+        if self._misled is not None and self._misled.is_over:
+            self._fail(
+                RendezvousError(
+                    f"node 0 at {place} did not let this node in: {self._tried}",
+                    hint="is the port another program's, or another launch's? are --rdzv-id and"
+                    " MESHRUN_SECRET the same on every node?",
+                )
+            )
+        elif self._patience.is_over:
+            self._fail(
+                RendezvousError(
+                    f"node 0 at {place} did not let this node in within"
+                    f" {self._patience.timeout_s:.0f} s: {self._tried}",
+                    hint=f"this machine has {self._own} itself, and it is no node 0:"
+                    " --rdzv-endpoint is to lead to the node with --node-rank 0"
+                    if self._own
+                    else "was meshrun started there? is the port open from here? does the name"
+                    " lead to the same machine on every node?",
+                )
+            )
+        elif self._patience.takes_note():
+            self._board.note(f"waiting for node 0 at {place}: {self._tried} ({self._patience})")
+
+    # ---- getting there ---------------------------------------------------------------------
+
+    def _try(self) -> None:
+        if self._met or self._failed:
+            return
+        self._is_aside = self._misled is not None and not self._is_aside
+        if self._addresses:
+            self._connect(self._addresses.pop(0))
+            return
+        self._lookup = Lookup(self._meeting.host or "")
+        self._board.selector.register(self._lookup, selectors.EVENT_READ, self._looked_up)
+
+    @property
+    def _port(self) -> int:
+        return port_aside(self._secret) if self._is_aside else self._meeting.port or 0
+
+    def _looked_up(self) -> None:
+        if self._lookup is None:
+            return
+        self._board.selector.unregister(self._lookup)
+        self._addresses, why = self._lookup.result()
+        self._lookup = None
+        outward = (each for each in self._addresses if not is_loopback(each))
+        self._own = next((each for each in outward if interface_of(each) is not None), "")
+        if self._addresses:
+            self._connect(self._addresses.pop(0))
+        else:
+            self._try_later(f"the name `{self._meeting.host}` does not resolve: {why}")
+
+    def _connect(self, address: str) -> None:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._address = address
+        self._connecting = socket.socket(family, socket.SOCK_STREAM)
+        self._connecting.setblocking(False)
+        self._give_up_ns = time.monotonic_ns() + int(_CONNECT_S * 1e9)
+        try:
+            self._connecting.connect(name_of(address, self._port))
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self._connecting.close()
+            self._connecting = None
+            self._not_connected(error.strerror or str(error))
+            return
+        self._board.selector.register(self._connecting, selectors.EVENT_WRITE | 1, self._connected)
+
+    def _connected(self) -> None:
+        connection, self._connecting = self._connecting, None
+        if connection is None:
+            return
+        self._board.selector.unregister(connection)
+        if code := connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            connection.close()
+            self._not_connected(os.strerror(code))
+            return
+        limit_s = _GREETING_S if self._misled is not None else _FIRST_GREETING_S
+        self._give_up_ns = time.monotonic_ns() + int(limit_s * 1e9)
+        self._link = Link(connection, MemberHandshake(self._secret))
+        if self._reach is None and not self._meeting.is_elastic and not self._card.knock:
+            self._reach = Reach(self._link.own_address, self._board)
+            self._card = replace(self._card, reach_port=self._reach.port)
+        self._link.send(self._gave_up or self._card)
+        self._board.add(self._link, self._on_ready)
+
+    def _not_connected(self, why: str, *, misled_s: float | None = None) -> None:
+        if self._is_aside:  # nobody is there, as is usual
+            self._try_later(self._tried)
+            return
+        if misled_s is None:
+            self._misled = None
+        elif self._misled is None or self._misled.timeout_s != misled_s:
+            self._misled = Patience(misled_s)
+        place = format_endpoint(self._address, self._port)
+        if self._own == self._address:
+            why += ", and this address is of this very machine"
+        self._try_later(why if place == self._meeting.endpoint else f"{place}: {why}")
+
+    def _give_up(self) -> None:
+        """The present try takes too long."""
+        self._give_up_ns = None
+        if self._connecting is not None:
+            self._board.selector.unregister(self._connecting)
+            self._connecting.close()
+            self._connecting = None
+            self._not_connected("no answer")
+        elif self._link is not None and not self._link.is_open:
+            self._drop(
+                "it takes connections, and does not answer as a launcher of meshrun",
+                misled_s=self._meeting.node_timeout_s,
+            )
+
+    def _try_later(self, why: str) -> None:
+        self._tried = why
+        self._give_up_ns = None
+        self._retry_ns = time.monotonic_ns() + int(_RETRY_S * 1e9)
+
+    # ---- hearing ---------------------------------------------------------------------------
+
+    def _on_ready(self) -> None:
+        link = self._link
+        if link is None:
+            return
+        for message in link.receive():
+            self._hear(message)
+        if link.is_open:
+            self._give_up_ns = None
+            self._is_known = True
+        if link.closed is not None:
+            self._drop(link.closed)
+        else:
+            self._settle()
+
+    def _hear(self, message: Message) -> None:
+        now_ns = time.monotonic_ns()
+        news = self._board.news
+        match message:
+            case Waiting(text=text):
+                self._board.note(text)
+            case Refused():
+                error = MeshrunError(message.message, hint=message.hint)
+                error.exit_code = message.exit_code
+                self._fail(error)
+            case Welcome() if self._gave_up is None:
+                self._welcome(message, now_ns)
+            case End():
+                news.append(others_failed(message))
+            case MayLeave():
+                news.append(OthersFinished(at_ns=now_ns))
+            case Begin():
+                news.append(
+                    NextBegins(
+                        generation=message.generation, cause=self._ours(message.cause), at_ns=now_ns
+                    )
+                )
+            case Over():
+                self._over = True
+                news.append(over_event(message))
+            case Where():
+                self._where(message.why)
+
+    def _welcome(self, welcome: Welcome, now_ns: int) -> None:
+        assert self._link is not None  # noqa: S101 - it was heard on it
+        try:
+            welcome.check(self._card, self._meeting.run_id)
+        except MeshrunError as error:
+            self._fail(error)
+            return
+        self._met = True
+        self._head_host = welcome.hosts[0]
+        if self._reach is not None:
+            after = welcome.hosts[(welcome.node_rank + 1) % len(welcome.hosts)]
+            address = welcome.next_address or self._link.their_address
+            self._reach.try_out(after, address, welcome.next_port)
+        self._board.news.append(
+            Met(
+                node_rank=welcome.node_rank,
+                hosts=tuple(welcome.hosts),
+                nproc_per_node=tuple(welcome.nproc_per_node),
+                roles=tuple(welcome.roles),
+                run_id=welcome.run_id,
+                store_address=self._link.their_address,
+                store_port=welcome.store_port,
+                own_address=self._link.own_address,
+                at_ns=now_ns,
+                causes=tuple(map(self._ours, welcome.causes)),
+                previous=welcome.previous or None,
+            )
+        )
+
+    def _ours(self, cause: dict[str, Any]) -> dict[str, Any]:
+        """Return a cause with its times by this machine's clock."""
+        return shift_cause(cause, 0 if self._link is None else -self._link.ahead_ns)
+
+    def _drop(self, why: str, *, misled_s: float | None = None) -> None:
+        """The connection is gone, or is to go; it may be for so long that no head answers it."""
+        link, self._link = self._link, None
+        if link is not None:
+            self._board.close(link, why)
+        if self._over or self._failed:
+            return
+        if not self._met:
+            if self._is_known:  # and is gone: it is not waited for as if it were to come
+                known_s = min(self._patience.timeout_s, self._meeting.node_timeout_s)
+                self._patience = Patience(known_s)
+            is_foreign = link is not None and link.is_foreign
+            self._not_connected(why, misled_s=_FOREIGN_S if is_foreign else misled_s)
+            if why != self._noted and not self._is_aside:
+                self._noted = why
+                self._board.note(f"node 0 at {self._meeting.endpoint}: {why}; trying on")
+            return
+        self._board.news.append(
+            NodeLost(node_rank=0, host=self._head_host, why=why, at_ns=time.monotonic_ns())
+        )
+
+    def _fail(self, error: MeshrunError) -> None:
+        self._failed = True
+        self._retry_ns = self._give_up_ns = None
+        self._board.news.append(MeetingFailed(error=error, at_ns=time.monotonic_ns()))
+
+    def _settle(self) -> None:
+        if self._link is not None:
+            self._board.settle(self._link)
+
+    def close(self) -> None:
+        """Let go of the head."""
+        if self._reach is not None:
+            self._reach.close()
+        if self._lookup is not None:
+            self._board.selector.unregister(self._lookup)
+            self._lookup.close()
+        if self._connecting is not None:
+            self._board.selector.unregister(self._connecting)
+            self._connecting.close()
+        if self._link is not None:
+            self._link.flush()
+            self._board.close(self._link, "the launch is over")

@@ -1,0 +1,336 @@
+"""The other nodes, for the loop: finds out whether this is the head, and is one or a member."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import secrets
+import selectors
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from meshrun.errors import HostError, MeshrunError, RendezvousError
+from meshrun.host.interfaces import as_seen_by, is_address, own_addresses
+from meshrun.host.network import outward_address
+from meshrun.host.sockets import listen_on
+from meshrun.plan.rendezvous_config import (
+    DEFAULT_PORT,
+    Meeting,
+    format_endpoint,
+    meet_at,
+    port_aside,
+)
+from meshrun.protocol.activity import Activity
+from meshrun.protocol.codec import Negotiate
+from meshrun.protocol.events import (
+    FromNegotiation,
+    FromNodes,
+    MeetingFailed,
+    Negotiated,
+    NegotiationFailed,
+    NegotiationWaits,
+)
+from meshrun.protocol.printable import one_line
+from meshrun.rendezvous.connections import Switchboard
+from meshrun.rendezvous.coordinator import Head
+from meshrun.rendezvous.duplicate_coordinator import Rival
+from meshrun.rendezvous.elastic_coordinator import ElasticHead
+from meshrun.rendezvous.elastic_participant import ElasticMember
+from meshrun.rendezvous.endpoint import Endpoint, is_same_name, look_at
+from meshrun.rendezvous.lobby import WaitingRoom
+from meshrun.rendezvous.membership import Fit, fit_without_mesh
+from meshrun.rendezvous.messages import GaveUp, Join, Message
+from meshrun.rendezvous.participant import Member
+from meshrun.rendezvous.resolve import Finding
+from meshrun.rendezvous.torch_negotiation import EVERYWHERE, Negotiation, listen_outward
+
+
+class Peers:
+    """The launchers of the other nodes.
+
+    Args:
+        meeting: Where to meet them.
+        card: What this node says of itself.
+        secret: What only launchers of this launch know.
+        is_open: Whether that is no more than the command.
+        selector: The loop's; its keys hold what to call.
+        note: Shows people one line.
+        where: Called with a reason when the head asks for where this node's ranks are.
+        negotiate: Has torch's rendezvous begun, with these descriptors, where one is asked for.
+        fit: Solves the mesh over nodes.
+    """
+
+    def __init__(
+        self,
+        meeting: Meeting,
+        card: Join,
+        *,
+        secret: bytes,
+        selector: selectors.BaseSelector,
+        note: Callable[[str], None],
+        where: Callable[[str], None],
+        negotiate: Callable[[Negotiate, list[int]], None],
+        fit: Fit = fit_without_mesh,
+        is_open: bool = False,
+    ) -> None:
+        self._is_open = is_open
+        self._meeting, self._card, self._secret, self._where = meeting, card, secret, where
+        self._negotiate, self._fit = negotiate, fit
+        self._negotiation: Negotiation | None = None
+        self._gave_up: GaveUp | None = None
+        self._board = Switchboard(selector, note)
+        self._side: Finding | WaitingRoom | Head | Member | None = None
+        self._listener: socket.socket | None = None
+        try:
+            self._begin()
+        except MeshrunError as error:
+            self._fail(error)
+
+    @property
+    def activity(self) -> Activity:
+        """When ranks last got on, here and elsewhere."""
+        return self._board.activity
+
+    @property
+    def listener(self) -> socket.socket | None:
+        """The head's socket, which the ranks' store takes over once all have met."""
+        if isinstance(self._side, ElasticHead):
+            return self._side.store_listener
+        return self._listener
+
+    @property
+    def next_look_ns(self) -> int | None:
+        """When :meth:`look` has something to do."""
+        if self._board.news:
+            return 0
+        return self._side.next_look_ns if self._side is not None else None
+
+    def look(self) -> None:
+        """Do what is due."""
+        if self._side is not None:
+            self._side.look()
+
+    def skip(self, lost_ns: int) -> None:
+        """Do not count this time as the others' silence."""
+        self._board.skip(lost_ns)
+
+    def news(self) -> Iterator[FromNodes]:
+        """Yield what has happened, in order."""
+        while self._board.news:
+            yield self._board.news.popleft()
+
+    def tell(self, message: Message) -> None:
+        """Tell the others what this node's launch has to say."""
+        if self._side is not None:
+            self._side.tell(message)
+
+    def give_up(self, word: GaveUp) -> None:
+        """Tell the others that this node will not take part, before all have met."""
+        self._gave_up = word
+        if isinstance(self._side, Finding | WaitingRoom | Member):
+            self._side.give_up(word)
+
+    @property
+    def is_through(self) -> bool:
+        """Whether all others that can be told of a failure before the meeting have been."""
+        side = self._side
+        return not isinstance(side, Finding | WaitingRoom | Member) or side.is_through
+
+    def start_negotiation(self) -> None:
+        """Begin torch's rendezvous, if there is to be one and it is known where."""
+        if self._negotiation is not None and self._side is None:
+            self._negotiation.start()
+
+    def hear(self, event: FromNegotiation) -> None:
+        """Take the news of torch's rendezvous."""
+        match event:
+            case NegotiationWaits(text=text):
+                self._board.note(one_line(text))
+            case NegotiationFailed(text=text, hint=hint) if self._side is None:
+                self._fail(
+                    RendezvousError(
+                        f"{self._meeting.backend} at {self._meeting.endpoint}: {one_line(text)}",
+                        hint=hint,
+                    )
+                )
+            case Negotiated():
+                self._go_on(event)
+
+    def _go_on(self, found: Negotiated) -> None:
+        """torch's rendezvous is done: the launchers connect."""
+        if self._negotiation is None or self._side is not None:
+            return
+        listener = self._negotiation.take_listener()
+        self._negotiation.show_the_way(found, self._board)
+        seen = as_seen_by(found.head_address, self._meeting.host or "")
+        self._meeting = meet_at(self._meeting, replace(found, head_address=seen))
+        self._card = replace(self._card, node_rank=None if found.is_late else found.node_rank)
+        self._secret = hashlib.sha256(self._secret + found.secret.encode()).digest()
+        if found.node_rank == 0 and not found.is_late and listener is not None:
+            self._be_head(listener, nnodes=found.nnodes)
+            return
+        if listener is not None:
+            listener.close()
+        self._be_member((self._meeting.host or "",))
+
+    def close(self) -> None:
+        """Have what was said arrive, and let go."""
+        if self._negotiation is not None:
+            self._negotiation.close()
+        if self._side is not None:
+            self._side.close()
+        if self._listener is not None:
+            self._listener.close()
+
+    # ---- which side ------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        meeting = self._meeting
+        if meeting.listener is not None:
+            self._be_head(socket.socket(fileno=meeting.listener))
+        elif meeting.host is None and meeting.backend != "static":
+            self._ask_torch(None)
+        elif meeting.host is None:
+            self._be_head(listen_outward(meeting))
+        elif meeting.node_rank and meeting.backend == "static":
+            self._be_member(self._addresses_of_head())
+        else:
+            self._side = Finding(meeting, self._board, found=self._found, fail=self._fail)
+
+    def _found(self, addresses: list[str], why: str) -> bool:
+        """Choose a side, if it is known where the name leads; it may come to lead here."""
+        meeting = self._meeting
+        addresses = list(dict.fromkeys([*addresses, *filter(is_address, meeting.heads)]))
+        host, own_name = (meeting.host or "").strip("[]"), socket.gethostname()
+        is_told = meeting.node_rank is not None or "is_host" in dict(meeting.conf)
+        known = addresses or is_told or is_same_name(host, own_name)
+        if not known and meeting.backend in ("static", "c10d"):
+            return False
+        self._side = None
+        endpoint = look_at(host, addresses, own_addresses=own_addresses(), own_name=own_name)
+        try:
+            self._choose_side(endpoint, why)
+        except MeshrunError as error:
+            self._fail(error)
+        return True
+
+    def _choose_side(self, endpoint: Endpoint, why: str) -> None:
+        meeting = self._meeting
+        if meeting.backend != "static":
+            self._ask_torch(endpoint)
+            return
+        if meeting.node_rank is None and not endpoint.is_ours:
+            self._be_member(endpoint.addresses)
+            return
+        place = self._place_to_listen(endpoint, why)
+        try:
+            listener = listen_on(place, meeting.port or DEFAULT_PORT)
+        except HostError as error:
+            if meeting.node_rank is None:
+                self._be_member(endpoint.own or endpoint.addresses)  # of another launcher here
+                return
+            port = meeting.port or DEFAULT_PORT
+            error.hint = (
+                f"another launch that still runs? `ss -ltnp 'sport = :{port}'` shows whose it is;"
+                " or another port in --rdzv-endpoint, the same on every node"
+            )
+            self._fail(error)
+            self._refuse_aside(place, error)
+        else:
+            self._be_head(listener, knocks=not endpoint.is_ours)
+
+    def _refuse_aside(self, place: str, error: MeshrunError) -> None:
+        """Tell the others at another port, where they ask once the endpoint's is not ours."""
+        with contextlib.suppress(MeshrunError):
+            listener = listen_on(place, port_aside(self._secret))
+            host, code = self._card.host, error.exit_code
+            word = GaveUp(host=host, reason=error.message, exit_code=code)
+            self._gave_up = self._gave_up or word
+            self._be_head(listener)
+
+    def _place_to_listen(self, endpoint: Endpoint, why: str) -> str:
+        """Return the address that node 0 listens on; ``why`` says why its name leads nowhere.
+
+        Raises:
+            RendezvousError: If the others cannot find it there.
+        """
+        meeting, addresses = self._meeting, endpoint.addresses
+        if endpoint.facing:
+            return endpoint.facing[0]
+        if endpoint.is_ours:  # its own name leads to loopback, as Debian writes it
+            return meeting.local_addr or outward_address() or EVERYWHERE
+        if meeting.heads and all(map(is_address, meeting.heads)):
+            raise RendezvousError(
+                f"node 0 is {self._card.host}, and all that is known of where it may be reached is"
+                f" {', '.join(meeting.heads)}",
+                hint="--rdzv-endpoint HOST:PORT with an address of node 0; with mpirun, start it"
+                " on the first host",
+            )
+        place = meeting.local_addr or EVERYWHERE
+        found = f"leads to {', '.join(addresses)}" if addresses else f"does not resolve: {why}"
+        text = f"`{endpoint.host}` {found}, no address of this machine"
+        self._board.note(f"{text}; as node 0 it listens on {place}")
+        return place
+
+    def _ask_torch(self, endpoint: Endpoint | None) -> None:
+        self._negotiation = Negotiation(
+            self._meeting, endpoint, host=self._card.host, start=self._negotiate
+        )
+        self._negotiation.start()
+
+    def _addresses_of_head(self) -> tuple[str, ...]:
+        """Return what a scheduler says of them, without those that this machine has as well."""
+        heads, own = filter(is_address, self._meeting.heads), own_addresses()
+        return tuple(head for head in heads if head.partition("%")[0] not in own)
+
+    def _be_head(
+        self, listener: socket.socket, *, nnodes: int | None = None, knocks: bool = False
+    ) -> None:
+        self._listener = listener
+        if self._is_open:
+            self._board.note(
+                f"no secret is set: whoever reaches {format_endpoint(*listener.getsockname()[:2])}"
+                " and knows this command can take part; MESHRUN_SECRET_FILE names a file with one,"
+                " the same on every node"
+            )
+        card, rival = self._card, None
+        if knocks:
+            card = replace(card, knock=secrets.token_hex(8))
+            rival = Rival(self._meeting, card, secret=self._secret, board=self._board)
+        self._side = room = WaitingRoom(
+            self._meeting,
+            card,
+            nnodes=nnodes or self._meeting.present or self._meeting.nnodes,
+            listener=listener,
+            secret=self._secret,
+            run_id=self._meeting.run_id or secrets.token_hex(8),
+            board=self._board,
+            hand_over=self._be_head_of,
+            rival=rival,
+            fit=self._fit,
+        )
+        if self._gave_up is not None:
+            room.give_up(self._gave_up)
+        else:
+            room.begin()
+
+    def _be_head_of(self, head: Head) -> None:
+        self._side = head
+
+    def _be_member(self, addresses: tuple[str, ...]) -> None:
+        kind = ElasticMember if self._meeting.is_elastic else Member
+        self._side = member = kind(
+            self._meeting,
+            self._card,
+            secret=self._secret,
+            board=self._board,
+            where=self._where,
+            addresses=addresses,
+        )
+        if self._gave_up is not None:
+            member.give_up(self._gave_up)
+
+    def _fail(self, error: MeshrunError) -> None:
+        self._board.news.append(MeetingFailed(error=error, at_ns=time.monotonic_ns()))

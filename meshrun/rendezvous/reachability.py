@@ -1,0 +1,118 @@
+"""Whether nodes reach each other on other ports than the meeting's: ranks need ports of their own.
+
+Each launcher opens one port for a moment and tries that of the next node. Nothing is said over it;
+where a firewall is between, it is told, rather than that ranks wait for each other in silence.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import time
+
+from meshrun.errors import MeshrunError
+from meshrun.host.interfaces import is_address, name_of
+from meshrun.host.sockets import listen_on
+from meshrun.rendezvous.connections import Switchboard
+
+_TRY_S = 10.0
+_OPEN_S = 30.0
+
+
+class Reach:
+    """A port of this node's that another one tries, and a try of another's.
+
+    Args:
+        address: Of this node, as the others see it.
+        board: Where sockets are watched.
+    """
+
+    def __init__(self, address: str, board: Switchboard) -> None:
+        self._board = board
+        self._opened_ns = self._tried_ns = time.monotonic_ns()
+        self._trying: socket.socket | None = None
+        self._other = ""
+        self._listener: socket.socket | None = None
+        try:
+            self._listener = listen_on(address, 0)
+        except MeshrunError:  # nobody tries it then
+            return
+        board.selector.register(self._listener, selectors.EVENT_READ, self._answer)
+
+    @property
+    def port(self) -> int:
+        """The port that is open here; 0 for none."""
+        return 0 if self._listener is None else int(self._listener.getsockname()[1])
+
+    def try_out(self, host: str, address: str, port: int) -> None:
+        """Find out whether a port that is open on another node can be reached.
+
+        Args:
+            host: What people call it.
+            address: Where it is.
+            port: Which one is open there; 0 for none.
+        """
+        if not (port and is_address(address)):
+            return
+        self._other, self._tried_ns = f"{host} ({address}) on port {port}", time.monotonic_ns()
+        self._trying = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+        self._trying.setblocking(False)
+        try:
+            self._trying.connect(name_of(address, port))
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self._tell(error.strerror or str(error))
+            return
+        self._board.selector.register(self._trying, selectors.EVENT_WRITE, self._came_through)
+
+    def look(self) -> None:
+        """Do what is due: give up, and close what was open for long enough."""
+        now_ns = time.monotonic_ns()
+        if self._trying is not None and now_ns - self._tried_ns > _TRY_S * 1e9:
+            self._tell(f"no answer within {_TRY_S:g} s")
+        if now_ns - self._opened_ns > _OPEN_S * 1e9:
+            self._shut()
+
+    def _answer(self) -> None:
+        if self._listener is not None:
+            try:
+                self._listener.accept()[0].close()
+            except OSError:  # gone already
+                pass
+
+    def _came_through(self) -> None:
+        if self._trying is None:
+            return
+        code = self._trying.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            self._tell(os.strerror(code))
+        else:
+            self._stop_trying()
+
+    def _tell(self, why: str) -> None:
+        self._stop_trying()
+        self._board.note(
+            f"this node does not reach {self._other}, which is open there: {why}. Is a firewall"
+            " between the nodes? gloo and NCCL connect ranks through ports of their own"
+        )
+
+    def _stop_trying(self) -> None:
+        trying, self._trying = self._trying, None
+        self._let_go(trying)
+
+    def _shut(self) -> None:
+        listener, self._listener = self._listener, None
+        self._let_go(listener)
+
+    def _let_go(self, each: socket.socket | None) -> None:
+        if each is not None:
+            if each in self._board.selector.get_map():
+                self._board.selector.unregister(each)
+            each.close()
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self._stop_trying()
+        self._shut()

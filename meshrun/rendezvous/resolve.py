@@ -1,0 +1,100 @@
+"""Looks the head's name up until it leads somewhere: those of pods may take a while to appear."""
+
+from __future__ import annotations
+
+import selectors
+import time
+from collections.abc import Callable
+
+from meshrun.errors import RendezvousError
+from meshrun.host.network import Lookup
+from meshrun.plan.rendezvous_config import Meeting
+from meshrun.rendezvous.connections import Switchboard
+from meshrun.rendezvous.deadline import Patience
+from meshrun.rendezvous.messages import GaveUp, Message
+
+_RETRY_S = 0.5
+
+
+class Finding:
+    """A node that does not know yet whether it is the head.
+
+    Args:
+        meeting: Where the head is.
+        board: Where the look-up is watched.
+        found: Called with the addresses and why there are none; returns whether that is enough.
+        fail: Called with the error if nothing was found in time.
+    """
+
+    def __init__(
+        self,
+        meeting: Meeting,
+        board: Switchboard,
+        *,
+        found: Callable[[list[str], str], bool],
+        fail: Callable[[RendezvousError], None],
+    ) -> None:
+        self._meeting, self._board, self._found, self._fail = meeting, board, found, fail
+        self._patience = Patience(meeting.timeout_s)
+        self._why = ""
+        self._retry_ns: int | None = None
+        self._lookup: Lookup | None = None
+        self._look_up()
+
+    def _look_up(self) -> None:
+        meeting = self._meeting
+        self._lookup = Lookup((meeting.host or "").strip("[]"))
+        self._board.selector.register(self._lookup, selectors.EVENT_READ, self._looked_up)
+
+    def _looked_up(self) -> None:
+        lookup, self._lookup = self._lookup, None
+        if lookup is None:
+            return
+        self._board.selector.unregister(lookup)
+        addresses, self._why = lookup.result()
+        if not self._found(addresses, self._why):
+            self._retry_ns = time.monotonic_ns() + int(_RETRY_S * 1e9)
+
+    @property
+    def next_look_ns(self) -> int | None:
+        """When :meth:`look` has something to do."""
+        return self._retry_ns
+
+    def look(self) -> None:
+        """Do what is due: look again, say what is waited for, give up."""
+        if self._retry_ns is None or time.monotonic_ns() < self._retry_ns:
+            return
+        self._retry_ns = None
+        meeting, waited_s = self._meeting, self._patience.waited_s
+        if self._patience.is_over:
+            self._fail(
+                RendezvousError(
+                    f"the name `{meeting.host}` does not resolve after {waited_s:.0f} s:"
+                    f" {self._why}",
+                    hint="an address instead of a name works too: --rdzv-endpoint HOST:PORT",
+                )
+            )
+            return
+        if self._patience.takes_note():
+            self._board.note(
+                f"waiting for the name `{meeting.host}` to resolve: {self._why} ({self._patience})"
+            )
+        self._look_up()
+
+    def tell(self, message: Message) -> None:
+        """There is nobody to be told yet."""
+
+    @property
+    def is_through(self) -> bool:
+        """Whether nobody is left who is to be told that this node gave up."""
+        return False
+
+    def give_up(self, word: GaveUp) -> None:
+        """It is not known yet whom to tell."""
+
+    def close(self) -> None:
+        """Stop looking."""
+        lookup, self._lookup = self._lookup, None
+        if lookup is not None:
+            self._board.selector.unregister(lookup)
+            lookup.close()

@@ -1,0 +1,28 @@
+"""Who can connect to the ranks' store, which has no lock of its own: the nodes of the launch."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable
+
+from meshrun.host.admission import admit_only
+from meshrun.host.interfaces import own_addresses
+from meshrun.plan.rendezvous_config import format_endpoint
+from meshrun.rendezvous.connection import Link
+from meshrun.rendezvous.connections import Switchboard
+
+
+def keep_to_nodes(listener: socket.socket, links: Iterable[Link], board: Switchboard) -> None:
+    """Have only this node, and those at the other end of ``links``, connect to ``listener``."""
+    if os.environ.get("MESHRUN_OPEN_STORE") == "1":
+        return
+    theirs = (link.their_address for link in links if link.their_address)
+    try:
+        admit_only(listener, {*own_addresses(), *theirs})
+    except OSError as error:
+        place = format_endpoint(*listener.getsockname()[:2])
+        board.note(
+            f"whoever reaches the ranks' store at {place} can write to it:"
+            f" no filter could be set ({error.strerror})"
+        )

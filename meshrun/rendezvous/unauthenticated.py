@@ -1,0 +1,189 @@
+"""Where node 0 listens: whoever connects is a stranger until it has proved that it belongs here."""
+
+from __future__ import annotations
+
+import itertools
+import selectors
+import socket
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
+from ipaddress import IPv4Address, IPv6Network, ip_address
+
+from meshrun.errors import MeshrunError
+from meshrun.rendezvous.connection import Link
+from meshrun.rendezvous.connections import Switchboard
+from meshrun.rendezvous.handshake import HeadHandshake
+from meshrun.rendezvous.messages import Beat, Message, Refused
+
+_PROOF_WITHIN_S = 10.0
+_MOST = 512
+"""Connections that have said nothing yet; for another one has to go, or it waits in the queue."""
+_MOST_OF_ONE = 16
+"""Of one origin, while others wait."""
+_YOUNG_S = 0.5
+"""How long one may always stay that is not of an origin with more."""
+_TAKEN_AT_ONCE = 32
+"""Before those who have said something are heard again."""
+_MOST_TOLD = 20
+_TRIES = 3
+"""So often a launcher that means to join comes again although it is not let in."""
+
+
+class Strangers:
+    """Those who have connected and said nothing yet.
+
+    Args:
+        listener: Where nodes connect; the caller closes it.
+        secret: What only launchers of this launch know.
+        board: Where links are watched.
+        come: Called with the link, no longer watched and perhaps closed, and the first that it
+            says once it has proved what it is.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        *,
+        secret: bytes,
+        board: Switchboard,
+        come: Callable[[Link, list[Message]], None],
+    ) -> None:
+        self._listener, self._secret, self._board, self._come = listener, secret, board, come
+        self._links: dict[int, Link] = {}
+        """The oldest first."""
+        self._by_origin: defaultdict[str, dict[int, Link]] = defaultdict(dict)
+        self._counter = itertools.count()
+        self._told: set[tuple[str, str]] = set()
+        """Strangers that people were told of."""
+        self._others: dict[str, tuple[int, int]] = {}
+        """Addresses of launchers that do not know the secret: since when, and how often."""
+        self._is_listening = False
+        listener.setblocking(False)
+        self._listen()
+
+    def _listen(self) -> None:
+        if not self._is_listening:
+            self._is_listening = True
+            self._board.selector.register(self._listener, selectors.EVENT_READ, self._accept)
+
+    def _pause(self) -> None:
+        if self._is_listening:
+            self._is_listening = False
+            self._board.selector.unregister(self._listener)
+
+    def look(self) -> None:
+        """Once a beat: close connections that do not say what they are."""
+        for number, link in list(self._links.items()):
+            if _age_s(link) > _PROOF_WITHIN_S:
+                self._drop(number, "it did not say what it is")
+        self._listen()
+
+    def _accept(self) -> None:
+        for _ in range(_TAKEN_AT_ONCE):
+            if len(self._links) >= _MOST and not self._make_room():
+                self._pause()
+                return
+            try:
+                connection, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionError):
+                return
+            except OSError as error:  # out of descriptors: those that wait stay in the queue
+                if not self._make_room():
+                    self._tell("a connection", f"could not be taken: {error.strerror}")
+                    self._pause()
+                    return
+            else:
+                self._watch(Link(connection, HeadHandshake(self._secret)))
+
+    def _make_room(self) -> bool:
+        """Send the oldest away: of the origin that has most, or else of all, but no young one."""
+        crowd = max(self._by_origin.values(), key=len, default={})
+        is_crowd = len(crowd) > _MOST_OF_ONE
+        number, link = next(iter((crowd if is_crowd else self._links).items()), (0, None))
+        if link is None or not (is_crowd or _age_s(link) > _YOUNG_S):
+            return False
+        self._drop(number, "others came, and it had not said what it is")
+        return True
+
+    def _watch(self, link: Link) -> None:
+        number = next(self._counter)
+        self._links[number] = self._by_origin[_origin(link)][number] = link
+        self._board.add(link, partial(self._on_ready, number))
+
+    def _on_ready(self, number: int) -> None:
+        link = self._links.get(number)
+        if link is None:
+            return
+        said: list[Message] = [each for each in link.receive() if not isinstance(each, Beat)]
+        if said:
+            self._board.drop(self._take_out(number))
+            self._come(link, said)
+        elif link.closed is not None:
+            self._drop(number, link.closed)
+        else:
+            self._board.settle(link)
+
+    def _take_out(self, number: int) -> Link:
+        """There is room for another."""
+        link = self._links.pop(number)
+        origin = _origin(link)
+        del self._by_origin[origin][number]
+        if not self._by_origin[origin]:
+            del self._by_origin[origin]
+        self._listen()
+        return link
+
+    def of_other_launches(self, for_s: float) -> list[str]:
+        """Return where launchers are that have not known the secret for so long."""
+        until_ns = time.monotonic_ns() - int(for_s * 1e9)
+        return [
+            address
+            for address, (since_ns, count) in self._others.items()
+            if since_ns <= until_ns and count >= _TRIES
+        ]
+
+    def turn_away(self, link: Link, error: MeshrunError) -> None:
+        """Tell one who came why it cannot stay, and see it go."""
+        link.send(Refused.of(error))
+        if link.closed is None:
+            self._watch(link)
+
+    def _drop(self, number: int, why: str) -> None:
+        link = self._take_out(number)
+        self._board.close(link, why)
+        if link.is_other_launch:
+            since_ns, count = self._others.get(origin := _origin(link), (time.monotonic_ns(), 0))
+            self._others[origin] = since_ns, count + 1
+        if link.was_refused:
+            self._tell(link.their_address, f"was not let in: {why}")
+
+    def _tell(self, who: str, what: str) -> None:
+        if (who, what) in self._told or len(self._told) > _MOST_TOLD:
+            return
+        self._told.add((who, what))
+        is_last = len(self._told) > _MOST_TOLD
+        self._board.note(
+            "of others that are not let in nothing is said" if is_last else f"{who} {what}"
+        )
+
+    def close(self, why: str) -> None:
+        """Listen no more, and let go of those who are still strangers."""
+        self._pause()
+        for link in self._links.values():
+            self._board.close(link, why)
+        self._links.clear()
+        self._by_origin.clear()
+
+
+def _age_s(link: Link) -> float:
+    return (time.monotonic_ns() - link.began_ns) / 1e9
+
+
+def _origin(link: Link) -> str:
+    """Return what all addresses have in common that one machine may have."""
+    address = ip_address(link.their_address.partition("%")[0] or "::")
+    if isinstance(address, IPv4Address):
+        return str(address)
+    return str(address.ipv4_mapped or IPv6Network((int(address) >> 64 << 64, 64)))

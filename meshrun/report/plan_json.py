@@ -1,0 +1,93 @@
+"""A plan as JSON for programs; the schema is described in docs/reference/plan-json.md."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from meshrun.layout import Layout
+from meshrun.plan.plan import LaunchPlan
+from meshrun.report.findings import communicators, find_problems
+
+SCHEMA_NAME = "meshrun.plan"
+SCHEMA_VERSION = 1
+
+
+def render_plan_json(plan: LaunchPlan) -> str:
+    """Return the plan as one JSON object: a line a rank, for eyes and for ``grep``."""
+    head = json.dumps({"schema": {"name": SCHEMA_NAME, "version": SCHEMA_VERSION}, **_head(plan)})
+    ranks = ",\n  ".join(
+        json.dumps(
+            {
+                "rank": rank.rank,
+                "node_rank": rank.node_rank,
+                "local_rank": rank.local_rank,
+                "device": rank.device,
+                "coordinate": list(rank.coordinate),
+                "cpus": list(rank.cpus) if rank.cpus else None,
+            }
+        )
+        for rank in plan.ranks()
+    )
+    return f'{head[:-1]}, "ranks": [\n  {ranks}\n]}}'
+
+
+def _head(plan: LaunchPlan) -> dict[str, Any]:
+    layout = plan.layout
+    return {
+        "program": {
+            "kind": plan.program.kind,
+            "target": plan.program.target,
+            "args": list(plan.program.args),
+        },
+        "mesh": str(layout.mesh) if layout.mesh else None,
+        "mesh_shape": list(layout.sizes) if layout.mesh else None,
+        "mesh_dim_names": list(layout.mesh_dim_names) if layout.mesh_dim_names else None,
+        "world_size": layout.world_size,
+        "nnodes": layout.nnodes,
+        "hosts": list(plan.request.hosts),
+        "nproc_per_node": list(layout.nproc_per_node),
+        "slots_per_node": list(plan.slots_per_node),
+        "slot_order": list(layout.slot_order) if layout.slot_order else None,
+        "flatten": [str(flatten) for flatten in layout.flattens],
+        "views": [str(view) for view in layout.views],
+        "communicators": communicators(layout, plan.request.groups),
+        "problems": [
+            {"problem": finding.problem, "fix": finding.fix} for finding in find_problems(layout)
+        ],
+        "device_type": plan.device_type,
+        "device_reason": plan.device_reason,
+        "gpu_links": [list(pairs) for pairs in plan.links.pairs] if plan.links else None,
+        "start_method": plan.start_method,
+        "omp_num_threads": plan.omp_num_threads,
+        "shutdown_timeout_s": plan.request.shutdown_timeout_s,
+        "max_restarts": plan.request.max_restarts,
+        "options": [
+            {"option": option, "value": value, "from": source}
+            for option, value, source in plan.request.sources
+        ],
+        "dims": [_dim(layout, dim) for dim in range(len(layout.sizes))],
+        "derived_dims": [_derived_dim(layout, dim) for dim in layout.derived_dims],
+    }
+
+
+def _dim(layout: Layout, dim: int) -> dict[str, Any]:
+    size = layout.sizes[dim]
+    return {
+        "name": layout.mesh_dim_names[dim] if layout.mesh_dim_names else None,
+        "size": size,
+        "stride": layout.group(dim, 0).step if size > 1 else 1,
+        **_groups(layout, dim),
+    }
+
+
+def _derived_dim(layout: Layout, dim: str) -> dict[str, Any]:
+    return {"name": dim, "size": layout.size(dim), **_groups(layout, dim)}
+
+
+def _groups(layout: Layout, dim: int | str) -> dict[str, Any]:
+    return {
+        "groups": layout.world_size // layout.size(dim),
+        "groups_crossing_nodes": layout.count_crossing(dim),
+        "rail_aligned": layout.rail_aligned(dim),
+    }

@@ -1,0 +1,299 @@
+"""One host's side of ``--hosts``: starts this node's launcher, and lets it live no longer than ssh.
+
+The conductor sends arguments and environment over stdin. When stdin ends, or nothing has come for
+a while, nobody is there any more for whom the launcher could work: it is ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from typing import IO, Any, NoReturn
+
+from meshrun.errors import MeshrunError
+from meshrun.host.child_launcher import MET, PARENT_FOLDER, PARENT_PID, WHY
+from meshrun.host.leftovers import private_folder
+from meshrun.host.network import interface_of, is_loopback, outward_address
+from meshrun.host.processes import send_signal
+from meshrun.host.sockets import listen_on
+from meshrun.protocol.result import signal_name
+from meshrun.ssh.framing import BEAT_S, ERR, OUT, LineSplitter, frame, greeting, news
+from meshrun.ssh.remote_command import without_own
+from meshrun.ssh.write_buffer import Outbox
+from meshrun.start import own_command
+
+_CHUNK = 64 * 1024
+_FULL = 1024 * 1024
+"""With more than this on its way to the conductor, the launcher's output waits."""
+_AFTER_GRACE_S = 10.0
+
+
+def main(order: Mapping[str, Any], version: str) -> NoReturn:
+    """Serve the conductor that sent ``order`` until it goes or the launcher ends.
+
+    Args:
+        order: The first line from the conductor.
+        version: That of this meshrun.
+    """
+    signal.signal(signal.SIGINT, lambda *_: None)  # the conductor's to pass on; no SIG_IGN, which
+    signal.signal(signal.SIGPIPE, lambda *_: None)  # the launcher would inherit
+    os._exit(Agent(order, version).run())
+
+
+class Agent:
+    """Talks to the conductor and watches the launcher.
+
+    Args:
+        order: The first line from the conductor.
+        version: That of this meshrun.
+    """
+
+    def __init__(self, order: Mapping[str, Any], version: str) -> None:
+        self._order, self._version = order, version
+        self._out = Outbox(1)
+        self._lines = LineSplitter()
+        self._listener: socket.socket | None = None
+        self._launcher: subprocess.Popen[bytes] | None = None
+        self._folder, self._holder = "", contextlib.ExitStack()
+        self._pipes: dict[int, tuple[bytes, IO[bytes]]] = {}
+        """The launcher's streams that are open: kind and pipe."""
+        self._heard = self._beaten = time.monotonic()
+        self._kill_at: float | None = None
+        """When the launcher is killed, once it was told to end."""
+        self._gone = False
+        """Whether there is no conductor any more."""
+        self._over = False
+        self._why = ""
+        """Why the launcher was ended, if it was for want of a conductor that can be heard."""
+        self._woken, wake = os.pipe()
+        for end in (0, self._woken, wake):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for signum in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(signum, lambda signum, _: self._stop(signum))
+
+    def run(self) -> int:
+        """Do what is asked until there is no more to do."""
+        self._out.write(greeting(self._order["nonce"]))
+        if not self._refuses():
+            self._tell(ready=self._describe())
+            while not self._over:
+                self._turn()
+        self._say_last_words()
+        return 0
+
+    def _refuses(self) -> bool:
+        theirs, folder = self._order["version"], self._order["cwd"]
+        if theirs != self._version:
+            self._tell(
+                refused=f"its meshrun is {self._version}, and {theirs} is needed",
+                hint="the same meshrun on every host",
+            )
+            return True
+        try:
+            os.chdir(folder)
+        except OSError as error:
+            self._tell(
+                refused=f"its folder {folder}: {error.strerror}",
+                hint="start where the same folder is on every host",
+            )
+            return True
+        return False
+
+    def _describe(self) -> dict[str, Any]:
+        """Return which machine this is, by which addresses others may reach it, and who asks."""
+        theirs, _, own, _ = (os.environ.get("SSH_CONNECTION", "") + "   ").split(" ")[:4]
+        return {
+            "own": own,
+            "theirs": theirs,
+            "outward": outward_address() or "",
+            "machine": _machine(),
+        }
+
+    # ---- the loop ---------------------------------------------------------------------------
+
+    def _turn(self) -> None:
+        with selectors.PollSelector() as selector:
+            if not self._gone:
+                selector.register(0, selectors.EVENT_READ, self._hear)
+            selector.register(self._woken, selectors.EVENT_READ, self._wake)
+            if self._out.queued_bytes:
+                selector.register(self._out, selectors.EVENT_WRITE, self._out.flush)
+            if self._out.queued_bytes < _FULL:
+                for fd in self._pipes:
+                    selector.register(fd, selectors.EVENT_READ, lambda fd=fd: self._pass_on(fd))
+            for key, _ in selector.select(BEAT_S):
+                key.data()
+        self._look()
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        silent_s = now - self._heard
+        if silent_s > self._order["lease_s"] and not self._gone:
+            self._why = f"nothing was heard from where meshrun was started for {silent_s:.0f} s"
+            _say(self._why)
+            self._lose_conductor()
+        if self._out.is_broken:
+            self._lose_conductor()
+        if now - self._beaten >= BEAT_S:
+            self._beaten = now
+            if not self._out.queued_bytes:
+                self._tell(beat=1)
+        if self._launcher is None:
+            return
+        if self._kill_at is not None and now > self._kill_at:
+            self._launcher.kill()
+        if self._launcher.poll() is not None:
+            self._over = True
+
+    def _wake(self) -> None:
+        os.read(self._woken, 4096)
+
+    def _hear(self) -> None:
+        try:
+            received = os.read(0, _CHUNK)
+        except BlockingIOError:
+            return
+        except OSError:
+            received = b""
+        if not received:
+            self._lose_conductor()
+            return
+        self._heard = time.monotonic()
+        for words in self._lines.feed(received):
+            self._obey(words)
+
+    def _obey(self, words: Mapping[str, Any]) -> None:
+        if "listen" in words:
+            self._listen(words["listen"])
+        elif "start" in words:
+            self._start(words["start"], words["env"], listens=words["listens"])
+        elif "signal" in words and self._launcher is not None:
+            met = os.path.exists(os.path.join(self._folder, MET))
+            if words["even_if_met"] or not met:
+                send_signal(self._launcher.pid, words["signal"])
+        elif "end" in words:
+            self._end(words["end"])
+
+    def _lose_conductor(self) -> None:
+        if not self._gone:
+            self._gone = True
+            self._end(self._why or "the connection to where meshrun was started was lost")
+
+    def _stop(self, signum: int) -> None:
+        if self._launcher is None:
+            _say(f"it was sent {signal_name(signum)}")
+        self._end(f"the agent of its host was sent {signal_name(signum)}")
+
+    def _end(self, why: str) -> None:
+        """Have the launcher end, or end at once where there is none."""
+        if self._launcher is None:
+            self._over = True
+        elif self._kill_at is None:
+            self._kill_at = time.monotonic() + self._order["grace_s"] + _AFTER_GRACE_S
+            with contextlib.suppress(OSError), open(os.path.join(self._folder, WHY), "w") as file:
+                file.write(why)
+            send_signal(self._launcher.pid, signal.SIGTERM)
+
+    # ---- the launcher -----------------------------------------------------------------------
+
+    def _listen(self, addresses: Sequence[str]) -> None:
+        """Bind the socket where the nodes meet; it stays bound until the launcher has it."""
+        own = [each for each in addresses if each and interface_of(each) is not None]
+        outward = [each for each in own if not is_loopback(each)]
+        address = (*outward, outward_address() or "", *own, "127.0.0.1")
+        try:
+            self._listener = listen_on(next(filter(None, address)), 0)
+        except MeshrunError as error:
+            self._tell(refused=error.message, hint="--rdzv-endpoint HOST:PORT of the first host")
+            return
+        self._tell(listening=self._listener.getsockname()[:2])
+
+    def _start(self, argv: Sequence[str], env: Mapping[str, str], *, listens: bool) -> None:
+        self._folder = self._holder.enter_context(private_folder())
+        whole = {
+            **without_own(os.environ),
+            **env,
+            PARENT_PID: str(os.getpid()),
+            PARENT_FOLDER: self._folder,
+        }
+        passed: tuple[int, ...] = ()
+        if listens and self._listener is not None:
+            passed = (self._listener.fileno(),)
+            whole["MESHRUN_LISTENER"] = str(self._listener.fileno())
+        report = os.path.join(self._folder, "report.json")
+        self._launcher = subprocess.Popen(
+            own_command("launcher", f"--report={report}", *argv),
+            env=whole,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            pass_fds=passed,
+        )
+        if self._listener is not None:
+            self._listener.close()
+        for kind, pipe in ((OUT, self._launcher.stdout), (ERR, self._launcher.stderr)):
+            if pipe is not None:
+                os.set_blocking(pipe.fileno(), False)
+                self._pipes[pipe.fileno()] = (kind, pipe)
+
+    def _pass_on(self, fd: int) -> bool:
+        """Pass on what has come of a stream; return whether anything has."""
+        kind, pipe = self._pipes[fd]
+        try:
+            data = os.read(fd, _CHUNK)
+        except BlockingIOError:
+            return False
+        if data:
+            self._out.write(frame(kind, data))
+        else:
+            del self._pipes[fd]
+            pipe.close()
+        return bool(data)
+
+    def _say_last_words(self) -> None:
+        if self._launcher is not None:
+            for fd in list(self._pipes):
+                while self._pass_on(fd):
+                    pass
+            for name in ("error", "report"):
+                self._tell_file(name)
+            self._holder.close()
+            code = self._launcher.returncode
+            self._tell(ended=code, why=self._why if code else "")
+        while self._out.queued_bytes and not self._gone:
+            self._turn()
+
+    def _tell_file(self, name: str) -> None:
+        try:
+            with open(os.path.join(self._folder, f"{name}.json")) as file:
+                self._tell(**{name: file.read()})
+        except FileNotFoundError:
+            pass
+
+    def _tell(self, **values: object) -> None:
+        self._out.write(news(**values))
+
+
+def _machine() -> str:
+    """Return what tells this machine, or the container that looks like one, from all others."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            booted = file.read().strip()
+        spaces = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("net", "pid")]
+    except OSError:  # another system than Linux
+        return ""
+    return " ".join([booted, *spaces, os.uname().nodename])
+
+
+def _say(text: str) -> None:
+    """Say why there is no more to come, for ssh to pass on if it can."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"{text}\n".encode())

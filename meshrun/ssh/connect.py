@@ -1,0 +1,165 @@
+"""From a list of hosts to an agent on each, and to the place where their launchers meet."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+
+from meshrun.errors import InternalError, RendezvousError
+from meshrun.plan.parse import format_nnodes
+from meshrun.plan.rendezvous_config import format_endpoint
+from meshrun.plan.request import LaunchRequest
+from meshrun.ssh.host_failure import Refusal, describe_silence, refusal_error
+from meshrun.ssh.host_session import Station, is_this_machine, same_machine
+from meshrun.ssh.pool import Exchange
+from meshrun.ssh.remote_command import BOOT_FOLDER, boot_command, ssh_command, without_own
+
+_LISTENS_IN_S = 10.0
+"""What the first host may take to open the socket where the nodes meet."""
+
+
+class Stopped(Exception):
+    """A signal came before anything was started."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signum)
+        self.signum = signum
+
+
+class Connector:
+    """Brings an agent to every host; nothing is started yet.
+
+    Args:
+        request: What was asked for, hosts included.
+        exchange: Where the ways to them are kept.
+        version: That of this meshrun, which every host has to have.
+    """
+
+    def __init__(self, request: LaunchRequest, exchange: Exchange, *, version: str) -> None:
+        if request.remote is None:
+            raise InternalError("there are no hosts to launch on")
+        self._request, self._remote, self._exchange = request, request.remote, exchange
+        self._version = version
+
+    def connect(self) -> dict[int, Refusal]:
+        """Have an agent on each host; return why there is none on those that can be done without.
+
+        Raises:
+            RendezvousError: If too few have one, after all were tried.
+            UsageError: If two of them are one machine.
+        """
+        for number in range(len(self._remote.hosts)):
+            self._exchange.stations.append(self.go_to(number))
+        names = ", ".join(host.name for host in self._remote.hosts[:8])
+        self._exchange.console.set_status(f"connecting to {names}")
+        refusals: dict[int, Refusal] = {}
+        while open_ones := [
+            station
+            for station in self._exchange.stations
+            if station.ready is None and station.number not in refusals
+        ]:
+            self._exchange.turn()
+            for station in open_ones:
+                if station.ready is None and (refusal := self.refusal(station)) is not None:
+                    refusals[station.number] = refusal
+            self._stop_early()
+        self._exchange.console.set_status("")
+        total = len(self._exchange.stations)
+        least = self._request.rendezvous.least_nodes or total
+        if total - len(refusals) < least:
+            found = [refusals[number] for number in sorted(refusals)]
+            raise refusal_error(found, total, least)
+        self._check_distinct()
+        return refusals
+
+    def _check_distinct(self) -> None:
+        """Check that no machine has answered under two names.
+
+        Raises:
+            UsageError: With both.
+        """
+        names: dict[str, str] = {}
+        for station in self._exchange.stations:
+            machine = (station.ready or {}).get("machine", "")
+            if machine and names.setdefault(machine, station.host.name) != station.host.name:
+                raise same_machine(names[machine], station.host.name)
+
+    def go_to(self, number: int) -> Station:
+        """Set out for a host, by its place in the list.
+
+        Raises:
+            RendezvousError: If there is no ssh to go by.
+        """
+        host = self._remote.hosts[number]
+        remote, env = self._remote, without_own(os.environ)
+        cwd: str | None = BOOT_FOLDER
+        if is_this_machine(host):
+            command = boot_command(sys.executable)
+        else:
+            env, cwd = dict(os.environ), None
+            command = ssh_command(remote.ssh, host, sys.executable, remote.connect_timeout_s)
+        try:
+            station = Station(number, host, command, env, cwd)
+        except OSError as error:
+            raise RendezvousError(
+                f"`{command[0]}` cannot be run: {error.strerror}",
+                hint="--ssh says what to run as ssh",
+            ) from error
+        station.tell(
+            nonce=station.nonce,
+            version=self._version,
+            path=[
+                os.path.abspath(path)
+                for path in os.environ.get("PYTHONPATH", "").split(os.pathsep)
+                if path
+            ],
+            cwd=os.getcwd(),
+            lease_s=self._request.node_timeout_s,
+            grace_s=self._request.shutdown_timeout_s,
+        )
+        return station
+
+    def refusal(self, station: Station) -> Refusal | None:
+        """Return why a host cannot be used, as far as that is known by now."""
+        name, destination = station.host.name, station.host.destination
+        if station.refused is not None:
+            return Refusal(name, station.refused["refused"], station.refused["hint"])
+        if station.is_closed:
+            return station.finish()
+        timeout_s = self._remote.connect_timeout_s
+        if time.monotonic() - station.began > timeout_s:
+            return describe_silence(name, destination, timeout_s, station.said)
+        return None
+
+    def meet(self, stations: Sequence[Station]) -> list[str]:
+        """Return the options that bring nodes together; the agent of the first one listens.
+
+        Raises:
+            RendezvousError: If it cannot.
+        """
+        asked = self._request.rendezvous
+        most = self._request.nnodes or len(stations)
+        nnodes = ["--nnodes", format_nnodes(asked.least_nodes, most)]
+        is_alone = len(stations) == 1 and asked.least_nodes is None
+        if is_alone or asked.endpoint or asked.master_addr:
+            return nnodes
+        first, *others = stations
+        known = first.ready or {}
+        seen = [(other.ready or {}).get("theirs", "") for other in others]
+        first.tell(listen=[known.get("own", ""), *seen])
+        began = time.monotonic()
+        while first.endpoint is None:
+            self._exchange.turn()
+            self._stop_early()
+            waited_s = time.monotonic() - began
+            if first.refused is not None or first.is_closed or waited_s > _LISTENS_IN_S:
+                said = (first.refused or {}).get("refused", first.said.strip())
+                raise RendezvousError(f"host {first.host.name} cannot listen: {said}")
+        return [*nnodes, "--rdzv-endpoint", format_endpoint(*first.endpoint)]
+
+    def _stop_early(self) -> None:
+        for signum in self._exchange.signals.take():
+            if signum in self._request.stop_signals:
+                raise Stopped(signum)

@@ -1,0 +1,244 @@
+"""A launch on several hosts from one command: an agent on each, one launcher of them each.
+
+This process starts no rank. It connects, says where the nodes meet, shows what comes back, passes
+signals on, and is what the life of all launchers hangs on.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import time
+from collections.abc import Mapping, Sequence
+
+from meshrun.errors import InternalError, MeshrunError
+from meshrun.plan.request import LaunchRequest
+from meshrun.protocol.result import signal_name
+from meshrun.ssh.connect import Connector
+from meshrun.ssh.host_failure import Refusal, lost_error
+from meshrun.ssh.host_retry import Absent
+from meshrun.ssh.host_session import Station
+from meshrun.ssh.pool import Exchange
+from meshrun.ssh.remote_command import devices_of, exported
+from meshrun.supervisor.signals import SignalQueue
+
+_OTHERS_TELL_S = 1.0
+"""What launchers may take to say the same as the first that cannot launch."""
+_GRACE_S = 10.0
+"""What all others may take to end after one has, beside what ranks and lost nodes may."""
+
+
+class Conductor:
+    """One launch on several hosts.
+
+    Args:
+        request: What was asked for, hosts included.
+        words: The command line of each node's launcher, but for what tells nodes apart.
+        version: That of this meshrun, which every host has to have.
+    """
+
+    def __init__(self, request: LaunchRequest, words: Sequence[str], *, version: str) -> None:
+        if request.remote is None:
+            raise InternalError("there are no hosts to launch on")
+        self._request, self._words = request, words
+        self._env = {
+            **exported(os.environ, request.remote.export),
+            "MESHRUN_SECRET": os.environ.get("MESHRUN_SECRET") or secrets.token_hex(32),
+        }
+        self._signals = SignalQueue(
+            request.stop_signals,
+            even_if_ignored=request.stop_even_if_ignored,
+            always=(signal.SIGQUIT, *request.forwarded_signals),
+        )
+        self._exchange = Exchange(self._signals)
+        self._connector = Connector(request, self._exchange, version=version)
+        self._stations, self._console = self._exchange.stations, self._exchange.console
+        self._absent = Absent(self._connector, self._exchange, start=self._start_later)
+        self._is_elastic = request.rendezvous.least_nodes is not None
+        self._first: Station | None = None
+        """The way to node 0, which says how the launch went."""
+        self._present = 0
+        """On how many hosts ranks are to run at first."""
+        self._meeting: Sequence[str] = ()
+        """The options that bring nodes together."""
+        self._lost: list[Refusal] = []
+        self._may_begin_anew = False
+        """Whether it is the first host that was lost, and others can do without it."""
+        self._ending = False
+        self._passed: set[int] = set()
+        """Signals that were passed on."""
+        self._end_at: float | None = None
+        """When the others are ended, once one launcher has said why it cannot launch."""
+        self._over_at: float | None = None
+        """When whoever is left is given up, once one launcher has failed."""
+
+    def run(self) -> int:
+        """Launch, and return how the first node's launcher ended: exit code, or -n for signal n.
+
+        Raises:
+            FirstLost: If the first of hosts that come and go was lost.
+            MeshrunError: If another cannot be used, or was lost, that cannot be done without.
+            Stopped: If a signal came before all hosts had answered.
+        """
+        try:
+            self._start(self._connector.connect())
+            while not all(station.is_done for station in self._stations):
+                self._exchange.turn(self._pass_on_signals)
+                self._look()
+        finally:
+            self._exchange.close()
+        if self._lost:
+            may_begin_anew = self._may_begin_anew and not self._passed
+            raise lost_error(self._lost, may_begin_anew=may_begin_anew)
+        told = self._stations if not self._is_elastic else [self._first]
+        if errors := [station for station in told if station and "error" in station.files]:
+            raise self._told_error(errors)
+        if self._console.reader_is_gone:
+            return -signal.SIGPIPE
+        ended = (self._first and self._first.ended) or 0
+        return 128 - ended if ended - 128 in self._passed else ended
+
+    @property
+    def report(self) -> str | None:
+        """What came of the launch as JSON, as far as it came to be one."""
+        return self._first.files.get("report") if self._first else None
+
+    def _start(self, unusable: Mapping[int, Refusal]) -> None:
+        """Have a launcher started on each host that can be used."""
+        for number, why in unusable.items():
+            self._absent.add(self._stations[number], why)
+        usable = [station for station in self._stations if not station.is_done]
+        self._meeting, self._first = self._connector.meet(usable), usable[0]
+        self._present = min(len(usable), self._request.nnodes or len(usable))
+        for node_rank, station in enumerate(usable):
+            has_place = 1 < self._present > node_rank
+            place = ["--node-rank", str(node_rank)] if has_place else []
+            self._start_on(station, place, is_first=node_rank == 0)
+
+    def _start_later(self, station: Station) -> None:
+        self._start_on(station, [], is_first=False)
+
+    def _start_on(self, station: Station, place: Sequence[str], *, is_first: bool) -> None:
+        told = "" if is_first else " told"
+        station.tell(
+            start=[*self._meeting, *self._workers_on(station), *place, *self._words],
+            env={
+                **self._env,
+                **devices_of(station.host),
+                "MESHRUN_CONDUCTED": f"{self._present}{told}",
+            },
+            listens=station.endpoint is not None,
+        )
+
+    def _workers_on(self, station: Station) -> list[str]:
+        nproc = self._request.nproc_per_node
+        if self._is_elastic and isinstance(nproc, tuple):  # its place among nodes may be any
+            is_listed = station.number < len(nproc)
+            nproc = nproc[station.number] if is_listed else station.host.workers
+        workers = [nproc] if isinstance(nproc, int) else nproc
+        if isinstance(workers, list | tuple):
+            return ["--nproc-per-node", ",".join(map(str, workers))]
+        return []
+
+    def _pass_on_signals(self) -> None:
+        for signum in self._signals.take():
+            self._passed.add(signum)
+            for station in self._stations:
+                # Once nodes have met, the first passes on to the others what concerns them all.
+                for_itself = station is self._first or signum in self._request.forwarded_signals
+                station.tell(signal=int(signum), even_if_met=for_itself)
+
+    def _look(self) -> None:
+        """Find who has ended or is lost, and have the others end then, or go on without."""
+        now = time.monotonic()
+        for station in self._stations:
+            if station.is_done:
+                continue
+            if (why := self._why_lost(station, now)) is not None:
+                self._lose(Refusal(station.host.name, why), station)
+            elif station.ended is not None:
+                self._see_end(station, station.ended, now)
+        if self._over_at is None and not self._passed & {*self._request.stop_signals}:
+            self._absent.look()
+        self._console.note_lost_output()
+        is_due = self._end_at is not None and now > self._end_at
+        if (is_due or self._console.reader_is_gone) and not self._ending:
+            self._end_others(now, at_once=True)
+
+    def _see_end(self, station: Station, code: int, now: float) -> None:
+        """A launcher has ended, and said so."""
+        station.is_done = True
+        station.hang_up()
+        if self._can_spare(station):
+            if code:
+                self._absent.add(station, self._describe(station, code), tell=False)
+            return
+        if code or self._is_elastic:
+            self._end_others(now, at_once=False)
+        if "error" in station.files and self._end_at is None:
+            self._end_at = now + _OTHERS_TELL_S
+
+    def _describe(self, station: Station, code: int) -> Refusal:
+        from meshrun.report.result_json import parse_error_json
+
+        if text := station.files.get("error"):
+            return Refusal(station.host.name, parse_error_json(text).message)
+        how = f"code {code}" if code > 0 else signal_name(-code)
+        return Refusal(station.host.name, f"its launcher ended with {how}")
+
+    def _why_lost(self, station: Station, now: float) -> str | None:
+        """Return why no more is to be expected of a host, if it did not end as launchers do."""
+        if station.ended is not None:
+            own = (*self._request.stop_signals, signal.SIGPIPE)
+            if station.ended < 0 and -station.ended not in own and not self._ending:
+                return f"its launcher was ended by {signal_name(-station.ended)}"
+            return station.why_ended or None
+        if station.is_closed:
+            return station.finish().why
+        if (silent_s := now - station.heard) > self._request.node_timeout_s:
+            return f"nothing was heard of it for {silent_s:.0f} s"
+        if self._over_at is not None and now > self._over_at:
+            return "it did not end with the others"
+        return None
+
+    def _can_spare(self, station: Station) -> bool:
+        """Whether the launch may go on without a host."""
+        return self._is_elastic and station is not self._first and self._over_at is None
+
+    def _lose(self, why: Refusal, station: Station) -> None:
+        if self._can_spare(station):
+            self._absent.add(station, why)
+            return
+        if not self._lost:
+            self._may_begin_anew = self._is_elastic and self._over_at is None
+            self._console.note(f"host {why.host} was lost: {why.why}")
+        self._lost.append(why)
+        station.is_done = True
+        station.close()
+        self._end_others(time.monotonic(), at_once=True)
+
+    def _end_others(self, now: float, *, at_once: bool) -> None:
+        """Have whoever is left end; those that have met do so by themselves."""
+        self._absent.close()
+        if self._over_at is None:
+            grace_s = self._request.shutdown_timeout_s + self._request.node_timeout_s
+            self._over_at = now + grace_s + _GRACE_S
+        if at_once and not self._ending:
+            self._ending = True
+            for station in self._stations:
+                if not station.is_done:
+                    station.tell(end=self._why_ending())
+
+    def _why_ending(self) -> str:
+        """Return why launchers are ended, for what each of them says to the others."""
+        return f"host {self._lost[0].host} was lost" if self._lost else "the launch is over"
+
+    def _told_error(self, stations: Sequence[Station]) -> MeshrunError:
+        """Return why the launch could not be made: once, though every launcher may say it."""
+        from meshrun.report.result_json import parse_error_json
+
+        error = parse_error_json(stations[0].files["error"])
+        if len(stations) < len(self._stations):
+            error.message = f"host {stations[0].host.name}: {error.message}"
+        return error

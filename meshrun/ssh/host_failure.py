@@ -1,0 +1,119 @@
+"""Why a host cannot be used, from what ssh and the shell there said. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from meshrun.errors import RendezvousError
+from meshrun.protocol.printable import one_line
+from meshrun.protocol.result import signal_name
+
+_SSH = 255
+"""ssh's exit code for whatever went wrong before or between."""
+_NO_COMMAND = (126, 127)
+_MOST_LINES = 8
+_WITHOUT_PASSWORD = "`ssh {host} true` has to work without a password: a key, or an agent"  # noqa: S105
+_HINTS = (
+    ("host key", "`ssh {host}` once by hand shows its key; check and accept it"),
+    ("Host key", "`ssh {host}` once by hand shows its key; check and accept it"),
+    ("Permission denied", _WITHOUT_PASSWORD),
+    ("Could not resolve", "is the name right? `ssh -G {host}` shows what ssh makes of it"),
+    ("Connection refused", "does sshd run there, and on this port? `ssh -G {host}` shows it"),
+    ("timed out", "is it up, and can it be reached from here? `ssh {host} true` tries"),
+    ("No route", "is it up, and can it be reached from here? `ssh {host} true` tries"),
+)
+
+
+class FirstLost(RendezvousError):
+    """The first of hosts that come and go was lost, and the others ended: they may begin anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a host cannot be used."""
+
+    host: str
+    why: str
+    hint: str | None = None
+
+
+def describe_end(
+    host: str, destination: str, code: int, said: str, interpreter: str, *, is_here: bool = False
+) -> Refusal:
+    """Return why there is no agent, or none any more, after ssh ended.
+
+    Args:
+        host: Its name, for people.
+        destination: As ssh was given it.
+        code: ssh's exit code.
+        said: What it printed, or the shell there, or Python.
+        interpreter: What was to be run there.
+        is_here: Whether the agent was started without ssh, on this machine.
+    """
+    lines = _telling(said)
+    if code in _NO_COMMAND:
+        return Refusal(
+            host,
+            f"it cannot run {interpreter}{_quoted(lines[-1:])}",
+            "the same interpreter has to be at the same place on every host",
+        )
+    if missing := [line for line in lines if "No module named 'meshrun" in line]:
+        return Refusal(
+            host,
+            f"{interpreter} there has no meshrun{_quoted(missing)}",
+            "install it there, or set PYTHONPATH to where it is",
+        )
+    if code < 0:
+        return Refusal(
+            host, f"{'its agent' if is_here else 'ssh'} was ended by {signal_name(-code)}"
+        )
+    if code == _SSH and not lines:
+        return Refusal(host, "ssh failed without a word, as when what it had started was killed")
+    what = {0: "its agent ended", _SSH: "ssh failed"}.get(
+        code, f"what ssh started there ended with code {code}"
+    )
+    hint = next((hint for word, hint in _HINTS if word in said), None)
+    return Refusal(
+        host,
+        what + _quoted(lines[-_MOST_LINES:]),
+        (hint or "`ssh {host} true` tries").format(host=destination),
+    )
+
+
+def describe_silence(host: str, destination: str, timeout_s: float, said: str) -> Refusal:
+    """Return what there is to say of a host that has not answered in time."""
+    lines = _telling(said)[-_MOST_LINES:]
+    hint = f"`ssh {destination} true` tries; --connect-timeout gives more time"
+    if lines and lines[-1].endswith((":", "?")):
+        hint = f"ssh asks, and nobody is there: {_WITHOUT_PASSWORD.format(host=destination)}"
+    return Refusal(host, f"no answer within {timeout_s:g} s{_quoted(lines)}", hint)
+
+
+def refusal_error(refusals: Sequence[Refusal], total: int, least: int) -> RendezvousError:
+    """Return one error for all hosts that cannot be used, where ``least`` of ``total`` have to."""
+    first = refusals[0]
+    if len(refusals) == 1 and least == total:
+        return RendezvousError(f"host {first.host}: {first.why}", hint=first.hint)
+    needed = "" if least == total else f", and {least} are needed"
+    lines = [f"{len(refusals)} of {total} hosts cannot be used{needed}"]
+    lines += [f"       {each.host}: {each.why}" for each in refusals]
+    return RendezvousError("\n".join(lines), hint=first.hint)
+
+
+def lost_error(lost: Sequence[Refusal], *, may_begin_anew: bool) -> RendezvousError:
+    """Return the error of a launch that lost hosts on its way."""
+    first = lost[0]
+    others = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
+    kind = FirstLost if may_begin_anew else RendezvousError
+    return kind(f"host {first.host} was lost: {first.why}{others}")
+
+
+def _telling(said: str) -> list[str]:
+    """Return the lines without ornaments, as around the news of a changed key, fit to be shown."""
+    lines = (one_line(line.strip()) for line in said.splitlines())
+    return [line for line in lines if line.strip("@ ")]
+
+
+def _quoted(lines: Sequence[str]) -> str:
+    return ": " + " / ".join(lines) if lines else ""

@@ -1,0 +1,116 @@
+"""Hosts that a launch goes on without, and that are tried again: machines come and go."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from meshrun.errors import RendezvousError
+from meshrun.ssh.connect import Connector
+from meshrun.ssh.host_failure import Refusal
+from meshrun.ssh.host_session import Station
+from meshrun.ssh.pool import Exchange
+
+_FIRST_TRY_S = 5.0
+_LONGEST_S = 60.0
+
+
+@dataclass(slots=True)
+class _Absence:
+    """A host that is not there."""
+
+    why: Refusal
+    is_told: bool
+    """Whether people know of it."""
+    try_at: float
+    station: Station | None = None
+    """The way there, while it is tried."""
+
+
+class Absent:
+    """Which hosts are not there, and when each is tried again.
+
+    Args:
+        connector: Goes to hosts.
+        exchange: Where the ways to them are kept.
+        start: Has a launcher started on a host that has answered.
+    """
+
+    def __init__(
+        self, connector: Connector, exchange: Exchange, *, start: Callable[[Station], None]
+    ) -> None:
+        self._connector, self._exchange, self._start = connector, exchange, start
+        self._absences: dict[int, _Absence] = {}
+        self._waits: dict[int, float] = {}
+        """For how long each host was left alone last; those that come back keep it."""
+
+    def add(self, station: Station, why: Refusal, *, tell: bool = True) -> None:
+        """Go on without a host.
+
+        Args:
+            station: The way there; it is closed.
+            why: What is wrong.
+            tell: Whether to say so at once, rather than when it is tried again: at the end of a
+                launch its launchers end one after the other.
+        """
+        station.close()
+        station.is_done = True
+        self._exchange.screen.end(station.number)
+        absence = self._leave_alone(station.number, why, is_told=False)
+        if tell:
+            self._tell(absence)
+
+    def _leave_alone(self, number: int, why: Refusal, *, is_told: bool) -> _Absence:
+        """Have a host tried again after twice the time of before."""
+        wait_s = min(2 * self._waits.get(number, _FIRST_TRY_S / 2), _LONGEST_S)
+        self._waits[number] = wait_s
+        absence = _Absence(why, is_told=is_told, try_at=time.monotonic() + wait_s)
+        self._absences[number] = absence
+        return absence
+
+    def look(self) -> None:
+        """Do what is due: set out for hosts, give up those that do not answer, start the others."""
+        now = time.monotonic()
+        for number, absence in list(self._absences.items()):
+            if absence.station is not None:
+                self._look_at(number, absence, absence.station)
+            elif now > absence.try_at:
+                self._tell(absence)
+                self._try(number, absence)
+
+    def _try(self, number: int, absence: _Absence) -> None:
+        try:
+            station = self._connector.go_to(number)
+        except RendezvousError as error:  # no room for another process, perhaps
+            self._postpone(number, absence, Refusal(absence.why.host, error.message))
+            return
+        station.is_done = True  # nothing is expected of it yet
+        absence.station = self._exchange.stations[number] = station
+
+    def _look_at(self, number: int, absence: _Absence, station: Station) -> None:
+        if station.ready is not None and station.refused is None:
+            del self._absences[number]
+            self._exchange.console.note(f"host {station.host.name} is back")
+            station.is_done = False
+            self._start(station)
+        elif (refusal := self._connector.refusal(station)) is not None:
+            station.close()
+            self._postpone(number, absence, refusal)
+
+    def _postpone(self, number: int, before: _Absence, why: Refusal) -> None:
+        is_told = before.is_told and why.why == before.why.why
+        self._tell(self._leave_alone(number, why, is_told=is_told))
+
+    def _tell(self, absence: _Absence) -> None:
+        if not absence.is_told:
+            absence.is_told = True
+            why = absence.why
+            self._exchange.console.note(f"going on without host {why.host}: {why.why}")
+
+    def close(self) -> None:
+        """Try none again."""
+        for absence in self._absences.values():
+            if absence.station is not None:
+                absence.station.close()
+        self._absences.clear()

@@ -1,0 +1,224 @@
+"""One host as the conductor sees it: the ssh process, and what the agent beyond it says."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO, Any, cast
+
+from meshrun.errors import UsageError
+from meshrun.host.interfaces import own_addresses
+from meshrun.host.processes import die_with_parent
+from meshrun.plan.hostfile import Host
+from meshrun.protocol.printable import one_line
+from meshrun.ssh.framing import ERR, NEWS, OUT, FrameSplitter, order
+from meshrun.ssh.host_failure import Refusal, describe_end
+from meshrun.ssh.write_buffer import Outbox
+
+_LOCAL = ("localhost", "127.0.0.1", "::1")
+_CHUNK = 64 * 1024
+_MOST_SAID = 16 * 1024
+_SSH_ENDS_IN_S = 2.0
+
+
+class Station:
+    """A host and the way there.
+
+    Args:
+        number: Its place in the list of hosts.
+        host: Which it is.
+        command: The words that start an agent on it.
+        env: The environment of that command.
+        cwd: Its folder; the current one if ``None``.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        host: Host,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        cwd: str | None = None,
+    ) -> None:
+        self.number, self.host = number, host
+        self.nonce = secrets.token_hex(16)
+        self._frames = FrameSplitter(self.nonce)
+        own = os.getpid()
+        self._process = subprocess.Popen(
+            list(command),
+            env=dict(env),
+            cwd=cwd,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # so that a Ctrl-C does not end the way there
+            preexec_fn=lambda: die_with_parent(own, signal.SIGTERM),  # noqa: PLW1509 - one thread
+        )
+        stdin, self._stdout, stderr = (
+            cast("IO[bytes]", pipe)
+            for pipe in (self._process.stdin, self._process.stdout, self._process.stderr)
+        )
+        self._stdin, self._stdout_fd = stdin, self._stdout.fileno()
+        self.outbox = Outbox(stdin.fileno())
+        self._pipes: dict[int, IO[bytes]] = {}
+        for pipe in (self._stdout, stderr):
+            os.set_blocking(pipe.fileno(), False)
+            self._pipes[pipe.fileno()] = pipe
+        self._said = bytearray()
+        self.began = self.heard = time.monotonic()
+        self.ready: Mapping[str, str] | None = None
+        """By which addresses it may be reached, once its agent has answered."""
+        self.refused: Mapping[str, str] | None = None
+        """Why its agent will not serve."""
+        self.endpoint: tuple[str, int] | None = None
+        """Where its launcher is going to listen."""
+        self.ended: int | None = None
+        """How its launcher ended: exit code, or -n for signal n."""
+        self.why_ended = ""
+        """Why its agent ended the launcher, if it did so by itself."""
+        self.files: dict[str, str] = {}
+        """What the launcher left: ``report`` or ``error``."""
+        self.is_done = False
+        """Whether nothing more is to be expected of it."""
+
+    @property
+    def said(self) -> str:
+        """What ssh printed, the shell there, or Python."""
+        return (self._frames.noise + self._said).decode(errors="replace")
+
+    @property
+    def open_pipes(self) -> list[int]:
+        """Descriptors from which something may come."""
+        return list(self._pipes)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing more can come from the agent; others may still hold ssh's stderr."""
+        return self._stdout.closed
+
+    def finish(self) -> Refusal:
+        """Wait for ssh's end, take its last words and return why there is no agent."""
+        end_all([self])
+        for fd in self.open_pipes:
+            self.read(fd, lambda *_: None)
+        return describe_end(
+            self.host.name, self.host.destination, self._process.returncode, self.said,
+            sys.executable, is_here=is_this_machine(self.host),
+        )  # fmt: skip
+
+    def ends_within(self, deadline: float) -> bool:
+        """Whether ssh has ended by then."""
+        try:
+            self._process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def signal(self, signum: int) -> None:
+        """Send a signal to ssh and what it has started; where it is a script, that is ssh."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signum)
+
+    def tell(self, **values: object) -> None:
+        """Send the agent a line."""
+        self.outbox.write(order(**values))
+
+    def read(self, fd: int, show: Callable[[int, bytes, bytes], None]) -> None:
+        """Take what has come; pieces of the launcher's streams go to ``show``."""
+        if fd not in self._pipes:
+            return
+        try:
+            data = os.read(fd, _CHUNK)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._pipes.pop(fd).close()
+            return
+        self.heard = time.monotonic()
+        if fd != self._stdout_fd:
+            self._said += data
+            del self._said[:-_MOST_SAID]
+            return
+        for kind, content in self._frames.feed(data):
+            if kind in (OUT, ERR):
+                show(self.number, kind, content)
+            elif kind == NEWS:
+                self._hear(json.loads(content))
+
+    def _hear(self, news: Mapping[str, Any]) -> None:
+        if "ready" in news:
+            self.ready = news["ready"]
+        elif "refused" in news:
+            self.refused = {name: one_line(str(text)) for name, text in news.items()}
+        elif "listening" in news:
+            address, port = news["listening"]
+            self.endpoint = (address, port)
+        elif "ended" in news:
+            self.ended, self.why_ended = news["ended"], one_line(news["why"])
+        else:
+            self.files.update({name: text for name, text in news.items() if isinstance(text, str)})
+
+    def hang_up(self) -> None:
+        """Send nothing more: the agent ends what it started."""
+        if not self._stdin.closed:
+            self.outbox.close()
+            with contextlib.suppress(BrokenPipeError):
+                self._stdin.close()
+
+    def close(self) -> None:
+        """End the way there, whatever it is doing."""
+        self.finish()
+        for pipe in self._pipes.values():
+            pipe.close()
+        self._pipes.clear()
+
+
+def end_all(stations: Sequence[Station]) -> None:
+    """End the ways to some hosts, all at once: agents hang up by themselves, if they can."""
+    for station in stations:
+        station.hang_up()
+        if station.ready is None and not station.is_closed:  # nothing runs there that has to end
+            station.signal(signal.SIGTERM)
+    for signum in (signal.SIGTERM, signal.SIGKILL):
+        deadline = time.monotonic() + _SSH_ENDS_IN_S
+        for station in [each for each in stations if not each.ends_within(deadline)]:
+            station.signal(signum)
+    for station in stations:
+        station.ends_within(float("inf"))
+
+
+def check_distinct(hosts: Sequence[Host]) -> None:
+    """Check that not two hosts are this very machine, which would be one node twice.
+
+    Raises:
+        UsageError: With their names.
+    """
+    here = [host.name for host in hosts if is_this_machine(host)]
+    if len(here) > 1:
+        raise same_machine(*here[:2])
+
+
+def same_machine(host: str, other: str) -> UsageError:
+    """Return the error of a machine that stands in the list under two names."""
+    return UsageError(
+        f"{host} and {other} are one machine",
+        hint=f"{host}:8 for 8 workers on it; two launchers on one machine to try it out:"
+        " --nnodes 2 --rdzv-endpoint HOST:PORT twice",
+    )
+
+
+def is_this_machine(host: Host) -> bool:
+    """Whether a host is the one we are on, so that there is no need of ssh."""
+    name, own = host.destination.lower(), os.uname().nodename.lower()
+    if name in (*_LOCAL, own, own.partition(".")[0]):
+        return True
+    return not set(name) - set("0123456789abcdef.:") and name in own_addresses()

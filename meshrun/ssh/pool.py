@@ -1,0 +1,69 @@
+"""The ways to all hosts: takes whatever comes first, and says that this end is there."""
+
+from __future__ import annotations
+
+import selectors
+import time
+from collections.abc import Callable
+from functools import partial
+
+from meshrun.ssh.framing import BEAT_S
+from meshrun.ssh.host_session import Station, end_all
+from meshrun.ssh.merged_output import Screen
+from meshrun.supervisor.signals import SignalQueue
+
+
+class Exchange:
+    """Every host's station, the console they share, and the signals that come meanwhile.
+
+    Args:
+        signals: What this process is sent.
+    """
+
+    def __init__(self, signals: SignalQueue) -> None:
+        self.signals = signals
+        self.stations: list[Station] = []
+        self.screen = Screen()
+        self.console = self.screen.console
+        self._beaten = time.monotonic()
+
+    def turn(self, on_signals: Callable[[], None] = lambda: None) -> None:
+        """Wait for whatever comes first, and take it.
+
+        Args:
+            on_signals: Called if there are signals; without it, whoever waits takes them.
+        """
+        with selectors.PollSelector() as selector:
+            selector.register(self.signals, selectors.EVENT_READ, on_signals)
+            for station in self.stations:
+                if station.outbox.queued_bytes:
+                    selector.register(station.outbox, selectors.EVENT_WRITE, station.outbox.flush)
+                if self.console.is_full:
+                    station.heard = time.monotonic()  # it is we who do not listen
+                    continue
+                for fd in station.open_pipes:
+                    take = partial(station.read, fd, self.screen.show)
+                    selector.register(fd, selectors.EVENT_READ, take)
+            self.screen.watch(selector)
+            wake_ns = self.console.next_wake_ns
+            until_wake_s = BEAT_S if wake_ns is None else (wake_ns - time.monotonic_ns()) / 1e9
+            for key, _ in selector.select(max(0.0, min(BEAT_S, until_wake_s))):
+                key.data()
+        self.console.show_waiting()
+        self._beat()
+
+    def _beat(self) -> None:
+        now = time.monotonic()
+        if now - self._beaten >= BEAT_S:
+            self._beaten = now
+            for station in self.stations:
+                if station.ready is not None:
+                    station.tell(beat=1)
+
+    def close(self) -> None:
+        """End every way, and write what is left to be shown."""
+        end_all(self.stations)
+        for station in self.stations:
+            station.close()
+        self.screen.finish()
+        self.signals.restore()

@@ -1,0 +1,115 @@
+"""What is run on each host, and what of this environment goes there. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+
+from meshrun.errors import UsageError
+from meshrun.plan.hostfile import Host
+
+EXPORTED = (
+    *("PATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH", "VIRTUAL_ENV", "CONDA_PREFIX"),
+    *("PYTHON*", "MESHRUN_*", "PET_*", "TORCH*", "PYTORCH*", "TRITON*"),
+    *("NCCL_*", "GLOO_*", "UCX_*", "UCC_*", "FI_*", "OMP_*", "MKL_*", "KMP_*"),
+    *("CUDA_*", "NVIDIA_*", "HIP_*", "HSA_*", "ROCR_*", "MIOPEN_*", "ZE_*"),
+)
+"""Names of variables that go to every host."""
+_OWN = (
+    *("MESHRUN_HOSTS", "MESHRUN_HOSTFILE", "MESHRUN_INCLUDE", "MESHRUN_EXCLUDE", "MESHRUN_SSH"),
+    *("MESHRUN_EXPORT", "MESHRUN_CONNECT_TIMEOUT", "MESHRUN_REPORT", "MESHRUN_PARENT_*"),
+    *("MESHRUN_SECRET_FILE", "MESHRUN_LISTENER", "MESHRUN_CONDUCTED"),
+    *("PET_NNODES", "PET_NODE_RANK", "PET_STANDALONE"),
+    *("SSH_*", "SLURM_*", "PMIX_*", "PMI_*", "OMPI_*", "PRTE_*"),
+)
+"""Names of those that never do: they say what holds for the conductor or its host alone."""
+_OF_A_HOST = (
+    *("HOME", "USER", "LOGNAME", "SHELL", "PWD", "OLDPWD", "HOSTNAME", "HOST", "TMPDIR", "TERM"),
+    *("SHLVL", "_", "DISPLAY", "XAUTHORITY", "XDG_*", "DBUS_*", "MAIL", "TTY", "TMUX*", "STY"),
+)
+"""Names of those that a pattern such as ``*`` does not mean."""
+_DEVICES = ("CUDA_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+_BOOT = (
+    "import sys;"
+    "sys.path[:]=[path for path in sys.path if path];"
+    "import json;"
+    "order=json.loads(open(0,'rb',0,closefd=False).readline());"
+    "sys.path[:0]=order['path'];"
+    "from meshrun.ssh.agent import main;"
+    "from meshrun import __version__;"
+    "main(order,__version__)"
+)
+"""Unbuffered, so that nothing of what follows is taken; and without the folder it is run in."""
+BOOT_FOLDER = "/"
+"""Where that is: Python 3.13 imports from it before the first line, and this one is nobody's."""
+OF_THE_CONDUCTOR = (
+    *("--hosts", "--hostfile", "--include", "--exclude", "--export", "--ssh"),
+    *("--connect-timeout", "--report", "--nnodes"),
+)
+"""Options that the launchers of nodes are not given: they chose the hosts, or hold for all."""
+
+
+def boot_command(interpreter: str) -> list[str]:
+    """Return the words that start an agent."""
+    return [interpreter, "-c", _BOOT]
+
+
+def ssh_command(
+    ssh: Sequence[str], host: Host, interpreter: str, connect_timeout_s: float
+) -> list[str]:
+    """Return the words that start an agent on a host; there is nothing secret in them."""
+    seconds = max(1, int(connect_timeout_s) - 1)  # so that ssh says what is wrong before we do
+    options = ["-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={seconds}"]
+    return [
+        *ssh,
+        *options,
+        "--",
+        host.destination,
+        f"cd {BOOT_FOLDER}; exec {shlex.join(boot_command(interpreter))}",
+    ]
+
+
+def exported(env: Mapping[str, str], asked: Sequence[str]) -> dict[str, str]:
+    """Return the variables that go to every host.
+
+    Args:
+        env: This environment.
+        asked: Further names, or patterns such as ``WANDB_*``.
+
+    Raises:
+        UsageError: If a name is asked for that is not set.
+    """
+    for name in asked:
+        if "=" in name:
+            only = name.partition("=")[0]
+            raise UsageError(
+                f"--export takes names of variables, found `{only}=...`",
+                hint=f"{only}=... meshrun --export {only} ...; arguments can be read by every user",
+            )
+        if name not in env and not set(name) & set("*?["):
+            raise UsageError(f"--export {name}: it is not set here")
+    found = {}
+    for name, value in env.items():
+        wanted = name in asked or _matches(name, EXPORTED)
+        if not wanted and _matches(name, asked):
+            wanted = not _matches(name, _OF_A_HOST)
+        if wanted and not _matches(name, _OWN):
+            found[name] = value
+    return found
+
+
+def without_own(env: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without what holds for another launch, or for the conductor alone."""
+    return {name: value for name, value in env.items() if not _matches(name, _OWN)}
+
+
+def devices_of(host: Host) -> dict[str, str]:
+    """Return the variables that show a host's launcher the slots that were chosen."""
+    if host.chosen is None:
+        return {}
+    return dict.fromkeys(_DEVICES, ",".join(map(str, host.chosen)))
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)

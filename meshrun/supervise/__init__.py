@@ -1,1 +1,0 @@
-"""The launcher at work: one pure state machine, one loop that acts, one console."""

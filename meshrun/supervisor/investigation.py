@@ -1,0 +1,72 @@
+"""Gathers the evidence of ranks that failed: last lines, stacks, memory, timers."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Mapping
+
+from meshrun.console.output import Output
+from meshrun.host.memory import MemoryWatch, describe_full_shm
+from meshrun.lifecycle.blame import Verdict, judge
+from meshrun.lifecycle.evidence import Evidence
+from meshrun.lifecycle.state import State
+from meshrun.protocol.raised import killed_worker
+from meshrun.protocol.stacks import current_folder, describe, headline
+from meshrun.supervisor.monitor import Lookout
+from meshrun.supervisor.timers import Timers
+
+_MOST_LINES = 6
+_OF_EMPTY_STDIN = {("EOFError", "EOF when reading a line"), ("BdbQuit", "")}
+"""What ``input()`` and pdb raise there."""
+_MOST_RANKS = 16
+
+
+def gather(
+    state: State,
+    output: Output,
+    lookout: Lookout,
+    memory: MemoryWatch,
+    *,
+    why_empty: Callable[[int], str],
+    timers: Timers | None,
+) -> Mapping[int, Evidence]:
+    """Return what is known of the ranks that failed, the cause first.
+
+    Args:
+        state: Which those are.
+        output: What they printed.
+        lookout: Their stacks.
+        memory: Whether some of it ran out.
+        why_empty: Returns why a rank had no stdin, if it had none.
+        timers: Which may have ended some.
+    """
+    folder = current_folder()
+    found = {}
+    for verdict in judge(state)[:_MOST_RANKS]:
+        crash = lookout.crash(verdict.rank) if verdict.signum is not None else None
+        found[verdict.rank] = Evidence(
+            last_lines=tuple(output.last_lines(verdict.rank)[-_MOST_LINES:]),
+            stack=tuple(describe(crash.main, folder)) if crash else (),
+            place=headline(crash.main, folder) if crash else "",
+            why=_of_timer(state, verdict, timers) or _why(verdict, memory, why_empty) or "",
+        )
+    return found
+
+
+def _of_timer(state: State, verdict: Verdict, timers: Timers | None) -> str | None:
+    known = state.ranks.get(verdict.rank)  # another node tells of its own
+    return timers.why_ended(known.pid, verdict.signum) if timers is not None and known else None
+
+
+def _why(verdict: Verdict, memory: MemoryWatch, why_empty: Callable[[int], str]) -> str | None:
+    """Return what explains how a rank ended, or one of its loader workers."""
+    raised = verdict.raised
+    if raised is not None and (raised.kind, raised.message) in _OF_EMPTY_STDIN:
+        return why_empty(verdict.rank)
+    worker = (killed_worker(verdict.raised) if verdict.raised else None) or ""
+    killed = verdict.signum == signal.SIGKILL and not verdict.asked_to_end
+    if killed or worker.endswith("Killed"):
+        return memory.why_killed()
+    if verdict.signum == signal.SIGBUS or worker.endswith("Bus error"):
+        return describe_full_shm()
+    return None

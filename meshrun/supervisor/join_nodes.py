@@ -1,0 +1,252 @@
+"""What a node says of itself, and with which secret, before it meets the others."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+import selectors
+import stat
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+
+from meshrun.errors import HostError, MeshrunError
+from meshrun.layout import format_derived
+from meshrun.layout.spec import format_mesh
+from meshrun.plan.group_options import format_group_options
+from meshrun.plan.masking import Mask
+from meshrun.plan.parse import format_nnodes
+from meshrun.plan.plan import LaunchPlan
+from meshrun.plan.rendezvous_config import Meeting
+from meshrun.plan.request import Program
+from meshrun.protocol.codec import Negotiate
+from meshrun.rendezvous.expected_nodes import PROGRAM_FILE
+from meshrun.rendezvous.membership import fit_nodes
+from meshrun.rendezvous.messages import GaveUp, Join
+from meshrun.rendezvous.peers import Peers
+from meshrun.supervisor.node_link import Farewell, Meet, Nodes
+from meshrun.supervisor.program_file import digest_program
+
+_MOST_ARGUMENTS = 200
+"""Of a program, that are compared one by one."""
+_SHOWN = 80
+"""Characters of an argument in an error."""
+
+_SHORT = 16
+"""Characters of a secret that can be found by guessing."""
+_LONG = 32
+"""Of one that was drawn, as people think of none."""
+_ROUNDS = 600_000
+_DRAW = "head -c 32 /dev/urandom | base64"
+
+
+def begin_meeting(plan: LaunchPlan, meeting: Meeting) -> Meet:
+    """Return what begins to meet the other nodes.
+
+    Raises:
+        HostError: If the secret's file cannot be read.
+    """
+    secret = find_secret(os.environ, meeting)
+    meeting = replace(meeting, is_secret=_has_secret(os.environ, meeting))
+
+    def meet(
+        selector: selectors.BaseSelector,
+        note: Callable[[str], None],
+        where: Callable[[str], None],
+        negotiate: Callable[[Negotiate, list[int]], None],
+    ) -> Nodes:
+        for doubt in doubt_secret(os.environ, meeting):
+            note(doubt)
+        peers = Peers(
+            meeting,
+            describe_node(plan, secret),
+            secret=secret,
+            is_open=not _read_secret(os.environ, meeting),
+            selector=selector,
+            note=note,
+            where=where,
+            negotiate=negotiate,
+            fit=partial(fit_nodes, plan.request),
+        )
+        return Nodes(peers, note, stay_s=meeting.node_timeout_s)
+
+    return meet
+
+
+def decline(meeting: Meeting, error: MeshrunError, note: Callable[[str], None]) -> None:
+    """Tell the other nodes that this one cannot take part, as they come; ``note`` shows a line."""
+    host = os.uname().nodename
+    try:
+        secret = find_secret(os.environ, meeting)
+    except HostError:
+        secret = find_secret({}, meeting)  # which the others refuse, and know of it
+    card = Join(host=host, node_rank=meeting.node_rank, nproc=1, settings={})
+    with selectors.DefaultSelector() as selector:
+        peers = Peers(
+            meeting,
+            card,
+            secret=secret,
+            selector=selector,
+            note=lambda _: None,
+            where=lambda _: None,
+            negotiate=lambda *_: None,
+        )
+        peers.give_up(GaveUp(host=host, reason=error.message, exit_code=error.exit_code))
+        farewell = Farewell(peers, error.message, meeting.node_timeout_s, note)
+        while farewell.look():
+            times = (peers.next_look_ns, farewell.next_look_ns)
+            next_ns = min(at for at in times if at is not None)
+            for key, _ in selector.select(max(0.0, (next_ns - time.monotonic_ns()) / 1e9)):
+                key.data()
+            peers.look()
+        peers.close()
+
+
+def describe_node(plan: LaunchPlan, secret: bytes) -> Join:
+    """Return what this node says of itself; ``secret`` is what only its launch knows."""
+    request = plan.request
+    compares = request.rendezvous.compares_programs
+    slots = plan.slots_per_node
+    return Join(
+        host=os.uname().nodename,
+        node_rank=request.rendezvous.node_rank,
+        nproc=slots[plan.node_rank if len(slots) > plan.node_rank else 0],
+        role=request.role,
+        launcher=secrets.token_hex(8),
+        settings={
+            "meshrun's version": _version("meshrun"),
+            "torch's version": _version("torch"),
+            "--nnodes": format_nnodes(request.rendezvous.least_nodes, plan.layout.nnodes),
+            "--mesh": format_mesh(request.mesh) if request.mesh else "",
+            **_as_options(format_derived(request.flattens, request.views)),
+            "--intra-node": ",".join(request.intra_node),
+            "--place": "auto" if request.renumber else "contiguous",
+            "the device": plan.device_type or "",
+            **_as_options(format_group_options(request.groups)),
+            "--mesh-init": request.mesh_init,
+            "--max-restarts": str(request.max_restarts),
+            "--nproc-per-node": _fixed_workers(plan),
+        },
+        program=describe_program(plan.program, os.environ, key=secret) if compares else {},
+    )
+
+
+def describe_program(
+    program: Program, env: Mapping[str, str], *, key: bytes
+) -> dict[str, list[str]]:
+    """Return what is run, for other nodes to compare with what they run.
+
+    Paths may differ, and what is found under them not. Arguments cross the network as marks that
+    nobody can guess from without the key, and as texts without secrets.
+    """
+    if program.kind == "script":
+        parts = {"the program": ["a script", f"the script {program.target}"]}
+    elif program.kind == "module":
+        parts = {"the program": [f"-m {program.target}"] * 2}
+    else:
+        name = os.path.basename(program.target)
+        parts = {"the program": [f"the command {name}"] * 2}
+    if (found := digest_program(program)) is not None:
+        path, digest = found
+        parts[PROGRAM_FILE] = [digest, f"{path} (sha256 {digest[:12]})"]
+    shown = Mask(env).words(program.args)
+    for number, word in enumerate(program.args[:_MOST_ARGUMENTS]):
+        parts[f"argument {number + 1} of the program"] = [
+            _mark(key, word),
+            f"`{shown[number][:_SHOWN]}`",
+        ]
+    if rest := program.args[_MOST_ARGUMENTS:]:
+        whole = "\0".join(rest)
+        parts["the rest of the arguments"] = [_mark(key, whole), f"{len(rest)} words"]
+    return parts
+
+
+def _mark(key: bytes, text: str) -> str:
+    return hmac.new(key, text.encode(errors="surrogateescape"), "sha256").hexdigest()[:32]
+
+
+def find_secret(env: Mapping[str, str], meeting: Meeting) -> bytes:
+    """Return what launchers of this launch know and others do not, as far as anybody said.
+
+    Without a secret, the name of the launch keeps launches apart that meet by mistake. One that a
+    person has thought of is stretched, so that each guess at it costs whoever has heard a proof.
+
+    Raises:
+        HostError: If ``MESHRUN_SECRET_FILE`` cannot be read, or is empty.
+    """
+    text = _read_secret(env, meeting)
+    whole = f"meshrun {meeting.run_id or ''} {text}".encode(errors="surrogateescape")
+    if 0 < len(text) < _LONG:
+        return hashlib.pbkdf2_hmac("sha256", whole, b"meshrun", _ROUNDS)
+    return hashlib.sha256(whole).digest()
+
+
+def _read_secret(env: Mapping[str, str], meeting: Meeting) -> str:
+    text, path = env.get("MESHRUN_SECRET", ""), env.get("MESHRUN_SECRET_FILE")
+    if text or not path:
+        return text or meeting.secret or ""
+    try:
+        with open(path, errors="surrogateescape") as file:
+            text = file.read().strip()
+    except OSError as error:
+        raise HostError(f"MESHRUN_SECRET_FILE `{path}`: {error.strerror}") from error
+    if not text:
+        raise HostError(
+            f"MESHRUN_SECRET_FILE `{path}` is empty",
+            hint=f"{_DRAW} > {path}, the same file on every node",
+        )
+    return text
+
+
+def doubt_secret(env: Mapping[str, str], meeting: Meeting) -> list[str]:
+    """Return what is wrong with the secret, in lines for people; it can be read."""
+    doubts = []
+    text, path = _read_secret(env, meeting), env.get("MESHRUN_SECRET_FILE")
+    if 0 < len(text) < _SHORT:
+        doubts.append(
+            f"the secret has {len(text)} characters: who listens in the first node's place can find"
+            f" it by guessing; {_DRAW} draws one of 44"
+        )
+    if path and not env.get("MESHRUN_SECRET"):
+        mode = stat.S_IMODE(os.stat(path).st_mode)
+        if mode & (stat.S_IRWXG | stat.S_IRWXO):
+            doubts.append(
+                f"MESHRUN_SECRET_FILE `{path}` is open to others (mode {mode:04o});"
+                f" chmod 600 {path}"
+            )
+    return doubts
+
+
+def _has_secret(env: Mapping[str, str], meeting: Meeting) -> bool:
+    given = env.get("MESHRUN_SECRET") or env.get("MESHRUN_SECRET_FILE")
+    return bool(given or meeting.secret)
+
+
+def _as_options(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return options by their names on the command line, rather than as ranks are told them."""
+    return {
+        name.replace("MESHRUN", "-").replace("_", "-").lower(): value
+        for name, value in variables.items()
+    }
+
+
+def _fixed_workers(plan: LaunchPlan) -> str:
+    """Workers of a node where they decide the mesh's shape, and so cannot differ."""
+    asked = plan.request.nproc_per_node
+    if isinstance(asked, tuple):
+        return ",".join(map(str, asked))
+    mesh = plan.request.mesh
+    if mesh is None or mesh.is_inferred:
+        return ""
+    return str(max(plan.layout.nproc_per_node))
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""

@@ -1,0 +1,109 @@
+"""The live view: looks at the ranks from time to time, and shows what it saw."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+from meshrun.console.console import Console
+from meshrun.host.usage import GpuMemory, Usage, usage_of_trees
+from meshrun.layout import Layout
+from meshrun.lifecycle.state import State
+from meshrun.lifecycle.status import RankStatus, Status, phase_of
+from meshrun.plan.plan import LaunchPlan
+
+Render = Callable[[Status, int, int], list[str]]
+"""Turns a status into lines for a panel of so many columns and rows; 0 rows: one plain line."""
+_NS = 1_000_000_000
+_ON_TERMINAL_S, _ELSEWHERE_S = 1.0, 30.0
+_AFTER_NEWS_NS = 100_000_000
+"""How soon a change of states is shown."""
+_LEAST_PAUSE = 20
+"""A look takes at most this fraction of the time: the process table may be long."""
+
+
+class Live:
+    """Shows how the ranks do: a panel on a terminal, lines elsewhere."""
+
+    def __init__(
+        self, plan: LaunchPlan, console: Console, view_of: Callable[[Layout], Render]
+    ) -> None:
+        self._console, self._view_of = console, view_of
+        self.settle(plan)
+        self._on_panel = console.can_show_panel
+        default_s = _ON_TERMINAL_S if self._on_panel else _ELSEWHERE_S
+        self._every_ns = int((plan.request.status_interval_s or default_s) * _NS)
+        self._gpus = GpuMemory() if plan.device_type == "cuda" else None
+        self._began_ns = self._looked_ns = time.monotonic_ns()
+        self.next_look_ns = self._began_ns + (0 if self._on_panel else self._every_ns)
+        """When :meth:`look` has something to do."""
+        self._next_sample_ns = self.next_look_ns
+        self._seen: State | None = None
+        self._used: dict[int, Usage] = {}
+        self._cores: dict[int, float] = {}
+
+    def settle(self, plan: LaunchPlan) -> None:
+        """Take the plan as it is known now; the nodes may have met."""
+        self._plan, self._render = plan, self._view_of(plan.layout)
+
+    def look(self, state: State) -> None:
+        """Show how the ranks do, if it is time to."""
+        now_ns = time.monotonic_ns()
+        if self._on_panel and state is not self._seen:
+            self._seen = state
+            self.next_look_ns = min(self.next_look_ns, now_ns + _AFTER_NEWS_NS)
+        if now_ns < self.next_look_ns or state.over:
+            return
+        if now_ns >= self._next_sample_ns:
+            self._sample(state, now_ns)
+            took_ns = time.monotonic_ns() - now_ns
+            self._next_sample_ns = now_ns + max(self._every_ns, _LEAST_PAUSE * took_ns)
+        self.next_look_ns = self._next_sample_ns
+        status = self._status(state, now_ns)
+        if self._on_panel:
+            size = os.get_terminal_size(2)
+            self._console.set_panel(self._render(status, size.columns - 1, size.lines))
+        else:
+            self._console.note(self._render(status, 0, 0)[0])
+
+    def _sample(self, state: State, now_ns: int) -> None:
+        pids = [rank.pid for rank in state.ranks.values() if rank.pid and not rank.exited]
+        used = usage_of_trees(pids) if pids else {}
+        seconds = (now_ns - self._looked_ns) / _NS
+        self._cores = {
+            pid: max(0.0, use.cpu_s - self._used[pid].cpu_s) / seconds
+            for pid, use in used.items()
+            if pid in self._used and seconds > 0
+        }
+        self._used, self._looked_ns = used, now_ns
+
+    def _status(self, state: State, now_ns: int) -> Status:
+        has_mesh = self._plan.layout.mesh is not None
+        ranks = []
+        for rank, known in state.ranks.items():
+            phase = phase_of(known, state, has_mesh=has_mesh)
+            used = self._used.get(known.pid or 0)
+            if known.exited is not None or used is None:
+                ranks.append(RankStatus(rank=rank, phase=phase))
+                continue
+            ranks.append(
+                RankStatus(
+                    rank=rank,
+                    phase="stopped" if used.stopped else phase,
+                    cpu=self._cores.get(known.pid or 0),
+                    memory_bytes=used.memory_bytes,
+                    gpu_bytes=self._gpu_bytes(rank),
+                )
+            )
+        return Status(
+            ranks=tuple(ranks),
+            generation=state.generation,
+            max_restarts=state.max_restarts,
+            elapsed_s=(now_ns - self._began_ns) / _NS,
+        )
+
+    def _gpu_bytes(self, rank: int) -> int | None:
+        if self._gpus is None:
+            return None
+        return self._gpus.used_bytes(self._plan.layout.local_rank(rank))

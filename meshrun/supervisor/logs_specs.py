@@ -1,0 +1,97 @@
+"""The launcher's end of a ``torchrun.logs_specs`` plug-in, which runs in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import Any
+
+from meshrun.errors import HostError, UsageError
+from meshrun.plan.log_files import RankFiles, StreamFile
+from meshrun.plan.parse import Streams
+from meshrun.plan.request import LogRequest
+from meshrun.start import own_command
+
+GROUP = "torchrun.logs_specs"
+
+
+class LogsPlugin:
+    """Asks the plug-in which files each generation of ranks gets."""
+
+    def __init__(self, logs: LogRequest, local_ranks: frozenset[int] | None, nproc: int) -> None:
+        """Start the plug-in; it imports torch while the launch goes on.
+
+        Raises:
+            UsageError: If no package has a plug-in of that name.
+        """
+        self._name = logs.logs_specs or ""
+        if not list(entry_points(group=GROUP, name=self._name)):
+            raise UsageError(
+                f"--logs-specs: there is no plug-in `{self._name}`",
+                hint=f"an installed package must name it as an entry point of the group {GROUP}",
+            )
+        self._process = subprocess.Popen(
+            own_command("logs-plugin", self._name),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._send(
+            {
+                "log_dir": logs.log_dir,
+                "redirects": _choice(logs.redirects, nproc),
+                "tee": _choice(logs.tee, nproc),
+                "local_ranks": sorted(local_ranks or ()),
+            }
+        )
+
+    def choose(self, envs: Mapping[int, Mapping[str, str]]) -> dict[int, RankFiles]:
+        """Return the files of each local rank, given the environments of all.
+
+        Raises:
+            HostError: If the plug-in fails.
+        """
+        self._send(envs)
+        answer = self._process.stdout.readline() if self._process.stdout else ""
+        if not answer:
+            raise HostError(
+                f"the --logs-specs plug-in `{self._name}` failed",
+                hint="its own error is in the output above",
+            )
+        chosen: dict[str, Any] = json.loads(answer)
+        return {rank: _files(chosen, str(rank)) for rank in envs}
+
+    def _send(self, value: object) -> None:
+        try:
+            print(json.dumps(value), file=self._process.stdin, flush=True)
+        except BrokenPipeError:  # the missing answer tells
+            pass
+
+    def close(self) -> None:
+        """End the plug-in."""
+        if self._process.stdin:
+            self._process.stdin.close()
+        self._process.kill()
+        self._process.wait()
+
+
+def _choice(streams: Streams, nproc: int) -> dict[str, int]:
+    if not streams.of_ranks:
+        return {"all": streams.everywhere}
+    return {str(rank): streams.of(rank) for rank in range(nproc)}
+
+
+def _files(chosen: Mapping[str, Any], rank: str) -> RankFiles:
+    def stream(name: str) -> StreamFile:
+        path = chosen[f"{name}s"].get(rank) or None
+        return StreamFile(path=path, printed=path is None or rank in chosen[f"tee_{name}s"])
+
+    return RankFiles(
+        stdout=stream("stdout"),
+        stderr=stream("stderr"),
+        error_file=chosen["error_files"].get(rank, ""),
+        filtered_stdout=chosen["filtered_stdout"],
+        filtered_stderr=chosen["filtered_stderr"],
+    )

@@ -1,0 +1,447 @@
+"""The launcher's one loop: waits on descriptors, turns them into events, carries out actions."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from meshrun.console.console import Console
+from meshrun.console.merged_label import merged_label
+from meshrun.console.output import Output
+from meshrun.console.slow_readers import SlowReaders
+from meshrun.errors import MeshrunError
+from meshrun.host.memory import MemoryWatch
+from meshrun.host.processes import become_subreaper, end_children, list_children
+from meshrun.lifecycle.actions import (
+    Action,
+    Decide,
+    EndGeneration,
+    EndZygote,
+    OpenGate,
+    Signal,
+    StartAll,
+    StartZygote,
+    Tell,
+    WakeAt,
+)
+from meshrun.lifecycle.evidence import Evidence
+from meshrun.lifecycle.state import Abroad, RankState, State, skip_time, was_stopped
+from meshrun.lifecycle.step import step
+from meshrun.plan.plan import LaunchPlan
+from meshrun.plan.rank_env import Session
+from meshrun.protocol.events import (
+    BreakpointPassed,
+    Event,
+    FromNegotiation,
+    FromNodes,
+    GenerationEnded,
+    LaunchBegan,
+    LeftoversEnded,
+    MeetingFailed,
+    Met,
+    OthersFailed,
+    RankBeat,
+    RankExited,
+    RankReady,
+    RankStarted,
+    SignalArrived,
+    StartFailed,
+    TimePassed,
+    ZygoteGone,
+)
+from meshrun.protocol.result import signal_name
+from meshrun.supervisor.investigation import gather
+from meshrun.supervisor.live import Live
+from meshrun.supervisor.monitor import Lookout
+from meshrun.supervisor.run_folder import RunFolder
+from meshrun.supervisor.signals import SignalQueue
+from meshrun.supervisor.terminal import Debugging
+from meshrun.supervisor.workers import Crew
+
+if TYPE_CHECKING:
+    from meshrun.supervisor.node_link import Meet, Nodes
+
+_LATE_NS = 1_000_000_000
+"""More than a busy machine's delay in waking this process up."""
+_LAST_WORDS_TAKE_NS = 2_000_000_000
+"""How long readers have for what ranks printed, after a launch that was stopped."""
+
+Watch = Callable[[Event, State, Console], None]
+
+
+class Loop:
+    """One launch, from the zygote's start until nothing of it is left."""
+
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        *,
+        session: Session,
+        folder: RunFolder,
+        store_listener: socket.socket | None,
+        console: Console,
+        watch: Watch,
+        settle: Callable[[LaunchPlan, Session, Met], tuple[LaunchPlan, Session]],
+        meet: Meet | None = None,
+        live: Live | None = None,
+        why_ended: Callable[[], str] = str,
+    ) -> None:
+        """Make ready, and start the zygote.
+
+        Args:
+            plan: What to start; of several nodes, what is known of it before they have met.
+            session: The same for what ranks are told.
+            folder: Where their files go.
+            store_listener: Where the store serves; of several nodes, the head's has its own.
+            console: Our own stdout and stderr.
+            watch: Called with every event, the state after it and the console.
+            settle: Returns plan and session once the nodes have met.
+            meet: Begins to meet the other nodes, if there are any.
+            live: Shows how ranks are, if somebody watches.
+            why_ended: Returns why whoever started this launcher has ended it, "" if nobody has.
+        """
+        self._why_ended = why_ended
+        self._console, self._watch, self._settle, self._live = console, watch, settle, live
+        self._asked = plan
+        """As it was before nodes have met: they may meet again."""
+        ranks = plan.layout.ranks_of_node(plan.node_rank)
+        self.state = State(
+            shutdown_timeout_s=plan.request.shutdown_timeout_s,
+            max_restarts=plan.request.max_restarts,
+            sigterm_repeats=plan.request.sigterm_repeats,
+            ranks={rank: RankState() for rank in ranks},
+            abroad=None if meet is None else Abroad(is_elastic=plan.is_elastic),
+        )
+        self._selector = selectors.DefaultSelector()
+        self._debugging = Debugging(plan, console, lambda *to, **how: self._crew.signal(*to, **how))  # noqa: PLW0108 - made later
+        self._lookout = Lookout(plan, console)
+        self._output = Output(plan, console, self._selector, self._lookout.printed, folder.open)
+        self._memory = MemoryWatch()
+        self.evidence: Mapping[int, Evidence] = {}
+        """What is known of ranks that failed, once the launch is over."""
+        self._wake_at_ns: int | None = None
+        self._asleep_ns = time.monotonic_ns()
+        self._was_continued = False
+        self._signalled_ns = self._ended_ns = 0
+        self._slow_readers = SlowReaders(console, self._selector)
+        self._not_ours = frozenset(list_children())
+        become_subreaper()
+        # From before there is anything to end.
+        self._signals = SignalQueue(
+            (
+                *plan.request.stop_signals,
+                *([signal.SIGTSTP] if self._debugging.rank is None else []),
+            ),
+            even_if_ignored=plan.request.stop_even_if_ignored,
+            always=(signal.SIGQUIT, signal.SIGCONT, *plan.request.forwarded_signals),
+        )
+        self._selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
+        self._crew = Crew(
+            plan,
+            session,
+            folder,
+            store_listener,
+            output=self._output,
+            lookout=self._lookout,
+            debugging=self._debugging,
+            selector=self._selector,
+            on_control=self._on_control,
+            on_reports=self._on_reports,
+        )
+        self._nodes = None if meet is None else self._meet(meet)
+
+    def _meet(self, meet: Meet) -> Nodes:
+        note, negotiate = self._console.note, self._crew.negotiate
+        nodes = meet(self._selector, note, self._show_where, negotiate)
+        self._lookout.share(nodes.peers.activity)
+        return nodes
+
+    @property
+    def plan(self) -> LaunchPlan:
+        """What is started; of several nodes, the last word is spoken once they have met."""
+        return self._crew.plan
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Names of the nodes, in their order, as far as they are known."""
+        return (os.uname().nodename,) if self._nodes is None else self._nodes.hosts
+
+    def run(self) -> State:
+        """Run until everything has ended and every byte is written; return the last state."""
+        try:
+            self._happen(LaunchBegan(at_ns=time.monotonic_ns()))
+            while not self.state.over:
+                self._turn()
+            if self._nodes is not None:
+                while self._nodes.takes_leave(self.state, self.plan.layout):
+                    self._turn()
+                self._nodes.close()
+            self._finish_output()
+            self.evidence = self._gather()
+        finally:
+            self._crew.close()
+            self._lookout.close()
+            self._output.close()
+            self._debugging.close()
+            self._selector.close()
+        return self.state
+
+    def _finish_output(self) -> None:
+        """Bring out what ranks wrote; once the launch was stopped, for readers that take it."""
+        self._ended_ns = time.monotonic_ns()
+        left = self._output.finish(
+            lambda: self._slow_readers.wait(self._patience_s()),
+            lambda: self._patience_s() == 0.0,
+        )
+        if left:
+            text = f"{left:,} bytes of output were dropped: whoever reads it takes no more"
+            self._console.note(text)
+
+    def _patience_s(self) -> float | None:
+        """Return for how long the readers of our output are still waited for; ``None`` for ever."""
+        if len(self.state.signals) > 1:
+            return 0.0
+        if not was_stopped(self.state):
+            return None
+        shutdown_ns = int(self.plan.request.shutdown_timeout_s * 1e9)
+        stopped_ns = self._signalled_ns or self._ended_ns
+        until_ns = max(
+            stopped_ns + shutdown_ns, self._ended_ns + min(shutdown_ns, _LAST_WORDS_TAKE_NS)
+        )
+        return max(0.0, (until_ns - time.monotonic_ns()) / 1e9)
+
+    def let_signals_through(self) -> None:
+        """Once there is nothing left to clear up, signals do again what they did before us."""
+        self._signals.restore()
+
+    # ---- events ----------------------------------------------------------------------------
+
+    def _turn(self) -> None:
+        """Wait for something to happen and deal with it."""
+        self._slow_readers.watch()
+        self._output.pause_or_go_on()
+        ready, due_ns = self._sleep()
+        if self._look_at_terminal():
+            return
+        for key, _ in ready:
+            key.data()
+        self._skip_lost_time(due_ns)
+        self._output.read_files()
+        if self._live is not None:
+            self._live.look(self.state)
+        self._console.show_waiting()
+        for news in self._nodes.look() if self._nodes is not None else ():
+            self._hear(news)
+        if self._crew.timers is not None:
+            for text in self._crew.timers.expire(self._crew.zygote.pid):
+                self._console.note(text)
+        if (shown := self._lookout.look(self.state, self._crew.zygote.pid)) is not None:
+            self._happen(shown)
+        if self._wake_at_ns is not None and time.monotonic_ns() >= self._wake_at_ns:
+            self._wake_at_ns = None
+            self._happen(TimePassed(at_ns=time.monotonic_ns()))
+        self._console.note_lost_output()
+        if self._console.reader_is_gone and signal.SIGPIPE not in self.state.signals:
+            self._happen(SignalArrived(signum=signal.SIGPIPE, at_ns=time.monotonic_ns()))
+
+    def _look_at_terminal(self) -> bool:
+        """Leave it to whose it is; return whether ranks are heard again, or are not."""
+        if self._debugging.takes_keys(self.state):
+            self._stop("a rank reads the terminal in the background")
+        return self._debugging.look()
+
+    def _sleep(self) -> tuple[list[tuple[selectors.SelectorKey, int]], int]:
+        """Wait until something is there or due; return what is there, and when that was."""
+        self._asleep_ns, timeout_s = time.monotonic_ns(), self._timeout_s()
+        ready = self._selector.select(timeout_s)
+        awake_ns = time.monotonic_ns()
+        if timeout_s is None:
+            return ready, awake_ns
+        return ready, min(awake_ns, self._asleep_ns + int(timeout_s * 1e9))
+
+    def _skip_lost_time(self, due_ns: int) -> None:
+        """Count no time in which this process was stopped, or the whole machine held up.
+
+        SIGCONT does not say since when; at worst it was since we last went to sleep.
+        """
+        now_ns = time.monotonic_ns()
+        lost_ns = now_ns - (self._asleep_ns if self._was_continued else due_ns)
+        if not self._was_continued and lost_ns < _LATE_NS:
+            return
+        self._was_continued = False
+        self.state = skip_time(self.state, lost_ns)
+        if self._wake_at_ns is not None:
+            self._wake_at_ns += lost_ns
+        peers = None if self._nodes is None else self._nodes.peers
+        for part in (self._lookout, self._crew.timers, peers):
+            if part is not None:
+                part.skip(lost_ns)
+
+    def _hear(self, news: FromNodes) -> None:
+        if isinstance(news, OthersFailed) and news.is_hung and not self.state.stopping:
+            self._show_where(news.why, then=news)
+        else:
+            self._happen(self._settled(news) if isinstance(news, Met) else news)
+
+    def _show_where(self, why: str, *, then: OthersFailed | None = None) -> None:
+        self._lookout.ask(self.state, self._crew.zygote.pid, why, then=then)
+
+    def _happen(self, event: Event) -> None:
+        self.state, actions = step(self.state, event)
+        self._debugging.see(event)
+        if isinstance(event, RankReady):
+            self._output.begin()
+        if isinstance(event, RankExited):
+            self._output.end(event.rank, failed=event.wait_status != 0)
+        self._watch(event, self.state, self._console)
+        for action in actions:
+            self._act(action)
+
+    def _timeout_s(self) -> float | None:
+        if self._output.has_more:
+            return 0.0
+        looks = [self._wake_at_ns, self._console.next_wake_ns, self._output.next_look_ns]
+        looks += [self._lookout.next_look_ns(self.state), self._debugging.next_look_ns]
+        for part in (self._live, self._crew.timers, self._nodes):
+            if part is not None:
+                looks.append(part.next_look_ns)
+        times = [at for at in looks if at is not None]
+        return max(0.0, (min(times) - time.monotonic_ns()) / 1e9) if times else None
+
+    def _on_control(self) -> None:
+        message = self._crew.zygote.receive()
+        if message is None:
+            self._on_zygote_gone()
+            return
+        if isinstance(message, RankExited | GenerationEnded):
+            self._on_reports()  # what ranks told before their end comes first
+        if isinstance(message, RankStarted | StartFailed):
+            self._crew.answered()
+        if isinstance(message, RankExited):
+            raised = self.state.ranks[message.rank].raised
+            if (raised := self._crew.match_error_file(message, raised)) is not None:
+                self._happen(raised)
+        self._happen(message)
+
+    def _on_zygote_gone(self) -> None:
+        status = self._crew.wait_for_zygote()
+        ended = end_children(grace_s=0.0, spare=self._not_ours)  # all that it had come to us
+        left = LeftoversEnded(count=0, survivors=list(ended.survivors), denied=list(ended.denied))
+        if left.survivors or left.denied:
+            self._happen(left)
+        self._on_reports()
+        self._happen(ZygoteGone(wait_status=status, at_ns=time.monotonic_ns()))
+
+    def _on_reports(self) -> None:
+        while (message := self._crew.zygote.receive_report()) is not None:
+            if isinstance(message, RankBeat):
+                self._lookout.beat(message.rank)
+            if isinstance(message, BreakpointPassed):
+                self._debugging.passed_breakpoint(self.plan.layout, message.rank)
+            elif isinstance(message, FromNegotiation):
+                if self._nodes is not None:
+                    self._nodes.peers.hear(message)
+            else:
+                self._happen(message)
+
+    def _on_signals(self) -> None:
+        for signum in self._signals.take():
+            if signum == signal.SIGCONT:
+                self._continue()
+            if signum in self.plan.request.forwarded_signals:
+                self._forward(signum)
+                continue
+            if signum == signal.SIGCONT:
+                continue
+            if signum == signal.SIGTSTP and signum not in self.plan.request.stop_signals:
+                self._stop("SIGTSTP")
+                continue
+            if signum == signal.SIGQUIT and signum not in self.plan.request.stop_signals:
+                self._show_where("SIGQUIT: where the ranks are")
+                if self._nodes is not None:
+                    self._nodes.ask_where(f"SIGQUIT on {self.hosts[0]}: where the ranks are")
+                continue
+            if self._debugging.takes(signum, self.state):
+                continue
+            now_ns, why = time.monotonic_ns(), self._why_ended()
+            self._signalled_ns = self._signalled_ns or now_ns
+            self._happen(SignalArrived(signum=signum, at_ns=now_ns, why=why))
+
+    def _stop(self, why: str) -> None:
+        """Be stopped, as Ctrl-Z asks, and the ranks with us."""
+        meeting = self.plan.meeting
+        lost = f"; other nodes wait {meeting.node_timeout_s:g} s for this one" if meeting else ""
+        self._console.note(f"{why}: stopping the ranks, until `fg` or SIGCONT{lost}")
+        self._crew.stop()
+        self._asleep_ns = time.monotonic_ns()
+        self._signals.stop_here()
+        self._continue()
+
+    def _continue(self) -> None:
+        self._was_continued = True
+        self._crew.go_on()
+        self._debugging.go_on()
+
+    def _forward(self, signum: int) -> None:
+        if deaf := self._crew.forward(signum, self.state):
+            who, name = merged_label(self.plan.layout, deaf), signal_name(signum)
+            self._console.note(f"{name} was not passed to {who}, which would be ended by it")
+
+    # ---- actions ---------------------------------------------------------------------------
+
+    def _act(self, action: Action) -> None:
+        match action:
+            case StartAll(generation=generation):
+                self._crew.start_all(generation)
+            case StartZygote(without_torch=without_torch):
+                self._start_zygote(without_torch=without_torch)
+            case Signal(ranks=ranks, signum=signum, whole_group=whole_group):
+                self._crew.signal(ranks, signum, whole_group=whole_group)
+            case EndGeneration(grace_s=grace_s):
+                self._crew.end_generation(grace_s)
+            case EndZygote(grace_s=grace_s, by_force=by_force):
+                self._crew.end(grace_s, by_force=by_force)
+            case OpenGate():
+                self._crew.zygote.open_gate()
+            case WakeAt(at_ns=at_ns):
+                self._wake_at_ns = at_ns
+            case Tell() | Decide() if self._nodes is not None:
+                self._nodes.carry_out(action, self.state, self.plan.layout, self._gather)
+
+    def _gather(self) -> Mapping[int, Evidence]:
+        why_empty = partial(self._debugging.why_empty, self.plan.layout)
+        return gather(
+            self.state,
+            self._output,
+            self._lookout,
+            self._memory,
+            why_empty=why_empty,
+            timers=self._crew.timers,
+        )
+
+    def _settled(self, met: Met) -> Met | MeetingFailed:
+        """Plan anew with what the nodes told each other, and say which ranks are this one's."""
+        try:
+            plan, session = self._settle(self._asked, self._crew.session, met)
+        except MeshrunError as error:
+            self.state = replace(self.state, abroad=Abroad(is_met=True, is_head=not met.node_rank))
+            return MeetingFailed(error=error, at_ns=met.at_ns)
+        assert self._nodes is not None  # noqa: S101 - which have met
+        self._nodes.hosts = met.hosts
+        self._crew.settle(plan, session, self._nodes.peers.listener)
+        for part in (self._lookout, self._output, self._live):
+            if part is not None:
+                part.settle(plan)
+        return replace(met, ranks=tuple(self._crew.ranks))
+
+    def _start_zygote(self, *, without_torch: bool) -> None:
+        self._crew.start_zygote(without_torch=without_torch)
+        if self._nodes is not None:
+            self._nodes.peers.start_negotiation()

@@ -1,0 +1,139 @@
+"""Tells people where ranks are: when asked to, when a start stalls, when nobody gets on."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from meshrun.console.console import Console
+from meshrun.console.merged_label import merged_label
+from meshrun.host.processes import cpu_seconds_of_trees
+from meshrun.lifecycle.state import State
+from meshrun.plan.plan import LaunchPlan
+from meshrun.protocol.activity import Activity
+from meshrun.protocol.events import Hung, OthersFailed
+from meshrun.protocol.stacks import Dump
+from meshrun.supervisor.stack_requests import ZYGOTE, Stacks
+from meshrun.supervisor.watchdog import Watchdog
+
+
+class Lookout:
+    """The stacks of ranks, and the watchdog that may ask for them."""
+
+    def __init__(self, plan: LaunchPlan, console: Console) -> None:
+        self._plan, self._console = plan, console
+        self._stacks = Stacks(plan.layout)
+        self._watchdog = Watchdog(
+            start_timeout_s=plan.request.start_timeout_s,
+            hang_timeout_s=plan.request.hang_timeout_s,
+            cpu_seconds=cpu_seconds_of_trees,
+        )
+        self._pids: dict[int, int] = {}
+        self._then: Hung | OthersFailed | None = None
+        """What ends the ranks, once people were shown where they are."""
+
+    def settle(self, plan: LaunchPlan) -> None:
+        """The nodes have met: this is the plan now."""
+        self._plan = plan
+        self._stacks.settle(plan.layout)
+
+    def share(self, activity: Activity) -> None:
+        """Let other nodes know when ranks get on here, and count those of other nodes too."""
+        self._watchdog.activity = activity
+
+    def open(self, rank: int) -> int:
+        """Return what a rank is to write its stacks to, for the caller to hand over and close."""
+        return self._stacks.open(rank)
+
+    def begin(self) -> None:
+        """A generation of ranks is started."""
+        self._then = None
+        self._watchdog.begin()
+
+    def skip(self, lost_ns: int) -> None:
+        """Do not count this time."""
+        self._watchdog.skip(lost_ns)
+
+    def beat(self, rank: int) -> None:
+        """A rank's program says that it gets on."""
+        self._watchdog.beat(rank)
+
+    def printed(self, rank: int) -> None:
+        """A rank printed something."""
+        self._watchdog.printed(rank)
+
+    def crash(self, rank: int) -> Dump | None:
+        """Return the stacks of a rank whose native code crashed, if it told any."""
+        return self._stacks.crash(rank)
+
+    def ask(
+        self,
+        state: State,
+        zygote_pid: int,
+        why: str,
+        then: Hung | OthersFailed | None = None,
+    ) -> None:
+        """Ask every rank for its stacks; they are printed once all have answered.
+
+        Args:
+            state: The launch as it is now.
+            zygote_pid: The process that starts the ranks, asked as long as some are missing.
+            why: For people.
+            then: What is to happen after that.
+        """
+        self._then = self._then or then
+        self._pids = {
+            rank: known.pid
+            for rank, known in state.ranks.items()
+            if known.pid is not None and known.exited is None
+        }
+        asked = dict(self._pids)
+        if any(known.pid is None for known in state.ranks.values()):
+            asked[ZYGOTE] = zygote_pid
+        self._console.note(why)
+        self._stacks.ask(asked)
+
+    def next_look_ns(self, state: State) -> int | None:
+        """When :meth:`look` has something to do, or ``None``."""
+        times = (self._stacks.next_look_ns, self._watchdog.next_look_ns(state))
+        return min((at for at in times if at is not None), default=None)
+
+    def look(self, state: State, zygote_pid: int) -> Hung | OthersFailed | None:
+        """Do what is due; return what is to happen now that stacks were shown, if anything is."""
+        if self._watchdog.stalls(state):
+            self.ask(state, zygote_pid, self._describe_stall(state))
+        if self._then is None and (idle_s := self._watchdog.idle_s(state)) is not None:
+            hung = Hung(idle_s=idle_s, at_ns=time.monotonic_ns())
+            self.ask(state, zygote_pid, f"no rank has got on for {idle_s:.1f} s", then=hung)
+        lines = self._stacks.look()
+        if lines is None:
+            return None
+        for line in lines:
+            self._console.print_line(line.encode(errors="backslashreplace"), to_stderr=True)
+        if self._pids:
+            self._stacks.tell_native(self._pids.values())
+            self._pids = {}
+        if self._then is None or self._stacks.next_look_ns is not None:
+            return None
+        then, self._then = self._then, None
+        return replace(then, at_ns=time.monotonic_ns())
+
+    def close(self) -> None:
+        """Let go of all files."""
+        self._stacks.close()
+
+    def _describe_stall(self, state: State) -> str:
+        took = f"the start has taken {self._plan.request.start_timeout_s:g} s"
+        unborn = sum(known.pid is None for known in state.ranks.values())
+        if unborn == len(state.ranks):
+            return f"{took}, and torch is still being imported"
+        behind = [rank for rank, known in state.ranks.items() if not known.joined]
+        lacks = "have not joined the process group"
+        if self._plan.layout.mesh is None or not behind:
+            behind = [rank for rank, known in state.ranks.items() if not known.ready]
+            lacks = "have not begun the program"
+        who = merged_label(self._plan.layout, behind)
+        told = f"{took}: {len(behind)} of {len(state.ranks)} ranks {lacks}: {who}"
+        if state.abroad is None:
+            return told
+        return f"{told}; do the nodes reach each other on all ports, or is a firewall between?"

@@ -1,0 +1,190 @@
+"""What this launch tells the other nodes, and hears of them; for the loop."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from typing import Literal
+
+from meshrun.errors import MeshrunError, RendezvousError
+from meshrun.layout import Layout
+from meshrun.lifecycle.actions import Decide, Tell
+from meshrun.lifecycle.blame import describe_failure, describe_lost_process
+from meshrun.lifecycle.evidence import Evidence
+from meshrun.lifecycle.outcome import decide, find_trouble, headline, why_stopped
+from meshrun.lifecycle.outcome_json import cause_to_json, outcome_to_json
+from meshrun.lifecycle.state import Cause, State
+from meshrun.protocol.codec import Negotiate
+from meshrun.protocol.events import FromNodes
+from meshrun.rendezvous.messages import Begin, Failed, Finished, GaveUp, Idle, Leave, Over, Where
+from meshrun.rendezvous.peers import Peers
+
+_SIGNALLED_STAY_S = 1.0
+_SILENT_STAY_NS = 1_000_000_000
+"""How long a node stays to tell the others without a word to people."""
+
+Meet = Callable[
+    [
+        selectors.BaseSelector,
+        Callable[[str], None],
+        Callable[[str], None],
+        Callable[[Negotiate, list[int]], None],
+    ],
+    "Nodes",
+]
+"""Begins to meet the others: given the selector, what notes a line, what shows where ranks are,
+and what has the zygote begin torch's rendezvous."""
+
+
+class Farewell:
+    """A node that will not take part stays to tell the others, who may come later.
+
+    Args:
+        peers: The others.
+        reason: Why, for people.
+        stay_s: How long it stays at most.
+        note: Shows people a line.
+    """
+
+    def __init__(
+        self, peers: Peers, reason: str, stay_s: float, note: Callable[[str], None]
+    ) -> None:
+        self._peers, self._note, self._stay_s = peers, note, stay_s
+        self._text = f"this node gives up: {reason}"
+        now_ns = time.monotonic_ns()
+        self._until_ns = now_ns + int(stay_s * 1e9)
+        self._note_ns: int | None = now_ns + _SILENT_STAY_NS
+
+    @property
+    def next_look_ns(self) -> int:
+        """When :meth:`look` has something to do."""
+        return min(self._until_ns, self._note_ns or self._until_ns)
+
+    def look(self) -> bool:
+        """Return whether there is still somebody to tell, and time for it."""
+        now_ns = time.monotonic_ns()
+        if self._peers.is_through or now_ns >= self._until_ns:
+            return False
+        if self._note_ns is not None and now_ns >= self._note_ns:
+            self._note_ns = None
+            self._note(f"{self._text}; it stays for {self._stay_s:g} s to tell the others (Ctrl-C)")
+        return True
+
+
+class Nodes:
+    """The other nodes of a launch.
+
+    Args:
+        peers: Their launchers.
+        note: Shows people a line.
+        stay_s: How long this node stays to tell them that it will not take part.
+    """
+
+    def __init__(self, peers: Peers, note: Callable[[str], None], *, stay_s: float) -> None:
+        self.peers, self._note, self._stay_s = peers, note, stay_s
+        self._host = os.uname().nodename
+        self.hosts: tuple[str, ...] = (self._host,)
+        """In node order, once they have met."""
+        self._farewell: Farewell | None = None
+        self._signals_before = 0
+
+    @property
+    def next_look_ns(self) -> int | None:
+        """When :meth:`look` has something to do."""
+        times = [self.peers.next_look_ns]
+        if self._farewell is not None:
+            times.append(self._farewell.next_look_ns)
+        return min((at for at in times if at is not None), default=None)
+
+    def look(self) -> Iterator[FromNodes]:
+        """Do what is due, and yield what has happened."""
+        self.peers.look()
+        yield from self.peers.news()
+
+    def carry_out(
+        self,
+        action: Tell | Decide,
+        state: State,
+        layout: Layout,
+        gather: Callable[[], Mapping[int, Evidence]],
+    ) -> None:
+        """Tell the head how it stands here; or, as the head, tell all what comes next."""
+        if isinstance(action, Decide):
+            self._decide(action.next_after, state, layout)
+        else:
+            self._tell(action.what, state, layout, gather() if action.what == "idle" else {})
+
+    def _tell(
+        self,
+        what: Literal["failed", "finished", "idle", "leaves"],
+        state: State,
+        layout: Layout,
+        evidence: Mapping[int, Evidence],
+    ) -> None:
+        if what == "finished":
+            self.peers.tell(Finished(generation=state.generation))
+            return
+        if what == "leaves":
+            why = describe_lost_process(state) or ""
+            if state.signals:
+                why = f"it was {why_stopped(state)}"
+            self.peers.tell(Leave(generation=state.generation, why=why))
+            return
+        outcome = outcome_to_json(
+            state,
+            headline=headline(state, layout, self.hosts, self._host),
+            failure=_failure(state, self._host),
+            trouble=_trouble(state, self._host),
+            evidence=evidence,
+        )
+        kind = Failed if what == "failed" else Idle
+        self.peers.tell(kind(generation=state.generation, outcome=outcome))
+
+    def _decide(self, next_after: Cause | None, state: State, layout: Layout) -> None:
+        if next_after is not None:
+            generation = state.generation + 1
+            self.peers.tell(Begin(generation=generation, cause=cause_to_json(next_after)))
+        else:
+            decision = decide(state, layout, self.hosts, self._host)
+            self.peers.tell(Over(**asdict(decision)))
+
+    def ask_where(self, why: str) -> None:
+        """Have the other nodes print where their ranks are."""
+        self.peers.tell(Where(why=why))
+
+    def takes_leave(self, state: State, layout: Layout) -> bool:
+        """Whether others are still to be told why this launch ended before all had met."""
+        known = state.abroad
+        if known is None or known.is_met or known.over is not None:
+            return False
+        if self._farewell is None:
+            self._signals_before = len(state.signals)
+            decision = decide(state, layout, self.hosts, "it")
+            if known.failed is None:
+                code = decision.exit_code or RendezvousError.exit_code
+                self.peers.give_up(
+                    GaveUp(host=self._host, reason=decision.headline, exit_code=code)
+                )
+            stay_s = _SIGNALLED_STAY_S if state.signals else self._stay_s
+            self._farewell = Farewell(self.peers, decision.headline, stay_s, self._note)
+        return len(state.signals) == self._signals_before and self._farewell.look()
+
+    def close(self) -> None:
+        """Have what was said arrive, and let go."""
+        self.peers.close()
+
+
+def _failure(state: State, host: str) -> str:
+    what = describe_failure(state)
+    return f"on {host}, {what}" if state.lost_process and not state.hung else what or ""
+
+
+def _trouble(state: State, host: str) -> MeshrunError | None:
+    if state.broken is not None:
+        broken = MeshrunError(state.broken.text.rstrip().rpartition("\n")[2])
+        broken.exit_code = state.broken.exit_code
+        return broken
+    return find_trouble(state, host)

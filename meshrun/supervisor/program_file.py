@@ -1,0 +1,156 @@
+"""Whether the program of a launch is there to be run."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+
+from meshrun.errors import HostError, ProgramError
+from meshrun.plan.request import Program
+from meshrun.protocol.stacks import current_folder
+
+_LONGEST_SOURCE = 4 * 1024 * 1024
+_LARGEST = 64 * 1024 * 1024
+"""Bytes of a program's file that is read to be compared with other nodes'."""
+
+
+def check_program(program: Program) -> None:
+    """Say what ``python`` would say of a program that cannot be opened.
+
+    Raises:
+        ProgramError: With the exit code that ``python`` would have.
+        HostError: If there is no folder to run it in: torch cannot be imported then.
+    """
+    if not current_folder():
+        raise HostError("the current folder was removed", hint="`cd` to one that is there")
+    if program.kind == "module":
+        return
+    path = program.target
+    if program.kind == "command":
+        _check_command(path)
+        return
+    if os.path.isdir(path):
+        if not os.path.exists(os.path.join(path, "__main__.py")):
+            raise ProgramError(
+                f"can't find '__main__' module in '{os.path.abspath(path)}'",
+                exit_code=1,
+                hint="name a file in it, or give the directory a `__main__.py`",
+            )
+        return
+    try:
+        with open(path, "rb") as file:
+            begins = b"" if stat.S_ISFIFO(os.fstat(file.fileno()).st_mode) else file.read(4)
+    except OSError as error:
+        raise ProgramError(
+            f"can't open file '{os.path.abspath(path)}': [Errno {error.errno}] {error.strerror}",
+            exit_code=2,
+            hint=_of_a_link(path) or _nearest_file(path),
+        ) from error
+    if begins == b"\x7fELF":
+        raise ProgramError(
+            f"`{path}` is machine code, and no Python",
+            exit_code=2,
+            hint="leave an interpreter out; --no-python runs any command",
+        )
+
+
+def read_source(program: Program) -> str | None:
+    """Return the text of a program's own file, as far as it is cheap to find and no command."""
+    path = None if program.kind == "command" else _file_of(program)
+    try:
+        if path is None or not stat.S_ISREG(os.stat(path).st_mode):
+            return None
+        with open(path, errors="replace") as file:
+            return file.read(_LONGEST_SOURCE)
+    except OSError:
+        return None
+
+
+def digest_program(program: Program) -> tuple[str, str] | None:
+    """Return where the program's own file is and the SHA-256 of it, if that is cheap to find.
+
+    It is not for what cannot be read twice (a pipe), what is large, modules that are found by
+    other ways than the path, and commands that are no scripts. Of a command's script the first
+    line is left out: it names an interpreter, which may be elsewhere on each machine.
+    """
+    import hashlib
+
+    path = _file_of(program)
+    if path is None:
+        return None
+    try:
+        found = os.stat(path)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > _LARGEST:
+            return None
+        with open(path, "rb") as file:
+            content = file.read()
+    except OSError:
+        return None
+    if program.kind == "command":
+        if not content.startswith(b"#!"):
+            return None
+        content = content.partition(b"\n")[2]
+    return path, hashlib.sha256(content).hexdigest()
+
+
+def _file_of(program: Program) -> str | None:
+    if program.kind == "command":
+        import shutil
+
+        return shutil.which(program.target)
+    if program.kind == "module":
+        return _file_of_module(program.target)
+    is_folder = os.path.isdir(program.target)
+    return os.path.join(program.target, "__main__.py") if is_folder else program.target
+
+
+def _file_of_module(name: str) -> str | None:
+    """Return the file of a module as ``python -m`` would find it; imports nothing of its own."""
+    from importlib.machinery import PathFinder
+
+    places: list[str] | None = [current_folder(), *filter(None, sys.path)]
+    spec, before = None, ""
+    for part in (*name.split("."), "__main__"):
+        if places is None:  # a module and no package, which has no `__main__`
+            break
+        before = f"{before}.{part}".lstrip(".")
+        try:
+            spec = PathFinder.find_spec(before, places)
+        except KeyError:  # of a folder without `__init__.py` in one that was not imported
+            return None
+        if spec is None:
+            return None
+        places = spec.submodule_search_locations
+    return None if spec is None or not spec.has_location else spec.origin
+
+
+def _check_command(name: str) -> None:
+    import shutil
+
+    if shutil.which(name) is not None:
+        return
+    found = os.path.exists(name)
+    raise ProgramError(
+        f"`{name}` is not executable" if found else f"there is no command `{name}`",
+        exit_code=126 if found else 127,  # as a shell says it
+        hint=f"chmod +x {name}, or leave --no-python out" if found else None,
+    )
+
+
+def _of_a_link(path: str) -> str | None:
+    """Return a hint with where a link leads, if the path is one."""
+    return f"it is a link to `{os.readlink(path)}`" if os.path.islink(path) else None
+
+
+def _nearest_file(path: str) -> str | None:
+    """Return a hint with a file of a similar name, if the folder has one."""
+    from difflib import get_close_matches
+
+    folder = os.path.dirname(path) or "."
+    try:
+        names = [name for name in os.listdir(folder) if name != os.path.basename(path)]
+        near = get_close_matches(os.path.basename(path), names, n=1, cutoff=0.7)
+    except OSError:
+        return None
+    return f"`{os.path.normpath(os.path.join(folder, near[0]))}`?" if near else None

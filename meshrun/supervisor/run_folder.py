@@ -1,0 +1,146 @@
+"""The folder of one launch: error files, log files, and when they go."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping
+
+from meshrun.errors import HostError, UsageError
+from meshrun.host.folder import Folder, make_folder, who_else_may_write
+from meshrun.host.leftovers import hold, let_go, temporary_path
+from meshrun.plan.log_files import RankFiles, attempt_folder, rank_files, run_folder_prefix
+from meshrun.plan.request import LogRequest
+from meshrun.supervisor.logs_specs import LogsPlugin
+
+
+class RunFolder:
+    """Made before ranks start. A temporary one goes with a launch that went well."""
+
+    def __init__(
+        self, logs: LogRequest, run_id: str, *, host: str = "", plugin: LogsPlugin | None = None
+    ) -> None:
+        """Decide on the folder, and make it where the user named the place.
+
+        Args:
+            logs: What goes to files, and where.
+            run_id: Name of the launch; "" if nodes do not know a common one yet.
+            host: This node's name, where there are several.
+            plugin: Chooses the files, if one was named.
+
+        Raises:
+            UsageError: If ``--log-dir`` cannot hold it.
+        """
+        self._logs = logs
+        self._plugin = plugin
+        self._chosen: dict[int, RankFiles] = {}
+        self._is_temporary = logs.log_dir is None
+        self.path = temporary_path()
+        self._folder: Folder | None = None
+        self._held = -1
+        if logs.log_dir not in (None, os.devnull) and plugin is None:
+            self._folder = _make_run_folder(
+                os.path.abspath(logs.log_dir or ""), run_folder_prefix(run_id, host)
+            )
+            self.path = self._folder.path
+
+    @property
+    def removed_without_us(self) -> str:
+        """What the zygote removes if the launcher is gone; "" for nothing."""
+        return self.path if self._is_temporary and not self._logs.writes_files else ""
+
+    def make(self, generation: int, envs: Mapping[int, Mapping[str, str]]) -> None:
+        """Make the folders of one generation of ranks, whose environments are given.
+
+        Raises:
+            HostError: If the disk is full, or the place is not writable.
+        """
+        if self._plugin is not None:
+            self._chosen = self._plugin.choose(envs)
+            return
+        if self._logs.log_dir == os.devnull:
+            return
+        attempt = attempt_folder(self.path, generation)
+        try:
+            if self._folder is None:
+                self._folder = make_folder(self.path)
+                if self.removed_without_us:
+                    self._held = hold(self._folder)
+            for folder in (attempt, *(f"{attempt}/{rank}" for rank in envs)):
+                self._folder.make(os.path.relpath(folder, self.path))
+        except OSError as error:
+            raise HostError(
+                f"`{attempt}` could not be made: {error.strerror}",
+                hint="set TMPDIR or --log-dir to a folder that is writable and has room",
+            ) from error
+
+    def files(self, generation: int, local_rank: int) -> RankFiles:
+        """Return the files of one rank."""
+        if self._plugin is not None:
+            return self._chosen[local_rank]
+        return rank_files(self._logs, self.path, generation, local_rank)
+
+    def open(self, path: str, flags: int) -> int:
+        """Open a file that :meth:`files` names; one that is made is private.
+
+        Raises:
+            OSError: If it cannot be opened.
+        """
+        if self._plugin is not None or self._folder is None:
+            if flags & os.O_APPEND:  # a plug-in may give every generation of ranks the same file
+                flags &= ~os.O_EXCL
+            return os.open(path, flags | os.O_CLOEXEC, 0o600)
+        return self._folder.open(path, flags)
+
+    def close(self, *, went_well: bool) -> str | None:
+        """Remove what nobody needs any more; return the folder if it holds logs."""
+        if self._plugin is not None:
+            self._plugin.close()
+        is_kept = not self._is_temporary or (not went_well and self._logs.writes_files)
+        if self._folder is not None:
+            if not is_kept:
+                self._folder.remove()
+            self._folder.close()
+        let_go(self._held)
+        return (
+            self.path if is_kept and self._logs.writes_files and self._folder is not None else None
+        )
+
+
+def check_log_dir(logs: LogRequest) -> None:
+    """Check that nobody else can exchange the folder of ``--log-dir``, unless that is meant.
+
+    Raises:
+        UsageError: If somebody could.
+    """
+    if logs.log_dir in (None, os.devnull) or logs.is_shared:
+        return
+    if who := who_else_may_write(logs.log_dir or ""):
+        raise UsageError(
+            f"--log-dir `{logs.log_dir}`: {who}, so others could put files in the place of logs",
+            hint="name a folder to which only you may write, or add --allow-shared-log-dir",
+        )
+
+
+def _make_run_folder(log_dir: str, prefix: str) -> Folder:
+    if os.path.isfile(log_dir):
+        raise UsageError(f"--log-dir `{log_dir}` is a file", hint="name a folder")
+    try:
+        _make_private_folders(log_dir)
+        return make_folder(os.path.join(log_dir, f"{prefix}{secrets.token_hex(4)}"))
+    except OSError as error:
+        raise UsageError(
+            f"--log-dir `{log_dir}` cannot hold logs: {error.strerror}",
+            hint="name a folder that is writable",
+        ) from error
+
+
+def _make_private_folders(path: str) -> None:
+    """Make what is missing of a folder and those above it; what is there keeps its mode."""
+    if not os.path.exists(path):
+        _make_private_folders(os.path.dirname(path))
+        try:
+            os.mkdir(path, 0o700)
+        except FileExistsError:  # another launch was as quick
+            if not os.path.isdir(path):
+                raise

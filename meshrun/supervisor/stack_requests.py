@@ -1,0 +1,242 @@
+"""Where is everybody: asks ranks for their Python stacks and reads the answers, without waiting."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping
+
+from meshrun.console.merged_label import merged_label, number_ranges
+from meshrun.host.processes import SignalState, send_signal, signal_state, threads_blocking
+from meshrun.layout import Layout
+from meshrun.protocol.stacks import (
+    STACK_SIGNAL,
+    Dump,
+    current_folder,
+    describe,
+    headline,
+    merge,
+    parse_dump,
+)
+
+ZYGOTE = -1
+"""Stands for the process that imports torch and starts the ranks."""
+_ZYGOTES_NAME = "the process that starts the ranks"
+_ANSWER_TAKES_NS = 500_000_000
+_LOOK_NS = 2_000_000
+_READ_BYTES = 256 * 1024
+_MOST_NATIVE = 4
+_NATIVE_TAKES_S = 10.0
+_SILENT = {
+    SignalState.GONE: "has ended",
+    SignalState.UNHANDLED: "runs no Python that meshrun started, or not yet",
+    SignalState.STOPPED: "is stopped (SIGCONT lets it go on)",
+    SignalState.PENDING: "does not answer: it is held by the kernel, or blocks every signal",
+    SignalState.RUNNING: "does not answer yet",
+    SignalState.DONE: "said nothing: the program closed the file for it",
+}
+
+
+class Stacks:
+    """A file for each rank, and the question that is under way."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self._files: dict[int, int] = {}
+        self._asked: dict[int, tuple[int, frozenset[str]]] = {}
+        """Ranks that have not answered yet: process id, and threads that hold signals back."""
+        self._pids: dict[int, int] = {}
+        """Of all that were asked."""
+        self._begun: dict[int, int] = {}
+        """Where each answer begins in its file."""
+        self._states: dict[int, SignalState] = {}
+        self._deadline_ns: int | None = None
+        self._native: _Native | None = None
+
+    def settle(self, layout: Layout) -> None:
+        """Take the layout of other ranks; nobody is left to answer a question under way."""
+        self.layout = layout
+        self._asked, self._states, self._deadline_ns = {}, {}, None
+
+    def open(self, rank: int) -> int:
+        """Return what a new process of this rank writes stacks to, for the caller to close."""
+        self._close(rank)
+        try:
+            fd = os.memfd_create("meshrun-stacks")
+        except (AttributeError, OSError):  # macOS, an old kernel, a sandbox
+            with tempfile.TemporaryFile() as file:
+                fd = os.dup(file.fileno())
+        self._files[rank] = fd
+        return os.dup(fd)
+
+    def ask(self, pids: Mapping[int, int]) -> None:
+        """Ask ranks for their stacks; a question that is under way goes on instead.
+
+        py-spy, which may be at work on the question before, is ended.
+        """
+        if self._deadline_ns is not None:
+            return
+        if self._native is not None:
+            self._native.end()
+            self._native = None
+        self._deadline_ns = time.monotonic_ns() + _ANSWER_TAKES_NS
+        self._states, self._begun, self._pids = {}, {}, dict(pids)
+        for rank, pid in pids.items():
+            self._begun[rank] = self._size(rank)
+            blocking = threads_blocking(pid, STACK_SIGNAL)
+            self._states[rank] = signal_state(pid, STACK_SIGNAL, blocking)
+            # A process without a handler would be ended by the signal.
+            if self._states[rank] not in (SignalState.UNHANDLED, SignalState.GONE):
+                send_signal(pid, STACK_SIGNAL)
+                self._asked[rank] = pid, blocking
+
+    @property
+    def next_look_ns(self) -> int | None:
+        """When :meth:`look` has something to do, or ``None``."""
+        if self._deadline_ns is None and self._native is None:
+            return None
+        return time.monotonic_ns() + (_LOOK_NS if self._native is None else 10 * _LOOK_NS)
+
+    def look(self) -> list[str] | None:
+        """Return the lines to print once all have answered, or will not; ``None`` until then."""
+        if self._native is not None:
+            return self._look_at_native()
+        if self._deadline_ns is None:
+            return None
+        for rank, (pid, blocking) in list(self._asked.items()):
+            self._states[rank] = signal_state(pid, STACK_SIGNAL, blocking)
+            if self._states[rank] in (SignalState.DONE, SignalState.GONE, SignalState.UNHANDLED):
+                del self._asked[rank]
+        if self._asked and time.monotonic_ns() < self._deadline_ns:
+            return None
+        self._asked, self._deadline_ns = {}, None
+        return list(self._tell())
+
+    def crash(self, rank: int) -> Dump | None:
+        """Return the stacks that a rank wrote as native code ended it, if it did."""
+        size = self._size(rank)
+        dump = self._read(rank, max(0, size - _READ_BYTES))
+        return dump if dump is not None and dump.fatal is not None else None
+
+    def tell_native(self, pids: Iterable[int]) -> None:
+        """Have py-spy, if it is there, tell the native stacks of some processes next."""
+        program = shutil.which("py-spy")
+        if program is not None and os.environ.get("MESHRUN_NATIVE_STACKS") != "0":
+            self._native = _Native(program, list(pids)[:_MOST_NATIVE])
+
+    def close(self) -> None:
+        """Close all files."""
+        for rank in list(self._files):
+            self._close(rank)
+        if self._native is not None:
+            self._native.end()
+
+    # ---- words -----------------------------------------------------------------------------
+
+    def _tell(self) -> Iterator[str]:
+        dumps = {}
+        for rank in self._states:
+            dump = self._read(rank, self._begun[rank])
+            if dump is not None and rank != ZYGOTE:
+                dumps[rank] = dump
+            elif dump is not None:
+                yield from self._tell_one(_ZYGOTES_NAME, dump, [ZYGOTE])
+        for ranks, dump in merge(dumps):
+            yield from self._tell_one(self._name(ranks), dump, ranks)
+        silent: dict[SignalState, list[int]] = {}
+        for rank, state in self._states.items():
+            if rank == ZYGOTE and self._read(rank, self._begun[rank]) is None:
+                yield f"{_ZYGOTES_NAME}: {_SILENT[state]}"
+                yield self._tell_pids([ZYGOTE])
+            elif rank not in dumps and rank != ZYGOTE:
+                silent.setdefault(state, []).append(rank)
+        for state, ranks_without in silent.items():
+            yield f"{self._name(ranks_without)}: {_SILENT[state]}"
+            yield self._tell_pids(ranks_without)
+
+    def _tell_one(self, who: str, dump: Dump, ranks: Iterable[int]) -> Iterator[str]:
+        folder = current_folder()
+        others = len(dump.others)
+        more = f" (and {others} other thread{'s' if others > 1 else ''})" if others else ""
+        yield f"{who}: {headline(dump.main, folder)}{more}"
+        for line in describe(dump.main, folder):
+            yield f"    {line}"
+        for other in dump.others:
+            if any(frame.is_users for frame in other):
+                yield f"    a thread: {headline(other, folder)}"
+        yield self._tell_pids(ranks)
+
+    def _tell_pids(self, ranks: Iterable[int]) -> str:
+        pids = sorted(self._pids[rank] for rank in ranks)
+        return f"    pid{'s' if len(pids) > 1 else ''} {number_ranges(pids)}"
+
+    def _name(self, ranks: Iterable[int]) -> str:
+        return merged_label(self.layout, ranks)
+
+    def _look_at_native(self) -> list[str] | None:
+        assert self._native is not None  # noqa: S101 - the caller has looked
+        lines = self._native.look()
+        if lines is not None:
+            self._native = None
+        return lines
+
+    # ---- files -----------------------------------------------------------------------------
+
+    def _size(self, rank: int) -> int:
+        return os.fstat(self._files[rank]).st_size if rank in self._files else 0
+
+    def _read(self, rank: int, begin: int) -> Dump | None:
+        if rank not in self._files:
+            return None
+        return parse_dump(os.pread(self._files[rank], _READ_BYTES, begin).decode(errors="replace"))
+
+    def _close(self, rank: int) -> None:
+        if rank in self._files:
+            os.close(self._files.pop(rank))
+
+
+class _Native:
+    """py-spy, one process after the other; its output waits in a file."""
+
+    def __init__(self, program: str, pids: list[int]) -> None:
+        self._program, self._pids = program, pids
+        self._lines: list[str] = []
+        self._running: subprocess.Popen[bytes] | None = None
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - until it is looked at
+        self._end_by_s = 0.0
+
+    def look(self) -> list[str] | None:
+        """Return all lines once it is through; ``None`` until then."""
+        if self._running is not None:
+            if self._running.poll() is None and time.monotonic() < self._end_by_s:
+                return None
+            self._take()
+        if not self._pids:
+            self._file.close()
+            return self._lines
+        self._file.truncate(0)
+        self._file.seek(0)
+        command = [self._program, "dump", "--native", "--pid", str(self._pids.pop(0))]
+        self._running = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=self._file, stderr=self._file
+        )
+        self._end_by_s = time.monotonic() + _NATIVE_TAKES_S
+        return None
+
+    def _take(self) -> None:
+        assert self._running is not None  # noqa: S101 - the caller has looked
+        self._running.kill()
+        self._running.wait()
+        self._running = None
+        self._file.seek(0)
+        self._lines += self._file.read().decode(errors="replace").splitlines()
+
+    def end(self) -> None:
+        """Leave nothing behind."""
+        if self._running is not None:
+            self._running.kill()
+            self._running.wait()
+        self._file.close()

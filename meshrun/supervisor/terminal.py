@@ -1,0 +1,234 @@
+"""Who reads our stdin; and one rank that has the terminal, to be debugged.
+
+That one has its streams and its Ctrl-C, and others are quiet meanwhile. The rank is in a session of
+its own, and so the kernel never stops it for reading a terminal that is not its controlling one
+(``job_control`` in Linux's ``n_tty.c``). For the same reason Ctrl-C comes to the launcher alone,
+which passes it on.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import termios
+import time
+from collections.abc import Callable
+from typing import Any
+
+from meshrun.console.console import Console
+from meshrun.console.label import rank_label
+from meshrun.errors import UsageError
+from meshrun.layout import Layout
+from meshrun.lifecycle.state import State
+from meshrun.plan.plan import LaunchPlan
+from meshrun.protocol.events import Event, RankExited, ZygoteGone
+
+_LOOK_AGAIN_NS = 50_000_000
+"""How soon the others are heard again after a line was entered."""
+_IN_A_ROW_NS = 2_000_000_000
+_MOST_INTERRUPTS = 2
+"""Ctrl-C so often in a row is the rank's; once more ends the launch."""
+_LOCAL_MODES = 3
+_READ = {"x86_64": 0, "aarch64": 63}.get(os.uname().machine)
+"""Number of a system call, in the kernel's tables."""
+
+
+class Debugging:
+    """The terminal, lent to a rank."""
+
+    def __init__(self, plan: LaunchPlan, console: Console, send: Callable[..., None]) -> None:
+        """Check that there is a terminal to lend, if a rank is to be debugged.
+
+        Raises:
+            UsageError: If there is none.
+        """
+        self.rank: int | None = None
+        """The rank that is debugged; without one, nothing here does anything."""
+        self.stdin: int | None = None
+        """The zygote's, as for ``subprocess``; ours if ``None``."""
+        self.next_look_ns: int | None = None
+        """When :meth:`look` has something to do, or ``None``."""
+        self._console, self._send = console, send
+        self._has_terminal = os.isatty(0)
+        self._is_told = False
+        """Whether a rank is known to have passed a breakpoint."""
+        self._read_by_all = plan.program.kind == "script" and _is_stdin(plan.program.target)
+        if self._has_terminal and not _is_foreground():
+            self.stdin = subprocess.DEVNULL  # not stopped for reading it, being no job of the shell
+        self._whole_group = plan.program.kind == "command"
+        self._interrupts: list[int] = []
+        self._modes: list[Any] | None = None
+        """How the terminal was found, while it is lent."""
+        asked = plan.request.debug_rank
+        if asked is None or plan.debugged is None:
+            return
+        self.rank = plan.debugged
+        self.stdin = subprocess.DEVNULL
+        self._terminal = _open_terminal(asked)
+        self._modes = termios.tcgetattr(self._terminal)
+        # A stopped launcher would leave the rank and the shell to read the terminal in turn.
+        self._on_stop = signal.signal(signal.SIGTSTP, lambda *_: None)
+        console.share_terminal()
+
+    def has_stdin(self, local_rank: int) -> bool:
+        """Whether a rank of this node reads our stdin: one alone, so that nobody gets a part."""
+        return self.stdin is None and (local_rank == 0 or self._read_by_all)
+
+    def go_on(self) -> None:
+        """The launch was continued, by ``fg`` or by ``bg``."""
+        if self._has_terminal and self.stdin is None:
+            self.next_look_ns = None if _is_foreground() else time.monotonic_ns()
+
+    def takes_keys(self, state: State) -> bool:
+        """Whether a rank reads the terminal in the background, and takes the shell's keys.
+
+        The kernel stops a job for that, but not a rank, whose terminal it is not.
+        """
+        if self.rank is not None or self.next_look_ns is None:
+            return False
+        self.next_look_ns = time.monotonic_ns() + _LOOK_AGAIN_NS
+        reader = state.ranks[min(state.ranks)]
+        return bool(reader.pid and not reader.exited and _reads_terminal(reader.pid))
+
+    def why_empty(self, layout: Layout, rank: int) -> str:
+        """Return why a rank has no stdin to read, and what gives it one; "" if it has."""
+        if self.rank is not None or self.has_stdin(layout.local_rank(rank)):
+            return ""
+        if self.stdin is not None:
+            return "a launch in the background has no stdin"
+        if layout.nnodes > 1:
+            return "only the first rank of each node has stdin"
+        return f"only rank 0 has stdin; --debug-rank {rank} gives rank {rank} the terminal"
+
+    def passed_breakpoint(self, layout: Layout, rank: int) -> None:
+        """Say once that a rank did not stop where it would have with a stdin."""
+        if self.rank is None and not self._is_told:
+            self._is_told = True
+            who = f"rank {rank} [{rank_label(layout, rank)}]" if layout.mesh else f"rank {rank}"
+            self._console.note(f"{who} passed a breakpoint: {self.why_empty(layout, rank)}")
+
+    def streams(self, rank: int) -> list[int]:
+        """Return the debugged rank's stdout and stderr, for the caller to hand over and close."""
+        if rank != self.rank:
+            return []
+        return [os.dup(self._terminal), os.dup(self._terminal)]
+
+    def takes(self, signum: int, state: State) -> bool:
+        """Pass Ctrl-C on to the rank; ``False`` if the signal does what it does without us."""
+        if signum != signal.SIGINT or self.rank is None or state.stopping:
+            return False
+        known = state.ranks[self.rank]
+        if not known.ready or known.exited or known.raised or known.finished:
+            return False
+        now_ns = time.monotonic_ns()
+        self._interrupts = [at for at in self._interrupts if at > now_ns - _IN_A_ROW_NS]
+        self._interrupts.append(now_ns)
+        if len(self._interrupts) > _MOST_INTERRUPTS:
+            self._signal(signal.SIGTERM)  # at its prompt the rank would take no other
+            return False
+        self._signal(signal.SIGINT)
+        if len(self._interrupts) == _MOST_INTERRUPTS:
+            self._console.note("one more Ctrl-C at once ends the launch")
+        return True
+
+    def _signal(self, signum: int) -> None:
+        assert self.rank is not None  # noqa: S101 - the caller has looked
+        self._send([self.rank], signum, whole_group=self._whole_group)
+
+    # ---- the terminal ----------------------------------------------------------------------
+
+    def look(self) -> bool:
+        """Keep the others quiet while a line is typed; return whether that has changed.
+
+        readline and its like put the terminal into a mode of their own for just that long.
+        """
+        if self.rank is None:
+            return False
+        held = self._modes is not None and self._is_typing()
+        changed = held != self._console.held
+        self._console.held = held
+        self.next_look_ns = time.monotonic_ns() + _LOOK_AGAIN_NS if held else None
+        return changed
+
+    def see(self, event: Event) -> None:
+        """Take the terminal back once the rank is gone, however it went."""
+        if isinstance(event, ZygoteGone) or (
+            isinstance(event, RankExited) and event.rank == self.rank
+        ):
+            self._take_back()
+
+    def close(self) -> None:
+        """Leave the terminal as it was found."""
+        if self.rank is None:
+            return
+        self._take_back()
+        os.close(self._terminal)
+        signal.signal(signal.SIGTSTP, self._on_stop)
+
+    def _is_typing(self) -> bool:
+        try:
+            return not termios.tcgetattr(self._terminal)[_LOCAL_MODES] & termios.ICANON
+        except termios.error:  # it hung up
+            return False
+
+    def _take_back(self) -> None:
+        if self._modes is None:
+            return
+        modes, self._modes = self._modes, None
+        if self._is_typing():  # it ended in the middle of a line
+            os.write(self._terminal, b"\r\n")
+        held_back = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
+        try:
+            termios.tcsetattr(self._terminal, termios.TCSADRAIN, modes)
+        except termios.error:
+            pass
+        signal.pthread_sigmask(signal.SIG_SETMASK, held_back)
+        self.look()
+
+
+def _open_terminal(asked: str) -> int:
+    """Return a descriptor of the terminal that is our stdin, for reading and writing.
+
+    Raises:
+        UsageError: If it is no terminal, or another job's.
+    """
+    if not os.isatty(0):
+        raise UsageError(
+            f"--debug-rank {asked}: the rank is given the terminal, and stdin is none",
+            hint="start it without `<` or a pipe before it; over ssh, `ssh -t`",
+        )
+    if not _is_foreground():
+        raise UsageError(
+            f"--debug-rank {asked}: another job has the terminal", hint="start it without `&`"
+        )
+    try:
+        return os.open(os.ttyname(0), os.O_RDWR | os.O_NOCTTY)
+    except OSError:  # in a container its name may lead nowhere
+        return os.dup(0)
+
+
+def _is_foreground() -> bool:
+    """Whether the shell has given the terminal to our job."""
+    try:
+        return os.tcgetpgrp(0) in (os.getpgrp(), 0)
+    except OSError:  # a terminal without jobs
+        return True
+
+
+def _is_stdin(path: str) -> bool:
+    """Whether a program is read from stdin, as ``/dev/stdin`` is."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(0))
+    except OSError:
+        return False
+
+
+def _reads_terminal(pid: int) -> bool:
+    """Whether a process waits in ``read()`` for the terminal that is our stdin."""
+    try:
+        with open(f"/proc/{pid}/syscall") as file:
+            number, fd = (int(word, 0) for word in file.read().split()[:2])
+        return number == _READ and os.path.samestat(os.stat(f"/proc/{pid}/fd/{fd}"), os.fstat(0))
+    except (OSError, ValueError):  # it runs, or may not be looked into
+        return False

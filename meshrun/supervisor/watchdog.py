@@ -1,0 +1,116 @@
+"""Whether a start stalls, and whether ranks that run still get on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+from meshrun.lifecycle.state import State
+from meshrun.protocol.activity import Activity
+
+_LEAST_CPU = 0.02
+"""Share of a core that counts as work: a rank that waits in gloo uses 0.6 % (measured)."""
+_LEAST_S = 0.03
+"""CPU time that counts as work at all: the kernel counts it in ticks of 10 ms."""
+_NS = 1_000_000_000
+
+
+class Watchdog:
+    """Looks at ranks from time to time, if it was asked to.
+
+    Args:
+        start_timeout_s: How long all ranks may take to begin the program; 0 for ever.
+        hang_timeout_s: How long all ranks may do nothing; 0 for ever.
+        cpu_seconds: Returns the CPU time of each of some processes with all below it.
+    """
+
+    def __init__(
+        self,
+        *,
+        start_timeout_s: float,
+        hang_timeout_s: float,
+        cpu_seconds: Callable[[Iterable[int]], dict[int, float]],
+    ) -> None:
+        self._start_timeout_ns = int(start_timeout_s * _NS)
+        self._hang_timeout_ns = int(hang_timeout_s * _NS)
+        self._every_ns = min(max(self._hang_timeout_ns // 8, _NS // 20), 10 * _NS)
+        self._cpu_seconds = cpu_seconds
+        self.activity = Activity()
+        """Shared with the other nodes, if there are any."""
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin anew, with a generation of ranks."""
+        now_ns = time.monotonic_ns()
+        self._began_ns = self._active_ns = now_ns
+        self._told_stall = False
+        self._looked_ns = 0
+        self._spent: dict[int, float] = {}
+        """CPU time of each rank when last some rank had worked."""
+        self._beats: dict[int, int] = {}
+
+    def beat(self, rank: int) -> None:
+        """A rank's program said that it gets on."""
+        self._beats[rank] = self._active_ns = time.monotonic_ns()
+
+    def printed(self, rank: int) -> None:
+        """A rank printed something."""
+        if self._hang_timeout_ns and rank not in self._beats:
+            self._active_ns = time.monotonic_ns()
+
+    def skip(self, lost_ns: int) -> None:
+        """Do not count this time, in which nobody could look and perhaps nobody could work."""
+        now_ns = time.monotonic_ns()
+        self._began_ns += lost_ns
+        self._active_ns = min(now_ns, self._active_ns + lost_ns)
+        if self._looked_ns:
+            self._looked_ns += lost_ns
+
+    def next_look_ns(self, state: State) -> int | None:
+        """When there is something to look at, or ``None``."""
+        if state.stopping or state.over or state.begin_ns is not None:
+            return None
+        if not _all_began(state):
+            waits = self._start_timeout_ns and not self._told_stall
+            return self._began_ns + self._start_timeout_ns if waits else None
+        return self._looked_ns + self._every_ns if self._hang_timeout_ns else None
+
+    def stalls(self, state: State) -> bool:
+        """Whether it is time to say that the start takes long; once a generation."""
+        next_look_ns = self.next_look_ns(state)
+        if next_look_ns is None or _all_began(state) or time.monotonic_ns() < next_look_ns:
+            return False
+        self._told_stall = True
+        return True
+
+    def idle_s(self, state: State) -> float | None:
+        """Return for how long no rank got on, once that is too long; ``None`` otherwise."""
+        next_look_ns = self.next_look_ns(state)
+        now_ns = time.monotonic_ns()
+        if next_look_ns is None or not _all_began(state) or now_ns < next_look_ns:
+            return None
+        if self._looked_ns == 0 or self._some_worked(state, now_ns):
+            self._active_ns = now_ns
+        self._looked_ns = now_ns
+        self.activity.here_ns = self._active_ns
+        idle_ns = now_ns - max(self._active_ns, self.activity.elsewhere_ns or 0)
+        return idle_ns / _NS if idle_ns >= self._hang_timeout_ns else None
+
+    def _some_worked(self, state: State, now_ns: int) -> bool:
+        pids = {
+            known.pid: rank
+            for rank, known in state.ranks.items()
+            if known.pid is not None and known.exited is None and rank not in self._beats
+        }
+        spent = self._cpu_seconds(pids) if pids else {}
+        least_s = _LEAST_S + _LEAST_CPU * (now_ns - self._active_ns) / _NS
+        worked = any(
+            seconds - self._spent.get(pid, 0.0) > least_s for pid, seconds in spent.items()
+        )
+        if worked:
+            self._spent = spent
+        return worked
+
+
+def _all_began(state: State) -> bool:
+    return all(known.ready or known.exited is not None for known in state.ranks.values())

@@ -1,0 +1,228 @@
+"""The zygote, and the ranks it starts, of one node: started, signalled, cleared up."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import socket
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from meshrun.console.label import rank_label
+from meshrun.console.output import Output
+from meshrun.host.descriptors import allow_descriptors
+from meshrun.host.processes import handles_signal
+from meshrun.lifecycle.state import State
+from meshrun.plan.plan import LaunchPlan, RankPlan
+from meshrun.plan.rank_env import Session, rank_environment
+from meshrun.protocol import codec
+from meshrun.protocol.error_record import read_record, write_record
+from meshrun.protocol.events import RankExited, RankRaised
+from meshrun.protocol.raised import as_torch_prints
+from meshrun.supervisor.monitor import Lookout
+from meshrun.supervisor.run_folder import RunFolder
+from meshrun.supervisor.spawn_orders import Orders, start_order
+from meshrun.supervisor.stack_requests import ZYGOTE
+from meshrun.supervisor.terminal import Debugging
+from meshrun.supervisor.timers import Timers
+from meshrun.supervisor.zygote_client import Zygote
+
+
+class Crew:
+    """The processes below the launcher.
+
+    Args:
+        plan: What to start.
+        session: What ranks are told.
+        folder: Where their files go.
+        listener: Where the store serves; ``None`` where it is on another node, or not yet known.
+        output: Reads what ranks print.
+        lookout: Reads their stacks.
+        debugging: Lends one of them the terminal.
+        selector: The loop's; its keys hold what to call.
+        on_control: Called when the zygote has news.
+        on_reports: Called when a rank has.
+    """
+
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        session: Session,
+        folder: RunFolder,
+        listener: socket.socket | None,
+        *,
+        output: Output,
+        lookout: Lookout,
+        debugging: Debugging,
+        selector: selectors.BaseSelector,
+        on_control: Callable[[], None],
+        on_reports: Callable[[], None],
+    ) -> None:
+        self._folder = folder
+        self._output, self._lookout, self._debugging = output, lookout, debugging
+        self._selector, self._on_control, self._on_reports = selector, on_control, on_reports
+        self._orders = Orders(self._send_order)
+        self._generation = 0
+        self.timers: Timers | None = None
+        self.settle(plan, session, listener)
+        self._method = plan.start_method
+        self.zygote = self._start_zygote()
+
+    def settle(self, plan: LaunchPlan, session: Session, listener: socket.socket | None) -> None:
+        """Take what was not known yet, before ranks are started."""
+        self.plan, self.session, self._listener = plan, session, listener
+        self.ranks = {rank.rank: rank for rank in plan.ranks_of_node()}
+        allow_descriptors(5 * len(self.ranks) + plan.layout.nnodes + 64)
+        self._begun: dict[str, Any] | None = None
+        """The layout of the last generation of ranks, if it was begun with this plan."""
+
+    # ---- starting --------------------------------------------------------------------------
+
+    def wait_for_zygote(self) -> int:
+        """Hear no more of the zygote, wait for its end and return its wait status."""
+        for end in (self.zygote.control, self.zygote.reports):
+            self._selector.unregister(end)
+        return self.zygote.wait()
+
+    def start_zygote(self, *, without_torch: bool) -> None:
+        """Start another zygote in place of the one that has ended, or is about to."""
+        if without_torch:
+            self._method = "exec"
+            self.wait_for_zygote()
+        self._orders.clear()
+        self.zygote.close()
+        self.zygote = self._start_zygote()
+        self._lookout.begin()
+
+    def start_all(self, generation: int) -> None:
+        """Start the store and every rank of this node, as one generation."""
+        self._output.end_generation()
+        self._generation = generation
+        if self._begun is not None:  # else what was just settled says it
+            self.session = replace(self.session, previous=json.dumps(self._begun))
+        self._begun = {**self.plan.layout.to_dict(), "generation": generation}
+        self._lookout.begin()
+        # Made only now, when the zygote can remove it should we be killed.
+        self._folder.make(
+            generation, {rank.local_rank: self._environment(rank) for rank in self.ranks.values()}
+        )
+        self._start_timers()
+        self.zygote.start_store(self._listener)
+        self._orders.begin(self.ranks.values())
+
+    def negotiate(self, order: codec.Negotiate, fds: Sequence[int]) -> None:
+        """Have torch's rendezvous begun, with these descriptors."""
+        self.zygote.send(order, fds)
+
+    def answered(self) -> None:
+        """An order to start a rank was carried out, or was not."""
+        self._orders.answered()
+
+    def _start_zygote(self) -> Zygote:
+        stacks = self._lookout.open(ZYGOTE)
+        try:
+            zygote = Zygote(
+                self.plan.program,
+                method=self._method,
+                preload=self.plan.request.preload,
+                scratch_dir=self._folder.removed_without_us,
+                stacks=stacks,
+                stdin=self._debugging.stdin,
+            )
+        finally:
+            os.close(stacks)
+        self._selector.register(zygote.control, selectors.EVENT_READ, self._on_control)
+        self._selector.register(zygote.reports, selectors.EVENT_READ, self._on_reports)
+        return zygote
+
+    def _send_order(self, rank: RankPlan) -> None:
+        files = self._folder.files(self._generation, rank.local_rank)
+        environment = self._environment(rank, files.error_file)
+        lazy = self.plan.request.mesh_init == "lazy"
+        debugging, layout = self._debugging, self.plan.layout
+        order = start_order(
+            rank,
+            environment,
+            lazy=lazy,
+            label=rank_label(layout, rank.rank) if layout.mesh else "",
+            stdin=debugging.has_stdin(rank.local_rank),
+            debug=debugging.rank,
+        )
+        streams = debugging.streams(rank.rank) or self._output.open(rank, files)
+        theirs = [*streams, self._lookout.open(rank.rank)]
+        self.zygote.send(order, theirs)
+        for end in theirs:
+            os.close(end)
+
+    def _environment(self, rank: RankPlan, error_file: str = "") -> dict[str, str]:
+        return rank_environment(
+            self.plan,
+            rank,
+            self.session,
+            os.environ,
+            generation=self._generation,
+            error_file=error_file,
+        )
+
+    def _start_timers(self) -> None:
+        if self.timers is not None:
+            self.timers.clear()
+        elif self.session.timer_file is not None:
+            self.timers = Timers(self.session.timer_file)
+            self._selector.register(self.timers, selectors.EVENT_READ, self.timers.read)
+
+    # ---- signals and ends ------------------------------------------------------------------
+
+    def signal(self, ranks: Iterable[int], signum: int, *, whole_group: bool) -> None:
+        """Send a signal to ranks, or to all in their process groups."""
+        order = codec.SignalRanks(ranks=list(ranks), signum=signum, whole_group=whole_group)
+        self.zygote.send(order)
+
+    def stop(self) -> None:
+        """Have the ranks stopped, as the launcher is about to be."""
+        self.zygote.send(codec.StopRanks())
+
+    def go_on(self) -> None:
+        """Have ranks that were stopped with the launcher go on."""
+        self.zygote.send(codec.ContinueRanks())
+
+    def forward(self, signum: int, state: State) -> Sequence[int]:
+        """Pass a signal to the ranks that do something with it; return those it would end."""
+        alive = {rank: state.ranks[rank].pid for rank in sorted(state.alive)}
+        deaf = [rank for rank, pid in alive.items() if pid and not handles_signal(pid, signum)]
+        self.signal([rank for rank in alive if rank not in deaf], signum, whole_group=False)
+        return deaf
+
+    def end_generation(self, grace_s: float) -> None:
+        """Have the zygote end the store and what ranks left behind, and start no more of them."""
+        self._orders.clear()
+        self.zygote.send(codec.ClearUp(grace_s=grace_s))
+
+    def end(self, grace_s: float, *, by_force: bool) -> None:
+        """Have the zygote end what is left and then itself; or end it without asking."""
+        self.zygote.send(codec.Finish(grace_s=grace_s))
+        if by_force:
+            self.zygote.kill()
+
+    def match_error_file(self, event: RankExited, raised: RankRaised | None) -> RankRaised | None:
+        """Hear what a command of somebody else's wrote there, or write what a rank told us."""
+        files = self._folder.files(self._generation, self.ranks[event.rank].local_rank)
+        if event.wait_status == 0 or not files.error_file:
+            return None
+        if raised is None:
+            return read_record(files.error_file, event.rank, self._folder.open)
+        exit_code = os.waitstatus_to_exitcode(event.wait_status)
+        write_record(files.error_file, raised, exit_code, self._folder.open)
+        if not raised.shown:
+            is_bare = self.plan.request.console.prefix != "mesh"
+            told = raised.traceback
+            self._output.log(event.rank, as_torch_prints(told, event.rank) if is_bare else told)
+        return None
+
+    def close(self) -> None:
+        """Let go of the zygote's sockets."""
+        if self.timers is not None:
+            self.timers.close()
+        self.zygote.close()

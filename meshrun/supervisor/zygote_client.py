@@ -1,0 +1,138 @@
+"""The launcher's end of the zygote: start it, send it orders, hear its news."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from meshrun.errors import HostError, InternalError
+from meshrun.host.sockets import packet_pair
+from meshrun.plan.rank_env import LAUNCH_MARK, SECRET_VARIABLES, THREAD_VARIABLES
+from meshrun.plan.request import Program, StartMethod
+from meshrun.protocol import codec
+from meshrun.protocol.codec import Prepare, ToZygote
+from meshrun.protocol.events import FromNegotiation, FromRank, FromZygote
+from meshrun.start import own_command
+
+
+class Zygote:
+    """The running zygote.
+
+    ``control`` carries its news and our orders, ``reports`` what ranks tell us themselves.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        *,
+        method: StartMethod,
+        preload: Sequence[str],
+        scratch_dir: str,
+        stacks: int,
+        stdin: int | None = None,
+    ) -> None:
+        self.control, theirs = packet_pair()
+        self.reports, ranks_end = packet_pair()
+        self._gate = -1
+        with theirs, ranks_end:
+            fds = (theirs.fileno(), ranks_end.fileno(), stacks)
+            words = (*map(str, fds), program.kind, program.target, *program.args)
+            try:
+                self._process = subprocess.Popen(
+                    own_command("zygote", *words, unbuffered=True),
+                    stdin=stdin,
+                    pass_fds=fds,
+                    start_new_session=True,
+                    # Libraries start threads while they are imported; ranks get theirs later.
+                    env={
+                        **{k: v for k, v in os.environ.items() if k not in SECRET_VARIABLES},
+                        **dict.fromkeys(THREAD_VARIABLES, "1"),
+                        LAUNCH_MARK: secrets.token_hex(8),
+                    },
+                )
+            except OSError as error:
+                raise HostError(
+                    f"`{sys.executable}` could not be started: {error.strerror}",
+                    hint="is the machine out of processes or memory? see `ulimit -u`",
+                ) from error
+        modules = list(preload) if method == "fork" else []
+        self.send(Prepare(start_method=method, preload=modules, scratch_dir=scratch_dir))
+        self.reports.setblocking(False)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def send(self, order: ToZygote, fds: Sequence[int] = ()) -> None:
+        """Send an order; one that no longer gets there is answered by ``receive``'s end."""
+        if self.control.fileno() < 0:
+            return
+        try:
+            socket.send_fds(self.control, [codec.encode(order)], list(fds))
+        except (BrokenPipeError, ConnectionError):
+            pass
+
+    def receive(self) -> FromZygote | FromRank | None:
+        """Return the zygote's next news, or ``None`` once it is gone."""
+        try:
+            packet = self.control.recv(codec.PACKET_BYTES)
+        except ConnectionError:
+            return None
+        if not packet:
+            return None
+        message = codec.decode(packet)
+        if isinstance(message, ToZygote | FromNegotiation):
+            raise InternalError(f"the zygote sent what is none of its news: {message}")
+        return message
+
+    def receive_report(self) -> FromZygote | FromRank | FromNegotiation | None:
+        """Return what a rank tells next, or ``None`` if nothing waits."""
+        try:
+            packet = self.reports.recv(codec.PACKET_BYTES)
+        except (BlockingIOError, ConnectionError):
+            return None
+        if not packet:
+            return None
+        message = codec.decode(packet)
+        if isinstance(message, ToZygote):
+            raise InternalError(f"a rank sent an order: {message}")
+        return message
+
+    def start_store(self, listener: socket.socket | None) -> None:
+        """Begin a generation of ranks: a store on ``listener``, and a gate that is shut.
+
+        Args:
+            listener: ``None`` where the store is on another node.
+        """
+        self.open_gate()
+        gate_read, self._gate = os.pipe()
+        port = 0 if listener is None else listener.getsockname()[1]
+        fds = [gate_read] if listener is None else [gate_read, listener.fileno()]
+        self.send(codec.StartStore(port=port), fds)
+        os.close(gate_read)
+
+    def open_gate(self) -> None:
+        """Let ranks that have finished leave."""
+        if self._gate >= 0:
+            os.close(self._gate)
+            self._gate = -1
+
+    def kill(self) -> None:
+        """End it at once; the kernel ends its ranks."""
+        self._process.kill()
+
+    def wait(self) -> int:
+        """Wait for its end and return its wait status."""
+        code = self._process.wait()
+        return -code if code < 0 else code << 8
+
+    def close(self) -> None:
+        """Close our ends of its sockets."""
+        self.open_gate()
+        self.control.close()
+        self.reports.close()

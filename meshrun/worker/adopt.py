@@ -1,0 +1,135 @@
+"""Programs that call init_process_group() themselves run unchanged beside a ready mesh.
+
+The first call is answered with the group that is there already; a call after
+``destroy_process_group()`` goes to torch, on a part of the store that nobody has used yet.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from typing import Any
+
+from meshrun.errors import MeshError
+from meshrun.worker.process_group import connect_store
+
+_INIT_PARAMETERS = (
+    "backend",
+    "init_method",
+    "timeout",
+    "world_size",
+    "rank",
+    "store",
+    "group_name",
+    "pg_options",
+    "device_id",
+)
+
+
+def adopt_process_group() -> None:
+    """Let the program's first ``init_process_group()`` take over the group that exists."""
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d as c10d
+
+    ready = dist.group.WORLD
+    torch_init = c10d.init_process_group
+    adopted = False
+
+    @functools.wraps(torch_init)
+    def init_process_group(*args: Any, **kwargs: Any) -> None:
+        nonlocal adopted
+        if adopted or dist.group.WORLD is not ready:
+            torch_init(*args, **kwargs)
+            return
+        asked = {**dict(zip(_INIT_PARAMETERS, args, strict=False)), **kwargs}
+        _check_compatible(asked)
+        adopted = True
+        _take_over(asked)
+
+    c10d.init_process_group = init_process_group
+    dist.init_process_group = init_process_group
+
+
+def serve_env_rendezvous(env: Mapping[str, str]) -> None:
+    """Answer ``init_method="env://"`` with the launch's store, fresh at every call.
+
+    torch's own handler gives each call the same keys, on which a second group of one process
+    hangs, and looks up the name of the peer in DNS.
+    """
+    # torch.distributed has a function of the module's name.
+    rendezvous = importlib.import_module("torch.distributed.rendezvous")
+    theirs: Callable[..., Iterator[Any]] = rendezvous._rendezvous_handlers["env"]
+    launched = {name: env[name] for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")}
+    calls = 0
+
+    def handler(url: str, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        nonlocal calls
+        elsewhere = any(os.environ.get(name) != value for name, value in launched.items())
+        if elsewhere or "?" in url:
+            yield from theirs(url, *args, **kwargs)
+            return
+        calls += 1
+        store = connect_store(env, f"env/{env['MESHRUN_GENERATION']}/{calls}")
+        yield store, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        raise RuntimeError("Unable to perform re-rendezvous using env:// method")
+
+    rendezvous._rendezvous_handlers["env"] = handler
+
+
+def _check_compatible(asked: Mapping[str, Any]) -> None:
+    import torch.distributed as dist
+
+    for name, have in (("world_size", dist.get_world_size()), ("rank", dist.get_rank())):
+        value = asked.get(name, -1)
+        if value not in (None, -1, have):
+            raise MeshError(
+                f"init_process_group({name}={value}) was called, and meshrun's group has"
+                f" {name} {have}",
+                hint="leave it out, or start the program without --mesh",
+            )
+    backends = _backends(str(asked.get("backend") or ""))
+    have_backends = _backends(_backend_names())
+    if missing := backends - have_backends - {"undefined"}:
+        raise MeshError(
+            f"init_process_group(`{asked['backend']}`) was called, and meshrun's group has"
+            f" {' and '.join(sorted(have_backends))}",
+            hint=f"--device decides: {', '.join(sorted(missing))} needs its own kind of device",
+        )
+
+
+def _backends(text: str) -> set[str]:
+    """Return the back ends in ``nccl`` or in ``cpu:gloo,cuda:nccl``."""
+    return {part.rpartition(":")[2].strip().lower() for part in text.split(",") if part.strip()}
+
+
+def _backend_names() -> str:
+    import torch.distributed as dist
+
+    return str(dist.get_backend_config())
+
+
+def _take_over(asked: Mapping[str, Any]) -> None:
+    """Do with the ready group what can be done after the fact, and say what cannot."""
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d as c10d
+
+    timeout = asked.get("timeout")
+    if isinstance(timeout, timedelta):
+        for group in list(c10d._world.pg_map):
+            c10d._set_pg_timeout(timeout, group)
+    backend = str(asked.get("backend") or "").lower()
+    if backend and ":" not in backend:
+        # The program asks get_backend() for the name it gave.
+        world = c10d._get_default_group()
+        c10d._world.pg_map[world] = (backend, c10d._world.pg_map[world][1])
+    ignored = [name for name in ("pg_options", "device_id") if asked.get(name) is not None]
+    if ignored and dist.get_rank() == 0:
+        print(
+            f"meshrun: init_process_group() was given {' and '.join(ignored)} after the process"
+            " group was made with the mesh; ignored",
+            file=sys.stderr,
+        )

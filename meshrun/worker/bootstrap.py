@@ -1,0 +1,161 @@
+"""From a new process to the program's first line: session, environment, threads, seeds, mesh."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from contextlib import suppress
+from functools import partial
+
+from meshrun.host.cores import bind_to_cpus
+from meshrun.host.title import set_title
+from meshrun.mesh.heartbeat import pulse
+from meshrun.mesh.late_settings import is_of_group, note
+from meshrun.plan.request import Program
+from meshrun.protocol.codec import StartRank
+from meshrun.worker.early_settings import EarlySettings, is_read_at_import
+from meshrun.worker.exit import Ending
+from meshrun.worker.group_lifetime import guard_groups
+from meshrun.worker.late_variables import follow_environment
+from meshrun.worker.peer_connections import end_connections_with_rank
+from meshrun.worker.program import Source, format_raised, print_nothing, run_program
+from meshrun.worker.reporter import Reporter
+from meshrun.worker.stack_handler import tell_stacks
+from meshrun.worker.threads import raise_thread_counts
+from meshrun.worker.when_imported import when_imported
+
+
+def become_rank(
+    order: StartRank,
+    *,
+    program: Program,
+    source: Source,
+    reports: socket.socket,
+    ending: Ending,
+    gate_fd: int,
+    stacks_fd: int,
+) -> None:
+    """Turn this process into a rank and run the program in it.
+
+    The caller has put the process into its own session, with its stdout and stderr in place.
+    """
+    tell_stacks(stacks_fd)
+    set_environment(order)
+    bind_to_cpus(order.cpus)
+    program = program.for_local_rank(order.local_rank)
+    where = f" [{order.label}]" if order.label else ""
+    set_title(f"rank {order.rank}{where}", program.target, *program.args)
+    reporter = Reporter(reports, order.rank)
+    pulse.send = reporter.beat
+    ending.arm(reporter, gate_fd)
+    end_connections_with_rank(reporter)
+    try:
+        raise_thread_counts(os.environ)
+        _seed_generators()
+        when_imported("torch.distributed.distributed_c10d", guard_groups)
+        when_imported("torch.distributed.rendezvous", partial(_serve_env, dict(os.environ)))
+        if "MESHRUN_MESH" in order.environment and not _is_mesh_late(order, source.settings):
+            from meshrun.worker.adopt import adopt_process_group
+            from meshrun.worker.process_group import join_mesh
+
+            with source.settings.in_effect():
+                join_mesh(tuple(order.coordinate), reporter)
+            adopt_process_group()
+        if "torch" in sys.modules:
+            follow_environment(source.settings)
+    except BaseException as error:
+        _tell(reporter, error, may_be_ours=True)
+        ending.note(error)
+        sys.excepthook = print_nothing
+        raise
+    if order.debug:
+        from meshrun.worker.debuggers import stop_on_interrupt
+
+        stop_on_interrupt()
+    elif not order.stdin:
+        from meshrun.worker.debuggers import pass_breakpoints
+
+        pass_breakpoints(reporter.passed_breakpoint)
+    reporter.ready()
+    try:
+        run_program(program, source.code, lambda error: _tell(reporter, error))
+    except BaseException as error:
+        ending.note(error)
+        raise
+    finally:
+        if pulse.step is not None:  # it may have come too close to the step before
+            reporter.beat(pulse.step)
+
+
+def _is_mesh_late(order: StartRank, settings: EarlySettings) -> bool:
+    """Whether the program makes the mesh: it was asked to, or first sets what torch reads then."""
+    if order.lazy:
+        return True
+    for name, place in settings.unclear.items():
+        if is_read_at_import(name) or is_of_group(name, order.environment["MESHRUN_DEVICE"]):
+            if order.rank == 0:
+                note(f"the mesh is built at the first current_mesh(), since {place} sets {name}")
+            return True
+    return False
+
+
+def _serve_env(env: dict[str, str]) -> None:
+    from meshrun.worker.adopt import serve_env_rendezvous
+
+    serve_env_rendezvous(env)
+
+
+def set_environment(order: StartRank) -> None:
+    """Give this process the environment of its rank."""
+    for name in order.unset:
+        os.environ.pop(name, None)
+    os.environ.update(order.environment)
+    os.environ["MESHRUN_WORKER_PID"] = str(os.getpid())
+
+
+def _tell(reporter: Reporter, error: BaseException, *, may_be_ours: bool = False) -> None:
+    """Report an exception, and print it where the program wants exceptions to be printed."""
+    raised = format_raised(error, may_be_ours=may_be_ours)
+    shown = False
+    if not isinstance(error, SystemExit) and not _is_plain(sys.excepthook):
+        shown = _went_through_hook(error)
+    elif sys.stderr is not sys.__stderr__:  # a file, or what copies to one
+        _write_to_stderr(raised.text)
+    reporter.raised(kind=raised.kind, message=raised.message, text=raised.text, shown=shown)
+
+
+def _went_through_hook(error: BaseException) -> bool:
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+    except Exception as broken:
+        broken.__context__ = None
+        _write_to_stderr(f"Error in sys.excepthook:\n{format_raised(broken).text}")
+        return False
+    return True
+
+
+def _write_to_stderr(text: str) -> None:
+    with suppress(Exception):  # the report has it
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
+def _is_plain(hook: object) -> bool:
+    """Whether ``hook`` is Python's own, or torch's that only puts the rank before each line."""
+    if hook is sys.__excepthook__:
+        return True
+    if getattr(hook, "__qualname__", "").endswith("._distributed_excepthook"):
+        cells = getattr(hook, "__closure__", None) or ()
+        return any(_is_plain(cell.cell_contents) for cell in cells)
+    return False
+
+
+def _seed_generators() -> None:
+    """Give each rank the random state of a fresh interpreter; forks share one otherwise."""
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
+    generator = getattr(sys.modules.get("torch"), "default_generator", None)
+    if generator is not None:  # torch's for the CPU; those of devices begin alike on all ranks
+        generator.seed()

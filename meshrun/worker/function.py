@@ -1,0 +1,131 @@
+"""A function as the program of a rank: ``python -m meshrun.worker.function FOLDER``.
+
+The folder holds the call, and takes what each rank returned or raised. Records carry the
+generation they are of, so that a restart never mixes old with new.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import IO, Any
+
+# Nothing that is not loaded yet is imported here: the caller's sys.path comes first.
+
+
+def path_file(folder: str) -> str:
+    """Return the file with the caller's ``sys.path``, entries separated by NUL."""
+    return os.path.join(folder, "path")
+
+
+def call_file(folder: str) -> str:
+    """Return the file with the pickled function, its args and its kwargs."""
+    return os.path.join(folder, "call.pkl")
+
+
+def value_file(folder: str, rank: int) -> str:
+    """Return the file with (generation, world size), and after it the value, both pickled."""
+    return os.path.join(folder, f"value_{rank}.pkl")
+
+
+def error_file(folder: str, rank: int) -> str:
+    """Return the file with (generation, text, the pickled exception or ``None``), pickled."""
+    return os.path.join(folder, f"error_{rank}.pkl")
+
+
+def open_own(path: str, mode: str = "rb", **how: Any) -> IO[Any]:
+    """Open a file that is about to decide what this process runs.
+
+    Raises:
+        PermissionError: If it is not this user's: others can exchange a folder in a ``TMPDIR`` to
+            which they may write, but not make a file of ours.
+    """
+    file: IO[Any] = open(path, mode, opener=_without_links, **how)  # noqa: SIM115 - the caller has it
+    if os.fstat(file.fileno()).st_uid != os.geteuid():
+        file.close()
+        raise PermissionError(f"`{path}` belongs to another user")
+    return file
+
+
+def _without_links(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW)
+
+
+def run(folder: str) -> None:
+    """Call the function and keep what it returns or raises.
+
+    Raises:
+        BaseException: Whatever the function raised.
+        TypeError: If what it returned cannot be pickled.
+    """
+    _restore_path(folder)
+    import pickle
+
+    rank = int(os.environ["RANK"])
+    for stale in (value_file(folder, rank), error_file(folder, rank)):
+        if os.path.exists(stale):
+            os.unlink(stale)
+    try:
+        with open_own(call_file(folder)) as file:
+            function, args, kwargs = pickle.load(file)  # noqa: S301 - our caller wrote it
+        _keep_value(folder, rank, function(*args, **kwargs))
+    except (SystemExit, KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:
+        _keep_error(folder, rank, error)
+        raise
+
+
+def _restore_path(folder: str) -> None:
+    with open_own(path_file(folder), "r", errors="surrogateescape", newline="") as file:
+        callers = file.read().split("\0")
+    sys.path[:] = [*callers, *(entry for entry in sys.path if entry not in callers)]
+
+
+def _keep_value(folder: str, rank: int, value: object) -> None:
+    import pickle
+
+    import cloudpickle
+
+    path = value_file(folder, rank)
+    head = (int(os.environ["MESHRUN_GENERATION"]), int(os.environ["WORLD_SIZE"]))
+    with open(f"{path}.part", "wb") as file:
+        pickle.dump(head, file)
+        try:
+            cloudpickle.dump(value, file)
+        except OSError:  # a full disk
+            raise
+        except Exception as error:
+            kind = type(value)
+            name = kind.__qualname__
+            if kind.__module__ != "builtins":
+                name = f"{kind.__module__}.{name}"
+            raise TypeError(
+                f"rank {rank} returned a value of type {name} that cannot be pickled: {error}"
+            ) from None
+    os.replace(file.name, path)
+
+
+def _keep_error(folder: str, rank: int, error: BaseException) -> None:
+    import pickle
+
+    import cloudpickle
+
+    from meshrun.worker.program import format_raised
+
+    try:
+        pickled = cloudpickle.dumps(error)
+    except Exception:
+        pickled = None
+    path = error_file(folder, rank)
+    record = (int(os.environ["MESHRUN_GENERATION"]), format_raised(error).text, pickled)
+    try:
+        with open(f"{path}.part", "wb") as file:
+            pickle.dump(record, file)
+        os.replace(file.name, path)
+    except OSError:  # the exception itself matters more
+        pass
+
+
+if __name__ == "__main__":
+    run(sys.argv.pop())

@@ -1,0 +1,76 @@
+"""Variables that a program sets once torch is there, in a rank that did not import it itself."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from types import FrameType, FunctionType, ModuleType
+
+from meshrun.mesh.late_settings import note
+from meshrun.worker.early_settings import EarlySettings, is_read_at_import, is_thread_count
+from meshrun.worker.threads import raise_thread_counts
+
+_OURS = (__file__, os.__file__)
+
+
+def follow_environment(settings: EarlySettings) -> None:
+    """See what the program sets before it imports torch, and say once what comes too late.
+
+    ``os.environ`` calls ``os.putenv`` and ``os.unsetenv`` for whatever is set in it.
+
+    Args:
+        settings: What was in effect when torch was imported, though it was not set yet.
+    """
+    had: dict[str, str | None] = {**os.environ, **settings.values}
+    putenv, unsetenv = os.putenv, os.unsetenv
+
+    def see(name: str, value: str | None) -> None:
+        if is_thread_count(name) and not _has_torch(sys._getframe(2)):
+            now = {**os.environ, name: value or ""}
+            raise_thread_counts(now)
+        elif is_read_at_import(name) and had.get(name) != value:
+            had[name] = value
+            if os.environ.get("RANK") == "0" and not _has_torch(sys._getframe(2)):
+                note(
+                    f"{name} was set after torch had been imported for all ranks, so it has no"
+                    " effect; set it before the launch, or use --start-method exec"
+                )
+
+    def put(name: str | bytes, value: str | bytes) -> None:
+        putenv(name, value)
+        see(os.fsdecode(name), os.fsdecode(value))
+
+    def unset(name: str | bytes) -> None:
+        unsetenv(name)
+        see(os.fsdecode(name), None)
+
+    _replace("putenv", put)
+    _replace("unsetenv", unset)
+
+
+def _replace(name: str, function: Callable[..., None]) -> None:
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = getattr(os, name).__doc__
+    setattr(os, name, function)
+
+
+def _has_torch(frame: FrameType | None) -> bool:
+    """Whether the code that is running has torch already, so that it cannot expect an effect."""
+    while frame is not None:
+        if frame.f_code.co_filename not in _OURS:
+            names = {**frame.f_globals, **frame.f_locals}
+            if any(_is_torchs(value) for value in names.values()):
+                return True
+        frame = frame.f_back
+    return False
+
+
+def _is_torchs(value: object) -> bool:
+    if isinstance(value, ModuleType):
+        name: object = value.__name__
+    elif isinstance(value, type | FunctionType):
+        name = value.__module__
+    else:
+        return False
+    return isinstance(name, str) and name.partition(".")[0] == "torch"

@@ -1,0 +1,113 @@
+"""A rank's process group and mesh, made before the program's first line."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from meshrun.errors import InternalError
+from meshrun.host.interfaces import address_in
+from meshrun.host.name_service import names_from_files_only
+from meshrun.mesh.ambient import read_group_options, select_device
+from meshrun.mesh.build import build_mesh, set_timeout
+from meshrun.mesh.late_settings import note_settings
+from meshrun.mesh.layout_here import current_layout
+from meshrun.mesh.mesh_cache import Installed, process
+from meshrun.worker.reporter import Reporter
+
+_OF_EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - not bound here
+"""Where a socket that listens everywhere is reached from its own machine."""
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+
+def join_mesh(coordinate: tuple[int, ...], reporter: Reporter) -> None:
+    """Set the device, join the process group and build the mesh that the environment describes.
+
+    The mesh becomes the current one, for torch's own calls in the main thread too.
+
+    Args:
+        coordinate: Where the plan puts this rank; the mesh must agree.
+        reporter: Told when the group stands.
+
+    Raises:
+        InternalError: If the mesh puts this rank elsewhere than the plan does.
+    """
+    import torch.distributed as dist
+
+    env = os.environ
+    options = read_group_options()
+    device_type = env["MESHRUN_DEVICE"]
+    backend = select_device(device_type, int(env["LOCAL_RANK"]))
+    seconds = options.timeout_s("")
+    more: dict[str, Any] = {} if seconds is None else {"timeout": timedelta(seconds=seconds)}
+    hook = sys.excepthook
+    store = connect_store(env, f"meshrun/{env['MESHRUN_GENERATION']}")
+    if more:  # as torch does with a store of its own making
+        store.set_timeout(more["timeout"])
+    dist.init_process_group(
+        backend,
+        store=store,
+        rank=int(env["RANK"]),
+        world_size=int(env["WORLD_SIZE"]),
+        **more,
+    )
+    sys.excepthook = hook  # torch's prefixes each line with the rank, and so does the console
+    reporter.joined()
+    built = build_mesh(current_layout(), device_type, options)
+    set_timeout(dist.group.WORLD, seconds)
+    found = tuple(built.mesh.get_coordinate() or ())
+    if found != coordinate:
+        raise InternalError(f"rank {env['RANK']} is planned at {coordinate}, torch says {found}")
+    _wait_for_all(store, int(env["WORLD_SIZE"]))
+    process.installed = Installed(built, dist.group.WORLD)
+    built.mesh.__enter__()
+    note_settings()
+
+
+def _wait_for_all(store: Store, world_size: int) -> None:
+    """Return once every rank has built its mesh.
+
+    A short program may be over while another rank still connects its groups. That one would find
+    its peer's end closed and fail (gloo's ``connectFullMesh``, torch 2.13).
+    """
+    from torch.distributed.constants import default_pg_timeout
+
+    if store.add("built", 1) == world_size:
+        store.set("all built", "")
+    store.wait(["all built"], default_pg_timeout)
+
+
+def connect_store(env: Mapping[str, str], prefix: str) -> Store:
+    """Return the launch's store, seen through a prefix of its own."""
+    import torch.distributed as dist
+
+    with names_from_files_only():
+        store = dist.TCPStore(
+            env["MASTER_ADDR"], int(env["MASTER_PORT"]), is_master=False, wait_for_workers=False
+        )
+    return dist.PrefixStore(prefix, store)
+
+
+def serve_store(port: int, listen_fd: int) -> Store:
+    """Serve the launch's store on a socket that listens already; it owns the descriptor.
+
+    torch connects to the store it has made, and gives up after 5 minutes if it cannot.
+    """
+    import torch.distributed as dist
+
+    with socket.socket(fileno=os.dup(listen_fd)) as listener:
+        address = address_in(listener.getsockname())
+    with names_from_files_only():
+        return dist.TCPStore(
+            _OF_EVERY_ADDRESS.get(address, address),
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=listen_fd,
+        )

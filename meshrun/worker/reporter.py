@@ -1,0 +1,68 @@
+"""A rank's line to the launcher: what happened, one packet each."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+
+from meshrun.protocol import codec
+from meshrun.protocol.events import (
+    BreakpointPassed,
+    FromRank,
+    RankBeat,
+    RankFinished,
+    RankJoined,
+    RankRaised,
+    RankReady,
+)
+
+
+class Reporter:
+    """Tells the launcher what a rank has reached; silent once the launcher is gone."""
+
+    def __init__(self, connection: socket.socket, rank: int) -> None:
+        self._socket = connection
+        self._rank = rank
+        self._pid = os.getpid()
+
+    def joined(self) -> None:
+        """The rank is in the process group."""
+        self._send(RankJoined(rank=self._rank, at_ns=time.monotonic_ns()))
+
+    def ready(self) -> None:
+        """The program's first line is next."""
+        self._send(RankReady(rank=self._rank, at_ns=time.monotonic_ns()))
+
+    def raised(self, *, kind: str, message: str, text: str, shown: bool) -> None:
+        """An exception left the program."""
+        self._send(
+            RankRaised(
+                rank=self._rank,
+                at_ns=time.monotonic_ns(),
+                kind=kind,
+                message=message,
+                traceback=text,
+                shown=shown,
+            )
+        )
+
+    def beat(self, step: int | None) -> None:
+        """The program gets on, and has come so far if it says."""
+        self._send(RankBeat(rank=self._rank, at_ns=time.monotonic_ns(), step=step))
+
+    def passed_breakpoint(self) -> None:
+        """The program came to a breakpoint, and went on since there is no stdin to read."""
+        self._send(BreakpointPassed(rank=self._rank))
+
+    def finished(self) -> None:
+        """The program went well, and the rank waits for its peers."""
+        self._send(RankFinished(rank=self._rank, at_ns=time.monotonic_ns()))
+
+    def _send(self, event: FromRank) -> None:
+        if os.getpid() != self._pid:  # a forked child of the rank is not the rank
+            return
+        try:
+            self._socket.send(codec.encode(event))
+        except OSError:
+            pass

@@ -1,0 +1,98 @@
+"""``sys.path`` as the program expects it, without letting its files stand in for torch's imports.
+
+``python train.py`` puts the script's folder first, so a ``grp.py`` or ``profile.py`` beside the
+script breaks torch, which imports modules of these names. Here torch is imported before the
+folder is on the path; what the folder would have shadowed is then forgotten, for the program to
+import its own.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from meshrun.plan.request import Program
+
+_OURS = "meshrun"
+
+
+def first_path(program: Program) -> str | None:
+    """Return what ``python`` puts in front of ``sys.path`` for this program, or ``None``.
+
+    A command has a path of its own, and a function of ``launch()`` is found on its caller's.
+    """
+    is_ours = program.kind == "module" and program.target.partition(".")[0] == _OURS
+    if program.kind == "command" or is_ours:
+        return None
+    if program.kind == "script" and is_archive(program.target):
+        return os.path.abspath(program.target)
+    if getattr(sys.flags, "safe_path", False):
+        return None
+    if program.kind == "module":
+        return os.getcwd()
+    return os.path.dirname(os.path.realpath(program.target))
+
+
+def is_archive(path: str) -> bool:
+    """Whether ``python path`` would look for a ``__main__`` module inside it."""
+    import zipfile
+
+    return os.path.isdir(path) or zipfile.is_zipfile(path)
+
+
+def holds(folder: str | None, modules: Iterable[str]) -> bool:
+    """Whether one of ``modules`` is to be found in ``folder``, so that it must come first."""
+    if folder is None:
+        return False
+    return not _names_in(folder).isdisjoint(module.partition(".")[0] for module in modules)
+
+
+@contextmanager
+def on_path(folder: str | None) -> Iterator[None]:
+    """Have ``folder`` in front of ``sys.path`` while the block runs."""
+    before = list(sys.path)
+    if folder is not None:
+        sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+
+
+def put_first(folder: str | None, *, known_at_start: frozenset[str]) -> None:
+    """Put ``folder`` in front of ``sys.path`` and forget the modules that its files shadow.
+
+    Args:
+        folder: The program's folder; ``None`` for none.
+        known_at_start: Modules that a new interpreter has before its program; ``python`` does not
+            let a program's folder shadow those either.
+    """
+    if folder is None:
+        return
+    sys.path.insert(0, folder)
+    shadowed = {
+        name
+        for name in _names_in(folder) & sys.modules.keys() - known_at_start - {_OURS}
+        if not (getattr(sys.modules[name], "__file__", None) or "").startswith(folder + os.sep)
+    }
+    for name in list(sys.modules):
+        if name.partition(".")[0] in shadowed:
+            del sys.modules[name]
+
+
+def _names_in(folder: str) -> set[str]:
+    """Return the names under which ``folder`` has something to import."""
+    names = set()
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                stem, _, ending = entry.name.partition(".")
+                is_file = ending == "py" or ending.endswith("so")
+                package = os.path.join(entry.path, "__init__.py")
+                if is_file or (not ending and os.path.exists(package)):
+                    names.add(stem)
+    except OSError:  # an archive, or a folder that is gone
+        pass
+    return names

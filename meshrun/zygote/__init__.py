@@ -1,0 +1,1 @@
+"""Before the fork: one process that imports torch once and forks the ranks."""

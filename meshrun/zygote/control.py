@@ -1,0 +1,46 @@
+"""The zygote's end of its conversation with the launcher."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from typing import Any
+
+from meshrun.protocol import codec
+from meshrun.protocol.events import FromZygote, NegotiationFailed, RankReady
+
+_FDS_PER_PACKET = 3
+_LEFT_TO_LAUNCHER = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+def send(control: socket.socket, event: FromZygote | RankReady | NegotiationFailed) -> None:
+    """Tell the launcher; if it is gone, its end of the socket says so to the loop."""
+    try:
+        control.send(codec.encode(event))
+    except (BrokenPipeError, ConnectionError):
+        pass
+
+
+def receive(control: socket.socket, fds: list[int] | None = None) -> codec.Message | None:
+    """Return the next order, or ``None`` once the launcher is gone."""
+    try:
+        packet, received, _, _ = socket.recv_fds(control, codec.PACKET_BYTES, _FDS_PER_PACKET)
+    except ConnectionError:
+        return None
+    if fds is not None:
+        fds.extend(received)
+    return codec.decode(packet) if packet else None
+
+
+def leave_signals_to_launcher() -> dict[int, Any]:
+    """Outlive signals sent to the whole job; return the dispositions that ranks get back.
+
+    Schedulers and terminals signal every process, and the launcher decides what follows. A
+    handler that does nothing, unlike SIG_IGN, is not passed on to what a rank executes.
+    """
+    before: dict[int, Any] = {}
+    for signum in _LEFT_TO_LAUNCHER:
+        before[signum] = signal.getsignal(signum)
+        if before[signum] != signal.SIG_IGN:  # under nohup it stays ignored
+            signal.signal(signum, lambda *_: None)
+    return before

@@ -1,0 +1,50 @@
+"""A rank as a new interpreter (``--start-method exec``), which the zygote starts.
+
+ORDER_FD REPORT_FD GATE_FD STACKS_FD ZYGOTE_PID KIND TARGET [ARGUMENT ...]
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+# Until the program begins, a Ctrl-C ends this process without a traceback of ours.
+_ON_INTERRUPT = signal.getsignal(signal.SIGINT)
+if _ON_INTERRUPT is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+import socket
+
+from meshrun.host.processes import die_with_parent
+from meshrun.plan.request import Program
+from meshrun.protocol import codec
+from meshrun.worker.bootstrap import become_rank
+from meshrun.worker.exit import Ending
+from meshrun.worker.program import read_program
+from meshrun.worker.sys_path import first_path, put_first
+
+
+def main(known_at_start: frozenset[str]) -> None:
+    """Become the rank that the zygote has ordered, and run the program."""
+    order_fd, report_fd, gate_fd, stacks_fd, zygote_pid = map(int, sys.argv[1:6])
+    kind, target, *arguments = sys.argv[6:]
+    die_with_parent(zygote_pid)
+    os.set_inheritable(gate_fd, False)
+    order = codec.decode(os.read(order_fd, codec.PACKET_BYTES))
+    os.close(order_fd)
+    reports = socket.socket(fileno=report_fd)
+    reports.set_inheritable(False)
+    program = Program(kind=kind, target=target, args=tuple(arguments))  # type: ignore[arg-type]
+    put_first(first_path(program), known_at_start=known_at_start)
+    assert isinstance(order, codec.StartRank)  # noqa: S101 - the zygote wrote it
+    signal.signal(signal.SIGINT, _ON_INTERRUPT)
+    become_rank(
+        order,
+        program=program,
+        source=read_program(program),
+        reports=reports,
+        ending=Ending(),
+        gate_fd=gate_fd,
+        stacks_fd=stacks_fd,
+    )

@@ -1,0 +1,151 @@
+"""The zygote, started by ``meshrun.start``: import torch once, stay single-threaded, fork ranks.
+
+    CONTROL_FD REPORT_FD STACKS_FD script|module|command TARGET [ARGUMENT ...]
+
+It talks to the launcher alone, over an inherited socket, and ends everything below it when that
+socket closes. In a forked rank ``main`` returns, and the program runs from module level.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable
+from difflib import get_close_matches
+from pkgutil import iter_modules
+
+from meshrun.errors import UsageError
+from meshrun.host.processes import become_subreaper, die_with_parent
+from meshrun.host.title import set_title
+from meshrun.plan.request import Program
+from meshrun.protocol.codec import Prepare
+from meshrun.protocol.events import ProgramBroken, ZygoteReady, ZygoteUnsafe
+from meshrun.worker.early_settings import EarlySettings, is_read_at_import
+from meshrun.worker.exit import Ending
+from meshrun.worker.program import Source, format_raised, read_program
+from meshrun.worker.stack_handler import tell_stacks
+from meshrun.worker.sys_path import first_path, holds, on_path, put_first
+from meshrun.worker.threads import count_threads
+from meshrun.zygote.control import leave_signals_to_launcher, receive, send
+from meshrun.zygote.guard import Guard
+from meshrun.zygote.server import Forks
+
+
+def main(known_at_start: frozenset[str]) -> Callable[[], None]:
+    """Serve as the zygote; return only in a rank, with what it is to run."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    reports = socket.socket(fileno=int(sys.argv[2]))
+    for inherited in (control, reports):
+        inherited.set_inheritable(False)
+    tell_stacks(int(sys.argv[3]))
+    kind, target, *arguments = sys.argv[4:]
+    assert kind in ("script", "module", "command")  # noqa: S101 - the launcher wrote it
+    program = Program(kind=kind, target=target, args=tuple(arguments))  # type: ignore[arg-type]
+
+    set_title("zygote", target, *arguments)
+    die_with_parent(os.getppid())
+    dispositions = leave_signals_to_launcher()
+    become_subreaper()
+    order = receive(control)
+    if not isinstance(order, Prepare):
+        os._exit(0)
+    guard = Guard(order.scratch_dir, control)
+    ending = Ending()
+    source = _load(control, program, order, known_at_start)
+    forks = Forks(
+        control=control,
+        reports=reports,
+        program=program,
+        source=source,
+        fresh=order.start_method == "exec",
+        ending=ending,
+        dispositions=dispositions,
+        guard=guard,
+    )
+    return forks.serve()
+
+
+def _load(
+    control: socket.socket, program: Program, order: Prepare, known_at_start: frozenset[str]
+) -> Source:
+    """Read the program and import what ranks share; a failure here is told once."""
+    began_ns = time.monotonic_ns()
+    try:
+        folder = first_path(program)
+        with on_path(folder):
+            source = read_program(program)
+        gc.disable()
+        first = on_path(folder) if holds(folder, order.preload) else contextlib.nullcontext()
+        with first, source.settings.in_effect():
+            for module in order.preload:
+                _preload(module)
+            if order.start_method == "fork":
+                _import_what_is_there(source.torch_modules)
+        if order.start_method == "fork":  # with exec this process imports for its store alone
+            put_first(folder, known_at_start=known_at_start)
+    except BaseException as error:
+        exit_code = error.code if isinstance(error, SystemExit) else 1
+        text = format_raised(error).text
+        if isinstance(error, UsageError):
+            exit_code, text = error.exit_code, f"error: {error.message}\n\nhint: {error.hint}"
+        send(
+            control,
+            ProgramBroken(text=text, exit_code=exit_code if isinstance(exit_code, int) else 1),
+        )
+        os._exit(0)
+    gc.enable()
+    gc.freeze()  # what is shared stays out of the collector, and so stays shared
+    now_ns = time.monotonic_ns()
+    if order.start_method == "fork" and (reason := _why_unsafe(source.settings)):
+        send(control, ZygoteUnsafe(reason=reason))
+        os._exit(0)
+    send(control, ZygoteReady(at_ns=now_ns, import_ns=now_ns - began_ns))
+    return source
+
+
+def _preload(module: str) -> None:
+    """Import what ranks share.
+
+    Raises:
+        UsageError: If there is no such module.
+    """
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if not f"{module}.".startswith(f"{missing}.") or missing == "torch":
+            raise  # a module of the user's imports what is not there
+        known = [found.name for found in iter_modules()]
+        near = get_close_matches(missing, known, n=1) if "." not in missing else []
+        raise UsageError(
+            f"--preload {module}: there is no module `{missing}`",
+            hint=f"`{near[0]}`?" if near else "is it installed for this interpreter?",
+        ) from error
+
+
+def _import_what_is_there(modules: tuple[str, ...]) -> None:
+    """Import what the program is going to import; what fails is left for the program to meet."""
+    for module in modules:
+        with contextlib.suppress(Exception):
+            importlib.import_module(module)
+
+
+def _why_unsafe(settings: EarlySettings) -> str | None:
+    """Return why ranks cannot be forks of this process, or ``None``."""
+    for name, place in settings.unclear.items():
+        if is_read_at_import(name):
+            return (
+                f"{place} sets {name} to a value known only at run time, before torch is imported"
+            )
+    threads = count_threads()
+    if threads > 1:
+        return f"an import started {threads - 1} thread{'s' if threads > 2 else ''}"
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return "an import initialised CUDA"
+    return None

@@ -1,0 +1,380 @@
+"""The zygote's loop: orders from the launcher in, forks and news of them out."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NoReturn
+
+from meshrun.host.descriptors import allow_many_descriptors
+from meshrun.host.processes import (
+    Ended,
+    die_with_parent,
+    end_children,
+    is_exiting,
+    is_stopped,
+    send_signal,
+    send_signal_to_group,
+)
+from meshrun.host.title import set_title
+from meshrun.plan.request import Program
+from meshrun.protocol import codec
+from meshrun.protocol.codec import (
+    ClearUp,
+    ContinueRanks,
+    Finish,
+    Negotiate,
+    SignalRanks,
+    StartRank,
+    StartStore,
+    StopRanks,
+)
+from meshrun.protocol.events import (
+    STORE,
+    GenerationEnded,
+    LeftoversEnded,
+    NegotiationFailed,
+    RankExited,
+    RankReady,
+    RanksContinued,
+    RankStarted,
+    StartFailed,
+    StoreEnded,
+)
+from meshrun.protocol.result import signal_name
+from meshrun.worker.bootstrap import become_rank
+from meshrun.worker.exit import Ending
+from meshrun.worker.program import Source
+from meshrun.zygote.control import receive, send
+from meshrun.zygote.guard import Guard
+from meshrun.zygote.spawn import spawn_command, spawn_fresh
+
+_PATIENCE_S = 0.5
+_LOOK_MS = 500
+"""How often to look whether the launcher is stopped."""
+_BLOCKED = {signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
+
+
+class Forks:
+    """The children of the zygote: the store, and one process a rank."""
+
+    def __init__(
+        self,
+        *,
+        control: socket.socket,
+        reports: socket.socket,
+        program: Program,
+        source: Source,
+        fresh: bool,
+        ending: Ending,
+        dispositions: dict[int, Any],
+        guard: Guard,
+    ) -> None:
+        self._gate_fd = -1
+        self._guard = guard
+        self._dispositions = dispositions
+        self._control = control
+        self._reports = reports
+        self._program = program
+        self._source = source
+        self._fresh = fresh
+        self._ending = ending
+        self._pids: dict[int, int] = {}
+        self._signalled: set[int] = set()
+        """Processes that were sent a signal while they still ran."""
+        self._stopped: set[int] = set()
+        """Ranks' processes that were stopped with the launcher."""
+        self._stopped_ns = 0
+        self._store_pid: int | None = None
+        self._negotiation_pid: int | None = None
+        self._woken, self._wake = os.pipe()
+        for end in (self._woken, self._wake):
+            os.set_blocking(end, False)
+
+    def serve(self) -> Callable[[], None]:
+        """Follow orders until the launcher is done or gone; return only in a forked rank."""
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
+        # There may be children to end from now on: wake, even if stopped, and see the socket close.
+        die_with_parent(launcher := os.getppid(), signal.SIGCONT)
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        poll.register(self._woken, select.POLLIN)
+        while True:
+            ready = {fd for fd, _ in poll.poll(_LOOK_MS if self._pids else None)}
+            if not ready:  # nobody tells us of a SIGSTOP to the launcher
+                self._stop_ranks() if is_stopped(launcher) else self._continue_ranks()
+            if self._woken in ready:
+                os.read(self._woken, 4096)
+                self._reap()
+            if self._control.fileno() in ready:
+                fds: list[int] = []
+                order = receive(self._control, fds)
+                child = self._follow(order, fds)
+                if child is not None:
+                    return child
+
+    def _follow(self, order: codec.Message | None, fds: list[int]) -> Callable[[], None] | None:
+        match order:
+            case StartRank():
+                return self._start_rank(order, fds)
+            case StartStore():
+                return self._fork_store(order, fds)
+            case Negotiate():
+                return self._fork_negotiation(order, fds)
+            case SignalRanks():
+                self._signal(order)
+            case StopRanks():
+                self._stop_ranks()
+            case ContinueRanks():
+                self._continue_ranks()
+            case ClearUp():
+                self._clear_up(order.grace_s)
+            case Finish():
+                self._end(order.grace_s)
+            case _:
+                self._end(0.0, launcher_is_gone=True)
+        return None
+
+    # ---- children --------------------------------------------------------------------------
+
+    def _start_rank(self, order: StartRank, fds: list[int]) -> Callable[[], None] | None:
+        try:
+            if self._program.kind == "command":
+                pid = spawn_command(order, self._program, *fds[:2])
+            elif self._fresh:
+                pid = spawn_fresh(order, self._program, self._reports, self._gate_fd, *fds)
+            else:
+                pid = self._fork(self._dispositions, die_with_parent)
+                if pid == 0:
+                    return self._in_rank(order, *fds)
+        except OSError as error:
+            self._tell_not_started(order.rank, error)
+            return None
+        finally:
+            if self._is_zygote():
+                for fd in fds:
+                    os.close(fd)
+        self._pids[pid] = order.rank
+        send(self._control, RankStarted(rank=order.rank, pid=pid, at_ns=time.monotonic_ns()))
+        if self._program.kind == "command":  # which tells nothing of itself
+            send(self._control, RankReady(rank=order.rank, at_ns=time.monotonic_ns()))
+        return None
+
+    def _fork(self, dispositions: dict[int, Any], begin: Callable[[int], None]) -> int:
+        """Fork with signals held back, so that none meets the child with our handlers.
+
+        Args:
+            dispositions: The child's.
+            begin: Called in it with our process id, to see to what our end means for it.
+        """
+        zygote = os.getpid()
+        signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
+        try:
+            pid = os.fork()
+        except OSError:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED)
+            raise
+        if pid == 0:
+            self._is_zygote = lambda: False  # type: ignore[method-assign]
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for signum, disposition in dispositions.items():
+                signal.signal(signum, disposition)
+            os.setsid()
+            begin(zygote)
+            self._control.close()
+            os.close(self._woken)
+            os.close(self._wake)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED)
+        return pid
+
+    def _is_zygote(self) -> bool:
+        return True
+
+    def _in_rank(
+        self, order: StartRank, stdout: int, stderr: int, stacks: int
+    ) -> Callable[[], None]:
+        if order.debug:
+            os.dup2(stdout, 0)
+        elif not order.stdin:
+            _read_nothing()
+        os.dup2(stdout, 1)
+        os.dup2(stderr, 2)
+        for fd in (stdout, stderr):
+            os.close(fd)
+        return partial(
+            become_rank,
+            order,
+            program=self._program,
+            source=self._source,
+            reports=self._reports,
+            ending=self._ending,
+            gate_fd=self._gate_fd,
+            stacks_fd=stacks,
+        )
+
+    def _fork_store(self, order: StartStore, fds: list[int]) -> Callable[[], None] | None:
+        self._end_negotiation()
+        gate_fd, *listeners = fds
+        if self._gate_fd >= 0:
+            os.close(self._gate_fd)
+        self._gate_fd = gate_fd
+        try:
+            # It outlives what ends ranks, for them to end in order.
+            pid = self._fork({}, self._guard.begin)
+        except OSError as error:
+            self._tell_not_started(STORE, error)
+            pid = None
+        if pid == 0:
+            self._reports.close()
+            return partial(_be_store, order.port, listeners, self._guard)
+        for listen_fd in listeners:
+            os.close(listen_fd)
+        self._store_pid = pid
+        return None
+
+    def _tell_not_started(self, rank: int, error: OSError) -> None:
+        why = error.strerror or str(error)
+        send(self._control, StartFailed(rank=rank, error=why, at_ns=time.monotonic_ns()))
+
+    def _fork_negotiation(self, order: Negotiate, fds: list[int]) -> Callable[[], None] | None:
+        try:
+            pid = self._fork({}, die_with_parent)
+        except OSError as error:
+            self._tell_not_started(STORE, error)
+            pid = None
+        if pid == 0:
+            from meshrun.rendezvous.torch_backend import negotiate
+            from meshrun.worker.sys_path import first_path
+
+            return partial(negotiate, order, fds, self._reports, first_path(self._program))
+        for fd in fds:
+            os.close(fd)
+        self._negotiation_pid = pid
+        return None
+
+    def _end_negotiation(self) -> None:
+        """Nobody reads torch's store any more."""
+        if self._negotiation_pid is not None:
+            send_signal(self._negotiation_pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self._negotiation_pid, 0)
+            self._negotiation_pid = None
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            now_ns = time.monotonic_ns()
+            rank = self._pids.pop(pid, None)
+            if rank is not None:
+                unasked = pid not in self._signalled
+                event = RankExited(
+                    rank=rank, pid=pid, wait_status=status, at_ns=now_ns, unasked=unasked
+                )
+                send(self._control, event)
+            elif pid == self._negotiation_pid:
+                self._negotiation_pid = None
+                if os.WIFSIGNALED(status):
+                    what = f"its process was ended by {signal_name(os.WTERMSIG(status))}"
+                    send(self._reports, NegotiationFailed(text=what, at_ns=now_ns))
+            elif pid == self._store_pid:
+                self._store_pid = None
+                send(self._control, StoreEnded(wait_status=status, at_ns=now_ns))
+
+    def _signal(self, order: SignalRanks) -> None:
+        ranks = set(order.ranks)
+        for pid, rank in self._pids.items():
+            if rank in ranks:
+                if not is_exiting(pid):
+                    self._signalled.add(pid)
+                (send_signal_to_group if order.whole_group else send_signal)(pid, order.signum)
+                if order.signum == signal.SIGTERM:
+                    send_signal(pid, signal.SIGCONT)  # a stopped rank cannot end
+
+    def _stop_ranks(self) -> None:
+        if not self._stopped:
+            self._stopped_ns = time.monotonic_ns()
+        for pid in self._pids.keys() - self._stopped:
+            if not is_stopped(pid):  # else somebody else's wish
+                self._stopped.add(pid)
+                send_signal_to_group(pid, signal.SIGSTOP)
+
+    def _continue_ranks(self) -> None:
+        for pid in self._stopped & self._pids.keys():
+            send_signal_to_group(pid, signal.SIGCONT)
+        if self._stopped:
+            self._stopped.clear()
+            stopped_ns = time.monotonic_ns() - self._stopped_ns
+            send(self._control, RanksContinued(stopped_ns=stopped_ns))
+
+    def _clear_up(self, grace_s: float) -> None:
+        """End the store and whatever a generation of ranks left behind."""
+        self._end_negotiation()
+        ended = self._end_children(grace_s)
+        self._pids.clear()
+        self._signalled.clear()
+        self._store_pid = None
+        self._tell(ended)
+        send(self._control, GenerationEnded(at_ns=time.monotonic_ns()))
+
+    def _end(self, grace_s: float, *, launcher_is_gone: bool = False) -> NoReturn:
+        """End the store and whatever ranks left behind, then this process."""
+        self._end_negotiation()
+        ended = self._end_children(grace_s)
+        if launcher_is_gone:
+            self._guard.remove_scratch()
+        else:
+            self._tell(ended)
+        os._exit(0)
+
+    def _tell(self, ended: Ended) -> None:
+        if ended.count or ended.denied:
+            event = LeftoversEnded(
+                count=ended.killed, survivors=list(ended.survivors), denied=list(ended.denied)
+            )
+            send(self._control, event)
+
+    def _end_children(self, grace_s: float) -> Ended:
+        """End what ranks left behind, and then the store, which guards them until then."""
+        store = self._store_pid
+        spare = frozenset(pid for pid in (store, self._negotiation_pid) if pid is not None)
+        ended = end_children(
+            grace_s=grace_s, patience_s=_PATIENCE_S if grace_s else 0.0, spare=spare
+        )
+        if store is not None:
+            send_signal(store, signal.SIGKILL)
+            try:
+                os.waitpid(store, 0)
+            except ChildProcessError:
+                pass
+        return ended
+
+
+def _read_nothing() -> None:
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+
+
+def _be_store(port: int, listeners: list[int], guard: Guard) -> NoReturn:
+    """Serve the store, if it is this node's, until the zygote ends this process or ends itself."""
+    from meshrun.worker.process_group import serve_store
+
+    set_title("store")
+    allow_many_descriptors()  # connections that strangers hold must not keep ranks out
+    stores = [serve_store(port, listen_fd) for listen_fd in listeners]
+    while len(stores) == len(listeners):
+        guard.stand()
+    os._exit(0)
