@@ -20,7 +20,7 @@ from meshrun.host.descriptors import has_terminal, say
 from meshrun.host.detect_host import detect_host
 from meshrun.host.machine import HostFacts
 from meshrun.plan.plan import LaunchPlan, build_plan, settle_plan
-from meshrun.plan.rendezvous_config import Meeting, plan_meeting
+from meshrun.plan.rendezvous_config import RendezvousConfig, plan_meeting
 from meshrun.plan.request import LaunchRequest
 from meshrun.plan.scheduler_defaults import fit_nodes_to_cluster, fit_to_cluster, note_few_cores
 from meshrun.supervisor.program_file import check_program
@@ -261,7 +261,7 @@ def decline(request: LaunchRequest, error: MeshrunError) -> None:
 
 
 @contextmanager
-def _declining(meeting: Meeting | None) -> Iterator[None]:
+def _declining(meeting: RendezvousConfig | None) -> Iterator[None]:
     try:
         yield
     except MeshrunError as error:
@@ -269,7 +269,7 @@ def _declining(meeting: Meeting | None) -> Iterator[None]:
         raise
 
 
-def _tell_others(meeting: Meeting | None, error: MeshrunError) -> None:
+def _tell_others(meeting: RendezvousConfig | None, error: MeshrunError) -> None:
     is_known = meeting is not None and (meeting.host or meeting.listener is not None)
     if meeting is not None and is_known:  # else nobody knows yet where to come
         from meshrun.supervisor.join_nodes import decline
@@ -277,7 +277,9 @@ def _tell_others(meeting: Meeting | None, error: MeshrunError) -> None:
         decline(meeting, error, lambda text: say(f"meshrun: {text}"))
 
 
-def _begin_meeting(plan: LaunchPlan, meeting: Meeting | None, paste: str | None) -> Meet | None:
+def _begin_meeting(
+    plan: LaunchPlan, meeting: RendezvousConfig | None, paste: str | None
+) -> Meet | None:
     if meeting is None:
         return None
     from meshrun.supervisor.join_nodes import begin_meeting
@@ -285,7 +287,7 @@ def _begin_meeting(plan: LaunchPlan, meeting: Meeting | None, paste: str | None)
     return begin_meeting(plan, replace(meeting, paste=paste))
 
 
-def _inherit_listener(meeting: Meeting | None) -> Meeting | None:
+def _inherit_listener(meeting: RendezvousConfig | None) -> RendezvousConfig | None:
     """Return the meeting with the socket that whoever started this launcher listens on for it."""
     listener = os.environ.pop("MESHRUN_LISTENER", "")
     return replace(meeting, listener=int(listener)) if meeting and listener else meeting

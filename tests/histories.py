@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from meshrun.lifecycle.actions import Action, EndGeneration, EndZygote, Signal, WakeAt
 from meshrun.lifecycle.local import LEFTOVER_GRACE_S
-from meshrun.lifecycle.state import Abroad, RankState, State
+from meshrun.lifecycle.state import ClusterState, RankState, State
 from meshrun.lifecycle.step import step
 from meshrun.protocol.events import (
     Event,
@@ -74,14 +74,18 @@ BY_FORCE = EndZygote(by_force=True)
 
 
 def play(
-    events: Iterable[Event], max_restarts: int = 0, *, ranks: int = 3, abroad: Abroad | None = None
+    events: Iterable[Event],
+    max_restarts: int = 0,
+    *,
+    ranks: int = 3,
+    cluster: ClusterState | None = None,
 ) -> tuple[State, list[Action]]:
     """Return the last state of a launch, and what was done in it; times to wake up are left out."""
     state = State(
         shutdown_timeout_s=30.0,
         ranks={rank: RankState() for rank in range(ranks)},
         max_restarts=max_restarts,
-        abroad=abroad,
+        cluster=cluster,
     )
     taken: list[Action] = []
     for event in events:

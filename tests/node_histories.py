@@ -1,4 +1,4 @@
-"""What happens on two nodes of two ranks each, seen from the head and from the member."""
+"""What happens on two nodes of two ranks each, seen from coordinator and participant."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from meshrun.errors import RendezvousError
 from meshrun.lifecycle.actions import Action, Decide, EndZygote, StartAll, Tell
 from meshrun.lifecycle.outcome_json import cause_to_json
-from meshrun.lifecycle.state import Abroad, Cause, State
+from meshrun.lifecycle.state import Cause, ClusterState, State
 from meshrun.protocol.events import (
     AllIdle,
     Event,
@@ -25,7 +25,7 @@ from tests.histories import play as play_events
 
 OTHERS_FAILED = OthersFailed(why="rank 2 failed", signum=0, at_ns=5 * S)
 OTHERS_FINISHED = OthersFinished(at_ns=6 * S)
-HEAD_LOST = NodeLost(node_rank=0, host="node0", why="it closed the connection", at_ns=5 * S)
+COORDINATOR_LOST = NodeLost(node_rank=0, host="node0", why="it closed the connection", at_ns=5 * S)
 NODE_LOST = NodeLost(node_rank=1, host="node1", why="it fell silent", at_ns=5 * S)
 CAUSE = Cause(rank=2, description="exited with code 7", raised=None, ran_s=None, at_ns=5 * S)
 NEXT = NextBegins(generation=1, cause=cause_to_json(CAUSE), at_ns=8 * S)
@@ -79,10 +79,10 @@ def all_idle(*outcomes: dict[str, Any]) -> AllIdle:
     return AllIdle(outcomes=outcomes, at_ns=8 * S)
 
 
-HEAD: list[Event] = [READY, met(0), *started(0, 1)]
-MEMBER: list[Event] = [READY, met(1), *started(2, 3)]
-HEAD_ENDED: list[Event] = [exited(0, 15, 6), exited(1, 15, 6)]
-MEMBER_ENDED: list[Event] = [exited(2, 15, 6), exited(3, 15, 6)]
+COORDINATOR: list[Event] = [READY, met(0), *started(0, 1)]
+PARTICIPANT: list[Event] = [READY, met(1), *started(2, 3)]
+COORDINATOR_ENDED: list[Event] = [exited(0, 15, 6), exited(1, 15, 6)]
+PARTICIPANT_ENDED: list[Event] = [exited(2, 15, 6), exited(3, 15, 6)]
 DIES: list[Event] = [exited(2, 7 << 8, 5), exited(3, 15, 6)]
 WELL: list[Event] = [exited(0, 0, 5), exited(1, 0, 5)]
 WELL_THERE: list[Event] = [exited(2, 0, 5), exited(3, 0, 5)]
@@ -93,4 +93,4 @@ TROUBLE = told(trouble={"message": "no room", "hint": None, "exit_code": 71})
 
 def play(events: list[Event], max_restarts: int = 0) -> tuple[State, list[Action]]:
     """Return the last state of a launch on two nodes, and what was done in it."""
-    return play_events(events, max_restarts=max_restarts, ranks=2, abroad=Abroad())
+    return play_events(events, max_restarts=max_restarts, ranks=2, cluster=ClusterState())

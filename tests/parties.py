@@ -11,15 +11,15 @@ from typing import Any, TypeVar
 import pytest
 
 from meshrun.host.sockets import listen_on
-from meshrun.plan.rendezvous_config import Meeting
+from meshrun.plan.rendezvous_config import RendezvousConfig
 from meshrun.protocol.events import FromNodes
-from meshrun.rendezvous.connections import Switchboard
-from meshrun.rendezvous.coordinator import Head
-from meshrun.rendezvous.elastic_participant import ElasticMember
-from meshrun.rendezvous.lobby import WaitingRoom
+from meshrun.rendezvous.connections import Connections
+from meshrun.rendezvous.coordinator import Coordinator
+from meshrun.rendezvous.elastic_participant import ElasticParticipant
+from meshrun.rendezvous.lobby import Lobby
 from meshrun.rendezvous.membership import Fit, fit_without_mesh
 from meshrun.rendezvous.messages import Join, Message
-from meshrun.rendezvous.participant import Member
+from meshrun.rendezvous.participant import Participant
 from tests.kit import wait_until
 
 SECRET = b"s" * 32
@@ -53,8 +53,8 @@ class Party:
         self.asked: list[str] = []
         """Why it was asked where its ranks are."""
         self.is_closed = False
-        self.board = Switchboard(self.selector, self.notes.append)
-        self.side: WaitingRoom | Head | Member
+        self.board = Connections(self.selector, self.notes.append)
+        self.side: Lobby | Coordinator | Participant
 
     def turn(self) -> None:
         """Do what is due."""
@@ -89,16 +89,16 @@ class Party:
 
 
 class Parties:
-    """A head and members, and the turns they take."""
+    """A coordinator and participants, and the turns they take."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.all: list[Party] = []
         self._listeners: list[socket.socket] = []
-        self._strangers: list[socket.socket] = []
+        self._unauthenticated: list[socket.socket] = []
         self.port = 0
 
-    def head(
+    def coordinator(
         self, nnodes: int, *, secret: bytes = SECRET, fit: Fit = fit_without_mesh, there: int = 0,
         **changes: Any,
     ) -> Party:  # fmt: skip
@@ -108,12 +108,12 @@ class Parties:
         self.port = listener.getsockname()[1]
         settings = changes.pop("settings", {})
 
-        def hand_over(head: Head) -> None:
-            party.side = head
+        def hand_over(coordinator: Coordinator) -> None:
+            party.side = coordinator
 
-        party.side = WaitingRoom(
+        party.side = Lobby(
             self._meeting(nnodes, **changes),
-            card("node0", **settings),
+            info("node0", **settings),
             listener=listener,
             secret=secret,
             run_id="run",
@@ -125,14 +125,14 @@ class Parties:
         self.all.append(party)
         return party
 
-    def member(
+    def participant(
         self, joining: Join, *, nnodes: int = 2, secret: bytes = SECRET, ahead_ns: int = 0,
         **changes: Any,
     ) -> Party:  # fmt: skip
         """Add a node that connects to :attr:`port`."""
         party = Party(self.clock, ahead_ns=ahead_ns)
         self.clock.ahead_ns = ahead_ns
-        kind = ElasticMember if "least_nodes" in changes else Member
+        kind = ElasticParticipant if "least_nodes" in changes else Participant
         party.side = kind(
             self._meeting(nnodes, **changes),
             joining,
@@ -146,9 +146,9 @@ class Parties:
         return party
 
     def stranger(self, said: bytes = b"", *, source: str = "127.0.0.1") -> socket.socket:
-        """Connect to the head and say something that is none of a launcher's."""
+        """Connect to the coordinator and say something that is none of a launcher's."""
         connection = socket.create_connection(("127.0.0.1", self.port), source_address=(source, 0))
-        self._strangers.append(connection)
+        self._unauthenticated.append(connection)
         connection.sendall(said)
         return connection
 
@@ -181,16 +181,16 @@ class Parties:
             time.sleep(0.001)  # for the kernel to carry bytes
 
     def close(self) -> None:
-        """End all; the head last, which waits for the others to have heard all it said."""
-        for each in self._strangers:
+        """End all; the coordinator last, which waits for the others to have heard all it said."""
+        for each in self._unauthenticated:
             each.close()
         for party in reversed(self.all):
             party.close()
         for each in self._listeners:
             each.close()
 
-    def _meeting(self, nnodes: int, **changes: Any) -> Meeting:
-        return Meeting(nnodes=nnodes, host="127.0.0.1", port=self.port, **changes)
+    def _meeting(self, nnodes: int, **changes: Any) -> RendezvousConfig:
+        return RendezvousConfig(nnodes=nnodes, host="127.0.0.1", port=self.port, **changes)
 
 
 WHY: dict[str, Any] = {
@@ -199,7 +199,7 @@ WHY: dict[str, Any] = {
 """The cause of a generation's end."""
 
 
-def card(host: str, rank: int | None = None, **settings: str) -> Join:
+def info(host: str, rank: int | None = None, **settings: str) -> Join:
     """Return what a node says of itself."""
     return Join(host=host, node_rank=rank, nproc=1, settings=settings)
 

@@ -55,7 +55,7 @@ _TIMES = frozenset(
 """Settings of torch's rendezvous that are times."""
 _Value = TypeVar("_Value")
 _Number = TypeVar("_Number", int, float)
-_PATIENCE_S = 30 * 86400.0
+_DEADLINE_S = 30 * 86400.0
 """How long collectives wait for a rank that is being debugged."""
 
 
@@ -277,7 +277,7 @@ def _groups(asked: Asked) -> GroupOptions:
     )
     if asked.text("debug_rank") is None:
         return groups
-    return replace(groups, timeouts_s=(("", _PATIENCE_S),))
+    return replace(groups, timeouts_s=(("", _DEADLINE_S),))
 
 
 def _intra_node(asked: Asked) -> tuple[str, ...]:

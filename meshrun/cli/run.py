@@ -151,18 +151,18 @@ def launch_on_hosts(
     from meshrun.host.detect_host import detect_host
     from meshrun.report.result_json import parse_result_json, write_report
     from meshrun.ssh.connect import Stopped
-    from meshrun.ssh.controller import Conductor
+    from meshrun.ssh.controller import Controller
     from meshrun.ssh.host_failure import FirstLost
-    from meshrun.ssh.remote_command import OF_THE_CONDUCTOR
+    from meshrun.ssh.remote_command import OF_THE_CONTROLLER
 
     use_cases.check_elsewhere(request, detect_host())
-    words = line.words(without=OF_THE_CONDUCTOR)
+    words = line.words(without=OF_THE_CONTROLLER)
     losses: list[float] = []
     ended: int | None = None
     while ended is None:
-        conductor = Conductor(request, words, version=version)
+        controller = Controller(request, words, version=version)
         try:
-            ended = conductor.run()
+            ended = controller.run()
         except Stopped as stopped:
             ended = -stopped.signum
         except FirstLost:
@@ -171,8 +171,8 @@ def launch_on_hosts(
                 raise
             say("meshrun: beginning anew with the hosts that there are")
         finally:
-            if report is not None and conductor.report is not None:
-                write_report(parse_result_json(conductor.report), report)
+            if report is not None and controller.report is not None:
+                write_report(parse_result_json(controller.report), report)
     if ended < 0:
         end_by_signal(-ended)
         return 128 - ended  # the first process of a container ends by no signal of its own

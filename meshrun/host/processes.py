@@ -112,13 +112,13 @@ class Ended:
 
 
 def end_children(
-    *, grace_s: float, patience_s: float = 0.0, spare: frozenset[int] = frozenset()
+    *, grace_s: float, deadline_s: float = 0.0, spare: frozenset[int] = frozenset()
 ) -> Ended:
     """End and reap every descendant of this subreaper: SIGTERM, the grace period, SIGKILL.
 
     Args:
         grace_s: Seconds between the two signals; 0 for SIGKILL at once.
-        patience_s: Seconds before the first, for helpers that end by themselves with their parent.
+        deadline_s: Seconds before the first, for helpers that end by themselves with their parent.
         spare: Children that were there before us and are not ours to end.
 
     Returns:
@@ -127,14 +127,14 @@ def end_children(
     """
     held_back = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # to be waited for
     try:
-        return _end_children(grace_s, patience_s, spare)
+        return _end_children(grace_s, deadline_s, spare)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, held_back)
 
 
-def _end_children(grace_s: float, patience_s: float, spare: frozenset[int]) -> Ended:
+def _end_children(grace_s: float, deadline_s: float, spare: frozenset[int]) -> Ended:
     seen: set[int] = set()
-    begin = time.monotonic() + patience_s
+    begin = time.monotonic() + deadline_s
     deadline = begin + grace_s
     while children := _reap(spare):
         now = time.monotonic()

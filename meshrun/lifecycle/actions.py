@@ -61,7 +61,7 @@ class OpenGate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tell:
-    """Tell the head how it stands here: that ranks failed, or finished, or nothing is left.
+    """Tell the coordinator how it stands here: that ranks failed, or finished, or nothing is left.
 
     Or that it is to go on without this node.
     """

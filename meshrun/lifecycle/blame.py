@@ -105,7 +105,7 @@ def describe_lost_process(state: State) -> str | None:
         return None
     if isinstance(lost, ZygoteGone):
         what = "starts the ranks"
-    elif state.abroad is None or state.abroad.is_head:
+    elif state.cluster is None or state.cluster.is_coordinator:
         what = "holds the ranks' store"
     else:
         what = "guards the ranks"

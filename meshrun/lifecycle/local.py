@@ -62,7 +62,7 @@ def _zygote_ready(state: State, _: ZygoteReady) -> Step:
 
 def start_if_due(state: State) -> Step:
     """Ranks are started once the zygote is ready, and every node is there."""
-    is_missing_nodes = state.abroad is not None and not state.abroad.is_met
+    is_missing_nodes = state.cluster is not None and not state.cluster.is_met
     if state.stopping or not state.zygote_ready or is_missing_nodes:
         return state, []
     if state.begin_ns is not None:
@@ -85,13 +85,13 @@ def _start_failed(state: State, event: StartFailed) -> Step:
 
 
 def _store_ended(state: State, event: StoreEnded) -> Step:
-    serves = state.abroad is None or state.abroad.is_head
+    serves = state.cluster is None or state.cluster.is_coordinator
     if state.stopping and (state.signals or not serves or has_culprit(state)):
         return state, []  # it is not why the ranks end, and they need it no more
     state = replace(state, lost_process=event)
     leaves: list[Action] = []
-    if state.abroad is not None and state.abroad.may_leave and not may_restart(state):
-        state = replace(state, abroad=replace(state.abroad, is_cut_off=True))
+    if state.cluster is not None and state.cluster.may_leave and not may_restart(state):
+        state = replace(state, cluster=replace(state.cluster, is_cut_off=True))
         leaves = [Tell(what="leaves")]
     stopped, actions = stop(state, event.at_ns)
     return finish(stopped, [*leaves, *actions], event.at_ns)
@@ -135,7 +135,7 @@ def _open_gate_if_due(state: State, actions: list[Action]) -> Step:
     due = state.stopping or all(rank.finished or rank.exited for rank in known)
     if state.gate_open or not due:
         return state, actions
-    if state.abroad is not None and not state.stopping:  # other nodes may have need of them
+    if state.cluster is not None and not state.stopping:  # other nodes may have need of them
         return replace(state, gate_open=True), [*actions, Tell(what="finished")]
     if not waiting:
         return state, actions
@@ -163,10 +163,10 @@ def finish(state: State, actions: list[Action], at_ns: int) -> Step:
     deadline_ns = at_ns + int(ZYGOTE_GRACE_S * _NS)
     state = replace(state, deadline_ns=deadline_ns)
     end: Action = EndZygote(grace_s=grace_s)
-    if state.abroad is not None and state.abroad.decides:
+    if state.cluster is not None and state.cluster.decides:
         state = replace(state, between=True)
         end = EndGeneration(grace_s=grace_s)
-    elif state.abroad is None and state.stopping:
+    elif state.cluster is None and state.stopping:
         state, is_next = _count_restart(state, at_ns)
         if is_next:
             state = replace(state, between=True)
@@ -187,11 +187,11 @@ def _count_restart(state: State, at_ns: int) -> tuple[State, bool]:
 
 
 def _generation_ended(state: State, event: GenerationEnded | ZygoteGone) -> Step:
-    """Start over with everything new but the zygote; or hear first what the head says."""
+    """Start over with everything new but the zygote; or hear first what the coordinator says."""
     if not state.between or state.finishing:
         return state, []
-    if state.abroad is not None:
-        if not state.abroad.decides:  # the head was lost meanwhile
+    if state.cluster is not None:
+        if not state.cluster.decides:  # the coordinator was lost meanwhile
             return end_zygote(state, event.at_ns)
         return say_idle(replace(state, deadline_ns=None))
     return begin_again(state, event.at_ns)
@@ -202,9 +202,9 @@ def begin_again(state: State, at_ns: int) -> Step:
 
     A zygote that has ended is replaced.
     """
-    abroad, (wait_s, _) = state.abroad, back_off(state.causes)
-    if abroad is not None and abroad.is_met:
-        abroad = abroad.again
+    cluster, (wait_s, _) = state.cluster, back_off(state.causes)
+    if cluster is not None and cluster.is_met:
+        cluster = cluster.again
     fresh = State(
         shutdown_timeout_s=state.shutdown_timeout_s,
         ranks={rank: RankState() for rank in state.ranks},
@@ -215,7 +215,7 @@ def begin_again(state: State, at_ns: int) -> Step:
         why_signalled=state.why_signalled,
         zygote_ready=state.zygote_gone is None,
         begin_ns=at_ns + int(wait_s * _NS) if wait_s else None,
-        abroad=abroad,
+        cluster=cluster,
     )
     if fresh.signals:  # it came after the last rank had ended
         fresh = replace(fresh, zygote_gone=state.zygote_gone)
@@ -236,14 +236,14 @@ def stop(
     """Tell the ranks to end, once, and set the time by which they must have."""
     if state.stopping:
         return state, []
-    if state.abroad is not None and state.abroad.is_told_idle and others_know:
+    if state.cluster is not None and state.cluster.is_told_idle and others_know:
         return replace(state, stopping=True), []  # no rank is left here
     deadline_ns = at_ns + int(state.shutdown_timeout_s * _NS)
     state = replace(state, stopping=True, deadline_ns=deadline_ns)
     told = tuple(sorted(state.alive - {sparing}))
     state, actions = _tell(state, told, signum, at_ns)
     state, actions = _open_gate_if_due(state, actions)
-    if state.abroad is not None and state.abroad.decides and not others_know:
+    if state.cluster is not None and state.cluster.decides and not others_know:
         actions.append(Tell(what="failed"))
     return state, [*actions, WakeAt(at_ns=deadline_ns)]
 
@@ -267,8 +267,8 @@ def _kill(state: State, at_ns: int) -> Step:
 def _zygote_gone(state: State, event: ZygoteGone) -> Step:
     """Nothing is left of this generation; that was its end, unless it was at its end already."""
     state = replace(state, zygote_gone=event, alive=frozenset())
-    abroad = state.abroad
-    if state.over and abroad is not None:
+    cluster = state.cluster
+    if state.over and cluster is not None:
         return state, []
     was_ending = state.finishing or state.broken is not None
     if state.between and not was_ending:
@@ -276,13 +276,13 @@ def _zygote_gone(state: State, event: ZygoteGone) -> Step:
     is_failure = state.signals or state.start_error or state.hung or has_culprit(state)
     if not (was_ending or is_failure or state.lost_process):
         state = replace(state, lost_process=event)
-    if abroad is None or not abroad.is_met:
+    if cluster is None or not cluster.is_met:
         state, is_next = (state, False) if was_ending else _count_restart(state, event.at_ns)
         return begin_again(state, event.at_ns) if is_next else (state, [])
-    if abroad.is_elastic and (abroad.is_told_idle or abroad.is_alone):
-        return leave(replace(state, stopping=True), abroad, [], event.at_ns)
-    if state.lost_process is event and abroad.may_leave and not may_restart(state):
-        state, actions = leave(replace(state, stopping=True), abroad, [], event.at_ns)
+    if cluster.is_elastic and (cluster.is_told_idle or cluster.is_alone):
+        return leave(replace(state, stopping=True), cluster, [], event.at_ns)
+    if state.lost_process is event and cluster.may_leave and not may_restart(state):
+        state, actions = leave(replace(state, stopping=True), cluster, [], event.at_ns)
         return state, [Tell(what="leaves"), *actions]
     failed: list[Action] = [] if state.stopping else [Tell(what="failed")]
     state, said = say_idle(replace(state, stopping=True, between=True, deadline_ns=None))
@@ -295,7 +295,7 @@ def signalled(state: State, event: SignalArrived) -> Step:
     # After the third all is killed already, and the deadline stays where it is.
     if len(state.signals) > 2 or (state.signals and is_repeated):
         return state, []
-    is_decided = state.abroad is not None and state.abroad.over is not None
+    is_decided = state.cluster is not None and state.cluster.over is not None
     if state.over or is_decided:  # what is left is to tell the other nodes why
         return replace(state, signals=(*state.signals, event.signum)), []
     first, was_stopping = not state.signals, state.stopping
@@ -305,7 +305,7 @@ def signalled(state: State, event: SignalArrived) -> Step:
         # Python ignores SIGPIPE, so ranks are asked to end in words that they know.
         signum = signal.SIGTERM if event.signum == signal.SIGPIPE else event.signum
         state, actions = stop(state, event.at_ns, signum=signum)
-    elif first and state.abroad is not None and state.abroad.signum == event.signum:
+    elif first and state.cluster is not None and state.cluster.signum == event.signum:
         actions = []  # what another node was sent, as schedulers do to all: nobody is impatient
     elif first or len(state.signals) == 2:
         grace_ns = int(min(SECOND_SIGNAL_GRACE_S, state.shutdown_timeout_s) * _NS)
@@ -314,13 +314,13 @@ def signalled(state: State, event: SignalArrived) -> Step:
         actions = [WakeAt(at_ns=deadline_ns)]
     else:
         state, actions = _kill(state, event.at_ns)
-    abroad = state.abroad
-    if abroad is not None and len(state.signals) > 2:
-        state = replace(state, abroad=replace(abroad, is_cut_off=True))
-    elif abroad is not None and abroad.is_told_idle and abroad.decides:
-        if (abroad.is_elastic or abroad.is_gathering) and was_stopping:
-            return leave(state, abroad, actions, event.at_ns)
-        return state, actions  # the others are told to end, and the head says when they have
+    cluster = state.cluster
+    if cluster is not None and len(state.signals) > 2:
+        state = replace(state, cluster=replace(cluster, is_cut_off=True))
+    elif cluster is not None and cluster.is_told_idle and cluster.decides:
+        if (cluster.is_elastic or cluster.is_expected) and was_stopping:
+            return leave(state, cluster, actions, event.at_ns)
+        return state, actions  # the others are told to end, and the coordinator says when they have
     if state.alive or state.finishing:
         return state, actions
     # No rank was started yet: there is nothing to wait for.
@@ -335,7 +335,7 @@ def _time_passed(state: State, at_ns: int) -> Step:
         return state, []
     if state.killed or state.finishing or state.between:
         # SIGKILL was not enough, or the zygote does not answer: end it, and its ranks with it.
-        if state.between and state.abroad is None:  # what was to come is not to be
+        if state.between and state.cluster is None:  # what was to come is not to be
             why = "what the ranks left behind could not be cleared up"
             state = replace(state, causes=state.causes[:-1], no_restart=why)
         state = replace(state, deadline_ns=None, finishing=state.finishing or state.between)

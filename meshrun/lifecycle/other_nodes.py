@@ -1,6 +1,6 @@
 """What a launch does next when something happens on other nodes. Pure; time comes in events.
 
-The first node is the head: it hears how every node stands, and decides what comes next for all.
+The first node coordinates: it hears how every node stands, and decides what all do next.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from meshrun.lifecycle.restart import (
     why_not_again,
 )
 from meshrun.lifecycle.shutdown import Step, end_zygote, leave, say_idle
-from meshrun.lifecycle.state import Abroad, Cause, RankState, State
+from meshrun.lifecycle.state import Cause, ClusterState, RankState, State
 from meshrun.protocol.events import (
     AllIdle,
     LaunchOver,
@@ -35,9 +35,9 @@ from meshrun.protocol.events import (
 )
 
 
-def _known(state: State) -> Abroad:
-    assert state.abroad is not None  # noqa: S101 - only launches of several nodes hear of others
-    return state.abroad
+def _known(state: State) -> ClusterState:
+    assert state.cluster is not None  # noqa: S101 - only launches of several nodes hear of others
+    return state.cluster
 
 
 def _met(state: State, event: Met) -> Step:
@@ -48,39 +48,41 @@ def _met(state: State, event: Met) -> Step:
         if state.finishing:
             return state, []
         return begin_again(replace(state, ranks=ranks, causes=causes), event.at_ns)
-    abroad = replace(known, is_met=True, is_head=event.node_rank == 0)
-    return start_if_due(replace(state, abroad=abroad, ranks=ranks, causes=causes))
+    cluster = replace(known, is_met=True, is_coordinator=event.node_rank == 0)
+    return start_if_due(replace(state, cluster=cluster, ranks=ranks, causes=causes))
 
 
 def _meeting_failed(state: State, event: MeetingFailed) -> Step:
     known = _known(state)
     if known.failed is not None or state.over:
         return state, []
-    abroad = replace(known, failed=event, is_cut_off=known.is_cut_off or known.is_alone)
-    if not abroad.is_met:
-        state = replace(state, abroad=abroad, stopping=True, finishing=True)
+    cluster = replace(known, failed=event, is_cut_off=known.is_cut_off or known.is_alone)
+    if not cluster.is_met:
+        state = replace(state, cluster=cluster, stopping=True, finishing=True)
         return state, [EndZygote(by_force=True)]
-    if known.is_told_idle and (known.is_elastic or known.is_gathering):
-        return leave(replace(state, abroad=abroad), abroad, [], event.at_ns)
-    stopped, actions = stop(replace(state, abroad=abroad), event.at_ns)
+    if known.is_told_idle and (known.is_elastic or known.is_expected):
+        return leave(replace(state, cluster=cluster), cluster, [], event.at_ns)
+    stopped, actions = stop(replace(state, cluster=cluster), event.at_ns)
     return finish(stopped, actions, event.at_ns)
 
 
 def _node_lost(state: State, event: NodeLost) -> Step:
     known = _known(state)
-    if known.is_elastic and not state.signals:  # the head is: perhaps it is there again later
-        alone = replace(state, abroad=replace(known, is_alone=True))
+    if (
+        known.is_elastic and not state.signals
+    ):  # the coordinator is: perhaps it is there again later
+        alone = replace(state, cluster=replace(known, is_alone=True))
         alone, actions = stop(alone, event.at_ns, others_know=True)
         return finish(alone, actions, event.at_ns)
-    if known.is_head and may_restart(state):  # perhaps it is started again
+    if known.is_coordinator and may_restart(state):  # perhaps it is started again
         why = f"node {event.node_rank} ({event.host}) was lost: {event.why}"
         lost = OthersFailed(why=why, signum=0, at_ns=event.at_ns)
-        state = replace(state, abroad=replace(known, change=known.change or lost))
+        state = replace(state, cluster=replace(known, change=known.change or lost))
         state, actions = stop(state, event.at_ns, others_know=True)
         return finish(state, actions, event.at_ns)
     is_cut_off = known.is_cut_off or event.node_rank == 0
-    abroad = replace(known, lost=known.lost or event, is_cut_off=is_cut_off)
-    state, actions = stop(replace(state, abroad=abroad), event.at_ns, others_know=True)
+    cluster = replace(known, lost=known.lost or event, is_cut_off=is_cut_off)
+    state, actions = stop(replace(state, cluster=cluster), event.at_ns, others_know=True)
     if is_cut_off and known.is_told_idle:
         return end_zygote(state, event.at_ns)
     return finish(state, actions, event.at_ns)
@@ -89,9 +91,9 @@ def _node_lost(state: State, event: NodeLost) -> Step:
 def _others_failed(state: State, event: OthersFailed) -> Step:
     signum = event.signum or signal.SIGTERM
     if event.resizes and _known(state).change is None:
-        state = replace(state, abroad=replace(_known(state), change=event))
+        state = replace(state, cluster=replace(_known(state), change=event))
     if event.signum and not state.stopping:
-        state = replace(state, abroad=replace(_known(state), signum=event.signum))
+        state = replace(state, cluster=replace(_known(state), signum=event.signum))
     state, actions = stop(state, event.at_ns, signum=signum, others_know=True)
     return finish(state, actions, event.at_ns)
 
@@ -101,10 +103,10 @@ def _all_idle(state: State, event: AllIdle) -> Step:
     ranks: dict[int, RankState] = {}
     for outcome in event.outcomes:
         ranks.update(ranks_from_json(outcome))
-    abroad = replace(_known(state), ranks=ranks, outcomes=event.outcomes)
-    state = replace(state, abroad=abroad)
-    if abroad.change is not None and may_go_on(state):
-        return _gather(state, change_of(state, abroad.change))
+    cluster = replace(_known(state), ranks=ranks, outcomes=event.outcomes)
+    state = replace(state, cluster=cluster)
+    if cluster.change is not None and may_go_on(state):
+        return _gather(state, change_of(state, cluster.change))
     if not (state.stopping and may_restart(state)):
         return state, [Decide(next_after=None)]
     cause = find_cause(state, event.at_ns)
@@ -117,8 +119,8 @@ def _all_idle(state: State, event: AllIdle) -> Step:
 def _gather(state: State, cause: Cause) -> Step:
     """Have ranks start again, which may have to wait for nodes."""
     known = _known(state)
-    abroad = replace(known, is_gathering=True)
-    return replace(state, abroad=abroad), [Decide(next_after=cause)]
+    cluster = replace(known, is_expected=True)
+    return replace(state, cluster=cluster), [Decide(next_after=cause)]
 
 
 def _next_begins(state: State, event: NextBegins) -> Step:
@@ -128,21 +130,21 @@ def _next_begins(state: State, event: NextBegins) -> Step:
     if not _known(state).decides:
         return state, []
     # Nobody can start ranks here any more, and the others would wait for them.
-    state, idle = say_idle(replace(state, abroad=replace(_known(state), is_told_idle=False)))
+    state, idle = say_idle(replace(state, cluster=replace(_known(state), is_told_idle=False)))
     return state, [Tell(what="failed"), *idle]
 
 
 def _signalled(state: State, event: SignalArrived) -> Step:
     """End with the others; or alone, where this machine is taken away and they can go on."""
-    known, is_first = state.abroad, not (state.signals or state.over)
+    known, is_first = state.cluster, not (state.signals or state.over)
     if event.signum != signal.SIGTERM or known is None or not (is_first and known.may_leave):
         return signalled(state, event)
-    state, actions = signalled(replace(state, abroad=replace(known, is_cut_off=True)), event)
+    state, actions = signalled(replace(state, cluster=replace(known, is_cut_off=True)), event)
     return state, [Tell(what="leaves"), *actions]
 
 
 def _launch_over(state: State, event: LaunchOver) -> Step:
-    state = replace(state, abroad=replace(_known(state), over=event))
+    state = replace(state, cluster=replace(_known(state), over=event))
     return end_zygote(state, event.at_ns)
 
 

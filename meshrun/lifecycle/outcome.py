@@ -60,17 +60,17 @@ def build_result(
     evidence: Mapping[int, Evidence] = MappingProxyType({}),
 ) -> LaunchResult:
     """Return what came of a launch whose last state is ``state``."""
-    abroad = state.abroad
-    if abroad is not None:
-        evidence = {**evidence_of(abroad.outcomes), **evidence}
+    cluster = state.cluster
+    if cluster is not None:
+        evidence = {**evidence_of(cluster.outcomes), **evidence}
     verdicts = judge(state)
     failures = [
         _failure(state, layout, verdict, hosts, evidence.get(verdict.rank, _NOTHING))
         for verdict in verdicts
     ]
     decision = _decision(state, verdicts, layout, hosts, "")
-    over = abroad.over if abroad is not None else None
-    own = hosts[0] if abroad is not None and abroad.is_head else ""
+    over = cluster.over if cluster is not None else None
+    own = hosts[0] if cluster is not None and cluster.is_coordinator else ""
     signum = state.signals[0] if state.signals else None
     if own and signum is None:
         signum = decision.signum
@@ -94,7 +94,7 @@ def build_result(
 
 
 def decide(state: State, layout: Layout, hosts: Sequence[str], host: str) -> Decision:
-    """Return how the launch ends; on the head of several nodes, for all of them.
+    """Return how the launch ends; on the coordinator of several nodes, for all of them.
 
     The arguments are those of :func:`headline`.
     """
@@ -153,7 +153,7 @@ def _headline(
 
 def _told(state: State, name: str) -> list[Any]:
     """Return what the other nodes said of one thing, those that said anything."""
-    told = state.abroad.outcomes if state.abroad is not None else ()
+    told = state.cluster.outcomes if state.cluster is not None else ()
     return [outcome[name] for outcome in told if outcome.get(name)]
 
 
@@ -186,13 +186,13 @@ def _was_preempted(state: State) -> bool:
     told = any(known.told_to_end_ns is not None for known in ranks)
     well = all(known.exited is not None and known.exited.wait_status == 0 for known in ranks)
     first = [*state.signals, *_told(state, "signum")][:1]
-    others = state.abroad.outcomes if state.abroad is not None else ()
+    others = state.cluster.outcomes if state.cluster is not None else ()
     return first == [signal.SIGTERM] and told and well and all(o.get("is_well") for o in others)
 
 
 def _exit_code(state: State, verdicts: Sequence[Verdict]) -> int:
-    if state.abroad is not None and state.abroad.over is not None:
-        return state.abroad.over.exit_code
+    if state.cluster is not None and state.cluster.over is not None:
+        return state.cluster.over.exit_code
     if signums := [*state.signals, *_told(state, "signum")]:
         return PREEMPTED if _was_preempted(state) else 128 + signums[0]
     if state.broken is not None:
@@ -205,15 +205,15 @@ def _exit_code(state: State, verdicts: Sequence[Verdict]) -> int:
     return 128 + first.signum if first.signum is not None else first.exit_code or 1
 
 
-def _trouble_abroad(state: State) -> MeshrunError | None:
-    abroad = state.abroad
-    if abroad is None:
+def _trouble_cluster(state: State) -> MeshrunError | None:
+    cluster = state.cluster
+    if cluster is None:
         return None
-    if abroad.failed is not None:
-        return abroad.failed.error
+    if cluster.failed is not None:
+        return cluster.failed.error
     for values in _told(state, "trouble"):
         return error_from_json(values)
-    if (lost := abroad.lost) is not None and (abroad.is_head or abroad.over is None):
+    if (lost := cluster.lost) is not None and (cluster.is_coordinator or cluster.over is None):
         return NodeLostError(
             f"node {lost.node_rank} ({lost.host}) was lost: {lost.why}",
             hint=_hint_of_loss(lost.why),
@@ -245,7 +245,7 @@ def find_trouble(state: State, host: str = "") -> MeshrunError | None:
         )
     here = _trouble_here(state)
     if here is None:
-        return _trouble_abroad(state)
+        return _trouble_cluster(state)
     if host:
         here.message = f"on {host}, {here.message}"
     return here

@@ -1,4 +1,4 @@
-"""What one node's launcher tells the head of a generation of ranks, as plain values. Pure."""
+"""What a node reports to the coordinator after a generation of ranks, as plain values. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def outcome_to_json(
     evidence: Mapping[int, Evidence],
     failure: str = "",
 ) -> dict[str, Any]:
-    """Return what the head needs to know of this node's ranks: those that failed or left first.
+    """Return the report on this node's ranks: those that failed, and the first that left.
 
     Args:
         state: Of this node.

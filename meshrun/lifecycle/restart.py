@@ -58,17 +58,17 @@ def change_of(state: State, event: OthersFailed) -> Cause:
         ran_s=None,
         at_ns=event.at_ns,
         step=state.best_step,
-        is_failure=state.abroad is not None and not state.abroad.is_elastic,
+        is_failure=state.cluster is not None and not state.cluster.is_elastic,
     )
 
 
 def _failure_of_no_rank(state: State) -> str | None:
-    abroad, here = state.abroad, describe_failure(state)
-    if abroad is None:
+    cluster, here = state.cluster, describe_failure(state)
+    if cluster is None:
         return here
     if here is not None and state.hung is None:
         return f"on node 0, {here}"
-    told = (str(outcome["failure"]) for outcome in abroad.outcomes if outcome.get("failure"))
+    told = (str(outcome["failure"]) for outcome in cluster.outcomes if outcome.get("failure"))
     return here or next(told, None)
 
 
@@ -84,14 +84,14 @@ def may_go_on(state: State) -> bool:
 
 
 def _may_elsewhere(state: State) -> bool:
-    abroad = state.abroad
-    if abroad is None:
+    cluster = state.cluster
+    if cluster is None:
         return True
     ends = any(
         outcome.get("signum") or (outcome.get("trouble") and not outcome.get("failure"))
-        for outcome in abroad.outcomes
+        for outcome in cluster.outcomes
     )
-    return abroad.lost is None and abroad.failed is None and not ends
+    return cluster.lost is None and cluster.failed is None and not ends
 
 
 def why_not_again(state: State, cause: Cause) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from meshrun.lifecycle.actions import Action, Decide, EndZygote, Tell, WakeAt
-from meshrun.lifecycle.state import Abroad, State
+from meshrun.lifecycle.state import ClusterState, State
 
 LEFTOVER_GRACE_S = 2.0
 """How long what ranks left behind may take to end after the last rank."""
@@ -25,17 +25,17 @@ def end_zygote(state: State, at_ns: int) -> Step:
     return replace(state, finishing=True, deadline_ns=deadline_ns), actions
 
 
-def leave(state: State, abroad: Abroad, actions: list[Action], at_ns: int) -> Step:
-    """End this node's part, or as the head the launch, while it waits for other nodes."""
-    if abroad.is_head:
-        return state, [*actions, Decide(next_after=None)] if abroad.is_gathering else actions
-    state, ends = end_zygote(replace(state, abroad=replace(abroad, is_cut_off=True)), at_ns)
+def leave(state: State, cluster: ClusterState, actions: list[Action], at_ns: int) -> Step:
+    """End this node's part, or as the coordinator the launch, while it waits for other nodes."""
+    if cluster.is_coordinator:
+        return state, [*actions, Decide(next_after=None)] if cluster.is_expected else actions
+    state, ends = end_zygote(replace(state, cluster=replace(cluster, is_cut_off=True)), at_ns)
     return state, [*actions, *ends]
 
 
 def say_idle(state: State) -> Step:
-    """Tell the head that nothing of this generation is left here, once."""
-    abroad = state.abroad
-    if abroad is None or abroad.is_told_idle or not abroad.decides:
+    """Tell the coordinator that nothing of this generation is left here, once."""
+    cluster = state.cluster
+    if cluster is None or cluster.is_told_idle or not cluster.decides:
         return state, []
-    return replace(state, abroad=replace(abroad, is_told_idle=True)), [Tell(what="idle")]
+    return replace(state, cluster=replace(cluster, is_told_idle=True)), [Tell(what="idle")]

@@ -70,7 +70,7 @@ class Cause:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Abroad:
+class ClusterState:
     """The other nodes of a launch, as this one's launcher knows them."""
 
     is_met: bool = False
@@ -79,39 +79,41 @@ class Abroad:
     """The first node that was lost."""
     signum: int | None = None
     """The signal that ended ranks of another node, and therefore here too."""
-    is_head: bool = False
+    is_coordinator: bool = False
     is_cut_off: bool = False
-    """Whether this node can no longer hear what the head decides, or leaves without it."""
+    """Whether this node can no longer hear what the coordinator decides, or leaves without it."""
     is_told_idle: bool = False
-    """Whether the head knows that nothing is left here of this generation."""
+    """Whether the coordinator knows that nothing is left here of this generation."""
     is_elastic: bool = False
     """Whether nodes may come and go."""
     change: OthersFailed | None = None
-    """The first node that came or went in this generation; known to the head."""
-    is_gathering: bool = False
-    """Whether the head has said that ranks are to start again, once there are enough nodes."""
+    """The first node that came or went in this generation; known to the coordinator."""
+    is_expected: bool = False
+    """Whether the coordinator will start the ranks again once there are enough nodes."""
     is_alone: bool = False
-    """Whether this node was cut off from the head, and tries to come back."""
+    """Whether this node was cut off from the coordinator, and tries to come back."""
     over: LaunchOver | None = None
     ranks: dict[int, RankState] = field(default_factory=dict)
-    """Ranks of other nodes that failed, or left first; at the head, once nothing is left."""
+    """Ranks of other nodes that failed, or left first; at the coordinator, once nothing is left."""
     outcomes: tuple[dict[str, Any], ...] = ()
     """What else the others told of this generation."""
 
     @property
-    def again(self) -> Abroad:
+    def again(self) -> ClusterState:
         """What is known as the next generation of ranks begins."""
-        return Abroad(is_met=True, is_head=self.is_head, is_elastic=self.is_elastic)
+        return ClusterState(
+            is_met=True, is_coordinator=self.is_coordinator, is_elastic=self.is_elastic
+        )
 
     @property
     def may_leave(self) -> bool:
         """Whether the others can go on without this node, and are not being stopped too."""
-        is_needed = self.is_head or self.is_told_idle or self.signum is not None
+        is_needed = self.is_coordinator or self.is_told_idle or self.signum is not None
         return self.is_elastic and self.decides and not is_needed
 
     @property
     def decides(self) -> bool:
-        """Whether the head is still to say what comes next."""
+        """Whether the coordinator is still to say what comes next."""
         return self.is_met and not self.is_cut_off and self.over is None
 
 
@@ -155,7 +157,7 @@ class State:
     zygote_ready: bool = False
     zygote_gone: ZygoteGone | None = None
     """Set until there is another one."""
-    abroad: Abroad | None = None
+    cluster: ClusterState | None = None
     """The other nodes, if there are any."""
     alive: frozenset[int] = field(default_factory=frozenset)
     """Ranks that were started and have not ended."""
@@ -173,25 +175,25 @@ class State:
     @property
     def over(self) -> bool:
         """Whether nothing is left to wait for."""
-        is_waiting = self.abroad is not None and self.abroad.decides
+        is_waiting = self.cluster is not None and self.cluster.decides
         return self.zygote_gone is not None and not is_waiting
 
     @property
     def has_killed(self) -> bool:
         """Whether SIGKILL has been sent to the ranks of any node."""
-        told = self.abroad.outcomes if self.abroad is not None else ()
+        told = self.cluster.outcomes if self.cluster is not None else ()
         return self.killed or any(outcome.get("killed") for outcome in told)
 
     @property
     def best_step(self) -> int | None:
         """How far a rank of any node has come; of others that is told once nothing is left."""
-        told = self.abroad.outcomes if self.abroad is not None else ()
+        told = self.cluster.outcomes if self.cluster is not None else ()
         return furthest(self.step, *(outcome.get("step") for outcome in told))
 
     @property
     def everywhere(self) -> dict[int, RankState]:
         """What is known of ranks on all nodes; of the others' only those that matter."""
-        return {**self.abroad.ranks, **self.ranks} if self.abroad is not None else self.ranks
+        return {**self.cluster.ranks, **self.ranks} if self.cluster is not None else self.ranks
 
 
 def skip_time(state: State, lost_ns: int) -> State:
@@ -205,10 +207,10 @@ def skip_time(state: State, lost_ns: int) -> State:
 
 def was_stopped(state: State) -> bool:
     """Whether somebody wants the launch to end, here or on another node."""
-    abroad = state.abroad
-    if abroad is None or state.signals:
+    cluster = state.cluster
+    if cluster is None or state.signals:
         return bool(state.signals)
-    return abroad.signum is not None or (abroad.over is not None and bool(abroad.over.signum))
+    return cluster.signum is not None or (cluster.over is not None and bool(cluster.over.signum))
 
 
 def furthest(*steps: int | None) -> int | None:

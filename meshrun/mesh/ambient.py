@@ -15,7 +15,7 @@ from meshrun.layout import Layout, parse_derived, solve_layout
 from meshrun.layout.spec import parse_mesh
 from meshrun.mesh.build import build_mesh, set_timeout
 from meshrun.mesh.layout_here import current_layout, read_count, read_number
-from meshrun.mesh.mesh_cache import Installed, process
+from meshrun.mesh.mesh_cache import MeshCache, process
 from meshrun.mesh.scheduler_task import join_task, launch_environment
 from meshrun.plan.group_options import GroupOptions, parse_group_options
 
@@ -37,7 +37,7 @@ def read_group_options() -> GroupOptions:
     return parse_group_options(backends, timeouts, settings)
 
 
-def build_from_environment(fallback: str | None) -> Installed:
+def build_from_environment(fallback: str | None) -> MeshCache:
     """Build the mesh that ``MESHRUN_MESH`` describes, or ``fallback``; collective.
 
     Raises:
@@ -53,7 +53,7 @@ def build_from_environment(fallback: str | None) -> Installed:
 
 def build_here(
     layout: Layout, device: str | None, *, backend: Sequence[str], timeout: Sequence[str]
-) -> Installed:
+) -> MeshCache:
     """Build a mesh that the program describes itself; collective."""
     return _build(layout, device, parse_group_options(backend, timeout, ()))
 
@@ -86,7 +86,7 @@ def select_device(device_type: str, index: int) -> str:
     return f"cpu:gloo,{device_type}:{dist.get_default_backend_for_device(device_type)}"
 
 
-def _build(layout: Layout, device: str | None, options: GroupOptions) -> Installed:
+def _build(layout: Layout, device: str | None, options: GroupOptions) -> MeshCache:
     import torch.distributed as dist
 
     if not dist.is_initialized():
@@ -101,7 +101,7 @@ def _build(layout: Layout, device: str | None, options: GroupOptions) -> Install
         )
     built = build_mesh(layout, device_type, options)
     set_timeout(dist.group.WORLD, options.timeout_s(""))
-    return Installed(built, dist.group.WORLD)
+    return MeshCache(built, dist.group.WORLD)
 
 
 def _device_type(asked: str | None) -> str:
@@ -144,6 +144,6 @@ def _end_process_group(group: Any, pid: int) -> None:
 
     failed = getattr(sys, "last_value", None) is not None
     if not failed and os.getpid() == pid and dist.group.WORLD is group:
-        process.installed = None
+        process.mesh_cache = None
         dist.destroy_process_group()
         gc.collect()

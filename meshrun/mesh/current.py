@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from meshrun.errors import MeshError
 from meshrun.layout.spec import AnyMesh, mesh_text
 from meshrun.mesh.late_settings import tell_late_settings
-from meshrun.mesh.mesh_cache import Installed, not_in_a_child, process, slice_mesh
+from meshrun.mesh.mesh_cache import MeshCache, not_in_a_child, process, slice_mesh
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -48,8 +48,8 @@ def current_mesh(*dims: str, fallback: str | None = None) -> DeviceMesh:
         other = _innermost()
         if other is not None:
             return _part_of(other, dims) if dims else other
-        installed = _installed(fallback)
-        return installed.part(dims) if dims else installed.mesh
+        mesh_cache = _mesh_cache(fallback)
+        return mesh_cache.part(dims) if dims else mesh_cache.mesh
 
 
 def has_mesh() -> bool:
@@ -57,10 +57,10 @@ def has_mesh() -> bool:
     with process.lock:
         if _innermost() is not None:
             return True
-        if process.installed is None:
+        if process.mesh_cache is None:
             return False
         try:
-            process.installed.check_valid()
+            process.mesh_cache.check_valid()
         except MeshError:
             return False
         return True
@@ -116,10 +116,10 @@ def init_mesh(
     spec = mesh_text(spec)
     with process.lock:
         layout = layout_of(spec, names, flatten, views)
-        if process.installed is None:
-            process.installed = build_here(layout, device, backend=backend, timeout=timeout)
-        process.installed.check_valid()
-        built = process.installed.layout
+        if process.mesh_cache is None:
+            process.mesh_cache = build_here(layout, device, backend=backend, timeout=timeout)
+        process.mesh_cache.check_valid()
+        built = process.mesh_cache.layout
         asked, there = ({*each.flattens, *each.views} for each in (layout, built))
         if built.mesh != layout.mesh or not asked <= there:
             wanted = " and ".join(f"`{text}`" for text in (spec, *flatten, *views))
@@ -127,19 +127,19 @@ def init_mesh(
                 f"init_mesh of {wanted} was called, and there is a mesh `{built.mesh}` already",
                 hint="current_mesh() returns it; use_mesh(mesh) takes another for a while",
             )
-        return process.installed.mesh
+        return process.mesh_cache.mesh
 
 
-def _installed(fallback: str | None) -> Installed:
+def _mesh_cache(fallback: str | None) -> MeshCache:
     """Return the process's own mesh, built now if the environment describes one."""
-    if process.installed is None:
+    if process.mesh_cache is None:
         if os.environ.get("MESHRUN_WORKER_PID", str(os.getpid())) != str(os.getpid()):
             raise not_in_a_child()
         from meshrun.mesh.ambient import build_from_environment
 
-        process.installed = build_from_environment(fallback)
-    process.installed.check_valid()
-    return process.installed
+        process.mesh_cache = build_from_environment(fallback)
+    process.mesh_cache.check_valid()
+    return process.mesh_cache
 
 
 def _innermost() -> DeviceMesh | None:
@@ -150,7 +150,7 @@ def _innermost() -> DeviceMesh | None:
     if not stack:
         return None
     innermost: DeviceMesh = stack[-1]
-    ours = process.installed
+    ours = process.mesh_cache
     return None if ours is not None and innermost is ours.mesh else innermost
 
 

@@ -11,7 +11,7 @@ _EVERY_S = 0.2
 """More often says nothing new."""
 
 
-class _Pulse:
+class _Heartbeat:
     """Where beats go; a plain global, so that every thread and library finds the same."""
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class _Pulse:
         """The furthest that the program has said."""
 
 
-pulse = _Pulse()
+pulse = _Heartbeat()
 
 
 def heartbeat() -> None:

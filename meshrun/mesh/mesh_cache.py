@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
-class Installed:
+class MeshCache:
     """A mesh that was built, and what must stay true for it to be the right one."""
 
     def __init__(self, built: Built, world: Any) -> None:
@@ -140,7 +140,7 @@ class Process:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.installed: Installed | None = None
+        self.mesh_cache: MeshCache | None = None
 
 
 process = Process()

@@ -17,7 +17,7 @@ from meshrun.layout.spec import INFERRED
 from meshrun.plan.device import TOO_FEW, choose_device, device_name
 from meshrun.plan.numa import bind_cpus
 from meshrun.plan.parse import parse_endpoint
-from meshrun.plan.rendezvous_config import Meeting, plan_meeting
+from meshrun.plan.rendezvous_config import RendezvousConfig, plan_meeting
 from meshrun.plan.request import (
     ConsoleRequest,
     LaunchRequest,
@@ -73,7 +73,7 @@ class LaunchPlan:
     visible_devices: tuple[str, ...] | None
     links: GpuLinks | None = None
     """Links between the GPUs of this machine, where a dry run could find them."""
-    meeting: Meeting | None = None
+    meeting: RendezvousConfig | None = None
     """Where the nodes meet; ``None`` where there is but this one."""
     node_rank: int = 0
     roles: tuple[str, ...] = ()

@@ -18,7 +18,7 @@ _DEFAULT_PORTS = {"c10d": 29400, "etcd": 2379, "etcd-v2": 2379}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Meeting:
+class RendezvousConfig:
     """What a launcher knows before it meets the others."""
 
     backend: str = "static"
@@ -66,14 +66,14 @@ class Meeting:
         return format_endpoint(self.host or "", self.port or DEFAULT_PORT)
 
 
-def meet_at(meeting: Meeting, found: Negotiated) -> Meeting:
+def meet_at(meeting: RendezvousConfig, found: Negotiated) -> RendezvousConfig:
     """Return how to meet at the first node, once torch's rendezvous has found it."""
     are_there = min(meeting.timeout_s, meeting.node_timeout_s)
     return replace(
         meeting,
         nnodes=meeting.nnodes if meeting.is_elastic else found.nnodes,
-        host=found.head_address,
-        port=found.head_port,
+        host=found.coordinator_address,
+        port=found.coordinator_port,
         hosts=(),
         paste=None,
         timeout_s=meeting.timeout_s if found.is_late else are_there,
@@ -91,7 +91,9 @@ def format_endpoint(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def plan_meeting(asked: Rendezvous, *, nnodes: int, node_timeout_s: float) -> Meeting | None:
+def plan_meeting(
+    asked: Rendezvous, *, nnodes: int, node_timeout_s: float
+) -> RendezvousConfig | None:
     """Return where the nodes of a launch meet; ``None`` where there is but this one.
 
     Raises:
@@ -119,7 +121,7 @@ def plan_meeting(asked: Rendezvous, *, nnodes: int, node_timeout_s: float) -> Me
     named = "join_timeout" if settings.get("join_timeout") else "timeout"
     timeout = settings.get(named)
     timeout_s = parse_seconds(timeout, f"--rdzv-conf {named}") if timeout else 600.0
-    return Meeting(
+    return RendezvousConfig(
         backend=asked.backend,
         nnodes=nnodes,
         least_nodes=asked.least_nodes,

@@ -197,11 +197,11 @@ class Negotiated:
 
     node_rank: int
     nnodes: int
-    head_host: str
-    head_address: str
-    head_port: int
+    coordinator_host: str
+    coordinator_address: str
+    coordinator_port: int
     secret: str
-    """Drawn by the head; as well kept as torch's store, which has no lock."""
+    """Drawn by the coordinator; as well kept as torch's store, which has no lock."""
     at_ns: int
     is_late: bool = False
     """Whether the others have met already, and the first one's door is open."""
@@ -276,7 +276,7 @@ class OthersFailed:
     is_hung: bool = False
     """Whether no rank gets on, on any node."""
     resizes: bool = False
-    """Whether it is because nodes came or went; told to the head alone."""
+    """Whether it is because nodes came or went; told to the coordinator alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,7 +288,7 @@ class OthersFinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllIdle:
-    """Nothing of this generation is left on any node; told to the head alone."""
+    """Nothing of this generation is left on any node; told to the coordinator alone."""
 
     outcomes: tuple[dict[str, Any], ...]
     """Of the other nodes that still answer."""

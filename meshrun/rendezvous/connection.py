@@ -10,10 +10,10 @@ from meshrun.host.interfaces import address_in
 from meshrun.rendezvous.frames import FrameError, FrameReader, FrameWriter
 from meshrun.rendezvous.handshake import (
     LONGEST_LINE,
+    CoordinatorHandshake,
     HandshakeError,
-    HeadHandshake,
-    MemberHandshake,
     OtherLaunch,
+    ParticipantHandshake,
     refusal,
 )
 from meshrun.rendezvous.messages import Beat, Message, MessageError, Parting, decode, encode
@@ -23,7 +23,7 @@ _RTO_MAX_MS = 44
 _CHUNK = 64 * 1024
 
 
-class Link:
+class Connection:
     """A connected socket, owned by this object.
 
     Args:
@@ -32,7 +32,7 @@ class Link:
     """
 
     def __init__(
-        self, connection: socket.socket, handshake: HeadHandshake | MemberHandshake
+        self, connection: socket.socket, handshake: CoordinatorHandshake | ParticipantHandshake
     ) -> None:
         self._socket = connection
         self._socket.setblocking(False)
@@ -68,7 +68,7 @@ class Link:
         self.ahead_ns = 0
         """By how much the other end's monotonic clock is ahead of ours, as far as is known."""
         self._shortest_trip_ns: int | None = None
-        if isinstance(handshake, HeadHandshake):
+        if isinstance(handshake, CoordinatorHandshake):
             self._out += handshake.greeting
 
     def fileno(self) -> int:
@@ -134,7 +134,7 @@ class Link:
             try:
                 messages += self._read(received)
             except HandshakeError as error:
-                if isinstance(self._handshake, HeadHandshake):
+                if isinstance(self._handshake, CoordinatorHandshake):
                     self.is_other_launch = isinstance(error, OtherLaunch)
                     self._refuse(str(error))
                 self.is_foreign = not self.was_refused
@@ -201,7 +201,7 @@ class Link:
         return messages
 
     def _shake(self, line: bytes) -> None:
-        if isinstance(self._handshake, HeadHandshake):
+        if isinstance(self._handshake, CoordinatorHandshake):
             reply, key = self._handshake.answer(line)
             self._out += reply
             self._open(key, own="head", theirs="member")

@@ -9,13 +9,13 @@ from collections.abc import Callable
 
 from meshrun.protocol.activity import Activity
 from meshrun.protocol.events import FromNodes
-from meshrun.rendezvous.connection import Link
+from meshrun.rendezvous.connection import Connection
 
 _BOTH = selectors.EVENT_READ | selectors.EVENT_WRITE
 
 
-class Switchboard:
-    """What a head and a member share.
+class Connections:
+    """What a coordinator and a participant share.
 
     Args:
         selector: The loop's; its keys hold what to call.
@@ -28,37 +28,37 @@ class Switchboard:
         self.news: deque[FromNodes] = deque()
         self.activity = Activity()
 
-    def add(self, link: Link, on_ready: Callable[[], None]) -> None:
+    def add(self, connection: Connection, on_ready: Callable[[], None]) -> None:
         """Have ``on_ready`` called when something came, or there is room for what waits."""
-        self.selector.register(link, selectors.EVENT_READ, on_ready)
-        self.settle(link)
+        self.selector.register(connection, selectors.EVENT_READ, on_ready)
+        self.settle(connection)
 
-    def settle(self, link: Link) -> None:
+    def settle(self, connection: Connection) -> None:
         """After sending or receiving: wait for what the link now waits for."""
-        if link.closed is not None:
-            self.drop(link)
+        if connection.closed is not None:
+            self.drop(connection)
             return
-        key = self.selector.get_key(link)
-        wanted = _BOTH if link.wants_to_write else selectors.EVENT_READ
+        key = self.selector.get_key(connection)
+        wanted = _BOTH if connection.wants_to_write else selectors.EVENT_READ
         if key.events != wanted:
-            self.selector.modify(link, wanted, key.data)
+            self.selector.modify(connection, wanted, key.data)
 
-    def close(self, link: Link, why: str) -> None:
+    def close(self, connection: Connection, why: str) -> None:
         """Stop watching a link and close it."""
-        self.drop(link)
-        link.close(why)
+        self.drop(connection)
+        connection.close(why)
 
     def skip(self, lost_ns: int) -> None:
         """Do not count this time as the others' silence: nobody could listen here."""
         now_ns = time.monotonic_ns()
         for key in self.selector.get_map().values():
-            if isinstance(key.fileobj, Link):
+            if isinstance(key.fileobj, Connection):
                 key.fileobj.heard_ns = min(now_ns, key.fileobj.heard_ns + lost_ns)
 
-    def drop(self, link: Link) -> None:
+    def drop(self, connection: Connection) -> None:
         """Stop watching a link, closed or not."""
         try:
-            self.selector.unregister(link)
+            self.selector.unregister(connection)
         except (KeyError, ValueError):
             # The selector looks a closed one up by its object.
             pass

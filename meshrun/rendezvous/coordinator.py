@@ -1,4 +1,4 @@
-"""The head: node 0's launcher once all have met, who says to every node what happens next."""
+"""Node 0's launcher once all nodes have met: it tells every node what happens next."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from meshrun.protocol.events import (
     OthersFailed,
     OthersFinished,
 )
-from meshrun.rendezvous.connection import Link
-from meshrun.rendezvous.connections import Switchboard
+from meshrun.rendezvous.connection import Connection
+from meshrun.rendezvous.connections import Connections
 from meshrun.rendezvous.messages import (
     Begin,
     End,
@@ -31,21 +31,21 @@ from meshrun.rendezvous.messages import (
     Where,
 )
 from meshrun.rendezvous.outcome_message import shift_times
-from meshrun.rendezvous.reachability import Reach
+from meshrun.rendezvous.reachability import Reachability
 
 BEAT_S = 1.0
 SILENT_S = 3 * BEAT_S
 """After so long without a word it may be another launcher that speaks for a host."""
 _GOODBYE_S = 2.0
 OWN = 0
-"""The head's own number among the nodes: it is always the first."""
+"""The coordinator's own number among the nodes: it is always the first."""
 
 
-class Head:
+class Coordinator:
     """Node 0 of a launch whose nodes have met.
 
     Args:
-        links: To the other nodes, by node rank.
+        connections: To the other nodes, by node rank.
         hosts: Names of all nodes, in node order.
         world_size: How many ranks they have.
         node_timeout_s: How long a node may be silent.
@@ -54,22 +54,22 @@ class Head:
 
     def __init__(
         self,
-        links: Mapping[int, Link],
+        connections: Mapping[int, Connection],
         *,
         hosts: list[str],
         world_size: int,
         node_timeout_s: float,
-        board: Switchboard,
+        board: Connections,
     ) -> None:
-        self._reach: Reach | None = None
+        self._reach: Reachability | None = None
         """Tries whether the next node can be reached."""
-        self._links, self._hosts, self._world_size = dict(links), hosts, world_size
+        self._connections, self._hosts, self._world_size = dict(connections), hosts, world_size
         self._node_timeout_s, self._board = node_timeout_s, board
         self._next_beat_ns = time.monotonic_ns()
         self._over = False
         self._begin_generation(0)
-        for node_rank, link in self._links.items():
-            board.add(link, partial(self._on_ready, node_rank))
+        for node_rank, connection in self._connections.items():
+            board.add(connection, partial(self._on_ready, node_rank))
 
     def _begin_generation(self, generation: int) -> None:
         self._generation = generation
@@ -121,41 +121,43 @@ class Head:
         if self._reach is not None:
             self._reach.look()
         activity = self._board.activity
-        activity.elsewhere_ns = latest(*(link.active_ns for link in self._links.values()))
+        activity.elsewhere_ns = latest(
+            *(connection.active_ns for connection in self._connections.values())
+        )
         idle_s = idle_s_since(latest(activity.here_ns, activity.elsewhere_ns))
-        for node_rank, link in list(self._links.items()):
-            link.beat(idle_s=idle_s)
-            self._board.settle(link)
-            silent_s = (now_ns - link.heard_ns) / 1e9
+        for node_rank, connection in list(self._connections.items()):
+            connection.beat(idle_s=idle_s)
+            self._board.settle(connection)
+            silent_s = (now_ns - connection.heard_ns) / 1e9
             if silent_s > self._node_timeout_s:
                 why = f"nothing was heard of it for {silent_s:.0f} s"
-                link.part(why)
+                connection.part(why)
                 self._lose(node_rank, why)
 
     # ---- hearing ---------------------------------------------------------------------------
 
     def _on_ready(self, node_rank: int) -> None:
-        link = self._links.get(node_rank)
-        if link is None:
+        connection = self._connections.get(node_rank)
+        if connection is None:
             return
-        for message in link.receive():
+        for message in connection.receive():
             if getattr(message, "generation", None) == self._generation:
-                self._hear(node_rank, link, message)
-        if link.closed is not None:
-            self._lose(node_rank, link.closed)
+                self._hear(node_rank, connection, message)
+        if connection.closed is not None:
+            self._lose(node_rank, connection.closed)
         else:
-            self._board.settle(link)
+            self._board.settle(connection)
 
-    def _hear(self, node_rank: int, link: Link, message: Message) -> None:
+    def _hear(self, node_rank: int, connection: Connection, message: Message) -> None:
         match message:
             case Failed() | Idle() if message.last_rank >= self._world_size:
-                link.close(f"it told of rank {message.last_rank} of {self._world_size}")
+                connection.close(f"it told of rank {message.last_rank} of {self._world_size}")
             case Failed():
-                shift_times(message.outcome, -link.ahead_ns)
+                shift_times(message.outcome, -connection.ahead_ns)
                 self._outcomes[node_rank] = message.outcome
                 self._end(node_rank, message)
             case Idle():
-                shift_times(message.outcome, -link.ahead_ns)
+                shift_times(message.outcome, -connection.ahead_ns)
                 self._outcomes[node_rank] = message.outcome
                 self._idle.add(node_rank)
                 self._advance_if_all_idle()
@@ -163,10 +165,10 @@ class Head:
                 self._finished.add(node_rank)
                 self._leave_if_all_finished()
             case Leave():
-                link.close(message.why)
+                connection.close(message.why)
 
     def _lose(self, node_rank: int, why: str) -> None:
-        self._board.close(self._links.pop(node_rank), why)
+        self._board.close(self._connections.pop(node_rank), why)
         if self._over:
             return
         host, now_ns = self._hosts[node_rank], time.monotonic_ns()
@@ -192,27 +194,27 @@ class Head:
             self._board.news.append(others_failed(end))
 
     def _leave_if_all_finished(self) -> None:
-        if self._finished >= {OWN, *self._links}:
+        if self._finished >= {OWN, *self._connections}:
             self._broadcast(MayLeave(generation=self._generation))
             self._board.news.append(OthersFinished(at_ns=time.monotonic_ns()))
 
     def _advance_if_all_idle(self) -> None:
-        if self._idle >= {OWN, *self._links}:
+        if self._idle >= {OWN, *self._connections}:
             self._idle.discard(OWN)  # it is asked once
             outcomes = tuple(self._outcomes.values())
             self._board.news.append(AllIdle(outcomes=outcomes, at_ns=time.monotonic_ns()))
 
     def _broadcast(self, message: Message, *, but: int = OWN) -> None:
-        for node_rank, link in self._links.items():
+        for node_rank, connection in self._connections.items():
             if node_rank != but:
-                link.send(message)
-                self._board.settle(link)
+                connection.send(message)
+                self._board.settle(connection)
 
     def close(self) -> None:
         """Have what was said arrive, as far as the others still listen, and let them go."""
         if self._reach is not None:
             self._reach.close()
-        say_goodbye(self._links.values(), self._board)
+        say_goodbye(self._connections.values(), self._board)
 
 
 def others_failed(end: End) -> OthersFailed:
@@ -233,24 +235,26 @@ def over_event(message: Over) -> LaunchOver:
     )
 
 
-def say_goodbye(links: Iterable[Link], board: Switchboard) -> None:
+def say_goodbye(connections: Iterable[Connection], board: Connections) -> None:
     """Close connections once the other ends have read all that was said, or do not read on."""
-    links = list(links)
+    connections = list(connections)
     deadline = time.monotonic() + _GOODBYE_S
     with selectors.DefaultSelector() as selector:
-        for link in links:
-            board.drop(link)
-            if link.closed is None:
-                selector.register(link, selectors.EVENT_READ | selectors.EVENT_WRITE, link)
-                link.end_writing()
+        for connection in connections:
+            board.drop(connection)
+            if connection.closed is None:
+                selector.register(
+                    connection, selectors.EVENT_READ | selectors.EVENT_WRITE, connection
+                )
+                connection.end_writing()
         while selector.get_map() and (left_s := deadline - time.monotonic()) > 0:
             for key, _ in selector.select(left_s):
-                link = key.data
-                link.receive()
-                link.end_writing()
-                if link.closed is not None:
-                    selector.unregister(link)
-                elif not link.wants_to_write:
-                    selector.modify(link, selectors.EVENT_READ, link)
-    for link in links:
-        link.close("the launch is over")
+                connection = key.data
+                connection.receive()
+                connection.end_writing()
+                if connection.closed is not None:
+                    selector.unregister(connection)
+                elif not connection.wants_to_write:
+                    selector.modify(connection, selectors.EVENT_READ, connection)
+    for connection in connections:
+        connection.close("the launch is over")

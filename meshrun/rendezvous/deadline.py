@@ -8,7 +8,7 @@ _FIRST_NOTE_S = 3.0
 _NOTE_EVERY_S = 5.0
 
 
-class Patience:
+class Deadline:
     """One wait, from now on.
 
     Args:

@@ -12,12 +12,12 @@ from typing import Any
 from meshrun.errors import HostError, MeshrunError, RendezvousError, UsageError
 from meshrun.host.interfaces import address_in
 from meshrun.host.sockets import listen_on
-from meshrun.plan.rendezvous_config import Meeting, format_endpoint
+from meshrun.plan.rendezvous_config import RendezvousConfig, format_endpoint
 from meshrun.protocol.events import MeetingFailed, Met, NodeLost, OthersFailed
-from meshrun.rendezvous.connection import Link
-from meshrun.rendezvous.connections import Switchboard
-from meshrun.rendezvous.coordinator import OWN, SILENT_S, Head
-from meshrun.rendezvous.deadline import Patience
+from meshrun.rendezvous.connection import Connection
+from meshrun.rendezvous.connections import Connections
+from meshrun.rendezvous.coordinator import OWN, SILENT_S, Coordinator
+from meshrun.rendezvous.deadline import Deadline
 from meshrun.rendezvous.expected_nodes import check_settings
 from meshrun.rendezvous.membership import Choice, Fit, Membership, describe_shapes
 from meshrun.rendezvous.messages import (
@@ -31,19 +31,19 @@ from meshrun.rendezvous.messages import (
     Waiting,
     Welcome,
 )
-from meshrun.rendezvous.reachability import Reach
+from meshrun.rendezvous.reachability import Reachability
 from meshrun.rendezvous.store_access import keep_to_nodes
-from meshrun.rendezvous.unauthenticated import Strangers
+from meshrun.rendezvous.unauthenticated import Unauthenticated
 
 _SPARE = "this node is a spare: it steps in once another is lost, or the mesh can use it"
 
 
-class ElasticHead(Head):
+class ElasticCoordinator(Coordinator):
     """Node 0, which goes on listening; nodes go by a number that they keep, whatever their rank.
 
     Args:
-        links: To the other nodes that have met, by number.
-        cards: What each node said of itself, this one first.
+        connections: To the other nodes that have met, by number.
+        infos: What each node said of itself, this one first.
         meeting: How many there may be and must be, and how long to wait if there are too few.
         listener: Where nodes that come later connect.
         secret: What only launchers of this launch know.
@@ -54,25 +54,25 @@ class ElasticHead(Head):
 
     def __init__(
         self,
-        links: Mapping[int, Link],
-        cards: Sequence[Join],
+        connections: Mapping[int, Connection],
+        infos: Sequence[Join],
         *,
-        meeting: Meeting,
+        meeting: RendezvousConfig,
         listener: socket.socket,
         secret: bytes,
         run_id: str,
         fit: Fit,
-        board: Switchboard,
+        board: Connections,
     ) -> None:
         self._meeting, self._run_id = meeting, run_id
         self._nodes = Membership(
             fit=fit,
-            least=meeting.least_nodes or len(cards),
-            most=meeting.nnodes if meeting.is_elastic else len(cards),
-            cards=dict(enumerate(cards)),
+            least=meeting.least_nodes or len(infos),
+            most=meeting.nnodes if meeting.is_elastic else len(infos),
+            infos=dict(enumerate(infos)),
         )
-        self._counter = itertools.count(len(cards))
-        self._spares: dict[int, Link] = {}
+        self._counter = itertools.count(len(infos))
+        self._spares: dict[int, Connection] = {}
         self._told: set[int] = set()
         """Spares that know that they are."""
         self._numbers: tuple[int, ...] = ()
@@ -86,24 +86,26 @@ class ElasticHead(Head):
         self._causes: list[dict[str, Any]] = []
         self._wish: Begin | None = Begin(generation=0, cause={})
         """The generation that is to begin once enough nodes are there."""
-        self._patience: Patience | None = None
+        self._deadline: Deadline | None = None
         """How long others are waited for, while they are too few."""
         self.store_listener: socket.socket | None = None
         """For the store of this generation's ranks; ranks of another cannot meet it."""
         self._bound, port = address_in(listener.getsockname()), listener.getsockname()[1]
-        known = (link.own_address for link in links.values())
+        known = (connection.own_address for connection in connections.values())
         is_address = self._bound not in ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
-        self._address = self._bound if is_address else next(known, cards[0].host)
+        self._address = self._bound if is_address else next(known, infos[0].host)
         self._endpoint = format_endpoint(self._address, port)
         super().__init__(
-            links,
-            hosts=[card.host for card in cards],
-            world_size=sum(card.nproc for card in cards),
+            connections,
+            hosts=[info.host for info in infos],
+            world_size=sum(info.nproc for info in infos),
             node_timeout_s=meeting.node_timeout_s,
             board=board,
         )
         self._listener = listener
-        self._strangers = Strangers(listener, secret=secret, board=board, come=self._come)
+        self._unauthenticated = Unauthenticated(
+            listener, secret=secret, board=board, come=self._come
+        )
         self._regroup()
 
     def _begin_generation(self, generation: int) -> None:
@@ -123,16 +125,16 @@ class ElasticHead(Head):
         super().tell(message)
         if isinstance(message, Over):
             self._wish = None
-            for link in self._spares.values():
-                link.send(message)
-                self._board.settle(link)
+            for connection in self._spares.values():
+                connection.send(message)
+                self._board.settle(connection)
 
     def _leave_if_all_finished(self) -> None:
         super()._leave_if_all_finished()
-        self._is_done = self._finished >= {OWN, *self._links}
+        self._is_done = self._finished >= {OWN, *self._connections}
 
     def _advance_if_all_idle(self) -> None:
-        self._is_decided = self._is_decided or self._idle >= {OWN, *self._links}
+        self._is_decided = self._is_decided or self._idle >= {OWN, *self._connections}
         super()._advance_if_all_idle()
 
     # ---- time ------------------------------------------------------------------------------
@@ -144,84 +146,86 @@ class ElasticHead(Head):
         super().look()
         if not is_due:
             return
-        self._strangers.look()
-        for number, link in list(self._spares.items()):
-            link.beat()
-            self._board.settle(link)
-            if now_ns - link.heard_ns > self._meeting.node_timeout_s * 1e9:
+        self._unauthenticated.look()
+        for number, connection in list(self._spares.items()):
+            connection.beat()
+            self._board.settle(connection)
+            if now_ns - connection.heard_ns > self._meeting.node_timeout_s * 1e9:
                 self._lose_spare(number, "it fell silent")
-        if self._patience is not None and self._wish is not None:
-            self._wait_on(self._patience)
+        if self._deadline is not None and self._wish is not None:
+            self._wait_on(self._deadline)
 
-    def _wait_on(self, patience: Patience) -> None:
-        if patience.is_over:
+    def _wait_on(self, deadline: Deadline) -> None:
+        if deadline.is_over:
             is_elastic = self._meeting.is_elastic
             lost = f"{self._loss}; " if self._loss and not is_elastic else ""
             option = "--rdzv-conf join_timeout=TIME" if is_elastic else "--node-timeout TIME"
             self._fail(
                 RendezvousError(
-                    f"{lost}after {patience.waited_s:.0f} s {self._nodes.describe()}",
+                    f"{lost}after {deadline.waited_s:.0f} s {self._nodes.describe()}",
                     hint="a node that is started now with the same command joins;"
                     f" {option} says for how long to wait",
                 )
             )
-        elif patience.takes_note():
-            text = f"waiting at {self._endpoint}: {self._error.message} ({patience})"
+        elif deadline.takes_note():
+            text = f"waiting at {self._endpoint}: {self._error.message} ({deadline})"
             self._board.note(text)
-            for link in (*self._links.values(), *self._spares.values()):
-                link.send(Waiting(text=text))
-                self._board.settle(link)
+            for connection in (*self._connections.values(), *self._spares.values()):
+                connection.send(Waiting(text=text))
+                self._board.settle(connection)
 
     def _fail(self, error: MeshrunError) -> None:
         self._wish = None
         if not self._causes:  # nobody has a place yet
-            for link in (*self._links.values(), *self._spares.values()):
-                link.send(Refused.of(error))
-                self._board.settle(link)
+            for connection in (*self._connections.values(), *self._spares.values()):
+                connection.send(Refused.of(error))
+                self._board.settle(connection)
         self._board.news.append(MeetingFailed(error=error, at_ns=time.monotonic_ns()))
 
     # ---- who comes and goes ----------------------------------------------------------------
 
     def _on_ready(self, node_rank: int) -> None:
-        link = self._spares.get(node_rank)
-        if link is None:
+        connection = self._spares.get(node_rank)
+        if connection is None:
             super()._on_ready(node_rank)
             return
-        link.receive()  # what it still says of ranks that it had is old news
-        if link.closed is not None:
-            self._lose_spare(node_rank, link.closed)
+        connection.receive()  # what it still says of ranks that it had is old news
+        if connection.closed is not None:
+            self._lose_spare(node_rank, connection.closed)
         else:
-            self._board.settle(link)
+            self._board.settle(connection)
 
-    def _come(self, link: Link, said: Sequence[Message]) -> None:
-        card = next((message for message in said if isinstance(message, Join | GaveUp)), None)
-        if card is None or link.closed is not None:
-            link.close("it gave up")
-        elif isinstance(card, GaveUp):
-            self._strangers.turn_away(link, card.as_error())
+    def _come(self, connection: Connection, said: Sequence[Message]) -> None:
+        info = next((message for message in said if isinstance(message, Join | GaveUp)), None)
+        if info is None or connection.closed is not None:
+            connection.close("it gave up")
+        elif isinstance(info, GaveUp):
+            self._unauthenticated.turn_away(connection, info.as_error())
         else:
             try:
-                self._let_in(link, card)
+                self._let_in(connection, info)
             except MeshrunError as error:  # it was started differently
-                self._strangers.turn_away(link, error)
+                self._unauthenticated.turn_away(connection, error)
 
-    def _let_in(self, link: Link, card: Join) -> None:
-        check_settings(self._nodes.cards[OWN], card)
-        if (left_out := self._left_out.get(card.host)) is not None:
+    def _let_in(self, connection: Connection, info: Join) -> None:
+        check_settings(self._nodes.infos[OWN], info)
+        if (left_out := self._left_out.get(info.host)) is not None:
             raise left_out
         if not self._meeting.is_elastic:
-            self._check_place(card)
-        for number, other in list(self._nodes.cards.items()):
-            if card.launcher and other.launcher == card.launcher and number != OWN:
-                (self._lose if number in self._links else self._lose_spare)(number, "it came again")
+            self._check_place(info)
+        for number, other in list(self._nodes.infos.items()):
+            if info.launcher and other.launcher == info.launcher and number != OWN:
+                (self._lose if number in self._connections else self._lose_spare)(
+                    number, "it came again"
+                )
         number = next(self._counter)
-        self._nodes.add(number, card)
-        self._spares[number] = link
-        self._board.add(link, partial(self._on_ready, number))
+        self._nodes.add(number, info)
+        self._spares[number] = connection
+        self._board.add(connection, partial(self._on_ready, number))
         if self._wish is not None:
             self._regroup()
         elif not (self._over or self._is_done or self._ending or self._is_decided):
-            self._grow(card.host)
+            self._grow(info.host)
 
     def _blame(self, cause: dict[str, Any]) -> None:
         """Leave a node out after two failures in a row on it that no other had."""
@@ -229,47 +233,47 @@ class ElasticHead(Head):
         if rank is None or layout is None or not cause.get("is_failure", True):
             return
         number = self._numbers[layout.node_rank(rank)]
-        card, what = self._nodes.cards.get(number), str(cause.get("description"))
-        if card is None:
+        info, what = self._nodes.infos.get(number), str(cause.get("description"))
+        if info is None:
             return
-        self._failures.append((card.host, what))
+        self._failures.append((info.host, what))
         hosts = [host for host, _ in self._failures[-2:]]
-        is_shared = any(other == what and host != card.host for host, other in self._failures)
-        if hosts != [card.host] * 2 or is_shared or number not in self._links:
+        is_shared = any(other == what and host != info.host for host, other in self._failures)
+        if hosts != [info.host] * 2 or is_shared or number not in self._connections:
             return
         if not self._nodes.can_do_without(number):
             return
-        why = f"the last two failures were on {card.host} and on no other node: rank {rank} {what}"
-        self._left_out[card.host] = error = HostError(
+        why = f"the last two failures were on {info.host} and on no other node: rank {rank} {what}"
+        self._left_out[info.host] = error = HostError(
             f"{why}; the others go on without it",
             hint="look at this host's devices, disk and memory; the launch takes it in no more",
         )
         self._board.note(f"{why}; it is left out")
-        self._board.drop(link := self._links.pop(number))
-        self._strangers.turn_away(link, error)
+        self._board.drop(connection := self._connections.pop(number))
+        self._unauthenticated.turn_away(connection, error)
         self._nodes.remove(number)
 
-    def _check_place(self, card: Join) -> None:
+    def _check_place(self, info: Join) -> None:
         """Check that a node is missing for which this one may stand.
 
         Raises:
             UsageError: If not.
         """
         silent_since_ns = time.monotonic_ns() - int(SILENT_S * 1e9)
-        for number, link in list(self._links.items()):
-            is_same = self._nodes.cards[number].host == card.host
-            if is_same and link.heard_ns < silent_since_ns:
+        for number, connection in list(self._connections.items()):
+            is_same = self._nodes.infos[number].host == info.host
+            if is_same and connection.heard_ns < silent_since_ns:
                 self._lose(number, "its launcher was started again")
         free, count = self._nodes.free_places, self._nodes.most
-        if free and card.node_rank in (None, *free):
+        if free and info.node_rank in (None, *free):
             return
-        if card.node_rank in (None, *range(1, count)):
-            hosts = ", ".join(each.host for each in self._nodes.cards.values())
+        if info.node_rank in (None, *range(1, count)):
+            hosts = ", ".join(each.host for each in self._nodes.infos.values())
             raise UsageError(
                 f"{count} nodes were asked for, and have begun: {hosts}",
                 hint="is the launcher started twice on a host?",
             )
-        raise UsageError(f"{card.host} has --node-rank {card.node_rank}, of {count} nodes")
+        raise UsageError(f"{info.host} has --node-rank {info.node_rank}, of {count} nodes")
 
     def _grow(self, host: str) -> None:
         """End this generation if the next would have more ranks."""
@@ -280,8 +284,8 @@ class ElasticHead(Head):
         self._change(f"{host} joins: {describe_shapes(before, choice.layout)}")
 
     def _lose(self, node_rank: int, why: str) -> None:
-        self._board.close(self._links.pop(node_rank), why)
-        rank, host = self._nodes.rank(node_rank), self._nodes.cards[node_rank].host
+        self._board.close(self._connections.pop(node_rank), why)
+        rank, host = self._nodes.rank(node_rank), self._nodes.infos[node_rank].host
         self._nodes.remove(node_rank)
         if self._over:
             return
@@ -297,7 +301,7 @@ class ElasticHead(Head):
 
     def _lose_spare(self, number: int, why: str) -> None:
         self._board.close(self._spares.pop(number), why)
-        host = self._nodes.cards[number].host
+        host = self._nodes.infos[number].host
         self._nodes.remove(number)
         if not self._over:
             self._board.note(f"{host}, a spare, is gone: {why}")
@@ -329,13 +333,13 @@ class ElasticHead(Head):
         if wish is None:
             return
         if choice is None:
-            if len(self._nodes.cards) >= self._nodes.most:
+            if len(self._nodes.infos) >= self._nodes.most:
                 self._fail(self._error)  # no other node would help
-            elif self._patience is None:
-                self._patience = Patience(self._meeting.return_s)
+            elif self._deadline is None:
+                self._deadline = Deadline(self._meeting.return_s)
             return
-        self._wish = self._patience = None
-        if list(choice.members) == list(self._ran):
+        self._wish = self._deadline = None
+        if list(choice.participants) == list(self._ran):
             super().tell(wish)
         else:
             self._begin(wish.generation, choice)
@@ -346,9 +350,9 @@ class ElasticHead(Head):
         nodes, before = self._nodes, self._nodes.layout
         previous = {**before.to_dict(), "generation": generation - 1} if before else {}
         nodes.settle(choice)
-        self._numbers = choice.members
+        self._numbers = choice.participants
         self._world_size = choice.layout.world_size
-        runs = {number: nodes.cards[number].host for number in choice.members}
+        runs = {number: nodes.infos[number].host for number in choice.participants}
         if self._causes and self._meeting.is_elastic:
             self._causes[-1]["resize"] = {
                 "generation": generation,
@@ -359,20 +363,20 @@ class ElasticHead(Head):
                 "hosts": list(runs.values()),
             }
         self._ran = runs
-        links = {**self._links, **self._spares}
-        self._links = {number: links[number] for number in runs if number != OWN}
-        self._spares = {number: links[number] for number in choice.spares}
+        connections = {**self._connections, **self._spares}
+        self._connections = {number: connections[number] for number in runs if number != OWN}
+        self._spares = {number: connections[number] for number in choice.spares}
         self._told -= runs.keys()
         self._begin_generation(generation)
         self._open_store()
-        if before is None and self._links and not self._meeting.is_elastic:
-            self._reach = Reach(self._address, self._board)
-            first = next(iter(self._links.values()))
-            card = nodes.cards[nodes.members[1]]
-            self._reach.try_out(card.host, first.their_address, card.reach_port)
-        for number, link in self._links.items():
-            link.send(self._welcome(number, previous))
-            self._board.settle(link)
+        if before is None and self._connections and not self._meeting.is_elastic:
+            self._reach = Reachability(self._address, self._board)
+            first = next(iter(self._connections.values()))
+            info = nodes.infos[nodes.participants[1]]
+            self._reach.try_out(info.host, first.their_address, info.reach_port)
+        for number, connection in self._connections.items():
+            connection.send(self._welcome(number, previous))
+            self._board.settle(connection)
         own = self._welcome(OWN, previous)
         self._board.news.append(
             Met(
@@ -397,8 +401,8 @@ class ElasticHead(Head):
         return Welcome(
             node_rank=nodes.rank(number),
             hosts=nodes.hosts,
-            nproc_per_node=[nodes.cards[member].nproc for member in nodes.members],
-            roles=[nodes.cards[member].role for member in nodes.members],
+            nproc_per_node=[nodes.infos[participant].nproc for participant in nodes.participants],
+            roles=[nodes.infos[participant].role for participant in nodes.participants],
             run_id=self._run_id,
             store_port=self.store_listener.getsockname()[1],
             next_address=next_address,
@@ -410,32 +414,32 @@ class ElasticHead(Head):
 
     def _port_after(self, number: int) -> tuple[str, int]:
         """Return where the node after another one may be tried: address, "" for ours, and port."""
-        members = self._nodes.members
-        after = members[(members.index(number) + 1) % len(members)]
+        participants = self._nodes.participants
+        after = participants[(participants.index(number) + 1) % len(participants)]
         if self._reach is None or self._causes:  # once is enough
             return "", 0
         if after == OWN:
             return "", self._reach.port
-        return self._links[after].their_address, self._nodes.cards[after].reach_port
+        return self._connections[after].their_address, self._nodes.infos[after].reach_port
 
     def _open_store(self) -> None:
         if self.store_listener is not None:
             self.store_listener.close()
         self.store_listener = listen_on(self._bound, 0)
-        keep_to_nodes(self.store_listener, self._links.values(), self._board)
+        keep_to_nodes(self.store_listener, self._connections.values(), self._board)
 
     def _tell_spares(self) -> None:
         for number in self._spares.keys() - self._told:
             self._told.add(number)
             self._spares[number].send(Waiting(text=_SPARE))
             self._board.settle(self._spares[number])
-            self._board.note(f"{self._nodes.cards[number].host} waits as a spare")
+            self._board.note(f"{self._nodes.infos[number].host} waits as a spare")
 
     def close(self) -> None:
         """Have what was said arrive, as far as the others still listen, and let them go."""
-        self._strangers.close("the launch is over")
+        self._unauthenticated.close("the launch is over")
         self._listener.close()
-        self._links.update(self._spares)
+        self._connections.update(self._spares)
         super().close()
         if self.store_listener is not None:
             self.store_listener.close()

@@ -1,4 +1,4 @@
-"""A node of a launch whose nodes come and go: cut off from the head, it tries to come back."""
+"""A node of an elastic launch: when it loses the coordinator, it tries to return."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any
 
 from meshrun.errors import RendezvousError
 from meshrun.protocol.events import NodeLost
-from meshrun.rendezvous.deadline import Patience
+from meshrun.rendezvous.deadline import Deadline
 from meshrun.rendezvous.messages import Begin, Idle, Leave, Message, Waiting, Welcome
-from meshrun.rendezvous.participant import Member
+from meshrun.rendezvous.participant import Participant
 
 
-class ElasticMember(Member):
-    """A node that is not the first; see :class:`Member`."""
+class ElasticParticipant(Participant):
+    """A node that is not the first; see :class:`Participant`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._is_idle = False
         """Whether nothing is left here of the last generation of ranks."""
         self._is_spare = False
         self._lost = ""
-        """Why the head was lost, while this node tries to come back."""
+        """Why the coordinator was lost, while this node tries to come back."""
         super().__init__(*args, **kwargs)
 
     def tell(self, message: Message) -> None:
@@ -37,29 +37,29 @@ class ElasticMember(Member):
             self._over = True
 
     def _hear(self, message: Message) -> None:
-        if isinstance(message, Waiting) and self._card.node_rank is None:
+        if isinstance(message, Waiting) and self._info.node_rank is None:
             self._is_spare, self._lost = True, ""
         if isinstance(message, Welcome | Begin):
             self._is_idle = self._is_spare = False
             self._lost = ""
         super()._hear(message)
 
-    def _look_for_head(self) -> None:
+    def _look_for_coordinator(self) -> None:
         if self._lost and not (self._is_idle or self._is_spare):
             return  # its own ranks are to end first
-        super()._look_for_head()
+        super()._look_for_coordinator()
 
     def _drop(self, why: str, *, misled_s: float | None = None) -> None:
-        link, now_ns = self._link, time.monotonic_ns()
-        if link is None or self._over or self._failed or not (self._met or self._is_spare):
+        connection, now_ns = self._connection, time.monotonic_ns()
+        if connection is None or self._over or self._failed or not (self._met or self._is_spare):
             super()._drop(why, misled_s=misled_s)
             return
-        self._link = None
-        self._board.close(link, why)
+        self._connection = None
+        self._board.close(connection, why)
         self._lost = self._tried = why
         if self._met:
             self._met = False
-            news = NodeLost(node_rank=0, host=self._head_host, why=why, at_ns=now_ns)
+            news = NodeLost(node_rank=0, host=self._coordinator_host, why=why, at_ns=now_ns)
             self._board.news.append(news)
         if self._is_idle or self._is_spare:
             self._come_back()
@@ -69,13 +69,13 @@ class ElasticMember(Member):
             f"trying to come back to node 0 at {self._meeting.endpoint}"
             f" for {self._meeting.return_s:.0f} s"
         )
-        self._card = replace(self._card, node_rank=None)
-        self._patience = Patience(self._meeting.return_s)
+        self._info = replace(self._info, node_rank=None)
+        self._deadline = Deadline(self._meeting.return_s)
         self._retry_ns = time.monotonic_ns()
 
     def _not_connected(self, why: str, *, misled_s: float | None = None) -> None:
         if self._lost and why == os.strerror(errno.ECONNREFUSED):
-            who = f"node 0 ({self._head_host})" if self._head_host else "node 0"
+            who = f"node 0 ({self._coordinator_host})" if self._coordinator_host else "node 0"
             self._fail(
                 RendezvousError(
                     f"{who} was lost: {self._lost}",

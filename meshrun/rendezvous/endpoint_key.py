@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from meshrun.errors import RendezvousError
 from meshrun.protocol.events import Negotiated
-from meshrun.rendezvous.node_info import NodeCard, read_card
+from meshrun.rendezvous.node_info import NodeInfo, read_info
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -27,7 +27,7 @@ _MEETING_TAKES_S = 10.0
 _CONNECT_S = 5.0
 
 
-class DoorSign:
+class EndpointKey:
     """The key in torch's store, as one node sees it.
 
     Args:
@@ -49,26 +49,26 @@ class DoorSign:
         if not text or text == self._stale:
             return None
         try:
-            card = read_card(text, _KEY)
+            info = read_info(text, _KEY)
         except RendezvousError:
             time.sleep(2 * _LOOK_EVERY_S)  # the first node writes it again
-            card = read_card(self._read(), _KEY)
+            info = read_info(self._read(), _KEY)
         try:
-            with socket.create_connection((card.address, card.port), timeout=_CONNECT_S):
-                return late_at(card, nnodes=self._nnodes)
+            with socket.create_connection((info.address, info.port), timeout=_CONNECT_S):
+                return late_at(info, nnodes=self._nnodes)
         except OSError:  # of an earlier launch, on a store that outlived it
             self._stale = text
             return None
 
-    def put_up(self, card: NodeCard, changed: Callable[[str], None]) -> Negotiated | None:
+    def put_up(self, info: NodeInfo, changed: Callable[[str], None]) -> Negotiated | None:
         """As the first node, say where to come; return where to go if another was faster.
 
         ``changed`` is called with the key each time that somebody else has written there since.
         """
-        mine = card.to_text().encode()
+        mine = info.to_text().encode()
         found = self._store.compare_set(_KEY, self._stale.decode(), mine.decode())
         if found != mine:
-            return late_at(read_card(found, _KEY), nnodes=self._nnodes)
+            return late_at(read_info(found, _KEY), nnodes=self._nnodes)
 
         def keep() -> None:
             while True:
@@ -80,12 +80,12 @@ class DoorSign:
         threading.Thread(target=keep, daemon=True).start()
         return None
 
-    def compare(self, head: NodeCard) -> Negotiated | None:
+    def compare(self, coordinator: NodeInfo) -> Negotiated | None:
         """Return where to go if the first node of these is not the first of the launch."""
         while (text := self._read()) in (b"", self._stale):
             time.sleep(0.05)
-        card = read_card(text, _KEY)
-        return None if card == head else late_at(card, nnodes=self._nnodes)
+        info = read_info(text, _KEY)
+        return None if info == coordinator else late_at(info, nnodes=self._nnodes)
 
     def watch(self, done: threading.Event, go: Callable[[Negotiated], None]) -> None:
         """While torch's rendezvous waits: call ``go`` if it is over, and was without this node."""
@@ -104,15 +104,15 @@ class DoorSign:
         return self._store.get(_KEY) if self._store.check([_KEY]) else b""
 
 
-def late_at(card: NodeCard, *, nnodes: int) -> Negotiated:
+def late_at(info: NodeInfo, *, nnodes: int) -> Negotiated:
     """Return where to go, as the first node's card says it."""
     return Negotiated(
         node_rank=nnodes - 1,
         nnodes=nnodes,
-        head_host=card.host,
-        head_address=card.address,
-        head_port=card.port,
-        secret=card.secret,
+        coordinator_host=info.host,
+        coordinator_address=info.address,
+        coordinator_port=info.port,
+        secret=info.secret,
         at_ns=time.monotonic_ns(),
         is_late=True,
     )

@@ -1,4 +1,4 @@
-"""Who has joined, who is missing, and whether they may start together. Pure; the head's view."""
+"""Which nodes have joined, which are missing, and whether they may start together. Pure."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class TooMany(UsageError):
 
 
 @dataclass(slots=True)
-class Gathering:
+class ExpectedNodes:
     """The nodes of a launch until all are there.
 
     Args:
         nnodes: How many there are to be.
         hosts: Their names in node order, where a scheduler says them.
-        own: The head itself, node 0.
+        own: The coordinator itself, node 0.
     """
 
     nnodes: int
@@ -37,7 +37,7 @@ class Gathering:
     left_out: int = 0
     """How many are not waited for any more: they said that they cannot take part."""
 
-    def join(self, number: int, card: Join) -> None:
+    def join(self, number: int, info: Join) -> None:
         """Take a node in.
 
         Raises:
@@ -49,9 +49,9 @@ class Gathering:
                 f"{_nodes(self.nnodes)} were asked for, and {_listed(self._names())} have joined",
                 hint=f"--nnodes {self.nnodes + 1}, on every node",
             )
-        self._check_rank(card)
-        check_settings(self.own, card)
-        self.joined[number] = card
+        self._check_rank(info)
+        check_settings(self.own, info)
+        self.joined[number] = info
 
     def leave(self, number: int) -> None:
         """A node that was waiting is gone."""
@@ -68,11 +68,11 @@ class Gathering:
         Nodes that were told their rank have it; the others fill the gaps by their names, as
         people count: ``node2`` before ``node10``.
         """
-        told = {card.node_rank: number for number, card in self.joined.items()}
+        told = {info.node_rank: number for number, info in self.joined.items()}
         told.pop(None, None)
         free = iter(
             sorted(
-                (number for number, card in self.joined.items() if card.node_rank is None),
+                (number for number, info in self.joined.items() if info.node_rank is None),
                 key=lambda number: (natural(self.joined[number].host), number),
             )
         )
@@ -89,7 +89,7 @@ class Gathering:
 
     def _missing_names(self) -> list[str]:
         """Return the names or numbers of those who are missing, as far as they can be told."""
-        told = {card.node_rank for card in self.joined.values()} | {0}
+        told = {info.node_rank for info in self.joined.values()} | {0}
         if None not in told:
             ranks = [rank for rank in range(self.nnodes) if rank not in told]
             return [
@@ -105,55 +105,55 @@ class Gathering:
         return self.nnodes - 1 - len(self.joined)
 
     def _names(self) -> list[str]:
-        return [self.own.host, *(card.host for card in self.joined.values())]
+        return [self.own.host, *(info.host for info in self.joined.values())]
 
-    def _check_rank(self, card: Join) -> None:
-        if card.node_rank is None:
+    def _check_rank(self, info: Join) -> None:
+        if info.node_rank is None:
             return
-        if card.node_rank >= self.nnodes:
+        if info.node_rank >= self.nnodes:
             raise UsageError(
-                f"{card.host} has --node-rank {card.node_rank}, of {_nodes(self.nnodes)}",
+                f"{info.host} has --node-rank {info.node_rank}, of {_nodes(self.nnodes)}",
                 hint="node ranks count from 0",
             )
-        same = [other for other in self.joined.values() if other.node_rank == card.node_rank]
-        if card.node_rank == 0:
+        same = [other for other in self.joined.values() if other.node_rank == info.node_rank]
+        if info.node_rank == 0:
             same = [self.own]
         if same:
             raise UsageError(
-                f"{same[0].host} and {card.host} both have --node-rank {card.node_rank}",
+                f"{same[0].host} and {info.host} both have --node-rank {info.node_rank}",
                 hint="each node has its own; without any, they are counted by their names",
             )
 
 
-def check_settings(first: Join, card: Join) -> None:
+def check_settings(first: Join, info: Join) -> None:
     """Check that a node was started as the first one was.
 
     Raises:
         UsageError: With the setting that differs.
     """
-    for name in dict.fromkeys([*first.settings, *card.settings]):
-        own, other = (lines(each.settings.get(name, "")) for each in (first, card))
+    for name in dict.fromkeys([*first.settings, *info.settings]):
+        own, other = (lines(each.settings.get(name, "")) for each in (first, info))
         if other != own:
             raise UsageError(
-                f"{_shown(name, other)} on {card.host}, and {_shown(name, own)} on"
+                f"{_shown(name, other)} on {info.host}, and {_shown(name, own)} on"
                 f" {first.host}, the first node",
                 hint="every node is started with the same command and the same versions",
             )
-    _check_program(first, card)
+    _check_program(first, info)
 
 
-def _check_program(first: Join, card: Join) -> None:
+def _check_program(first: Join, info: Join) -> None:
     """Check that a node runs what the first one runs, as far as both say what that is."""
-    if not (first.program and card.program):
+    if not (first.program and info.program):
         return
-    for part in dict.fromkeys([*first.program, *card.program]):
-        own, other = first.program.get(part, _NOTHING), card.program.get(part, _NOTHING)
+    for part in dict.fromkeys([*first.program, *info.program]):
+        own, other = first.program.get(part, _NOTHING), info.program.get(part, _NOTHING)
         if own[:1] == other[:1] or (part == PROGRAM_FILE and _NOTHING in (own, other)):
             continue
         theirs, ours = (one_line(" ".join(each[1:])) for each in (other, own))
-        shown = f"is {theirs} on {card.host}, and {ours} on {first.host}"
+        shown = f"is {theirs} on {info.host}, and {ours} on {first.host}"
         if theirs == ours:  # a secret, or too long to be shown to where they differ
-            shown = f"({ours}) is another one on {card.host} than on {first.host}"
+            shown = f"({ours}) is another one on {info.host} than on {first.host}"
         raise UsageError(
             f"{one_line(part)} {shown}, the first node",
             hint="every node is started with the same program and arguments;"

@@ -1,7 +1,8 @@
 """How two launchers prove to each other that they know the launch's secret. Pure.
 
-Lines of JSON, before any frame: the head's greeting with a number it has drawn, the member's
-with its own and its proof, the head's proof. Neither proof helps anybody in another conversation.
+Lines of JSON, before any frame: the coordinator's greeting with a random number, the
+participant's number and proof, the coordinator's proof. Neither proof can be used in another
+conversation.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class OtherLaunch(HandshakeError):
     """The other end is a launcher that does not know the secret."""
 
 
-class HeadHandshake:
+class CoordinatorHandshake:
     """The side that listens: sends :attr:`greeting`, takes one line, answers with one."""
 
     def __init__(self, secret: bytes) -> None:
@@ -41,7 +42,7 @@ class HeadHandshake:
         """Return (the line to send, the key of the conversation).
 
         Raises:
-            HandshakeError: If the member does not know the secret.
+            HandshakeError: If the participant does not know the secret.
         """
         said = _read(line)
         nonces = f"{self._nonce} {_text(said, 'nonce')}"
@@ -51,7 +52,7 @@ class HeadHandshake:
         return reply, _key(self._secret, nonces)
 
 
-class MemberHandshake:
+class ParticipantHandshake:
     """The side that connects: takes the greeting, answers it, takes the proof."""
 
     def __init__(self, secret: bytes) -> None:
@@ -82,7 +83,7 @@ class MemberHandshake:
         """Return the key of the conversation.
 
         Raises:
-            HandshakeError: If the head refused, or does not know the secret itself.
+            HandshakeError: If the coordinator refused, or does not know the secret itself.
         """
         said = _read(line)
         if "refused" in said:
@@ -95,7 +96,7 @@ class MemberHandshake:
 
 
 def refusal(reason: str) -> bytes:
-    """Return the line that tells a member why it is not let in."""
+    """Return the line that tells a participant why it is not let in."""
     return _line({"refused": reason})
 
 

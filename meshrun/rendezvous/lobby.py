@@ -10,71 +10,75 @@ from functools import partial
 
 from meshrun.errors import MeshrunError, RendezvousError
 from meshrun.host.interfaces import address_in
-from meshrun.plan.rendezvous_config import Meeting, format_endpoint
+from meshrun.plan.rendezvous_config import RendezvousConfig, format_endpoint
 from meshrun.protocol.events import MeetingFailed
-from meshrun.rendezvous.connection import Link
-from meshrun.rendezvous.connections import Switchboard
-from meshrun.rendezvous.coordinator import BEAT_S, SILENT_S, Head, say_goodbye
-from meshrun.rendezvous.deadline import Patience
-from meshrun.rendezvous.duplicate_coordinator import Rival
-from meshrun.rendezvous.elastic_coordinator import ElasticHead
-from meshrun.rendezvous.expected_nodes import Gathering, TooMany
+from meshrun.rendezvous.connection import Connection
+from meshrun.rendezvous.connections import Connections
+from meshrun.rendezvous.coordinator import BEAT_S, SILENT_S, Coordinator, say_goodbye
+from meshrun.rendezvous.deadline import Deadline
+from meshrun.rendezvous.duplicate_coordinator import DuplicateCoordinator
+from meshrun.rendezvous.elastic_coordinator import ElasticCoordinator
+from meshrun.rendezvous.expected_nodes import ExpectedNodes, TooMany
 from meshrun.rendezvous.membership import Fit, fit_without_mesh
 from meshrun.rendezvous.messages import GaveUp, Join, Message, Refused, Waiting
-from meshrun.rendezvous.unauthenticated import Strangers
+from meshrun.rendezvous.unauthenticated import Unauthenticated
 
 _OTHER_LAUNCH_S = 5.0
 """How long those that cannot join are not taken for those that are missing."""
 
 
-class WaitingRoom:
+class Lobby:
     """Node 0 of a launch until all have joined; then it hands over to a Head.
 
     Args:
         meeting: How many there are to be, and how long they may take.
-        card: What this node says of itself.
+        info: What this node says of itself.
         nnodes: How many it is, where not as many as there may be.
         listener: Where the others connect; once all are there, the ranks' store takes it over.
         secret: What only launchers of this launch know.
         run_id: The name of the launch, which the others are told.
         board: Where links are watched.
-        hand_over: Called with the head once every node is there.
+        hand_over: Called with the coordinator once every node is there.
         fit: Solves the mesh over nodes.
-        rival: Knocks where another node 0 may be, with ``card``.
+        duplicate: Knocks where another node 0 may be, with ``info``.
     """
 
     def __init__(
         self,
-        meeting: Meeting,
-        card: Join,
+        meeting: RendezvousConfig,
+        info: Join,
         *,
         nnodes: int | None = None,
         listener: socket.socket,
         secret: bytes,
         run_id: str,
-        board: Switchboard,
-        hand_over: Callable[[Head], None],
+        board: Connections,
+        hand_over: Callable[[Coordinator], None],
         fit: Fit = fit_without_mesh,
-        rival: Rival | None = None,
+        duplicate: DuplicateCoordinator | None = None,
     ) -> None:
         self._listener = listener
-        self._meeting, self._card, self._secret, self._run_id = meeting, card, secret, run_id
-        self._board, self._hand_over, self._rival, self._fit = board, hand_over, rival, fit
-        self._gathering = Gathering(nnodes=nnodes or meeting.nnodes, own=card, hosts=meeting.hosts)
-        self._links: dict[int, Link] = {}
+        self._meeting, self._info, self._secret, self._run_id = meeting, info, secret, run_id
+        self._board, self._hand_over, self._duplicate, self._fit = board, hand_over, duplicate, fit
+        self._expected = ExpectedNodes(
+            nnodes=nnodes or meeting.nnodes, own=info, hosts=meeting.hosts
+        )
+        self._connections: dict[int, Connection] = {}
         """To those who have said what they are."""
         self._counter = itertools.count()
-        self._patience = Patience(meeting.timeout_s)
+        self._deadline = Deadline(meeting.timeout_s)
         self._next_beat_ns = time.monotonic_ns()
         self._failure: MeshrunError | None = None
         self._left_to_tell = meeting.nnodes - 1
         """How many have not heard of the failure."""
         self._has_shown_command = False
-        self._strangers = Strangers(listener, secret=secret, board=board, come=self._come)
+        self._unauthenticated = Unauthenticated(
+            listener, secret=secret, board=board, come=self._come
+        )
 
     def begin(self) -> None:
         """Look whether anybody is missing: a range of nodes may end at one."""
-        if self._gathering.is_complete:
+        if self._expected.is_complete:
             self._meet()
 
     def tell(self, message: Message) -> None:
@@ -92,55 +96,55 @@ class WaitingRoom:
     @property
     def next_look_ns(self) -> int | None:
         """When :meth:`look` has something to do."""
-        knock_ns = self._rival.next_look_ns if self._rival is not None else None
+        knock_ns = self._duplicate.next_look_ns if self._duplicate is not None else None
         return self._next_beat_ns if knock_ns is None else min(knock_ns, self._next_beat_ns)
 
     def look(self) -> None:
         """Do what is due: beats, notes, time-outs."""
-        if self._rival is not None and (error := self._rival.look()) is not None:
+        if self._duplicate is not None and (error := self._duplicate.look()) is not None:
             self._stop_knocking()
             self._fail(error)
         now_ns = time.monotonic_ns()
         if now_ns < self._next_beat_ns:
             return
         self._next_beat_ns = now_ns + int(BEAT_S * 1e9)
-        self._strangers.look()
-        for number, link in list(self._links.items()):
-            link.beat()
-            self._board.settle(link)
-            if now_ns - link.heard_ns > self._meeting.node_timeout_s * 1e9:
+        self._unauthenticated.look()
+        for number, connection in list(self._connections.items()):
+            connection.beat()
+            self._board.settle(connection)
+            if now_ns - connection.heard_ns > self._meeting.node_timeout_s * 1e9:
                 self._drop(number, "it fell silent")
         if self._failure is None:
             self._wait_on()
 
     def _wait_on(self) -> None:
-        if self._patience.is_over and self._are_enough:
+        if self._deadline.is_over and self._are_enough:
             self._meet()  # who is missing may come later
-        elif self._patience.is_over:
+        elif self._deadline.is_over:
             self._left_to_tell = 0  # all are as late
             self._fail(
                 RendezvousError(
-                    f"after {self._meeting.timeout_s:.0f} s {self._gathering.missing()}",
+                    f"after {self._meeting.timeout_s:.0f} s {self._expected.missing()}",
                     hint=self._doubt(),
                 )
             )
-        elif 0 < self._gathering.left <= len(others := self._of_other_launches()):
+        elif 0 < self._expected.left <= len(others := self._of_other_launches()):
             self._fail(
                 RendezvousError(
-                    f"{self._gathering.missing()}, and {', '.join(others[:8])} has another"
+                    f"{self._expected.missing()}, and {', '.join(others[:8])} has another"
                     " --rdzv-id or MESHRUN_SECRET",
                     hint="both are the same on every node of a launch; launches at one time have"
                     " endpoints of their own",
                 )
             )
-        elif self._patience.takes_note():
+        elif self._deadline.takes_note():
             self._note_missing()
 
     def _doubt(self) -> str:
         """Return what may be wrong if nodes are missing in the end."""
-        if self._rival is not None:  # it has not reached itself there, nor anybody else
+        if self._duplicate is not None:  # it has not reached itself there, nor anybody else
             return (
-                f"{self._meeting.endpoint} leads to another machine than {self._card.host}, which"
+                f"{self._meeting.endpoint} leads to another machine than {self._info.host}, which"
                 " is node 0: --rdzv-endpoint HOST:PORT on every node, with an address of node 0"
             )
         return (
@@ -152,44 +156,44 @@ class WaitingRoom:
         """Return where launchers are that seem to be meant for this launch, and cannot join it."""
         meeting = self._meeting
         wait_s = meeting.node_timeout_s if meeting.is_secret else _OTHER_LAUNCH_S
-        return self._strangers.of_other_launches(wait_s)
+        return self._unauthenticated.of_other_launches(wait_s)
 
     @property
     def _are_enough(self) -> bool:
-        least, present = self._meeting.least_nodes, 1 + len(self._gathering.joined)
+        least, present = self._meeting.least_nodes, 1 + len(self._expected.joined)
         return least is not None and present >= least
 
     def _note_missing(self) -> None:
-        text = f"waiting at {self._endpoint()}: {self._gathering.missing()} ({self._patience})"
+        text = f"waiting at {self._endpoint()}: {self._expected.missing()} ({self._deadline})"
         self._board.note(text)
         if self._meeting.paste is not None and not self._has_shown_command:
             self._has_shown_command = True
             command = self._meeting.paste.replace("ENDPOINT", self._endpoint())
             self._board.note(f"on each other node: {command}")
-        for link in self._links.values():
-            link.send(Waiting(text=text))
-            self._board.settle(link)
+        for connection in self._connections.values():
+            connection.send(Waiting(text=text))
+            self._board.settle(connection)
 
     def _endpoint(self) -> str:
         name = self._listener.getsockname()
         address, port = address_in(name), name[1]
         if address in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
-            address = self._meeting.host or self._card.host
+            address = self._meeting.host or self._info.host
         return format_endpoint(address, port)
 
-    def _come(self, link: Link, said: list[Message]) -> None:
+    def _come(self, connection: Connection, said: list[Message]) -> None:
         number = next(self._counter)
-        self._links[number] = link
-        if link.closed is None:
-            self._board.add(link, partial(self._on_ready, number))
-        self._heed(number, link, said)
+        self._connections[number] = connection
+        if connection.closed is None:
+            self._board.add(connection, partial(self._on_ready, number))
+        self._heed(number, connection, said)
 
     def _on_ready(self, number: int) -> None:
-        link = self._links.get(number)
-        if link is not None:
-            self._heed(number, link, link.receive())
+        connection = self._connections.get(number)
+        if connection is not None:
+            self._heed(number, connection, connection.receive())
 
-    def _heed(self, number: int, link: Link, said: list[Message]) -> None:
+    def _heed(self, number: int, connection: Connection, said: list[Message]) -> None:
         for message in said:
             if self._failure is not None and isinstance(message, Join | GaveUp):
                 self._refuse(number, self._failure)
@@ -202,57 +206,57 @@ class WaitingRoom:
                 self._go_on_without(message)
             elif isinstance(message, GaveUp):
                 self._fail(message.as_error())
-        if self._links.get(number) is link:
-            if link.closed is not None:
-                self._drop(number, link.closed)
+        if self._connections.get(number) is connection:
+            if connection.closed is not None:
+                self._drop(number, connection.closed)
             else:
-                self._board.settle(link)
+                self._board.settle(connection)
 
-    def _take_in(self, number: int, card: Join) -> None:
-        if card.knock and card.knock == self._card.knock:
+    def _take_in(self, number: int, info: Join) -> None:
+        if info.knock and info.knock == self._info.knock:
             self._stop_knocking()  # it has reached itself
             return
-        self._forget_earlier(card.host)
-        if self._meeting.is_elastic and card.node_rank is None:
+        self._forget_earlier(info.host)
+        if self._meeting.is_elastic and info.node_rank is None:
             self._drop(number, "the first nodes are about to meet")  # it tries again
             return
         try:
-            self._gathering.join(number, card)
+            self._expected.join(number, info)
         except TooMany as error:
             self._refuse(number, error)
         except MeshrunError as error:
             self._fail(error)
-        if self._failure is None and self._gathering.is_complete:
+        if self._failure is None and self._expected.is_complete:
             self._meet()
 
     def _go_on_without(self, word: GaveUp) -> None:
         """Nodes may come and go, and this one is gone before it came."""
         self._board.note(f"{word.host} cannot take part: {word.reason}")
-        self._gathering.left_out += 1
-        if self._are_enough and self._gathering.is_complete:
+        self._expected.left_out += 1
+        if self._are_enough and self._expected.is_complete:
             self._meet()
 
     def _forget_earlier(self, host: str) -> None:
         """A host that was cut off may come again before its earlier connection is given up."""
         silent_since_ns = time.monotonic_ns() - int(SILENT_S * 1e9)
-        for number, card in list(self._gathering.joined.items()):
-            if card.host == host and self._links[number].heard_ns < silent_since_ns:
+        for number, info in list(self._expected.joined.items()):
+            if info.host == host and self._connections[number].heard_ns < silent_since_ns:
                 self._drop(number, "its host came again")
 
     def _meet(self) -> None:
-        order = self._gathering.order()
-        links = {rank: self._links.pop(number) for rank, number in enumerate(order, 1)}
-        cards = [self._card, *(self._gathering.joined[number] for number in order)]
-        for number in list(self._links):
+        order = self._expected.order()
+        connections = {rank: self._connections.pop(number) for rank, number in enumerate(order, 1)}
+        infos = [self._info, *(self._expected.joined[number] for number in order)]
+        for number in list(self._connections):
             self._drop(number, "every node is there")
-        self._strangers.close("every node is there")
+        self._unauthenticated.close("every node is there")
         self._stop_knocking()
-        for link in links.values():
-            self._board.drop(link)
+        for connection in connections.values():
+            self._board.drop(connection)
         self._hand_over(
-            ElasticHead(
-                links,
-                cards,
+            ElasticCoordinator(
+                connections,
+                infos,
                 meeting=self._meeting,
                 listener=self._listener,
                 secret=self._secret,
@@ -263,32 +267,32 @@ class WaitingRoom:
         )
 
     def _stop_knocking(self) -> None:
-        rival, self._rival = self._rival, None
-        if rival is not None:
-            rival.close()
+        duplicate, self._duplicate = self._duplicate, None
+        if duplicate is not None:
+            duplicate.close()
 
     def _drop(self, number: int, why: str) -> None:
         """A connection is gone, or is to go."""
-        self._board.close(self._links.pop(number), why)
-        self._gathering.leave(number)
+        self._board.close(self._connections.pop(number), why)
+        self._expected.leave(number)
 
     def _fail(self, error: MeshrunError) -> None:
         if self._failure is not None:
             return
         self._failure = error
-        for number in self._links:
+        for number in self._connections:
             self._refuse(number, error)
             self._left_to_tell -= 1
         self._board.news.append(MeetingFailed(error=error, at_ns=time.monotonic_ns()))
 
     def _refuse(self, number: int, error: MeshrunError) -> None:
-        link = self._links[number]
-        link.send(Refused.of(error))
-        self._board.settle(link)
+        connection = self._connections[number]
+        connection.send(Refused.of(error))
+        self._board.settle(connection)
 
     def close(self) -> None:
         """Tell those who wait that there will be no launch."""
         self._stop_knocking()
-        self._fail(RendezvousError(f"{self._card.host} ended before all had joined"))
-        self._strangers.close("the launch is over")
-        say_goodbye(self._links.values(), self._board)
+        self._fail(RendezvousError(f"{self._info.host} ended before all had joined"))
+        self._unauthenticated.close("the launch is over")
+        say_goodbye(self._connections.values(), self._board)

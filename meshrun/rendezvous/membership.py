@@ -18,7 +18,7 @@ Fit = Callable[[Sequence[int]], Layout]
 class Choice:
     """Who takes part."""
 
-    members: tuple[int, ...]
+    participants: tuple[int, ...]
     """Numbers of nodes, in node order."""
     spares: tuple[int, ...]
     layout: Layout
@@ -32,13 +32,13 @@ class Membership:
         fit: Solves the mesh.
         least: How many must be there.
         most: How many may take part.
-        cards: What each said of itself, by a number that it keeps; the head's own first.
+        infos: What each said of itself, by a number that it keeps; the coordinator's own first.
     """
 
     fit: Fit
     least: int
     most: int
-    cards: dict[int, Join]
+    infos: dict[int, Join]
     layout: Layout | None = None
     """Of those that take part now."""
     _places: list[int | None] = field(init=False)
@@ -46,12 +46,12 @@ class Membership:
     _spares: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._places = list(self.cards)
+        self._places = list(self.infos)
 
     @property
     def hosts(self) -> list[str]:
         """Names of those that take part, in node order."""
-        return [self.cards[number].host for number in self.members]
+        return [self.infos[number].host for number in self.participants]
 
     @property
     def free_places(self) -> list[int]:
@@ -59,7 +59,7 @@ class Membership:
         return [place for place, number in enumerate(self._places) if number is None]
 
     @property
-    def members(self) -> list[int]:
+    def participants(self) -> list[int]:
         """Numbers of those that take part, in node order."""
         return [number for number in self._places if number is not None]
 
@@ -67,14 +67,14 @@ class Membership:
         """Return the place of a node that takes part."""
         return self._places.index(number)
 
-    def add(self, number: int, card: Join) -> None:
+    def add(self, number: int, info: Join) -> None:
         """Take a node in, as a spare until nodes are chosen anew."""
-        self.cards[number] = card
+        self.infos[number] = info
         self._spares.append(number)
 
     def remove(self, number: int) -> None:
         """A node is gone; its place is kept free for another."""
-        del self.cards[number]
+        del self.infos[number]
         if number in self._spares:
             self._spares.remove(number)
         else:
@@ -104,40 +104,40 @@ class Membership:
             if number is not None:
                 order.append(number)
             elif waiting:
-                told = (each for each in waiting if self.cards[each].node_rank == place)
+                told = (each for each in waiting if self.infos[each].node_rank == place)
                 order.append(next(told, waiting[0]))
                 waiting.remove(order[-1])
         order += waiting
         if len(order) < self.least:
             raise MeshrunError(self.describe())
         if self.least == self.most:  # whatever the mesh has for each of them
-            layout = self.fit([self.cards[number].nproc for number in order[: self.most]])
+            layout = self.fit([self.infos[number].nproc for number in order[: self.most]])
             spares = tuple(order[self.most :])
-            return Choice(members=tuple(order[: self.most]), spares=spares, layout=layout)
+            return Choice(participants=tuple(order[: self.most]), spares=spares, layout=layout)
         why: MeshrunError | None = None
         count = min(len(order), self.most)
         while count:
             try:
-                layout = self.fit([self.cards[number].nproc for number in order[:count]])
+                layout = self.fit([self.infos[number].nproc for number in order[:count]])
             except MeshrunError as error:
                 why = why or error
                 count -= 1
                 continue
             if all(layout.nproc_per_node):
                 return Choice(
-                    members=tuple(order[:count]), spares=tuple(order[count:]), layout=layout
+                    participants=tuple(order[:count]), spares=tuple(order[count:]), layout=layout
                 )
             count = sum(map(bool, layout.nproc_per_node))  # the mesh needs no more
         raise why or MeshrunError(self.describe())
 
     def settle(self, choice: Choice) -> None:
         """Make it so."""
-        self._places, self._spares = list(choice.members), list(choice.spares)
+        self._places, self._spares = list(choice.participants), list(choice.spares)
         self.layout = choice.layout
 
     def describe(self) -> str:
         """Return who is there, in words."""
-        hosts = [card.host for card in self.cards.values()]
+        hosts = [info.host for info in self.infos.values()]
         listed = ", ".join(hosts[:8]) + (f" and {len(hosts) - 8} more" if len(hosts) > 8 else "")
         need = f"at least {self.least}" if self.least < self.most else str(self.least)
         there = f"{len(hosts)} node{'s are' if len(hosts) != 1 else ' is'} there ({listed})"

@@ -28,7 +28,7 @@ def _layout(values: dict[str, Any]) -> dict[str, Any]:
 
 
 _LONGEST_DRAWN = 64
-"""Characters of a launch's name that the head has drawn; it draws fewer."""
+"""Characters of a launch's name that the coordinator has drawn; it draws fewer."""
 Generation = Annotated[int, Within(0, 2**31)]
 NodeRank = Annotated[int, Within(0, MAX_RANKS - 1)]
 Workers = Annotated[int, Within(0, MAX_RANKS)]
@@ -88,14 +88,14 @@ class GaveUp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """Head to members, while nodes are missing."""
+    """Head to participants, while nodes are missing."""
 
     text: Line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """Head to a member: it has no place in this launch, or the launch cannot be."""
+    """Head to a participant: it has no place in this launch, or the launch cannot be."""
 
     message: Line
     hint: Line | None
@@ -103,13 +103,13 @@ class Refused:
 
     @classmethod
     def of(cls, error: MeshrunError) -> Refused:
-        """Return how a member is told of an error."""
+        """Return how a participant is told of an error."""
         return cls(message=error.message, hint=error.hint, exit_code=error.exit_code)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Welcome:
-    """Head to a member: everybody is there; where nodes come and go, each time that changes."""
+    """To a participant: all nodes are there; in an elastic launch, whenever that changes."""
 
     node_rank: NodeRank
     hosts: list[Line]
@@ -119,9 +119,9 @@ class Welcome:
     """What each node calls its workers, in node order."""
     run_id: str
     store_port: Port
-    """Where the ranks' store is, on the head."""
+    """Where the ranks' store is, on the coordinator."""
     next_address: str = ""
-    """Of the node after this one, to try whether it can be reached; "" for the head's own."""
+    """Address of the next node, to check that it can be reached; "" for the coordinator's."""
     next_port: OpenPort = 0
     """Which port is open there, if any."""
     causes: list[ACause] = field(default_factory=list)
@@ -135,13 +135,13 @@ class Welcome:
         if not self.node_rank < nodes or counts != {nodes} or ranks > MAX_RANKS:
             raise ValueError(f"node {self.node_rank} of {nodes}, {ranks} ranks")
 
-    def check(self, card: Join, run_id: str | None) -> None:
-        """Check that it is for the node that sent ``card``.
+    def check(self, info: Join, run_id: str | None) -> None:
+        """Check that it is for the node that sent ``info``.
 
         Raises:
             RendezvousError: If it is for another, or would have this one do what nobody asked for.
         """
-        own = (card.host, card.nproc)
+        own = (info.host, info.nproc)
         found = (self.hosts[self.node_rank], self.nproc_per_node[self.node_rank])
         name = lines(run_id) if run_id else self.run_id[:_LONGEST_DRAWN]
         if self.node_rank == 0 or found != own or self.run_id != name:
@@ -192,7 +192,7 @@ class Parting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """Head to members: end the ranks of this generation."""
+    """Head to participants: end the ranks of this generation."""
 
     generation: Generation
     why: Line
@@ -211,7 +211,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MayLeave:
-    """Head to members: every rank's program is over."""
+    """Head to participants: every rank's program is over."""
 
     generation: Generation
 
@@ -232,7 +232,7 @@ class Leave:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begin:
-    """Head to members: nothing is left anywhere; start the next generation."""
+    """Head to participants: nothing is left anywhere; start the next generation."""
 
     generation: Generation
     cause: ACause
@@ -241,7 +241,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Over:
-    """Head to members: the launch is over."""
+    """Head to participants: the launch is over."""
 
     exit_code: ExitCode
     signum: Signum | None
@@ -252,7 +252,7 @@ class Over:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Where:
-    """Head to members: print where the ranks are."""
+    """Head to participants: print where the ranks are."""
 
     why: Line = ""
 

@@ -26,7 +26,7 @@ def _secret(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeCard:
+class NodeInfo:
     """Where a node's launcher listens."""
 
     host: Line
@@ -39,17 +39,17 @@ class NodeCard:
 
     def to_text(self) -> str:
         """Return it as it stands in the store."""
-        return pack(NodeCard, asdict(self)).decode()
+        return pack(NodeInfo, asdict(self)).decode()
 
 
-def read_card(text: bytes, key: str) -> NodeCard:
+def read_info(text: bytes, key: str) -> NodeInfo:
     """Return the card that ``text`` is, found under ``key``.
 
     Raises:
         RendezvousError: If it is none.
     """
     try:
-        return cast("NodeCard", unpack(text, {NodeCard.__name__: NodeCard}))
+        return cast("NodeInfo", unpack(text, {NodeInfo.__name__: NodeInfo}))
     except ValueError as error:
         raise foreign(text, key, "a node's address") from error
 

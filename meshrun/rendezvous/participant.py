@@ -1,4 +1,4 @@
-"""A member: the launcher of any node but the first; it connects to the head and follows it."""
+"""The launcher of any node but the first: it connects to the coordinator and follows it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from meshrun.errors import MeshrunError, RendezvousError
 from meshrun.host.interfaces import name_of
 from meshrun.host.network import Lookup, interface_of, is_loopback
-from meshrun.plan.rendezvous_config import Meeting, format_endpoint, port_aside
+from meshrun.plan.rendezvous_config import RendezvousConfig, format_endpoint, port_aside
 from meshrun.protocol.events import (
     MeetingFailed,
     Met,
@@ -21,11 +21,11 @@ from meshrun.protocol.events import (
     NodeLost,
     OthersFinished,
 )
-from meshrun.rendezvous.connection import Link
-from meshrun.rendezvous.connections import Switchboard
+from meshrun.rendezvous.connection import Connection
+from meshrun.rendezvous.connections import Connections
 from meshrun.rendezvous.coordinator import others_failed, over_event
-from meshrun.rendezvous.deadline import Patience
-from meshrun.rendezvous.handshake import MemberHandshake
+from meshrun.rendezvous.deadline import Deadline
+from meshrun.rendezvous.handshake import ParticipantHandshake
 from meshrun.rendezvous.messages import (
     Begin,
     End,
@@ -40,7 +40,7 @@ from meshrun.rendezvous.messages import (
     Where,
 )
 from meshrun.rendezvous.outcome_message import shift_cause
-from meshrun.rendezvous.reachability import Reach
+from meshrun.rendezvous.reachability import Reachability
 
 _BEAT_S = 1.0
 _RETRY_S = 0.5
@@ -51,70 +51,70 @@ _FOREIGN_S = 5.0
 """How long what answers may be none of this launch: one before it may still be ending."""
 
 
-class Member:
+class Participant:
     """A node of a launch that is not the first.
 
     Args:
-        addresses: Of the head, where they are known; looked up otherwise, again and again, since
+        addresses: Of the coordinator, where they are known; otherwise looked up repeatedly, since
             a name may take a while to appear.
-        where: Called when the head asks for where this node's ranks are.
+        where: Called when the coordinator asks for where this node's ranks are.
     """
 
     def __init__(
         self,
-        meeting: Meeting,
-        card: Join,
+        meeting: RendezvousConfig,
+        info: Join,
         *,
         secret: bytes,
-        board: Switchboard,
+        board: Connections,
         where: Callable[[str], None],
         addresses: tuple[str, ...] = (),
     ) -> None:
-        self._meeting, self._card, self._secret, self._board = meeting, card, secret, board
+        self._meeting, self._info, self._secret, self._board = meeting, info, secret, board
         self._where = where
         self._addresses = list(addresses)
         self._lookup: Lookup | None = None
         self._connecting: socket.socket | None = None
-        self._link: Link | None = None
+        self._connection: Connection | None = None
         self._own = ""
-        """The head's address, if this machine has it itself, and that is no loopback."""
+        """The coordinator's address, if this machine has it itself, and that is no loopback."""
         self._tried = "nothing yet"
-        """What came of the last try to reach the head."""
+        """What came of the last try to reach the coordinator."""
         self._noted = ""
-        self._patience = Patience(meeting.timeout_s)
+        self._deadline = Deadline(meeting.timeout_s)
         self._next_beat_ns = now_ns = time.monotonic_ns()
         self._give_up_ns: int | None = None
         """When the present try is over."""
         self._retry_ns: int | None = now_ns
         self._gave_up: GaveUp | None = None
-        self._misled: Patience | None = None
-        """How long something else than the head of this launch may answer at the endpoint."""
+        self._misled: Deadline | None = None
+        """How long something other than our coordinator may answer at the endpoint."""
         self._is_known = False
-        """Whether the head has answered once."""
+        """Whether the coordinator has answered once."""
         self._is_aside = False
         """Whether it asks at the other port, where node 0 is if the endpoint's was taken."""
         self._met = self._over = self._failed = False
-        self._reach: Reach | None = None
-        self._head_host = ""
+        self._reach: Reachability | None = None
+        self._coordinator_host = ""
 
     # ---- the launch's own wishes -----------------------------------------------------------
 
     def tell(self, message: Message) -> None:
         """Pass on what this node's own launch says."""
-        if self._link is not None and self._met:
-            self._link.send(message)
+        if self._connection is not None and self._met:
+            self._connection.send(message)
             self._settle()
 
     def give_up(self, word: GaveUp) -> None:
-        """Tell the head, as soon as it answers, that this node will not take part."""
+        """Tell the coordinator, as soon as it answers, that this node will not take part."""
         self._gave_up = word
-        if self._link is not None:
-            self._link.send(word)
+        if self._connection is not None:
+            self._connection.send(word)
             self._settle()
 
     @property
     def is_through(self) -> bool:
-        """Whether the head has answered to that."""
+        """Whether the coordinator has answered to that."""
         return self._failed
 
     @property
@@ -136,19 +136,19 @@ class Member:
         self._next_beat_ns = now_ns + int(_BEAT_S * 1e9)
         if self._reach is not None:
             self._reach.look()
-        if self._link is not None and self._link.is_open:
-            self._board.activity.elsewhere_ns = self._link.active_ns
-            self._link.beat(idle_s=self._board.activity.idle_s)
+        if self._connection is not None and self._connection.is_open:
+            self._board.activity.elsewhere_ns = self._connection.active_ns
+            self._connection.beat(idle_s=self._board.activity.idle_s)
             self._settle()
-            silent_s = (now_ns - self._link.heard_ns) / 1e9
+            silent_s = (now_ns - self._connection.heard_ns) / 1e9
             if silent_s > self._meeting.node_timeout_s:
                 why = f"nothing was heard of it for {silent_s:.0f} s"
-                self._link.part(why)
+                self._connection.part(why)
                 self._drop(why)
-        elif not (self._met or self._failed):  # once let in, it is the head who gives up
-            self._look_for_head()
+        elif not (self._met or self._failed):  # once let in, it is the coordinator who gives up
+            self._look_for_coordinator()
 
-    def _look_for_head(self) -> None:
+    def _look_for_coordinator(self) -> None:
         place = self._meeting.endpoint
         if self._misled is not None and self._misled.is_over:
             self._fail(
@@ -158,11 +158,11 @@ class Member:
                     " MESHRUN_SECRET the same on every node?",
                 )
             )
-        elif self._patience.is_over:
+        elif self._deadline.is_over:
             self._fail(
                 RendezvousError(
                     f"node 0 at {place} did not let this node in within"
-                    f" {self._patience.timeout_s:.0f} s: {self._tried}",
+                    f" {self._deadline.timeout_s:.0f} s: {self._tried}",
                     hint=f"this machine has {self._own} itself, and it is no node 0:"
                     " --rdzv-endpoint is to lead to the node with --node-rank 0"
                     if self._own
@@ -170,8 +170,8 @@ class Member:
                     " lead to the same machine on every node?",
                 )
             )
-        elif self._patience.takes_note():
-            self._board.note(f"waiting for node 0 at {place}: {self._tried} ({self._patience})")
+        elif self._deadline.takes_note():
+            self._board.note(f"waiting for node 0 at {place}: {self._tried} ({self._deadline})")
 
     # ---- getting there ---------------------------------------------------------------------
 
@@ -230,12 +230,12 @@ class Member:
             return
         limit_s = _GREETING_S if self._misled is not None else _FIRST_GREETING_S
         self._give_up_ns = time.monotonic_ns() + int(limit_s * 1e9)
-        self._link = Link(connection, MemberHandshake(self._secret))
-        if self._reach is None and not self._meeting.is_elastic and not self._card.knock:
-            self._reach = Reach(self._link.own_address, self._board)
-            self._card = replace(self._card, reach_port=self._reach.port)
-        self._link.send(self._gave_up or self._card)
-        self._board.add(self._link, self._on_ready)
+        self._connection = Connection(connection, ParticipantHandshake(self._secret))
+        if self._reach is None and not self._meeting.is_elastic and not self._info.knock:
+            self._reach = Reachability(self._connection.own_address, self._board)
+            self._info = replace(self._info, reach_port=self._reach.port)
+        self._connection.send(self._gave_up or self._info)
+        self._board.add(self._connection, self._on_ready)
 
     def _not_connected(self, why: str, *, misled_s: float | None = None) -> None:
         if self._is_aside:  # nobody is there, as is usual
@@ -244,7 +244,7 @@ class Member:
         if misled_s is None:
             self._misled = None
         elif self._misled is None or self._misled.timeout_s != misled_s:
-            self._misled = Patience(misled_s)
+            self._misled = Deadline(misled_s)
         place = format_endpoint(self._address, self._port)
         if self._own == self._address:
             why += ", and this address is of this very machine"
@@ -258,7 +258,7 @@ class Member:
             self._connecting.close()
             self._connecting = None
             self._not_connected("no answer")
-        elif self._link is not None and not self._link.is_open:
+        elif self._connection is not None and not self._connection.is_open:
             self._drop(
                 "it takes connections, and does not answer as a launcher of meshrun",
                 misled_s=self._meeting.node_timeout_s,
@@ -272,16 +272,16 @@ class Member:
     # ---- hearing ---------------------------------------------------------------------------
 
     def _on_ready(self) -> None:
-        link = self._link
-        if link is None:
+        connection = self._connection
+        if connection is None:
             return
-        for message in link.receive():
+        for message in connection.receive():
             self._hear(message)
-        if link.is_open:
+        if connection.is_open:
             self._give_up_ns = None
             self._is_known = True
-        if link.closed is not None:
-            self._drop(link.closed)
+        if connection.closed is not None:
+            self._drop(connection.closed)
         else:
             self._settle()
 
@@ -314,17 +314,17 @@ class Member:
                 self._where(message.why)
 
     def _welcome(self, welcome: Welcome, now_ns: int) -> None:
-        assert self._link is not None  # noqa: S101 - it was heard on it
+        assert self._connection is not None  # noqa: S101 - it was heard on it
         try:
-            welcome.check(self._card, self._meeting.run_id)
+            welcome.check(self._info, self._meeting.run_id)
         except MeshrunError as error:
             self._fail(error)
             return
         self._met = True
-        self._head_host = welcome.hosts[0]
+        self._coordinator_host = welcome.hosts[0]
         if self._reach is not None:
             after = welcome.hosts[(welcome.node_rank + 1) % len(welcome.hosts)]
-            address = welcome.next_address or self._link.their_address
+            address = welcome.next_address or self._connection.their_address
             self._reach.try_out(after, address, welcome.next_port)
         self._board.news.append(
             Met(
@@ -333,9 +333,9 @@ class Member:
                 nproc_per_node=tuple(welcome.nproc_per_node),
                 roles=tuple(welcome.roles),
                 run_id=welcome.run_id,
-                store_address=self._link.their_address,
+                store_address=self._connection.their_address,
                 store_port=welcome.store_port,
-                own_address=self._link.own_address,
+                own_address=self._connection.own_address,
                 at_ns=now_ns,
                 causes=tuple(map(self._ours, welcome.causes)),
                 previous=welcome.previous or None,
@@ -344,27 +344,27 @@ class Member:
 
     def _ours(self, cause: dict[str, Any]) -> dict[str, Any]:
         """Return a cause with its times by this machine's clock."""
-        return shift_cause(cause, 0 if self._link is None else -self._link.ahead_ns)
+        return shift_cause(cause, 0 if self._connection is None else -self._connection.ahead_ns)
 
     def _drop(self, why: str, *, misled_s: float | None = None) -> None:
         """The connection is gone, or is to go; it may be for so long that no head answers it."""
-        link, self._link = self._link, None
-        if link is not None:
-            self._board.close(link, why)
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self._board.close(connection, why)
         if self._over or self._failed:
             return
         if not self._met:
             if self._is_known:  # and is gone: it is not waited for as if it were to come
-                known_s = min(self._patience.timeout_s, self._meeting.node_timeout_s)
-                self._patience = Patience(known_s)
-            is_foreign = link is not None and link.is_foreign
+                known_s = min(self._deadline.timeout_s, self._meeting.node_timeout_s)
+                self._deadline = Deadline(known_s)
+            is_foreign = connection is not None and connection.is_foreign
             self._not_connected(why, misled_s=_FOREIGN_S if is_foreign else misled_s)
             if why != self._noted and not self._is_aside:
                 self._noted = why
                 self._board.note(f"node 0 at {self._meeting.endpoint}: {why}; trying on")
             return
         self._board.news.append(
-            NodeLost(node_rank=0, host=self._head_host, why=why, at_ns=time.monotonic_ns())
+            NodeLost(node_rank=0, host=self._coordinator_host, why=why, at_ns=time.monotonic_ns())
         )
 
     def _fail(self, error: MeshrunError) -> None:
@@ -373,11 +373,11 @@ class Member:
         self._board.news.append(MeetingFailed(error=error, at_ns=time.monotonic_ns()))
 
     def _settle(self) -> None:
-        if self._link is not None:
-            self._board.settle(self._link)
+        if self._connection is not None:
+            self._board.settle(self._connection)
 
     def close(self) -> None:
-        """Let go of the head."""
+        """Let go of the coordinator."""
         if self._reach is not None:
             self._reach.close()
         if self._lookup is not None:
@@ -386,6 +386,6 @@ class Member:
         if self._connecting is not None:
             self._board.selector.unregister(self._connecting)
             self._connecting.close()
-        if self._link is not None:
-            self._link.flush()
-            self._board.close(self._link, "the launch is over")
+        if self._connection is not None:
+            self._connection.flush()
+            self._board.close(self._connection, "the launch is over")

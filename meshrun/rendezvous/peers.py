@@ -1,4 +1,4 @@
-"""The other nodes, for the loop: finds out whether this is the head, and is one or a member."""
+"""The other nodes, for the loop: this launcher as their coordinator or as a participant."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from meshrun.host.network import outward_address
 from meshrun.host.sockets import listen_on
 from meshrun.plan.rendezvous_config import (
     DEFAULT_PORT,
-    Meeting,
+    RendezvousConfig,
     format_endpoint,
     meet_at,
     port_aside,
@@ -33,18 +33,18 @@ from meshrun.protocol.events import (
     NegotiationWaits,
 )
 from meshrun.protocol.printable import one_line
-from meshrun.rendezvous.connections import Switchboard
-from meshrun.rendezvous.coordinator import Head
-from meshrun.rendezvous.duplicate_coordinator import Rival
-from meshrun.rendezvous.elastic_coordinator import ElasticHead
-from meshrun.rendezvous.elastic_participant import ElasticMember
+from meshrun.rendezvous.connections import Connections
+from meshrun.rendezvous.coordinator import Coordinator
+from meshrun.rendezvous.duplicate_coordinator import DuplicateCoordinator
+from meshrun.rendezvous.elastic_coordinator import ElasticCoordinator
+from meshrun.rendezvous.elastic_participant import ElasticParticipant
 from meshrun.rendezvous.endpoint import Endpoint, is_same_name, look_at
-from meshrun.rendezvous.lobby import WaitingRoom
+from meshrun.rendezvous.lobby import Lobby
 from meshrun.rendezvous.membership import Fit, fit_without_mesh
 from meshrun.rendezvous.messages import GaveUp, Join, Message
-from meshrun.rendezvous.participant import Member
+from meshrun.rendezvous.participant import Participant
 from meshrun.rendezvous.resolve import Finding
-from meshrun.rendezvous.torch_negotiation import EVERYWHERE, Negotiation, listen_outward
+from meshrun.rendezvous.torch_negotiation import EVERYWHERE, TorchNegotiation, listen_outward
 
 
 class Peers:
@@ -52,20 +52,20 @@ class Peers:
 
     Args:
         meeting: Where to meet them.
-        card: What this node says of itself.
+        info: What this node says of itself.
         secret: What only launchers of this launch know.
         is_open: Whether that is no more than the command.
         selector: The loop's; its keys hold what to call.
         note: Shows people one line.
-        where: Called with a reason when the head asks for where this node's ranks are.
+        where: Called with a reason when the coordinator asks for where this node's ranks are.
         negotiate: Has torch's rendezvous begun, with these descriptors, where one is asked for.
         fit: Solves the mesh over nodes.
     """
 
     def __init__(
         self,
-        meeting: Meeting,
-        card: Join,
+        meeting: RendezvousConfig,
+        info: Join,
         *,
         secret: bytes,
         selector: selectors.BaseSelector,
@@ -76,12 +76,12 @@ class Peers:
         is_open: bool = False,
     ) -> None:
         self._is_open = is_open
-        self._meeting, self._card, self._secret, self._where = meeting, card, secret, where
+        self._meeting, self._info, self._secret, self._where = meeting, info, secret, where
         self._negotiate, self._fit = negotiate, fit
-        self._negotiation: Negotiation | None = None
+        self._negotiation: TorchNegotiation | None = None
         self._gave_up: GaveUp | None = None
-        self._board = Switchboard(selector, note)
-        self._side: Finding | WaitingRoom | Head | Member | None = None
+        self._board = Connections(selector, note)
+        self._side: Finding | Lobby | Coordinator | Participant | None = None
         self._listener: socket.socket | None = None
         try:
             self._begin()
@@ -95,8 +95,8 @@ class Peers:
 
     @property
     def listener(self) -> socket.socket | None:
-        """The head's socket, which the ranks' store takes over once all have met."""
-        if isinstance(self._side, ElasticHead):
+        """The coordinator's socket, which the ranks' store takes over once all have met."""
+        if isinstance(self._side, ElasticCoordinator):
             return self._side.store_listener
         return self._listener
 
@@ -129,14 +129,14 @@ class Peers:
     def give_up(self, word: GaveUp) -> None:
         """Tell the others that this node will not take part, before all have met."""
         self._gave_up = word
-        if isinstance(self._side, Finding | WaitingRoom | Member):
+        if isinstance(self._side, Finding | Lobby | Participant):
             self._side.give_up(word)
 
     @property
     def is_through(self) -> bool:
         """Whether all others that can be told of a failure before the meeting have been."""
         side = self._side
-        return not isinstance(side, Finding | WaitingRoom | Member) or side.is_through
+        return not isinstance(side, Finding | Lobby | Participant) or side.is_through
 
     def start_negotiation(self) -> None:
         """Begin torch's rendezvous, if there is to be one and it is known where."""
@@ -164,16 +164,16 @@ class Peers:
             return
         listener = self._negotiation.take_listener()
         self._negotiation.show_the_way(found, self._board)
-        seen = as_seen_by(found.head_address, self._meeting.host or "")
-        self._meeting = meet_at(self._meeting, replace(found, head_address=seen))
-        self._card = replace(self._card, node_rank=None if found.is_late else found.node_rank)
+        seen = as_seen_by(found.coordinator_address, self._meeting.host or "")
+        self._meeting = meet_at(self._meeting, replace(found, coordinator_address=seen))
+        self._info = replace(self._info, node_rank=None if found.is_late else found.node_rank)
         self._secret = hashlib.sha256(self._secret + found.secret.encode()).digest()
         if found.node_rank == 0 and not found.is_late and listener is not None:
-            self._be_head(listener, nnodes=found.nnodes)
+            self._be_coordinator(listener, nnodes=found.nnodes)
             return
         if listener is not None:
             listener.close()
-        self._be_member((self._meeting.host or "",))
+        self._be_participant((self._meeting.host or "",))
 
     def close(self) -> None:
         """Have what was said arrive, and let go."""
@@ -189,13 +189,13 @@ class Peers:
     def _begin(self) -> None:
         meeting = self._meeting
         if meeting.listener is not None:
-            self._be_head(socket.socket(fileno=meeting.listener))
+            self._be_coordinator(socket.socket(fileno=meeting.listener))
         elif meeting.host is None and meeting.backend != "static":
             self._ask_torch(None)
         elif meeting.host is None:
-            self._be_head(listen_outward(meeting))
+            self._be_coordinator(listen_outward(meeting))
         elif meeting.node_rank and meeting.backend == "static":
-            self._be_member(self._addresses_of_head())
+            self._be_participant(self._addresses_of_coordinator())
         else:
             self._side = Finding(meeting, self._board, found=self._found, fail=self._fail)
 
@@ -222,14 +222,14 @@ class Peers:
             self._ask_torch(endpoint)
             return
         if meeting.node_rank is None and not endpoint.is_ours:
-            self._be_member(endpoint.addresses)
+            self._be_participant(endpoint.addresses)
             return
         place = self._place_to_listen(endpoint, why)
         try:
             listener = listen_on(place, meeting.port or DEFAULT_PORT)
         except HostError as error:
             if meeting.node_rank is None:
-                self._be_member(endpoint.own or endpoint.addresses)  # of another launcher here
+                self._be_participant(endpoint.own or endpoint.addresses)  # of another launcher here
                 return
             port = meeting.port or DEFAULT_PORT
             error.hint = (
@@ -239,16 +239,16 @@ class Peers:
             self._fail(error)
             self._refuse_aside(place, error)
         else:
-            self._be_head(listener, knocks=not endpoint.is_ours)
+            self._be_coordinator(listener, knocks=not endpoint.is_ours)
 
     def _refuse_aside(self, place: str, error: MeshrunError) -> None:
         """Tell the others at another port, where they ask once the endpoint's is not ours."""
         with contextlib.suppress(MeshrunError):
             listener = listen_on(place, port_aside(self._secret))
-            host, code = self._card.host, error.exit_code
+            host, code = self._info.host, error.exit_code
             word = GaveUp(host=host, reason=error.message, exit_code=code)
             self._gave_up = self._gave_up or word
-            self._be_head(listener)
+            self._be_coordinator(listener)
 
     def _place_to_listen(self, endpoint: Endpoint, why: str) -> str:
         """Return the address that node 0 listens on; ``why`` says why its name leads nowhere.
@@ -263,7 +263,7 @@ class Peers:
             return meeting.local_addr or outward_address() or EVERYWHERE
         if meeting.heads and all(map(is_address, meeting.heads)):
             raise RendezvousError(
-                f"node 0 is {self._card.host}, and all that is known of where it may be reached is"
+                f"node 0 is {self._info.host}, and all that is known of where it may be reached is"
                 f" {', '.join(meeting.heads)}",
                 hint="--rdzv-endpoint HOST:PORT with an address of node 0; with mpirun, start it"
                 " on the first host",
@@ -275,17 +275,19 @@ class Peers:
         return place
 
     def _ask_torch(self, endpoint: Endpoint | None) -> None:
-        self._negotiation = Negotiation(
-            self._meeting, endpoint, host=self._card.host, start=self._negotiate
+        self._negotiation = TorchNegotiation(
+            self._meeting, endpoint, host=self._info.host, start=self._negotiate
         )
         self._negotiation.start()
 
-    def _addresses_of_head(self) -> tuple[str, ...]:
+    def _addresses_of_coordinator(self) -> tuple[str, ...]:
         """Return what a scheduler says of them, without those that this machine has as well."""
         heads, own = filter(is_address, self._meeting.heads), own_addresses()
-        return tuple(head for head in heads if head.partition("%")[0] not in own)
+        return tuple(
+            coordinator for coordinator in heads if coordinator.partition("%")[0] not in own
+        )
 
-    def _be_head(
+    def _be_coordinator(
         self, listener: socket.socket, *, nnodes: int | None = None, knocks: bool = False
     ) -> None:
         self._listener = listener
@@ -295,20 +297,22 @@ class Peers:
                 " and knows this command can take part; MESHRUN_SECRET_FILE names a file with one,"
                 " the same on every node"
             )
-        card, rival = self._card, None
+        info, duplicate = self._info, None
         if knocks:
-            card = replace(card, knock=secrets.token_hex(8))
-            rival = Rival(self._meeting, card, secret=self._secret, board=self._board)
-        self._side = room = WaitingRoom(
+            info = replace(info, knock=secrets.token_hex(8))
+            duplicate = DuplicateCoordinator(
+                self._meeting, info, secret=self._secret, board=self._board
+            )
+        self._side = room = Lobby(
             self._meeting,
-            card,
+            info,
             nnodes=nnodes or self._meeting.present or self._meeting.nnodes,
             listener=listener,
             secret=self._secret,
             run_id=self._meeting.run_id or secrets.token_hex(8),
             board=self._board,
-            hand_over=self._be_head_of,
-            rival=rival,
+            hand_over=self._be_coordinator_of,
+            duplicate=duplicate,
             fit=self._fit,
         )
         if self._gave_up is not None:
@@ -316,21 +320,21 @@ class Peers:
         else:
             room.begin()
 
-    def _be_head_of(self, head: Head) -> None:
-        self._side = head
+    def _be_coordinator_of(self, coordinator: Coordinator) -> None:
+        self._side = coordinator
 
-    def _be_member(self, addresses: tuple[str, ...]) -> None:
-        kind = ElasticMember if self._meeting.is_elastic else Member
-        self._side = member = kind(
+    def _be_participant(self, addresses: tuple[str, ...]) -> None:
+        kind = ElasticParticipant if self._meeting.is_elastic else Participant
+        self._side = participant = kind(
             self._meeting,
-            self._card,
+            self._info,
             secret=self._secret,
             board=self._board,
             where=self._where,
             addresses=addresses,
         )
         if self._gave_up is not None:
-            member.give_up(self._gave_up)
+            participant.give_up(self._gave_up)
 
     def _fail(self, error: MeshrunError) -> None:
         self._board.news.append(MeetingFailed(error=error, at_ns=time.monotonic_ns()))

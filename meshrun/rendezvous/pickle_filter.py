@@ -19,7 +19,7 @@ _KNOWN = {
 }
 
 
-class OwnTypes:
+class PickleFilter:
     """Stands for the module ``pickle`` where torch's rendezvous looks it up."""
 
     PickleError = pickle.PickleError
@@ -52,4 +52,4 @@ def read_own_types_only() -> None:
     """Have torch's rendezvous in this process read nothing else."""
     from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
-    dynamic_rendezvous.pickle = OwnTypes
+    dynamic_rendezvous.pickle = PickleFilter

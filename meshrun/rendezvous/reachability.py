@@ -14,13 +14,13 @@ import time
 from meshrun.errors import MeshrunError
 from meshrun.host.interfaces import is_address, name_of
 from meshrun.host.sockets import listen_on
-from meshrun.rendezvous.connections import Switchboard
+from meshrun.rendezvous.connections import Connections
 
 _TRY_S = 10.0
 _OPEN_S = 30.0
 
 
-class Reach:
+class Reachability:
     """A port of this node's that another one tries, and a try of another's.
 
     Args:
@@ -28,7 +28,7 @@ class Reach:
         board: Where sockets are watched.
     """
 
-    def __init__(self, address: str, board: Switchboard) -> None:
+    def __init__(self, address: str, board: Connections) -> None:
         self._board = board
         self._opened_ns = self._tried_ns = time.monotonic_ns()
         self._trying: socket.socket | None = None

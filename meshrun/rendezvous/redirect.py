@@ -7,11 +7,11 @@ import selectors
 import socket
 
 from meshrun.protocol.events import Negotiated
-from meshrun.rendezvous.connections import Switchboard
-from meshrun.rendezvous.node_info import NodeCard
+from meshrun.rendezvous.connections import Connections
+from meshrun.rendezvous.node_info import NodeInfo
 
 
-class Signpost:
+class Redirect:
     """Answers every connection with one line, and listens to nobody.
 
     Args:
@@ -20,16 +20,16 @@ class Signpost:
         board: Where the listener is watched.
     """
 
-    def __init__(self, listener: socket.socket, found: Negotiated, board: Switchboard) -> None:
+    def __init__(self, listener: socket.socket, found: Negotiated, board: Connections) -> None:
         self._listener, self._board = listener, board
-        card = NodeCard(
-            host=found.head_host,
+        info = NodeInfo(
+            host=found.coordinator_host,
             is_host=True,
-            address=found.head_address,
-            port=found.head_port,
+            address=found.coordinator_address,
+            port=found.coordinator_port,
             secret=found.secret,
         )
-        self._line = card.to_text().encode() + b"\n"
+        self._line = info.to_text().encode() + b"\n"
         listener.setblocking(False)
         board.selector.register(listener, selectors.EVENT_READ, self._answer)
 

@@ -1,4 +1,4 @@
-"""Looks the head's name up until it leads somewhere: those of pods may take a while to appear."""
+"""Looks up the coordinator's name until it resolves: a pod's may take a while to appear."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections.abc import Callable
 
 from meshrun.errors import RendezvousError
 from meshrun.host.network import Lookup
-from meshrun.plan.rendezvous_config import Meeting
-from meshrun.rendezvous.connections import Switchboard
-from meshrun.rendezvous.deadline import Patience
+from meshrun.plan.rendezvous_config import RendezvousConfig
+from meshrun.rendezvous.connections import Connections
+from meshrun.rendezvous.deadline import Deadline
 from meshrun.rendezvous.messages import GaveUp, Message
 
 _RETRY_S = 0.5
 
 
 class Finding:
-    """A node that does not know yet whether it is the head.
+    """A node that does not know yet whether it is the coordinator.
 
     Args:
-        meeting: Where the head is.
+        meeting: Where the coordinator is.
         board: Where the look-up is watched.
         found: Called with the addresses and why there are none; returns whether that is enough.
         fail: Called with the error if nothing was found in time.
@@ -28,14 +28,14 @@ class Finding:
 
     def __init__(
         self,
-        meeting: Meeting,
-        board: Switchboard,
+        meeting: RendezvousConfig,
+        board: Connections,
         *,
         found: Callable[[list[str], str], bool],
         fail: Callable[[RendezvousError], None],
     ) -> None:
         self._meeting, self._board, self._found, self._fail = meeting, board, found, fail
-        self._patience = Patience(meeting.timeout_s)
+        self._deadline = Deadline(meeting.timeout_s)
         self._why = ""
         self._retry_ns: int | None = None
         self._lookup: Lookup | None = None
@@ -65,8 +65,8 @@ class Finding:
         if self._retry_ns is None or time.monotonic_ns() < self._retry_ns:
             return
         self._retry_ns = None
-        meeting, waited_s = self._meeting, self._patience.waited_s
-        if self._patience.is_over:
+        meeting, waited_s = self._meeting, self._deadline.waited_s
+        if self._deadline.is_over:
             self._fail(
                 RendezvousError(
                     f"the name `{meeting.host}` does not resolve after {waited_s:.0f} s:"
@@ -75,9 +75,9 @@ class Finding:
                 )
             )
             return
-        if self._patience.takes_note():
+        if self._deadline.takes_note():
             self._board.note(
-                f"waiting for the name `{meeting.host}` to resolve: {self._why} ({self._patience})"
+                f"waiting for the name `{meeting.host}` to resolve: {self._why} ({self._deadline})"
             )
         self._look_up()
 

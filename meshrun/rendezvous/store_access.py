@@ -9,15 +9,17 @@ from collections.abc import Iterable
 from meshrun.host.admission import admit_only
 from meshrun.host.interfaces import own_addresses
 from meshrun.plan.rendezvous_config import format_endpoint
-from meshrun.rendezvous.connection import Link
-from meshrun.rendezvous.connections import Switchboard
+from meshrun.rendezvous.connection import Connection
+from meshrun.rendezvous.connections import Connections
 
 
-def keep_to_nodes(listener: socket.socket, links: Iterable[Link], board: Switchboard) -> None:
-    """Have only this node, and those at the other end of ``links``, connect to ``listener``."""
+def keep_to_nodes(
+    listener: socket.socket, connections: Iterable[Connection], board: Connections
+) -> None:
+    """Let only this node, and the peers of ``connections``, connect to ``listener``."""
     if os.environ.get("MESHRUN_OPEN_STORE") == "1":
         return
-    theirs = (link.their_address for link in links if link.their_address)
+    theirs = (connection.their_address for connection in connections if connection.their_address)
     try:
         admit_only(listener, {*own_addresses(), *theirs})
     except OSError as error:

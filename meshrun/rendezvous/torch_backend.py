@@ -27,10 +27,10 @@ from meshrun.plan.rendezvous_config import format_endpoint
 from meshrun.protocol import codec
 from meshrun.protocol.codec import Negotiate
 from meshrun.protocol.events import Negotiated, NegotiationFailed, NegotiationWaits
-from meshrun.rendezvous.endpoint_key import DoorSign, late_at
+from meshrun.rendezvous.endpoint_key import EndpointKey, late_at
 from meshrun.rendezvous.expected_nodes import natural
 from meshrun.rendezvous.handshake import LONGEST_LINE
-from meshrun.rendezvous.node_info import NodeCard, foreign, read_card
+from meshrun.rendezvous.node_info import NodeInfo, foreign, read_info
 from meshrun.rendezvous.pickle_filter import read_own_types_only
 from meshrun.rendezvous.polling import quicken
 from meshrun.rendezvous.store_clock import follow_clock, share_clock
@@ -82,7 +82,7 @@ def negotiate(
         handler, arrivals = _handler(order, fds, say, way, done=done, changed=changed)
         is_open = arrivals is not None and order.is_elastic
         quicken(handler, order.nnodes)
-        sign = DoorSign(arrivals, nnodes=order.nnodes) if is_open else None
+        sign = EndpointKey(arrivals, nnodes=order.nnodes) if is_open else None
         if sign is not None and (late := sign.read()) is not None:
             done.set()
             _tell(reports, late)
@@ -272,8 +272,8 @@ class _Way:
             with contextlib.suppress(OSError), connection:
                 if said := connection.makefile("rb").readline(LONGEST_LINE):
                     with contextlib.suppress(RendezvousError):
-                        card = read_card(said, "the endpoint")
-                        self._go(late_at(card, nnodes=self._order.nnodes))
+                        info = read_info(said, "the endpoint")
+                        self._go(late_at(info, nnodes=self._order.nnodes))
             self._is_gone.set()
             if self._done.wait(_ASK_EVERY_S):
                 return
@@ -325,7 +325,7 @@ def _tell_who_waits(
 def _exchange(
     order: Negotiate,
     found: RendezvousInfo,
-    sign: DoorSign | None,
+    sign: EndpointKey | None,
     changed: Callable[[str], None],
     *,
     is_host: bool,
@@ -335,39 +335,39 @@ def _exchange(
 
     store, rank, world_size = found.store, found.rank, found.world_size
     store = PrefixStore("meshrun/cards", store)
-    card = NodeCard(
+    info = NodeInfo(
         host=order.host,
         is_host=is_host,
         address=order.address,
         port=order.port,
         secret=secrets.token_hex(16),
     )
-    store.set(str(rank), card.to_text())
-    cards = [read_card(store.get(str(other)), str(other)) for other in range(world_size)]
+    store.set(str(rank), info.to_text())
+    infos = [read_info(store.get(str(other)), str(other)) for other in range(world_size)]
     ranks = sorted(
         range(world_size),
-        key=lambda other: (not cards[other].is_host, natural(cards[other].host), other),
+        key=lambda other: (not infos[other].is_host, natural(infos[other].host), other),
     )
-    head = cards[ranks[0]]
-    address = head.address
+    coordinator = infos[ranks[0]]
+    address = coordinator.address
     if _is_everywhere(address):  # it could not tell which of its addresses the others see
         if rank == ranks[0]:
-            known = [each.address for each in cards if not _is_everywhere(each.address)]
+            known = [each.address for each in infos if not _is_everywhere(each.address)]
             seen = [own_address_towards(each) or address for each in known]
             store.set("head", (*seen, address)[0])
         if not is_address(address := store.get("head").decode(errors="replace")):
             raise foreign(address.encode(), "head", "an address")
     if sign is not None:
-        late = sign.put_up(card, changed) if ranks[0] == rank else sign.compare(head)
+        late = sign.put_up(info, changed) if ranks[0] == rank else sign.compare(coordinator)
         if late is not None:
             return late
     return Negotiated(
         node_rank=ranks.index(rank),
         nnodes=world_size,
-        head_host=head.host,
-        head_address=address,
-        head_port=head.port,
-        secret=head.secret,
+        coordinator_host=coordinator.host,
+        coordinator_address=address,
+        coordinator_port=coordinator.port,
+        secret=coordinator.secret,
         at_ns=time.monotonic_ns(),
     )
 

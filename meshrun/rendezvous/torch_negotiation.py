@@ -9,18 +9,18 @@ from meshrun.errors import HostError
 from meshrun.host.interfaces import address_in, own_address_towards
 from meshrun.host.network import outward_address
 from meshrun.host.sockets import listen_on
-from meshrun.plan.rendezvous_config import DEFAULT_PORT, Meeting
+from meshrun.plan.rendezvous_config import DEFAULT_PORT, RendezvousConfig
 from meshrun.protocol.codec import Negotiate
 from meshrun.protocol.events import Negotiated
-from meshrun.rendezvous.connections import Switchboard
+from meshrun.rendezvous.connections import Connections
 from meshrun.rendezvous.endpoint import Endpoint
-from meshrun.rendezvous.redirect import Signpost
+from meshrun.rendezvous.redirect import Redirect
 
-EVERYWHERE = "0.0.0.0"  # noqa: S104 - only where the head's own address cannot be told
+EVERYWHERE = "0.0.0.0"  # noqa: S104 - only where the coordinator's own address cannot be told
 _BOOLEANS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
 
-class Negotiation:
+class TorchNegotiation:
     """What torch's rendezvous is started with, and again if its process has to be.
 
     Args:
@@ -35,14 +35,14 @@ class Negotiation:
 
     def __init__(
         self,
-        meeting: Meeting,
+        meeting: RendezvousConfig,
         endpoint: Endpoint | None,
         *,
         host: str,
         start: Callable[[Negotiate, list[int]], None],
     ) -> None:
         self._start = start
-        self._signpost: Signpost | None = None
+        self._redirect: Redirect | None = None
         self._for_torch: socket.socket | None = None
         address: str | None = None
         if endpoint is None:
@@ -81,21 +81,21 @@ class Negotiation:
         own, self._own = self._own, None
         return own
 
-    def show_the_way(self, found: Negotiated, board: Switchboard) -> None:
+    def show_the_way(self, found: Negotiated, board: Connections) -> None:
         """Tell nodes that come to torch's store from now on where the first node is."""
         if self._for_torch is not None:
-            self._signpost = Signpost(self._for_torch, found, board)
+            self._redirect = Redirect(self._for_torch, found, board)
 
     def close(self) -> None:
         """Let go of what is not taken; torch has a copy of its own."""
-        if self._signpost is not None:
-            self._signpost.close()
+        if self._redirect is not None:
+            self._redirect.close()
         for each in (self._for_torch, self._own):
             if each is not None:
                 each.close()
 
 
-def listen_outward(meeting: Meeting) -> socket.socket:
+def listen_outward(meeting: RendezvousConfig) -> socket.socket:
     """Return a socket that others can reach, where nobody said an endpoint."""
     place = meeting.local_addr or outward_address() or EVERYWHERE
     if meeting.port is not None:
@@ -106,7 +106,7 @@ def listen_outward(meeting: Meeting) -> socket.socket:
         return listen_on(place, 0)
 
 
-def _own_address(meeting: Meeting, endpoint: Endpoint) -> str:
+def _own_address(meeting: RendezvousConfig, endpoint: Endpoint) -> str:
     towards = None
     if endpoint.addresses and not endpoint.is_ours:
         towards = own_address_towards(endpoint.addresses[0])
@@ -114,7 +114,9 @@ def _own_address(meeting: Meeting, endpoint: Endpoint) -> str:
     return (*endpoint.facing, outward)[0]
 
 
-def _listen_for_torch(meeting: Meeting, endpoint: Endpoint, address: str) -> socket.socket | None:
+def _listen_for_torch(
+    meeting: RendezvousConfig, endpoint: Endpoint, address: str
+) -> socket.socket | None:
     """Return the socket for torch's c10d store, where that is this machine's to serve."""
     told = dict(meeting.conf).get("is_host", "").lower()
     if meeting.backend != "c10d" or not _BOOLEANS.get(told, endpoint.is_ours):

@@ -12,9 +12,9 @@ from functools import partial
 from ipaddress import IPv4Address, IPv6Network, ip_address
 
 from meshrun.errors import MeshrunError
-from meshrun.rendezvous.connection import Link
-from meshrun.rendezvous.connections import Switchboard
-from meshrun.rendezvous.handshake import HeadHandshake
+from meshrun.rendezvous.connection import Connection
+from meshrun.rendezvous.connections import Connections
+from meshrun.rendezvous.handshake import CoordinatorHandshake
 from meshrun.rendezvous.messages import Beat, Message, Refused
 
 _PROOF_WITHIN_S = 10.0
@@ -31,7 +31,7 @@ _TRIES = 3
 """So often a launcher that means to join comes again although it is not let in."""
 
 
-class Strangers:
+class Unauthenticated:
     """Those who have connected and said nothing yet.
 
     Args:
@@ -47,13 +47,13 @@ class Strangers:
         listener: socket.socket,
         *,
         secret: bytes,
-        board: Switchboard,
-        come: Callable[[Link, list[Message]], None],
+        board: Connections,
+        come: Callable[[Connection, list[Message]], None],
     ) -> None:
         self._listener, self._secret, self._board, self._come = listener, secret, board, come
-        self._links: dict[int, Link] = {}
+        self._connections: dict[int, Connection] = {}
         """The oldest first."""
-        self._by_origin: defaultdict[str, dict[int, Link]] = defaultdict(dict)
+        self._by_origin: defaultdict[str, dict[int, Connection]] = defaultdict(dict)
         self._counter = itertools.count()
         self._told: set[tuple[str, str]] = set()
         """Strangers that people were told of."""
@@ -75,14 +75,14 @@ class Strangers:
 
     def look(self) -> None:
         """Once a beat: close connections that do not say what they are."""
-        for number, link in list(self._links.items()):
-            if _age_s(link) > _PROOF_WITHIN_S:
+        for number, connection in list(self._connections.items()):
+            if _age_s(connection) > _PROOF_WITHIN_S:
                 self._drop(number, "it did not say what it is")
         self._listen()
 
     def _accept(self) -> None:
         for _ in range(_TAKEN_AT_ONCE):
-            if len(self._links) >= _MOST and not self._make_room():
+            if len(self._connections) >= _MOST and not self._make_room():
                 self._pause()
                 return
             try:
@@ -95,45 +95,47 @@ class Strangers:
                     self._pause()
                     return
             else:
-                self._watch(Link(connection, HeadHandshake(self._secret)))
+                self._watch(Connection(connection, CoordinatorHandshake(self._secret)))
 
     def _make_room(self) -> bool:
         """Send the oldest away: of the origin that has most, or else of all, but no young one."""
         crowd = max(self._by_origin.values(), key=len, default={})
         is_crowd = len(crowd) > _MOST_OF_ONE
-        number, link = next(iter((crowd if is_crowd else self._links).items()), (0, None))
-        if link is None or not (is_crowd or _age_s(link) > _YOUNG_S):
+        number, connection = next(
+            iter((crowd if is_crowd else self._connections).items()), (0, None)
+        )
+        if connection is None or not (is_crowd or _age_s(connection) > _YOUNG_S):
             return False
         self._drop(number, "others came, and it had not said what it is")
         return True
 
-    def _watch(self, link: Link) -> None:
+    def _watch(self, connection: Connection) -> None:
         number = next(self._counter)
-        self._links[number] = self._by_origin[_origin(link)][number] = link
-        self._board.add(link, partial(self._on_ready, number))
+        self._connections[number] = self._by_origin[_origin(connection)][number] = connection
+        self._board.add(connection, partial(self._on_ready, number))
 
     def _on_ready(self, number: int) -> None:
-        link = self._links.get(number)
-        if link is None:
+        connection = self._connections.get(number)
+        if connection is None:
             return
-        said: list[Message] = [each for each in link.receive() if not isinstance(each, Beat)]
+        said: list[Message] = [each for each in connection.receive() if not isinstance(each, Beat)]
         if said:
             self._board.drop(self._take_out(number))
-            self._come(link, said)
-        elif link.closed is not None:
-            self._drop(number, link.closed)
+            self._come(connection, said)
+        elif connection.closed is not None:
+            self._drop(number, connection.closed)
         else:
-            self._board.settle(link)
+            self._board.settle(connection)
 
-    def _take_out(self, number: int) -> Link:
+    def _take_out(self, number: int) -> Connection:
         """There is room for another."""
-        link = self._links.pop(number)
-        origin = _origin(link)
+        connection = self._connections.pop(number)
+        origin = _origin(connection)
         del self._by_origin[origin][number]
         if not self._by_origin[origin]:
             del self._by_origin[origin]
         self._listen()
-        return link
+        return connection
 
     def of_other_launches(self, for_s: float) -> list[str]:
         """Return where launchers are that have not known the secret for so long."""
@@ -144,20 +146,22 @@ class Strangers:
             if since_ns <= until_ns and count >= _TRIES
         ]
 
-    def turn_away(self, link: Link, error: MeshrunError) -> None:
+    def turn_away(self, connection: Connection, error: MeshrunError) -> None:
         """Tell one who came why it cannot stay, and see it go."""
-        link.send(Refused.of(error))
-        if link.closed is None:
-            self._watch(link)
+        connection.send(Refused.of(error))
+        if connection.closed is None:
+            self._watch(connection)
 
     def _drop(self, number: int, why: str) -> None:
-        link = self._take_out(number)
-        self._board.close(link, why)
-        if link.is_other_launch:
-            since_ns, count = self._others.get(origin := _origin(link), (time.monotonic_ns(), 0))
+        connection = self._take_out(number)
+        self._board.close(connection, why)
+        if connection.is_other_launch:
+            since_ns, count = self._others.get(
+                origin := _origin(connection), (time.monotonic_ns(), 0)
+            )
             self._others[origin] = since_ns, count + 1
-        if link.was_refused:
-            self._tell(link.their_address, f"was not let in: {why}")
+        if connection.was_refused:
+            self._tell(connection.their_address, f"was not let in: {why}")
 
     def _tell(self, who: str, what: str) -> None:
         if (who, what) in self._told or len(self._told) > _MOST_TOLD:
@@ -171,19 +175,19 @@ class Strangers:
     def close(self, why: str) -> None:
         """Listen no more, and let go of those who are still strangers."""
         self._pause()
-        for link in self._links.values():
-            self._board.close(link, why)
-        self._links.clear()
+        for connection in self._connections.values():
+            self._board.close(connection, why)
+        self._connections.clear()
         self._by_origin.clear()
 
 
-def _age_s(link: Link) -> float:
-    return (time.monotonic_ns() - link.began_ns) / 1e9
+def _age_s(connection: Connection) -> float:
+    return (time.monotonic_ns() - connection.began_ns) / 1e9
 
 
-def _origin(link: Link) -> str:
+def _origin(connection: Connection) -> str:
     """Return what all addresses have in common that one machine may have."""
-    address = ip_address(link.their_address.partition("%")[0] or "::")
+    address = ip_address(connection.their_address.partition("%")[0] or "::")
     if isinstance(address, IPv4Address):
         return str(address)
     return str(address.ipv4_mapped or IPv6Network((int(address) >> 64 << 64, 64)))

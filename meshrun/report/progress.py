@@ -227,7 +227,7 @@ class StartProgress:
         if state.begin_ns is not None:
             return "waiting to start again"
         if not began:
-            waits = state.zygote_ready and state.abroad is not None and not state.abroad.is_met
+            waits = state.zygote_ready and state.cluster is not None and not state.cluster.is_met
             return "waiting for the other nodes" if waits else "importing torch"
         if began < total:
             return f"started {began} of {total} ranks ({elapsed})"
@@ -277,7 +277,7 @@ def _is_next(event: Event, state: State) -> bool:
     """Whether another generation of ranks is about to start."""
     if isinstance(event, NextBegins):
         return True
-    if state.abroad is not None and state.abroad.is_met:
+    if state.cluster is not None and state.cluster.is_met:
         return isinstance(event, Met) and bool(event.causes)
     return isinstance(event, GenerationEnded | ZygoteGone) and not state.over
 

@@ -42,7 +42,7 @@ def _size(plan: LaunchPlan, count: int, least: int, most: int) -> tuple[str, str
         fit=partial(fit_nodes, plan.request),
         least=least,
         most=most,
-        cards={
+        infos={
             node: Join(host="", node_rank=None, nproc=workers, settings={})
             for node, workers in enumerate(plan.slots_per_node[:count])
         },

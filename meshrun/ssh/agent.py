@@ -25,38 +25,38 @@ from meshrun.host.sockets import listen_on
 from meshrun.protocol.result import signal_name
 from meshrun.ssh.framing import BEAT_S, ERR, OUT, LineSplitter, frame, greeting, news
 from meshrun.ssh.remote_command import without_own
-from meshrun.ssh.write_buffer import Outbox
+from meshrun.ssh.write_buffer import WriteBuffer
 from meshrun.start import own_command
 
 _CHUNK = 64 * 1024
 _FULL = 1024 * 1024
-"""With more than this on its way to the conductor, the launcher's output waits."""
+"""With more than this on its way to the controller, the launcher's output waits."""
 _AFTER_GRACE_S = 10.0
 
 
 def main(order: Mapping[str, Any], version: str) -> NoReturn:
-    """Serve the conductor that sent ``order`` until it goes or the launcher ends.
+    """Serve the controller that sent ``order`` until it goes or the launcher ends.
 
     Args:
-        order: The first line from the conductor.
+        order: The first line from the controller.
         version: That of this meshrun.
     """
-    signal.signal(signal.SIGINT, lambda *_: None)  # the conductor's to pass on; no SIG_IGN, which
+    signal.signal(signal.SIGINT, lambda *_: None)  # the controller's to pass on; no SIG_IGN, which
     signal.signal(signal.SIGPIPE, lambda *_: None)  # the launcher would inherit
     os._exit(Agent(order, version).run())
 
 
 class Agent:
-    """Talks to the conductor and watches the launcher.
+    """Talks to the controller and watches the launcher.
 
     Args:
-        order: The first line from the conductor.
+        order: The first line from the controller.
         version: That of this meshrun.
     """
 
     def __init__(self, order: Mapping[str, Any], version: str) -> None:
         self._order, self._version = order, version
-        self._out = Outbox(1)
+        self._out = WriteBuffer(1)
         self._lines = LineSplitter()
         self._listener: socket.socket | None = None
         self._launcher: subprocess.Popen[bytes] | None = None
@@ -70,7 +70,7 @@ class Agent:
         """Whether there is no conductor any more."""
         self._over = False
         self._why = ""
-        """Why the launcher was ended, if it was for want of a conductor that can be heard."""
+        """Why the launcher was ended, if it was for want of a controller that can be heard."""
         self._woken, wake = os.pipe()
         for end in (0, self._woken, wake):
             os.set_blocking(end, False)
@@ -139,9 +139,9 @@ class Agent:
         if silent_s > self._order["lease_s"] and not self._gone:
             self._why = f"nothing was heard from where meshrun was started for {silent_s:.0f} s"
             _say(self._why)
-            self._lose_conductor()
+            self._lose_controller()
         if self._out.is_broken:
-            self._lose_conductor()
+            self._lose_controller()
         if now - self._beaten >= BEAT_S:
             self._beaten = now
             if not self._out.queued_bytes:
@@ -164,7 +164,7 @@ class Agent:
         except OSError:
             received = b""
         if not received:
-            self._lose_conductor()
+            self._lose_controller()
             return
         self._heard = time.monotonic()
         for words in self._lines.feed(received):
@@ -182,7 +182,7 @@ class Agent:
         elif "end" in words:
             self._end(words["end"])
 
-    def _lose_conductor(self) -> None:
+    def _lose_controller(self) -> None:
         if not self._gone:
             self._gone = True
             self._end(self._why or "the connection to where meshrun was started was lost")

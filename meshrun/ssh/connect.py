@@ -12,8 +12,8 @@ from meshrun.plan.parse import format_nnodes
 from meshrun.plan.rendezvous_config import format_endpoint
 from meshrun.plan.request import LaunchRequest
 from meshrun.ssh.host_failure import Refusal, describe_silence, refusal_error
-from meshrun.ssh.host_session import Station, is_this_machine, same_machine
-from meshrun.ssh.pool import Exchange
+from meshrun.ssh.host_session import HostSession, is_this_machine, same_machine
+from meshrun.ssh.pool import HostPool
 from meshrun.ssh.remote_command import BOOT_FOLDER, boot_command, ssh_command, without_own
 
 _LISTENS_IN_S = 10.0
@@ -33,14 +33,14 @@ class Connector:
 
     Args:
         request: What was asked for, hosts included.
-        exchange: Where the ways to them are kept.
+        pool: Where the ways to them are kept.
         version: That of this meshrun, which every host has to have.
     """
 
-    def __init__(self, request: LaunchRequest, exchange: Exchange, *, version: str) -> None:
+    def __init__(self, request: LaunchRequest, pool: HostPool, *, version: str) -> None:
         if request.remote is None:
             raise InternalError("there are no hosts to launch on")
-        self._request, self._remote, self._exchange = request, request.remote, exchange
+        self._request, self._remote, self._pool = request, request.remote, pool
         self._version = version
 
     def connect(self) -> dict[int, Refusal]:
@@ -51,22 +51,22 @@ class Connector:
             UsageError: If two of them are one machine.
         """
         for number in range(len(self._remote.hosts)):
-            self._exchange.stations.append(self.go_to(number))
+            self._pool.sessions.append(self.go_to(number))
         names = ", ".join(host.name for host in self._remote.hosts[:8])
-        self._exchange.console.set_status(f"connecting to {names}")
+        self._pool.console.set_status(f"connecting to {names}")
         refusals: dict[int, Refusal] = {}
         while open_ones := [
-            station
-            for station in self._exchange.stations
-            if station.ready is None and station.number not in refusals
+            session
+            for session in self._pool.sessions
+            if session.ready is None and session.number not in refusals
         ]:
-            self._exchange.turn()
-            for station in open_ones:
-                if station.ready is None and (refusal := self.refusal(station)) is not None:
-                    refusals[station.number] = refusal
+            self._pool.turn()
+            for session in open_ones:
+                if session.ready is None and (refusal := self.refusal(session)) is not None:
+                    refusals[session.number] = refusal
             self._stop_early()
-        self._exchange.console.set_status("")
-        total = len(self._exchange.stations)
+        self._pool.console.set_status("")
+        total = len(self._pool.sessions)
         least = self._request.rendezvous.least_nodes or total
         if total - len(refusals) < least:
             found = [refusals[number] for number in sorted(refusals)]
@@ -81,12 +81,12 @@ class Connector:
             UsageError: With both.
         """
         names: dict[str, str] = {}
-        for station in self._exchange.stations:
-            machine = (station.ready or {}).get("machine", "")
-            if machine and names.setdefault(machine, station.host.name) != station.host.name:
-                raise same_machine(names[machine], station.host.name)
+        for session in self._pool.sessions:
+            machine = (session.ready or {}).get("machine", "")
+            if machine and names.setdefault(machine, session.host.name) != session.host.name:
+                raise same_machine(names[machine], session.host.name)
 
-    def go_to(self, number: int) -> Station:
+    def go_to(self, number: int) -> HostSession:
         """Set out for a host, by its place in the list.
 
         Raises:
@@ -101,14 +101,14 @@ class Connector:
             env, cwd = dict(os.environ), None
             command = ssh_command(remote.ssh, host, sys.executable, remote.connect_timeout_s)
         try:
-            station = Station(number, host, command, env, cwd)
+            session = HostSession(number, host, command, env, cwd)
         except OSError as error:
             raise RendezvousError(
                 f"`{command[0]}` cannot be run: {error.strerror}",
                 hint="--ssh says what to run as ssh",
             ) from error
-        station.tell(
-            nonce=station.nonce,
+        session.tell(
+            nonce=session.nonce,
             version=self._version,
             path=[
                 os.path.abspath(path)
@@ -119,39 +119,39 @@ class Connector:
             lease_s=self._request.node_timeout_s,
             grace_s=self._request.shutdown_timeout_s,
         )
-        return station
+        return session
 
-    def refusal(self, station: Station) -> Refusal | None:
+    def refusal(self, session: HostSession) -> Refusal | None:
         """Return why a host cannot be used, as far as that is known by now."""
-        name, destination = station.host.name, station.host.destination
-        if station.refused is not None:
-            return Refusal(name, station.refused["refused"], station.refused["hint"])
-        if station.is_closed:
-            return station.finish()
+        name, destination = session.host.name, session.host.destination
+        if session.refused is not None:
+            return Refusal(name, session.refused["refused"], session.refused["hint"])
+        if session.is_closed:
+            return session.finish()
         timeout_s = self._remote.connect_timeout_s
-        if time.monotonic() - station.began > timeout_s:
-            return describe_silence(name, destination, timeout_s, station.said)
+        if time.monotonic() - session.began > timeout_s:
+            return describe_silence(name, destination, timeout_s, session.said)
         return None
 
-    def meet(self, stations: Sequence[Station]) -> list[str]:
+    def meet(self, sessions: Sequence[HostSession]) -> list[str]:
         """Return the options that bring nodes together; the agent of the first one listens.
 
         Raises:
             RendezvousError: If it cannot.
         """
         asked = self._request.rendezvous
-        most = self._request.nnodes or len(stations)
+        most = self._request.nnodes or len(sessions)
         nnodes = ["--nnodes", format_nnodes(asked.least_nodes, most)]
-        is_alone = len(stations) == 1 and asked.least_nodes is None
+        is_alone = len(sessions) == 1 and asked.least_nodes is None
         if is_alone or asked.endpoint or asked.master_addr:
             return nnodes
-        first, *others = stations
+        first, *others = sessions
         known = first.ready or {}
         seen = [(other.ready or {}).get("theirs", "") for other in others]
         first.tell(listen=[known.get("own", ""), *seen])
         began = time.monotonic()
         while first.endpoint is None:
-            self._exchange.turn()
+            self._pool.turn()
             self._stop_early()
             waited_s = time.monotonic() - began
             if first.refused is not None or first.is_closed or waited_s > _LISTENS_IN_S:
@@ -160,6 +160,6 @@ class Connector:
         return [*nnodes, "--rdzv-endpoint", format_endpoint(*first.endpoint)]
 
     def _stop_early(self) -> None:
-        for signum in self._exchange.signals.take():
+        for signum in self._pool.signals.take():
             if signum in self._request.stop_signals:
                 raise Stopped(signum)

@@ -17,9 +17,9 @@ from meshrun.plan.request import LaunchRequest
 from meshrun.protocol.result import signal_name
 from meshrun.ssh.connect import Connector
 from meshrun.ssh.host_failure import Refusal, lost_error
-from meshrun.ssh.host_retry import Absent
-from meshrun.ssh.host_session import Station
-from meshrun.ssh.pool import Exchange
+from meshrun.ssh.host_retry import HostRetry
+from meshrun.ssh.host_session import HostSession
+from meshrun.ssh.pool import HostPool
 from meshrun.ssh.remote_command import devices_of, exported
 from meshrun.supervisor.signals import SignalQueue
 
@@ -29,7 +29,7 @@ _GRACE_S = 10.0
 """What all others may take to end after one has, beside what ranks and lost nodes may."""
 
 
-class Conductor:
+class Controller:
     """One launch on several hosts.
 
     Args:
@@ -51,12 +51,12 @@ class Conductor:
             even_if_ignored=request.stop_even_if_ignored,
             always=(signal.SIGQUIT, *request.forwarded_signals),
         )
-        self._exchange = Exchange(self._signals)
-        self._connector = Connector(request, self._exchange, version=version)
-        self._stations, self._console = self._exchange.stations, self._exchange.console
-        self._absent = Absent(self._connector, self._exchange, start=self._start_later)
+        self._pool = HostPool(self._signals)
+        self._connector = Connector(request, self._pool, version=version)
+        self._sessions, self._console = self._pool.sessions, self._pool.console
+        self._retry = HostRetry(self._connector, self._pool, start=self._start_later)
         self._is_elastic = request.rendezvous.least_nodes is not None
-        self._first: Station | None = None
+        self._first: HostSession | None = None
         """The way to node 0, which says how the launch went."""
         self._present = 0
         """On how many hosts ranks are to run at first."""
@@ -83,16 +83,16 @@ class Conductor:
         """
         try:
             self._start(self._connector.connect())
-            while not all(station.is_done for station in self._stations):
-                self._exchange.turn(self._pass_on_signals)
+            while not all(session.is_done for session in self._sessions):
+                self._pool.turn(self._pass_on_signals)
                 self._look()
         finally:
-            self._exchange.close()
+            self._pool.close()
         if self._lost:
             may_begin_anew = self._may_begin_anew and not self._passed
             raise lost_error(self._lost, may_begin_anew=may_begin_anew)
-        told = self._stations if not self._is_elastic else [self._first]
-        if errors := [station for station in told if station and "error" in station.files]:
+        told = self._sessions if not self._is_elastic else [self._first]
+        if errors := [session for session in told if session and "error" in session.files]:
             raise self._told_error(errors)
         if self._console.reader_is_gone:
             return -signal.SIGPIPE
@@ -107,35 +107,35 @@ class Conductor:
     def _start(self, unusable: Mapping[int, Refusal]) -> None:
         """Have a launcher started on each host that can be used."""
         for number, why in unusable.items():
-            self._absent.add(self._stations[number], why)
-        usable = [station for station in self._stations if not station.is_done]
+            self._retry.add(self._sessions[number], why)
+        usable = [session for session in self._sessions if not session.is_done]
         self._meeting, self._first = self._connector.meet(usable), usable[0]
         self._present = min(len(usable), self._request.nnodes or len(usable))
-        for node_rank, station in enumerate(usable):
+        for node_rank, session in enumerate(usable):
             has_place = 1 < self._present > node_rank
             place = ["--node-rank", str(node_rank)] if has_place else []
-            self._start_on(station, place, is_first=node_rank == 0)
+            self._start_on(session, place, is_first=node_rank == 0)
 
-    def _start_later(self, station: Station) -> None:
-        self._start_on(station, [], is_first=False)
+    def _start_later(self, session: HostSession) -> None:
+        self._start_on(session, [], is_first=False)
 
-    def _start_on(self, station: Station, place: Sequence[str], *, is_first: bool) -> None:
+    def _start_on(self, session: HostSession, place: Sequence[str], *, is_first: bool) -> None:
         told = "" if is_first else " told"
-        station.tell(
-            start=[*self._meeting, *self._workers_on(station), *place, *self._words],
+        session.tell(
+            start=[*self._meeting, *self._workers_on(session), *place, *self._words],
             env={
                 **self._env,
-                **devices_of(station.host),
+                **devices_of(session.host),
                 "MESHRUN_CONDUCTED": f"{self._present}{told}",
             },
-            listens=station.endpoint is not None,
+            listens=session.endpoint is not None,
         )
 
-    def _workers_on(self, station: Station) -> list[str]:
+    def _workers_on(self, session: HostSession) -> list[str]:
         nproc = self._request.nproc_per_node
         if self._is_elastic and isinstance(nproc, tuple):  # its place among nodes may be any
-            is_listed = station.number < len(nproc)
-            nproc = nproc[station.number] if is_listed else station.host.workers
+            is_listed = session.number < len(nproc)
+            nproc = nproc[session.number] if is_listed else session.host.workers
         workers = [nproc] if isinstance(nproc, int) else nproc
         if isinstance(workers, list | tuple):
             return ["--nproc-per-node", ",".join(map(str, workers))]
@@ -144,101 +144,101 @@ class Conductor:
     def _pass_on_signals(self) -> None:
         for signum in self._signals.take():
             self._passed.add(signum)
-            for station in self._stations:
+            for session in self._sessions:
                 # Once nodes have met, the first passes on to the others what concerns them all.
-                for_itself = station is self._first or signum in self._request.forwarded_signals
-                station.tell(signal=int(signum), even_if_met=for_itself)
+                for_itself = session is self._first or signum in self._request.forwarded_signals
+                session.tell(signal=int(signum), even_if_met=for_itself)
 
     def _look(self) -> None:
         """Find who has ended or is lost, and have the others end then, or go on without."""
         now = time.monotonic()
-        for station in self._stations:
-            if station.is_done:
+        for session in self._sessions:
+            if session.is_done:
                 continue
-            if (why := self._why_lost(station, now)) is not None:
-                self._lose(Refusal(station.host.name, why), station)
-            elif station.ended is not None:
-                self._see_end(station, station.ended, now)
+            if (why := self._why_lost(session, now)) is not None:
+                self._lose(Refusal(session.host.name, why), session)
+            elif session.ended is not None:
+                self._see_end(session, session.ended, now)
         if self._over_at is None and not self._passed & {*self._request.stop_signals}:
-            self._absent.look()
+            self._retry.look()
         self._console.note_lost_output()
         is_due = self._end_at is not None and now > self._end_at
         if (is_due or self._console.reader_is_gone) and not self._ending:
             self._end_others(now, at_once=True)
 
-    def _see_end(self, station: Station, code: int, now: float) -> None:
+    def _see_end(self, session: HostSession, code: int, now: float) -> None:
         """A launcher has ended, and said so."""
-        station.is_done = True
-        station.hang_up()
-        if self._can_spare(station):
+        session.is_done = True
+        session.hang_up()
+        if self._can_spare(session):
             if code:
-                self._absent.add(station, self._describe(station, code), tell=False)
+                self._retry.add(session, self._describe(session, code), tell=False)
             return
         if code or self._is_elastic:
             self._end_others(now, at_once=False)
-        if "error" in station.files and self._end_at is None:
+        if "error" in session.files and self._end_at is None:
             self._end_at = now + _OTHERS_TELL_S
 
-    def _describe(self, station: Station, code: int) -> Refusal:
+    def _describe(self, session: HostSession, code: int) -> Refusal:
         from meshrun.report.result_json import parse_error_json
 
-        if text := station.files.get("error"):
-            return Refusal(station.host.name, parse_error_json(text).message)
+        if text := session.files.get("error"):
+            return Refusal(session.host.name, parse_error_json(text).message)
         how = f"code {code}" if code > 0 else signal_name(-code)
-        return Refusal(station.host.name, f"its launcher ended with {how}")
+        return Refusal(session.host.name, f"its launcher ended with {how}")
 
-    def _why_lost(self, station: Station, now: float) -> str | None:
+    def _why_lost(self, session: HostSession, now: float) -> str | None:
         """Return why no more is to be expected of a host, if it did not end as launchers do."""
-        if station.ended is not None:
+        if session.ended is not None:
             own = (*self._request.stop_signals, signal.SIGPIPE)
-            if station.ended < 0 and -station.ended not in own and not self._ending:
-                return f"its launcher was ended by {signal_name(-station.ended)}"
-            return station.why_ended or None
-        if station.is_closed:
-            return station.finish().why
-        if (silent_s := now - station.heard) > self._request.node_timeout_s:
+            if session.ended < 0 and -session.ended not in own and not self._ending:
+                return f"its launcher was ended by {signal_name(-session.ended)}"
+            return session.why_ended or None
+        if session.is_closed:
+            return session.finish().why
+        if (silent_s := now - session.heard) > self._request.node_timeout_s:
             return f"nothing was heard of it for {silent_s:.0f} s"
         if self._over_at is not None and now > self._over_at:
             return "it did not end with the others"
         return None
 
-    def _can_spare(self, station: Station) -> bool:
+    def _can_spare(self, session: HostSession) -> bool:
         """Whether the launch may go on without a host."""
-        return self._is_elastic and station is not self._first and self._over_at is None
+        return self._is_elastic and session is not self._first and self._over_at is None
 
-    def _lose(self, why: Refusal, station: Station) -> None:
-        if self._can_spare(station):
-            self._absent.add(station, why)
+    def _lose(self, why: Refusal, session: HostSession) -> None:
+        if self._can_spare(session):
+            self._retry.add(session, why)
             return
         if not self._lost:
             self._may_begin_anew = self._is_elastic and self._over_at is None
             self._console.note(f"host {why.host} was lost: {why.why}")
         self._lost.append(why)
-        station.is_done = True
-        station.close()
+        session.is_done = True
+        session.close()
         self._end_others(time.monotonic(), at_once=True)
 
     def _end_others(self, now: float, *, at_once: bool) -> None:
         """Have whoever is left end; those that have met do so by themselves."""
-        self._absent.close()
+        self._retry.close()
         if self._over_at is None:
             grace_s = self._request.shutdown_timeout_s + self._request.node_timeout_s
             self._over_at = now + grace_s + _GRACE_S
         if at_once and not self._ending:
             self._ending = True
-            for station in self._stations:
-                if not station.is_done:
-                    station.tell(end=self._why_ending())
+            for session in self._sessions:
+                if not session.is_done:
+                    session.tell(end=self._why_ending())
 
     def _why_ending(self) -> str:
         """Return why launchers are ended, for what each of them says to the others."""
         return f"host {self._lost[0].host} was lost" if self._lost else "the launch is over"
 
-    def _told_error(self, stations: Sequence[Station]) -> MeshrunError:
+    def _told_error(self, sessions: Sequence[HostSession]) -> MeshrunError:
         """Return why the launch could not be made: once, though every launcher may say it."""
         from meshrun.report.result_json import parse_error_json
 
-        error = parse_error_json(stations[0].files["error"])
-        if len(stations) < len(self._stations):
-            error.message = f"host {stations[0].host.name}: {error.message}"
+        error = parse_error_json(sessions[0].files["error"])
+        if len(sessions) < len(self._sessions):
+            error.message = f"host {sessions[0].host.name}: {error.message}"
         return error

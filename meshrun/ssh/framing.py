@@ -75,7 +75,7 @@ class FrameSplitter:
 
 
 class LineSplitter:
-    """Takes a conductor's bytes as they come."""
+    """Takes a controller's bytes as they come."""
 
     def __init__(self) -> None:
         self._bytes = bytearray()

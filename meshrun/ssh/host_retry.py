@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from meshrun.errors import RendezvousError
 from meshrun.ssh.connect import Connector
 from meshrun.ssh.host_failure import Refusal
-from meshrun.ssh.host_session import Station
-from meshrun.ssh.pool import Exchange
+from meshrun.ssh.host_session import HostSession
+from meshrun.ssh.pool import HostPool
 
 _FIRST_TRY_S = 5.0
 _LONGEST_S = 60.0
@@ -24,40 +24,40 @@ class _Absence:
     is_told: bool
     """Whether people know of it."""
     try_at: float
-    station: Station | None = None
+    session: HostSession | None = None
     """The way there, while it is tried."""
 
 
-class Absent:
+class HostRetry:
     """Which hosts are not there, and when each is tried again.
 
     Args:
         connector: Goes to hosts.
-        exchange: Where the ways to them are kept.
+        pool: Where the ways to them are kept.
         start: Has a launcher started on a host that has answered.
     """
 
     def __init__(
-        self, connector: Connector, exchange: Exchange, *, start: Callable[[Station], None]
+        self, connector: Connector, pool: HostPool, *, start: Callable[[HostSession], None]
     ) -> None:
-        self._connector, self._exchange, self._start = connector, exchange, start
+        self._connector, self._pool, self._start = connector, pool, start
         self._absences: dict[int, _Absence] = {}
         self._waits: dict[int, float] = {}
         """For how long each host was left alone last; those that come back keep it."""
 
-    def add(self, station: Station, why: Refusal, *, tell: bool = True) -> None:
+    def add(self, session: HostSession, why: Refusal, *, tell: bool = True) -> None:
         """Go on without a host.
 
         Args:
-            station: The way there; it is closed.
+            session: The way there; it is closed.
             why: What is wrong.
             tell: Whether to say so at once, rather than when it is tried again: at the end of a
                 launch its launchers end one after the other.
         """
-        station.close()
-        station.is_done = True
-        self._exchange.screen.end(station.number)
-        absence = self._leave_alone(station.number, why, is_told=False)
+        session.close()
+        session.is_done = True
+        self._pool.screen.end(session.number)
+        absence = self._leave_alone(session.number, why, is_told=False)
         if tell:
             self._tell(absence)
 
@@ -73,29 +73,29 @@ class Absent:
         """Do what is due: set out for hosts, give up those that do not answer, start the others."""
         now = time.monotonic()
         for number, absence in list(self._absences.items()):
-            if absence.station is not None:
-                self._look_at(number, absence, absence.station)
+            if absence.session is not None:
+                self._look_at(number, absence, absence.session)
             elif now > absence.try_at:
                 self._tell(absence)
                 self._try(number, absence)
 
     def _try(self, number: int, absence: _Absence) -> None:
         try:
-            station = self._connector.go_to(number)
+            session = self._connector.go_to(number)
         except RendezvousError as error:  # no room for another process, perhaps
             self._postpone(number, absence, Refusal(absence.why.host, error.message))
             return
-        station.is_done = True  # nothing is expected of it yet
-        absence.station = self._exchange.stations[number] = station
+        session.is_done = True  # nothing is expected of it yet
+        absence.session = self._pool.sessions[number] = session
 
-    def _look_at(self, number: int, absence: _Absence, station: Station) -> None:
-        if station.ready is not None and station.refused is None:
+    def _look_at(self, number: int, absence: _Absence, session: HostSession) -> None:
+        if session.ready is not None and session.refused is None:
             del self._absences[number]
-            self._exchange.console.note(f"host {station.host.name} is back")
-            station.is_done = False
-            self._start(station)
-        elif (refusal := self._connector.refusal(station)) is not None:
-            station.close()
+            self._pool.console.note(f"host {session.host.name} is back")
+            session.is_done = False
+            self._start(session)
+        elif (refusal := self._connector.refusal(session)) is not None:
+            session.close()
             self._postpone(number, absence, refusal)
 
     def _postpone(self, number: int, before: _Absence, why: Refusal) -> None:
@@ -106,11 +106,11 @@ class Absent:
         if not absence.is_told:
             absence.is_told = True
             why = absence.why
-            self._exchange.console.note(f"going on without host {why.host}: {why.why}")
+            self._pool.console.note(f"going on without host {why.host}: {why.why}")
 
     def close(self) -> None:
         """Try none again."""
         for absence in self._absences.values():
-            if absence.station is not None:
-                absence.station.close()
+            if absence.session is not None:
+                absence.session.close()
         self._absences.clear()

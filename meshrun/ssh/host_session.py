@@ -1,4 +1,4 @@
-"""One host as the conductor sees it: the ssh process, and what the agent beyond it says."""
+"""One host as the controller sees it: the ssh process, and what the agent beyond it says."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from meshrun.plan.hostfile import Host
 from meshrun.protocol.printable import one_line
 from meshrun.ssh.framing import ERR, NEWS, OUT, FrameSplitter, order
 from meshrun.ssh.host_failure import Refusal, describe_end
-from meshrun.ssh.write_buffer import Outbox
+from meshrun.ssh.write_buffer import WriteBuffer
 
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 _CHUNK = 64 * 1024
@@ -28,7 +28,7 @@ _MOST_SAID = 16 * 1024
 _SSH_ENDS_IN_S = 2.0
 
 
-class Station:
+class HostSession:
     """A host and the way there.
 
     Args:
@@ -66,7 +66,7 @@ class Station:
             for pipe in (self._process.stdin, self._process.stdout, self._process.stderr)
         )
         self._stdin, self._stdout_fd = stdin, self._stdout.fileno()
-        self.outbox = Outbox(stdin.fileno())
+        self.buffer = WriteBuffer(stdin.fileno())
         self._pipes: dict[int, IO[bytes]] = {}
         for pipe in (self._stdout, stderr):
             os.set_blocking(pipe.fileno(), False)
@@ -128,7 +128,7 @@ class Station:
 
     def tell(self, **values: object) -> None:
         """Send the agent a line."""
-        self.outbox.write(order(**values))
+        self.buffer.write(order(**values))
 
     def read(self, fd: int, show: Callable[[int, bytes, bytes], None]) -> None:
         """Take what has come; pieces of the launcher's streams go to ``show``."""
@@ -170,7 +170,7 @@ class Station:
     def hang_up(self) -> None:
         """Send nothing more: the agent ends what it started."""
         if not self._stdin.closed:
-            self.outbox.close()
+            self.buffer.close()
             with contextlib.suppress(BrokenPipeError):
                 self._stdin.close()
 
@@ -182,18 +182,18 @@ class Station:
         self._pipes.clear()
 
 
-def end_all(stations: Sequence[Station]) -> None:
+def end_all(sessions: Sequence[HostSession]) -> None:
     """End the ways to some hosts, all at once: agents hang up by themselves, if they can."""
-    for station in stations:
-        station.hang_up()
-        if station.ready is None and not station.is_closed:  # nothing runs there that has to end
-            station.signal(signal.SIGTERM)
+    for session in sessions:
+        session.hang_up()
+        if session.ready is None and not session.is_closed:  # nothing runs there that has to end
+            session.signal(signal.SIGTERM)
     for signum in (signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + _SSH_ENDS_IN_S
-        for station in [each for each in stations if not each.ends_within(deadline)]:
-            station.signal(signum)
-    for station in stations:
-        station.ends_within(float("inf"))
+        for session in [each for each in sessions if not each.ends_within(deadline)]:
+            session.signal(signum)
+    for session in sessions:
+        session.ends_within(float("inf"))
 
 
 def check_distinct(hosts: Sequence[Host]) -> None:

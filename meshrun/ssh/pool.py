@@ -8,12 +8,12 @@ from collections.abc import Callable
 from functools import partial
 
 from meshrun.ssh.framing import BEAT_S
-from meshrun.ssh.host_session import Station, end_all
+from meshrun.ssh.host_session import HostSession, end_all
 from meshrun.ssh.merged_output import Screen
 from meshrun.supervisor.signals import SignalQueue
 
 
-class Exchange:
+class HostPool:
     """Every host's station, the console they share, and the signals that come meanwhile.
 
     Args:
@@ -22,7 +22,7 @@ class Exchange:
 
     def __init__(self, signals: SignalQueue) -> None:
         self.signals = signals
-        self.stations: list[Station] = []
+        self.sessions: list[HostSession] = []
         self.screen = Screen()
         self.console = self.screen.console
         self._beaten = time.monotonic()
@@ -35,14 +35,14 @@ class Exchange:
         """
         with selectors.PollSelector() as selector:
             selector.register(self.signals, selectors.EVENT_READ, on_signals)
-            for station in self.stations:
-                if station.outbox.queued_bytes:
-                    selector.register(station.outbox, selectors.EVENT_WRITE, station.outbox.flush)
+            for session in self.sessions:
+                if session.buffer.queued_bytes:
+                    selector.register(session.buffer, selectors.EVENT_WRITE, session.buffer.flush)
                 if self.console.is_full:
-                    station.heard = time.monotonic()  # it is we who do not listen
+                    session.heard = time.monotonic()  # it is we who do not listen
                     continue
-                for fd in station.open_pipes:
-                    take = partial(station.read, fd, self.screen.show)
+                for fd in session.open_pipes:
+                    take = partial(session.read, fd, self.screen.show)
                     selector.register(fd, selectors.EVENT_READ, take)
             self.screen.watch(selector)
             wake_ns = self.console.next_wake_ns
@@ -56,14 +56,14 @@ class Exchange:
         now = time.monotonic()
         if now - self._beaten >= BEAT_S:
             self._beaten = now
-            for station in self.stations:
-                if station.ready is not None:
-                    station.tell(beat=1)
+            for session in self.sessions:
+                if session.ready is not None:
+                    session.tell(beat=1)
 
     def close(self) -> None:
         """End every way, and write what is left to be shown."""
-        end_all(self.stations)
-        for station in self.stations:
-            station.close()
+        end_all(self.sessions)
+        for session in self.sessions:
+            session.close()
         self.screen.finish()
         self.signals.restore()

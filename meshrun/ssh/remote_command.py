@@ -23,7 +23,7 @@ _OWN = (
     *("PET_NNODES", "PET_NODE_RANK", "PET_STANDALONE"),
     *("SSH_*", "SLURM_*", "PMIX_*", "PMI_*", "OMPI_*", "PRTE_*"),
 )
-"""Names of those that never do: they say what holds for the conductor or its host alone."""
+"""Names of those that never do: they say what holds for the controller or its host alone."""
 _OF_A_HOST = (
     *("HOME", "USER", "LOGNAME", "SHELL", "PWD", "OLDPWD", "HOSTNAME", "HOST", "TMPDIR", "TERM"),
     *("SHLVL", "_", "DISPLAY", "XAUTHORITY", "XDG_*", "DBUS_*", "MAIL", "TTY", "TMUX*", "STY"),
@@ -43,7 +43,7 @@ _BOOT = (
 """Unbuffered, so that nothing of what follows is taken; and without the folder it is run in."""
 BOOT_FOLDER = "/"
 """Where that is: Python 3.13 imports from it before the first line, and this one is nobody's."""
-OF_THE_CONDUCTOR = (
+OF_THE_CONTROLLER = (
     *("--hosts", "--hostfile", "--include", "--exclude", "--export", "--ssh"),
     *("--connect-timeout", "--report", "--nnodes"),
 )
@@ -100,7 +100,7 @@ def exported(env: Mapping[str, str], asked: Sequence[str]) -> dict[str, str]:
 
 
 def without_own(env: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without what holds for another launch, or for the conductor alone."""
+    """Return an environment without what holds for another launch, or for the controller alone."""
     return {name: value for name, value in env.items() if not _matches(name, _OWN)}
 
 

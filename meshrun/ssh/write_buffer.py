@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 
-class Outbox:
+class WriteBuffer:
     """A queue in front of a descriptor that nobody else writes to.
 
     Args:

@@ -12,7 +12,7 @@ from meshrun.lifecycle.evidence import Evidence
 from meshrun.lifecycle.state import State
 from meshrun.protocol.raised import killed_worker
 from meshrun.protocol.stacks import current_folder, describe, headline
-from meshrun.supervisor.monitor import Lookout
+from meshrun.supervisor.monitor import Monitor
 from meshrun.supervisor.timers import Timers
 
 _MOST_LINES = 6
@@ -24,7 +24,7 @@ _MOST_RANKS = 16
 def gather(
     state: State,
     output: Output,
-    lookout: Lookout,
+    monitor: Monitor,
     memory: MemoryWatch,
     *,
     why_empty: Callable[[int], str],
@@ -35,7 +35,7 @@ def gather(
     Args:
         state: Which those are.
         output: What they printed.
-        lookout: Their stacks.
+        monitor: Their stacks.
         memory: Whether some of it ran out.
         why_empty: Returns why a rank had no stdin, if it had none.
         timers: Which may have ended some.
@@ -43,7 +43,7 @@ def gather(
     folder = current_folder()
     found = {}
     for verdict in judge(state)[:_MOST_RANKS]:
-        crash = lookout.crash(verdict.rank) if verdict.signum is not None else None
+        crash = monitor.crash(verdict.rank) if verdict.signum is not None else None
         found[verdict.rank] = Evidence(
             last_lines=tuple(output.last_lines(verdict.rank)[-_MOST_LINES:]),
             stack=tuple(describe(crash.main, folder)) if crash else (),

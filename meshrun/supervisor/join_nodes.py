@@ -21,7 +21,7 @@ from meshrun.plan.group_options import format_group_options
 from meshrun.plan.masking import Mask
 from meshrun.plan.parse import format_nnodes
 from meshrun.plan.plan import LaunchPlan
-from meshrun.plan.rendezvous_config import Meeting
+from meshrun.plan.rendezvous_config import RendezvousConfig
 from meshrun.plan.request import Program
 from meshrun.protocol.codec import Negotiate
 from meshrun.rendezvous.expected_nodes import PROGRAM_FILE
@@ -44,7 +44,7 @@ _ROUNDS = 600_000
 _DRAW = "head -c 32 /dev/urandom | base64"
 
 
-def begin_meeting(plan: LaunchPlan, meeting: Meeting) -> Meet:
+def begin_meeting(plan: LaunchPlan, meeting: RendezvousConfig) -> Meet:
     """Return what begins to meet the other nodes.
 
     Raises:
@@ -77,18 +77,18 @@ def begin_meeting(plan: LaunchPlan, meeting: Meeting) -> Meet:
     return meet
 
 
-def decline(meeting: Meeting, error: MeshrunError, note: Callable[[str], None]) -> None:
+def decline(meeting: RendezvousConfig, error: MeshrunError, note: Callable[[str], None]) -> None:
     """Tell the other nodes that this one cannot take part, as they come; ``note`` shows a line."""
     host = os.uname().nodename
     try:
         secret = find_secret(os.environ, meeting)
     except HostError:
         secret = find_secret({}, meeting)  # which the others refuse, and know of it
-    card = Join(host=host, node_rank=meeting.node_rank, nproc=1, settings={})
+    info = Join(host=host, node_rank=meeting.node_rank, nproc=1, settings={})
     with selectors.DefaultSelector() as selector:
         peers = Peers(
             meeting,
-            card,
+            info,
             secret=secret,
             selector=selector,
             note=lambda _: None,
@@ -169,7 +169,7 @@ def _mark(key: bytes, text: str) -> str:
     return hmac.new(key, text.encode(errors="surrogateescape"), "sha256").hexdigest()[:32]
 
 
-def find_secret(env: Mapping[str, str], meeting: Meeting) -> bytes:
+def find_secret(env: Mapping[str, str], meeting: RendezvousConfig) -> bytes:
     """Return what launchers of this launch know and others do not, as far as anybody said.
 
     Without a secret, the name of the launch keeps launches apart that meet by mistake. One that a
@@ -185,7 +185,7 @@ def find_secret(env: Mapping[str, str], meeting: Meeting) -> bytes:
     return hashlib.sha256(whole).digest()
 
 
-def _read_secret(env: Mapping[str, str], meeting: Meeting) -> str:
+def _read_secret(env: Mapping[str, str], meeting: RendezvousConfig) -> str:
     text, path = env.get("MESHRUN_SECRET", ""), env.get("MESHRUN_SECRET_FILE")
     if text or not path:
         return text or meeting.secret or ""
@@ -202,7 +202,7 @@ def _read_secret(env: Mapping[str, str], meeting: Meeting) -> str:
     return text
 
 
-def doubt_secret(env: Mapping[str, str], meeting: Meeting) -> list[str]:
+def doubt_secret(env: Mapping[str, str], meeting: RendezvousConfig) -> list[str]:
     """Return what is wrong with the secret, in lines for people; it can be read."""
     doubts = []
     text, path = _read_secret(env, meeting), env.get("MESHRUN_SECRET_FILE")
@@ -221,7 +221,7 @@ def doubt_secret(env: Mapping[str, str], meeting: Meeting) -> list[str]:
     return doubts
 
 
-def _has_secret(env: Mapping[str, str], meeting: Meeting) -> bool:
+def _has_secret(env: Mapping[str, str], meeting: RendezvousConfig) -> bool:
     given = env.get("MESHRUN_SECRET") or env.get("MESHRUN_SECRET_FILE")
     return bool(given or meeting.secret)
 

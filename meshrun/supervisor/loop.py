@@ -32,7 +32,7 @@ from meshrun.lifecycle.actions import (
     WakeAt,
 )
 from meshrun.lifecycle.evidence import Evidence
-from meshrun.lifecycle.state import Abroad, RankState, State, skip_time, was_stopped
+from meshrun.lifecycle.state import ClusterState, RankState, State, skip_time, was_stopped
 from meshrun.lifecycle.step import step
 from meshrun.plan.plan import LaunchPlan
 from meshrun.plan.rank_env import Session
@@ -59,11 +59,11 @@ from meshrun.protocol.events import (
 from meshrun.protocol.result import signal_name
 from meshrun.supervisor.investigation import gather
 from meshrun.supervisor.live import Live
-from meshrun.supervisor.monitor import Lookout
+from meshrun.supervisor.monitor import Monitor
 from meshrun.supervisor.run_folder import RunFolder
 from meshrun.supervisor.signals import SignalQueue
-from meshrun.supervisor.terminal import Debugging
-from meshrun.supervisor.workers import Crew
+from meshrun.supervisor.terminal import Terminal
+from meshrun.supervisor.workers import Workers
 
 if TYPE_CHECKING:
     from meshrun.supervisor.node_link import Meet, Nodes
@@ -99,7 +99,7 @@ class Loop:
             plan: What to start; of several nodes, what is known of it before they have met.
             session: The same for what ranks are told.
             folder: Where their files go.
-            store_listener: Where the store serves; of several nodes, the head's has its own.
+            store_listener: Where the store serves; of several nodes, the coordinator's has its own.
             console: Our own stdout and stderr.
             watch: Called with every event, the state after it and the console.
             settle: Returns plan and session once the nodes have met.
@@ -117,12 +117,16 @@ class Loop:
             max_restarts=plan.request.max_restarts,
             sigterm_repeats=plan.request.sigterm_repeats,
             ranks={rank: RankState() for rank in ranks},
-            abroad=None if meet is None else Abroad(is_elastic=plan.is_elastic),
+            cluster=None if meet is None else ClusterState(is_elastic=plan.is_elastic),
         )
         self._selector = selectors.DefaultSelector()
-        self._debugging = Debugging(plan, console, lambda *to, **how: self._crew.signal(*to, **how))  # noqa: PLW0108 - made later
-        self._lookout = Lookout(plan, console)
-        self._output = Output(plan, console, self._selector, self._lookout.printed, folder.open)
+        self._terminal = Terminal(
+            plan,
+            console,
+            lambda *to, **how: self._workers.signal(*to, **how),  # noqa: PLW0108 - made later
+        )
+        self._monitor = Monitor(plan, console)
+        self._output = Output(plan, console, self._selector, self._monitor.printed, folder.open)
         self._memory = MemoryWatch()
         self.evidence: Mapping[int, Evidence] = {}
         """What is known of ranks that failed, once the launch is over."""
@@ -137,20 +141,20 @@ class Loop:
         self._signals = SignalQueue(
             (
                 *plan.request.stop_signals,
-                *([signal.SIGTSTP] if self._debugging.rank is None else []),
+                *([signal.SIGTSTP] if self._terminal.rank is None else []),
             ),
             even_if_ignored=plan.request.stop_even_if_ignored,
             always=(signal.SIGQUIT, signal.SIGCONT, *plan.request.forwarded_signals),
         )
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
-        self._crew = Crew(
+        self._workers = Workers(
             plan,
             session,
             folder,
             store_listener,
             output=self._output,
-            lookout=self._lookout,
-            debugging=self._debugging,
+            monitor=self._monitor,
+            terminal=self._terminal,
             selector=self._selector,
             on_control=self._on_control,
             on_reports=self._on_reports,
@@ -158,15 +162,15 @@ class Loop:
         self._nodes = None if meet is None else self._meet(meet)
 
     def _meet(self, meet: Meet) -> Nodes:
-        note, negotiate = self._console.note, self._crew.negotiate
+        note, negotiate = self._console.note, self._workers.negotiate
         nodes = meet(self._selector, note, self._show_where, negotiate)
-        self._lookout.share(nodes.peers.activity)
+        self._monitor.share(nodes.peers.activity)
         return nodes
 
     @property
     def plan(self) -> LaunchPlan:
         """What is started; of several nodes, the last word is spoken once they have met."""
-        return self._crew.plan
+        return self._workers.plan
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -186,10 +190,10 @@ class Loop:
             self._finish_output()
             self.evidence = self._gather()
         finally:
-            self._crew.close()
-            self._lookout.close()
+            self._workers.close()
+            self._monitor.close()
             self._output.close()
-            self._debugging.close()
+            self._terminal.close()
             self._selector.close()
         return self.state
 
@@ -197,14 +201,14 @@ class Loop:
         """Bring out what ranks wrote; once the launch was stopped, for readers that take it."""
         self._ended_ns = time.monotonic_ns()
         left = self._output.finish(
-            lambda: self._slow_readers.wait(self._patience_s()),
-            lambda: self._patience_s() == 0.0,
+            lambda: self._slow_readers.wait(self._deadline_s()),
+            lambda: self._deadline_s() == 0.0,
         )
         if left:
             text = f"{left:,} bytes of output were dropped: whoever reads it takes no more"
             self._console.note(text)
 
-    def _patience_s(self) -> float | None:
+    def _deadline_s(self) -> float | None:
         """Return for how long the readers of our output are still waited for; ``None`` for ever."""
         if len(self.state.signals) > 1:
             return 0.0
@@ -239,10 +243,10 @@ class Loop:
         self._console.show_waiting()
         for news in self._nodes.look() if self._nodes is not None else ():
             self._hear(news)
-        if self._crew.timers is not None:
-            for text in self._crew.timers.expire(self._crew.zygote.pid):
+        if self._workers.timers is not None:
+            for text in self._workers.timers.expire(self._workers.zygote.pid):
                 self._console.note(text)
-        if (shown := self._lookout.look(self.state, self._crew.zygote.pid)) is not None:
+        if (shown := self._monitor.look(self.state, self._workers.zygote.pid)) is not None:
             self._happen(shown)
         if self._wake_at_ns is not None and time.monotonic_ns() >= self._wake_at_ns:
             self._wake_at_ns = None
@@ -253,9 +257,9 @@ class Loop:
 
     def _look_at_terminal(self) -> bool:
         """Leave it to whose it is; return whether ranks are heard again, or are not."""
-        if self._debugging.takes_keys(self.state):
+        if self._terminal.takes_keys(self.state):
             self._stop("a rank reads the terminal in the background")
-        return self._debugging.look()
+        return self._terminal.look()
 
     def _sleep(self) -> tuple[list[tuple[selectors.SelectorKey, int]], int]:
         """Wait until something is there or due; return what is there, and when that was."""
@@ -280,7 +284,7 @@ class Loop:
         if self._wake_at_ns is not None:
             self._wake_at_ns += lost_ns
         peers = None if self._nodes is None else self._nodes.peers
-        for part in (self._lookout, self._crew.timers, peers):
+        for part in (self._monitor, self._workers.timers, peers):
             if part is not None:
                 part.skip(lost_ns)
 
@@ -291,11 +295,11 @@ class Loop:
             self._happen(self._settled(news) if isinstance(news, Met) else news)
 
     def _show_where(self, why: str, *, then: OthersFailed | None = None) -> None:
-        self._lookout.ask(self.state, self._crew.zygote.pid, why, then=then)
+        self._monitor.ask(self.state, self._workers.zygote.pid, why, then=then)
 
     def _happen(self, event: Event) -> None:
         self.state, actions = step(self.state, event)
-        self._debugging.see(event)
+        self._terminal.see(event)
         if isinstance(event, RankReady):
             self._output.begin()
         if isinstance(event, RankExited):
@@ -308,30 +312,30 @@ class Loop:
         if self._output.has_more:
             return 0.0
         looks = [self._wake_at_ns, self._console.next_wake_ns, self._output.next_look_ns]
-        looks += [self._lookout.next_look_ns(self.state), self._debugging.next_look_ns]
-        for part in (self._live, self._crew.timers, self._nodes):
+        looks += [self._monitor.next_look_ns(self.state), self._terminal.next_look_ns]
+        for part in (self._live, self._workers.timers, self._nodes):
             if part is not None:
                 looks.append(part.next_look_ns)
         times = [at for at in looks if at is not None]
         return max(0.0, (min(times) - time.monotonic_ns()) / 1e9) if times else None
 
     def _on_control(self) -> None:
-        message = self._crew.zygote.receive()
+        message = self._workers.zygote.receive()
         if message is None:
             self._on_zygote_gone()
             return
         if isinstance(message, RankExited | GenerationEnded):
             self._on_reports()  # what ranks told before their end comes first
         if isinstance(message, RankStarted | StartFailed):
-            self._crew.answered()
+            self._workers.answered()
         if isinstance(message, RankExited):
             raised = self.state.ranks[message.rank].raised
-            if (raised := self._crew.match_error_file(message, raised)) is not None:
+            if (raised := self._workers.match_error_file(message, raised)) is not None:
                 self._happen(raised)
         self._happen(message)
 
     def _on_zygote_gone(self) -> None:
-        status = self._crew.wait_for_zygote()
+        status = self._workers.wait_for_zygote()
         ended = end_children(grace_s=0.0, spare=self._not_ours)  # all that it had come to us
         left = LeftoversEnded(count=0, survivors=list(ended.survivors), denied=list(ended.denied))
         if left.survivors or left.denied:
@@ -340,11 +344,11 @@ class Loop:
         self._happen(ZygoteGone(wait_status=status, at_ns=time.monotonic_ns()))
 
     def _on_reports(self) -> None:
-        while (message := self._crew.zygote.receive_report()) is not None:
+        while (message := self._workers.zygote.receive_report()) is not None:
             if isinstance(message, RankBeat):
-                self._lookout.beat(message.rank)
+                self._monitor.beat(message.rank)
             if isinstance(message, BreakpointPassed):
-                self._debugging.passed_breakpoint(self.plan.layout, message.rank)
+                self._terminal.passed_breakpoint(self.plan.layout, message.rank)
             elif isinstance(message, FromNegotiation):
                 if self._nodes is not None:
                     self._nodes.peers.hear(message)
@@ -368,7 +372,7 @@ class Loop:
                 if self._nodes is not None:
                     self._nodes.ask_where(f"SIGQUIT on {self.hosts[0]}: where the ranks are")
                 continue
-            if self._debugging.takes(signum, self.state):
+            if self._terminal.takes(signum, self.state):
                 continue
             now_ns, why = time.monotonic_ns(), self._why_ended()
             self._signalled_ns = self._signalled_ns or now_ns
@@ -379,18 +383,18 @@ class Loop:
         meeting = self.plan.meeting
         lost = f"; other nodes wait {meeting.node_timeout_s:g} s for this one" if meeting else ""
         self._console.note(f"{why}: stopping the ranks, until `fg` or SIGCONT{lost}")
-        self._crew.stop()
+        self._workers.stop()
         self._asleep_ns = time.monotonic_ns()
         self._signals.stop_here()
         self._continue()
 
     def _continue(self) -> None:
         self._was_continued = True
-        self._crew.go_on()
-        self._debugging.go_on()
+        self._workers.go_on()
+        self._terminal.go_on()
 
     def _forward(self, signum: int) -> None:
-        if deaf := self._crew.forward(signum, self.state):
+        if deaf := self._workers.forward(signum, self.state):
             who, name = merged_label(self.plan.layout, deaf), signal_name(signum)
             self._console.note(f"{name} was not passed to {who}, which would be ended by it")
 
@@ -399,49 +403,51 @@ class Loop:
     def _act(self, action: Action) -> None:
         match action:
             case StartAll(generation=generation):
-                self._crew.start_all(generation)
+                self._workers.start_all(generation)
             case StartZygote(without_torch=without_torch):
                 self._start_zygote(without_torch=without_torch)
             case Signal(ranks=ranks, signum=signum, whole_group=whole_group):
-                self._crew.signal(ranks, signum, whole_group=whole_group)
+                self._workers.signal(ranks, signum, whole_group=whole_group)
             case EndGeneration(grace_s=grace_s):
-                self._crew.end_generation(grace_s)
+                self._workers.end_generation(grace_s)
             case EndZygote(grace_s=grace_s, by_force=by_force):
-                self._crew.end(grace_s, by_force=by_force)
+                self._workers.end(grace_s, by_force=by_force)
             case OpenGate():
-                self._crew.zygote.open_gate()
+                self._workers.zygote.open_gate()
             case WakeAt(at_ns=at_ns):
                 self._wake_at_ns = at_ns
             case Tell() | Decide() if self._nodes is not None:
                 self._nodes.carry_out(action, self.state, self.plan.layout, self._gather)
 
     def _gather(self) -> Mapping[int, Evidence]:
-        why_empty = partial(self._debugging.why_empty, self.plan.layout)
+        why_empty = partial(self._terminal.why_empty, self.plan.layout)
         return gather(
             self.state,
             self._output,
-            self._lookout,
+            self._monitor,
             self._memory,
             why_empty=why_empty,
-            timers=self._crew.timers,
+            timers=self._workers.timers,
         )
 
     def _settled(self, met: Met) -> Met | MeetingFailed:
         """Plan anew with what the nodes told each other, and say which ranks are this one's."""
         try:
-            plan, session = self._settle(self._asked, self._crew.session, met)
+            plan, session = self._settle(self._asked, self._workers.session, met)
         except MeshrunError as error:
-            self.state = replace(self.state, abroad=Abroad(is_met=True, is_head=not met.node_rank))
+            self.state = replace(
+                self.state, cluster=ClusterState(is_met=True, is_coordinator=not met.node_rank)
+            )
             return MeetingFailed(error=error, at_ns=met.at_ns)
         assert self._nodes is not None  # noqa: S101 - which have met
         self._nodes.hosts = met.hosts
-        self._crew.settle(plan, session, self._nodes.peers.listener)
-        for part in (self._lookout, self._output, self._live):
+        self._workers.settle(plan, session, self._nodes.peers.listener)
+        for part in (self._monitor, self._output, self._live):
             if part is not None:
                 part.settle(plan)
-        return replace(met, ranks=tuple(self._crew.ranks))
+        return replace(met, ranks=tuple(self._workers.ranks))
 
     def _start_zygote(self, *, without_torch: bool) -> None:
-        self._crew.start_zygote(without_torch=without_torch)
+        self._workers.start_zygote(without_torch=without_torch)
         if self._nodes is not None:
             self._nodes.peers.start_negotiation()

@@ -13,16 +13,16 @@ from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.activity import Activity
 from meshrun.protocol.events import Hung, OthersFailed
 from meshrun.protocol.stacks import Dump
-from meshrun.supervisor.stack_requests import ZYGOTE, Stacks
+from meshrun.supervisor.stack_requests import ZYGOTE, StackRequests
 from meshrun.supervisor.watchdog import Watchdog
 
 
-class Lookout:
+class Monitor:
     """The stacks of ranks, and the watchdog that may ask for them."""
 
     def __init__(self, plan: LaunchPlan, console: Console) -> None:
         self._plan, self._console = plan, console
-        self._stacks = Stacks(plan.layout)
+        self._stacks = StackRequests(plan.layout)
         self._watchdog = Watchdog(
             start_timeout_s=plan.request.start_timeout_s,
             hang_timeout_s=plan.request.hang_timeout_s,
@@ -134,6 +134,6 @@ class Lookout:
             lacks = "have not begun the program"
         who = merged_label(self._plan.layout, behind)
         told = f"{took}: {len(behind)} of {len(state.ranks)} ranks {lacks}: {who}"
-        if state.abroad is None:
+        if state.cluster is None:
             return told
         return f"{told}; do the nodes reach each other on all ports, or is a firewall between?"

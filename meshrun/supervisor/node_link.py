@@ -111,7 +111,7 @@ class Nodes:
         layout: Layout,
         gather: Callable[[], Mapping[int, Evidence]],
     ) -> None:
-        """Tell the head how it stands here; or, as the head, tell all what comes next."""
+        """Report to the coordinator; or, as the coordinator, tell all nodes what comes next."""
         if isinstance(action, Decide):
             self._decide(action.next_after, state, layout)
         else:
@@ -157,7 +157,7 @@ class Nodes:
 
     def takes_leave(self, state: State, layout: Layout) -> bool:
         """Whether others are still to be told why this launch ended before all had met."""
-        known = state.abroad
+        known = state.cluster
         if known is None or known.is_met or known.over is not None:
             return False
         if self._farewell is None:

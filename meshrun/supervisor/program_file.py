@@ -45,7 +45,7 @@ def check_program(program: Program) -> None:
         raise ProgramError(
             f"can't open file '{os.path.abspath(path)}': [Errno {error.errno}] {error.strerror}",
             exit_code=2,
-            hint=_of_a_link(path) or _nearest_file(path),
+            hint=_of_a_connection(path) or _nearest_file(path),
         ) from error
     if begins == b"\x7fELF":
         raise ProgramError(
@@ -138,7 +138,7 @@ def _check_command(name: str) -> None:
     )
 
 
-def _of_a_link(path: str) -> str | None:
+def _of_a_connection(path: str) -> str | None:
     """Return a hint with where a link leads, if the path is one."""
     return f"it is a link to `{os.readlink(path)}`" if os.path.islink(path) else None
 

@@ -40,7 +40,7 @@ _SILENT = {
 }
 
 
-class Stacks:
+class StackRequests:
     """A file for each rank, and the question that is under way."""
 
     def __init__(self, layout: Layout) -> None:

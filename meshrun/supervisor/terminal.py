@@ -34,7 +34,7 @@ _READ = {"x86_64": 0, "aarch64": 63}.get(os.uname().machine)
 """Number of a system call, in the kernel's tables."""
 
 
-class Debugging:
+class Terminal:
     """The terminal, lent to a rank."""
 
     def __init__(self, plan: LaunchPlan, console: Console, send: Callable[..., None]) -> None:

@@ -21,16 +21,16 @@ from meshrun.protocol import codec
 from meshrun.protocol.error_record import read_record, write_record
 from meshrun.protocol.events import RankExited, RankRaised
 from meshrun.protocol.raised import as_torch_prints
-from meshrun.supervisor.monitor import Lookout
+from meshrun.supervisor.monitor import Monitor
 from meshrun.supervisor.run_folder import RunFolder
-from meshrun.supervisor.spawn_orders import Orders, start_order
+from meshrun.supervisor.spawn_orders import SpawnOrders, start_order
 from meshrun.supervisor.stack_requests import ZYGOTE
-from meshrun.supervisor.terminal import Debugging
+from meshrun.supervisor.terminal import Terminal
 from meshrun.supervisor.timers import Timers
-from meshrun.supervisor.zygote_client import Zygote
+from meshrun.supervisor.zygote_client import ZygoteClient
 
 
-class Crew:
+class Workers:
     """The processes below the launcher.
 
     Args:
@@ -39,8 +39,8 @@ class Crew:
         folder: Where their files go.
         listener: Where the store serves; ``None`` where it is on another node, or not yet known.
         output: Reads what ranks print.
-        lookout: Reads their stacks.
-        debugging: Lends one of them the terminal.
+        monitor: Reads their stacks.
+        terminal: Lends one of them the terminal.
         selector: The loop's; its keys hold what to call.
         on_control: Called when the zygote has news.
         on_reports: Called when a rank has.
@@ -54,16 +54,16 @@ class Crew:
         listener: socket.socket | None,
         *,
         output: Output,
-        lookout: Lookout,
-        debugging: Debugging,
+        monitor: Monitor,
+        terminal: Terminal,
         selector: selectors.BaseSelector,
         on_control: Callable[[], None],
         on_reports: Callable[[], None],
     ) -> None:
         self._folder = folder
-        self._output, self._lookout, self._debugging = output, lookout, debugging
+        self._output, self._monitor, self._terminal = output, monitor, terminal
         self._selector, self._on_control, self._on_reports = selector, on_control, on_reports
-        self._orders = Orders(self._send_order)
+        self._orders = SpawnOrders(self._send_order)
         self._generation = 0
         self.timers: Timers | None = None
         self.settle(plan, session, listener)
@@ -94,7 +94,7 @@ class Crew:
         self._orders.clear()
         self.zygote.close()
         self.zygote = self._start_zygote()
-        self._lookout.begin()
+        self._monitor.begin()
 
     def start_all(self, generation: int) -> None:
         """Start the store and every rank of this node, as one generation."""
@@ -103,7 +103,7 @@ class Crew:
         if self._begun is not None:  # else what was just settled says it
             self.session = replace(self.session, previous=json.dumps(self._begun))
         self._begun = {**self.plan.layout.to_dict(), "generation": generation}
-        self._lookout.begin()
+        self._monitor.begin()
         # Made only now, when the zygote can remove it should we be killed.
         self._folder.make(
             generation, {rank.local_rank: self._environment(rank) for rank in self.ranks.values()}
@@ -120,16 +120,16 @@ class Crew:
         """An order to start a rank was carried out, or was not."""
         self._orders.answered()
 
-    def _start_zygote(self) -> Zygote:
-        stacks = self._lookout.open(ZYGOTE)
+    def _start_zygote(self) -> ZygoteClient:
+        stacks = self._monitor.open(ZYGOTE)
         try:
-            zygote = Zygote(
+            zygote = ZygoteClient(
                 self.plan.program,
                 method=self._method,
                 preload=self.plan.request.preload,
                 scratch_dir=self._folder.removed_without_us,
                 stacks=stacks,
-                stdin=self._debugging.stdin,
+                stdin=self._terminal.stdin,
             )
         finally:
             os.close(stacks)
@@ -141,17 +141,17 @@ class Crew:
         files = self._folder.files(self._generation, rank.local_rank)
         environment = self._environment(rank, files.error_file)
         lazy = self.plan.request.mesh_init == "lazy"
-        debugging, layout = self._debugging, self.plan.layout
+        terminal, layout = self._terminal, self.plan.layout
         order = start_order(
             rank,
             environment,
             lazy=lazy,
             label=rank_label(layout, rank.rank) if layout.mesh else "",
-            stdin=debugging.has_stdin(rank.local_rank),
-            debug=debugging.rank,
+            stdin=terminal.has_stdin(rank.local_rank),
+            debug=terminal.rank,
         )
-        streams = debugging.streams(rank.rank) or self._output.open(rank, files)
-        theirs = [*streams, self._lookout.open(rank.rank)]
+        streams = terminal.streams(rank.rank) or self._output.open(rank, files)
+        theirs = [*streams, self._monitor.open(rank.rank)]
         self.zygote.send(order, theirs)
         for end in theirs:
             os.close(end)

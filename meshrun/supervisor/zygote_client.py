@@ -19,7 +19,7 @@ from meshrun.protocol.events import FromNegotiation, FromRank, FromZygote
 from meshrun.start import own_command
 
 
-class Zygote:
+class ZygoteClient:
     """The running zygote.
 
     ``control`` carries its news and our orders, ``reports`` what ranks tell us themselves.

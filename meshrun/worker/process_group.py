@@ -16,7 +16,7 @@ from meshrun.mesh.ambient import read_group_options, select_device
 from meshrun.mesh.build import build_mesh, set_timeout
 from meshrun.mesh.late_settings import note_settings
 from meshrun.mesh.layout_here import current_layout
-from meshrun.mesh.mesh_cache import Installed, process
+from meshrun.mesh.mesh_cache import MeshCache, process
 from meshrun.worker.reporter import Reporter
 
 _OF_EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - not bound here
@@ -65,7 +65,7 @@ def join_mesh(coordinate: tuple[int, ...], reporter: Reporter) -> None:
     if found != coordinate:
         raise InternalError(f"rank {env['RANK']} is planned at {coordinate}, torch says {found}")
     _wait_for_all(store, int(env["WORLD_SIZE"]))
-    process.installed = Installed(built, dist.group.WORLD)
+    process.mesh_cache = MeshCache(built, dist.group.WORLD)
     built.mesh.__enter__()
     note_settings()
 

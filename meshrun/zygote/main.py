@@ -33,7 +33,7 @@ from meshrun.worker.sys_path import first_path, holds, on_path, put_first
 from meshrun.worker.threads import count_threads
 from meshrun.zygote.control import leave_signals_to_launcher, receive, send
 from meshrun.zygote.guard import Guard
-from meshrun.zygote.server import Forks
+from meshrun.zygote.server import ZygoteServer
 
 
 def main(known_at_start: frozenset[str]) -> Callable[[], None]:
@@ -57,7 +57,7 @@ def main(known_at_start: frozenset[str]) -> Callable[[], None]:
     guard = Guard(order.scratch_dir, control)
     ending = Ending()
     source = _load(control, program, order, known_at_start)
-    forks = Forks(
+    forks = ZygoteServer(
         control=control,
         reports=reports,
         program=program,

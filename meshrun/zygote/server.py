@@ -55,13 +55,13 @@ from meshrun.zygote.control import receive, send
 from meshrun.zygote.guard import Guard
 from meshrun.zygote.spawn import spawn_command, spawn_fresh
 
-_PATIENCE_S = 0.5
+_DEADLINE_S = 0.5
 _LOOK_MS = 500
 """How often to look whether the launcher is stopped."""
 _BLOCKED = {signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
 
 
-class Forks:
+class ZygoteServer:
     """The children of the zygote: the store, and one process a rank."""
 
     def __init__(
@@ -351,7 +351,7 @@ class Forks:
         store = self._store_pid
         spare = frozenset(pid for pid in (store, self._negotiation_pid) if pid is not None)
         ended = end_children(
-            grace_s=grace_s, patience_s=_PATIENCE_S if grace_s else 0.0, spare=spare
+            grace_s=grace_s, deadline_s=_DEADLINE_S if grace_s else 0.0, spare=spare
         )
         if store is not None:
             send_signal(store, signal.SIGKILL)

@@ -21,7 +21,7 @@ _LONG_S = 600
 _SHORT_S = 0.3
 
 
-class Conductor:
+class Controller:
     """One case under way in a folder of its own."""
 
     def __init__(self, case: Case, expected: Expected, folder: Path) -> None:

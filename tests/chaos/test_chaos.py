@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.conducting import Conductor
+from tests.chaos.conducting import Controller
 from tests.chaos.drawing import Case, draw
 from tests.chaos.expecting import Expected, expect
 from tests.kit import MARK, Running, marked_processes, wait_until
@@ -28,8 +28,8 @@ def test_whatever_is_hit(number: int, tmp_path: Path) -> None:
     case = draw(number)
     print(f"\nMESHRUN_CHAOS=1 MESHRUN_CHAOS_FROM={number} python -m pytest tests/chaos  # {case}")
     expected = expect(case)
-    conductor = Conductor(case, expected, tmp_path)
-    code, running = conductor.run()
+    controller = Controller(case, expected, tmp_path)
+    code, running = controller.run()
     mark = os.environ[MARK]  # what is killed by its guards ends a moment after the launcher
     wait_until(lambda: not marked_processes(mark), lambda: "\n".join(marked_processes(mark)))
     print(running.stdout[-2000:], running.stderr[-6000:], sep="\n--- stderr:\n")

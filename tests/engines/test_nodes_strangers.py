@@ -55,7 +55,7 @@ def test_a_launcher_without_the_secret_is_not_let_in(make_hosts: MakeHosts, tmp_
     path.chmod(0o600)
     first = Launch(hosts, 0, [*AT, SAYS], env={"MESHRUN_SECRET": "of this job"})
     wait_until(lambda: listens(hosts, 0), lambda: first.text)
-    strangers = [
+    unauthenticated = [
         Launch(hosts, STRANGER, [*AT, "--rdzv-conf", "join_timeout=3", SAYS], env=env)
         for env in ({}, {"MESHRUN_SECRET": "guessed"})
     ]
@@ -63,8 +63,8 @@ def test_a_launcher_without_the_secret_is_not_let_in(make_hosts: MakeHosts, tmp_
     second = Launch(hosts, 1, [*AT, SAYS], env={"MESHRUN_SECRET_FILE": str(path)})
 
     assert end_all([first, second]) == [0, 0], first.text + second.text
-    assert end_all(strangers) == [69, 69]
-    assert "has another secret" in strangers[0].text
+    assert end_all(unauthenticated) == [69, 69]
+    assert "has another secret" in unauthenticated[0].text
 
 
 def test_without_a_secret_the_command_is_all_it_takes(make_hosts: MakeHosts) -> None:

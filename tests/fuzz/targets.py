@@ -22,7 +22,7 @@ from meshrun.protocol import codec
 from meshrun.protocol.stacks import merge, parse_dump
 from meshrun.rendezvous import messages
 from meshrun.rendezvous.frames import FrameError, FrameReader, FrameWriter
-from meshrun.rendezvous.handshake import HandshakeError, HeadHandshake, MemberHandshake
+from meshrun.rendezvous.handshake import CoordinatorHandshake, HandshakeError, ParticipantHandshake
 from meshrun.rendezvous.outcome_message import shift_times
 
 _LAYOUT = Layout.parse("pp=2,dp=2,tp=4", nnodes=2)
@@ -72,7 +72,7 @@ def frames(data: bytes) -> None:
 def peers(data: bytes) -> None:
     """Feed what comes over the network to a launcher: lines, frames, messages."""
     first, _, rest = data.partition(b"\n")
-    for take in (HeadHandshake(b"s").answer, MemberHandshake(b"s").answer):
+    for take in (CoordinatorHandshake(b"s").answer, ParticipantHandshake(b"s").answer):
         with suppress(HandshakeError):
             take(first)
     reader = FrameReader(b"s", "member")

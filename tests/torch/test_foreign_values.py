@@ -13,14 +13,14 @@ import pytest
 from meshrun.errors import RendezvousError
 from meshrun.host.sockets import listen_on
 from meshrun.rendezvous import endpoint_key, store_clock
-from meshrun.rendezvous.endpoint_key import DoorSign
-from meshrun.rendezvous.node_info import NodeCard, read_card
-from meshrun.rendezvous.pickle_filter import OwnTypes
+from meshrun.rendezvous.endpoint_key import EndpointKey
+from meshrun.rendezvous.node_info import NodeInfo, read_info
+from meshrun.rendezvous.pickle_filter import PickleFilter
 from meshrun.rendezvous.store_clock import follow_clock, share_clock
 from tests.kit import wait_until
 
 pytestmark = pytest.mark.torch
-CARD = NodeCard(host="node0", is_host=True, address="127.0.0.1", port=1, secret="drawn")
+INFO = NodeInfo(host="node0", is_host=True, address="127.0.0.1", port=1, secret="drawn")
 JUNK = ["abc", "nan", "inf", "1e300", "-5e9", "", "\xff"]
 
 
@@ -73,39 +73,39 @@ def test_the_time_is_written_again(store: Any) -> None:
     "text",
     [
         b"", b"{}", b"\xff", b"[" * 9999,
-        CARD.to_text().replace("127.0.0.1", "a name").encode(),
-        CARD.to_text().replace('"port": 1', '"port": 70000').encode(),
-        CARD.to_text().replace("drawn", "x" * 999).encode(),
+        INFO.to_text().replace("127.0.0.1", "a name").encode(),
+        INFO.to_text().replace('"port": 1', '"port": 70000').encode(),
+        INFO.to_text().replace("drawn", "x" * 999).encode(),
     ],
     ids=["nothing", "no card", "no text", "deep", "no address", "no port", "a long secret"],
 )  # fmt: skip
 def test_a_card_that_is_none_is_told(store: Any, text: bytes) -> None:
     """At the door and where nodes say who they are; one that is one is taken."""
-    assert read_card(CARD.to_text().encode(), "0") == CARD
+    assert read_info(INFO.to_text().encode(), "0") == INFO
     with pytest.raises(RendezvousError, match="under `0`, where a node's address belongs"):
-        read_card(text, "0")
+        read_info(text, "0")
     if text:
         ours = part(store, f"door {text[:99]!r} {len(text)}")
         ours.set("door", text)
         with pytest.raises(RendezvousError, match="under `door`"):
-            DoorSign(ours, nnodes=2).read()
+            EndpointKey(ours, nnodes=2).read()
 
 
 def test_where_the_door_is_is_written_again(store: Any) -> None:
     """By the first node, whoever wrote over it; a node that comes then finds it."""
     ours, changes = part(store, "kept"), list[str]()
     with listen_on("127.0.0.1", 0) as door:
-        mine = NodeCard(
+        mine = NodeInfo(
             host="node0", is_host=True, address="127.0.0.1", port=door.getsockname()[1], secret="x"
         )
-        assert DoorSign(ours, nnodes=2).put_up(mine, changes.append) is None
+        assert EndpointKey(ours, nnodes=2).put_up(mine, changes.append) is None
         ours.set("door", "junk")
         wait_until(lambda: changes, lambda: "nothing was noticed")
-        late = DoorSign(ours, nnodes=2).read()
+        late = EndpointKey(ours, nnodes=2).read()
 
     assert changes[0] == "door"
     assert late is not None
-    assert (late.head_port, late.secret) == (mine.port, "x")
+    assert (late.coordinator_port, late.secret) == (mine.port, "x")
 
 
 class Runs:
@@ -127,10 +127,10 @@ def test_torchs_rendezvous_reads_its_own_state_and_runs_nothing() -> None:
     state.wait_list.add(node)
     state.last_heartbeats[node] = state.deadline = datetime.now(timezone.utc)
 
-    assert OwnTypes.loads(OwnTypes.dumps(state)).__dict__ == state.__dict__
+    assert PickleFilter.loads(PickleFilter.dumps(state)).__dict__ == state.__dict__
     for foreign in (Runs(), {"a": 1}, [Runs(), state], print):
         with pytest.raises(pickle.PickleError):
-            OwnTypes.loads(pickle.dumps(foreign))
+            PickleFilter.loads(pickle.dumps(foreign))
     for junk in (b"", b"abc", b"\x80\x04."):
         with pytest.raises(pickle.PickleError):
-            OwnTypes.loads(junk)
+            PickleFilter.loads(junk)

@@ -12,7 +12,7 @@ from meshrun.host.admission import admit_only
 from meshrun.host.sockets import listen_on
 from meshrun.protocol.events import Met
 from meshrun.rendezvous.membership import fit_without_mesh
-from tests.parties import Parties, card
+from tests.parties import Parties, info
 from tests.unit.test_elastic_nodes import fit
 
 STRANGER = "127.0.0.9"
@@ -98,12 +98,12 @@ def test_the_ranks_store_is_for_nodes_of_the_launch(
     if is_open:
         monkeypatch.setenv("MESHRUN_OPEN_STORE", "1")
     changes = {"least_nodes": 1, "return_s": 60.0} if is_elastic else {}
-    head = parties.head(2, fit=fit if is_elastic else fit_without_mesh, **changes)
-    member = parties.member(card("node1", 1), **changes)
-    parties.until(lambda: head.heard(Met) and member.heard(Met))
-    met = member.heard(Met)[0]
+    coordinator = parties.coordinator(2, fit=fit if is_elastic else fit_without_mesh, **changes)
+    participant = parties.participant(info("node1", 1), **changes)
+    parties.until(lambda: coordinator.heard(Met) and participant.heard(Met))
+    met = participant.heard(Met)[0]
     place = (met.store_address, met.store_port)
 
     assert connect(held, place, "127.0.0.1")
     assert connect(held, place, STRANGER) == is_open
-    assert head.notes == []
+    assert coordinator.notes == []

@@ -1,11 +1,11 @@
-"""A node that loses the head ends by itself, whatever it was about to do."""
+"""A node that loses the coordinator ends by itself, whatever it was about to do."""
 
 from __future__ import annotations
 
 import pytest
 
 from meshrun.lifecycle.actions import Action, EndZygote
-from meshrun.lifecycle.state import Abroad, State
+from meshrun.lifecycle.state import ClusterState, State
 from meshrun.lifecycle.step import step
 from meshrun.protocol.events import (
     Event,
@@ -33,10 +33,10 @@ def run(state: State, *events: Event) -> tuple[State, list[Action]]:
     return state, done
 
 
-def member() -> State:
-    """Return a node of two that is not the head, with one rank that runs."""
+def participant() -> State:
+    """Return a node of two that is not the coordinator, with one rank that runs."""
     state, _ = run(
-        State(shutdown_timeout_s=1.0, ranks={1: None}, abroad=Abroad()),  # type: ignore[dict-item]
+        State(shutdown_timeout_s=1.0, ranks={1: None}, cluster=ClusterState()),  # type: ignore[dict-item]
         LaunchBegan(at_ns=0),
         ZygoteReady(import_ns=1, at_ns=1),
         Met(
@@ -62,7 +62,7 @@ def member() -> State:
 )
 def test_the_head_may_be_lost_at_any_moment(events: tuple[Event, ...]) -> None:
     """Before its rank has ended, while what is left is cleared up, and after that."""
-    state, done = run(member(), *events)
+    state, done = run(participant(), *events)
     over, _ = run(state, ZygoteGone(wait_status=0, at_ns=9))
 
     assert sum(isinstance(action, EndZygote) for action in done) == 1

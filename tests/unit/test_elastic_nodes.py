@@ -18,7 +18,7 @@ from meshrun.protocol.events import (
     OthersFailed,
 )
 from meshrun.rendezvous.messages import Begin, Finished, GaveUp, Idle, Leave, Over
-from tests.parties import WHY, Parties, Party, card
+from tests.parties import WHY, Parties, Party, info
 
 MOST = 3
 OVER = Over(exit_code=0, signum=None, preempted=False, headline="")
@@ -30,15 +30,15 @@ def fit(workers: Sequence[int]) -> Layout:
 
 def newcomer(parties: Parties, name: str, *, rank: int | None = None, **settings: str) -> Party:
     """Add a node that comes to the door, or one of the first if it has a rank."""
-    joining = replace(card(name, rank, **settings), launcher=name)
-    return parties.member(joining, nnodes=MOST, least_nodes=1, return_s=60.0)
+    joining = replace(info(name, rank, **settings), launcher=name)
+    return parties.participant(joining, nnodes=MOST, least_nodes=1, return_s=60.0)
 
 
 @pytest.fixture
 def two(parties: Parties) -> list[Party]:
-    """A head and a member whose ranks run; what they heard until then is forgotten."""
-    head = parties.head(MOST, fit=fit, there=2, least_nodes=1, return_s=60.0)
-    met = [head, newcomer(parties, "node1", rank=1)]
+    """A coordinator and a participant whose ranks run; what they heard until then is forgotten."""
+    coordinator = parties.coordinator(MOST, fit=fit, there=2, least_nodes=1, return_s=60.0)
+    met = [coordinator, newcomer(parties, "node1", rank=1)]
     parties.until(lambda: all(party.heard(Met) for party in met))
     forget(met)
     return met
@@ -193,40 +193,40 @@ def test_a_node_that_is_lost_when_all_is_done_is_not_missed(
 
 
 def test_a_node_that_was_cut_off_comes_back(parties: Parties, two: list[Party]) -> None:
-    """Once its ranks have ended; the head takes it for a new one."""
-    head, cut = two
-    parties.all.remove(head)
+    """Once its ranks have ended; the coordinator takes it for a new one."""
+    coordinator, cut = two
+    parties.all.remove(coordinator)
     parties.pass_s(40)
     assert cut.heard(NodeLost)[0].why.startswith("nothing was heard of it for 3")
-    parties.all.append(head)
+    parties.all.append(coordinator)
     parties.pass_s(5)
-    assert head.heard(OthersFailed)
-    head.tell(Idle(generation=0, outcome={}))
-    head.tell(Begin(generation=1, cause={**WHY}))
+    assert coordinator.heard(OthersFailed)
+    coordinator.tell(Idle(generation=0, outcome={}))
+    coordinator.tell(Begin(generation=1, cause={**WHY}))
     parties.turn(5)
-    assert hosts_of(head) == ("node0",)
-    forget([head])
+    assert hosts_of(coordinator) == ("node0",)
+    forget([coordinator])
     cut.tell(Idle(generation=0, outcome={}))
-    parties.until(lambda: head.heard(OthersFailed))
-    begin_again(parties, [head], 2)
+    parties.until(lambda: coordinator.heard(OthersFailed))
+    begin_again(parties, [coordinator], 2)
     parties.until(lambda: cut.heard(Met))
 
-    assert head.heard(OthersFailed)[0].why == "node1 joins: dp 1 -> 2"
+    assert coordinator.heard(OthersFailed)[0].why == "node1 joins: dp 1 -> 2"
     assert hosts_of(cut) == ("node0", "node1")
     assert len(cut.heard(Met)[0].causes) == 2
 
 
 def test_one_that_comes_again_before_it_was_missed(parties: Parties, two: list[Party]) -> None:
     """A launcher is known by what it says of itself, and is not there twice."""
-    head, cut = two
+    coordinator, cut = two
     parties.all.remove(cut)
     again = newcomer(parties, "node1")
-    parties.until(lambda: head.heard(OthersFailed))
-    begin_again(parties, [head], 1)
+    parties.until(lambda: coordinator.heard(OthersFailed))
+    begin_again(parties, [coordinator], 1)
     parties.until(lambda: again.heard(Met))
 
     assert hosts_of(again) == ("node0", "node1")
-    assert "node 1 (node1) was lost: it came again" in head.heard(OthersFailed)[0].why
+    assert "node 1 (node1) was lost: it came again" in coordinator.heard(OthersFailed)[0].why
     cut.close()
 
 
@@ -260,11 +260,13 @@ def test_a_door_knows_who_is_no_launcher(parties: Parties, two: list[Party]) -> 
 @pytest.mark.nightly
 def test_one_that_is_gone_before_the_first_meeting_is_not_needed(parties: Parties) -> None:
     """If enough are there at the end of the time for it; it may come later."""
-    head = parties.head(MOST, fit=fit, there=3, least_nodes=2, timeout_s=20.0, return_s=60.0)
+    coordinator = parties.coordinator(
+        MOST, fit=fit, there=3, least_nodes=2, timeout_s=20.0, return_s=60.0
+    )
     second = newcomer(parties, "node2", rank=2)
     parties.pass_s(15)
-    assert not head.heard(Met)
-    parties.until(lambda: head.heard(Met) and second.heard(Met))
+    assert not coordinator.heard(Met)
+    parties.until(lambda: coordinator.heard(Met) and second.heard(Met))
 
     assert hosts_of(second) == ("node0", "node2")
     assert second.heard(Met)[0].node_rank == 1
@@ -272,14 +274,14 @@ def test_one_that_is_gone_before_the_first_meeting_is_not_needed(parties: Partie
 
 def test_one_that_cannot_take_part_is_not_waited_for(parties: Parties) -> None:
     """The others meet at once, and people are told."""
-    head = parties.head(MOST, fit=fit, there=3, least_nodes=2)
+    coordinator = parties.coordinator(MOST, fit=fit, there=3, least_nodes=2)
     broken = newcomer(parties, "node1", rank=1)
     broken.side.give_up(GaveUp(host="node1", reason="no GPU was found", exit_code=2))
     third = newcomer(parties, "node2", rank=2)
-    parties.until(lambda: head.heard(Met) and third.heard(Met))
+    parties.until(lambda: coordinator.heard(Met) and third.heard(Met))
 
     assert hosts_of(third) == ("node0", "node2")
-    assert head.notes == ["node1 cannot take part: no GPU was found"]
+    assert coordinator.notes == ["node1 cannot take part: no GPU was found"]
 
 
 def fail_on(parties: Parties, those: Sequence[Party], generation: int, rank: int, how: str) -> None:
@@ -339,9 +341,12 @@ def test_a_host_that_does_not_fail_alone_stays(
 
 @pytest.fixture
 def fixed(parties: Parties) -> list[Party]:
-    """A head and two members whose ranks run."""
-    head = parties.head(3, return_s=30.0)
-    met = [head, *(parties.member(card(f"node{rank}", rank), nnodes=3) for rank in (1, 2))]
+    """A coordinator and two participants whose ranks run."""
+    coordinator = parties.coordinator(3, return_s=30.0)
+    met = [
+        coordinator,
+        *(parties.participant(info(f"node{rank}", rank), nnodes=3) for rank in (1, 2)),
+    ]
     parties.until(lambda: all(party.heard(Met) for party in met))
     forget(met)
     return met
@@ -363,7 +368,7 @@ def test_a_node_that_is_started_again_has_its_place_again(
     left = lose(parties, fixed, 1)
     parties.pass_s(20)
     assert not left[0].heard(Met)
-    back = parties.member(card("node1", 1), nnodes=3)
+    back = parties.participant(info("node1", 1), nnodes=3)
     parties.until(lambda: all(party.heard(Met) for party in (*left, back)))
 
     assert [party.heard(Met)[0].node_rank for party in (*left, back)] == [0, 2, 1]
@@ -394,7 +399,7 @@ def test_a_node_too_many_is_told_at_once(
     parties: Parties, fixed: list[Party], rank: int | None, told: str
 ) -> None:
     """It ends, and the others hear nothing of it."""
-    surplus = parties.member(card("node9", rank), nnodes=3)
+    surplus = parties.participant(info("node9", rank), nnodes=3)
     parties.until(lambda: surplus.heard(MeetingFailed))
     error = surplus.heard(MeetingFailed)[0].error
 
@@ -408,7 +413,7 @@ def test_a_host_that_fell_silent_is_taken_back_before_it_counts_as_lost(
     """As after a power cut: its old connection is open still, and nothing comes on it."""
     parties.all.remove(silent := fixed[2])
     parties.pass_s(6)
-    back = parties.member(card("node2", 2), nnodes=3)
+    back = parties.participant(info("node2", 2), nnodes=3)
     left = fixed[:2]
     parties.until(lambda: left[0].heard(NodeLost) and left[1].heard(OthersFailed))
     begin_again(parties, left, 1)

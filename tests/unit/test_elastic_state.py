@@ -10,7 +10,7 @@ from meshrun.errors import RendezvousError
 from meshrun.lifecycle.actions import Action, Decide, StartAll, StartZygote, Tell
 from meshrun.lifecycle.outcome import decide
 from meshrun.lifecycle.outcome_json import cause_to_json
-from meshrun.lifecycle.state import Abroad, Cause, State
+from meshrun.lifecycle.state import Cause, ClusterState, State
 from meshrun.protocol.events import (
     Event,
     MeetingFailed,
@@ -36,16 +36,16 @@ from tests.histories import (
 )
 from tests.histories import play as play_events
 from tests.node_histories import (
+    COORDINATOR,
+    COORDINATOR_ENDED,
     DIES,
     END,
     FAILED,
     FINISHED,
-    HEAD,
-    HEAD_ENDED,
     IDLE,
-    MEMBER,
-    MEMBER_ENDED,
     OTHERS_FAILED,
+    PARTICIPANT,
+    PARTICIPANT_ENDED,
     START,
     THE_END,
     TROUBLE,
@@ -74,36 +74,36 @@ def again(node_rank: int, *ranks: int) -> Met:
     return replace(met(node_rank), ranks=ranks, causes=(cause_to_json(CHANGE),))
 
 
-SHRUNK: list[Event] = [*HEAD, LOST, *HEAD_ENDED, CLEARED, all_idle()]
+SHRUNK: list[Event] = [*COORDINATOR, LOST, *COORDINATOR_ENDED, CLEARED, all_idle()]
 SHRINKS = [START, term(0, 1), CLEAR, IDLE, GO_ON]
-CUT_OFF: list[Event] = [*MEMBER, CUT, *MEMBER_ENDED, CLEARED]
+CUT_OFF: list[Event] = [*PARTICIPANT, CUT, *PARTICIPANT_ENDED, CLEARED]
 CUTS = [START, term(2, 3), CLEAR, IDLE]
 
 HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
     "a lost node ends the ranks, and the head goes on": (SHRUNK, SHRINKS),
     "with those that are left": ([*SHRUNK, again(0, 0)], [*SHRINKS, NEXT]),
     "two lost nodes are one change": (
-        [*HEAD, LOST, LOST, *HEAD_ENDED, CLEARED, all_idle()],
+        [*COORDINATOR, LOST, LOST, *COORDINATOR_ENDED, CLEARED, all_idle()],
         SHRINKS,
     ),
     "ranks that lost their peers first are not the cause": (
-        [*HEAD, exited(0, 1 << 8, 5), LOST, exited(1, 15, 6), CLEARED, all_idle()],
+        [*COORDINATOR, exited(0, 1 << 8, 5), LOST, exited(1, 15, 6), CLEARED, all_idle()],
         [START, term(1), FAILED, CLEAR, IDLE, GO_ON],
     ),
     "a node that joins while this one is idle": (
-        [*HEAD, *WELL, CLEARED, LOST, all_idle(told())],
+        [*COORDINATOR, *WELL, CLEARED, LOST, all_idle(told())],
         [START, FINISHED, CLEAR, IDLE, GO_ON],
     ),
     "however long that takes": (
-        [*HEAD, *WELL, CLEARED, LOST, TimePassed(at_ns=99 * S), all_idle(told())],
+        [*COORDINATOR, *WELL, CLEARED, LOST, TimePassed(at_ns=99 * S), all_idle(told())],
         [START, FINISHED, CLEAR, IDLE, GO_ON],
     ),
     "what ends the launch ends it still": (
-        [*HEAD, LOST, *HEAD_ENDED, CLEARED, all_idle(TROUBLE)],
+        [*COORDINATOR, LOST, *COORDINATOR_ENDED, CLEARED, all_idle(TROUBLE)],
         [START, term(0, 1), CLEAR, IDLE, THE_END],
     ),
     "a signal ends it too": (
-        [*HEAD, LOST, signalled(15, 5), *HEAD_ENDED, CLEARED, all_idle()],
+        [*COORDINATOR, LOST, signalled(15, 5), *COORDINATOR_ENDED, CLEARED, all_idle()],
         [START, term(0, 1), CLEAR, IDLE, THE_END],
     ),
     "also while the head waits for nodes": (
@@ -116,7 +116,7 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [*SHRINKS, StartZygote(), NEXT],
     ),
     "a member ends its ranks and hears who is left": (
-        [*MEMBER, OTHERS_FAILED, *MEMBER_ENDED, CLEARED, again(1, 1)],
+        [*PARTICIPANT, OTHERS_FAILED, *PARTICIPANT_ENDED, CLEARED, again(1, 1)],
         [START, term(2, 3), CLEAR, IDLE, NEXT],
     ),
     "a newcomer begins with the generation that there is": ([READY, again(1, 2)], [NEXT]),
@@ -124,53 +124,53 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
     "for when it comes back": ([*CUT_OFF, again(2, 4)], [*CUTS, NEXT]),
     "or cannot": ([*CUT_OFF, TOO_LATE], [*CUTS, END]),
     "or not before its ranks have ended": (
-        [*MEMBER, CUT, TOO_LATE, *MEMBER_ENDED],
+        [*PARTICIPANT, CUT, TOO_LATE, *PARTICIPANT_ENDED],
         [START, term(2, 3), FINISH],
     ),
     "a signal ends it meanwhile": ([*CUT_OFF, signalled(15, 9)], [*CUTS, END]),
     "or before": (
-        [*MEMBER, signalled(15, 5), CUT, *MEMBER_ENDED],
+        [*PARTICIPANT, signalled(15, 5), CUT, *PARTICIPANT_ENDED],
         [START, LEAVES, term(2, 3), FINISH],
     ),
     "a member whose machine is taken away leaves alone": (
-        [*MEMBER, signalled(15, 5), *MEMBER_ENDED],
+        [*PARTICIPANT, signalled(15, 5), *PARTICIPANT_ENDED],
         [START, LEAVES, term(2, 3), FINISH],
     ),
     "also while it ends its ranks for others": (
-        [*MEMBER, OTHERS_FAILED, signalled(15, 5), *MEMBER_ENDED],
+        [*PARTICIPANT, OTHERS_FAILED, signalled(15, 5), *PARTICIPANT_ENDED],
         [START, term(2, 3), LEAVES, FINISH],
     ),
     "or clears up after them": (
-        [*MEMBER, OTHERS_FAILED, *MEMBER_ENDED, signalled(15, 8), CLEARED],
+        [*PARTICIPANT, OTHERS_FAILED, *PARTICIPANT_ENDED, signalled(15, 8), CLEARED],
         [START, term(2, 3), CLEAR, LEAVES, BY_FORCE],
     ),
     "what all nodes are sent ends all together": (
-        [*MEMBER, replace(OTHERS_FAILED, signum=15), signalled(15, 5), *MEMBER_ENDED],
+        [*PARTICIPANT, replace(OTHERS_FAILED, signum=15), signalled(15, 5), *PARTICIPANT_ENDED],
         [START, term(2, 3), CLEAR],
     ),
     "Ctrl-C is meant for all": (
-        [*MEMBER, signalled(2, 5), *MEMBER_ENDED],
+        [*PARTICIPANT, signalled(2, 5), *PARTICIPANT_ENDED],
         [START, replace(term(2, 3), signum=2), FAILED, CLEAR],
     ),
     "the head that is stopped ends all": (
-        [*HEAD, signalled(15, 5), *HEAD_ENDED],
+        [*COORDINATOR, signalled(15, 5), *COORDINATOR_ENDED],
         [START, term(0, 1), FAILED, CLEAR],
     ),
     "a member whose zygote is killed leaves, for the others to go on": (
-        [*MEMBER, GONE],
+        [*PARTICIPANT, GONE],
         [START, LEAVES],
     ),
     "and so does one whose guard is killed": (
-        [*MEMBER, LOST_STORE, *MEMBER_ENDED],
+        [*PARTICIPANT, LOST_STORE, *PARTICIPANT_ENDED],
         [START, LEAVES, term(2, 3), FINISH],
     ),
-    "of the head all ends": ([*HEAD, GONE], [START, FAILED, IDLE]),
+    "of the head all ends": ([*COORDINATOR, GONE], [START, FAILED, IDLE]),
     "also if the others were first to notice": (
-        [*MEMBER, OTHERS_FAILED, GONE],
+        [*PARTICIPANT, OTHERS_FAILED, GONE],
         [START, term(2, 3), LEAVES],
     ),
     "after a failure here it stays to tell of it": (
-        [*MEMBER, *DIES[:1], GONE],
+        [*PARTICIPANT, *DIES[:1], GONE],
         [START, term(3), FAILED, IDLE],
     ),
     "a program that is broken is a failure of all": (
@@ -183,7 +183,9 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
 
 def play(events: list[Event], max_restarts: int = 0) -> tuple[State, list[Action]]:
     """Return the last state of such a launch, and what was done in it."""
-    return play_events(events, max_restarts=max_restarts, ranks=2, abroad=Abroad(is_elastic=True))
+    return play_events(
+        events, max_restarts=max_restarts, ranks=2, cluster=ClusterState(is_elastic=True)
+    )
 
 
 @pytest.mark.parametrize("name", HISTORIES)
@@ -213,8 +215,8 @@ def test_a_change_counts_as_a_generation_and_not_as_a_restart() -> None:
         ([*CUT_OFF, GONE], False),
         ([*CUT_OFF, TOO_LATE, GONE], True),
         ([*CUT_OFF], False),
-        ([*MEMBER, CUT, GONE], True),
-        ([*MEMBER, GONE], True),
+        ([*PARTICIPANT, CUT, GONE], True),
+        ([*PARTICIPANT, GONE], True),
     ],
     ids=["zygote gone", "too late", "cut off", "zygote gone at once", "zygote gone first"],
 )

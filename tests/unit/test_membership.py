@@ -26,8 +26,8 @@ def membership(
     def fit(counts: Sequence[int]) -> Layout:
         return Layout.parse(mesh, nnodes=len(counts), nproc_per_node=list(counts))
 
-    cards = {number: node(f"node{number}", workers) for number in range(count)}
-    made = Membership(fit=fit, least=least, most=most, cards=cards)
+    infos = {number: node(f"node{number}", workers) for number in range(count)}
+    made = Membership(fit=fit, least=least, most=most, infos=infos)
     made.settle(made.choose())
     return made
 
@@ -37,7 +37,7 @@ def test_survivors_keep_their_order() -> None:
     nodes = membership(4)
     nodes.remove(1)
 
-    assert nodes.choose().members == (0, 2, 3)
+    assert nodes.choose().participants == (0, 2, 3)
 
 
 def test_a_newcomer_takes_the_place_of_a_lost_node() -> None:
@@ -47,7 +47,7 @@ def test_a_newcomer_takes_the_place_of_a_lost_node() -> None:
     nodes.add(7, node("node7"))
     nodes.add(8, node("node8"))
 
-    assert nodes.choose().members == (0, 7, 2, 8)
+    assert nodes.choose().participants == (0, 7, 2, 8)
 
 
 def test_nodes_beyond_the_most_are_spares() -> None:
@@ -59,7 +59,7 @@ def test_nodes_beyond_the_most_are_spares() -> None:
     nodes.settle(nodes.choose())
     nodes.remove(1)
 
-    assert nodes.choose().members == (0, 7)
+    assert nodes.choose().participants == (0, 7)
     assert nodes.choose().spares == (8,)
 
 
@@ -67,7 +67,7 @@ def test_nodes_that_the_mesh_cannot_use_are_spares() -> None:
     """dp=1:8,tp=2 over three nodes of one worker takes two of them."""
     nodes = membership(3, mesh="dp=1:8,tp=2")
 
-    assert nodes.members == [0, 1]
+    assert nodes.participants == [0, 1]
     assert nodes.choose().spares == (2,)
     assert nodes.layout is not None
     assert nodes.layout.shape == {"dp": 1, "tp": 2}
@@ -78,11 +78,11 @@ def test_a_survivor_that_the_mesh_cannot_use_becomes_a_spare() -> None:
     nodes = membership(4, mesh="dp=1:8,tp=2")
     nodes.remove(2)
     choice = nodes.choose()
-    assert (choice.members, choice.spares) == ((0, 1), (3,))
+    assert (choice.participants, choice.spares) == ((0, 1), (3,))
     nodes.settle(choice)
     nodes.add(7, node("node7"))
 
-    assert nodes.choose().members == (0, 1, 3, 7)
+    assert nodes.choose().participants == (0, 1, 3, 7)
 
 
 def test_too_few_are_told_by_name() -> None:
@@ -112,18 +112,20 @@ def test_no_place_is_lost_or_taken_twice(events: list[int], tp: int, most: int) 
     """Whoever comes and goes: all who are there have one place, and survivors keep their order."""
     nodes = membership(1, mesh=f"dp=1:8,tp={tp}", most=most, workers=tp)
     for number, event in enumerate(events, 1):
-        others = [each for each in nodes.cards if each]
+        others = [each for each in nodes.infos if each]
         if event < 5 or not others:
             nodes.add(number, node(f"node{number}", tp))
         else:
             nodes.remove(others[event % len(others)])
-        before = nodes.members
+        before = nodes.participants
         choice = nodes.choose()
 
-        assert sorted([*choice.members, *choice.spares]) == sorted(nodes.cards)
-        assert choice.members[0] == 0
-        assert len(choice.members) == min(most, 8, len(nodes.cards))
-        assert [each for each in choice.members if each in before] == before[: len(choice.members)]
+        assert sorted([*choice.participants, *choice.spares]) == sorted(nodes.infos)
+        assert choice.participants[0] == 0
+        assert len(choice.participants) == min(most, 8, len(nodes.infos))
+        assert [each for each in choice.participants if each in before] == before[
+            : len(choice.participants)
+        ]
         nodes.settle(choice)
 
 

@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 from meshrun.host.sockets import listen_on
 from meshrun.layout import Layout
 from meshrun.lifecycle.outcome import build_result
-from meshrun.plan.rendezvous_config import Meeting
+from meshrun.plan.rendezvous_config import RendezvousConfig
 from meshrun.protocol.packing import Like, Within
 from meshrun.protocol.result import Timings
-from meshrun.rendezvous.connection import Link
-from meshrun.rendezvous.connections import Switchboard
-from meshrun.rendezvous.coordinator import Head
-from meshrun.rendezvous.handshake import HeadHandshake, MemberHandshake
+from meshrun.rendezvous.connection import Connection
+from meshrun.rendezvous.connections import Connections
+from meshrun.rendezvous.coordinator import Coordinator
+from meshrun.rendezvous.handshake import CoordinatorHandshake, ParticipantHandshake
 from meshrun.rendezvous.messages import (
     Begin,
     End,
@@ -38,10 +38,10 @@ from meshrun.rendezvous.messages import (
     decode,
     encode,
 )
-from meshrun.rendezvous.participant import Member
+from meshrun.rendezvous.participant import Participant
 from tests.histories import CLEARED, GONE, READY
-from tests.node_histories import HEAD, HEAD_ENDED, MEMBER, play
-from tests.parties import card
+from tests.node_histories import COORDINATOR, COORDINATOR_ENDED, PARTICIPANT, play
+from tests.parties import info
 
 TEXT = st.text(st.characters(codec="ascii", categories=("L", "N")), max_size=20)
 ANY_TEXT = st.text(max_size=20)
@@ -285,15 +285,18 @@ def changed(text: bytes, at: int, value: Any) -> bytes:
 
 
 @contextmanager
-def connected() -> Iterator[tuple[Link, Link]]:
+def connected() -> Iterator[tuple[Connection, Connection]]:
     """Two ends of a connection, over which nothing is said."""
     with closing(listen_on("127.0.0.1", 0)) as listener:
         near = socket.create_connection(listener.getsockname())
         far, _ = listener.accept()
-    links = Link(near, MemberHandshake(b"s")), Link(far, HeadHandshake(b"s"))
-    yield links
-    for link in links:
-        link.close("the test is over")
+    connections = (
+        Connection(near, ParticipantHandshake(b"s")),
+        Connection(far, CoordinatorHandshake(b"s")),
+    )
+    yield connections
+    for connection in connections:
+        connection.close("the test is over")
 
 
 @given(
@@ -308,22 +311,22 @@ def test_nothing_that_a_peer_says_breaks_a_launch(message: Message, at: int, val
     except MessageError:
         return
     with connected() as (near, far), selectors.DefaultSelector() as selector:
-        board = Switchboard(selector, note=str)
-        meeting = Meeting(nnodes=2, host="127.0.0.1", port=1)
-        member = Member(
-            meeting, card("node1"), secret=b"s", board=board, where=str, addresses=("127.0.0.1",)
+        board = Connections(selector, note=str)
+        meeting = RendezvousConfig(nnodes=2, host="127.0.0.1", port=1)
+        participant = Participant(
+            meeting, info("node1"), secret=b"s", board=board, where=str, addresses=("127.0.0.1",)
         )
-        member._link = near
-        member._hear(said)
-        as_member, board.news = [*board.news], deque()
-        head = Head(
+        participant._connection = near
+        participant._hear(said)
+        as_participant, board.news = [*board.news], deque()
+        coordinator = Coordinator(
             {1: far}, hosts=["node0", "node1"], world_size=4, node_timeout_s=30.0, board=board
         )
-        head._hear(1, far, said)
-        head.tell(Idle(generation=0, outcome={}))
-        as_head = [*board.news]
-    as_head = [*HEAD, *as_head, *HEAD_ENDED, CLEARED]
-    for events in ([READY, *as_member], [*MEMBER, *as_member], as_head):
+        coordinator._hear(1, far, said)
+        coordinator.tell(Idle(generation=0, outcome={}))
+        as_coordinator = [*board.news]
+    as_coordinator = [*COORDINATOR, *as_coordinator, *COORDINATOR_ENDED, CLEARED]
+    for events in ([READY, *as_participant], [*PARTICIPANT, *as_participant], as_coordinator):
         state, _ = play([*events, GONE], max_restarts=1)
         build_result(
             state, Layout.parse("dp=4", nnodes=2), hosts=["node0", "node1"],

@@ -1,4 +1,4 @@
-"""What nodes tell the head of their ranks: there and back, and in the head's time."""
+"""What nodes tell the coordinator of their ranks: there and back, and in the coordinator's time."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ CAUSES = st.builds(
 
 
 def travelled(outcome: dict[str, Any]) -> dict[str, Any]:
-    """Return an outcome as it arrives at the head, which takes nothing that it does not know."""
+    """Return an outcome as it arrives at the coordinator, which takes only what it knows."""
     arrived = decode(encode(Idle(generation=0, outcome=outcome)))
     assert isinstance(arrived, Idle)
     return arrived.outcome

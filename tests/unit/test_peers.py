@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from meshrun.host.sockets import listen_on
-from meshrun.plan.rendezvous_config import Meeting
+from meshrun.plan.rendezvous_config import RendezvousConfig
 from meshrun.protocol.codec import Negotiate
 from meshrun.protocol.events import (
     FromNodes,
@@ -24,7 +24,7 @@ from meshrun.protocol.events import (
 )
 from meshrun.rendezvous.peers import Peers
 from tests.kit import wait_until
-from tests.parties import SECRET, card
+from tests.parties import SECRET, info
 
 
 class Launcher:
@@ -36,8 +36,8 @@ class Launcher:
         self.news: list[FromNodes] = []
         self.orders: list[tuple[Negotiate, int]] = []
         self.peers = Peers(
-            Meeting(**{"nnodes": 2, **meeting}),
-            card(name, meeting.get("node_rank")),
+            RendezvousConfig(**{"nnodes": 2, **meeting}),
+            info(name, meeting.get("node_rank")),
             secret=SECRET,
             is_open=is_open,
             selector=self.selector,
@@ -63,7 +63,7 @@ class Launcher:
 
 @pytest.fixture
 def launchers() -> Iterator[list[Launcher]]:
-    """Give a list; what is in it is closed after the test, members before the head."""
+    """Give a list; what is in it is closed after the test, participants before the coordinator."""
     made: list[Launcher] = []
     yield made
     for each in sorted(made, key=lambda launcher: launcher.place is not None):
@@ -191,7 +191,8 @@ def test_a_first_node_that_reaches_itself_goes_on(launchers: list[Launcher]) -> 
 # ---- torch's rendezvous -------------------------------------------------------------------------
 
 FOUND = Negotiated(
-    node_rank=0, nnodes=2, head_host="a", head_address="127.0.0.1", head_port=0, secret="drawn",
+    node_rank=0, nnodes=2, coordinator_host="a", coordinator_address="127.0.0.1",
+    coordinator_port=0, secret="drawn",
     at_ns=1,
 )  # fmt: skip
 
@@ -219,7 +220,7 @@ def test_torch_finds_the_first_node_and_the_launchers_meet_there(
     assert [fds for each in launchers for _, fds in each.orders] == [1, 0]
     order = first.orders[0][0]
     assert (order.endpoint_port, order.run_id, order.nnodes) == (port, "j", 2)
-    found = replace(FOUND, head_address=order.address, head_port=order.port)
+    found = replace(FOUND, coordinator_address=order.address, coordinator_port=order.port)
     first.peers.hear(found)
     second.peers.hear(replace(found, node_rank=1))
     until(launchers, Met)
@@ -234,7 +235,7 @@ def test_what_torch_drew_is_part_of_the_secret(launchers: list[Launcher]) -> Non
     first = negotiating(launchers, "a", port)
     second = negotiating(launchers, "b", port)
     order = first.orders[0][0]
-    found = replace(FOUND, head_address=order.address, head_port=order.port)
+    found = replace(FOUND, coordinator_address=order.address, coordinator_port=order.port)
     first.peers.hear(found)
     second.peers.hear(replace(found, node_rank=1, secret="another"))
 

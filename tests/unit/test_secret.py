@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from meshrun.errors import HostError
-from meshrun.plan.rendezvous_config import Meeting
+from meshrun.plan.rendezvous_config import RendezvousConfig
 from meshrun.supervisor.join_nodes import doubt_secret, find_secret
 
 
 def secret(env: dict[str, str], *, run_id: str | None = "job", own: str | None = None) -> bytes:
-    return find_secret(env, Meeting(nnodes=2, run_id=run_id, secret=own))
+    return find_secret(env, RendezvousConfig(nnodes=2, run_id=run_id, secret=own))
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_a_file_that_others_may_read_is_told(file: Path, mode: int, is_doubted: 
 
 
 def doubts(env: dict[str, str], own: str | None = None) -> list[str]:
-    return doubt_secret(env, Meeting(nnodes=2, run_id="job", secret=own))
+    return doubt_secret(env, RendezvousConfig(nnodes=2, run_id="job", secret=own))
 
 
 def test_a_short_secret_is_told(file: Path) -> None:

@@ -20,7 +20,7 @@ from meshrun.lifecycle.actions import (
     WakeAt,
 )
 from meshrun.lifecycle.outcome_json import cause_to_json
-from meshrun.lifecycle.state import Abroad, Cause, RankState, State, skip_time
+from meshrun.lifecycle.state import Cause, ClusterState, RankState, State, skip_time
 from meshrun.lifecycle.step import step
 from meshrun.protocol.events import (
     Event,
@@ -210,7 +210,7 @@ def test_whoever_gets_on_is_started_again_at_once(ends: list[End]) -> None:
     assert why_not is None or any(end.step is not None for end in ends)
 
 
-def waiting(abroad: Abroad | None = None) -> State:
+def waiting(cluster: ClusterState | None = None) -> State:
     """Return a launch that waits for its second restart, due at 10 s."""
     causes = tuple(
         Cause(rank=0, description="exited with code 3", raised=None, ran_s=1.0, at_ns=each * S)
@@ -218,7 +218,7 @@ def waiting(abroad: Abroad | None = None) -> State:
     )
     return State(
         shutdown_timeout_s=30.0, ranks={0: RankState()}, max_restarts=9, causes=causes,
-        zygote_ready=True, begin_ns=10 * S, abroad=abroad,
+        zygote_ready=True, begin_ns=10 * S, cluster=cluster,
     )  # fmt: skip
 
 
@@ -266,10 +266,10 @@ def test_a_zygote_that_is_lost_meanwhile_is_a_failure_more() -> None:
 def test_nodes_wait_each_for_itself() -> None:
     """All know the same failures; so one that is told of another's end has nothing to end."""
     causes = waiting().causes
-    met = Abroad(is_met=True)
+    met = ClusterState(is_met=True)
     before = State(
         shutdown_timeout_s=30.0, ranks={0: RankState()}, max_restarts=9, causes=causes[:1],
-        zygote_ready=True, stopping=True, between=True, abroad=met,
+        zygote_ready=True, stopping=True, between=True, cluster=met,
     )  # fmt: skip
     begins = NextBegins(generation=2, cause=cause_to_json(causes[1]), at_ns=9 * S)
     others = OthersFailed(why="node1 was stopped by SIGTERM", signum=15, at_ns=7 * S)
@@ -284,7 +284,7 @@ def test_nodes_wait_each_for_itself() -> None:
 def test_a_signal_to_one_waiting_node_is_told_to_all() -> None:
     """It is the launch's end, not this node's alone."""
     told = SignalArrived(signum=signal.SIGTERM, at_ns=5 * S)
-    taken = follow(waiting(Abroad(is_met=True)), told)
+    taken = follow(waiting(ClusterState(is_met=True)), told)
 
     assert taken == [Tell(what="failed"), EndZygote(by_force=True)]
     assert not [each for each in taken if isinstance(each, Signal)]

@@ -57,9 +57,9 @@ def test_a_grid_has_the_last_dim_as_its_columns() -> None:
 
 def test_ranks_of_one_state_share_a_line_where_the_grid_does_not_fit() -> None:
     """A thousand ranks are as many lines as they have states, the worst first."""
-    head, *body = draw("pp=4,dp=32,tp=8", 100, 30, odd={1023: "joining", 0: "failed"})
+    coordinator, *body = draw("pp=4,dp=32,tp=8", 100, 30, odd={1023: "joining", 0: "failed"})
 
-    assert head == "-- 1 failed, 1 joining, 1022 running, " + head[38:]
+    assert coordinator == "-- 1 failed, 1 joining, 1022 running, " + coordinator[38:]
     assert [line.split()[0] for line in body] == ["failed", "joining", "running"]
     assert "pp0 dp0 tp0" in body[0]
     assert "pp3 dp31 tp7" in body[1]

@@ -15,7 +15,7 @@ from meshrun.protocol.events import RankBeat
 def told(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
     """Give a pulse of our own, and what it sends."""
     sent: list[int | None] = []
-    own = home._Pulse()
+    own = home._Heartbeat()
     own.send = sent.append
     monkeypatch.setattr(home, "pulse", own)
     return sent
@@ -56,7 +56,7 @@ def test_a_step_is_an_integer(told: list[int | None]) -> None:
 
 def test_nobody_needs_to_listen(monkeypatch: pytest.MonkeyPatch) -> None:
     """As under torchrun, or a plain python."""
-    monkeypatch.setattr(home, "pulse", home._Pulse())
+    monkeypatch.setattr(home, "pulse", home._Heartbeat())
     home.progress(1)
 
     assert home.pulse.step == 1

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshrun.lifecycle.actions import Action, OpenGate, Signal, StartAll, StartZygote, WakeAt
-from meshrun.lifecycle.state import Abroad, State
+from meshrun.lifecycle.state import ClusterState, State
 from meshrun.lifecycle.step import step
 from meshrun.protocol.events import Event, OthersFailed, ProgramBroken, StartFailed, TimePassed
 from tests.histories import (
@@ -30,20 +30,20 @@ from tests.histories import (
     term,
 )
 from tests.node_histories import (
+    COORDINATOR,
+    COORDINATOR_LOST,
     DIES,
     END,
     FAILED,
     FINISHED,
-    HEAD,
-    HEAD_LOST,
     IDLE,
-    MEMBER,
-    MEMBER_ENDED,
     NEXT,
     NODE_LOST,
     NOT_MET,
     OTHERS_FAILED,
     OTHERS_FINISHED,
+    PARTICIPANT,
+    PARTICIPANT_ENDED,
     START,
     THE_END,
     WELL,
@@ -73,111 +73,111 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
     ),
     "a signal while waiting for the others": ([READY, signalled(15, 3)], [BY_FORCE]),
     "a failure is told to the head": (
-        [*MEMBER, exited(2, 7 << 8, 5)],
+        [*PARTICIPANT, exited(2, 7 << 8, 5)],
         [START, term(3), FAILED],
     ),
     "then that nothing is left, and the head says what comes next": (
-        [*MEMBER, *DIES, CLEARED],
+        [*PARTICIPANT, *DIES, CLEARED],
         [START, term(3), FAILED, CLEAR, IDLE],
     ),
     "the end as the head decides it": (
-        [*MEMBER, *DIES, CLEARED, over(7), GONE],
+        [*PARTICIPANT, *DIES, CLEARED, over(7), GONE],
         [START, term(3), FAILED, CLEAR, IDLE, END],
     ),
     "the next generation as the head decides it": (
-        [*MEMBER, *DIES, CLEARED, NEXT],
+        [*PARTICIPANT, *DIES, CLEARED, NEXT],
         [START, term(3), FAILED, CLEAR, IDLE, StartAll(generation=1)],
     ),
     "and the end of that one": (
-        [*MEMBER, *DIES, CLEARED, NEXT, *started(2, 3), *WELL_THERE, CLEARED, over(0, "")],
+        [*PARTICIPANT, *DIES, CLEARED, NEXT, *started(2, 3), *WELL_THERE, CLEARED, over(0, "")],
         [START, term(3), FAILED, CLEAR, IDLE, StartAll(generation=1), FINISHED, CLEAR, IDLE, END],
     ),
     "another node's failure ends the ranks here, and is not told back": (
-        [*MEMBER, OTHERS_FAILED, *MEMBER_ENDED, CLEARED],
+        [*PARTICIPANT, OTHERS_FAILED, *PARTICIPANT_ENDED, CLEARED],
         [START, term(2, 3), CLEAR, IDLE],
     ),
     "with the signal that the other node had": (
-        [*MEMBER, OthersFailed(why="stopped", signum=signal.SIGINT, at_ns=5 * S)],
+        [*PARTICIPANT, OthersFailed(why="stopped", signum=signal.SIGINT, at_ns=5 * S)],
         [START, Signal(ranks=(2, 3), signum=signal.SIGINT)],
     ),
     "ranks that do not heed it are killed": (
-        [*MEMBER, OTHERS_FAILED, TimePassed(at_ns=35 * S)],
+        [*PARTICIPANT, OTHERS_FAILED, TimePassed(at_ns=35 * S)],
         [START, term(2, 3), kill(2, 3)],
     ),
     "finished ranks wait for those of other nodes": (
-        [*MEMBER, *finished(2, 3)],
+        [*PARTICIPANT, *finished(2, 3)],
         [START, FINISHED],
     ),
     "until all have finished": (
-        [*MEMBER, *finished(2, 3), OTHERS_FINISHED, *WELL_THERE, CLEARED],
+        [*PARTICIPANT, *finished(2, 3), OTHERS_FINISHED, *WELL_THERE, CLEARED],
         [START, FINISHED, OpenGate(), CLEAR, IDLE],
     ),
     "or one failed": (
-        [*MEMBER, *finished(2), exited(3, 9, 5)],
+        [*PARTICIPANT, *finished(2), exited(3, 9, 5)],
         [START, term(2), OpenGate(), FAILED],
     ),
     "the head hears that all are idle, and ends it": (
-        [*HEAD, *WELL, CLEARED, all_idle(told())],
+        [*COORDINATOR, *WELL, CLEARED, all_idle(told())],
         [START, FINISHED, CLEAR, IDLE, THE_END],
     ),
     "a lost node ends the ranks, and is no news to the head": (
-        [*HEAD, NODE_LOST],
+        [*COORDINATOR, NODE_LOST],
         [START, term(0, 1)],
     ),
     "a second lost node ends nobody again": (
-        [*HEAD, NODE_LOST, NODE_LOST],
+        [*COORDINATOR, NODE_LOST, NODE_LOST],
         [START, term(0, 1)],
     ),
     "a lost head: this node ends by itself": (
-        [*MEMBER, HEAD_LOST, *MEMBER_ENDED, GONE],
+        [*PARTICIPANT, COORDINATOR_LOST, *PARTICIPANT_ENDED, GONE],
         [START, term(2, 3), FINISH],
     ),
     "a head lost while nothing is left here": (
-        [*MEMBER, *DIES, CLEARED, HEAD_LOST],
+        [*PARTICIPANT, *DIES, CLEARED, COORDINATOR_LOST],
         [START, term(3), FAILED, CLEAR, IDLE, END],
     ),
     "a head lost while the zygote clears up": (
-        [*MEMBER, *DIES, HEAD_LOST, CLEARED],
+        [*PARTICIPANT, *DIES, COORDINATOR_LOST, CLEARED],
         [START, term(3), FAILED, CLEAR, END],
     ),
     "a head lost before ranks are started": (
-        [met(1), HEAD_LOST, READY],
+        [met(1), COORDINATOR_LOST, READY],
         [FINISH],
     ),
     "a signal is told to the head": (
-        [*MEMBER, signalled(15, 5), *MEMBER_ENDED, CLEARED],
+        [*PARTICIPANT, signalled(15, 5), *PARTICIPANT_ENDED, CLEARED],
         [START, term(2, 3), FAILED, CLEAR, IDLE],
     ),
     "a signal while waiting for the head": (
-        [*MEMBER, *DIES, CLEARED, signalled(15, 8)],
+        [*PARTICIPANT, *DIES, CLEARED, signalled(15, 8)],
         [START, term(3), FAILED, CLEAR, IDLE],
     ),
     "a third signal leaves without it": (
-        [*MEMBER, *DIES, CLEARED, signalled(15, 8), signalled(15, 8), signalled(15, 8)],
+        [*PARTICIPANT, *DIES, CLEARED, signalled(15, 8), signalled(15, 8), signalled(15, 8)],
         [START, term(3), FAILED, CLEAR, IDLE, BY_FORCE],
     ),
     "a zygote that is gone is a failure, and nothing is left": (
-        [*MEMBER, KILLED_ZYGOTE],
+        [*PARTICIPANT, KILLED_ZYGOTE],
         [START, FAILED, IDLE],
     ),
     "what comes next has another zygote": (
-        [*MEMBER, KILLED_ZYGOTE, NEXT, READY],
+        [*PARTICIPANT, KILLED_ZYGOTE, NEXT, READY],
         [START, FAILED, IDLE, StartZygote(), StartAll(generation=1)],
     ),
     "so, too, if it died once no rank was left, which is no failure": (
-        [*MEMBER, *DIES, CLEARED, KILLED_ZYGOTE, NEXT, READY],
+        [*PARTICIPANT, *DIES, CLEARED, KILLED_ZYGOTE, NEXT, READY],
         [START, term(3), FAILED, CLEAR, IDLE, StartZygote(), StartAll(generation=1)],
     ),
     "or while it cleared up": (
-        [*MEMBER, *DIES, KILLED_ZYGOTE, NEXT, READY],
+        [*PARTICIPANT, *DIES, KILLED_ZYGOTE, NEXT, READY],
         [START, term(3), FAILED, CLEAR, IDLE, StartZygote(), StartAll(generation=1)],
     ),
     "if nothing comes next there is none": (
-        [*MEMBER, KILLED_ZYGOTE, over(137)],
+        [*PARTICIPANT, KILLED_ZYGOTE, over(137)],
         [START, FAILED, IDLE],
     ),
     "a signal once the zygote is gone ends the generation that comes next": (
-        [*MEMBER, *DIES, KILLED_ZYGOTE, signalled(15, 7.5), NEXT, over(143, signum=15)],
+        [*PARTICIPANT, *DIES, KILLED_ZYGOTE, signalled(15, 7.5), NEXT, over(143, signum=15)],
         [START, term(3), FAILED, CLEAR, IDLE, FAILED, IDLE],
     ),
     "a program that is broken has no next generation here": (
@@ -189,11 +189,14 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [],
     ),
     "a signal once no rank is left ends the generation that comes next": (
-        [*MEMBER, *DIES, CLEARED, signalled(15, 7.5), NEXT, CLEARED, over(143, signum=15), GONE],
+        [
+            *PARTICIPANT, *DIES, CLEARED, signalled(15, 7.5), NEXT, CLEARED,
+            over(143, signum=15), GONE,
+        ],
         [START, term(3), FAILED, CLEAR, IDLE, FAILED, CLEAR, IDLE, END],
     ),
     "a guard that is killed while ranks end is no matter": (
-        [*MEMBER, OTHERS_FAILED, LOST_STORE, *MEMBER_ENDED],
+        [*PARTICIPANT, OTHERS_FAILED, LOST_STORE, *PARTICIPANT_ENDED],
         [START, term(2, 3), CLEAR],
     ),
     "a program that is broken here is a failure of all": (
@@ -213,8 +216,10 @@ def test_history(name: str) -> None:
 
 
 def test_a_plan_that_fails_once_all_have_met_is_told() -> None:
-    """The others are about to start ranks; and the head hears that none is left here."""
-    state = State(shutdown_timeout_s=30.0, ranks={}, abroad=Abroad(is_met=True), zygote_ready=True)
+    """The others are about to start ranks; and the coordinator hears that none is left here."""
+    state = State(
+        shutdown_timeout_s=30.0, ranks={}, cluster=ClusterState(is_met=True), zygote_ready=True
+    )
     state, first = step(state, NOT_MET)
     state, then = step(state, CLEARED)
 
@@ -224,16 +229,16 @@ def test_a_plan_that_fails_once_all_have_met_is_told() -> None:
 
 
 OVER: dict[str, tuple[list[Event], bool]] = {
-    "a member whose zygote is gone waits for the head": ([*MEMBER, KILLED_ZYGOTE], False),
-    "and is over with what it says": ([*MEMBER, KILLED_ZYGOTE, over(137)], True),
-    "or without, if the head is lost": ([*MEMBER, KILLED_ZYGOTE, HEAD_LOST], True),
+    "a member whose zygote is gone waits for the head": ([*PARTICIPANT, KILLED_ZYGOTE], False),
+    "and is over with what it says": ([*PARTICIPANT, KILLED_ZYGOTE, over(137)], True),
+    "or without, if the head is lost": ([*PARTICIPANT, KILLED_ZYGOTE, COORDINATOR_LOST], True),
     "nodes that never met have nobody to wait for": ([READY, NOT_MET, GONE], True),
     "a broken program before the nodes met": (
         [ProgramBroken(text="SyntaxError: x", exit_code=1), GONE], True,
     ),
-    "the head waits for itself too": ([*HEAD, *WELL, CLEARED, all_idle(told()), GONE], False),
+    "coordinator waits too": ([*COORDINATOR, *WELL, CLEARED, all_idle(told()), GONE], False),
     "a third signal waits for nobody": (
-        [*MEMBER, signalled(15, 5), signalled(15, 5), signalled(15, 5), KILLED_ZYGOTE], True,
+        [*PARTICIPANT, signalled(15, 5), signalled(15, 5), signalled(15, 5), KILLED_ZYGOTE], True,
     ),
 }  # fmt: skip
 
@@ -248,7 +253,7 @@ def test_what_is_waited_for(name: str) -> None:
 
 ANYTHING = [
     *started(2, 3), exited(2, 0, 5), exited(3, 0, 5), exited(2, 9, 5), exited(3, 15, 6),
-    *finished(2, 3), OTHERS_FAILED, OTHERS_FINISHED, CLEARED, NEXT, HEAD_LOST, over(7),
+    *finished(2, 3), OTHERS_FAILED, OTHERS_FINISHED, CLEARED, NEXT, COORDINATOR_LOST, over(7),
     signalled(15, 5), StartFailed(rank=3, error="EAGAIN", at_ns=5 * S),
     LOST_STORE, TimePassed(at_ns=40 * S),
 ]  # fmt: skip
@@ -256,8 +261,8 @@ ANYTHING = [
 
 @given(events=st.lists(st.sampled_from(ANYTHING), max_size=14))
 def test_no_member_stays_without_a_head(events: list[Event]) -> None:
-    """Whatever happened before: once the head is lost and its ranks are gone, a launcher ends."""
-    state, _ = play([READY, met(1), *events, HEAD_LOST], max_restarts=2)
+    """Whatever came before: without coordinator and ranks, a launcher ends."""
+    state, _ = play([READY, met(1), *events, COORDINATOR_LOST], max_restarts=2)
     state, _ = _go_on(state, [exited(rank, 15, 50) for rank in sorted(state.alive)])
     state, _ = _go_on(state, [CLEARED, TimePassed(at_ns=900 * S), TimePassed(at_ns=999 * S)])
 

@@ -14,15 +14,18 @@ from meshrun.protocol.events import (
     OthersFinished,
 )
 from meshrun.rendezvous.messages import Begin, Failed, Finished, Idle, Over, Where
-from tests.parties import WHY, Parties, Party, card, names
+from tests.parties import WHY, Parties, Party, info, names
 
 OVER = Over(exit_code=7, signum=None, preempted=False, headline="rank 1 failed")
 
 
 @pytest.fixture
 def three(parties: Parties) -> list[Party]:
-    """A head and two members that have met; what they heard until then is forgotten."""
-    met = [parties.head(3), *(parties.member(card(f"node{n}", n), nnodes=3) for n in (1, 2))]
+    """A coordinator and two participants that have met; what they heard until then is forgotten."""
+    met = [
+        parties.coordinator(3),
+        *(parties.participant(info(f"node{n}", n), nnodes=3) for n in (1, 2)),
+    ]
     parties.until(lambda: all(party.heard(Met) for party in met))
     for party in met:
         party.news.clear()
@@ -150,7 +153,7 @@ def test_the_others_are_asked_where_they_are(parties: Parties, three: list[Party
 @pytest.mark.parametrize("deaf", [0, 1], ids=["head", "member"])
 def test_who_is_given_up_is_told_why(parties: Parties, deaf: int) -> None:
     """Both sides name one cause, and not that the other one closed the connection."""
-    met = [parties.head(2), parties.member(card("node1", 1))]
+    met = [parties.coordinator(2), parties.participant(info("node1", 1))]
     parties.until(lambda: all(party.heard(Met) for party in met))
     silent, other = met[deaf], met[1 - deaf]
     parties.all.remove(silent)  # its turn does not come

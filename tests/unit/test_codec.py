@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from meshrun.host.sockets import packet_pair
 from meshrun.protocol import codec
 from meshrun.protocol.events import RankExited, RankRaised
-from meshrun.supervisor.zygote_client import Zygote
+from meshrun.supervisor.zygote_client import ZygoteClient
 
 texts = st.text(max_size=60)
 
@@ -83,7 +83,7 @@ def test_every_event_has_its_own_name() -> None:
 
 def test_an_order_to_a_zygote_that_was_let_go_of_is_none() -> None:
     """A second SIGTERM may come when nothing is left to be told of it."""
-    zygote = Zygote.__new__(Zygote)
+    zygote = ZygoteClient.__new__(ZygoteClient)
     zygote.control, theirs = packet_pair()
     with theirs:
         zygote.control.close()

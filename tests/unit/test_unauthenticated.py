@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from meshrun.host.sockets import listen_on
-from meshrun.rendezvous.connections import Switchboard
-from meshrun.rendezvous.unauthenticated import Strangers
+from meshrun.rendezvous.connections import Connections
+from meshrun.rendezvous.unauthenticated import Unauthenticated
 
 
 @contextmanager
@@ -38,19 +38,21 @@ def test_a_launcher_out_of_descriptors_takes_connections_later() -> None:
                 key.data()
             return len(ready)
 
-        board = Switchboard(selector, notes.append)
-        strangers = Strangers(listener, secret=b"s" * 32, board=board, come=lambda *_: None)
+        board = Connections(selector, notes.append)
+        unauthenticated = Unauthenticated(
+            listener, secret=b"s" * 32, board=board, come=lambda *_: None
+        )
         with socket.create_connection(listener.getsockname(), timeout=10) as caller:
             with no_more_descriptors():
                 assert turn() == 1
                 assert turn() == 0
-                strangers.look()
+                unauthenticated.look()
                 turn()
-            strangers.look()
+            unauthenticated.look()
             while turn():  # accepts, then greets
                 pass
 
             assert notes == ["a connection could not be taken: Too many open files"]
             assert caller.recv(1)  # the greeting
-            strangers.close("the launch is over")
+            unauthenticated.close("the launch is over")
             assert not selector.get_map()

@@ -11,30 +11,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshrun.errors import UsageError
-from meshrun.rendezvous.expected_nodes import PROGRAM_FILE, Gathering, TooMany, natural
+from meshrun.rendezvous.expected_nodes import PROGRAM_FILE, ExpectedNodes, TooMany, natural
 from meshrun.rendezvous.messages import Join
 
 
-def card(host: str, rank: int | None = None, **settings: str) -> Join:
+def info(host: str, rank: int | None = None, **settings: str) -> Join:
     return Join(host=host, node_rank=rank, nproc=1, settings=settings)
 
 
-def gathering(nnodes: int, *cards: Join, hosts: tuple[str, ...] = ()) -> Gathering:
+def expected(nnodes: int, *infos: Join, hosts: tuple[str, ...] = ()) -> ExpectedNodes:
     """Return one with node 0 on ``node0``, where these have joined as connections 0, 1, ..."""
-    gathered = Gathering(nnodes=nnodes, own=card("node0"), hosts=hosts)
-    for number, each in enumerate(cards):
+    gathered = ExpectedNodes(nnodes=nnodes, own=info("node0"), hosts=hosts)
+    for number, each in enumerate(infos):
         gathered.join(number, each)
     return gathered
 
 
-def order(gathered: Gathering) -> list[str]:
+def order(gathered: ExpectedNodes) -> list[str]:
     return [gathered.joined[number].host for number in gathered.order()]
 
 
 @given(st.permutations([f"node{number}" for number in range(1, 13)]))
 def test_nodes_are_counted_by_their_names(hosts: list[str]) -> None:
     """node2 before node10, whichever came first."""
-    gathered = gathering(13, *map(card, hosts))
+    gathered = expected(13, *map(info, hosts))
 
     assert order(gathered) == [f"node{number}" for number in range(1, 13)]
 
@@ -44,9 +44,9 @@ def test_told_ranks_hold_and_names_fill_the_gaps(data: st.DataObject) -> None:
     """Some nodes were told their rank and some not."""
     nnodes = data.draw(st.integers(2, 9))
     told = data.draw(st.sets(st.integers(1, nnodes - 1)))
-    cards = [card(f"told{rank}", rank) for rank in told]
-    cards += [card(f"free{number}") for number in range(nnodes - 1 - len(told))]
-    found = order(gathering(nnodes, *data.draw(st.permutations(cards))))
+    infos = [info(f"told{rank}", rank) for rank in told]
+    infos += [info(f"free{number}") for number in range(nnodes - 1 - len(told))]
+    found = order(expected(nnodes, *data.draw(st.permutations(infos))))
 
     assert all(found[rank - 1] == f"told{rank}" for rank in told)
     free = [host for host in found if host.startswith("free")]
@@ -55,7 +55,7 @@ def test_told_ranks_hold_and_names_fill_the_gaps(data: st.DataObject) -> None:
 
 def test_equal_names_are_counted_as_they_came() -> None:
     """Two launchers on one host."""
-    gathered = gathering(4, card("b"), card("a"), card("a"))
+    gathered = expected(4, info("b"), info("a"), info("a"))
 
     assert gathered.order() == [1, 2, 0]
 
@@ -71,21 +71,21 @@ def test_any_names_can_be_sorted(names: list[str]) -> None:
 
 def test_a_node_too_many_is_no_end_of_the_launch() -> None:
     """It is told who was quicker."""
-    gathered = gathering(3, card("node1"), card("node2"))
+    gathered = expected(3, info("node1"), info("node2"))
 
     assert gathered.is_complete
     with pytest.raises(TooMany, match="3 nodes were asked for, and node0, node1, node2 have") as e:
-        gathered.join(2, card("node3"))
+        gathered.join(2, info("node3"))
     assert e.value.hint == "--nnodes 4, on every node"
     assert order(gathered) == ["node1", "node2"]
 
 
 def test_a_node_that_left_may_come_again() -> None:
     """Its rank is free again."""
-    gathered = gathering(3, card("node1", 1))
+    gathered = expected(3, info("node1", 1))
     gathered.leave(0)
     gathered.leave(7)  # one that never joined
-    gathered.join(1, card("node1", 1))
+    gathered.join(1, info("node1", 1))
 
     assert list(gathered.joined) == [1]
 
@@ -93,15 +93,15 @@ def test_a_node_that_left_may_come_again() -> None:
 @pytest.mark.parametrize(
     ("joining", "told"),
     [
-        (card("c", 3), "c has --node-rank 3, of 3 nodes"),
-        (card("c", 0), "node0 and c both have --node-rank 0"),
-        (card("c", 1), "b and c both have --node-rank 1"),
+        (info("c", 3), "c has --node-rank 3, of 3 nodes"),
+        (info("c", 0), "node0 and c both have --node-rank 0"),
+        (info("c", 1), "b and c both have --node-rank 1"),
     ],
 )
 def test_a_rank_that_cannot_be(joining: Join, told: str) -> None:
     """Told by hosts and number."""
     with pytest.raises(UsageError, match=told):
-        gathering(3, card("b", 1), joining)
+        expected(3, info("b", 1), joining)
 
 
 @pytest.mark.parametrize(
@@ -116,10 +116,10 @@ def test_a_rank_that_cannot_be(joining: Join, told: str) -> None:
 )
 def test_a_difference_is_told(own: dict[str, str], theirs: dict[str, str], told: str) -> None:
     """By option, values and hosts, whichever side has more."""
-    gathered = Gathering(nnodes=2, own=card("a", **own))
+    gathered = ExpectedNodes(nnodes=2, own=info("a", **own))
 
     with pytest.raises(UsageError, match=f"{told}, the first node"):
-        gathered.join(0, card("b", **theirs))
+        gathered.join(0, info("b", **theirs))
     assert gathered.joined == {}
 
 
@@ -148,8 +148,8 @@ def test_programs_are_compared(
     own: dict[str, list[str]], theirs: dict[str, list[str]], told: str | None
 ) -> None:
     """By what has to be the same, told by how it is shown."""
-    gathered = Gathering(nnodes=2, own=replace(card("a"), program=own))
-    joining = replace(card("b"), program=theirs)
+    gathered = ExpectedNodes(nnodes=2, own=replace(info("a"), program=own))
+    joining = replace(info("b"), program=theirs)
 
     if told is None:
         gathered.join(0, joining)
@@ -162,9 +162,9 @@ def test_programs_are_compared(
     ("nnodes", "joined", "hosts", "told"),
     [
         (2, [], (), "1 of 2 nodes joined; missing: node 1"),
-        (4, [card("b", 2)], (), "2 of 4 nodes joined; missing: node 1, node 3"),
-        (4, [card("b")], (), "2 of 4 nodes joined (node0, b); 2 missing"),
-        (4, [card("n3.lan")], ("node0", "n2", "n3", "n10"),
+        (4, [info("b", 2)], (), "2 of 4 nodes joined; missing: node 1, node 3"),
+        (4, [info("b")], (), "2 of 4 nodes joined (node0, b); 2 missing"),
+        (4, [info("n3.lan")], ("node0", "n2", "n3", "n10"),
          "2 of 4 nodes joined; missing: n2, n10"),
         (12, [], (), "1 of 12 nodes joined; missing: node 1, node 2, node 3, node 4, node 5,"
          " node 6, node 7, node 8 and 3 more"),
@@ -173,7 +173,7 @@ def test_programs_are_compared(
 )  # fmt: skip
 def test_who_is_missing(nnodes: int, joined: list[Join], hosts: tuple[str, ...], told: str) -> None:
     """By the scheduler's names, else by rank, else only how many."""
-    assert gathering(nnodes, *joined, hosts=hosts).missing() == told
+    assert expected(nnodes, *joined, hosts=hosts).missing() == told
 
 
 ADDRESSES = ("10.0.0.4", "10.0.0.5", "10.0.0.6")
@@ -182,11 +182,11 @@ ADDRESSES = ("10.0.0.4", "10.0.0.5", "10.0.0.6")
 @pytest.mark.parametrize(
     ("joined", "told"),
     [
-        (card("ip-5", 1), "2 of 3 nodes joined; missing: 10.0.0.6"),
-        (card("ip-5"), "2 of 3 nodes joined (node0, ip-5); 1 missing"),
+        (info("ip-5", 1), "2 of 3 nodes joined; missing: 10.0.0.6"),
+        (info("ip-5"), "2 of 3 nodes joined (node0, ip-5); 1 missing"),
     ],
     ids=["rank told", "no rank"],
 )
 def test_nobody_is_named_missing_who_is_there(joined: Join, told: str) -> None:
     """Also where a scheduler knows hosts by other names than they call themselves."""
-    assert gathering(3, joined, hosts=ADDRESSES).missing() == told
+    assert expected(3, joined, hosts=ADDRESSES).missing() == told

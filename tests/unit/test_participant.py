@@ -13,18 +13,18 @@ import pytest
 
 from meshrun.host.sockets import listen_on
 from meshrun.protocol.events import AllIdle, MeetingFailed, Met, NextBegins, NodeLost
-from meshrun.rendezvous.connection import Link
-from meshrun.rendezvous.handshake import VERSION, HeadHandshake
+from meshrun.rendezvous.connection import Connection
+from meshrun.rendezvous.handshake import VERSION, CoordinatorHandshake
 from meshrun.rendezvous.messages import Begin, Failed, Idle, Welcome
-from meshrun.rendezvous.participant import Member
-from tests.parties import SECRET, WHY, Parties, Party, S, card
+from meshrun.rendezvous.participant import Participant
+from tests.parties import SECRET, WHY, Parties, Party, S, info
 
 NO_LAUNCHER = "what answers is no launcher of meshrun"
 
 
 @pytest.fixture
 def other(parties: Parties) -> Iterator[socket.socket]:
-    """Something that listens where the head should, and is not meshrun."""
+    """Something that listens where the coordinator should, and is not meshrun."""
     with closing(listen_on("127.0.0.1", 0)) as listener:
         listener.setblocking(False)
         parties.port = listener.getsockname()[1]
@@ -58,16 +58,16 @@ def taken(parties: Parties, listener: socket.socket) -> socket.socket:
 def test_something_else_answers(
     parties: Parties, other: socket.socket, said: bytes, told: str
 ) -> None:
-    """People are told once, the member tries on for a while, and then it is the reason."""
-    member = parties.member(card("node1"), timeout_s=20.0)
+    """People are told once, the participant tries on for a while, and then it is the reason."""
+    participant = parties.participant(info("node1"), timeout_s=20.0)
     for _ in range(2):
         with closing(taken(parties, other)) as connection:
             connection.sendall(said)
-        parties.until(lambda: any(told in note for note in member.notes))
+        parties.until(lambda: any(told in note for note in participant.notes))
         parties.pass_s(1)
-    assert len([note for note in member.notes if note.endswith(f"{told}; trying on")]) == 1
-    parties.until(lambda: parties.pass_s(1) or member.heard(MeetingFailed))
-    error = member.heard(MeetingFailed)[0].error
+    assert len([note for note in participant.notes if note.endswith(f"{told}; trying on")]) == 1
+    parties.until(lambda: parties.pass_s(1) or participant.heard(MeetingFailed))
+    error = participant.heard(MeetingFailed)[0].error
 
     assert error.exit_code == 69
     place = f"node 0 at 127.0.0.1:{parties.port}"
@@ -80,29 +80,31 @@ def test_something_else_answers(
 
 def test_something_that_says_nothing(parties: Parties, other: socket.socket) -> None:
     """People are told soon; it is given as long as a node may be silent."""
-    member = parties.member(card("node1"), node_timeout_s=20.0)
+    participant = parties.participant(info("node1"), node_timeout_s=20.0)
     with closing(taken(parties, other)):
         parties.pass_s(4)
 
         told = "it takes connections, and does not answer as a launcher of meshrun"
-        assert any(told in note for note in member.notes)
+        assert any(told in note for note in participant.notes)
         with closing(taken(parties, other)):  # it tries on
-            parties.until(lambda: parties.pass_s(1) or member.heard(MeetingFailed))
-    assert member.heard(MeetingFailed)[0].error.message.endswith(
+            parties.until(lambda: parties.pass_s(1) or participant.heard(MeetingFailed))
+    assert participant.heard(MeetingFailed)[0].error.message.endswith(
         f"did not let this node in: {told}"
     )
 
 
 def test_a_head_that_lets_everybody_in_is_refused(parties: Parties, other: socket.socket) -> None:
     """It does not know the secret, so it is not obeyed."""
-    member = parties.member(card("node1"))
+    participant = parties.participant(info("node1"))
     with closing(taken(parties, other)) as connection:
-        connection.sendall(HeadHandshake(b"other").greeting + b'{"proof": "' + b"0" * 64 + b'"}\n')
+        connection.sendall(
+            CoordinatorHandshake(b"other").greeting + b'{"proof": "' + b"0" * 64 + b'"}\n'
+        )
         parties.until(
-            lambda: any("does not know this launch's secret" in note for note in member.notes)
+            lambda: any("does not know this launch's secret" in note for note in participant.notes)
         )
 
-    assert not member.heard(Met)
+    assert not participant.heard(Met)
 
 
 @pytest.mark.parametrize(
@@ -119,38 +121,38 @@ def test_a_head_that_welcomes_another_node_is_not_obeyed(
     parties: Parties, other: socket.socket, wrong: dict[str, Any], told: str
 ) -> None:
     """It knows the secret, and would have this node do what it did not offer."""
-    member = parties.member(card("node1"), run_id="r")
-    head = Link(taken(parties, other), HeadHandshake(SECRET))
+    participant = parties.participant(info("node1"), run_id="r")
+    coordinator = Connection(taken(parties, other), CoordinatorHandshake(SECRET))
     welcome = {"node_rank": 1, "hosts": ["node0", "node1"], "nproc_per_node": [1, 1], "run_id": "r"}
-    head.send(Welcome(**{**welcome, "store_port": 1, **wrong}))
-    parties.until(lambda: head.receive() or member.heard(MeetingFailed))
-    head.close("the test is over")
-    error = member.heard(MeetingFailed)[0].error
+    coordinator.send(Welcome(**{**welcome, "store_port": 1, **wrong}))
+    parties.until(lambda: coordinator.receive() or participant.heard(MeetingFailed))
+    coordinator.close("the test is over")
+    error = participant.heard(MeetingFailed)[0].error
 
     assert told in error.message
     assert error.exit_code == 69
-    assert not member.heard(Met)
+    assert not participant.heard(Met)
 
 
 def test_what_a_stranger_says_moves_no_cursor(parties: Parties, other: socket.socket) -> None:
     """A refusal needs no proof, and is shown as one line."""
-    member = parties.member(card("node1"))
+    participant = parties.participant(info("node1"))
     with closing(taken(parties, other)) as connection:
         refused = json.dumps({"refused": "\x1b[2J\nmeshrun: all is well"}).encode()
-        connection.sendall(HeadHandshake(b"").greeting + refused + b"\n")
-        parties.until(lambda: member.notes)
+        connection.sendall(CoordinatorHandshake(b"").greeting + refused + b"\n")
+        parties.until(lambda: participant.notes)
 
-    assert member.notes[0].endswith(r": \x1b[2J\nmeshrun: all is well; trying on")
+    assert participant.notes[0].endswith(r": \x1b[2J\nmeshrun: all is well; trying on")
 
 
 def test_while_nobody_listens_people_are_told(parties: Parties) -> None:
     """Where it tries and what came of it, every few seconds."""
     with closing(listen_on("127.0.0.1", 0)) as reserved:
         parties.port = reserved.getsockname()[1]
-    member = parties.member(card("node1"))
+    participant = parties.participant(info("node1"))
     parties.pass_s(9)
-    told = [note for note in member.notes if "Connection refused" in note]
-    parties.remove(member)
+    told = [note for note in participant.notes if "Connection refused" in note]
+    parties.remove(participant)
 
     assert len(told) == 2
     assert told[0].startswith(f"waiting for node 0 at 127.0.0.1:{parties.port}: ")
@@ -160,9 +162,9 @@ def test_a_head_that_never_comes_is_told(parties: Parties) -> None:
     """With the last reason, and what to look at."""
     with closing(listen_on("127.0.0.1", 0)) as reserved:
         parties.port = reserved.getsockname()[1]
-    member = parties.member(card("node1"), timeout_s=5.0)
+    participant = parties.participant(info("node1"), timeout_s=5.0)
     parties.pass_s(7)
-    error = member.heard(MeetingFailed)[0].error
+    error = participant.heard(MeetingFailed)[0].error
 
     assert error.exit_code == 69
     assert error.message.endswith("did not let this node in within 5 s: Connection refused")
@@ -170,72 +172,72 @@ def test_a_head_that_never_comes_is_told(parties: Parties) -> None:
 
 
 def met(parties: Parties, *, ahead_ns: int = 0) -> tuple[Party, Party]:
-    """Return a head and a member that have met."""
-    head = parties.head(2, node_timeout_s=30.0)
-    member = parties.member(card("node1"), ahead_ns=ahead_ns)
-    parties.until(lambda: head.heard(Met) and member.heard(Met))
-    return head, member
+    """Return a coordinator and a participant that have met."""
+    coordinator = parties.coordinator(2, node_timeout_s=30.0)
+    participant = parties.participant(info("node1"), ahead_ns=ahead_ns)
+    parties.until(lambda: coordinator.heard(Met) and participant.heard(Met))
+    return coordinator, participant
 
 
 def test_a_head_that_closes_is_lost_at_once(parties: Parties) -> None:
     """A closed connection is news; nothing is waited for."""
-    head, member = met(parties)
-    parties.remove(head)
-    parties.until(lambda: member.heard(NodeLost))
+    coordinator, participant = met(parties)
+    parties.remove(coordinator)
+    parties.until(lambda: participant.heard(NodeLost))
 
-    lost = member.heard(NodeLost)[0]
+    lost = participant.heard(NodeLost)[0]
     assert (lost.node_rank, lost.why) == (0, "it closed the connection")
 
 
 def test_a_connection_that_is_reset_was_closed(parties: Parties, other: socket.socket) -> None:
     """The kernel resets what was not read to its end; people are told the same."""
-    member = parties.member(card("node1"))
+    participant = parties.participant(info("node1"))
     with closing(taken(parties, other)) as connection:
-        parties.until(lambda: cast("Member", member.side)._link)
+        parties.until(lambda: cast("Participant", participant.side)._connection)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    parties.until(lambda: member.notes)
+    parties.until(lambda: participant.notes)
 
-    assert member.notes[0].endswith(": it closed the connection; trying on")
+    assert participant.notes[0].endswith(": it closed the connection; trying on")
 
 
 def test_a_short_silence_is_survived(parties: Parties) -> None:
     """A link that is cut for less than the time-out."""
-    head, member = met(parties)
-    parties.all.remove(head)
+    coordinator, participant = met(parties)
+    parties.all.remove(coordinator)
     parties.pass_s(20)
-    parties.all.append(head)
+    parties.all.append(coordinator)
     parties.pass_s(40)
 
-    assert not member.heard(NodeLost)
-    assert not head.heard(NodeLost)
+    assert not participant.heard(NodeLost)
+    assert not coordinator.heard(NodeLost)
 
 
 def test_a_long_silence_is_a_loss(parties: Parties) -> None:
     """Told once, with how long it was."""
-    head, member = met(parties)
-    parties.all.remove(head)
+    coordinator, participant = met(parties)
+    parties.all.remove(coordinator)
     parties.pass_s(40)
-    lost = member.heard(NodeLost)
+    lost = participant.heard(NodeLost)
 
     assert len(lost) == 1
     assert lost[0].why.startswith("nothing was heard of it for 3")
-    head.close()
+    coordinator.close()
 
 
 @pytest.mark.parametrize("ahead_ns", [3600 * S, -900 * S, 0], ids=["ahead", "behind", "alike"])
 def test_times_of_another_clock_come_out_as_ours(parties: Parties, ahead_ns: int) -> None:
     """Each machine's monotonic clock began when it was switched on."""
-    head, member = met(parties, ahead_ns=ahead_ns)
+    coordinator, participant = met(parties, ahead_ns=ahead_ns)
     parties.pass_s(5)
-    at_ns, true_ns = member.now_ns(), head.now_ns()
+    at_ns, true_ns = participant.now_ns(), coordinator.now_ns()
     exited = {"rank": 1, "pid": 7, "wait_status": 256, "at_ns": at_ns}
     outcome = {"ranks": {"1": {"exited": exited, "finished_ns": at_ns, "pid": 7}}, "signum": 0}
-    member.tell(Failed(generation=0, outcome=outcome))
+    participant.tell(Failed(generation=0, outcome=outcome))
     parties.turn(3)
-    head.tell(Idle(generation=0, outcome={}))
-    member.tell(Idle(generation=0, outcome=outcome))
-    parties.until(lambda: head.heard(AllIdle))
-    (told,) = head.heard(AllIdle)[0].outcomes
+    coordinator.tell(Idle(generation=0, outcome={}))
+    participant.tell(Idle(generation=0, outcome=outcome))
+    parties.until(lambda: coordinator.heard(AllIdle))
+    (told,) = coordinator.heard(AllIdle)[0].outcomes
     rank = told["ranks"]["1"]
 
     # The clock of these tests moves by half a second where turns are skipped.
@@ -246,21 +248,21 @@ def test_times_of_another_clock_come_out_as_ours(parties: Parties, ahead_ns: int
 
 def test_a_member_may_go_while_it_looks_for_the_head(parties: Parties) -> None:
     """Nothing of its tries is left."""
-    member = parties.member(card("node1"))
-    cast("Member", member.side)._addresses.clear()
-    member.turn()  # a name is looked up in a process of its own
-    parties.remove(member)
+    participant = parties.participant(info("node1"))
+    cast("Participant", participant.side)._addresses.clear()
+    participant.turn()  # a name is looked up in a process of its own
+    parties.remove(participant)
 
-    assert member.is_closed
+    assert participant.is_closed
 
 
 @pytest.mark.parametrize("ahead_ns", [3600 * S, -900 * S], ids=["ahead", "behind"])
 def test_the_time_of_a_failure_comes_out_as_ours(parties: Parties, ahead_ns: int) -> None:
     """So that a node tells how long a restart took by its own clock."""
-    head, member = met(parties, ahead_ns=ahead_ns)
+    coordinator, participant = met(parties, ahead_ns=ahead_ns)
     parties.pass_s(5)
-    head.tell(Begin(generation=1, cause={**WHY, "at_ns": head.now_ns()}))
-    parties.until(lambda: member.heard(NextBegins))
+    coordinator.tell(Begin(generation=1, cause={**WHY, "at_ns": coordinator.now_ns()}))
+    parties.until(lambda: participant.heard(NextBegins))
 
     # The clock of these tests moves by half a second where turns are skipped.
-    assert abs(member.heard(NextBegins)[0].cause["at_ns"] - member.now_ns()) <= S
+    assert abs(participant.heard(NextBegins)[0].cause["at_ns"] - participant.now_ns()) <= S

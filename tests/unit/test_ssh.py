@@ -13,7 +13,7 @@ from meshrun.errors import UsageError
 from meshrun.plan.hostfile import Host
 from meshrun.ssh.framing import ERR, OUT, FrameSplitter, LineSplitter, frame, greeting, order
 from meshrun.ssh.host_failure import describe_end
-from meshrun.ssh.remote_command import OF_THE_CONDUCTOR, devices_of, exported, ssh_command
+from meshrun.ssh.remote_command import OF_THE_CONTROLLER, devices_of, exported, ssh_command
 
 FRAMES = st.lists(st.tuples(st.sampled_from([OUT, ERR]), st.binary(max_size=50)))
 TAKES_VALUE = {"--hosts": True, "--mesh": True, "--report": True, "--status": False, "-n": False}
@@ -64,7 +64,7 @@ def test_a_launcher_gets_the_command_line_without_the_hosts() -> None:
     options = ["--hosts", "a,b", "--mesh", "--hosts", "--report=x", "--status", "--ssh=ssh -v"]
     line = CommandLine(tuple(options), ("a.py", "--hosts", "c"), TAKES_VALUE)
 
-    assert line.words(without=OF_THE_CONDUCTOR) == [
+    assert line.words(without=OF_THE_CONTROLLER) == [
         "--mesh",
         "--hosts",
         "--status",

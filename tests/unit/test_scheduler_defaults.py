@@ -9,7 +9,12 @@ import pytest
 
 from meshrun.cluster import ClusterFacts, Task
 from meshrun.errors import UsageError
-from meshrun.plan.rendezvous_config import DEFAULT_PORT, Meeting, format_endpoint, plan_meeting
+from meshrun.plan.rendezvous_config import (
+    DEFAULT_PORT,
+    RendezvousConfig,
+    format_endpoint,
+    plan_meeting,
+)
 from meshrun.plan.request import LaunchRequest, Program, Rendezvous
 from meshrun.plan.scheduler_defaults import fit_to_cluster
 
@@ -195,7 +200,7 @@ def test_a_scheduler_with_one_node_says_nothing() -> None:
 # ---- where the nodes meet -----------------------------------------------------------------------
 
 
-def planned(nnodes: int = 2, **asked: Any) -> Meeting | None:
+def planned(nnodes: int = 2, **asked: Any) -> RendezvousConfig | None:
     return plan_meeting(Rendezvous(**asked), nnodes=nnodes, node_timeout_s=30.0)
 
 

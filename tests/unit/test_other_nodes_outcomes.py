@@ -1,4 +1,4 @@
-"""How a launch of several nodes ends, and what the head decides: histories to their end."""
+"""How a launch of several nodes ends, and what the coordinator decides: histories to their end."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from meshrun.protocol.result import LaunchResult, Timings
 from tests.histories import CLEARED, GONE, KILLED_ZYGOTE, LOST_STORE, READY, S, signalled
 from tests.node_histories import (
     CAUSE,
+    COORDINATOR,
+    COORDINATOR_ENDED,
+    COORDINATOR_LOST,
     DIES,
-    HEAD,
-    HEAD_ENDED,
-    HEAD_LOST,
-    MEMBER,
-    MEMBER_ENDED,
     NEXT,
     NODE_LOST,
     NOT_MET,
     OTHERS_FAILED,
+    PARTICIPANT,
+    PARTICIPANT_ENDED,
     THE_END,
     TROUBLE,
     TWO_DIED,
@@ -41,14 +41,14 @@ from tests.node_histories import (
 
 
 def decided(events: list[Event], max_restarts: int = 0) -> Decide:
-    """Return what the head decided last."""
+    """Return what the coordinator decided last."""
     taken = play(events, max_restarts)[1]
     return [action for action in taken if isinstance(action, Decide)][-1]
 
 
 def test_the_head_starts_all_again_after_a_failure_elsewhere() -> None:
-    """The cause is the other node's rank, and it stays at the head once the next begins."""
-    events = [*HEAD, OTHERS_FAILED, *HEAD_ENDED, CLEARED, all_idle(TWO_DIED)]
+    """The cause is the other node's rank, and it stays at the coordinator once the next begins."""
+    events = [*COORDINATOR, OTHERS_FAILED, *COORDINATOR_ENDED, CLEARED, all_idle(TWO_DIED)]
     cause = decided(events, max_restarts=1).next_after
 
     assert cause is not None
@@ -60,34 +60,36 @@ def test_the_head_starts_all_again_after_a_failure_elsewhere() -> None:
 
 
 @pytest.mark.parametrize("lost", [KILLED_ZYGOTE, LOST_STORE], ids=["zygote", "guard"])
-@pytest.mark.parametrize("place", [HEAD, MEMBER], ids=["head", "member"])
+@pytest.mark.parametrize("place", [COORDINATOR, PARTICIPANT], ids=["head", "member"])
 def test_the_head_starts_all_again_after_a_process_of_meshruns_own_was_lost(
     lost: Event, place: list[Event]
 ) -> None:
     """On any node; the cause names it, and not the ranks that were ended for its sake."""
     there, idle = OTHERS_FAILED, told()
-    if place is MEMBER:
-        member, _ = play([*MEMBER, lost])
+    if place is PARTICIPANT:
+        participant, _ = play([*PARTICIPANT, lost])
         idle = outcome_to_json(
-            member, headline="", trouble=find_trouble(member, "node1"), evidence={},
-            failure=f"on node1, {describe_failure(member)}",
+            participant, headline="", trouble=find_trouble(participant, "node1"), evidence={},
+            failure=f"on node1, {describe_failure(participant)}",
         )  # fmt: skip
     else:
         there = lost
-    events = [*HEAD, there, *HEAD_ENDED, CLEARED, all_idle(idle)]
+    events = [*COORDINATOR, there, *COORDINATOR_ENDED, CLEARED, all_idle(idle)]
     cause = decided(events, max_restarts=1).next_after
 
     assert decided(events) == THE_END
     assert cause is not None
     assert cause.description.startswith(
-        f"on node{' 0' if place is HEAD else '1'}, the process that "
+        f"on node{' 0' if place is COORDINATOR else '1'}, the process that "
     )
     assert cause.description.endswith(" was ended by SIGKILL")
 
 
 def test_a_lost_node_costs_a_restart() -> None:
-    """It may be started again; the head's nodes wait for it."""
-    cause = decided([*HEAD, NODE_LOST, *HEAD_ENDED, CLEARED, all_idle()], 1).next_after
+    """It may be started again; the coordinator's nodes wait for it."""
+    cause = decided(
+        [*COORDINATOR, NODE_LOST, *COORDINATOR_ENDED, CLEARED, all_idle()], 1
+    ).next_after
 
     assert cause is not None
     assert (cause.description, cause.is_failure) == (
@@ -99,11 +101,11 @@ def test_a_lost_node_costs_a_restart() -> None:
 @pytest.mark.parametrize(
     ("events", "outcome", "restarts"),
     [
-        ([OTHERS_FAILED, *HEAD_ENDED], TWO_DIED, 0),
-        ([NODE_LOST, *HEAD_ENDED], None, 0),
-        ([OTHERS_FAILED, *HEAD_ENDED], TROUBLE, 3),
-        ([OTHERS_FAILED, *HEAD_ENDED], {**told(), "signum": 15}, 3),
-        ([signalled(15, 5), *HEAD_ENDED], told(), 3),
+        ([OTHERS_FAILED, *COORDINATOR_ENDED], TWO_DIED, 0),
+        ([NODE_LOST, *COORDINATOR_ENDED], None, 0),
+        ([OTHERS_FAILED, *COORDINATOR_ENDED], TROUBLE, 3),
+        ([OTHERS_FAILED, *COORDINATOR_ENDED], {**told(), "signum": 15}, 3),
+        ([signalled(15, 5), *COORDINATOR_ENDED], told(), 3),
         (WELL, told(), 3),
     ],
     ids=["no restart left", "a lost node", "trouble elsewhere", "a signal elsewhere",
@@ -115,7 +117,7 @@ def test_the_head_ends_it(
     """There is no other start after these."""
     idle = all_idle(*([] if outcome is None else [outcome]))
 
-    assert decided([*HEAD, *events, CLEARED, idle], restarts) == THE_END
+    assert decided([*COORDINATOR, *events, CLEARED, idle], restarts) == THE_END
 
 
 def result(events: list[Event]) -> LaunchResult:
@@ -126,31 +128,42 @@ def result(events: list[Event]) -> LaunchResult:
 
 
 CODES: dict[str, tuple[list[Event], int]] = {
-    "all well": ([*HEAD, *WELL, CLEARED, all_idle(told()), over(0, ""), GONE], 0),
-    "all well, at a member": ([*MEMBER, *WELL_THERE, CLEARED, over(0, ""), GONE], 0),
+    "all well": ([*COORDINATOR, *WELL, CLEARED, all_idle(told()), over(0, ""), GONE], 0),
+    "all well, at a member": ([*PARTICIPANT, *WELL_THERE, CLEARED, over(0, ""), GONE], 0),
     "a rank elsewhere": (
-        [*HEAD, OTHERS_FAILED, *HEAD_ENDED, CLEARED, all_idle(TWO_DIED), over(7), GONE], 7,
+        [
+            *COORDINATOR, OTHERS_FAILED, *COORDINATOR_ENDED, CLEARED, all_idle(TWO_DIED),
+            over(7), GONE,
+        ], 7,
     ),
     "as the head says": (
-        [*MEMBER, OTHERS_FAILED, *MEMBER_ENDED, CLEARED, over(42, "rank 0 failed"), GONE], 42,
+        [
+            *PARTICIPANT, OTHERS_FAILED, *PARTICIPANT_ENDED, CLEARED,
+            over(42, "rank 0 failed"), GONE,
+        ], 42,
     ),
     "trouble elsewhere": (
-        [*HEAD, OTHERS_FAILED, *HEAD_ENDED, CLEARED, all_idle(TROUBLE), over(71), GONE], 71,
+        [
+            *COORDINATOR, OTHERS_FAILED, *COORDINATOR_ENDED, CLEARED, all_idle(TROUBLE),
+            over(71), GONE,
+        ], 71,
     ),
     "a signal at the head once all is decided": (
-        [*HEAD, *WELL, CLEARED, all_idle(told()), over(0, ""), signalled(15, 9.5), GONE], 0,
+        [*COORDINATOR, *WELL, CLEARED, all_idle(told()), over(0, ""), signalled(15, 9.5), GONE], 0,
     ),
     "a signal at a member once all is decided": (
-        [*MEMBER, *WELL_THERE, CLEARED, over(0, ""), signalled(15, 9.5), GONE], 0,
+        [*PARTICIPANT, *WELL_THERE, CLEARED, over(0, ""), signalled(15, 9.5), GONE], 0,
     ),
     "a signal while the head decides": (
-        [*MEMBER, *DIES, CLEARED, signalled(15, 8), over(7), GONE], 7,
+        [*PARTICIPANT, *DIES, CLEARED, signalled(15, 8), over(7), GONE], 7,
     ),
-    "a lost node": ([*HEAD, NODE_LOST, *HEAD_ENDED, CLEARED, all_idle(), over(69), GONE], 69),
-    "a lost head": ([*MEMBER, HEAD_LOST, *MEMBER_ENDED, GONE], 69),
+    "a lost node": (
+        [*COORDINATOR, NODE_LOST, *COORDINATOR_ENDED, CLEARED, all_idle(), over(69), GONE], 69,
+    ),
+    "a lost head": ([*PARTICIPANT, COORDINATOR_LOST, *PARTICIPANT_ENDED, GONE], 69),
     "nodes that did not meet": ([READY, NOT_MET, ZygoteGone(wait_status=9, at_ns=6 * S)], 69),
     "a head that is lost after a failure here": (
-        [*MEMBER, *DIES, HEAD_LOST, CLEARED, GONE], 69,
+        [*PARTICIPANT, *DIES, COORDINATOR_LOST, CLEARED, GONE], 69,
     ),
     "a signal while nobody else is there": (
         [READY, signalled(15, 3), ZygoteGone(wait_status=9, at_ns=6 * S)], 143,
@@ -169,18 +182,28 @@ def test_exit_code(name: str) -> None:
 
 
 def test_the_members_own_report_is_the_heads_headline() -> None:
-    """The whole report is on the head."""
-    told_of = result([*MEMBER, OTHERS_FAILED, *MEMBER_ENDED, CLEARED, over(42, "rank 0 x"), GONE])
+    """The whole report is on the coordinator."""
+    told_of = result(
+        [*PARTICIPANT, OTHERS_FAILED, *PARTICIPANT_ENDED, CLEARED, over(42, "rank 0 x"), GONE]
+    )
 
     assert told_of.elsewhere == "rank 0 x"
 
 
 def test_a_failure_elsewhere_is_named_with_its_host_and_evidence() -> None:
     """As if it had been here."""
-    state, _ = play([*MEMBER, *DIES])
+    state, _ = play([*PARTICIPANT, *DIES])
     evidence = {2: Evidence(last_lines=("bad",), place="work at train.py:4")}
     outcome = outcome_to_json(state, headline="", trouble=None, evidence=evidence)
-    events = [*HEAD, OTHERS_FAILED, *HEAD_ENDED, CLEARED, all_idle(outcome), over(7), GONE]
+    events = [
+        *COORDINATOR,
+        OTHERS_FAILED,
+        *COORDINATOR_ENDED,
+        CLEARED,
+        all_idle(outcome),
+        over(7),
+        GONE,
+    ]
     (first, *_) = result(events).failures
 
     assert (first.rank, first.host, first.pid, first.exit_code) == (2, "node1", 102, 7)
@@ -188,22 +211,24 @@ def test_a_failure_elsewhere_is_named_with_its_host_and_evidence() -> None:
 
 
 def test_trouble_is_told_with_its_host() -> None:
-    """By the node that has it, to all; by the head of its own, too."""
+    """By the node that has it, to all; by the coordinator of its own, too."""
     layout, hosts = solve_layout(parse_mesh("dp=4"), nnodes=2), ["node0", "node1"]
     killed = "the process that starts the ranks was ended by SIGKILL, and they with it"
-    member, _ = play([*MEMBER, KILLED_ZYGOTE])
-    line = headline(member, layout, hosts, "node1")
+    participant, _ = play([*PARTICIPANT, KILLED_ZYGOTE])
+    line = headline(participant, layout, hosts, "node1")
     outcome = outcome_to_json(
-        member, headline=line, trouble=find_trouble(member, "node1"), evidence={}
+        participant, headline=line, trouble=find_trouble(participant, "node1"), evidence={}
     )
-    at_head = result([*HEAD, OTHERS_FAILED, *HEAD_ENDED, CLEARED, all_idle(outcome), over(137)])
-    of_head = result([*HEAD, KILLED_ZYGOTE])
-    guard, _ = play([*MEMBER, LOST_STORE])
+    at_coordinator = result(
+        [*COORDINATOR, OTHERS_FAILED, *COORDINATOR_ENDED, CLEARED, all_idle(outcome), over(137)]
+    )
+    of_coordinator = result([*COORDINATOR, KILLED_ZYGOTE])
+    guard, _ = play([*PARTICIPANT, LOST_STORE])
 
     assert headline(guard, layout, hosts, "node1") == (
         "on node1, the process that guards the ranks was ended by SIGKILL, and they need it"
     )
-    assert at_head.trouble is not None
-    assert of_head.trouble is not None
-    assert line == at_head.trouble.message == f"on node1, {killed}"
-    assert of_head.trouble.message == f"on node0, {killed}"
+    assert at_coordinator.trouble is not None
+    assert of_coordinator.trouble is not None
+    assert line == at_coordinator.trouble.message == f"on node1, {killed}"
+    assert of_coordinator.trouble.message == f"on node0, {killed}"

@@ -9,9 +9,9 @@ import pytest
 
 from meshrun.protocol.events import MeetingFailed, Met
 from meshrun.rendezvous.frames import FrameWriter
-from meshrun.rendezvous.handshake import MemberHandshake
+from meshrun.rendezvous.handshake import ParticipantHandshake
 from meshrun.rendezvous.messages import GaveUp, Waiting, encode
-from tests.parties import SECRET, Parties, S, card
+from tests.parties import SECRET, Parties, S, info
 
 GARBAGE = {
     "http": b"GET / HTTP/1.1\r\nHost: node0\r\n\r\n",
@@ -25,10 +25,10 @@ GARBAGE = {
 
 def test_nodes_meet(parties: Parties) -> None:
     """Each is told its rank, everybody's name, and where the store will be."""
-    head = parties.head(3)
-    late, early = (parties.member(card(f"node{n}"), nnodes=3) for n in (2, 1))
-    parties.until(lambda: all(party.heard(Met) for party in (head, early, late)))
-    met = [party.heard(Met)[0] for party in (head, early, late)]
+    coordinator = parties.coordinator(3)
+    late, early = (parties.participant(info(f"node{n}"), nnodes=3) for n in (2, 1))
+    parties.until(lambda: all(party.heard(Met) for party in (coordinator, early, late)))
+    met = [party.heard(Met)[0] for party in (coordinator, early, late)]
 
     assert [each.node_rank for each in met] == [0, 1, 2]
     assert {each.hosts for each in met} == {("node0", "node1", "node2")}
@@ -41,40 +41,40 @@ def test_nodes_meet(parties: Parties) -> None:
 
 def test_a_range_of_nodes_may_end_at_one(parties: Parties) -> None:
     """Nobody else is waited for then."""
-    head = parties.head(1)
-    head.side.begin()  # type: ignore[union-attr]
-    parties.until(lambda: head.heard(Met))
+    coordinator = parties.coordinator(1)
+    coordinator.side.begin()  # type: ignore[union-attr]
+    parties.until(lambda: coordinator.heard(Met))
 
-    assert head.heard(Met)[0].hosts == ("node0",)
+    assert coordinator.heard(Met)[0].hosts == ("node0",)
 
 
 def test_another_secret_is_not_let_in(parties: Parties) -> None:
     """Both are told, once, and the launch waits on; the right one comes in."""
-    head = parties.head(2)
-    wrong = parties.member(card("thief"), secret=b"other")
-    parties.until(lambda: any("was not let in" in note for note in head.notes))
+    coordinator = parties.coordinator(2)
+    wrong = parties.participant(info("thief"), secret=b"other")
+    parties.until(lambda: any("was not let in" in note for note in coordinator.notes))
     parties.pass_s(3)
-    right = parties.member(card("node1"))
+    right = parties.participant(info("node1"))
     parties.until(lambda: right.heard(Met))
 
     reason = "it belongs to another launch, or has another secret"
-    assert head.notes.count(f"127.0.0.1 was not let in: {reason}") == 1
+    assert coordinator.notes.count(f"127.0.0.1 was not let in: {reason}") == 1
     assert any(reason in note for note in wrong.notes)
-    assert head.heard(Met)[0].hosts == ("node0", "node1")
+    assert coordinator.heard(Met)[0].hosts == ("node0", "node1")
     assert not wrong.heard(Met)
 
 
 @pytest.mark.parametrize("said", GARBAGE.values(), ids=GARBAGE.keys())
 def test_garbage_at_the_port_is_dropped(parties: Parties, said: bytes) -> None:
     """The stranger is sent away, and the nodes meet."""
-    head = parties.head(2)
+    coordinator = parties.coordinator(2)
     stranger = parties.stranger(said)
     stranger.setblocking(False)
     parties.until(lambda: _is_closed(stranger))
-    parties.member(card("node1"))
-    parties.until(lambda: head.heard(Met))
+    parties.participant(info("node1"))
+    parties.until(lambda: coordinator.heard(Met))
 
-    assert "127.0.0.1 was not let in: what answers is no launcher of meshrun" in head.notes
+    assert "127.0.0.1 was not let in: what answers is no launcher of meshrun" in coordinator.notes
 
 
 GAVE_UP = GaveUp(host="node1", reason="SyntaxError: invalid syntax", exit_code=3)
@@ -83,14 +83,21 @@ GAVE_UP = GaveUp(host="node1", reason="SyntaxError: invalid syntax", exit_code=3
 @pytest.mark.parametrize("has_joined", [False, True])
 def test_a_node_that_gives_up_ends_the_meeting(parties: Parties, has_joined: bool) -> None:
     """Whoever is there is told why, and who comes later; then nobody is left to be told."""
-    head = parties.head(4)
-    waiting, broken = parties.member(card("node2"), nnodes=4), parties.member(card("node1"))
+    coordinator = parties.coordinator(4)
+    waiting, broken = (
+        parties.participant(info("node2"), nnodes=4),
+        parties.participant(info("node1")),
+    )
     if has_joined:
-        parties.until(lambda: parties.pass_s(1) or any("3 of 4" in note for note in head.notes))
+        parties.until(
+            lambda: parties.pass_s(1) or any("3 of 4" in note for note in coordinator.notes)
+        )
     broken.side.give_up(GAVE_UP)  # type: ignore[union-attr]
-    parties.until(lambda: all(party.heard(MeetingFailed) for party in (head, waiting, broken)))
-    assert not head.side.is_through  # type: ignore[union-attr]
-    late = parties.member(card("node3"), nnodes=4)
+    parties.until(
+        lambda: all(party.heard(MeetingFailed) for party in (coordinator, waiting, broken))
+    )
+    assert not coordinator.side.is_through  # type: ignore[union-attr]
+    late = parties.participant(info("node3"), nnodes=4)
     parties.until(lambda: late.heard(MeetingFailed))
     errors = [party.heard(MeetingFailed)[0].error for party in parties.all]
 
@@ -103,14 +110,14 @@ def test_a_node_that_gives_up_ends_the_meeting(parties: Parties, has_joined: boo
 
 
 def test_the_last_one_to_come_does_not_begin_what_has_failed(parties: Parties) -> None:
-    """A head that gave up tells it the reason."""
-    head = parties.head(2)
-    head.side.give_up(GAVE_UP)  # type: ignore[union-attr]
-    member = parties.member(card("node2"))
-    parties.until(lambda: member.heard(MeetingFailed))
+    """A coordinator that gave up tells it the reason."""
+    coordinator = parties.coordinator(2)
+    coordinator.side.give_up(GAVE_UP)  # type: ignore[union-attr]
+    participant = parties.participant(info("node2"))
+    parties.until(lambda: participant.heard(MeetingFailed))
 
-    assert head.side.is_through  # type: ignore[union-attr]
-    assert not head.heard(Met)
+    assert coordinator.side.is_through  # type: ignore[union-attr]
+    assert not coordinator.heard(Met)
 
 
 def _is_closed(connection: socket.socket) -> bool:
@@ -127,7 +134,7 @@ def _is_closed(connection: socket.socket) -> bool:
 
 def test_a_silent_stranger_is_dropped(parties: Parties) -> None:
     """After ten seconds, and not before."""
-    parties.head(2)
+    parties.coordinator(2)
     stranger = parties.stranger()
     stranger.setblocking(False)
     parties.turn(5)
@@ -145,41 +152,41 @@ def test_strangers_do_not_keep_members_out(
     """They say nothing and come again when sent away: a node gets in before their time is over."""
     for name, number in (("_MOST", 20), ("_MOST_OF_ONE", 4), ("_TAKEN_AT_ONCE", 4)):
         monkeypatch.setattr(f"meshrun.rendezvous.unauthenticated.{name}", number)
-    head = parties.head(2)
+    coordinator = parties.coordinator(2)
 
     def come(number: int) -> socket.socket:
         stranger = parties.stranger(source=f"127.0.1.{1 + number % origins}")
         stranger.setblocking(False)
         return stranger
 
-    strangers = [come(number) for number in range(60)]
+    unauthenticated = [come(number) for number in range(60)]
     parties.turn(3)
     began_ns = parties.clock.now_ns
-    parties.member(card("node1"))
+    parties.participant(info("node1"))
 
     def have_met() -> bool:
-        if head.heard(Met):
+        if coordinator.heard(Met):
             return True
-        for number, each in enumerate(strangers):
+        for number, each in enumerate(unauthenticated):
             if _is_closed(each):
-                strangers[number] = come(number)
+                unauthenticated[number] = come(number)
         parties.clock.pass_s(0.02)
         return parties.clock.now_ns - began_ns > 9 * S
 
     parties.until(have_met)
 
-    assert head.heard(Met)[0].hosts == ("node0", "node1")
-    assert len(head.notes) <= 21
+    assert coordinator.heard(Met)[0].hosts == ("node0", "node1")
+    assert len(coordinator.notes) <= 21
 
 
 def test_one_that_speaks_a_byte_at_a_time_falls_silent(parties: Parties) -> None:
     """What counts is what it has said to its end."""
-    head = parties.head(3, node_timeout_s=8.0)
+    coordinator = parties.coordinator(3, node_timeout_s=8.0)
     connection = parties.stranger()
-    handshake = MemberHandshake(SECRET)
+    handshake = ParticipantHandshake(SECRET)
     connection.sendall(handshake.answer(_line(parties, connection)))
     writer = FrameWriter(handshake.finish(_line(parties, connection)), "member")
-    connection.sendall(writer.frame(encode(card("node1"))))
+    connection.sendall(writer.frame(encode(info("node1"))))
     connection.setblocking(False)
     slow = writer.frame(encode(Waiting(text="x" * 100)))
     for byte in slow[:30]:
@@ -189,7 +196,7 @@ def test_one_that_speaks_a_byte_at_a_time_falls_silent(parties: Parties) -> None
         parties.pass_s(1)
 
     assert _is_closed(connection)
-    assert not head.heard(MeetingFailed)
+    assert not coordinator.heard(MeetingFailed)
 
 
 def test_a_crowd_of_members_waits_for_no_beat(
@@ -197,29 +204,29 @@ def test_a_crowd_of_members_waits_for_no_beat(
 ) -> None:
     """More than may be strangers at once: as one has said what it is, the next is taken."""
     monkeypatch.setattr("meshrun.rendezvous.unauthenticated._MOST", 2)
-    head = parties.head(9)
+    coordinator = parties.coordinator(9)
     parties.turn()
-    beat_ns = head.side.next_look_ns
+    beat_ns = coordinator.side.next_look_ns
     assert beat_ns is not None
     for number in range(1, 9):
-        parties.member(card(f"node{number}"), nnodes=9)
-    parties.until(lambda: head.heard(Met) or parties.clock.now_ns >= beat_ns)
+        parties.participant(info(f"node{number}"), nnodes=9)
+    parties.until(lambda: coordinator.heard(Met) or parties.clock.now_ns >= beat_ns)
 
-    assert head.heard(Met)
+    assert coordinator.heard(Met)
 
 
 def test_a_member_that_speaks_slowly_is_let_in(parties: Parties) -> None:
     """One byte at a time: a line is a line."""
-    head = parties.head(2)
+    coordinator = parties.coordinator(2)
     connection = parties.stranger()
     greeting = _line(parties, connection)
-    handshake = MemberHandshake(SECRET)
+    handshake = ParticipantHandshake(SECRET)
     for byte in handshake.answer(greeting):
         connection.sendall(bytes([byte]))
         parties.turn()
     handshake.finish(_line(parties, connection))
 
-    assert not any("was not let in" in note for note in head.notes)
+    assert not any("was not let in" in note for note in coordinator.notes)
 
 
 def _line(parties: Parties, connection: socket.socket) -> bytes:
@@ -236,119 +243,119 @@ def _line(parties: Parties, connection: socket.socket) -> bytes:
 
 
 def test_a_replayed_conversation_is_not_let_in(parties: Parties) -> None:
-    """What a member once said is of no use to whoever heard it."""
-    head = parties.head(2)
+    """What a participant once said is of no use to whoever heard it."""
+    coordinator = parties.coordinator(2)
     first = parties.stranger()
-    said = MemberHandshake(SECRET).answer(_line(parties, first))
+    said = ParticipantHandshake(SECRET).answer(_line(parties, first))
     first.sendall(said)
     _line(parties, first)
     parties.stranger(said)
-    parties.until(lambda: head.notes)
+    parties.until(lambda: coordinator.notes)
 
-    assert head.notes[0].startswith("127.0.0.1 was not let in: it belongs to another launch")
+    assert coordinator.notes[0].startswith("127.0.0.1 was not let in: it belongs to another launch")
 
 
 def test_a_member_that_vanishes_may_come_again(parties: Parties) -> None:
     """Its rank is free again before all are there."""
-    head = parties.head(3)
-    first = parties.member(card("node1", 1), nnodes=3)
+    coordinator = parties.coordinator(3)
+    first = parties.participant(info("node1", 1), nnodes=3)
     parties.until(lambda: _is_open(first))
     parties.turn(5)
     parties.remove(first)
     parties.turn(5)
     for rank in (1, 2):
-        parties.member(card(f"node{rank}", rank), nnodes=3)
-    parties.until(lambda: head.heard(Met))
+        parties.participant(info(f"node{rank}", rank), nnodes=3)
+    parties.until(lambda: coordinator.heard(Met))
 
-    assert head.heard(Met)[0].hosts == ("node0", "node1", "node2")
-    assert not head.heard(MeetingFailed)
+    assert coordinator.heard(Met)[0].hosts == ("node0", "node1", "node2")
+    assert not coordinator.heard(MeetingFailed)
 
 
 def _is_open(party: object) -> bool:
-    link = party.side._link  # type: ignore[attr-defined]
-    return link is not None and link.is_open
+    connection = party.side._connection  # type: ignore[attr-defined]
+    return connection is not None and connection.is_open
 
 
 def test_a_member_that_falls_silent_is_not_counted(parties: Parties) -> None:
-    """It may have been cut off; the head says again who is missing."""
-    head = parties.head(3, node_timeout_s=4.0)
-    silent = parties.member(card("node1"), nnodes=3)
+    """It may have been cut off; the coordinator says again who is missing."""
+    coordinator = parties.coordinator(3, node_timeout_s=4.0)
+    silent = parties.participant(info("node1"), nnodes=3)
     parties.until(lambda: _is_open(silent))
     parties.turn(5)
     parties.all.remove(silent)  # it takes no turns any more, and its socket stays open
     parties.pass_s(12)
 
-    assert head.notes[-1].startswith("waiting at 127.0.0.1:")
-    assert "1 of 3 nodes joined" in head.notes[-1]
+    assert coordinator.notes[-1].startswith("waiting at 127.0.0.1:")
+    assert "1 of 3 nodes joined" in coordinator.notes[-1]
     silent.close()
 
 
 @pytest.mark.parametrize("rank", [1, None])
 def test_a_host_that_was_cut_off_may_come_again(parties: Parties, rank: int | None) -> None:
     """Its earlier connection is still open here, and silent: it is not two nodes."""
-    head = parties.head(3)
-    cut = parties.member(card("node1", rank), nnodes=3)
+    coordinator = parties.coordinator(3)
+    cut = parties.participant(info("node1", rank), nnodes=3)
     parties.until(lambda: _is_open(cut))
     parties.turn(5)
     parties.all.remove(cut)
     parties.pass_s(5)
-    parties.member(card("node1", rank), nnodes=3)
+    parties.participant(info("node1", rank), nnodes=3)
     parties.until(lambda: _is_open(parties.all[-1]))
     parties.turn(5)
-    assert not head.news
-    parties.member(card("node2"), nnodes=3)
-    parties.until(lambda: head.heard(Met))
+    assert not coordinator.news
+    parties.participant(info("node2"), nnodes=3)
+    parties.until(lambda: coordinator.heard(Met))
 
-    assert head.heard(Met)[0].hosts == ("node0", "node1", "node2")
+    assert coordinator.heard(Met)[0].hosts == ("node0", "node1", "node2")
     cut.close()
 
 
 def test_two_launchers_on_one_host_are_two_nodes(parties: Parties) -> None:
     """Both of them say that they are there."""
-    head = parties.head(3)
-    first = parties.member(card("node1"), nnodes=3)
+    coordinator = parties.coordinator(3)
+    first = parties.participant(info("node1"), nnodes=3)
     parties.until(lambda: _is_open(first))
     parties.pass_s(5)
-    parties.member(card("node1"), nnodes=3)
-    parties.until(lambda: head.heard(Met))
+    parties.participant(info("node1"), nnodes=3)
+    parties.until(lambda: coordinator.heard(Met))
 
-    assert head.heard(Met)[0].hosts == ("node0", "node1", "node1")
+    assert coordinator.heard(Met)[0].hosts == ("node0", "node1", "node1")
 
 
 def test_a_difference_ends_the_meeting_on_both_sides(parties: Parties) -> None:
     """With the same words and the same code."""
-    head = parties.head(2, settings={"--mesh": "dp=2"})
-    member = parties.member(card("node1", **{"--mesh": "dp=4"}))
-    parties.until(lambda: head.heard(MeetingFailed) and member.heard(MeetingFailed))
-    errors = [party.heard(MeetingFailed)[0].error for party in (head, member)]
+    coordinator = parties.coordinator(2, settings={"--mesh": "dp=2"})
+    participant = parties.participant(info("node1", **{"--mesh": "dp=4"}))
+    parties.until(lambda: coordinator.heard(MeetingFailed) and participant.heard(MeetingFailed))
+    errors = [party.heard(MeetingFailed)[0].error for party in (coordinator, participant)]
 
     assert {error.message for error in errors} == {
         "--mesh is dp=4 on node1, and --mesh is dp=2 on node0, the first node"
     }
     assert {error.exit_code for error in errors} == {2}
-    assert len(head.heard(MeetingFailed)) == 1
+    assert len(coordinator.heard(MeetingFailed)) == 1
 
 
 def test_those_who_wait_hear_who_is_missing(parties: Parties) -> None:
-    """Every few seconds; the head shows the command for the others once."""
-    head = parties.head(3, paste="meshrun --rdzv-endpoint ENDPOINT x.py")
-    member = parties.member(card("node1", 1), nnodes=3)
+    """Every few seconds; the coordinator shows the command for the others once."""
+    coordinator = parties.coordinator(3, paste="meshrun --rdzv-endpoint ENDPOINT x.py")
+    participant = parties.participant(info("node1", 1), nnodes=3)
     parties.pass_s(14)
-    told = [note for note in head.notes if note.startswith("waiting at ")]
+    told = [note for note in coordinator.notes if note.startswith("waiting at ")]
     command = f"on each other node: meshrun --rdzv-endpoint 127.0.0.1:{parties.port} x.py"
 
     assert len(told) == 3
     assert "2 of 3 nodes joined; missing: node 2" in told[-1]
-    assert head.notes.count(command) == 1
-    assert [note for note in member.notes if note.startswith("waiting at ")] == told
+    assert coordinator.notes.count(command) == 1
+    assert [note for note in participant.notes if note.startswith("waiting at ")] == told
 
 
 def test_the_meeting_ends_when_its_time_is_over(parties: Parties) -> None:
     """On all that waited, be theirs over before, with who is missing and what may be the cause."""
-    head = parties.head(3, timeout_s=20.0)
-    member = parties.member(card("node1", 1), nnodes=3, timeout_s=15.0)
+    coordinator = parties.coordinator(3, timeout_s=20.0)
+    participant = parties.participant(info("node1", 1), nnodes=3, timeout_s=15.0)
     parties.pass_s(22)
-    errors = [party.heard(MeetingFailed)[0].error for party in (head, member)]
+    errors = [party.heard(MeetingFailed)[0].error for party in (coordinator, participant)]
 
     assert {error.message for error in errors} == {
         "after 20 s 2 of 3 nodes joined; missing: node 2"
@@ -359,26 +366,26 @@ def test_the_meeting_ends_when_its_time_is_over(parties: Parties) -> None:
 
 def test_a_node_too_many_is_sent_away(parties: Parties) -> None:
     """Once all are there nobody else is let in, and the launch goes on."""
-    head = parties.head(2)
-    members = [parties.member(card(f"node{n}")) for n in (1, 2)]
-    parties.until(lambda: head.heard(Met))
+    coordinator = parties.coordinator(2)
+    participants = [parties.participant(info(f"node{n}")) for n in (1, 2)]
+    parties.until(lambda: coordinator.heard(Met))
     parties.pass_s(5)
-    met = [party for party in members if party.heard(Met)]
+    met = [party for party in participants if party.heard(Met)]
 
     assert len(met) == 1
-    assert not any(party.heard(MeetingFailed) for party in (head, *met))
+    assert not any(party.heard(MeetingFailed) for party in (coordinator, *met))
 
 
 def test_a_head_that_ends_tells_those_who_wait(parties: Parties) -> None:
     """They do not wait for their own time-out."""
-    head = parties.head(3)
-    member = parties.member(card("node1", 1), nnodes=3)
-    parties.until(lambda: _is_open(member))
+    coordinator = parties.coordinator(3)
+    participant = parties.participant(info("node1", 1), nnodes=3)
+    parties.until(lambda: _is_open(participant))
     parties.turn(5)
     parties.stranger()
     parties.turn(5)
-    parties.remove(head)
-    parties.until(lambda: member.heard(MeetingFailed))
+    parties.remove(coordinator)
+    parties.until(lambda: participant.heard(MeetingFailed))
 
-    told = member.heard(MeetingFailed)[0].error
+    told = participant.heard(MeetingFailed)[0].error
     assert told.message == "node0 ended before all had joined"
