@@ -26,6 +26,12 @@ _HARMLESS = frozenset({signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIG
 """Signals that do nothing to a process without a handler (signal(7))."""
 _KILL_TAKES_S = 10.0
 """How long SIGKILL may take before a process counts as held by the kernel."""
+_TIDIER = b"torch_shm_manag"
+"""What /proc calls torch's ``torch_shm_manager``, of programs that share tensors by file.
+
+Two seconds after its last client is gone it frees the shared memory that these left, and ends.
+"""
+_TIDYING_TAKES_S = 3.0
 _ON_LINUX = sys.platform == "linux"
 _LIBC = ctypes.CDLL(None, use_errno=True) if _ON_LINUX else None
 
@@ -136,16 +142,19 @@ def _end_children(grace_s: float, deadline_s: float, spare: frozenset[int]) -> E
     seen: set[int] = set()
     begin = time.monotonic() + deadline_s
     deadline = begin + grace_s
+    turn = _Turn.FIRST
     while children := _reap(spare):
         now = time.monotonic()
-        ours = [pid for pid in children if _may_signal(pid)]
+        ours = {pid: _turn(pid) for pid in children if _may_signal(pid)}
+        if turn is _Turn.FIRST and min(ours.values(), default=turn) is _Turn.TIDIER:
+            turn, begin = _Turn.TIDIER, max(begin, now + _TIDYING_TAKES_S)
+            deadline = begin + grace_s
         if now >= (deadline + _KILL_TAKES_S if ours else begin):
             return Ended(len(seen), tuple(ours), tuple({*children} - {*ours}))
         if now < begin:
             _wait_for_child(begin - now)
             continue
-        # The last guard goes last: it ends the others should this process be killed meanwhile.
-        for pid in [pid for pid in ours if not _is_guard(pid)] or ours:
+        for pid in [pid for pid, its_turn in ours.items() if its_turn is min(ours.values())]:
             if now >= deadline:
                 send_signal(pid, signal.SIGKILL)
             elif pid not in seen:
@@ -156,18 +165,37 @@ def _end_children(grace_s: float, deadline_s: float, spare: frozenset[int]) -> E
     return Ended(len(seen))
 
 
+class _Turn(enum.IntEnum):
+    """Who is ended once the others are gone."""
+
+    FIRST = 0
+    TIDIER = 1
+    """Frees what the others left, and then ends by itself."""
+    GUARD = 2
+    """Ends the others should this process be killed meanwhile."""
+
+
+def _turn(pid: int) -> _Turn:
+    return {_TIDIER: _Turn.TIDIER, _GUARD: _Turn.GUARD}.get(_name(pid), _Turn.FIRST)
+
+
+def is_tidier(pid: int) -> bool:
+    """Whether a process is about to end by itself, once it has freed what others left."""
+    return _turn(pid) is _Turn.TIDIER
+
+
 def become_guard() -> None:
     """Give this process the name by which :func:`end_children` knows to end it last."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_NAME, _GUARD, 0, 0, 0)
 
 
-def _is_guard(pid: int) -> bool:
+def _name(pid: int) -> bytes:
     try:
         with open(f"/proc/{pid}/comm", "rb") as file:
-            return file.read().strip() == _GUARD
+            return file.read().strip()
     except OSError:
-        return False
+        return b""
 
 
 def _reap(spare: frozenset[int]) -> list[int]:

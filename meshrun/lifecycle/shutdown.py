@@ -9,7 +9,7 @@ from meshrun.lifecycle.state import ClusterState, State
 
 LEFTOVER_GRACE_S = 2.0
 """How long what ranks left behind may take to end after the last rank."""
-ZYGOTE_GRACE_S = LEFTOVER_GRACE_S + 3.0
+ZYGOTE_GRACE_S = LEFTOVER_GRACE_S + 5.0
 """How long the zygote may take to answer before it is ended, and its ranks with it."""
 _NS = 1_000_000_000
 

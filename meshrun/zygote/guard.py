@@ -16,7 +16,13 @@ import time
 from typing import NoReturn
 
 from meshrun.host.leftovers import remove_if_forgotten
-from meshrun.host.processes import become_guard, die_with_parent, marked_processes, send_signal
+from meshrun.host.processes import (
+    become_guard,
+    die_with_parent,
+    is_tidier,
+    marked_processes,
+    send_signal,
+)
 from meshrun.plan.rank_env import LAUNCH_MARK
 
 _SWEEP_TAKES_S = 10.0
@@ -97,7 +103,8 @@ def _sweep(mark: str) -> None:
     deadline = time.monotonic() + _SWEEP_TAKES_S
     clean = 0
     while clean < _CLEAN_LOOKS and time.monotonic() < deadline:
-        found = marked_processes(f"{LAUNCH_MARK}={mark}")
+        marked = marked_processes(f"{LAUNCH_MARK}={mark}")
+        found = [pid for pid in marked if not is_tidier(pid)]
         clean = 0 if found else clean + 1
         for pid in found:
             send_signal(pid, signal.SIGKILL)
