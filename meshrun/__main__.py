@@ -25,9 +25,9 @@ def main(_known_at_start: object = None) -> None:
         caller = serve_caller()
     if caller is None:
         run_command_line(Began(_BEGAN_NS))
-    folder, tell = caller
+    known, tell = caller
     is_told, count = bool(told), int(conducted or 0)
-    run_command_line(Began(_BEGAN_NS, conducted=count, is_told=is_told, folder=folder), tell=tell)
+    run_command_line(Began(_BEGAN_NS, conducted=count, is_told=is_told, caller=known), tell=tell)
 
 
 if __name__ == "__main__":

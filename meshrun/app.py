@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from meshrun.console.console import Console
+    from meshrun.host.child_launcher import Caller
     from meshrun.lifecycle.state import State
     from meshrun.plan.rank_env import Session
     from meshrun.protocol.events import Event, Met
@@ -151,7 +152,7 @@ def launch(
     settled: Callable[[LaunchPlan], None] = lambda _: None,
     began_ns: int | None = None,
     paste: str | None = None,
-    why_ended: Callable[[], str] = str,
+    caller: Caller | None = None,
 ) -> LaunchResult:
     """Carry out a plan and wait for its end.
 
@@ -161,7 +162,7 @@ def launch(
         settled: Called with the plan once the nodes have met, where there are several.
         began_ns: Monotonic time at which the user's wait began; now if ``None``.
         paste: The command for other nodes, ``ENDPOINT`` standing for where they are to meet.
-        why_ended: Returns why whoever started this launcher has ended it, "" if nobody has.
+        caller: The program that started this launcher and uses it, if one does.
 
     Returns:
         How it went; nothing that was started is left, whatever happened.
@@ -224,7 +225,7 @@ def launch(
                 settle=settle,
                 meet=meet,
                 live=_live(plan, console) if plan.request.status else None,
-                why_ended=why_ended,
+                caller=caller,
             )
             remove_forgotten()  # while the zygote imports torch
             state = loop.run()

@@ -126,6 +126,20 @@ def wait_until(condition: Callable[[], bool], describe: Callable[[], str]) -> No
         time.sleep(0.005)
 
 
+def wait_for_states(processes: list[psutil.Process], *, stopped: bool) -> None:
+    """Wait until all of some processes are stopped, or none is."""
+    wait_until(
+        lambda: all((each.status() == psutil.STATUS_STOPPED) == stopped for each in processes),
+        lambda: str([each.status() for each in processes]),
+    )
+
+
+def let_pass(seconds: float) -> None:
+    """The time in which nothing may happen is what is tested."""
+    until = time.monotonic() + seconds
+    wait_until(lambda: time.monotonic() > until, lambda: "the time to pass")
+
+
 def marked_processes(mark: str) -> list[str]:
     """Return a line for each live process that carries ``mark`` in its environment."""
     found = []

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar, overload
 
 from meshrun.errors import HostError, MeshrunError, UsageError
-from meshrun.host.child_launcher import PARENT_FOLDER, PARENT_PID, run_launcher
+from meshrun.host.child_launcher import PARENT_FOLDER, PARENT_PID, Caller, run_launcher
 from meshrun.host.leftovers import is_temporary, private_folder, remove_if_forgotten
 from meshrun.layout.spec import AnyMesh, mesh_text
 from meshrun.protocol.result import LaunchResult, Timings, signal_name
@@ -173,8 +173,8 @@ def launch(
         return read_values(folder, result)
 
 
-def serve_caller() -> tuple[str, Callable[[MeshrunError], None]] | None:
-    """In the launcher: end with the caller, and return its folder, and what tells it of an error.
+def serve_caller() -> tuple[Caller, Callable[[MeshrunError], None]] | None:
+    """In the launcher: end with the caller, and return it, and what tells it of an error.
 
     The variables by which the caller says who it is are dropped, so that no rank has them. They
     count for nothing where they name a folder that no caller of this user made.
@@ -201,7 +201,7 @@ def serve_caller() -> tuple[str, Callable[[MeshrunError], None]] | None:
     # Until the launch has handlers of its own: exit handlers run, an inherited SIG_IGN is gone.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     die_with_parent(int(caller), signal.SIGTERM)
-    return folder, tell
+    return Caller(int(caller), folder), tell
 
 
 def _launched(

@@ -224,12 +224,13 @@ def command(
     check_accepted(asked)
     line: CommandLine = context.meta[_LINE]
     program, request = _read_request(asked, is_launch=not dry_run and submit is None)
-    if context.obj.conducted or not context.obj.folder:  # launch() knows which are the program's
+    # launch() knows which are the program's
+    if context.obj.conducted or context.obj.caller is None:
         request = replace(request, told=(*request.told, *_misplaced(asked, program, line)))
     if submit is not None:
         from meshrun.cli.submit import submit as submit_job
 
-        if context.obj.folder:
+        if context.obj.caller is not None:
             raise UsageError(
                 "--submit with launch(): it says what came of the ranks, and a job's start later",
                 hint=f"subprocess.run(['meshrun', '--submit', '{submit}', ...]) hands it in",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from meshrun.cli.parsed_options import Asked, build_meeting_request
 from meshrun.cli.words import CommandLine
 from meshrun.errors import MeshrunError, NodeLostError
-from meshrun.host.child_launcher import MET, why_ended
+from meshrun.host.child_launcher import MET, Caller
 from meshrun.host.descriptors import say
 from meshrun.host.title import set_title
 from meshrun.plan.request import LaunchRequest
@@ -37,8 +37,8 @@ class Began:
     """As one of how many another meshrun started it at first; 0 if none did."""
     is_told: bool = False
     """Whether another one of them tells people what concerns all."""
-    folder: str = ""
-    """Where whoever started it looks for news, if anybody does."""
+    caller: Caller | None = None
+    """Who started it and uses it, if anybody does."""
 
 
 def show_plan(
@@ -80,7 +80,7 @@ def launch_here(
         rendezvous = replace(request.rendezvous, present=began.conducted)
         request = replace(request, rendezvous=rendezvous)
     else:
-        request, cluster = use_cases.ask_cluster(request, is_child=bool(began.folder))
+        request, cluster = use_cases.ask_cluster(request, is_child=began.caller is not None)
     if request.rendezvous.step_of is not None:
         from meshrun.submit.step import launch_on_nodes
 
@@ -92,8 +92,8 @@ def launch_here(
 
     def settled(plan: LaunchPlan) -> None:
         progress.settle(plan)
-        if began.conducted:
-            open(os.path.join(began.folder, MET), "w").close()
+        if began.conducted and began.caller is not None:
+            open(os.path.join(began.caller.folder, MET), "w").close()
 
     result = use_cases.launch(
         plan,
@@ -101,7 +101,7 @@ def launch_here(
         settled=settled,
         began_ns=began.at_ns,
         paste=None if began.conducted else command_for_others(line),
-        why_ended=lambda: why_ended(began.folder),
+        caller=began.caller,
     )
     if show_timings and not quiet:
         from meshrun.report.timings import render_timings
@@ -116,7 +116,8 @@ def launch_here(
         write_report(result, report)
     lost_first = isinstance(result.trouble, NodeLostError)  # which says why, or else the conductor
     told = quiet and (result.elsewhere or result.signum is not None or lost_first)
-    told = told or (result.signum is not None and why_ended(began.folder))
+    was_ended = began.caller is not None and began.caller.why_ended != ""
+    told = told or (result.signum is not None and was_ended)
     bare, unseen = request.console.prefix != "mesh", progress.without_what_was_seen(result)
     if not told and (text := render_failure(unseen, told_lost=progress.told_lost, bare=bare)):
         say(text)
@@ -152,10 +153,14 @@ def launch_on_hosts(
     from meshrun.report.result_json import parse_result_json, write_report
     from meshrun.ssh.connect import Stopped
     from meshrun.ssh.controller import Controller
+    from meshrun.ssh.foreground import fork_controller
     from meshrun.ssh.host_failure import FirstLost
     from meshrun.ssh.remote_command import OF_THE_CONTROLLER
 
     use_cases.check_elsewhere(request, detect_host())
+    if (controlled := fork_controller(request)) is not None:
+        return _end_as(controlled)
+    set_title("controller", *sys.argv[1:])
     words = line.words(without=OF_THE_CONTROLLER)
     losses: list[float] = []
     ended: int | None = None
@@ -173,6 +178,11 @@ def launch_on_hosts(
         finally:
             if report is not None and controller.report is not None:
                 write_report(parse_result_json(controller.report), report)
+    return _end_as(ended)
+
+
+def _end_as(ended: int) -> int:
+    """End by signal n for -n, or return an exit code."""
     if ended < 0:
         end_by_signal(-ended)
         return 128 - ended  # the first process of a container ends by no signal of its own

@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import IO, Any, TextIO
 
 PARENT_PID = "MESHRUN_PARENT_PID"
@@ -70,15 +71,22 @@ def run_launcher(
             _end(process)
 
 
-def why_ended(folder: str) -> str:
-    """Return why this launcher was sent a signal by whoever started it; "" if it was not."""
-    if not folder:
-        return ""
-    try:
-        with open(os.path.join(folder, WHY)) as file:
-            return file.read()
-    except OSError:
-        return ""
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The program that started this launcher and uses it: launch(), or a host's agent."""
+
+    pid: int
+    folder: str
+    """Where it looks for news."""
+
+    @property
+    def why_ended(self) -> str:
+        """Why it has sent this launcher a signal; "" if it has not."""
+        try:
+            with open(os.path.join(self.folder, WHY)) as file:
+                return file.read()
+        except OSError:
+            return ""
 
 
 class _Interrupts:

@@ -13,6 +13,14 @@ class Activity:
     here_ns: int | None = None
     elsewhere_ns: int | None = None
 
+    def skip(self, lost_ns: int) -> None:
+        """Do not count this time, in which nobody here could look."""
+        now_ns = time.monotonic_ns()
+        if self.here_ns is not None:
+            self.here_ns = min(now_ns, self.here_ns + lost_ns)
+        if self.elsewhere_ns is not None:
+            self.elsewhere_ns = min(now_ns, self.elsewhere_ns + lost_ns)
+
     @property
     def idle_s(self) -> float | None:
         """For how long the ranks of this node have not got on."""

@@ -63,8 +63,7 @@ class Connection:
         """Whether the other end is a launcher, of another launch or with another secret."""
         self.began_ns = self.heard_ns = time.monotonic_ns()
         """When it was made, and when the last whole message of the other end's had come."""
-        self.active_ns: int | None = None
-        """When ranks at the other end, or beyond it, last got on, if it looks; by our clock."""
+        self._idle_ns: int | None = None
         self.ahead_ns = 0
         """By how much the other end's monotonic clock is ahead of ours, as far as is known."""
         self._shortest_trip_ns: int | None = None
@@ -89,6 +88,15 @@ class Connection:
     def own_address(self) -> str:
         """The address of this machine by which the other end reaches it."""
         return address_in(self._socket.getsockname())
+
+    @property
+    def active_ns(self) -> int | None:
+        """When ranks at the other end, or beyond it, last got on, if it looks; by our clock.
+
+        They are idle for as long as was told: of a launcher that says nothing, and may be
+        stopped, that is not known.
+        """
+        return None if self._idle_ns is None else time.monotonic_ns() - self._idle_ns
 
     def send(self, message: Message) -> None:
         """Send a message, or keep it until the handshake is done."""
@@ -157,7 +165,7 @@ class Connection:
     def _heard(self, beat: Beat) -> None:
         now_ns = time.monotonic_ns()
         if beat.idle_s is not None:
-            self.active_ns = now_ns - int(beat.idle_s * 1e9)
+            self._idle_ns = int(beat.idle_s * 1e9)
         if beat.echo_ns is None:
             self.send(Beat(at_ns=now_ns, echo_ns=beat.at_ns))
             return

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from meshrun.protocol.activity import Activity
 from meshrun.protocol.events import FromNodes
 from meshrun.rendezvous.connection import Connection
+from meshrun.rendezvous.deadline import Deadline
 
 _BOTH = selectors.EVENT_READ | selectors.EVENT_WRITE
 
@@ -27,6 +28,7 @@ class Connections:
         self.note = note
         self.news: deque[FromNodes] = deque()
         self.activity = Activity()
+        self._lost_ns = 0
 
     def add(self, connection: Connection, on_ready: Callable[[], None]) -> None:
         """Have ``on_ready`` called when something came, or there is room for what waits."""
@@ -50,10 +52,15 @@ class Connections:
 
     def skip(self, lost_ns: int) -> None:
         """Do not count this time as the others' silence: nobody could listen here."""
+        self._lost_ns += lost_ns
         now_ns = time.monotonic_ns()
         for key in self.selector.get_map().values():
             if isinstance(key.fileobj, Connection):
                 key.fileobj.heard_ns = min(now_ns, key.fileobj.heard_ns + lost_ns)
+
+    def deadline(self, timeout_s: float) -> Deadline:
+        """Return a deadline from now on, to which lost time does not count."""
+        return Deadline(timeout_s, lambda: self._lost_ns)
 
     def drop(self, connection: Connection) -> None:
         """Stop watching a link, closed or not."""

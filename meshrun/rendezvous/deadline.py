@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 _FIRST_NOTE_S = 3.0
 _NOTE_EVERY_S = 5.0
@@ -13,17 +14,20 @@ class Deadline:
 
     Args:
         timeout_s: How long it may last.
+        lost_ns: Returns how long this process has been stopped so far, which does not count.
     """
 
-    def __init__(self, timeout_s: float) -> None:
-        self.timeout_s = timeout_s
+    def __init__(self, timeout_s: float, lost_ns: Callable[[], int] = int) -> None:
+        self.timeout_s, self._lost_ns = timeout_s, lost_ns
         self._began_ns = time.monotonic_ns()
+        self._lost_before_ns = lost_ns()
         self._next_note_ns = self._began_ns + int(_FIRST_NOTE_S * 1e9)
 
     @property
     def waited_s(self) -> float:
         """How long it has lasted."""
-        return (time.monotonic_ns() - self._began_ns) / 1e9
+        lost_ns = self._lost_ns() - self._lost_before_ns
+        return (time.monotonic_ns() - self._began_ns - lost_ns) / 1e9
 
     def __str__(self) -> str:
         """How long it has lasted, and may: ``3 of 600 s``."""

@@ -336,7 +336,7 @@ class ElasticCoordinator(Coordinator):
             if len(self._nodes.infos) >= self._nodes.most:
                 self._fail(self._error)  # no other node would help
             elif self._deadline is None:
-                self._deadline = Deadline(self._meeting.return_s)
+                self._deadline = self._board.deadline(self._meeting.return_s)
             return
         self._wish = self._deadline = None
         if list(choice.participants) == list(self._ran):

@@ -10,7 +10,6 @@ from typing import Any
 
 from meshrun.errors import RendezvousError
 from meshrun.protocol.events import NodeLost
-from meshrun.rendezvous.deadline import Deadline
 from meshrun.rendezvous.messages import Begin, Idle, Leave, Message, Waiting, Welcome
 from meshrun.rendezvous.participant import Participant
 
@@ -70,7 +69,7 @@ class ElasticParticipant(Participant):
             f" for {self._meeting.return_s:.0f} s"
         )
         self._info = replace(self._info, node_rank=None)
-        self._deadline = Deadline(self._meeting.return_s)
+        self._deadline = self._board.deadline(self._meeting.return_s)
         self._retry_ns = time.monotonic_ns()
 
     def _not_connected(self, why: str, *, misled_s: float | None = None) -> None:

@@ -15,7 +15,6 @@ from meshrun.protocol.events import MeetingFailed
 from meshrun.rendezvous.connection import Connection
 from meshrun.rendezvous.connections import Connections
 from meshrun.rendezvous.coordinator import BEAT_S, SILENT_S, Coordinator, say_goodbye
-from meshrun.rendezvous.deadline import Deadline
 from meshrun.rendezvous.duplicate_coordinator import DuplicateCoordinator
 from meshrun.rendezvous.elastic_coordinator import ElasticCoordinator
 from meshrun.rendezvous.expected_nodes import ExpectedNodes, TooMany
@@ -66,7 +65,7 @@ class Lobby:
         self._connections: dict[int, Connection] = {}
         """To those who have said what they are."""
         self._counter = itertools.count()
-        self._deadline = Deadline(meeting.timeout_s)
+        self._deadline = self._board.deadline(meeting.timeout_s)
         self._next_beat_ns = time.monotonic_ns()
         self._failure: MeshrunError | None = None
         self._left_to_tell = meeting.nnodes - 1

@@ -81,7 +81,7 @@ class Participant:
         self._tried = "nothing yet"
         """What came of the last try to reach the coordinator."""
         self._noted = ""
-        self._deadline = Deadline(meeting.timeout_s)
+        self._deadline = self._board.deadline(meeting.timeout_s)
         self._next_beat_ns = now_ns = time.monotonic_ns()
         self._give_up_ns: int | None = None
         """When the present try is over."""
@@ -244,7 +244,7 @@ class Participant:
         if misled_s is None:
             self._misled = None
         elif self._misled is None or self._misled.timeout_s != misled_s:
-            self._misled = Deadline(misled_s)
+            self._misled = self._board.deadline(misled_s)
         place = format_endpoint(self._address, self._port)
         if self._own == self._address:
             why += ", and this address is of this very machine"
@@ -356,7 +356,7 @@ class Participant:
         if not self._met:
             if self._is_known:  # and is gone: it is not waited for as if it were to come
                 known_s = min(self._deadline.timeout_s, self._meeting.node_timeout_s)
-                self._deadline = Deadline(known_s)
+                self._deadline = self._board.deadline(known_s)
             is_foreign = connection is not None and connection.is_foreign
             self._not_connected(why, misled_s=_FOREIGN_S if is_foreign else misled_s)
             if why != self._noted and not self._is_aside:

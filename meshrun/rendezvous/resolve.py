@@ -10,7 +10,6 @@ from meshrun.errors import RendezvousError
 from meshrun.host.network import Lookup
 from meshrun.plan.rendezvous_config import RendezvousConfig
 from meshrun.rendezvous.connections import Connections
-from meshrun.rendezvous.deadline import Deadline
 from meshrun.rendezvous.messages import GaveUp, Message
 
 _RETRY_S = 0.5
@@ -35,7 +34,7 @@ class Finding:
         fail: Callable[[RendezvousError], None],
     ) -> None:
         self._meeting, self._board, self._found, self._fail = meeting, board, found, fail
-        self._deadline = Deadline(meeting.timeout_s)
+        self._deadline = self._board.deadline(meeting.timeout_s)
         self._why = ""
         self._retry_ns: int | None = None
         self._lookup: Lookup | None = None

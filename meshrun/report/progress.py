@@ -107,7 +107,7 @@ class StartProgress:
             self._tell_lost_zygote(event, state, console)
         if isinstance(event, ZygoteUnsafe):
             console.note(f"each rank gets its own interpreter, since {event.reason}")
-        if isinstance(event, RanksContinued):
+        if isinstance(event, RanksContinued) and not self._quiet:
             stopped_s = event.stopped_ns / 1e9
             console.note(f"the ranks go on; they were stopped with meshrun for {stopped_s:.1f} s")
         if isinstance(event, LeftoversEnded):

@@ -22,6 +22,7 @@ from meshrun.host.leftovers import private_folder
 from meshrun.host.network import interface_of, is_loopback, outward_address
 from meshrun.host.processes import send_signal
 from meshrun.host.sockets import listen_on
+from meshrun.host.title import set_title
 from meshrun.protocol.result import signal_name
 from meshrun.ssh.framing import BEAT_S, ERR, OUT, LineSplitter, frame, greeting, news
 from meshrun.ssh.remote_command import without_own
@@ -43,6 +44,7 @@ def main(order: Mapping[str, Any], version: str) -> NoReturn:
     """
     signal.signal(signal.SIGINT, lambda *_: None)  # the controller's to pass on; no SIG_IGN, which
     signal.signal(signal.SIGPIPE, lambda *_: None)  # the launcher would inherit
+    set_title("agent", "of", order["controller"])
     os._exit(Agent(order, version).run())
 
 
@@ -129,13 +131,14 @@ class Agent:
             if self._out.queued_bytes < _FULL:
                 for fd in self._pipes:
                     selector.register(fd, selectors.EVENT_READ, lambda fd=fd: self._pass_on(fd))
+            listened = time.monotonic()
             for key, _ in selector.select(BEAT_S):
                 key.data()
-        self._look()
+        self._look(listened)
 
-    def _look(self) -> None:
+    def _look(self, listened: float) -> None:
         now = time.monotonic()
-        silent_s = now - self._heard
+        silent_s = listened - self._heard
         if silent_s > self._order["lease_s"] and not self._gone:
             self._why = f"nothing was heard from where meshrun was started for {silent_s:.0f} s"
             _say(self._why)

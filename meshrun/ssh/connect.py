@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from meshrun.errors import InternalError, RendezvousError
 from meshrun.plan.parse import format_nnodes
 from meshrun.plan.rendezvous_config import format_endpoint
 from meshrun.plan.request import LaunchRequest
+from meshrun.ssh.foreground import stop_foreground
 from meshrun.ssh.host_failure import Refusal, describe_silence, refusal_error
 from meshrun.ssh.host_session import HostSession, is_this_machine, same_machine
 from meshrun.ssh.pool import HostPool
@@ -116,6 +118,7 @@ class Connector:
                 if path
             ],
             cwd=os.getcwd(),
+            controller=os.uname().nodename,
             lease_s=self._request.node_timeout_s,
             grace_s=self._request.shutdown_timeout_s,
         )
@@ -163,3 +166,5 @@ class Connector:
         for signum in self._pool.signals.take():
             if signum in self._request.stop_signals:
                 raise Stopped(signum)
+            if signum == signal.SIGTSTP and signum not in self._request.forwarded_signals:
+                stop_foreground()

@@ -11,16 +11,20 @@ import secrets
 import signal
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from meshrun.errors import InternalError, MeshrunError
+from meshrun.host.processes import is_stopped
 from meshrun.plan.request import LaunchRequest
 from meshrun.protocol.result import signal_name
 from meshrun.ssh.connect import Connector
+from meshrun.ssh.foreground import stop_foreground
 from meshrun.ssh.host_failure import Refusal, lost_error
 from meshrun.ssh.host_retry import HostRetry
 from meshrun.ssh.host_session import HostSession
 from meshrun.ssh.pool import HostPool
 from meshrun.ssh.remote_command import devices_of, exported
+from meshrun.supervisor.pause import Pause
 from meshrun.supervisor.signals import SignalQueue
 
 _OTHERS_TELL_S = 1.0
@@ -49,7 +53,7 @@ class Controller:
         self._signals = SignalQueue(
             request.stop_signals,
             even_if_ignored=request.stop_even_if_ignored,
-            always=(signal.SIGQUIT, *request.forwarded_signals),
+            always=(signal.SIGQUIT, signal.SIGTSTP, signal.SIGCONT, *request.forwarded_signals),
         )
         self._pool = HostPool(self._signals)
         self._connector = Connector(request, self._pool, version=version)
@@ -58,6 +62,8 @@ class Controller:
         self._is_elastic = request.rendezvous.least_nodes is not None
         self._first: HostSession | None = None
         """The way to node 0, which says how the launch went."""
+        means_more = {*request.stop_signals, *request.forwarded_signals} & {signal.SIGTSTP}
+        self._pause = Pause(None if means_more else partial(is_stopped, os.getppid()))
         self._present = 0
         """On how many hosts ranks are to run at first."""
         self._meeting: Sequence[str] = ()
@@ -143,14 +149,36 @@ class Controller:
 
     def _pass_on_signals(self) -> None:
         for signum in self._signals.take():
+            if signum == signal.SIGTSTP and self._pause.has_caller:
+                self._console.note("SIGTSTP: stopping the ranks, until `fg` or SIGCONT")
+                self._tell_all(signal.SIGTSTP)
+                stop_foreground()
+                continue
+            if signum == signal.SIGCONT and signum not in self._request.forwarded_signals:
+                continue
             self._passed.add(signum)
             for session in self._sessions:
                 # Once nodes have met, the first passes on to the others what concerns them all.
                 for_itself = session is self._first or signum in self._request.forwarded_signals
                 session.tell(signal=int(signum), even_if_met=for_itself)
 
+    def _look_at_shell(self) -> None:
+        """Have ranks stopped for as long as the process that the shell knows is."""
+        match self._pause.look():
+            case True:
+                self._pause.begin(until_told=False)
+                self._tell_all(signal.SIGTSTP)
+            case False:
+                self._pause.end()
+                self._tell_all(signal.SIGCONT)
+
+    def _tell_all(self, signum: int) -> None:
+        for session in self._sessions:
+            session.tell(signal=int(signum), even_if_met=True)
+
     def _look(self) -> None:
         """Find who has ended or is lost, and have the others end then, or go on without."""
+        self._look_at_shell()
         now = time.monotonic()
         for session in self._sessions:
             if session.is_done:
@@ -196,7 +224,7 @@ class Controller:
             return session.why_ended or None
         if session.is_closed:
             return session.finish().why
-        if (silent_s := now - session.heard) > self._request.node_timeout_s:
+        if (silent_s := self._pool.listened - session.heard) > self._request.node_timeout_s:
             return f"nothing was heard of it for {silent_s:.0f} s"
         if self._over_at is not None and now > self._over_at:
             return "it did not end with the others"

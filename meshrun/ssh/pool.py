@@ -25,7 +25,8 @@ class HostPool:
         self.sessions: list[HostSession] = []
         self.screen = Screen()
         self.console = self.screen.console
-        self._beaten = time.monotonic()
+        self._beaten = self.listened = time.monotonic()
+        """When this end listened last: what had come by then has been taken."""
 
     def turn(self, on_signals: Callable[[], None] = lambda: None) -> None:
         """Wait for whatever comes first, and take it.
@@ -47,6 +48,7 @@ class HostPool:
             self.screen.watch(selector)
             wake_ns = self.console.next_wake_ns
             until_wake_s = BEAT_S if wake_ns is None else (wake_ns - time.monotonic_ns()) / 1e9
+            self.listened = time.monotonic()
             for key, _ in selector.select(max(0.0, min(BEAT_S, until_wake_s))):
                 key.data()
         self.console.show_waiting()

@@ -17,8 +17,9 @@ from meshrun.console.merged_label import merged_label
 from meshrun.console.output import Output
 from meshrun.console.slow_readers import SlowReaders
 from meshrun.errors import MeshrunError
+from meshrun.host.child_launcher import Caller
 from meshrun.host.memory import MemoryWatch
-from meshrun.host.processes import become_subreaper, end_children, list_children
+from meshrun.host.processes import become_subreaper, end_children, is_stopped, list_children
 from meshrun.lifecycle.actions import (
     Action,
     Decide,
@@ -60,6 +61,7 @@ from meshrun.protocol.result import signal_name
 from meshrun.supervisor.investigation import gather
 from meshrun.supervisor.live import Live
 from meshrun.supervisor.monitor import Monitor
+from meshrun.supervisor.pause import Pause
 from meshrun.supervisor.run_folder import RunFolder
 from meshrun.supervisor.signals import SignalQueue
 from meshrun.supervisor.terminal import Terminal
@@ -70,6 +72,7 @@ if TYPE_CHECKING:
 
 _LATE_NS = 1_000_000_000
 """More than a busy machine's delay in waking this process up."""
+_PAUSED_TURN_S = 0.1
 _LAST_WORDS_TAKE_NS = 2_000_000_000
 """How long readers have for what ranks printed, after a launch that was stopped."""
 
@@ -91,7 +94,7 @@ class Loop:
         settle: Callable[[LaunchPlan, Session, Met], tuple[LaunchPlan, Session]],
         meet: Meet | None = None,
         live: Live | None = None,
-        why_ended: Callable[[], str] = str,
+        caller: Caller | None = None,
     ) -> None:
         """Make ready, and start the zygote.
 
@@ -105,9 +108,10 @@ class Loop:
             settle: Returns plan and session once the nodes have met.
             meet: Begins to meet the other nodes, if there are any.
             live: Shows how ranks are, if somebody watches.
-            why_ended: Returns why whoever started this launcher has ended it, "" if nobody has.
+            caller: The program that started this launcher and uses it, if one does.
         """
-        self._why_ended = why_ended
+        self._caller = caller
+        self._pause = Pause(None if caller is None else partial(is_stopped, caller.pid))
         self._console, self._watch, self._settle, self._live = console, watch, settle, live
         self._asked = plan
         """As it was before nodes have met: they may meet again."""
@@ -236,6 +240,7 @@ class Loop:
             return
         for key, _ in ready:
             key.data()
+        self._look_at_caller()
         self._skip_lost_time(due_ns)
         self._output.read_files()
         if self._live is not None:
@@ -276,8 +281,10 @@ class Loop:
         SIGCONT does not say since when; at worst it was since we last went to sleep.
         """
         now_ns = time.monotonic_ns()
-        lost_ns = now_ns - (self._asleep_ns if self._was_continued else due_ns)
-        if not self._was_continued and lost_ns < _LATE_NS:
+        is_paused = self._pause.is_on and not self.state.stopping
+        is_lost = is_paused or self._was_continued
+        lost_ns = now_ns - (self._asleep_ns if is_lost else due_ns)
+        if not is_lost and lost_ns < _LATE_NS:
             return
         self._was_continued = False
         self.state = skip_time(self.state, lost_ns)
@@ -317,7 +324,8 @@ class Loop:
             if part is not None:
                 looks.append(part.next_look_ns)
         times = [at for at in looks if at is not None]
-        return max(0.0, (min(times) - time.monotonic_ns()) / 1e9) if times else None
+        least_s = _PAUSED_TURN_S if self._pause.is_on else 0.0  # what is due moves with the time
+        return max(least_s, (min(times) - time.monotonic_ns()) / 1e9) if times else None
 
     def _on_control(self) -> None:
         message = self._workers.zygote.receive()
@@ -374,12 +382,15 @@ class Loop:
                 continue
             if self._terminal.takes(signum, self.state):
                 continue
-            now_ns, why = time.monotonic_ns(), self._why_ended()
+            now_ns, why = time.monotonic_ns(), self._caller.why_ended if self._caller else ""
             self._signalled_ns = self._signalled_ns or now_ns
             self._happen(SignalArrived(signum=signum, at_ns=now_ns, why=why))
 
     def _stop(self, why: str) -> None:
-        """Be stopped, as Ctrl-Z asks, and the ranks with us."""
+        """Be stopped, as Ctrl-Z asks, and the ranks with us; or the ranks alone, for a caller."""
+        if self._pause.has_caller:
+            self._stop_ranks(until_told=True)
+            return
         meeting = self.plan.meeting
         lost = f"; other nodes wait {meeting.node_timeout_s:g} s for this one" if meeting else ""
         self._console.note(f"{why}: stopping the ranks, until `fg` or SIGCONT{lost}")
@@ -388,8 +399,22 @@ class Loop:
         self._signals.stop_here()
         self._continue()
 
+    def _stop_ranks(self, *, until_told: bool) -> None:
+        if not self.state.stopping:
+            self._pause.begin(until_told=until_told)
+            self._workers.stop()
+
+    def _look_at_caller(self) -> None:
+        """Have the ranks stopped for as long as the program that started this launcher is."""
+        match self._pause.look():
+            case True:
+                self._stop_ranks(until_told=False)
+            case False:
+                self._continue()
+
     def _continue(self) -> None:
         self._was_continued = True
+        self._pause.end()
         self._workers.go_on()
         self._terminal.go_on()
 

@@ -65,6 +65,7 @@ class Watchdog:
         self._active_ns = min(now_ns, self._active_ns + lost_ns)
         if self._looked_ns:
             self._looked_ns += lost_ns
+        self.activity.skip(lost_ns)
 
     def next_look_ns(self, state: State) -> int | None:
         """When there is something to look at, or ``None``."""

@@ -91,6 +91,8 @@ class ZygoteServer:
         self._stopped: set[int] = set()
         """Ranks' processes that were stopped with the launcher."""
         self._stopped_ns = 0
+        self._until_told = False
+        """Whether ranks stay stopped though the launcher is not."""
         self._store_pid: int | None = None
         self._negotiation_pid: int | None = None
         self._woken, self._wake = os.pipe()
@@ -109,7 +111,10 @@ class ZygoteServer:
         while True:
             ready = {fd for fd, _ in poll.poll(_LOOK_MS if self._pids else None)}
             if not ready:  # nobody tells us of a SIGSTOP to the launcher
-                self._stop_ranks() if is_stopped(launcher) else self._continue_ranks()
+                if is_stopped(launcher):
+                    self._stop_ranks()
+                elif not self._until_told:
+                    self._continue_ranks()
             if self._woken in ready:
                 os.read(self._woken, 4096)
                 self._reap()
@@ -131,8 +136,10 @@ class ZygoteServer:
             case SignalRanks():
                 self._signal(order)
             case StopRanks():
+                self._until_told = True
                 self._stop_ranks()
             case ContinueRanks():
+                self._until_told = False
                 self._continue_ranks()
             case ClearUp():
                 self._clear_up(order.grace_s)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import psutil
+
 from tests.engines.sshd import Sshd
 from tests.engines.together import Launch
 from tests.kit import PROGRAMS, wait_until
 
 SAYS = PROGRAMS / "nodes.py"
+TICKS = PROGRAMS / "ticks.py"
 TOGETHER = PROGRAMS / "together.py"
 MESH = ("--mesh", "dp=2,tp=2")
 
@@ -49,3 +52,9 @@ def pids_of(sshd: Sshd, host: int, text: str) -> list[int]:
         except OSError:
             continue
     return found
+
+
+def ranks_of(sshd: Sshd) -> list[psutil.Process]:
+    """Return the ranks on all hosts."""
+    hosts = range(len(sshd.hosts.names))
+    return [psutil.Process(pid) for host in hosts for pid in pids_of(sshd, host, "meshrun rank")]

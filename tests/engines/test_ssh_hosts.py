@@ -9,14 +9,26 @@ import signal
 import tempfile
 from pathlib import Path
 
+import psutil
 import pytest
 
-from tests.engines.over_ssh import MESH, SAYS, TOGETHER, all_gone, launch, pids_of, words_of
+from tests.engines.over_ssh import (
+    MESH,
+    SAYS,
+    TICKS,
+    TOGETHER,
+    all_gone,
+    launch,
+    pids_of,
+    ranks_of,
+    words_of,
+)
 from tests.engines.sshd import MakeSshd
 from tests.engines.together import Launch, said
-from tests.kit import command, wait_until
+from tests.kit import command, let_pass, wait_for_states, wait_until
 
 pytestmark = pytest.mark.torch
+LIMIT_S = 4.0
 
 
 @pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.nightly)])
@@ -230,17 +242,17 @@ def test_a_reader_that_goes_ends_all(make_sshd: MakeSshd, tmp_path: Path) -> Non
     all_gone(sshd)
 
 
-@pytest.mark.parametrize("which", ["ssh -F", "-c import sys"])
+@pytest.mark.parametrize("which", ["ssh -F", "meshrun agent", "meshrun controller"])
 def test_a_killed_way_ends_all(make_sshd: MakeSshd, which: str) -> None:
     """kill -9 of one ssh here, or of the agent there: the host is named, and nobody is left."""
     sshd = make_sshd(3)
     run = launch(sshd, "--mesh", "dp=3", TOGETHER, "stay")
     run.wait_for("met 3", times=3)
-    host = 0 if which == "ssh -F" else 2
+    host = 2 if which == "meshrun agent" else 0
     os.kill(pids_of(sshd, host, which)[-1], signal.SIGKILL)
 
-    assert run.end() == 69, run.text
-    assert re.search(r"error: host node\d was lost: ", run.text), run.text
+    assert run.end() == (71 if which == "meshrun controller" else 69), run.text
+    assert re.search(r"error: (host node\d was lost|the process that talks to)", run.text), run.text
     assert "SIGTERM" not in run.text, run.text  # which nobody has sent
     all_gone(sshd)
 
@@ -260,17 +272,66 @@ def test_a_killed_launcher_ends_all(make_sshd: MakeSshd, node: int) -> None:
     all_gone(sshd)
 
 
+def test_ranks_stop_with_the_command(make_sshd: MakeSshd, tmp_path: Path) -> None:
+    """By Ctrl-Z and by SIGSTOP, on every host, and go on with it; no limit counts that time."""
+    sshd = make_sshd(2)
+    limits = ("--hang-timeout", str(LIMIT_S), "--node-timeout", str(LIMIT_S))
+    run = launch(sshd, *limits, *MESH, TICKS, tmp_path)
+    run.wait_for("tick 3\n", times=4)
+    ranks = ranks_of(sshd)
+    assert len(ranks) == 4
+    said = "meshrun: the ranks go on; they were stopped with meshrun for "
+    for count, signum in enumerate((signal.SIGTSTP, signal.SIGSTOP), start=1):
+        run.send(signum)
+        wait_for_states([psutil.Process(run.process.pid), *ranks], stopped=True)
+        let_pass(1.5 * LIMIT_S)
+        run.send(signal.SIGCONT)
+        wait_for_states(ranks, stopped=False)
+        run.wait_for(said, times=count)
+    let_pass(LIMIT_S / 2)
+    assert run.text.count("SIGTSTP: stopping the ranks, until `fg` or SIGCONT") == 1, run.text
+    (tmp_path / "go").touch()
+
+    assert run.end() == 0, run.text
+    assert run.text.count(said) == 2, run.text
+    all_gone(sshd)
+
+
+@pytest.mark.parametrize("victim", ["the command", "an agent", "a launcher"])
+def test_nobody_is_left_of_a_launch_that_is_stopped(
+    make_sshd: MakeSshd, tmp_path: Path, victim: str
+) -> None:
+    """kill -9 of whoever could have said that ranks go on."""
+    sshd = make_sshd(2)
+    run = launch(sshd, *MESH, TICKS, tmp_path)
+    run.wait_for("tick 3\n", times=4)
+    ranks = ranks_of(sshd)
+    run.send(signal.SIGTSTP)
+    wait_for_states([psutil.Process(run.process.pid), *ranks], stopped=True)
+    if victim == "the command":
+        run.send(signal.SIGKILL)
+    else:
+        title = "meshrun agent" if victim == "an agent" else "meshrun launcher"
+        os.kill(pids_of(sshd, 1, title)[0], signal.SIGKILL)
+        wait_until(lambda: not any(map(psutil.pid_exists, (each.pid for each in ranks))), str)
+        run.send(signal.SIGCONT)
+
+    assert run.end() == (-signal.SIGKILL if victim == "the command" else 69), run.text
+    all_gone(sshd)
+
+
 def test_a_frozen_conductor_ends_all(make_sshd: MakeSshd) -> None:
     """Agents hear nothing of it, and once it goes on again it says that this was why."""
     sshd = make_sshd(2)
     run = launch(sshd, "--node-timeout", "5", "--mesh", "dp=2", TOGETHER, "stay")
     run.wait_for("met 2", times=2)
-    run.send(signal.SIGSTOP)
+    (conductor,) = pids_of(sshd, 0, "meshrun controller")
+    os.kill(conductor, signal.SIGSTOP)
     wait_until(
-        lambda: not any(pids_of(sshd, host, "meshrun launcher --report=") for host in range(2)),
+        lambda: not any(pids_of(sshd, host, "meshrun launcher") for host in range(2)),
         lambda: run.text,
     )
-    run.send(signal.SIGCONT)
+    os.kill(conductor, signal.SIGCONT)
 
     assert run.end() == 69, run.text
     assert re.search(r"error: host node\d was lost: nothing was heard from where", run.text)

@@ -3,39 +3,23 @@
 from __future__ import annotations
 
 import signal
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.kit import PROGRAMS, command, start_meshrun, wait_until
+from tests.kit import PROGRAMS, command, let_pass, start_meshrun, wait_for_states, wait_until
 from tests.terminal import Terminal
 
 LIMIT_S = 2.0
 TICKS = PROGRAMS / "ticks.py"
 WORDS = ("--nproc-per-node", "2", "--hang-timeout", str(LIMIT_S))
-STOPPED = psutil.STATUS_STOPPED
 
 
 def ranks_below(launcher: int) -> list[psutil.Process]:
     """Return the ranks, which are the leaves but for the store."""
     below = psutil.Process(launcher).children(recursive=True)
     return [each for each in below if each.name() != "meshrun-guard" and not each.children()]
-
-
-def wait_for_states(processes: list[psutil.Process], *, stopped: bool) -> None:
-    """Wait until all of some processes are stopped, or none is."""
-    wait_until(
-        lambda: all((each.status() == STOPPED) == stopped for each in processes),
-        lambda: str([each.status() for each in processes]),
-    )
-
-
-def let_pass(seconds: float) -> None:
-    """The time in which nothing may happen is what is tested."""
-    until = time.monotonic() + seconds
-    wait_until(lambda: time.monotonic() > until, lambda: "the time to pass")
 
 
 def test_ctrl_z_stops_the_ranks_and_fg_continues_them(fake_torch: object, tmp_path: Path) -> None:

@@ -1,0 +1,62 @@
+"""The process that the shell knows, which may be stopped; its child controls hosts, and is not."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import time
+
+from meshrun.errors import HostError
+from meshrun.host.processes import die_with_parent, is_stopped, send_signal
+from meshrun.plan.request import LaunchRequest
+from meshrun.protocol.result import signal_name
+from meshrun.supervisor.signals import SignalQueue
+
+_STOPS_IN_S = 1.0
+
+
+def fork_controller(request: LaunchRequest) -> int | None:
+    """Return ``None`` in a child of this process; here, its end: exit code, or -n for signal n.
+
+    The child has a session of its own, so all that the shell or a user sends comes to this process,
+    which passes it on. It ends with this one.
+
+    Raises:
+        HostError: If the child was killed, and so could not say why it ended.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    own = os.getpid()
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        die_with_parent(own)
+        return None
+    signals = SignalQueue(
+        (*request.stop_signals, signal.SIGTSTP),
+        even_if_ignored=request.stop_even_if_ignored,
+        always=(signal.SIGQUIT, signal.SIGCONT, signal.SIGCHLD, *request.forwarded_signals),
+    )
+    while not (ended := os.waitpid(child, os.WNOHANG))[0]:
+        select.select([signals], [], [])
+        for signum in signals.take():
+            if signum != signal.SIGCHLD:
+                send_signal(child, signum)
+    signals.restore()
+    code = os.waitstatus_to_exitcode(ended[1])
+    if -code in (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT):
+        raise HostError(
+            f"the process that talks to the hosts was ended by {signal_name(-code)};"
+            " each host ends what runs there"
+        )
+    return code
+
+
+def stop_foreground() -> None:
+    """In the child: stop the process that the shell knows, as Ctrl-Z asks."""
+    deadline, pid = time.monotonic() + _STOPS_IN_S, os.getppid()
+    send_signal(pid, signal.SIGSTOP)
+    while not is_stopped(pid) and time.monotonic() < deadline:
+        time.sleep(0.01)
