@@ -14,6 +14,9 @@ DEFAULT_PORT = 29500
 """torchrun's, for a head that was not told one."""
 _START_S = 60.0
 """How long launchers that were started together may take to come together."""
+_LAST_CALL_S = 30.0
+"""torch's, for how long more nodes are awaited once the fewest are there."""
+_BOOLEANS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 _DEFAULT_PORTS = {"c10d": 29400, "etcd": 2379, "etcd-v2": 2379}
 
 
@@ -46,6 +49,9 @@ class RendezvousConfig:
     """Settings of the back end, as texts."""
     timeout_s: float = 600.0
     """How long the nodes may take to come together."""
+    last_call_s: float | None = None
+    """How long more nodes are awaited once the fewest are there; ``None`` where it is known which
+    come first."""
     return_s: float = 600.0
     """How long a launch waits if too few nodes are left, and an elastic one's try to come back."""
     node_timeout_s: float = 30.0
@@ -59,6 +65,22 @@ class RendezvousConfig:
     def is_elastic(self) -> bool:
         """Whether nodes may come and go once the launch has begun."""
         return self.least_nodes is not None
+
+    @property
+    def asks_torch(self) -> bool:
+        """Whether nodes find each other through a rendezvous of torch's.
+
+        With ``c10d`` they need none: one of them serves the endpoint.
+        """
+        is_tcp = dict(self.conf).get("store_type", "tcp") == "tcp"
+        return self.backend != "static" and not (self.backend == "c10d" and is_tcp)
+
+    @property
+    def is_first(self) -> bool | None:
+        """Whether this node is node 0; ``None`` if that is to be seen from the endpoint."""
+        if self.backend == "c10d":
+            return _BOOLEANS.get(dict(self.conf).get("is_host", "").lower())
+        return None if self.node_rank is None else self.node_rank == 0
 
     @property
     def endpoint(self) -> str:
@@ -76,7 +98,8 @@ def meet_at(meeting: RendezvousConfig, found: Negotiated) -> RendezvousConfig:
         port=found.coordinator_port,
         hosts=(),
         paste=None,
-        timeout_s=meeting.timeout_s if found.is_late else are_there,
+        timeout_s=are_there,
+        last_call_s=None,
     )
 
 
@@ -121,6 +144,8 @@ def plan_meeting(
     named = "join_timeout" if settings.get("join_timeout") else "timeout"
     timeout = settings.get(named)
     timeout_s = parse_seconds(timeout, f"--rdzv-conf {named}") if timeout else 600.0
+    last = settings.get("last_call_timeout")
+    last_call_s = parse_seconds(last, "--rdzv-conf last_call_timeout") if last else _LAST_CALL_S
     return RendezvousConfig(
         backend=asked.backend,
         nnodes=nnodes,
@@ -138,6 +163,7 @@ def plan_meeting(
         local_addr=asked.local_addr,
         conf=asked.conf,
         timeout_s=min(timeout_s, _START_S) if are_there else timeout_s,
+        last_call_s=last_call_s if is_elastic and not are_there else None,
         return_s=timeout_s if is_elastic else node_timeout_s,
         node_timeout_s=node_timeout_s,
     )

@@ -69,10 +69,7 @@ class StartStore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Negotiate:
-    """Launcher to zygote: meet the other nodes through torch's rendezvous, in a process for it.
-
-    With the packet comes the socket for torch's store, where this machine is its host.
-    """
+    """Launcher to zygote: meet the other nodes through torch's rendezvous, in a process for it."""
 
     backend: str
     endpoint_host: str
@@ -88,8 +85,6 @@ class Negotiate:
     """By which other nodes reach this one."""
     port: int
     """Where its launcher listens."""
-    is_elastic: bool
-    """Whether nodes may come later, and are to find the first one's door in torch's store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -203,8 +203,6 @@ class Negotiated:
     secret: str
     """Drawn by the coordinator; as well kept as torch's store, which has no lock."""
     at_ns: int
-    is_late: bool = False
-    """Whether the others have met already, and the first one's door is open."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -171,7 +171,7 @@ class ElasticCoordinator(Coordinator):
             text = f"waiting at {self._endpoint}: {self._error.message} ({deadline})"
             self._board.note(text)
             for connection in (*self._connections.values(), *self._spares.values()):
-                connection.send(Waiting(text=text))
+                connection.send(Waiting(text=text, has_begun=True))
                 self._board.settle(connection)
 
     def _fail(self, error: MeshrunError) -> None:
@@ -431,7 +431,7 @@ class ElasticCoordinator(Coordinator):
     def _tell_spares(self) -> None:
         for number in self._spares.keys() - self._told:
             self._told.add(number)
-            self._spares[number].send(Waiting(text=_SPARE))
+            self._spares[number].send(Waiting(text=_SPARE, has_begun=True))
             self._board.settle(self._spares[number])
             self._board.note(f"{self._nodes.infos[number].host} waits as a spare")
 

@@ -36,7 +36,7 @@ class ElasticParticipant(Participant):
             self._over = True
 
     def _hear(self, message: Message) -> None:
-        if isinstance(message, Waiting) and self._info.node_rank is None:
+        if isinstance(message, Waiting) and message.has_begun and not self._met:
             self._is_spare, self._lost = True, ""
         if isinstance(message, Welcome | Begin):
             self._is_idle = self._is_spare = False

@@ -24,13 +24,15 @@ class ExpectedNodes:
     """The nodes of a launch until all are there.
 
     Args:
-        nnodes: How many there are to be.
+        nnodes: How many there are to be, or may be.
+        least: How many are enough, where it is not known which come.
         hosts: Their names in node order, where a scheduler says them.
         own: The coordinator itself, node 0.
     """
 
     nnodes: int
     own: Join
+    least: int | None = None
     hosts: tuple[str, ...] = ()
     joined: dict[int, Join] = field(default_factory=dict)
     """By the number of the connection."""
@@ -82,7 +84,12 @@ class ExpectedNodes:
 
     def missing(self) -> str:
         """Return who is missing, in words: ``2 of 4 nodes have joined; missing: sl3, sl4``."""
-        there = f"{1 + len(self.joined)} of {_nodes(self.nnodes)} joined"
+        count = 1 + len(self.joined)
+        if self.least is not None:
+            few = f"{self.least} to" if count >= self.least else "at least"
+            most = self.nnodes if count >= self.least else self.least
+            return f"{count} of {few} {_nodes(most)} joined ({_listed(self._names())})"
+        there = f"{count} of {_nodes(self.nnodes)} joined"
         if listed := self._missing_names():
             return f"{there}; missing: {_listed(listed)}"
         return f"{there} ({_listed(self._names())}); {self.left} missing"
@@ -102,7 +109,7 @@ class ExpectedNodes:
     @property
     def left(self) -> int:
         """How many are missing."""
-        return self.nnodes - 1 - len(self.joined)
+        return max(0, (self.least or self.nnodes) - 1 - len(self.joined))
 
     def _names(self) -> list[str]:
         return [self.own.host, *(info.host for info in self.joined.values())]

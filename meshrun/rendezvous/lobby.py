@@ -12,9 +12,11 @@ from meshrun.errors import MeshrunError, RendezvousError
 from meshrun.host.interfaces import address_in
 from meshrun.plan.rendezvous_config import RendezvousConfig, format_endpoint
 from meshrun.protocol.events import MeetingFailed
+from meshrun.protocol.printable import one_line
 from meshrun.rendezvous.connection import Connection
 from meshrun.rendezvous.connections import Connections
 from meshrun.rendezvous.coordinator import BEAT_S, SILENT_S, Coordinator, say_goodbye
+from meshrun.rendezvous.deadline import Deadline
 from meshrun.rendezvous.duplicate_coordinator import DuplicateCoordinator
 from meshrun.rendezvous.elastic_coordinator import ElasticCoordinator
 from meshrun.rendezvous.expected_nodes import ExpectedNodes, TooMany
@@ -59,13 +61,19 @@ class Lobby:
         self._listener = listener
         self._meeting, self._info, self._secret, self._run_id = meeting, info, secret, run_id
         self._board, self._hand_over, self._duplicate, self._fit = board, hand_over, duplicate, fit
+        is_open = meeting.last_call_s is not None
         self._expected = ExpectedNodes(
-            nnodes=nnodes or meeting.nnodes, own=info, hosts=meeting.hosts
+            nnodes=nnodes or meeting.nnodes,
+            least=meeting.least_nodes if is_open else None,
+            own=info,
+            hosts=meeting.hosts,
         )
         self._connections: dict[int, Connection] = {}
         """To those who have said what they are."""
         self._counter = itertools.count()
         self._deadline = self._board.deadline(meeting.timeout_s)
+        self._last_call: Deadline | None = None
+        """How long others may still come, once those who are there are enough."""
         self._next_beat_ns = time.monotonic_ns()
         self._failure: MeshrunError | None = None
         self._left_to_tell = meeting.nnodes - 1
@@ -117,7 +125,12 @@ class Lobby:
             self._wait_on()
 
     def _wait_on(self) -> None:
-        if self._deadline.is_over and self._are_enough:
+        if not self._are_enough or self._meeting.last_call_s is None:
+            self._last_call = None
+        elif self._last_call is None:
+            self._last_call = self._board.deadline(self._meeting.last_call_s)
+        is_last = self._last_call is not None and self._last_call.is_over
+        if self._are_enough and (is_last or self._deadline.is_over):
             self._meet()  # who is missing may come later
         elif self._deadline.is_over:
             self._left_to_tell = 0  # all are as late
@@ -131,7 +144,7 @@ class Lobby:
             self._fail(
                 RendezvousError(
                     f"{self._expected.missing()}, and {', '.join(others[:8])} has another"
-                    " --rdzv-id or MESHRUN_SECRET",
+                    f" --rdzv-id or MESHRUN_SECRET{self._own_id()}",
                     hint="both are the same on every node of a launch; launches at one time have"
                     " endpoints of their own",
                 )
@@ -162,13 +175,21 @@ class Lobby:
         least, present = self._meeting.least_nodes, 1 + len(self._expected.joined)
         return least is not None and present >= least
 
+    def _own_id(self) -> str:
+        given = self._meeting.run_id
+        return f" than {self._info.host}, with --rdzv-id {one_line(given, 80)}" if given else ""
+
     def _note_missing(self) -> None:
-        text = f"waiting at {self._endpoint()}: {self._expected.missing()} ({self._deadline})"
-        self._board.note(text)
+        deadline = self._last_call or self._deadline
+        text = f"waiting at {self._endpoint()}: {self._expected.missing()} ({deadline})"
+        self._tell_all(text)
         if self._meeting.paste is not None and not self._has_shown_command:
             self._has_shown_command = True
             command = self._meeting.paste.replace("ENDPOINT", self._endpoint())
             self._board.note(f"on each other node: {command}")
+
+    def _tell_all(self, text: str) -> None:
+        self._board.note(text)
         for connection in self._connections.values():
             connection.send(Waiting(text=text))
             self._board.settle(connection)
@@ -216,7 +237,8 @@ class Lobby:
             self._stop_knocking()  # it has reached itself
             return
         self._forget_earlier(info.host)
-        if self._meeting.is_elastic and info.node_rank is None:
+        is_late = self._meeting.is_elastic and self._meeting.last_call_s is None
+        if is_late and info.node_rank is None:
             self._drop(number, "the first nodes are about to meet")  # it tries again
             return
         try:
@@ -230,8 +252,8 @@ class Lobby:
 
     def _go_on_without(self, word: GaveUp) -> None:
         """Nodes may come and go, and this one is gone before it came."""
-        self._board.note(f"{word.host} cannot take part: {word.reason}")
-        self._expected.left_out += 1
+        self._tell_all(f"{word.host} cannot take part: {word.reason}")
+        self._expected.left_out += self._meeting.last_call_s is None
         if self._are_enough and self._expected.is_complete:
             self._meet()
 

@@ -91,6 +91,8 @@ class Waiting:
     """Head to participants, while nodes are missing."""
 
     text: Line
+    has_begun: bool = False
+    """Whether nodes have met before, and this one takes part once there is need of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

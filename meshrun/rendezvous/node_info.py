@@ -30,8 +30,6 @@ class NodeInfo:
     """Where a node's launcher listens."""
 
     host: Line
-    is_host: bool
-    """Whether it serves torch's store."""
     address: Annotated[str, _address]
     port: Port
     secret: Annotated[str, _secret]

@@ -21,6 +21,7 @@ from meshrun.protocol.events import (
     NodeLost,
     OthersFinished,
 )
+from meshrun.protocol.printable import one_line
 from meshrun.rendezvous.connection import Connection
 from meshrun.rendezvous.connections import Connections
 from meshrun.rendezvous.coordinator import others_failed, over_event
@@ -154,8 +155,8 @@ class Participant:
             self._fail(
                 RendezvousError(
                     f"node 0 at {place} did not let this node in: {self._tried}",
-                    hint="is the port another program's, or another launch's? are --rdzv-id and"
-                    " MESHRUN_SECRET the same on every node?",
+                    hint="is the port another program's, or another launch's? are --rdzv-id"
+                    f"{self._own_id()} and MESHRUN_SECRET the same on every node?",
                 )
             )
         elif self._deadline.is_over:
@@ -172,6 +173,10 @@ class Participant:
             )
         elif self._deadline.takes_note():
             self._board.note(f"waiting for node 0 at {place}: {self._tried} ({self._deadline})")
+
+    def _own_id(self) -> str:
+        given = self._meeting.run_id
+        return f" (here {one_line(given, 80)})" if given else ""
 
     # ---- getting there ---------------------------------------------------------------------
 

@@ -58,7 +58,7 @@ class Peers:
         selector: The loop's; its keys hold what to call.
         note: Shows people one line.
         where: Called with a reason when the coordinator asks for where this node's ranks are.
-        negotiate: Has torch's rendezvous begun, with these descriptors, where one is asked for.
+        negotiate: Has torch's rendezvous begun, where one is asked for.
         fit: Solves the mesh over nodes.
     """
 
@@ -71,11 +71,13 @@ class Peers:
         selector: selectors.BaseSelector,
         note: Callable[[str], None],
         where: Callable[[str], None],
-        negotiate: Callable[[Negotiate, list[int]], None],
+        negotiate: Callable[[Negotiate], None],
         fit: Fit = fit_without_mesh,
         is_open: bool = False,
     ) -> None:
         self._is_open = is_open
+        if meeting.backend == "c10d":  # torch's knows no --node-rank either
+            info = replace(info, node_rank=None)
         self._meeting, self._info, self._secret, self._where = meeting, info, secret, where
         self._negotiate, self._fit = negotiate, fit
         self._negotiation: TorchNegotiation | None = None
@@ -163,12 +165,11 @@ class Peers:
         if self._negotiation is None or self._side is not None:
             return
         listener = self._negotiation.take_listener()
-        self._negotiation.show_the_way(found, self._board)
         seen = as_seen_by(found.coordinator_address, self._meeting.host or "")
         self._meeting = meet_at(self._meeting, replace(found, coordinator_address=seen))
-        self._info = replace(self._info, node_rank=None if found.is_late else found.node_rank)
+        self._info = replace(self._info, node_rank=found.node_rank)
         self._secret = hashlib.sha256(self._secret + found.secret.encode()).digest()
-        if found.node_rank == 0 and not found.is_late and listener is not None:
+        if found.node_rank == 0 and listener is not None:
             self._be_coordinator(listener, nnodes=found.nnodes)
             return
         if listener is not None:
@@ -190,11 +191,11 @@ class Peers:
         meeting = self._meeting
         if meeting.listener is not None:
             self._be_coordinator(socket.socket(fileno=meeting.listener))
-        elif meeting.host is None and meeting.backend != "static":
+        elif meeting.host is None and meeting.asks_torch:
             self._ask_torch(None)
         elif meeting.host is None:
             self._be_coordinator(listen_outward(meeting))
-        elif meeting.node_rank and meeting.backend == "static":
+        elif meeting.is_first is False and not meeting.asks_torch:
             self._be_participant(self._addresses_of_coordinator())
         else:
             self._side = Finding(meeting, self._board, found=self._found, fail=self._fail)
@@ -204,9 +205,8 @@ class Peers:
         meeting = self._meeting
         addresses = list(dict.fromkeys([*addresses, *filter(is_address, meeting.heads)]))
         host, own_name = (meeting.host or "").strip("[]"), socket.gethostname()
-        is_told = meeting.node_rank is not None or "is_host" in dict(meeting.conf)
-        known = addresses or is_told or is_same_name(host, own_name)
-        if not known and meeting.backend in ("static", "c10d"):
+        known = addresses or meeting.is_first is not None or is_same_name(host, own_name)
+        if not known and not meeting.asks_torch:
             return False
         self._side = None
         endpoint = look_at(host, addresses, own_addresses=own_addresses(), own_name=own_name)
@@ -218,17 +218,17 @@ class Peers:
 
     def _choose_side(self, endpoint: Endpoint, why: str) -> None:
         meeting = self._meeting
-        if meeting.backend != "static":
+        if meeting.asks_torch:
             self._ask_torch(endpoint)
             return
-        if meeting.node_rank is None and not endpoint.is_ours:
+        if meeting.is_first is None and not endpoint.is_ours:
             self._be_participant(endpoint.addresses)
             return
         place = self._place_to_listen(endpoint, why)
         try:
             listener = listen_on(place, meeting.port or DEFAULT_PORT)
         except HostError as error:
-            if meeting.node_rank is None:
+            if meeting.is_first is None:
                 self._be_participant(endpoint.own or endpoint.addresses)  # of another launcher here
                 return
             port = meeting.port or DEFAULT_PORT

@@ -34,8 +34,8 @@ def describe_listening(plan: LaunchPlan, session: Session, env: Mapping[str, str
         lines.append(f"listens: ranks {chosen}, for {backend} to connect them ({why}){uses}")
     if plan.meeting is not None and not plan.meeting.is_elastic:
         lines.append("listens: the launcher on a free port for 30 s, which another node tries")
-    if plan.meeting is not None and plan.meeting.backend == "c10d":
-        lines.append("listens: the launcher at c10d's endpoint, to turn late nodes away")
+    if plan.meeting is not None and plan.node_rank == 0:
+        lines.append("listens: the launcher where nodes meet, for those that know the secret")
     lines.append("listens: nothing else; launcher and ranks talk over socket pairs without a name")
     return lines
 

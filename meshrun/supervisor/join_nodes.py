@@ -57,7 +57,7 @@ def begin_meeting(plan: LaunchPlan, meeting: RendezvousConfig) -> Meet:
         selector: selectors.BaseSelector,
         note: Callable[[str], None],
         where: Callable[[str], None],
-        negotiate: Callable[[Negotiate, list[int]], None],
+        negotiate: Callable[[Negotiate], None],
     ) -> Nodes:
         for doubt in doubt_secret(os.environ, meeting):
             note(doubt)

@@ -31,7 +31,7 @@ Meet = Callable[
         selectors.BaseSelector,
         Callable[[str], None],
         Callable[[str], None],
-        Callable[[Negotiate, list[int]], None],
+        Callable[[Negotiate], None],
     ],
     "Nodes",
 ]

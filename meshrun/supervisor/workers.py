@@ -112,9 +112,9 @@ class Workers:
         self.zygote.start_store(self._listener)
         self._orders.begin(self.ranks.values())
 
-    def negotiate(self, order: codec.Negotiate, fds: Sequence[int]) -> None:
-        """Have torch's rendezvous begun, with these descriptors."""
-        self.zygote.send(order, fds)
+    def negotiate(self, order: codec.Negotiate) -> None:
+        """Have torch's rendezvous begun."""
+        self.zygote.send(order)
 
     def answered(self) -> None:
         """An order to start a rank was carried out, or was not."""

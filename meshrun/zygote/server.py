@@ -132,7 +132,7 @@ class ZygoteServer:
             case StartStore():
                 return self._fork_store(order, fds)
             case Negotiate():
-                return self._fork_negotiation(order, fds)
+                return self._fork_negotiation(order)
             case SignalRanks():
                 self._signal(order)
             case StopRanks():
@@ -251,7 +251,7 @@ class ZygoteServer:
         why = error.strerror or str(error)
         send(self._control, StartFailed(rank=rank, error=why, at_ns=time.monotonic_ns()))
 
-    def _fork_negotiation(self, order: Negotiate, fds: list[int]) -> Callable[[], None] | None:
+    def _fork_negotiation(self, order: Negotiate) -> Callable[[], None] | None:
         try:
             pid = self._fork({}, die_with_parent)
         except OSError as error:
@@ -261,9 +261,7 @@ class ZygoteServer:
             from meshrun.rendezvous.torch_backend import negotiate
             from meshrun.worker.sys_path import first_path
 
-            return partial(negotiate, order, fds, self._reports, first_path(self._program))
-        for fd in fds:
-            os.close(fd)
+            return partial(negotiate, order, self._reports, first_path(self._program))
         self._negotiation_pid = pid
         return None
 

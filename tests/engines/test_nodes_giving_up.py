@@ -37,14 +37,15 @@ def test_a_broken_program_on_one_node_ends_all(
     all_gone(hosts)
 
 
-@pytest.mark.parametrize("host", [0, 1])
+@pytest.mark.parametrize(("host", "backend"), [(0, "static"), (1, "static"), (1, "c10d")])
 def test_a_program_that_is_not_there_on_one_node_ends_all(
-    make_hosts: MakeHosts, tmp_path: Path, host: int
+    make_hosts: MakeHosts, tmp_path: Path, host: int, backend: str
 ) -> None:
     """It is looked for before anything starts; the others are told all the same."""
     hosts = make_hosts(2)
     lost = tmp_path / "lost.py"
-    launches = launch_on(hosts, each=lambda each: [*AT, *SHORT, lost if each == host else SAYS])
+    words = ["--rdzv-backend", backend, *AT, *SHORT]
+    launches = launch_on(hosts, each=lambda each: [*words, lost if each == host else SAYS])
     codes = end_all(launches)
 
     assert len(set(codes)) == 1, launches[0].text + launches[1].text
@@ -70,13 +71,13 @@ def test_a_log_folder_that_one_node_refuses_ends_all(make_hosts: MakeHosts, tmp_
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("host", [0, 1])
+@pytest.mark.parametrize(("host", "backend"), [(0, "static"), (1, "static"), (1, "c10d")])
 def test_a_signal_to_a_waiting_node_ends_all(
-    make_hosts: MakeHosts, host: int, signum: signal.Signals
+    make_hosts: MakeHosts, host: int, backend: str, signum: signal.Signals
 ) -> None:
     """The others end with the same code, and say who was stopped by what."""
     hosts = make_hosts(2)
-    launches = launch_on(hosts, *AT, SAYS)
+    launches = launch_on(hosts, "--rdzv-backend", backend, *AT, SAYS)
     for launch in launches:
         launch.wait_for("2 of 3 nodes joined")
     launches[host].send(signum)
@@ -93,6 +94,8 @@ WRONG = {
     "rank": (["--node-rank", "2"], 2, "--node-rank 2"),
     "device": (["--device", "cuda"], 2, "cuda"),
     "option": (["--max-restarts", "few"], 2, "`few`"),
+    "unknown option": (["--max-restrts=1"], 2, "no such option: --max-restrts"),
+    "unknown and value": (["--max-restrts", "1"], 2, "no such option: --max-restrts"),
     "back end": (["--rdzv-backend", "none", "--rdzv-conf", "a=b"], 2, "no back end `none`"),
     "folder": (["--log-dir", "/dev/null/logs", "--tee", "3"], 71, "/dev/null/logs"),
     "handler": (["--event-log-handler", "lost"], 2, "`lost`"),
@@ -163,14 +166,19 @@ while True:
 """
 
 
-@pytest.mark.parametrize("differs", ["secret", "id"])
+@pytest.mark.parametrize(
+    ("differs", "more"),
+    [("secret", []), ("id", []), ("id", ["--rdzv-backend", "c10d", "--nnodes", "2:3"])],
+    ids=["secret", "id", "id of c10d"],
+)
 def test_nodes_of_which_each_has_its_own_name_or_secret_end(
-    make_hosts: MakeHosts, fake_torch: Path, differs: str
+    make_hosts: MakeHosts, fake_torch: Path, differs: str, more: list[str]
 ) -> None:
     """Neither can prove anything to the other; both say what differs, and end."""
     hosts = make_hosts(2)
     launches = [
-        Launch(hosts, host, [*TWO, *SHORT, "--rdzv-id", f"job{host * (differs == 'id')}", SAYS],
+        Launch(hosts, host,
+               [*TWO, *more, *SHORT, "--rdzv-id", f"job{host * (differs == 'id')}", SAYS],
                env={"MESHRUN_SECRET": f"secret{host}"} if differs == "secret" else {})
         for host in (0, 1)
     ]  # fmt: skip
@@ -178,4 +186,5 @@ def test_nodes_of_which_each_has_its_own_name_or_secret_end(
     assert end_all(launches) == [69, 69], launches[0].text + launches[1].text
     assert "belongs to another launch, or has another secret" in launches[1].text
     assert "10.77.0.2" in launches[0].text.partition("error: ")[2]
-    assert "another --rdzv-id or MESHRUN_SECRET" in launches[0].text
+    assert "another --rdzv-id or MESHRUN_SECRET than node0, with --rdzv-id job0" in launches[0].text
+    assert f"--rdzv-id (here job{int(differs == 'id')}) and MESHRUN_SECRET" in launches[1].text

@@ -9,6 +9,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.engines.hosts import Hosts, MakeHosts
@@ -130,19 +131,26 @@ def test_growth_needs_no_process_but_the_launcher(make_hosts: MakeHosts, tmp_pat
     all_gone(hosts)
 
 
-def test_torchs_store_that_is_killed_while_nodes_are_awaited_is_told(
-    make_hosts: MakeHosts, tmp_path: Path
+@pytest.mark.parametrize(("restarts", "codes"), [("0", [137, 137]), ("1", [0, 0, 0])])
+def test_a_zygote_that_is_killed_while_nodes_are_awaited(
+    make_hosts: MakeHosts, tmp_path: Path, restarts: str, codes: list[int]
 ) -> None:
-    """Nobody waits for what can no longer come."""
-    hosts = make_hosts(2)
-    launches = [start(hosts, host, tmp_path, nnodes="3:4") for host in range(2)]
+    """It is replaced, or is why all end; it serves nothing that nodes meet by."""
+    hosts = make_hosts(3)
+    more = ("--max-restarts", restarts)
+    launches = [start(hosts, host, tmp_path, *more, nnodes="3:4") for host in range(2)]
     for launch in launches:
         launch.wait_for("2 of at least 3 nodes joined")
-    (store,) = listening(hosts, "29400") - {launches[0].process.pid}
-    os.kill(store, signal.SIGKILL)
+    (zygote,) = psutil.Process(launches[0].process.pid).children()
+    zygote.kill()
+    if restarts == "1":
+        launches.append(start(hosts, 2, tmp_path, *more, nnodes="3:4"))
+    (tmp_path / "go").touch()
 
-    assert end_all(launches) == [69, 69]
-    assert "c10d at node0:29400: its process was ended by SIGKILL" in launches[0].text
+    assert [as_shell(each) for each in end_all(launches)] == codes, launches[0].text
+    if restarts == "0":
+        why = "the process that starts the ranks was ended by SIGKILL"
+        assert f"error: node0 ended before all had joined: {why}" in launches[1].text
     all_gone(hosts)
 
 

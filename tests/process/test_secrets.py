@@ -29,7 +29,7 @@ _OF_SOCKETS = (
     *("supervise/loop.py", "supervise/signals.py", "host/sockets.py"),
     *("nodes/link.py", "nodes/frames.py", "nodes/handshake.py", "nodes/messages.py"),
     *("nodes/member.py", "nodes/head.py", "nodes/waiting_room.py", "child/negotiate.py"),
-    *("nodes/node_card.py", "child/door_sign.py", "child/common_clock.py"),
+    "nodes/node_card.py",
 )
 
 

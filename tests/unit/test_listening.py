@@ -32,9 +32,10 @@ def plan(nnodes: str, device: str | None, **more: str) -> LaunchPlan:
         ("1", "cpu", "::1", {"GLOO_SOCKET_IFNAME": "eth0"},
          ["(loopback)", "on eth0, for gloo to connect them (GLOO_SOCKET_IFNAME is set)"]),
         ("2", "cpu", "10.0.0.1", {}, ["may connect", "on eth1, for gloo to connect them (it fac",
-         "for 30 s"]),
+         "for 30 s", "where nodes meet"]),
         ("2", "cuda", "10.0.0.1", {"NCCL_SOCKET_IFNAME": "=ib0"},
-         ["may connect", "on eth1", "on ib0, for nccl to connect them (NCCL_", "for 30 s"]),
+         ["may connect", "on eth1", "on ib0, for nccl to connect them (NCCL_", "for 30 s",
+          "where nodes meet"]),
     ],
 )  # fmt: skip
 def test_each_listener_has_a_line(
@@ -50,13 +51,3 @@ def test_each_listener_has_a_line(
     assert len(lines) == len(said)
     assert all(text in line for text, line in zip(said, lines, strict=True))
     assert "nothing else" in last
-
-
-def test_who_comes_late_to_c10d_is_answered() -> None:
-    """By the launcher, where torch's store was."""
-    session = Session(
-        run_id="r", master_addr="10.0.0.1", master_port=1, run_folder="/r", interface="eth1"
-    )
-    lines = describe_listening(plan("2", "cpu", rdzv_backend="c10d"), session, {})
-
-    assert "c10d's endpoint, to turn late nodes away" in lines[-2]

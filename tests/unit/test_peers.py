@@ -34,7 +34,7 @@ class Launcher:
         self.selector = selectors.DefaultSelector()
         self.notes: list[str] = []
         self.news: list[FromNodes] = []
-        self.orders: list[tuple[Negotiate, int]] = []
+        self.orders: list[Negotiate] = []
         self.peers = Peers(
             RendezvousConfig(**{"nnodes": 2, **meeting}),
             info(name, meeting.get("node_rank")),
@@ -43,7 +43,7 @@ class Launcher:
             selector=self.selector,
             note=self.notes.append,
             where=lambda _: None,
-            negotiate=lambda order, fds: self.orders.append((order, len(fds))),
+            negotiate=self.orders.append,
         )
 
     def turn(self) -> None:
@@ -199,7 +199,7 @@ FOUND = Negotiated(
 
 def negotiating(launchers: list[Launcher], name: str, port: int, **meeting: Any) -> Launcher:
     """Add a launcher, up to where it has asked for torch's rendezvous."""
-    launcher = Launcher(name, backend="c10d", host="127.0.0.1", port=port, **meeting)
+    launcher = Launcher(name, backend="etcd", host="127.0.0.1", port=port, **meeting)
     launchers.append(launcher)
     wait_until(lambda: _asked(launcher), lambda: str(launcher.notes))
     return launcher
@@ -213,12 +213,11 @@ def _asked(launcher: Launcher) -> bool:
 def test_torch_finds_the_first_node_and_the_launchers_meet_there(
     launchers: list[Launcher],
 ) -> None:
-    """One launcher lends its socket to torch's store; each listens on a port of its own."""
+    """Each listens on a port of its own."""
     port = free_port()
     first = negotiating(launchers, "a", port, run_id="j")
     second = negotiating(launchers, "b", port, run_id="j")
-    assert [fds for each in launchers for _, fds in each.orders] == [1, 0]
-    order = first.orders[0][0]
+    order = first.orders[0]
     assert (order.endpoint_port, order.run_id, order.nnodes) == (port, "j", 2)
     found = replace(FOUND, coordinator_address=order.address, coordinator_port=order.port)
     first.peers.hear(found)
@@ -234,7 +233,7 @@ def test_what_torch_drew_is_part_of_the_secret(launchers: list[Launcher]) -> Non
     port = free_port()
     first = negotiating(launchers, "a", port)
     second = negotiating(launchers, "b", port)
-    order = first.orders[0][0]
+    order = first.orders[0]
     found = replace(FOUND, coordinator_address=order.address, coordinator_port=order.port)
     first.peers.hear(found)
     second.peers.hear(replace(found, node_rank=1, secret="another"))
@@ -258,13 +257,11 @@ def test_the_end_of_torchs_rendezvous_is_told(launchers: list[Launcher]) -> None
     assert first.notes == [r"1 of 2 nodes joined\x1b[2J"]  # others write to torch's store
     error = first.heard(MeetingFailed).error
     assert error.exit_code == 69
-    assert error.message.startswith("c10d at 127.0.0.1:")
+    assert error.message.startswith("etcd at 127.0.0.1:")
     assert error.message.endswith(": after 600 s: 1 of 2 nodes joined")
 
 
-def test_a_socket_for_torchs_store_is_lent_again_to_a_new_process(
-    launchers: list[Launcher],
-) -> None:
+def test_torchs_rendezvous_begins_again_in_a_new_process(launchers: list[Launcher]) -> None:
     """The zygote may have to be started anew; the address stays."""
     first = negotiating(launchers, "a", free_port())
     first.peers.start_negotiation()
