@@ -268,7 +268,7 @@ def _zygote_gone(state: State, event: ZygoteGone) -> Step:
     """Nothing is left of this generation; that was its end, unless it was at its end already."""
     state = replace(state, zygote_gone=event, alive=frozenset())
     cluster = state.cluster
-    if state.over and cluster is not None:
+    if state.over and cluster is not None and cluster.is_met:
         return state, []
     was_ending = state.finishing or state.broken is not None
     if state.between and not was_ending:

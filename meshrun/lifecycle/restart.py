@@ -64,7 +64,7 @@ def change_of(state: State, event: OthersFailed) -> Cause:
 
 def _failure_of_no_rank(state: State) -> str | None:
     cluster, here = state.cluster, describe_failure(state)
-    if cluster is None:
+    if cluster is None or not cluster.is_met:
         return here
     if here is not None and state.hung is None:
         return f"on node 0, {here}"
