@@ -7,6 +7,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Annotated, Any, NoReturn
 
@@ -27,7 +28,7 @@ from meshrun.cli.run import (
     launch_on_hosts,
     show_plan,
 )
-from meshrun.cli.words import LAUNCHERS, CommandLine, misplaced, spell_out
+from meshrun.cli.words import LAUNCHERS, CommandLine, misplaced, spell_known, spell_out
 from meshrun.errors import HostError, InternalError, MeshrunError, RendezvousError, UsageError
 from meshrun.host.descriptors import (
     allow_descriptors,
@@ -89,8 +90,14 @@ class _Command(TyperCommand):
                 parameter._runtime_param = _AsWritten()  # type: ignore[attr-defined]
             if str(parameter.envvar).startswith("PET_"):
                 torchruns.update(parameter.opts)
-        words = spell_out(args, options, torchruns)
-        rest = list(super().parse_args(ctx, list(words)))
+        try:
+            words = spell_out(args, options, torchruns)
+            rest = list(super().parse_args(ctx, list(words)))
+        except (UsageError, _UsageErrorOfTyper) as error:
+            if not ctx.resilient_parsing:
+                known = spell_known(args, options, torchruns)
+                self._tell_others(ctx, known, error)
+            raise
         typed = (ctx.params["script"], *(ctx.params["args"] or ()))  # with all that follows it
         program = typed if typed[0] is not None else ()
         before = tuple(words[: len(words) - len(program)])
@@ -98,6 +105,13 @@ class _Command(TyperCommand):
             before = before[:-1]
         ctx.meta[_LINE] = CommandLine(before, program, options)
         return rest
+
+    def _tell_others(self, ctx: Any, known: list[str], error: Exception) -> None:
+        """Other nodes may wait for this one, whose command line cannot be read in full."""
+        read: Any = self.make_context("meshrun", known, resilient_parsing=True, obj=ctx.obj)
+        if not (read.params["dry_run"] or read.params["submit"]):
+            usage = error if isinstance(error, UsageError) else _usage_error(error)
+            give_up(Asked(read.params, _sources(read), os.environ), usage)
 
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
@@ -221,9 +235,15 @@ def command(
     names_in_help_order = (str(each.name) for each in context.command.params)
     in_help_order = {name: context.params.get(name) for name in names_in_help_order}
     asked = Asked(in_help_order, _sources(context), os.environ)
-    check_accepted(asked)
     line: CommandLine = context.meta[_LINE]
-    program, request = _read_request(asked, is_launch=not dry_run and submit is None)
+    is_launch = not dry_run and submit is None
+    with _telling_others(asked) if is_launch else nullcontext():
+        check_accepted(asked)
+        program = read_program(asked)
+        request = on.on_hosts(build_request(asked, program), asked)
+        if is_launch:
+            _check_dry_run(context)
+            _check_host(request, report)
     # launch() knows which are the program's
     if context.obj.conducted or context.obj.caller is None:
         request = replace(request, told=(*request.told, *_misplaced(asked, program, line)))
@@ -242,12 +262,6 @@ def command(
             request, output_format, every_row=all, output=output, color_dim=color_dim, rank=rank
         )
         return 0
-    _check_dry_run(context)
-    allow_descriptors(_FEWEST_FILES + 4 * len(request.hosts))
-    if report is not None:
-        from meshrun.host.whole_file import check_target
-
-        check_target(report, "--report")
     if request.remote is not None:
         return launch_on_hosts(request, line, version=__version__, report=report)
     return launch_here(request, line, show_timings=timings, report=report, began=context.obj)
@@ -296,13 +310,12 @@ def run_command_line(began: Began, *, tell: Callable[[MeshrunError], None] = _te
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _read_request(asked: Asked, *, is_launch: bool) -> tuple[Program, LaunchRequest]:
+@contextmanager
+def _telling_others(asked: Asked) -> Iterator[None]:
     try:
-        program = read_program(asked)
-        return program, on.on_hosts(build_request(asked, program), asked)
+        yield
     except MeshrunError as error:
-        if is_launch:
-            give_up(asked, error)
+        give_up(asked, error)
         raise
 
 
@@ -326,6 +339,19 @@ def _sources(context: typer.Context) -> dict[str, str]:
         elif source.name == "ENVIRONMENT":
             sources[name] = str(parameter.envvar)
     return sources
+
+
+def _check_host(request: LaunchRequest, report: str | None) -> None:
+    """Check that this process may open what it has to.
+
+    Raises:
+        MeshrunError: If not.
+    """
+    allow_descriptors(_FEWEST_FILES + 4 * len(request.hosts))
+    if report is not None:
+        from meshrun.host.whole_file import check_target
+
+        check_target(report, "--report")
 
 
 def _check_dry_run(context: typer.Context) -> None:

@@ -99,6 +99,31 @@ def spell_out(
     return spelled + rest
 
 
+def spell_known(
+    words: Sequence[str], options: Mapping[str, bool], torchruns: Collection[str] = ()
+) -> list[str]:
+    """Return what can be read of the options in a command line that cannot, in full spelling.
+
+    A word behind an option that nobody knows may be its value, and is left out with it.
+    """
+    known: list[str] = []
+    rest = list(words)
+    while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
+        word = rest.pop(0)
+        try:
+            spelled = spell_out([word], options, torchruns)
+        except UsageError:
+            if "=" not in word and rest and not rest[0].startswith("-"):
+                del rest[0]
+            continue
+        if takes_next(spelled[-1], options):
+            if not rest:
+                break
+            spelled.append(rest.pop(0))
+        known += spelled
+    return known
+
+
 def misplaced(args: Sequence[str], options: Collection[str]) -> list[str]:
     """Return the options of meshrun's among a program's arguments that few programs have too."""
     end = args.index("--") if "--" in args else len(args)

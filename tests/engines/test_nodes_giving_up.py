@@ -97,7 +97,7 @@ WRONG = {
     "unknown option": (["--max-restrts=1"], 2, "no such option: --max-restrts"),
     "unknown and value": (["--max-restrts", "1"], 2, "no such option: --max-restrts"),
     "back end": (["--rdzv-backend", "none", "--rdzv-conf", "a=b"], 2, "no back end `none`"),
-    "folder": (["--log-dir", "/dev/null/logs", "--tee", "3"], 71, "/dev/null/logs"),
+    "folder": (["--log-dir", "/proc/logs", "--tee", "3"], 71, "/proc/logs"),
     "handler": (["--event-log-handler", "lost"], 2, "`lost`"),
 }
 """What one node is started with, its exit code, and words of the reason."""
@@ -168,7 +168,7 @@ while True:
 
 @pytest.mark.parametrize(
     ("differs", "more"),
-    [("secret", []), ("id", []), ("id", ["--rdzv-backend", "c10d", "--nnodes", "2:3"])],
+    [("secret", []), ("id", []), ("id", ["--rdzv-backend", "c10d", "--nnodes", "2:4"])],
     ids=["secret", "id", "id of c10d"],
 )
 def test_nodes_of_which_each_has_its_own_name_or_secret_end(

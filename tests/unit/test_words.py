@@ -5,7 +5,7 @@ import typer
 
 from meshrun.cli.command import app
 from meshrun.cli.paste import command_for_others
-from meshrun.cli.words import CommandLine, misplaced, spell_out
+from meshrun.cli.words import CommandLine, misplaced, spell_known, spell_out
 from meshrun.errors import UsageError
 
 OPTIONS = {
@@ -44,6 +44,23 @@ OPTIONS = {
 def test_options_are_spelled_out(given: str, meant: str) -> None:
     """Before the program, in all of torchrun's spellings; after it, untouched."""
     assert spell_out(given.split(), OPTIONS) == (meant.split(" ") if meant else [])
+
+
+@pytest.mark.parametrize(
+    ("given", "known"),
+    [
+        ("--nnode=2 --mish=2 --mesh 2 a.py --mesh 3", "--nnodes=2 --mesh 2"),
+        ("--mish 2 --mesh 2 a.py", "--mesh 2"),
+        ("--m 2 -r=3 --mesh", "-r 3"),
+        ("--mish --mesh 2", "--mesh 2"),
+        ("--mish a.py --mesh 2 b.py", "--mesh 2"),
+        ("-x -- --mesh 2", ""),
+        ("--mish", ""),
+    ],
+)
+def test_what_can_be_read_of_a_line_that_cannot(given: str, known: str) -> None:
+    """Unknown options and what may be their values are left out."""
+    assert " ".join(spell_known(given.split(), OPTIONS)) == known
 
 
 def test_an_ambiguous_abbreviation_is_refused() -> None:
