@@ -97,7 +97,7 @@ WRONG = {
     "unknown option": (["--max-restrts=1"], 2, "no such option: --max-restrts"),
     "unknown and value": (["--max-restrts", "1"], 2, "no such option: --max-restrts"),
     "back end": (["--rdzv-backend", "none", "--rdzv-conf", "a=b"], 2, "no back end `none`"),
-    "folder": (["--log-dir", "/proc/logs", "--tee", "3"], 71, "/proc/logs"),
+    "folder": (["--log-dir", "/proc/logs", "--tee", "3"], 2, "/proc/logs"),
     "handler": (["--event-log-handler", "lost"], 2, "`lost`"),
 }
 """What one node is started with, its exit code, and words of the reason."""
