@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -138,6 +140,13 @@ def let_pass(seconds: float) -> None:
     """The time in which nothing may happen is what is tested."""
     until = time.monotonic() + seconds
     wait_until(lambda: time.monotonic() > until, lambda: "the time to pass")
+
+
+def is_full(pipe: int) -> bool:
+    """Whether a pipe that meshrun has enlarged takes no more."""
+    return (
+        fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ) > 1 << 16 and not select.select([], [pipe], [], 0)[1]
+    )
 
 
 def marked_processes(mark: str) -> list[str]:

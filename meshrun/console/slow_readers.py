@@ -6,6 +6,14 @@ import selectors
 
 from meshrun.console.console import Console
 
+LAST_WORDS_TAKE_S = 2.0
+"""How long readers have for what ranks printed, after a launch that was stopped."""
+
+
+def dropped_note(count: int) -> str:
+    """Return what people are told of bytes that no reader took."""
+    return f"{count:,} bytes of output were dropped: whoever reads it takes no more"
+
 
 class SlowReaders:
     """Keeps the selector's writers equal to the console's outlets that have something waiting."""

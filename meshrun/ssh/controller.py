@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import secrets
 import signal
-import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -55,7 +54,7 @@ class Controller:
             even_if_ignored=request.stop_even_if_ignored,
             always=(signal.SIGQUIT, signal.SIGTSTP, signal.SIGCONT, *request.forwarded_signals),
         )
-        self._pool = HostPool(self._signals)
+        self._pool = HostPool(self._signals, shutdown_timeout_s=request.shutdown_timeout_s)
         self._connector = Connector(request, self._pool, version=version)
         self._sessions, self._console = self._pool.sessions, self._pool.console
         self._retry = HostRetry(self._connector, self._pool, start=self._start_later)
@@ -93,7 +92,8 @@ class Controller:
                 self._pool.turn(self._pass_on_signals)
                 self._look()
         finally:
-            self._pool.close()
+            before = frozenset(self._passed)
+            self._pool.close(self._pass_on_signals)
         if self._lost:
             may_begin_anew = self._may_begin_anew and not self._passed
             raise lost_error(self._lost, may_begin_anew=may_begin_anew)
@@ -103,6 +103,8 @@ class Controller:
         if self._console.reader_is_gone:
             return -signal.SIGPIPE
         ended = (self._first and self._first.ended) or 0
+        if not ended and (late := (self._passed - before) & {*self._request.stop_signals}):
+            return -min(late)  # the ranks were done, and readers of what they printed were not
         return 128 - ended if ended - 128 in self._passed else ended
 
     @property
@@ -157,6 +159,8 @@ class Controller:
             if signum == signal.SIGCONT and signum not in self._request.forwarded_signals:
                 continue
             self._passed.add(signum)
+            if signum in self._request.stop_signals:
+                self._pool.note_stop()
             for session in self._sessions:
                 # Once nodes have met, the first passes on to the others what concerns them all.
                 for_itself = session is self._first or signum in self._request.forwarded_signals
@@ -179,7 +183,7 @@ class Controller:
     def _look(self) -> None:
         """Find who has ended or is lost, and have the others end then, or go on without."""
         self._look_at_shell()
-        now = time.monotonic()
+        now = self._pool.now()
         for session in self._sessions:
             if session.is_done:
                 continue
@@ -244,7 +248,7 @@ class Controller:
         self._lost.append(why)
         session.is_done = True
         session.close()
-        self._end_others(time.monotonic(), at_once=True)
+        self._end_others(self._pool.now(), at_once=True)
 
     def _end_others(self, now: float, *, at_once: bool) -> None:
         """Have whoever is left end; those that have met do so by themselves."""

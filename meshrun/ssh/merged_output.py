@@ -35,15 +35,10 @@ class Screen:
             selector.register(outlet, selectors.EVENT_WRITE, outlet.flush)
 
     def finish(self) -> None:
-        """Write all that is left, however slowly it is read."""
+        """Queue what is left of lines; nothing more will come."""
         for stream in self._streams.values():
             self.console.feed(stream, b"")
         self.console.close()
-        while self.console.waiting:
-            with selectors.PollSelector() as selector:
-                self.watch(selector)
-                for key, _ in selector.select() if selector.get_map() else ():
-                    key.data()
 
     def _slow(self) -> Iterator[Outlet]:
         for outlet in self.console.waiting:

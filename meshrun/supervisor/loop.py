@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from meshrun.console.console import Console
 from meshrun.console.merged_label import merged_label
 from meshrun.console.output import Output
-from meshrun.console.slow_readers import SlowReaders
+from meshrun.console.slow_readers import LAST_WORDS_TAKE_S, SlowReaders, dropped_note
 from meshrun.errors import MeshrunError
 from meshrun.host.child_launcher import Caller
 from meshrun.host.memory import MemoryWatch
@@ -73,8 +73,6 @@ if TYPE_CHECKING:
 _LATE_NS = 1_000_000_000
 """More than a busy machine's delay in waking this process up."""
 _PAUSED_TURN_S = 0.1
-_LAST_WORDS_TAKE_NS = 2_000_000_000
-"""How long readers have for what ranks printed, after a launch that was stopped."""
 
 Watch = Callable[[Event, State, Console], None]
 
@@ -209,8 +207,7 @@ class Loop:
             lambda: self._deadline_s() == 0.0,
         )
         if left:
-            text = f"{left:,} bytes of output were dropped: whoever reads it takes no more"
-            self._console.note(text)
+            self._console.note(dropped_note(left))
 
     def _deadline_s(self) -> float | None:
         """Return for how long the readers of our output are still waited for; ``None`` for ever."""
@@ -219,10 +216,9 @@ class Loop:
         if not was_stopped(self.state):
             return None
         shutdown_ns = int(self.plan.request.shutdown_timeout_s * 1e9)
+        last_words_ns = min(shutdown_ns, int(LAST_WORDS_TAKE_S * 1e9))
         stopped_ns = self._signalled_ns or self._ended_ns
-        until_ns = max(
-            stopped_ns + shutdown_ns, self._ended_ns + min(shutdown_ns, _LAST_WORDS_TAKE_NS)
-        )
+        until_ns = max(stopped_ns + shutdown_ns, self._ended_ns + last_words_ns)
         return max(0.0, (until_ns - time.monotonic_ns()) / 1e9)
 
     def let_signals_through(self) -> None:

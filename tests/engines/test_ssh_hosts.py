@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import tempfile
 from pathlib import Path
 
@@ -25,10 +26,11 @@ from tests.engines.over_ssh import (
 )
 from tests.engines.sshd import MakeSshd
 from tests.engines.together import Launch, said
-from tests.kit import command, let_pass, wait_for_states, wait_until
+from tests.kit import PROGRAMS, command, is_full, let_pass, wait_for_states, wait_until
 
 pytestmark = pytest.mark.torch
 LIMIT_S = 4.0
+MOST_BYTES = 200_000_000
 
 
 @pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.nightly)])
@@ -226,6 +228,35 @@ def test_a_shared_connection_goes_with_its_user(make_sshd: MakeSshd) -> None:
         lambda: not any(pids_of(sshd, host, "meshrun") for host in range(2)),
         lambda: str([words_of(sshd, host) for host in range(2)]),
     )
+
+
+@pytest.mark.parametrize("both", [False, pytest.param(True, marks=pytest.mark.nightly)])
+def test_a_reader_that_is_stopped_keeps_no_host(make_sshd: MakeSshd, both: bool) -> None:
+    """One SIGTERM is enough; what is held back has a limit, and what was dropped is said."""
+    sshd = make_sshd(2)
+    reader, writer = os.pipe()
+    words = ("--ssh", sshd.ssh, "--hosts", sshd.all, "--shutdown-timeout", "4")
+    process = sshd.hosts.popen(
+        0,
+        command(*words, "--nproc-per-node", "1", PROGRAMS / "print_much.py", "100000000"),
+        stdout=writer,
+        stderr=writer if both else subprocess.PIPE,
+    )
+    wait_until(lambda: is_full(writer), lambda: "a full pipe")
+    (controller,) = pids_of(sshd, 0, "meshrun controller")
+    let_pass(LIMIT_S)
+    assert psutil.Process(controller).memory_info().rss < MOST_BYTES
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=60)
+    os.close(reader)
+    os.close(writer)
+
+    assert process.returncode == -signal.SIGTERM, said
+    if not both:
+        dropped = rb"\nmeshrun: [0-9,]* bytes of output were dropped: whoever reads it takes no"
+        assert re.search(dropped, said), said
+        assert b"error" not in said, said
+    all_gone(sshd)
 
 
 @pytest.mark.nightly

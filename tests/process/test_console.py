@@ -1,10 +1,8 @@
 """Ranks' output on our stdout and stderr."""
 
-import fcntl
 import os
 import pty
 import re
-import select
 import signal
 import subprocess
 from pathlib import Path
@@ -13,7 +11,7 @@ import pyte
 import pytest
 
 from meshrun.console.console import Console
-from tests.kit import PROGRAMS, command, lines_of, run_meshrun, wait_until
+from tests.kit import PROGRAMS, command, is_full, lines_of, run_meshrun, wait_until
 from tests.terminal import open_terminal
 
 
@@ -322,10 +320,3 @@ def test_a_reader_that_is_stopped_does_not_keep_a_launch_that_is(
         )
         assert re.search(told, said.decode())
         assert said.endswith(b"meshrun: stopped by SIGTERM\n")
-
-
-def is_full(pipe: int) -> bool:
-    """Whether a pipe that meshrun has enlarged takes no more."""
-    return (
-        fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ) > 1 << 16 and not select.select([], [pipe], [], 0)[1]
-    )
