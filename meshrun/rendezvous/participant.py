@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import selectors
 import socket
@@ -48,6 +49,8 @@ _RETRY_S = 0.5
 _CONNECT_S = 5.0
 _FIRST_GREETING_S = 3.0
 _GREETING_S = 10.0
+_REFUSED_LONG_S = 10.0
+"""After which it is not only that node 0 was started a little later."""
 _FOREIGN_S = 5.0
 """How long what answers may be none of this launch: one before it may still be ending."""
 
@@ -81,6 +84,8 @@ class Participant:
         """The coordinator's address, if this machine has it itself, and that is no loopback."""
         self._tried = "nothing yet"
         """What came of the last try to reach the coordinator."""
+        self._refused: Deadline | None = None
+        """Since when each try was refused: the machine is there, and nothing listens."""
         self._noted = ""
         self._deadline = self._board.deadline(meeting.timeout_s)
         self._next_beat_ns = now_ns = time.monotonic_ns()
@@ -164,15 +169,32 @@ class Participant:
                 RendezvousError(
                     f"node 0 at {place} did not let this node in within"
                     f" {self._deadline.timeout_s:.0f} s: {self._tried}",
-                    hint=f"this machine has {self._own} itself, and it is no node 0:"
-                    " --rdzv-endpoint is to lead to the node with --node-rank 0"
-                    if self._own
-                    else "was meshrun started there? is the port open from here? does the name"
-                    " lead to the same machine on every node?",
+                    hint=self._doubt(),
                 )
             )
         elif self._deadline.takes_note():
-            self._board.note(f"waiting for node 0 at {place}: {self._tried} ({self._deadline})")
+            is_long = self._refused is not None and self._refused.is_over
+            doubt = ", its launcher has not begun or is over" if is_long else ""
+            self._board.note(
+                f"waiting for node 0 at {place}: {self._tried}{doubt} ({self._deadline})"
+            )
+
+    def _doubt(self) -> str:
+        """Return what may be wrong if node 0 was not reached in the end."""
+        if self._own:
+            return (
+                f"this machine has {self._own} itself, and it is no node 0:"
+                " --rdzv-endpoint is to lead to the node with --node-rank 0"
+            )
+        if self._refused is not None:
+            return (
+                "is node 0's launcher running? nothing listens there before its start and after its"
+                " end; does the name lead to the same machine on every node?"
+            )
+        return (
+            "was meshrun started there? is the port open from here? does the name"
+            " lead to the same machine on every node?"
+        )
 
     def _own_id(self) -> str:
         given = self._meeting.run_id
@@ -246,6 +268,12 @@ class Participant:
         if self._is_aside:  # nobody is there, as is usual
             self._try_later(self._tried)
             return
+        if why != os.strerror(errno.ECONNREFUSED):
+            self._refused = None
+        else:
+            self._refused = self._refused or self._board.deadline(_REFUSED_LONG_S)
+            if (refused_s := self._refused.waited_s) >= 1:
+                why += f" for {refused_s:.0f} s"
         if misled_s is None:
             self._misled = None
         elif self._misled is None or self._misled.timeout_s != misled_s:
