@@ -21,6 +21,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from meshrun.worker.peer_connections import close_connections_on_exec
+
 PEERS_TAKE_S = 5.0
 """How long connections outlive their use, for peers that are a little behind."""
 
@@ -67,7 +69,12 @@ def guard_groups() -> None:
         if holder is not None:
             _keep_alive(holder, (c10d.ProcessGroup, c10d.Reducer))
     _call_around(c10d.ProcessGroup, "shutdown", before=destroyed.add)
-    _call_around(c10d.ProcessGroup, "_register_backend", after=lambda _: destroyed.close())
+    _call_around(c10d.ProcessGroup, "_register_backend", after=_connected)
+
+
+def _connected(_: Any) -> None:
+    destroyed.close()
+    close_connections_on_exec()
 
 
 def _keep_alive(holder: type, kinds: tuple[type, ...]) -> None:

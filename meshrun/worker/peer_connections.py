@@ -11,6 +11,7 @@ import contextlib
 import os
 import re
 import socket
+import stat
 import sys
 from collections.abc import Iterator
 
@@ -41,6 +42,29 @@ def end_connections_with_rank(reporter: Reporter) -> None:
     os.register_at_fork(after_in_child=_let_go)
 
 
+def close_connections_on_exec() -> None:
+    """Have no program that this process starts inherit the connections that it has by now.
+
+    Whoever ends without a word to us, as by C's ``exit``, cannot shut them down. With many groups
+    only the latest is looked at, whose descriptors have the highest numbers.
+    """
+    descriptors = sorted(_descriptors(), reverse=True)
+    inherited = {fd for fd in descriptors if _is_inherited_socket(fd)}
+    for fd in descriptors:
+        if not inherited:
+            return
+        for connection in _waited_for(fd):
+            os.set_inheritable(connection, False)
+            inherited.discard(connection)
+
+
+def _is_inherited_socket(fd: int) -> bool:
+    try:
+        return os.get_inheritable(fd) and stat.S_ISSOCK(os.fstat(fd).st_mode)
+    except OSError:  # closed meanwhile
+        return False
+
+
 def _shut_down(fd: int) -> None:
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as connection:
         connection.getpeername()  # gloo's thread would not bear the end of one that listens
@@ -57,14 +81,19 @@ def _let_go() -> None:
 
 
 def _connections() -> Iterator[int]:
-    if "torch.distributed" not in sys.modules:
-        return
-    with contextlib.suppress(OSError):  # no /proc, or no descriptors left
-        for fd in os.listdir("/proc/self/fd"):
+    if "torch.distributed" in sys.modules:
+        for fd in _descriptors():
             yield from _waited_for(fd)
 
 
-def _waited_for(fd: str) -> Iterator[int]:
+def _descriptors() -> list[int]:
+    try:
+        return [int(fd) for fd in os.listdir("/proc/self/fd")]
+    except OSError:  # no /proc, or no descriptors left
+        return []
+
+
+def _waited_for(fd: int) -> Iterator[int]:
     """Yield the sockets that gloo waits for with a descriptor, if it does with this one."""
     with contextlib.suppress(OSError):
         if os.readlink(f"/proc/self/fd/{fd}") != "anon_inode:[eventpoll]":

@@ -3,6 +3,7 @@
 The other rank waits for rank 0's end, hears from what it left that it lives, and then needs rank 0.
 """
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -40,6 +41,8 @@ if dist.get_rank() == 0:
         dist.destroy_process_group()
     if leaving == "_exit":
         os._exit(0)
+    if leaving == "C's exit":
+        ctypes.CDLL(None).exit(0)
     sys.exit()
 while os.path.exists(f"/proc/{open(f'{folder}/pid').read()}"):
     time.sleep(0.01)

@@ -203,11 +203,12 @@ def launch(
     ("how", "leaving"),
     [
         ("fork", "_exit"),
+        ("popen", "C's exit"),
         *(
             pytest.param(how, leaving, marks=pytest.mark.nightly)
             for how, leaving in (
                 ("twice", "exit"), ("popen", "exit"), ("popen", "_exit"), ("loader", "exit"),
-                ("fork", "destroy"),
+                ("fork", "destroy"), ("fork", "C's exit"), ("popen", "full exit"),
             )
         ),
     ],
@@ -217,7 +218,7 @@ def test_a_rank_that_left_early_is_missed_whatever_it_left_behind(
 ) -> None:
     """A process with its descriptors keeps no connection up, and lives until the launch ends."""
     words = ("--nproc-per-node", "2", PROGRAMS / "left_behind.py", tmp_path, how, leaving)
-    ours = run_meshrun(*words)
+    ours = run_meshrun(*words, env={"MESHRUN_FULL_EXIT": str(int(leaving == "full exit"))})
 
     assert ours.returncode == 1, ours.stderr
     assert f"error: rank 0 {LEFT}\n" in ours.stderr
