@@ -6,7 +6,7 @@ import signal
 from dataclasses import dataclass, replace
 
 from meshrun.lifecycle.state import State
-from meshrun.protocol.events import RankRaised, ZygoteGone
+from meshrun.protocol.events import STORE, RankRaised, ZygoteGone
 from meshrun.protocol.raised import headline, lost_connection
 from meshrun.protocol.result import LEFT_EARLY, signal_name, split_wait_status
 
@@ -116,7 +116,15 @@ def describe_failure(state: State) -> str | None:
     """Return what ended this generation here, if that was no rank and may not happen again."""
     if state.hung is not None:
         return f"no rank got on for {state.hung.idle_s:.1f} s"
-    return describe_lost_process(state)
+    return describe_start_error(state) or describe_lost_process(state)
+
+
+def describe_start_error(state: State) -> str | None:
+    """Return which process could not be started in this generation, if one could not."""
+    if (failed := state.start_error) is None:
+        return None
+    who = f"rank {failed.rank}" if failed.rank != STORE else "the process of the ranks' store"
+    return f"{who} could not be started: {failed.error}"
 
 
 def describe_wait_status(wait_status: int) -> str:

@@ -14,13 +14,14 @@ from meshrun.layout import Layout
 from meshrun.lifecycle.blame import (
     Verdict,
     describe_lost_process,
+    describe_start_error,
     describe_verdict,
     judge,
 )
 from meshrun.lifecycle.evidence import Evidence
 from meshrun.lifecycle.outcome_json import error_from_json, evidence_of
 from meshrun.lifecycle.state import State
-from meshrun.protocol.events import STORE, StoreEnded
+from meshrun.protocol.events import StoreEnded
 from meshrun.protocol.result import (
     PREEMPTED,
     LaunchResult,
@@ -252,11 +253,9 @@ def find_trouble(state: State, host: str = "") -> MeshrunError | None:
 
 
 def _trouble_here(state: State) -> MeshrunError | None:
-    if state.start_error is not None:
-        rank = state.start_error.rank
-        who = "the process that holds the ranks' store" if rank == STORE else f"rank {rank}"
+    if (failed := describe_start_error(state)) is not None:
         return HostError(
-            f"{who} could not be started: {state.start_error.error}",
+            failed,
             hint="is the machine out of processes or memory? see `ulimit -u` and `free -h`",
         )
     if (what := describe_lost_process(state)) is None or state.lost_process is None:

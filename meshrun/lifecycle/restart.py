@@ -79,8 +79,7 @@ def may_restart(state: State) -> bool:
 
 def may_go_on(state: State) -> bool:
     """Whether nothing has happened that ends the launch, whatever restarts are left."""
-    here = not state.signals and state.broken is None and state.start_error is None
-    return here and _may_elsewhere(state)
+    return not state.signals and state.broken is None and _may_elsewhere(state)
 
 
 def _may_elsewhere(state: State) -> bool:

@@ -229,13 +229,12 @@ class ElasticCoordinator(Coordinator):
 
     def _blame(self, cause: dict[str, Any]) -> None:
         """Leave a node out after two failures in a row on it that no other had."""
-        rank, layout = cause.get("rank"), self._nodes.layout
-        if rank is None or layout is None or not cause.get("is_failure", True):
+        rank, number = cause.get("rank"), self._failed_on(cause)
+        info = None if number is None else self._nodes.infos.get(number)
+        if info is None or number is None:
+            self._failures.append(("", ""))  # on no one node
             return
-        number = self._numbers[layout.node_rank(rank)]
-        info, what = self._nodes.infos.get(number), str(cause.get("description"))
-        if info is None:
-            return
+        what = str(cause.get("description")).removeprefix(f"on {info.host}, ")
         self._failures.append((info.host, what))
         hosts = [host for host, _ in self._failures[-2:]]
         is_shared = any(other == what and host != info.host for host, other in self._failures)
@@ -243,7 +242,8 @@ class ElasticCoordinator(Coordinator):
             return
         if not self._nodes.can_do_without(number):
             return
-        why = f"the last two failures were on {info.host} and on no other node: rank {rank} {what}"
+        what = what if rank is None else f"rank {rank} {what}"
+        why = f"the last two failures were on {info.host} and on no other node: {what}"
         self._left_out[info.host] = error = HostError(
             f"{why}; the others go on without it",
             hint="look at this host's devices, disk and memory; the launch takes it in no more",
@@ -252,6 +252,20 @@ class ElasticCoordinator(Coordinator):
         self._board.drop(connection := self._connections.pop(number))
         self._unauthenticated.turn_away(connection, error)
         self._nodes.remove(number)
+
+    def _failed_on(self, cause: dict[str, Any]) -> int | None:
+        """Return the number of the node that a failure came from, of a rank or of none."""
+        rank, layout = cause.get("rank"), self._nodes.layout
+        if layout is None or not cause.get("is_failure", True):
+            return None
+        if rank is not None:
+            return self._numbers[layout.node_rank(rank)]
+        told = [
+            number
+            for number, outcome in self._outcomes.items()
+            if outcome.get("failure") and not outcome.get("is_hung")
+        ]
+        return told[0] if len(told) == 1 else None
 
     def _check_place(self, info: Join) -> None:
         """Check that a node is missing for which this one may stand.

@@ -179,7 +179,7 @@ class Nodes:
 
 def _failure(state: State, host: str) -> str:
     what = describe_failure(state)
-    return f"on {host}, {what}" if state.lost_process and not state.hung else what or ""
+    return f"on {host}, {what}" if what and state.hung is None else what or ""
 
 
 def _trouble(state: State, host: str) -> MeshrunError | None:

@@ -81,10 +81,20 @@ def test_a_node_that_comes_later_takes_part(make_hosts: MakeHosts, tmp_path: Pat
     all_gone(hosts)
 
 
+@pytest.mark.parametrize(
+    ("fails", "what", "code"),
+    [
+        ("sys.exit(3)", "rank 1 exited with code 3", 71),
+        pytest.param(
+            *("os.kill(os.getppid(), 9); time.sleep(60)", "the process that starts the ranks", 137),
+            marks=pytest.mark.nightly,
+        ),
+    ],
+)
 def test_a_host_on_which_every_start_fails_is_gone_on_without(
-    make_hosts: MakeHosts, tmp_path: Path
+    make_hosts: MakeHosts, tmp_path: Path, fails: str, what: str, code: int
 ) -> None:
-    """After two; a spare has its place, and restarts are left."""
+    """After two, by a rank or by none; a spare has its place, and restarts are left."""
     hosts = make_hosts(4)
     program = tmp_path / "broken_host.py"
     program.write_text(
@@ -93,7 +103,7 @@ def test_a_host_on_which_every_start_fails_is_gone_on_without(
         "print('runs on', host, flush=True)\n"
         "while host != 'node1' and not os.path.exists(sys.argv[1]):\n"
         "    time.sleep(0.02)\n"
-        "sys.exit(3 if host == 'node1' else 0)\n"
+        f"if host == 'node1': {fails}\n"
     )
     words = ["--nnodes", "1:2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "node0:29400",
              "--max-restarts", "5", "--mesh", "dp=2", program, tmp_path / "go"]  # fmt: skip
@@ -107,10 +117,12 @@ def test_a_host_on_which_every_start_fails_is_gone_on_without(
     spares[1].wait_for("runs on node3")
     (tmp_path / "go").touch()
 
-    why = "the last two failures were on node1 and on no other node: rank 1 exited with code 3"
-    assert end_all([first, *spares]) == [0, 71, 0], first.text
-    assert f"{why}; it is left out" in first.text
-    assert f"error: {why}; the others go on without it" in spares[0].text
+    why = f"the last two failures were on node1 and on no other node: {what}"
+    assert end_all([first, *spares]) == [0, code, 0], first.text
+    assert re.search(f"{why}.*; it is left out", first.text), first.text
+    assert re.search(
+        f"error: ({why}.*; the others go on without it|on node1, {what})", spares[0].text
+    )
     assert spares[0].text.count("runs on node1") == 2
     lost.end()
     all_gone(hosts)

@@ -8,7 +8,7 @@ from meshrun.layout import solve_layout
 from meshrun.layout.spec import parse_mesh
 from meshrun.lifecycle.actions import Action, StartAll, StartZygote
 from meshrun.lifecycle.outcome import build_result
-from meshrun.protocol.events import Event, ProgramBroken, RankReady
+from meshrun.protocol.events import Event, ProgramBroken, RankReady, StartFailed
 from meshrun.protocol.result import Timings
 from tests.histories import (
     BY_FORCE,
@@ -69,6 +69,17 @@ RESTARTS: dict[str, tuple[int, list[Event], list[Action]]] = {
         3,
         [*STARTED, *LOST_ONE, passed(12)],
         [term(0, 2), CLEAR, BY_FORCE],
+    ),
+    "a rank that could not be started may be another time": (
+        1,
+        [
+            *STARTED[:2],
+            StartFailed(rank=2, error="EAGAIN", at_ns=5 * S),
+            exited(0, 15, 6),
+            exited(1, 15, 6),
+            CLEARED,
+        ],
+        [term(0, 1), CLEAR, StartAll(generation=1)],
     ),
     "the lost store may be had anew": (
         1,
