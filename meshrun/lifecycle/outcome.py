@@ -141,7 +141,7 @@ def _headline(
         stopped = f"a node was stopped by {signal_name(signums[0])}"
         return str((*_told(state, "headline"), stopped)[0])
     if state.broken is not None:
-        return state.broken.text.rstrip().rpartition("\n")[2]
+        return state.broken.headline
     if (trouble := find_trouble(state, host if len(hosts) > 1 else "")) is not None:
         return trouble.message
     if not verdicts:

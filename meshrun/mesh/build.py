@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from meshrun.errors import MeshError
+from meshrun.errors import MeshError, UsageError
 from meshrun.layout import Layout
 from meshrun.layout.spec import MeshSpec
 from meshrun.plan.group_options import GroupOptions
@@ -38,11 +38,13 @@ def build_mesh(layout: Layout, device_type: str, options: GroupOptions) -> Built
         options: Back ends, timeouts and options of the dims' groups.
 
     Raises:
+        UsageError: If torch does not know a back end.
         MeshError: If a back end does not know an option.
     """
     from torch.distributed.device_mesh import init_device_mesh
 
     assert layout.mesh is not None  # noqa: S101 - there is nothing to build otherwise
+    check_registered(options.backend_names)
     overrides = {}
     for index, dim in enumerate(layout.dim_labels):
         override = _override(dim, device_type, options)
@@ -101,6 +103,29 @@ def _derived_groups(built: Built, own: tuple[str, ...]) -> Iterator[tuple[str, P
         for dim in view.mesh_dim_names or ():
             if dim not in own:
                 yield dim, view.get_group(dim)
+
+
+def check_registered(names: Sequence[str]) -> None:
+    """Check that torch has each back end by now, of its own or a package's.
+
+    Raises:
+        UsageError: With one that it does not.
+    """
+    if not names:
+        return
+    import torch
+    import torch.distributed as dist
+
+    listed = (name for name in dist.Backend.backend_list if name != dist.Backend.UNDEFINED)
+    known = [name for name in listed if dist.is_backend_available(name)]
+    for name in names:
+        if name not in known:
+            raise UsageError(
+                f"--backend: torch {torch.__version__} has no back end `{name}`; it has"
+                f" {', '.join(known)}",
+                hint="one of another package is there once that is imported: --preload MODULE, or"
+                " --mesh-init lazy if the program imports it",
+            )
 
 
 def _new_group(layout: Layout, dim: str, device_type: str, options: GroupOptions) -> ProcessGroup:

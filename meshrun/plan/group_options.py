@@ -70,6 +70,12 @@ class GroupOptions:
                         hint=f"--backend {_with_dim(dim, fits)}, or leave it out",
                     )
 
+    @property
+    def backend_names(self) -> list[str]:
+        """Every back end that is named, of whatever dim and device."""
+        parts = (part for _, text in self.backends for part in text.split(","))
+        return list(dict.fromkeys(part.rpartition(":")[2] for part in parts))
+
     def check_dims(self, known: Iterable[str]) -> None:
         """Check that each dim that is named is one of the mesh's.
 

@@ -28,6 +28,8 @@ class Prepare:
 
     start_method: str
     preload: list[str]
+    backends: list[str]
+    """Back ends that torch has to know before the program's first line."""
     scratch_dir: str
     """Removed by the zygote if the launcher is gone before it could; "" for none."""
 

@@ -39,8 +39,14 @@ class ProgramBroken:
     """The program or a preload failed before any rank was started."""
 
     text: str
-    """What ``python`` would have printed."""
+    """What ``python`` would have printed, or an error of meshrun's with its hint."""
     exit_code: int
+
+    @property
+    def headline(self) -> str:
+        """Return what is wrong, in one line."""
+        first, *_, last = self.text.rstrip().splitlines() * 2
+        return first.removeprefix("error: ") if first.startswith("error: ") else last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -184,7 +184,7 @@ def _failure(state: State, host: str) -> str:
 
 def _trouble(state: State, host: str) -> MeshrunError | None:
     if state.broken is not None:
-        broken = MeshrunError(state.broken.text.rstrip().rpartition("\n")[2])
+        broken = MeshrunError(state.broken.headline)
         broken.exit_code = state.broken.exit_code
         return broken
     return find_trouble(state, host)

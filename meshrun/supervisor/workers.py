@@ -122,11 +122,14 @@ class Workers:
 
     def _start_zygote(self) -> ZygoteClient:
         stacks = self._monitor.open(ZYGOTE)
+        request = self.plan.request
+        builds_first = request.mesh_init == "eager" and self.plan.program.kind != "command"
         try:
             zygote = ZygoteClient(
                 self.plan.program,
                 method=self._method,
-                preload=self.plan.request.preload,
+                preload=request.preload,
+                backends=request.groups.backend_names if builds_first else [],
                 scratch_dir=self._folder.removed_without_us,
                 stacks=stacks,
                 stdin=self._terminal.stdin,

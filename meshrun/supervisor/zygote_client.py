@@ -31,6 +31,7 @@ class ZygoteClient:
         *,
         method: StartMethod,
         preload: Sequence[str],
+        backends: Sequence[str],
         scratch_dir: str,
         stacks: int,
         stdin: int | None = None,
@@ -59,8 +60,15 @@ class ZygoteClient:
                     f"`{sys.executable}` could not be started: {error.strerror}",
                     hint="is the machine out of processes or memory? see `ulimit -u`",
                 ) from error
-        modules = list(preload) if method == "fork" else []
-        self.send(Prepare(start_method=method, preload=modules, scratch_dir=scratch_dir))
+        is_fork = method == "fork"
+        self.send(
+            Prepare(
+                start_method=method,
+                preload=list(preload) if is_fork else [],
+                backends=list(backends),
+                scratch_dir=scratch_dir,
+            )
+        )
         self.reports.setblocking(False)
 
     @property

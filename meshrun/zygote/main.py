@@ -22,6 +22,7 @@ from pkgutil import iter_modules
 from meshrun.errors import UsageError
 from meshrun.host.processes import become_subreaper, die_with_parent
 from meshrun.host.title import set_title
+from meshrun.mesh.build import check_registered
 from meshrun.plan.request import Program
 from meshrun.protocol.codec import Prepare
 from meshrun.protocol.events import ProgramBroken, ZygoteReady, ZygoteUnsafe
@@ -86,6 +87,7 @@ def _load(
                 _preload(module)
             if order.start_method == "fork":
                 _import_what_is_there(source.torch_modules)
+            check_registered(order.backends)
         if order.start_method == "fork":  # with exec this process imports for its store alone
             put_first(folder, known_at_start=known_at_start)
     except BaseException as error:
