@@ -19,6 +19,7 @@ from meshrun.lifecycle.actions import (
     WakeAt,
 )
 from meshrun.lifecycle.blame import has_culprit
+from meshrun.lifecycle.phases import Link, Phase, Stop
 from meshrun.lifecycle.restart import back_off, find_cause, may_restart, why_not_again
 from meshrun.lifecycle.shutdown import (
     LEFTOVER_GRACE_S,
@@ -57,17 +58,18 @@ _NS = 1_000_000_000
 
 
 def _zygote_ready(state: State, _: ZygoteReady) -> Step:
-    return start_if_due(replace(state, zygote_ready=True))
+    is_first = state.phase is Phase.IMPORTING
+    return start_if_due(replace(state, phase=Phase.WAITING) if is_first else state)
 
 
 def start_if_due(state: State) -> Step:
     """Ranks are started once the zygote is ready, and every node is there."""
     is_missing_nodes = state.cluster is not None and not state.cluster.is_met
-    if state.stopping or not state.zygote_ready or is_missing_nodes:
+    if state.stopping or state.phase is not Phase.WAITING or is_missing_nodes:
         return state, []
     if state.begin_ns is not None:
         return state, [WakeAt(at_ns=state.begin_ns)]
-    return state, [StartAll(generation=state.generation)]
+    return replace(state, phase=Phase.RUNNING), [StartAll(generation=state.generation)]
 
 
 def _zygote_unsafe(state: State, _: ZygoteUnsafe) -> Step:
@@ -91,7 +93,7 @@ def _store_ended(state: State, event: StoreEnded) -> Step:
     state = replace(state, lost_process=event)
     leaves: list[Action] = []
     if state.cluster is not None and state.cluster.may_leave and not may_restart(state):
-        state = replace(state, cluster=replace(state.cluster, is_cut_off=True))
+        state = replace(state, cluster=replace(state.cluster, link=Link.CUT_OFF))
         leaves = [Tell(what="leaves")]
     stopped, actions = stop(state, event.at_ns)
     return finish(stopped, [*leaves, *actions], event.at_ns)
@@ -157,23 +159,20 @@ def finish(state: State, actions: list[Action], at_ns: int) -> Step:
     if not is_idle(state):
         return state, actions
     if state.zygote_gone is not None:  # with whatever there was to clear up
-        state, said = say_idle(replace(state, between=True))
+        state, said = say_idle(replace(state, phase=Phase.CLEARING))
         return state, [*actions, *said]
     grace_s = 0.0 if state.killed else LEFTOVER_GRACE_S
     deadline_ns = at_ns + int(ZYGOTE_GRACE_S * _NS)
     state = replace(state, deadline_ns=deadline_ns)
     end: Action = EndZygote(grace_s=grace_s)
     if state.cluster is not None and state.cluster.decides:
-        state = replace(state, between=True)
         end = EndGeneration(grace_s=grace_s)
     elif state.cluster is None and state.stopping:
         state, is_next = _count_restart(state, at_ns)
         if is_next:
-            state = replace(state, between=True)
             end = EndGeneration(grace_s=grace_s)
-    if isinstance(end, EndZygote):
-        state = replace(state, finishing=True)
-    return state, [*actions, end, WakeAt(at_ns=deadline_ns)]
+    phase = Phase.ENDING if isinstance(end, EndZygote) else Phase.CLEARING
+    return replace(state, phase=phase), [*actions, end, WakeAt(at_ns=deadline_ns)]
 
 
 def _count_restart(state: State, at_ns: int) -> tuple[State, bool]:
@@ -188,7 +187,7 @@ def _count_restart(state: State, at_ns: int) -> tuple[State, bool]:
 
 def _generation_ended(state: State, event: GenerationEnded | ZygoteGone) -> Step:
     """Start over with everything new but the zygote; or hear first what the coordinator says."""
-    if not state.between or state.finishing:
+    if state.phase is not Phase.CLEARING:
         return state, []
     if state.cluster is not None:
         if not state.cluster.decides:  # the coordinator was lost meanwhile
@@ -213,7 +212,7 @@ def begin_again(state: State, at_ns: int) -> Step:
         sigterm_repeats=state.sigterm_repeats,
         signals=state.signals,
         why_signalled=state.why_signalled,
-        zygote_ready=state.zygote_gone is None,
+        phase=Phase.WAITING if state.zygote_gone is None else Phase.IMPORTING,
         begin_ns=at_ns + int(wait_s * _NS) if wait_s else None,
         cluster=cluster,
     )
@@ -236,10 +235,10 @@ def stop(
     """Tell the ranks to end, once, and set the time by which they must have."""
     if state.stopping:
         return state, []
-    if state.cluster is not None and state.cluster.is_told_idle and others_know:
-        return replace(state, stopping=True), []  # no rank is left here
+    if state.cluster is not None and state.cluster.is_idle and others_know:
+        return replace(state, stop=Stop.ASKED), []  # no rank is left here
     deadline_ns = at_ns + int(state.shutdown_timeout_s * _NS)
-    state = replace(state, stopping=True, deadline_ns=deadline_ns)
+    state = replace(state, stop=Stop.ASKED, deadline_ns=deadline_ns)
     told = tuple(sorted(state.alive - {sparing}))
     state, actions = _tell(state, told, signum, at_ns)
     state, actions = _open_gate_if_due(state, actions)
@@ -256,8 +255,14 @@ def _tell(state: State, ranks: tuple[int, ...], signum: int, at_ns: int) -> Step
     return state, [Signal(ranks=ranks, signum=signum, whole_group=whole_group)] if ranks else []
 
 
+def _stopped(state: State, **changes: Any) -> State:
+    """Return the state whose ranks were told to end, if they were not."""
+    stop = state.stop if state.stopping else Stop.ASKED
+    return replace(state, stop=stop, **changes)
+
+
 def _kill(state: State, at_ns: int) -> Step:
-    state = replace(state, killed=True, stopping=True)
+    state = replace(state, stop=Stop.KILLED)
     state, actions = _tell(state, tuple(sorted(state.alive)), signal.SIGKILL, at_ns)
     deadline_ns = at_ns + int(ZYGOTE_GRACE_S * _NS)
     state = replace(state, deadline_ns=deadline_ns)
@@ -266,26 +271,29 @@ def _kill(state: State, at_ns: int) -> Step:
 
 def _zygote_gone(state: State, event: ZygoteGone) -> Step:
     """Nothing is left of this generation; that was its end, unless it was at its end already."""
+    cluster, was_over = state.cluster, state.over
     state = replace(state, zygote_gone=event, alive=frozenset())
-    cluster = state.cluster
-    if state.over and cluster is not None and cluster.is_met:
+    has_lost = cluster is not None and cluster.is_met and not cluster.decides
+    if was_over or has_lost:
         return state, []
-    was_ending = state.finishing or state.broken is not None
-    if state.between and not was_ending:
-        return (state, []) if state.over and state.signals else _generation_ended(state, event)
+    was_ending = state.phase is Phase.ENDING or state.broken is not None
+    if state.phase is Phase.CLEARING and not was_ending:
+        is_last = cluster is None and bool(state.signals)
+        return (state, []) if is_last else _generation_ended(state, event)
     is_failure = state.signals or state.start_error or state.hung or has_culprit(state)
     if not (was_ending or is_failure or state.lost_process):
         state = replace(state, lost_process=event)
     if cluster is None or not cluster.is_met:
         state, is_next = (state, False) if was_ending else _count_restart(state, event.at_ns)
         return begin_again(state, event.at_ns) if is_next else (state, [])
-    if cluster.is_elastic and (cluster.is_told_idle or cluster.is_alone):
-        return leave(replace(state, stopping=True), cluster, [], event.at_ns)
+    if cluster.is_elastic and (cluster.is_idle or cluster.link is Link.RETURNING):
+        return leave(_stopped(state), cluster, [], event.at_ns)
     if state.lost_process is event and cluster.may_leave and not may_restart(state):
-        state, actions = leave(replace(state, stopping=True), cluster, [], event.at_ns)
+        state, actions = leave(_stopped(state), cluster, [], event.at_ns)
         return state, [Tell(what="leaves"), *actions]
     failed: list[Action] = [] if state.stopping else [Tell(what="failed")]
-    state, said = say_idle(replace(state, stopping=True, between=True, deadline_ns=None))
+    phase = Phase.ENDING if state.phase is Phase.ENDING else Phase.CLEARING
+    state, said = say_idle(_stopped(state, phase=phase, deadline_ns=None))
     return state, [*failed, *said]
 
 
@@ -316,16 +324,16 @@ def signalled(state: State, event: SignalArrived) -> Step:
         state, actions = _kill(state, event.at_ns)
     cluster = state.cluster
     if cluster is not None and len(state.signals) > 2:
-        state = replace(state, cluster=replace(cluster, is_cut_off=True))
-    elif cluster is not None and cluster.is_told_idle and cluster.decides:
-        if (cluster.is_elastic or cluster.is_expected) and was_stopping:
+        state = replace(state, cluster=replace(cluster, link=Link.CUT_OFF))
+    elif cluster is not None and cluster.is_idle and cluster.decides:
+        if cluster.may_end_alone and was_stopping:
             return leave(state, cluster, actions, event.at_ns)
         return state, actions  # the others are told to end, and the coordinator says when they have
-    if state.alive or state.finishing:
+    if state.alive or state.phase in (Phase.ENDING, Phase.OVER):
         return state, actions
     # No rank was started yet: there is nothing to wait for.
     told: list[Action] = [action for action in actions if isinstance(action, Tell)]
-    return replace(state, finishing=True), [*told, EndZygote(by_force=True)]
+    return replace(state, phase=Phase.ENDING), [*told, EndZygote(by_force=True)]
 
 
 def _time_passed(state: State, at_ns: int) -> Step:
@@ -333,12 +341,13 @@ def _time_passed(state: State, at_ns: int) -> Step:
         return start_if_due(replace(state, begin_ns=None))
     if state.deadline_ns is None or at_ns < state.deadline_ns or state.over:
         return state, []
-    if state.killed or state.finishing or state.between:
+    if state.killed or state.phase in (Phase.CLEARING, Phase.ENDING):
         # SIGKILL was not enough, or the zygote does not answer: end it, and its ranks with it.
-        if state.between and state.cluster is None:  # what was to come is not to be
+        if state.phase is Phase.CLEARING and state.cluster is None:  # what was to come is not to be
             why = "what the ranks left behind could not be cleared up"
             state = replace(state, causes=state.causes[:-1], no_restart=why)
-        state = replace(state, deadline_ns=None, finishing=state.finishing or state.between)
+        phase = Phase.ENDING if state.phase is Phase.CLEARING else state.phase
+        state = replace(state, deadline_ns=None, phase=phase)
         return state, [EndZygote(by_force=True)]
     return _kill(state, at_ns)
 

@@ -13,6 +13,7 @@ from typing import Any
 from meshrun.lifecycle.actions import Decide, EndZygote, OpenGate, Tell
 from meshrun.lifecycle.local import begin_again, finish, signalled, start_if_due, stop
 from meshrun.lifecycle.outcome_json import cause_from_json, ranks_from_json
+from meshrun.lifecycle.phases import ClusterPhase, Link, Phase, Stop
 from meshrun.lifecycle.restart import (
     change_of,
     find_cause,
@@ -45,10 +46,10 @@ def _met(state: State, event: Met) -> Step:
     causes = tuple(cause_from_json(cause) for cause in event.causes)
     ranks = {rank: RankState() for rank in event.ranks}
     if known.is_met:  # again, as nodes have come or gone
-        if state.finishing:
+        if state.phase in (Phase.ENDING, Phase.OVER) or known.link is Link.CUT_OFF:
             return state, []
         return begin_again(replace(state, ranks=ranks, causes=causes), event.at_ns)
-    cluster = replace(known, is_met=True, is_coordinator=event.node_rank == 0)
+    cluster = replace(known, phase=ClusterPhase.RUNNING, is_coordinator=event.node_rank == 0)
     return start_if_due(replace(state, cluster=cluster, ranks=ranks, causes=causes))
 
 
@@ -56,11 +57,12 @@ def _meeting_failed(state: State, event: MeetingFailed) -> Step:
     known = _known(state)
     if known.failed is not None or state.over:
         return state, []
-    cluster = replace(known, failed=event, is_cut_off=known.is_cut_off or known.is_alone)
+    link = Link.CUT_OFF if known.link is Link.RETURNING else known.link
+    cluster = replace(known, failed=event, link=link)
     if not cluster.is_met:
-        state = replace(state, cluster=cluster, stopping=True, finishing=True)
+        state = replace(state, cluster=cluster, stop=Stop.ASKED, phase=Phase.ENDING)
         return state, [EndZygote(by_force=True)]
-    if known.is_told_idle and (known.is_elastic or known.is_expected):
+    if known.is_idle and known.may_end_alone:
         return leave(replace(state, cluster=cluster), cluster, [], event.at_ns)
     stopped, actions = stop(replace(state, cluster=cluster), event.at_ns)
     return finish(stopped, actions, event.at_ns)
@@ -69,9 +71,9 @@ def _meeting_failed(state: State, event: MeetingFailed) -> Step:
 def _node_lost(state: State, event: NodeLost) -> Step:
     known = _known(state)
     if (
-        known.is_elastic and not state.signals
-    ):  # the coordinator is: perhaps it is there again later
-        alone = replace(state, cluster=replace(known, is_alone=True))
+        known.is_elastic and not state.signals and known.link is not Link.CUT_OFF
+    ):  # the coordinator is: it may come back
+        alone = replace(state, cluster=replace(known, link=Link.RETURNING))
         alone, actions = stop(alone, event.at_ns, others_know=True)
         return finish(alone, actions, event.at_ns)
     if known.is_coordinator and may_restart(state):  # perhaps it is started again
@@ -80,10 +82,10 @@ def _node_lost(state: State, event: NodeLost) -> Step:
         state = replace(state, cluster=replace(known, change=known.change or lost))
         state, actions = stop(state, event.at_ns, others_know=True)
         return finish(state, actions, event.at_ns)
-    is_cut_off = known.is_cut_off or event.node_rank == 0
-    cluster = replace(known, lost=known.lost or event, is_cut_off=is_cut_off)
+    link = Link.CUT_OFF if event.node_rank == 0 else known.link
+    cluster = replace(known, lost=known.lost or event, link=link)
     state, actions = stop(replace(state, cluster=cluster), event.at_ns, others_know=True)
-    if is_cut_off and known.is_told_idle:
+    if link is Link.CUT_OFF and known.is_idle:
         return end_zygote(state, event.at_ns)
     return finish(state, actions, event.at_ns)
 
@@ -100,6 +102,8 @@ def _others_failed(state: State, event: OthersFailed) -> Step:
 
 def _all_idle(state: State, event: AllIdle) -> Step:
     """Decide for every node: the ranks start again, or the launch is over."""
+    if _known(state).phase in (ClusterPhase.MEETING, ClusterPhase.OVER):
+        return state, []
     ranks: dict[int, RankState] = {}
     for outcome in event.outcomes:
         ranks.update(ranks_from_json(outcome))
@@ -119,18 +123,19 @@ def _all_idle(state: State, event: AllIdle) -> Step:
 def _gather(state: State, cause: Cause) -> Step:
     """Have ranks start again, which may have to wait for nodes."""
     known = _known(state)
-    cluster = replace(known, is_expected=True)
+    cluster = replace(known, phase=ClusterPhase.REGROUPING)
     return replace(state, cluster=cluster), [Decide(next_after=cause)]
 
 
 def _next_begins(state: State, event: NextBegins) -> Step:
     state = replace(state, causes=(*state.causes, cause_from_json(event.cause)))
-    if not state.finishing and state.broken is None:
-        return begin_again(state, event.at_ns)
     if not _known(state).decides:
         return state, []
+    if state.phase not in (Phase.ENDING, Phase.OVER) and state.broken is None:
+        return begin_again(state, event.at_ns)
     # Nobody can start ranks here any more, and the others would wait for them.
-    state, idle = say_idle(replace(state, cluster=replace(_known(state), is_told_idle=False)))
+    cluster = replace(_known(state), phase=ClusterPhase.RUNNING)
+    state, idle = say_idle(replace(state, cluster=cluster))
     return state, [Tell(what="failed"), *idle]
 
 
@@ -139,12 +144,12 @@ def _signalled(state: State, event: SignalArrived) -> Step:
     known, is_first = state.cluster, not (state.signals or state.over)
     if event.signum != signal.SIGTERM or known is None or not (is_first and known.may_leave):
         return signalled(state, event)
-    state, actions = signalled(replace(state, cluster=replace(known, is_cut_off=True)), event)
+    state, actions = signalled(replace(state, cluster=replace(known, link=Link.CUT_OFF)), event)
     return state, [Tell(what="leaves"), *actions]
 
 
 def _launch_over(state: State, event: LaunchOver) -> Step:
-    state = replace(state, cluster=replace(_known(state), over=event))
+    state = replace(state, cluster=replace(_known(state), over=event, phase=ClusterPhase.OVER))
     return end_zygote(state, event.at_ns)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from meshrun.lifecycle.actions import Action, Decide, EndZygote, Tell, WakeAt
+from meshrun.lifecycle.phases import ClusterPhase, Link, Phase
 from meshrun.lifecycle.state import ClusterState, State
 
 LEFTOVER_GRACE_S = 2.0
@@ -18,24 +19,25 @@ Step = tuple[State, list[Action]]
 
 def end_zygote(state: State, at_ns: int) -> Step:
     """Have the zygote end, now that no rank is left and none will be started."""
-    if state.zygote_gone is not None or state.finishing:
+    if state.zygote_gone is not None or state.phase is Phase.ENDING:
         return state, []
     deadline_ns = at_ns + int(ZYGOTE_GRACE_S * _NS)
     actions: list[Action] = [EndZygote(), WakeAt(at_ns=deadline_ns)]
-    return replace(state, finishing=True, deadline_ns=deadline_ns), actions
+    return replace(state, phase=Phase.ENDING, deadline_ns=deadline_ns), actions
 
 
 def leave(state: State, cluster: ClusterState, actions: list[Action], at_ns: int) -> Step:
     """End this node's part, or as the coordinator the launch, while it waits for other nodes."""
     if cluster.is_coordinator:
-        return state, [*actions, Decide(next_after=None)] if cluster.is_expected else actions
-    state, ends = end_zygote(replace(state, cluster=replace(cluster, is_cut_off=True)), at_ns)
+        is_awaited = cluster.phase is ClusterPhase.REGROUPING
+        return state, [*actions, Decide(next_after=None)] if is_awaited else actions
+    state, ends = end_zygote(replace(state, cluster=replace(cluster, link=Link.CUT_OFF)), at_ns)
     return state, [*actions, *ends]
 
 
 def say_idle(state: State) -> Step:
     """Tell the coordinator that nothing of this generation is left here, once."""
     cluster = state.cluster
-    if cluster is None or cluster.is_told_idle or not cluster.decides:
+    if cluster is None or cluster.is_idle or not cluster.decides:
         return state, []
-    return replace(state, cluster=replace(cluster, is_told_idle=True)), [Tell(what="idle")]
+    return replace(state, cluster=replace(cluster, phase=ClusterPhase.IDLE)), [Tell(what="idle")]

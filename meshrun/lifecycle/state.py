@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from meshrun.lifecycle.phases import ClusterPhase, Link, Phase, Stop
 from meshrun.protocol.events import (
     Hung,
     LaunchOver,
@@ -73,25 +74,18 @@ class Cause:
 class ClusterState:
     """The other nodes of a launch, as this one's launcher knows them."""
 
-    is_met: bool = False
+    phase: ClusterPhase = ClusterPhase.MEETING
+    link: Link = Link.UP
     failed: MeetingFailed | None = None
     lost: NodeLost | None = None
     """The first node that was lost."""
     signum: int | None = None
     """The signal that ended ranks of another node, and therefore here too."""
     is_coordinator: bool = False
-    is_cut_off: bool = False
-    """Whether this node can no longer hear what the coordinator decides, or leaves without it."""
-    is_told_idle: bool = False
-    """Whether the coordinator knows that nothing is left here of this generation."""
     is_elastic: bool = False
     """Whether nodes may come and go."""
     change: OthersFailed | None = None
     """The first node that came or went in this generation; known to the coordinator."""
-    is_expected: bool = False
-    """Whether the coordinator will start the ranks again once there are enough nodes."""
-    is_alone: bool = False
-    """Whether this node was cut off from the coordinator, and tries to come back."""
     over: LaunchOver | None = None
     ranks: dict[int, RankState] = field(default_factory=dict)
     """Ranks of other nodes that failed, or left first; at the coordinator, once nothing is left."""
@@ -102,19 +96,37 @@ class ClusterState:
     def again(self) -> ClusterState:
         """What is known as the next generation of ranks begins."""
         return ClusterState(
-            is_met=True, is_coordinator=self.is_coordinator, is_elastic=self.is_elastic
+            phase=ClusterPhase.RUNNING,
+            is_coordinator=self.is_coordinator,
+            is_elastic=self.is_elastic,
         )
+
+    @property
+    def is_met(self) -> bool:
+        """Whether all nodes have been there."""
+        return self.phase is not ClusterPhase.MEETING
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the coordinator knows that nothing is left here of this generation."""
+        return self.phase not in (ClusterPhase.MEETING, ClusterPhase.RUNNING)
+
+    @property
+    def may_end_alone(self) -> bool:
+        """Whether a node that is idle may end before the others have."""
+        return self.is_elastic or self.phase is ClusterPhase.REGROUPING
 
     @property
     def may_leave(self) -> bool:
         """Whether the others can go on without this node, and are not being stopped too."""
-        is_needed = self.is_coordinator or self.is_told_idle or self.signum is not None
+        is_needed = self.is_coordinator or self.is_idle or self.signum is not None
         return self.is_elastic and self.decides and not is_needed
 
     @property
     def decides(self) -> bool:
         """Whether the coordinator is still to say what comes next."""
-        return self.is_met and not self.is_cut_off and self.over is None
+        is_open = self.phase not in (ClusterPhase.MEETING, ClusterPhase.OVER)
+        return is_open and self.link is not Link.CUT_OFF
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,14 +136,13 @@ class State:
     shutdown_timeout_s: float
     ranks: dict[int, RankState]
     """This generation's."""
+    phase: Phase = Phase.IMPORTING
+    stop: Stop = Stop.NONE
     max_restarts: int = 0
     causes: tuple[Cause, ...] = ()
     """Why each generation before this one ended."""
     no_restart: str | None = None
     """Why ranks are not started again although restarts are left, if that is so."""
-    stopping: bool = False
-    killed: bool = False
-    """Whether SIGKILL has been sent to the ranks."""
     deadline_ns: int | None = None
     sigterm_repeats: bool = False
     """Whether only the first SIGTERM counts."""
@@ -147,20 +158,26 @@ class State:
     """Whether ranks that have finished may leave."""
     begin_ns: int | None = None
     """When this generation is to start, while that is waited for."""
-    between: bool = False
-    """Whether the zygote clears up between two generations."""
-    finishing: bool = False
     hung: Hung | None = None
     """Set once no rank got on for too long."""
     step: int | None = None
     """How far a rank of this node has come, if one says."""
-    zygote_ready: bool = False
     zygote_gone: ZygoteGone | None = None
     """Set until there is another one."""
     cluster: ClusterState | None = None
     """The other nodes, if there are any."""
     alive: frozenset[int] = field(default_factory=frozenset)
     """Ranks that were started and have not ended."""
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the ranks were told to end."""
+        return self.stop is not Stop.NONE
+
+    @property
+    def killed(self) -> bool:
+        """Whether SIGKILL has been sent to the ranks."""
+        return self.stop is Stop.KILLED
 
     @property
     def generation(self) -> int:
@@ -175,8 +192,7 @@ class State:
     @property
     def over(self) -> bool:
         """Whether nothing is left to wait for."""
-        is_waiting = self.cluster is not None and self.cluster.decides
-        return self.zygote_gone is not None and not is_waiting
+        return self.phase is Phase.OVER
 
     @property
     def has_killed(self) -> bool:
@@ -220,6 +236,6 @@ def furthest(*steps: int | None) -> int | None:
 
 def is_idle(state: State) -> bool:
     """Whether no rank is left and no other will be started."""
-    if state.alive or state.finishing or state.between:
+    if state.alive or state.phase in (Phase.CLEARING, Phase.ENDING, Phase.OVER):
         return False
     return state.stopping or all(rank.exited is not None for rank in state.ranks.values())

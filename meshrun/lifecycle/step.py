@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from meshrun.lifecycle import local, other_nodes
+from meshrun.lifecycle.phases import Phase
 from meshrun.lifecycle.shutdown import Step
 from meshrun.lifecycle.state import State
 from meshrun.protocol.events import Event
@@ -12,4 +15,8 @@ _STEPS = {**local.STEPS, **other_nodes.STEPS}
 
 def step(state: State, event: Event) -> Step:
     """Return the state after ``event`` and what to do about it."""
-    return _STEPS[type(event)](state, event)
+    state, actions = _STEPS[type(event)](state, event)
+    is_waiting = state.cluster is not None and state.cluster.decides
+    if state.zygote_gone is not None and not is_waiting:
+        state = replace(state, phase=Phase.OVER)
+    return state, actions

@@ -10,6 +10,7 @@ from meshrun.console.console import Console
 from meshrun.console.label import rank_label
 from meshrun.console.merged_label import merged_label
 from meshrun.lifecycle.blame import describe_lost_process, describe_wait_status
+from meshrun.lifecycle.phases import Phase
 from meshrun.lifecycle.restart import back_off
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
@@ -143,7 +144,7 @@ class StartProgress:
 
     def _tell_lost_zygote(self, event: ZygoteGone, state: State, console: Console) -> None:
         """Say that it ended between two generations, where that costs only time."""
-        if not (state.over or state.lost_process or state.finishing or state.broken):
+        if not (state.over or state.lost_process or state.phase is Phase.ENDING or state.broken):
             how = describe_wait_status(event.wait_status)
             console.note(f"the process that starts the ranks {how}; another one is started")
 
@@ -227,7 +228,11 @@ class StartProgress:
         if state.begin_ns is not None:
             return "waiting to start again"
         if not began:
-            waits = state.zygote_ready and state.cluster is not None and not state.cluster.is_met
+            waits = (
+                state.phase is Phase.WAITING
+                and state.cluster is not None
+                and not state.cluster.is_met
+            )
             return "waiting for the other nodes" if waits else "importing torch"
         if began < total:
             return f"started {began} of {total} ranks ({elapsed})"

@@ -33,6 +33,7 @@ from meshrun.lifecycle.actions import (
     WakeAt,
 )
 from meshrun.lifecycle.evidence import Evidence
+from meshrun.lifecycle.phases import ClusterPhase
 from meshrun.lifecycle.state import ClusterState, RankState, State, skip_time, was_stopped
 from meshrun.lifecycle.step import step
 from meshrun.plan.plan import LaunchPlan
@@ -457,7 +458,8 @@ class Loop:
             plan, session = self._settle(self._asked, self._workers.session, met)
         except MeshrunError as error:
             self.state = replace(
-                self.state, cluster=ClusterState(is_met=True, is_coordinator=not met.node_rank)
+                self.state,
+                cluster=ClusterState(phase=ClusterPhase.RUNNING, is_coordinator=not met.node_rank),
             )
             return MeetingFailed(error=error, at_ns=met.at_ns)
         assert self._nodes is not None  # noqa: S101 - which have met

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshrun.lifecycle.actions import Action, OpenGate, Signal, StartAll, StartZygote, WakeAt
+from meshrun.lifecycle.phases import ClusterPhase, Phase
 from meshrun.lifecycle.state import ClusterState, State
 from meshrun.lifecycle.step import step
 from meshrun.protocol.events import Event, OthersFailed, ProgramBroken, StartFailed, TimePassed
@@ -218,7 +219,10 @@ def test_history(name: str) -> None:
 def test_a_plan_that_fails_once_all_have_met_is_told() -> None:
     """The others are about to start ranks; and the coordinator hears that none is left here."""
     state = State(
-        shutdown_timeout_s=30.0, ranks={}, cluster=ClusterState(is_met=True), zygote_ready=True
+        shutdown_timeout_s=30.0,
+        ranks={},
+        cluster=ClusterState(phase=ClusterPhase.RUNNING),
+        phase=Phase.WAITING,
     )
     state, first = step(state, NOT_MET)
     state, then = step(state, CLEARED)
@@ -266,7 +270,7 @@ def test_no_member_stays_without_a_head(events: list[Event]) -> None:
     state, _ = _go_on(state, [exited(rank, 15, 50) for rank in sorted(state.alive)])
     state, _ = _go_on(state, [CLEARED, TimePassed(at_ns=900 * S), TimePassed(at_ns=999 * S)])
 
-    assert state.finishing
+    assert state.phase is Phase.ENDING
     assert _go_on(state, [GONE])[0].over
 
 

@@ -19,6 +19,7 @@ from meshrun.lifecycle.outcome_json import (
     outcome_to_json,
     ranks_from_json,
 )
+from meshrun.lifecycle.phases import Stop
 from meshrun.lifecycle.state import Cause, RankState, State
 from meshrun.protocol.events import RankExited, RankRaised
 from meshrun.protocol.result import Resize
@@ -84,7 +85,7 @@ def test_ranks_that_went_well_are_not_told() -> None:
     """But for the one that left first, who may be the cause of others' lost connections."""
     well = RankExited(rank=0, pid=1, wait_status=0, at_ns=9)
     ranks = {rank: RankState(pid=1, finished_ns=9 - rank, exited=well) for rank in range(3)}
-    told = outcome_of(ranks, killed=True)
+    told = outcome_of(ranks, stop=Stop.KILLED)
 
     assert ranks_from_json(told) == {2: ranks[2]}
     assert (told["is_well"], told["killed"], told["signum"]) == (True, True, 0)

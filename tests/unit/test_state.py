@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from meshrun.lifecycle.actions import Action, EndZygote, OpenGate, Signal, StartAll, StartZygote
+from meshrun.lifecycle.phases import ClusterPhase
 from meshrun.lifecycle.state import ClusterState, RankState, State
 from meshrun.lifecycle.step import step
 from meshrun.protocol.events import Event, OthersFailed, RankFinished, StartFailed, ZygoteUnsafe
@@ -129,7 +130,7 @@ def test_one_signal_to_every_node_is_one() -> None:
     state = State(
         shutdown_timeout_s=30.0,
         ranks={rank: RankState() for rank in range(3)},
-        cluster=ClusterState(is_met=True),
+        cluster=ClusterState(phase=ClusterPhase.RUNNING),
     )
     histories = [*STARTED, OthersFailed(why="node1 was stopped", signum=15, at_ns=5 * S)]
     for event in [*histories, signalled(15, 6)]:

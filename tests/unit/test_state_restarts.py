@@ -20,6 +20,7 @@ from meshrun.lifecycle.actions import (
     WakeAt,
 )
 from meshrun.lifecycle.outcome_json import cause_to_json
+from meshrun.lifecycle.phases import ClusterPhase, Phase, Stop
 from meshrun.lifecycle.state import Cause, ClusterState, RankState, State, skip_time
 from meshrun.lifecycle.step import step
 from meshrun.protocol.events import (
@@ -218,7 +219,7 @@ def waiting(cluster: ClusterState | None = None) -> State:
     )
     return State(
         shutdown_timeout_s=30.0, ranks={0: RankState()}, max_restarts=9, causes=causes,
-        zygote_ready=True, begin_ns=10 * S, cluster=cluster,
+        phase=Phase.WAITING, begin_ns=10 * S, cluster=cluster,
     )  # fmt: skip
 
 
@@ -242,7 +243,7 @@ def test_ranks_that_have_ended_do_not_hang() -> None:
     """One may end well while it is asked where it is, and then nothing is wrong."""
     events = events_of(End(5), 0.0)
     events[-1] = RankExited(rank=0, pid=100, wait_status=0, at_ns=S)
-    state = State(shutdown_timeout_s=30.0, ranks={0: RankState()}, zygote_ready=True)
+    state = State(shutdown_timeout_s=30.0, ranks={0: RankState()}, phase=Phase.WAITING)
     for event in [*events, Hung(idle_s=60.0, at_ns=2 * S)]:
         state, _ = step(state, event)
 
@@ -266,10 +267,10 @@ def test_a_zygote_that_is_lost_meanwhile_is_a_failure_more() -> None:
 def test_nodes_wait_each_for_itself() -> None:
     """All know the same failures; so one that is told of another's end has nothing to end."""
     causes = waiting().causes
-    met = ClusterState(is_met=True)
+    met = ClusterState(phase=ClusterPhase.RUNNING)
     before = State(
         shutdown_timeout_s=30.0, ranks={0: RankState()}, max_restarts=9, causes=causes[:1],
-        zygote_ready=True, stopping=True, between=True, cluster=met,
+        stop=Stop.ASKED, phase=Phase.CLEARING, cluster=met,
     )  # fmt: skip
     begins = NextBegins(generation=2, cause=cause_to_json(causes[1]), at_ns=9 * S)
     others = OthersFailed(why="node1 was stopped by SIGTERM", signum=15, at_ns=7 * S)
@@ -284,7 +285,7 @@ def test_nodes_wait_each_for_itself() -> None:
 def test_a_signal_to_one_waiting_node_is_told_to_all() -> None:
     """It is the launch's end, not this node's alone."""
     told = SignalArrived(signum=signal.SIGTERM, at_ns=5 * S)
-    taken = follow(waiting(ClusterState(is_met=True)), told)
+    taken = follow(waiting(ClusterState(phase=ClusterPhase.RUNNING)), told)
 
     assert taken == [Tell(what="failed"), EndZygote(by_force=True)]
     assert not [each for each in taken if isinstance(each, Signal)]
@@ -292,7 +293,7 @@ def test_a_signal_to_one_waiting_node_is_told_to_all() -> None:
 
 def test_time_that_is_skipped_makes_nothing_due() -> None:
     """Neither the next start nor the end of the grace period."""
-    waits, ends = waiting(), replace(waiting(), begin_ns=None, stopping=True, deadline_ns=30 * S)
+    waits, ends = waiting(), replace(waiting(), begin_ns=None, stop=Stop.ASKED, deadline_ns=30 * S)
 
     assert follow(skip_time(waits, 100 * S), TimePassed(at_ns=109 * S)) == []
     assert follow(skip_time(waits, 100 * S), TimePassed(at_ns=110 * S)) == [StartAll(generation=2)]

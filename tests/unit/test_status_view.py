@@ -7,6 +7,7 @@ import pytest
 
 from meshrun.layout import Layout
 from meshrun.layout.spec import parse_mesh
+from meshrun.lifecycle.phases import Stop
 from meshrun.lifecycle.state import RankState, State
 from meshrun.lifecycle.status import Phase, RankStatus, Status, phase_of
 from meshrun.protocol.events import Hung, RankExited, RankRaised
@@ -81,12 +82,16 @@ RAISED = RankRaised(rank=0, at_ns=8, kind="E", message="", traceback="", shown=F
         (RankState(pid=7), {}, "joining"),
         (RankState(pid=7, ready_ns=1), {}, "running"),
         (RankState(pid=7, ready_ns=1, finished_ns=2), {}, "ending"),
-        (RankState(pid=7, ready_ns=1), {"stopping": True}, "ending"),
-        (RankState(pid=7, ready_ns=1), {"stopping": True, "hung": Hung(idle_s=5, at_ns=1)}, "hung"),
-        (RankState(pid=7, ready_ns=1, raised=RAISED), {"stopping": True}, "failed"),
+        (RankState(pid=7, ready_ns=1), {"stop": Stop.ASKED}, "ending"),
+        (
+            RankState(pid=7, ready_ns=1),
+            {"stop": Stop.ASKED, "hung": Hung(idle_s=5, at_ns=1)},
+            "hung",
+        ),
+        (RankState(pid=7, ready_ns=1, raised=RAISED), {"stop": Stop.ASKED}, "failed"),
         (RankState(pid=7, ready_ns=1, exited=exited(0)), {}, "ended"),
         (RankState(pid=7, ready_ns=1, exited=exited(9)), {}, "failed"),
-        (RankState(pid=7, exited=exited(15), told_to_end_ns=3), {"stopping": True}, "ended"),
+        (RankState(pid=7, exited=exited(15), told_to_end_ns=3), {"stop": Stop.ASKED}, "ended"),
     ],
 )
 def test_what_a_rank_is_at(known: RankState, changes: dict[str, object], phase: Phase) -> None:

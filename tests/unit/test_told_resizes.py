@@ -10,6 +10,7 @@ import pytest
 from meshrun.cli.parsed_options import Asked, build_request
 from meshrun.console.console import Console
 from meshrun.host.machine import HostFacts
+from meshrun.lifecycle.phases import ClusterPhase
 from meshrun.lifecycle.state import Cause, ClusterState, RankState, State
 from meshrun.plan.plan import build_plan
 from meshrun.plan.request import Program
@@ -47,7 +48,9 @@ def test_every_change_is_told_once(has_run: bool, capfd: pytest.CaptureFixture[s
     request = build_request(Asked({}, {}, {}), Program(kind="script", target="train.py"))
     watch, console = StartProgress(build_plan(request, facts)), Console()
     first, second = change(1, "node1", "dp 3 -> 2"), change(2, "node2", "dp 2 -> 1")
-    state = State(shutdown_timeout_s=1.0, ranks=READY, cluster=ClusterState(is_met=True))
+    state = State(
+        shutdown_timeout_s=1.0, ranks=READY, cluster=ClusterState(phase=ClusterPhase.RUNNING)
+    )
     watch(met(), state, console)
     state = replace(state, ranks=NOT_YET, causes=(first,))
     watch(met(first), state, console)

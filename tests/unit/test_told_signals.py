@@ -7,6 +7,7 @@ import pytest
 from meshrun.cli.parsed_options import Asked, build_request
 from meshrun.console.console import Console
 from meshrun.host.machine import HostFacts
+from meshrun.lifecycle.phases import Stop
 from meshrun.lifecycle.state import RankState, State
 from meshrun.plan.plan import build_plan
 from meshrun.plan.request import Program
@@ -25,7 +26,7 @@ def test_whether_ranks_have_run(
     program = Program(kind="script", target="train.py")
     facts = HostFacts(hostname="h", usable_cores=4, accelerator=None, accelerator_count=0)
     plan = build_plan(build_request(Asked({}, {}, {}), program), facts)
-    state = State(shutdown_timeout_s=1.0, ranks={0: RankState(pid=pid)}, stopping=True)
+    state = State(shutdown_timeout_s=1.0, ranks={0: RankState(pid=pid)}, stop=Stop.ASKED)
     StartProgress(plan)(SignalArrived(signum=15, at_ns=1), state, Console())
 
     assert capfd.readouterr().err.splitlines() == [told]

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from meshrun.lifecycle.phases import Stop
 from meshrun.lifecycle.state import RankState, State
 from meshrun.protocol.events import RankExited
 from meshrun.supervisor import watchdog
@@ -117,7 +118,7 @@ def test_a_print_counts_and_so_does_a_beat(world: World) -> None:
 def test_ranks_that_have_ended_are_not_waited_for(world: World) -> None:
     """Nor is anything that is being ended."""
     watch = dog(world, hang_s=60)
-    world.state = replace(world.state, stopping=True)
+    world.state = replace(world.state, stop=Stop.ASKED)
 
     assert world.pass_time(watch, 300) is None
 

@@ -1,0 +1,149 @@
+"""The phases of a launch, and which may follow which. Pure.
+
+The diagrams in docs/explanation/lifecycle.md are drawn from these tables; a test plays random
+histories and holds every step against them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+
+
+class Phase(Enum):
+    """Where this node is with one generation of ranks."""
+
+    IMPORTING = "importing"
+    """The zygote imports torch; nodes may be meeting."""
+    WAITING = "waiting"
+    """The zygote is ready; other nodes, or the time of the next start, are waited for."""
+    RUNNING = "running"
+    """The ranks were ordered."""
+    CLEARING = "clearing"
+    """No rank is left: the zygote ends what they left behind, or the coordinator decides."""
+    ENDING = "ending"
+    """The zygote was told to end."""
+    OVER = "over"
+    """Nothing is left to wait for."""
+
+
+class Stop(Enum):
+    """How far the ranks of a generation were told to end."""
+
+    NONE = "none"
+    ASKED = "asked"
+    """With a signal that they may catch, or before they were started."""
+    KILLED = "killed"
+    """With SIGKILL."""
+
+
+class ClusterPhase(Enum):
+    """Where the nodes of a launch are with one generation, as far as this node knows."""
+
+    MEETING = "meeting"
+    RUNNING = "running"
+    IDLE = "idle"
+    """The coordinator was told that nothing of this generation is left on this node."""
+    REGROUPING = "regrouping"
+    """The coordinator will start the ranks again once there are enough nodes."""
+    OVER = "over"
+    """The coordinator has ended the launch."""
+
+
+class Link(Enum):
+    """Whether this node hears the coordinator."""
+
+    UP = "up"
+    RETURNING = "returning"
+    """The connection was lost, and this node of an elastic launch tries to come back."""
+    CUT_OFF = "cut off"
+    """It can no longer hear the coordinator, or leaves without it."""
+
+
+PHASES: Mapping[Phase, Mapping[Phase, str]] = {
+    Phase.IMPORTING: {
+        Phase.WAITING: "the zygote is ready",
+        Phase.RUNNING: "the zygote is ready, and all nodes are there",
+        Phase.CLEARING: "another node failed",
+        Phase.ENDING: "a signal, or the nodes did not meet",
+        Phase.OVER: "the zygote died",
+    },
+    Phase.WAITING: {
+        Phase.RUNNING: "all nodes are there, and no back-off is left",
+        Phase.IMPORTING: "the zygote died, and is replaced",
+        Phase.CLEARING: "another node failed",
+        Phase.ENDING: "a signal, or the nodes did not meet",
+        Phase.OVER: "the zygote died",
+    },
+    Phase.RUNNING: {
+        Phase.CLEARING: "the last rank ended, and another generation may follow",
+        Phase.ENDING: "the last rank ended, and none follows",
+        Phase.IMPORTING: "the zygote died, and is replaced",
+        Phase.OVER: "the zygote died",
+    },
+    Phase.CLEARING: {
+        Phase.RUNNING: "the next generation starts",
+        Phase.WAITING: "the next generation starts after a back-off",
+        Phase.IMPORTING: "the next generation needs another zygote",
+        Phase.ENDING: "the launch is over",
+        Phase.OVER: "the zygote died, and the coordinator has decided",
+    },
+    Phase.ENDING: {Phase.OVER: "the zygote ended"},
+    Phase.OVER: {},
+}
+"""What may follow each phase of a node, and why."""
+
+STOPS: Mapping[Stop, Mapping[Stop, str]] = {
+    Stop.NONE: {Stop.ASKED: "a failure, a signal, or the end of another node's ranks"},
+    Stop.ASKED: {
+        Stop.KILLED: "the shutdown timeout is over, or a third signal came",
+        Stop.NONE: "the next generation starts",
+    },
+    Stop.KILLED: {Stop.NONE: "the next generation starts"},
+}
+"""What may follow each state of the ranks."""
+
+CLUSTER_PHASES: Mapping[ClusterPhase, Mapping[ClusterPhase, str]] = {
+    ClusterPhase.MEETING: {
+        ClusterPhase.RUNNING: "all nodes are there",
+        ClusterPhase.OVER: "the launch ended without this node",
+    },
+    ClusterPhase.RUNNING: {
+        ClusterPhase.IDLE: "nothing is left on this node",
+        ClusterPhase.REGROUPING: "nothing is left on any node, and ranks start again",
+        ClusterPhase.OVER: "the coordinator ended the launch",
+    },
+    ClusterPhase.IDLE: {
+        ClusterPhase.RUNNING: "the next generation starts",
+        ClusterPhase.REGROUPING: "nothing is left on any node, and ranks start again",
+        ClusterPhase.OVER: "the coordinator ended the launch",
+    },
+    ClusterPhase.REGROUPING: {
+        ClusterPhase.RUNNING: "the next generation starts",
+        ClusterPhase.IDLE: "this node cannot start ranks any more",
+        ClusterPhase.OVER: "the coordinator ended the launch",
+    },
+    ClusterPhase.OVER: {},
+}
+"""What may follow each phase of the cluster, as one node knows it."""
+
+LINKS: Mapping[Link, Mapping[Link, str]] = {
+    Link.UP: {
+        Link.RETURNING: "the connection was lost, in an elastic launch",
+        Link.CUT_OFF: "the coordinator was lost, or this node leaves",
+    },
+    Link.RETURNING: {Link.UP: "it was let in again", Link.CUT_OFF: "it was not, in time"},
+    Link.CUT_OFF: {},
+}
+"""What may follow each state of the link to the coordinator."""
+
+
+def diagram(table: Mapping[Any, Mapping[Any, str]]) -> str:
+    """Return a table as a Mermaid state diagram."""
+    names = {each: each.name.lower() for each in table}
+    lines = ["stateDiagram-v2", f"    [*] --> {names[next(iter(table))]}"]
+    for each, follows in table.items():
+        lines += [f"    {names[each]} --> {names[to]}: {why}" for to, why in follows.items()]
+        lines += [] if follows else [f"    {names[each]} --> [*]"]
+    return "\n".join(lines)

@@ -1,0 +1,159 @@
+"""Whatever happens in whatever order, phases follow each other as the tables say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshrun.lifecycle.actions import StartAll
+from meshrun.lifecycle.phases import (
+    CLUSTER_PHASES,
+    LINKS,
+    PHASES,
+    STOPS,
+    ClusterPhase,
+    Link,
+    Phase,
+    Stop,
+    diagram,
+)
+from meshrun.lifecycle.state import ClusterState, RankState, State
+from meshrun.lifecycle.step import step
+from meshrun.protocol.events import (
+    AllIdle,
+    Event,
+    GenerationEnded,
+    Hung,
+    LaunchBegan,
+    NodeLost,
+    OthersFailed,
+    ProgramBroken,
+    RankBeat,
+    RankExited,
+    RankFinished,
+    RankJoined,
+    RankReady,
+    RankStarted,
+    SignalArrived,
+    StartFailed,
+    StoreEnded,
+    TimePassed,
+    ZygoteGone,
+    ZygoteReady,
+    ZygoteUnsafe,
+)
+from tests.histories import S, raised
+from tests.kit import ROOT
+from tests.node_histories import NEXT, NOT_MET, OTHERS_FINISHED, met, over, told
+
+TABLES: dict[str, Mapping[Any, Mapping[Any, str]]] = {
+    "a node": PHASES,
+    "its ranks": STOPS,
+    "the cluster": CLUSTER_PHASES,
+    "the link": LINKS,
+}
+RANK = st.integers(0, 1)
+SIGNUM = st.sampled_from([2, 13, 15])
+LOCAL: list[Callable[[int], st.SearchStrategy[Event]]] = [
+    lambda at: st.just(LaunchBegan(at_ns=at)),
+    lambda at: st.just(ZygoteReady(at_ns=at, import_ns=0)),
+    lambda _: st.just(ZygoteUnsafe(reason="threads")),
+    lambda _: st.just(ProgramBroken(text="", exit_code=1)),
+    lambda at: st.builds(RankStarted, rank=RANK, pid=st.just(7), at_ns=st.just(at)),
+    lambda at: st.just(StartFailed(rank=0, error="no memory", at_ns=at)),
+    lambda at: st.builds(RankJoined, rank=RANK, at_ns=st.just(at)),
+    lambda at: st.builds(RankReady, rank=RANK, at_ns=st.just(at)),
+    lambda at: st.builds(raised, RANK, st.just(at / S)),
+    lambda at: st.builds(RankBeat, rank=RANK, at_ns=st.just(at), step=st.integers(0, 3)),
+    lambda at: st.builds(RankFinished, rank=RANK, at_ns=st.just(at)),
+    lambda at: st.builds(
+        RankExited, rank=RANK, pid=st.just(7), wait_status=st.sampled_from([0, 9, 256]),
+        at_ns=st.just(at),
+    ),
+    lambda at: st.just(StoreEnded(wait_status=9, at_ns=at)),
+    lambda at: st.just(GenerationEnded(at_ns=at)),
+    lambda at: st.builds(ZygoteGone, wait_status=st.sampled_from([0, 9]), at_ns=st.just(at)),
+    lambda at: st.builds(SignalArrived, signum=SIGNUM, at_ns=st.just(at)),
+    lambda at: st.just(Hung(idle_s=5.0, at_ns=at)),
+    lambda at: st.just(TimePassed(at_ns=at)),
+]  # fmt: skip
+ELSEWHERE: list[Callable[[int], st.SearchStrategy[Event]]] = [
+    lambda _: st.sampled_from([met(0), met(1), NOT_MET, NEXT, OTHERS_FINISHED, over(7)]),
+    lambda at: st.builds(
+        NodeLost, node_rank=RANK, host=st.just("a"), why=st.just("gone"), at_ns=st.just(at)
+    ),
+    lambda at: st.builds(
+        OthersFailed, why=st.just("rank 2 failed"), signum=st.sampled_from([0, 15]),
+        at_ns=st.just(at), resizes=st.booleans(),
+    ),
+    lambda at: st.just(AllIdle(outcomes=(told((2, 7 << 8)),), at_ns=at)),
+]  # fmt: skip
+
+
+@st.composite
+def histories(
+    draw: st.DrawFn, kinds: list[Callable[[int], st.SearchStrategy[Event]]]
+) -> list[Event]:
+    """Events of all kinds in any order, seconds apart."""
+    at_ns, events = 0, []
+    for kind in draw(st.lists(st.sampled_from(kinds), max_size=40)):
+        at_ns += draw(st.sampled_from([0, S, 40 * S]))
+        events.append(draw(kind(at_ns)))
+    return events
+
+
+def follow(state: State, events: list[Event]) -> None:
+    """Play events, and hold each step against the tables."""
+    for event in events:
+        if getattr(event, "rank", 0) not in state.ranks:
+            continue  # other nodes tell of theirs
+        after, actions = step(state, event)
+        pairs: list[tuple[Any, Any, Any]] = [
+            (PHASES, state.phase, after.phase),
+            (STOPS, state.stop, after.stop),
+        ]
+        if state.cluster is not None and after.cluster is not None:
+            pairs.append((CLUSTER_PHASES, state.cluster.phase, after.cluster.phase))
+            pairs.append((LINKS, state.cluster.link, after.cluster.link))
+        for table, before, now in pairs:
+            assert now is before or now in table[before], (event, before, now)
+        if any(isinstance(action, StartAll) for action in actions):
+            assert (after.phase, after.stop) == (Phase.RUNNING, Stop.NONE), event
+        state = after
+
+
+@given(histories(LOCAL), st.integers(0, 2))
+def test_one_node_keeps_to_the_table(events: list[Event], max_restarts: int) -> None:
+    """With and without restarts."""
+    ranks = {0: RankState(), 1: RankState()}
+    follow(State(shutdown_timeout_s=30.0, ranks=ranks, max_restarts=max_restarts), events)
+
+
+@given(histories([*LOCAL, *ELSEWHERE]), st.integers(0, 2), st.booleans())
+def test_a_node_of_several_keeps_to_the_tables(
+    events: list[Event], max_restarts: int, is_elastic: bool
+) -> None:
+    """As coordinator and as participant, whoever comes and goes."""
+    cluster = ClusterState(is_elastic=is_elastic)
+    ranks = {0: RankState(), 1: RankState(), 2: RankState(), 3: RankState()}
+    state = State(shutdown_timeout_s=30.0, ranks=ranks, max_restarts=max_restarts, cluster=cluster)
+    follow(state, events)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_diagrams_are_those_of_the_tables(name: str) -> None:
+    """The page has each of them as the table draws it."""
+    page = (ROOT / "docs" / "explanation" / "lifecycle.md").read_text()
+
+    assert f"```mermaid\n{diagram(TABLES[name])}\n```" in page
+
+
+def test_what_is_over_stays_over() -> None:
+    """Each last phase has no way out, and every other has one."""
+    last = {Phase.OVER, Link.CUT_OFF, ClusterPhase.OVER}
+    for table in TABLES.values():
+        assert {each for each, follows in table.items() if not follows} <= last
