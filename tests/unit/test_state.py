@@ -9,6 +9,7 @@ import pytest
 
 from meshrun.lifecycle.actions import Action, EndZygote, OpenGate, Signal, StartAll, StartZygote
 from meshrun.lifecycle.phases import ClusterPhase
+from meshrun.lifecycle.shutdown import ZYGOTE_GRACE_S
 from meshrun.lifecycle.state import ClusterState, RankState, State
 from meshrun.lifecycle.step import step
 from meshrun.protocol.events import Event, OthersFailed, RankFinished, StartFailed, ZygoteUnsafe
@@ -55,7 +56,7 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [term(0, 2), kill(1)],
     ),
     "a zygote that does not answer is ended by force": (
-        [*STARTED, exited(1, 9, 5), passed(35), passed(41)],
+        [*STARTED, exited(1, 9, 5), passed(35), passed(35 + ZYGOTE_GRACE_S)],
         [term(0, 2), kill(0, 2), BY_FORCE],
     ),
     "a rank that starts too late is told at once": (
@@ -79,7 +80,11 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [term(0, 1, 2), kill(0, 1, 2)],
     ),
     "signals after the third put nothing off": (
-        [*STARTED, *(signalled(15, at) for at in (5, 6, 6.1, 10, 11)), passed(11.2)],
+        [
+            *STARTED,
+            *(signalled(15, at) for at in (5, 6, 6.1, 10, 11)),
+            passed(6.2 + ZYGOTE_GRACE_S),
+        ],
         [term(0, 1, 2), kill(0, 1, 2), BY_FORCE],
     ),
     "a signal before any rank needs no grace": ([signalled(15, 1)], [BY_FORCE]),

@@ -8,6 +8,7 @@ from meshrun.layout import solve_layout
 from meshrun.layout.spec import parse_mesh
 from meshrun.lifecycle.actions import Action, StartAll, StartZygote
 from meshrun.lifecycle.outcome import build_result
+from meshrun.lifecycle.shutdown import ZYGOTE_GRACE_S
 from meshrun.protocol.events import Event, ProgramBroken, RankReady, StartFailed
 from meshrun.protocol.result import Timings
 from tests.histories import (
@@ -67,7 +68,7 @@ RESTARTS: dict[str, tuple[int, list[Event], list[Action]]] = {
     ),
     "a zygote that does not clear up is ended by force": (
         3,
-        [*STARTED, *LOST_ONE, passed(12)],
+        [*STARTED, *LOST_ONE, passed(6 + ZYGOTE_GRACE_S)],
         [term(0, 2), CLEAR, BY_FORCE],
     ),
     "a rank that could not be started may be another time": (
@@ -165,7 +166,7 @@ def test_a_useless_restart_is_explained() -> None:
 def test_a_zygote_that_does_not_clear_up_is_not_the_cause() -> None:
     """It was ended for that; what had failed before is."""
     failed = [exited(rank, 9 << 8, 5) for rank in range(3)]
-    state, _ = play([*STARTED, *failed, passed(12), KILLED_ZYGOTE], 1)
+    state, _ = play([*STARTED, *failed, passed(6 + ZYGOTE_GRACE_S), KILLED_ZYGOTE], 1)
     result = build_result(
         state, solve_layout(parse_mesh("dp=3")), hosts=["node"], timings=Timings(began_ns=0)
     )
