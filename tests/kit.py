@@ -49,12 +49,18 @@ def run_meshrun(
 
 @contextmanager
 def start_meshrun(
-    *args: str | Path, env: dict[str, str] | None = None, folder: Path
+    *args: str | Path,
+    env: dict[str, str] | None = None,
+    folder: Path,
+    caller: Path | None = None,
 ) -> Iterator[Running]:
-    """Start meshrun with its output in files of ``folder``; kill it at the end if need be."""
+    """Start meshrun with its output in files of ``folder``; kill it at the end if need be.
+
+    Where there is a ``caller``, that is a script of Python's, and gets the arguments.
+    """
     with open(folder / "stdout", "wb") as out, open(folder / "stderr", "wb") as err:
         process = subprocess.Popen(
-            command(*args),
+            command(*args) if caller is None else [sys.executable, caller, *args],
             env={**os.environ, **(env or {})},
             stdout=out,
             stderr=err,

@@ -83,12 +83,22 @@ def test_a_rank_that_reads_the_terminal_is_stopped_in_the_background(
         terminal.end()
 
 
-@pytest.mark.parametrize("method", ["fork", pytest.param("exec", marks=pytest.mark.nightly)])
+CALLER = """import sys, meshrun
+*options, program, folder = sys.argv[1:]
+meshrun.launch(program, args=[folder], options=options)
+"""
+
+
+@pytest.mark.parametrize("way", ["fork", pytest.param("exec", marks=pytest.mark.nightly), "launch"])
 def test_a_launcher_that_is_stopped_otherwise_has_its_ranks_stopped(
-    method: str, fake_torch: object, tmp_path: Path
+    way: str, fake_torch: object, tmp_path: Path
 ) -> None:
-    """SIGSTOP comes without a word; one that is killed meanwhile leaves nobody."""
-    with start_meshrun(*WORDS, "--start-method", method, TICKS, tmp_path, folder=tmp_path) as run:
+    """SIGSTOP comes without a word, also to who calls launch(); a kill meanwhile leaves nobody."""
+    words, caller = (*WORDS, "--start-method", way), None
+    if way == "launch":
+        words, caller = WORDS, tmp_path / "caller.py"
+        caller.write_text(CALLER)
+    with start_meshrun(*words, TICKS, tmp_path, folder=tmp_path, caller=caller) as run:
         for rank in (0, 1):
             run.wait_for(f"[rank {rank}] tick 3")
         ranks = ranks_below(run.process.pid)
@@ -105,3 +115,4 @@ def test_a_launcher_that_is_stopped_otherwise_has_its_ranks_stopped(
         run.signal(signal.SIGKILL)
 
         assert run.wait() == 137
+        wait_until(lambda: not any(each.is_running() for each in ranks), lambda: str(ranks))
