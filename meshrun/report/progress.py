@@ -52,6 +52,7 @@ class StartProgress:
         self._told = False
         self._started = False
         self._told_kill = False
+        self._told_spares = ""
         self.told_lost: frozenset[int] = frozenset()
         """Ranks that were said to have lost a connection, in this generation."""
         self._console: Console | None = None
@@ -118,8 +119,16 @@ class StartProgress:
         if isinstance(event, LaunchBegan) and not self._plan.node_rank:
             for line in (*self._plan.request.told, *self._plan.request.rendezvous.told):
                 console.note(line)
-        if isinstance(event, LaunchBegan) and self._plan.spares:
-            console.note(describe_spares(self._plan))
+        # What other nodes have is known once they have met, and may change as they come and go.
+        is_settled = isinstance(event, Met if self._plan.meeting is not None else LaunchBegan)
+        if is_settled and self.is_first_node:
+            self._tell_spares(console)
+
+    def _tell_spares(self, console: Console) -> None:
+        spares = describe_spares(self._plan) if self._plan.spares else ""
+        if spares and spares != self._told_spares:
+            console.note(spares)
+        self._told_spares = spares
 
     def _tell_leftovers(self, event: LeftoversEnded, console: Console) -> None:
         if event.count:

@@ -12,9 +12,9 @@ from meshrun.console.console import Console
 from meshrun.host.machine import HostFacts
 from meshrun.lifecycle.phases import ClusterPhase
 from meshrun.lifecycle.state import Cause, ClusterState, RankState, State
-from meshrun.plan.plan import build_plan
+from meshrun.plan.plan import build_plan, settle_plan
 from meshrun.plan.request import Program
-from meshrun.protocol.events import Met, TimePassed
+from meshrun.protocol.events import LaunchBegan, Met, TimePassed
 from meshrun.protocol.result import Resize
 from meshrun.report.progress import StartProgress
 
@@ -65,3 +65,26 @@ def test_every_change_is_told_once(has_run: bool, capfd: pytest.CaptureFixture[s
     assert told[0].startswith(f"meshrun: generation 1 {how} without node1: dp 3 -> 2; it ")
     assert told[1].startswith("meshrun: generation 2 runs without node2: dp 2 -> 1; it took ")
     assert len(told) == 2
+
+
+@pytest.mark.parametrize("node_rank", [0, 1])
+def test_workers_that_no_rank_is_for_are_told_once_nodes_have_met(
+    node_rank: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """By the first node; each may have another number, and again if it changes."""
+    facts = HostFacts(hostname="h", usable_cores=4, accelerator=None, accelerator_count=0)
+    values = {"nnodes": "2", "nproc_per_node": "3", "mesh": "dp=-1,tp=2", "device": "cpu",
+              "rdzv_endpoint": "node0:1"}  # fmt: skip
+    request = build_request(Asked(values, {}, {}), Program(kind="script", target="train.py"))
+    plan, console = build_plan(request, facts), Console()
+    watch = StartProgress(plan)
+    state = State(shutdown_timeout_s=1.0, ranks=NOT_YET, cluster=ClusterState())
+    watch(LaunchBegan(at_ns=1), state, console)
+    for workers in ((2, 3), (2, 3), (2, 2), (3, 4)):
+        settled = settle_plan(plan, facts, node_rank=node_rank, nproc_per_node=workers)
+        watch.settle(settled)
+        watch(met(), replace(state, cluster=ClusterState(is_met=True)), console)
+    told = [line for line in capfd.readouterr().err.splitlines() if "spare" in line]
+
+    of_five, of_seven = (f"meshrun: 1 of {n} workers is spare: node 1 has 1" for n in (5, 7))
+    assert told == ([] if node_rank else [of_five, of_seven])
