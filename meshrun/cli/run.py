@@ -17,6 +17,7 @@ from meshrun.host.child_launcher import MET, Caller
 from meshrun.host.descriptors import say
 from meshrun.host.title import set_title
 from meshrun.plan.request import LaunchRequest
+from meshrun.protocol.result import LaunchResult, Timings
 
 if TYPE_CHECKING:
     from meshrun.plan.plan import LaunchPlan
@@ -154,7 +155,7 @@ def launch_on_hosts(
     from meshrun.ssh.connect import Stopped
     from meshrun.ssh.controller import Controller
     from meshrun.ssh.foreground import fork_controller
-    from meshrun.ssh.host_failure import FirstLost
+    from meshrun.ssh.host_failure import FirstLost, HostLost
     from meshrun.ssh.remote_command import OF_THE_CONTROLLER
 
     use_cases.check_elsewhere(request, detect_host())
@@ -165,20 +166,40 @@ def launch_on_hosts(
     losses: list[float] = []
     ended: int | None = None
     while ended is None:
-        controller = Controller(request, words, version=version)
+        controller, lost = Controller(request, words, version=version), None
         try:
             ended = controller.run()
         except Stopped as stopped:
             ended = -stopped.signum
-        except FirstLost:
+        except HostLost as error:
+            lost = error
+            if not isinstance(error, FirstLost):
+                raise
             losses = [at for at in (*losses, time.monotonic()) if time.monotonic() - at < _SOON_S]
             if len(losses) > _MOST_LOSSES:
                 raise
             say("meshrun: beginning anew with the hosts that there are")
         finally:
-            if report is not None and controller.report is not None:
-                write_report(parse_result_json(controller.report), report)
+            told = controller.report and parse_result_json(controller.report)
+            if lost is not None:
+                told = _with_loss(told or None, lost)
+            if report is not None and told:
+                write_report(told, report)
     return _end_as(ended)
+
+
+def _with_loss(told: LaunchResult | None, lost: MeshrunError) -> LaunchResult:
+    """Return what node 0 told of a launch that lost a host, or that alone if it told nothing."""
+    if told is None:
+        told = LaunchResult(
+            exit_code=lost.exit_code,
+            signum=None,
+            failures=(),
+            broken_program=None,
+            trouble=lost,
+            timings=Timings(began_ns=time.monotonic_ns(), ended_ns=time.monotonic_ns()),
+        )
+    return replace(told, exit_code=lost.exit_code, signum=None, trouble=lost)
 
 
 def _end_as(ended: int) -> int:

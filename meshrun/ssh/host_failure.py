@@ -25,7 +25,11 @@ _HINTS = (
 )
 
 
-class FirstLost(RendezvousError):
+class HostLost(RendezvousError):
+    """A host was lost on the way."""
+
+
+class FirstLost(HostLost):
     """The first of hosts that come and go was lost, and the others ended: they may begin anew."""
 
 
@@ -101,11 +105,11 @@ def refusal_error(refusals: Sequence[Refusal], total: int, least: int) -> Rendez
     return RendezvousError("\n".join(lines), hint=first.hint)
 
 
-def lost_error(lost: Sequence[Refusal], *, may_begin_anew: bool) -> RendezvousError:
+def lost_error(lost: Sequence[Refusal], *, may_begin_anew: bool) -> HostLost:
     """Return the error of a launch that lost hosts on its way."""
     first = lost[0]
     others = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
-    kind = FirstLost if may_begin_anew else RendezvousError
+    kind = FirstLost if may_begin_anew else HostLost
     return kind(f"host {first.host} was lost: {first.why}{others}")
 
 

@@ -289,16 +289,19 @@ def test_a_killed_way_ends_all(make_sshd: MakeSshd, which: str) -> None:
 
 
 @pytest.mark.parametrize("node", [0, pytest.param(1, marks=pytest.mark.nightly)])
-def test_a_killed_launcher_ends_all(make_sshd: MakeSshd, node: int) -> None:
+def test_a_killed_launcher_ends_all(make_sshd: MakeSshd, tmp_path: Path, node: int) -> None:
     """kill -9 of one launcher: it is named, and no other says that it has lost the first node."""
     sshd = make_sshd(2)
-    run = launch(sshd, "--mesh", "dp=2", TOGETHER, "stay")
+    report = tmp_path / "report.json"
+    run = launch(sshd, "--mesh", "dp=2", "--report", report, TOGETHER, "stay")
     run.wait_for("met 2", times=2)
     os.kill(pids_of(sshd, node, "meshrun launcher --report=")[0], signal.SIGKILL)
 
     assert run.end() == 69, run.text
-    error = f"error: host node{node} was lost: its launcher was ended by SIGKILL"
-    assert error in run.text, run.text
+    error = f"host node{node} was lost: its launcher was ended by SIGKILL"
+    assert run.text.rstrip().endswith(f"error: {error}"), run.text
+    told = json.loads(report.read_text())
+    assert (told["exit_code"], told["trouble"]["message"]) == (69, error)
     assert "error: node 0" not in run.text, run.text
     all_gone(sshd)
 
