@@ -155,6 +155,12 @@ def is_full(pipe: int) -> bool:
     )
 
 
+def ranks_below(launcher: int) -> list[psutil.Process]:
+    """Return the ranks, which are the leaves but for the store."""
+    below = psutil.Process(launcher).children(recursive=True)
+    return [each for each in below if each.name() != "meshrun-guard" and not each.children()]
+
+
 def marked_processes(mark: str) -> list[str]:
     """Return a line for each live process that carries ``mark`` in its environment."""
     found = []

@@ -21,6 +21,8 @@ from meshrun.rendezvous.messages import Beat, Message, MessageError, Parting, de
 _RTO_MAX_MS = 44
 """Of <netinet/tcp.h>, from Linux 6.15 on: the longest pause before a lost packet is sent again."""
 _CHUNK = 64 * 1024
+_SILENT_NS = 2_000_000_000
+"""More than the time between two beats."""
 
 
 class Connection:
@@ -96,7 +98,10 @@ class Connection:
         They are idle for as long as was told: of a launcher that says nothing, and may be
         stopped, that is not known.
         """
-        return None if self._idle_ns is None else time.monotonic_ns() - self._idle_ns
+        now_ns = time.monotonic_ns()
+        if self._idle_ns is not None:
+            return now_ns - self._idle_ns
+        return now_ns if now_ns - self.heard_ns > _SILENT_NS else None
 
     def send(self, message: Message) -> None:
         """Send a message, or keep it until the handshake is done."""

@@ -11,10 +11,11 @@ import pytest
 
 from tests.engines.hosts import MakeHosts
 from tests.engines.together import Launch, all_gone, as_shell, end_all, launch_on
-from tests.kit import PROGRAMS, ROOT
+from tests.kit import PROGRAMS, ROOT, let_pass, ranks_below, wait_for_states
 
 pytestmark = pytest.mark.torch
 STEPS = PROGRAMS / "steps.py"
+LIMIT_S = 4.0
 AT = ("--nnodes", "2", "--rdzv-endpoint", "node0:29500", "--nproc-per-node", "1")
 
 
@@ -46,6 +47,27 @@ def test_a_signal_to_one_node_ends_the_wait_of_all(make_hosts: MakeHosts, host: 
 
     assert codes == [143, 143], launches[0].text + launches[1].text
     assert not any("restart 5" in launch.text for launch in launches)
+    all_gone(hosts)
+
+
+@pytest.mark.parametrize("host", [1, pytest.param(0, marks=pytest.mark.nightly)])
+def test_a_stopped_node_is_no_hang(make_hosts: MakeHosts, tmp_path: Path, host: int) -> None:
+    """The other's ranks wait for longer than they may hang: --node-timeout says for how long."""
+    hosts = make_hosts(2)
+    words = (*AT, "--hang-timeout", str(LIMIT_S), "--node-timeout", "300")
+    launches = launch_on(hosts, *words, PROGRAMS / "in_step.py", tmp_path)
+    for launch in launches:
+        launch.wait_for("step 3\n")
+    ranks = [each for each in ranks_below(launches[host].process.pid) if each.is_running()]
+    launches[host].send(signal.SIGSTOP)
+    wait_for_states(ranks, stopped=True)
+    let_pass(2 * LIMIT_S)
+    launches[host].send(signal.SIGCONT)
+    wait_for_states(ranks, stopped=False)
+    let_pass(LIMIT_S / 2)
+    (tmp_path / "go").touch()
+
+    assert end_all(launches) == [0, 0], launches[0].text + launches[1].text
     all_gone(hosts)
 
 

@@ -8,18 +8,20 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.kit import PROGRAMS, command, let_pass, start_meshrun, wait_for_states, wait_until
+from tests.kit import (
+    PROGRAMS,
+    command,
+    let_pass,
+    ranks_below,
+    start_meshrun,
+    wait_for_states,
+    wait_until,
+)
 from tests.terminal import Terminal
 
 LIMIT_S = 2.0
 TICKS = PROGRAMS / "ticks.py"
 WORDS = ("--nproc-per-node", "2", "--hang-timeout", str(LIMIT_S))
-
-
-def ranks_below(launcher: int) -> list[psutil.Process]:
-    """Return the ranks, which are the leaves but for the store."""
-    below = psutil.Process(launcher).children(recursive=True)
-    return [each for each in below if each.name() != "meshrun-guard" and not each.children()]
 
 
 def test_ctrl_z_stops_the_ranks_and_fg_continues_them(fake_torch: object, tmp_path: Path) -> None:
