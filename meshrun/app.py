@@ -140,8 +140,8 @@ def _check_rendezvous(backend: str) -> None:
 
     if not list(entry_points(group="torchrun.handlers", name=backend)):
         raise UsageError(
-            f"--rdzv-backend: there is no back end `{backend}`",
-            hint=f"{', '.join(_RENDEZVOUS)}, or an entry point of the group torchrun.handlers",
+            f"--rdzv-backend: unknown backend `{backend}`",
+            hint=f"use {', '.join(_RENDEZVOUS)}, or an entry point in the group torchrun.handlers",
         )
 
 

@@ -151,7 +151,9 @@ def launch(
         flags.append(f"--prefix={prefix or 'none'}")
     flags += _listed(options)
     if isinstance(args, str):
-        raise UsageError(f"args is a list, found the text `{args}`", hint="args=text.split()")
+        raise UsageError(
+            f"args must be a list, found the string `{args}`", hint="args=text.split()"
+        )
     _check_program(program, module=module, kwargs=kwargs)
     environ = {**os.environ, **(env or {})}
     place = None if cwd is None else os.fspath(cwd)
@@ -241,9 +243,9 @@ def _unreported(code: int, timings: Timings) -> LaunchResult:
     trouble = None
     if code:
         end = (
-            f"exited with code {code}" if signum is None else f"was ended by {signal_name(signum)}"
+            f"exited with code {code}" if signum is None else f"was killed by {signal_name(signum)}"
         )
-        trouble = HostError(f"the launcher {end} before it could say what came of the launch")
+        trouble = HostError(f"the launcher {end} before it could report a result")
         trouble.exit_code = code if signum is None else 128 + signum
     return LaunchResult(
         exit_code=trouble.exit_code if trouble else 0,
@@ -263,11 +265,11 @@ def _check_program(program: object, *, module: bool, kwargs: Mapping[str, Any] |
     """
     if isinstance(program, str | os.PathLike):
         if kwargs is not None:
-            raise UsageError("kwargs are for a function", hint="a script has args alone")
+            raise UsageError("kwargs requires a function", hint="a script takes args only")
     elif module:
-        raise UsageError(f"module=True is for a module's name, found {program!r}")
+        raise UsageError(f"module=True requires a module name, found {program!r}")
     elif not callable(program):
-        raise UsageError(f"the program is a path or a function, found {program!r}")
+        raise UsageError(f"the program must be a path or a function, found {program!r}")
 
 
 def _listed(values: str | Sequence[str]) -> list[str]:

@@ -48,8 +48,8 @@ def write_call(
     except Exception as error:
         name = getattr(function, "__qualname__", None) or repr(function)
         raise UsageError(
-            f"`{name}` and its arguments cannot be pickled for the ranks: {error}",
-            hint="make files, locks and process groups inside the function, not before it",
+            f"cannot pickle `{name}` and its arguments for the ranks: {error}",
+            hint="create files, locks and process groups inside the function",
         ) from error
     with open(call_file(folder), "wb") as file:
         file.write(call)
@@ -67,7 +67,7 @@ def read_values(folder: str, result: LaunchResult) -> list[Any]:
     if result.timings.last_started_ns is None:
         raise UsageError(
             "no rank was started, so there are no values",
-            hint="leave out the option that only looks, such as --dry-run",
+            hint="drop the option that starts nothing, such as --dry-run",
         )
     values: list[Any] = []
     world_size = 1
@@ -82,8 +82,8 @@ def read_values(folder: str, result: LaunchResult) -> list[Any]:
             pass
         if generation != result.restarts:
             raise MeshrunError(
-                f"rank {len(values)} ended with exit code 0 before its function returned",
-                hint="return from the function instead of sys.exit() or os._exit()",
+                f"rank {len(values)} exited with code 0 before its function returned",
+                hint="return from the function instead of calling sys.exit() or os._exit()",
             )
     return values
 

@@ -188,7 +188,7 @@ class Console:
                 self._told_lost.add(outlet)
                 if not is_reader_gone(outlet.error):
                     why = outlet.error.strerror
-                    self.note(f"{name} cannot be written ({why}); what ranks print there is lost")
+                    self.note(f"cannot write to {name} ({why}); what ranks print there is lost")
 
     def close(self) -> None:
         """Take away what is below the lines."""

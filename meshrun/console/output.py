@@ -296,7 +296,7 @@ class Output:
         if source.copy is not None:
             source.copy.feed(data)
             if source.copy.error is not None:
-                self._console.note(f"lines are not copied any more: {source.copy.error}")
+                self._console.note(f"no longer copying lines: {source.copy.error}")
                 source.copy = None
 
     def _print(self, source: _Source, data: bytes) -> None:

@@ -1,9 +1,11 @@
-"""Whether the kernel ended processes for lack of memory, as its counters tell. Linux alone."""
+"""Out-of-memory kills, read from the kernel's counters. Linux only."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+
+from meshrun.wording import count
 
 _FULL_BYTES = 1024 * 1024
 _MOUNTS = {"": "", "memory": "memory"}
@@ -26,15 +28,16 @@ class MemoryWatch:
 
     def why_killed(self) -> str | None:
         """Return what the kernel says of memory since the beginning, or ``None`` if nothing."""
-        if self._cgroup is not None and (count := self._count(self._cgroup) - self._in_cgroup) > 0:
+        if self._cgroup is not None and (new := self._count(self._cgroup) - self._in_cgroup) > 0:
             limit = self._limit()
             at = f" of {limit / 2**30:.1f} GiB" if limit else ""
-            return f"out of memory: at this job's limit{at} the kernel ended {_processes(count)}"
-        count = _read_field(self._proc / "vmstat", "oom_kill") - self._in_machine
-        if count > 0:
+            killed = f"the kernel killed {count(new, 'process')} at this job's limit{at}"
+            return f"out of memory: {killed}"
+        new = _read_field(self._proc / "vmstat", "oom_kill") - self._in_machine
+        if new > 0:
             # Those that reached the limit of somebody else's group count here too.
-            told = f"the kernel ended {_processes(count)} on this machine for it meanwhile"
-            return f"perhaps out of memory: {told}"
+            killed = f"the kernel killed {count(new, 'process')} on this machine for it meanwhile"
+            return f"possibly out of memory: {killed}"
         return None
 
     def _find_cgroup(self) -> Path | None:
@@ -88,10 +91,6 @@ def describe_full_shm(path: str = "/dev/shm") -> str | None:  # noqa: S108 - it 
         return None
     size = found.f_blocks * found.f_frsize
     return f"{path} is full: {size / 2**20:,.0f} MiB"
-
-
-def _processes(count: int) -> str:
-    return f"{count} process{'es' if count > 1 else ''}"
 
 
 def _read_field(path: Path, name: str) -> int:

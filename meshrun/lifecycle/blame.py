@@ -92,7 +92,7 @@ def describe_verdict(verdict: Verdict) -> str:
     if verdict.raised is not None and verdict.raised.kind != "SystemExit":
         return f"raised {headline(verdict.raised)}"
     if verdict.signum is not None:
-        return f"was ended by {signal_name(verdict.signum)}"
+        return f"was killed by {signal_name(verdict.signum)}"
     if verdict.left_early:
         return LEFT_EARLY
     return f"exited with code {verdict.exit_code}"
@@ -106,7 +106,7 @@ def describe_lost_process(state: State) -> str | None:
     if isinstance(lost, ZygoteGone):
         what = "starts the ranks"
     elif state.cluster is None or state.cluster.is_coordinator:
-        what = "holds the ranks' store"
+        what = "hosts the ranks' store"
     else:
         what = "guards the ranks"
     return f"the process that {what} {describe_wait_status(lost.wait_status)}"
@@ -115,7 +115,7 @@ def describe_lost_process(state: State) -> str | None:
 def describe_failure(state: State) -> str | None:
     """Return what ended this generation here, if that was no rank and may not happen again."""
     if state.hung is not None:
-        return f"no rank got on for {state.hung.idle_s:.1f} s"
+        return f"no rank made progress for {state.hung.idle_s:.1f} s"
     return describe_start_error(state) or describe_lost_process(state)
 
 
@@ -131,7 +131,7 @@ def describe_wait_status(wait_status: int) -> str:
     """Return how a process ended: ``was ended by SIGKILL``, ``exited with code 3``."""
     exit_code, signum = split_wait_status(wait_status)
     if signum is not None:
-        return f"was ended by {signal_name(signum)}"
+        return f"was killed by {signal_name(signum)}"
     return f"exited with code {exit_code}"
 
 

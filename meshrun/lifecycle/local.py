@@ -344,7 +344,7 @@ def _time_passed(state: State, at_ns: int) -> Step:
     if state.killed or state.phase in (Phase.CLEARING, Phase.ENDING):
         # SIGKILL was not enough, or the zygote does not answer: end it, and its ranks with it.
         if state.phase is Phase.CLEARING and state.cluster is None:  # what was to come is not to be
-            why = "what the ranks left behind could not be cleared up"
+            why = "processes left behind by the ranks could not be cleaned up"
             state = replace(state, causes=state.causes[:-1], no_restart=why)
         phase = Phase.ENDING if state.phase is Phase.CLEARING else state.phase
         state = replace(state, deadline_ns=None, phase=phase)

@@ -117,7 +117,7 @@ def _decision(
 def why_stopped(state: State) -> str:
     """Return why the launcher was stopped from outside: ``stopped by SIGTERM``."""
     why = state.why_signalled
-    return f"ended, since {why}" if why else f"stopped by {signal_name(state.signals[0])}"
+    return f"stopped because {why}" if why else f"stopped by {signal_name(state.signals[0])}"
 
 
 def headline(state: State, layout: Layout, hosts: Sequence[str], host: str) -> str:
@@ -225,10 +225,10 @@ def _trouble_cluster(state: State) -> MeshrunError | None:
 def _hint_of_loss(why: str) -> str:
     if "nothing was heard" in why:
         return (
-            "is its machine up, and the network between the two? a cut may heal within a longer"
-            " --node-timeout"
+            "check that the machine is up and the network between the nodes works; a longer"
+            " --node-timeout rides out short outages"
         )
-    return "its own output, or its scheduler's, may say why its launcher ended"
+    return "the output of its launcher or scheduler may show why it exited"
 
 
 def find_trouble(state: State, host: str = "") -> MeshrunError | None:
@@ -240,9 +240,9 @@ def find_trouble(state: State, host: str = "") -> MeshrunError | None:
     """
     if state.hung is not None:
         return HangError(
-            f"no rank got on for {state.hung.idle_s:.1f} s: none used its CPU, printed, or called"
-            " meshrun.heartbeat()",
-            hint="where they were stands above; --hang-timeout says how long they may take",
+            f"no rank made progress for {state.hung.idle_s:.1f} s: none used its CPU, printed,"
+            " or called meshrun.heartbeat()",
+            hint="the stacks above show where the ranks are; --hang-timeout sets the limit",
         )
     here = _trouble_here(state)
     if here is None:
@@ -256,15 +256,15 @@ def _trouble_here(state: State) -> MeshrunError | None:
     if (failed := describe_start_error(state)) is not None:
         return HostError(
             failed,
-            hint="is the machine out of processes or memory? see `ulimit -u` and `free -h`",
+            hint="the machine may be out of processes or memory; see `ulimit -u` and `free -h`",
         )
     if (what := describe_lost_process(state)) is None or state.lost_process is None:
         return None
     if isinstance(state.lost_process, StoreEnded):
-        return HostError(f"{what}, and they need it")
+        return HostError(f"{what}, and the ranks need it")
     trouble = HostError(
-        f"{what}, and they with it",
-        hint="if nobody did this on purpose, look for the out-of-memory killer in `dmesg`",
+        f"{what}, and took the ranks with it",
+        hint="if nobody killed it on purpose, look for the out-of-memory killer in `dmesg`",
     )
     exit_code, signum = split_wait_status(state.lost_process.wait_status)
     trouble.exit_code = 128 + signum if signum is not None else exit_code or InternalError.exit_code

@@ -160,7 +160,7 @@ def _why_hopeless(state: State, cause: Cause) -> str | None:
         return None
     if cause.description != before.description:
         return None
-    return f"it {cause.description} at once after each of {state.generation + 1} starts"
+    return f"it {cause.description} immediately after each of {state.generation + 1} starts"
 
 
 def _is_hopeless(cause: Cause) -> bool:

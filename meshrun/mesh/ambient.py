@@ -20,8 +20,8 @@ from meshrun.mesh.scheduler_task import join_task, launch_environment
 from meshrun.plan.group_options import GroupOptions, parse_group_options
 
 _WAYS_OUT = (
-    "start the program with `meshrun --mesh dp=2,tp=4 ...`, or set MESHRUN_MESH=dp=2,tp=4"
-    " under torchrun, srun or mpirun, or call current_mesh(fallback='dp=-1')"
+    "launch the program with `meshrun --mesh dp=2,tp=4 ...`, set MESHRUN_MESH=dp=2,tp=4 under"
+    " torchrun, srun or mpirun, or call current_mesh(fallback='dp=-1')"
 )
 
 
@@ -96,7 +96,7 @@ def _build(layout: Layout, device: str | None, options: GroupOptions) -> MeshCac
         _init_process_group(device_type, options)
     if dist.get_world_size() != layout.world_size:
         raise MeshError(
-            f"the mesh `{layout.mesh}` needs {layout.world_size} ranks, and the process group has"
+            f"mesh `{layout.mesh}` needs {layout.world_size} ranks, but the process group has"
             f" {dist.get_world_size()}"
         )
     built = build_mesh(layout, device_type, options)

@@ -162,7 +162,7 @@ def _options_of(backend: str, settings: list[tuple[str, str]]) -> Any:
     kind = getattr(dist, "ProcessGroupNCCL", None) if backend == "nccl" else None
     if kind is None:
         raise MeshError(
-            f"--pg-opt: the back end {backend} has no options here",
+            f"--pg-opt: this build of torch has no options for the backend {backend}",
             hint="options such as is_high_priority_stream are NCCL's",
         )
     made = kind.Options()

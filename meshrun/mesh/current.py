@@ -124,8 +124,9 @@ def init_mesh(
         if built.mesh != layout.mesh or not asked <= there:
             wanted = " and ".join(f"`{text}`" for text in (spec, *flatten, *views))
             raise MeshError(
-                f"init_mesh of {wanted} was called, and there is a mesh `{built.mesh}` already",
-                hint="current_mesh() returns it; use_mesh(mesh) takes another for a while",
+                f"init_mesh() was called with {wanted}, but there already is a mesh `{built.mesh}`",
+                hint="current_mesh() returns the existing mesh; use_mesh(mesh) replaces it"
+                " temporarily",
             )
         return process.mesh_cache.mesh
 

@@ -40,14 +40,14 @@ def data_shard(*dims: str | int) -> tuple[int, int]:
     """
     layout = current_layout()
     if layout.own_rank is None:
-        raise MeshError("the environment does not say which rank this is", hint="set RANK")
+        raise MeshError("the environment does not define this process's rank", hint="set RANK")
     if layout.mesh is None and not dims:
         return layout.own_rank, layout.world_size
     chosen = dims or _default_dims(layout)
     if not _are_apart(layout, chosen):
         raise LayoutError(
             f"data dims {', '.join(f'`{dim}`' for dim in chosen)} overlap",
-            hint="name dims of which none is, or holds, a part of another",
+            hint="pass dims that do not overlap",
         )
     part, parts = 0, 1
     for dim in chosen:
@@ -62,7 +62,7 @@ def _default_dims(layout: Layout) -> tuple[str, ...]:
     names = layout.mesh_dim_names
     if names is None:
         raise MeshError(
-            f"the dims of mesh `{layout.mesh}` have no names that say which split the data",
+            f"cannot tell which dims of mesh `{layout.mesh}` split the data: they have no names",
             hint="name them, as in --mesh dp=2,tp=4, or pass their indices: data_shard(0)",
         )
     return tuple(name for name in names if name in _NAMES or name.startswith(_PREFIX))

@@ -36,8 +36,8 @@ def tell_late_settings() -> None:
     if os.environ.get("RANK", "0") == "0":
         verb = "was" if len(changed) == 1 else "were"
         note(
-            f"{', '.join(changed)} {verb} set after the process group was made, which is"
-            " too late; set it before the launch, or use --mesh-init lazy"
+            f"{', '.join(changed)} {verb} set after the process group was created and so had no"
+            " effect; set it before the launch, or use --mesh-init lazy"
         )
 
 

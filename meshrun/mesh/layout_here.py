@@ -55,7 +55,7 @@ def current_layout() -> Layout:
     except MeshError:
         raise
     except (ValueError, MeshrunError) as error:
-        raise MeshError(f"the environment describes no launch: {error}") from error
+        raise MeshError(f"the environment does not describe a launch: {error}") from error
 
 
 def _previous(env: Mapping[str, str]) -> Layout | None:
@@ -71,9 +71,11 @@ def _misfit(mesh: MeshSpec, ranks: int) -> MeshError:
     has = f"the environment has {ranks}"
     if mesh.is_inferred:
         needs = f"MESHRUN_MESH `{mesh}` needs a multiple of {mesh.known_size} ranks"
-        return MeshError(f"{needs}, and {has}", hint="the sizes beside `-1` multiply to a divisor")
-    hint = f"start it with `meshrun --mesh {mesh} ...`, or write `-1` for the size that may vary"
-    return MeshError(f"MESHRUN_MESH `{mesh}` needs {mesh.known_size} ranks, and {has}", hint=hint)
+        return MeshError(
+            f"{needs}, but {has}", hint="the product of the other sizes must divide it"
+        )
+    hint = f"launch with `meshrun --mesh {mesh} ...`, or write `-1` for the size that may vary"
+    return MeshError(f"MESHRUN_MESH `{mesh}` needs {mesh.known_size} ranks, but {has}", hint=hint)
 
 
 def _own_rank(env: Mapping[str, str], world_size: int) -> int | None:
@@ -96,8 +98,8 @@ def _workers(env: Mapping[str, str]) -> tuple[int, ...]:
     if sum(counts) != world_size and (env.get("WORLD_SIZE") or not listed):
         names = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "MESHRUN_NPROC_PER_NODE")
         found = ", ".join(f"{name}={env[name]}" for name in names if env.get(name))
-        hint = "where nodes differ, MESHRUN_NPROC_PER_NODE=8,4 lists the workers of each"
-        raise MeshError(f"these disagree on the number of ranks: {found}", hint=hint)
+        hint = "if nodes differ, list the workers of each: MESHRUN_NPROC_PER_NODE=8,4"
+        raise MeshError(f"conflicting numbers of ranks: {found}", hint=hint)
     return counts
 
 
@@ -116,7 +118,7 @@ def read_count(name: str, env: Mapping[str, str] | None = None) -> int | None:
 def _count(text: str, name: str, *, least: int = 1) -> int:
     number = _number(text, name)
     if not least <= number <= MAX_RANKS:
-        raise MeshError(f"{name} is from {least} to {MAX_RANKS:,}, found `{text}`")
+        raise MeshError(f"{name} must be from {least} to {MAX_RANKS:,}, found `{text}`")
     return number
 
 
@@ -136,4 +138,4 @@ def _number(text: str, name: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise MeshError(f"{name} is a whole number, found `{text[:40]}`") from None
+        raise MeshError(f"{name} must be a whole number, found `{text[:40]}`") from None

@@ -70,8 +70,8 @@ class MeshCache:
         if set(dims) <= {*own, *flattened}:
             return _concatenate([flattened.get(dim) or self.mesh[dim] for dim in dims], dims)
         raise MeshError(
-            f"dims {_quoted(dims)} are not all of one mesh",
-            hint="ask for dims of the mesh itself, or for those of one view",
+            f"dims {_quoted(dims)} do not all belong to one mesh",
+            hint="pass dims of the mesh itself, or dims of one view",
         )
 
 
@@ -84,7 +84,7 @@ def _concatenate(parts: list[DeviceMesh], dims: tuple[str, ...]) -> DeviceMesh:
     from torch.distributed.device_mesh import DeviceMesh
 
     if not hasattr(DeviceMesh, "_concatenate"):
-        raise MeshError(f"a mesh of {_quoted(dims)} needs torch 2.10 or newer")
+        raise MeshError(f"a mesh of {_quoted(dims)} requires torch 2.10 or newer")
     try:
         mesh: DeviceMesh = DeviceMesh._concatenate(parts)
     except RuntimeError as error:
@@ -114,7 +114,7 @@ def no_dims(unknown: Sequence[str], known: Sequence[str]) -> MeshError:
     """Return the error of names that a mesh does not have."""
     if not known:
         return MeshError(
-            f"the mesh has no dim names, so {_quoted(unknown)} cannot be found",
+            f"the mesh has no dim names, so it has no {_quoted(unknown)}",
             hint="name the dims: --mesh dp=2,tp=4, or --names dp,tp",
         )
     dims = "dims" if len(unknown) > 1 else "dim"
@@ -128,10 +128,9 @@ def _quoted(names: Sequence[str]) -> str:
 def not_in_a_child() -> MeshError:
     """Return the error of a process that a rank has started."""
     return MeshError(
-        f"this process is a child of rank {os.environ.get('RANK', '?')} and has no process groups"
-        " of its own",
-        hint="use the mesh in the rank itself and pass plain numbers to its children;"
-        " current_layout() works here",
+        f"this process is a child of rank {os.environ.get('RANK', '?')} and has no process groups",
+        hint="use the mesh in the rank itself and pass plain numbers to its children, or call"
+        " current_layout() here",
     )
 
 

@@ -11,7 +11,7 @@ from meshrun.host.descriptors import has_terminal
 from meshrun.host.interfaces import interface_variables, own_address_towards, own_addresses, resolve
 
 _SET_BY_LAUNCHERS = ("RANK", "WORLD_SIZE")
-_SAY_IT = "set MASTER_ADDR and MASTER_PORT to an address of the first node and a free port there"
+_SAY_IT = "set MASTER_ADDR to an address of the first node and MASTER_PORT to a free port on it"
 
 
 def launch_environment() -> Mapping[str, str]:
@@ -55,9 +55,10 @@ def _facts(env: Mapping[str, str]) -> ClusterFacts | None:
 def _ranks(facts: ClusterFacts, task: Task) -> dict[str, str]:
     if not task.in_blocks:
         raise MeshError(
-            f"rank {task.rank} of {task.world_size} is process {task.local_rank} of its node: the"
-            " ranks go round the nodes, and a mesh has neighbours on one node",
-            hint="srun --distribution=block, or mpirun --map-by slot",
+            f"rank {task.rank} of {task.world_size} is process {task.local_rank} of its node:"
+            " ranks are distributed round-robin over nodes, but a mesh needs consecutive ranks"
+            " on one node",
+            hint="use `srun --distribution=block` or `mpirun --map-by slot`",
         )
     numbers = {
         "RANK": task.rank,
@@ -76,7 +77,7 @@ def _ranks(facts: ClusterFacts, task: Task) -> dict[str, str]:
 def _meeting(facts: ClusterFacts, task: Task, env: Mapping[str, str]) -> dict[str, str]:
     """Return where the ranks meet, and the interface that faces the other nodes."""
     if not env.get("MASTER_PORT") and facts.port is None:
-        raise MeshError(f"{facts.system} does not say which job this is", hint=_SAY_IT)
+        raise MeshError(f"{facts.system} sets no job id", hint=_SAY_IT)
     port = {} if facts.port is None else {"MASTER_PORT": str(facts.port)}
     interfaces = own_addresses()
     if facts.nnodes == 1:
@@ -114,14 +115,14 @@ def _nowhere(facts: ClusterFacts, task: Task) -> MeshError:
     host = os.uname().nodename
     names = ", ".join(f"`{name}`" for name in facts.head) or "nothing"
     if facts.system == "Open MPI":
-        message = f"rank {task.rank} runs on {host}, and all that mpirun tells is its own: {names}"
+        message = f"rank {task.rank} runs on {host}, but mpirun names only its own host: {names}"
         return MeshError(
-            f"{message}; rank 0 has to be there",
+            f"{message}; rank 0 must run there",
             hint=f"start mpirun on the first host, or {_SAY_IT}",
         )
     if facts.node_rank == 0:
         names = ", ".join(f"`{name}`" for name in facts.hosts[1:])
-        message = f"rank {task.rank} on {host} finds no address that faces {names}"
+        message = f"rank {task.rank} on {host} has no address on a network shared with {names}"
     else:
         message = f"rank {task.rank} on {host} cannot reach the first node: tried {names}"
-    return MeshError(message, hint=f"names have to resolve; or {_SAY_IT}")
+    return MeshError(message, hint=f"make the host names resolve, or {_SAY_IT}")

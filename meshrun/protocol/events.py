@@ -223,7 +223,7 @@ class NegotiationFailed:
     """torch's rendezvous has failed."""
 
     text: str
-    hint: str = "were all nodes started, with the same --rdzv-id and --nnodes?"
+    hint: str = "check that every node was started, with the same --rdzv-id and --nnodes"
     at_ns: int
 
 

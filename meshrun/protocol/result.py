@@ -11,7 +11,7 @@ from meshrun.protocol.events import RankRaised
 
 PREEMPTED = 75
 """Exit code of a launch whose ranks took SIGTERM well: EX_TEMPFAIL of sysexits.h, try again."""
-LEFT_EARLY = "ended its program with exit code 0 while other ranks still needed it"
+LEFT_EARLY = "exited with code 0 while other ranks still needed it"
 """How a failure with exit code 0 is told."""
 
 

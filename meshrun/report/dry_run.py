@@ -15,6 +15,7 @@ from meshrun.layout import Layout
 from meshrun.plan.plan import LaunchPlan
 from meshrun.report.findings import communicators, describe_spares, find_problems
 from meshrun.report.page import Page, new_table
+from meshrun.wording import count
 
 MOST_ROWS = 64
 """A plan of more ranks is summed up unless every row is asked for."""
@@ -45,7 +46,7 @@ def print_dry_run(
         parts += [Text("\nworkers"), _workers(plan)]
     elif not every_row:
         parts += [Text("\nnodes"), _nodes(plan)]
-        parts.append(Text(f"--all prints all {plan.layout.world_size:,} workers"))
+        parts.append(Text(f"use --all to list all {plan.layout.world_size:,} workers"))
     if plan.request.sources:
         parts += [Text("\noptions"), _options(plan)]
     out.print(Group(*parts))
@@ -57,38 +58,38 @@ def print_dry_run(
 def _head(plan: LaunchPlan) -> Iterator[str]:
     layout = plan.layout
     mesh = f"mesh {layout.mesh}" if layout.mesh else "no mesh"
-    nodes = f"{layout.nnodes:,} node{'s' if layout.nnodes > 1 else ''}"
-    yield f"{mesh}: {layout.world_size:,} ranks on {nodes} {_workers_of_nodes(layout)}"
+    ranks, nodes = count(layout.world_size, "rank"), count(layout.nnodes, "node")
+    yield f"{mesh}: {ranks} on {nodes} {_workers_of_nodes(layout)}"
     for finding in find_problems(layout):
         yield f"problem: {finding.problem}"
         yield f"         {finding.fix}"
     if plan.spares:
         yield describe_spares(plan)
     if layout.slot_order is not None:
-        yield f"placed: ranks take slots in the order {', '.join(layout.slot_order)}"
-        yield "        (code that takes RANK modulo workers for LOCAL_RANK is wrong here)"
+        yield f"placement: ranks fill slots in the order {', '.join(layout.slot_order)}"
+        yield "           (code that computes LOCAL_RANK as RANK modulo workers is wrong here)"
     if layout.mesh is not None:
         fastest = layout.dim_labels[-1]
-        yield f"fastest dim: {fastest} (neighbouring ranks differ in it, as in torch)"
+        yield f"fastest dim: {fastest} (consecutive ranks differ in it, as in torch)"
         yield f"device: {plan.device_type} ({plan.device_reason})"
     yield f"start: {plan.start_method} ({plan.start_method_reason})"
     python = "" if plan.program.kind == "command" else "python "
     yield f"each rank: {python}{shlex.join(plan.program.argv)}"
     if max(layout.nproc_per_node) > 1:
-        yield f"           OMP_NUM_THREADS={plan.omp_num_threads} unless it is set already"
+        yield f"           OMP_NUM_THREADS={plan.omp_num_threads} unless already set"
 
 
 def _workers_of_nodes(layout: Layout) -> str:
     counts = layout.nproc_per_node
     if len({*counts}) == 1:
-        return f"x {counts[0]:,} worker{'s' if counts[0] > 1 else ''}"
-    few = ", ".join(f"{count:,}" for count in counts[:_MOST_COLUMNS])
+        return f"x {count(counts[0], 'worker')}"
+    few = ", ".join(f"{number:,}" for number in counts[:_MOST_COLUMNS])
     return f"with {few}{', ..' if len(counts) > _MOST_COLUMNS else ''} workers"
 
 
 def _communicators(plan: LaunchPlan) -> str:
     names = communicators(plan.layout, plan.request.groups)
-    return f"communicators of each rank: {len(names)} ({', '.join(names)})"
+    return f"communicators per rank: {len(names)} ({', '.join(names)})"
 
 
 def _grid(layout: Layout) -> Table | None:
@@ -123,14 +124,14 @@ def _dims(layout: Layout) -> Table:
     ]
     for label, dim in dims:
         size = layout.size(dim)
-        count = layout.world_size // size
+        groups = layout.world_size // size
         shown = " ".join(_some(group) for group in islice(layout.groups(dim), 2))
-        more = " ..." if count > 2 else ""
-        crosses = f"{layout.count_crossing(dim):,} of {count:,}"
+        more = " ..." if groups > 2 else ""
+        crosses = f"{layout.count_crossing(dim):,} of {groups:,}"
         aligned = (_rails(layout, dim),) if rails else ()
-        table.add_row(label, f"{size:,}", f"{count:,}", crosses, *aligned, shown + more)
+        table.add_row(label, f"{size:,}", f"{groups:,}", crosses, *aligned, shown + more)
     if layout.derived_dims:
-        table.caption = "* from " + ", ".join(map(str, [*layout.flattens, *layout.views]))
+        table.caption = "* derived by " + ", ".join(map(str, [*layout.flattens, *layout.views]))
         table.caption_justify = "left"
         table.caption_style = "none"
     return table

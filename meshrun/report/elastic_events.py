@@ -36,16 +36,16 @@ def load_handler(name: str) -> logging.Handler | None:
     found = list(entry_points(group=ENTRY_POINTS, name=name))
     if not found:
         raise UsageError(
-            f"--event-log-handler: there is no handler `{name}`",
-            hint=f"null, console, or an entry point of the group {ENTRY_POINTS}",
+            f"--event-log-handler: no handler named `{name}`",
+            hint=f"use null, console, or an entry point in the group {ENTRY_POINTS}",
         )
     try:
         loaded = found[0].load()
         handler = loaded if isinstance(loaded, logging.Handler) else loaded()
     except Exception as error:
-        raise UsageError(f"--event-log-handler {name} cannot be loaded: {error}") from error
+        raise UsageError(f"cannot load --event-log-handler {name}: {error}") from error
     if not isinstance(handler, logging.Handler):
-        raise UsageError(f"--event-log-handler {name} is no logging.Handler")
+        raise UsageError(f"--event-log-handler {name} is not a logging.Handler")
     return handler
 
 

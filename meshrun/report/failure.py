@@ -1,4 +1,4 @@
-"""The story of a failed launch, the cause last."""
+"""The report of a failed launch, the cause last."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from collections.abc import Collection, Iterator
 from meshrun.protocol.raised import as_torch_prints, headline, lost_connection
 from meshrun.protocol.result import LEFT_EARLY, LaunchResult, RankFailure, signal_name
 from meshrun.report.message import render_error
+from meshrun.wording import count
 
-_LOST = "lost a connection to a peer, as a consequence"
+_LOST = "lost a connection to a peer as a consequence"
 _OBEYED = ("KeyboardInterrupt", "SystemExit")
 _EXPLAINED = {
-    signal.SIGKILL: "killed from outside; the kernel tells of no lack of memory",
-    signal.SIGTERM: "sent by somebody else than meshrun",
+    signal.SIGKILL: "killed from outside; the kernel logged no out-of-memory kill",
+    signal.SIGTERM: "not sent by meshrun",
     signal.SIGSEGV: "a crash in native code",
-    signal.SIGBUS: "a bad memory access, a file that was cut short, or a full /dev/shm",
-    signal.SIGABRT: "native code gave up; its reason is in the output above",
+    signal.SIGBUS: "a bad memory access, a truncated file, or a full /dev/shm",
+    signal.SIGABRT: "native code aborted; the output above says why",
     signal.SIGFPE: "an arithmetic error in native code",
-    signal.SIGILL: "an instruction this processor does not have",
+    signal.SIGILL: "an instruction that this processor does not support",
 }
 
 
@@ -39,9 +40,9 @@ def render_failure(
 def _lines(result: LaunchResult, told_lost: Collection[int], bare: bool) -> Iterator[str]:
     if result.signum is not None:
         name = signal_name(result.signum)
-        asked = {signal.SIGINT: "Ctrl-C", signal.SIGPIPE: "the reader of the output went away"}
+        asked = {signal.SIGINT: "Ctrl-C", signal.SIGPIPE: "a closed output pipe"}
         why = f"{asked[result.signum]}, {name}" if result.signum in asked else name  # type: ignore[index]
-        well = "; every rank ended by itself, with exit code 0" if result.preempted else ""
+        well = "; every rank exited on its own with exit code 0" if result.preempted else ""
         yield f"meshrun: stopped by {why}{well}"
         return
     if result.broken_program is not None:
@@ -49,12 +50,12 @@ def _lines(result: LaunchResult, told_lost: Collection[int], bare: bool) -> Iter
         return
     if result.elsewhere:
         yield f"error: {result.elsewhere}"
-        yield "       the whole report is on node 0"
+        yield "       node 0 has the full report"
         return
     if result.trouble is not None:
         yield render_error(result.trouble, is_end=True)
         if result.no_restart is not None:
-            yield f"       not started again: {result.no_restart}"
+            yield f"       not restarted: {result.no_restart}"
         return
     if not result.failures:
         return
@@ -77,14 +78,14 @@ def _lines(result: LaunchResult, told_lost: Collection[int], bare: bool) -> Iter
     at = f"{first.place}, " if first.place and not _was_quit(first) else ""
     yield f"       {at}on {first.host}, pid {first.pid}" + _after(result)
     if result.no_restart is not None:
-        yield f"       not started again: {result.no_restart}"
+        yield f"       not restarted: {result.no_restart}"
     if result.log_folder is not None:
         yield f"       logs are in {result.log_folder}"
 
 
 def _told(first: RankFailure) -> Iterator[str]:
     """What the rank said last, where no exception says more."""
-    told = (("its Python stack when it crashed", first.stack), ("its last lines", first.last_lines))
+    told = (("Python stack at the crash", first.stack), ("last lines of output", first.last_lines))
     for what, lines in told:
         if lines:
             yield f"{describe_rank(first)}, {what}:"
@@ -95,7 +96,7 @@ def _told(first: RankFailure) -> Iterator[str]:
 def _after(result: LaunchResult) -> str:
     if not result.restarts:
         return ""
-    return ", after 1 restart" if result.restarts == 1 else f", after {result.restarts} restarts"
+    return f", after {count(result.restarts, 'restart')}"
 
 
 def describe_rank(failure: RankFailure) -> str:
@@ -108,7 +109,7 @@ def describe_end(failure: RankFailure) -> str:
     if failure.signum is not None:
         name = signal_name(failure.signum)
         why = failure.why or _EXPLAINED.get(failure.signum)  # type: ignore[call-overload]
-        end = f"was ended by {name}" + (f" ({why})" if why else "")
+        end = f"was killed by {name}" + (f" ({why})" if why else "")
     elif failure.exit_code == 0:
         end = LEFT_EARLY
     else:
@@ -118,7 +119,7 @@ def describe_end(failure: RankFailure) -> str:
     if failure.raised is None:
         return end
     if failure.raised.kind == "SystemExit":
-        return f"{end}, saying: {headline(failure.raised).removeprefix('SystemExit: ')}"
+        return f"{end}: {headline(failure.raised).removeprefix('SystemExit: ')}"
     why = f" ({failure.why})" if failure.why and failure.signum is None else ""
     end = "exit code 1" if failure.exit_code == 1 else end
     return f"raised {headline(failure.raised)}{why}, {end}"
@@ -132,13 +133,13 @@ def _was_quit(failure: RankFailure) -> bool:
 def _others(first: RankFailure, others: list[RankFailure]) -> Iterator[str]:
     """One line for each way in which other ranks ended, however many they were."""
     ways = Counter(_way(first, failure) for failure in others)
-    for way, count in ways.items():
+    for way, number in ways.items():
         ranks = sorted(failure.rank for failure in others if _way(first, failure) == way)
-        named = ", ".join(str(rank) for rank in ranks[:8]) + (", ..." if count > 8 else "")
+        named = ", ".join(str(rank) for rank in ranks[:8]) + (", ..." if number > 8 else "")
         yield (
             f"meshrun: rank {named} {way}"
-            if count == 1
-            else f"meshrun: {count} ranks {way} ({named})"
+            if number == 1
+            else f"meshrun: {number} ranks {way} ({named})"
         )
 
 
@@ -146,8 +147,8 @@ def _way(first: RankFailure, failure: RankFailure) -> str:
     if failure.is_consequence and failure.raised and lost_connection(failure.raised):
         return _LOST
     if failure.asked_to_end and (failure.raised is None or failure.raised.kind in _OBEYED):
-        return "ended when told to"
+        return "stopped as requested"
     same = first.raised is not None and failure.raised is not None
     if same and first.raised.traceback == failure.raised.traceback:  # type: ignore[union-attr]
-        return "failed alike"
+        return "failed the same way"
     return describe_end(failure)

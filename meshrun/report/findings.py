@@ -39,13 +39,16 @@ def find_problems(layout: Layout) -> Iterator[Finding]:
         groups = layout.world_size // size
         problem = f"{name}: {crossing:,} of {groups:,} groups cross nodes"
         if size > room:
-            fix = f"its {size} ranks are more than a node's {room}; make {name} smaller"
+            fix = f"its {size} ranks exceed the {room} workers of a node; make {name} smaller"
             yield Finding(problem, fix)
         elif (better := _with_last(layout, name)) is not None:
             yield Finding(problem, f"put {name} last: --mesh {better}")
         else:
             whole = room // size * size
-            fix = f"a node's {room} workers are no multiple of {size}; --nproc-per-node {whole} is"
+            fix = (
+                f"a node's {room} workers are not a multiple of {size}; use --nproc-per-node"
+                f" {whole}"
+            )
             yield Finding(problem, fix if room % size else f"--intra-node {name} --place auto")
 
 
@@ -66,7 +69,7 @@ def describe_spares(plan: LaunchPlan) -> str:
     spares = plan.spares
     count = sum(spare for _, spare in spares)
     shown = ", ".join(f"node {node} has {spare}" for node, spare in spares[:3])
-    more = f" and {len(spares) - 3:,} more nodes have some" if len(spares) > 3 else ""
+    more = f", and {len(spares) - 3:,} more nodes have some" if len(spares) > 3 else ""
     verb = "is" if count == 1 else "are"
     return f"{count:,} of {sum(plan.slots_per_node):,} workers {verb} spare: {shown}{more}"
 

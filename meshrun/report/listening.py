@@ -23,26 +23,29 @@ def describe_listening(plan: LaunchPlan, session: Session, env: Mapping[str, str
     """
     at = f"{session.master_addr} port {session.master_port}"
     who = _who_reaches(session.master_addr)
-    lines = [f"listens: the store on {at}, for ranks to find each other ({who})"]
+    lines = [f"listening: the store on {at}, where ranks find each other ({who})"]
     own = interface_defaults(session)
     for backend in _OF_DEVICE.get(plan.device_type or "", _EVERY):
         variable = _VARIABLES[backend]
         where = env.get(variable) or own.get(variable)
-        chosen = f"on {where.lstrip('=')}" if where else f"where {backend} chooses"
+        chosen = f"on {where.lstrip('=')}" if where else (f"on an interface that {backend} chooses")
         why = f"{variable} is set" if env.get(variable) else _why(where)
         uses = "" if plan.device_type else ", if the program uses it"
-        lines.append(f"listens: ranks {chosen}, for {backend} to connect them ({why}){uses}")
+        lines.append(f"listening: ranks {chosen}, so that {backend} can connect them ({why}){uses}")
     if plan.meeting is not None and not plan.meeting.is_elastic:
-        lines.append("listens: the launcher on a free port for 30 s, which another node tries")
+        lines.append(
+            "listening: the launcher on a free port for 30 s, so that another node can test the"
+            " connection"
+        )
     if plan.meeting is not None and plan.node_rank == 0:
         lines.append("listens: the launcher where nodes meet, for those that know the secret")
-    lines.append("listens: nothing else; launcher and ranks talk over socket pairs without a name")
+    lines.append("listening: nothing else; launcher and ranks talk over unnamed socket pairs")
     return lines
 
 
 def _why(where: str | None) -> str:
     if where is None:
-        return "no default"
+        return "meshrun sets no default"
     return "loopback" if where.lstrip("=").startswith("lo") else "it faces the other nodes"
 
 
@@ -51,4 +54,4 @@ def _who_reaches(address: str) -> str:
         is_loopback = ipaddress.ip_address(address).is_loopback
     except ValueError:
         is_loopback = address == "localhost"
-    return "loopback" if is_loopback else "who reaches this address may connect"
+    return "loopback" if is_loopback else "reachable by anyone who can reach this address"

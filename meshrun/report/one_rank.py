@@ -19,7 +19,7 @@ from meshrun.plan.rank_env import Session, rank_environment
 from meshrun.report.page import Page, new_table
 
 _MOST_PEERS = 8
-_LATER = "(chosen at the start)"
+_LATER = "(chosen at launch)"
 
 
 def environment_of(plan: LaunchPlan, rank: RankPlan) -> dict[str, str]:
@@ -53,7 +53,7 @@ def print_rank(plan: LaunchPlan, rank: int, *, console: Console | None = None) -
     if plan.layout.mesh is not None:
         out.print(Text("\npeers"))
         out.print(_peers(plan.layout, rank))
-    out.print(Text("\nenvironment, beside that of the launcher"))
+    out.print(Text("\nenvironment, in addition to the launcher's"))
     for name, value in environment_of(plan, shown).items():
         out.print(Text(f"{name}={value}"), soft_wrap=True)
 
@@ -100,8 +100,8 @@ def _head(plan: LaunchPlan, rank: RankPlan) -> Iterator[str]:
 
 def _peers(layout: Layout, rank: int) -> Table:
     table = new_table()
-    for header in ("dim", "place", "before", "after", "nodes", "ranks of its group"):
-        is_text = header in ("dim", "ranks of its group")
+    for header in ("dim", "place", "before", "after", "nodes", "ranks in its group"):
+        is_text = header in ("dim", "ranks in its group")
         table.add_column(header, justify="left" if is_text else "right", no_wrap=not is_text)
     labels = dict(zip(layout.shape, layout.dim_labels, strict=True))
     for dim in [*layout.shape, *layout.derived_dims]:

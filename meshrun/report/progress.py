@@ -1,4 +1,4 @@
-"""What a start is waiting for, on a terminal; and the first news of a failure, everywhere."""
+"""A status line while a launch starts; a note when it fails, restarts or stops."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ from meshrun.protocol.events import (
 from meshrun.protocol.raised import headline, lost_connection
 from meshrun.protocol.result import LaunchResult, Resize, signal_name, split_wait_status
 from meshrun.report.findings import describe_spares
+from meshrun.wording import count
 
 
 class StartProgress:
@@ -108,10 +109,12 @@ class StartProgress:
         if isinstance(event, ZygoteGone) and state.generation == self._generation:
             self._tell_lost_zygote(event, state, console)
         if isinstance(event, ZygoteUnsafe):
-            console.note(f"each rank gets its own interpreter, since {event.reason}")
+            console.note(f"starting a new interpreter per rank: {event.reason}")
         if isinstance(event, RanksContinued) and not self._quiet:
             stopped_s = event.stopped_ns / 1e9
-            console.note(f"the ranks go on; they were stopped with meshrun for {stopped_s:.1f} s")
+            console.note(
+                f"resumed the ranks; they were suspended with meshrun for {stopped_s:.1f} s"
+            )
         if isinstance(event, LeftoversEnded):
             self._tell_leftovers(event, console)
         if isinstance(event, LaunchBegan) and self._plan.passes_over_accelerators:
@@ -132,17 +135,18 @@ class StartProgress:
 
     def _tell_leftovers(self, event: LeftoversEnded, console: Console) -> None:
         if event.count:
-            what = "1 process" if event.count == 1 else f"{event.count} processes"
-            console.note(f"{what} that ranks had left behind had to be ended")
+            what = count(event.count, "process")
+            console.note(f"killed {what} that the ranks left behind")
         if new := self._take_new(event.survivors):
             console.note(
-                f"{_processes(new)} outlived SIGKILL: the kernel holds what waits for a disk, a"
-                " driver or a network file system (state D in `ps`), and ends it once that answers"
+                f"{_processes(new)} survived SIGKILL: the kernel cannot kill a process that"
+                " waits for a disk, a driver or a network file system (state D in `ps`) until"
+                " that responds"
             )
         if new := self._take_new(event.denied):
             console.note(
-                f"{_processes(new)} could not be ended: another user's, as what a setuid program"
-                " or `sudo` runs; only that user or root can"
+                f"cannot kill {_processes(new)}: owned by another user, as with `sudo` or a"
+                " setuid program; only that user or root can"
             )
 
     def _take_new(self, pids: list[int]) -> list[int]:
@@ -155,7 +159,7 @@ class StartProgress:
         """Say that it ended between two generations, where that costs only time."""
         if not (state.over or state.lost_process or state.phase is Phase.ENDING or state.broken):
             how = describe_wait_status(event.wait_status)
-            console.note(f"the process that starts the ranks {how}; another one is started")
+            console.note(f"the process that starts the ranks {how}; starting another")
 
     def _tell_start(self, state: State, console: Console) -> None:
         status = self._status(state)
@@ -164,7 +168,7 @@ class StartProgress:
         if self._started and state.generation:
             cause = state.causes[-1]
             took_s = (time.monotonic_ns() - cause.at_ns) / 1e9
-            text = f"generation {state.generation} runs, {took_s:.2f} s after the failure"
+            text = f"generation {state.generation} is running, {took_s:.2f} s after the failure"
             if cause.resize is not None:
                 text = f"{describe_resize(cause.resize)}; it took {took_s:.2f} s"
             console.note(text)
@@ -178,23 +182,25 @@ class StartProgress:
         name = signal_name(event.signum)
         if state.killed and not self._told_kill:
             self._told_kill = True
-            who = merged_label(self._plan.layout, state.alive)
-            console.note(f"{name} a third time: ending {who} at once")
+            console.note(f"{name} again: killing {self._victims(state)} now")
         elif not state.killed and state.deadline_ns is not None:
             left_s = round((state.deadline_ns - event.at_ns) / 1e9, 1)
-            again = " again" if len(state.signals) == 2 else ""
-            console.note(f"{name}{again}: {left_s:g} s are left, and none after a third signal")
+            text = f"killing in {left_s:g} s"
+            if len(state.signals) == 2:
+                press = "press Ctrl-C" if event.signum == signal.SIGINT else "send it"
+                name, text = f"{name} again", f"{text}; {press} again to kill now"
+            console.note(f"{name}: {text}")
 
     def _tell_end(self, event: Event, state: State, console: Console) -> None:
         """Say who has ended, for as long as ranks may take; and who is ended then."""
         total, left = len(state.ranks), len(state.alive)
         if isinstance(event, TimePassed) and state.killed and left and not self._told_kill:
             self._told_kill = True
-            who = merged_label(self._plan.layout, state.alive)
-            grace = f"{state.shutdown_timeout_s:g} s are" if len(state.signals) < 2 else "time is"
-            console.note(f"{grace} over: {total - left} of {total} ranks have ended; ending {who}")
+            after = f" after {state.shutdown_timeout_s:g} s" if len(state.signals) < 2 else ""
+            exited = f"{total - left} of {total} ranks exited"
+            console.note(f"timed out{after}: {exited}; killing {self._victims(state)}")
         if console.shows_status and isinstance(event, RankExited | SignalArrived):
-            console.set_status(f"{total - left} of {total} ranks have ended" if left else "")
+            console.set_status(f"{total - left} of {total} ranks exited" if left else "")
 
     def _tell_restart(self, state: State, console: Console) -> None:
         """Say why ranks are started again, and which of the restarts this is."""
@@ -215,7 +221,9 @@ class StartProgress:
         """Say who left and came before a generation that ended before its ranks were ready."""
         resize = state.causes[-2].resize if len(state.causes) > 1 else None
         if resize is not None and resize.generation == self._generation:
-            console.note(f"{describe_resize(resize, verb='began')}; it ended before its ranks ran")
+            console.note(
+                f"{describe_resize(resize, verb='started')}; it ended before its ranks ran"
+            )
 
     @property
     def _has_mesh(self) -> bool:
@@ -235,7 +243,7 @@ class StartProgress:
             self._started = True
             return ""
         if state.begin_ns is not None:
-            return "waiting to start again"
+            return "waiting to restart"
         if not began:
             waits = (
                 state.phase is Phase.WAITING
@@ -247,7 +255,7 @@ class StartProgress:
             return f"started {began} of {total} ranks ({elapsed})"
         if self._has_mesh and joined < total:
             return f"{joined} of {total} ranks joined ({elapsed})"
-        what = "have their mesh" if self._has_mesh else "are ready"
+        what = "built their mesh" if self._has_mesh else "are ready"
         return f"{ready} of {total} ranks {what} ({elapsed})"
 
     def _news(self, event: Event, state: State) -> str:
@@ -256,7 +264,7 @@ class StartProgress:
             case RankRaised(rank=rank):
                 what = f"raised {headline(event)}"
                 if event.kind == "SystemExit":
-                    what = f"exits, saying: {headline(event).removeprefix('SystemExit: ')}"
+                    what = f"exits: {headline(event).removeprefix('SystemExit: ')}"
                 elif lost_connection(event):
                     what = "lost a connection to a peer"
                     self.told_lost = frozenset({rank})
@@ -264,20 +272,27 @@ class StartProgress:
             case RankExited(rank=rank, wait_status=status):
                 code, signum = split_wait_status(status)
                 end = (
-                    f"was ended by {signal_name(signum)}" if signum else f"exited with code {code}"
+                    f"was killed by {signal_name(signum)}" if signum else f"exited with code {code}"
                 )
                 return f"{self._name(rank)} {end}{_ending_others(rest)}"
             case SignalArrived(signum=signum, why=why):
-                ending = f"ending {_ranks(rest)} within {state.shutdown_timeout_s:g} s"
+                ending = f"stopping {count(rest, 'rank')}, up to {state.shutdown_timeout_s:g} s"
                 has_run = state.generation or any(known.pid for known in state.ranks.values())
-                none = f"no rank runs {'any more' if has_run else 'yet'}"
+                none = "all ranks have exited" if has_run else "no rank was started"
                 return f"{why or signal_name(signum)}: {ending if rest else none}"
             case OthersFailed() | NodeLost():
                 return describe_others(event) + _ending_all(rest)
             case StoreEnded() | ZygoteGone() if lost := describe_lost_process(state):
                 return lost + _ending_all(rest)
             case _:
-                return f"ending {_ranks(rest)}"
+                return f"stopping {count(rest, 'rank')}"
+
+    def _victims(self, state: State) -> str:
+        """Return who is still alive, as people name them: ``both``, ``all 8``, ``dp0 tp* x4``."""
+        alive = state.alive
+        if len(alive) < len(state.ranks) or len(alive) == 1:
+            return merged_label(self._plan.layout, alive)
+        return "both" if len(alive) == 2 else f"all {len(alive)}"
 
     def _name(self, rank: int | None) -> str:
         if rank is None:
@@ -310,21 +325,17 @@ def describe_resize(resize: Resize, *, verb: str = "runs") -> str:
     return f"generation {resize.generation} {verb} {' and '.join(who)}: {resize.shapes}"
 
 
-def _ending_all(count: int) -> str:
-    if count < 1:
+def _ending_all(number: int) -> str:
+    if number < 1:
         return ""
-    return "; ending the rank of this node" if count == 1 else f"; ending {count} ranks"
+    return "; stopping the rank on this node" if number == 1 else f"; stopping {number} ranks"
 
 
 def _processes(pids: list[int]) -> str:
     return f"process {pids[0]}" if len(pids) == 1 else f"processes {', '.join(map(str, pids))}"
 
 
-def _ranks(count: int) -> str:
-    return "1 rank" if count == 1 else f"{count} ranks"
-
-
-def _ending_others(count: int) -> str:
-    if count < 1:
+def _ending_others(number: int) -> str:
+    if number < 1:
         return ""
-    return "; ending the other rank" if count == 1 else f"; ending the other {count} ranks"
+    return "; stopping the other rank" if number == 1 else f"; stopping the other {number} ranks"

@@ -41,7 +41,7 @@ def parse_result_json(text: str) -> LaunchResult:
     """
     values: dict[str, Any] = json.loads(text)
     if values.pop("schema", {}).get("name") != SCHEMA_NAME:
-        raise ValueError("not a report of meshrun")
+        raise ValueError("not a meshrun report")
     trouble = values.pop("trouble")
     if trouble is not None:
         trouble = _error(trouble)

@@ -12,6 +12,7 @@ from meshrun.plan.plan import LaunchPlan
 from meshrun.rendezvous.membership import Membership, fit_nodes
 from meshrun.rendezvous.messages import Join
 from meshrun.report.page import new_table
+from meshrun.wording import count
 
 _FEW = 8
 
@@ -28,30 +29,31 @@ def sizes_table(plan: LaunchPlan, *, least: int, most: int) -> Table:
 
 
 def _rows(plan: LaunchPlan, least: int, most: int) -> Iterator[tuple[str, str, str]]:
-    shown = [count for count in range(least, most + 1) if min(count - least, most - count) < _FEW]
+    numbers = range(least, most + 1)
+    shown = [number for number in numbers if min(number - least, most - number) < _FEW]
     before = least - 1
-    for count in shown:
-        if count != before + 1:
+    for number in shown:
+        if number != before + 1:
             yield "..", "..", ".."
-        before = count
-        yield f"{count:,}", *_size(plan, count, least, most)
+        before = number
+        yield f"{number:,}", *_size(plan, number, least, most)
 
 
-def _size(plan: LaunchPlan, count: int, least: int, most: int) -> tuple[str, str]:
+def _size(plan: LaunchPlan, number: int, least: int, most: int) -> tuple[str, str]:
     nodes = Membership(
         fit=partial(fit_nodes, plan.request),
         least=least,
         most=most,
         infos={
             node: Join(host="", node_rank=None, nproc=workers, settings={})
-            for node, workers in enumerate(plan.slots_per_node[:count])
+            for node, workers in enumerate(plan.slots_per_node[:number])
         },
     )
     try:
         choice = nodes.choose()
     except MeshrunError:
-        return "-", "none fits: the nodes wait for more"
+        return "-", "no mesh fits: the nodes wait for more"
     mesh = str(choice.layout.mesh) if choice.layout.mesh else "-"
     spares = len(choice.spares)
-    spare = f", {spares:,} node{'s' if spares > 1 else ''} spare" if spares else ""
+    spare = f", {count(spares, 'spare node')}" if spares else ""
     return f"{choice.layout.world_size:,}", mesh + spare

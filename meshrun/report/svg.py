@@ -26,6 +26,7 @@ from meshrun.report.svg_style import (
     width_of,
     words,
 )
+from meshrun.wording import count, plural
 
 _HEAD = 34.0
 _KEY = 26.0
@@ -53,7 +54,7 @@ def choose_color_dim(layout: Layout, asked: str | None) -> int | None:
         return next(iter([*several, *range(len(layout.sizes))]), None)
     if layout.mesh is None:
         raise UsageError(
-            f"--color-dim {asked} was given without --mesh, and so there are no dims",
+            f"--color-dim {asked} requires --mesh",
             hint=f"--mesh {asked}=8" if asked.isidentifier() else None,
         )
     names = layout.mesh_dim_names or ()
@@ -128,13 +129,9 @@ def _headline(layout: Layout) -> str:
     least, most = min(layout.nproc_per_node), max(layout.nproc_per_node)
     each = f"{least:,}" if least == most else f"{least:,}-{most:,}"
     return (
-        f"{mesh}: {_count(layout.world_size, 'rank')} on {_count(layout.nnodes, 'node')}"
-        f" \u00d7 {each} worker{'s' if most != 1 else ''}"
+        f"{mesh}: {count(layout.world_size, 'rank')} on {count(layout.nnodes, 'node')}"
+        f" \u00d7 {each} worker{plural(most)}"
     )
-
-
-def _count(count: int, thing: str) -> str:
-    return f"{count:,} {thing}{'s' if count != 1 else ''}"
 
 
 def _class(layout: Layout, rank: int, color_dim: int | None) -> str:
@@ -148,12 +145,12 @@ def _left_out(layout: Layout, sheet: Sheet) -> list[str]:
     notes = []
     if sheet.gap is not None:
         first, last = sheet.boxes[-2].node + 1, sheet.boxes[-1].node - 1
-        nodes = _count(last - first + 1, "node")
+        nodes = count(last - first + 1, "node")
         ranks = sum(layout.nproc_per_node[first : last + 1])
-        notes.append(f"left out: {nodes}, {first} to {last}, with {_count(ranks, 'rank')}")
+        notes.append(f"not drawn: {nodes}, {first} to {last}, with {count(ranks, 'rank')}")
     cut = [box for box in sheet.boxes if len(box.ranks) < layout.nproc_per_node[box.node]]
     if cut:
-        notes.append(f"of a node, the first {len(cut[0].ranks):,} ranks are drawn")
+        notes.append(f"only the first {len(cut[0].ranks):,} ranks of a node are drawn")
     return notes
 
 
@@ -179,7 +176,7 @@ def _color_key(layout: Layout, dim: int) -> tuple[list[str], float]:
     """Return what says which colour is which index, and where it ends."""
     size = layout.sizes[dim]
     y = _HEAD + _KEY / 2
-    lead = f"colour: index of {layout.dim_labels[dim]}"
+    lead = f"colour: index in {layout.dim_labels[dim]}"
     parts = [text(MARGIN, y + 4, lead, "soft")]
     x = MARGIN + width_of(lead, 11) + 8
     each = size <= len(CATEGORIES)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from meshrun.layout import Layout
 from meshrun.report.svg_style import shorten
+from meshrun.wording import count, plural
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +24,8 @@ class DimSummary:
 
     def __str__(self) -> str:
         few = "" if self.size > 1 else " (of one rank)"
-        plural = "s" if self.groups != 1 else ""
-        return f"{self.label}: {self.crossing:,} of {self.groups:,} group{plural} cross nodes{few}"
+        groups = count(self.groups, "group")
+        return f"{self.label}: {self.crossing:,} of {groups} cross nodes{few}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ def bundle_heads(layout: Layout, dim: int, lines: Sequence[Line]) -> tuple[str, 
     """Return what stands above a dim's bundles: its name, and how many groups each line is."""
     counts = sorted({line.groups for line in lines})
     shown = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]}-{counts[-1]}"
-    return shorten(layout.dim_labels[dim]), f"{shown} group{'s' if counts[-1] > 1 else ''} each"
+    return shorten(layout.dim_labels[dim]), f"{shown} group{plural(counts[-1])} each"
 
 
 def track_count(lines: Iterable[Line]) -> int:

@@ -26,6 +26,7 @@ from meshrun.report.svg_style import (
     width_of,
     words,
 )
+from meshrun.wording import count
 
 LEGEND_ROW = 20.0
 _SAMPLE = 34.0
@@ -129,12 +130,12 @@ def _bundles(layout: Layout, sheet: Sheet) -> Iterator[str]:
     for lane in sheet.bundles:
         label = layout.dim_labels[lane.dim]
         top = sheet.boxes[0].y - BUNDLE_HEAD
-        name, count = bundle_heads(layout, lane.dim, lane.lines)
+        name, groups = bundle_heads(layout, lane.dim, lane.lines)
         yield text(lane.start - 3, top + 12, name)
-        yield text(lane.start - 3, top + 26, count, "soft")
+        yield text(lane.start - 3, top + 26, groups, "soft")
         for one in lane.lines:
             x = lane.start + one.track * BUNDLE_TRACK
-            groups = f"{one.groups} group{'s' if one.groups != 1 else ''}"
+            groups = count(one.groups, "group")
             yield _joined(
                 one,
                 f"{label}: {groups} on nodes {_listed(one.stops)}",

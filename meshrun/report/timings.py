@@ -10,11 +10,11 @@ def render_timings(timings: Timings) -> str:
     began = timings.began_ns
     imported = timings.zygote_ready_ns
     steps = [
-        ("launcher until torch is imported", began, imported),
-        ("  of which the import", None, None),
+        ("launcher, until torch is imported", began, imported),
+        ("  of which the import itself", None, None),
         ("ranks started", imported, timings.last_started_ns),
         ("ranks in the process group", timings.last_started_ns, timings.last_joined_ns),
-        ("mesh ready, program begins", timings.last_joined_ns or imported, timings.last_ready_ns),
+        ("mesh ready, program starts", timings.last_joined_ns or imported, timings.last_ready_ns),
         ("program", timings.last_ready_ns, timings.last_exited_ns),
         ("end", timings.last_exited_ns, timings.ended_ns),
         ("all", began, timings.ended_ns),

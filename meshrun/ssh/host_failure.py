@@ -70,7 +70,7 @@ def describe_end(
         )
     if code < 0:
         return Refusal(
-            host, f"{'its agent' if is_here else 'ssh'} was ended by {signal_name(-code)}"
+            host, f"{'its agent' if is_here else 'ssh'} was killed by {signal_name(-code)}"
         )
     if code == _SSH and not lines:
         return Refusal(host, "ssh failed without a word, as when what it had started was killed")

@@ -197,7 +197,7 @@ def _read_secret(env: Mapping[str, str], meeting: RendezvousConfig) -> str:
     if not text:
         raise HostError(
             f"MESHRUN_SECRET_FILE `{path}` is empty",
-            hint=f"{_DRAW} > {path}, the same file on every node",
+            hint=f"create it with `{_DRAW} > {path}` and copy it to every node",
         )
     return text
 
@@ -208,15 +208,15 @@ def doubt_secret(env: Mapping[str, str], meeting: RendezvousConfig) -> list[str]
     text, path = _read_secret(env, meeting), env.get("MESHRUN_SECRET_FILE")
     if 0 < len(text) < _SHORT:
         doubts.append(
-            f"the secret has {len(text)} characters: who listens in the first node's place can find"
-            f" it by guessing; {_DRAW} draws one of 44"
+            f"the secret has only {len(text)} characters and could be guessed by whoever"
+            f" impersonates the first node; `{_DRAW}` generates one of 44"
         )
     if path and not env.get("MESHRUN_SECRET"):
         mode = stat.S_IMODE(os.stat(path).st_mode)
         if mode & (stat.S_IRWXG | stat.S_IRWXO):
             doubts.append(
-                f"MESHRUN_SECRET_FILE `{path}` is open to others (mode {mode:04o});"
-                f" chmod 600 {path}"
+                f"MESHRUN_SECRET_FILE `{path}` is accessible to other users (mode {mode:04o});"
+                f" run `chmod 600 {path}`"
             )
     return doubts
 

@@ -29,8 +29,8 @@ class LogsPlugin:
         self._name = logs.logs_specs or ""
         if not list(entry_points(group=GROUP, name=self._name)):
             raise UsageError(
-                f"--logs-specs: there is no plug-in `{self._name}`",
-                hint=f"an installed package must name it as an entry point of the group {GROUP}",
+                f"--logs-specs: no plug-in named `{self._name}`",
+                hint=f"an installed package must register it as an entry point in {GROUP}",
             )
         self._process = subprocess.Popen(
             own_command("logs-plugin", self._name),
@@ -58,7 +58,7 @@ class LogsPlugin:
         if not answer:
             raise HostError(
                 f"the --logs-specs plug-in `{self._name}` failed",
-                hint="its own error is in the output above",
+                hint="see its traceback above",
             )
         chosen: dict[str, Any] = json.loads(answer)
         return {rank: _files(chosen, str(rank)) for rank in envs}

@@ -260,7 +260,7 @@ class Loop:
     def _look_at_terminal(self) -> bool:
         """Leave it to whose it is; return whether ranks are heard again, or are not."""
         if self._terminal.takes_keys(self.state):
-            self._stop("a rank reads the terminal in the background")
+            self._stop("a rank tried to read the terminal from the background")
         return self._terminal.look()
 
     def _sleep(self) -> tuple[list[tuple[selectors.SelectorKey, int]], int]:
@@ -373,9 +373,11 @@ class Loop:
                 self._stop("SIGTSTP")
                 continue
             if signum == signal.SIGQUIT and signum not in self.plan.request.stop_signals:
-                self._show_where("SIGQUIT: where the ranks are")
+                self._show_where("SIGQUIT: showing where the ranks are")
                 if self._nodes is not None:
-                    self._nodes.ask_where(f"SIGQUIT on {self.hosts[0]}: where the ranks are")
+                    self._nodes.ask_where(
+                        f"SIGQUIT on {self.hosts[0]}: showing where the ranks are"
+                    )
                 continue
             if self._terminal.takes(signum, self.state):
                 continue
@@ -389,8 +391,10 @@ class Loop:
             self._stop_ranks(until_told=True)
             return
         meeting = self.plan.meeting
-        lost = f"; other nodes wait {meeting.node_timeout_s:g} s for this one" if meeting else ""
-        self._console.note(f"{why}: stopping the ranks, until `fg` or SIGCONT{lost}")
+        lost = (
+            f"; the other nodes wait {meeting.node_timeout_s:g} s for this one" if meeting else ""
+        )
+        self._console.note(f"{why}: suspending the ranks until `fg` or SIGCONT{lost}")
         self._workers.stop()
         self._asleep_ns = time.monotonic_ns()
         self._signals.stop_here()
@@ -418,7 +422,9 @@ class Loop:
     def _forward(self, signum: int) -> None:
         if deaf := self._workers.forward(signum, self.state):
             who, name = merged_label(self.plan.layout, deaf), signal_name(signum)
-            self._console.note(f"{name} was not passed to {who}, which would be ended by it")
+            self._console.note(
+                f"{name} was not forwarded to {who}: it has no handler and would be killed"
+            )
 
     # ---- actions ---------------------------------------------------------------------------
 

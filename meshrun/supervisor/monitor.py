@@ -104,7 +104,7 @@ class Monitor:
             self.ask(state, zygote_pid, self._describe_stall(state))
         if self._then is None and (idle_s := self._watchdog.idle_s(state)) is not None:
             hung = Hung(idle_s=idle_s, at_ns=time.monotonic_ns())
-            self.ask(state, zygote_pid, f"no rank has got on for {idle_s:.1f} s", then=hung)
+            self.ask(state, zygote_pid, f"no rank has made progress for {idle_s:.1f} s", then=hung)
         lines = self._stacks.look()
         if lines is None:
             return None
@@ -123,17 +123,17 @@ class Monitor:
         self._stacks.close()
 
     def _describe_stall(self, state: State) -> str:
-        took = f"the start has taken {self._plan.request.start_timeout_s:g} s"
+        took = f"still starting after {self._plan.request.start_timeout_s:g} s"
         unborn = sum(known.pid is None for known in state.ranks.values())
         if unborn == len(state.ranks):
-            return f"{took}, and torch is still being imported"
+            return f"{took}: torch is still being imported"
         behind = [rank for rank, known in state.ranks.items() if not known.joined]
         lacks = "have not joined the process group"
         if self._plan.layout.mesh is None or not behind:
             behind = [rank for rank, known in state.ranks.items() if not known.ready]
-            lacks = "have not begun the program"
+            lacks = "have not started the program"
         who = merged_label(self._plan.layout, behind)
         told = f"{took}: {len(behind)} of {len(state.ranks)} ranks {lacks}: {who}"
         if state.cluster is None:
             return told
-        return f"{told}; do the nodes reach each other on all ports, or is a firewall between?"
+        return f"{told}; check that no firewall blocks ports between the nodes"

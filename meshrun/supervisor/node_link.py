@@ -53,7 +53,7 @@ class Farewell:
         self, peers: Peers, reason: str, stay_s: float, note: Callable[[str], None]
     ) -> None:
         self._peers, self._note, self._stay_s = peers, note, stay_s
-        self._text = f"this node gives up: {reason}"
+        self._text = f"this node cannot take part: {reason}"
         now_ns = time.monotonic_ns()
         self._until_ns = now_ns + int(stay_s * 1e9)
         self._note_ns: int | None = now_ns + _SILENT_STAY_NS
@@ -70,7 +70,10 @@ class Farewell:
             return False
         if self._note_ns is not None and now_ns >= self._note_ns:
             self._note_ns = None
-            self._note(f"{self._text}; it stays for {self._stay_s:g} s to tell the others (Ctrl-C)")
+            self._note(
+                f"{self._text}; waiting up to {self._stay_s:g} s to tell the other nodes (Ctrl-C to"
+                " exit now)"
+            )
         return True
 
 

@@ -23,7 +23,7 @@ def check_program(program: Program) -> None:
         HostError: If there is no folder to run it in: torch cannot be imported then.
     """
     if not current_folder():
-        raise HostError("the current folder was removed", hint="`cd` to one that is there")
+        raise HostError("the current folder no longer exists", hint="`cd` to an existing folder")
     if program.kind == "module":
         return
     path = program.target
@@ -35,7 +35,7 @@ def check_program(program: Program) -> None:
             raise ProgramError(
                 f"can't find '__main__' module in '{os.path.abspath(path)}'",
                 exit_code=1,
-                hint="name a file in it, or give the directory a `__main__.py`",
+                hint="pass a file in it, or add a `__main__.py` to it",
             )
         return
     try:
@@ -49,9 +49,9 @@ def check_program(program: Program) -> None:
         ) from error
     if begins == b"\x7fELF":
         raise ProgramError(
-            f"`{path}` is machine code, and no Python",
+            f"`{path}` is a binary, not a Python file",
             exit_code=2,
-            hint="leave an interpreter out; --no-python runs any command",
+            hint="if it is an interpreter, leave it out; to run a command, use --no-python",
         )
 
 
@@ -132,15 +132,15 @@ def _check_command(name: str) -> None:
         return
     found = os.path.exists(name)
     raise ProgramError(
-        f"`{name}` is not executable" if found else f"there is no command `{name}`",
+        f"`{name}` is not executable" if found else f"no command named `{name}`",
         exit_code=126 if found else 127,  # as a shell says it
-        hint=f"chmod +x {name}, or leave --no-python out" if found else None,
+        hint=f"run `chmod +x {name}`, or drop --no-python" if found else None,
     )
 
 
 def _of_a_connection(path: str) -> str | None:
     """Return a hint with where a link leads, if the path is one."""
-    return f"it is a link to `{os.readlink(path)}`" if os.path.islink(path) else None
+    return f"it is a symbolic link to `{os.readlink(path)}`" if os.path.islink(path) else None
 
 
 def _nearest_file(path: str) -> str | None:
@@ -153,4 +153,4 @@ def _nearest_file(path: str) -> str | None:
         near = get_close_matches(os.path.basename(path), names, n=1, cutoff=0.7)
     except OSError:
         return None
-    return f"`{os.path.normpath(os.path.join(folder, near[0]))}`?" if near else None
+    return f"did you mean `{os.path.normpath(os.path.join(folder, near[0]))}`?" if near else None

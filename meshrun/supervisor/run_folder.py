@@ -70,8 +70,8 @@ class RunFolder:
                 self._folder.make(os.path.relpath(folder, self.path))
         except OSError as error:
             raise HostError(
-                f"`{attempt}` could not be made: {error.strerror}",
-                hint="set TMPDIR or --log-dir to a folder that is writable and has room",
+                f"cannot create `{attempt}`: {error.strerror}",
+                hint="set TMPDIR or --log-dir to a writable folder with free space",
             ) from error
 
     def files(self, generation: int, local_rank: int) -> RankFiles:
@@ -117,21 +117,21 @@ def check_log_dir(logs: LogRequest) -> None:
         return
     if who := who_else_may_write(logs.log_dir or ""):
         raise UsageError(
-            f"--log-dir `{logs.log_dir}`: {who}, so others could put files in the place of logs",
-            hint="name a folder to which only you may write, or add --allow-shared-log-dir",
+            f"--log-dir `{logs.log_dir}` is not safe: {who}, so others could replace log files",
+            hint="use a folder that only you can write to, or add --allow-shared-log-dir",
         )
 
 
 def _make_run_folder(log_dir: str, prefix: str) -> Folder:
     if os.path.isfile(log_dir):
-        raise UsageError(f"--log-dir `{log_dir}` is a file", hint="name a folder")
+        raise UsageError(f"--log-dir `{log_dir}` is a file, not a folder", hint="use a folder")
     try:
         _make_private_folders(log_dir)
         return make_folder(os.path.join(log_dir, f"{prefix}{secrets.token_hex(4)}"))
     except OSError as error:
         raise UsageError(
-            f"--log-dir `{log_dir}` cannot hold logs: {error.strerror}",
-            hint="name a folder that is writable",
+            f"cannot write to --log-dir `{log_dir}`: {error.strerror}",
+            hint="use a writable folder",
         ) from error
 
 

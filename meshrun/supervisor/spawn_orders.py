@@ -81,8 +81,8 @@ def start_order(
     if (size := len(codec.encode(order))) > codec.PACKET_BYTES:
         longest = max(order.environment, key=lambda name: len(order.environment[name]))
         raise HostError(
-            f"a rank's environment has {size} bytes, and at most {codec.PACKET_BYTES} can be passed"
-            f" to it: {longest} has {len(order.environment[longest])}",
-            hint="a file can hold more: pass its path to the program",
+            f"a rank's environment takes {size} bytes, but the limit is {codec.PACKET_BYTES}:"
+            f" {longest} alone takes {len(order.environment[longest])}",
+            hint="write the data to a file and pass its path to the program",
         )
     return order

@@ -21,22 +21,23 @@ from meshrun.protocol.stacks import (
     merge,
     parse_dump,
 )
+from meshrun.wording import count, plural
 
 ZYGOTE = -1
-"""Stands for the process that imports torch and starts the ranks."""
-_ZYGOTES_NAME = "the process that starts the ranks"
+"""Stands for the zygote."""
+_ZYGOTES_NAME = "the zygote"
 _ANSWER_TAKES_NS = 500_000_000
 _LOOK_NS = 2_000_000
 _READ_BYTES = 256 * 1024
 _MOST_NATIVE = 4
 _NATIVE_TAKES_S = 10.0
 _SILENT = {
-    SignalState.GONE: "has ended",
-    SignalState.UNHANDLED: "runs no Python that meshrun started, or not yet",
-    SignalState.STOPPED: "is stopped (SIGCONT lets it go on)",
-    SignalState.PENDING: "does not answer: it is held by the kernel, or blocks every signal",
-    SignalState.RUNNING: "does not answer yet",
-    SignalState.DONE: "said nothing: the program closed the file for it",
+    SignalState.GONE: "has exited",
+    SignalState.UNHANDLED: "is not running Python that meshrun started, or not yet",
+    SignalState.STOPPED: "is suspended (SIGCONT resumes it)",
+    SignalState.PENDING: "does not respond: it is blocked in the kernel, or blocks every signal",
+    SignalState.RUNNING: "has not responded yet",
+    SignalState.DONE: "wrote no stack: the program closed the file meshrun opened for it",
 }
 
 
@@ -160,7 +161,7 @@ class StackRequests:
     def _tell_one(self, who: str, dump: Dump, ranks: Iterable[int]) -> Iterator[str]:
         folder = current_folder()
         others = len(dump.others)
-        more = f" (and {others} other thread{'s' if others > 1 else ''})" if others else ""
+        more = f" (and {count(others, 'other thread')})" if others else ""
         yield f"{who}: {headline(dump.main, folder)}{more}"
         for line in describe(dump.main, folder):
             yield f"    {line}"
@@ -171,7 +172,7 @@ class StackRequests:
 
     def _tell_pids(self, ranks: Iterable[int]) -> str:
         pids = sorted(self._pids[rank] for rank in ranks)
-        return f"    pid{'s' if len(pids) > 1 else ''} {number_ranges(pids)}"
+        return f"    pid{plural(len(pids))} {number_ranges(pids)}"
 
     def _name(self, ranks: Iterable[int]) -> str:
         return merged_label(self.layout, ranks)

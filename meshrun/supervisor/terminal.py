@@ -106,7 +106,7 @@ class Terminal:
         if self.rank is None and not self._is_told:
             self._is_told = True
             who = f"rank {rank} [{rank_label(layout, rank)}]" if layout.mesh else f"rank {rank}"
-            self._console.note(f"{who} passed a breakpoint: {self.why_empty(layout, rank)}")
+            self._console.note(f"{who} skipped a breakpoint: {self.why_empty(layout, rank)}")
 
     def streams(self, rank: int) -> list[int]:
         """Return the debugged rank's stdout and stderr, for the caller to hand over and close."""
@@ -129,7 +129,7 @@ class Terminal:
             return False
         self._signal(signal.SIGINT)
         if len(self._interrupts) == _MOST_INTERRUPTS:
-            self._console.note("one more Ctrl-C at once ends the launch")
+            self._console.note("press Ctrl-C once more to stop the launch")
         return True
 
     def _signal(self, signum: int) -> None:
@@ -195,12 +195,13 @@ def _open_terminal(asked: str) -> int:
     """
     if not os.isatty(0):
         raise UsageError(
-            f"--debug-rank {asked}: the rank is given the terminal, and stdin is none",
-            hint="start it without `<` or a pipe before it; over ssh, `ssh -t`",
+            f"--debug-rank {asked} needs a terminal, but stdin is not one",
+            hint="run meshrun without redirecting or piping stdin; over ssh, use `ssh -t`",
         )
     if not _is_foreground():
         raise UsageError(
-            f"--debug-rank {asked}: another job has the terminal", hint="start it without `&`"
+            f"--debug-rank {asked} needs the terminal, but another job has it",
+            hint="run meshrun without `&`",
         )
     try:
         return os.open(os.ttyname(0), os.O_RDWR | os.O_NOCTTY)

@@ -64,7 +64,7 @@ class Timers:
             flags = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
             self._fd = os.open(path, flags)
         except OSError as error:
-            raise HostError(f"the timer pipe `{path}` could not be made: {error}") from error
+            raise HostError(f"cannot create the timer pipe `{path}`: {error}") from error
 
     def fileno(self) -> int:
         """The descriptor to wait for."""
@@ -113,7 +113,7 @@ class Timers:
             if timer.signum > 0 and is_below(timer.pid, zygote_pid):
                 send_signal(timer.pid, timer.signum)
                 self._expired[timer.pid] = timer
-                told.append(f"the timer `{timer.scope}` of process {timer.pid} expired; ended it")
+                told.append(f"killed process {timer.pid}: its timer `{timer.scope}` expired")
         return told
 
     def skip(self, lost_ns: int) -> None:

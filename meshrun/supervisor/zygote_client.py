@@ -57,8 +57,9 @@ class ZygoteClient:
                 )
             except OSError as error:
                 raise HostError(
-                    f"`{sys.executable}` could not be started: {error.strerror}",
-                    hint="is the machine out of processes or memory? see `ulimit -u`",
+                    f"cannot start `{sys.executable}`: {error.strerror}",
+                    hint="the machine may be out of processes or memory; see `ulimit -u` and `free"
+                    " -h`",
                 ) from error
         is_fork = method == "fork"
         self.send(
@@ -95,7 +96,7 @@ class ZygoteClient:
             return None
         message = codec.decode(packet)
         if isinstance(message, ToZygote | FromNegotiation):
-            raise InternalError(f"the zygote sent what is none of its news: {message}")
+            raise InternalError(f"the zygote sent an unexpected message: {message}")
         return message
 
     def receive_report(self) -> FromZygote | FromRank | FromNegotiation | None:
@@ -108,7 +109,7 @@ class ZygoteClient:
             return None
         message = codec.decode(packet)
         if isinstance(message, ToZygote):
-            raise InternalError(f"a rank sent an order: {message}")
+            raise InternalError(f"a rank sent a message that only the launcher may send: {message}")
         return message
 
     def start_store(self, listener: socket.socket | None) -> None:

@@ -87,17 +87,18 @@ def _check_compatible(asked: Mapping[str, Any]) -> None:
         value = asked.get(name, -1)
         if value not in (None, -1, have):
             raise MeshError(
-                f"init_process_group({name}={value}) was called, and meshrun's group has"
-                f" {name} {have}",
-                hint="leave it out, or start the program without --mesh",
+                f"init_process_group({name}={value}) conflicts with meshrun's process group,"
+                f" which has {name}={have}",
+                hint="drop the argument, or launch without --mesh",
             )
     backends = _backends(str(asked.get("backend") or ""))
     have_backends = _backends(_backend_names())
     if missing := backends - have_backends - {"undefined"}:
         raise MeshError(
-            f"init_process_group(`{asked['backend']}`) was called, and meshrun's group has"
-            f" {' and '.join(sorted(have_backends))}",
-            hint=f"--device decides: {', '.join(sorted(missing))} needs its own kind of device",
+            f"init_process_group(`{asked['backend']}`) conflicts with meshrun's process group,"
+            f" which uses {' and '.join(sorted(have_backends))}",
+            hint=f"--device determines the backend: {', '.join(sorted(missing))} needs its own kind"
+            " of device",
         )
 
 
@@ -129,7 +130,7 @@ def _take_over(asked: Mapping[str, Any]) -> None:
     ignored = [name for name in ("pg_options", "device_id") if asked.get(name) is not None]
     if ignored and dist.get_rank() == 0:
         print(
-            f"meshrun: init_process_group() was given {' and '.join(ignored)} after the process"
-            " group was made with the mesh; ignored",
+            f"meshrun: ignored {' and '.join(ignored)} in init_process_group(): the process"
+            " group was already created with the mesh",
             file=sys.stderr,
         )

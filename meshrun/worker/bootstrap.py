@@ -95,7 +95,7 @@ def _is_mesh_late(order: StartRank, settings: EarlySettings) -> bool:
     for name, place in settings.unclear.items():
         if is_read_at_import(name) or is_of_group(name, order.environment["MESHRUN_DEVICE"]):
             if order.rank == 0:
-                note(f"the mesh is built at the first current_mesh(), since {place} sets {name}")
+                note(f"building the mesh at the first current_mesh(), because {place} sets {name}")
             return True
     return False
 

@@ -101,7 +101,7 @@ def _keep_value(folder: str, rank: int, value: object) -> None:
             if kind.__module__ != "builtins":
                 name = f"{kind.__module__}.{name}"
             raise TypeError(
-                f"rank {rank} returned a value of type {name} that cannot be pickled: {error}"
+                f"cannot pickle the {name} that rank {rank} returned: {error}"
             ) from None
     os.replace(file.name, path)
 

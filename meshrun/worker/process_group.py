@@ -63,7 +63,9 @@ def join_mesh(coordinate: tuple[int, ...], reporter: Reporter) -> None:
     set_timeout(dist.group.WORLD, seconds)
     found = tuple(built.mesh.get_coordinate() or ())
     if found != coordinate:
-        raise InternalError(f"rank {env['RANK']} is planned at {coordinate}, torch says {found}")
+        raise InternalError(
+            f"the plan puts rank {env['RANK']} at {coordinate}, but torch puts it at {found}"
+        )
     _wait_for_all(store, int(env["WORLD_SIZE"]))
     process.mesh_cache = MeshCache(built, dist.group.WORLD)
     built.mesh.__enter__()

@@ -1,1 +1,1 @@
-"""Before the fork: one process that imports torch once and forks the ranks."""
+"""Before the fork: one process that imports torch once and starts the ranks."""

@@ -26,6 +26,7 @@ from meshrun.mesh.build import check_registered
 from meshrun.plan.request import Program
 from meshrun.protocol.codec import Prepare
 from meshrun.protocol.events import ProgramBroken, ZygoteReady, ZygoteUnsafe
+from meshrun.wording import count
 from meshrun.worker.early_settings import EarlySettings, is_read_at_import
 from meshrun.worker.exit import Ending
 from meshrun.worker.program import Source, format_raised, read_program
@@ -125,8 +126,8 @@ def _preload(module: str) -> None:
         known = [found.name for found in iter_modules()]
         near = get_close_matches(missing, known, n=1) if "." not in missing else []
         raise UsageError(
-            f"--preload {module}: there is no module `{missing}`",
-            hint=f"`{near[0]}`?" if near else "is it installed for this interpreter?",
+            f"--preload {module}: no module named `{missing}`",
+            hint=f"`{near[0]}`?" if near else "check that it is installed for this interpreter",
         ) from error
 
 
@@ -142,12 +143,12 @@ def _why_unsafe(settings: EarlySettings) -> str | None:
     for name, place in settings.unclear.items():
         if is_read_at_import(name):
             return (
-                f"{place} sets {name} to a value known only at run time, before torch is imported"
+                f"{place} sets {name} before torch is imported, to a value known only at run time"
             )
     threads = count_threads()
     if threads > 1:
-        return f"an import started {threads - 1} thread{'s' if threads > 2 else ''}"
+        return f"an import started {count(threads - 1, 'thread')}"
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
-        return "an import initialised CUDA"
+        return "an import initialized CUDA"
     return None

@@ -292,7 +292,7 @@ class ZygoteServer:
             elif pid == self._negotiation_pid:
                 self._negotiation_pid = None
                 if os.WIFSIGNALED(status):
-                    what = f"its process was ended by {signal_name(os.WTERMSIG(status))}"
+                    what = f"its process was killed by {signal_name(os.WTERMSIG(status))}"
                     send(self._reports, NegotiationFailed(text=what, at_ns=now_ns))
             elif pid == self._store_pid:
                 self._store_pid = None

@@ -40,11 +40,11 @@ def _of_hang_up(case: Case) -> Expected:
 
 
 def _of_lost_reader(case: Case) -> Expected:
-    return _ended(141, "stopped by the reader of the output went away", all_lines=False)
+    return _ended(141, "stopped by a closed output pipe", all_lines=False)
 
 
 def _of_full_disk(case: Case) -> Expected:
-    says = "raised OSError: [Errno 28] No space left|could not be made: No space left"
+    says = "raised OSError: [Errno 28] No space left|`: No space left"
     return Expected(codes=frozenset({1, 71}), says=(says,), all_lines=False)
 
 
@@ -65,7 +65,7 @@ def _ended(code: int, *says: str, all_lines: bool = True) -> Expected:
 
 def _done(case: Case, *says: str) -> Expected:
     """It goes well; what ranks started and left is ended."""
-    more = ("that ranks had left behind had to be ended",) if case.children else ()
+    more = ("that the ranks left behind",) if case.children else ()
     if case.phase == "again":
         more += (f"restart 1 of 1, because {_rank(case, case.ranks - 1)} exited with code 3",)
     return Expected(codes=frozenset({0}), says=(*says, *more), is_done=True)
@@ -89,11 +89,13 @@ def _of_signal(case: Case) -> Expected:  # noqa: PLR0911 - one for each victim
             why = f"restart 1 of 1, because {failing} exited with code 3"
             return Expected(codes=frozenset({0}), says=(why,), is_done=True, restarts=True)
         case "zygote" if deadly:
-            return _failed(case, code, f"the process that starts the ranks was ended by {name}")
+            return _failed(case, code, f"the process that starts the ranks was killed by {name}")
         case "store" if deadly:
-            return _failed(case, 71, f"the process that holds the ranks' store was ended by {name}")
+            return _failed(
+                case, 71, f"the process that hosts the ranks' store was killed by {name}"
+            )
         case "rank" if heeds:
-            return _failed(case, code, f"{rank} was ended by {name}")
+            return _failed(case, code, f"{rank} was killed by {name}")
         case "child" if heeds and case.watch:
             return _failed(case, 1, f"{rank} raised RuntimeError: a worker died")
         case _:

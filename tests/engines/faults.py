@@ -71,11 +71,11 @@ class Case:
             case "cut":
                 return " was lost: "
             case "zygote":
-                what = "the process that starts the ranks was ended by SIGKILL"
+                what = "the process that starts the ranks was killed by SIGKILL"
                 return f"error: on node{self.victim}, {what}"
             case "rank":
                 where = f" on node{self.victim}" if node else ""
-                return f"rank {self.rank}{where} was ended by SIGKILL"
+                return f"rank {self.rank}{where} was killed by SIGKILL"
             case "raise":
                 where = f" on node{self.victim}" if node else ""
                 return f"rank {self.rank}{where} raised ValueError: the loss is nan"

@@ -210,7 +210,7 @@ class Day:
         assert [start[1] for start in starts] == [sizes[start[2]] for start in starts], log
         whys = _RESTARTS.findall(log)
         assert [int(number) for number, _ in whys] == [*range(1, report["restarts"] + 1)], log
-        assert all("was ended by SIGKILL" in why for _, why in whys), log
+        assert all("was killed by SIGKILL" in why for _, why in whys), log
         assert len(whys) <= self.done["rank"], log
         left = Counter(host for each in report["resizes"] for host in each["left"])
         assert left <= Counter(f"node{host}" for host in self.lost), log

@@ -36,9 +36,9 @@ def says(what: str, host: int) -> str:
     if what == "zygote":
         name = "starts the ranks"
     else:
-        name = "guards the ranks" if host else "holds the ranks' store"
+        name = "guards the ranks" if host else "hosts the ranks' store"
     on = f"node{host}" if host else "node 0"
-    return f"on {on}, the process that {name} was ended by SIGKILL\n"
+    return f"on {on}, the process that {name} was killed by SIGKILL\n"
 
 
 @pytest.mark.parametrize("how", ["static", pytest.param("elastic", marks=pytest.mark.nightly)])

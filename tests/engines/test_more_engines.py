@@ -127,7 +127,7 @@ def test_scancel_ends_every_rank(slurm: Slurm, tmp_path: Path) -> None:
     slurm.scancel("--name=mine")
 
     assert job.wait(timeout=60) != 0
-    assert "SIGTERM: ending 2 ranks" in output.read_text()
+    assert "SIGTERM: stopping 2 ranks" in output.read_text()
     slurm.wait_idle()
     hosts = slurm.hosts
     wait_until(lambda: not _programs(hosts), lambda: f"{_programs(hosts)}\n{output.read_text()}")

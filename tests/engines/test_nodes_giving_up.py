@@ -127,7 +127,7 @@ def test_a_latecomer_is_told_why_there_is_no_launch(
     """Node 0 has given up when the other one is started, and has stayed to say so."""
     hosts = make_hosts(2)
     first = Launch(hosts, 0, [*TWO, "--nproc-per-node", "4", SAYS])
-    first.wait_for("this node gives up: ")
+    first.wait_for("this node cannot take part: ")
     second = Launch(hosts, 1, [*TWO, SAYS])
 
     assert end_all([first, second]) == [2, 2], first.text + second.text

@@ -74,8 +74,8 @@ def test_a_node_that_comes_later_takes_part(make_hosts: MakeHosts, tmp_path: Pat
     (tmp_path / "go").touch()
 
     assert end_all(launches) == [0, 0, 0], launches[2].text
-    assert "node2 joins: dp 2 -> 3; ending the rank of this node" in launches[0].text
-    assert "node2 joins: dp 2 -> 3; ending the rank of this node" in launches[1].text
+    assert "node2 joins: dp 2 -> 3; stopping the rank on this node" in launches[0].text
+    assert "node2 joins: dp 2 -> 3; stopping the rank on this node" in launches[1].text
     assert ranks(launches[1], 1) == ["rank 1 of 3 in 1 on node1 node 1 after dp=2,tp=1 of 0"]
     assert ranks(launches[2], 1) == ["rank 2 of 3 in 1 on node2 node 2 after dp=2,tp=1 of 0"]
     all_gone(hosts)
@@ -161,7 +161,7 @@ def test_a_zygote_that_is_killed_while_nodes_are_awaited(
 
     assert [as_shell(each) for each in end_all(launches)] == codes, launches[0].text
     if restarts == "0":
-        why = "the process that starts the ranks was ended by SIGKILL"
+        why = "the process that starts the ranks was killed by SIGKILL"
         assert f"error: node0 ended before all had joined: {why}" in launches[1].text
     all_gone(hosts)
 

@@ -150,7 +150,7 @@ def test_a_signal_ends_all(make_sshd: MakeSshd, signum: signal.Signals) -> None:
 
     assert run.end() == -signum
     assert run.text.count("meshrun: stopped by") == 1, run.text
-    assert "2 s are left" not in run.text  # it came once to each
+    assert "killing in 2 s" not in run.text  # it came once to each
     all_gone(sshd)
 
 
@@ -314,7 +314,7 @@ def test_ranks_stop_with_the_command(make_sshd: MakeSshd, tmp_path: Path) -> Non
     run.wait_for("tick 3\n", times=4)
     ranks = ranks_of(sshd)
     assert len(ranks) == 4
-    said = "meshrun: the ranks go on; they were stopped with meshrun for "
+    said = "meshrun: resumed the ranks; they were suspended with meshrun for "
     for count, signum in enumerate((signal.SIGTSTP, signal.SIGSTOP), start=1):
         run.send(signum)
         wait_for_states([psutil.Process(run.process.pid), *ranks], stopped=True)

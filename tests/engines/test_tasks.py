@@ -70,7 +70,7 @@ def test_mpirun_from_a_host_without_ranks(make_hosts: MakeHosts, mpirun: Mpirun)
     helped = mpirun(hosts, *UNBOUND, *EXPORT, *place, *TASK, env=env, slots=1, on=[1, 2])
 
     assert ours.returncode == 1
-    assert "rank 0 runs on node1, and all that mpirun tells is its own: `10.77.0.1`" in ours.stderr
+    assert "rank 0 runs on node1, but mpirun names only its own host: `10.77.0.1`" in ours.stderr
     assert sorted(helped.stdout.splitlines()) == [
         "0 (0, 0) 0 10.77.0.2 eth0",
         "1 (1, 0) 1 10.77.0.2 eth0",

@@ -72,7 +72,7 @@ def test_loss_in_one_direction_is_noticed(make_hosts: MakeHosts, host: int) -> N
     assert "node 0 (node0) was lost: " in launches[1].text
     for launch in launches:  # of the one that still hears, because it is told
         assert "nothing was heard of it for" in launch.text
-    assert "is its machine up, and the network between the two?" in launches[0].text
+    assert "--node-timeout" in launches[0].text
     all_gone(hosts)
 
 
@@ -261,7 +261,7 @@ def test_closed_ports_between_nodes_are_told(make_hosts: MakeHosts) -> None:
     launches = launch_on(hosts, "--start-timeout", "12", *AT, SAYS)
     for launch, other in zip(launches, ("node1 (10.77.0.2)", "node0 (10.77.0.1)"), strict=True):
         launch.wait_for(f"this node does not reach {other} on port")
-        launch.wait_for("do the nodes reach each other on all ports, or is a firewall between?")
+        launch.wait_for("no firewall blocks ports")
     for launch in launches:
         assert "which is open there: no answer within 10 s. Is a firewall" in launch.text
         launch.send(signal.SIGTERM)

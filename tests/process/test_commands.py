@@ -47,7 +47,7 @@ def test_a_command_that_dies_is_started_again(tmp_path: Path, fake_torch: object
 @pytest.mark.parametrize(
     ("name", "code", "message"),
     [
-        ("no_such_command", 127, "there is no command `no_such_command`"),
+        ("no_such_command", 127, "no command named `no_such_command`"),
         (str(PROGRAMS / "echo.py"), 126, "is not executable"),
     ],
 )

@@ -78,7 +78,7 @@ def test_a_rank_killed_at_its_prompt_leaves_the_terminal_clean(
 
     assert code == 128 + signal.SIGKILL
     assert terminal.modes_left == terminal.modes
-    assert any(line.startswith("error: rank 1 was ended by SIGKILL") for line in lines)
+    assert any(line.startswith("error: rank 1 was killed by SIGKILL") for line in lines)
 
 
 def test_ctrl_c_in_a_running_program_stops_it_in_pdb(fake_torch: object, tmp_path: Path) -> None:
@@ -150,11 +150,11 @@ def test_without_a_terminal_it_is_an_error(fake_torch: object, asking: Path) -> 
     said = result.stderr.splitlines()
 
     assert result.returncode == 2
-    assert "error: --debug-rank 1: the rank is given the terminal, and stdin is none" in said
-    assert "hint: start it without `<` or a pipe before it; over ssh, `ssh -t`" in said
+    assert "error: --debug-rank 1 needs a terminal, but stdin is not one" in said
+    assert "hint: run meshrun without redirecting or piping stdin; over ssh, use `ssh -t`" in said
 
 
-PASSED = "passed a breakpoint: only rank 0 has stdin; --debug-rank"
+PASSED = "skipped a breakpoint: only rank 0 has stdin; --debug-rank"
 
 
 @pytest.mark.parametrize(

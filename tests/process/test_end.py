@@ -11,7 +11,7 @@ from tests.kit import PROGRAMS, Running, run_meshrun, start_meshrun, wait_until
 FOUR = ("--nproc-per-node", "4")
 
 
-KILLED = "killed from outside; the kernel tells of no lack of memory"
+KILLED = "killed from outside; the kernel logged no out-of-memory kill"
 
 
 @pytest.mark.parametrize(
@@ -20,11 +20,11 @@ KILLED = "killed from outside; the kernel tells of no lack of memory"
         ("7", 7, "exited with code 7", ""),
         ("raise", 1, "raised ValueError: the loss is nan, exit code 1", ":13 in <module>, "),
         ("chain", 1, "raised RuntimeError: no learning rate, exit code 1", ":18 in <module>, "),
-        ("text", 1, "exited with code 1, saying: the config is missing", ""),
-        ("SIGKILL", 137, f"was ended by SIGKILL ({KILLED})", ""),
-        ("SIGSEGV", 139, "was ended by SIGSEGV (a crash in native code)", ":24 in <module>, "),
-        ("SIGTERM", 143, "was ended by SIGTERM (sent by somebody else than meshrun)", ""),
-        ("SIGUSR1", 138, "was ended by SIGUSR1", ""),
+        ("text", 1, "exited with code 1: the config is missing", ""),
+        ("SIGKILL", 137, f"was killed by SIGKILL ({KILLED})", ""),
+        ("SIGSEGV", 139, "was killed by SIGSEGV (a crash in native code)", ":24 in <module>, "),
+        ("SIGTERM", 143, "was killed by SIGTERM (not sent by meshrun)", ""),
+        ("SIGUSR1", 138, "was killed by SIGUSR1", ""),
     ],
 )
 def test_the_first_failure_decides_and_is_told_last(
@@ -38,7 +38,7 @@ def test_the_first_failure_decides_and_is_told_last(
     assert cause == f"error: rank 1 {last}"
     at = f"{PROGRAMS / 'end.py'}{place}".removeprefix(f"{os.getcwd()}/") if place else ""
     assert where.startswith(f"       {at}on {os.uname().nodename}, pid ")
-    assert "meshrun: 3 ranks ended when told to (0, 2, 3)" in before
+    assert "meshrun: 3 ranks stopped as requested (0, 2, 3)" in before
 
 
 @pytest.mark.parametrize(("how", "told"), [("raise", "ValueError"), ("chain", "KeyError: 'lr'")])
@@ -117,7 +117,7 @@ def test_a_signal_ends_all_and_is_passed_on_to_the_shell(
         running.signal(signum)
 
         assert running.wait() == 128 + signum
-    assert running.stderr.splitlines()[0].startswith(f"meshrun: {signum.name}: ending 4 ranks")
+    assert running.stderr.splitlines()[0].startswith(f"meshrun: {signum.name}: stopping 4 ranks")
 
 
 def test_deaf_ranks_are_killed_after_the_grace_period(fake_torch: object, tmp_path: Path) -> None:
@@ -267,7 +267,7 @@ def test_what_ranks_leave_behind_is_ended_and_told(fake_torch: object, tmp_path:
     ours = run_meshrun("--nproc-per-node", "2", program)
 
     assert ours.returncode == 0
-    assert ours.stderr == "meshrun: 2 processes that ranks had left behind had to be ended\n"
+    assert ours.stderr == "meshrun: killed 2 processes that the ranks left behind\n"
 
 
 def test_a_message_that_is_no_text_is_told_all_the_same(fake_torch: object, tmp_path: Path) -> None:

@@ -77,7 +77,9 @@ def test_a_full_process_table(
     else:
         assert ours.returncode == 71, ours.stderr
         assert "could not be started" in ours.stderr
-        assert "hint: is the machine out of processes or memory? see `ulimit -u`" in ours.stderr
+        assert (
+            "hint: the machine may be out of processes or memory; see `ulimit -u` and `free -h`"
+        ) in ours.stderr
     assert "Traceback" not in ours.stderr
     assert list(folder.iterdir()) == []
 
@@ -173,8 +175,8 @@ def test_without_a_temporary_folder_the_error_says_what_to_set(fake_torch: objec
     without_files = run_meshrun("--log-dir", os.devnull, *words, around=read_only, env=env)
 
     assert (ours.returncode, ours.stdout) == (71, "")
-    assert "could not be made: Read-only file system" in ours.stderr
-    assert "hint: set TMPDIR or --log-dir to a folder that is writable" in ours.stderr
+    assert ": Read-only file system" in ours.stderr
+    assert "hint: set TMPDIR or --log-dir to a writable folder" in ours.stderr
     assert "Traceback" not in ours.stderr
     assert without_files.returncode == 0, without_files.stderr
     assert sorted(without_files.stdout.splitlines()) == ["[rank 0] out 0", "[rank 1] out 1"]
@@ -183,7 +185,11 @@ def test_without_a_temporary_folder_the_error_says_what_to_set(fake_torch: objec
 @pytest.mark.parametrize(
     ("namespace", "prepare", "told"),
     [
-        ("--mount", 'd=$(mktemp -d) && cd "$d" && rmdir "$d"', "the current folder was removed"),
+        (
+            "--mount",
+            'd=$(mktemp -d) && cd "$d" && rmdir "$d"',
+            "the current folder no longer exists",
+        ),
         ("--net", ":", "`127.0.0.1` cannot be reached from this machine itself: Network is"),
         ("--mount", "mount -t tmpfs none /proc", "/proc is not there"),
     ],

@@ -249,7 +249,7 @@ def test_a_folder_that_cannot_be_made_starts_nothing(fake_torch: Path, tmp_path:
     ours = run_meshrun("-t", "3", "--log-dir", tmp_path / "file", ECHO)
 
     assert (ours.returncode, ours.stdout) == (2, "")
-    assert f"error: --log-dir `{tmp_path / 'file'}` is a file" in ours.stderr
+    assert f"error: --log-dir `{tmp_path / 'file'}` is a file, not a folder" in ours.stderr
     assert not fake_torch.exists()
 
 

@@ -223,7 +223,7 @@ def test_a_timer_that_expires_ends_its_rank(fake_torch: object) -> None:
 
     assert ours.returncode == 137
     assert "the timer `too late` of process " in ours.stderr
-    assert "error: rank 1 was ended by SIGKILL (its timer `too late` expired)\n" in ours.stderr
+    assert "error: rank 1 was killed by SIGKILL (its timer `too late` expired)\n" in ours.stderr
 
 
 def test_the_cause_is_passed_on_to_who_runs_meshrun(tmp_path: Path, fake_torch: object) -> None:

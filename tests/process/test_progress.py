@@ -46,7 +46,7 @@ def test_who_comes_no_further_is_given_up(fake_torch: object, tmp_path: Path) ->
 
     assert ours.returncode == 1
     assert str(STEPS.name) in place
-    assert ours.stderr.endswith(f"\n       not started again: {why_not}\n")
+    assert ours.stderr.endswith(f"\n       not restarted: {why_not}\n")
     assert result["no_restart"] == why_not
     assert (result["restarts"], result["best_steps"]) == (3, [10, 20, 20, 20])
 
@@ -60,7 +60,7 @@ def test_waits_grow_until_a_start_gets_on(fake_torch: object) -> None:
     assert ours.returncode == 0
     assert told == [
         "meshrun: restart 1 of 4, because rank 0 exited with code 3",
-        "meshrun: restart 2 of 4, because rank 0 was ended by SIGKILL",
+        "meshrun: restart 2 of 4, because rank 0 was killed by SIGKILL",
         "meshrun: restart 3 of 4 in 1 s, because rank 0 exited with code 4;"
         " none of the last 2 starts got past step 9",
         "meshrun: restart 4 of 4, because rank 0 raised ValueError: nan",
@@ -88,4 +88,4 @@ def test_hangs_that_come_no_further_are_given_up(fake_torch: object, tmp_path: P
     assert ours.returncode == 124
     assert "restart 2 of 9" in ours.stderr
     assert "restart 3 of 9" not in ours.stderr
-    assert "       not started again: 3 failures in a row at step 7: no rank got" in ours.stderr
+    assert "       not restarted: 3 failures in a row at step 7: no rank got" in ours.stderr

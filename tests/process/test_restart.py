@@ -65,7 +65,7 @@ def test_the_report_is_of_the_last_failure(fake_torch: object, tmp_path: Path) -
 
     assert ours.returncode == 139
     assert "restart 1 of 1, because rank 0 exited with code 4" in ours.stderr
-    assert "rank 1, its Python stack when it crashed:" in end
+    assert "rank 1, Python stack at the crash:" in end
     assert "last words of generation 1\n" in end
     assert "generation 0" not in end
     assert "after 1 restart" in end.splitlines()[-1]
@@ -145,8 +145,8 @@ def test_a_process_of_meshruns_own_that_is_lost_is_had_anew_and_named(
         assert running.wait() == 143
     assert left == []
     assert (again == zygote) == (victim == "store")
-    what = "holds the ranks' store" if victim == "store" else "starts the ranks"
-    why = f"the process that {what} was ended by SIGKILL"
+    what = "hosts the ranks' store" if victim == "store" else "starts the ranks"
+    why = f"the process that {what} was killed by SIGKILL"
     assert f"meshrun: restart 1 of 1, because {why}\n" in running.stderr
     assert "meshrun: generation 1 runs, " in running.stderr
 
@@ -170,9 +170,9 @@ def test_a_zygote_that_is_lost_once_too_often_ends_the_launch(
         os.kill(running.zygote(), signal.SIGKILL)
 
         assert running.wait() == 137
-    why = "the process that starts the ranks was ended by SIGKILL"
+    why = "the process that starts the ranks was killed by SIGKILL"
     assert f"meshrun: restart 1 of 1, because {why}\n" in running.stderr
-    assert f"error: {why}, and they with it\n" in running.stderr
+    assert f"error: {why}, and took the ranks with it\n" in running.stderr
     assert len(fake_torch.read_text().splitlines()) == 2
 
 

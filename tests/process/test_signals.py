@@ -32,7 +32,8 @@ def test_a_signal_is_passed_to_ranks_that_know_it(fake_torch: object, tmp_path: 
     for rank in (0, 2):
         assert lines.count(f"[rank {rank}] got SIGUSR1") == 2
         assert lines.count(f"[rank {rank}] child got []") == 2
-    assert said == "meshrun: SIGUSR1 was not passed to rank 1, which would be ended by it\n" * 2
+    why = "it has no handler and would be killed"
+    assert said == f"meshrun: SIGUSR1 was not forwarded to rank 1: {why}\n" * 2
 
 
 def test_without_forward_a_signal_does_its_own(fake_torch: object, tmp_path: Path) -> None:
@@ -62,14 +63,17 @@ def test_a_stop_signal_that_is_given_free_can_be_forwarded(
         wait_until(lambda: "was not passed" in running.stderr, lambda: running.stderr)
         running.signal(signal.SIGTERM)
         assert running.wait() == 143
-    assert "meshrun: SIGHUP was not passed to all x2, which would be ended by it" in running.stderr
+    assert (
+        "meshrun: SIGHUP was not forwarded to all x2: it has no handler and would be killed"
+        in running.stderr
+    )
 
 
 @pytest.mark.parametrize(
     ("ways", "code", "last"),
     [
-        (("well", "well"), 75, "stopped by SIGTERM; every rank ended by itself, with exit code 0"),
-        (("well", "done"), 75, "stopped by SIGTERM; every rank ended by itself, with exit code 0"),
+        (("well", "well"), 75, "stopped by SIGTERM; every rank exited on its own with exit code 0"),
+        (("well", "done"), 75, "stopped by SIGTERM; every rank exited on its own with exit code 0"),
         (("well", "badly"), 143, "stopped by SIGTERM"),
         (("well", "at all"), 143, "stopped by SIGTERM"),
     ],
@@ -111,8 +115,8 @@ def test_it_is_said_who_has_not_finished_in_time(fake_torch: object, tmp_path: P
         running.signal(signal.SIGTERM)
         assert running.wait() == 143
     assert running.stderr.splitlines() == [
-        "meshrun: SIGTERM: ending 3 ranks within 0.3 s",
-        "meshrun: 0.3 s are over: 2 of 3 ranks have ended; ending rank 1",
+        "meshrun: SIGTERM: stopping 3 ranks, up to 0.3 s",
+        "meshrun: timed out after 0.3 s: 2 of 3 ranks exited; killing rank 1",
         "meshrun: stopped by SIGTERM",
     ]
 
@@ -129,9 +133,9 @@ def test_a_second_signal_shortens_the_time_and_says_what_it_left(
         running.signal(signal.SIGTERM)
         assert running.wait() == 143
     assert running.stderr.splitlines() == [
-        "meshrun: SIGTERM: ending 2 ranks within 600 s",
-        "meshrun: SIGTERM again: 2 s are left, and none after a third signal",
-        "meshrun: time is over: 0 of 2 ranks have ended; ending all x2",
+        "meshrun: SIGTERM: stopping 2 ranks, up to 600 s",
+        "meshrun: SIGTERM again: killing in 2 s; send it again to kill now",
+        "meshrun: timed out: 0 of 2 ranks exited; killing both",
         "meshrun: stopped by SIGTERM",
     ]
 
@@ -141,11 +145,11 @@ def test_a_third_signal_ends_all_at_once(fake_torch: object, tmp_path: Path) -> 
     words = ("--nproc-per-node", "2", "--shutdown-timeout", "600")
     with start_meshrun(*words, PREEMPTED, "never", "never", folder=tmp_path) as running:
         running.wait_for("up", 2)
-        for told in ("SIGTERM: ending", "SIGTERM again", "a third time"):
+        for told in ("SIGTERM: stopping", "SIGTERM again", "killing both now"):
             running.signal(signal.SIGTERM)
             wait_until(lambda told=told: told in running.stderr, lambda: running.stderr)
         assert running.wait() == 143
     assert running.stderr.splitlines()[2:] == [
-        "meshrun: SIGTERM a third time: ending all x2 at once",
+        "meshrun: SIGTERM again: killing both now",
         "meshrun: stopped by SIGTERM",
     ]

@@ -36,7 +36,7 @@ def test_ctrl_z_stops_the_ranks_and_fg_continues_them(fake_torch: object, tmp_pa
         ranks = ranks_below(launcher.pid)
         assert len(ranks) == 2
         terminal.type("\x1a")
-        terminal.wait_for("meshrun: SIGTSTP: stopping the ranks, until `fg` or SIGCONT")
+        terminal.wait_for("meshrun: SIGTSTP: suspending the ranks until `fg` or SIGCONT")
         terminal.wait_for("Stopped")
         wait_for_states([launcher, *ranks], stopped=True)
         let_pass(2 * LIMIT_S)
@@ -69,7 +69,9 @@ def test_a_rank_that_reads_the_terminal_is_stopped_in_the_background(
         terminal.type("\x1a")
         terminal.wait_for("Stopped")
         terminal.type("bg\n")
-        terminal.wait_for("a rank reads the terminal in the background: stopping the ranks")
+        terminal.wait_for(
+            "a rank tried to read the terminal from the background: suspending the ranks"
+        )
         terminal.wait_for("now:", 3)
         terminal.type("echo 6 $((6 * 7))\n")
         terminal.wait_for("6 42")
@@ -111,7 +113,7 @@ def test_a_launcher_that_is_stopped_otherwise_has_its_ranks_stopped(
         wait_for_states(ranks, stopped=False)
         said = "meshrun: the ranks go on; they were stopped with meshrun for "
         wait_until(lambda: said in run.stderr, lambda: run.stderr)
-        assert "no rank has got on" not in run.stderr
+        assert "no rank has made progress" not in run.stderr
         run.signal(signal.SIGSTOP)
         wait_for_states(ranks, stopped=True)
         run.signal(signal.SIGKILL)

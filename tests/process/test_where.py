@@ -36,7 +36,7 @@ def test_equal_stacks_are_merged_and_the_launch_goes_on(fake_torch: object, tmp_
         told = running.stderr
         running.signal(signal.SIGTERM)
         assert running.wait() == 143
-    assert told.count("meshrun: SIGQUIT: where the ranks are") >= 2
+    assert told.count("meshrun: SIGQUIT: showing where the ranks are") >= 2
     assert f"    a thread: {place}:17 in sleep_soundly\n" in told
     assert "meshrun/worker" not in told
 
@@ -100,8 +100,8 @@ def test_ranks_that_cannot_answer_are_named(fake_torch: object, tmp_path: Path) 
         told = running.stderr
         running.signal(signal.SIGTERM)
         assert running.wait() == 143
-    assert "rank 0: is stopped (SIGCONT lets it go on)" in told
-    assert "rank 1: said nothing: the program closed the file for it" in told
+    assert "rank 0: is suspended (SIGCONT resumes it)" in told
+    assert "rank 1: wrote no stack: the program closed the file meshrun opened for it" in told
     assert "rank 2-3 x2: " in told
 
 
@@ -115,7 +115,7 @@ def test_a_command_is_left_alone(tmp_path: Path) -> None:
         told = running.stderr
         running.signal(signal.SIGTERM)
         assert running.wait() == 143
-    assert "all x2: runs no Python that meshrun started, or not yet" in told
+    assert "all x2: is not running Python that meshrun started, or not yet" in told
 
 
 def test_fresh_interpreters_answer_too(fake_torch: object, tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_a_start_that_stalls_tells_where(
         told = running.stderr
         (held / "go").touch()
         assert running.wait() == 0
-    assert "meshrun: the start has taken 0.2 s, and torch is still being imported" in told
+    assert "meshrun: still starting after 0.2 s: torch is still being imported" in told
     assert "the process that starts the ranks: " in told
 
 
@@ -197,8 +197,8 @@ def test_ranks_that_lag_behind_in_a_start_are_named(
         told = running.stderr
         (held / "go").touch()
         assert running.wait() == 0
-    assert "the start has taken 0.2 s: 2 of 2 ranks have not begun the program: all x2" in told
-    assert running.stderr.count("have not begun the program") == 1
+    assert "still starting after 0.2 s: 2 of 2 ranks have not started the program: all x2" in told
+    assert running.stderr.count("have not started the program") == 1
 
 
 # ---- nobody gets on ------------------------------------------------------------------------
@@ -209,9 +209,11 @@ def test_ranks_that_do_nothing_are_ended() -> None:
     ours = run_meshrun("--hang-timeout", "0.5", "--nproc-per-node", "2", WHERE, "rest=sleep")
 
     assert ours.returncode == 124
-    assert "meshrun: no rank has got on for 0." in ours.stderr
+    assert "meshrun: no rank has made progress for 0." in ours.stderr
     assert "all x2: " in ours.stderr
-    assert ours.stderr.index(" in sleep_soundly") < ours.stderr.index("error: no rank got on for")
+    assert ours.stderr.index(" in sleep_soundly") < ours.stderr.index(
+        "error: no rank made progress for"
+    )
 
 
 def test_a_hang_may_be_a_reason_to_start_again() -> None:
@@ -220,7 +222,7 @@ def test_a_hang_may_be_a_reason_to_start_again() -> None:
     ours = run_meshrun(*words, WHERE, "0.1=end", "1.1=end", "rest=sleep")
 
     assert ours.returncode == 0
-    assert "meshrun: restart 1 of 1, because no rank got on for 0." in ours.stderr
+    assert "meshrun: restart 1 of 1, because no rank made progress for 0." in ours.stderr
 
 
 @pytest.mark.parametrize("way", ["spin", "print", "beat"])
@@ -233,7 +235,7 @@ def test_one_rank_that_gets_on_is_enough(way: str, tmp_path: Path) -> None:
         wait_until(lambda: time.monotonic() > waited_from + 1.5, lambda: "time does not pass")
         running.signal(signal.SIGTERM)
         assert running.wait() == 143
-    assert "no rank has got on" not in running.stderr
+    assert "no rank has made progress" not in running.stderr
 
 
 def test_a_rank_that_has_beaten_is_judged_by_its_beats() -> None:

@@ -37,7 +37,9 @@ def test_a_block_has_its_own_current_mesh() -> None:
     assert ours.returncode == 0, ours.stderr
     assert ours.stdout.splitlines().count("well") == 4
     assert "the mesh has no dim `tp`; hint: it has `all`" in ours.stdout
-    assert "init_mesh of `dp=4` was called, and there is a mesh `dp=2,tp=2` already" in ours.stdout
+    assert (
+        "init_mesh() was called with `dp=4`, but there already is a mesh `dp=2,tp=2`" in ours.stdout
+    )
 
 
 def test_one_timeout_reaches_every_group() -> None:

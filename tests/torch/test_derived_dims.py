@@ -41,8 +41,8 @@ def test_derived_dims_have_the_groups_of_the_layout() -> None:
     }  # fmt: skip
     assert found["refused"] == [
         "the mesh has no dim `zz`; it has `dp`, `cp`, `tp`, `dp_cp`, `efsdp`, `ep`, `all`",
-        "dims `cp`, `ep` are not all of one mesh;"
-        " ask for dims of the mesh itself, or for those of one view",
+        "dims `cp`, `ep` do not all belong to one mesh; pass dims of the mesh itself, or dims"
+        " of one view",
         "dims `cp`, `dp_cp` have ranks in common; None",
         'dims `tp`, `dp` are not in the mesh\'s order; current_mesh("dp", "tp")',
     ]

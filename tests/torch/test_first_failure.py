@@ -27,7 +27,7 @@ FAILING = PROGRAMS / "failing.py"
 CGROUPS = Path("/sys/fs/cgroup/memory")
 FOLDED = re.compile(
     r"meshrun: (?:rank (\d)|(\d+) ranks) "
-    r"(lost a connection to a peer, as a consequence|ended when told to)"
+    r"(lost a connection to a peer as a consequence|stopped as requested)"
 )
 
 
@@ -45,8 +45,8 @@ class Case:
 
 
 NAN = "raised ValueError: the loss is nan, exit code 1"
-KILLED = "(killed from outside; the kernel tells of no lack of memory)"
-LEFT = "ended its program with exit code 0 while other ranks still needed it"
+KILLED = "(killed from outside; the kernel logged no out-of-memory kill)"
+LEFT = "exited with code 0 while other ranks still needed it"
 CASES = [
     Case("first-thing", 1, NAN, "# the first thing"),
     Case("raise", 1, NAN, "# between"),
@@ -68,14 +68,14 @@ CASES = [
         "in DataLoader(",
     ),
     Case("exit", 3, "exited with code 3"),
-    Case("text", 1, "exited with code 1, saying: the data set is not there"),
+    Case("text", 1, "exited with code 1: the data set is not there"),
     Case("leave", 1, LEFT),
     Case("leave-at-once", 1, LEFT),
-    Case("SIGKILL", 137, f"was ended by SIGKILL {KILLED}"),
-    Case("SIGTERM", 143, "was ended by SIGTERM (sent by somebody else than meshrun)"),
-    Case("SIGUSR1", 138, "was ended by SIGUSR1"),
-    Case("segfault", 139, "was ended by SIGSEGV (a crash in native code)", "string_at(0)", True),
-    Case("abort", 134, "was ended by SIGABRT (*)", "(None).abort()", True),
+    Case("SIGKILL", 137, f"was killed by SIGKILL {KILLED}"),
+    Case("SIGTERM", 143, "was killed by SIGTERM (not sent by meshrun)"),
+    Case("SIGUSR1", 138, "was killed by SIGUSR1"),
+    Case("segfault", 139, "was killed by SIGSEGV (a crash in native code)", "string_at(0)", True),
+    Case("abort", 134, "was killed by SIGABRT (*)", "(None).abort()", True),
 ]
 
 
@@ -109,8 +109,8 @@ def test_lack_of_memory_is_named(repeat: int, tmp_path: Path) -> None:
     except OSError as error:
         pytest.skip(f"no memory group can be made here: {error}")
     told = (
-        "was ended by SIGKILL (out of memory: at this job's limit of 2.0 GiB the kernel ended"
-        " 1 process)"
+        "was killed by SIGKILL (out of memory: the kernel killed 1 process at this job's limit"
+        " of 2.0 GiB)"
     )
     try:
         check(
@@ -129,7 +129,7 @@ def test_full_shared_memory_is_named(repeat: int, tmp_path: Path) -> None:
     words = ("unshare", "--mount", "sh", "-c")
     if shutil.which("unshare") is None or subprocess.run([*words, small], check=False).returncode:
         pytest.skip("no /dev/shm of its own can be mounted here")
-    told = "was ended by SIGBUS (/dev/shm is full: 2 MiB)"
+    told = "was killed by SIGBUS (/dev/shm is full: 2 MiB)"
     check(
         Case("bus", 135, told, "mmap.mmap(", True),
         tmp_path,
@@ -179,7 +179,7 @@ def check(case: Case, folder: Path, *around: str) -> None:
     assert where.startswith(f"       {first['place']}{', ' if first['place'] else ''}on ")
     assert bool(first["stack"]) == case.stack, first
     if case.stack:
-        assert f"{NAME}, its Python stack when it crashed:" in before
+        assert f"{NAME}, Python stack at the crash:" in before
 
 
 def place_of(case: Case) -> str:

@@ -70,7 +70,7 @@ def test_a_script_that_fails_returns_its_failures(fake_torch: Path) -> None:
         ("train.py", {"options": ["--mehs"]}, UsageError, ("no such option: --mehs", "`--mesh`")),
         ("nowhere.py", {}, ProgramError, ("can't open file", None)),
         ("train.py", {"args": "--lr 1"}, UsageError, ("args is a list", "args=text.split()")),
-        ("train.py", {"kwargs": {}}, UsageError, ("kwargs are for a function", "a script has")),
+        ("train.py", {"kwargs": {}}, UsageError, ("kwargs requires a function", "a script has")),
         (add, {"module": True}, UsageError, ("module=True is for", None)),
         ("train.py", {"mesh": {"dp": 0}}, SpecError, ("a size is at least 1", "switched off")),
         (None, {}, UsageError, ("the program is a path or a function", None)),

@@ -88,8 +88,9 @@ def test_without_a_mesh_the_error_names_the_ways_out() -> None:
     assert result.returncode == 1
     assert result.stderr.splitlines()[-2:] == [
         "meshrun.errors.MeshError: there is no mesh in this process",
-        "hint: start the program with `meshrun --mesh dp=2,tp=4 ...`, or set MESHRUN_MESH=dp=2,tp=4"
-        " under torchrun, srun or mpirun, or call current_mesh(fallback='dp=-1')",
+        "hint: launch the program with `meshrun --mesh dp=2,tp=4 ...`, set"
+        " MESHRUN_MESH=dp=2,tp=4 under torchrun, srun or mpirun, or call"
+        " current_mesh(fallback='dp=-1')",
     ]
 
 
@@ -109,9 +110,9 @@ def test_without_a_mesh_the_error_names_the_ways_out() -> None:
         ),
         (
             "import os; os.fork() or current_mesh(); os.wait()",
-            "this process is a child of rank 0 and has no process groups of its own",
-            "use the mesh in the rank itself and pass plain numbers to its children;"
-            " current_layout() works here",
+            "this process is a child of rank 0 and has no process groups",
+            "use the mesh in the rank itself and pass plain numbers to its children, or call"
+            " current_layout() here",
         ),
     ],
 )
@@ -155,7 +156,10 @@ def test_a_back_end_that_is_not_there_is_refused(tmp_path: object) -> None:
     ours = run_meshrun("--mesh", "dp=2", program)
 
     assert ours.returncode == 1
-    assert "init_process_group(`nccl`) was called, and meshrun's group has gloo" in ours.stderr
+    assert (
+        "init_process_group(`nccl`) conflicts with meshrun's process group, which uses gloo"
+        in ours.stderr
+    )
 
 
 def test_loader_workers_of_every_start_method_work() -> None:

@@ -60,9 +60,9 @@ def test_nothing_listens_outside_loopback(words: list[str], tmp_path: Path) -> N
     assert [each for each in found if each.type == socket.SOCK_DGRAM and each.laddr] == []
     assert unix
     assert {place for place in unix if place} == set()  # a name, or a path: whoever knows it
-    (store,) = re.findall(r"listens: the store on 127.0.0.1 port (\d+),", running.stderr)
+    (store,) = re.findall(r"listening: the store on 127.0.0.1 port (\d+),", running.stderr)
     assert int(store) in {place.port for place in listening}
-    assert "listens: ranks on lo, for gloo" in running.stderr
+    assert "listening: ranks on lo, so that gloo" in running.stderr
 
 
 _EVERY_GROUP = """

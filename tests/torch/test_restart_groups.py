@@ -21,4 +21,4 @@ def test_a_group_is_whole_again(how: str, mesh: list[str], tmp_path: Path) -> No
     assert ours.returncode == 0, ours.stderr
     assert ours.stdout.splitlines() == ["total 3 step 3"] * 3
     assert "restart 1 of 1, because rank 1 " in ours.stderr
-    assert "was ended by SIGKILL" in ours.stderr
+    assert "was killed by SIGKILL" in ours.stderr

@@ -51,7 +51,7 @@ def judged(*events: Event) -> list[Verdict]:
     return judge(state)
 
 
-LEFT = "ended its program with exit code 0 while other ranks still needed it"
+LEFT = "exited with code 0 while other ranks still needed it"
 HISTORIES: dict[str, tuple[list[Event], int, str]] = {
     "a rank that finished while others needed it": (
         [finished(1, 50), lost(0, 100), lost(2, 101), ended(1, 0, 102), ended(0, 256, 110)],
@@ -81,12 +81,12 @@ HISTORIES: dict[str, tuple[list[Event], int, str]] = {
     "a failure of a rank's own counts more than an early end": (
         [finished(1, 50), lost(0, 100), ended(2, 11, 101, unasked=True), ended(0, 256, 110)],
         2,
-        "was ended by SIGSEGV",
+        "was killed by SIGSEGV",
     ),
     "somebody's SIGTERM, noticed after its peers' errors": (
         [lost(0, 100), ended(1, TERM, 103, unasked=True), ended(2, TERM, 104), ended(0, 256, 110)],
         1,
-        "was ended by SIGTERM",
+        "was killed by SIGTERM",
     ),
     "our SIGTERM is not the cause": (
         [raised(0, 100), ended(1, TERM, 103), ended(2, TERM, 104), ended(0, 256, 110)],

@@ -66,44 +66,46 @@ def test_joined_dims_and_views_need_a_mesh(no_variables: dict[str, str]) -> None
     [
         (
             {"MESHRUN_MESH": "dp=2,tp=4"},
-            "MESHRUN_MESH `dp=2,tp=4` needs 8 ranks, and the environment has 1",
+            "MESHRUN_MESH `dp=2,tp=4` needs 8 ranks, but the environment has 1",
         ),
         (
             {**TORCHRUN, "MESHRUN_MESH": "dp=-1,tp=3"},
-            "MESHRUN_MESH `dp=-1,tp=3` needs a multiple of 3 ranks, and the environment has 8",
+            "MESHRUN_MESH `dp=-1,tp=3` needs a multiple of 3 ranks, but the environment has 8",
         ),
         (
             {"WORLD_SIZE": "6", "LOCAL_WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "2"},
-            "these disagree on the number of ranks: WORLD_SIZE=6, LOCAL_WORLD_SIZE=2,"
-            " GROUP_WORLD_SIZE=2",
+            "conflicting numbers of ranks: WORLD_SIZE=6, LOCAL_WORLD_SIZE=2, GROUP_WORLD_SIZE=2",
         ),
         (
             {"WORLD_SIZE": "6", "LOCAL_WORLD_SIZE": "4"},
-            "these disagree on the number of ranks: WORLD_SIZE=6, LOCAL_WORLD_SIZE=4",
+            "conflicting numbers of ranks: WORLD_SIZE=6, LOCAL_WORLD_SIZE=4",
         ),
         (
             {"WORLD_SIZE": "2", "MESHRUN_NPROC_PER_NODE": "4", "MESHRUN_MESH": "dp=4"},
-            "these disagree on the number of ranks: WORLD_SIZE=2, MESHRUN_NPROC_PER_NODE=4",
+            "conflicting numbers of ranks: WORLD_SIZE=2, MESHRUN_NPROC_PER_NODE=4",
         ),
         (
             {"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "0"},
-            "LOCAL_WORLD_SIZE is from 1 to 10,000,000, found `0`",
+            "LOCAL_WORLD_SIZE must be from 1 to 10,000,000, found `0`",
         ),
-        ({"WORLD_SIZE": "0"}, "WORLD_SIZE is from 1 to 10,000,000, found `0`"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE must be from 1 to 10,000,000, found `0`"),
         (
             {"MESHRUN_NPROC_PER_NODE": "4,-1"},
-            "MESHRUN_NPROC_PER_NODE is from 0 to 10,000,000, found `-1`",
+            "MESHRUN_NPROC_PER_NODE must be from 0 to 10,000,000, found `-1`",
         ),
         (
             {**TORCHRUN, "RANK": "8"},
-            "the environment describes no launch: rank 8 is outside a world of 8",
+            "the environment does not describe a launch: rank 8 is outside a world of 8",
         ),
-        ({"RANK": "x"}, "RANK is a whole number, found `x`"),
-        ({"MESHRUN_MESH": "dp="}, "the environment describes no launch: a size is missing here"),
+        ({"RANK": "x"}, "RANK must be a whole number, found `x`"),
+        (
+            {"MESHRUN_MESH": "dp="},
+            "the environment does not describe a launch: a size is missing here",
+        ),
         (
             {"MESHRUN_MESH": "dp=-1", "MESHRUN_VIEW": "v:a=2,b=-1"},
-            "the environment describes no launch: view `v` needs a multiple of 2 workers, and the"
-            " mesh has 1",
+            "the environment does not describe a launch: view `v` needs a multiple of 2"
+            " workers, and the mesh has 1",
         ),
     ],
 )
@@ -136,5 +138,5 @@ def test_a_broken_layout_before_is_told(no_variables: dict[str, str], text: str)
     """Like any other variable."""
     no_variables["MESHRUN_PREVIOUS"] = text
 
-    with pytest.raises(MeshError, match="the environment describes no launch"):
+    with pytest.raises(MeshError, match="does not describe a launch"):
         current_layout()

@@ -122,7 +122,7 @@ def test_dims_without_names_are_asked_for() -> None:
     """No dim is guessed."""
     with be(Layout.parse("2x2"), 3):
         assert data_shard(0) == data_shard("0") == (1, 2)
-        with pytest.raises(MeshError, match="the dims of mesh `2x2` have no names") as caught:
+        with pytest.raises(MeshError, match=r"dims of mesh `2x2` .* have no names") as caught:
             data_shard()
     assert caught.value.hint is not None
     assert "data_shard(0)" in caught.value.hint
@@ -132,5 +132,5 @@ def test_a_process_without_a_rank_is_told_so() -> None:
     """A launcher that says how many ranks there are has to say which this is."""
     with be(Layout.parse("dp=2"), 0, RANK=""):
         assert current_layout().own_rank is None
-        with pytest.raises(MeshError, match="does not say which rank this is"):
+        with pytest.raises(MeshError, match="does not define this process's rank"):
             data_shard()

@@ -32,9 +32,9 @@ def plan(**values: object) -> LaunchPlan:
         ("dp=4", 4, []),
         ("tp=4,dp=2", 2, [("tp: 2 of 2 groups cross nodes", "put tp last: --mesh dp=2,tp=4")]),
         ("tp=8,dp=1", 2, [("tp: 1 of 1 groups cross nodes",
-                           "its 8 ranks are more than a node's 4; make tp smaller")]),
+                           "its 8 ranks exceed the 4 workers of a node; make tp smaller")]),
         ("dp=4,tp=3", 3, [("tp: 2 of 4 groups cross nodes",
-                           "a node's 4 workers are no multiple of 3; --nproc-per-node 3 is")]),
+                           "a node's 4 workers are not a multiple of 3; use --nproc-per-node 3")]),
         ("cp=2,tp=2,dp=2", 2, [("cp: 4 of 4 groups cross nodes",
                                 "put cp last: --mesh tp=2,dp=2,cp=2")]),
         ("tp=2,cp=2,pp=2", 2, [("tp: 4 of 4 groups cross nodes",
@@ -63,7 +63,7 @@ def test_spares_are_named() -> None:
     assert describe_spares(uneven) == "3 of 12 workers are spare: node 0 has 2, node 1 has 1"
     assert describe_spares(many) == (
         "5 of 20 workers are spare: node 0 has 1, node 1 has 1, node 2 has 1"
-        " and 2 more nodes have some"
+        ", and 2 more nodes have some"
     )
     assert plan(mesh="dp=2").spares == ()
 

@@ -66,6 +66,6 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
 
     with pytest.raises(UsageError, match="is a file") as caught:
         RunFolder(LogRequest(log_dir=str(tmp_path / "file")), "id")
-    assert caught.value.hint == "name a folder"
-    with pytest.raises(UsageError, match="cannot hold logs: Not a directory"):
+    assert caught.value.hint == "use a folder"
+    with pytest.raises(UsageError, match=r"cannot write .*: Not a directory"):
         RunFolder(LogRequest(log_dir=str(tmp_path / "file" / "new")), "id")

@@ -38,11 +38,10 @@ def test_a_limit_that_was_reached_is_told(
 
     write(place / counts, "low 0\noom_kill 3\n")
 
-    assert watch.why_killed() == (
-        "out of memory: at this job's limit of 2.0 GiB the kernel ended 1 process"
-    )
+    killed = "out of memory: the kernel killed 1 process at this job's limit"
+    assert watch.why_killed() == f"{killed} of 2.0 GiB"
     write(place / limit, "max\n")
-    assert watch.why_killed() == "out of memory: at this job's limit the kernel ended 1 process"
+    assert watch.why_killed() == killed
 
 
 def test_a_machine_without_memory_is_told(tmp_path: Path) -> None:
@@ -55,7 +54,7 @@ def test_a_machine_without_memory_is_told(tmp_path: Path) -> None:
     write(proc / "vmstat", "oom_kill 9\n")
 
     assert watch.why_killed() == (
-        "perhaps out of memory: the kernel ended 2 processes on this machine for it meanwhile"
+        "possibly out of memory: the kernel killed 2 processes on this machine for it meanwhile"
     )
     assert MemoryWatch(tmp_path / "nothing", tmp_path / "nothing").why_killed() is None
 

@@ -82,7 +82,7 @@ def test_the_head_starts_all_again_after_a_process_of_meshruns_own_was_lost(
     assert cause.description.startswith(
         f"on node{' 0' if place is COORDINATOR else '1'}, the process that "
     )
-    assert cause.description.endswith(" was ended by SIGKILL")
+    assert cause.description.endswith(" was killed by SIGKILL")
 
 
 def test_a_lost_node_costs_a_restart() -> None:
@@ -213,7 +213,7 @@ def test_a_failure_elsewhere_is_named_with_its_host_and_evidence() -> None:
 def test_trouble_is_told_with_its_host() -> None:
     """By the node that has it, to all; by the coordinator of its own, too."""
     layout, hosts = solve_layout(parse_mesh("dp=4"), nnodes=2), ["node0", "node1"]
-    killed = "the process that starts the ranks was ended by SIGKILL, and they with it"
+    killed = "the process that starts the ranks was killed by SIGKILL, and took the ranks with it"
     participant, _ = play([*PARTICIPANT, KILLED_ZYGOTE])
     line = headline(participant, layout, hosts, "node1")
     outcome = outcome_to_json(
@@ -226,7 +226,7 @@ def test_trouble_is_told_with_its_host() -> None:
     guard, _ = play([*PARTICIPANT, LOST_STORE])
 
     assert headline(guard, layout, hosts, "node1") == (
-        "on node1, the process that guards the ranks was ended by SIGKILL, and they need it"
+        "on node1, the process that guards the ranks was killed by SIGKILL, and the ranks need it"
     )
     assert at_coordinator.trouble is not None
     assert of_coordinator.trouble is not None

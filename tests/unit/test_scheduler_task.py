@@ -91,7 +91,7 @@ def test_a_job_without_a_name_needs_a_port(variables: dict[str, str]) -> None:
     """Nothing says where its processes meet."""
     names = {"RANK": "0", "SIZE": "2", "LOCAL_RANK": "0", "LOCAL_SIZE": "2"}
     variables.update({f"OMPI_COMM_WORLD_{name}": value for name, value in names.items()})
-    with pytest.raises(MeshError, match="Open MPI does not say which job this is"):
+    with pytest.raises(MeshError, match="Open MPI sets no job id"):
         join_task()
 
 

@@ -75,9 +75,10 @@ def test_a_file_that_others_may_read_is_told(file: Path, mode: int, is_doubted: 
     file.write_text(LONG)
     file.chmod(mode)
     env = {"MESHRUN_SECRET_FILE": str(file)}
-    told = f"MESHRUN_SECRET_FILE `{file}` is open to others (mode {mode:04o}); chmod 600 {file}"
+    told = doubts(env)
 
-    assert doubts(env) == [told] * is_doubted
+    assert len(told) == is_doubted
+    assert all(f"(mode {mode:04o})" in line and f"chmod 600 {file}" in line for line in told)
     assert doubts({**env, "MESHRUN_SECRET": LONG}) == []
 
 
@@ -91,7 +92,7 @@ def test_a_short_secret_is_told(file: Path) -> None:
     for found in (doubts({"MESHRUN_SECRET": "hunter2"}), doubts({}, own="hunter2"),
                   doubts({"MESHRUN_SECRET_FILE": str(file)})):  # fmt: skip
         assert len(found) == 1
-        assert found[0].startswith("the secret has 7 characters: ")
+        assert " 7 characters" in found[0]
         assert "hunter2" not in found[0]
     assert doubts({}) == doubts({"MESHRUN_SECRET": "of sixteen chars"}) == []
 

@@ -131,7 +131,7 @@ def test_ssh_is_given_little() -> None:
         (255, "\x1b]0;x\x07gone", r"ssh failed: \x1b]0;x\x07gone", "`ssh ada@a true` tries"),
         (255, "", "ssh failed without a word, as when what it had started was killed", ""),
         (0, "nothing was heard", "its agent ended: nothing was heard", "tries"),
-        (-9, "", "ssh was ended by SIGKILL", ""),
+        (-9, "", "ssh was killed by SIGKILL", ""),
         (1, "Traceback\nModuleNotFoundError: No module named 'meshrun'", "/p there has no meshrun",
          "PYTHONPATH"),
         (137, "bash: killed", "what ssh started there ended with code 137: bash: killed", "tries"),
@@ -149,4 +149,4 @@ def test_an_agent_of_this_machine_needs_no_ssh() -> None:
     """So it is the agent that was killed."""
     refusal = describe_end("a", "a", -9, "", "/p", is_here=True)
 
-    assert refusal.why == "its agent was ended by SIGKILL"
+    assert refusal.why == "its agent was killed by SIGKILL"

@@ -159,7 +159,7 @@ def test_a_useless_restart_is_explained() -> None:
     state, _ = play([*RUNNING, *NO_MODULE, CLEARED, *RUNNING, *NO_MODULE], 9)
 
     assert state.no_restart == (
-        "it raised ModuleNotFoundError: No module named 'x' at once after each of 2 starts"
+        "it raised ModuleNotFoundError: No module named 'x' immediately after each of 2 starts"
     )
 
 

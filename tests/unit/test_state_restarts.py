@@ -150,7 +150,7 @@ HISTORIES: dict[str, tuple[list[End], list[float], str | None]] = {
     "a signal's place is its step": (
         [End(120), End(120), End(120)],
         [0, 0],
-        f"{AT_120}: was ended by SIGKILL",
+        f"{AT_120}: was killed by SIGKILL",
     ),
     "signals at any step come from outside": (
         [End(120), End(110), End(115), End(101)],
@@ -161,7 +161,7 @@ HISTORIES: dict[str, tuple[list[End], list[float], str | None]] = {
     "a hang is a failure like others": (
         [End(120, "hang"), End(120, "hang"), End(120, "hang")],
         [0, 0],
-        f"{AT_120}: no rank got on for 64.0 s",
+        f"{AT_120}: no rank made progress for 64.0 s",
     ),
     "a program that says nothing is started on": (
         [End(None, "no@41", ran_s=600)] * 5,
@@ -257,7 +257,7 @@ def test_a_zygote_that_is_lost_meanwhile_is_a_failure_more() -> None:
     assert follow(waiting(), lost) == [StartZygote()]
     assert (state.restarts, state.causes[-1].description) == (
         3,
-        "the process that starts the ranks was ended by SIGKILL",
+        "the process that starts the ranks was killed by SIGKILL",
     )
     ready = ZygoteReady(at_ns=6 * S, import_ns=S)
     assert follow(state, ready, TimePassed(at_ns=7 * S)) == [StartAll(generation=3)]

@@ -48,7 +48,7 @@ def test_survivors_are_named_once(capfd: pytest.CaptureFixture[str]) -> None:
     watch(LeftoversEnded(count=0, survivors=[5, 9]), state, console)
     told = capfd.readouterr().err.splitlines()
 
-    assert told[0] == "meshrun: 2 processes that ranks had left behind had to be ended"
-    assert told[1].startswith("meshrun: processes 5, 7 outlived SIGKILL: the kernel holds")
-    assert told[2].startswith("meshrun: process 9 outlived SIGKILL")
+    assert told[0] == "meshrun: killed 2 processes that the ranks left behind"
+    assert told[1].startswith("meshrun: processes 5, 7 survived SIGKILL: ")
+    assert told[2].startswith("meshrun: process 9 survived SIGKILL")
     assert len(told) == 3

@@ -242,8 +242,8 @@ def test_a_large_plan_says_what_is_left_out(nnodes: int) -> None:
 
     assert len(text) < 500_000
     notes = " ".join(texts(ET.fromstring(text)))
-    left_out = "left out: 1,983 nodes, 64 to 2046, with 15,864 ranks"
-    assert ("of a node, the first 512 ranks are drawn" if nnodes == 1 else left_out) in notes
+    left_out = "not drawn: 1,983 nodes, 64 to 2046, with 15,864 ranks"
+    assert ("only the first 512 ranks of a node are drawn" if nnodes == 1 else left_out) in notes
 
 
 # ---- colours -------------------------------------------------------------------------------
@@ -331,7 +331,7 @@ def test_color_dim(folder: Path) -> None:
     [
         ("dp=2,tp=4", "ep", "mesh `dp=2,tp=4` has no dim `ep`", "`dp`, `tp`"),
         ("2x4", "2", "mesh `2x4` has no dim `2`", "`0`, `1`"),
-        (None, "dp", "--color-dim dp was given without --mesh", "--mesh dp=8"),
+        (None, "dp", "--color-dim dp requires --mesh", "--mesh dp=8"),
     ],
 )
 def test_a_dim_that_is_not_there(mesh: str | None, asked: str, found: str, hint: str) -> None:

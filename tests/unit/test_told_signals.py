@@ -17,7 +17,10 @@ from meshrun.report.progress import StartProgress
 
 @pytest.mark.parametrize(
     ("pid", "told"),
-    [(None, "meshrun: SIGTERM: no rank runs yet"), (7, "meshrun: SIGTERM: no rank runs any more")],
+    [
+        (None, "meshrun: SIGTERM: no rank was started"),
+        (7, "meshrun: SIGTERM: all ranks have exited"),
+    ],
 )
 def test_whether_ranks_have_run(
     capfd: pytest.CaptureFixture[str], pid: int | None, told: str

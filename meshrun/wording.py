@@ -1,0 +1,15 @@
+"""Words that depend on a number."""
+
+from __future__ import annotations
+
+_ES = ("s", "x", "ch", "sh")
+
+
+def count(number: int, noun: str) -> str:
+    """Return ``1 rank``, ``2 ranks``, ``1,024 processes``."""
+    return f"{number:,} {noun}{plural(number, 'es' if noun.endswith(_ES) else 's')}"
+
+
+def plural(number: int, ending: str = "s") -> str:
+    """Return what a noun ends in after ``number``."""
+    return "" if number == 1 else ending
