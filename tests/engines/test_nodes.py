@@ -298,7 +298,7 @@ def test_one_rank_ends_all_nodes_with_one_report(make_hosts: MakeHosts) -> None:
     assert "on node2, pid" in first
     for text in others:
         assert "error: rank 5 [dp2 tp1] on node2 exited with code 7" in text
-        assert "the whole report is on node 0" in text
+        assert "node 0 has the full report" in text
     all_gone(hosts)
 
 

@@ -29,7 +29,7 @@ def test_the_first_node_knows_how_far_the_others_came(
 
     assert end_all(launches) == [1, 1], launches[0].text + launches[1].text
     result = json.loads(report.read_text())
-    assert "not started again: 3 failures in a row at step 20: ValueError (" in launches[0].text
+    assert "not restarted: 3 failures in a row at step 20: ValueError (" in launches[0].text
     assert result["best_steps"] == [10, 20, 20, 20]
     assert [launch.text.count("meshrun: restart ") for launch in launches] == [3, 3]
 

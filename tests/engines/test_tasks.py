@@ -86,8 +86,8 @@ def test_mpirun_tells_a_layout(make_hosts: MakeHosts, mpirun: Mpirun) -> None:
     listed = mpirun(hosts, "-np", "3", "-x", "MESHRUN_NPROC_PER_NODE=2,1", *LAYOUT)
 
     assert sorted(even.stdout.splitlines()) == [f"{rank} of 4 on (2, 2)" for rank in range(4)]
-    assert "the ranks go round the nodes" in turns.stderr
-    assert "these disagree on the number of ranks" in uneven.stderr
+    assert "round-robin over nodes" in turns.stderr
+    assert "conflicting numbers of ranks" in uneven.stderr
     assert sorted(listed.stdout.splitlines()) == [f"{rank} of 3 on (2, 1)" for rank in range(3)]
 
 
@@ -153,7 +153,7 @@ def test_tasks_that_go_round_the_nodes_are_told(slurm: Slurm) -> None:
     """On every rank, so that none waits for the others."""
     ours = slurm.srun("--nodes=2", "--ntasks=4", "--distribution=cyclic", *LAYOUT)
 
-    assert ours.stderr.count("the ranks go round the nodes") == 4
+    assert ours.stderr.count("round-robin over nodes") == 4
     assert ours.stdout == ""
 
 

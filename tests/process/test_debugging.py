@@ -108,7 +108,7 @@ def test_ctrl_c_three_times_ends_the_launch(fake_torch: object, asking: Path) ->
         terminal.type("\x03")
         terminal.wait_for("--KeyboardInterrupt--")
         terminal.type("\x03")
-        terminal.wait_for("one more Ctrl-C")
+        terminal.wait_for("Ctrl-C once more")
         terminal.type("\x03")
         code = terminal.wait()
 

@@ -112,7 +112,7 @@ LONG = "9" * 100_000
             [],
             {"OPENBLAS_NUM_THREADS": LONG, "GOTO_NUM_THREADS": LONG},
             71,
-            "a rank's environment has 20",
+            "a rank's environment takes 20",
         ),
     ],
     ids=["id", "role", "variables"],

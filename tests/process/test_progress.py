@@ -88,4 +88,4 @@ def test_hangs_that_come_no_further_are_given_up(fake_torch: object, tmp_path: P
     assert ours.returncode == 124
     assert "restart 2 of 9" in ours.stderr
     assert "restart 3 of 9" not in ours.stderr
-    assert "       not restarted: 3 failures in a row at step 7: no rank got" in ours.stderr
+    assert "       not restarted: 3 failures in a row at step 7: no rank made" in ours.stderr

@@ -104,7 +104,7 @@ def test_a_module_that_is_not_there_is_not_tried_for_ever(
     ours = run_meshrun("--nproc-per-node", "2", "--max-restarts", "9", program)
 
     assert ours.returncode == 1
-    assert "not started again: it raised ModuleNotFoundError" in ours.stderr
+    assert "not restarted: it raised ModuleNotFoundError" in ours.stderr
     assert ours.stderr.count("restart 1 of 9") == 1
     assert "restart 2 of 9" not in ours.stderr
 
@@ -226,10 +226,10 @@ def test_what_became_another_users_keeps_nobody(fake_torch: object, tmp_path: Pa
     )
     words = ("--nproc-per-node", "1", "--max-restarts", "1", "--no-prefix", program)
     ours = run_meshrun(*words, around=["setpriv", "--bounding-set", "-kill", "--"])
-    told = re.search(r"meshrun: process (\d+) could not be ended: another user's", ours.stderr)
+    told = re.search(r"meshrun: cannot kill process (\d+): owned by another user", ours.stderr)
     assert told is not None, ours.stderr
     os.kill(int(told[1]), signal.SIGKILL)
 
     assert (ours.returncode, ours.stdout) == (0, "generation 1\n")
-    assert ours.stderr.count("could not be ended") == 1
+    assert ours.stderr.count("cannot kill") == 1
     assert "state D" not in ours.stderr

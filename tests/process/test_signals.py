@@ -60,7 +60,7 @@ def test_a_stop_signal_that_is_given_free_can_be_forwarded(
     with start_meshrun(*words, FORWARDED, folder=tmp_path) as running:
         running.wait_for("] up ", 2)
         running.signal(signal.SIGHUP)
-        wait_until(lambda: "was not passed" in running.stderr, lambda: running.stderr)
+        wait_until(lambda: "was not forwarded" in running.stderr, lambda: running.stderr)
         running.signal(signal.SIGTERM)
         assert running.wait() == 143
     assert (

@@ -43,7 +43,7 @@ def test_ctrl_z_stops_the_ranks_and_fg_continues_them(fake_torch: object, tmp_pa
         wait_for_states(ranks, stopped=True)
         terminal.type("fg; echo ended with $?\n")
         wait_for_states([launcher, *ranks], stopped=False)
-        terminal.wait_for("the ranks go on; they were stopped with meshrun for")
+        terminal.wait_for("resumed the ranks; they were suspended with meshrun for")
         let_pass(LIMIT_S / 2)
         (tmp_path / "go").touch()
         terminal.wait_for("ended with 0")
@@ -76,7 +76,7 @@ def test_a_rank_that_reads_the_terminal_is_stopped_in_the_background(
         terminal.type("echo 6 $((6 * 7))\n")
         terminal.wait_for("6 42")
         terminal.type("fg\n")
-        terminal.wait_for("the ranks go on", 2)
+        terminal.wait_for("resumed the ranks", 2)
         terminal.type("two\n")
         terminal.wait_for("[rank 0] read two")
         terminal.type("\x04")
@@ -111,7 +111,7 @@ def test_a_launcher_that_is_stopped_otherwise_has_its_ranks_stopped(
         let_pass(2 * LIMIT_S)
         run.signal(signal.SIGCONT)
         wait_for_states(ranks, stopped=False)
-        said = "meshrun: the ranks go on; they were stopped with meshrun for "
+        said = "meshrun: resumed the ranks; they were suspended with meshrun for "
         wait_until(lambda: said in run.stderr, lambda: run.stderr)
         assert "no rank has made progress" not in run.stderr
         run.signal(signal.SIGSTOP)

@@ -96,7 +96,7 @@ def test_ranks_that_cannot_answer_are_named(fake_torch: object, tmp_path: Path) 
             lambda: "rank 0 is not stopped",
         )
         running.signal(QUIT)
-        wait_until(lambda: "is stopped" in running.stderr, lambda: running.stderr)
+        wait_until(lambda: "is suspended" in running.stderr, lambda: running.stderr)
         told = running.stderr
         running.signal(signal.SIGTERM)
         assert running.wait() == 143
@@ -111,7 +111,7 @@ def test_a_command_is_left_alone(tmp_path: Path) -> None:
     with start_meshrun(*words, folder=tmp_path) as running:
         running.wait_for("up", 2)
         running.signal(QUIT)
-        wait_until(lambda: "runs no Python" in running.stderr, lambda: running.stderr)
+        wait_until(lambda: "is not running Python" in running.stderr, lambda: running.stderr)
         told = running.stderr
         running.signal(signal.SIGTERM)
         assert running.wait() == 143

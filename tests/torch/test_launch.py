@@ -175,7 +175,7 @@ def test_a_rank_that_ends_without_an_exception(
 
 def test_a_rank_that_leaves_early_has_no_value(fake_torch: Path) -> None:
     """An exit code of 0 is no return."""
-    with pytest.raises(meshrun.MeshrunError, match="rank 1 ended with exit code 0 before"):
+    with pytest.raises(meshrun.MeshrunError, match="rank 1 exited with code 0 before"):
         run(lambda: rank() == 1 and sys.exit(), nproc_per_node=2)
 
 
@@ -185,13 +185,13 @@ def test_a_value_that_cannot_be_pickled(fake_torch: Path) -> None:
     def numbers() -> Iterator[int]:
         return (number for number in range(3))
 
-    with pytest.raises(TypeError, match="rank 0 returned a value of type generator that cannot"):
+    with pytest.raises(TypeError, match="the generator that rank 0 returned"):
         run(numbers)
 
 
 def test_a_call_that_cannot_be_pickled(fake_torch: Path) -> None:
     """Nothing is started."""
-    with pytest.raises(UsageError, match="`add` and its arguments cannot be pickled"):
+    with pytest.raises(UsageError, match="cannot pickle `add`"):
         run(add, args=(iter(()), (number for number in ())))
 
 

@@ -69,11 +69,11 @@ def test_a_script_that_fails_returns_its_failures(fake_torch: Path) -> None:
         ("train.py", {"mesh": "dp=x"}, SpecError, ("`x` is not a size", "write sizes joined")),
         ("train.py", {"options": ["--mehs"]}, UsageError, ("no such option: --mehs", "`--mesh`")),
         ("nowhere.py", {}, ProgramError, ("can't open file", None)),
-        ("train.py", {"args": "--lr 1"}, UsageError, ("args is a list", "args=text.split()")),
-        ("train.py", {"kwargs": {}}, UsageError, ("kwargs requires a function", "a script has")),
-        (add, {"module": True}, UsageError, ("module=True is for", None)),
+        ("train.py", {"args": "--lr 1"}, UsageError, ("args must be a list", "args=text.split()")),
+        ("train.py", {"kwargs": {}}, UsageError, ("kwargs requires a function", "a script takes")),
+        (add, {"module": True}, UsageError, ("module=True requires", None)),
         ("train.py", {"mesh": {"dp": 0}}, SpecError, ("a size is at least 1", "switched off")),
-        (None, {}, UsageError, ("the program is a path or a function", None)),
+        (None, {}, UsageError, ("the program must be a path or a function", None)),
     ],
 )
 def test_a_wrong_request_raises_what_the_command_line_says(

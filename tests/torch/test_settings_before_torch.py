@@ -38,8 +38,8 @@ def test_a_value_known_only_at_run_time_costs_an_interpreter_a_rank() -> None:
     ours = run_meshrun("--mesh", "dp=2", "--no-prefix", _PROGRAM, *words)
 
     assert sorted(ours.stdout.splitlines()) == sorted([*_by_python("1", "unclear"), "(2,)", "(2,)"])
-    assert "own interpreter, since early_settings.py:12 sets TORCHDYNAMO_VERBOSE" in ours.stderr
-    assert "at the first current_mesh(), since early_settings.py:12 sets" in ours.stderr
+    assert "interpreter per rank: early_settings.py:12 sets TORCHDYNAMO_VERBOSE" in ours.stderr
+    assert "at the first current_mesh(), because early_settings.py:12 sets" in ours.stderr
 
 
 def test_a_value_that_comes_too_late_is_told_by_name() -> None:
