@@ -315,8 +315,6 @@ def test_a_reader_that_is_stopped_does_not_keep_a_launch_that_is(
 
     assert process.returncode == -signal.SIGTERM
     if not both:
-        told = (
-            r"\nmeshrun: dropped [1-9][0-9,]* bytes of output"
-        )
+        told = r"\nmeshrun: dropped [1-9][0-9,]* bytes of output"
         assert re.search(told, said.decode())
         assert said.endswith(b"meshrun: stopped by SIGTERM\n")

@@ -31,10 +31,10 @@ def plan(nnodes: str, device: str | None, **more: str) -> LaunchPlan:
         ("1", "cpu", "0.0.0.0", {}, ["reachable by anyone who can reach this address", "on lo"]),
         ("1", "cpu", "::1", {"GLOO_SOCKET_IFNAME": "eth0"},
          ["(loopback)", "on eth0, so that gloo can connect them (GLOO_SOCKET_IFNAME is set)"]),
-        ("2", "cpu", "10.0.0.1", {}, ["reachable by anyone", "on eth1, so that gloo can connect them (it fac",
+        ("2", "cpu", "10.0.0.1", {}, ["reachable by", "on eth1, so that gloo",
          "for 30 s", "where nodes meet"]),
         ("2", "cuda", "10.0.0.1", {"NCCL_SOCKET_IFNAME": "=ib0"},
-         ["reachable by anyone", "on eth1", "on ib0, so that nccl can connect them (NCCL_", "for 30 s",
+         ["reachable by anyone", "on eth1", "on ib0, so that nccl", "for 30 s",
           "where nodes meet"]),
     ],
 )  # fmt: skip
