@@ -28,7 +28,7 @@ def describe_listening(plan: LaunchPlan, session: Session, env: Mapping[str, str
     for backend in _OF_DEVICE.get(plan.device_type or "", _EVERY):
         variable = _VARIABLES[backend]
         where = env.get(variable) or own.get(variable)
-        chosen = f"on {where.lstrip('=')}" if where else (f"on an interface that {backend} chooses")
+        chosen = f"on {where.lstrip('=')}" if where else f"where {backend} chooses"
         why = f"{variable} is set" if env.get(variable) else _why(where)
         uses = "" if plan.device_type else ", if the program uses it"
         lines.append(f"listening: ranks {chosen}, so that {backend} can connect them ({why}){uses}")
