@@ -152,7 +152,7 @@ class Controller:
     def _pass_on_signals(self) -> None:
         for signum in self._signals.take():
             if signum == signal.SIGTSTP and self._pause.has_caller:
-                self._console.note("SIGTSTP: stopping the ranks, until `fg` or SIGCONT")
+                self._console.note("SIGTSTP: suspending the ranks until `fg` or SIGCONT")
                 self._tell_all(signal.SIGTSTP)
                 stop_foreground()
                 continue

@@ -298,7 +298,7 @@ def test_a_killed_launcher_ends_all(make_sshd: MakeSshd, tmp_path: Path, node: i
     os.kill(pids_of(sshd, node, "meshrun launcher --report=")[0], signal.SIGKILL)
 
     assert run.end() == 69, run.text
-    error = f"host node{node} was lost: its launcher was ended by SIGKILL"
+    error = f"host node{node} was lost: its launcher was killed by SIGKILL"
     assert run.text.rstrip().endswith(f"error: {error}"), run.text
     told = json.loads(report.read_text())
     assert (told["exit_code"], told["trouble"]["message"]) == (69, error)
@@ -323,7 +323,7 @@ def test_ranks_stop_with_the_command(make_sshd: MakeSshd, tmp_path: Path) -> Non
         wait_for_states(ranks, stopped=False)
         run.wait_for(said, times=count)
     let_pass(LIMIT_S / 2)
-    assert run.text.count("SIGTSTP: stopping the ranks, until `fg` or SIGCONT") == 1, run.text
+    assert run.text.count("SIGTSTP: suspending the ranks until `fg` or SIGCONT") == 1, run.text
     (tmp_path / "go").touch()
 
     assert run.end() == 0, run.text
