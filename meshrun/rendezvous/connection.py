@@ -66,6 +66,8 @@ class Connection:
         self.began_ns = self.heard_ns = time.monotonic_ns()
         """When it was made, and when the last whole message of the other end's had come."""
         self._idle_ns: int | None = None
+        self._told_ns = self.heard_ns
+        """How long ranks at the other end had been idle, and when that was told."""
         self.ahead_ns = 0
         """By how much the other end's monotonic clock is ahead of ours, as far as is known."""
         self._shortest_trip_ns: int | None = None
@@ -95,12 +97,11 @@ class Connection:
     def active_ns(self) -> int | None:
         """When ranks at the other end, or beyond it, last got on, if it looks; by our clock.
 
-        They are idle for as long as was told: of a launcher that says nothing, and may be
-        stopped, that is not known.
+        Of a launcher that says nothing, and may be stopped, it is not known that they are idle.
         """
         now_ns = time.monotonic_ns()
         if self._idle_ns is not None:
-            return now_ns - self._idle_ns
+            return max(self._told_ns, now_ns - _SILENT_NS) - self._idle_ns
         return now_ns if now_ns - self.heard_ns > _SILENT_NS else None
 
     def send(self, message: Message) -> None:
@@ -170,7 +171,7 @@ class Connection:
     def _heard(self, beat: Beat) -> None:
         now_ns = time.monotonic_ns()
         if beat.idle_s is not None:
-            self._idle_ns = int(beat.idle_s * 1e9)
+            self._idle_ns, self._told_ns = int(beat.idle_s * 1e9), now_ns
         if beat.echo_ns is None:
             self.send(Beat(at_ns=now_ns, echo_ns=beat.at_ns))
             return

@@ -15,7 +15,7 @@ from tests.kit import PROGRAMS, ROOT, let_pass, ranks_below, wait_for_states
 
 pytestmark = pytest.mark.torch
 STEPS = PROGRAMS / "steps.py"
-LIMIT_S = 4.0
+LIMIT_S = 6.0
 AT = ("--nnodes", "2", "--rdzv-endpoint", "node0:29500", "--nproc-per-node", "1")
 
 
@@ -61,7 +61,7 @@ def test_a_stopped_node_is_no_hang(make_hosts: MakeHosts, tmp_path: Path, host: 
     ranks = [each for each in ranks_below(launches[host].process.pid) if each.is_running()]
     launches[host].send(signal.SIGSTOP)
     wait_for_states(ranks, stopped=True)
-    let_pass(2 * LIMIT_S)
+    let_pass(1.5 * LIMIT_S)
     launches[host].send(signal.SIGCONT)
     wait_for_states(ranks, stopped=False)
     let_pass(LIMIT_S / 2)
