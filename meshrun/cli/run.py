@@ -136,9 +136,9 @@ def give_up(asked: Asked, error: MeshrunError) -> None:
     except MeshrunError:
         return
     if (request.nnodes or 1) > 1:
-        from meshrun import app as use_cases
+        from meshrun.supervisor.giving_up import decline
 
-        use_cases.decline(request, error)
+        decline(request, error)
 
 
 def launch_on_hosts(
@@ -149,8 +149,8 @@ def launch_on_hosts(
     report: str | None,
 ) -> int:
     """Launch on the hosts that were named and return the exit code, or end by the signal."""
-    from meshrun import app as use_cases
     from meshrun.host.detect_host import detect_host
+    from meshrun.plan.plan import check_elsewhere
     from meshrun.report.result_json import parse_result_json, write_report
     from meshrun.ssh.connect import Stopped
     from meshrun.ssh.controller import Controller
@@ -158,7 +158,7 @@ def launch_on_hosts(
     from meshrun.ssh.host_failure import FirstLost, HostLost
     from meshrun.ssh.remote_command import OF_THE_CONTROLLER
 
-    use_cases.check_elsewhere(request, detect_host())
+    check_elsewhere(request, detect_host())
     if (controlled := fork_controller(request)) is not None:
         return _end_as(controlled)
     set_title("controller", *sys.argv[1:])

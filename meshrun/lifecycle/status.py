@@ -7,7 +7,9 @@ from typing import Literal
 
 from meshrun.lifecycle.state import RankState, State
 
-Phase = Literal["failed", "hung", "stopped", "starting", "joining", "running", "ending", "ended"]
+RankPhase = Literal[
+    "failed", "hung", "stopped", "starting", "joining", "running", "ending", "ended"
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,7 +17,7 @@ class RankStatus:
     """One rank."""
 
     rank: int
-    phase: Phase
+    phase: RankPhase
     cpu: float | None = None
     """Cores in use since the last look; ``None`` while that is not known."""
     memory_bytes: int | None = None
@@ -32,9 +34,9 @@ class Status:
     elapsed_s: float
 
 
-def phase_of(known: RankState, state: State, *, has_mesh: bool) -> Phase:
+def phase_of(known: RankState, state: State, *, has_mesh: bool) -> RankPhase:
     """Return what a rank is at."""
-    phase: Phase = "running"
+    phase: RankPhase = "running"
     if known.exited is not None:
         asked = known.told_to_end_ns is not None
         phase = "ended" if known.exited.wait_status == 0 or asked else "failed"

@@ -23,7 +23,7 @@ class Stopwatch:
         self._import_ns: int | None = None
         self._last: dict[type, int] = {}
 
-    def see(self, event: Event) -> None:
+    def see(self, event: Event, *_: object) -> None:
         """Note the time of ``event``."""
         if isinstance(event, ZygoteReady):
             self._import_ns = event.import_ns

@@ -322,3 +322,15 @@ def _bind(
         if check_host:
             raise
         return None  # a dry run may plan for machines that are not here
+
+
+def check_elsewhere(request: LaunchRequest, facts: HostFacts) -> None:
+    """Check that a launch on other machines fits together, as far as it can be told from here.
+
+    Raises:
+        UsageError: If it does not, whatever devices the machines have.
+    """
+    counts = request.nproc_per_node
+    is_open = counts is None and request.mesh is not None and request.mesh.is_inferred
+    if not isinstance(counts, str) and not is_open:  # else the devices of those machines decide
+        build_plan(request, facts, check_host=False)

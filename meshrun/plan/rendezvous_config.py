@@ -19,6 +19,8 @@ _LAST_CALL_S = 30.0
 _BOOLEANS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 _DEFAULT_PORTS = {"c10d": 29400, "etcd": 2379, "etcd-v2": 2379}
 
+_BACKENDS = ("static", "c10d", "etcd", "etcd-v2")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RendezvousConfig:
@@ -167,3 +169,20 @@ def plan_meeting(
         return_s=timeout_s if is_elastic else node_timeout_s,
         node_timeout_s=node_timeout_s,
     )
+
+
+def check_backend(backend: str) -> None:
+    """Check that torch has this rendezvous back end, built in or plugged in.
+
+    Raises:
+        UsageError: If it has not.
+    """
+    if backend in _BACKENDS:
+        return
+    from importlib.metadata import entry_points
+
+    if not list(entry_points(group="torchrun.handlers", name=backend)):
+        raise UsageError(
+            f"--rdzv-backend: unknown backend `{backend}`",
+            hint=f"use {', '.join(_BACKENDS)}, or an entry point in the group torchrun.handlers",
+        )

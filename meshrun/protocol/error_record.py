@@ -7,10 +7,15 @@ Source:
 from __future__ import annotations
 
 import json
+import os
 import time
+from contextlib import suppress
 
+from meshrun.errors import MeshrunError
 from meshrun.host.log_file import Opener
+from meshrun.host.whole_file import write_whole
 from meshrun.protocol.events import RankRaised
+from meshrun.protocol.result import LaunchResult
 
 _MOST_BYTES = 4 * 1024 * 1024
 
@@ -57,3 +62,12 @@ def render_record(raised: RankRaised, exit_code: int) -> str:
         }
     }
     return json.dumps(record)
+
+
+def pass_error_on(result: LaunchResult) -> None:
+    """Tell the cause to whoever runs meshrun as torch-elastic runs a worker."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path and result.failures and result.failures[0].raised is not None:
+        record = render_record(result.failures[0].raised, result.exit_code)
+        with suppress(MeshrunError):
+            write_whole(path, record, "TORCHELASTIC_ERROR_FILE", is_private=True)

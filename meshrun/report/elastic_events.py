@@ -132,3 +132,18 @@ def emit_through(handler: logging.Handler) -> Callable[[str], None]:
         handler.handle(logging.makeLogRecord({**record, "levelname": "INFO"}))
 
     return emit
+
+
+def make_elastic_events(plan: LaunchPlan, run_id: str, console: Console) -> ElasticEvents | None:
+    """Return what tells torch-elastic's events, if anybody wants them."""
+    name = plan.request.event_log_handler
+    if name == "null":
+        return None
+    handler = load_handler(name)
+    if handler is not None:
+        return ElasticEvents(plan, run_id, emit_through(handler))
+
+    def emit(text: str) -> None:
+        console.print_line(text.encode(), to_stderr=True)
+
+    return ElasticEvents(plan, run_id, emit) if name == "console" else None

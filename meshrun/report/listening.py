@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 from collections.abc import Mapping
 
+from meshrun.console.console import Console
 from meshrun.plan.plan import LaunchPlan
 from meshrun.plan.rank_env import Session, interface_defaults
 
 _OF_DEVICE = {"cpu": ("gloo",), "cuda": ("gloo", "nccl")}
 _EVERY = ("gloo", "nccl")
 _VARIABLES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
+
+
+def note_listening(plan: LaunchPlan, session: Session, console: Console) -> None:
+    """Show the lines, if ``--verbose`` asks for them."""
+    if plan.request.console.verbose:
+        for line in describe_listening(plan, session, os.environ):
+            console.note(line)
 
 
 def describe_listening(plan: LaunchPlan, session: Session, env: Mapping[str, str]) -> list[str]:

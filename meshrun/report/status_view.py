@@ -14,13 +14,13 @@ from rich.text import Text
 
 from meshrun.console.merged_label import merged_label
 from meshrun.layout import Layout
-from meshrun.lifecycle.status import Phase, RankStatus, Status
+from meshrun.lifecycle.status import RankPhase, RankStatus, Status
 
 _SHARE_OF_WINDOW = 3
 _FEWEST_LINES = 4
 _MOST_CELLS = 1024
 _WIDE = 10_000
-_STYLES: dict[Phase, str] = {
+_STYLES: dict[RankPhase, str] = {
     "failed": "bold red",
     "hung": "bold yellow",
     "stopped": "yellow",

@@ -9,10 +9,10 @@ import signal
 import subprocess
 from collections.abc import Sequence
 
-from meshrun.app import check_elsewhere
 from meshrun.host.descriptors import say
 from meshrun.host.machine import UNKNOWN_HOST
 from meshrun.host.processes import die_with_parent
+from meshrun.plan.plan import check_elsewhere
 from meshrun.plan.request import LaunchRequest
 from meshrun.start import own_command
 from meshrun.supervisor.program_file import check_program

@@ -7,7 +7,7 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -89,7 +89,7 @@ class Loop:
         folder: RunFolder,
         store_listener: socket.socket | None,
         console: Console,
-        watch: Watch,
+        watch: Sequence[Watch],
         settle: Callable[[LaunchPlan, Session, Met], tuple[LaunchPlan, Session]],
         meet: Meet | None = None,
         live: Live | None = None,
@@ -103,7 +103,7 @@ class Loop:
             folder: Where their files go.
             store_listener: Where the store serves; of several nodes, the coordinator's has its own.
             console: Our own stdout and stderr.
-            watch: Called with every event, the state after it and the console.
+            watch: Each called with every event, the state after it and the console.
             settle: Returns plan and session once the nodes have met.
             meet: Begins to meet the other nodes, if there are any.
             live: Shows how ranks are, if somebody watches.
@@ -308,7 +308,8 @@ class Loop:
             self._output.begin()
         if isinstance(event, RankExited):
             self._output.end(event.rank, failed=event.wait_status != 0)
-        self._watch(event, self.state, self._console)
+        for watch in self._watch:
+            watch(event, self.state, self._console)
         for action in actions:
             self._act(action)
 

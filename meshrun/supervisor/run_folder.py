@@ -10,8 +10,27 @@ from meshrun.errors import HostError, UsageError
 from meshrun.host.folder import Folder, make_folder, who_else_may_write
 from meshrun.host.leftovers import hold, let_go, temporary_path
 from meshrun.plan.log_files import RankFiles, attempt_folder, rank_files, run_folder_prefix
+from meshrun.plan.plan import LaunchPlan
 from meshrun.plan.request import LogRequest
 from meshrun.supervisor.logs_specs import LogsPlugin
+
+
+def make_run_folder(plan: LaunchPlan, run_id: str) -> RunFolder:
+    """Return the folder of a launch.
+
+    Raises:
+        UsageError: If ``--log-dir`` cannot hold it.
+    """
+    request, plugin = plan.request, None
+    check_log_dir(request.logs)
+    if request.logs.logs_specs is not None:
+        nproc = plan.layout.nproc_per_node[plan.node_rank]
+        plugin = LogsPlugin(request.logs, request.console.local_ranks, nproc)
+    if plan.meeting is None:
+        return RunFolder(request.logs, run_id, plugin=plugin)
+    # Nodes may write to one file system, and have no common name yet if none was given.
+    name = request.rendezvous.run_id or ""
+    return RunFolder(request.logs, name, host=os.uname().nodename, plugin=plugin)
 
 
 class RunFolder:

@@ -16,20 +16,21 @@ SECRET = "hunter2-of-this-test"
 _UNSAFE = {"pickle", "cloudpickle", "marshal", "shelve", "dill", "yaml", "jsonpickle"}
 _UNSAFE_CALLS = {"eval", "exec", "compile", "__import__", "load", "loads"}
 _OF_FILES = {
-    "remote_call.py": "a function of launch(): through files in a private folder of its caller",
-    "child/function.py": "the same, in the rank",
-    "child/program.py": "the user's own program, from its file",
-    "child/logs_plugin.py": "an installed plug-in, by its entry point",
-    "child/own_types.py": "torch's rendezvous, from its store: of its own types and no others",
+    "api/remote_call.py": "a function of launch(): through files in a private folder of its caller",
+    "worker/function.py": "the same, in the rank",
+    "worker/program.py": "the user's own program, from its file",
+    "zygote/logs_specs_process.py": "an installed plug-in, by its entry point",
+    "rendezvous/pickle_filter.py": "torch's rendezvous, from its store: of its own types and no others",
     "report/elastic_events.py": "an installed plug-in, by its entry point",
 }
 """Modules that turn bytes into objects or code, and where the bytes come from."""
 _OF_SOCKETS = (
-    *("wire.py", "child/serving.py", "child/reporter.py", "supervise/zygote.py"),
-    *("supervise/loop.py", "supervise/signals.py", "host/sockets.py"),
-    *("nodes/link.py", "nodes/frames.py", "nodes/handshake.py", "nodes/messages.py"),
-    *("nodes/member.py", "nodes/head.py", "nodes/waiting_room.py", "child/negotiate.py"),
-    "nodes/node_card.py",
+    *("protocol/codec.py", "zygote/server.py", "worker/reporter.py", "supervisor/zygote_client.py"),
+    *("supervisor/loop.py", "supervisor/signals.py", "host/sockets.py"),
+    *("rendezvous/connection.py", "rendezvous/frames.py", "rendezvous/handshake.py"),
+    *("rendezvous/messages.py", "rendezvous/participant.py", "rendezvous/coordinator.py"),
+    *("rendezvous/lobby.py", "rendezvous/torch_backend.py"),
+    "rendezvous/node_info.py",
 )
 
 

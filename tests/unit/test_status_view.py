@@ -9,14 +9,16 @@ from meshrun.layout import Layout
 from meshrun.layout.spec import parse_mesh
 from meshrun.lifecycle.phases import Stop
 from meshrun.lifecycle.state import RankState, State
-from meshrun.lifecycle.status import Phase, RankStatus, Status, phase_of
+from meshrun.lifecycle.status import RankPhase, RankStatus, Status, phase_of
 from meshrun.protocol.events import Hung, RankExited, RankRaised
 from meshrun.report.status_view import StatusView
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def draw(mesh: str, columns: int, rows: int, *, odd: dict[int, Phase] | None = None) -> list[str]:
+def draw(
+    mesh: str, columns: int, rows: int, *, odd: dict[int, RankPhase] | None = None
+) -> list[str]:
     """Return the plain lines for a mesh whose ranks run, but for some odd ones."""
     spec = parse_mesh(mesh)
     layout = Layout(mesh=spec, nproc_per_node=(math.prod(spec.sizes),))
@@ -94,7 +96,7 @@ RAISED = RankRaised(rank=0, at_ns=8, kind="E", message="", traceback="", shown=F
         (RankState(pid=7, exited=exited(15), told_to_end_ns=3), {"stop": Stop.ASKED}, "ended"),
     ],
 )
-def test_what_a_rank_is_at(known: RankState, changes: dict[str, object], phase: Phase) -> None:
+def test_what_a_rank_is_at(known: RankState, changes: dict[str, object], phase: RankPhase) -> None:
     """Each state has its word."""
     state = State(shutdown_timeout_s=30.0, ranks={0: known}, **changes)  # type: ignore[arg-type]
 

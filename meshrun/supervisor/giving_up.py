@@ -1,0 +1,50 @@
+"""The other nodes hear at once why this one cannot take part."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from meshrun.errors import MeshrunError, UsageError
+from meshrun.host.descriptors import say
+from meshrun.plan.rendezvous_config import RendezvousConfig, plan_meeting
+from meshrun.plan.request import LaunchRequest
+
+
+def decline(request: LaunchRequest, error: MeshrunError) -> None:
+    """Tell the other nodes of a launch, if there are any, why this one cannot take part."""
+    try:
+        meeting = plan_meeting(
+            request.rendezvous,
+            nnodes=request.nnodes or 1,
+            node_timeout_s=request.node_timeout_s,
+        )
+    except UsageError:
+        return
+    _tell_others(inherit_listener(meeting), error)
+
+
+@contextmanager
+def declining(meeting: RendezvousConfig | None) -> Iterator[None]:
+    """Tell the other nodes of an error in the block, and let it pass."""
+    try:
+        yield
+    except MeshrunError as error:
+        _tell_others(meeting, error)
+        raise
+
+
+def _tell_others(meeting: RendezvousConfig | None, error: MeshrunError) -> None:
+    is_known = meeting is not None and (meeting.host or meeting.listener is not None)
+    if meeting is not None and is_known:  # else nobody knows yet where to come
+        from meshrun.supervisor.join_nodes import decline
+
+        decline(meeting, error, lambda text: say(f"meshrun: {text}"))
+
+
+def inherit_listener(meeting: RendezvousConfig | None) -> RendezvousConfig | None:
+    """Return the meeting with the socket that whoever started this launcher listens on for it."""
+    listener = os.environ.pop("MESHRUN_LISTENER", "")
+    return replace(meeting, listener=int(listener)) if meeting and listener else meeting

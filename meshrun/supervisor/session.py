@@ -1,0 +1,52 @@
+"""What ranks are told of their launch: at first, and once the nodes have met."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from dataclasses import replace
+
+from meshrun.host.detect_host import detect_host
+from meshrun.host.network import interface_of
+from meshrun.host.sockets import LOOPBACK_INTERFACE
+from meshrun.plan.plan import LaunchPlan, settle_plan
+from meshrun.plan.rank_env import Session
+from meshrun.protocol.events import Met
+from meshrun.supervisor.run_folder import RunFolder
+from meshrun.supervisor.timers import timer_file
+
+
+def begin_session(
+    plan: LaunchPlan, run_id: str, folder: RunFolder, listener: socket.socket | None
+) -> Session:
+    """Return what ranks are told of this launch; on several nodes, as far as it is known."""
+    return Session(
+        run_id=run_id,
+        master_addr=plan.store_address,
+        master_port=listener.getsockname()[1] if listener is not None else 0,
+        run_folder=folder.path,
+        interface=LOOPBACK_INTERFACE,
+        timer_file=timer_file(os.environ, folder.path),
+    )
+
+
+def settle(plan: LaunchPlan, session: Session, met: Met) -> tuple[LaunchPlan, Session]:
+    """Return plan and session once the nodes have met."""
+    facts = detect_host(with_topology=plan.bound_cpus is not None)
+    plan = settle_plan(
+        plan,
+        facts,
+        node_rank=met.node_rank,
+        nproc_per_node=met.nproc_per_node,
+        roles=met.roles,
+    )
+    session = replace(
+        session,
+        run_id=met.run_id,
+        master_addr=met.store_address,
+        master_port=met.store_port,
+        interface=interface_of(met.own_address),
+        previous=json.dumps(met.previous) if met.previous else "",
+    )
+    return plan, session
