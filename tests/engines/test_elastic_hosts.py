@@ -47,7 +47,7 @@ def test_a_lost_host_is_gone_on_without_and_comes_back(
     sshd = make_sshd(3)
     run = start(sshd, tmp_path, nnodes="2:3")
     run.wait_for(" in 0 on ", times=3)
-    word = "-c import sys" if what == "agent" else "meshrun launcher"
+    word = "meshrun agent" if what == "agent" else "meshrun launcher"
     os.kill(pids_of(sshd, 1, word)[-1], signal.SIGKILL)
     run.wait_for("runs without node1: dp 3 -> 2")
     run.wait_for("host node1 is back")
