@@ -14,8 +14,7 @@ def main(_known_at_start: object = None) -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         # Until there is something to end, a Ctrl-C ends us without a traceback.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from meshrun.cli.command import run_command_line
-    from meshrun.cli.run import Began
+    from meshrun.cli.command import Began, run_command_line
 
     conducted, _, told = os.environ.pop("MESHRUN_CONDUCTED", "").partition(" ")
     caller = None

@@ -4,53 +4,49 @@ from __future__ import annotations
 
 import atexit
 import os
+import shlex
 import signal
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from meshrun.cli.parsed_options import Asked, build_meeting_request
+from meshrun.cli.options import Options
 from meshrun.cli.words import CommandLine
 from meshrun.errors import MeshrunError, NodeLostError
-from meshrun.host.child_launcher import MET, Caller
+from meshrun.host.child_launcher import MET
 from meshrun.host.descriptors import say
 from meshrun.host.title import set_title
 from meshrun.plan.request import LaunchRequest
 from meshrun.protocol.result import LaunchResult, Timings
 
 if TYPE_CHECKING:
+    from meshrun.cli.command import Began
     from meshrun.plan.plan import LaunchPlan
 
 
+_OF_ONE_NODE = {
+    row.flag
+    for row in (
+        *(Options.node_rank, Options.rdzv_endpoint),
+        *(Options.master_addr, Options.master_port, Options.local_addr),
+    )
+}
+"""Options that differ between nodes."""
+OF_THE_CONTROLLER = {
+    row.flag
+    for row in (
+        *(Options.hosts, Options.hostfile, Options.include, Options.exclude, Options.export),
+        *(Options.ssh, Options.connect_timeout, Options.report, Options.nnodes),
+    )
+}
+"""Options that the launchers of nodes are not given: they chose the hosts, or hold for all."""
 _SOON_S = 600.0
 _MOST_LOSSES = 3
 """How often a launch on hosts may begin anew within that time, as its first host was lost."""
 
 
-@dataclass(frozen=True, slots=True)
-class Began:
-    """How this process came to be."""
-
-    at_ns: int
-    """Monotonic time at which the user's wait began."""
-    conducted: int = 0
-    """As one of how many another meshrun started it at first; 0 if none did."""
-    is_told: bool = False
-    """Whether another one of them tells people what concerns all."""
-    caller: Caller | None = None
-    """Who started it and uses it, if anybody does."""
-
-
-def show_plan(
-    request: LaunchRequest,
-    form: str,
-    *,
-    every_row: bool,
-    output: str | None,
-    color_dim: str | None,
-    rank: str | None,
-) -> None:
+def show_plan(request: LaunchRequest, options: Options) -> None:
     """Print what would be started."""
     from meshrun import app as use_cases
     from meshrun.report.plan_output import print_plan
@@ -59,7 +55,14 @@ def show_plan(
         say(f"meshrun: {line}")
     request, cluster = use_cases.ask_cluster(request)
     plan = use_cases.plan(request, check_host=False, cluster=cluster)
-    print_plan(plan, form, every_row=every_row, output=output, color_dim=color_dim, rank=rank)
+    print_plan(
+        plan,
+        options.format,
+        every_row=options.all,
+        output=options.output,
+        color_dim=options.color_dim,
+        rank=options.rank,
+    )
 
 
 def launch_here(
@@ -72,7 +75,6 @@ def launch_here(
 ) -> int:
     """Launch the ranks of this node and return the exit code, or end by the signal that came."""
     from meshrun import app as use_cases
-    from meshrun.cli.paste import command_for_others
     from meshrun.report.failure import render_failure
     from meshrun.report.progress import StartProgress
 
@@ -129,10 +131,12 @@ def launch_here(
     return result.exit_code
 
 
-def give_up(asked: Asked, error: MeshrunError) -> None:
+def give_up(options: Options, error: MeshrunError) -> None:
     """Tell other nodes that this one was started with what cannot be read, if it is known where."""
+    from meshrun.cli.read import build_meeting_request
+
     try:
-        request = build_meeting_request(asked)
+        request = build_meeting_request(options)
     except MeshrunError:
         return
     if (request.nnodes or 1) > 1:
@@ -156,7 +160,6 @@ def launch_on_hosts(
     from meshrun.ssh.controller import Controller
     from meshrun.ssh.foreground import fork_controller
     from meshrun.ssh.host_failure import FirstLost, HostLost
-    from meshrun.ssh.remote_command import OF_THE_CONTROLLER
 
     check_elsewhere(request, detect_host())
     if (controlled := fork_controller(request)) is not None:
@@ -208,6 +211,11 @@ def _end_as(ended: int) -> int:
         end_by_signal(-ended)
         return 128 - ended  # the first process of a container ends by no signal of its own
     return ended
+
+
+def command_for_others(line: CommandLine) -> str:
+    """Return the command line for the other nodes, where ``ENDPOINT`` is yet to be filled in."""
+    return f"meshrun --rdzv-endpoint ENDPOINT {shlex.join(line.words(without=_OF_ONE_NODE))}"
 
 
 def end_by_signal(signum: int) -> None:

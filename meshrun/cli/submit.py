@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import secrets
+from collections.abc import Mapping
 from typing import Any
 
-from meshrun.cli.parsed_options import Asked
+from meshrun.cli.option import Option
+from meshrun.cli.options import Options
 from meshrun.cli.words import CommandLine
 from meshrun.errors import HostError, UsageError
 from meshrun.host.descriptors import say
@@ -19,7 +21,7 @@ from meshrun.plan.plan import build_plan
 from meshrun.plan.request import LaunchRequest
 from meshrun.report.plan_output import print_text
 from meshrun.start import own_command
-from meshrun.submit.job import Job, check_options, check_texts, job_name, words_again
+from meshrun.submit.job import Job, check_texts, job_name
 from meshrun.submit.manifests import KINDS, render_manifest, render_rest, render_workload
 from meshrun.submit.sbatch import output_of, render_sbatch
 from meshrun.submit.send import hand_in
@@ -27,28 +29,41 @@ from meshrun.submit.send import hand_in
 _GPUS = "--device cpu needs no GPUs; --submit-arg=--gres=... asks for them as this cluster has it"
 _TOO_MUCH = "`sinfo -o '%P %c %G'` shows what nodes have; --submit-arg=--cpus-per-task=8 is less"
 _SCHEDULERS = ("slurm", *KINDS)
+_OF_THE_SUBMISSION = (
+    *(Options.submit, Options.submit_arg, Options.image, Options.module),
+    # Without hosts of no effect:
+    *(Options.include, Options.exclude, Options.export, Options.ssh, Options.connect_timeout),
+)
+_FOUND_BY_THEMSELVES = "nodes of a job find each other"
+_CHOSEN = "the scheduler chooses a job's hosts"
+_OF_NO_JOB: Mapping[Option[Any], str] = {
+    Options.node_rank: _FOUND_BY_THEMSELVES,
+    Options.rdzv_endpoint: _FOUND_BY_THEMSELVES,
+    Options.rdzv_backend: _FOUND_BY_THEMSELVES,
+    Options.master_addr: _FOUND_BY_THEMSELVES,
+    Options.local_addr: _FOUND_BY_THEMSELVES,
+    Options.standalone: _FOUND_BY_THEMSELVES,
+    Options.hosts: _CHOSEN,
+    Options.hostfile: _CHOSEN,
+    Options.debug_rank: "a job has no terminal",
+}
+"""Options that make no sense for a job, and why."""
+_WORDS_FOR_THE_MACHINE = ("auto", "gpu", "cpu", "xpu")
 
 
-def submit(
-    scheduler: str,
-    asked: Asked,
-    request: LaunchRequest,
-    line: CommandLine,
-    *,
-    dry_run: bool,
-    output: str | None,
-) -> int:
-    """Hand a launch in as a job, or print what would be.
+def submit(options: Options, request: LaunchRequest, line: CommandLine) -> int:
+    """Submit a launch as a job, or print the job.
 
     Raises:
         UsageError: If an option makes no sense for a job.
         HostError: If the scheduler is not here, or refuses.
     """
-    parse_choice(scheduler, "--submit", _SCHEDULERS)
-    check_options(asked.values, asked.sources)
+    scheduler = parse_choice(options.submit or "", Options.submit.flag, _SCHEDULERS)
+    _check(options)
+    dry_run, output = options.dry_run, options.output
     if output is not None and not dry_run:
         raise UsageError("--output is where a dry run goes", hint="add --dry-run")
-    job = _job(scheduler, asked, request, line)
+    job = _job(scheduler, options, request, line)
     if scheduler == "slurm":
         return _slurm(job, dry_run, output)
     return _kubernetes(scheduler, job, dry_run, output)
@@ -113,7 +128,7 @@ def _created(text: str) -> tuple[dict[str, Any], str]:
     return owner, f"{kind.lower()}.{version.rpartition('/')[0]}/{name}"
 
 
-def _job(scheduler: str, asked: Asked, request: LaunchRequest, line: CommandLine) -> Job:
+def _job(scheduler: str, options: Options, request: LaunchRequest, line: CommandLine) -> Job:
     # The job runs elsewhere: what this machine has, or its scheduler says, counts for nothing.
     plan = build_plan(request, UNKNOWN_HOST, check_host=False)
     counts = plan.layout.nproc_per_node
@@ -124,21 +139,72 @@ def _job(scheduler: str, asked: Asked, request: LaunchRequest, line: CommandLine
             hint="--nproc-per-node with one number",
         )
     program = request.program
-    options = words_again(asked.values, asked.sources)
+    pairs = words_again(options)
     if request.nnodes is None:
-        options = (*options, ("--nnodes", "1"))
-    words = (*(("-m",) if asked.flag("module") else ()), *line.program_words)
-    _warn_of_secrets([word for option in options for word in option], words)
-    check_texts(*words, *(word for option in options for word in option))
+        pairs = (*pairs, ("--nnodes", "1"))
+    words = (*(("-m",) if options.module else ()), *line.program_words)
+    _warn_of_secrets([word for pair in pairs for word in pair], words)
+    check_texts(*words, *(word for pair in pairs for word in pair))
     return Job(
         plan=plan,
         name=job_name(request.rendezvous.run_id, program.target),
-        options=options,
+        options=pairs,
         program=words,
-        extras=tuple(asked.values.get("submit_arg") or ()),
+        extras=options.submit_arg,
         accelerators=0 if _on_cores(scheduler, request) else max(counts),
-        image=asked.text("image"),
+        image=options.image,
     )
+
+
+def _check(options: Options) -> None:
+    """Refuse what can be known of one node alone, or once the job runs.
+
+    Raises:
+        UsageError: With the option, and the variable that it came from.
+    """
+    for row, why in _OF_NO_JOB.items():
+        source = options.source(row)
+        if not source or (row is Options.rdzv_backend and options.rdzv_backend == "static"):
+            continue
+        is_variable = source.isupper()
+        raise UsageError(
+            f"--submit with {row.flag}{f' (from {source})' * is_variable}: {why}",
+            hint=f"unset {source}" if is_variable else f"leave {row.flag} out",
+        )
+    for row in (Options.rank, Options.color_dim, Options.format):
+        if options.text(row) not in (None, "text"):
+            raise UsageError(
+                f"--submit with {row.flag}: a dry run of a job is the text that is handed in",
+                hint=f"leave --submit out to see the plan, or {row.flag}",
+            )
+    workers, nodes = options.nproc_per_node, options.nnodes
+    if workers in _WORDS_FOR_THE_MACHINE:
+        raise UsageError(
+            f"--submit with --nproc-per-node {workers}: the nodes' devices and cores are not known"
+            " here",
+            hint="a number: --nproc-per-node 8",
+        )
+    if nodes is not None and nodes[0] < nodes[1]:
+        raise UsageError(
+            f"--submit with --nnodes {nodes[0]}:{nodes[1]}: a job has one number of nodes",
+            hint=f"--nnodes {nodes[1]}",
+        )
+
+
+def words_again(options: Options) -> tuple[tuple[str, ...], ...]:
+    """Return the options that were given, by whatever way, as words of a command line."""
+    words: list[tuple[str, ...]] = []
+    for row in options.of_the_launch():
+        given = options.values[row.name]
+        if row in _OF_THE_SUBMISSION or given is None or given is False:
+            continue
+        texts = given if row.repeats else [given]
+        words += [(row.flag,) if text is True else _pair(row.flag, text) for text in texts]
+    return tuple(words)
+
+
+def _pair(option: str, value: str) -> tuple[str, ...]:
+    return (f"{option}={value}",) if value.startswith("-") else (option, value)
 
 
 def _on_cores(scheduler: str, request: LaunchRequest) -> bool:

@@ -86,31 +86,12 @@ def parse_choice(text: str, what: str, choices: Sequence[str]) -> str:
     )
 
 
-def parse_nnodes(text: str) -> int:
-    """Return the number of nodes in ``4``, or the most there may be in ``2:4``.
+def parse_nnodes(text: str) -> tuple[int, int]:
+    """Return the least and the most nodes: in ``4`` both are 4, in ``2:4`` they differ.
 
     Raises:
         UsageError: If it is no such number or range.
     """
-    return _node_range(text)[1]
-
-
-def parse_least_nodes(text: str) -> int | None:
-    """Return how many nodes are enough in ``2:4``; ``None`` in ``4`` or ``4:4``.
-
-    Raises:
-        UsageError: If it is no such number or range.
-    """
-    least, most = _node_range(text)
-    return least if least < most else None
-
-
-def format_nnodes(least: int | None, most: int) -> str:
-    """Return what ``--nnodes`` takes: ``4``, or ``2:4`` where fewer are enough."""
-    return str(most) if least is None else f"{least}:{most}"
-
-
-def _node_range(text: str) -> tuple[int, int]:
     least, colon, most = text.partition(":")
     try:
         first = parse_integer(least, "--nnodes", least=1)
@@ -122,6 +103,11 @@ def _node_range(text: str) -> tuple[int, int]:
     if last < first:
         raise UsageError(f"--nnodes MIN:MAX needs MIN <= MAX, found `{text}`")
     return first, last
+
+
+def format_nnodes(least: int | None, most: int) -> str:
+    """Return what ``--nnodes`` takes: ``4``, or ``2:4`` where fewer are enough."""
+    return str(most) if least is None else f"{least}:{most}"
 
 
 def parse_workers(text: str) -> int | tuple[int, ...] | str:

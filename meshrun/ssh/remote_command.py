@@ -43,11 +43,6 @@ _BOOT = (
 """Unbuffered, so that nothing of what follows is taken; and without the folder it is run in."""
 BOOT_FOLDER = "/"
 """Where that is: Python 3.13 imports from it before the first line, and this one is nobody's."""
-OF_THE_CONTROLLER = (
-    *("--hosts", "--hostfile", "--include", "--exclude", "--export", "--ssh"),
-    *("--connect-timeout", "--report", "--nnodes"),
-)
-"""Options that the launchers of nodes are not given: they chose the hosts, or hold for all."""
 
 
 def boot_command(interpreter: str) -> list[str]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from meshrun.errors import UsageError
 from meshrun.plan.plan import LaunchPlan
@@ -14,20 +12,6 @@ CORES_A_GPU = 4
 """For a rank and its loader workers; every node that has GPUs has so many a GPU."""
 CLEAR_UP_S = 30
 """What is left between the end of the ranks' grace and the scheduler's own SIGKILL."""
-_OF_THE_SUBMISSION = (
-    *("submit", "submit_arg", "image", "module"),
-    *("include", "exclude", "export", "ssh", "connect_timeout"),  # without hosts of no effect
-)
-_OF_NO_JOB = {
-    **dict.fromkeys(
-        ("node_rank", "rdzv_endpoint", "rdzv_backend", "master_addr", "local_addr", "standalone"),
-        "nodes of a job find each other",
-    ),
-    **dict.fromkeys(("hosts", "hostfile"), "the scheduler chooses a job's hosts"),
-    "debug_rank": "a job has no terminal",
-}
-"""Options that make no sense for a job, and why."""
-_WORDS_FOR_THE_MACHINE = ("auto", "gpu", "cpu", "xpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,69 +64,6 @@ class Job:
         counts = layout.nproc_per_node
         each = f"{counts[0]}" if len(set(counts)) == 1 else ",".join(map(str, counts))
         return f"{mesh}{layout.world_size} ranks on {nodes} x {each}"
-
-
-def check_options(values: Mapping[str, Any], sources: Mapping[str, str]) -> None:
-    """Refuse what can be known of one node alone, or once the job runs.
-
-    Raises:
-        UsageError: With the option, and the variable that it came from.
-    """
-    for name, why in _OF_NO_JOB.items():
-        if name not in sources or (name == "rdzv_backend" and values[name] == "static"):
-            continue
-        option, source = f"--{name.replace('_', '-')}", sources[name]
-        is_variable = source.isupper()
-        asked = f"{option} (from {source})" if is_variable else option
-        raise UsageError(
-            f"--submit with {asked}: {why}",
-            hint=f"unset {source}" if is_variable else f"leave {option} out",
-        )
-    for name in ("rank", "color_dim", "format"):
-        if values.get(name) not in (None, "text"):
-            option = f"--{name.replace('_', '-')}"
-            raise UsageError(
-                f"--submit with {option}: a dry run of a job is the text that is handed in",
-                hint=f"leave --submit out to see the plan, or {option}",
-            )
-    if values.get("nproc_per_node") in _WORDS_FOR_THE_MACHINE:
-        raise UsageError(
-            f"--submit with --nproc-per-node {values['nproc_per_node']}: the nodes' devices and"
-            " cores are not known here",
-            hint="a number: --nproc-per-node 8",
-        )
-    if ":" in str(values.get("nnodes") or ""):
-        raise UsageError(
-            f"--submit with --nnodes {values['nnodes']}: a job has one number of nodes",
-            hint=f"--nnodes {str(values['nnodes']).rpartition(':')[2]}",
-        )
-
-
-def words_again(
-    values: Mapping[str, Any], sources: Mapping[str, str]
-) -> tuple[tuple[str, ...], ...]:
-    """Return the options that were given, by whatever way, as words of a command line.
-
-    Example:
-        >>> words_again({"mesh": "-1", "tee": "3"}, {"mesh": "MESHRUN_MESH", "tee": ""})
-        (('--mesh=-1',),)
-    """
-    words: list[tuple[str, ...]] = []
-    for name, value in values.items():
-        if not sources.get(name) or name in _OF_THE_SUBMISSION:
-            continue
-        option = f"--{name.replace('_', '-')}"
-        if isinstance(value, list | tuple):
-            words += [_pair(option, str(each)) for each in value]
-        elif value is True:
-            words.append((option,))
-        elif value is not False and value is not None:
-            words.append(_pair(option, str(value)))
-    return tuple(words)
-
-
-def _pair(option: str, value: str) -> tuple[str, ...]:
-    return (f"{option}={value}",) if value.startswith("-") else (option, value)
 
 
 def job_name(run_id: str | None, target: str) -> str:

@@ -8,7 +8,8 @@ from contextlib import suppress
 from unittest import mock
 
 from meshrun.cli.command import app
-from meshrun.cli.parsed_options import Asked, build_request, check_accepted
+from meshrun.cli.options import Options
+from meshrun.cli.read import build_request, check_accepted
 from meshrun.errors import MeshrunError
 from meshrun.layout import Layout
 from meshrun.layout.derived import parse_flatten, parse_view
@@ -96,7 +97,7 @@ def environment(data: bytes) -> None:
             _ask(read)
         _ask(lambda: layout_of("dp=-1", None))
     options = _pairs(data, _OPTIONS)
-    asked = Asked(
+    asked = Options(
         {name: [text] if name in _REPEATED else text for name, text in options.items()}, {}, {}
     )
     program = Program(kind="script", target="train.py")

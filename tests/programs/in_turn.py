@@ -10,6 +10,8 @@ import tempfile
 
 import meshrun.__main__
 import meshrun.cli.command  # once for all
+import meshrun.cli.read
+import meshrun.cli.run
 
 told = []
 for words in json.load(sys.stdin):

@@ -7,7 +7,8 @@ import os
 
 import pytest
 
-from meshrun.cli.parsed_options import Asked, build_request
+from meshrun.cli.options import Options
+from meshrun.cli.read import build_request
 from meshrun.errors import UsageError
 from meshrun.host.machine import HostFacts
 from meshrun.layout import Layout
@@ -21,7 +22,7 @@ from meshrun.report.one_rank import environment_of, render_rank_json
 def plan(**values: object) -> LaunchPlan:
     program = Program(kind="script", target="train.py")
     facts = HostFacts(hostname="h", usable_cores=4, accelerator=None, accelerator_count=0)
-    asked = Asked(values, dict.fromkeys(values, "command line"), {})
+    asked = Options(values, dict.fromkeys(values, "command line"), {})
     return build_plan(build_request(asked, program), facts, check_host=False)
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshrun.cli.host_options import on_hosts
-from meshrun.cli.parsed_options import Asked
+from meshrun.cli.options import Options
+from meshrun.cli.read import on_hosts
 from meshrun.errors import UsageError
 from meshrun.plan.hostfile import Host, choose_hosts, parse_hostfile, parse_hosts
 from meshrun.plan.request import LaunchRequest, Program
@@ -142,7 +142,7 @@ def test_a_list_that_was_typed_counts_before_a_variable(typed: list[str], tmp_pa
     (file := tmp_path / "hosts").write_text("of-file slots=2\n")
     values = {"hosts": "named:2", "hostfile": str(file)}
     sources = {name: f"MESHRUN_{name.upper()}" for name in values}
-    asked = Asked(values, sources | dict.fromkeys(typed, "command line"), {})
+    asked = Options(values, sources | dict.fromkeys(typed, "command line"), {})
     request = LaunchRequest(program=Program(kind="script", target="train.py"))
     if len(typed) != 1:
         with pytest.raises(UsageError, match="--hosts and --hostfile exclude each other"):

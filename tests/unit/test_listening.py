@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from meshrun.cli.parsed_options import Asked, build_request
+from meshrun.cli.options import Options
+from meshrun.cli.read import build_request
 from meshrun.host.machine import HostFacts
 from meshrun.plan.plan import LaunchPlan, build_plan
 from meshrun.plan.rank_env import Session
@@ -18,7 +19,7 @@ def plan(nnodes: str, device: str | None, **more: str) -> LaunchPlan:
         values |= {"mesh": "dp=-1", "device": device}
     program = Program(kind="script", target="train.py")
     facts = HostFacts(hostname="h", usable_cores=4, accelerator=None, accelerator_count=0)
-    return build_plan(build_request(Asked(values, {}, {}), program), facts, check_host=False)
+    return build_plan(build_request(Options(values, {}, {}), program), facts, check_host=False)
 
 
 @pytest.mark.parametrize(

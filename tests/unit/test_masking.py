@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshrun.cli.parsed_options import Asked, build_request
+from meshrun.cli.options import Options
+from meshrun.cli.read import build_request
 from meshrun.host.machine import HostFacts
 from meshrun.plan.masking import MASK, Mask, is_secret
 from meshrun.plan.plan import LaunchPlan, build_plan
@@ -33,7 +34,7 @@ secrets = st.text("QZJ7%=,;'\" $\\\u00e9\n", min_size=6, max_size=30)
 def plan(args: tuple[str, ...], values: dict[str, str]) -> LaunchPlan:
     program = Program(kind="script", target="train.py", args=args)
     facts = HostFacts(hostname="h", usable_cores=4, accelerator=None, accelerator_count=0)
-    asked = Asked(values, dict.fromkeys(values, "command line"), {})
+    asked = Options(values, dict.fromkeys(values, "command line"), {})
     return build_plan(build_request(asked, program), facts, check_host=False)
 
 

@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshrun.cli.run import OF_THE_CONTROLLER
 from meshrun.cli.words import CommandLine
 from meshrun.errors import UsageError
 from meshrun.plan.hostfile import Host
 from meshrun.ssh.framing import ERR, OUT, FrameSplitter, LineSplitter, frame, greeting, order
 from meshrun.ssh.host_failure import describe_end
-from meshrun.ssh.remote_command import OF_THE_CONTROLLER, devices_of, exported, ssh_command
+from meshrun.ssh.remote_command import devices_of, exported, ssh_command
 
 FRAMES = st.lists(st.tuples(st.sampled_from([OUT, ERR]), st.binary(max_size=50)))
 TAKES_VALUE = {"--hosts": True, "--mesh": True, "--report": True, "--status": False, "-n": False}

@@ -14,12 +14,14 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshrun.cli.options import Options
+from meshrun.cli.submit import words_again
 from meshrun.errors import UsageError
 from meshrun.host.machine import UNKNOWN_HOST
 from meshrun.layout.spec import parse_mesh
 from meshrun.plan.plan import build_plan
 from meshrun.plan.request import LaunchRequest, Program
-from meshrun.submit.job import Job, job_name, words_again
+from meshrun.submit.job import Job, job_name
 from meshrun.submit.manifests import KINDS, render_manifest, render_rest
 from meshrun.submit.sbatch import option_names, output_of, render_sbatch
 from meshrun.submit.yaml import quote
@@ -219,7 +221,7 @@ def test_options_are_said_again_wherever_they_came_from() -> None:
     }  # fmt: skip
     sources = dict.fromkeys(values, "command line") | {"tee": "PET_TEE", "timings": "X"}
 
-    assert words_again(values, sources) == (
+    assert words_again(Options(values, sources, {})) == (
         ("--mesh=-1",), ("--flatten", "a=b+c"), ("--flatten", "d+e"), ("--verbose",),
         ("--tee", "3"),
     )  # fmt: skip

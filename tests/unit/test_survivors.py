@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from meshrun.cli.parsed_options import Asked, build_request
+from meshrun.cli.options import Options
+from meshrun.cli.read import build_request
 from meshrun.console.console import Console
 from meshrun.host.machine import HostFacts
 from meshrun.lifecycle.state import RankState, State
@@ -41,7 +42,7 @@ def test_survivors_are_named_once(capfd: pytest.CaptureFixture[str]) -> None:
     """By the zygote, and by the launcher that got them from it."""
     program = Program(kind="script", target="train.py")
     facts = HostFacts(hostname="h", usable_cores=4, accelerator=None, accelerator_count=0)
-    plan = build_plan(build_request(Asked({}, {}, {}), program), facts)
+    plan = build_plan(build_request(Options({}, {}, {}), program), facts)
     state, console = State(shutdown_timeout_s=1.0, ranks={0: RankState()}), Console()
     watch = StartProgress(plan)
     watch(LeftoversEnded(count=2, survivors=[7, 5]), state, console)

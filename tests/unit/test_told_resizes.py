@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from meshrun.cli.parsed_options import Asked, build_request
+from meshrun.cli.options import Options
+from meshrun.cli.read import build_request
 from meshrun.console.console import Console
 from meshrun.host.machine import HostFacts
 from meshrun.lifecycle.phases import ClusterPhase
@@ -45,7 +46,7 @@ def met(*causes: Cause) -> Met:
 def test_every_change_is_told_once(has_run: bool, capfd: pytest.CaptureFixture[str]) -> None:
     """When its ranks run, or when the next one follows before that."""
     facts = HostFacts(hostname="h", usable_cores=4, accelerator=None, accelerator_count=0)
-    request = build_request(Asked({}, {}, {}), Program(kind="script", target="train.py"))
+    request = build_request(Options({}, {}, {}), Program(kind="script", target="train.py"))
     watch, console = StartProgress(build_plan(request, facts)), Console()
     first, second = change(1, "node1", "dp 3 -> 2"), change(2, "node2", "dp 2 -> 1")
     state = State(

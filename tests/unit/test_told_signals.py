@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from meshrun.cli.parsed_options import Asked, build_request
+from meshrun.cli.options import Options
+from meshrun.cli.read import build_request
 from meshrun.console.console import Console
 from meshrun.host.machine import HostFacts
 from meshrun.lifecycle.phases import Stop
@@ -28,7 +29,7 @@ def test_whether_ranks_have_run(
     """Before the first has begun, and after the last has ended."""
     program = Program(kind="script", target="train.py")
     facts = HostFacts(hostname="h", usable_cores=4, accelerator=None, accelerator_count=0)
-    plan = build_plan(build_request(Asked({}, {}, {}), program), facts)
+    plan = build_plan(build_request(Options({}, {}, {}), program), facts)
     state = State(shutdown_timeout_s=1.0, ranks={0: RankState(pid=pid)}, stop=Stop.ASKED)
     StartProgress(plan)(SignalArrived(signum=15, at_ns=1), state, Console())
 

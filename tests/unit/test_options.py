@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from meshrun.cli.parsed_options import Asked, build_request
+from meshrun.cli.options import Options
+from meshrun.cli.read import build_request
 from meshrun.errors import UsageError
 from meshrun.plan.request import TEMPLATE_FIELDS, LaunchRequest, Program
 
@@ -17,7 +18,7 @@ def request(*in_variables: str, **values: Any) -> LaunchRequest:
     sources = {
         name: f"PET_{name.upper()}" if name in in_variables else "command line" for name in values
     }
-    return build_request(Asked(values, sources, {}), PROGRAM)
+    return build_request(Options(values, sources, {}), PROGRAM)
 
 
 def test_times_of_a_rendezvous_are_whole_seconds() -> None:
@@ -68,7 +69,7 @@ def test_a_template_has_known_fields_alone() -> None:
             request(log_line_prefix_template=slip)
         assert caught.value.hint == "`${rank}`?"
 
-    found = build_request(Asked({}, {}, {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "$x"}), PROGRAM)
+    found = build_request(Options({}, {}, {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "$x"}), PROGRAM)
     assert found.console.template == "$x"
     assert found.told == (
         "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE: there is nothing to fill in for `$x`",

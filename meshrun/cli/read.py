@@ -1,0 +1,396 @@
+"""Options, the program's words and the environment -> LaunchRequest. Starts nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Literal, TypeVar
+
+from meshrun.cli.option import Option
+from meshrun.cli.options import Options
+from meshrun.cli.readers import doubtful_fields
+from meshrun.errors import UsageError
+from meshrun.layout import Flatten, View, parse_derived
+from meshrun.layout.spec import MeshSpec, parse_mesh
+from meshrun.plan.group_options import GroupOptions, parse_group_options
+from meshrun.plan.hostfile import Host, choose_hosts, parse_hostfile, parse_hosts
+from meshrun.plan.parse import no_signal, parse_seconds
+from meshrun.plan.request import (
+    STOP_SIGNALS,
+    ConsoleRequest,
+    LaunchRequest,
+    LogRequest,
+    Program,
+    Remote,
+    Rendezvous,
+    StartMethod,
+)
+from meshrun.plan.scheduler_defaults import fit_to_hosts
+
+_PRELOAD = ("torch", "torch.distributed.device_mesh")
+_GRACE_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+_TEMPLATE_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
+_DEADLINE_S = 30 * 86400.0
+"""How long collectives wait for a rank that is being debugged."""
+_PYTHON = re.compile(r"(.*/)?python[\d.]*")
+_DIM = re.compile(r"[A-Za-z_]\w*=(-?\d+|auto|\d+:\d*)")
+_OF_HOSTS = (
+    *(Options.include, Options.exclude, Options.export, Options.ssh, Options.connect_timeout),
+)
+_Number = TypeVar("_Number", int, float)
+
+
+def check_accepted(options: Options) -> None:
+    """Read the options that change nothing in the request, and those that need another.
+
+    Raises:
+        UsageError: If one cannot be read, or stands alone.
+    """
+    for row in (Options.submit_arg, Options.image):
+        if options.submit is None and options.is_typed(row):
+            raise UsageError(f"{row.flag} was given without --submit")
+    _ = options.monitor_interval, options.exit_barrier_timeout, options.format
+
+
+def read_program(options: Options, words: Sequence[str]) -> Program:
+    """Return the program that the words after the options name.
+
+    Raises:
+        UsageError: If there is none, or it is to be run in two ways.
+    """
+    if not words:
+        raise UsageError("no program was given", hint="meshrun --mesh dp=2 train.py")
+    target, args = words[0], tuple(words[1:])
+    if not (options.module or options.no_python or os.path.lexists(target)):
+        _check_target(options, target, args)
+    if options.run_path:  # torchrun lets it win over both
+        return Program(kind="script", target=target, args=args)
+    if options.no_python:
+        if options.module:
+            raise UsageError("--no-python and --module exclude each other")
+        return Program(kind="command", target=target, args=args)
+    interpreter = options.env.get("PYTHON_EXEC")
+    if interpreter and interpreter != sys.executable:
+        flags = ("-u", "-m") if options.module else ("-u",)
+        return Program(kind="command", target=interpreter, args=(*flags, target, *args))
+    return Program(kind="module" if options.module else "script", target=target, args=args)
+
+
+def _check_target(options: Options, target: str, args: tuple[str, ...]) -> None:
+    """Say what stands where the program should, where that is no file.
+
+    Raises:
+        UsageError: If it was meant for something else.
+    """
+    if _PYTHON.fullmatch(target):
+        rest = shlex.join(args) or "train.py"
+        raise UsageError(
+            f"`{target}` is an interpreter, and meshrun takes the program itself",
+            hint=f"leave it out: meshrun ... {rest}",
+        )
+    if _DIM.fullmatch(target):
+        joined = f"{options.mesh},{target}" if options.mesh and not options.names else target
+        raise UsageError(
+            f"`{target}` stands where the program should",
+            hint=f"dims are joined by commas: --mesh {joined}",
+        )
+    if target.isdigit():
+        raise UsageError(
+            f"`{target}` stands where the program should",
+            hint=f"--nproc-per-node {target}" + "; -n is --dry-run" * options.dry_run,
+        )
+
+
+def build_request(options: Options, program: Program) -> LaunchRequest:
+    """Return the launch that was asked for, but for the hosts.
+
+    Raises:
+        UsageError: If an option cannot be read, or two do not go together.
+    """
+    grace = options.env.get(_GRACE_VARIABLE)
+    grace_s = parse_seconds(grace, _GRACE_VARIABLE) if grace else Options.shutdown_timeout.default
+    stop_signals, unknown = options.signals_to_handle or (STOP_SIGNALS, ())
+    flattens, views = _derived(options)
+    nnodes, least_nodes = _nodes(options)
+    return LaunchRequest(
+        program=program,
+        mesh=_mesh(options),
+        flattens=flattens,
+        views=views,
+        intra_node=_intra_node(options),
+        renumber=_renumber(options),
+        nnodes=nnodes,
+        nproc_per_node=options.nproc_per_node,
+        device=options.device or Options.device.default,
+        groups=_groups(options),
+        mesh_init=options.mesh_init,
+        start_method=_start_method(options),
+        shutdown_timeout_s=options.shutdown_timeout
+        if options.text(Options.shutdown_timeout) is not None
+        else grace_s,
+        start_timeout_s=_unless_debugged(options, options.start_timeout),
+        hang_timeout_s=_unless_debugged(options, options.hang_timeout),
+        node_timeout_s=options.node_timeout,
+        preload=(*_PRELOAD, *options.preload),
+        role=options.role or Options.role.default,
+        max_restarts=_unless_debugged(options, options.max_restarts),
+        status=options.status,
+        status_interval_s=_status_interval(options),
+        debug_rank=options.debug_rank,
+        virtual_local_rank=options.virtual_local_rank,
+        numa_binding=options.numa_binding,
+        stop_signals=stop_signals,
+        forwarded_signals=_forwarded(options, stop_signals),
+        stop_even_if_ignored=options.signals_to_handle is not None,
+        exit_codes=options.exit_code,
+        event_log_handler=options.event_log_handler or Options.event_log_handler.default,
+        rendezvous=_rendezvous(options, least_nodes),
+        logs=_logs(options),
+        console=_console(options),
+        sources=given(options),
+        told=tuple(_told(options, unknown)),
+    )
+
+
+def build_meeting_request(options: Options) -> LaunchRequest:
+    """Return no more of the launch that was asked for than where its nodes meet.
+
+    Raises:
+        UsageError: If that cannot be read.
+    """
+    nnodes, least_nodes = _nodes(options)
+    return LaunchRequest(
+        program=Program(kind="script", target=""),
+        nnodes=nnodes,
+        node_timeout_s=options.node_timeout,
+        rendezvous=_rendezvous(options, least_nodes),
+    )
+
+
+def on_hosts(request: LaunchRequest, options: Options) -> LaunchRequest:
+    """Return the request with the hosts that were named as its nodes, if any were.
+
+    Raises:
+        UsageError: If the hosts cannot be read, or other options speak against them.
+    """
+    text, path = options.hosts, options.hostfile
+    if text is None and path is None:
+        for row in _OF_HOSTS:
+            if options.is_typed(row):
+                raise UsageError(f"{row.flag} was given without hosts", hint="--hosts a,b")
+        return request
+    from meshrun.ssh.host_session import check_distinct
+
+    if text is not None and path is not None:
+        typed = [row for row in (Options.hosts, Options.hostfile) if options.is_typed(row)]
+        if len(typed) != 1:
+            raise UsageError("--hosts and --hostfile exclude each other", hint="give one of them")
+        text = text if Options.hosts in typed else None
+    hosts = parse_hosts(text) if text is not None else _read_file(path or "")
+    hosts = choose_hosts(hosts, include=options.include, exclude=options.exclude)
+    check_distinct(hosts)
+    remote = Remote(
+        hosts=hosts,
+        ssh=_ssh_words(options.ssh or Options.ssh.default),
+        connect_timeout_s=options.connect_timeout,
+        export=options.export,
+    )
+    return fit_to_hosts(request, remote)
+
+
+def _read_file(path: str) -> tuple[Host, ...]:
+    try:
+        with open(path) as file:
+            return parse_hostfile(file.read(), path)
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise UsageError(f"--hostfile {path}: {why}") from error
+
+
+def _ssh_words(text: str) -> tuple[str, ...]:
+    try:
+        words = tuple(shlex.split(text))
+    except ValueError as error:
+        raise UsageError(f"--ssh cannot be read as words: {error}", hint=f"`{text}`") from error
+    if not words:
+        raise UsageError("--ssh is empty", hint="--ssh 'ssh -F my_config'")
+    return words
+
+
+def given(options: Options) -> tuple[tuple[str, str, str], ...]:
+    """Return (flag, value, source) of each option that describes the launch and was given."""
+    found = []
+    for row in options.of_the_launch():
+        value = options.values[row.name]
+        shown = " ".join(value) if row.repeats else str(value)
+        found.append((row.flag, "" if value is True else shown, options.source(row)))
+    return tuple(found)
+
+
+def _told(options: Options, unknown_signals: Sequence[str]) -> Iterator[str]:
+    """What does not count, as torchrun passes over it too, for people."""
+    for name in unknown_signals:
+        yield f"--signals-to-handle: {no_signal(name)}; it is left out"
+    if options.log_line_prefix_template is None:
+        for why, _ in doubtful_fields(options.env.get(_TEMPLATE_VARIABLE, "")):
+            yield f"{_TEMPLATE_VARIABLE}: {why}"
+
+
+def _mesh(options: Options) -> MeshSpec | None:
+    text, names = options.mesh, options.names
+    if text is None:
+        if names is not None:
+            raise UsageError("--names was given without --mesh", hint=f"--mesh 2x4 --names {names}")
+        return None
+    with options.reading(Options.mesh):
+        return parse_mesh(text, names)
+
+
+def _derived(options: Options) -> tuple[tuple[Flatten, ...], tuple[View, ...]]:
+    _need_mesh(options, Options.flatten, Options.view)
+    return parse_derived(options.flatten, options.view)
+
+
+def _intra_node(options: Options) -> tuple[str, ...]:
+    _need_mesh(options, Options.intra_node)
+    return tuple(dict.fromkeys(options.intra_node))
+
+
+def _need_mesh(options: Options, *rows: Option[tuple[str, ...]]) -> None:
+    for row in rows:
+        if options.mesh is None and options.value(row):
+            raise UsageError(f"{row.flag} was given without --mesh", hint="--mesh dp=2,tp=4")
+
+
+def _renumber(options: Options) -> bool:
+    if options.place == "auto" and not options.intra_node:
+        raise UsageError(
+            "--place auto was given without --intra-node",
+            hint="--intra-node tp says what the ranks are to be renumbered for",
+        )
+    return bool(options.place == "auto")
+
+
+def _forwarded(options: Options, stop_signals: tuple[int, ...]) -> tuple[int, ...]:
+    signums, unknown = options.forward
+    for name in unknown:
+        raise UsageError(f"--forward: {no_signal(name)}", hint="names such as USR1,SIGUSR2")
+    for signum in signums:
+        if signum in stop_signals:
+            name = signal.Signals(signum).name
+            raise UsageError(
+                f"--forward {name}: this signal ends the launch",
+                hint=f"--signals-to-handle without {name} gives it free",
+            )
+    return signums
+
+
+def _unless_debugged(options: Options, value: _Number) -> _Number:
+    """Nobody who waits for a person at a debugger is late."""
+    return value if options.debug_rank is None else type(value)(0)
+
+
+def _status_interval(options: Options) -> float | None:
+    if options.status and options.debug_rank is not None:
+        raise UsageError("--status and --debug-rank both want the terminal")
+    interval_s = options.status_interval
+    if interval_s is not None and not options.status:
+        raise UsageError("--status-interval was given without --status")
+    return interval_s
+
+
+def _groups(options: Options) -> GroupOptions:
+    groups = parse_group_options(options.backend, options.timeout, options.pg_opt)
+    if options.debug_rank is None:
+        return groups
+    return replace(groups, timeouts_s=(("", _DEADLINE_S),))
+
+
+def _nodes(options: Options) -> tuple[int | None, int | None]:
+    """Return how many nodes there may be, and how many are enough if those are fewer.
+
+    Raises:
+        UsageError: If one node alone and several are asked for.
+    """
+    if options.nnodes is None:
+        return None, None
+    least, most = options.nnodes
+    if not options.standalone:
+        return most, least if least < most else None
+    is_passed_over = options.is_typed(Options.standalone) and not options.is_typed(Options.nnodes)
+    if least > 1 and not is_passed_over:
+        found = f"--nnodes {options.text(Options.nnodes)}{options.in_variable(Options.nnodes)}"
+        raise UsageError(
+            f"--standalone{options.in_variable(Options.standalone)} means this node alone, and"
+            f" {found} asks for more",
+            hint="leave one of them out",
+        )
+    return 1, None
+
+
+def _rendezvous(options: Options, least_nodes: int | None) -> Rendezvous:
+    return Rendezvous(
+        backend=options.rdzv_backend or Options.rdzv_backend.default,
+        endpoint=options.rdzv_endpoint or "",
+        run_id=None if options.standalone else options.rdzv_id,  # as torchrun
+        conf=options.rdzv_conf,
+        standalone=options.standalone,
+        node_rank=options.node_rank,
+        least_nodes=least_nodes,
+        compares_programs=not options.allow_different_programs,
+        master_addr=options.master_addr,
+        master_port=options.master_port,
+        local_addr=options.local_addr,
+    )
+
+
+def _logs(options: Options) -> LogRequest:
+    return LogRequest(
+        log_dir=options.log_dir,
+        is_shared=options.allow_shared_log_dir,
+        redirects=options.redirects,
+        tee=options.tee,
+        stdout_filters=options.duplicate_stdout_filters,
+        stderr_filters=options.duplicate_stderr_filters,
+        logs_specs=options.logs_specs,
+    )
+
+
+def _prefix(options: Options) -> Literal["mesh", "torchrun", "none"]:
+    """Return what stands before lines; of two ways to say it the one that was typed counts.
+
+    Raises:
+        UsageError: If both were typed.
+    """
+    by_name, by_switch = options.is_typed(Options.prefix), options.is_typed(Options.no_prefix)
+    if options.text(Options.prefix) is None or by_switch > by_name:
+        return "none" if options.no_prefix else "mesh"
+    if by_switch:
+        raise UsageError("--prefix and --no-prefix exclude each other", hint="give one of them")
+    return options.prefix
+
+
+def _console(options: Options) -> ConsoleRequest:
+    return ConsoleRequest(
+        prefix=_prefix(options),
+        template=options.log_line_prefix_template or options.env.get(_TEMPLATE_VARIABLE),
+        show=options.show,
+        hide=options.hide,
+        local_ranks=options.local_ranks_filter,
+        collapse=options.collapse,
+        nodes=options.console,
+        verbose=options.verbose,
+    )
+
+
+def _start_method(options: Options) -> StartMethod | None:
+    """torchrun's ``spawn`` is its default, and says nothing of programs that are not functions."""
+    name = options.start_method
+    if name == "spawn":
+        return "exec" if options.run_path else None
+    return "fork" if name == "forkserver" else name

@@ -1,0 +1,135 @@
+"""How the texts of options are read: (text, flag) -> value, or one error that names the flag."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from difflib import get_close_matches
+from string import Template
+from typing import Any
+
+from meshrun.errors import UsageError
+from meshrun.plan.device import check_device_type
+from meshrun.plan.parse import (
+    parse_choice,
+    parse_integer,
+    parse_names,
+    parse_nnodes,
+    parse_seconds,
+    parse_settings,
+    parse_workers,
+)
+
+_LONGEST_NAME = 1024
+_TIMES = frozenset(
+    {"timeout", "keep_alive_interval"}
+    | {f"{what}_timeout" for what in ("join", "last_call", "close", "read", "heartbeat")}
+)
+"""Settings of torch's rendezvous that are times."""
+
+
+def as_written(text: str, _flag: str) -> str:
+    """Return the text itself."""
+    return text
+
+
+def one(text: str, _flag: str) -> tuple[str, ...]:
+    """Return the text as the only value."""
+    return (text,)
+
+
+def joined(text: str, _flag: str) -> tuple[str, ...]:
+    """Return several values that one variable joins by ``;``."""
+    return tuple(part.strip() for part in text.split(";") if part.strip())
+
+
+def variables(text: str, _flag: str) -> tuple[str, ...]:
+    """Return names that are separated by commas, semicolons or spaces."""
+    return tuple(filter(None, text.replace(";", ",").replace(" ", ",").split(",")))
+
+
+def dims(text: str, _flag: str) -> tuple[str, ...]:
+    """Return names of dims."""
+    return tuple(dim for part in text.split(";") for dim in map(str.strip, part.split(",")) if dim)
+
+
+def names(text: str, _flag: str) -> tuple[str, ...]:
+    """Return texts to look for in lines."""
+    return parse_names(text)
+
+
+def choice(*choices: str) -> Callable[[str, str], Any]:
+    """Return what reads one of ``choices``."""
+    return lambda text, flag: parse_choice(text, flag, choices)
+
+
+def binding(text: str, flag: str) -> Any:
+    """Return a way to bind ranks to cores."""
+    from meshrun.plan.numa import BINDING_MODES
+
+    return parse_choice(text, flag, BINDING_MODES)
+
+
+def device(text: str, _flag: str) -> str:
+    """Return a device type that may be one."""
+    return check_device_type(text)
+
+
+def workers(text: str, _flag: str) -> int | tuple[int, ...] | str:
+    """Return a number of workers, one per node, or what decides it."""
+    return parse_workers(text)
+
+
+def nodes(text: str, _flag: str) -> tuple[int, int]:
+    """Return the least and the most nodes."""
+    return parse_nnodes(text)
+
+
+def integer(text: str, flag: str) -> int:
+    """Return a whole number from 0."""
+    return parse_integer(text, flag)
+
+
+def port(text: str, flag: str) -> int:
+    """Return a TCP port."""
+    return parse_integer(text, flag, most=65535)
+
+
+def short(text: str, flag: str) -> str:
+    """Return a name, which each rank has in several variables and some file systems in a path."""
+    if len(text) > _LONGEST_NAME:
+        raise UsageError(
+            f"{flag} takes a name of at most {_LONGEST_NAME} characters, found {len(text)}",
+            hint="a file can hold more: pass its path to the program",
+        )
+    return text
+
+
+def rendezvous_settings(text: str, flag: str) -> tuple[tuple[str, str], ...]:
+    """Return the settings of a rendezvous, its times in the whole seconds that torch reads."""
+    return tuple(
+        (key, str(math.ceil(parse_seconds(value, f"{flag} {key}"))))
+        if key in _TIMES and not value.isdigit()
+        else (key, value)
+        for key, value in parse_settings(text, flag)
+    )
+
+
+def template(text: str, flag: str) -> str:
+    """Return a template for what stands before a line."""
+    for why, hint in doubtful_fields(text):
+        raise UsageError(f"{flag}: {why}", hint=hint)
+    return text
+
+
+def doubtful_fields(text: str) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong with each unknown field of a template, with a hint."""
+    from meshrun.plan.request import TEMPLATE_FIELDS
+
+    for found in Template.pattern.finditer(text):
+        name = found["named"] or found["braced"]
+        if name and name not in TEMPLATE_FIELDS:
+            near = get_close_matches(name, TEMPLATE_FIELDS, n=1)
+            fields = ", ".join(f"${{{field}}}" for field in TEMPLATE_FIELDS)
+            hint = f"`${{{near[0]}}}`?" if near else f"there are {fields}; $$ is a dollar sign"
+            yield f"there is nothing to fill in for `{found[0]}`", hint
