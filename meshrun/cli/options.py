@@ -68,7 +68,9 @@ class Options(Given):
         "How to number ranks: node by node, or (`auto`) so that `--intra-node` holds.")
     backend = Repeated(read.joined, "[DIM=]NAME", MESH,
         "Backend for the groups of all dims, or of one dim, such as `tp=nccl`. Repeatable.",
-        unset="torch's choice", details="`pp=cpu:gloo,cuda:nccl` names one per device type.")
+        unset="torch's choice", details="`pp=cpu:gloo,cuda:nccl` names one per device type. A "
+        "backend that torch lacks is an error; that of a package needs `--preload` or "
+        "`--mesh-init lazy`.")
     timeout = Repeated(read.joined, "[DIM=]TIME", MESH,
         "Timeout of collectives in all groups, or in those of one dim, such as `15m` or "
         "`tp=90s`. Repeatable.",
@@ -154,7 +156,7 @@ class Options(Given):
         details="As text or JSON. See [all about one rank]"
         "(../how-to/place-ranks.md#all-about-one-rank).")
     all = Switch(PREVIEW,
-        "Show every worker, also in a plan of more than 64 ranks.")
+        "Show every worker, even in a plan of more than 64 ranks.")
 
     submit = Option(read.as_written, None, "SCHEDULER", SUBMIT,
         "Submit this launch as a job to `slurm`, `kubernetes`, `jobset` or `trainjob`. With "
@@ -174,8 +176,8 @@ class Options(Given):
     hide = Repeated(read.one, "WHERE", OUTPUT,
         "Print the output of all ranks except these. Repeatable.", in_launch=True)
     collapse = Switch(OUTPUT,
-        "Print a line once if several ranks print it.",
-        details="With the ranks that did and their number.")
+        "Print identical lines from several ranks once.",
+        details="With those ranks and their number.")
     prefix: Option[Literal["mesh", "torchrun", "none"]] = Option(
         read.choice("mesh", "torchrun", "none"), "mesh", "mesh|torchrun|none", OUTPUT,
         "What to print before each line: the rank's mesh coordinate, what torchrun prints, or "
@@ -196,8 +198,8 @@ class Options(Given):
     local_ranks_filter = Option(parse_local_ranks, None, "0,2", OUTPUT,
         "Print only the output of these local ranks.", unset="all", family=PET)
     status = Switch(OUTPUT,
-        "Show the state, CPU and memory of each rank: in a panel on a terminal, else in a line "
-        "from time to time.", details="See [how to watch a launch](../how-to/watch-a-launch.md).")
+        "Show the state, CPU and memory of each rank: in a panel on a terminal, or in a line now "
+        "and then elsewhere.", details="See [how to watch a launch](../how-to/watch-a-launch.md).")
     status_interval = Option(parse_seconds, None, "TIME", OUTPUT,
         "How often to update the status.", unset="1 on a terminal, else 30")
     debug_rank = Option(read.as_written, None, "WHICH", OUTPUT,
@@ -227,7 +229,7 @@ class Options(Given):
         details="See [when a node fails](../how-to/several-nodes.md#when-a-node-fails) and "
         "[elastic launches](../how-to/elastic.md). A node whose launcher ends is lost at once.")
     shutdown_timeout = Option(parse_seconds, 30.0, "TIME", FAILURES,
-        "How long ranks may take to exit after SIGTERM, before SIGKILL.",
+        "How long ranks may take to exit once told to stop, before SIGKILL.",
         unset="`TORCH_ELASTIC_SHUTDOWN_TIMEOUT`, else 30", family=PET, in_launch=True)
     forward: Option[Signals] = Option(parse_signals, ((), ()), "USR1,...", FAILURES,
         "Signals to forward to the ranks without ending the launch.",
@@ -248,7 +250,7 @@ class Options(Given):
         "Write streams to log files only: `1` stdout, `2` stderr, `3` both; or by local rank: "
         "`0-3:1,4:3`.", unset="0", short="-r", family=PET, in_launch=True)
     tee = Option(parse_streams, NO_STREAMS, "STREAMS", LOGS,
-        "Write streams to log files and print them, too.", unset="0", short="-t", family=PET,
+        "Write streams to log files, and print them too.", unset="0", short="-t", family=PET,
         in_launch=True)
     log_dir = Option(read.as_written, None, "DIR", LOGS,
         "Directory for log files.", unset="a temporary directory", family=PET, in_launch=True,
@@ -269,13 +271,13 @@ class Options(Given):
         "or what makes one.")
 
     standalone = Switch(RENDEZVOUS,
-        "Run on this node alone, on a free port.", family=PET,
-        details="The options below and the scheduler are ignored; `--nnodes` above 1 is an error.")
+        "Run on this node alone, on a free port.", family=PET, details="With an id of its own. The "
+        "options below and the scheduler are ignored; `--nnodes` above 1 is an error.")
     rdzv_backend = Option(read.as_written, "static", "NAME", RENDEZVOUS,
         "How nodes find each other: `static`, `c10d`, `etcd`, `etcd-v2` or a plugin.", family=PET,
-        details="`static`: the first node listens at the endpoint. Others are torch's own "
-        "rendezvous, which chooses the nodes and their order; a plugin is an entry point of "
-        "`torchrun.handlers`.")
+        details="`static`: the first node is the one at the endpoint. `c10d`: the same without "
+        "`--node-rank`, and `--nnodes` may be a range. Others are torch's own rendezvous, which "
+        "chooses the nodes and their order; a plugin is an entry point of `torchrun.handlers`.")
     rdzv_endpoint = Option(read.as_written, None, "HOST[:PORT]", RENDEZVOUS,
         "Address of the rendezvous, usually that of the first node.",
         unset="what the scheduler says", family=PET, details="A name, an IPv4 or an `[IPv6]` "
@@ -289,7 +291,7 @@ class Options(Given):
         RENDEZVOUS, "Settings of the rendezvous, such as `join_timeout=600`.", family=PET,
         details="`join_timeout` or `timeout`: how long to wait for all nodes, 600; "
         "`last_call_timeout`: how long to wait for more than the minimum, 30; `is_host`: whether "
-        "this node serves c10d's store. Others go to the backend.")
+        "this node is the first one of c10d. Others go to the backend.")
     node_rank = Option(read.integer, None, "N", RENDEZVOUS,
         "Rank of this node. Node 0 is the one at the endpoint.",
         unset="what the scheduler says, else by host name", family=PET)

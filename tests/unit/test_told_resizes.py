@@ -76,7 +76,7 @@ def test_workers_that_no_rank_is_for_are_told_once_nodes_have_met(
     facts = HostFacts(hostname="h", usable_cores=4, accelerator=None, accelerator_count=0)
     values = {"nnodes": "2", "nproc_per_node": "3", "mesh": "dp=-1,tp=2", "device": "cpu",
               "rdzv_endpoint": "node0:1"}  # fmt: skip
-    request = build_request(Asked(values, {}, {}), Program(kind="script", target="train.py"))
+    request = build_request(Options(values, {}, {}), Program(kind="script", target="train.py"))
     plan, console = build_plan(request, facts), Console()
     watch = StartProgress(plan)
     state = State(shutdown_timeout_s=1.0, ranks=NOT_YET, cluster=ClusterState())

@@ -1,0 +1,131 @@
+"""What the pages of the reference say of options is made of their table.
+
+``UPDATE_GOLDEN=1 python -m pytest tests/golden`` writes it anew.
+"""
+
+import inspect
+import os
+import re
+from typing import Any
+
+import pytest
+import typer
+
+from meshrun.api import launch as api
+from meshrun.cli import words
+from meshrun.cli.command import make_app
+from meshrun.cli.completion import render_completion
+from meshrun.cli.help import render_help
+from meshrun.cli.option import COMMAND_LINE, Given, Option
+from meshrun.cli.options import MESH, Options
+from meshrun.cli.readers import integer
+from tests.kit import ROOT
+
+REFERENCE = ROOT / "docs" / "reference"
+BLOCK = re.compile(r"(<!-- options -->\n).*?(<!-- end of options -->)", re.DOTALL)
+
+
+def cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def render_rows(table: type[Given], panel: str) -> str:
+    """Return the options of a panel as a table of Markdown."""
+    lines = ["| option | default | meaning |", "| --- | --- | --- |"]
+    for row in table.rows():
+        if row.panel == panel:
+            short = f"`{row.short}`, " if row.short else ""
+            names = f"{short}`{f'{row.flag} {row.metavar}'.rstrip()}`" + " *t*" * (
+                row.family == "PET"
+            )
+            unset = row.unset or ("none" if row.takes_value else "off")
+            lines.append(
+                f"| {cell(names)} | {cell(unset)} | {cell(f'{row.help} {row.details}'.rstrip())} |"
+            )
+    return "\n".join([*lines, ""])
+
+
+def render_variables(table: type[Given]) -> str:
+    """Return the variables of all options as a table of Markdown, a panel a line."""
+    lines = ["| options | variables |", "| --- | --- |"]
+    for panel in dict.fromkeys(row.panel for row in table.rows() if row.variable):
+        names = (f"`{row.variable}`" for row in table.rows() if row.panel == panel and row.variable)
+        lines.append(f"| {panel} | {', '.join(names)} |")
+    return "\n".join([*lines, ""])
+
+
+def fill(page: str, *blocks: str) -> str:
+    """Return a page with what stands between its marks made anew."""
+    rest = list(blocks)
+    filled = BLOCK.sub(lambda found: found[1] + rest.pop(0) + found[2], page)
+    assert not rest, "a heading of options has no marks on this page"
+    return filled
+
+
+def pages(table: type[Given]) -> dict[str, list[str]]:
+    panels = dict.fromkeys(row.panel for row in table.rows())
+    return {
+        "command-line.md": [render_rows(table, panel) for panel in panels],
+        "environment.md": [render_variables(table)],
+    }
+
+
+@pytest.mark.parametrize("name", ["command-line.md", "environment.md"])
+def test_the_reference_says_what_the_table_says(name: str) -> None:
+    """Every option, where the help shows it, with its default and its variable."""
+    page = (REFERENCE / name).read_text()
+    made = fill(page, *pages(Options)[name])
+    if os.environ.get("UPDATE_GOLDEN"):
+        (REFERENCE / name).write_text(made)
+
+    assert made == (REFERENCE / name).read_text()
+    for panel in dict.fromkeys(row.panel for row in Options.rows()):
+        assert name != "command-line.md" or f"\n## {panel}\n" in page
+
+
+def test_launch_takes_what_the_table_says() -> None:
+    """Its parameters, their types and their description are options, but for a few of its own."""
+    own = {"program", "args", "kwargs", "env", "cwd", "options"}
+    taken = {row.name for row in Options.rows() if row.in_launch}
+    typed = set(api._Options.__annotations__) | {"module"}
+    named = set(inspect.signature(api.launch).parameters)
+    about = (inspect.getdoc(api.launch) or "").partition("Returns:")[0]
+    described = set(re.findall(r"^    (\w+): ", about, re.MULTILINE))
+
+    assert typed - own == taken
+    assert named - own == taken
+    assert described - own == taken
+
+
+def test_words_that_are_known_are_options() -> None:
+    """What other launchers call them, and what is looked for after the program."""
+    flags = {row.flag for row in Options.rows()}
+
+    assert words.LAUNCHERS | set(words._ELSEWHERE) <= flags
+
+
+class _Extended(Options):
+    cool_down = Option(integer, 3, "N", MESH, "How long to cool down.", short="-c")
+
+
+def test_a_new_option_is_one_entry() -> None:
+    """It is in the help, completion, reference and environment, and has a typed value."""
+    command = typer.main.get_command(make_app(_Extended))
+
+    def read(*args: str, **env: Any) -> dict[str, Any]:
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in env.items():
+                patch.setenv(name, value)
+            context = command.make_context("meshrun", [*args, "train.py"], obj=None)
+        return context.params
+
+    for given in (read("-c", "5"), read("--cool_down=5"), read(MESHRUN_COOL_DOWN="5")):
+        assert _Extended(given, {"cool_down": COMMAND_LINE}, {}).cool_down == 5
+    assert _Extended(read(), {}, {}).cool_down == 3
+    assert re.search(
+        r"-c, --cool-down N +How long to cool down. \[default: 3\]\n", render_help(_Extended)
+    )
+    assert all("cool-down" in render_completion(shell, _Extended) for shell in ("bash", "zsh"))
+    made = pages(_Extended)
+    assert "| `-c`, `--cool-down N` | `3` | How long to cool down. |" in made["command-line.md"][0]
+    assert "`MESHRUN_COOL_DOWN`" in made["environment.md"][0]
