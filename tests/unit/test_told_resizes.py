@@ -84,7 +84,7 @@ def test_workers_that_no_rank_is_for_are_told_once_nodes_have_met(
     for workers in ((2, 3), (2, 3), (2, 2), (3, 4)):
         settled = settle_plan(plan, facts, node_rank=node_rank, nproc_per_node=workers)
         watch.settle(settled)
-        watch(met(), replace(state, cluster=ClusterState(is_met=True)), console)
+        watch(met(), replace(state, cluster=ClusterState(phase=ClusterPhase.RUNNING)), console)
     told = [line for line in capfd.readouterr().err.splitlines() if "spare" in line]
 
     of_five, of_seven = (f"meshrun: 1 of {n} workers is spare: node 1 has 1" for n in (5, 7))
