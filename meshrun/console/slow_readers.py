@@ -12,7 +12,7 @@ LAST_WORDS_TAKE_S = 2.0
 
 def dropped_note(count: int) -> str:
     """Return what people are told of bytes that no reader took."""
-    return f"{count:,} bytes of output were dropped: whoever reads it takes no more"
+    return f"dropped {count:,} bytes of output, since its reader takes no more"
 
 
 class SlowReaders:

@@ -81,7 +81,9 @@ class Caller:
 
     @property
     def why_ended(self) -> str:
-        """Why it has sent this launcher a signal; "" if it has not."""
+        """Why this launcher was sent a signal by it, or by its end; "" if it was not."""
+        if os.getppid() != self.pid:
+            return "the process that started it is gone"
         try:
             with open(os.path.join(self.folder, WHY)) as file:
                 return file.read()

@@ -224,7 +224,7 @@ class Controller:
         if session.ended is not None:
             own = (*self._request.stop_signals, signal.SIGPIPE)
             if session.ended < 0 and -session.ended not in own and not self._ending:
-                return f"its launcher was ended by {signal_name(-session.ended)}"
+                return f"its launcher was killed by {signal_name(-session.ended)}"
             return session.why_ended or None
         if session.is_closed:
             return session.finish().why

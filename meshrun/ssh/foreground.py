@@ -48,7 +48,7 @@ def fork_controller(request: LaunchRequest) -> int | None:
     code = os.waitstatus_to_exitcode(ended[1])
     if -code in (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT):
         raise HostError(
-            f"the process that talks to the hosts was ended by {signal_name(-code)};"
+            f"the process that talks to the hosts was killed by {signal_name(-code)};"
             " each host ends what runs there"
         )
     return code
