@@ -1,6 +1,6 @@
 """Where each process of meshrun's own begins, and the words that start one.
 
-    python start.py launcher|zygote|rank|logs-plugin [WORD ...]
+    python start.py launcher|zygote|rank|logs-plugin|decline [WORD ...]
 
 It is run by its path: ``python -m`` and ``python -c`` put the working folder first on ``sys.path``,
 and whoever may write there would choose what is imported.
@@ -17,6 +17,7 @@ _PARTS = {
     "zygote": "meshrun.zygote.main",
     "rank": "meshrun.zygote.exec_rank",
     "logs-plugin": "meshrun.zygote.logs_specs_process",
+    "decline": "meshrun.rendezvous.torch_decline",
 }
 
 

@@ -228,6 +228,16 @@ class NegotiationFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeGaveUp:
+    """While torch's rendezvous waits, a node has said that it will not take part."""
+
+    host: str
+    reason: str
+    exit_code: int
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Met:
     """Every node is there; what each of them is to start is known."""
 
@@ -340,7 +350,7 @@ FromZygote = (
     | GenerationEnded
 )
 FromRank = RankJoined | RankReady | RankRaised | RankBeat | BreakpointPassed | RankFinished
-FromNegotiation = Negotiated | NegotiationWaits | NegotiationFailed
+FromNegotiation = Negotiated | NegotiationWaits | NegotiationFailed | NodeGaveUp
 FromNodes = (
     Met
     | MeetingFailed

@@ -31,6 +31,7 @@ from meshrun.protocol.events import (
     Negotiated,
     NegotiationFailed,
     NegotiationWaits,
+    NodeGaveUp,
 )
 from meshrun.protocol.printable import one_line
 from meshrun.rendezvous.connections import Connections
@@ -45,6 +46,10 @@ from meshrun.rendezvous.messages import GaveUp, Join, Message
 from meshrun.rendezvous.participant import Participant
 from meshrun.rendezvous.resolve import Finding
 from meshrun.rendezvous.torch_negotiation import EVERYWHERE, TorchNegotiation, listen_outward
+
+_LOOK_AGAIN_NS = 100_000_000
+_IMPORT_TAKES_S = 8.0
+"""Of torch, in the process that writes to its store."""
 
 
 class Peers:
@@ -107,7 +112,14 @@ class Peers:
         """When :meth:`look` has something to do."""
         if self._board.news:
             return 0
+        if not self._has_told:
+            return time.monotonic_ns() + _LOOK_AGAIN_NS
         return self._side.next_look_ns if self._side is not None else None
+
+    @property
+    def _has_told(self) -> bool:
+        """Whether nobody is left to whom torch's store is to say that this node gave up."""
+        return self._side is not None or self._negotiation is None or self._negotiation.is_through
 
     def look(self) -> None:
         """Do what is due."""
@@ -133,12 +145,21 @@ class Peers:
         self._gave_up = word
         if isinstance(self._side, Finding | Lobby | Participant):
             self._side.give_up(word)
+        elif self._side is None and self._negotiation is not None:
+            self._negotiation.give_up(word)
+
+    @property
+    def least_stay_s(self) -> float:
+        """How long it takes at least to tell the others of a failure before the meeting."""
+        return _IMPORT_TAKES_S if self._side is None and self._negotiation is not None else 0.0
 
     @property
     def is_through(self) -> bool:
         """Whether all others that can be told of a failure before the meeting have been."""
         side = self._side
-        return not isinstance(side, Finding | Lobby | Participant) or side.is_through
+        return self._has_told and (
+            not isinstance(side, Finding | Lobby | Participant) or side.is_through
+        )
 
     def start_negotiation(self) -> None:
         """Begin torch's rendezvous, if there is to be one and it is known where."""
@@ -157,6 +178,9 @@ class Peers:
                         hint=hint,
                     )
                 )
+            case NodeGaveUp() if self._side is None:
+                host, code = event.host, event.exit_code
+                self._fail(GaveUp(host=host, reason=event.reason, exit_code=code).as_error())
             case Negotiated():
                 self._go_on(event)
 
@@ -278,7 +302,10 @@ class Peers:
         self._negotiation = TorchNegotiation(
             self._meeting, endpoint, host=self._info.host, start=self._negotiate
         )
-        self._negotiation.start()
+        if self._gave_up is not None:
+            self._negotiation.give_up(self._gave_up)
+        else:
+            self._negotiation.start()
 
     def _addresses_of_coordinator(self) -> tuple[str, ...]:
         """Return what a scheduler says of them, without those that this machine has as well."""

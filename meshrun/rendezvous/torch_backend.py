@@ -14,6 +14,8 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import asdict
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -23,11 +25,18 @@ from meshrun.host.title import set_title
 from meshrun.plan.rendezvous_config import format_endpoint
 from meshrun.protocol import codec
 from meshrun.protocol.codec import Negotiate
-from meshrun.protocol.events import Negotiated, NegotiationFailed, NegotiationWaits
+from meshrun.protocol.events import (
+    Negotiated,
+    NegotiationFailed,
+    NegotiationWaits,
+    NodeGaveUp,
+)
 from meshrun.rendezvous.expected_nodes import natural
+from meshrun.rendezvous.messages import GaveUp
 from meshrun.rendezvous.node_info import NodeInfo, foreign, read_info
 from meshrun.rendezvous.pickle_filter import read_own_types_only
 from meshrun.rendezvous.polling import quicken
+from meshrun.rendezvous.torch_decline import hear_who_gives_up
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous.api import RendezvousInfo
@@ -61,12 +70,16 @@ def negotiate(order: Negotiate, reports: socket.socket, program_path: str | None
     def fail(text: str, **hint: str) -> None:
         _tell(reports, NegotiationFailed(text=text, at_ns=time.monotonic_ns(), **hint))
 
+    def gave_up(word: GaveUp) -> None:
+        _tell(reports, NodeGaveUp(**asdict(word), at_ns=time.monotonic_ns()))
+
     try:
         read_own_types_only()
         done = threading.Event()
-        handler = _handler(order)
+        handler = make_handler(order)
         quicken(handler, order.nnodes)
-        threading.Thread(target=_tell_who_waits, args=(order, done, say), daemon=True).start()
+        _in_background(_tell_who_waits, order, done, say)
+        _in_background(hear_who_gives_up, order, handler, done, gave_up)
         found = handler.next_rendezvous()
         done.set()
         _tell(reports, _exchange(order, found))
@@ -96,6 +109,10 @@ def _hint(order: Negotiate, error: BaseException) -> str:
     return f"does {order.backend} serve at {place}, and can this node reach it?"
 
 
+def _in_background(run: Callable[..., None], *args: Any) -> None:
+    threading.Thread(target=run, args=args, daemon=True).start()
+
+
 def _stay() -> NoReturn:
     while True:
         signal.pause()
@@ -114,7 +131,7 @@ def _tell(reports: socket.socket, event: Any) -> None:
         reports.send(codec.encode(event))
 
 
-def _handler(order: Negotiate) -> Any:
+def make_handler(order: Negotiate) -> Any:
     """Return torch's handler, or a plug-in's."""
     from torch.distributed.elastic.rendezvous import RendezvousParameters
     from torch.distributed.elastic.rendezvous.registry import (

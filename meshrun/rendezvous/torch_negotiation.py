@@ -12,6 +12,8 @@ from meshrun.host.sockets import listen_on
 from meshrun.plan.rendezvous_config import DEFAULT_PORT, RendezvousConfig
 from meshrun.protocol.codec import Negotiate
 from meshrun.rendezvous.endpoint import Endpoint
+from meshrun.rendezvous.messages import GaveUp
+from meshrun.rendezvous.torch_decline import Declining
 
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - only where the coordinator's own address cannot be told
 
@@ -38,6 +40,7 @@ class TorchNegotiation:
         start: Callable[[Negotiate], None],
     ) -> None:
         self._start = start
+        self._declining: Declining | None = None
         address = _own_address(meeting, endpoint)
         self._own: socket.socket | None = listen_on(address, 0)
         self._order = Negotiate(
@@ -58,6 +61,15 @@ class TorchNegotiation:
         """Have torch's rendezvous started."""
         self._start(self._order)
 
+    def give_up(self, word: GaveUp) -> None:
+        """Have the others told that this node will not take part."""
+        self._declining = self._declining or Declining(self._order, word)
+
+    @property
+    def is_through(self) -> bool:
+        """Whether nobody is left who is to be told that."""
+        return self._declining is None or self._declining.is_through
+
     def take_listener(self) -> socket.socket | None:
         """Return where this launcher listens, for the caller to close."""
         own, self._own = self._own, None
@@ -67,6 +79,8 @@ class TorchNegotiation:
         """Let go of what is not taken."""
         if self._own is not None:
             self._own.close()
+        if self._declining is not None:
+            self._declining.close()
 
 
 def listen_outward(meeting: RendezvousConfig) -> socket.socket:

@@ -172,6 +172,7 @@ class Nodes:
                     GaveUp(host=self._host, reason=decision.headline, exit_code=code)
                 )
             stay_s = _SIGNALLED_STAY_S if state.signals else self._stay_s
+            stay_s = max(stay_s, self.peers.least_stay_s)
             self._farewell = Farewell(self.peers, decision.headline, stay_s, self._note)
         return len(state.signals) == self._signals_before and self._farewell.look()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.engines.hosts import Hosts, MakeHosts
-from tests.engines.together import all_gone, end_all, launch_on, said
+from tests.engines.together import Launch, all_gone, as_shell, end_all, launch_on, said
 from tests.kit import PROGRAMS, wait_until
 
 pytestmark = pytest.mark.torch
@@ -97,6 +98,41 @@ def test_an_etcd_that_is_not_there_is_told(
     assert launch.end() == 69
     assert told in launch.text
     assert launch.text.splitlines()[-1].startswith("error: etcd at "), launch.text
+
+
+@pytest.mark.parametrize(
+    ("backend", "how"),
+    [
+        ("etcd", "no program"),
+        pytest.param("etcd", "SIGINT", marks=pytest.mark.nightly),
+        pytest.param("etcd-v2", "no program", marks=pytest.mark.nightly),
+        pytest.param("etcd-v2", "unknown option", marks=pytest.mark.nightly),
+    ],
+)
+def test_a_node_that_gives_up_is_told_through_etcd(
+    hosts_and_etcd: Hosts, backend: str, how: str
+) -> None:
+    """In the store itself, while torch's rendezvous waits; twice, so that the first is old news."""
+    hosts = hosts_and_etcd
+    words = ["--nnodes", "3", "--rdzv-backend", backend, "--rdzv-id", "j", "--rdzv-endpoint",
+             f"{hosts.addresses[0]}:2379", "--mesh", "dp=3,tp=2",
+             "--node-timeout", "12"]  # fmt: skip
+    for _ in range(2):
+        first = Launch(hosts, 0, [*words, SAYS])
+        first.wait_for("waiting for 3 nodes through")
+        if how == "SIGINT":
+            second = Launch(hosts, 1, [*words, SAYS])
+            second.wait_for("waiting for 3 nodes through")
+            second.send(signal.SIGINT)
+        elif how == "no program":
+            second = Launch(hosts, 1, [*words, "lost.py"])
+        else:
+            second = Launch(hosts, 1, ["--mish", "2", *words, SAYS])
+        codes = [as_shell(each.end()) for each in (first, second)]
+
+        assert codes[0] == codes[1] == {"SIGINT": 130}.get(how, codes[1]), first.text + second.text
+        assert "error: node1 ended before all had joined: " in first.text
+    wait_until(lambda: not hosts.processes(1), lambda: str(hosts.processes(1)))
 
 
 def test_nodes_meet_through_a_plug_in(make_hosts: MakeHosts, tmp_path: Path) -> None:

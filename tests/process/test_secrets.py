@@ -29,7 +29,7 @@ _OF_SOCKETS = (
     *("supervisor/loop.py", "supervisor/signals.py", "host/sockets.py"),
     *("rendezvous/connection.py", "rendezvous/frames.py", "rendezvous/handshake.py"),
     *("rendezvous/messages.py", "rendezvous/participant.py", "rendezvous/coordinator.py"),
-    *("rendezvous/lobby.py", "rendezvous/torch_backend.py"),
+    *("rendezvous/lobby.py", "rendezvous/torch_backend.py", "rendezvous/torch_decline.py"),
     "rendezvous/node_info.py",
 )
 

@@ -1,0 +1,134 @@
+"""A node that gives up while torch's rendezvous waits tells the others in torch's store.
+
+    start.py decline < a Negotiate and a GaveUp, one a line
+
+That takes torch, which the launcher has not, so it is a process of its own. What it writes changes
+all the time: a text that stays is of a launch before, on a server that outlived it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import secrets
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
+
+from meshrun.host.processes import die_with_parent
+from meshrun.host.title import set_title
+from meshrun.protocol import codec
+from meshrun.protocol.codec import Negotiate
+from meshrun.rendezvous.messages import GaveUp, MessageError, decode, encode
+from meshrun.start import own_command
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+_EVERY_S = 0.3
+
+
+class Declining:
+    """The process, as the launcher sees it.
+
+    Args:
+        order: How the others meet.
+        word: What they are to be told.
+    """
+
+    def __init__(self, order: Negotiate, word: GaveUp) -> None:
+        self._process = subprocess.Popen(
+            own_command("decline"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        assert self._process.stdin is not None  # noqa: S101 - it was asked for
+        with contextlib.suppress(OSError), self._process.stdin as lines:
+            lines.write(codec.encode(order) + b"\n" + encode(word) + b"\n")
+
+    @property
+    def is_through(self) -> bool:
+        """Whether all have heard it, or it cannot be told."""
+        return self._process.poll() is not None
+
+    def close(self) -> None:
+        """Tell nobody any more."""
+        self._process.kill()
+        self._process.wait()
+
+
+def main(_known_at_start: object = None) -> None:
+    """Say it until all others have heard it, or the launcher has had enough of it."""
+    from meshrun.rendezvous.pickle_filter import read_own_types_only
+    from meshrun.rendezvous.torch_backend import make_handler
+
+    die_with_parent(os.getppid())
+    set_title("decline")
+    order = cast("Negotiate", codec.decode(sys.stdin.buffer.readline().strip()))
+    text = sys.stdin.buffer.readline().strip().decode()
+    read_own_types_only()
+    store = store_of(make_handler(order))
+    if store is None:
+        return
+    key, told = _keys(order)
+    before, drawn = store.add(told, 0), secrets.token_hex(4)
+    for count in itertools.count():
+        store.set(key, f"{drawn}.{count} {text}")
+        if store.add(told, 0) - before >= order.nnodes - 1:
+            return
+        time.sleep(_EVERY_S)
+
+
+def hear_who_gives_up(
+    order: Negotiate, handler: Any, done: threading.Event, tell: Callable[[GaveUp], None]
+) -> None:
+    """While torch's rendezvous waits: call ``tell`` once a node says that it gives up."""
+    with contextlib.suppress(Exception):  # the rendezvous itself tells what is wrong with the store
+        if (store := store_of(handler)) is None:
+            return
+        key, told = _keys(order)
+        first = _read(store, key)
+        while not done.wait(_EVERY_S):
+            if (text := _read(store, key)) in (b"", first):
+                continue
+            with contextlib.suppress(MessageError):
+                word = decode(text.partition(b" ")[2])
+                if isinstance(word, GaveUp):
+                    tell(word)
+                    store.add(told, 1)
+                    return
+
+
+def store_of(handler: Any) -> Store | None:
+    """Return the store that nodes meet through, before they have met; ``None`` if it has none.
+
+    torch has no public name for it (2.13).
+    """
+    store = getattr(handler, "_store", None)
+    if store is not None:
+        with contextlib.suppress(Exception):  # not every kind can be
+            store = store.clone()
+        return cast("Store", store)
+    rendezvous: Any = getattr(handler, "_rdzv_impl", None)
+    if not hasattr(rendezvous, "client"):
+        return None
+    from torch.distributed.elastic.rendezvous.etcd_store import EtcdStore
+
+    return EtcdStore(rendezvous.client, rendezvous.get_path("/meshrun"))
+
+
+def _keys(order: Negotiate) -> tuple[str, str]:
+    """Return where it is said, and where those that have heard it are counted."""
+    return f"meshrun/{order.run_id}/gave up", f"meshrun/{order.run_id}/told"
+
+
+def _read(store: Store, key: str) -> bytes:
+    with contextlib.suppress(Exception):  # etcd's fails if there is no key at all
+        return store.get(key) if store.check([key]) else b""
+    return b""
