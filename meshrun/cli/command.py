@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from inspect import Parameter, Signature
@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperCommand
 
 from meshrun import __version__
-from meshrun.cli.option import COMMAND_LINE, Option
+from meshrun.cli.option import COMMAND_LINE
 from meshrun.cli.options import Options
 from meshrun.cli.words import LAUNCHERS, CommandLine, misplaced, spell_known, spell_out
 from meshrun.errors import HostError, InternalError, MeshrunError, RendezvousError, UsageError
@@ -38,13 +38,7 @@ _SET_BY_A_LAUNCH = (
     *("MESHRUN_BACKEND", "MESHRUN_TIMEOUT", "MESHRUN_PG_OPT"),
 )
 """Variables that describe a rank to its program, and would be options of a launch inside it."""
-_OF_A_DRY_RUN: Mapping[Option[Any], str] = {
-    Options.format: "how a dry run is printed",
-    Options.output: "where a dry run goes",
-    Options.rank: "what a dry run is to show",
-    Options.color_dim: "how a dry run is coloured",
-    Options.all: "how much a dry run shows",
-}
+_OF_A_DRY_RUN = (*(Options.format, Options.output, Options.rank, Options.color_dim, Options.all),)
 
 # typer carries its own click, or needs the one on PyPI, depending on its version.
 _UsageErrorOfTyper: Any = typer.BadParameter.__bases__[0]
@@ -199,9 +193,8 @@ def _run(options: Options, line: CommandLine, began: Began) -> int:
 
         if began.caller is not None:
             raise UsageError(
-                "--submit with launch(): it says what came of the ranks, and a job's start later",
-                hint=f"subprocess.run(['meshrun', '--submit', '{options.submit}', ...]) hands it"
-                " in",
+                "--submit cannot be used with launch(), which returns the result of the ranks",
+                hint=f"subprocess.run(['meshrun', '--submit', '{options.submit}', ...])",
             )
         return submit(options, request, line)
     if options.dry_run:
@@ -249,11 +242,13 @@ def run_command_line(began: Began, *, tell: Callable[[MeshrunError], None] = _te
     except Exception as error:
         if is_lost_output(error):
             let_go_of(sys.stdout)
-            lost = HostError(f"output cannot be written: {error.strerror}")
+            lost = HostError(f"cannot write the output: {error.strerror}")
             tell(lost)
             sys.exit(lost.exit_code)
         traceback.print_exc()
-        bug = InternalError(f"this is a bug in meshrun: {error}", hint="please report the above")
+        bug = InternalError(
+            f"this is a bug in meshrun: {error}", hint="please report it with the traceback above"
+        )
         tell(bug)
         sys.exit(bug.exit_code)
     sys.exit(code if isinstance(code, int) else 0)
@@ -299,15 +294,15 @@ def _check_host(request: LaunchRequest, report: str | None) -> None:
 
 
 def _check_dry_run(options: Options) -> None:
-    """Say what is typed for a dry run alone, where there is none.
+    """Refuse what is typed for a dry run alone, where there is none.
 
     Raises:
         UsageError: With the option.
     """
-    for row, what in _OF_A_DRY_RUN.items():
+    for row in _OF_A_DRY_RUN:
         if options.is_typed(row):
-            hint = "; --node-rank says which node this is" if row is Options.rank else ""
-            raise UsageError(f"{row.flag} is {what}", hint=f"add {Options.dry_run.flag}{hint}")
+            hint = "--node-rank is the rank of this node" if row is Options.rank else None
+            raise UsageError(f"{row.flag} requires --dry-run", hint=hint)
 
 
 def _misplaced(options: Options, program: Program, line: CommandLine) -> Iterator[str]:
@@ -323,7 +318,7 @@ def _misplaced(options: Options, program: Program, line: CommandLine) -> Iterato
         words = {name[2:], name[2:].replace("-", "_")}
         is_known = name not in LAUNCHERS if source is None else any(map(source.__contains__, words))
         if not is_known:
-            yield f"`{name}` after the program is the program's; meshrun's options come before it"
+            yield f"{name} is passed to the program; options of meshrun come before the program"
 
 
 def _usage_error(error: Any) -> UsageError:

@@ -53,7 +53,7 @@ def check_accepted(options: Options) -> None:
     """
     for row in (Options.submit_arg, Options.image):
         if options.submit is None and options.is_typed(row):
-            raise UsageError(f"{row.flag} was given without --submit")
+            raise UsageError(f"{row.flag} requires --submit")
     _ = options.monitor_interval, options.exit_barrier_timeout, options.format
 
 
@@ -64,7 +64,7 @@ def read_program(options: Options, words: Sequence[str]) -> Program:
         UsageError: If there is none, or it is to be run in two ways.
     """
     if not words:
-        raise UsageError("no program was given", hint="meshrun --mesh dp=2 train.py")
+        raise UsageError("no program given", hint="for example: meshrun --mesh dp=2 train.py")
     target, args = words[0], tuple(words[1:])
     if not (options.module or options.no_python or os.path.lexists(target)):
         _check_target(options, target, args)
@@ -72,7 +72,7 @@ def read_program(options: Options, words: Sequence[str]) -> Program:
         return Program(kind="script", target=target, args=args)
     if options.no_python:
         if options.module:
-            raise UsageError("--no-python and --module exclude each other")
+            raise UsageError("--no-python cannot be used with --module")
         return Program(kind="command", target=target, args=args)
     interpreter = options.env.get("PYTHON_EXEC")
     if interpreter and interpreter != sys.executable:
@@ -90,19 +90,19 @@ def _check_target(options: Options, target: str, args: tuple[str, ...]) -> None:
     if _PYTHON.fullmatch(target):
         rest = shlex.join(args) or "train.py"
         raise UsageError(
-            f"`{target}` is an interpreter, and meshrun takes the program itself",
+            f"expected a program, found the interpreter `{target}`",
             hint=f"leave it out: meshrun ... {rest}",
         )
     if _DIM.fullmatch(target):
         joined = f"{options.mesh},{target}" if options.mesh and not options.names else target
         raise UsageError(
-            f"`{target}` stands where the program should",
-            hint=f"dims are joined by commas: --mesh {joined}",
+            f"expected a program, found `{target}`",
+            hint=f"separate dims with commas: --mesh {joined}",
         )
     if target.isdigit():
         raise UsageError(
-            f"`{target}` stands where the program should",
-            hint=f"--nproc-per-node {target}" + "; -n is --dry-run" * options.dry_run,
+            f"expected a program, found `{target}`",
+            hint=f"use --nproc-per-node {target}" + "; -n means --dry-run" * options.dry_run,
         )
 
 
@@ -182,14 +182,14 @@ def on_hosts(request: LaunchRequest, options: Options) -> LaunchRequest:
     if text is None and path is None:
         for row in _OF_HOSTS:
             if options.is_typed(row):
-                raise UsageError(f"{row.flag} was given without hosts", hint="--hosts a,b")
+                raise UsageError(f"{row.flag} requires --hosts or --hostfile")
         return request
     from meshrun.ssh.host_session import check_distinct
 
     if text is not None and path is not None:
         typed = [row for row in (Options.hosts, Options.hostfile) if options.is_typed(row)]
         if len(typed) != 1:
-            raise UsageError("--hosts and --hostfile exclude each other", hint="give one of them")
+            raise UsageError("--hosts cannot be used with --hostfile")
         text = text if Options.hosts in typed else None
     hosts = parse_hosts(text) if text is not None else _read_file(path or "")
     hosts = choose_hosts(hosts, include=options.include, exclude=options.exclude)
@@ -208,7 +208,7 @@ def _read_file(path: str) -> tuple[Host, ...]:
         with open(path) as file:
             return parse_hostfile(file.read(), path)
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        why = error.strerror if isinstance(error, OSError) else "not a text file"
         raise UsageError(f"--hostfile {path}: {why}") from error
 
 
@@ -216,9 +216,9 @@ def _ssh_words(text: str) -> tuple[str, ...]:
     try:
         words = tuple(shlex.split(text))
     except ValueError as error:
-        raise UsageError(f"--ssh cannot be read as words: {error}", hint=f"`{text}`") from error
+        raise UsageError(f"cannot parse --ssh `{text}`: {error}") from error
     if not words:
-        raise UsageError("--ssh is empty", hint="--ssh 'ssh -F my_config'")
+        raise UsageError("--ssh is empty", hint="for example: --ssh 'ssh -F my_config'")
     return words
 
 
@@ -235,7 +235,7 @@ def given(options: Options) -> tuple[tuple[str, str, str], ...]:
 def _told(options: Options, unknown_signals: Sequence[str]) -> Iterator[str]:
     """What does not count, as torchrun passes over it too, for people."""
     for name in unknown_signals:
-        yield f"--signals-to-handle: {no_signal(name)}; it is left out"
+        yield f"--signals-to-handle: {no_signal(name)}; ignoring it"
     if options.log_line_prefix_template is None:
         for why, _ in doubtful_fields(options.env.get(_TEMPLATE_VARIABLE, "")):
             yield f"{_TEMPLATE_VARIABLE}: {why}"
@@ -245,7 +245,9 @@ def _mesh(options: Options) -> MeshSpec | None:
     text, names = options.mesh, options.names
     if text is None:
         if names is not None:
-            raise UsageError("--names was given without --mesh", hint=f"--mesh 2x4 --names {names}")
+            raise UsageError(
+                "--names requires --mesh", hint=f"for example: --mesh 2x4 --names {names}"
+            )
         return None
     with options.reading(Options.mesh):
         return parse_mesh(text, names)
@@ -264,14 +266,14 @@ def _intra_node(options: Options) -> tuple[str, ...]:
 def _need_mesh(options: Options, *rows: Option[tuple[str, ...]]) -> None:
     for row in rows:
         if options.mesh is None and options.value(row):
-            raise UsageError(f"{row.flag} was given without --mesh", hint="--mesh dp=2,tp=4")
+            raise UsageError(f"{row.flag} requires --mesh", hint="for example: --mesh dp=2,tp=4")
 
 
 def _renumber(options: Options) -> bool:
     if options.place == "auto" and not options.intra_node:
         raise UsageError(
-            "--place auto was given without --intra-node",
-            hint="--intra-node tp says what the ranks are to be renumbered for",
+            "--place auto requires --intra-node",
+            hint="for example: --intra-node tp",
         )
     return bool(options.place == "auto")
 
@@ -279,13 +281,13 @@ def _renumber(options: Options) -> bool:
 def _forwarded(options: Options, stop_signals: tuple[int, ...]) -> tuple[int, ...]:
     signums, unknown = options.forward
     for name in unknown:
-        raise UsageError(f"--forward: {no_signal(name)}", hint="names such as USR1,SIGUSR2")
+        raise UsageError(f"--forward: {no_signal(name)}", hint="use names such as USR1,SIGUSR2")
     for signum in signums:
         if signum in stop_signals:
             name = signal.Signals(signum).name
             raise UsageError(
                 f"--forward {name}: this signal ends the launch",
-                hint=f"--signals-to-handle without {name} gives it free",
+                hint=f"to forward it instead, set --signals-to-handle to signals without {name}",
             )
     return signums
 
@@ -297,10 +299,10 @@ def _unless_debugged(options: Options, value: _Number) -> _Number:
 
 def _status_interval(options: Options) -> float | None:
     if options.status and options.debug_rank is not None:
-        raise UsageError("--status and --debug-rank both want the terminal")
+        raise UsageError("--status cannot be used with --debug-rank: both need the terminal")
     interval_s = options.status_interval
     if interval_s is not None and not options.status:
-        raise UsageError("--status-interval was given without --status")
+        raise UsageError("--status-interval requires --status")
     return interval_s
 
 
@@ -326,9 +328,9 @@ def _nodes(options: Options) -> tuple[int | None, int | None]:
     if least > 1 and not is_passed_over:
         found = f"--nnodes {options.text(Options.nnodes)}{options.in_variable(Options.nnodes)}"
         raise UsageError(
-            f"--standalone{options.in_variable(Options.standalone)} means this node alone, and"
+            f"--standalone{options.in_variable(Options.standalone)} runs on this node alone, but"
             f" {found} asks for more",
-            hint="leave one of them out",
+            hint="remove one of them",
         )
     return 1, None
 
@@ -371,7 +373,7 @@ def _prefix(options: Options) -> Literal["mesh", "torchrun", "none"]:
     if options.text(Options.prefix) is None or by_switch > by_name:
         return "none" if options.no_prefix else "mesh"
     if by_switch:
-        raise UsageError("--prefix and --no-prefix exclude each other", hint="give one of them")
+        raise UsageError("--prefix cannot be used with --no-prefix")
     return options.prefix
 
 

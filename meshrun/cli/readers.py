@@ -99,8 +99,8 @@ def short(text: str, flag: str) -> str:
     """Return a name, which each rank has in several variables and some file systems in a path."""
     if len(text) > _LONGEST_NAME:
         raise UsageError(
-            f"{flag} takes a name of at most {_LONGEST_NAME} characters, found {len(text)}",
-            hint="a file can hold more: pass its path to the program",
+            f"{flag} must be at most {_LONGEST_NAME} characters, found {len(text)}",
+            hint="put longer text in a file and pass its path to the program",
         )
     return text
 
@@ -131,5 +131,5 @@ def doubtful_fields(text: str) -> Iterator[tuple[str, str]]:
         if name and name not in TEMPLATE_FIELDS:
             near = get_close_matches(name, TEMPLATE_FIELDS, n=1)
             fields = ", ".join(f"${{{field}}}" for field in TEMPLATE_FIELDS)
-            hint = f"`${{{near[0]}}}`?" if near else f"there are {fields}; $$ is a dollar sign"
-            yield f"there is nothing to fill in for `{found[0]}`", hint
+            hint = f"did you mean `${{{near[0]}}}`?" if near else f"use {fields}, or $$ for $"
+            yield f"unknown field `{found[0]}`", hint

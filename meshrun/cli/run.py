@@ -43,7 +43,7 @@ OF_THE_CONTROLLER = {
 """Options that the launchers of nodes are not given: they chose the hosts, or hold for all."""
 _SOON_S = 600.0
 _MOST_LOSSES = 3
-"""How often a launch on hosts may begin anew within that time, as its first host was lost."""
+"""How often a launch on hosts may restart within that time, as its first host was lost."""
 
 
 def show_plan(request: LaunchRequest, options: Options) -> None:
@@ -181,7 +181,7 @@ def launch_on_hosts(
             losses = [at for at in (*losses, time.monotonic()) if time.monotonic() - at < _SOON_S]
             if len(losses) > _MOST_LOSSES:
                 raise
-            say("meshrun: beginning anew with the hosts that there are")
+            say("meshrun: restarting with the remaining hosts")
         finally:
             told = controller.report and parse_result_json(controller.report)
             if lost is not None:

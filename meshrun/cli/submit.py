@@ -26,15 +26,19 @@ from meshrun.submit.manifests import KINDS, render_manifest, render_rest, render
 from meshrun.submit.sbatch import output_of, render_sbatch
 from meshrun.submit.send import hand_in
 
-_GPUS = "--device cpu needs no GPUs; --submit-arg=--gres=... asks for them as this cluster has it"
-_TOO_MUCH = "`sinfo -o '%P %c %G'` shows what nodes have; --submit-arg=--cpus-per-task=8 is less"
+_GPUS = (
+    "--device cpu needs no GPUs; --submit-arg=--gres=... requests them by the name they have here"
+)
+_TOO_MUCH = (
+    "`sinfo -o '%P %c %G'` lists what nodes have; --submit-arg=--cpus-per-task=8 requests less"
+)
 _SCHEDULERS = ("slurm", *KINDS)
 _OF_THE_SUBMISSION = (
     *(Options.submit, Options.submit_arg, Options.image, Options.module),
     # Without hosts of no effect:
     *(Options.include, Options.exclude, Options.export, Options.ssh, Options.connect_timeout),
 )
-_FOUND_BY_THEMSELVES = "nodes of a job find each other"
+_FOUND_BY_THEMSELVES = "the nodes of a job find each other"
 _CHOSEN = "the scheduler chooses a job's hosts"
 _OF_NO_JOB: Mapping[Option[Any], str] = {
     Options.node_rank: _FOUND_BY_THEMSELVES,
@@ -62,7 +66,7 @@ def submit(options: Options, request: LaunchRequest, line: CommandLine) -> int:
     _check(options)
     dry_run, output = options.dry_run, options.output
     if output is not None and not dry_run:
-        raise UsageError("--output is where a dry run goes", hint="add --dry-run")
+        raise UsageError("--output requires --dry-run")
     job = _job(scheduler, options, request, line)
     if scheduler == "slurm":
         return _slurm(job, dry_run, output)
@@ -81,7 +85,8 @@ def _slurm(job: Job, dry_run: bool, output: str | None) -> int:
     )
     job_id = printed.splitlines()[-1].partition(";")[0]
     print_text(f"{job_id}\n", None)
-    say(f"meshrun: Slurm has job {job_id}, {job.name}; output: {output_of(job_id, job, folder)}")
+    output_file = output_of(job_id, job, folder)
+    say(f"meshrun: submitted Slurm job {job_id}, {job.name}; output: {output_file}")
     return 0
 
 
@@ -90,7 +95,7 @@ def _kubernetes(kind: str, job: Job, dry_run: bool, output: str | None) -> int:
     if dry_run:
         print_text(manifest, output)
         return 0
-    other = f"`kubectl delete` the `{job.name}` that is there, or --rdzv-id OTHER-NAME"
+    other = "delete it with `kubectl delete`, or choose another name with --rdzv-id"
     created = hand_in(
         ["kubectl", "create", "-f", "-", "-o", "json"],
         render_workload(job, kind),
@@ -121,8 +126,8 @@ def _created(text: str) -> tuple[dict[str, Any], str]:
         name, uid = metadata["name"], metadata["uid"]
     except (ValueError, KeyError, TypeError) as error:
         raise HostError(
-            f"kubectl created the job, and what it printed says not which: {text[:200]}",
-            hint="is another form of output among --submit-arg?",
+            f"kubectl created the job, but its output does not name it: {text[:200]}",
+            hint="does --submit-arg choose another output format?",
         ) from error
     owner = {"apiVersion": version, "kind": kind, "name": name, "uid": uid}
     return owner, f"{kind.lower()}.{version.rpartition('/')[0]}/{name}"
@@ -134,9 +139,9 @@ def _job(scheduler: str, options: Options, request: LaunchRequest, line: Command
     counts = plan.layout.nproc_per_node
     if len(set(counts)) > 1:
         raise UsageError(
-            f"--submit: nodes have {', '.join(map(str, counts))} workers, and those of a job are"
-            " alike",
-            hint="--nproc-per-node with one number",
+            "--submit requires the same number of workers on each node, found"
+            f" {', '.join(map(str, counts))}",
+            hint="use --nproc-per-node with one number",
         )
     program = request.program
     pairs = words_again(options)
@@ -166,28 +171,27 @@ def _check(options: Options) -> None:
         source = options.source(row)
         if not source or (row is Options.rdzv_backend and options.rdzv_backend == "static"):
             continue
-        is_variable = source.isupper()
         raise UsageError(
-            f"--submit with {row.flag}{f' (from {source})' * is_variable}: {why}",
-            hint=f"unset {source}" if is_variable else f"leave {row.flag} out",
+            f"--submit cannot be used with {row.flag}{options.in_variable(row)}: {why}",
+            hint=f"unset {source}" if source.isupper() else f"remove {row.flag}",
         )
     for row in (Options.rank, Options.color_dim, Options.format):
         if options.text(row) not in (None, "text"):
             raise UsageError(
-                f"--submit with {row.flag}: a dry run of a job is the text that is handed in",
-                hint=f"leave --submit out to see the plan, or {row.flag}",
+                f"--submit cannot be used with {row.flag}: a dry run prints the job itself",
+                hint=f"remove {row.flag}, or remove --submit to see the plan",
             )
     workers, nodes = options.nproc_per_node, options.nnodes
     if workers in _WORDS_FOR_THE_MACHINE:
         raise UsageError(
-            f"--submit with --nproc-per-node {workers}: the nodes' devices and cores are not known"
-            " here",
-            hint="a number: --nproc-per-node 8",
+            f"--submit cannot be used with --nproc-per-node {workers}: the devices and cores of"
+            " the nodes are not known here",
+            hint="use a number, such as --nproc-per-node 8",
         )
     if nodes is not None and nodes[0] < nodes[1]:
         raise UsageError(
-            f"--submit with --nnodes {nodes[0]}:{nodes[1]}: a job has one number of nodes",
-            hint=f"--nnodes {nodes[1]}",
+            f"--submit requires a fixed number of nodes, found --nnodes {nodes[0]}:{nodes[1]}",
+            hint=f"use --nnodes {nodes[1]}",
         )
 
 
@@ -221,6 +225,6 @@ def _warn_of_secrets(*parts: list[str] | tuple[str, ...]) -> None:
             if word != shown and not word.isdecimal():
                 name = before if shown == "***" else shown.partition("=")[0]
                 say(
-                    f"meshrun: {name} looks like a secret, and stands in the job as typed; an"
-                    " environment variable does not"
+                    f"meshrun: {name} looks like a secret, and the job contains it as plain text;"
+                    " use an environment variable instead"
                 )

@@ -142,8 +142,8 @@ def _full_name(name: str, options: Mapping[str, bool], torchruns: Collection[str
         return theirs[0]
     if len(candidates) > 1:
         raise UsageError(
-            f"`{name}` could be {' or '.join(f'`{option}`' for option in candidates)}",
-            hint="write one more letter, or the whole name",
+            f"ambiguous option `{name}`: {' or '.join(f'`{option}`' for option in candidates)}",
+            hint="write more of the name",
         )
     return candidates[0] if candidates else name
 
@@ -163,4 +163,5 @@ def _hint(name: str, options: Collection[str]) -> str:
     plain = name.lstrip("-").replace("_", "-")
     meant = f"--{plain}" if f"--{plain}" in options else _MEANT.get(plain)
     near = [meant] if meant else get_close_matches(f"--{plain}", options, n=2, cutoff=0.7)
-    return f"{' or '.join(f'`{option}`' for option in near)}?" if near else "see `meshrun --help`"
+    meant = " or ".join(f"`{option}`" for option in near)
+    return f"did you mean {meant}?" if near else "see `meshrun --help`"

@@ -98,7 +98,7 @@ def test_the_others_begin_anew_without_the_first(make_sshd: MakeSshd, tmp_path: 
     run = start(sshd, tmp_path, nnodes="1:2", hosts="node1,node2")
     run.wait_for(" in 0 on ", times=2)
     sshd.hosts.kill_all(1)
-    run.wait_for("beginning anew with the hosts that there are")
+    run.wait_for("restarting with the remaining hosts")
     run.wait_for(" in 0 on ", times=3)
     (tmp_path / "go").touch()
 

@@ -277,7 +277,7 @@ def test_a_full_disk_below_stdout_is_no_bug(asked: list[str]) -> None:
         )
 
     assert result.returncode == 71
-    assert result.stderr == "error: output cannot be written: No space left on device\n"
+    assert result.stderr == "error: cannot write the output: No space left on device\n"
 
 
 def test_a_full_disk_below_stderr_changes_no_exit_code(fake_torch: object) -> None:

@@ -53,7 +53,7 @@ def test_sbatch_gets_the_script_that_a_dry_run_shows(folder: Path) -> None:
     sent = run_meshrun(*words)
 
     assert (sent.returncode, sent.stdout) == (0, "41\n")
-    assert sent.stderr == f"meshrun: Slurm has job 41, train; output: {folder}/train-41.out\n"
+    assert sent.stderr == f"meshrun: submitted Slurm job 41, train; output: {folder}/train-41.out\n"
     assert noted(folder, "sbatch") == (["--parsable"], shown.stdout)
     assert (kept.stdout, (folder / "job.sh").read_text()) == ("", shown.stdout)
 
@@ -140,9 +140,9 @@ def test_variables_are_written_out_and_none_submits(folder: Path) -> None:
 
     assert '- "--mesh"\n            - "dp=2,tp=2"\n            - "--nnodes"\n' in pod.stdout
     assert plan.stdout.startswith("no mesh: 1 rank"), plan.stderr
-    assert "--submit with --node-rank (from PET_NODE_RANK)" in node.stderr
+    assert "--submit cannot be used with --node-rank in PET_NODE_RANK" in node.stderr
     assert "hint: unset PET_NODE_RANK" in node.stderr
-    assert "--submit with --hosts (from MESHRUN_HOSTS)" in hosts.stderr
+    assert "--submit cannot be used with --hosts in MESHRUN_HOSTS" in hosts.stderr
     assert ssh.returncode == 0, ssh.stderr
     assert "--ssh" not in ssh.stdout
 
@@ -169,7 +169,7 @@ def test_a_secret_among_the_arguments_is_pointed_at(folder: Path) -> None:
 
 def test_launch_hands_nothing_in(folder: Path) -> None:
     """It would return before there is a rank, and the job would write its caller's report."""
-    with pytest.raises(UsageError, match=r"--submit with launch\(\)"):
+    with pytest.raises(UsageError, match=r"--submit cannot be used with launch\(\)"):
         launch("train.py", nnodes=2, options=["--submit", "slurm", "--dry-run"])
 
 

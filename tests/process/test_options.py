@@ -164,8 +164,8 @@ def test_what_torchrun_passes_over(fake_torch: object) -> None:
     assert found["TORCHELASTIC_SIGNALS_TO_HANDLE"] == "SIGTERM"
     assert "OMP_NUM_THREADS" not in found
     assert ours.stderr == (
-        "meshrun: --signals-to-handle: there is no signal `SIGFOO`; it is left out\n"
-        "meshrun: --signals-to-handle: there is no signal `TERMM`; `SIGTERM`?; it is left out\n"
+        "meshrun: --signals-to-handle: there is no signal `SIGFOO`; ignoring it\n"
+        "meshrun: --signals-to-handle: there is no signal `TERMM`; `SIGTERM`?; ignoring it\n"
     )
 
 
@@ -180,7 +180,7 @@ def test_options_after_the_program_are_told(fake_torch: object, tmp_path: Path) 
 
     assert (ours.returncode, ours.stdout) == (0, "")
     assert ours.stderr == "".join(
-        f"meshrun: `{name}` after the program is the program's; meshrun's options come before it\n"
+        f"meshrun: {name} is passed to the program; options of meshrun come before the program\n"
         for name in ("--mesh", "--nproc-per-node")
     )
 

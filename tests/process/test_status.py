@@ -182,8 +182,11 @@ def test_a_reader_that_goes_away(fake_torch: object, until: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("--status-interval", "5"), "--status-interval was given without --status"),
-        (("--status", "--debug-rank", "0"), "--status and --debug-rank both want the terminal"),
+        (("--status-interval", "5"), "--status-interval requires --status"),
+        (
+            ("--status", "--debug-rank", "0"),
+            "--status cannot be used with --debug-rank: both need the terminal",
+        ),
     ],
 )
 def test_what_does_not_go_together(flags: tuple[str, ...], said: str) -> None:

@@ -145,7 +145,7 @@ def test_a_list_that_was_typed_counts_before_a_variable(typed: list[str], tmp_pa
     asked = Options(values, sources | dict.fromkeys(typed, "command line"), {})
     request = LaunchRequest(program=Program(kind="script", target="train.py"))
     if len(typed) != 1:
-        with pytest.raises(UsageError, match="--hosts and --hostfile exclude each other"):
+        with pytest.raises(UsageError, match="--hosts cannot be used with --hostfile"):
             on_hosts(request, asked)
         return
 

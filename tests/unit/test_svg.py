@@ -356,7 +356,7 @@ def test_the_default_dim_is_the_slowest_with_several_indexes() -> None:
         (("-n", "-o", "."), 2, "--output takes a file, found `.`"),
         (("-n", "-o", ""), 2, "--output takes a file"),
         (("-n", "-o", "/dev/full"), 71, "could not be written: No space left on device"),
-        (("-o", "x"), 2, "--output is where a dry run goes"),
+        (("-o", "x"), 2, "--output requires --dry-run"),
         (("-n", "--format", "svgz"), 2, "--format is text, json or svg"),
     ],
 )

@@ -65,7 +65,7 @@ def test_what_can_be_read_of_a_line_that_cannot(given: str, known: str) -> None:
 
 def test_an_ambiguous_abbreviation_is_refused() -> None:
     """The error names what it could be."""
-    with pytest.raises(UsageError, match="`--m` could be `--mesh` or `--module`"):
+    with pytest.raises(UsageError, match="ambiguous option `--m`: `--mesh` or `--module`"):
         spell_out(["--m", "2"], OPTIONS)
 
 
@@ -117,14 +117,14 @@ def read(words: list[str]) -> CommandLine:
 @pytest.mark.parametrize(
     ("word", "hint"),
     [
-        ("-mesh", "`--mesh`?"),
-        ("-mesh=dp=2", "`--mesh`?"),
-        ("--mehs", "`--mesh`?"),
-        ("-np", "`--nproc-per-node`?"),
-        ("-np=2", "`--nproc-per-node`?"),
-        ("--nprocs", "`--nproc-per-node`?"),
-        ("--num_processes=2", "`--nproc-per-node`?"),
-        ("--num-nodes", "`--nnodes`?"),
+        ("-mesh", "did you mean `--mesh`?"),
+        ("-mesh=dp=2", "did you mean `--mesh`?"),
+        ("--mehs", "did you mean `--mesh`?"),
+        ("-np", "did you mean `--nproc-per-node`?"),
+        ("-np=2", "did you mean `--nproc-per-node`?"),
+        ("--nprocs", "did you mean `--nproc-per-node`?"),
+        ("--num_processes=2", "did you mean `--nproc-per-node`?"),
+        ("--num-nodes", "did you mean `--nnodes`?"),
         ("-x", "see `meshrun --help`"),
         ("--learning-rate", "see `meshrun --help`"),
     ],
