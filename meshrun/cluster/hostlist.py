@@ -66,11 +66,11 @@ def _numbers(text: str) -> Iterator[str]:
     for word in text.split(","):
         match = _RANGE.fullmatch(word)
         if match is None:
-            raise ValueError(f"`{word}` is no range of numbers")
+            raise ValueError(f"`{word}` is not a range of numbers")
         first, last = match[1], match[2] or match[1]
         if int(last) - int(first) >= _MOST:
             raise ValueError(f"more than {_MOST:,} nodes")
         if int(last) < int(first):
-            raise ValueError(f"`{word}` goes backwards")
+            raise ValueError(f"range `{word}` runs backwards")
         for number in range(int(first), int(last) + 1):
             yield str(number).zfill(len(first))

@@ -62,7 +62,7 @@ def detect_pytorch_job(env: Mapping[str, str], hostname: str) -> ClusterFacts | 
         node_rank=node_rank,
         head=(hostname if address == "localhost" else address,),  # the first pod is told that
         port=read_number(env, "MASTER_PORT"),
-        notes=("RANK and WORLD_SIZE count pods here, not processes",),
+        notes=("here RANK and WORLD_SIZE count pods, not processes",),
     )
 
 

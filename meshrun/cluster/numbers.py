@@ -37,13 +37,13 @@ def read_index(env: Mapping[str, str], count: int | None, *names: str) -> int | 
     number = read_number(env, *names)
     if number is not None and count is not None and number >= count:
         name = next(name for name in names if env.get(name))
-        raise broken(env, name, f"less than the {count} there are")
+        raise broken(env, name, f"less than the total of {count}")
     return number
 
 
 def broken(env: Mapping[str, str], name: str, wanted: str) -> UsageError:
     """Return the error of a variable that does not hold what it should."""
     return UsageError(
-        f"{name} should be {wanted}, and is `{env[name][:_SHOWN]}`",
-        hint=f"unset {name} if it is left from elsewhere",
+        f"{name} must be {wanted}, found `{env[name][:_SHOWN]}`",
+        hint=f"unset {name} if it is left over from another job",
     )

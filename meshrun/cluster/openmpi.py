@@ -31,9 +31,9 @@ def detect_openmpi(env: Mapping[str, str]) -> ClusterFacts | None:
     local_rank = read_index(env, local_world_size, "OMPI_COMM_WORLD_LOCAL_RANK")
     if local_world_size is None or local_rank is None or local_world_size > world_size:
         raise UsageError(
-            f"OMPI_COMM_WORLD_SIZE is {world_size}, and OMPI_COMM_WORLD_LOCAL_SIZE"
+            f"OMPI_COMM_WORLD_SIZE {world_size} contradicts OMPI_COMM_WORLD_LOCAL_SIZE"
             f" `{env.get('OMPI_COMM_WORLD_LOCAL_SIZE', '')}` and OMPI_COMM_WORLD_LOCAL_RANK"
-            f" `{env.get('OMPI_COMM_WORLD_LOCAL_RANK', '')}` do not go with it",
+            f" `{env.get('OMPI_COMM_WORLD_LOCAL_RANK', '')}`",
         )
     nnodes = read_number(env, "OMPI_MCA_orte_num_nodes", least=1)
     if nnodes is None and world_size % local_world_size == 0:

@@ -43,14 +43,15 @@ def detect_step(env: Mapping[str, str], *, terminal: bool | None = None) -> Clus
                   "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_NODEID")  # fmt: skip
         missing = ", ".join(name for name in wanted if not env.get(name))
         raise UsageError(
-            f"SLURM_STEP_ID is set and {missing} not, so this is half of a Slurm step",
-            hint="`srun --export=ALL` passes on what Slurm sets",
+            f"SLURM_STEP_ID is set but {missing} is not, so the environment describes only part"
+            " of a Slurm step",
+            hint="`srun --export=ALL` passes on the variables that Slurm sets",
         )
     if len(counts) != nnodes or sum(counts) != world_size or len(hosts) != nnodes:
         raise UsageError(
-            f"SLURM_STEP_NODELIST `{env.get('SLURM_STEP_NODELIST')}` and SLURM_STEP_TASKS_PER_NODE"
-            f" `{env.get('SLURM_STEP_TASKS_PER_NODE')}` are not {nnodes} nodes with {world_size}"
-            " tasks, as the step has"
+            f"SLURM_STEP_NODELIST `{env.get('SLURM_STEP_NODELIST')}` and"
+            f" SLURM_STEP_TASKS_PER_NODE `{env.get('SLURM_STEP_TASKS_PER_NODE')}` do not match"
+            f" the step's {nnodes} nodes and {world_size} tasks"
         )
     here = counts[node_rank]
     local_rank = read_index(env, here, "SLURM_LOCALID") or 0
@@ -95,7 +96,7 @@ def detect_shell(env: Mapping[str, str], *, terminal: bool | None = None) -> Clu
         job_id=job,
         nnodes=read_number(env, "SLURM_JOB_NUM_NODES", "SLURM_NNODES", least=1),
         node_rank=None,
-        notes=(f"{why}, no task",),
+        notes=(f"{why}, not a task",),
         shell=_RUN,
     )
 
@@ -105,7 +106,7 @@ def _why_no_task(env: Mapping[str, str], terminal: bool | None) -> str | None:
     step = _step(env)
     if step is None:
         # A batch script is told the number 0 as a task is.
-        kind = "a batch script" if env.get("SLURM_PROCID") else "a shell of salloc"
+        kind = "a batch script" if env.get("SLURM_PROCID") else "an salloc shell"
         seen = "SLURM_PROCID" if env.get("SLURM_PROCID") else "SLURM_JOB_ID"
         return f"{seen} without SLURM_STEP_ID: {kind}"
     if step >= _SPECIAL_STEPS:
@@ -163,4 +164,4 @@ def _expanded(
     try:
         return expand(env[name])
     except ValueError as error:
-        raise broken(env, name, f"a list as Slurm writes it ({error})") from None
+        raise broken(env, name, f"a Slurm node list ({error})") from None

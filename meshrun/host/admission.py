@@ -32,7 +32,7 @@ def admit_only(listener: socket.socket, addresses: Iterable[str]) -> None:
         OSError: If this system has no such filters, or it would be too long.
     """
     if sys.platform != "linux":
-        raise OSError(errno.ENOTSUP, "only Linux has such filters")
+        raise OSError(errno.ENOTSUP, "requires Linux")
     steps = _build_filter(addresses)
     code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *step) for step in steps))
     program = struct.pack("@HP", len(steps), ctypes.addressof(code))

@@ -66,7 +66,7 @@ def allow_descriptors(count: int) -> None:
         return
     if hard != resource.RLIM_INFINITY and hard < count:
         raise HostError(
-            f"{count} open files are needed for this launch, and the limit is {hard}",
+            f"this launch needs {count} open files, but the limit is {hard}",
             hint=f"raise it with `ulimit -n {count}`, or start fewer ranks on this node",
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))

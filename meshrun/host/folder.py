@@ -98,11 +98,11 @@ def who_else_may_write(path: str) -> str | None:
         if found.st_uid not in (0, os.geteuid()):
             return f"`{place}` belongs to {_user(found.st_uid)}"
         if found.st_mode & stat.S_IWOTH and not is_sticky:
-            return f"everybody may write to `{place}`"
+            return f"everyone can write to `{place}`"
         if found.st_mode & stat.S_IWGRP and not is_sticky:
             group = _group_of_others(found.st_gid)
             if group is not None:
-                return f"{group} may write to `{place}`"
+                return f"{group} can write to `{place}`"
     return None
 
 

@@ -21,8 +21,8 @@ def open_log(path: str, opener: Opener) -> int:
         return opener(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND)
     except OSError as error:
         raise HostError(
-            f"the log file `{path}` could not be made: {error.strerror}",
-            hint="give --log-dir a folder that is writable and has room",
+            f"cannot create the log file `{path}`: {error.strerror}",
+            hint="set --log-dir to a writable folder with free space",
         ) from error
 
 

@@ -108,7 +108,7 @@ def parse_cpus(text: str) -> tuple[int, ...]:
         first, dash, last = part.partition("-")
         run = range(int(first), int(last if dash else first) + 1)
         if not run or run[0] < 0:
-            raise ValueError(f"`{part}` is no range of CPUs")
+            raise ValueError(f"`{part}` is not a range of CPUs")
         cpus.update(run)
     return tuple(sorted(cpus))
 

@@ -72,7 +72,7 @@ class Lookup:
         """Return (addresses, why there are none); blocks until the answer is there."""
         text = b"".join(iter(lambda: os.read(self._read, 65536), b""))
         self.close()
-        addresses, why = json.loads(text) if text else ([], "the look-up was ended")
+        addresses, why = json.loads(text) if text else ([], "the lookup was stopped")
         return addresses, why
 
     def close(self) -> None:

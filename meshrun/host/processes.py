@@ -67,7 +67,9 @@ def list_children() -> list[int]:
             return children
         except OSError as error:
             if not os.path.exists("/proc/self"):
-                raise HostError("/proc is not there", hint="mount -t proc proc /proc") from error
+                raise HostError(
+                    "/proc is not mounted", hint="run `mount -t proc proc /proc`"
+                ) from error
             # else a kernel without CONFIG_PROC_CHILDREN
     import psutil
 

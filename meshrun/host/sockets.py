@@ -31,7 +31,7 @@ def listen_on(address: str, port: int) -> socket.socket:
     except OSError as error:
         raise UsageError(
             f"`{address}` does not resolve to an address: {error.strerror}",
-            hint="on one node leave the address out: the ranks meet on loopback",
+            hint="on one node, drop the address: ranks meet on loopback",
         ) from error
     # A name may lead to both families; programs more often write 127.0.0.1 than ::1.
     found.sort(key=lambda entry: entry[0] != socket.AF_INET)
@@ -45,12 +45,12 @@ def listen_on(address: str, port: int) -> socket.socket:
         listener.close()
         if error.errno == errno.EADDRINUSE:
             raise HostError(
-                f"port {port} of {address} is taken by another process",
-                hint="leave --master-port out to take a free one",
+                f"port {port} on {address} is in use",
+                hint="drop --master-port to use a free port",
             ) from error
         raise UsageError(
-            f"`{address}` port {port} cannot be listened on: {error.strerror}",
-            hint="on one node leave the address out: the ranks meet on loopback",
+            f"cannot listen on `{address}` port {port}: {error.strerror}",
+            hint="on one node, drop the address: ranks meet on loopback",
         ) from error
     try:
         _check_way_to(listener)
@@ -68,8 +68,9 @@ def _check_way_to(listener: socket.socket) -> None:
             probe.connect(place)
         except OSError as error:
             raise HostError(
-                f"`{place[0]}` cannot be reached from this machine itself: {error.strerror}",
-                hint=f"is its loopback interface up? `ip link set {LOOPBACK_INTERFACE} up`",
+                f"this machine cannot connect to its own address `{place[0]}`: {error.strerror}",
+                hint=f"check that the loopback interface is up: `ip link set {LOOPBACK_INTERFACE}"
+                " up`",
             ) from error
 
 

@@ -30,7 +30,7 @@ def check_target(path: str, option: str) -> None:
         return
     target = _resolve(path, option)
     if not os.access(target if os.path.exists(target) else os.path.dirname(target), os.W_OK):
-        raise HostError(f"{option}: `{path}` may not be written")
+        raise HostError(f"{option}: no permission to write `{path}`")
 
 
 def write_whole(path: str, text: str, option: str, *, is_private: bool = False) -> None:
@@ -58,8 +58,8 @@ def write_whole(path: str, text: str, option: str, *, is_private: bool = False) 
         else:
             _replace(target, text, 0o600 if is_private else 0o666)
     except OSError as error:
-        why = "nobody reads it" if error.errno == errno.ENXIO else error.strerror
-        raise HostError(f"`{path}` could not be written: {why}") from error
+        why = "it has no reader" if error.errno == errno.ENXIO else error.strerror
+        raise HostError(f"cannot write `{path}`: {why}") from error
 
 
 def _resolve(path: str, option: str) -> str:
@@ -69,13 +69,13 @@ def _resolve(path: str, option: str) -> str:
         target = path
     folder = os.path.dirname(target)
     if not path or os.path.isdir(target):
-        raise UsageError(f"{option} takes a file, found `{path}`")
+        raise UsageError(f"{option} expects a file, found `{path}`")
     if not os.path.isdir(folder):
-        raise UsageError(f"{option}: there is no folder `{os.path.dirname(path) or folder}`")
+        raise UsageError(f"{option}: folder `{os.path.dirname(path) or folder}` does not exist")
     if planted := _planted(path):
         raise UsageError(
             f"{option}: `{planted}` belongs to another user",
-            hint="name a file in a folder of your own",
+            hint="choose a file in a folder that you own",
         )
     return target
 

@@ -42,6 +42,6 @@ def match_ranks(place: int, count: int, others: Sequence[int]) -> list[int]:
     if others and count % len(others) == 0:
         return [others[place // (count // len(others))]]
     raise LayoutError(
-        f"{count} ranks and {len(others)} cannot be matched",
+        f"cannot match {count} ranks with {len(others)}",
         hint="one number must be a multiple of the other",
     )

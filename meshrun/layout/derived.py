@@ -13,12 +13,15 @@ from itertools import islice
 from meshrun.errors import SpecError
 from meshrun.layout.axes import Axis, axes_of, axis_of
 from meshrun.layout.spec import INFERRED, MeshSpec, format_mesh, parse_mesh
+from meshrun.wording import count
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _RESERVED = ("rank", "local_rank")
-_FLATTEN_HINT = "write `dp_cp=dp+cp`, or `dp+cp` for the name `dp_cp`"
-_VIEW_HINT = "write a name and another mesh of the same ranks, such as `moe:pp=2,efsdp=-1,ep=8`"
-_NAME_HINT = "a name is a letter or `_`, then letters, digits or `_`"
+_FLATTEN_HINT = "write `dp_cp=dp+cp`, or `dp+cp` to name it `dp_cp`"
+_VIEW_HINT = (
+    "write a name and another factorization of the same ranks, such as `moe:pp=2,efsdp=-1,ep=8`"
+)
+_NAME_HINT = "a name starts with a letter or `_`, followed by letters, digits or `_`"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,12 +66,12 @@ def parse_flatten(text: str) -> Flatten:
         start = at + len(piece) - len(piece.lstrip())
         _check_name(text, start, piece.strip(), _FLATTEN_HINT)
         if piece.strip() in dims:
-            raise _error(f"dim `{piece.strip()}` is joined twice", text, start, piece.strip())
+            raise _error(f"dim `{piece.strip()}` appears twice", text, start, piece.strip())
         dims.append(piece.strip())
         at += len(piece) + 1
     if len(dims) < 2:
         start = len(text) - len(body.lstrip())
-        raise _error("one dim alone has nothing to be joined to", text, start, dims[0])
+        raise _error("cannot flatten a single dim", text, start, dims[0])
     name = "_".join(dims)
     if equals:
         name = head.strip()
@@ -106,10 +109,10 @@ def parse_view(text: str) -> View:
             hint=error.hint,
         ) from None
     if mesh.bounds is not None:
-        raise _error("a view has no ranges", text, at, body, "write `-1` for what is left over")
+        raise _error("a view cannot have a range", text, at, body, "write `-1` for a size to infer")
     if mesh.mesh_dim_names is None:
         start = at + len(body) - len(body.lstrip())
-        raise _error("the dims of a view have names", text, start, body.strip())
+        raise _error("the dims of a view need names", text, start, body.strip())
     return View(name=name, mesh=mesh)
 
 
@@ -202,7 +205,7 @@ def _joined(flatten: Flatten, text: str, mesh: MeshSpec, root: dict[str, Axis]) 
         if place < before:
             ordered = "+".join(name for name in root if name in flatten.dims)
             hint = f"`{flatten.name}={ordered}`"
-            raise _error(f"dim `{dim}` is not in the mesh's order", text, at, dim, hint)
+            raise _error(f"dim `{dim}` is out of order", text, at, dim, hint)
         digits += root[dim].digits
         at, before = at + len(dim) + 1, place
     return axis_of(digits)
@@ -214,10 +217,10 @@ def _solve_view(view: View, world_size: int) -> View:
         dim = mesh.sizes.index(INFERRED)
         return replace(view, mesh=mesh.with_size(dim, world_size // mesh.known_size))
     if mesh.is_inferred or mesh.known_size != world_size:
-        workers = f"{mesh.known_size} worker{'s' if mesh.known_size != 1 else ''}"
+        workers = count(mesh.known_size, "worker")
         needs = f"{'a multiple of ' if mesh.is_inferred else ''}{workers}"
-        message = f"view `{view.name}` needs {needs}, and the mesh has {world_size}"
-        hint = "a view is another factorisation of the mesh's ranks; one size may be `-1`"
+        message = f"view `{view.name}` needs {needs}, but the mesh has {world_size}"
+        hint = "a view is another factorization of the mesh's ranks; one size may be `-1`"
         raise _error(message, format_view(view), len(view.name) + 1, format_mesh(mesh), hint)
     return view
 
@@ -235,11 +238,11 @@ def _add_view(view: View, root: dict[str, Axis], found: dict[str, Axis]) -> None
             whose = "the mesh" if name in root else "another derived dim"
             raise _error(
                 f"dim `{name}` of view `{view.name}` has groups {_shortened(axis, world_size)},"
-                f" and `{name}` of {whose} has {_shortened(other, world_size)}",
+                f" but `{name}` of {whose} has {_shortened(other, world_size)}",
                 text,
                 at,
                 name,
-                "dims of one name have the same groups; give it another name or another place",
+                "dims with the same name must have the same groups; rename or move this one",
             )
         at += len(f"{name}={size},")
 
@@ -248,22 +251,22 @@ def _check_view_names(views: tuple[View, ...], dims: dict[str, Axis]) -> None:
     names: set[str] = set()
     for view in views:
         if view.name in names:
-            raise _error(f"view `{view.name}` is there twice", format_view(view), 0, view.name)
+            raise _error(f"view `{view.name}` is defined twice", format_view(view), 0, view.name)
         _check_free(format_view(view), view.name, dims)
         names.add(view.name)
 
 
 def _check_free(text: str, name: str, taken: dict[str, Axis], at: int = 0) -> None:
     if name in _RESERVED:
-        raise _error(f"`{name}` means something else", text, at, name, "choose another name")
+        raise _error(f"`{name}` is a reserved name", text, at, name, "choose another name")
     if name in taken:
-        raise _error(f"there is a dim `{name}` already", text, at, name, "choose another name")
+        raise _error(f"dim `{name}` already exists", text, at, name, "choose another name")
 
 
 def _check_name(text: str, at: int, name: str, hint: str) -> None:
     if not _NAME.fullmatch(name):
         good = _NAME.match(name)
-        message = f"`{name}` is not a name" if name else "a name is missing here"
+        message = f"`{name}` is not a valid name" if name else "missing name"
         wrong_at = at + (good.end() if good else 0)
         raise _error(message, text, wrong_at, "", _NAME_HINT if name else hint)
 

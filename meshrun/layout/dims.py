@@ -13,6 +13,7 @@ from meshrun.layout.derived import Flatten, View, derive
 from meshrun.layout.moved import Moved
 from meshrun.layout.nodes import Nodes
 from meshrun.layout.spec import MeshSpec
+from meshrun.wording import count
 
 Group: TypeAlias = "range | list[int]"
 
@@ -52,7 +53,7 @@ class Dims(Nodes):
         axes: dict[str | int, Axis] = {**dict(enumerate(own)), **dict(zip(self.shape, own))}  # noqa: B905
         if self.flattens or self.views:
             if self.mesh is None:
-                raise LayoutError("there is no mesh, so no dims to join and nothing to view")
+                raise LayoutError("flattens and views require a mesh")
             views, derived = derive(self.mesh, self.flattens, self.views)
             object.__setattr__(self, "views", views)
             axes.update(derived)
@@ -60,7 +61,7 @@ class Dims(Nodes):
         object.__setattr__(self, "_own", tuple(own))
         order = None if self.slot_order is None else [self.dim(dim) for dim in self.slot_order]
         if order is not None and sorted(order) != list(range(len(own))):
-            raise LayoutError(f"slot order {self.slot_order} does not have each dim once")
+            raise LayoutError(f"slot order {self.slot_order} must contain each dim once")
         object.__setattr__(self, "_moved", None if order is None else Moved.to(self.sizes, order))
 
     @property
@@ -210,19 +211,20 @@ class Dims(Nodes):
         if self.mesh is None:
             return
         if self.mesh.is_inferred:
-            hint = "Layout.parse() works it out"
+            hint = "Layout.parse() infers it"
             raise LayoutError(f"mesh `{self.mesh}` has a size of -1", hint=hint)
         if self.mesh.known_size != self.world_size:
+            have = "has" if self.nnodes == 1 else "have"
             raise LayoutError(
-                f"mesh `{self.mesh}` has {self.mesh.known_size} ranks, and"
-                f" {self.nnodes} node{'s have' if self.nnodes > 1 else ' has'} {self.world_size}",
-                hint="the workers of all nodes, nproc_per_node, are the ranks of the mesh",
+                f"mesh `{self.mesh}` has {count(self.mesh.known_size, 'rank')}, but"
+                f" {count(self.nnodes, 'node')} {have} {count(self.world_size, 'worker')}",
+                hint="the total of nproc_per_node over all nodes must equal the ranks of the mesh",
             )
 
     def _no_dim(self, dim: str | int) -> LayoutError:
         if self.mesh is None:
-            hint = "give it one, as in --mesh dp=2,tp=4"
-            return LayoutError(f"there is no mesh, so no dim `{dim}`", hint=hint)
+            hint = "define one, as in --mesh dp=2,tp=4"
+            return LayoutError(f"no dim `{dim}`: there is no mesh", hint=hint)
         hint = self._has(*self.derived_dims)
         return LayoutError(f"mesh `{self.mesh}` has no dim `{dim}`", hint=hint)
 

@@ -132,10 +132,8 @@ class Layout(Dims):
             )
         except (AttributeError, KeyError, TypeError) as error:
             lacks = f"no {error}" if isinstance(error, KeyError) else str(error)
-            hint = "from_dict() takes what to_dict() of a layout returned"
-            raise LayoutError(
-                f"these are not the values of a layout: {lacks}", hint=hint
-            ) from error
+            hint = "pass what Layout.to_dict() returned"
+            raise LayoutError(f"not the values of a layout: {lacks}", hint=hint) from error
 
     # ---- ranks and coordinates -------------------------------------------------------------
 
@@ -168,12 +166,12 @@ class Layout(Dims):
             axes = tuple([self.axis(dim) for dim in indices])
             return self._at(indices, axes, list(indices.values()))
         if indices:
-            raise LayoutError("both a coordinate and indices by dim are given", hint="give one")
+            raise LayoutError("got both a coordinate and indices by dim", hint="pass one of them")
         if len(coordinate) != len(self._own):
             given, dims = tuple(coordinate), len(self._own)
             raise LayoutError(
-                f"coordinate {given} is of {len(given)} dims, and mesh `{self.mesh}` of {dims}",
-                hint="name dims to leave others out: rank(dp=1)",
+                f"coordinate {given} has {len(given)} dims, but mesh `{self.mesh}` has {dims}",
+                hint="to fix only some dims, name them: rank(dp=1)",
             )
         return self._at(tuple(coordinate), self._own, coordinate)
 
@@ -235,7 +233,7 @@ class Layout(Dims):
         rank = self._known(rank)
         mine = range(self.world_size) if among is None else among
         if rank not in mine:
-            raise LayoutError(f"rank {rank} is not one of those to match")
+            raise LayoutError(f"rank {rank} is not one of the ranks to match")
         others = range(other.world_size) if isinstance(other, Layout) else other
         return match_ranks(mine.index(rank), len(mine), others)
 
@@ -249,8 +247,8 @@ class Layout(Dims):
         rest = rest_of(self.world_size, axes)
         if rest is None:
             raise LayoutError(
-                f"the dims of {_shown(asked)} overlap, so their indices do not tell one rank",
-                hint="ranks() finds those at all of them",
+                f"the dims of {_shown(asked)} overlap, so their indices do not identify one rank",
+                hint="ranks() returns the ranks at all of them",
             )
         if rest.size > 1:
             own = self._known(None)
@@ -259,7 +257,7 @@ class Layout(Dims):
 
     def _outside(self, asked: _Asked, axis: Axis) -> LayoutError:
         dim = next(dim for dim in reversed(self._axes) if self._axes[dim] is axis)
-        hint = f"`{dim}` goes from 0 to {axis.size - 1}"
+        hint = f"`{dim}` ranges from 0 to {axis.size - 1}"
         return LayoutError(f"{_shown(asked)} is outside mesh `{self.mesh}`", hint=hint)
 
 

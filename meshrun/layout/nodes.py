@@ -35,11 +35,13 @@ class Nodes:
     def __post_init__(self) -> None:
         counts = tuple(self.nproc_per_node)
         if not counts:
-            raise LayoutError("there is no node", hint="nproc_per_node=(8, 8) are two of them")
+            raise LayoutError(
+                "expected at least one node", hint="nproc_per_node=(8, 8) describes two nodes"
+            )
         if (fewest := min(counts)) < 0 or not any(counts):
             node = counts.index(fewest)
             raise LayoutError(
-                f"workers are counted from 0, and not all 0: node {node} has {fewest}"
+                f"numbers of workers cannot be negative or all 0: node {node} has {fewest}"
             )
         object.__setattr__(self, "nproc_per_node", counts)
         is_even = counts.count(counts[0]) == len(counts)
@@ -88,7 +90,7 @@ class Nodes:
         if not 0 <= local_rank < len(ranks):
             raise LayoutError(
                 f"node {node_rank} has no local rank {local_rank}",
-                hint=f"it has {len(ranks)} workers, 0 to {len(ranks) - 1}",
+                hint=f"its local ranks range from 0 to {len(ranks) - 1}",
             )
         return ranks[local_rank]
 
@@ -101,7 +103,7 @@ class Nodes:
         counts = self.nproc_per_node
         if not 0 <= node_rank < len(counts):
             raise LayoutError(
-                f"there is no node {node_rank}", hint=f"nodes go from 0 to {len(counts) - 1}"
+                f"node {node_rank} does not exist", hint=f"nodes range from 0 to {len(counts) - 1}"
             )
         first = self._starts[node_rank] if self._starts else node_rank * counts[0]
         slots = range(first, first + counts[node_rank])
@@ -116,8 +118,8 @@ class Nodes:
         """Return the rank that is meant, once it is known to be one."""
         if rank is None:
             if self.own_rank is None:
-                hint = "name a rank; current_layout() knows the one of its process"
-                raise LayoutError("this layout has no own rank", hint=hint)
+                hint = "pass a rank; only current_layout() knows the rank of its process"
+                raise LayoutError("this layout does not belong to a rank", hint=hint)
             return self.own_rank
         rank = index(rank)  # a number of numpy or torch becomes a plain one
         if not 0 <= rank < self.world_size:

@@ -10,6 +10,7 @@ from meshrun.errors import LayoutError
 from meshrun.layout.axes import axes_of
 from meshrun.layout.solving import fill, solve_sizes
 from meshrun.layout.spec import INFERRED, MeshSpec, format_mesh
+from meshrun.wording import count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,8 +126,8 @@ def _crosses(straight: Placement, dim: int, order: list[int]) -> LayoutError:
     cross = "crosses" if crossing == 1 else "cross"
     return LayoutError(
         f"--intra-node: {crossing:,} of {groups:,} groups of {what} {cross} nodes",
-        hint=f"put {what} last: --mesh {format_mesh(reordered)}; or --place auto, which keeps the"
-        " mesh and renumbers ranks",
+        hint=f"put {what} last: --mesh {format_mesh(reordered)}; or keep the mesh and renumber"
+        " ranks: --place auto",
     )
 
 
@@ -134,12 +135,13 @@ def _does_not_fit(mesh: MeshSpec, slots: Sequence[int], dims: Sequence[int]) -> 
     names, block = names_of(mesh), math.prod(mesh.sizes[dim] for dim in dims)
     joined = " x ".join(f"{names[dim]}={mesh.sizes[dim]}" for dim in sorted(dims))
     most = max(slots)
-    message = f"--intra-node: {joined} puts {block} ranks on one node together, and"
+    message = f"--intra-node: {joined} needs {block} ranks on one node, but"
     if block > most:
-        largest = f"the largest node has {most} worker{'s' if most > 1 else ''}"
-        return LayoutError(f"{message} {largest}", hint="a smaller dim, or fewer of them")
+        largest = f"the largest node has only {count(most, 'worker')}"
+        return LayoutError(f"{message} {largest}", hint="use smaller or fewer dims")
     blocks, needed = sum(count // block for count in slots), mesh.known_size // block
     return LayoutError(
-        f"{message} the nodes hold {blocks} such blocks of the {needed} that the mesh has",
-        hint=f"workers on a node in multiples of {block}, or a size that divides them",
+        f"{message} the nodes hold only {blocks} of the {needed} such blocks",
+        hint=f"use a multiple of {block} workers per node, or a size that divides the workers of a"
+        " node",
     )

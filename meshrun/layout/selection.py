@@ -68,15 +68,15 @@ def find_rank(layout: Layout, text: str, option: str = "--rank") -> int:
         rank = int(text) if len(text.strip()) <= _LONGEST_NUMBER else layout.world_size
         if rank >= layout.world_size:
             last = layout.world_size - 1
-            raise UsageError(f"{option} {text}: the ranks of this launch are 0 to {last:,}")
+            raise UsageError(f"{option} {text}: ranks range from 0 to {last:,}")
         return rank
     found = sorted(select_ranks(layout, text))
     if len(found) != 1:
         few = ", ".join(map(str, found[:_MOST_NAMED]))
         which = f"ranks {few}{' and more' if len(found) > _MOST_NAMED else ''}"
         raise UsageError(
-            f"{option} {text}: it means {which if found else 'no rank'}, and one is wanted",
-            hint=f"a number, or an index for each dim: {option} dp=1,tp=1",
+            f"{option} {text}: expected one rank, found {which if found else 'none'}",
+            hint=f"pass a rank, or an index for each dim: {option} dp=1,tp=1",
         )
     return found[0]
 
@@ -95,8 +95,8 @@ def find_debugged(layout: Layout, text: str | None) -> int | None:
         return None
     if layout.nnodes > 1:
         raise UsageError(
-            f"--debug-rank {text}: the terminal is lent on one node, and there are {layout.nnodes}",
-            hint="a smaller mesh on one node, with --device cpu if need be",
+            f"--debug-rank {text} works on one node only, found {layout.nnodes}",
+            hint="debug a smaller mesh on one node, with --device cpu if necessary",
         )
     return find_rank(layout, text, "--debug-rank")
 
@@ -116,7 +116,7 @@ class _Reader:
     def read(self) -> dict[str, set[int]]:
         """Return the indices that the text gives for each word."""
         if not self._text.strip():
-            raise self._error("it does not say which ranks", 0, "", self._forms)
+            raise self._error("expected ranks, found nothing", 0, "", self._forms)
         chosen: dict[str, set[int]] = {}
         key = None
         for start, item in self._items():
@@ -140,18 +140,18 @@ class _Reader:
 
     def _read_key(self, at: int, word: str, before: dict[str, set[int]]) -> str:
         if word in before:
-            hint = f"write its indices one after the other, such as `{word}=0,2-3`"
+            hint = f"list its indices once, such as `{word}=0,2-3`"
             raise self._error(f"`{word}` is given twice", at, word, hint)
         if word in self._counts:
             return word
         if not word:
-            raise self._error("a dim is missing here", at, word, self._forms)
+            raise self._error("missing dim", at, word, self._forms)
         near = get_close_matches(word, self._counts, n=1, cutoff=0.5)
         nearest = f"`{near[0]}`? " if near else ""
         *others, last = (f"`{key}`" for key in self._counts)
         hint = f"{nearest}there are {', '.join(others)} and {last}"
         mesh = self._layout.mesh
-        where = f"mesh `{mesh}` has no dim" if mesh else "there is no mesh, so no dim"
+        where = f"mesh `{mesh}` has no dim" if mesh else "there is no mesh and so no dim"
         raise self._error(f"{where} `{word}`", at, word, hint)
 
     def _read_indices(self, at: int, text: str, key: str) -> range:
@@ -161,7 +161,7 @@ class _Reader:
         if match[2] is not None:
             last = self._read_index(at + match.start(2), match[2], key)
         if last < first:
-            raise self._error(f"`{text}` runs backwards", at, text, f"`{last}-{first}`")
+            raise self._error(f"range `{text}` runs backwards", at, text, f"`{last}-{first}`")
         return range(first, last + 1)
 
     def _read_index(self, at: int, digits: str, key: str) -> int:
@@ -170,12 +170,12 @@ class _Reader:
         if index < count:
             return index
         if key in self._dims:
-            message = f"dim `{key}` has no index {digits}, its size is {count}"
+            message = f"dim `{key}` has no index {digits}: its size is {count}"
         elif key == _RANK:
             message = f"there is no rank {digits} in a world of {count}"
         else:
-            message = f"there is no local rank {digits}, a node has {count} workers at most"
-        hint = f"`{key}` goes from 0 to {count - 1}" if count > 1 else f"`{key}=0` is all there is"
+            message = f"no local rank {digits}: nodes have at most {count} workers"
+        hint = f"`{key}` ranges from 0 to {count - 1}" if count > 1 else f"`{key}` is always 0"
         raise self._error(message, at, digits, hint)
 
     # ---- mistakes --------------------------------------------------------------------------
@@ -184,17 +184,17 @@ class _Reader:
     def _forms(self) -> str:
         """What may be written, in words of this very mesh."""
         forms = [f"`{key}=0`" for key in self._counts]
-        return f"write {', '.join(forms[:-1])} or {forms[-1]}; several indices as `=0,2-3`"
+        return f"write {', '.join(forms[:-1])} or {forms[-1]}; for several indices, `=0,2-3`"
 
     def _not_indices(self, at: int, item: str, key: str | None) -> SpecError:
         if not item:
-            return self._error("an index is missing here", at, item, self._forms)
+            return self._error("missing index", at, item, self._forms)
         if item in self._counts and not item.isdecimal():
             return self._error(f"`{item}` has no index", at, item, f"`{item}=0`")
         if _INDICES.fullmatch(item):
-            return self._error(f"`{item}` is of no dim", at, item, f"`{_RANK}={item}`?")
+            return self._error(f"`{item}` names no dim", at, item, f"`{_RANK}={item}`?")
         what = f"of `{key}`" if key is not None else "of a dim"
-        message = f"`{item}` is no index or range {what}"
+        message = f"`{item}` is not an index or range {what}"
         return self._error(message, at, item, self._as_pairs(item) or self._forms)
 
     def _as_pairs(self, item: str) -> str:

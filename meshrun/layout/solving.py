@@ -8,6 +8,7 @@ from itertools import islice
 
 from meshrun.errors import LayoutError
 from meshrun.layout.spec import INFERRED, MeshSpec, format_mesh
+from meshrun.wording import count
 
 MAX_RANKS = 10_000_000
 _LARGEST_SHOWN = 10**18
@@ -32,16 +33,17 @@ def count_slots(
     nodes = nnodes if nnodes is not None else len(given)
     for flag, value in (("--nnodes", nodes), *(("--nproc-per-node", each) for each in given)):
         if value is not None and value < 1:
-            raise LayoutError(f"{flag} is at least 1, found {value}")
+            raise LayoutError(f"{flag} must be at least 1, found {value}")
         _check_count(value or 0)
     _check_count(mesh.known_size if mesh else 0)
     if len(given) > 1 and len(given) != nodes:
         raise LayoutError(
-            f"--nproc-per-node has {len(given)} numbers, and there {_are(nodes)}",
-            hint=f"one number for all nodes, or {nodes}; or --nnodes {len(given)}",
+            f"--nproc-per-node lists {len(given)} numbers for {count(nodes, 'node')}",
+            hint=f"pass one number for all nodes or one for each of {nodes}, or --nnodes"
+            f" {len(given)}",
         )
     counts = [1 if mesh is None else _workers_for(mesh, nodes)] if None in given else given
-    slots = [count for count in counts if count is not None]
+    slots = [number for number in counts if number is not None]
     _check_count(sum(slots) * (nodes if len(slots) == 1 else 1))
     return tuple(slots * nodes if len(slots) == 1 else slots)
 
@@ -59,12 +61,12 @@ def solve_sizes(mesh: MeshSpec, slots: Sequence[int]) -> MeshSpec:
     total = sum(slots)
     if not mesh.is_inferred:
         if mesh.known_size != total:
-            raise _mismatch(mesh, _workers(mesh.known_size), slots)
+            raise _mismatch(mesh, count(mesh.known_size, "worker"), slots)
         return mesh
     least, most = mesh.bounds or (1, None)
     size = total // mesh.known_size
     if size < least:
-        at_least = f"at least {_workers(least * mesh.known_size)}"
+        at_least = f"at least {count(least * mesh.known_size, 'worker')}"
         raise _mismatch(mesh, at_least, slots, least=least)
     return mesh.with_size(mesh.sizes.index(INFERRED), size if most is None else min(size, most))
 
@@ -72,8 +74,8 @@ def solve_sizes(mesh: MeshSpec, slots: Sequence[int]) -> MeshSpec:
 def fill(slots: Sequence[int], world_size: int) -> tuple[int, ...]:
     """Return the workers of each node when ranks take the slots one after the other."""
     used = []
-    for count in slots:
-        used.append(min(count, world_size))
+    for number in slots:
+        used.append(min(number, world_size))
         world_size -= used[-1]
     return tuple(used)
 
@@ -81,31 +83,24 @@ def fill(slots: Sequence[int], world_size: int) -> tuple[int, ...]:
 def _check_count(ranks: int) -> None:
     if ranks > MAX_RANKS:
         found = f"{ranks:,}" if ranks < _LARGEST_SHOWN else f"over {_LARGEST_SHOWN:,}"
-        raise LayoutError(f"{found} ranks are more than {MAX_RANKS:,}")
+        raise LayoutError(f"{found} ranks exceed the limit of {MAX_RANKS:,}")
 
 
 def _workers_for(mesh: MeshSpec, nodes: int) -> int:
     if mesh.is_inferred:
         open_size = format_mesh(MeshSpec(sizes=(INFERRED,), bounds=mesh.bounds))
         raise LayoutError(
-            f"mesh `{mesh}` has a size of {open_size}, and the number of workers is not known",
+            f"cannot infer the size {open_size} of mesh `{mesh}`: the number of workers is unknown",
             hint=f"pass --nproc-per-node, or write a number in place of {open_size}",
         )
     if mesh.known_size % nodes:
         raise LayoutError(
-            f"mesh `{mesh}` needs {_workers(mesh.known_size)}, which {_nodes(nodes)} cannot share"
-            f" equally ({mesh.known_size} / {nodes} = {mesh.known_size / nodes:.4g})",
+            f"mesh `{mesh}` needs {count(mesh.known_size, 'worker')}, which do not divide evenly"
+            f" over {count(nodes, 'node')} ({mesh.known_size} / {nodes} ="
+            f" {mesh.known_size / nodes:.4g})",
             hint=_hint_for_nodes(mesh.known_size, nodes),
         )
     return mesh.known_size // nodes
-
-
-def _nodes(count: int) -> str:
-    return f"{count} node{'s' if count != 1 else ''}"
-
-
-def _are(count: int) -> str:
-    return f"{'is' if count == 1 else 'are'} {_nodes(count)}"
 
 
 def given_slots(slots: Sequence[int]) -> str:
@@ -113,13 +108,9 @@ def given_slots(slots: Sequence[int]) -> str:
     total = sum(slots)
     if len(set(slots)) == 1:
         verb = "gives" if len(slots) == 1 else "give"
-        return f"{_nodes(len(slots))} x {_workers(slots[0])} {verb} {total}"
+        return f"{count(len(slots), 'node')} x {count(slots[0], 'worker')} {verb} {total:,}"
     few = ", ".join(map(str, slots[:4])) + (", .." if len(slots) > 4 else "")
-    return f"{_nodes(len(slots))} with {few} workers give {total}"
-
-
-def _workers(count: int) -> str:
-    return f"{count} worker{'s' if count != 1 else ''}"
+    return f"{count(len(slots), 'node')} with {few} workers give {total:,}"
 
 
 def _mismatch(mesh: MeshSpec, needs: str, slots: Sequence[int], *, least: int = 1) -> LayoutError:
@@ -127,7 +118,7 @@ def _mismatch(mesh: MeshSpec, needs: str, slots: Sequence[int], *, least: int = 
     if mesh.ndim > 1 and not mesh.is_inferred:
         message += f" ({' x '.join(str(size) for size in mesh.sizes)})"
     return LayoutError(
-        f"{message}, and {given_slots(slots)}", hint=_hint(mesh, slots, least * mesh.known_size)
+        f"{message}, but {given_slots(slots)}", hint=_hint(mesh, slots, least * mesh.known_size)
     )
 
 
@@ -136,7 +127,7 @@ def _hint(mesh: MeshSpec, slots: Sequence[int], needed: int) -> str:
     total, nodes = sum(slots), len(slots)
     meshes = list(_meshes_that_fill(mesh, total))[:3]
     fits = " or ".join(f"`{format_mesh(choice)}`" for choice in meshes)
-    choices = [f"{fits} fit{'s' if len(meshes) == 1 else ''} {_workers(total)}"]
+    choices = [f"{fits} fit{'s' if len(meshes) == 1 else ''} {count(total, 'worker')}"]
     if len(set(slots)) == 1:
         if slots[0] != needed // nodes and needed % nodes == 0:
             choices.append(f"--nproc-per-node {needed // nodes} gives {needed}")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from meshrun.errors import SpecError
+from meshrun.wording import count
 
 AnyMesh: TypeAlias = "str | int | Mapping[str, int] | Sequence[int]"
 """A mesh as programs may write it."""
@@ -28,7 +29,10 @@ _BETWEEN = re.compile(r"[\s,;*xX]*")
 _LONGEST_MEANT = 200
 _TOO_LONG = 10
 _SIZES_HINT = "write sizes joined by `x`, such as `2x4`, or named dims, such as `dp=2,tp=4`"
-_NAMES_HINT = "a dim name is a letter or `_`, then letters, digits or `_`, such as `dp` or `ep_2`"
+_NAMES_HINT = (
+    "a dim name starts with a letter or `_`, followed by letters, digits or `_`, such as `dp` or"
+    " `ep_2`"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +125,7 @@ def parse_mesh(text: str, names: str | None = None) -> MeshSpec:
         raise SpecError("the mesh is empty", text=text, position=0, hint=_SIZES_HINT)
     if "=" in text or _NAMED_WITH_COLON.search(text):
         if names is not None:
-            message = "the dims are named twice, in --mesh and in --names"
+            message = "both --mesh and --names name the dims"
             raise SpecError(message, text=names, position=0, length=len(names), hint="drop --names")
         return _parse_named(text)
     sizes = _parse_sizes(text)
@@ -144,7 +148,7 @@ def _parse_named(text: str) -> MeshSpec:
     for position, item in _items(text, ","):
         if not item:
             raise SpecError(
-                "a dim is missing here",
+                "missing dim",
                 text=text,
                 position=min(position, len(text)),
                 hint=_SIZES_HINT,
@@ -162,7 +166,7 @@ def _not_a_pair(text: str, position: int, item: str) -> SpecError:
     name, colon, size = item.partition(":")
     if colon:
         return SpecError(
-            "a size follows its dim name after `=`, not `:`",
+            "expected `=` between a dim and its size, found `:`",
             text=text,
             position=position + len(name),
             hint=_meant(text) or f"`{name or 'dp'}={size or 2}`",
@@ -172,7 +176,7 @@ def _not_a_pair(text: str, position: int, item: str) -> SpecError:
         text=text,
         position=position,
         length=len(item),
-        hint=f"`{item if _NAME.fullmatch(item) else 'dp'}=2`, or `-1` for what is left over",
+        hint=f"`{(item if _NAME.fullmatch(item) else 'dp')}=2`, or `-1` to infer it",
     )
 
 
@@ -200,16 +204,15 @@ def _parse_sizes(text: str) -> _Sizes:
     if names and all(map(_NAME.fullmatch, names)) and names != ["auto"] and not _meant(text):
         named, sized = ",".join(f"{name}=2" for name in names), "x".join("2" for _ in names)
         raise SpecError(
-            f"`{text}` has no size" if len(names) == 1 else f"`{text}` has names and no sizes",
+            f"`{text}` has no size" if len(names) == 1 else f"`{text}` has names but no sizes",
             text=text,
             position=0,
             length=len(text),
-            hint=f"`{named}`, or `--mesh {sized} --names {','.join(names)}`; `-1` for what is left"
-            " over",
+            hint=f"`{named}`, or `--mesh {sized} --names {','.join(names)}`; `-1` infers a size",
         )
     if "," in text:
         raise SpecError(
-            "sizes are joined by `x`, not `,`",
+            "expected `x` between sizes, found `,`",
             text=text,
             position=text.index(","),
             hint=_meant(text) or _SIZES_HINT,
@@ -220,18 +223,18 @@ def _parse_sizes(text: str) -> _Sizes:
     return sizes
 
 
-def _parse_names(text: str, count: int, sizes_text: str) -> tuple[str, ...]:
+def _parse_names(text: str, number: int, sizes_text: str) -> tuple[str, ...]:
     names: list[str] = []
     for position, item in _items(text, ","):
         names.append(_check_name(text, position, item, names))
-    if len(names) != count:
-        dims = f"{count} dim{'s' if count != 1 else ''}"
+    if len(names) != number:
+        dims = count(number, "dim")
         raise SpecError(
-            f"mesh `{sizes_text}` has {dims} and --names gives {len(names)}",
+            f"mesh `{sizes_text}` has {dims}, but --names has {len(names)}",
             text=text,
             position=0,
             length=len(text),
-            hint="give one name a dim, in the order of the sizes",
+            hint="pass one name per dim, in the order of the sizes",
         )
     return tuple(names)
 
@@ -240,7 +243,7 @@ def _check_name(text: str, position: int, name: str, before: list[str]) -> str:
     if not _NAME.fullmatch(name):
         good = _NAME.match(name)
         wrong_at = position + (good.end() if good else 0)
-        message = f"`{name}` is not a dim name" if name else "a dim name is missing here"
+        message = f"`{name}` is not a valid dim name" if name else "missing dim name"
         hint = _meant(text) or _NAMES_HINT
         raise SpecError(message, text=text, position=wrong_at, hint=hint)
     if name in before:
@@ -249,7 +252,7 @@ def _check_name(text: str, position: int, name: str, before: list[str]) -> str:
             text=text,
             position=position,
             length=len(name),
-            hint="each dim needs a name of its own, as in `dp=2,tp=4`",
+            hint="dim names must be unique, as in `dp=2,tp=4`",
         )
     return name
 
@@ -270,13 +273,13 @@ class _Sizes:
         """
         is_range = _RANGE.fullmatch(item)
         if not (is_range or _SIZE.fullmatch(item)):
-            message = f"`{item}` is not a size" if item else "a size is missing here"
+            message = f"`{item}` is not a size" if item else "missing size"
             hint = _meant(self._text) if item else None
             raise self._error(message, position, item, hint or _SIZES_HINT)
         is_open = is_range or item in ("auto", str(INFERRED))
         if is_open and INFERRED in self.found:
-            message = "two sizes are left open, and only one can be worked out"
-            raise self._error(message, position, item, "write a number for one of them")
+            message = "only one size can be inferred, found two"
+            raise self._error(message, position, item, "replace one of them with a number")
         if is_range:
             self.bounds = self._bounds(position, item, is_range[1], is_range[2])
         self.found.append(INFERRED if is_open else self._number(position, item, item))
@@ -294,8 +297,8 @@ class _Sizes:
             hint = f"a size has at most {_TOO_LONG - 1} digits"
             raise self._error(f"{digits} is too large", position, item, hint)
         if len(digits) >= _TOO_LONG or int(digits) < 1:
-            hint = "use 1 for a dim that is switched off, or `-1` for what is left over"
-            raise self._error(f"a size is at least 1, found {digits}", position, item, hint)
+            hint = "use 1 for an unused dim, or `-1` to infer the size"
+            raise self._error(f"a size must be at least 1, found {digits}", position, item, hint)
         return int(digits)
 
     def _error(self, message: str, position: int, item: str, hint: str) -> SpecError:

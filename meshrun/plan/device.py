@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from meshrun.errors import LayoutError, UsageError
 
 _TYPES = ("auto", "cpu", "cuda", "xpu", "mps", "hpu", "npu", "mtia", "mlu", "musa", "xla")
-TOO_FEW = " found, too few"
+TOO_FEW = " found, not enough"
 """How the reason ends where accelerators are passed over."""
 
 
@@ -25,7 +25,9 @@ def check_device_type(name: str) -> str:
     """
     near = get_close_matches(name, _TYPES, n=1, cutoff=0.7)
     if near and name.isalpha() and name not in _TYPES:
-        raise UsageError(f"--device: there is no device type `{name}`", hint=f"`{near[0]}`?")
+        raise UsageError(
+            f"--device: unknown device type `{name}`", hint=f"did you mean `{near[0]}`?"
+        )
     return name
 
 
@@ -46,37 +48,37 @@ def choose_device(
         LayoutError: If there are not enough.
     """
     if asked == "cpu":
-        return "cpu", "asked for"
+        return "cpu", "as requested"
     if asked == "auto":
         if kind is None or count == 0:
             return "cpu", "no accelerator found"
         if count < workers:
-            return "cpu", f"{workers} workers, and {count} {kind}{TOO_FEW}"
+            return "cpu", f"{count} {kind} for {workers} workers{TOO_FEW}"
         return kind, f"{count} found"
     if not asked.isalpha():
-        hint = "each rank takes the device of its local rank; choose among them with the"
+        hint = "each rank uses the device of its local rank; to select devices, set the"
         raise UsageError(
-            f"--device takes a device type such as `cuda`, found `{asked}`",
+            f"--device expects a device type such as `cuda`, found `{asked}`",
             hint=f"{hint} visibility variable, such as CUDA_VISIBLE_DEVICES",
         )
     if not check_host:
-        return asked, "asked for, and not checked in a dry run"
+        return asked, "as requested; not checked in a dry run"
     if kind is not None and asked != kind:
         raise UsageError(
-            f"--device {asked} was asked for, and torch here is built for {kind}",
-            hint=f"--device {kind}, or --device cpu",
+            f"--device {asked} is not available: this torch is built for {kind}",
+            hint=f"use --device {kind} or --device cpu",
         )
     if count < workers:
         raise LayoutError(
-            f"{workers} workers need {workers} {asked} devices, and this machine has"
+            f"{workers} workers need {workers} {asked} devices, but this machine has"
             f" {count or 'none'}",
             hint=_device_hint(count, workers),
         )
-    return asked, "asked for"
+    return asked, "as requested"
 
 
 def _device_hint(count: int, workers: int) -> str:
     if count == 0:
         return "--device cpu runs the same mesh over gloo"
     nodes = math.ceil(workers / count)
-    return f"use at most {count} workers a node (--nnodes {nodes}?), or --device cpu"
+    return f"use at most {count} workers per node, such as with --nnodes {nodes}, or --device cpu"

@@ -60,14 +60,14 @@ class GroupOptions:
                 if backend not in _BACKENDS and (
                     near := get_close_matches(backend, _BACKENDS, n=1)
                 ):
-                    hint = f"`{near[0]}`?"
-                    raise UsageError(f"--backend: there is no back end `{backend}`", hint=hint)
+                    hint = f"did you mean `{near[0]}`?"
+                    raise UsageError(f"--backend: unknown backend `{backend}`", hint=hint)
                 if _ONLY_FOR.get(backend, device_type) != device_type:
                     fits = next((b for b, d in _ONLY_FOR.items() if d == device_type), "gloo")
                     raise UsageError(
-                        f"--backend {_with_dim(dim, text)}: {backend} is for"
-                        f" {_ONLY_FOR[backend]}, and the mesh is on {device_type}",
-                        hint=f"--backend {_with_dim(dim, fits)}, or leave it out",
+                        f"--backend {_with_dim(dim, text)}: {backend} requires"
+                        f" {_ONLY_FOR[backend]}, but the mesh is on {device_type}",
+                        hint=f"use --backend {_with_dim(dim, fits)}, or drop it",
                     )
 
     @property
@@ -138,7 +138,8 @@ def _parse_backend(text: str) -> tuple[str, str]:
     dim, equals, backend = text.rpartition("=")
     if not _BACKEND.fullmatch(backend) or (equals and not dim):
         raise UsageError(
-            f"--backend cannot read `{text}`", hint="--backend gloo for all dims, --backend tp=nccl"
+            f"--backend cannot read `{text}`",
+            hint="use --backend gloo for all dims, or --backend tp=nccl for one",
         )
     return dim, backend
 
@@ -148,7 +149,7 @@ def _parse_timeout(text: str) -> tuple[str, float]:
     if equals and not dim:
         raise UsageError(
             f"--timeout cannot read `{text}`",
-            hint="--timeout 15m for every group, --timeout tp=90s for those of a dim",
+            hint="use --timeout 15m for every group, or --timeout tp=90s for those of a dim",
         )
     return dim, parse_seconds(duration, "--timeout", least=_SHORTEST_S, most=_LONGEST_S)
 

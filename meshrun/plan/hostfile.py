@@ -64,7 +64,7 @@ def parse_hostfile(text: str, path: str) -> tuple[Host, ...]:
         if words := line.partition("#")[0].split():
             _add(hosts, _read_line(words, where := f"{path}, line {number}"), where)
     if not hosts:
-        raise UsageError(f"{path} names no host", hint="a line each: host slots=8")
+        raise UsageError(f"{path} names no host", hint="list one host per line: host slots=8")
     return tuple(hosts)
 
 
@@ -80,7 +80,7 @@ def choose_hosts(
             is left.
     """
     if include and exclude:
-        raise UsageError("--include and --exclude exclude each other")
+        raise UsageError("--include and --exclude cannot be combined")
     if include:
         named = dict(_named(include, "--include", hosts))
         return tuple(replace(host, chosen=named[host.name]) for host in hosts if host.name in named)
@@ -105,7 +105,7 @@ def _read_line(words: Sequence[str], where: str) -> Host:
         else:
             most = _count(value, where, word)
     if most is not None and host.slots is not None and host.slots > most:
-        raise UsageError(f"{where}: {host.slots} slots of {host.name}, and at most {most}")
+        raise UsageError(f"{where}: {host.name} has {host.slots} slots, but max_slots is {most}")
     return host
 
 
@@ -114,8 +114,8 @@ def _read_host(text: str, where: str) -> Host:
     rest = text[match.end() :] if match else text
     if match is None or (rest and not rest.startswith(":")):
         raise UsageError(
-            f"{where}: `{text}` is no host",
-            hint="host, user@host, host:8 for 8 slots; an IPv6 address as [fd00::1]",
+            f"{where}: `{text}` is not a host",
+            hint="write host, user@host or host:8 for 8 slots, and an IPv6 address as [fd00::1]",
         )
     user, host = match["user"], match["host"].strip("[]")
     slots = _count(rest[1:], where, text) if rest else None
@@ -125,8 +125,8 @@ def _read_host(text: str, where: str) -> Host:
 def _count(text: str, where: str, word: str) -> int:
     if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= _MOST_SLOTS):
         raise UsageError(
-            f"{where}: slots are a whole number of at least 1, found `{word}`",
-            hint="host:8 means 8 slots; another port of sshd goes in ssh's own config",
+            f"{where}: the number of slots must be a whole number of at least 1, found `{word}`",
+            hint="host:8 means 8 slots; set another sshd port in the ssh config",
         )
     return int(text)
 
@@ -134,7 +134,8 @@ def _count(text: str, where: str, word: str) -> int:
 def _add(hosts: list[Host], host: Host, where: str) -> None:
     if any(host.name == other.name for other in hosts):
         raise UsageError(
-            f"{where}: {host.name} is there twice", hint=f"{host.name}:8 for 8 workers on it"
+            f"{where}: {host.name} is listed twice",
+            hint=f"use {host.name}:8 to run 8 workers on it",
         )
     hosts.append(host)
 
@@ -149,11 +150,12 @@ def _named(
         name, slots = _split_slots(part.strip())
         if name not in known:
             raise UsageError(
-                f"{what}: there is no host `{name}`",
-                hint=f"there are {', '.join(list(known)[:8])}{', ...' if len(known) > 8 else ''}",
+                f"{what}: unknown host `{name}`",
+                hint="the hosts are"
+                f" {', '.join(list(known)[:8])}{(', ...' if len(known) > 8 else '')}",
             )
         if name in seen:
-            raise UsageError(f"{what}: {name} is there twice", hint=f"{name}:0,1")
+            raise UsageError(f"{what}: {name} is listed twice", hint=f"{name}:0,1")
         seen.add(name)
         yield name, None if slots is None else _numbers(slots, what, known[name])
 
@@ -171,11 +173,11 @@ def _numbers(text: str, what: str, host: Host) -> tuple[int, ...]:
     for part in text.split(","):
         word = part.strip()
         if not (word.isascii() and word.isdigit() and len(word) < 8):
-            raise UsageError(f"{what}: slots of {host.name} are numbers from 0, found `{word}`")
+            raise UsageError(f"{what}: slots of {host.name} must be numbers from 0, found `{word}`")
         if host.slots is not None and int(word) >= host.slots:
             raise UsageError(
                 f"{what}: {host.name} has no slot {word}",
-                hint=f"it has {host.slots}, 0 to {host.slots - 1}",
+                hint=f"its slots range from 0 to {host.slots - 1}",
             )
         numbers.append(int(word))
     return tuple(sorted(set(numbers)))
@@ -190,8 +192,8 @@ def _without(host: Host, named: dict[str, tuple[int, ...] | None]) -> Host | Non
         return None
     if host.slots is None:
         raise UsageError(
-            f"--exclude names slots of {host.name}, and nothing says how many it has",
-            hint=f"{host.name}:8 for 8 of them",
+            f"--exclude names slots of {host.name}, whose number of slots is unknown",
+            hint=f"write {host.name}:8 if it has 8",
         )
     left = tuple(slot for slot in range(host.slots) if slot not in slots)
     return replace(host, chosen=left) if left else None

@@ -12,6 +12,7 @@ from typing import Literal
 
 from meshrun.errors import UsageError
 from meshrun.host.machine import Cpu, Topology, format_cpus
+from meshrun.wording import count, plural
 
 BindingMode = Literal["node", "socket", "exclusive", "core-complex"]
 
@@ -37,8 +38,8 @@ def bind_cpus(
         raise ValueError(f"local rank {local_rank} is not one of {nproc}")
     if not topology.cpus:
         raise UsageError(
-            f"--numa-binding {mode} needs to know the CPUs of this machine, and found 0",
-            hint="leave out --numa-binding",
+            f"--numa-binding {mode}: cannot read the CPU topology of this machine",
+            hint="drop --numa-binding",
         )
     homes = _homes(topology, nproc)
     node = homes[local_rank]
@@ -79,9 +80,9 @@ def _share_of_cores(near: Sequence[Cpu], place: int, sharers: int) -> list[Cpu]:
     each, left = divmod(len(cores), sharers)
     if each < 1:
         raise UsageError(
-            f"--numa-binding exclusive gives each worker physical cores of its own, and NUMA node"
+            "--numa-binding exclusive needs a physical core per worker, but NUMA node"
             f" {near[0].node} has {len(cores)} for {sharers} workers or accelerators",
-            hint="--numa-binding node lets workers share the cores of a NUMA node",
+            hint="use --numa-binding node to share the cores of a NUMA node",
         )
     start = place * each + min(place, left)
     mine = set(cores[start : start + each + (place < left)])
@@ -98,12 +99,11 @@ def _cache_for(near: Sequence[Cpu], place: int) -> list[Cpu]:
 
 
 def _no_cpus(mode: BindingMode, topology: Topology, local_rank: int) -> UsageError:
-    count = len(topology.cpus)
-    cpus = f"{count} CPU{'s' if count != 1 else ''}"
-    where = f"node{'s' if len(topology.nodes) != 1 else ''} {format_cpus(topology.nodes)}"
+    cpus = count(len(topology.cpus), "CPU")
+    where = f"node{plural(len(topology.nodes))} {format_cpus(topology.nodes)}"
     return UsageError(
         f"--numa-binding {mode} binds local rank {local_rank} to NUMA node"
-        f" {topology.accelerator_nodes[local_rank]}, where accelerator {local_rank} is, and this"
-        f" process may use {cpus} of NUMA {where} only",
-        hint="widen its affinity mask or cpuset, or leave out --numa-binding",
+        f" {topology.accelerator_nodes[local_rank]}, where accelerator {local_rank} is, but"
+        f" this process may only use {cpus} of NUMA {where}",
+        hint="widen the affinity mask or cpuset, or drop --numa-binding",
     )

@@ -34,7 +34,7 @@ def parse_integer(text: str, what: str, *, least: int = 0, most: int | None = No
     except ValueError:
         number = least - 1
     if number < least or (most is not None and number > most):
-        raise UsageError(f"{what} takes a whole number {bounds}, found `{text}`")
+        raise UsageError(f"{what} expects a whole number {bounds}, found `{text}`")
     return number
 
 
@@ -53,8 +53,8 @@ def parse_seconds(text: str, what: str, *, least: float = 0.0, most: float = LON
         seconds = sum(float(number) * _UNITS_S[unit] for number, unit in parts) if is_whole else -1
     if not least <= seconds <= most:
         raise UsageError(
-            f"{what} is a time from {least:g} to {most:,.0f} seconds, found `{text}`",
-            hint="seconds, or a number with ms, s, m, h or d: `90`, `90s`, `5m`, `1h30m`",
+            f"{what} must be between {least:g} and {most:,.0f} seconds, found `{text}`",
+            hint="write seconds, or numbers with ms, s, m, h or d: `90`, `90s`, `5m`, `1h30m`",
         )
     return seconds
 
@@ -67,7 +67,7 @@ def parse_flag(text: str, what: str) -> bool:
     """
     word = text.strip().lower()
     if word not in _TRUE | _FALSE:
-        raise UsageError(f"{what} is true or false, 1 or 0, found `{text}`")
+        raise UsageError(f"{what} must be true or false, 1 or 0, found `{text}`")
     return word in _TRUE
 
 
@@ -81,8 +81,8 @@ def parse_choice(text: str, what: str, choices: Sequence[str]) -> str:
         return text
     near = get_close_matches(text, choices, n=1, cutoff=0.6)
     raise UsageError(
-        f"{what} is {', '.join(choices[:-1])} or {choices[-1]}, found `{text}`",
-        hint=f"`{near[0]}`?" if near else None,
+        f"{what} must be {', '.join(choices[:-1])} or {choices[-1]}, found `{text}`",
+        hint=f"did you mean `{near[0]}`?" if near else None,
     )
 
 
@@ -98,10 +98,10 @@ def parse_nnodes(text: str) -> tuple[int, int]:
         last = parse_integer(most, "--nnodes", least=1) if colon else first
     except UsageError as error:
         raise UsageError(
-            f"--nnodes takes a number of at least 1, or MIN:MAX, found `{text}`"
+            f"--nnodes expects a number of at least 1, or MIN:MAX, found `{text}`"
         ) from error
     if last < first:
-        raise UsageError(f"--nnodes MIN:MAX needs MIN <= MAX, found `{text}`")
+        raise UsageError(f"--nnodes MIN:MAX requires MIN <= MAX, found `{text}`")
     return first, last
 
 
@@ -127,7 +127,7 @@ def parse_workers(text: str) -> int | tuple[int, ...] | str:
     try:
         return parse_integer(word, "--nproc-per-node", least=1)
     except UsageError as error:
-        error.hint = "a number, auto, gpu, cpu or xpu; or 8,4 where nodes differ"
+        error.hint = "use a number, auto, gpu, cpu or xpu, or a list such as 8,4 if nodes differ"
         raise
 
 
@@ -150,7 +150,7 @@ def parse_signals(text: str, what: str) -> tuple[tuple[int, ...], tuple[str, ...
         name = name if name.startswith("SIG") else f"SIG{name}"
         signum = signal.Signals.__members__.get(name)
         if signum in (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD):
-            raise UsageError(f"{what}: {name} cannot be handled")
+            raise UsageError(f"{what}: no process can handle {name}")
         if signum is None:
             unknown.append(part)
         elif signum not in signums:
@@ -162,7 +162,7 @@ def no_signal(name: str) -> str:
     """Return that there is no such signal, with one that is near."""
     full = f"SIG{name.upper().removeprefix('SIG')}"
     near = get_close_matches(full, signal.Signals.__members__, n=1, cutoff=0.75)
-    return f"there is no signal `{name}`" + (f"; `{near[0]}`?" if near else "")
+    return f"unknown signal `{name}`" + (f"; did you mean `{near[0]}`?" if near else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,9 +201,9 @@ def parse_streams(text: str, what: str) -> Streams:
         first, last, streams = match.groups() if match else (None, None, None)
         if match is None or (last is not None and int(last) < int(first or 0)):
             raise UsageError(
-                f"{what} cannot read `{part.strip() or text}`",
-                hint="1 is stdout, 2 stderr, 3 both, 0 none;"
-                f" {what} 3 for all ranks, {what} 0:3,4-7:2 by local rank",
+                f"cannot parse {what} `{part.strip() or text}`",
+                hint=f"0 is none, 1 stdout, 2 stderr, 3 both; use {what} 3 for all ranks, {what}"
+                " 0:3,4-7:2 by local rank",
             )
         found.append((int(first or 0), int(last or first or 0), int(streams or 0)))
     return Streams(0, tuple(found))
@@ -221,7 +221,7 @@ def parse_local_ranks(text: str, what: str) -> frozenset[int] | None:
     for part in text.split(","):
         match = _LOCAL_RANKS.fullmatch(part.strip())
         if match is None:
-            raise UsageError(f"{what} takes local ranks such as 0,2-3, found `{text}`")
+            raise UsageError(f"{what} expects local ranks such as 0,2-3, found `{text}`")
         ranks.update(range(int(match[1]), int(match[2] or match[1]) + 1))
     return frozenset(ranks)
 
@@ -239,7 +239,7 @@ def parse_settings(text: str, what: str) -> tuple[tuple[str, str], ...]:
     for part in filter(None, (part.strip() for part in text.split(","))):
         key, equals, value = part.partition("=")
         if not equals or not key.strip():
-            raise UsageError(f"{what} takes key=value,key=value, found `{part}`")
+            raise UsageError(f"{what} expects key=value,key=value, found `{part}`")
         pairs.append((key.strip(), value.strip()))
     return tuple(pairs)
 
@@ -269,8 +269,8 @@ def parse_endpoint(text: str) -> tuple[str, int | None]:
         is_whole, is_apart = _is_ipv6(text.strip()), _is_ipv6(host)
         if is_whole and is_apart:
             raise UsageError(
-                f"--rdzv-endpoint {text} may be an address, or one with the port {port}",
-                hint=f"[{host}]:{port} or [{text.strip()}]",
+                f"--rdzv-endpoint {text} is ambiguous: an address, or an address and port {port}",
+                hint=f"write [{host}]:{port} or [{text.strip()}]",
             )
         if is_whole:
             return text.strip(), None

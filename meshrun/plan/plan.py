@@ -25,6 +25,7 @@ from meshrun.plan.request import (
     Rendezvous,
     StartMethod,
 )
+from meshrun.wording import count
 
 LOOPBACK_ADDRESS = "127.0.0.1"
 
@@ -165,7 +166,7 @@ def build_plan(request: LaunchRequest, facts: HostFacts, *, check_host: bool = T
         renumber=request.renumber,
     )
     workers = max(layout.nproc_per_node)
-    device_type, device_reason = (None, "the program chooses")
+    device_type, device_reason = (None, "chosen by the program")
     if layout.mesh is not None:
         device_type, device_reason = choose_device(
             request.device,
@@ -246,7 +247,7 @@ def _workers(request: LaunchRequest, facts: HostFacts) -> int | tuple[int, ...] 
     raise UsageError(
         f"--nproc-per-node {asked}: this machine has no {kind} device"
         + (f" but {facts.accelerator}" if facts.accelerator_count else ""),
-        hint="a number, auto, or cpu for one worker a core",
+        hint="use a number, auto, or cpu for one worker per core",
     )
 
 
@@ -254,9 +255,8 @@ def _check_node_rank(asked: Rendezvous, nnodes: int, counts: object) -> None:
     """A node rank counts only where a port was given, as for torchrun."""
     if counts and (asked.node_rank or 0) >= nnodes:
         raise UsageError(
-            f"--node-rank {asked.node_rank} of {nnodes} node{'s' if nnodes > 1 else ''}: node"
-            " ranks count from 0",
-            hint="is --nnodes missing, or less than it should be?",
+            f"--node-rank {asked.node_rank} of {count(nnodes, 'node')}: node ranks count from 0",
+            hint="check --nnodes",
         )
 
 
@@ -264,7 +264,7 @@ def _check_visible(request: LaunchRequest, workers: int, facts: HostFacts) -> No
     visible = facts.visible_devices
     if request.virtual_local_rank and visible and len(visible) < workers:
         raise UsageError(
-            f"--virtual-local-rank gives {workers} workers a device each, and"
+            f"--virtual-local-rank needs a device for each of {workers} workers, but"
             f" CUDA_VISIBLE_DEVICES lists {len(visible)}"
         )
 
@@ -273,7 +273,7 @@ def _choose_start_method(request: LaunchRequest) -> tuple[StartMethod, str]:
     if request.program.kind == "command":
         return "exec", "the program is a command"
     if request.start_method is not None:
-        return request.start_method, "asked for"
+        return request.start_method, "as requested"
     return "fork", "torch is imported once and ranks are forked"
 
 

@@ -133,14 +133,14 @@ def plan_meeting(
     are_there = is_elastic and asked.present is not None
     if is_elastic and asked.backend == "static" and not are_there:
         raise UsageError(
-            f"--nnodes {format_nnodes(asked.least_nodes, nnodes)} and static nodes, whose number is"
-            " fixed",
-            hint=f"--rdzv-backend c10d, or --nnodes {nnodes}",
+            f"--nnodes {format_nnodes(asked.least_nodes, nnodes)} does not work with static"
+            " rendezvous, whose number of nodes is fixed",
+            hint=f"use --rdzv-backend c10d, or --nnodes {nnodes}",
         )
     if asked.node_rank and not host and asked.backend == "static":
         raise UsageError(
-            f"--node-rank {asked.node_rank} of {nnodes} nodes, and nothing says where node 0 is",
-            hint="--rdzv-endpoint HOST:PORT, as node 0 shows it",
+            f"--node-rank {asked.node_rank} of {nnodes} nodes needs the address of node 0",
+            hint="pass --rdzv-endpoint HOST:PORT, as node 0 prints it",
         )
     settings = dict(asked.conf)
     named = "join_timeout" if settings.get("join_timeout") else "timeout"

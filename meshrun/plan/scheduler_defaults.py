@@ -10,6 +10,7 @@ from meshrun.errors import UsageError
 from meshrun.plan.hostfile import Host
 from meshrun.plan.parse import format_nnodes
 from meshrun.plan.request import LaunchRequest, Remote
+from meshrun.wording import count
 
 
 def fit_to_cluster(
@@ -39,8 +40,8 @@ def fit_to_cluster(
     nnodes = request.nnodes or facts.nnodes or 1
     if facts.nnodes is not None and nnodes > facts.nnodes:
         raise UsageError(
-            f"--nnodes {nnodes}, and {facts.system} gave {facts.nnodes} ({facts.evidence})",
-            hint=f"leave --nnodes out: it is {facts.nnodes} here",
+            f"--nnodes {nnodes}, but {facts.system} allocated {facts.nnodes} ({facts.evidence})",
+            hint=f"drop --nnodes: it defaults to {facts.nnodes} here",
         )
     if nnodes == 1:
         return replace(request, rendezvous=replace(asked, told=_told_alone(facts)))
@@ -69,16 +70,16 @@ def fit_to_hosts(request: LaunchRequest, remote: Remote) -> LaunchRequest:
     ):
         if is_given:
             raise UsageError(
-                f"{option} and a list of hosts exclude each other",
-                hint=f"leave {option.split()[0]} out",
+                f"{option} cannot be combined with a list of hosts",
+                hint=f"drop {option.split()[0]}",
             )
     least, nnodes = asked.least_nodes, request.nnodes or len(hosts)
     if nnodes > len(hosts) or (least is None and nnodes < len(hosts)):
         names = ", ".join(host.name for host in hosts[:8])
         raise UsageError(
-            f"--nnodes {format_nnodes(least, nnodes)}, and there are {len(hosts)} hosts: {names}"
-            f"{', ...' if len(hosts) > 8 else ''}",
-            hint="leave --nnodes out, or choose hosts with --include",
+            f"--nnodes {format_nnodes(least, nnodes)} does not match {len(hosts)} hosts:"
+            f" {names}{(', ...' if len(hosts) > 8 else '')}",
+            hint="drop --nnodes, or choose hosts with --include",
         )
     found = [("--nnodes", str(nnodes), "the hosts")] if least is None else []
     nproc = request.nproc_per_node
@@ -103,8 +104,9 @@ def _slots(hosts: Sequence[Host]) -> int | tuple[int, ...] | None:
         one = next(host for host in hosts if host.workers is not None)
         other = next(host for host in hosts if host.workers is None)
         raise UsageError(
-            f"{one.name} has {one.workers} slots, and nothing says how many {other.name} has",
-            hint=f"{other.name}:{one.workers}, or --nproc-per-node",
+            f"{one.name} has {one.workers} slots, but the number of slots of {other.name} is"
+            " unknown",
+            hint=f"write {other.name}:{one.workers}, or pass --nproc-per-node",
         )
     return known[0] if len({*known}) == 1 else known or None
 
@@ -113,9 +115,9 @@ def _on_several(request: LaunchRequest, facts: ClusterFacts, nnodes: int) -> Lau
     asked = request.rendezvous
     if asked.node_rank is None and facts.node_rank is not None and facts.node_rank >= nnodes:
         raise UsageError(
-            f"--nnodes {nnodes}, and {facts.system} says that this is node {facts.node_rank},"
-            f" counted from 0 ({facts.evidence})",
-            hint=f"start meshrun on {nnodes} nodes, or leave --nnodes out",
+            f"--nnodes {nnodes}, but {facts.system} numbers this node {facts.node_rank},"
+            f" counting from 0 ({facts.evidence})",
+            hint=f"start meshrun on {nnodes} nodes, or drop --nnodes",
         )
     found: list[tuple[str, str]] = []
     if request.nnodes is None:
@@ -137,7 +139,7 @@ def _on_several(request: LaunchRequest, facts: ClusterFacts, nnodes: int) -> Lau
             found.append(("--master-port", str(port)))
     node_rank = changes.get("node_rank", asked.node_rank)
     place = "" if node_rank is None else f"node {node_rank} of "
-    notes = "".join(f"; not counted: {note}" for note in facts.notes)
+    notes = "".join(f"; ignored: {note}" for note in facts.notes)
     changes["told"] = (f"{facts.system}, {facts.evidence}: {place}{nnodes} nodes{notes}",)
     return replace(
         request,
@@ -162,17 +164,17 @@ def note_few_cores(
     if facts is None or facts.shell is not None or bound >= min(workers, cores):
         return request
     asked = request.rendezvous
-    shared = f"{workers} workers share {bound} core{'s' if bound > 1 else ''} of {cores}"
-    line = f"{shared}, to which {facts.system} binds them: {_unbound(facts, workers)}"
+    shared = f"{count(workers, 'worker')} to {bound} of {count(cores, 'core')}"
+    line = f"{facts.system} binds {shared}: {_unbound(facts, workers)}"
     return replace(request, rendezvous=replace(asked, told=(*asked.told, line)))
 
 
 def _unbound(facts: ClusterFacts, workers: int) -> str:
     if facts.system == "Open MPI":
-        return "mpirun --bind-to none gives them all"
+        return "mpirun --bind-to none lifts the limit"
     if facts.system == "Slurm":
-        return f"srun --cpus-per-task={workers} gives each its own"
-    return "a wider affinity mask gives them more"
+        return f"srun --cpus-per-task={workers} gives each worker a core"
+    return "widen the affinity mask"
 
 
 def _in_shell(
@@ -186,16 +188,14 @@ def _in_shell(
             return replace(request, rendezvous=replace(asked, step_of=facts.job_id, told=(told,)))
         why = "; ".join(facts.notes) or facts.evidence
         raise UsageError(
-            f"--nnodes {request.nnodes} in a shell of {facts.system}, which starts nothing on"
+            f"--nnodes {request.nnodes} in a {facts.system} shell, which starts nothing on"
             f" other nodes ({why})",
-            hint=f"one launcher a node: {command}",
+            hint=f"start one launcher per node: {command}",
         )
     if request.nnodes is None and not says_where and (facts.nnodes or 1) > 1:
-        told = f"{facts.system}, {facts.evidence}: {facts.nnodes} nodes, and this launches on one;"
+        told = f"{facts.system}, {facts.evidence}: launching on one of {facts.nnodes} nodes;"
         on_all = f"--nnodes {facts.nnodes}" if may_step else command
-        return replace(
-            request, rendezvous=replace(asked, told=(f"{told} on all of them: {on_all}",))
-        )
+        return replace(request, rendezvous=replace(asked, told=(f"{told} to use all: {on_all}",)))
     return request
 
 
@@ -213,7 +213,7 @@ def _check_launchers(facts: ClusterFacts) -> None:
         counts = ", ".join(map(str, task.per_node[:8])) + (", ..." if nnodes > 8 else "")
         found = f"{total} times on {nnodes} nodes ({counts})"
     error = UsageError(
-        f"{facts.system} started meshrun {found}, and one starts the workers of a whole node"
+        f"{facts.system} started meshrun {found}, but one launcher starts all workers of a node"
         f" ({facts.evidence})",
         hint=_one_a_node(facts),
     )
@@ -224,10 +224,10 @@ def _check_launchers(facts: ClusterFacts) -> None:
 def _told_alone(facts: ClusterFacts) -> tuple[str, ...]:
     if facts.nnodes is not None:
         return ()
-    which = "" if facts.node_rank is None else f"this is node {facts.node_rank}, and "
+    which = "" if facts.node_rank is None else f"this is node {facts.node_rank}; "
     return (
-        f"{facts.system}, {facts.evidence}: {which}nothing says how many nodes there are, so this"
-        " launches on one; --nnodes N for more",
+        f"{facts.system}, {facts.evidence}: {which}the number of nodes is unknown, so launching"
+        " on one; use --nnodes N for more",
     )
 
 
@@ -236,4 +236,4 @@ def _one_a_node(facts: ClusterFacts) -> str:
         return "mpirun -npernode 1 --bind-to none meshrun ..."
     if facts.system == "Slurm":
         return "srun --ntasks-per-node=1 meshrun ..."
-    return "start one process on each node"
+    return "start one meshrun per node"

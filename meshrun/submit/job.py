@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from meshrun.errors import UsageError
 from meshrun.plan.plan import LaunchPlan
+from meshrun.wording import count
 
 CORES_A_GPU = 4
 """For a rank and its loader workers; every node that has GPUs has so many a GPU."""
@@ -60,7 +61,7 @@ class Job:
         """What runs, in one line for people."""
         layout = self.plan.layout
         mesh = f"mesh {layout.mesh}: " if layout.mesh is not None else ""
-        nodes = f"{self.nnodes} node{'s' if self.nnodes > 1 else ''}"
+        nodes = count(self.nnodes, "node")
         counts = layout.nproc_per_node
         each = f"{counts[0]}" if len(set(counts)) == 1 else ",".join(map(str, counts))
         return f"{mesh}{layout.world_size} ranks on {nodes} x {each}"
@@ -88,4 +89,4 @@ def check_texts(*words: str) -> None:
         try:
             word.encode()
         except UnicodeEncodeError:
-            raise UsageError(f"--submit: {word!a} is no text in UTF-8") from None
+            raise UsageError(f"--submit: {word!a} is not valid UTF-8") from None

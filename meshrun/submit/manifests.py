@@ -34,13 +34,13 @@ def render_manifest(job: Job, kind: str) -> str:
     """
     if job.image is None:
         raise UsageError(
-            "--submit: Kubernetes needs an image to run",
-            hint="--image registry/name:tag, one with torch, meshrun and the program in it",
+            "--submit: Kubernetes needs a container image",
+            hint="pass --image registry/name:tag, an image with torch, meshrun and the program",
         )
     documents = KINDS[kind](job)
     head = [
         f"# {job.summary}",
-        "# Once before, for what the nodes know each other by:",
+        "# Run this once, to create the secret by which the nodes recognize each other:",
         f"# kubectl create secret generic {secret_name(job)}"
         f" --from-literal={SECRET_KEY}=$(openssl rand -hex 32)",
     ]
@@ -90,8 +90,9 @@ def _indexed_job(job: Job) -> _Documents:
         "kind": "Service",
         "metadata": {"name": job.name},
         "spec": {
-            "clusterIP": Explained("None", "Gives each pod a name: node 0 is"
-                                   f" {job.name}-0.{job.name}."),
+            "clusterIP": Explained(
+                "None", f"Gives each pod a DNS name: node 0 is {job.name}-0.{job.name}."
+            ),
             "publishNotReadyAddresses": True,
             "selector": {"batch.kubernetes.io/job-name": job.name},
         },
@@ -109,7 +110,7 @@ def _indexed_job(job: Job) -> _Documents:
 
 def _job_set(job: Job) -> _Documents:
     spec = _job_spec(job, f"{job.name}-node-0-0.{job.name}", subdomain=None)
-    spec["backoffLimit"] = Explained(0, "No pod starts again alone.")
+    spec["backoffLimit"] = Explained(0, "No pod restarts on its own.")
     evicted = {
         "action": "Count",
         "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
@@ -121,7 +122,7 @@ def _job_set(job: Job) -> _Documents:
             {"name": "failed", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
         ],
     }
-    why = "A pod was preempted or drained, or a node was lost: all start again together."
+    why = "A pod was preempted or drained, or a node was lost: restart all pods together."
     return [
         {
             "apiVersion": "jobset.x-k8s.io/v1alpha2",
@@ -141,8 +142,9 @@ def _train_job(job: Job) -> _Documents:
     trainer: dict[str, Any] = {
         "image": job.image,
         "numNodes": job.nnodes,
-        "numProcPerNode": Explained(job.workers, "The runtime tells meshrun these two, and where"
-                                    " node 0 is, in PET_ variables."),
+        "numProcPerNode": Explained(
+            job.workers, "The runtime passes these two and node 0's address in PET_ variables."
+        ),
         "command": _command(job, None),
         "env": _env(job),
     }  # fmt: skip
@@ -156,8 +158,8 @@ def _train_job(job: Job) -> _Documents:
             "spec": {
                 "runtimeRef": Explained(
                     {"name": _RUNTIME},
-                    "The runtime says how often the job may start again, and how long pods may"
-                    f"\ntake to end: {job.grace_s} s are needed.",
+                    "The runtime sets how often the job may restart, and how long pods may"
+                    f" take to\nterminate: {job.grace_s} s are needed.",
                 ),
                 "trainer": trainer,
             },
@@ -177,7 +179,8 @@ def _job_spec(job: Job, head: str, *, subdomain: str | None) -> dict[str, Any]:
         "restartPolicy": "Never",
         **({"subdomain": subdomain} if subdomain else {}),
         "terminationGracePeriodSeconds": Explained(
-            job.grace_s, "Ranks have --shutdown-timeout to save and end, and meshrun the rest."
+            job.grace_s,
+            "Ranks get --shutdown-timeout of this to save and exit; the rest is for meshrun.",
         ),
         "containers": [_container(job, head)],
         "volumes": [
@@ -185,12 +188,11 @@ def _job_spec(job: Job, head: str, *, subdomain: str | None) -> dict[str, Any]:
         ],
     }
     return {
-        "completionMode": Explained("Indexed", "One pod a node; its index is the node's number."),
+        "completionMode": Explained("Indexed", "One pod per node; its index is the node rank."),
         "completions": job.nnodes,
         "parallelism": job.nnodes,
         "backoffLimit": Explained(
-            _RESTARTS * job.nnodes, "When a node is lost, the pods of all others end and count"
-            " one each."
+            _RESTARTS * job.nnodes, "When a node is lost, the pods of all other nodes fail too."
         ),
         "podFailurePolicy": _fail_unless_preempted(
             [
@@ -207,9 +209,9 @@ def _job_spec(job: Job, head: str, *, subdomain: str | None) -> dict[str, Any]:
 
 def _fail_unless_preempted(ignored: _Documents) -> Explained:
     why = (
-        "75, 143: some pod was preempted or drained, and every node ended its ranks, which ended"
-        "\nwell, or by SIGTERM. 69: another node was lost. All start again. Any other code is a"
-        "\nfailure, and the job is over."
+        "75, 143: a pod was preempted or drained, and every node stopped its ranks. 69:"
+        " another\nnode was lost. In both cases all pods restart. Any other exit code is a"
+        " failure that\nends the job."
     )
     fail = {
         "action": "FailJob",
@@ -232,7 +234,7 @@ def _container(job: Job, head: str) -> dict[str, Any]:
         **({"resources": {"limits": limits}} if limits else {}),
         "volumeMounts": Explained(
             [{"name": "shm", "mountPath": "/dev/shm"}],  # noqa: S108 - of the container
-            "Loader workers and NCCL share memory; a container has 64 MiB else.",
+            "Loader workers and NCCL use shared memory; a container has only 64 MiB by default.",
         ),
     }
 
@@ -248,7 +250,8 @@ def _env(job: Job) -> list[Any]:
     source = {"secretKeyRef": {"name": secret_name(job), "key": SECRET_KEY}}
     return [
         Explained(
-            {"name": "MESHRUN_SECRET", "valueFrom": source}, "What the nodes know each other by."
+            {"name": "MESHRUN_SECRET", "valueFrom": source},
+            "The secret by which the nodes recognize each other.",
         )
     ]
 
@@ -258,8 +261,9 @@ def _limits(job: Job) -> dict[str, int]:
         return {}
     device = job.plan.request.device
     if device not in _RESOURCES:
+        known = [name for name in _RESOURCES if name != "auto"]
         raise UsageError(
-            f"--submit: nothing is known of what Kubernetes calls a `{device}`",
-            hint=f"--device {', '.join(name for name in _RESOURCES if name != 'auto')} or cpu",
+            f"--submit: no known Kubernetes resource for device `{device}`",
+            hint=f"use --device {', '.join(known)} or cpu",
         )
     return {_RESOURCES[device]: job.accelerators}

@@ -12,19 +12,18 @@ from meshrun.submit.job import Job
 
 TRY_AGAIN = 75
 _PRELUDE = """\
-# What the nodes know each other by, drawn anew for each run of the job.
+# The secret by which the nodes recognize each other, new for each run of the job.
 export MESHRUN_SECRET=$(head -c 32 /dev/urandom | od -An -v -tx1 | tr -d ' \\n')
 
-# Launchers end together, so 60 s after the first no other is of use; to kill them at once, as
-# --kill-on-bad-exit=1 does, would take their exit codes. --export=ALL hands them this environment,
-# whatever sbatch was told.
+# Launchers exit together: wait 60 s for the others. --kill-on-bad-exit=1 would kill them at once
+# and lose their exit codes. --export=ALL passes this environment, whatever sbatch was given.
 """
-_CORES_AGAIN = "# From Slurm 22.05 on, srun has to be told of the cores again.\n"
+_CORES_AGAIN = "# Since Slurm 22.05, srun does not inherit --cpus-per-task.\n"
 _REQUEUE = """\
 code=$?
 
-# 75: SIGTERM came and every rank ended well by itself, so the job is to go on later. 69: a node
-# was lost, or the nodes did not meet; that is tried again ten times.
+# 75: preempted, and every rank exited with 0 after SIGTERM: requeue. 69: a node was lost, or the
+# nodes did not find each other: requeue up to ten times.
 if [ "$code" -eq 75 ] || { [ "$code" -eq 69 ] && [ "${SLURM_RESTART_COUNT:-0}" -lt 10 ]; }; then
     scontrol requeue "$SLURM_JOB_ID" && exit 0
 fi
@@ -104,19 +103,19 @@ def _options(extras: Iterable[str]) -> Iterator[tuple[str, str]]:
 def _directives(job: Job, folder: str, theirs: set[str]) -> Iterator[str]:
     groups: list[tuple[str, list[str]]] = [
         ("", [f"--job-name={job.name}", f"--chdir={_quote(folder)}"]),
-        ("A job that is requeued goes on in the same file.",
+        ("A requeued job appends to the same file.",
          ["--output=%x-%j.out", "--open-mode=append"]),
-        ("One meshrun a node; it starts that node's ranks.",
+        ("One meshrun per node; it starts the ranks of that node.",
          [f"--nodes={job.nnodes}", "--ntasks-per-node=1"]),
     ]  # fmt: skip
     if job.accelerators:
         groups[-1][1].append(f"--gpus-per-node={job.accelerators}")
     groups[-1][1].append(f"--cpus-per-task={job.cores}")
     groups += [
-        (f"Before the time limit ranks have {job.grace_s} s to save and end; Slurm may signal a"
-         " minute early.", [f"--signal=TERM@{min(job.grace_s, 65535)}"]),
-        ("Preempted, or a node was lost: Slurm may start the job again.", ["--requeue"]),
-        ("As given by --submit-arg.", list(job.extras)),
+        (f"Ranks get {job.grace_s} s before the time limit to save and exit; Slurm may signal up"
+        " to a minute earlier.", [f"--signal=TERM@{min(job.grace_s, 65535)}"]),
+        ("Slurm may requeue the job if it is preempted or loses a node.", ["--requeue"]),
+        ("From --submit-arg.", list(job.extras)),
     ]  # fmt: skip
     for why, options in groups:
         kept = [
@@ -136,16 +135,17 @@ def _is_taken(name: str, theirs: set[str]) -> bool:
 def _check(theirs: set[str], extras: Iterable[str], job: Job) -> None:
     if wrong := sorted(theirs.intersection(_OF_THE_PLAN)):
         raise UsageError(
-            f"--submit-arg {wrong[0]}: the plan has {job.nnodes} nodes with one meshrun each",
-            hint="--nnodes and --nproc-per-node say how many",
+            f"--submit-arg {wrong[0]} conflicts with the plan of {job.nnodes} nodes with one"
+            " meshrun each",
+            hint="use --nnodes and --nproc-per-node instead",
         )
     if asked := dict(_options(extras)).get("--signal"):
         _check_signal(asked, job.plan.request)
     for text in extras:
         if "\n" in text or not text.startswith("-"):
             raise UsageError(
-                f"--submit-arg takes options of sbatch, found `{text}`",
-                hint="--submit-arg=--partition=gpu, or --submit-arg '-p gpu -t 4:00:00'",
+                f"--submit-arg expects an sbatch option, found `{text}`",
+                hint="use --submit-arg=--partition=gpu, or --submit-arg '-p gpu -t 4:00:00'",
             )
 
 
@@ -154,9 +154,9 @@ def _check_signal(asked: str, request: LaunchRequest) -> None:
     flags, _, rest = asked.rpartition(":")
     if "B" in flags:
         raise UsageError(
-            f"--submit-arg --signal={asked}: `B` signals the script's shell alone, and it ends by"
-            " it, and the job too",
-            hint=f"--signal={rest} goes to every meshrun, which passes it on",
+            f"--submit-arg --signal={asked}: `B` signals only the batch shell, which would end"
+            " the job",
+            hint=f"use --signal={rest}, which reaches every meshrun, and through it the ranks",
         )
     name = rest.partition("@")[0].removeprefix("SIG")
     known = {each.name.removeprefix("SIG"): each for each in signal.Signals}
@@ -167,7 +167,7 @@ def _check_signal(asked: str, request: LaunchRequest) -> None:
     ):  # fmt: skip
         raise UsageError(
             f"--submit-arg --signal={asked}: {signum.name} would end meshrun",
-            hint=f"--forward {signum.name.removeprefix('SIG')} passes it to the ranks instead",
+            hint=f"add --forward {signum.name.removeprefix('SIG')} to pass it to the ranks instead",
         )
 
 
@@ -180,5 +180,5 @@ def _split(text: str) -> list[str]:
 
 def _quote(text: str) -> str:
     if "\n" in text:
-        raise UsageError(f"--submit: a script cannot name the path {text!r}")
+        raise UsageError(f"--submit: a batch script cannot contain the path {text!r}")
     return shlex.quote(text)

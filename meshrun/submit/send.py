@@ -34,8 +34,8 @@ def hand_in(
     name = command[0]
     if shutil.which(name) is None:
         raise HostError(
-            f"there is no {name} on this machine",
-            hint=f"add --dry-run -o FILE, and run {name} where it is",
+            f"{name} is not installed on this machine",
+            hint=f"write the job with --dry-run -o FILE, and run {name} where it is installed",
         )
     words = [*command, *(word for extra in extras for word in shlex.split(extra))]
     done = subprocess.run(words, input=text, capture_output=True, text=True, check=False)

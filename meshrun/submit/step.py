@@ -34,7 +34,7 @@ def launch_on_nodes(request: LaunchRequest, words: Sequence[str], *, job: str) -
     """
     nnodes = request.nnodes or 1
     _check(request)
-    say(f"meshrun: Slurm, job {job}: srun starts a launcher on each of {nnodes} nodes")
+    say(f"meshrun: Slurm, job {job}: starting a launcher on each of {nnodes} nodes with srun")
     # The step may use all that the job has on each node: some clusters bind a task to one core
     # else. What the job says of its tasks is for other steps than this one.
     name = f"meshrun-{secrets.token_hex(4)}"

@@ -127,7 +127,9 @@ def _preload(module: str) -> None:
         near = get_close_matches(missing, known, n=1) if "." not in missing else []
         raise UsageError(
             f"--preload {module}: no module named `{missing}`",
-            hint=f"`{near[0]}`?" if near else "check that it is installed for this interpreter",
+            hint=f"did you mean `{near[0]}`?"
+            if near
+            else "check that it is installed for this interpreter",
         ) from error
 
 

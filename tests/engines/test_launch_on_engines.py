@@ -34,7 +34,7 @@ def test_one_launcher_a_gpu_is_told_the_fix(slurm: Slurm) -> None:
     done = slurm.srun("-N2", "--ntasks-per-node=2", *command("--mesh", "dp=2,tp=2", SAYS))
 
     assert done.returncode == 2
-    assert done.stderr.count("Slurm started meshrun 4 times on 2 nodes, and one starts") == 1
+    assert done.stderr.count("Slurm started meshrun 4 times on 2 nodes, but one") == 1
     assert done.stderr.count("hint: srun --ntasks-per-node=1 meshrun") == 1
 
 

@@ -146,7 +146,7 @@ def test_a_port_that_is_taken_on_node_0_ends_all(
     launches = launch_on(hosts, *TWO, SAYS, each=lambda host: ["--node-rank", str(host)])
 
     assert end_all(launches) == [71, 71], launches[0].text + launches[1].text
-    assert "error: port 29500 of 10.77.0.1 is taken by another process" in launches[0].text
+    assert "error: port 29500 on 10.77.0.1 is in use" in launches[0].text
     assert "hint: another launch that still runs? " in launches[0].text
     assert "node0 ended before all had joined: port 29500 of 10.77.0.1 is taken" in launches[1].text
     taker.kill()

@@ -162,7 +162,7 @@ def test_a_back_end_that_nobody_brings_is_told(make_hosts: MakeHosts) -> None:
     )
 
     assert launch.end() == 2
-    assert "there is no back end `mine`" in launch.text
+    assert "unknown backend `mine`" in launch.text
 
 
 @pytest.mark.nightly

@@ -204,9 +204,7 @@ def test_one_node_needs_no_srun(slurm: Slurm) -> None:
 
     assert printed.stdout.count("of 2 on sl0") == 4, printed.stderr
     assert "srun starts" not in printed.stderr
-    assert (
-        printed.stderr.count("2 nodes, and this launches on one; on all of them: --nnodes 2") == 1
-    )
+    assert printed.stderr.count("one of 2 nodes; to use all: --nnodes 2") == 1
 
 
 def test_a_dry_run_in_a_shell_looks_at_all_nodes(slurm: Slurm) -> None:
@@ -244,6 +242,6 @@ def test_a_machine_without_sbatch_says_so(tmp_path: Path) -> None:
 
     assert ours.returncode == 71
     assert ours.stderr == (
-        "error: there is no sbatch on this machine\n\n"
-        "hint: add --dry-run -o FILE, and run sbatch where it is\n"
+        "error: sbatch is not installed on this machine\n\nhint: write the job with --dry-run"
+        " -o FILE, and run sbatch where it is installed\n"
     )

@@ -178,11 +178,13 @@ def test_a_shell_of_a_job_steps_for_people_alone(folder: Path) -> None:
     make(folder, "srun", "")
     job = {"SLURM_JOB_ID": "7"}
     words = ["--nnodes", "2", "--nproc-per-node", "1", "train.py"]
-    with pytest.raises(UsageError, match="--nnodes 2 in a shell of Slurm") as refused:
+    with pytest.raises(UsageError, match="--nnodes 2 in a Slurm shell") as refused:
         launch("train.py", nnodes=2, nproc_per_node=1, env=job)
     assert not (folder / "srun.json").exists()
     ours = run_meshrun(*words, env=job)
 
-    assert refused.value.hint == "one launcher a node: srun --ntasks-per-node=1 meshrun ..."
+    assert refused.value.hint == (
+        "start one launcher per node: run `srun --ntasks-per-node=1 meshrun ...`"
+    )
     assert ours.returncode == 0, ours.stderr
     assert noted(folder, "srun")[0][-len(words) :] == words

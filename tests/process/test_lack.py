@@ -148,7 +148,7 @@ def test_a_limit_of_open_files_that_is_too_low(
     )
 
     assert (ours.returncode, ours.stdout) == (71, "")
-    assert f"open files are needed for this launch, and the limit is {limit}" in ours.stderr
+    assert f"open files, but the limit is {limit}" in ours.stderr
     assert "Traceback" not in ours.stderr
 
 
@@ -190,8 +190,8 @@ def test_without_a_temporary_folder_the_error_says_what_to_set(fake_torch: objec
             'd=$(mktemp -d) && cd "$d" && rmdir "$d"',
             "the current folder no longer exists",
         ),
-        ("--net", ":", "`127.0.0.1` cannot be reached from this machine itself: Network is"),
-        ("--mount", "mount -t tmpfs none /proc", "/proc is not there"),
+        ("--net", ":", "this machine cannot connect to its own address `127.0.0.1`: Network is"),
+        ("--mount", "mount -t tmpfs none /proc", "/proc is not mounted"),
     ],
     ids=["folder", "loopback", "proc"],
 )

@@ -53,10 +53,14 @@ def test_and_so_may_its_opposite(no: str, fake_torch: object) -> None:
     ("name", "value", "message"),
     [
         ("PET_MAX_RESTARTS", "many", "at least 0, found `many` in PET_MAX_RESTARTS"),
-        ("PET_STANDALONE", "perhaps", "PET_STANDALONE is true or false, 1 or 0, found `perhaps`"),
+        (
+            "PET_STANDALONE",
+            "perhaps",
+            "PET_STANDALONE must be true or false, 1 or 0, found `perhaps`",
+        ),
         ("MESHRUN_MESH", "dp=", "in MESHRUN_MESH"),
         ("PET_REDIRECTS", "9", "in PET_REDIRECTS"),
-        ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "x", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT is a time from 0"),
+        ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "x", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT must be between 0"),
         ("PET_NNODES", "2", "--nnodes 2 in PET_NNODES asks for more"),
     ],
 )
@@ -106,7 +110,7 @@ def test_too_few_devices_for_virtual_local_ranks(fake_torch: Path) -> None:
     )  # fmt: skip
 
     assert ours.returncode == 2
-    assert "gives 2 workers a device each, and CUDA_VISIBLE_DEVICES lists 1" in ours.stderr
+    assert "2 workers, but CUDA_VISIBLE_DEVICES lists 1" in ours.stderr
     assert not fake_torch.exists()
 
 
@@ -147,7 +151,7 @@ def test_a_port_that_is_taken(fake_torch: Path) -> None:
         ours = run_meshrun("--master-port", str(port), PROGRAMS / "echo.py")
 
     assert ours.returncode == 71
-    assert f"error: port {port} of 127.0.0.1 is taken by another process" in ours.stderr
+    assert f"error: port {port} on 127.0.0.1 is in use" in ours.stderr
     assert not fake_torch.exists()
 
 
@@ -164,8 +168,8 @@ def test_what_torchrun_passes_over(fake_torch: object) -> None:
     assert found["TORCHELASTIC_SIGNALS_TO_HANDLE"] == "SIGTERM"
     assert "OMP_NUM_THREADS" not in found
     assert ours.stderr == (
-        "meshrun: --signals-to-handle: there is no signal `SIGFOO`; ignoring it\n"
-        "meshrun: --signals-to-handle: there is no signal `TERMM`; `SIGTERM`?; ignoring it\n"
+        "meshrun: --signals-to-handle: unknown signal `SIGFOO`; ignoring it\n"
+        "meshrun: --signals-to-handle: unknown signal `TERMM`; did you mean `SIGTERM`?; ignoring it\n"
     )
 
 
@@ -273,5 +277,5 @@ def test_a_report_that_cannot_be_written_starts_nothing(tmp_path: Path, fake_tor
         ours = run_meshrun(*words, "--report", tmp_path / "no" / "x", PROGRAMS / "echo.py")
 
         assert (ours.returncode, ours.stdout) == (2, "")
-        assert f"--report: there is no folder `{tmp_path}/no`" in ours.stderr
+        assert f"--report: folder `{tmp_path}/no` does not exist" in ours.stderr
     assert not fake_torch.exists()

@@ -161,7 +161,7 @@ def test_a_log_folder_that_others_may_exchange_is_refused(
     ours = run_meshrun(*options, *words, PROGRAMS / "echo.py")
 
     assert ours.returncode == 2
-    assert f"everybody may write to `{shared}`" in ours.stderr
+    assert f"everyone can write to `{shared}`" in ours.stderr
     assert "--allow-shared-log-dir" in ours.stderr
     assert (list(shared.iterdir()), fake_torch.exists()) == ([], False)
     if not options:

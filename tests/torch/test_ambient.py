@@ -60,11 +60,11 @@ def test_a_dim_has_a_timeout_of_its_own() -> None:
         (("--timeout", "pp=3s"), "--timeout: the mesh has no dim `pp`"),
         (
             ("--timeout", "soon"),
-            "--timeout is a time from 0.001 to 1,000,000,000 seconds, found `soon`",
+            "--timeout must be between 0.001 and 1,000,000,000 seconds, found `soon`",
         ),
         (("--backend", "pp=gloo"), "--backend: the mesh has no dim `pp`"),
         (("--pg-opt", "tp"), "--pg-opt cannot read `tp`"),
-        (("--mesh-init", "never"), "--mesh-init is eager or lazy, found `never`"),
+        (("--mesh-init", "never"), "--mesh-init must be eager or lazy, found `never`"),
     ],
 )
 def test_bad_group_options_start_nothing(

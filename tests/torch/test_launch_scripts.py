@@ -72,7 +72,12 @@ def test_a_script_that_fails_returns_its_failures(fake_torch: Path) -> None:
         ("train.py", {"args": "--lr 1"}, UsageError, ("args must be a list", "args=text.split()")),
         ("train.py", {"kwargs": {}}, UsageError, ("kwargs requires a function", "a script takes")),
         (add, {"module": True}, UsageError, ("module=True requires", None)),
-        ("train.py", {"mesh": {"dp": 0}}, SpecError, ("a size is at least 1", "switched off")),
+        (
+            "train.py",
+            {"mesh": {"dp": 0}},
+            SpecError,
+            ("a size must be at least 1", "unused dim"),
+        ),
         (None, {}, UsageError, ("the program must be a path or a function", None)),
     ],
 )

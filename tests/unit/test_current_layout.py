@@ -100,12 +100,12 @@ def test_joined_dims_and_views_need_a_mesh(no_variables: dict[str, str]) -> None
         ({"RANK": "x"}, "RANK must be a whole number, found `x`"),
         (
             {"MESHRUN_MESH": "dp="},
-            "the environment does not describe a launch: a size is missing here",
+            "the environment does not describe a launch: missing size",
         ),
         (
             {"MESHRUN_MESH": "dp=-1", "MESHRUN_VIEW": "v:a=2,b=-1"},
             "the environment does not describe a launch: view `v` needs a multiple of 2"
-            " workers, and the mesh has 1",
+            " workers, but the mesh has 1",
         ),
     ],
 )

@@ -76,14 +76,14 @@ def test_short_forms_and_spaces() -> None:
 @pytest.mark.parametrize(
     ("text", "message", "caret"),
     [
-        ("dp", "one dim alone has nothing to be joined to", "^^"),
-        ("a=dp", "one dim alone has nothing to be joined to", "  ^^"),
-        ("dp+", "a name is missing here", "   ^"),
-        ("", "a name is missing here", "^"),
-        ("=dp+cp", "a name is missing here", "^"),
-        ("dp+c-p", "`c-p` is not a name", "    ^"),
-        ("2x=dp+cp", "`2x` is not a name", "^"),
-        ("dp+dp", "dim `dp` is joined twice", "   ^^"),
+        ("dp", "cannot flatten a single dim", "^^"),
+        ("a=dp", "cannot flatten a single dim", "  ^^"),
+        ("dp+", "missing name", "   ^"),
+        ("", "missing name", "^"),
+        ("=dp+cp", "missing name", "^"),
+        ("dp+c-p", "`c-p` is not a valid name", "    ^"),
+        ("2x=dp+cp", "`2x` is not a valid name", "^"),
+        ("dp+dp", "dim `dp` appears twice", "   ^^"),
     ],
 )
 def test_a_wrong_flatten_is_pointed_at(text: str, message: str, caret: str) -> None:
@@ -98,11 +98,11 @@ def test_a_wrong_flatten_is_pointed_at(text: str, message: str, caret: str) -> N
     [
         ("", "the view is empty", "^"),
         ("pp=2,ep=4", "`pp=2,ep=4` has no name", "^" * 9),
-        (":pp=2", "a name is missing here", "^"),
-        ("m-e:pp=2", "`m-e` is not a name", " ^"),
+        (":pp=2", "missing name", "^"),
+        ("m-e:pp=2", "`m-e` is not a valid name", " ^"),
         ("moe:", "the mesh is empty", "    ^"),
-        ("moe:2x4", "the dims of a view have names", "    ^^^"),
-        ("moe:pp=2,ep=0", "a size is at least 1, found 0", " " * 12 + "^"),
+        ("moe:2x4", "the dims of a view need names", "    ^^^"),
+        ("moe:pp=2,ep=0", "a size must be at least 1, found 0", " " * 12 + "^"),
         ("moe:pp=2,pp=2", "dim `pp` is named twice", " " * 9 + "^^"),
     ],
 )
@@ -118,33 +118,33 @@ def test_a_wrong_view_is_pointed_at(text: str, message: str, caret: str) -> None
     ("flatten", "view", "message", "wrong"),
     [
         ("dp+xx", None, "mesh `pp=2,dp=2,tp=4` has no dim `xx`", "xx"),
-        ("tp+dp", None, "dim `dp` is not in the mesh's order", "dp"),
-        ("tp=pp+dp", None, "there is a dim `tp` already", "tp"),
-        ("rank=pp+dp", None, "`rank` means something else", "rank"),
-        ("a=pp+dp;a=dp+tp", None, "there is a dim `a` already", "a"),
-        (None, "moe:pp=2,ep=4", "view `moe` needs 8 workers, and the mesh has 16", "pp=2,ep=4"),
+        ("tp+dp", None, "dim `dp` is out of order", "dp"),
+        ("tp=pp+dp", None, "dim `tp` already exists", "tp"),
+        ("rank=pp+dp", None, "`rank` is a reserved name", "rank"),
+        ("a=pp+dp;a=dp+tp", None, "dim `a` already exists", "a"),
+        (None, "moe:pp=2,ep=4", "view `moe` needs 8 workers, but the mesh has 16", "pp=2,ep=4"),
         (
             None,
             "moe:ep=3,x=-1",
-            "view `moe` needs a multiple of 3 workers, and the mesh has 16",
+            "view `moe` needs a multiple of 3 workers, but the mesh has 16",
             "ep=3,x=-1",
         ),
-        (None, "tp:a=16", "there is a dim `tp` already", "tp"),
-        (None, "a:a=16", "there is a dim `a` already", "a"),
-        (None, "v:local_rank=16", "`local_rank` means something else", "local_rank"),
-        (None, "v:a=16;v:b=16", "view `v` is there twice", "v"),
+        (None, "tp:a=16", "dim `tp` already exists", "tp"),
+        (None, "a:a=16", "dim `a` already exists", "a"),
+        (None, "v:local_rank=16", "`local_rank` is a reserved name", "local_rank"),
+        (None, "v:a=16;v:b=16", "view `v` is defined twice", "v"),
         (
             None,
             "moe:ep=8,pp=2",
-            "dim `pp` of view `moe` has groups {0,1} {2,3} .., and `pp` of the mesh has"
+            "dim `pp` of view `moe` has groups {0,1} {2,3} .., but `pp` of the mesh has"
             " {0,8} {1,9} ..",
             "pp",
         ),
         (
             None,
             "v:tp=8,x=2",
-            "dim `tp` of view `v` has groups {0,2,..,14} {1,3,..,15}, and `tp` of the mesh has"
-            " {0,1,2,3} {4,5,6,7} ..",
+            "dim `tp` of view `v` has groups {0,2,..,14} {1,3,..,15}, but `tp` of the mesh"
+            " has {0,1,2,3} {4,5,6,7} ..",
             "tp",
         ),
         (None, "v:a=4,b=4;w:a=2,c=8", "and `a` of another derived dim has", "a"),

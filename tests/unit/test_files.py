@@ -26,10 +26,10 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files aw
         (0o755, -1, -1, None),
         (0o1777, -1, -1, None),
         (0o775, -1, -1, None),
-        (0o777, -1, -1, "everybody may write to `{}`"),
+        (0o777, -1, -1, "everyone can write to `{}`"),
         pytest.param(0o755, OTHER, -1, f"`{{}}` belongs to user {OTHER}", marks=as_root),
         pytest.param(0o1777, OTHER, -1, f"`{{}}` belongs to user {OTHER}", marks=as_root),
-        pytest.param(0o775, -1, OTHER, f"group {OTHER} may write to `{{}}`", marks=as_root),
+        pytest.param(0o775, -1, OTHER, f"group {OTHER} can write to `{{}}`", marks=as_root),
         pytest.param(0o1775, -1, OTHER, None, marks=as_root),
     ],
 )
@@ -97,7 +97,7 @@ def test_a_pipe_takes_a_text_and_stays(tmp_path: Path) -> None:
     (kept := tmp_path / "kept").write_text("old")
     kept.chmod(0o604)
     (to_kept := tmp_path / "to_kept").symlink_to(kept)
-    with pytest.raises(HostError, match="nobody reads it"):
+    with pytest.raises(HostError, match="no reader"):
         write_whole(str(link), "new", "--report", is_private=True)
     read: list[str] = []
     reader = threading.Thread(target=lambda: read.append(pipe.read_text()))
@@ -156,7 +156,7 @@ def test_what_is_unpickled_is_this_user_s(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("path", "said"),
-    [("", "takes a file"), (".", "takes a file"), ("no/x", "there is no folder `no`")],
+    [("", "expects a file"), (".", "expects a file"), ("no/x", "`no` does not exist")],
 )
 def test_a_path_that_names_no_file_is_told_before(path: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):

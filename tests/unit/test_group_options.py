@@ -73,11 +73,11 @@ def test_a_dim_that_is_not_there() -> None:
 @pytest.mark.parametrize(
     ("backend", "device", "message"),
     [
-        ("goo", "cpu", "there is no back end `goo`"),
-        ("tp=ncll", "cuda", "there is no back end `ncll`"),
-        ("nccl", "cpu", "nccl is for cuda, and the mesh is on cpu"),
-        ("tp=nccl", "xpu", "--backend tp=nccl: nccl is for cuda, and the mesh is on xpu"),
-        ("cpu:nccl,cuda:nccl", "cpu", "nccl is for cuda, and the mesh is on cpu"),
+        ("goo", "cpu", "unknown backend `goo`"),
+        ("tp=ncll", "cuda", "unknown backend `ncll`"),
+        ("nccl", "cpu", "nccl requires cuda, but the mesh is on cpu"),
+        ("tp=nccl", "xpu", "--backend tp=nccl: nccl requires cuda, but the mesh is on xpu"),
+        ("cpu:nccl,cuda:nccl", "cpu", "nccl requires cuda, but the mesh is on cpu"),
         ("gloo", "cpu", None),
         ("cpu:gloo,cuda:nccl", "cpu", None),
         ("cpu:gloo,cuda:nccl", "cuda", None),

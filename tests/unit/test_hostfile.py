@@ -100,11 +100,15 @@ def test_addresses_and_users() -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("a\nb slots=two", "f, line 2: slots are a whole number of at least 1, found `slots=two`"),
+        (
+            "a\nb slots=two",
+            "f, line 2: the number of slots must be a whole number of at least 1, found"
+            " `slots=two`",
+        ),
         ("a\n\n# b\nb slot=2", "f, line 4: cannot read `slot=2`"),
-        ("a slots=4\na slots=2", "f, line 2: a is there twice"),
-        ("a slots=4 max_slots=2", "f, line 1: 4 slots of a, and at most 2"),
-        ("-oProxyCommand=x", "f, line 1: `-oProxyCommand=x` is no host"),
+        ("a slots=4\na slots=2", "f, line 2: a is listed twice"),
+        ("a slots=4 max_slots=2", "f, line 1: a has 4 slots, but max_slots is 2"),
+        ("-oProxyCommand=x", "f, line 1: `-oProxyCommand=x` is not a host"),
         ("# nobody", "f names no host"),
     ],
 )
@@ -119,13 +123,13 @@ def test_a_file_that_cannot_be_read(text: str, told: str) -> None:
 @pytest.mark.parametrize(
     ("choice", "told"),
     [
-        ({"include": "c"}, "--include: there is no host `c`"),
+        ({"include": "c"}, "--include: unknown host `c`"),
         ({"include": "a:4"}, "--include: a has no slot 4"),
-        ({"include": "a:x"}, "--include: slots of a are numbers from 0, found `x`"),
-        ({"include": "a:1@a:2"}, "--include: a is there twice"),
-        ({"exclude": "b:1"}, "--exclude names slots of b, and nothing says how many it has"),
+        ({"include": "a:x"}, "--include: slots of a must be numbers from 0, found `x`"),
+        ({"include": "a:1@a:2"}, "--include: a is listed twice"),
+        ({"exclude": "b:1"}, "--exclude names slots of b, whose number of slots is unknown"),
         ({"exclude": "a@b"}, "--exclude a@b leaves no host of 2"),
-        ({"include": "a", "exclude": "b"}, "--include and --exclude exclude each other"),
+        ({"include": "a", "exclude": "b"}, "--include and --exclude cannot be combined"),
     ],
 )
 def test_a_choice_that_cannot_be(choice: dict[str, str], told: str) -> None:

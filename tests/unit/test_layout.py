@@ -234,7 +234,7 @@ def test_matched_ranks_are_whole_blocks(mine: int, theirs: int) -> None:
     """Both sides name each other, and every rank has a partner."""
     one, other = Layout.parse(str(mine)), Layout.parse(str(theirs))
     if mine % theirs and theirs % mine:
-        with pytest.raises(LayoutError, match=f"{mine} ranks and {theirs} cannot be matched"):
+        with pytest.raises(LayoutError, match=f"cannot match {mine} ranks with {theirs}"):
             one.map_to(other, 0)
         return
     there = {(rank, peer) for rank in range(mine) for peer in one.map_to(other, rank)}
@@ -253,7 +253,7 @@ def test_stages_of_one_mesh_are_matched() -> None:
 
     assert [layout.map_to(last, rank, among=first) for rank in first] == [[4], [5], [6], [7]]
     assert layout.map_to([6, 7], 3, among=first) == [7]
-    with pytest.raises(LayoutError, match="rank 5 is not one of those to match"):
+    with pytest.raises(LayoutError, match="rank 5 is not one of the ranks to match"):
         layout.map_to(last, 5, among=first)
 
 

@@ -94,7 +94,7 @@ def test_without_a_mesh_there_are_nodes_and_ranks() -> None:
     assert Layout.from_dict(layout.to_dict()) == layout
     with pytest.raises(LayoutError, match="no dim `dp`") as caught:
         layout.size("dp")
-    assert caught.value.message == "there is no mesh, so no dim `dp`"
+    assert caught.value.message == "no dim `dp`: there is no mesh"
 
 
 def test_no_own_rank_is_said() -> None:
@@ -107,7 +107,7 @@ def test_no_own_rank_is_said() -> None:
         lambda: layout.is_last("dp"), lambda: layout.source("dp"), lambda: layout.map_to([0]),
     ]  # fmt: skip
     for ask in asks:
-        with pytest.raises(LayoutError, match="this layout has no own rank"):
+        with pytest.raises(LayoutError, match="this layout does not belong to a rank"):
             ask()
 
 
@@ -117,37 +117,37 @@ def test_no_own_rank_is_said() -> None:
         (
             lambda layout: layout.rank((2, 0)),
             "coordinate (2, 0) is outside mesh `dp=2,tp=4`",
-            "`dp` goes from 0 to 1",
+            "`dp` ranges from 0 to 1",
         ),
         (
             lambda layout: layout.rank((0,)),
-            "coordinate (0,) is of 1 dims, and mesh `dp=2,tp=4` of 2",
-            "name dims to leave others out: rank(dp=1)",
+            "coordinate (0,) has 1 dims, but mesh `dp=2,tp=4` has 2",
+            "to fix only some dims, name them: rank(dp=1)",
         ),
         (
             lambda layout: layout.rank((0, 0), tp=1),
-            "both a coordinate and indices by dim are given",
+            "got both a coordinate and indices by dim",
             "give one",
         ),
         (
             lambda layout: layout.rank(dp=0, tp=4),
             "dp=0, tp=4 is outside mesh `dp=2,tp=4`",
-            "`tp` goes from 0 to 3",
+            "`tp` ranges from 0 to 3",
         ),
         (
             lambda layout: layout.ranks(dp=-1),
             "dp=-1 is outside mesh `dp=2,tp=4`",
-            "`dp` goes from 0 to 1",
+            "`dp` ranges from 0 to 1",
         ),
         (
             lambda layout: layout.ranks(ep=[0, 8]),
             "ep=[0, 8] is outside mesh `dp=2,tp=4`",
-            "`ep` goes from 0 to 7",
+            "`ep` ranges from 0 to 7",
         ),
         (
             lambda layout: layout.rank(dp=1, ep=0),
-            "the dims of dp=1, ep=0 overlap, so their indices do not tell one rank",
-            "ranks() finds those at all of them",
+            "the dims of dp=1, ep=0 overlap, so their indices do not identify one rank",
+            "ranks() returns the ranks at all of them",
         ),
         (
             lambda layout: layout.ranks(pp=0),
@@ -161,11 +161,15 @@ def test_no_own_rank_is_said() -> None:
             "it has `dp`, `tp`",
         ),
         (lambda layout: layout.slot(8), "rank 8 is outside a world of 8", None),
-        (lambda layout: layout.rank_at(2, 0), "there is no node 2", "nodes go from 0 to 1"),
+        (
+            lambda layout: layout.rank_at(2, 0),
+            "expected at least one node 2",
+            "nodes range from 0 to 1",
+        ),
         (
             lambda layout: layout.rank_at(0, 4),
             "node 0 has no local rank 4",
-            "it has 4 workers, 0 to 3",
+            "its local ranks range from 0 to 3",
         ),
         (
             lambda _: Layout(mesh=None, nproc_per_node=(1,), own_rank=1),
@@ -210,9 +214,9 @@ def test_numbers_of_other_libraries_give_plain_ones(number: type) -> None:
         ("dp=2,tp=4", (8, 4), "mesh `dp=2,tp=4` has 8 ranks, and 2 nodes have 12"),
         ("dp=2,tp=4", (4,), "mesh `dp=2,tp=4` has 8 ranks, and 1 node has 4"),
         ("dp=-1,tp=4", (8,), "mesh `dp=-1,tp=4` has a size of -1"),
-        (None, (), "there is no node"),
-        (None, (0, 0), "workers are counted from 0, and not all 0: node 0 has 0"),
-        ("8", (12, -4), "workers are counted from 0, and not all 0: node 1 has -4"),
+        (None, (), "expected at least one node"),
+        (None, (0, 0), "numbers of workers cannot be negative or all 0: node 0 has 0"),
+        ("8", (12, -4), "numbers of workers cannot be negative or all 0: node 1 has -4"),
     ],
 )
 def test_a_mesh_fills_its_nodes(mesh: str | None, counts: tuple[int, ...], message: str) -> None:
@@ -230,7 +234,7 @@ def test_a_mesh_fills_its_nodes(mesh: str | None, counts: tuple[int, ...], messa
         (
             "1",
             {"nnodes": 2},
-            "mesh `1` needs 1 worker, which 2 nodes cannot share equally (1 / 2 = 0.5)",
+            "mesh `1` needs 1 worker, which do not divide evenly over 2 nodes (1 / 2 = 0.5)",
             "--nnodes 1 can",
         ),
         (
@@ -239,7 +243,7 @@ def test_a_mesh_fills_its_nodes(mesh: str | None, counts: tuple[int, ...], messa
             "mesh `2` needs 2 workers, and 1 node x 1 worker gives 1",
             "`1` fits 1 worker; --nproc-per-node 2 gives 2; --nnodes 2 gives 2",
         ),
-        ("2", {"views": "v:a=1"}, "view `v` needs 1 worker, and the mesh has 2", None),
+        ("2", {"views": "v:a=1"}, "view `v` needs 1 worker, but the mesh has 2", None),
     ],
 )
 def test_one_is_not_many(
@@ -277,6 +281,6 @@ def test_nodes_may_differ() -> None:
 )
 def test_what_is_no_layout_is_told(values: Any, lacks: str) -> None:
     """A file that something else wrote is an error that says what it lacks."""
-    with pytest.raises(LayoutError, match="these are not the values of a layout") as caught:
+    with pytest.raises(LayoutError, match="not the values of a layout") as caught:
         Layout.from_dict(values)
     assert lacks in caught.value.message

@@ -29,7 +29,7 @@ def test_times_of_a_rendezvous_are_whole_seconds() -> None:
         "join_timeout": "300", "last_call_timeout": "2", "read_timeout": "90",
         "store_type": "file", "wait": "5m",
     }  # fmt: skip
-    with pytest.raises(UsageError, match=r"--rdzv-conf join_timeout is a time from 0 .* `soon`"):
+    with pytest.raises(UsageError, match=r"--rdzv-conf join_timeout must be between 0 .* `soon`"):
         request(rdzv_conf="join_timeout=soon")
 
 
@@ -56,7 +56,7 @@ def test_a_device_type_with_a_slip_is_told_without_a_mesh_too(device: str) -> No
     if device == "gpux":
         assert request(device=device).device == "gpux"
         return
-    with pytest.raises(UsageError, match=f"there is no device type `{device}`"):
+    with pytest.raises(UsageError, match=f"unknown device type `{device}`"):
         request(device=device)
 
 

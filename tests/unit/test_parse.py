@@ -72,7 +72,7 @@ def test_signals_that_are_none_are_told_apart() -> None:
 
     assert (known, unknown) == ((signal.SIGTERM, signal.SIGUSR1), ("SIGFOO", "TERMM", "15"))
     assert [no_signal(name) for name in unknown] == [
-        "there is no signal `SIGFOO`",
-        "there is no signal `TERMM`; `SIGTERM`?",
-        "there is no signal `15`",
+        "unknown signal `SIGFOO`",
+        "unknown signal `TERMM`; `SIGTERM`?",
+        "unknown signal `15`",
     ]

@@ -179,5 +179,5 @@ def test_views_that_cut_dims_in_parts_are_counted_too() -> None:
 def test_a_slot_order_names_each_dim_once() -> None:
     """One that does not comes from a broken environment."""
     mesh = Layout.parse("dp=2,tp=4").mesh
-    with pytest.raises(LayoutError, match="does not have each dim once"):
+    with pytest.raises(LayoutError, match="must contain each dim once"):
         Layout(mesh=mesh, nproc_per_node=(8,), slot_order=("dp", "dp"))

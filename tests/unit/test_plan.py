@@ -33,8 +33,8 @@ def request(mesh: str | None = "dp=2,tp=4", **changes: object) -> LaunchRequest:
     [
         (0, "auto", ("cpu", "no accelerator found")),
         (8, "auto", ("cuda", "8 found")),
-        (4, "auto", ("cpu", "8 workers, and 4 cuda found, too few")),
-        (1, "auto", ("cpu", "8 workers, and 1 cuda found, too few")),
+        (4, "auto", ("cpu", "8 workers, and 4 cuda found, not enough")),
+        (1, "auto", ("cpu", "8 workers, and 1 cuda found, not enough")),
         (8, "cpu", ("cpu", "asked for")),
         (8, "cuda", ("cuda", "asked for")),
     ],
@@ -72,7 +72,7 @@ def test_a_device_with_an_index_is_refused() -> None:
 def test_minus_one_takes_a_worker_an_accelerator() -> None:
     """A size to infer needs a number of workers, and accelerators give one."""
     assert build_plan(request("dp=-1"), facts(4)).layout.sizes == (4,)
-    with pytest.raises(LayoutError, match="number of workers is not known"):
+    with pytest.raises(LayoutError, match="number of workers is unknown"):
         build_plan(request("dp=-1"), facts(0))
 
 

@@ -97,7 +97,7 @@ def test_dims_without_names_go_by_index() -> None:
     """The index is of the mesh; a mesh with names goes by names only."""
     assert select_ranks(layout_of("2x4"), "0=1") == {4, 5, 6, 7}
     assert error_of(layout_of("dp=2,tp=4"), "0=1").message == "mesh `dp=2,tp=4` has no dim `0`"
-    assert error_of(layout_of("2x4"), "0").message == "`0` is of no dim"
+    assert error_of(layout_of("2x4"), "0").message == "`0` names no dim"
 
 
 def test_a_dim_hides_a_word_of_the_same_name() -> None:
@@ -105,7 +105,7 @@ def test_a_dim_hides_a_word_of_the_same_name() -> None:
     layout = layout_of("rank=2,tp=4")
 
     assert select_ranks(layout, "rank=1") == {4, 5, 6, 7}
-    assert error_of(layout, "rank=2").message == "dim `rank` has no index 2, its size is 2"
+    assert error_of(layout, "rank=2").message == "dim `rank` has no index 2: its size is 2"
 
 
 def test_conditions_may_exclude_each_other() -> None:
@@ -124,27 +124,32 @@ def test_a_large_mesh_is_one_product() -> None:
 @pytest.mark.parametrize(
     ("text", "message", "wrong", "hint"),
     [
-        ("", "it does not say which ranks", "", "write `dp=0`, `tp=0`, `rank=0` or"),
-        ("  ", "it does not say which ranks", "", "write `dp=0`, `tp=0`, `rank=0` or"),
+        ("", "expected ranks, found nothing", "", "write `dp=0`, `tp=0`, `rank=0` or"),
+        ("  ", "expected ranks, found nothing", "", "write `dp=0`, `tp=0`, `rank=0` or"),
         ("dp=0,pt=1", "mesh `dp=2,tp=4` has no dim `pt`", "pt", "`tp`? there are `dp`, `tp`, "),
         ("DP=0", "mesh `dp=2,tp=4` has no dim `DP`", "DP", "there are `dp`, `tp`, `rank` and"),
-        ("=0", "a dim is missing here", "", "write `dp=0`"),
-        ("tp=1-4", "dim `tp` has no index 4, its size is 4", "4", "`tp` goes from 0 to 3"),
-        ("rank=2,8", "there is no rank 8 in a world of 8", "8", "`rank` goes from 0 to 7"),
-        ("local_rank=9", "there is no local rank 9, a node has 4 workers at most", "9", "0 to 3"),
-        ("rank=" + "9" * 5000, "there is no rank 99999", "9" * 5000, "`rank` goes from 0 to 7"),
-        ("tp=3 - 1", "`3 - 1` runs backwards", "3 - 1", "`1-3`"),
+        ("=0", "missing dim", "", "write `dp=0`"),
+        ("tp=1-4", "dim `tp` has no index 4: its size is 4", "4", "`tp` ranges from 0 to 3"),
+        ("rank=2,8", "there is no rank 8 in a world of 8", "8", "`rank` ranges from 0 to 7"),
+        ("local_rank=9", "no local rank 9: nodes have at most 4 workers", "9", "0 to 3"),
+        ("rank=" + "9" * 5000, "there is no rank 99999", "9" * 5000, "`rank` ranges from 0 to 7"),
+        ("tp=3 - 1", "range `3 - 1` runs backwards", "3 - 1", "`1-3`"),
         ("dp=0,tp=1,dp=1", "`dp` is given twice", "dp=1", "`dp=0,2-3`"),
-        ("dp=", "an index is missing here", "", "write `dp=0`"),
-        ("dp=0,", "an index is missing here", "", "write `dp=0`"),
+        ("dp=", "missing index", "", "write `dp=0`"),
+        ("dp=0,", "missing index", "", "write `dp=0`"),
         ("dp=0,tp", "`tp` has no index", "tp", "`tp=0`"),
-        ("0-3", "`0-3` is of no dim", "0-3", "`rank=0-3`?"),
-        ("dp=x", "`x` is no index or range of `dp`", "x", "write `dp=0`"),
-        ("dp=-1", "`-1` is no index or range of `dp`", "-1", "write `dp=0`"),
-        ("dp=²", "`²` is no index or range of `dp`", "²", "write `dp=0`"),
-        ("dp1 tp3", "`dp1 tp3` is no index or range of a dim", "dp1 tp3", "`dp=1,tp=3`"),
-        ("local_rank:0-1", "`local_rank:0-1` is no index", "local_rank:0-1", "`local_rank=0-1`"),
-        ("nonsense", "`nonsense` is no index or range of a dim", "nonsense", "write `dp=0`"),
+        ("0-3", "`0-3` names no dim", "0-3", "`rank=0-3`?"),
+        ("dp=x", "`x` is not an index or range of `dp`", "x", "write `dp=0`"),
+        ("dp=-1", "`-1` is not an index or range of `dp`", "-1", "write `dp=0`"),
+        ("dp=²", "`²` is not an index or range of `dp`", "²", "write `dp=0`"),
+        ("dp1 tp3", "`dp1 tp3` is not an index or range of a dim", "dp1 tp3", "`dp=1,tp=3`"),
+        (
+            "local_rank:0-1",
+            "`local_rank:0-1` is not an index",
+            "local_rank:0-1",
+            "`local_rank=0-1`",
+        ),
+        ("nonsense", "`nonsense` is not an index or range of a dim", "nonsense", "write `dp=0`"),
     ],
 )
 def test_a_mistake_is_shown_where_it_is(text: str, message: str, wrong: str, hint: str) -> None:
@@ -162,6 +167,6 @@ def test_without_a_mesh_there_are_no_dims() -> None:
     layout = Layout(mesh=None, nproc_per_node=(1,))
     error = error_of(layout, "dp=0")
 
-    assert error.message == "there is no mesh, so no dim `dp`"
+    assert error.message == "no dim `dp`: there is no mesh"
     assert error.hint == "there are `rank` and `local_rank`"
-    assert error_of(layout, "rank=1").hint == "`rank=0` is all there is"
+    assert error_of(layout, "rank=1").hint == "`rank` is always 0"

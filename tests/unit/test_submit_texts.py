@@ -183,11 +183,11 @@ def test_what_contradicts_the_plan_is_refused(extra: str) -> None:
 @pytest.mark.parametrize(
     ("asked", "found"),
     [
-        ("B:TERM@60", "hint: --signal=TERM@60 goes to every meshrun"),
-        ("RB:USR1@60", "hint: --signal=USR1@60 goes to every meshrun"),
-        ("USR1@60", "hint: --forward USR1 passes it to the ranks"),
-        ("R:SIGUSR1", "hint: --forward USR1 passes it to the ranks"),
-        (str(int(signal.SIGUSR2)), "hint: --forward USR2 passes it to the ranks"),
+        ("B:TERM@60", "hint: use --signal=TERM@60"),
+        ("RB:USR1@60", "hint: use --signal=USR1@60"),
+        ("USR1@60", "hint: add --forward USR1"),
+        ("R:SIGUSR1", "hint: add --forward USR1"),
+        (str(int(signal.SIGUSR2)), "hint: add --forward USR2"),
     ],
 )
 def test_a_signal_that_would_end_the_job_is_refused(asked: str, found: str) -> None:

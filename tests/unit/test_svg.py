@@ -352,12 +352,12 @@ def test_the_default_dim_is_the_slowest_with_several_indexes() -> None:
     ("args", "code", "told"),
     [
         ((*SVG_RUN, "--color-dim", "ep", "--mesh", "dp=2"), 2, "has no dim `ep`"),
-        (("-n", "-o", "none/x.svg"), 2, "there is no folder `none`"),
-        (("-n", "-o", "."), 2, "--output takes a file, found `.`"),
-        (("-n", "-o", ""), 2, "--output takes a file"),
-        (("-n", "-o", "/dev/full"), 71, "could not be written: No space left on device"),
+        (("-n", "-o", "none/x.svg"), 2, "`none` does not exist"),
+        (("-n", "-o", "."), 2, "--output expects a file, found `.`"),
+        (("-n", "-o", ""), 2, "--output expects a file"),
+        (("-n", "-o", "/dev/full"), 71, ": No space left on device"),
         (("-o", "x"), 2, "--output requires --dry-run"),
-        (("-n", "--format", "svgz"), 2, "--format is text, json or svg"),
+        (("-n", "--format", "svgz"), 2, "--format must be text, json or svg"),
     ],
 )
 def test_what_cannot_be_done_is_said(
