@@ -43,8 +43,7 @@ def detect_step(env: Mapping[str, str], *, terminal: bool | None = None) -> Clus
                   "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_NODEID")  # fmt: skip
         missing = ", ".join(name for name in wanted if not env.get(name))
         raise UsageError(
-            f"SLURM_STEP_ID is set but {missing} is not, so the environment describes only part"
-            " of a Slurm step",
+            f"SLURM_STEP_ID is set without {missing}, so part of a Slurm step is missing",
             hint="`srun --export=ALL` passes on the variables that Slurm sets",
         )
     if len(counts) != nnodes or sum(counts) != world_size or len(hosts) != nnodes:

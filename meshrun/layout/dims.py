@@ -224,7 +224,7 @@ class Dims(Nodes):
     def _no_dim(self, dim: str | int) -> LayoutError:
         if self.mesh is None:
             hint = "define one, as in --mesh dp=2,tp=4"
-            return LayoutError(f"no dim `{dim}`: there is no mesh", hint=hint)
+            return LayoutError(f"there is no mesh and so no dim `{dim}`", hint=hint)
         hint = self._has(*self.derived_dims)
         return LayoutError(f"mesh `{self.mesh}` has no dim `{dim}`", hint=hint)
 

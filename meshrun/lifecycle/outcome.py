@@ -21,7 +21,7 @@ from meshrun.lifecycle.blame import (
 from meshrun.lifecycle.evidence import Evidence
 from meshrun.lifecycle.outcome_json import error_from_json, evidence_of
 from meshrun.lifecycle.state import State
-from meshrun.protocol.events import StoreEnded
+from meshrun.protocol.events import SILENT, StoreEnded
 from meshrun.protocol.result import (
     PREEMPTED,
     LaunchResult,
@@ -223,7 +223,7 @@ def _trouble_cluster(state: State) -> MeshrunError | None:
 
 
 def _hint_of_loss(why: str) -> str:
-    if "nothing was heard" in why:
+    if SILENT in why:
         return (
             "check that the machine is up and the network between the nodes works; a longer"
             " --node-timeout rides out short outages"

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from meshrun.errors import LayoutError, UsageError
 
 _TYPES = ("auto", "cpu", "cuda", "xpu", "mps", "hpu", "npu", "mtia", "mlu", "musa", "xla")
-TOO_FEW = " found, not enough"
+TOO_FEW = ", not enough"
 """How the reason ends where accelerators are passed over."""
 
 
@@ -53,7 +53,7 @@ def choose_device(
         if kind is None or count == 0:
             return "cpu", "no accelerator found"
         if count < workers:
-            return "cpu", f"{count} {kind} for {workers} workers{TOO_FEW}"
+            return "cpu", f"{count} {kind} found for {workers} workers{TOO_FEW}"
         return kind, f"{count} found"
     if not asked.isalpha():
         hint = "each rank uses the device of its local rank; to select devices, set the"

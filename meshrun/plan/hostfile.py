@@ -44,7 +44,7 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
     """
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts:
-        raise UsageError("--hosts names no host", hint="--hosts a,b or --hosts a:8,b:8")
+        raise UsageError("--hosts lists no host", hint="--hosts a,b or --hosts a:8,b:8")
     hosts: list[Host] = []
     for part in parts:
         _add(hosts, _read_host(part, "--hosts"), "--hosts")
@@ -64,7 +64,7 @@ def parse_hostfile(text: str, path: str) -> tuple[Host, ...]:
         if words := line.partition("#")[0].split():
             _add(hosts, _read_line(words, where := f"{path}, line {number}"), where)
     if not hosts:
-        raise UsageError(f"{path} names no host", hint="list one host per line: host slots=8")
+        raise UsageError(f"{path} lists no host", hint="list one host per line: host slots=8")
     return tuple(hosts)
 
 

@@ -9,6 +9,8 @@ from meshrun.errors import MeshrunError
 
 STORE = -1
 """Stands for the process of the store where a rank is named."""
+SILENT = "no message from it"
+"""How the reason begins for which a node was lost that stopped responding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

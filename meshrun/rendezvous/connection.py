@@ -200,7 +200,7 @@ class Connection:
             line, newline, rest = self._line.partition(b"\n")
             if not newline:
                 if len(self._line) > LONGEST_LINE:
-                    raise HandshakeError("what answers is no launcher of meshrun")
+                    raise HandshakeError("whatever answers is not a meshrun launcher")
                 return []
             self._line, received = bytearray(), bytes(rest)
             self._shake(bytes(line))
@@ -211,7 +211,7 @@ class Connection:
             if isinstance(message, Beat):
                 self._heard(message)
             elif isinstance(message, Parting):
-                self._parting = f"it gave this node up, since {message.why}"
+                self._parting = f"it dropped this node: {message.why}"
         return messages
 
     def _shake(self, line: bytes) -> None:

@@ -9,6 +9,7 @@ from functools import partial
 
 from meshrun.protocol.activity import idle_s_since, latest
 from meshrun.protocol.events import (
+    SILENT,
     AllIdle,
     LaunchOver,
     NextBegins,
@@ -130,7 +131,7 @@ class Coordinator:
             self._board.settle(connection)
             silent_s = (now_ns - connection.heard_ns) / 1e9
             if silent_s > self._node_timeout_s:
-                why = f"nothing was heard of it for {silent_s:.0f} s"
+                why = f"{SILENT} for {silent_s:.0f} s"
                 connection.part(why)
                 self._lose(node_rank, why)
 
@@ -151,7 +152,7 @@ class Coordinator:
     def _hear(self, node_rank: int, connection: Connection, message: Message) -> None:
         match message:
             case Failed() | Idle() if message.last_rank >= self._world_size:
-                connection.close(f"it told of rank {message.last_rank} of {self._world_size}")
+                connection.close(f"it reported rank {message.last_rank} of {self._world_size}")
             case Failed():
                 shift_times(message.outcome, -connection.ahead_ns)
                 self._outcomes[node_rank] = message.outcome

@@ -35,7 +35,7 @@ from meshrun.rendezvous.reachability import Reachability
 from meshrun.rendezvous.store_access import keep_to_nodes
 from meshrun.rendezvous.unauthenticated import Unauthenticated
 
-_SPARE = "this node is a spare: it steps in once another is lost, or the mesh can use it"
+_SPARE = "this node is a spare: it joins when another node is lost or the mesh has room for it"
 
 
 class ElasticCoordinator(Coordinator):
@@ -151,7 +151,7 @@ class ElasticCoordinator(Coordinator):
             connection.beat()
             self._board.settle(connection)
             if now_ns - connection.heard_ns > self._meeting.node_timeout_s * 1e9:
-                self._lose_spare(number, "it fell silent")
+                self._lose_spare(number, "it stopped responding")
         if self._deadline is not None and self._wish is not None:
             self._wait_on(self._deadline)
 
@@ -163,8 +163,8 @@ class ElasticCoordinator(Coordinator):
             self._fail(
                 RendezvousError(
                     f"{lost}after {deadline.waited_s:.0f} s {self._nodes.describe()}",
-                    hint="a node that is started now with the same command joins;"
-                    f" {option} says for how long to wait",
+                    hint=f"start another node with the same command to join; {option} sets how long"
+                    " to wait",
                 )
             )
         elif deadline.takes_note():
@@ -216,7 +216,7 @@ class ElasticCoordinator(Coordinator):
         for number, other in list(self._nodes.infos.items()):
             if info.launcher and other.launcher == info.launcher and number != OWN:
                 (self._lose if number in self._connections else self._lose_spare)(
-                    number, "it came again"
+                    number, "it reconnected"
                 )
         number = next(self._counter)
         self._nodes.add(number, info)
@@ -245,10 +245,10 @@ class ElasticCoordinator(Coordinator):
         what = what if rank is None else f"rank {rank} {what}"
         why = f"the last two failures were on {info.host} and on no other node: {what}"
         self._left_out[info.host] = error = HostError(
-            f"{why}; the others go on without it",
-            hint="look at this host's devices, disk and memory; the launch takes it in no more",
+            f"{why}; the other nodes continue without it",
+            hint="check the devices, disk and memory of this host; the launch no longer accepts it",
         )
-        self._board.note(f"{why}; it is left out")
+        self._board.note(f"{why}; excluding it")
         self._board.drop(connection := self._connections.pop(number))
         self._unauthenticated.turn_away(connection, error)
         self._nodes.remove(number)
@@ -277,17 +277,17 @@ class ElasticCoordinator(Coordinator):
         for number, connection in list(self._connections.items()):
             is_same = self._nodes.infos[number].host == info.host
             if is_same and connection.heard_ns < silent_since_ns:
-                self._lose(number, "its launcher was started again")
+                self._lose(number, "its launcher restarted")
         free, count = self._nodes.free_places, self._nodes.most
         if free and info.node_rank in (None, *free):
             return
         if info.node_rank in (None, *range(1, count)):
             hosts = ", ".join(each.host for each in self._nodes.infos.values())
             raise UsageError(
-                f"{count} nodes were asked for, and have begun: {hosts}",
-                hint="is the launcher started twice on a host?",
+                f"all {count} nodes are already running: {hosts}",
+                hint="check that the launcher was not started twice on a host",
             )
-        raise UsageError(f"{info.host} has --node-rank {info.node_rank}, of {count} nodes")
+        raise UsageError(f"{info.host} has --node-rank {info.node_rank} of {count} nodes")
 
     def _grow(self, host: str) -> None:
         """End this generation if the next would have more ranks."""
@@ -318,7 +318,7 @@ class ElasticCoordinator(Coordinator):
         host = self._nodes.infos[number].host
         self._nodes.remove(number)
         if not self._over:
-            self._board.note(f"{host}, a spare, is gone: {why}")
+            self._board.note(f"lost spare node {host}: {why}")
 
     def _change(self, why: str) -> None:
         """End this generation of ranks everywhere, for another with other nodes."""
@@ -447,7 +447,7 @@ class ElasticCoordinator(Coordinator):
             self._told.add(number)
             self._spares[number].send(Waiting(text=_SPARE, has_begun=True))
             self._board.settle(self._spares[number])
-            self._board.note(f"{self._nodes.infos[number].host} waits as a spare")
+            self._board.note(f"{self._nodes.infos[number].host} is a spare")
 
     def close(self) -> None:
         """Have what was said arrive, as far as the others still listen, and let them go."""

@@ -65,8 +65,8 @@ class ElasticParticipant(Participant):
 
     def _come_back(self) -> None:
         self._board.note(
-            f"trying to come back to node 0 at {self._meeting.endpoint}"
-            f" for {self._meeting.return_s:.0f} s"
+            f"reconnecting to node 0 at {self._meeting.endpoint}, up to"
+            f" {self._meeting.return_s:.0f} s"
         )
         self._info = replace(self._info, node_rank=None)
         self._deadline = self._board.deadline(self._meeting.return_s)
@@ -78,8 +78,8 @@ class ElasticParticipant(Participant):
             self._fail(
                 RendezvousError(
                     f"{who} was lost: {self._lost}",
-                    hint="nothing listens there any more, and without node 0 a launch cannot go"
-                    " on; its own output may say why it ended",
+                    hint="its launcher is gone, and a launch cannot continue without node 0; its"
+                    " output may show why it exited",
                 )
             )
             return

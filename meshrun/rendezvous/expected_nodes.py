@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from meshrun.errors import UsageError
 from meshrun.protocol.printable import lines, one_line
 from meshrun.rendezvous.messages import Join
+from meshrun.wording import count
 
 PROGRAM_FILE = "the file of the program"
 """The part of a program that is left out where it was not found."""
@@ -48,8 +49,8 @@ class ExpectedNodes:
         """
         if len(self.joined) + 1 >= self.nnodes:
             raise TooMany(
-                f"{_nodes(self.nnodes)} were asked for, and {_listed(self._names())} have joined",
-                hint=f"--nnodes {self.nnodes + 1}, on every node",
+                f"all {count(self.nnodes, 'node')} have already joined: {_listed(self._names())}",
+                hint=f"to add a node, use --nnodes {self.nnodes + 1} on every node",
             )
         self._check_rank(info)
         check_settings(self.own, info)
@@ -84,12 +85,12 @@ class ExpectedNodes:
 
     def missing(self) -> str:
         """Return who is missing, in words: ``2 of 4 nodes have joined; missing: sl3, sl4``."""
-        count = 1 + len(self.joined)
+        present = 1 + len(self.joined)
         if self.least is not None:
-            few = f"{self.least} to" if count >= self.least else "at least"
-            most = self.nnodes if count >= self.least else self.least
-            return f"{count} of {few} {_nodes(most)} joined ({_listed(self._names())})"
-        there = f"{count} of {_nodes(self.nnodes)} joined"
+            few = f"{self.least} to" if present >= self.least else "at least"
+            most = self.nnodes if present >= self.least else self.least
+            return f"{present} of {few} {count(most, 'node')} joined ({_listed(self._names())})"
+        there = f"{present} of {count(self.nnodes, 'node')} joined"
         if listed := self._missing_names():
             return f"{there}; missing: {_listed(listed)}"
         return f"{there} ({_listed(self._names())}); {self.left} missing"
@@ -119,7 +120,7 @@ class ExpectedNodes:
             return
         if info.node_rank >= self.nnodes:
             raise UsageError(
-                f"{info.host} has --node-rank {info.node_rank}, of {_nodes(self.nnodes)}",
+                f"{info.host} has --node-rank {info.node_rank} of {count(self.nnodes, 'node')}",
                 hint="node ranks count from 0",
             )
         same = [other for other in self.joined.values() if other.node_rank == info.node_rank]
@@ -128,7 +129,7 @@ class ExpectedNodes:
         if same:
             raise UsageError(
                 f"{same[0].host} and {info.host} both have --node-rank {info.node_rank}",
-                hint="each node has its own; without any, they are counted by their names",
+                hint="pass each node its own --node-rank, or pass none to number nodes by name",
             )
 
 
@@ -142,9 +143,9 @@ def check_settings(first: Join, info: Join) -> None:
         own, other = (lines(each.settings.get(name, "")) for each in (first, info))
         if other != own:
             raise UsageError(
-                f"{_shown(name, other)} on {info.host}, and {_shown(name, own)} on"
+                f"{_shown(name, other)} on {info.host}, but {_shown(name, own)} on"
                 f" {first.host}, the first node",
-                hint="every node is started with the same command and the same versions",
+                hint="start every node with the same command and the same versions",
             )
     _check_program(first, info)
 
@@ -158,13 +159,13 @@ def _check_program(first: Join, info: Join) -> None:
         if own[:1] == other[:1] or (part == PROGRAM_FILE and _NOTHING in (own, other)):
             continue
         theirs, ours = (one_line(" ".join(each[1:])) for each in (other, own))
-        shown = f"is {theirs} on {info.host}, and {ours} on {first.host}"
+        shown = f"is {theirs} on {info.host}, but {ours} on {first.host}"
         if theirs == ours:  # a secret, or too long to be shown to where they differ
-            shown = f"({ours}) is another one on {info.host} than on {first.host}"
+            shown = f"({ours}) differs between {info.host} and {first.host}"
         raise UsageError(
             f"{one_line(part)} {shown}, the first node",
-            hint="every node is started with the same program and arguments;"
-            " --allow-different-programs on each if they are meant to differ",
+            hint="start every node with the same program and arguments, or pass"
+            " --allow-different-programs on each",
         )
 
 
@@ -178,15 +179,11 @@ def natural(text: str) -> tuple[tuple[int, int, str], ...]:
 
 def _shown(name: str, value: str) -> str:
     shown = one_line(name)
-    return f"{shown} is {one_line(value)}" if value else f"{shown} is not given"
+    return f"{shown} is {one_line(value)}" if value else f"{shown} is not set"
 
 
 def _short(host: str) -> str:
     return host.partition(".")[0]
-
-
-def _nodes(number: int) -> str:
-    return f"{number} node{'s' if number != 1 else ''}"
 
 
 def _listed(names: list[str]) -> str:

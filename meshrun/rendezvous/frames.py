@@ -65,7 +65,7 @@ class FrameReader:
             del self._bytes[:end]
             expected = _mark(self._key, self._direction, self._number, text)
             if not hmac.compare_digest(mark, expected):
-                raise FrameError("a frame that was not made with this launch's key")
+                raise FrameError("a frame that is not signed with this launch's key")
             self._number += 1
             texts.append(text)
         return texts

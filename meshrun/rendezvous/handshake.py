@@ -47,7 +47,7 @@ class CoordinatorHandshake:
         said = _read(line)
         nonces = f"{self._nonce} {_text(said, 'nonce')}"
         if not hmac.compare_digest(_proof(self._secret, "member", nonces), _text(said, "proof")):
-            raise OtherLaunch("it belongs to another launch, or has another secret")
+            raise OtherLaunch("it belongs to another launch or has a different secret")
         reply = _line({"proof": _proof(self._secret, "head", nonces)})
         return reply, _key(self._secret, nonces)
 
@@ -73,7 +73,9 @@ class ParticipantHandshake:
         said = _read(greeting)
         version = said.get("meshrun")
         if version != VERSION:
-            raise HandshakeError(f"its meshrun speaks version {version!r}, and this one {VERSION}")
+            raise HandshakeError(
+                f"its meshrun speaks protocol version {version!r}, but this one speaks {VERSION}"
+            )
         nonce = secrets.token_hex(16)
         self._nonces = f"{_text(said, 'nonce')} {nonce}"
         proof = _proof(self._secret, "member", self._nonces)
@@ -91,7 +93,7 @@ class ParticipantHandshake:
         if not hmac.compare_digest(
             _proof(self._secret, "head", self._nonces), _text(said, "proof")
         ):
-            raise HandshakeError("it does not know this launch's secret")
+            raise HandshakeError("it does not have this launch's secret")
         return _key(self._secret, self._nonces)
 
 
@@ -110,14 +112,14 @@ def _read(line: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         values = None
     if not isinstance(values, dict):
-        raise HandshakeError("what answers is no launcher of meshrun")
+        raise HandshakeError("whatever answers is not a meshrun launcher")
     return values
 
 
 def _text(values: dict[str, Any], name: str) -> str:
     value = values.get(name)
     if not isinstance(value, str) or not value.isascii():
-        raise HandshakeError("what answers is no launcher of meshrun")
+        raise HandshakeError("whatever answers is not a meshrun launcher")
     return value
 
 

@@ -120,7 +120,7 @@ class Lobby:
             connection.beat()
             self._board.settle(connection)
             if now_ns - connection.heard_ns > self._meeting.node_timeout_s * 1e9:
-                self._drop(number, "it fell silent")
+                self._drop(number, "it stopped responding")
         if self._failure is None:
             self._wait_on()
 
@@ -143,10 +143,10 @@ class Lobby:
         elif 0 < self._expected.left <= len(others := self._of_other_launches()):
             self._fail(
                 RendezvousError(
-                    f"{self._expected.missing()}, and {', '.join(others[:8])} has another"
+                    f"{self._expected.missing()}, but {', '.join(others[:8])} has a different"
                     f" --rdzv-id or MESHRUN_SECRET{self._own_id()}",
-                    hint="both are the same on every node of a launch; launches at one time have"
-                    " endpoints of their own",
+                    hint="use the same values on every node of a launch, and a different endpoint"
+                    " for each concurrent launch",
                 )
             )
         elif self._deadline.takes_note():
@@ -156,12 +156,14 @@ class Lobby:
         """Return what may be wrong if nodes are missing in the end."""
         if self._duplicate is not None:  # it has not reached itself there, nor anybody else
             return (
-                f"{self._meeting.endpoint} leads to another machine than {self._info.host}, which"
-                " is node 0: --rdzv-endpoint HOST:PORT on every node, with an address of node 0"
+                f"{self._meeting.endpoint} is not an address of {self._info.host}, which is"
+                " node 0: on every node, pass --rdzv-endpoint HOST:PORT with an address of"
+                " node 0"
             )
         return (
-            f"on the missing nodes: was meshrun started? can they reach {self._endpoint()}"
-            " (a firewall, another network)? with the same --rdzv-id and MESHRUN_SECRET?"
+            "on the missing nodes, check that meshrun was started, that it can reach"
+            f" {self._endpoint()} through firewalls and networks, and that --rdzv-id and"
+            " MESHRUN_SECRET are the same"
         )
 
     def _of_other_launches(self) -> list[str]:
@@ -239,7 +241,7 @@ class Lobby:
         self._forget_earlier(info.host)
         is_late = self._meeting.is_elastic and self._meeting.last_call_s is None
         if is_late and info.node_rank is None:
-            self._drop(number, "the first nodes are about to meet")  # it tries again
+            self._drop(number, "the first nodes are about to start")  # it tries again
             return
         try:
             self._expected.join(number, info)
@@ -262,15 +264,15 @@ class Lobby:
         silent_since_ns = time.monotonic_ns() - int(SILENT_S * 1e9)
         for number, info in list(self._expected.joined.items()):
             if info.host == host and self._connections[number].heard_ns < silent_since_ns:
-                self._drop(number, "its host came again")
+                self._drop(number, "its host reconnected")
 
     def _meet(self) -> None:
         order = self._expected.order()
         connections = {rank: self._connections.pop(number) for rank, number in enumerate(order, 1)}
         infos = [self._info, *(self._expected.joined[number] for number in order)]
         for number in list(self._connections):
-            self._drop(number, "every node is there")
-        self._unauthenticated.close("every node is there")
+            self._drop(number, "all nodes have joined")
+        self._unauthenticated.close("all nodes have joined")
         self._stop_knocking()
         for connection in connections.values():
             self._board.drop(connection)
@@ -314,6 +316,6 @@ class Lobby:
     def close(self) -> None:
         """Tell those who wait that there will be no launch."""
         self._stop_knocking()
-        self._fail(RendezvousError(f"{self._info.host} ended before all had joined"))
+        self._fail(RendezvousError(f"{self._info.host} exited before all nodes had joined"))
         self._unauthenticated.close("the launch is over")
         say_goodbye(self._connections.values(), self._board)

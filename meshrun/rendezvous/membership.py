@@ -140,8 +140,7 @@ class Membership:
         hosts = [info.host for info in self.infos.values()]
         listed = ", ".join(hosts[:8]) + (f" and {len(hosts) - 8} more" if len(hosts) > 8 else "")
         need = f"at least {self.least}" if self.least < self.most else str(self.least)
-        there = f"{len(hosts)} node{'s are' if len(hosts) != 1 else ' is'} there ({listed})"
-        return f"{there}, of {need}"
+        return f"{len(hosts)} of {need} nodes joined ({listed})"
 
 
 def fit_without_mesh(workers: Sequence[int]) -> Layout:

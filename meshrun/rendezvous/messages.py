@@ -14,6 +14,7 @@ from meshrun.layout import MAX_RANKS, Layout
 from meshrun.protocol.packing import Like, Within, pack, unpack
 from meshrun.protocol.printable import lines, one_line
 from meshrun.rendezvous.outcome_message import Cause, ExitCode, Line, Outcome, Signum, Time
+from meshrun.wording import count
 
 
 def _layout(values: dict[str, Any]) -> dict[str, Any]:
@@ -79,8 +80,8 @@ class GaveUp:
     def as_error(self) -> MeshrunError:
         """Return what it is for the whole launch."""
         error = MeshrunError(
-            f"{self.host} ended before all had joined: {self.reason}",
-            hint="its own output says more",
+            f"{self.host} exited before all nodes had joined: {self.reason}",
+            hint="see its output for details",
         )
         error.exit_code = self.exit_code
         return error
@@ -148,10 +149,10 @@ class Welcome:
         name = lines(run_id) if run_id else self.run_id[:_LONGEST_DRAWN]
         if self.node_rank == 0 or found != own or self.run_id != name:
             raise RendezvousError(
-                f"node 0 ({self.hosts[0]}) took this node for node {self.node_rank}, {found[0]}"
-                f" with {_workers(found[1])} of launch {one_line(self.run_id, 80)}; it is {own[0]}"
-                f" with {_workers(own[1])}",
-                hint="does another launch use the same endpoint? MESHRUN_SECRET keeps others out",
+                f"node 0 ({self.hosts[0]}) expects node {self.node_rank} to be {found[0]} with"
+                f" {count(found[1], 'worker')} of launch {one_line(self.run_id, 80)}, but this is"
+                f" {own[0]} with {count(own[1], 'worker')}",
+                hint="another launch may use this endpoint; MESHRUN_SECRET keeps launches apart",
             )
 
 
@@ -282,7 +283,3 @@ def decode(text: bytes) -> Message:
     except ValueError as error:
         raise MessageError(str(error)) from error
     return message
-
-
-def _workers(count: int) -> str:
-    return f"{count} worker{'s' if count != 1 else ''}"

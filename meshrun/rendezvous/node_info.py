@@ -55,6 +55,7 @@ def read_info(text: bytes, key: str) -> NodeInfo:
 def foreign(text: bytes, key: str, wanted: str) -> RendezvousError:
     """Return the error of a value that no launcher has written."""
     return RendezvousError(
-        f"torch's store has {text[:40]!r} under `{key}`, where {wanted} belongs",
-        hint="does something else write to that store? nodes of another version do, too",
+        f"torch's store holds {text[:40]!r} under `{key}`, expected {wanted}",
+        hint="something else may be writing to that store, such as a node with another version of"
+        " meshrun",
     )

@@ -16,6 +16,7 @@ from meshrun.host.interfaces import name_of
 from meshrun.host.network import Lookup, interface_of, is_loopback
 from meshrun.plan.rendezvous_config import RendezvousConfig, format_endpoint, port_aside
 from meshrun.protocol.events import (
+    SILENT,
     MeetingFailed,
     Met,
     NextBegins,
@@ -82,7 +83,7 @@ class Participant:
         self._connection: Connection | None = None
         self._own = ""
         """The coordinator's address, if this machine has it itself, and that is no loopback."""
-        self._tried = "nothing yet"
+        self._tried = "not tried yet"
         """What came of the last try to reach the coordinator."""
         self._refused: Deadline | None = None
         """Since when each try was refused: the machine is there, and nothing listens."""
@@ -148,7 +149,7 @@ class Participant:
             self._settle()
             silent_s = (now_ns - self._connection.heard_ns) / 1e9
             if silent_s > self._meeting.node_timeout_s:
-                why = f"nothing was heard of it for {silent_s:.0f} s"
+                why = f"{SILENT} for {silent_s:.0f} s"
                 self._connection.part(why)
                 self._drop(why)
         elif not (self._met or self._failed):  # once let in, it is the coordinator who gives up
@@ -159,22 +160,22 @@ class Participant:
         if self._misled is not None and self._misled.is_over:
             self._fail(
                 RendezvousError(
-                    f"node 0 at {place} did not let this node in: {self._tried}",
-                    hint="is the port another program's, or another launch's? are --rdzv-id"
-                    f"{self._own_id()} and MESHRUN_SECRET the same on every node?",
+                    f"cannot join node 0 at {place}: {self._tried}",
+                    hint="another program or launch may be using the port; check that --rdzv-id"
+                    f"{self._own_id()} and MESHRUN_SECRET are the same on every node",
                 )
             )
         elif self._deadline.is_over:
             self._fail(
                 RendezvousError(
-                    f"node 0 at {place} did not let this node in within"
-                    f" {self._deadline.timeout_s:.0f} s: {self._tried}",
+                    f"cannot join node 0 at {place} within {self._deadline.timeout_s:.0f} s:"
+                    f" {self._tried}",
                     hint=self._doubt(),
                 )
             )
         elif self._deadline.takes_note():
             is_long = self._refused is not None and self._refused.is_over
-            doubt = ", its launcher has not begun or is over" if is_long else ""
+            doubt = "; its launcher has not started yet or has exited" if is_long else ""
             self._board.note(
                 f"waiting for node 0 at {place}: {self._tried}{doubt} ({self._deadline})"
             )
@@ -183,17 +184,17 @@ class Participant:
         """Return what may be wrong if node 0 was not reached in the end."""
         if self._own:
             return (
-                f"this machine has {self._own} itself, and it is no node 0:"
-                " --rdzv-endpoint is to lead to the node with --node-rank 0"
+                f"{self._own} is an address of this machine, which is not node 0: set"
+                " --rdzv-endpoint to an address of the node with --node-rank 0"
             )
         if self._refused is not None:
             return (
-                "is node 0's launcher running? nothing listens there before its start and after its"
-                " end; does the name lead to the same machine on every node?"
+                "check that node 0's launcher is running, and that the name resolves to the same"
+                " machine on every node"
             )
         return (
-            "was meshrun started there? is the port open from here? does the name"
-            " lead to the same machine on every node?"
+            "check that meshrun was started there, that this node can reach the port, and that the"
+            " name resolves to the same machine on every node"
         )
 
     def _own_id(self) -> str:
@@ -280,7 +281,7 @@ class Participant:
             self._misled = self._board.deadline(misled_s)
         place = format_endpoint(self._address, self._port)
         if self._own == self._address:
-            why += ", and this address is of this very machine"
+            why += ", and the address belongs to this machine"
         self._try_later(why if place == self._meeting.endpoint else f"{place}: {why}")
 
     def _give_up(self) -> None:
@@ -293,7 +294,7 @@ class Participant:
             self._not_connected("no answer")
         elif self._connection is not None and not self._connection.is_open:
             self._drop(
-                "it takes connections, and does not answer as a launcher of meshrun",
+                "it accepts connections but does not answer like a meshrun launcher",
                 misled_s=self._meeting.node_timeout_s,
             )
 
@@ -394,7 +395,7 @@ class Participant:
             self._not_connected(why, misled_s=_FOREIGN_S if is_foreign else misled_s)
             if why != self._noted and not self._is_aside:
                 self._noted = why
-                self._board.note(f"node 0 at {self._meeting.endpoint}: {why}; trying on")
+                self._board.note(f"node 0 at {self._meeting.endpoint}: {why}; retrying")
             return
         self._board.news.append(
             NodeLost(node_rank=0, host=self._coordinator_host, why=why, at_ns=time.monotonic_ns())

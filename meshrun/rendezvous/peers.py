@@ -257,8 +257,8 @@ class Peers:
                 return
             port = meeting.port or DEFAULT_PORT
             error.hint = (
-                f"another launch that still runs? `ss -ltnp 'sport = :{port}'` shows whose it is;"
-                " or another port in --rdzv-endpoint, the same on every node"
+                f"another launch may still be running (`ss -ltnp 'sport = :{port}'` shows it);"
+                " or use another port in --rdzv-endpoint, the same on every node"
             )
             self._fail(error)
             self._refuse_aside(place, error)
@@ -287,15 +287,15 @@ class Peers:
             return meeting.local_addr or outward_address() or EVERYWHERE
         if meeting.heads and all(map(is_address, meeting.heads)):
             raise RendezvousError(
-                f"node 0 is {self._info.host}, and all that is known of where it may be reached is"
-                f" {', '.join(meeting.heads)}",
-                hint="--rdzv-endpoint HOST:PORT with an address of node 0; with mpirun, start it"
-                " on the first host",
+                f"no address at which other nodes can reach node 0 ({self._info.host}): found"
+                f" only {', '.join(meeting.heads)}",
+                hint="pass --rdzv-endpoint HOST:PORT with an address of node 0; with mpirun, start"
+                " mpirun on the first host",
             )
         place = meeting.local_addr or EVERYWHERE
-        found = f"leads to {', '.join(addresses)}" if addresses else f"does not resolve: {why}"
-        text = f"`{endpoint.host}` {found}, no address of this machine"
-        self._board.note(f"{text}; as node 0 it listens on {place}")
+        found = f"resolves to {', '.join(addresses)}" if addresses else f"does not resolve: {why}"
+        text = f"`{endpoint.host}` {found}, which is not an address of this machine"
+        self._board.note(f"{text}; as node 0, it listens on {place} instead")
         return place
 
     def _ask_torch(self, endpoint: Endpoint | None) -> None:
@@ -320,9 +320,10 @@ class Peers:
         self._listener = listener
         if self._is_open:
             self._board.note(
-                f"no secret is set: whoever reaches {format_endpoint(*listener.getsockname()[:2])}"
-                " and knows this command can take part; MESHRUN_SECRET_FILE names a file with one,"
-                " the same on every node"
+                "no secret is set: anyone who can reach"
+                f" {format_endpoint(*listener.getsockname()[:2])} and knows this command can"
+                " join; set MESHRUN_SECRET_FILE to a file with a secret, the same on every"
+                " node"
             )
         info, duplicate = self._info, None
         if knocks:

@@ -37,14 +37,14 @@ class PickleFilter:
         except Exception as error:
             raise pickle.UnpicklingError(f"{type(error).__name__}: {error}") from error
         if type(state).__name__ != "_RendezvousState":
-            raise pickle.UnpicklingError(f"a {type(state).__name__} is no state of a rendezvous")
+            raise pickle.UnpicklingError(f"a {type(state).__name__} is not a rendezvous state")
         return state
 
 
 class _Reader(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _KNOWN:
-            raise pickle.UnpicklingError(f"{module}.{name} is no type of a rendezvous")
+            raise pickle.UnpicklingError(f"{module}.{name} is not a rendezvous type")
         return super().find_class(module, name)
 
 

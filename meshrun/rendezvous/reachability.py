@@ -94,8 +94,9 @@ class Reachability:
     def _tell(self, why: str) -> None:
         self._stop_trying()
         self._board.note(
-            f"this node does not reach {self._other}, which is open there: {why}. Is a firewall"
-            " between the nodes? gloo and NCCL connect ranks through ports of their own"
+            f"this node cannot reach {self._other}, where a launcher listens: {why}; check for"
+            " a firewall between the nodes: gloo and NCCL connect ranks through arbitrary"
+            " ports"
         )
 
     def _stop_trying(self) -> None:

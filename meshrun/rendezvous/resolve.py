@@ -70,7 +70,7 @@ class Finding:
                 RendezvousError(
                     f"the name `{meeting.host}` does not resolve after {waited_s:.0f} s:"
                     f" {self._why}",
-                    hint="an address instead of a name works too: --rdzv-endpoint HOST:PORT",
+                    hint="use an address instead of a name: --rdzv-endpoint ADDRESS:PORT",
                 )
             )
             return

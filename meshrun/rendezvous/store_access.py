@@ -25,6 +25,6 @@ def keep_to_nodes(
     except OSError as error:
         place = format_endpoint(*listener.getsockname()[:2])
         board.note(
-            f"whoever reaches the ranks' store at {place} can write to it:"
-            f" no filter could be set ({error.strerror})"
+            f"anyone who can reach the ranks' store at {place} can write to it: cannot set a"
+            f" filter ({error.strerror})"
         )

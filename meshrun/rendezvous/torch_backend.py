@@ -59,7 +59,7 @@ def negotiate(order: Negotiate, reports: socket.socket, program_path: str | None
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # else torch makes another, open to all
     began = time.monotonic()
-    last = "nothing was heard of other nodes"
+    last = "no other node responded"
 
     def say(text: str) -> None:
         nonlocal last
@@ -103,10 +103,10 @@ def _hint(order: Negotiate, error: BaseException) -> str:
         causes.append(cause)
     missing = [each for each in causes if isinstance(each, ImportError)]
     if missing and order.backend.startswith("etcd"):
-        return "torch needs it for this back end: pip install python-etcd urllib3"
+        return "torch needs it for this backend: pip install python-etcd urllib3"
     if missing:
-        return f"--rdzv-backend {order.backend} needs this module"
-    return f"does {order.backend} serve at {place}, and can this node reach it?"
+        return f"--rdzv-backend {order.backend} requires this module"
+    return f"check that {order.backend} is running at {place}, and that this node can reach it"
 
 
 def _in_background(run: Callable[..., None], *args: Any) -> None:

@@ -77,7 +77,7 @@ class Unauthenticated:
         """Once a beat: close connections that do not say what they are."""
         for number, connection in list(self._connections.items()):
             if _age_s(connection) > _PROOF_WITHIN_S:
-                self._drop(number, "it did not say what it is")
+                self._drop(number, "it did not identify itself")
         self._listen()
 
     def _accept(self) -> None:
@@ -91,7 +91,7 @@ class Unauthenticated:
                 return
             except OSError as error:  # out of descriptors: those that wait stay in the queue
                 if not self._make_room():
-                    self._tell("a connection", f"could not be taken: {error.strerror}")
+                    self._tell("a connection", f"could not be accepted: {error.strerror}")
                     self._pause()
                     return
             else:
@@ -106,7 +106,7 @@ class Unauthenticated:
         )
         if connection is None or not (is_crowd or _age_s(connection) > _YOUNG_S):
             return False
-        self._drop(number, "others came, and it had not said what it is")
+        self._drop(number, "it did not identify itself, and others were waiting")
         return True
 
     def _watch(self, connection: Connection) -> None:
@@ -161,7 +161,7 @@ class Unauthenticated:
             )
             self._others[origin] = since_ns, count + 1
         if connection.was_refused:
-            self._tell(connection.their_address, f"was not let in: {why}")
+            self._tell(connection.their_address, f"was rejected: {why}")
 
     def _tell(self, who: str, what: str) -> None:
         if (who, what) in self._told or len(self._told) > _MOST_TOLD:
@@ -169,7 +169,7 @@ class Unauthenticated:
         self._told.add((who, what))
         is_last = len(self._told) > _MOST_TOLD
         self._board.note(
-            "of others that are not let in nothing is said" if is_last else f"{who} {what}"
+            "not reporting further rejected connections" if is_last else f"{who} {what}"
         )
 
     def close(self, why: str) -> None:

@@ -95,8 +95,8 @@ class Agent:
         theirs, folder = self._order["version"], self._order["cwd"]
         if theirs != self._version:
             self._tell(
-                refused=f"its meshrun is {self._version}, and {theirs} is needed",
-                hint="the same meshrun on every host",
+                refused=f"it has meshrun {self._version}, but {theirs} is required",
+                hint="install the same version of meshrun on every host",
             )
             return True
         try:
@@ -104,7 +104,7 @@ class Agent:
         except OSError as error:
             self._tell(
                 refused=f"its folder {folder}: {error.strerror}",
-                hint="start where the same folder is on every host",
+                hint="run meshrun in a folder that exists on every host",
             )
             return True
         return False
@@ -140,7 +140,7 @@ class Agent:
         now = time.monotonic()
         silent_s = listened - self._heard
         if silent_s > self._order["lease_s"] and not self._gone:
-            self._why = f"nothing was heard from where meshrun was started for {silent_s:.0f} s"
+            self._why = f"no message from the host where meshrun was started for {silent_s:.0f} s"
             _say(self._why)
             self._lose_controller()
         if self._out.is_broken:
@@ -188,12 +188,12 @@ class Agent:
     def _lose_controller(self) -> None:
         if not self._gone:
             self._gone = True
-            self._end(self._why or "the connection to where meshrun was started was lost")
+            self._end(self._why or "the connection to the host where meshrun was started was lost")
 
     def _stop(self, signum: int) -> None:
         if self._launcher is None:
-            _say(f"it was sent {signal_name(signum)}")
-        self._end(f"the agent of its host was sent {signal_name(signum)}")
+            _say(f"it received {signal_name(signum)}")
+        self._end(f"the agent on its host received {signal_name(signum)}")
 
     def _end(self, why: str) -> None:
         """Have the launcher end, or end at once where there is none."""
@@ -215,7 +215,10 @@ class Agent:
         try:
             self._listener = listen_on(next(filter(None, address)), 0)
         except MeshrunError as error:
-            self._tell(refused=error.message, hint="--rdzv-endpoint HOST:PORT of the first host")
+            self._tell(
+                refused=error.message,
+                hint="pass --rdzv-endpoint HOST:PORT with an address of the first host",
+            )
             return
         self._tell(listening=self._listener.getsockname()[:2])
 

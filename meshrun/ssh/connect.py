@@ -41,7 +41,7 @@ class Connector:
 
     def __init__(self, request: LaunchRequest, pool: HostPool, *, version: str) -> None:
         if request.remote is None:
-            raise InternalError("there are no hosts to launch on")
+            raise InternalError("no hosts to launch on")
         self._request, self._remote, self._pool = request, request.remote, pool
         self._version = version
 
@@ -106,8 +106,8 @@ class Connector:
             session = HostSession(number, host, command, env, cwd)
         except OSError as error:
             raise RendezvousError(
-                f"`{command[0]}` cannot be run: {error.strerror}",
-                hint="--ssh says what to run as ssh",
+                f"cannot run `{command[0]}`: {error.strerror}",
+                hint="use --ssh to set the ssh command",
             ) from error
         session.tell(
             nonce=session.nonce,

@@ -43,7 +43,7 @@ class Controller:
 
     def __init__(self, request: LaunchRequest, words: Sequence[str], *, version: str) -> None:
         if request.remote is None:
-            raise InternalError("there are no hosts to launch on")
+            raise InternalError("no hosts to launch on")
         self._request, self._words = request, words
         self._env = {
             **exported(os.environ, request.remote.export),
@@ -217,7 +217,7 @@ class Controller:
         if text := session.files.get("error"):
             return Refusal(session.host.name, parse_error_json(text).message)
         how = f"code {code}" if code > 0 else signal_name(-code)
-        return Refusal(session.host.name, f"its launcher ended with {how}")
+        return Refusal(session.host.name, f"its launcher exited with {how}")
 
     def _why_lost(self, session: HostSession, now: float) -> str | None:
         """Return why no more is to be expected of a host, if it did not end as launchers do."""
@@ -229,9 +229,9 @@ class Controller:
         if session.is_closed:
             return session.finish().why
         if (silent_s := self._pool.listened - session.heard) > self._request.node_timeout_s:
-            return f"nothing was heard of it for {silent_s:.0f} s"
+            return f"no message from it for {silent_s:.0f} s"
         if self._over_at is not None and now > self._over_at:
-            return "it did not end with the others"
+            return "it did not exit with the other hosts"
         return None
 
     def _can_spare(self, session: HostSession) -> bool:

@@ -13,15 +13,18 @@ _SSH = 255
 """ssh's exit code for whatever went wrong before or between."""
 _NO_COMMAND = (126, 127)
 _MOST_LINES = 8
-_WITHOUT_PASSWORD = "`ssh {host} true` has to work without a password: a key, or an agent"  # noqa: S105
+_WITHOUT_PASSWORD = "`ssh {host} true` must work without a password; use a key or an agent"  # noqa: S105
 _HINTS = (
-    ("host key", "`ssh {host}` once by hand shows its key; check and accept it"),
-    ("Host key", "`ssh {host}` once by hand shows its key; check and accept it"),
+    ("host key", "run `ssh {host}` once, and check and accept its host key"),
+    ("Host key", "run `ssh {host}` once, and check and accept its host key"),
     ("Permission denied", _WITHOUT_PASSWORD),
-    ("Could not resolve", "is the name right? `ssh -G {host}` shows what ssh makes of it"),
-    ("Connection refused", "does sshd run there, and on this port? `ssh -G {host}` shows it"),
-    ("timed out", "is it up, and can it be reached from here? `ssh {host} true` tries"),
-    ("No route", "is it up, and can it be reached from here? `ssh {host} true` tries"),
+    ("Could not resolve", "check the name; `ssh -G {host}` shows how ssh resolves it"),
+    (
+        "Connection refused",
+        "check that sshd runs there and on which port; `ssh -G {host}` shows the settings",
+    ),
+    ("timed out", "check that the host is up and reachable; test with `ssh {host} true`"),
+    ("No route", "check that the host is up and reachable; test with `ssh {host} true`"),
 )
 
 
@@ -60,37 +63,39 @@ def describe_end(
         return Refusal(
             host,
             f"it cannot run {interpreter}{_quoted(lines[-1:])}",
-            "the same interpreter has to be at the same place on every host",
+            "the interpreter must have the same path on every host",
         )
     if missing := [line for line in lines if "No module named 'meshrun" in line]:
         return Refusal(
             host,
             f"{interpreter} there has no meshrun{_quoted(missing)}",
-            "install it there, or set PYTHONPATH to where it is",
+            "install it there, or set PYTHONPATH to its location",
         )
     if code < 0:
         return Refusal(
             host, f"{'its agent' if is_here else 'ssh'} was killed by {signal_name(-code)}"
         )
     if code == _SSH and not lines:
-        return Refusal(host, "ssh failed without a word, as when what it had started was killed")
-    what = {0: "its agent ended", _SSH: "ssh failed"}.get(
-        code, f"what ssh started there ended with code {code}"
+        return Refusal(
+            host, "ssh failed without a message, as when the process it started was killed"
+        )
+    what = {0: "its agent exited", _SSH: "ssh failed"}.get(
+        code, f"the process that ssh started exited with code {code}"
     )
     hint = next((hint for word, hint in _HINTS if word in said), None)
     return Refusal(
         host,
         what + _quoted(lines[-_MOST_LINES:]),
-        (hint or "`ssh {host} true` tries").format(host=destination),
+        (hint or "test with `ssh {host} true`").format(host=destination),
     )
 
 
 def describe_silence(host: str, destination: str, timeout_s: float, said: str) -> Refusal:
     """Return what there is to say of a host that has not answered in time."""
     lines = _telling(said)[-_MOST_LINES:]
-    hint = f"`ssh {destination} true` tries; --connect-timeout gives more time"
+    hint = f"test with `ssh {destination} true`; --connect-timeout allows more time"
     if lines and lines[-1].endswith((":", "?")):
-        hint = f"ssh asks, and nobody is there: {_WITHOUT_PASSWORD.format(host=destination)}"
+        hint = f"ssh asked for input: {_WITHOUT_PASSWORD.format(host=destination)}"
     return Refusal(host, f"no answer within {timeout_s:g} s{_quoted(lines)}", hint)
 
 
@@ -99,8 +104,8 @@ def refusal_error(refusals: Sequence[Refusal], total: int, least: int) -> Rendez
     first = refusals[0]
     if len(refusals) == 1 and least == total:
         return RendezvousError(f"host {first.host}: {first.why}", hint=first.hint)
-    needed = "" if least == total else f", and {least} are needed"
-    lines = [f"{len(refusals)} of {total} hosts cannot be used{needed}"]
+    needed = "" if least == total else f", but {least} are required"
+    lines = [f"cannot use {len(refusals)} of {total} hosts{needed}"]
     lines += [f"       {each.host}: {each.why}" for each in refusals]
     return RendezvousError("\n".join(lines), hint=first.hint)
 

@@ -106,7 +106,7 @@ class HostRetry:
         if not absence.is_told:
             absence.is_told = True
             why = absence.why
-            self._pool.console.note(f"going on without host {why.host}: {why.why}")
+            self._pool.console.note(f"continuing without host {why.host}: {why.why}")
 
     def close(self) -> None:
         """Try none again."""

@@ -210,8 +210,8 @@ def check_distinct(hosts: Sequence[Host]) -> None:
 def same_machine(host: str, other: str) -> UsageError:
     """Return the error of a machine that stands in the list under two names."""
     return UsageError(
-        f"{host} and {other} are one machine",
-        hint=f"{host}:8 for 8 workers on it; two launchers on one machine to try it out:"
+        f"{host} and {other} are the same machine",
+        hint=f"use {host}:8 to run 8 workers on it; to try two nodes on one machine, run meshrun"
         " --nnodes 2 --rdzv-endpoint HOST:PORT twice",
     )
 

@@ -79,11 +79,11 @@ def exported(env: Mapping[str, str], asked: Sequence[str]) -> dict[str, str]:
         if "=" in name:
             only = name.partition("=")[0]
             raise UsageError(
-                f"--export takes names of variables, found `{only}=...`",
-                hint=f"{only}=... meshrun --export {only} ...; arguments can be read by every user",
+                f"--export expects variable names, found `{only}=...`",
+                hint=f"run {only}=... meshrun --export {only} ...; every user can read arguments",
             )
         if name not in env and not set(name) & set("*?["):
-            raise UsageError(f"--export {name}: it is not set here")
+            raise UsageError(f"--export {name}: the variable is not set")
     found = {}
     for name, value in env.items():
         wanted = name in asked or _matches(name, EXPORTED)

@@ -67,7 +67,7 @@ def test_a_host_that_cannot_be_used_is_tried_again(make_sshd: MakeSshd, tmp_path
     sshd.servers[0].kill()
     sshd.servers[0].wait()
     run = start(sshd, tmp_path, nnodes="1:3", here=1)
-    run.wait_for("going on without host node0: ssh failed: ")
+    run.wait_for("continuing without host node0: ssh failed: ")
     run.wait_for(" in 0 on ", times=2)
     sshd.servers[0] = sshd.serve(0)
     run.wait_for("host node0 is back")
@@ -87,7 +87,7 @@ def test_too_few_hosts(make_sshd: MakeSshd, tmp_path: Path) -> None:
     run = start(sshd, tmp_path, nnodes="3:4", hosts="node0,node1,nowhere1,nowhere2")
 
     assert run.end() == 69
-    assert "error: 2 of 4 hosts cannot be used, and 3 are needed" in run.text
+    assert "error: cannot use 2 of 4 hosts, but 3 are required" in run.text
     assert "nowhere1: ssh failed" in run.text
     assert " in 0 on " not in run.text
 
@@ -116,7 +116,7 @@ def test_hosts_beyond_the_most_are_spares(make_sshd: MakeSshd, tmp_path: Path) -
     sshd = make_sshd(3)
     run = start(sshd, tmp_path, nnodes="1:2")
     run.wait_for(" in 0 on ", times=2)
-    run.wait_for("node2 waits as a spare")
+    run.wait_for("node2 is a spare")
     sshd.hosts.cut(1)
     run.wait_for(" in 1 on ", times=2)
     (tmp_path / "go").touch()

@@ -175,7 +175,7 @@ def _only(host: int):  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize(
     ("other", "told"),
     [
-        (["--mesh", "dp=4"], "--mesh is dp=4 on node1, and --mesh is dp=2,tp=2 on node0"),
+        (["--mesh", "dp=4"], "--mesh is dp=4 on node1, but --mesh is dp=2,tp=2 on node0"),
         ([*MESH, "--max-restarts", "1"], "--max-restarts is 1 on node1"),
         ([*MESH, "--nnodes", "4", "--nproc-per-node", "1"], "--nnodes is 4 on node1"),
         ([*MESH, "--backend", "gloo"], "--backend is gloo on node1"),
@@ -267,7 +267,7 @@ def test_two_first_nodes_are_told(make_hosts: MakeHosts, fake_torch: Path) -> No
     assert end_all(launches) == [2, 2], launches[0].text + launches[1].text
     for launch in launches:
         assert "error: node0 and node1 both have --node-rank 0" in launch.text
-    assert "no address of this machine; as node 0 it listens on 0.0.0.0" in launches[1].text
+    assert "as node 0, it listens on 0.0.0.0" in launches[1].text
     all_gone(hosts)
 
 
@@ -280,8 +280,8 @@ def test_another_launch_is_not_let_in(make_hosts: MakeHosts, fake_torch: Path) -
     )  # fmt: skip
 
     assert end_all(launches) == [69, 69]
-    assert "10.77.0.2 was not let in: it belongs to another launch" in launches[0].text
-    assert "it belongs to another launch, or has another secret" in launches[1].text
+    assert "10.77.0.2 was rejected: it belongs to another launch" in launches[0].text
+    assert "it belongs to another launch or has a different secret" in launches[1].text
 
 
 def test_one_rank_ends_all_nodes_with_one_report(make_hosts: MakeHosts) -> None:
@@ -367,8 +367,8 @@ def test_a_node_that_falls_silent_is_lost(make_hosts: MakeHosts, host: int) -> N
     hosts.cut(host)
 
     assert end_all(launches) == [69, 69]
-    assert "node 1 (node1) was lost: nothing was heard of it for" in launches[0].text
-    assert "node 0 (node0) was lost: nothing was heard of it for" in launches[1].text
+    assert "node 1 (node1) was lost: no message from it for" in launches[0].text
+    assert "node 0 (node0) was lost: no message from it for" in launches[1].text
     all_gone(hosts)
 
 
@@ -421,7 +421,7 @@ def test_a_launcher_that_is_started_again_takes_part_again(
     for launch in (first, second):
         launch.wait_for("met 4", times=2)
     second.process.kill()
-    first.wait_for("1 node is there (node0), of 2")
+    first.wait_for("1 of 2 nodes joined (node0)")
     again = start(1)
 
     assert end_all([first, again]) == [0, 0], first.text + again.text
@@ -455,7 +455,7 @@ def test_a_node_too_many_is_told_that_all_are_there(make_hosts: MakeHosts) -> No
     surplus = Launch(hosts, 2, [*AT, TOGETHER, "save", "stay"])
 
     assert surplus.end() == 2
-    assert "error: 2 nodes were asked for, and have begun: node0, node1" in surplus.text
+    assert "error: all 2 nodes are already running: node0, node1" in surplus.text
     launches[0].send(signal.SIGTERM)
     assert end_all(launches) == [75, 75]
 

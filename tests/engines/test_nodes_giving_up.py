@@ -33,7 +33,7 @@ def test_a_broken_program_on_one_node_ends_all(
     assert end_all(launches) == [1, 1], launches[0].text + launches[1].text
     assert "SyntaxError" in launches[host].text
     told = launches[1 - host].text
-    assert f"error: node{host} ended before all had joined: SyntaxError: " in told
+    assert f"error: node{host} exited before all nodes had joined: SyntaxError: " in told
     all_gone(hosts)
 
 
@@ -50,7 +50,7 @@ def test_a_program_that_is_not_there_on_one_node_ends_all(
 
     assert len(set(codes)) == 1, launches[0].text + launches[1].text
     told = launches[1 - host].text
-    assert f"error: node{host} ended before all had joined: " in told
+    assert f"error: node{host} exited before all nodes had joined: " in told
     assert "lost.py" in told
     all_gone(hosts)
 
@@ -66,7 +66,7 @@ def test_a_log_folder_that_one_node_refuses_ends_all(make_hosts: MakeHosts, tmp_
     codes = end_all(launches)
 
     assert len(set(codes)) == 1, launches[0].text + launches[1].text
-    assert "error: node1 ended before all had joined: --log-dir" in launches[0].text
+    assert "error: node1 exited before all nodes had joined: --log-dir" in launches[0].text
     all_gone(hosts)
 
 
@@ -83,7 +83,7 @@ def test_a_signal_to_a_waiting_node_ends_all(
     launches[host].send(signum)
 
     assert [as_shell(code) for code in end_all(launches)] == [128 + signum] * 2
-    reason = f"node{host} ended before all had joined: it was stopped by {signum.name}"
+    reason = f"node{host} exited before all nodes had joined: it was stopped by {signum.name}"
     assert f"error: {reason}" in launches[1 - host].text
     all_gone(hosts)
 
@@ -116,8 +116,8 @@ def test_a_node_that_cannot_be_planned_ends_all(
 
     assert codes == [code] * 2, launches[0].text + launches[1].text
     told = launches[1 - host].text
-    assert f"error: node{host} ended before all had joined: " in told
-    assert reason in told.partition("ended before all had joined: ")[2]
+    assert f"error: node{host} exited before all nodes had joined: " in told
+    assert reason in told.partition("exited before all nodes had joined: ")[2]
     all_gone(hosts)
 
 
@@ -131,7 +131,7 @@ def test_a_latecomer_is_told_why_there_is_no_launch(
     second = Launch(hosts, 1, [*TWO, SAYS])
 
     assert end_all([first, second]) == [2, 2], first.text + second.text
-    assert "error: node0 ended before all had joined: " in second.text
+    assert "error: node0 exited before all nodes had joined: " in second.text
 
 
 @pytest.mark.parametrize("speaks", [False, True], ids=["silent", "speaks"])
@@ -147,8 +147,11 @@ def test_a_port_that_is_taken_on_node_0_ends_all(
 
     assert end_all(launches) == [71, 71], launches[0].text + launches[1].text
     assert "error: port 29500 on 10.77.0.1 is in use" in launches[0].text
-    assert "hint: another launch that still runs? " in launches[0].text
-    assert "node0 ended before all had joined: port 29500 of 10.77.0.1 is taken" in launches[1].text
+    assert "hint: another launch may still be running" in launches[0].text
+    assert (
+        "node0 exited before all nodes had joined: port 29500 of 10.77.0.1 is taken"
+        in launches[1].text
+    )
     taker.kill()
     taker.communicate()
     all_gone(hosts)
@@ -184,7 +187,10 @@ def test_nodes_of_which_each_has_its_own_name_or_secret_end(
     ]  # fmt: skip
 
     assert end_all(launches) == [69, 69], launches[0].text + launches[1].text
-    assert "belongs to another launch, or has another secret" in launches[1].text
+    assert "belongs to another launch or has a different secret" in launches[1].text
     assert "10.77.0.2" in launches[0].text.partition("error: ")[2]
-    assert "another --rdzv-id or MESHRUN_SECRET than node0, with --rdzv-id job0" in launches[0].text
+    assert (
+        "a different --rdzv-id or MESHRUN_SECRET than node0, with --rdzv-id job0"
+        in launches[0].text
+    )
     assert f"--rdzv-id (here job{int(differs == 'id')}) and MESHRUN_SECRET" in launches[1].text

@@ -42,7 +42,7 @@ def test_who_knocks_while_nodes_meet_keeps_nobody_out(make_hosts: MakeHosts) -> 
     second = Launch(hosts, 1, [*AT, SAYS])
 
     assert end_all([first, second]) == [0, 0], first.text + second.text
-    told = "10.77.0.3 was not let in: what answers is no launcher of meshrun"
+    told = "10.77.0.3 was rejected: whatever answers is not a meshrun launcher"
     assert first.text.count(told) == 1
     stranger.communicate()
 
@@ -59,12 +59,12 @@ def test_a_launcher_without_the_secret_is_not_let_in(make_hosts: MakeHosts, tmp_
         Launch(hosts, STRANGER, [*AT, "--rdzv-conf", "join_timeout=3", SAYS], env=env)
         for env in ({}, {"MESHRUN_SECRET": "guessed"})
     ]
-    first.wait_for("10.77.0.3 was not let in: it belongs to another launch, or has another secret")
+    first.wait_for("10.77.0.3 was rejected: it belongs to another launch or has a different secret")
     second = Launch(hosts, 1, [*AT, SAYS], env={"MESHRUN_SECRET_FILE": str(path)})
 
     assert end_all([first, second]) == [0, 0], first.text + second.text
     assert end_all(unauthenticated) == [69, 69]
-    assert "has another secret" in unauthenticated[0].text
+    assert "has a different secret" in unauthenticated[0].text
 
 
 def test_without_a_secret_the_command_is_all_it_takes(make_hosts: MakeHosts) -> None:

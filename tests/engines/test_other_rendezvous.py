@@ -76,7 +76,10 @@ def test_nodes_meet_through_etcd(hosts_and_etcd: Hosts, backend: str) -> None:
 @pytest.mark.parametrize(
     ("module", "told"),
     [
-        (None, "hint: does etcd serve at 10.77.0.1:2379, and can this node reach it?"),
+        (
+            None,
+            "hint: check that etcd is running at 10.77.0.1:2379, and that this node can reach it",
+        ),
         ("raise ImportError('none here')", "pip install python-etcd"),
     ],
     ids=["no server", "no package"],

@@ -119,9 +119,9 @@ def test_a_host_on_which_every_start_fails_is_gone_on_without(
 
     why = f"the last two failures were on node1 and on no other node: {what}"
     assert end_all([first, *spares]) == [0, code, 0], first.text
-    assert re.search(f"{why}.*; it is left out", first.text), first.text
+    assert re.search(f"{why}.*; excluding it", first.text), first.text
     assert re.search(
-        f"error: ({why}.*; the others go on without it|on node1, {what})", spares[0].text
+        f"error: ({why}.*; the other nodes continue without it|on node1, {what})", spares[0].text
     )
     assert spares[0].text.count("runs on node1") == 2
     lost.end()
@@ -162,7 +162,7 @@ def test_a_zygote_that_is_killed_while_nodes_are_awaited(
     assert [as_shell(each) for each in end_all(launches)] == codes, launches[0].text
     if restarts == "0":
         why = "the process that starts the ranks was killed by SIGKILL"
-        assert f"error: node0 ended before all had joined: {why}" in launches[1].text
+        assert f"error: node0 exited before all nodes had joined: {why}" in launches[1].text
     all_gone(hosts)
 
 
@@ -210,7 +210,7 @@ def test_too_few_nodes_are_waited_for(make_hosts: MakeHosts, tmp_path: Path) -> 
     hosts = make_hosts(3)
     launches = start_all(hosts, 2, tmp_path, nnodes="2:4")
     os.kill(launches[1].process.pid, signal.SIGKILL)
-    launches[0].wait_for("1 node is there (node0), of at least 2")
+    launches[0].wait_for("1 of at least 2 nodes joined (node0)")
     launches[1] = start(hosts, 2, tmp_path, nnodes="2:4")
     for launch in launches[:2]:
         launch.wait_for("generation 1 runs without node1 and with node2")
@@ -229,7 +229,7 @@ def test_too_few_nodes_for_too_long_are_an_error(make_hosts: MakeHosts, tmp_path
     os.kill(launches[1].process.pid, signal.SIGKILL)
 
     assert launches[0].end() == 69, launches[0].text
-    assert " s 1 node is there (node0), of at least 2\n" in launches[0].text
+    assert " s 1 of at least 2 nodes joined (node0)\n" in launches[0].text
     all_gone(hosts)
 
 
@@ -251,14 +251,14 @@ def test_a_node_that_was_cut_off_comes_back(make_hosts: MakeHosts, tmp_path: Pat
     launches = start_all(hosts, 3, tmp_path, mesh="dp=1:8,tp=1")
     hosts.cut(1)
     launches[2].wait_for("generation 1 runs without node1: dp 3 -> 2")
-    launches[1].wait_for("trying to come back to node 0")
+    launches[1].wait_for("reconnecting to node 0")
     hosts.heal(1)
     for launch in launches:
         launch.wait_for("generation 2 runs with node1: dp 2 -> 3")
     (tmp_path / "go").touch()
 
     assert end_all(launches) == [0, 0, 0], launches[1].text
-    assert "node 0 (node0) was lost: nothing was heard of it for" in launches[1].text
+    assert "node 0 (node0) was lost: no message from it for" in launches[1].text
     assert ranks(launches[1], 2) == ["rank 2 of 3 in 2 on node1 node 2 after dp=2,tp=1 of 1"]
     assert ranks(launches[2], 2) == ["rank 1 of 3 in 2 on node2 node 1 after dp=2,tp=1 of 1"]
     all_gone(hosts)
@@ -288,7 +288,7 @@ def test_a_latecomer_with_another_setting_is_told(make_hosts: MakeHosts, tmp_pat
     other = start(hosts, 2, tmp_path, mesh="dp=1:4,tp=1")
 
     assert other.end() == 2, other.text
-    assert "error: --mesh is dp=1:4,tp=1 on node2, and --mesh is dp=1:8,tp=1 on node0" in other.text
+    assert "error: --mesh is dp=1:4,tp=1 on node2, but --mesh is dp=1:8,tp=1 on node0" in other.text
     (tmp_path / "go").touch()
     assert end_all(launches) == [0, 0]
     assert "in 1 on" not in launches[0].text
@@ -329,7 +329,7 @@ def test_a_spare_may_leave(make_hosts: MakeHosts, tmp_path: Path) -> None:
     spare.wait_for("this node is a spare")
     spare.send(signal.SIGTERM)
     assert as_shell(spare.end()) == 143, spare.text
-    launches[0].wait_for("node2, a spare, is gone")
+    launches[0].wait_for("lost spare node node2")
     (tmp_path / "go").touch()
 
     assert end_all(launches) == [0, 0], launches[0].text
@@ -343,7 +343,7 @@ def test_a_signal_ends_a_launch_that_waits_for_nodes(make_hosts: MakeHosts, tmp_
     hosts = make_hosts(2)
     launches = start_all(hosts, 2, tmp_path, nnodes="2:4")
     os.kill(launches[1].process.pid, signal.SIGKILL)
-    launches[0].wait_for("1 node is there (node0), of at least 2")
+    launches[0].wait_for("1 of at least 2 nodes joined (node0)")
     launches[0].send(signal.SIGTERM)
 
     assert as_shell(launches[0].end()) == 143, launches[0].text

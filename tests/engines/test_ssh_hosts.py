@@ -368,7 +368,7 @@ def test_a_frozen_conductor_ends_all(make_sshd: MakeSshd) -> None:
     os.kill(conductor, signal.SIGCONT)
 
     assert run.end() == 69, run.text
-    assert re.search(r"error: host node\d was lost: nothing was heard from where", run.text)
+    assert re.search(r"error: host node\d was lost: no message from the host where", run.text)
     all_gone(sshd)
 
 

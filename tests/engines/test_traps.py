@@ -71,7 +71,7 @@ def test_loss_in_one_direction_is_noticed(make_hosts: MakeHosts, host: int) -> N
     assert "node 1 (node1) was lost: " in launches[0].text
     assert "node 0 (node0) was lost: " in launches[1].text
     for launch in launches:  # of the one that still hears, because it is told
-        assert "nothing was heard of it for" in launch.text
+        assert "no message from it for" in launch.text
     assert "--node-timeout" in launches[0].text
     all_gone(hosts)
 
@@ -102,7 +102,7 @@ def test_a_launcher_that_stands_still_for_long_is_lost(make_hosts: MakeHosts, ho
     stopped.send(signal.SIGSTOP)
 
     assert other.end() == 69
-    assert f"node {host} (node{host}) was lost: nothing was heard of it for" in other.text
+    assert f"node {host} (node{host}) was lost: no message from it for" in other.text
     stopped.send(signal.SIGCONT)
     assert stopped.end() == 69, stopped.text
     assert f"node {1 - host} (node{1 - host}) was lost: " in stopped.text
@@ -148,7 +148,7 @@ def test_a_node_that_comes_after_all_are_there_is_told(make_hosts: MakeHosts) ->
     surplus = Launch(hosts, 2, words)
 
     assert surplus.end() == 2
-    assert "error: 2 nodes were asked for, and have begun: node0, node1" in surplus.text
+    assert "error: all 2 nodes are already running: node0, node1" in surplus.text
     launches[0].send(signal.SIGTERM)
     assert end_all(launches) == [75, 75], launches[0].text + launches[1].text
     all_gone(hosts)
@@ -234,8 +234,8 @@ def test_an_endpoint_on_another_node_than_the_first_is_told(
     )  # fmt: skip
 
     assert end_all(launches) == [69, 69]
-    assert "node1:29500 leads to another machine than node0, which is node 0" in launches[0].text
-    assert "this machine has 10.77.0.2 itself, and it is no node 0" in launches[1].text
+    assert "node1:29500 is not an address of node0" in launches[0].text
+    assert "10.77.0.2 is an address of this machine, which is not node 0" in launches[1].text
 
 
 @pytest.mark.parametrize("backend", ["static", "c10d"])
@@ -249,7 +249,7 @@ def test_a_closed_firewall_is_told(make_hosts: MakeHosts, backend: str) -> None:
 
     assert end_all(launches) == [69, 69]
     assert "1 of 2 nodes joined" in launches[0].text
-    assert "can they reach" in launches[0].text or backend == "c10d"
+    assert "check that meshrun was started" in launches[0].text or backend == "c10d"
     assert "no answer" in launches[1].text or "timed out" in launches[1].text, launches[1].text
 
 
@@ -260,10 +260,10 @@ def test_closed_ports_between_nodes_are_told(make_hosts: MakeHosts) -> None:
         hosts.drop(host, "tcp dport != 29500 tcp flags & (syn|ack) == syn")
     launches = launch_on(hosts, "--start-timeout", "12", *AT, SAYS)
     for launch, other in zip(launches, ("node1 (10.77.0.2)", "node0 (10.77.0.1)"), strict=True):
-        launch.wait_for(f"this node does not reach {other} on port")
+        launch.wait_for(f"this node cannot reach {other} on port")
         launch.wait_for("no firewall blocks ports")
     for launch in launches:
-        assert "which is open there: no answer within 10 s. Is a firewall" in launch.text
+        assert "no answer within 10 s; check for a firewall" in launch.text
         launch.send(signal.SIGTERM)
 
     end_all(launches)
@@ -277,7 +277,7 @@ def test_nothing_is_told_of_ports_that_are_open(make_hosts: MakeHosts, tmp_path:
     launches = launch_on(hosts, *words, SAYS)
 
     assert end_all(launches) == [0, 0, 0], launches[0].text
-    assert "does not reach" not in "".join(launch.text for launch in launches)
+    assert "cannot reach" not in "".join(launch.text for launch in launches)
 
 
 @pytest.mark.nightly

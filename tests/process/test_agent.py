@@ -34,7 +34,7 @@ def test_silence_ends_it(tmp_path: Path) -> None:
         said = agent.stderr.read().decode()
 
     assert agent.returncode == 0
-    assert said.startswith("nothing was heard from where meshrun was started for ")
+    assert said.startswith("no message from the host where meshrun was started for ")
 
 
 def test_a_signal_ends_it(tmp_path: Path) -> None:
@@ -45,4 +45,4 @@ def test_a_signal_ends_it(tmp_path: Path) -> None:
         said = agent.stderr.read().decode()
 
     assert agent.returncode == 0
-    assert said == "it was sent SIGTERM\n"
+    assert said == "it received SIGTERM\n"

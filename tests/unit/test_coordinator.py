@@ -162,5 +162,5 @@ def test_who_is_given_up_is_told_why(parties: Parties, deaf: int) -> None:
     parties.until(lambda: silent.heard(NodeLost))
 
     why = other.heard(NodeLost)[0].why
-    assert why.startswith("nothing was heard of it for 3")
-    assert silent.heard(NodeLost)[0].why == f"it gave this node up, since {why}"
+    assert why.startswith("no message from it for 3")
+    assert silent.heard(NodeLost)[0].why == f"it dropped this node: {why}"

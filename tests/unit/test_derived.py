@@ -147,8 +147,8 @@ def test_a_wrong_view_is_pointed_at(text: str, message: str, caret: str) -> None
             " has {0,1,2,3} {4,5,6,7} ..",
             "tp",
         ),
-        (None, "v:a=4,b=4;w:a=2,c=8", "and `a` of another derived dim has", "a"),
-        ("a=pp+dp", "v:a=2,b=8", "and `a` of another derived dim has", "a"),
+        (None, "v:a=4,b=4;w:a=2,c=8", "but `a` of another derived dim has", "a"),
+        ("a=pp+dp", "v:a=2,b=8", "but `a` of another derived dim has", "a"),
     ],
 )
 def test_what_does_not_fit_is_pointed_at(
@@ -165,7 +165,7 @@ def test_what_does_not_fit_is_pointed_at(
 
 def test_derived_dims_need_a_mesh() -> None:
     """There is nothing to join."""
-    with pytest.raises(LayoutError, match="there is no mesh"):
+    with pytest.raises(LayoutError, match="require a mesh"):
         Layout.parse(None, nproc_per_node=2, flatten=["dp+cp"])
     with pytest.raises(SpecError, match="it has dims without names"):
         Layout.parse("2x4", flatten=["dp+cp"])

@@ -110,7 +110,7 @@ def test_one_that_was_started_differently_is_told_alone(parties: Parties, two: l
 
     error = other.heard(MeetingFailed)[0].error
     assert (error.message, error.exit_code) == (
-        "mesh is dp=2 on node2, and mesh is not given on node0, the first node", 2,
+        "mesh is dp=2 on node2, but mesh is not set on node0, the first node", 2,
     )  # fmt: skip
     assert [party.news for party in two] == [[], []]
 
@@ -125,9 +125,9 @@ def test_those_beyond_the_most_wait_and_end_with_the_others(
     parties.until(lambda: spare.notes)
     parties.pass_s(700)
     assert spare.notes == [
-        "this node is a spare: it steps in once another is lost, or the mesh can use it"
+        "this node is a spare: it joins when another node is lost or the mesh has room for it"
     ]
-    assert (two[0].notes, two[0].news) == (["node3 waits as a spare"], [])
+    assert (two[0].notes, two[0].news) == (["node3 is a spare"], [])
     two[0].tell(OVER)
     parties.until(lambda: spare.heard(LaunchOver))
 
@@ -197,7 +197,7 @@ def test_a_node_that_was_cut_off_comes_back(parties: Parties, two: list[Party]) 
     coordinator, cut = two
     parties.all.remove(coordinator)
     parties.pass_s(40)
-    assert cut.heard(NodeLost)[0].why.startswith("nothing was heard of it for 3")
+    assert cut.heard(NodeLost)[0].why.startswith("no message from it for 3")
     parties.all.append(coordinator)
     parties.pass_s(5)
     assert coordinator.heard(OthersFailed)
@@ -226,7 +226,7 @@ def test_one_that_comes_again_before_it_was_missed(parties: Parties, two: list[P
     parties.until(lambda: again.heard(Met))
 
     assert hosts_of(again) == ("node0", "node1")
-    assert "node 1 (node1) was lost: it came again" in coordinator.heard(OthersFailed)[0].why
+    assert "node 1 (node1) was lost: it reconnected" in coordinator.heard(OthersFailed)[0].why
     cut.close()
 
 
@@ -253,7 +253,7 @@ def test_a_door_knows_who_is_no_launcher(parties: Parties, two: list[Party]) -> 
     while silent.recv(4096):
         pass
 
-    assert two[0].notes == ["127.0.0.1 was not let in: what answers is no launcher of meshrun"]
+    assert two[0].notes == ["127.0.0.1 was rejected: whatever answers is not a meshrun launcher"]
     assert not two[0].news
 
 
@@ -311,8 +311,11 @@ def test_a_host_that_fails_twice_alone_is_left_out(parties: Parties, two: list[P
     assert hosts_of(spare) == ("node0", "node3", "node2")
     for party in (two[1], again):
         error = party.heard(MeetingFailed)[0].error
-        assert (error.message, error.exit_code) == (f"{why}; the others go on without it", 71)
-    assert f"{why}; it is left out" in two[0].notes
+        assert (error.message, error.exit_code) == (
+            f"{why}; the other nodes continue without it",
+            71,
+        )
+    assert f"{why}; excluding it" in two[0].notes
 
 
 @pytest.mark.parametrize(
@@ -391,9 +394,9 @@ def test_a_node_that_does_not_come_back_ends_the_others(
 
 @pytest.mark.parametrize(
     ("rank", "told"),
-    [(None, "3 nodes were asked for, and have begun: node0, node1, node2"),
-     (1, "3 nodes were asked for, and have begun: node0, node1, node2"),
-     (5, "node9 has --node-rank 5, of 3 nodes")],
+    [(None, "all 3 nodes are already running: node0, node1, node2"),
+     (1, "all 3 nodes are already running: node0, node1, node2"),
+     (5, "node9 has --node-rank 5 of 3 nodes")],
 )  # fmt: skip
 def test_a_node_too_many_is_told_at_once(
     parties: Parties, fixed: list[Party], rank: int | None, told: str
@@ -420,4 +423,4 @@ def test_a_host_that_fell_silent_is_taken_back_before_it_counts_as_lost(
     parties.until(lambda: back.heard(Met))
     silent.close()
 
-    assert left[0].heard(NodeLost)[0].why == "its launcher was started again"
+    assert left[0].heard(NodeLost)[0].why == "its launcher restarted"

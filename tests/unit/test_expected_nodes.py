@@ -74,9 +74,9 @@ def test_a_node_too_many_is_no_end_of_the_launch() -> None:
     gathered = expected(3, info("node1"), info("node2"))
 
     assert gathered.is_complete
-    with pytest.raises(TooMany, match="3 nodes were asked for, and node0, node1, node2 have") as e:
+    with pytest.raises(TooMany, match="all 3 nodes have already joined: node0, node1, node2") as e:
         gathered.join(2, info("node3"))
-    assert e.value.hint == "--nnodes 4, on every node"
+    assert e.value.hint == "to add a node, use --nnodes 4 on every node"
     assert order(gathered) == ["node1", "node2"]
 
 
@@ -93,7 +93,7 @@ def test_a_node_that_left_may_come_again() -> None:
 @pytest.mark.parametrize(
     ("joining", "told"),
     [
-        (info("c", 3), "c has --node-rank 3, of 3 nodes"),
+        (info("c", 3), "c has --node-rank 3 of 3 nodes"),
         (info("c", 0), "node0 and c both have --node-rank 0"),
         (info("c", 1), "b and c both have --node-rank 1"),
     ],
@@ -107,10 +107,10 @@ def test_a_rank_that_cannot_be(joining: Join, told: str) -> None:
 @pytest.mark.parametrize(
     ("own", "theirs", "told"),
     [
-        ({"--mesh": "dp=2"}, {"--mesh": "dp=4"}, "--mesh is dp=4 on b, and --mesh is dp=2 on a"),
-        ({"--backend": "gloo"}, {}, "--backend is not given on b, and --backend is gloo on a"),
-        ({}, {"--backend": "gloo"}, "--backend is gloo on b, and --backend is not given on a"),
-        ({"--mesh": ""}, {"--mesh": "2"}, "--mesh is 2 on b, and --mesh is not given on a"),
+        ({"--mesh": "dp=2"}, {"--mesh": "dp=4"}, "--mesh is dp=4 on b, but --mesh is dp=2 on a"),
+        ({"--backend": "gloo"}, {}, "--backend is not set on b, but --backend is gloo on a"),
+        ({}, {"--backend": "gloo"}, "--backend is gloo on b, but --backend is not set on a"),
+        ({"--mesh": ""}, {"--mesh": "2"}, "--mesh is 2 on b, but --mesh is not set on a"),
     ],
     ids=["another value", "only here", "only there", "nothing here"],
 )
@@ -132,12 +132,12 @@ TWO = {"argument 1": ["1", "`2`"]}
     [
         (FILE, {PROGRAM_FILE: ["1", "b/x.py (sha256 1)"]}, None),
         (FILE, {PROGRAM_FILE: ["2", "b/x.py (sha256 2)"]},
-         "the file of the program is b/x.py (sha256 2) on b, and a/x.py (sha256 1) on a"),
-        (FILE, TWO, "argument 1 is `2` on b, and not given on a"),
+         "the file of the program is b/x.py (sha256 2) on b, but a/x.py (sha256 1) on a"),
+        (FILE, TWO, "argument 1 is `2` on b, but not given on a"),
         ({**FILE, **TWO}, TWO, None),
-        (TWO, {**TWO, "argument 2": ["1", "`-v`"]}, "argument 2 is `-v` on b, and not given on a"),
+        (TWO, {**TWO, "argument 2": ["1", "`-v`"]}, "argument 2 is `-v` on b, but not given on a"),
         ({"argument 1": ["1", "`***`"]}, {"argument 1": ["2", "`***`"]},
-         "argument 1 (`***`) is another one on b than on a"),
+         "argument 1 (`***`) differs between b and a"),
         (TWO, {}, None),
         ({}, FILE, None),
     ],

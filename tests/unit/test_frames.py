@@ -57,7 +57,7 @@ def test_the_order_of_frames_cannot_be_changed(order: list[int]) -> None:
     """Each carries its number in its mark."""
     sent = frames([b"a", b"b", b"c"])
 
-    with pytest.raises(FrameError, match="not made with this launch's key"):
+    with pytest.raises(FrameError, match="not signed with this launch's key"):
         FrameReader(KEY, "member").feed(b"".join(sent[number] for number in order))
 
 

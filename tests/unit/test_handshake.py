@@ -19,7 +19,7 @@ from meshrun.rendezvous.handshake import (
 
 SECRET = b"s" * 32
 GARBAGE = [b"", b"\x00\xff", b"GET / HTTP/1.1\r", b"[]", b"7", b"{", b'{"meshrun": 1}', b"[" * 900]
-NO_LAUNCHER = "what answers is no launcher of meshrun"
+NO_LAUNCHER = "whatever answers is not a meshrun launcher"
 
 
 def line(values: dict[str, Any]) -> bytes:
@@ -56,7 +56,7 @@ def test_a_member_with_another_secret_is_refused() -> None:
     """By the coordinator, in words for people."""
     coordinator = CoordinatorHandshake(SECRET)
 
-    with pytest.raises(HandshakeError, match="another launch, or has another secret"):
+    with pytest.raises(HandshakeError, match="another launch or has a different secret"):
         coordinator.answer(ParticipantHandshake(b"other").answer(coordinator.greeting))
 
 
@@ -66,7 +66,7 @@ def test_a_head_with_another_secret_is_refused() -> None:
     nonce = json.loads(participant.answer(coordinator.greeting))["nonce"]
     proof = json.loads(coordinator.answer(_as_other(coordinator, nonce))[0])["proof"]
 
-    with pytest.raises(HandshakeError, match="does not know this launch's secret"):
+    with pytest.raises(HandshakeError, match="does not have this launch's secret"):
         participant.finish(line({"proof": proof}))
 
 
@@ -100,7 +100,9 @@ def test_another_version_is_told() -> None:
     """With both numbers."""
     greeting = line({"meshrun": VERSION + 1, "nonce": "0" * 32})
 
-    with pytest.raises(HandshakeError, match=f"version {VERSION + 1}, and this one {VERSION}"):
+    with pytest.raises(
+        HandshakeError, match=f"version {VERSION + 1}, but this one speaks {VERSION}"
+    ):
         ParticipantHandshake(SECRET).answer(greeting)
 
 

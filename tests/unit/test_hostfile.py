@@ -109,7 +109,7 @@ def test_addresses_and_users() -> None:
         ("a slots=4\na slots=2", "f, line 2: a is listed twice"),
         ("a slots=4 max_slots=2", "f, line 1: a has 4 slots, but max_slots is 2"),
         ("-oProxyCommand=x", "f, line 1: `-oProxyCommand=x` is not a host"),
-        ("# nobody", "f names no host"),
+        ("# nobody", "f lists no host"),
     ],
 )
 def test_a_file_that_cannot_be_read(text: str, told: str) -> None:

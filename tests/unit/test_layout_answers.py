@@ -127,7 +127,7 @@ def test_no_own_rank_is_said() -> None:
         (
             lambda layout: layout.rank((0, 0), tp=1),
             "got both a coordinate and indices by dim",
-            "give one",
+            "pass one of them",
         ),
         (
             lambda layout: layout.rank(dp=0, tp=4),
@@ -163,7 +163,7 @@ def test_no_own_rank_is_said() -> None:
         (lambda layout: layout.slot(8), "rank 8 is outside a world of 8", None),
         (
             lambda layout: layout.rank_at(2, 0),
-            "expected at least one node 2",
+            "node 2 does not exist",
             "nodes range from 0 to 1",
         ),
         (
@@ -211,8 +211,8 @@ def test_numbers_of_other_libraries_give_plain_ones(number: type) -> None:
 @pytest.mark.parametrize(
     ("mesh", "counts", "message"),
     [
-        ("dp=2,tp=4", (8, 4), "mesh `dp=2,tp=4` has 8 ranks, and 2 nodes have 12"),
-        ("dp=2,tp=4", (4,), "mesh `dp=2,tp=4` has 8 ranks, and 1 node has 4"),
+        ("dp=2,tp=4", (8, 4), "mesh `dp=2,tp=4` has 8 ranks, but 2 nodes have 12 workers"),
+        ("dp=2,tp=4", (4,), "mesh `dp=2,tp=4` has 8 ranks, but 1 node has 4 workers"),
         ("dp=-1,tp=4", (8,), "mesh `dp=-1,tp=4` has a size of -1"),
         (None, (), "expected at least one node"),
         (None, (0, 0), "numbers of workers cannot be negative or all 0: node 0 has 0"),
@@ -240,7 +240,7 @@ def test_a_mesh_fills_its_nodes(mesh: str | None, counts: tuple[int, ...], messa
         (
             "2",
             {"nproc_per_node": 1},
-            "mesh `2` needs 2 workers, and 1 node x 1 worker gives 1",
+            "mesh `2` needs 2 workers, but 1 node x 1 worker gives 1",
             "`1` fits 1 worker; --nproc-per-node 2 gives 2; --nnodes 2 gives 2",
         ),
         ("2", {"views": "v:a=1"}, "view `v` needs 1 worker, but the mesh has 2", None),

@@ -52,13 +52,13 @@ def test_another_secret_is_not_let_in(parties: Parties) -> None:
     """Both are told, once, and the launch waits on; the right one comes in."""
     coordinator = parties.coordinator(2)
     wrong = parties.participant(info("thief"), secret=b"other")
-    parties.until(lambda: any("was not let in" in note for note in coordinator.notes))
+    parties.until(lambda: any("was rejected" in note for note in coordinator.notes))
     parties.pass_s(3)
     right = parties.participant(info("node1"))
     parties.until(lambda: right.heard(Met))
 
-    reason = "it belongs to another launch, or has another secret"
-    assert coordinator.notes.count(f"127.0.0.1 was not let in: {reason}") == 1
+    reason = "it belongs to another launch or has a different secret"
+    assert coordinator.notes.count(f"127.0.0.1 was rejected: {reason}") == 1
     assert any(reason in note for note in wrong.notes)
     assert coordinator.heard(Met)[0].hosts == ("node0", "node1")
     assert not wrong.heard(Met)
@@ -74,7 +74,7 @@ def test_garbage_at_the_port_is_dropped(parties: Parties, said: bytes) -> None:
     parties.participant(info("node1"))
     parties.until(lambda: coordinator.heard(Met))
 
-    assert "127.0.0.1 was not let in: what answers is no launcher of meshrun" in coordinator.notes
+    assert "127.0.0.1 was rejected: whatever answers is not a meshrun launcher" in coordinator.notes
 
 
 GAVE_UP = GaveUp(host="node1", reason="SyntaxError: invalid syntax", exit_code=3)
@@ -102,7 +102,7 @@ def test_a_node_that_gives_up_ends_the_meeting(parties: Parties, has_joined: boo
     errors = [party.heard(MeetingFailed)[0].error for party in parties.all]
 
     assert {error.message for error in errors} == {
-        "node1 ended before all had joined: SyntaxError: invalid syntax"
+        "node1 exited before all nodes had joined: SyntaxError: invalid syntax"
     }
     assert {error.exit_code for error in errors} == {3}
     assert all(party.side.is_through for party in parties.all)  # type: ignore[union-attr]
@@ -226,7 +226,7 @@ def test_a_member_that_speaks_slowly_is_let_in(parties: Parties) -> None:
         parties.turn()
     handshake.finish(_line(parties, connection))
 
-    assert not any("was not let in" in note for note in coordinator.notes)
+    assert not any("was rejected" in note for note in coordinator.notes)
 
 
 def _line(parties: Parties, connection: socket.socket) -> bytes:
@@ -252,7 +252,7 @@ def test_a_replayed_conversation_is_not_let_in(parties: Parties) -> None:
     parties.stranger(said)
     parties.until(lambda: coordinator.notes)
 
-    assert coordinator.notes[0].startswith("127.0.0.1 was not let in: it belongs to another launch")
+    assert coordinator.notes[0].startswith("127.0.0.1 was rejected: it belongs to another launch")
 
 
 def test_a_member_that_vanishes_may_come_again(parties: Parties) -> None:
@@ -330,7 +330,7 @@ def test_a_difference_ends_the_meeting_on_both_sides(parties: Parties) -> None:
     errors = [party.heard(MeetingFailed)[0].error for party in (coordinator, participant)]
 
     assert {error.message for error in errors} == {
-        "--mesh is dp=4 on node1, and --mesh is dp=2 on node0, the first node"
+        "--mesh is dp=4 on node1, but --mesh is dp=2 on node0, the first node"
     }
     assert {error.exit_code for error in errors} == {2}
     assert len(coordinator.heard(MeetingFailed)) == 1
@@ -388,4 +388,4 @@ def test_a_head_that_ends_tells_those_who_wait(parties: Parties) -> None:
     parties.until(lambda: participant.heard(MeetingFailed))
 
     told = participant.heard(MeetingFailed)[0].error
-    assert told.message == "node0 ended before all had joined"
+    assert told.message == "node0 exited before all nodes had joined"

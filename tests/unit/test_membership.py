@@ -90,7 +90,7 @@ def test_too_few_are_told_by_name() -> None:
     nodes = membership(2, least=2)
     nodes.remove(1)
 
-    with pytest.raises(MeshrunError, match=r"^1 node is there \(node0\), of at least 2$"):
+    with pytest.raises(MeshrunError, match=r"^1 of at least 2 nodes joined \(node0\)$"):
         nodes.choose()
 
 

@@ -93,7 +93,7 @@ def test_a_lost_node_costs_a_restart() -> None:
 
     assert cause is not None
     assert (cause.description, cause.is_failure) == (
-        "node 1 (node1) was lost: it fell silent",
+        "node 1 (node1) was lost: it stopped responding",
         True,
     )
 

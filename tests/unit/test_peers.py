@@ -98,7 +98,7 @@ def test_who_has_the_endpoint_is_first(launchers: list[Launcher]) -> None:
     assert [each.heard(Met).node_rank for each in launchers] == [0, 1]
     assert [each.heard(Met).hosts for each in launchers] == [("a", "b")] * 2
     told = (
-        f"no secret is set: whoever reaches 127.0.0.1:{port} and knows this command can take part"
+        f"no secret is set: anyone who can reach 127.0.0.1:{port} and knows this command can join"
     )
     assert launchers[0].notes[0].startswith(told)
     assert not any("secret" in note for note in launchers[1].notes)
@@ -241,7 +241,7 @@ def test_what_torch_drew_is_part_of_the_secret(launchers: list[Launcher]) -> Non
     def look() -> bool:
         for each in launchers:
             each.turn()
-        return any("was not let in" in note for note in first.notes)
+        return any("was rejected" in note for note in first.notes)
 
     wait_until(look, lambda: str(first.notes))
     assert not first.heard(Met)

@@ -33,10 +33,10 @@ def request(mesh: str | None = "dp=2,tp=4", **changes: object) -> LaunchRequest:
     [
         (0, "auto", ("cpu", "no accelerator found")),
         (8, "auto", ("cuda", "8 found")),
-        (4, "auto", ("cpu", "8 workers, and 4 cuda found, not enough")),
-        (1, "auto", ("cpu", "8 workers, and 1 cuda found, not enough")),
-        (8, "cpu", ("cpu", "asked for")),
-        (8, "cuda", ("cuda", "asked for")),
+        (4, "auto", ("cpu", "4 cuda found for 8 workers, not enough")),
+        (1, "auto", ("cpu", "1 cuda found for 8 workers, not enough")),
+        (8, "cpu", ("cpu", "as requested")),
+        (8, "cuda", ("cuda", "as requested")),
     ],
 )
 def test_the_device_is_chosen_and_explained(

@@ -72,7 +72,7 @@ def test_a_layout_changes_no_variable(variables: dict[str, str]) -> None:
 def test_a_broken_variable_is_told(variables: dict[str, str]) -> None:
     """With the words that every contradiction has."""
     variables.update({**STEP, "SLURM_PROCID": "2"})
-    with pytest.raises(MeshError, match="SLURM_PROCID should be less than the total of 2"):
+    with pytest.raises(MeshError, match="SLURM_PROCID must be less than the total of 2"):
         current_layout()
 
 

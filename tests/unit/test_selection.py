@@ -167,6 +167,6 @@ def test_without_a_mesh_there_are_no_dims() -> None:
     layout = Layout(mesh=None, nproc_per_node=(1,))
     error = error_of(layout, "dp=0")
 
-    assert error.message == "no dim `dp`: there is no mesh"
+    assert error.message == "there is no mesh and so no dim `dp`"
     assert error.hint == "there are `rank` and `local_rank`"
     assert error_of(layout, "rank=1").hint == "`rank` is always 0"

@@ -93,8 +93,8 @@ def test_what_goes_to_other_hosts() -> None:
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("LOST", "--export LOST: it is not set here"),
-        ("KEY=abc", "--export takes names of variables, found `KEY=...`"),
+        ("LOST", "--export LOST: the variable is not set"),
+        ("KEY=abc", "--export expects variable names, found `KEY=...`"),
     ],
 )
 def test_a_variable_that_cannot_go(name: str, told: str) -> None:
@@ -127,15 +127,15 @@ def test_ssh_is_given_little() -> None:
     [
         (127, "sh: 1: exec: /p: not found", "it cannot run /p: sh: 1: exec: /p: not found", "same"),
         (255, "@@@\n@ CHANGED @\nHost key verification failed.", "ssh failed: @ CHANGED @ / ",
-         "`ssh ada@a` once by hand"),
-        (255, "mux: gone", "ssh failed: mux: gone", "`ssh ada@a true` tries"),
-        (255, "\x1b]0;x\x07gone", r"ssh failed: \x1b]0;x\x07gone", "`ssh ada@a true` tries"),
-        (255, "", "ssh failed without a word, as when what it had started was killed", ""),
-        (0, "nothing was heard", "its agent ended: nothing was heard", "tries"),
+         "`ssh ada@a` once"),
+        (255, "mux: gone", "ssh failed: mux: gone", "test with `ssh ada@a true`"),
+        (255, "\x1b]0;x\x07gone", r"ssh failed: \x1b]0;x\x07gone", "test with `ssh ada@a true`"),
+        (255, "", "ssh failed without a message, as when the process it started was killed", ""),
+        (0, "nothing was heard", "its agent exited: nothing was heard", "test"),
         (-9, "", "ssh was killed by SIGKILL", ""),
         (1, "Traceback\nModuleNotFoundError: No module named 'meshrun'", "/p there has no meshrun",
          "PYTHONPATH"),
-        (137, "bash: killed", "what ssh started there ended with code 137: bash: killed", "tries"),
+        (137, "bash: killed", "the process that ssh started exited with code 137", "test"),
     ],
 )  # fmt: skip
 def test_why_there_is_no_agent(code: int, said: str, why: str, hint: str) -> None:

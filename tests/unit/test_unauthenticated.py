@@ -52,7 +52,7 @@ def test_a_launcher_out_of_descriptors_takes_connections_later() -> None:
             while turn():  # accepts, then greets
                 pass
 
-            assert notes == ["a connection could not be taken: Too many open files"]
+            assert notes == ["a connection could not be accepted: Too many open files"]
             assert caller.recv(1)  # the greeting
             unauthenticated.close("the launch is over")
             assert not selector.get_map()
