@@ -234,7 +234,7 @@ def _container(job: Job, head: str) -> dict[str, Any]:
         **({"resources": {"limits": limits}} if limits else {}),
         "volumeMounts": Explained(
             [{"name": "shm", "mountPath": "/dev/shm"}],  # noqa: S108 - of the container
-            "Loader workers and NCCL use shared memory; a container has only 64 MiB by default.",
+            "Loader workers and NCCL use shared memory; containers default to 64 MiB.",
         ),
     }
 

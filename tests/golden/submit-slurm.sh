@@ -3,29 +3,28 @@
 
 #SBATCH --job-name=train
 #SBATCH --chdir=/home/me/run
-# A job that is requeued goes on in the same file.
+# A requeued job appends to the same file.
 #SBATCH --output=%x-%j.out
 #SBATCH --open-mode=append
-# One meshrun a node; it starts that node's ranks.
+# One meshrun per node; it starts the ranks of that node.
 #SBATCH --nodes=4
 #SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node=8
 #SBATCH --cpus-per-task=32
-# Before the time limit ranks have 150 s to save and end; Slurm may signal a minute early.
+# Ranks get 150 s before the time limit to save and exit; Slurm may signal up to a minute earlier.
 #SBATCH --signal=TERM@150
-# Preempted, or a node was lost: Slurm may start the job again.
+# Slurm may requeue the job if it is preempted or loses a node.
 #SBATCH --requeue
-# As given by --submit-arg.
+# From --submit-arg.
 #SBATCH --partition=gpu
 #SBATCH -t 4:00:00 -A vision
 
-# What the nodes know each other by, drawn anew for each run of the job.
+# The secret by which the nodes recognize each other, new for each run of the job.
 export MESHRUN_SECRET=$(head -c 32 /dev/urandom | od -An -v -tx1 | tr -d ' \n')
 
-# Launchers end together, so 60 s after the first no other is of use; to kill them at once, as
-# --kill-on-bad-exit=1 does, would take their exit codes. --export=ALL hands them this environment,
-# whatever sbatch was told.
-# From Slurm 22.05 on, srun has to be told of the cores again.
+# Launchers exit together: wait 60 s for the others. --kill-on-bad-exit=1 would kill them at once
+# and lose their exit codes. --export=ALL passes this environment, whatever sbatch was given.
+# Since Slurm 22.05, srun does not inherit --cpus-per-task.
 srun --nodes=4 --ntasks-per-node=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" \
     --kill-on-bad-exit=0 --wait=60 --export=ALL \
     python /home/me/meshrun/start.py launcher \
@@ -36,8 +35,8 @@ srun --nodes=4 --ntasks-per-node=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" \
     train.py --note 'it'"'"'s $HOME'
 code=$?
 
-# 75: SIGTERM came and every rank ended well by itself, so the job is to go on later. 69: a node
-# was lost, or the nodes did not meet; that is tried again ten times.
+# 75: preempted, and every rank exited with 0 after SIGTERM: requeue. 69: a node was lost, or the
+# nodes did not find each other: requeue up to ten times.
 if [ "$code" -eq 75 ] || { [ "$code" -eq 69 ] && [ "${SLURM_RESTART_COUNT:-0}" -lt 10 ]; }; then
     scontrol requeue "$SLURM_JOB_ID" && exit 0
 fi
