@@ -162,7 +162,7 @@ def no_signal(name: str) -> str:
     """Return that there is no such signal, with one that is near."""
     full = f"SIG{name.upper().removeprefix('SIG')}"
     near = get_close_matches(full, signal.Signals.__members__, n=1, cutoff=0.75)
-    return f"unknown signal `{name}`" + (f"; did you mean `{near[0]}`?" if near else "")
+    return f"unknown signal `{name}`" + (f" (did you mean `{near[0]}`?)" if near else "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -169,7 +169,8 @@ def test_what_torchrun_passes_over(fake_torch: object) -> None:
     assert "OMP_NUM_THREADS" not in found
     assert ours.stderr == (
         "meshrun: --signals-to-handle: unknown signal `SIGFOO`; ignoring it\n"
-        "meshrun: --signals-to-handle: unknown signal `TERMM`; did you mean `SIGTERM`?; ignoring it\n"
+        "meshrun: --signals-to-handle: unknown signal `TERMM` (did you mean `SIGTERM`?);"
+        " ignoring it\n"
     )
 
 

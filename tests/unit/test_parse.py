@@ -73,6 +73,6 @@ def test_signals_that_are_none_are_told_apart() -> None:
     assert (known, unknown) == ((signal.SIGTERM, signal.SIGUSR1), ("SIGFOO", "TERMM", "15"))
     assert [no_signal(name) for name in unknown] == [
         "unknown signal `SIGFOO`",
-        "unknown signal `TERMM`; did you mean `SIGTERM`?",
+        "unknown signal `TERMM` (did you mean `SIGTERM`?)",
         "unknown signal `15`",
     ]
