@@ -23,7 +23,7 @@ _LIBRARIES = tuple({
     for name in ("stdlib", "platstdlib", "purelib", "platlib")
     if (path := sysconfig.get_path(name))
 })  # fmt: skip
-_OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _MOST_FRAMES = 40
 _WRAPPERS = frozenset(
     {"wrapper", "inner", "_call_impl", "_wrapped_call_impl", "__call__", "<lambda>"}

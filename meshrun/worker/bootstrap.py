@@ -120,7 +120,7 @@ def _tell(reporter: Reporter, error: BaseException, *, may_be_ours: bool = False
     shown = False
     if not isinstance(error, SystemExit) and not _is_plain(sys.excepthook):
         shown = _went_through_hook(error)
-    elif sys.stderr is not sys.__stderr__:  # a file, or what copies to one
+    elif reporter.is_in_fork or sys.stderr is not sys.__stderr__:  # a file, or what copies to one
         _write_to_stderr(raised.text)
     reporter.raised(kind=raised.kind, message=raised.message, text=raised.text, shown=shown)
 

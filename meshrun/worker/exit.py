@@ -71,17 +71,19 @@ class Ending:
             self._status = 1
 
     def _leave(self) -> None:
-        if not self._armed or self._pid != os.getpid():
+        is_rank = self._pid == os.getpid()
+        if not self._armed or not (is_rank or destroyed.any_connected):
             return
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(signum, signal.SIG_IGN)  # it is about to leave, and with its own status
         sys.setswitchinterval(3600.0)  # daemon threads do not run on while their globals vanish
         threading.excepthook = lambda _: None
         _flush_files()
-        _free_program(self._standing)
+        if is_rank:  # a fork of it would wait for ever for threads of groups, which it lacks
+            _free_program(self._standing)
         status = self._status if _flush_streams() or self._status else _CANNOT_FLUSH
         destroyed.hold()
-        if status == 0 and (destroyed or _has_process_group()):
+        if is_rank and status == 0 and (destroyed or _has_process_group()):
             self._wait_for_peers()
         if status == -signal.SIGINT:
             signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -31,6 +31,8 @@ class _Destroyed:
     """Groups that this program has destroyed, and whose connections are still up."""
 
     def __init__(self) -> None:
+        self.any_connected = False
+        """Whether this process, or its parent before the fork, ever had a group."""
         self._groups: list[Any] = []
         self._pid = 0
         self._timer: threading.Timer | None = None
@@ -73,6 +75,7 @@ def guard_groups() -> None:
 
 
 def _connected(_: Any) -> None:
+    destroyed.any_connected = True
     destroyed.close()
     close_connections_on_exec()
 

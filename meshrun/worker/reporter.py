@@ -26,6 +26,11 @@ class Reporter:
         self._rank = rank
         self._pid = os.getpid()
 
+    @property
+    def is_in_fork(self) -> bool:
+        """Whether this process is a fork of the rank, and not the rank."""
+        return os.getpid() != self._pid
+
     def joined(self) -> None:
         """The rank is in the process group."""
         self._send(RankJoined(rank=self._rank, at_ns=time.monotonic_ns()))
@@ -60,7 +65,7 @@ class Reporter:
         self._send(RankFinished(rank=self._rank, at_ns=time.monotonic_ns()))
 
     def _send(self, event: FromRank) -> None:
-        if os.getpid() != self._pid:  # a forked child of the rank is not the rank
+        if self.is_in_fork:
             return
         try:
             self._socket.send(codec.encode(event))

@@ -1,0 +1,55 @@
+"""Programs as people have them, run again and again: races at the end show once in many runs."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests.kit import PROGRAMS, run_meshrun
+
+EVERYDAY = PROGRAMS / "everyday.py"
+_HELPERS = ("square", "train", "spin")
+_NAMES = [
+    each.name
+    for each in ast.parse(EVERYDAY.read_text()).body
+    if isinstance(each, ast.FunctionDef) and each.name not in _HELPERS
+]
+_LAUNCHES = (
+    ("--nproc-per-node", "2"),
+    ("--mesh", "dp=3", "--device", "cpu"),
+    ("--nproc-per-node", "2", "--start-method", "exec"),
+)
+_OFTEN = 10
+
+
+def check(name: str, launch: tuple[str, ...], folder: Path) -> None:
+    """Run a program once; its ranks end well and leave nothing in shared memory."""
+    folder.mkdir()
+    ours = run_meshrun(*launch, EVERYDAY, name, env={"FOLDER": str(folder)})
+    ranks = int(launch[1].removeprefix("dp="))
+
+    assert ours.returncode == 0, ours.stderr
+    wells = 1 if name == "saved_by_the_first" else ranks
+    assert ours.stdout.count("well\n") == wells, ours.stdout
+    for told in ("Aborted", "terminate called", "Fatal Python error"):
+        assert told not in ours.stderr
+    assert ours.stderr.count("ValueError: in a child of rank") == (name == "forks") * ranks
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("launch", _LAUNCHES[1:], ids=["mesh", "exec"])
+def test_a_forked_child_may_end_in_any_way(launch: tuple[str, ...], tmp_path: Path) -> None:
+    """With its own status, files and traceback; groups whose threads it lacks hold it up not."""
+    check("forks", launch, tmp_path / "run")
+
+
+@pytest.mark.torch
+@pytest.mark.nightly
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("name", _NAMES)
+def test_an_everyday_program_ends_well_every_time(name: str, tmp_path: Path) -> None:
+    """Ten times in a row, with and without a mesh, forked and as interpreters of their own."""
+    for number in range(_OFTEN):
+        check(name, _LAUNCHES[number % len(_LAUNCHES)], tmp_path / str(number))
