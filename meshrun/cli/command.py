@@ -33,11 +33,10 @@ _FEWEST_FILES = 64
 _LINE = "meshrun.line"
 """Where a context keeps its command line."""
 _SET_BY_A_LAUNCH = (
-    *("MESHRUN_MESH", "MESHRUN_DEVICE"),
-    *("MESHRUN_FLATTEN", "MESHRUN_VIEW", "MESHRUN_SLOT_ORDER"),
-    *("MESHRUN_BACKEND", "MESHRUN_TIMEOUT", "MESHRUN_PG_OPT"),
+    *(Options.mesh, Options.device, Options.flatten, Options.view),
+    *(Options.backend, Options.timeout, Options.pg_opt),
 )
-"""Variables that describe a rank to its program, and would be options of a launch inside it."""
+"""Options whose variables describe a rank to its program, and mean no launch inside it."""
 _OF_A_DRY_RUN = (*(Options.format, Options.output, Options.rank, Options.color_dim, Options.all),)
 
 # typer carries its own click, or needs the one on PyPI, depending on its version.
@@ -223,7 +222,7 @@ def run_command_line(began: Began, *, tell: Callable[[MeshrunError], None] = _te
     """
     _open_streams()
     if "MESHRUN_GENERATION" in os.environ:
-        for name in _SET_BY_A_LAUNCH:
+        for name in ("MESHRUN_SLOT_ORDER", *(str(row.variable) for row in _SET_BY_A_LAUNCH)):
             os.environ.pop(name, None)
     try:
         code = app(standalone_mode=False, prog_name="meshrun", obj=began)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshrun.cli.option import Given, Option
+from meshrun.cli.option import Option, ParsedOptions
 
 
-def render_completion(shell: str, table: type[Given]) -> str:
+def render_completion(shell: str, table: type[ParsedOptions]) -> str:
     """Return a script for bash, zsh, fish or tcsh that completes options and file names."""
     rows = table.rows()
     names = [row.flag for row in rows]

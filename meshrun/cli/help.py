@@ -7,7 +7,7 @@ import shutil
 import textwrap
 from typing import Any
 
-from meshrun.cli.option import Given, Option
+from meshrun.cli.option import Option, ParsedOptions
 from meshrun.host.descriptors import is_terminal
 
 _ABOUT = """\
@@ -22,7 +22,7 @@ In train.py, `from meshrun import current_mesh` and `mesh = current_mesh()`
 give the torch.distributed DeviceMesh that was built before its first line.
 Without --mesh, meshrun does what torchrun does."""
 _ENVIRONMENT = (
-    "Every option can also be set in the environment: meshrun's own as MESHRUN_MESH, MESHRUN_SHOW"
+    "Options can also be set in the environment: meshrun's own as MESHRUN_MESH, MESHRUN_SHOW"
     " and so on, torchrun's as PET_NPROC_PER_NODE and so on. --dry-run shows which value was used."
 )
 _COLUMN = 34
@@ -30,7 +30,7 @@ _COLUMN = 34
 _WIDEST = 110
 
 
-def render_help(table: type[Given]) -> str:
+def render_help(table: type[ParsedOptions]) -> str:
     """Return the page for the terminal there is."""
     width = max(min(shutil.get_terminal_size().columns, _WIDEST), _COLUMN + 20)
     on, off = (
@@ -52,15 +52,13 @@ def render_help(table: type[Given]) -> str:
 
 def _entry(row: Option[Any], width: int, on: str, off: str) -> str:
     """Return an option's lines: its flags, then its help beside or below them."""
-    flags = f"  {row.short + ',' if row.short else '   '} {row.flag}"
     default = f" [default: {row.unset.replace('`', '')}]" if row.unset and row.takes_value else ""
-    lines = textwrap.wrap(
-        row.help + default, width - _COLUMN, break_on_hyphens=False, break_long_words=False
+    room = width - _COLUMN
+    lines = textwrap.wrap(row.help + default, room, break_on_hyphens=False, break_long_words=False)
+    flags = ", ".join(row.flags)
+    begin = f"{'  ' if row.short else '      '}{flags} {row.metavar}".rstrip()
+    if len(begin) < _COLUMN - 1:
+        begin = begin.ljust(_COLUMN) + lines.pop(0)
+    return "\n".join(
+        [begin.replace(flags, f"{on}{flags}{off}", 1), *(" " * _COLUMN + line for line in lines)]
     )
-    named = f"{flags} {row.metavar}".rstrip()
-    first = named.ljust(_COLUMN) + lines.pop(0) if len(named) < _COLUMN - 1 else named
-    shown = [
-        first.replace(flags, f"  {on}{flags[2:]}{off}", 1),
-        *(" " * _COLUMN + line for line in lines),
-    ]
-    return "\n".join(shown)

@@ -1,4 +1,4 @@
-"""What an option is: a typed row of a table, which reads its own value."""
+"""What an option is: a typed row of a table, which parses its own value."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Option(Generic[_T]):
 
     def __init__(
         self,
-        read: Callable[[str, str], _T],
+        parse: Callable[[str, str], _T],
         default: _T,
         metavar: str,
         panel: str,
@@ -42,7 +42,7 @@ class Option(Generic[_T]):
         """Describe an option.
 
         Args:
-            read: Makes a value of a text and the flag, which is named in its ``UsageError``.
+            parse: Makes a value of a text and the flag, which is named in its ``UsageError``.
             default: The value if the option is not given.
             metavar: What stands for the value in the help.
             panel: Heading under which the help and the reference list the option.
@@ -53,11 +53,11 @@ class Option(Generic[_T]):
             family: ``MESHRUN``, ``PET`` for torchrun's own, or nothing if no variable is read.
             in_launch: Whether ``meshrun.launch()`` has a parameter of that name.
         """
-        self.read, self.default, self.metavar, self.panel = read, default, metavar, panel
+        self.parse, self.default, self.metavar, self.panel = parse, default, metavar, panel
         self.help, self.details, self.short = help, details, short
         self.family, self.in_launch = family, in_launch
-        self.unset = unset or (f"`{default:g}`" if isinstance(default, int | float)
-                               else f"`{default}`" if isinstance(default, str) else "")  # fmt: skip
+        shown = f"{default:g}" if isinstance(default, int | float) else default
+        self.unset = unset or (f"`{shown}`" if isinstance(shown, str) else "")
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -67,12 +67,12 @@ class Option(Generic[_T]):
     @overload
     def __get__(self, options: None, owner: type) -> Option[_T]: ...
     @overload
-    def __get__(self, options: Given, owner: type) -> _T: ...
-    def __get__(self, options: Given | None, owner: type) -> Option[_T] | _T:
+    def __get__(self, options: ParsedOptions, owner: type) -> _T: ...
+    def __get__(self, options: ParsedOptions | None, owner: type) -> Option[_T] | _T:
         """Return the value; on the class itself the row.
 
         Raises:
-            UsageError: If the text cannot be read, with the variable that holds it.
+            UsageError: If the text cannot be parsed, with the variable that holds it.
         """
         if options is None:
             return self
@@ -82,7 +82,7 @@ class Option(Generic[_T]):
 
     def value(self, given: Any) -> _T:
         """Return what a text means."""
-        return self.read(given, self.flag)
+        return self.parse(given, self.flag)
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -111,21 +111,21 @@ class Repeated(Option[tuple[str, ...]]):
 
     def __init__(
         self,
-        read: Callable[[str, str], tuple[str, ...]],
+        parse: Callable[[str, str], tuple[str, ...]],
         metavar: str,
         panel: str,
         help: str,  # noqa: A002
         **more: Any,
     ) -> None:
-        super().__init__(read, (), metavar, panel, help, **more)
+        super().__init__(parse, (), metavar, panel, help, **more)
 
     def value(self, given: Any) -> tuple[str, ...]:
         """Return the values of all texts."""
-        return tuple(value for text in given for value in self.read(text, self.flag))
+        return tuple(value for text in given for value in self.parse(text, self.flag))
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class ParsedOptions:
     """What the command line and the environment say; the base of a table of options."""
 
     values: Mapping[str, Any]

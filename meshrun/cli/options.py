@@ -2,15 +2,15 @@
 
 From a row come typer's parameter, ``--help``, ``--print-completion``, the pages of the reference
 and the value that the code reads: ``options.max_restarts`` is an ``int``, and a wrong name is an
-error of mypy. A text is read when its value is asked for, so errors come in the order of use.
+error of mypy. A text is parsed when its value is read, so errors come in the order of use.
 """
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
-from meshrun.cli import readers as read
-from meshrun.cli.option import Given, Option, Repeated, Switch
+from meshrun.cli import parsers as parse
+from meshrun.cli.option import Option, ParsedOptions, Repeated, Switch
 from meshrun.plan.parse import (
     NO_STREAMS,
     parse_local_ranks,
@@ -35,92 +35,93 @@ ACCEPTED = "Accepted from torchrun, without effect"
 OTHER = "Other"
 
 Names = tuple[str, ...]
+Settings = tuple[tuple[str, str], ...]
 Signals = tuple[tuple[int, ...], tuple[str, ...]]
 """Signals, and names of which there is none."""
 
 
-class Options(Given):
+class Options(ParsedOptions):
     """Every option, in the order of the help."""
 
     __slots__ = ()
 
     # fmt: off
-    mesh = Option(read.as_written, None, "SPEC", MESH,
+    mesh = Option(parse.as_written, None, "SPEC", MESH,
         "Shape of the mesh, such as `dp=2,tp=4` or `2x4`. The rightmost dim varies fastest, as in "
         "torch. One size may be `-1`, or a range such as `2:8`.",
         in_launch=True, details="See [mesh specs](mesh-spec.md). Without a mesh, no "
         "process group is created before the program runs.")
-    names = Option(read.as_written, None, "A,B", MESH,
+    names = Option(parse.as_written, None, "A,B", MESH,
         "Names for the dims of a mesh given as sizes alone, such as `2x4`.", in_launch=True)
-    device = Option(read.device, "auto", "TYPE", MESH,
+    device = Option(parse.device, "auto", "TYPE", MESH,
         "Device type: `auto`, `cpu`, `cuda` or another torch device type. `auto` uses the "
         "accelerator if there is one for each worker, otherwise `cpu`.", in_launch=True)
-    flatten = Repeated(read.joined, "[NAME=]A+B", MESH,
-        "Add a dim over the ranks of several dims, such as `dp_cp=dp+cp`. Repeatable.",
+    flatten = Repeated(parse.joined, "[NAME=]A+B", MESH,
+        "Flatten several dims into one, such as `dp_cp=dp+cp`. Repeatable.",
         details="See [derived dims](mesh-spec.md#derived-dims).")
-    view = Repeated(read.joined, "NAME:SPEC", MESH,
+    view = Repeated(parse.joined, "NAME:SPEC", MESH,
         "Add another factorization of the same ranks, such as `moe:pp=2,efsdp=-1,ep=8`. "
         "Repeatable.", details="See [derived dims](mesh-spec.md#derived-dims).")
-    intra_node = Repeated(read.dims, "DIM[,DIM]", MESH,
+    intra_node = Repeated(parse.dims, "DIM[,DIM]", MESH,
         "Require each group of these dims, taken together, to lie within one node.",
         details="See [how to place ranks](../how-to/place-ranks.md).")
-    place = Option(read.choice("contiguous", "auto"), "contiguous", "contiguous|auto", MESH,
+    place = Option(parse.choice("contiguous", "auto"), "contiguous", "contiguous|auto", MESH,
         "How to number ranks: node by node, or (`auto`) so that `--intra-node` holds.")
-    backend = Repeated(read.joined, "[DIM=]NAME", MESH,
+    backend = Repeated(parse.joined, "[DIM=]NAME", MESH,
         "Backend for the groups of all dims, or of one dim, such as `tp=nccl`. Repeatable.",
         unset="torch's choice", details="`pp=cpu:gloo,cuda:nccl` names one per device type. A "
         "backend that torch lacks is an error; that of a package needs `--preload` or "
         "`--mesh-init lazy`.")
-    timeout = Repeated(read.joined, "[DIM=]TIME", MESH,
-        "Timeout of collectives in all groups, or in those of one dim, such as `15m` or "
+    timeout = Repeated(parse.joined, "[DIM=]TIME", MESH,
+        "Timeout for collectives in all groups, or in those of one dim, such as `15m` or "
         "`tp=90s`. Repeatable.",
         unset="torch's choice", details="Without a dim it applies to the world's group too.")
-    pg_opt = Repeated(read.joined, "DIM:K=V", MESH,
+    pg_opt = Repeated(parse.joined, "DIM:K=V", MESH,
         "Backend option for the groups of a dim, such as `tp:is_high_priority_stream=1`. "
         "Repeatable.", details="Commas separate several: `DIM:K=V,K=V`.")
     mesh_init: Option[Literal["eager", "lazy"]] = Option(
-        read.choice("eager", "lazy"), "eager", "eager|lazy", MESH,
+        parse.choice("eager", "lazy"), "eager", "eager|lazy", MESH,
         "Build the mesh before the program's first line, or (`lazy`) at its first "
         "`current_mesh()`.", details="All ranks must reach that call. `lazy` is for programs that "
         "set `NCCL_*` variables themselves.")
 
-    nproc_per_node = Option(read.workers, None, "N", WORKERS,
-        "Workers on each node: a number, `auto`, `gpu`, `cpu` or `xpu`; or one number per node, "
+    nproc_per_node = Option(parse.workers, None, "N", WORKERS,
+        "Workers per node: a number, `auto`, `gpu`, `cpu` or `xpu`; or one number per node, "
         "such as `8,4`.", unset="what the mesh needs, else 1", family=PET, in_launch=True,
         details="`auto` is one per accelerator, or per core if there is none. `gpu`, `xpu` or "
         "another device type is one per device; `cpu` is one per core this process may use.")
-    nnodes = Option(read.nodes, None, "N|MIN:MAX", WORKERS,
+    nnodes = Option(parse.nodes, None, "N|MIN:MAX", WORKERS,
         "Number of nodes, or a range within which nodes may join and leave.",
         unset="what the scheduler says, else 1", family=PET, in_launch=True,
         details="See [several nodes](../how-to/several-nodes.md). A [range](../how-to/elastic.md) "
         "needs `--hosts`, or `--rdzv-backend c10d` or another that counts nodes.")
-    numa_binding = Option(read.binding, None, "MODE", WORKERS,
+    numa_binding = Option(parse.binding, None, "MODE", WORKERS,
         "Bind each rank to the cores near its device: `node`, `socket`, `exclusive` or "
         "`core-complex`.", family=PET, details="By the kernel's topology: `exclusive` gives each "
         "rank its own share of the NUMA node's cores, `core-complex` cores that share a cache. "
         "Ranks without an accelerator are spread over the NUMA nodes.")
     virtual_local_rank = Switch(WORKERS,
         "Let each rank see only its own device, as device 0 with `LOCAL_RANK=0`.", family=PET)
-    role = Option(read.short, "default", "NAME", WORKERS,
+    role = Option(parse.short, "default", "NAME", WORKERS,
         "Value of `ROLE_NAME` for the workers.", family=PET, details="It may differ between "
         "nodes; `ROLE_RANK` and `ROLE_WORLD_SIZE` count the workers of each role.")
 
-    hosts = Option(read.as_written, None, "A,B:8,...", HOSTS,
+    hosts = Option(parse.as_written, None, "A,B:8,...", HOSTS,
         "Start a launcher on each of these hosts over ssh. `B:8` runs 8 workers on B.",
         details="`user@host` works too. See [several hosts](../how-to/hosts.md).")
-    hostfile = Option(read.as_written, None, "FILE", HOSTS,
+    hostfile = Option(parse.as_written, None, "FILE", HOSTS,
         "Read the hosts from a file with lines such as `host slots=8`, as for DeepSpeed and "
         "Open MPI.", details="`host:8` is read too.")
-    include = Option(read.as_written, None, "A@B:0,2", HOSTS,
+    include = Option(parse.as_written, None, "A@B:0,2", HOSTS,
         "Use only these hosts, or only some slots of a host.", unset="all",
         details="Slots count from 0; the ranks of a host see only those devices.")
-    exclude = Option(read.as_written, None, "A@B:0,2", HOSTS,
+    exclude = Option(parse.as_written, None, "A@B:0,2", HOSTS,
         "Use all hosts and slots except these.")
-    export = Repeated(read.variables, "NAME[,NAME]", HOSTS,
+    export = Repeated(parse.variables, "NAME[,NAME]", HOSTS,
         "Also pass these environment variables to the hosts, such as `WANDB_API_KEY` or `HF_*`. "
         "Repeatable.", details="See [the environment](../how-to/hosts.md#environment).")
-    ssh = Option(read.as_written, "ssh", "COMMAND", HOSTS,
-        "Command to use as ssh, such as `'ssh -F my_config'`.")
+    ssh = Option(parse.as_written, "ssh", "COMMAND", HOSTS,
+        "Command to run as ssh, such as `'ssh -F my_config'`.")
     connect_timeout = Option(parse_seconds, 10.0, "TIME", HOSTS,
         "How long to wait for a host to answer.")
 
@@ -131,10 +132,10 @@ class Options(Given):
         details="`current_mesh()` in it builds the mesh on first use.")
     run_path = Switch(PROGRAM,
         "Run the script without starting a new interpreter, which is the default.", family=PET)
-    preload = Repeated(read.one, "MODULE", PROGRAM,
+    preload = Repeated(parse.one, "MODULE", PROGRAM,
         "Also import this module once per node, before ranks are forked. Repeatable.",
         in_launch=True, details="See [shared imports](../how-to/share-imports.md).")
-    start_method = Option(read.choice("fork", "exec", "forkserver", "spawn"), None, "fork|exec",
+    start_method = Option(parse.choice("fork", "exec", "forkserver", "spawn"), None, "fork|exec",
         PROGRAM, "Fork ranks from one process per node that has imported torch, or (`exec`) start "
         "a fresh interpreter for each.", unset="`fork`", family=PET, in_launch=True,
         details="torchrun's `forkserver` means `fork`; its `spawn` means `exec` with `--run-path`, "
@@ -142,67 +143,67 @@ class Options(Given):
 
     dry_run = Switch(PREVIEW,
         "Print the plan and exit without starting anything.", short="-n")
-    format = Option(read.choice("text", "json", "svg"), "text", "text|json|svg", PREVIEW,
+    format = Option(parse.choice("text", "json", "svg"), "text", "text|json|svg", PREVIEW,
         "Format of the plan. `svg` draws the layout.", details="See [the JSON schema]"
         "(plan-json.md) and [pictures](../how-to/draw-a-layout.md).")
-    output = Option(read.as_written, None, "FILE", PREVIEW,
+    output = Option(parse.as_written, None, "FILE", PREVIEW,
         "Write the plan to this file.", unset="stdout", short="-o", details="A file is replaced "
         "atomically; an existing device or pipe is written to; `-` is stdout.")
-    color_dim = Option(read.as_written, None, "DIM", PREVIEW,
+    color_dim = Option(parse.as_written, None, "DIM", PREVIEW,
         "Dim whose index colors the ranks in a picture.", unset="the slowest dim",
         details="By name, or by number from 0.")
-    rank = Option(read.as_written, None, "WHICH", PREVIEW,
+    rank = Option(parse.as_written, None, "WHICH", PREVIEW,
         "Show everything about one rank instead, such as `5` or `dp=1,tp=1`.",
         details="As text or JSON. See [all about one rank]"
         "(../how-to/place-ranks.md#all-about-one-rank).")
     all = Switch(PREVIEW,
         "Show every worker, even in a plan of more than 64 ranks.")
 
-    submit = Option(read.as_written, None, "SCHEDULER", SUBMIT,
+    submit = Option(parse.as_written, None, "SCHEDULER", SUBMIT,
         "Submit this launch as a job to `slurm`, `kubernetes`, `jobset` or `trainjob`. With "
         "`--dry-run`, print the job instead.", family="",
         details="See [how to submit](../how-to/submit.md). No variable sets it, because the job "
         "would inherit that variable.")
-    submit_arg = Repeated(read.one, "ARG", SUBMIT,
+    submit_arg = Repeated(parse.one, "ARG", SUBMIT,
         "Option for the scheduler's own command, such as `--partition=gpu`. Repeatable.",
         details="Several may stand in one: `'-p gpu -t 4:00:00'`.")
-    image = Option(read.as_written, None, "NAME", SUBMIT,
+    image = Option(parse.as_written, None, "NAME", SUBMIT,
         "Container image for Kubernetes, with torch, meshrun and the program.")
 
-    show = Repeated(read.one, "WHERE", OUTPUT,
+    show = Repeated(parse.one, "WHERE", OUTPUT,
         "Print only the output of these ranks, such as `dp=0`, `tp=1-3` or `rank=0,3`. "
         "Repeatable. Log files are not filtered.", unset="all", in_launch=True,
         details="`dp=0,tp=1-3` means both; repeated, the option means any.")
-    hide = Repeated(read.one, "WHERE", OUTPUT,
+    hide = Repeated(parse.one, "WHERE", OUTPUT,
         "Print the output of all ranks except these. Repeatable.", in_launch=True)
     collapse = Switch(OUTPUT,
         "Print identical lines from several ranks once.",
         details="With those ranks and their number.")
     prefix: Option[Literal["mesh", "torchrun", "none"]] = Option(
-        read.choice("mesh", "torchrun", "none"), "mesh", "mesh|torchrun|none", OUTPUT,
+        parse.choice("mesh", "torchrun", "none"), "mesh", "mesh|torchrun|none", OUTPUT,
         "What to print before each line: the rank's mesh coordinate, what torchrun prints, or "
         "nothing.", in_launch=True, details="torchrun prints nothing, or `[default0]:` where "
         "output is teed. See [logs](logs.md#what-stands-before-a-line).")
     no_prefix = Switch(OUTPUT,
         "Same as `--prefix none`.")
     console: Option[Literal["all", "first-node"]] = Option(
-        read.choice("all", "first-node"), "all", "all|first-node", OUTPUT,
-        "On several nodes, which launchers print the output of their ranks.",
+        parse.choice("all", "first-node"), "all", "all|first-node", OUTPUT,
+        "Which nodes print the output of their ranks.",
         details="Messages and errors are always printed. See [several nodes]"
         "(../how-to/several-nodes.md).")
-    log_line_prefix_template = Option(read.template, None, "TEXT", OUTPUT,
-        "Template of what to print before each line, with `${rank}`, `${local_rank}`, "
+    log_line_prefix_template = Option(parse.template, None, "TEXT", OUTPUT,
+        "Template for the text before each line, with the fields `${rank}`, `${local_rank}`, "
         "`${role_name}`, `${hostname}`, `${coordinate}` and `${time}`.",
         unset="`TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE`, else as `--prefix`", family=PET,
         details="See [logs](logs.md).")
     local_ranks_filter = Option(parse_local_ranks, None, "0,2", OUTPUT,
         "Print only the output of these local ranks.", unset="all", family=PET)
     status = Switch(OUTPUT,
-        "Show the state, CPU and memory of each rank: in a panel on a terminal, or in a line now "
-        "and then elsewhere.", details="See [how to watch a launch](../how-to/watch-a-launch.md).")
+        "Show the state, CPU and memory of each rank: in a panel on a terminal, or as periodic "
+        "lines elsewhere.", details="See [how to watch a launch](../how-to/watch-a-launch.md).")
     status_interval = Option(parse_seconds, None, "TIME", OUTPUT,
         "How often to update the status.", unset="1 on a terminal, else 30")
-    debug_rank = Option(read.as_written, None, "WHICH", OUTPUT,
+    debug_rank = Option(parse.as_written, None, "WHICH", OUTPUT,
         "Give this rank the terminal for `breakpoint()`, such as `3` or `dp=0,tp=3`. The others "
         "wait.", details="No timeout applies meanwhile. See [how to debug one rank]"
         "(../how-to/debug-one-rank.md).")
@@ -213,10 +214,11 @@ class Options(Given):
         details="With the address and the reason of each. See [security]"
         "(../explanation/security.md).")
 
-    max_restarts = Option(read.integer, 0, "N", FAILURES,
-        "Maximum number of restarts of all ranks after a failure.", family=PET, in_launch=True,
-        details="See [restarts](../how-to/restart.md); there are fewer if [the program makes no "
-        "progress](../how-to/restart.md#say-how-far-the-program-has-come).")
+    max_restarts = Option(parse.integer, 0, "N", FAILURES,
+        "Maximum number of restarts after failures.", family=PET, in_launch=True,
+        details="See [restarts](../how-to/restart.md). All ranks are restarted; there are fewer "
+        "restarts if [the program makes no progress]"
+        "(../how-to/restart.md#say-how-far-the-program-has-come).")
     start_timeout = Option(parse_seconds, 300.0, "TIME", FAILURES,
         "Report where each rank is if startup takes longer than this. `0` disables the report.",
         details="The launch continues.")
@@ -239,10 +241,10 @@ class Options(Given):
         unset="`SIGTERM,SIGINT,SIGHUP`", family=PET, details="If given, this includes signals "
         "that were ignored when meshrun started. Names of no signal are reported and left out.")
     exit_code: Option[Literal["worker", "torchrun"]] = Option(
-        read.choice("worker", "torchrun"), "worker", "worker|torchrun", FAILURES,
+        parse.choice("worker", "torchrun"), "worker", "worker|torchrun", FAILURES,
         "Exit with the failed rank's own code, or (`torchrun`) with 1 for any failure.",
         details="See [exit codes](exit-codes.md).")
-    report = Option(read.as_written, None, "FILE", FAILURES,
+    report = Option(parse.as_written, None, "FILE", FAILURES,
         "Write the result to this file as JSON.", details="See [the schema](report-json.md). The "
         "file is replaced atomically; `-` is stdout.")
 
@@ -252,20 +254,20 @@ class Options(Given):
     tee = Option(parse_streams, NO_STREAMS, "STREAMS", LOGS,
         "Write streams to log files, and print them too.", unset="0", short="-t", family=PET,
         in_launch=True)
-    log_dir = Option(read.as_written, None, "DIR", LOGS,
+    log_dir = Option(parse.as_written, None, "DIR", LOGS,
         "Directory for log files.", unset="a temporary directory", family=PET, in_launch=True,
         details="See [logs](logs.md). `/dev/null` means no files.")
     allow_shared_log_dir = Switch(LOGS,
         "Accept a `--log-dir` that other users can write to.",
         details="See [security](../explanation/security.md#files).")
-    duplicate_stdout_filters: Option[Names] = Option(read.names, (), "A,B", LOGS,
+    duplicate_stdout_filters: Option[Names] = Option(parse.names, (), "A,B", LOGS,
         "Copy teed lines of stdout that contain A or B to `filtered_stdout.log`.",
         family=PET, details="`,,` stands for a comma.")
-    duplicate_stderr_filters: Option[Names] = Option(read.names, (), "A,B", LOGS,
+    duplicate_stderr_filters: Option[Names] = Option(parse.names, (), "A,B", LOGS,
         "The same for stderr and `filtered_stderr.log`.", family=PET)
-    logs_specs = Option(read.as_written, None, "NAME", LOGS,
+    logs_specs = Option(parse.as_written, None, "NAME", LOGS,
         "Plugin that chooses the log files: an entry point of `torchrun.logs_specs`.", family=PET)
-    event_log_handler = Option(read.as_written, "null", "NAME", LOGS,
+    event_log_handler = Option(parse.as_written, "null", "NAME", LOGS,
         "Where torch elastic's events go: `null`, `console` or a plugin.", family=PET,
         details="A plugin is an entry point of `torchrun.event_log_handlers`: a `logging.Handler`, "
         "or what makes one.")
@@ -273,36 +275,36 @@ class Options(Given):
     standalone = Switch(RENDEZVOUS,
         "Run on this node alone, on a free port.", family=PET, details="With an id of its own. The "
         "options below and the scheduler are ignored; `--nnodes` above 1 is an error.")
-    rdzv_backend = Option(read.as_written, "static", "NAME", RENDEZVOUS,
+    rdzv_backend = Option(parse.as_written, "static", "NAME", RENDEZVOUS,
         "How nodes find each other: `static`, `c10d`, `etcd`, `etcd-v2` or a plugin.", family=PET,
         details="`static`: the first node is the one at the endpoint. `c10d`: the same without "
         "`--node-rank`, and `--nnodes` may be a range. Others are torch's own rendezvous, which "
         "chooses the nodes and their order; a plugin is an entry point of `torchrun.handlers`.")
-    rdzv_endpoint = Option(read.as_written, None, "HOST[:PORT]", RENDEZVOUS,
+    rdzv_endpoint = Option(parse.as_written, None, "HOST[:PORT]", RENDEZVOUS,
         "Address of the rendezvous, usually that of the first node.",
         unset="what the scheduler says", family=PET, details="A name, an IPv4 or an `[IPv6]` "
         "address. The port is 29500, for `c10d` 29400, for `etcd` 2379. On one node the ranks' "
         "store listens there.")
-    rdzv_id = Option(read.short, None, "ID", RENDEZVOUS,
+    rdzv_id = Option(parse.short, None, "ID", RENDEZVOUS,
         "Name of this launch, the same on all nodes.", unset="the job's, else random", family=PET,
         details="It is `TORCHELASTIC_RUN_ID` and part of the log directory's name; launchers "
         "with another name are refused.")
-    rdzv_conf: Option[tuple[tuple[str, str], ...]] = Option(read.rendezvous_settings, (), "K=V,...",
-        RENDEZVOUS, "Settings of the rendezvous, such as `join_timeout=600`.", family=PET,
+    rdzv_conf: Option[Settings] = Option(parse.rendezvous_settings, (), "K=V,...", RENDEZVOUS,
+        "Rendezvous settings, such as `join_timeout=600`.", family=PET,
         details="`join_timeout` or `timeout`: how long to wait for all nodes, 600; "
         "`last_call_timeout`: how long to wait for more than the minimum, 30; `is_host`: whether "
         "this node is the first one of c10d. Others go to the backend.")
-    node_rank = Option(read.integer, None, "N", RENDEZVOUS,
+    node_rank = Option(parse.integer, None, "N", RENDEZVOUS,
         "Rank of this node. Node 0 is the one at the endpoint.",
         unset="what the scheduler says, else by host name", family=PET)
-    master_addr = Option(read.as_written, None, "HOST", RENDEZVOUS,
+    master_addr = Option(parse.as_written, None, "HOST", RENDEZVOUS,
         "Address of the first node, if there is no `--rdzv-endpoint`.", family=PET,
         details="On one node, with a port: where the ranks' store listens.")
-    master_port = Option(read.port, None, "PORT", RENDEZVOUS,
+    master_port = Option(parse.port, None, "PORT", RENDEZVOUS,
         "Port of the first node, if there is no `--rdzv-endpoint`.",
         unset="29500 on several nodes, else a free one", family=PET,
         details="Where 29500 is taken and no other node was told of it, a free one is used.")
-    local_addr = Option(read.as_written, None, "HOST", RENDEZVOUS,
+    local_addr = Option(parse.as_written, None, "HOST", RENDEZVOUS,
         "Address of this node.", unset="the one that faces the other nodes", family=PET,
         details="The first node listens there if it has no endpoint; on one node the ranks' store "
         "does if no port is given.")
@@ -314,7 +316,7 @@ class Options(Given):
     exit_barrier_timeout = Option(parse_seconds, None, "TIME", ACCEPTED,
         "meshrun has no barrier at exit.", family=PET)
 
-    print_completion = Option(read.choice("bash", "zsh", "fish", "tcsh"), None, "SHELL", OTHER,
+    print_completion = Option(parse.choice("bash", "zsh", "fish", "tcsh"), None, "SHELL", OTHER,
         "Print a completion script for `bash`, `zsh`, `fish` or `tcsh`.", family="")
     version = Switch(OTHER, "Print the version.", family="")
     help = Switch(OTHER, "Print this help.", short="-h", family="")

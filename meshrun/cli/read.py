@@ -13,7 +13,7 @@ from typing import Literal, TypeVar
 
 from meshrun.cli.option import Option
 from meshrun.cli.options import Options
-from meshrun.cli.readers import doubtful_fields
+from meshrun.cli.parsers import doubtful_fields
 from meshrun.errors import UsageError
 from meshrun.layout import Flatten, View, parse_derived
 from meshrun.layout.spec import MeshSpec, parse_mesh

@@ -95,7 +95,7 @@ def _kubernetes(kind: str, job: Job, dry_run: bool, output: str | None) -> int:
     if dry_run:
         print_text(manifest, output)
         return 0
-    other = "delete it with `kubectl delete`, or choose another name with --rdzv-id"
+    other = f"`kubectl delete` the existing `{job.name}`, or set another name with --rdzv-id"
     created = hand_in(
         ["kubectl", "create", "-f", "-", "-o", "json"],
         render_workload(job, kind),

@@ -6,6 +6,8 @@
 import inspect
 import os
 import re
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -16,9 +18,9 @@ from meshrun.cli import words
 from meshrun.cli.command import make_app
 from meshrun.cli.completion import render_completion
 from meshrun.cli.help import render_help
-from meshrun.cli.option import COMMAND_LINE, Given, Option
+from meshrun.cli.option import COMMAND_LINE, Option, ParsedOptions
 from meshrun.cli.options import MESH, Options
-from meshrun.cli.readers import integer
+from meshrun.cli.parsers import integer
 from tests.kit import ROOT
 
 REFERENCE = ROOT / "docs" / "reference"
@@ -29,7 +31,7 @@ def cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def render_rows(table: type[Given], panel: str) -> str:
+def render_rows(table: type[ParsedOptions], panel: str) -> str:
     """Return the options of a panel as a table of Markdown."""
     lines = ["| option | default | meaning |", "| --- | --- | --- |"]
     for row in table.rows():
@@ -45,7 +47,7 @@ def render_rows(table: type[Given], panel: str) -> str:
     return "\n".join([*lines, ""])
 
 
-def render_variables(table: type[Given]) -> str:
+def render_variables(table: type[ParsedOptions]) -> str:
     """Return the variables of all options as a table of Markdown, a panel a line."""
     lines = ["| options | variables |", "| --- | --- |"]
     for panel in dict.fromkeys(row.panel for row in table.rows() if row.variable):
@@ -62,7 +64,7 @@ def fill(page: str, *blocks: str) -> str:
     return filled
 
 
-def pages(table: type[Given]) -> dict[str, list[str]]:
+def pages(table: type[ParsedOptions]) -> dict[str, list[str]]:
     panels = dict.fromkeys(row.panel for row in table.rows())
     return {
         "command-line.md": [render_rows(table, panel) for panel in panels],
@@ -102,6 +104,32 @@ def test_words_that_are_known_are_options() -> None:
     flags = {row.flag for row in Options.rows()}
 
     assert words.LAUNCHERS | set(words._ELSEWHERE) <= flags
+
+
+@pytest.mark.parametrize("columns", [40, 80, 300])
+def test_the_help_fits_a_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No line is wider, down to what the flags need; flags are bold where there are colors."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    plain = render_help(Options)
+    monkeypatch.setattr("meshrun.cli.help.is_terminal", lambda _descriptor: True)
+    bold = render_help(Options)
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    assert max(map(len, plain.splitlines())) <= max(columns, 80)
+    assert "\033[1m--mesh\033[0m SPEC" in bold
+    assert re.sub(r"\033\[\d?m", "", bold) == plain == render_help(Options)
+
+
+def test_the_help_imports_little() -> None:
+    """Neither rich nor what a launch needs: it is there in an instant."""
+    words = ["-X", "importtime", "-m", "meshrun", "--help"]
+    ours = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=True)
+    imported = {line.rpartition("|")[2].strip() for line in ours.stderr.splitlines()}
+
+    assert "meshrun.cli.options" in imported
+    assert (
+        imported & {"rich", "torch", "meshrun.cli.read", "meshrun.plan.request", "socket"} == set()
+    )
 
 
 class _Extended(Options):

@@ -109,10 +109,11 @@ def test_kubectl_makes_a_job_that_owns_the_rest(folder: Path) -> None:
     ("answers", "told", "verbs"),
     [
         ({"create": ('Error (AlreadyExists): jobs.batch "train" already exists', 1)},
-         "hint: `kubectl delete` the `train` that is there, or --rdzv-id OTHER-NAME", ["create"]),
+         "hint: `kubectl delete` the existing `train`, or set another name with --rdzv-id",
+          ["create"]),
         ({"apply": ("forbidden", 1)}, "kubectl refused the job: forbidden",
          ["create", "apply", "delete"]),
-        ({"create": ("job.batch/train", 0)}, "is another form of output among --submit-arg?",
+        ({"create": ("job.batch/train", 0)}, "does --submit-arg choose another output format?",
          ["create"]),
     ],
     ids=["the same name again", "no secret", "other words"],

@@ -1,4 +1,4 @@
-"""How the texts of options are read: (text, flag) -> value, or one error that names the flag."""
+"""How the texts of options are parsed: (text, flag) -> value, or one error that names the flag."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def names(text: str, _flag: str) -> tuple[str, ...]:
 
 
 def choice(*choices: str) -> Callable[[str, str], Any]:
-    """Return what reads one of ``choices``."""
+    """Return what parses one of ``choices``."""
     return lambda text, flag: parse_choice(text, flag, choices)
 
 
