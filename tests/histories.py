@@ -7,13 +7,11 @@ from collections.abc import Iterable
 
 from meshrun.lifecycle.actions import Action, EndGeneration, EndZygote, Signal, WakeAt
 from meshrun.lifecycle.local import LEFTOVER_GRACE_S
-from meshrun.lifecycle.state import ClusterState, RankState, State
+from meshrun.lifecycle.state import ClusterState, State
 from meshrun.lifecycle.step import step
 from meshrun.protocol.events import (
     Event,
     GenerationEnded,
-    RankExited,
-    RankRaised,
     RankStarted,
     SignalArrived,
     StoreEnded,
@@ -21,6 +19,8 @@ from meshrun.protocol.events import (
     ZygoteGone,
     ZygoteReady,
 )
+from meshrun.protocol.generation import RankState
+from meshrun.protocol.rank_end import RankExited, RankRaised
 
 S = 1_000_000_000
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from meshrun.errors import RendezvousError
 from meshrun.lifecycle.actions import Action, Decide, EndZygote, StartAll, Tell
-from meshrun.lifecycle.outcome_json import cause_to_json
-from meshrun.lifecycle.state import Cause, ClusterState, State
+from meshrun.lifecycle.state import ClusterState, State
 from meshrun.protocol.events import (
     AllIdle,
     Event,
@@ -20,6 +17,7 @@ from meshrun.protocol.events import (
     OthersFinished,
     RankFinished,
 )
+from meshrun.protocol.generation import Cause, NodeOutcome, RankState, Trouble
 from tests.histories import READY, S, exited, started
 from tests.histories import play as play_events
 
@@ -28,7 +26,7 @@ OTHERS_FINISHED = OthersFinished(at_ns=6 * S)
 COORDINATOR_LOST = NodeLost(node_rank=0, host="node0", why="it closed the connection", at_ns=5 * S)
 NODE_LOST = NodeLost(node_rank=1, host="node1", why="it stopped responding", at_ns=5 * S)
 CAUSE = Cause(rank=2, description="exited with code 7", raised=None, ran_s=None, at_ns=5 * S)
-NEXT = NextBegins(generation=1, cause=cause_to_json(CAUSE), at_ns=8 * S)
+NEXT = NextBegins(generation=1, cause=CAUSE, at_ns=8 * S)
 NOT_MET = MeetingFailed(error=RendezvousError("1 of 2 nodes joined"), at_ns=5 * S)
 
 END = EndZygote()
@@ -55,27 +53,20 @@ def over(code: int, headline: str = "rank 2 failed", signum: int | None = None) 
     )
 
 
-def told(*ranks: tuple[int, int], trouble: dict[str, Any] | None = None) -> dict[str, Any]:
+def told(*ranks: tuple[int, int], trouble: Trouble | None = None) -> NodeOutcome:
     """Return what the other node says: these of its ranks ended so."""
-    return {
-        "host": "node1",
-        "headline": "rank 2 failed",
-        "signum": 0,
-        "is_well": not ranks,
-        "killed": False,
-        "trouble": trouble,
-        "ranks": {
-            str(rank): {
-                "pid": 100 + rank,
-                "exited": {"rank": rank, "pid": 100 + rank, "wait_status": status, "at_ns": 5 * S},
-            }
+    return NodeOutcome(
+        headline="rank 2 failed",
+        is_well=not ranks,
+        trouble=trouble,
+        ranks={
+            rank: RankState(pid=100 + rank, exited=exited(rank, status, 5))
             for rank, status in ranks
         },
-        "evidence": {},
-    }
+    )
 
 
-def all_idle(*outcomes: dict[str, Any]) -> AllIdle:
+def all_idle(*outcomes: NodeOutcome) -> AllIdle:
     return AllIdle(outcomes=outcomes, at_ns=8 * S)
 
 
@@ -88,7 +79,7 @@ WELL: list[Event] = [exited(0, 0, 5), exited(1, 0, 5)]
 WELL_THERE: list[Event] = [exited(2, 0, 5), exited(3, 0, 5)]
 
 TWO_DIED = told((2, 7 << 8), (3, 15))
-TROUBLE = told(trouble={"message": "no room", "hint": None, "exit_code": 71})
+TROUBLE = told(trouble=Trouble(message="no room", hint=None, exit_code=71))
 
 
 def play(events: list[Event], max_restarts: int = 0) -> tuple[State, list[Action]]:

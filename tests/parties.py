@@ -13,6 +13,7 @@ import pytest
 from meshrun.host.sockets import listen_on
 from meshrun.plan.rendezvous_config import RendezvousConfig
 from meshrun.protocol.events import FromNodes
+from meshrun.protocol.generation import Cause
 from meshrun.rendezvous.connections import Connections
 from meshrun.rendezvous.coordinator import Coordinator
 from meshrun.rendezvous.elastic_participant import ElasticParticipant
@@ -193,9 +194,7 @@ class Parties:
         return RendezvousConfig(nnodes=nnodes, host="127.0.0.1", port=self.port, **changes)
 
 
-WHY: dict[str, Any] = {
-    "rank": None, "description": "why", "raised": None, "ran_s": None, "at_ns": 1,
-}  # fmt: skip
+WHY = Cause(rank=None, description="why", raised=None, ran_s=None, at_ns=1)  # fmt: skip
 """The cause of a generation's end."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from meshrun.lifecycle.state import Cause
+from meshrun.protocol.generation import Cause
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

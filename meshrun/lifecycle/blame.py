@@ -6,8 +6,9 @@ import signal
 from dataclasses import dataclass, replace
 
 from meshrun.lifecycle.state import State
-from meshrun.protocol.events import STORE, RankRaised, ZygoteGone
+from meshrun.protocol.events import STORE, ZygoteGone
 from meshrun.protocol.raised import headline, lost_connection
+from meshrun.protocol.rank_end import RankRaised
 from meshrun.protocol.result import LEFT_EARLY, signal_name, split_wait_status
 
 _CONSEQUENT = 2

@@ -29,7 +29,7 @@ from meshrun.lifecycle.shutdown import (
     leave,
     say_idle,
 )
-from meshrun.lifecycle.state import RankState, State, furthest, is_idle
+from meshrun.lifecycle.state import State, furthest, is_idle
 from meshrun.protocol.events import (
     GenerationEnded,
     Hung,
@@ -37,10 +37,8 @@ from meshrun.protocol.events import (
     LeftoversEnded,
     ProgramBroken,
     RankBeat,
-    RankExited,
     RankFinished,
     RankJoined,
-    RankRaised,
     RankReady,
     RanksContinued,
     RankStarted,
@@ -52,6 +50,8 @@ from meshrun.protocol.events import (
     ZygoteReady,
     ZygoteUnsafe,
 )
+from meshrun.protocol.generation import RankState
+from meshrun.protocol.rank_end import RankExited, RankRaised
 
 SECOND_SIGNAL_GRACE_S = 2.0
 _NS = 1_000_000_000

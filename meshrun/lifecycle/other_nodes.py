@@ -12,7 +12,6 @@ from typing import Any
 
 from meshrun.lifecycle.actions import Decide, EndZygote, OpenGate, Tell
 from meshrun.lifecycle.local import begin_again, finish, signalled, start_if_due, stop
-from meshrun.lifecycle.outcome_json import cause_from_json, ranks_from_json
 from meshrun.lifecycle.phases import ClusterPhase, Link, Phase, Stop
 from meshrun.lifecycle.restart import (
     change_of,
@@ -22,7 +21,7 @@ from meshrun.lifecycle.restart import (
     why_not_again,
 )
 from meshrun.lifecycle.shutdown import Step, end_zygote, leave, say_idle
-from meshrun.lifecycle.state import Cause, ClusterState, RankState, State
+from meshrun.lifecycle.state import ClusterState, State
 from meshrun.protocol.events import (
     AllIdle,
     LaunchOver,
@@ -34,6 +33,7 @@ from meshrun.protocol.events import (
     OthersFinished,
     SignalArrived,
 )
+from meshrun.protocol.generation import Cause, RankState
 
 
 def _known(state: State) -> ClusterState:
@@ -43,14 +43,13 @@ def _known(state: State) -> ClusterState:
 
 def _met(state: State, event: Met) -> Step:
     known = _known(state)
-    causes = tuple(cause_from_json(cause) for cause in event.causes)
     ranks = {rank: RankState() for rank in event.ranks}
     if known.is_met:  # again, as nodes have come or gone
         if state.phase in (Phase.ENDING, Phase.OVER) or known.link is Link.CUT_OFF:
             return state, []
-        return begin_again(replace(state, ranks=ranks, causes=causes), event.at_ns)
+        return begin_again(replace(state, ranks=ranks, causes=event.causes), event.at_ns)
     cluster = replace(known, phase=ClusterPhase.RUNNING, is_coordinator=event.node_rank == 0)
-    return start_if_due(replace(state, cluster=cluster, ranks=ranks, causes=causes))
+    return start_if_due(replace(state, cluster=cluster, ranks=ranks, causes=event.causes))
 
 
 def _meeting_failed(state: State, event: MeetingFailed) -> Step:
@@ -106,7 +105,7 @@ def _all_idle(state: State, event: AllIdle) -> Step:
         return state, []
     ranks: dict[int, RankState] = {}
     for outcome in event.outcomes:
-        ranks.update(ranks_from_json(outcome))
+        ranks.update(outcome.ranks)
     cluster = replace(_known(state), ranks=ranks, outcomes=event.outcomes)
     state = replace(state, cluster=cluster)
     if cluster.change is not None and may_go_on(state):
@@ -128,7 +127,7 @@ def _gather(state: State, cause: Cause) -> Step:
 
 
 def _next_begins(state: State, event: NextBegins) -> Step:
-    state = replace(state, causes=(*state.causes, cause_from_json(event.cause)))
+    state = replace(state, causes=(*state.causes, event.cause))
     if not _known(state).decides:
         return state, []
     if state.phase not in (Phase.ENDING, Phase.OVER) and state.broken is None:

@@ -6,7 +6,6 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 from meshrun.console.label import rank_label
 from meshrun.errors import HangError, HostError, InternalError, MeshrunError, NodeLostError
@@ -18,10 +17,9 @@ from meshrun.lifecycle.blame import (
     describe_verdict,
     judge,
 )
-from meshrun.lifecycle.evidence import Evidence
-from meshrun.lifecycle.outcome_json import error_from_json, evidence_of
 from meshrun.lifecycle.state import State
 from meshrun.protocol.events import SILENT, StoreEnded
+from meshrun.protocol.generation import Evidence, NodeOutcome
 from meshrun.protocol.result import (
     PREEMPTED,
     LaunchResult,
@@ -63,7 +61,8 @@ def build_result(
     """Return what came of a launch whose last state is ``state``."""
     cluster = state.cluster
     if cluster is not None:
-        evidence = {**evidence_of(cluster.outcomes), **evidence}
+        told = [outcome.evidence for outcome in cluster.outcomes]
+        evidence = {**dict(item for each in told for item in each.items()), **evidence}
     verdicts = judge(state)
     failures = [
         _failure(state, layout, verdict, hosts, evidence.get(verdict.rank, _NOTHING))
@@ -105,7 +104,7 @@ def decide(state: State, layout: Layout, hosts: Sequence[str], host: str) -> Dec
 def _decision(
     state: State, verdicts: Sequence[Verdict], layout: Layout, hosts: Sequence[str], host: str
 ) -> Decision:
-    signums = [*state.signals[:1], *_told(state, "signum")]
+    signums = [*state.signals[:1], *_signums_elsewhere(state)]
     return Decision(
         exit_code=_exit_code(state, verdicts),
         signum=next((signum for signum in signums if signum), None),
@@ -137,9 +136,9 @@ def _headline(
 ) -> str:
     if state.signals:
         return f"{host} was {why_stopped(state)}"
-    if signums := _told(state, "signum"):
+    if signums := _signums_elsewhere(state):
         stopped = f"a node was stopped by {signal_name(signums[0])}"
-        return str((*_told(state, "headline"), stopped)[0])
+        return next((told.headline for told in _outcomes(state) if told.headline), stopped)
     if state.broken is not None:
         return state.broken.headline
     if (trouble := find_trouble(state, host if len(hosts) > 1 else "")) is not None:
@@ -152,10 +151,12 @@ def _headline(
     return f"rank {rank}{label}{host} {describe_verdict(verdicts[0])}"
 
 
-def _told(state: State, name: str) -> list[Any]:
-    """Return what the other nodes said of one thing, those that said anything."""
-    told = state.cluster.outcomes if state.cluster is not None else ()
-    return [outcome[name] for outcome in told if outcome.get(name)]
+def _outcomes(state: State) -> tuple[NodeOutcome, ...]:
+    return state.cluster.outcomes if state.cluster is not None else ()
+
+
+def _signums_elsewhere(state: State) -> list[int]:
+    return [outcome.signum for outcome in _outcomes(state) if outcome.signum]
 
 
 def _failure(
@@ -186,15 +187,19 @@ def _was_preempted(state: State) -> bool:
     ranks = state.ranks.values()
     told = any(known.told_to_end_ns is not None for known in ranks)
     well = all(known.exited is not None and known.exited.wait_status == 0 for known in ranks)
-    first = [*state.signals, *_told(state, "signum")][:1]
-    others = state.cluster.outcomes if state.cluster is not None else ()
-    return first == [signal.SIGTERM] and told and well and all(o.get("is_well") for o in others)
+    first = [*state.signals, *_signums_elsewhere(state)][:1]
+    return (
+        first == [signal.SIGTERM]
+        and told
+        and well
+        and all(outcome.is_well for outcome in _outcomes(state))
+    )
 
 
 def _exit_code(state: State, verdicts: Sequence[Verdict]) -> int:
     if state.cluster is not None and state.cluster.over is not None:
         return state.cluster.over.exit_code
-    if signums := [*state.signals, *_told(state, "signum")]:
+    if signums := [*state.signals, *_signums_elsewhere(state)]:
         return PREEMPTED if _was_preempted(state) else 128 + signums[0]
     if state.broken is not None:
         return state.broken.exit_code
@@ -212,8 +217,9 @@ def _trouble_cluster(state: State) -> MeshrunError | None:
         return None
     if cluster.failed is not None:
         return cluster.failed.error
-    for values in _told(state, "trouble"):
-        return error_from_json(values)
+    for outcome in _outcomes(state):
+        if outcome.trouble is not None:
+            return outcome.trouble.as_error()
     if (lost := cluster.lost) is not None and (cluster.is_coordinator or cluster.over is None):
         return NodeLostError(
             f"node {lost.node_rank} ({lost.host}) was lost: {lost.why}",

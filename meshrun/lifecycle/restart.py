@@ -6,8 +6,9 @@ import re
 from collections.abc import Sequence
 
 from meshrun.lifecycle.blame import describe_failure, describe_verdict, judge
-from meshrun.lifecycle.state import Cause, State, furthest
+from meshrun.lifecycle.state import State, furthest
 from meshrun.protocol.events import OthersFailed
+from meshrun.protocol.generation import Cause
 from meshrun.protocol.stacks import current_folder, user_place
 
 _SOON_S = 10.0
@@ -68,7 +69,7 @@ def _failure_of_no_rank(state: State) -> str | None:
         return here
     if here is not None and state.hung is None:
         return f"on node 0, {here}"
-    told = (str(outcome["failure"]) for outcome in cluster.outcomes if outcome.get("failure"))
+    told = (outcome.failure for outcome in cluster.outcomes if outcome.failure)
     return here or next(told, None)
 
 
@@ -87,8 +88,7 @@ def _may_elsewhere(state: State) -> bool:
     if cluster is None:
         return True
     ends = any(
-        outcome.get("signum") or (outcome.get("trouble") and not outcome.get("failure"))
-        for outcome in cluster.outcomes
+        outcome.signum or (outcome.trouble and not outcome.failure) for outcome in cluster.outcomes
     )
     return cluster.lost is None and cluster.failed is None and not ends
 

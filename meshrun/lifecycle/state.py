@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from meshrun.lifecycle.phases import ClusterPhase, Link, Phase, Stop
 from meshrun.protocol.events import (
@@ -13,61 +12,11 @@ from meshrun.protocol.events import (
     NodeLost,
     OthersFailed,
     ProgramBroken,
-    RankExited,
-    RankRaised,
     StartFailed,
     StoreEnded,
     ZygoteGone,
 )
-from meshrun.protocol.result import Resize
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankState:
-    """What is known of one rank."""
-
-    pid: int | None = None
-    joined: bool = False
-    ready_ns: int | None = None
-    """When its program began."""
-    raised: RankRaised | None = None
-    finished_ns: int | None = None
-    """When its program was over and it began to wait for its peers, if it has one to wait for."""
-    exited: RankExited | None = None
-    told_to_end_ns: int | None = None
-    """When it was first sent a signal to end it, if it was."""
-
-    @property
-    def ready(self) -> bool:
-        """Whether its program has begun."""
-        return self.ready_ns is not None
-
-    @property
-    def finished(self) -> bool:
-        """Whether its program is over and it waits for its peers, or has waited."""
-        return self.finished_ns is not None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cause:
-    """Why a generation of ranks ended."""
-
-    rank: int | None
-    """The rank that was the cause; ``None`` if it was none of them."""
-    description: str
-    """How it ended, such as ``was ended by SIGKILL``; a whole sentence if it was no rank."""
-    raised: RankRaised | None
-    ran_s: float | None
-    """Seconds from the program's first line to its end; ``None`` if it never began."""
-    at_ns: int
-    step: int | None = None
-    """How far any rank of the generation came, if one said."""
-    place: str = ""
-    """Where in the user's files, if an exception came from there."""
-    is_failure: bool = True
-    """Whether it counts as a restart, and not only nodes came or went."""
-    resize: Resize | None = None
-    """How the nodes changed then, if they did."""
+from meshrun.protocol.generation import Cause, NodeOutcome, RankState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +38,7 @@ class ClusterState:
     over: LaunchOver | None = None
     ranks: dict[int, RankState] = field(default_factory=dict)
     """Ranks of other nodes that failed, or left first; at the coordinator, once nothing is left."""
-    outcomes: tuple[dict[str, Any], ...] = ()
+    outcomes: tuple[NodeOutcome, ...] = ()
     """What else the others told of this generation."""
 
     @property
@@ -198,13 +147,13 @@ class State:
     def has_killed(self) -> bool:
         """Whether SIGKILL has been sent to the ranks of any node."""
         told = self.cluster.outcomes if self.cluster is not None else ()
-        return self.killed or any(outcome.get("killed") for outcome in told)
+        return self.killed or any(outcome.killed for outcome in told)
 
     @property
     def best_step(self) -> int | None:
         """How far a rank of any node has come; of others that is told once nothing is left."""
         told = self.cluster.outcomes if self.cluster is not None else ()
-        return furthest(self.step, *(outcome.get("step") for outcome in told))
+        return furthest(self.step, *(outcome.step for outcome in told))
 
     @property
     def everywhere(self) -> dict[int, RankState]:

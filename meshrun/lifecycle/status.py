@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from meshrun.lifecycle.state import RankState, State
+from meshrun.lifecycle.state import State
+from meshrun.protocol.generation import RankState
 
 RankPhase = Literal[
     "failed", "hung", "stopped", "starting", "joining", "running", "ending", "ended"

@@ -14,7 +14,7 @@ from contextlib import suppress
 from meshrun.errors import MeshrunError
 from meshrun.host.log_file import Opener
 from meshrun.host.whole_file import write_whole
-from meshrun.protocol.events import RankRaised
+from meshrun.protocol.rank_end import RankRaised
 from meshrun.protocol.result import LaunchResult
 
 _MOST_BYTES = 4 * 1024 * 1024

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from meshrun.errors import MeshrunError
+from meshrun.protocol.generation import Cause, NodeOutcome
+from meshrun.protocol.rank_end import RankExited, RankRaised
 
 STORE = -1
 """Stands for the process of the store where a rank is named."""
@@ -87,21 +89,6 @@ class RankReady:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankRaised:
-    """An exception left a rank's program, or meshrun's own start of it."""
-
-    rank: int
-    at_ns: int
-    kind: str
-    """Name of the exception's class, such as ``ValueError``."""
-    message: str
-    traceback: str
-    """The whole text, as ``python`` prints it."""
-    shown: bool
-    """Whether the program's own excepthook has printed it already."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RankBeat:
     """A rank's program called ``meshrun.heartbeat()`` or ``progress()``: it gets on."""
 
@@ -124,19 +111,6 @@ class RankFinished:
 
     rank: int
     at_ns: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankExited:
-    """A rank's process has ended."""
-
-    rank: int
-    pid: int
-    wait_status: int
-    """As ``os.waitpid`` gives it."""
-    at_ns: int
-    unasked: bool = False
-    """Whether it was at its end before it was sent any signal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,7 +232,7 @@ class Met:
     at_ns: int
     ranks: tuple[int, ...] = ()
     """This node's, once that is worked out."""
-    causes: tuple[dict[str, Any], ...] = ()
+    causes: tuple[Cause, ...] = ()
     """Why generations before ended, where nodes meet again."""
     previous: dict[str, Any] | None = None
     """The layout of the generation before this one."""
@@ -306,7 +280,7 @@ class OthersFinished:
 class AllIdle:
     """Nothing of this generation is left on any node; told to the coordinator alone."""
 
-    outcomes: tuple[dict[str, Any], ...]
+    outcomes: tuple[NodeOutcome, ...]
     """Of the other nodes that still answer."""
     at_ns: int
 
@@ -316,7 +290,7 @@ class NextBegins:
     """The next generation is to start, on every node."""
 
     generation: int
-    cause: dict[str, Any]
+    cause: Cause
     at_ns: int
 
 

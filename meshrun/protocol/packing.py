@@ -13,7 +13,7 @@ import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, is_dataclass
 from functools import cache
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 _PLAIN = (int, float, str, bool, type(None))
 
@@ -30,13 +30,6 @@ class Within:
         if not self.least <= value <= self.most:
             raise ValueError(f"{value} is not from {self.least} to {self.most}")
         return value
-
-
-@dataclass(frozen=True, slots=True)
-class Like:
-    """A table with the fields of a ``TypedDict``, and no others."""
-
-    kind: Any
 
 
 def pack(kind: type[Any], values: Mapping[str, object]) -> bytes:
@@ -79,9 +72,9 @@ def _take(hint: Any, value: Any, clean: Callable[[str], str]) -> Any:
 def _take_checked(
     hint: Any, checks: tuple[Any, ...], value: Any, clean: Callable[[str], str]
 ) -> Any:
-    taken = value if any(isinstance(check, Like) for check in checks) else _take(hint, value, clean)
+    taken = _take(hint, value, clean)
     for check in checks:
-        taken = _take(check.kind, taken, clean) if isinstance(check, Like) else check(taken)
+        taken = check(taken)
     return taken
 
 
@@ -95,15 +88,18 @@ def _take_one_of(hints: tuple[Any, ...], value: Any, clean: Callable[[str], str]
 
 
 def _take_table(kind: Any, values: dict[str, Any], clean: Callable[[str], str]) -> Any:
-    if get_origin(kind) is dict:
+    if get_origin(kind) in (dict, Mapping):
         name, of = get_args(kind)
-        return {_take(name, key, clean): _take(of, each, clean) for key, each in values.items()}
-    if not (is_dataclass(kind) or is_typeddict(kind)):
+        is_number = (get_args(name) or [name])[0] is int  # JSON's names are texts
+        return {
+            _take(name, int(key) if is_number else key, clean): _take(of, each, clean)
+            for key, each in values.items()
+        }
+    if not (isinstance(kind, type) and is_dataclass(kind)):
         raise TypeError(f"a table is not {kind}")
     hints = _hints(kind)
-    required: frozenset[str] = getattr(kind, "__required_keys__", frozenset())
-    if wrong := (values.keys() - hints.keys()) | (required - values.keys()):
-        raise ValueError(f"{kind.__name__} and {wrong}")
+    if wrong := values.keys() - hints.keys():
+        raise ValueError(f"{kind} and {wrong}")
     return kind(**{name: _take(hints[name], each, clean) for name, each in values.items()})
 
 

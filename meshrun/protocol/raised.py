@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 
-from meshrun.protocol.events import RankRaised
+from meshrun.protocol.rank_end import RankRaised
 
 _LONGEST = 240
 _LOST_CONNECTION = re.compile(

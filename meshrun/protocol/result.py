@@ -7,7 +7,7 @@ import signal
 from dataclasses import dataclass
 
 from meshrun.errors import MeshrunError
-from meshrun.protocol.events import RankRaised
+from meshrun.protocol.rank_end import RankRaised
 
 PREEMPTED = 75
 """Exit code of a launch whose ranks took SIGTERM well: EX_TEMPFAIL of sysexits.h, try again."""

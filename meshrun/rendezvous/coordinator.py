@@ -17,6 +17,7 @@ from meshrun.protocol.events import (
     OthersFailed,
     OthersFinished,
 )
+from meshrun.protocol.generation import NodeOutcome
 from meshrun.rendezvous.connection import Connection
 from meshrun.rendezvous.connections import Connections
 from meshrun.rendezvous.messages import (
@@ -31,7 +32,6 @@ from meshrun.rendezvous.messages import (
     Over,
     Where,
 )
-from meshrun.rendezvous.outcome_message import shift_times
 from meshrun.rendezvous.reachability import Reachability
 
 BEAT_S = 1.0
@@ -74,7 +74,7 @@ class Coordinator:
 
     def _begin_generation(self, generation: int) -> None:
         self._generation = generation
-        self._outcomes: dict[int, dict[str, object]] = {}
+        self._outcomes: dict[int, NodeOutcome] = {}
         self._finished: set[int] = set()
         self._idle: set[int] = set()
         self._ending = False
@@ -154,12 +154,10 @@ class Coordinator:
             case Failed() | Idle() if message.last_rank >= self._world_size:
                 connection.close(f"it reported rank {message.last_rank} of {self._world_size}")
             case Failed():
-                shift_times(message.outcome, -connection.ahead_ns)
-                self._outcomes[node_rank] = message.outcome
+                self._outcomes[node_rank] = message.outcome.shifted(-connection.ahead_ns)
                 self._end(node_rank, message)
             case Idle():
-                shift_times(message.outcome, -connection.ahead_ns)
-                self._outcomes[node_rank] = message.outcome
+                self._outcomes[node_rank] = message.outcome.shifted(-connection.ahead_ns)
                 self._idle.add(node_rank)
                 self._advance_if_all_idle()
             case Finished():
@@ -186,10 +184,13 @@ class Coordinator:
         if self._ending or self._over:
             return
         self._ending = True
-        why = str(message.outcome.get("headline") or "a rank failed")
-        signum = int(message.outcome.get("signum") or 0)
-        is_hung = bool(message.outcome.get("is_hung"))
-        end = End(generation=self._generation, why=why, signum=signum, is_hung=is_hung)
+        outcome = message.outcome
+        end = End(
+            generation=self._generation,
+            why=outcome.headline or "a rank failed",
+            signum=outcome.signum,
+            is_hung=outcome.is_hung,
+        )
         self._broadcast(end, but=node_rank)
         if node_rank != OWN:
             self._board.news.append(others_failed(end))

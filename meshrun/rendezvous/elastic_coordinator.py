@@ -6,6 +6,7 @@ import itertools
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,8 @@ from meshrun.host.interfaces import address_in
 from meshrun.host.sockets import listen_on
 from meshrun.plan.rendezvous_config import RendezvousConfig, format_endpoint
 from meshrun.protocol.events import MeetingFailed, Met, NodeLost, OthersFailed
+from meshrun.protocol.generation import Cause
+from meshrun.protocol.result import Resize
 from meshrun.rendezvous.connection import Connection
 from meshrun.rendezvous.connections import Connections
 from meshrun.rendezvous.coordinator import OWN, SILENT_S, Coordinator
@@ -35,6 +38,7 @@ from meshrun.rendezvous.reachability import Reachability
 from meshrun.rendezvous.store_access import keep_to_nodes
 from meshrun.rendezvous.unauthenticated import Unauthenticated
 
+_FIRST = Cause(rank=None, description="", raised=None, ran_s=None, at_ns=0)
 _SPARE = "this node is a spare: it joins when another node is lost or the mesh has room for it"
 
 
@@ -83,8 +87,8 @@ class ElasticCoordinator(Coordinator):
         """Hosts that do not take part any more, and why."""
         self._ran: dict[int, str] = {}
         """Hosts of the last generation of ranks, by number."""
-        self._causes: list[dict[str, Any]] = []
-        self._wish: Begin | None = Begin(generation=0, cause={})
+        self._causes: list[Cause] = []
+        self._wish: Begin | None = Begin(generation=0, cause=_FIRST)
         """The generation that is to begin once enough nodes are there."""
         self._deadline: Deadline | None = None
         """How long others are waited for, while they are too few."""
@@ -227,14 +231,14 @@ class ElasticCoordinator(Coordinator):
         elif not (self._over or self._is_done or self._ending or self._is_decided):
             self._grow(info.host)
 
-    def _blame(self, cause: dict[str, Any]) -> None:
+    def _blame(self, cause: Cause) -> None:
         """Leave a node out after two failures in a row on it that no other had."""
-        rank, number = cause.get("rank"), self._failed_on(cause)
+        rank, number = cause.rank, self._failed_on(cause)
         info = None if number is None else self._nodes.infos.get(number)
         if info is None or number is None:
             self._failures.append(("", ""))  # on no one node
             return
-        what = str(cause.get("description")).removeprefix(f"on {info.host}, ")
+        what = cause.description.removeprefix(f"on {info.host}, ")
         self._failures.append((info.host, what))
         hosts = [host for host, _ in self._failures[-2:]]
         is_shared = any(other == what and host != info.host for host, other in self._failures)
@@ -253,17 +257,17 @@ class ElasticCoordinator(Coordinator):
         self._unauthenticated.turn_away(connection, error)
         self._nodes.remove(number)
 
-    def _failed_on(self, cause: dict[str, Any]) -> int | None:
+    def _failed_on(self, cause: Cause) -> int | None:
         """Return the number of the node that a failure came from, of a rank or of none."""
-        rank, layout = cause.get("rank"), self._nodes.layout
-        if layout is None or not cause.get("is_failure", True):
+        rank, layout = cause.rank, self._nodes.layout
+        if layout is None or not cause.is_failure:
             return None
         if rank is not None:
             return self._numbers[layout.node_rank(rank)]
         told = [
             number
             for number, outcome in self._outcomes.items()
-            if outcome.get("failure") and not outcome.get("is_hung")
+            if outcome.failure and not outcome.is_hung
         ]
         return told[0] if len(told) == 1 else None
 
@@ -368,14 +372,15 @@ class ElasticCoordinator(Coordinator):
         self._world_size = choice.layout.world_size
         runs = {number: nodes.infos[number].host for number in choice.participants}
         if self._causes and self._meeting.is_elastic:
-            self._causes[-1]["resize"] = {
-                "generation": generation,
-                "left": [host for number, host in self._ran.items() if number not in runs],
-                "joined": [host for number, host in runs.items() if number not in self._ran],
-                "shapes": describe_shapes(before, choice.layout),
-                "mesh": str(choice.layout.mesh) if choice.layout.mesh else "",
-                "hosts": list(runs.values()),
-            }
+            resize = Resize(
+                generation=generation,
+                left=tuple(host for number, host in self._ran.items() if number not in runs),
+                joined=tuple(host for number, host in runs.items() if number not in self._ran),
+                shapes=describe_shapes(before, choice.layout),
+                mesh=str(choice.layout.mesh) if choice.layout.mesh else "",
+                hosts=tuple(runs.values()),
+            )
+            self._causes[-1] = replace(self._causes[-1], resize=resize)
         self._ran = runs
         connections = {**self._connections, **self._spares}
         self._connections = {number: connections[number] for number in runs if number != OWN}
@@ -422,7 +427,7 @@ class ElasticCoordinator(Coordinator):
             next_address=next_address,
             next_port=next_port,
             # Tracebacks of long ago are of no use, and would make this longer each time.
-            causes=[{**each, "raised": None} for each in self._causes[:-1]] + self._causes[-1:],
+            causes=[replace(each, raised=None) for each in self._causes[:-1]] + self._causes[-1:],
             previous=previous,
         )
 

@@ -11,9 +11,10 @@ from typing import Annotated, Any, get_args
 
 from meshrun.errors import MeshrunError, RendezvousError
 from meshrun.layout import MAX_RANKS, Layout
-from meshrun.protocol.packing import Like, Within, pack, unpack
+from meshrun.protocol.checked import ExitCode, Line, Signum, Time
+from meshrun.protocol.generation import Cause, NodeOutcome
+from meshrun.protocol.packing import Within, pack, unpack
 from meshrun.protocol.printable import lines, one_line
-from meshrun.rendezvous.outcome_message import Cause, ExitCode, Line, Outcome, Signum, Time
 from meshrun.wording import count
 
 
@@ -36,8 +37,6 @@ Workers = Annotated[int, Within(0, MAX_RANKS)]
 Port = Annotated[int, Within(1, 65_535)]
 OpenPort = Annotated[int, Within(0, 65_535)]
 """A port, or 0 for none."""
-AnOutcome = Annotated[dict[str, Any], Like(Outcome)]
-ACause = Annotated[dict[str, Any], Like(Cause)]
 
 
 class MessageError(Exception):
@@ -127,7 +126,7 @@ class Welcome:
     """Address of the next node, to check that it can be reached; "" for the coordinator's."""
     next_port: OpenPort = 0
     """Which port is open there, if any."""
-    causes: list[ACause] = field(default_factory=list)
+    causes: list[Cause] = field(default_factory=list)
     """Why each generation of ranks before this one ended."""
     previous: Annotated[dict[str, Any], _layout] = field(default_factory=dict)
     """The layout of the one before, if there was one."""
@@ -170,14 +169,13 @@ class Beat:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _WithOutcome:
     generation: Generation
-    outcome: AnOutcome
+    outcome: NodeOutcome
     """What is known so far."""
 
     @property
     def last_rank(self) -> int:
         """The highest rank it tells of; -1 for none."""
-        told = (self.outcome.get(name, {}) for name in ("ranks", "evidence"))
-        return max((int(rank) for ranks in told for rank in ranks), default=-1)
+        return max((*self.outcome.ranks, *self.outcome.evidence), default=-1)
 
 
 class Failed(_WithOutcome):
@@ -238,7 +236,7 @@ class Begin:
     """Head to participants: nothing is left anywhere; start the next generation."""
 
     generation: Generation
-    cause: ACause
+    cause: Cause
     """Why the one before ended."""
 
 

@@ -7,9 +7,9 @@ from ipaddress import ip_address
 from typing import Annotated, cast
 
 from meshrun.errors import RendezvousError
+from meshrun.protocol.checked import Line
 from meshrun.protocol.packing import pack, unpack
 from meshrun.rendezvous.messages import Port
-from meshrun.rendezvous.outcome_message import Line
 
 _LONGEST_SECRET = 64
 

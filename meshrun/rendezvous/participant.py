@@ -9,7 +9,6 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from meshrun.errors import MeshrunError, RendezvousError
 from meshrun.host.interfaces import name_of
@@ -23,6 +22,7 @@ from meshrun.protocol.events import (
     NodeLost,
     OthersFinished,
 )
+from meshrun.protocol.generation import Cause
 from meshrun.protocol.printable import one_line
 from meshrun.rendezvous.connection import Connection
 from meshrun.rendezvous.connections import Connections
@@ -42,7 +42,6 @@ from meshrun.rendezvous.messages import (
     Welcome,
     Where,
 )
-from meshrun.rendezvous.outcome_message import shift_cause
 from meshrun.rendezvous.reachability import Reachability
 
 _BEAT_S = 1.0
@@ -376,9 +375,9 @@ class Participant:
             )
         )
 
-    def _ours(self, cause: dict[str, Any]) -> dict[str, Any]:
+    def _ours(self, cause: Cause) -> Cause:
         """Return a cause with its times by this machine's clock."""
-        return shift_cause(cause, 0 if self._connection is None else -self._connection.ahead_ns)
+        return cause.shifted(0 if self._connection is None else -self._connection.ahead_ns)
 
     def _drop(self, why: str, *, misled_s: float | None = None) -> None:
         """The connection is gone, or is to go; it may be for so long that no head answers it."""

@@ -24,8 +24,6 @@ from meshrun.protocol.events import (
     NextBegins,
     NodeLost,
     OthersFailed,
-    RankExited,
-    RankRaised,
     RanksContinued,
     SignalArrived,
     StoreEnded,
@@ -34,6 +32,7 @@ from meshrun.protocol.events import (
     ZygoteUnsafe,
 )
 from meshrun.protocol.raised import headline, lost_connection
+from meshrun.protocol.rank_end import RankExited, RankRaised
 from meshrun.protocol.result import LaunchResult, Resize, signal_name, split_wait_status
 from meshrun.report.findings import describe_spares
 from meshrun.wording import count

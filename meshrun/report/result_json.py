@@ -9,7 +9,7 @@ from typing import Any
 from meshrun import errors
 from meshrun.errors import MeshrunError
 from meshrun.host.whole_file import write_whole
-from meshrun.protocol.events import RankRaised
+from meshrun.protocol.rank_end import RankRaised
 from meshrun.protocol.result import LaunchResult, RankFailure, Resize, Timings
 
 SCHEMA_NAME = "meshrun.result"

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from meshrun.console.output import Output
 from meshrun.host.memory import MemoryWatch, describe_full_shm
 from meshrun.lifecycle.blame import Verdict, judge
-from meshrun.lifecycle.evidence import Evidence
 from meshrun.lifecycle.state import State
+from meshrun.protocol.generation import Evidence
 from meshrun.protocol.raised import killed_worker
 from meshrun.protocol.stacks import current_folder, describe, headline
 from meshrun.supervisor.monitor import Monitor

@@ -32,9 +32,8 @@ from meshrun.lifecycle.actions import (
     Tell,
     WakeAt,
 )
-from meshrun.lifecycle.evidence import Evidence
 from meshrun.lifecycle.phases import ClusterPhase
-from meshrun.lifecycle.state import ClusterState, RankState, State, skip_time, was_stopped
+from meshrun.lifecycle.state import ClusterState, State, skip_time, was_stopped
 from meshrun.lifecycle.step import step
 from meshrun.plan.plan import LaunchPlan
 from meshrun.plan.rank_env import Session
@@ -50,7 +49,6 @@ from meshrun.protocol.events import (
     Met,
     OthersFailed,
     RankBeat,
-    RankExited,
     RankReady,
     RankStarted,
     SignalArrived,
@@ -58,6 +56,8 @@ from meshrun.protocol.events import (
     TimePassed,
     ZygoteGone,
 )
+from meshrun.protocol.generation import Evidence, RankState
+from meshrun.protocol.rank_end import RankExited
 from meshrun.protocol.result import signal_name
 from meshrun.supervisor.investigation import gather
 from meshrun.supervisor.live import Live

@@ -13,12 +13,12 @@ from meshrun.errors import MeshrunError, RendezvousError
 from meshrun.layout import Layout
 from meshrun.lifecycle.actions import Decide, Tell
 from meshrun.lifecycle.blame import describe_failure, describe_lost_process
-from meshrun.lifecycle.evidence import Evidence
+from meshrun.lifecycle.node_outcome import node_outcome
 from meshrun.lifecycle.outcome import decide, find_trouble, headline, why_stopped
-from meshrun.lifecycle.outcome_json import cause_to_json, outcome_to_json
-from meshrun.lifecycle.state import Cause, State
+from meshrun.lifecycle.state import State
 from meshrun.protocol.codec import Negotiate
 from meshrun.protocol.events import FromNodes
+from meshrun.protocol.generation import Cause, Evidence
 from meshrun.rendezvous.messages import Begin, Failed, Finished, GaveUp, Idle, Leave, Over, Where
 from meshrun.rendezvous.peers import Peers
 
@@ -136,7 +136,7 @@ class Nodes:
                 why = f"it was {why_stopped(state)}"
             self.peers.tell(Leave(generation=state.generation, why=why))
             return
-        outcome = outcome_to_json(
+        outcome = node_outcome(
             state,
             headline=headline(state, layout, self.hosts, self._host),
             failure=_failure(state, self._host),
@@ -149,7 +149,7 @@ class Nodes:
     def _decide(self, next_after: Cause | None, state: State, layout: Layout) -> None:
         if next_after is not None:
             generation = state.generation + 1
-            self.peers.tell(Begin(generation=generation, cause=cause_to_json(next_after)))
+            self.peers.tell(Begin(generation=generation, cause=next_after))
         else:
             decision = decide(state, layout, self.hosts, self._host)
             self.peers.tell(Over(**asdict(decision)))

@@ -22,7 +22,8 @@ from meshrun.errors import UsageError
 from meshrun.layout import Layout
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
-from meshrun.protocol.events import Event, RankExited, ZygoteGone
+from meshrun.protocol.events import Event, ZygoteGone
+from meshrun.protocol.rank_end import RankExited
 
 _LOOK_AGAIN_NS = 50_000_000
 """How soon the others are heard again after a line was entered."""

@@ -19,8 +19,8 @@ from meshrun.plan.plan import LaunchPlan, RankPlan
 from meshrun.plan.rank_env import Session, rank_environment
 from meshrun.protocol import codec
 from meshrun.protocol.error_record import read_record, write_record
-from meshrun.protocol.events import RankExited, RankRaised
 from meshrun.protocol.raised import as_torch_prints
+from meshrun.protocol.rank_end import RankExited, RankRaised
 from meshrun.supervisor.monitor import Monitor
 from meshrun.supervisor.run_folder import RunFolder
 from meshrun.supervisor.spawn_orders import SpawnOrders, start_order

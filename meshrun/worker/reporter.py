@@ -13,9 +13,9 @@ from meshrun.protocol.events import (
     RankBeat,
     RankFinished,
     RankJoined,
-    RankRaised,
     RankReady,
 )
+from meshrun.protocol.rank_end import RankRaised
 
 
 class Reporter:

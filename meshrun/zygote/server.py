@@ -40,13 +40,13 @@ from meshrun.protocol.events import (
     GenerationEnded,
     LeftoversEnded,
     NegotiationFailed,
-    RankExited,
     RankReady,
     RanksContinued,
     RankStarted,
     StartFailed,
     StoreEnded,
 )
+from meshrun.protocol.rank_end import RankExited
 from meshrun.protocol.result import signal_name
 from meshrun.worker.bootstrap import become_rank
 from meshrun.worker.exit import Ending

@@ -24,7 +24,6 @@ from meshrun.protocol.stacks import merge, parse_dump
 from meshrun.rendezvous import messages
 from meshrun.rendezvous.frames import FrameError, FrameReader, FrameWriter
 from meshrun.rendezvous.handshake import CoordinatorHandshake, HandshakeError, ParticipantHandshake
-from meshrun.rendezvous.outcome_message import shift_times
 
 _LAYOUT = Layout.parse("pp=2,dp=2,tp=4", nnodes=2)
 _VARIABLES = (
@@ -86,7 +85,7 @@ def peers(data: bytes) -> None:
         text = messages.encode(message)
         assert messages.encode(messages.decode(text)) == text
         if isinstance(message, messages.Failed):
-            shift_times(message.outcome, 1)
+            message.outcome.shifted(1)
 
 
 def environment(data: bytes) -> None:

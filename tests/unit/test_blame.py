@@ -7,9 +7,11 @@ import signal
 import pytest
 
 from meshrun.lifecycle.blame import Verdict, describe_verdict, judge
-from meshrun.lifecycle.state import RankState, State
+from meshrun.lifecycle.state import State
 from meshrun.lifecycle.step import step
-from meshrun.protocol.events import Event, RankExited, RankFinished, RankRaised, RankStarted
+from meshrun.protocol.events import Event, RankFinished, RankStarted
+from meshrun.protocol.generation import RankState
+from meshrun.protocol.rank_end import RankExited, RankRaised
 
 MS = 1_000_000
 TERM = int(signal.SIGTERM)

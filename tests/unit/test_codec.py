@@ -6,14 +6,18 @@ from hypothesis import strategies as st
 
 from meshrun.host.sockets import packet_pair
 from meshrun.protocol import codec
-from meshrun.protocol.events import RankExited, RankRaised
+from meshrun.protocol.rank_end import RankExited, RankRaised
 from meshrun.supervisor.zygote_client import ZygoteClient
 
 texts = st.text(max_size=60)
 
 
-@given(st.builds(RankRaised, rank=st.integers(), at_ns=st.integers(), kind=texts, message=texts,
-                 traceback=texts, shown=st.booleans()))  # fmt: skip
+@given(
+    st.builds(
+        RankRaised, rank=st.integers(0, 2**31), at_ns=st.integers(0, 2**62), kind=st.just("E"),
+        message=texts, traceback=texts, shown=st.booleans(),
+    )
+)  # fmt: skip
 def test_a_message_survives_its_packet(event: RankRaised) -> None:
     """Any text can be told, whatever characters it has."""
     assert codec.decode(codec.encode(event)) == event

@@ -13,6 +13,7 @@ from meshrun.protocol.events import (
     OthersFailed,
     OthersFinished,
 )
+from meshrun.protocol.generation import NodeOutcome
 from meshrun.rendezvous.messages import Begin, Failed, Finished, Idle, Over, Where
 from tests.parties import WHY, Parties, Party, info, names
 
@@ -33,11 +34,11 @@ def three(parties: Parties) -> list[Party]:
 
 
 def failed(headline: str = "rank 1 failed", signum: int = 0, generation: int = 0) -> Failed:
-    return Failed(generation=generation, outcome={"headline": headline, "signum": signum})
+    return Failed(generation=generation, outcome=NodeOutcome(headline=headline, signum=signum))
 
 
-def idle(generation: int = 0, **outcome: object) -> Idle:
-    return Idle(generation=generation, outcome=outcome)
+def idle(generation: int = 0, headline: str = "") -> Idle:
+    return Idle(generation=generation, outcome=NodeOutcome(headline=headline))
 
 
 def settled(parties: Parties) -> None:
@@ -98,7 +99,7 @@ def test_the_head_hears_once_that_nothing_is_left(parties: Parties, three: list[
     parties.until(lambda: three[0].news)
 
     assert len(three[0].heard(AllIdle)) == 1
-    assert [told["headline"] for told in three[0].heard(AllIdle)[0].outcomes] == ["node1", "node2"]
+    assert [told.headline for told in three[0].heard(AllIdle)[0].outcomes] == ["node1", "node2"]
 
 
 def test_the_end_is_told_to_all(parties: Parties, three: list[Party]) -> None:

@@ -13,11 +13,11 @@ from meshrun.protocol.events import (
     LaunchBegan,
     Met,
     NodeLost,
-    RankExited,
     RankStarted,
     ZygoteGone,
     ZygoteReady,
 )
+from meshrun.protocol.rank_end import RankExited
 
 LOST = NodeLost(node_rank=0, host="node0", why="silence", at_ns=5)
 CLEARED = GenerationEnded(at_ns=6)

@@ -17,6 +17,7 @@ from meshrun.protocol.events import (
     NodeLost,
     OthersFailed,
 )
+from meshrun.protocol.generation import NodeOutcome
 from meshrun.rendezvous.messages import Begin, Finished, GaveUp, Idle, Leave, Over
 from tests.parties import WHY, Parties, Party, info
 
@@ -53,9 +54,9 @@ def forget(those: Sequence[Party]) -> None:
 def begin_again(parties: Parties, those: Sequence[Party], generation: int) -> None:
     """Have the ranks of one generation end everywhere, and wish for the next."""
     for party in reversed(those):
-        party.tell(Idle(generation=generation - 1, outcome={}))
+        party.tell(Idle(generation=generation - 1, outcome=NodeOutcome()))
     parties.until(lambda: those[0].heard(AllIdle))
-    those[0].tell(Begin(generation=generation, cause={**WHY}))
+    those[0].tell(Begin(generation=generation, cause=WHY))
 
 
 def grown(parties: Parties, two: Sequence[Party]) -> Party:
@@ -83,8 +84,9 @@ def test_a_newcomer_ends_the_generation_and_takes_part(parties: Parties, two: li
 
     assert [party.heard(Met)[0].node_rank for party in three] == [0, 1, 2]
     assert {hosts_of(party) for party in three} == {("node0", "node1", "node2")}
-    resize = three[2].heard(Met)[0].causes[0]["resize"]
-    assert (resize["joined"], resize["left"], resize["shapes"]) == (["node2"], [], "dp 2 -> 3")
+    resize = three[2].heard(Met)[0].causes[0].resize
+    assert resize is not None
+    assert (resize.joined, resize.left, resize.shapes) == (("node2",), (), "dp 2 -> 3")
     assert three[2].heard(Met)[0].previous == {**fit([1, 1]).to_dict(), "generation": 0}
 
 
@@ -147,7 +149,7 @@ def test_a_spare_takes_the_place_of_a_lost_node(parties: Parties, two: list[Part
     parties.until(lambda: spare.heard(Met))
 
     assert hosts_of(spare) == ("node0", "node3", "node2")
-    assert spare.heard(Met)[0].causes[-1]["resize"]["shapes"] == "dp=3 as before"
+    assert spare.heard(Met)[0].causes[-1].resize.shapes == "dp=3 as before"
 
 
 def test_a_node_that_leaves_is_gone_on_without(parties: Parties, two: list[Party]) -> None:
@@ -186,7 +188,7 @@ def test_a_node_that_is_lost_when_all_is_done_is_not_missed(
     parties.turn(5)
     parties.remove(two[1])
     parties.turn(5)
-    two[0].tell(Idle(generation=0, outcome={}))
+    two[0].tell(Idle(generation=0, outcome=NodeOutcome()))
     parties.until(lambda: two[0].heard(AllIdle))
 
     assert not two[0].heard(OthersFailed)
@@ -201,12 +203,12 @@ def test_a_node_that_was_cut_off_comes_back(parties: Parties, two: list[Party]) 
     parties.all.append(coordinator)
     parties.pass_s(5)
     assert coordinator.heard(OthersFailed)
-    coordinator.tell(Idle(generation=0, outcome={}))
-    coordinator.tell(Begin(generation=1, cause={**WHY}))
+    coordinator.tell(Idle(generation=0, outcome=NodeOutcome()))
+    coordinator.tell(Begin(generation=1, cause=WHY))
     parties.turn(5)
     assert hosts_of(coordinator) == ("node0",)
     forget([coordinator])
-    cut.tell(Idle(generation=0, outcome={}))
+    cut.tell(Idle(generation=0, outcome=NodeOutcome()))
     parties.until(lambda: coordinator.heard(OthersFailed))
     begin_again(parties, [coordinator], 2)
     parties.until(lambda: cut.heard(Met))
@@ -234,7 +236,7 @@ def test_a_head_that_is_gone_is_not_looked_for(parties: Parties, two: list[Party
     """Nothing listens at its door, so it will not be there again."""
     parties.remove(two[0])
     parties.until(lambda: two[1].heard(NodeLost))
-    two[1].tell(Idle(generation=0, outcome={}))
+    two[1].tell(Idle(generation=0, outcome=NodeOutcome()))
     parties.until(lambda: two[1].heard(MeetingFailed))
 
     error = two[1].heard(MeetingFailed)[0].error
@@ -288,9 +290,9 @@ def fail_on(parties: Parties, those: Sequence[Party], generation: int, rank: int
     """Have a generation end by a failure of one rank, and the next begin."""
     forget(those)
     for party in reversed(those):
-        party.tell(Idle(generation=generation - 1, outcome={}))
+        party.tell(Idle(generation=generation - 1, outcome=NodeOutcome()))
     parties.until(lambda: those[0].heard(AllIdle))
-    cause = {**WHY, "rank": rank, "description": how, "is_failure": True}
+    cause = replace(WHY, rank=rank, description=how, is_failure=True)
     those[0].tell(Begin(generation=generation, cause=cause))
 
 
@@ -376,7 +378,7 @@ def test_a_node_that_is_started_again_has_its_place_again(
 
     assert [party.heard(Met)[0].node_rank for party in (*left, back)] == [0, 2, 1]
     assert hosts_of(back) == ("node0", "node1", "node2")
-    assert back.heard(Met)[0].causes[0]["description"] == WHY["description"]
+    assert back.heard(Met)[0].causes[0].description == WHY.description
 
 
 def test_a_node_that_does_not_come_back_ends_the_others(

@@ -9,8 +9,7 @@ import pytest
 from meshrun.errors import RendezvousError
 from meshrun.lifecycle.actions import Action, Decide, StartAll, StartZygote, Tell
 from meshrun.lifecycle.outcome import decide
-from meshrun.lifecycle.outcome_json import cause_to_json
-from meshrun.lifecycle.state import Cause, ClusterState, State
+from meshrun.lifecycle.state import ClusterState, State
 from meshrun.protocol.events import (
     Event,
     MeetingFailed,
@@ -21,6 +20,7 @@ from meshrun.protocol.events import (
     TimePassed,
     ZygoteGone,
 )
+from meshrun.protocol.generation import Cause
 from tests.histories import (
     BY_FORCE,
     CLEAR,
@@ -71,7 +71,7 @@ LEAVES = Tell(what="leaves")
 
 def again(node_rank: int, *ranks: int) -> Met:
     """Return the news that nodes have met once more."""
-    return replace(met(node_rank), ranks=ranks, causes=(cause_to_json(CHANGE),))
+    return replace(met(node_rank), ranks=ranks, causes=(CHANGE,))
 
 
 SHRUNK: list[Event] = [*COORDINATOR, LOST, *COORDINATOR_ENDED, CLEARED, all_idle()]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 import pytest
 
@@ -10,10 +10,10 @@ from meshrun.layout import solve_layout
 from meshrun.layout.spec import parse_mesh
 from meshrun.lifecycle.actions import Decide, StartAll
 from meshrun.lifecycle.blame import describe_failure
-from meshrun.lifecycle.evidence import Evidence
+from meshrun.lifecycle.node_outcome import node_outcome
 from meshrun.lifecycle.outcome import build_result, find_trouble, headline
-from meshrun.lifecycle.outcome_json import outcome_to_json
 from meshrun.protocol.events import Event, ZygoteGone
+from meshrun.protocol.generation import Evidence, NodeOutcome
 from meshrun.protocol.result import LaunchResult, Timings
 from tests.histories import CLEARED, GONE, KILLED_ZYGOTE, LOST_STORE, READY, S, signalled
 from tests.node_histories import (
@@ -68,7 +68,7 @@ def test_the_head_starts_all_again_after_a_process_of_meshruns_own_was_lost(
     there, idle = OTHERS_FAILED, told()
     if place is PARTICIPANT:
         participant, _ = play([*PARTICIPANT, lost])
-        idle = outcome_to_json(
+        idle = node_outcome(
             participant, headline="", trouble=find_trouble(participant, "node1"), evidence={},
             failure=f"on node1, {describe_failure(participant)}",
         )  # fmt: skip
@@ -104,16 +104,14 @@ def test_a_lost_node_costs_a_restart() -> None:
         ([OTHERS_FAILED, *COORDINATOR_ENDED], TWO_DIED, 0),
         ([NODE_LOST, *COORDINATOR_ENDED], None, 0),
         ([OTHERS_FAILED, *COORDINATOR_ENDED], TROUBLE, 3),
-        ([OTHERS_FAILED, *COORDINATOR_ENDED], {**told(), "signum": 15}, 3),
+        ([OTHERS_FAILED, *COORDINATOR_ENDED], replace(told(), signum=15), 3),
         ([signalled(15, 5), *COORDINATOR_ENDED], told(), 3),
         (WELL, told(), 3),
     ],
     ids=["no restart left", "a lost node", "trouble elsewhere", "a signal elsewhere",
          "a signal here", "all went well"],
 )  # fmt: skip
-def test_the_head_ends_it(
-    events: list[Event], outcome: dict[str, Any] | None, restarts: int
-) -> None:
+def test_the_head_ends_it(events: list[Event], outcome: NodeOutcome | None, restarts: int) -> None:
     """There is no other start after these."""
     idle = all_idle(*([] if outcome is None else [outcome]))
 
@@ -194,7 +192,7 @@ def test_a_failure_elsewhere_is_named_with_its_host_and_evidence() -> None:
     """As if it had been here."""
     state, _ = play([*PARTICIPANT, *DIES])
     evidence = {2: Evidence(last_lines=("bad",), place="work at train.py:4")}
-    outcome = outcome_to_json(state, headline="", trouble=None, evidence=evidence)
+    outcome = node_outcome(state, headline="", trouble=None, evidence=evidence)
     events = [
         *COORDINATOR,
         OTHERS_FAILED,
@@ -216,7 +214,7 @@ def test_trouble_is_told_with_its_host() -> None:
     killed = "the process that starts the ranks was killed by SIGKILL, and took the ranks with it"
     participant, _ = play([*PARTICIPANT, KILLED_ZYGOTE])
     line = headline(participant, layout, hosts, "node1")
-    outcome = outcome_to_json(
+    outcome = node_outcome(
         participant, headline=line, trouble=find_trouble(participant, "node1"), evidence={}
     )
     at_coordinator = result(

@@ -8,12 +8,15 @@ import socket
 import struct
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 
 from meshrun.host.sockets import listen_on
 from meshrun.protocol.events import AllIdle, MeetingFailed, Met, NextBegins, NodeLost
+from meshrun.protocol.generation import NodeOutcome, RankState
+from meshrun.protocol.rank_end import RankExited
 from meshrun.rendezvous.connection import Connection
 from meshrun.rendezvous.handshake import VERSION, CoordinatorHandshake
 from meshrun.rendezvous.messages import Begin, Failed, Idle, Welcome
@@ -232,20 +235,21 @@ def test_times_of_another_clock_come_out_as_ours(parties: Parties, ahead_ns: int
     coordinator, participant = met(parties, ahead_ns=ahead_ns)
     parties.pass_s(5)
     at_ns, true_ns = participant.now_ns(), coordinator.now_ns()
-    exited = {"rank": 1, "pid": 7, "wait_status": 256, "at_ns": at_ns}
-    outcome = {"ranks": {"1": {"exited": exited, "finished_ns": at_ns, "pid": 7}}, "signum": 0}
+    exited = RankExited(rank=1, pid=7, wait_status=256, at_ns=at_ns)
+    outcome = NodeOutcome(ranks={1: RankState(pid=7, exited=exited, finished_ns=at_ns)})
     participant.tell(Failed(generation=0, outcome=outcome))
     parties.turn(3)
-    coordinator.tell(Idle(generation=0, outcome={}))
+    coordinator.tell(Idle(generation=0, outcome=NodeOutcome()))
     participant.tell(Idle(generation=0, outcome=outcome))
     parties.until(lambda: coordinator.heard(AllIdle))
     (told,) = coordinator.heard(AllIdle)[0].outcomes
-    rank = told["ranks"]["1"]
+    rank = told.ranks[1]
+    assert rank.exited is not None
 
     # The clock of these tests moves by half a second where turns are skipped.
-    assert abs(rank["exited"]["at_ns"] - true_ns) <= S
-    assert rank["finished_ns"] == rank["exited"]["at_ns"]
-    assert rank["pid"] == 7
+    assert abs(rank.exited.at_ns - true_ns) <= S
+    assert rank.finished_ns == rank.exited.at_ns
+    assert rank.pid == 7
 
 
 def test_a_member_may_go_while_it_looks_for_the_head(parties: Parties) -> None:
@@ -263,8 +267,8 @@ def test_the_time_of_a_failure_comes_out_as_ours(parties: Parties, ahead_ns: int
     """So that a node tells how long a restart took by its own clock."""
     coordinator, participant = met(parties, ahead_ns=ahead_ns)
     parties.pass_s(5)
-    coordinator.tell(Begin(generation=1, cause={**WHY, "at_ns": coordinator.now_ns()}))
+    coordinator.tell(Begin(generation=1, cause=replace(WHY, at_ns=coordinator.now_ns())))
     parties.until(lambda: participant.heard(NextBegins))
 
     # The clock of these tests moves by half a second where turns are skipped.
-    assert abs(participant.heard(NextBegins)[0].cause["at_ns"] - participant.now_ns()) <= S
+    assert abs(participant.heard(NextBegins)[0].cause.at_ns - participant.now_ns()) <= S

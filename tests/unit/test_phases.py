@@ -21,7 +21,7 @@ from meshrun.lifecycle.phases import (
     Stop,
     diagram,
 )
-from meshrun.lifecycle.state import ClusterState, RankState, State
+from meshrun.lifecycle.state import ClusterState, State
 from meshrun.lifecycle.step import step
 from meshrun.protocol.events import (
     AllIdle,
@@ -33,7 +33,6 @@ from meshrun.protocol.events import (
     OthersFailed,
     ProgramBroken,
     RankBeat,
-    RankExited,
     RankFinished,
     RankJoined,
     RankReady,
@@ -46,6 +45,8 @@ from meshrun.protocol.events import (
     ZygoteReady,
     ZygoteUnsafe,
 )
+from meshrun.protocol.generation import RankState
+from meshrun.protocol.rank_end import RankExited
 from tests.histories import S, raised
 from tests.kit import ROOT
 from tests.node_histories import NEXT, NOT_MET, OTHERS_FINISHED, met, over, told

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from meshrun.protocol.events import RankRaised
 from meshrun.protocol.raised import headline, killed_worker, lost_connection
+from meshrun.protocol.rank_end import RankRaised
 
 IN_WORKER = """Caught KeyError in DataLoader worker process 1.
 Original Traceback (most recent call last):

@@ -10,9 +10,10 @@ import pytest
 from meshrun.lifecycle.actions import Action, EndZygote, OpenGate, Signal, StartAll, StartZygote
 from meshrun.lifecycle.phases import ClusterPhase
 from meshrun.lifecycle.shutdown import ZYGOTE_GRACE_S
-from meshrun.lifecycle.state import ClusterState, RankState, State
+from meshrun.lifecycle.state import ClusterState, State
 from meshrun.lifecycle.step import step
 from meshrun.protocol.events import Event, OthersFailed, RankFinished, StartFailed, ZygoteUnsafe
+from meshrun.protocol.generation import RankState
 from tests.histories import (
     BY_FORCE,
     FINISH,

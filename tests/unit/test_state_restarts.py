@@ -19,9 +19,8 @@ from meshrun.lifecycle.actions import (
     Tell,
     WakeAt,
 )
-from meshrun.lifecycle.outcome_json import cause_to_json
 from meshrun.lifecycle.phases import ClusterPhase, Phase, Stop
-from meshrun.lifecycle.state import Cause, ClusterState, RankState, State, skip_time
+from meshrun.lifecycle.state import ClusterState, State, skip_time
 from meshrun.lifecycle.step import step
 from meshrun.protocol.events import (
     Event,
@@ -30,8 +29,6 @@ from meshrun.protocol.events import (
     NextBegins,
     OthersFailed,
     RankBeat,
-    RankExited,
-    RankRaised,
     RankReady,
     RankStarted,
     SignalArrived,
@@ -39,6 +36,8 @@ from meshrun.protocol.events import (
     ZygoteGone,
     ZygoteReady,
 )
+from meshrun.protocol.generation import Cause, RankState
+from meshrun.protocol.rank_end import RankExited, RankRaised
 
 S = 1_000_000_000
 
@@ -272,7 +271,7 @@ def test_nodes_wait_each_for_itself() -> None:
         shutdown_timeout_s=30.0, ranks={0: RankState()}, max_restarts=9, causes=causes[:1],
         stop=Stop.ASKED, phase=Phase.CLEARING, cluster=met,
     )  # fmt: skip
-    begins = NextBegins(generation=2, cause=cause_to_json(causes[1]), at_ns=9 * S)
+    begins = NextBegins(generation=2, cause=causes[1], at_ns=9 * S)
     others = OthersFailed(why="node1 was stopped by SIGTERM", signum=15, at_ns=7 * S)
 
     assert step(before, begins)[1] == [WakeAt(at_ns=10 * S)]

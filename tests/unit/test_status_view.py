@@ -8,9 +8,11 @@ import pytest
 from meshrun.layout import Layout
 from meshrun.layout.spec import parse_mesh
 from meshrun.lifecycle.phases import Stop
-from meshrun.lifecycle.state import RankState, State
+from meshrun.lifecycle.state import State
 from meshrun.lifecycle.status import RankPhase, RankStatus, Status, phase_of
-from meshrun.protocol.events import Hung, RankExited, RankRaised
+from meshrun.protocol.events import Hung
+from meshrun.protocol.generation import RankState
+from meshrun.protocol.rank_end import RankExited, RankRaised
 from meshrun.report.status_view import StatusView
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")

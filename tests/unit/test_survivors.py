@@ -11,10 +11,11 @@ from meshrun.cli.options import Options
 from meshrun.cli.read import build_request
 from meshrun.console.console import Console
 from meshrun.host.machine import HostFacts
-from meshrun.lifecycle.state import RankState, State
+from meshrun.lifecycle.state import State
 from meshrun.plan.plan import build_plan
 from meshrun.plan.request import Program
 from meshrun.protocol.events import LeftoversEnded
+from meshrun.protocol.generation import RankState
 from meshrun.report.progress import StartProgress
 
 _HELD = """

@@ -12,10 +12,11 @@ from meshrun.cli.read import build_request
 from meshrun.console.console import Console
 from meshrun.host.machine import HostFacts
 from meshrun.lifecycle.phases import ClusterPhase
-from meshrun.lifecycle.state import Cause, ClusterState, RankState, State
+from meshrun.lifecycle.state import ClusterState, State
 from meshrun.plan.plan import build_plan, settle_plan
 from meshrun.plan.request import Program
 from meshrun.protocol.events import LaunchBegan, Met, TimePassed
+from meshrun.protocol.generation import Cause, RankState
 from meshrun.protocol.result import Resize
 from meshrun.report.progress import StartProgress
 

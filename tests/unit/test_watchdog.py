@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from meshrun.lifecycle.phases import Stop
-from meshrun.lifecycle.state import RankState, State
-from meshrun.protocol.events import RankExited
+from meshrun.lifecycle.state import State
+from meshrun.protocol.generation import RankState
+from meshrun.protocol.rank_end import RankExited
 from meshrun.supervisor import watchdog
 from meshrun.supervisor.watchdog import Watchdog
 

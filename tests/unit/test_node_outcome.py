@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from meshrun.errors import HostError, MeshrunError, RendezvousError
-from meshrun.lifecycle.evidence import Evidence
-from meshrun.lifecycle.outcome_json import (
-    cause_from_json,
-    cause_to_json,
-    error_from_json,
-    error_to_json,
-    evidence_of,
-    outcome_to_json,
-    ranks_from_json,
-)
+from meshrun.lifecycle.node_outcome import node_outcome
 from meshrun.lifecycle.phases import Stop
-from meshrun.lifecycle.state import Cause, RankState, State
-from meshrun.protocol.events import RankExited, RankRaised
+from meshrun.lifecycle.state import State
+from meshrun.protocol.generation import Cause, Evidence, NodeOutcome, RankState, Trouble
+from meshrun.protocol.rank_end import RankExited, RankRaised
 from meshrun.protocol.result import Resize
 from meshrun.rendezvous.messages import Begin, Idle, decode, encode
-from meshrun.rendezvous.outcome_message import shift_times
 
 NS = st.integers(0, 10**18)
 TEXT = st.text(st.characters(categories=("L", "N", "P")), max_size=12)
@@ -55,17 +45,17 @@ CAUSES = st.builds(
 )  # fmt: skip
 
 
-def travelled(outcome: dict[str, Any]) -> dict[str, Any]:
+def travelled(outcome: NodeOutcome) -> NodeOutcome:
     """Return an outcome as it arrives at the coordinator, which takes only what it knows."""
     arrived = decode(encode(Idle(generation=0, outcome=outcome)))
     assert isinstance(arrived, Idle)
     return arrived.outcome
 
 
-def outcome_of(ranks: dict[int, RankState], **known: Any) -> dict[str, Any]:
+def outcome_of(ranks: dict[int, RankState], **known: Any) -> NodeOutcome:
     state = State(shutdown_timeout_s=30.0, ranks=ranks, **known)
     return travelled(
-        outcome_to_json(
+        node_outcome(
             state, headline="h", trouble=None,
             evidence={rank: Evidence(last_lines=("x",), why="w") for rank in ranks},
         )
@@ -77,8 +67,8 @@ def test_failed_ranks_arrive_as_they_were(ranks: list[RankState]) -> None:
     """Every time, exception and end of each."""
     told = outcome_of(dict(enumerate(ranks)))
 
-    assert ranks_from_json(told) == dict(enumerate(ranks))
-    assert not told["is_well"]
+    assert told.ranks == dict(enumerate(ranks))
+    assert not told.is_well
 
 
 def test_ranks_that_went_well_are_not_told() -> None:
@@ -87,26 +77,25 @@ def test_ranks_that_went_well_are_not_told() -> None:
     ranks = {rank: RankState(pid=1, finished_ns=9 - rank, exited=well) for rank in range(3)}
     told = outcome_of(ranks, stop=Stop.KILLED)
 
-    assert ranks_from_json(told) == {2: ranks[2]}
-    assert (told["is_well"], told["killed"], told["signum"]) == (True, True, 0)
+    assert told.ranks == {2: ranks[2]}
+    assert (told.is_well, told.killed, told.signum) == (True, True, 0)
 
 
 def test_evidence_arrives_for_failed_ranks_alone() -> None:
-    """Of all nodes in one table."""
+    """What went well needs none."""
     died = RankState(pid=1, exited=RankExited(rank=0, pid=1, wait_status=9, at_ns=1))
     well = RankState(pid=1, exited=RankExited(rank=0, pid=1, wait_status=0, at_ns=1))
-    outcomes = [outcome_of({0: died, 1: well}), outcome_of({2: well, 3: died}), {}]
 
-    assert evidence_of(outcomes) == {rank: Evidence(last_lines=("x",), why="w") for rank in (0, 3)}
+    assert outcome_of({2: well, 3: died}).evidence == {3: Evidence(last_lines=("x",), why="w")}
 
 
 @given(CAUSES)
 def test_a_cause_arrives_as_it_was(cause: Cause) -> None:
     """Restarts are told alike on every node."""
-    arrived = decode(encode(Begin(generation=1, cause=cause_to_json(cause))))
+    arrived = decode(encode(Begin(generation=1, cause=cause)))
     assert isinstance(arrived, Begin)
 
-    assert cause_from_json(arrived.cause) == cause
+    assert arrived.cause == cause
 
 
 def test_an_error_keeps_its_words_and_code() -> None:
@@ -114,7 +103,9 @@ def test_an_error_keeps_its_words_and_code() -> None:
     own = MeshrunError("x")
     own.exit_code = 126
     for error in (HostError("no room", hint="make some"), RendezvousError("gone"), own):
-        arrived = error_from_json(travelled({"trouble": error_to_json(error)})["trouble"])
+        trouble = travelled(NodeOutcome(trouble=Trouble.of(error))).trouble
+        assert trouble is not None
+        arrived = trouble.as_error()
 
         assert (arrived.message, arrived.hint) == (error.message, error.hint)
         assert arrived.exit_code == error.exit_code
@@ -124,11 +115,10 @@ def test_an_error_keeps_its_words_and_code() -> None:
 def test_times_are_shifted_and_nothing_else(ranks: list[RankState], by_ns: int) -> None:
     """There and back is where it was; each time moves by the same."""
     before = outcome_of(dict(enumerate(ranks)))
-    after = deepcopy(before)
-    shift_times(after, by_ns)
+    after = before.shifted(by_ns)
 
-    for rank, state in ranks_from_json(before).items():
-        moved = ranks_from_json(after)[rank]
+    for rank, state in before.ranks.items():
+        moved = after.ranks[rank]
         assert moved.exited is not None
         assert state.exited is not None
         assert moved.exited.at_ns == state.exited.at_ns + by_ns
@@ -136,5 +126,15 @@ def test_times_are_shifted_and_nothing_else(ranks: list[RankState], by_ns: int) 
             old, new = getattr(state, name), getattr(moved, name)
             assert (old is None and new is None) or new == old + by_ns
         assert (moved.pid, moved.exited.wait_status) == (state.pid, state.exited.wait_status)
-    shift_times(after, -by_ns)
-    assert after == before
+    assert after.shifted(-by_ns) == before
+
+
+@given(CAUSES, st.integers(-(10**15), 10**15))
+def test_a_cause_is_shifted_too(cause: Cause, by_ns: int) -> None:
+    """With the exception that it names."""
+    moved = cause.shifted(by_ns)
+
+    assert moved.at_ns == cause.at_ns + by_ns
+    if cause.raised is not None and moved.raised is not None:
+        assert moved.raised.at_ns == cause.raised.at_ns + by_ns
+    assert moved.shifted(-by_ns) == cause

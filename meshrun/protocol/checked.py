@@ -1,0 +1,32 @@
+"""Types of values that other machines send, checked as they are read. Pure."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+from meshrun.protocol.packing import Within
+from meshrun.protocol.printable import one_line
+
+_LATEST_NS = 2**62
+_MOST = 2**31
+
+
+def _wait_status(status: int) -> int:
+    """Return the wait status of a process that has ended."""
+    Within(0, 0xFFFF)(status)
+    os.waitstatus_to_exitcode(status)
+    return status
+
+
+Line = Annotated[str, one_line]
+"""For people; made fit to be shown."""
+Time = Annotated[int, Within(-_LATEST_NS, _LATEST_NS)]
+"""Monotonic nanoseconds of the machine that sent it, until they are shifted."""
+ExitCode = Annotated[int, Within(0, 255)]
+Signum = Annotated[int, Within(0, 64)]
+"""A signal, or 0 for none."""
+Rank = Annotated[int, Within(0, _MOST)]
+Seconds = Annotated[float, Within(0, 10**12)]
+WaitStatus = Annotated[int, _wait_status]
+"""As ``os.waitpid`` gives it."""
