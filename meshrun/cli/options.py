@@ -218,7 +218,7 @@ class Options(ParsedOptions):
         "Maximum number of restarts after failures.", family=PET, in_launch=True,
         details="See [restarts](../how-to/restart.md). All ranks are restarted; there are fewer "
         "restarts if [the program makes no progress]"
-        "(../how-to/restart.md#say-how-far-the-program-has-come).")
+        "(../how-to/restart.md#report-progress).")
     start_timeout = Option(parse_seconds, 300.0, "TIME", FAILURES,
         "Report where each rank is if startup takes longer than this. `0` disables the report.",
         details="The launch continues.")

@@ -94,3 +94,17 @@ def test_examples_learn(mesh: str, program: str) -> None:
 
     assert (ours.returncode, ours.stderr) == (0, "")
     assert losses[-1] < losses[0] / 5
+
+
+GLOSSARY = (
+    *("rank", "local rank", "node", "mesh dim", "coordinate", "group", "zygote", "generation"),
+    *("coordinator", "spare", "preemption", "drain"),
+)
+
+
+def test_the_glossary_has_every_term() -> None:
+    """And the README leads to it."""
+    page = (ROOT / "docs" / "reference" / "glossary.md").read_text()
+
+    assert [term for term in GLOSSARY if f"| **{term}** |" not in page] == []
+    assert "docs/reference/glossary.md" in (ROOT / "README.md").read_text()
