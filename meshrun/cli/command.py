@@ -1,4 +1,4 @@
-"""The command line: words -> options -> a launch. The only sys.exit."""
+"""The command line: typer and the table of options -> parsed options. The only sys.exit."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from inspect import Parameter, Signature
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
@@ -18,18 +17,15 @@ from typer.core import TyperCommand
 from meshrun import __version__
 from meshrun.cli.option import COMMAND_LINE
 from meshrun.cli.options import Options
-from meshrun.cli.words import LAUNCHERS, CommandLine, misplaced, spell_known, spell_out
+from meshrun.cli.words import CommandLine, spell_known, spell_out
 from meshrun.errors import HostError, InternalError, MeshrunError, RendezvousError, UsageError
 from meshrun.host.descriptors import is_lost_output, let_go_of, open_standard_streams, say
 from meshrun.plan.parse import parse_flag
 
 if TYPE_CHECKING:
     from meshrun.host.child_launcher import Caller
-    from meshrun.plan.request import LaunchRequest, Program
 
 _Table = TypeVar("_Table", bound=Options)
-_FEWEST_FILES = 64
-"""What a launch has open on its way to being one."""
 _LINE = "meshrun.line"
 """Where a context keeps its command line."""
 _SET_BY_A_LAUNCH = (
@@ -37,7 +33,6 @@ _SET_BY_A_LAUNCH = (
     *(Options.backend, Options.timeout, Options.pg_opt),
 )
 """Options whose variables describe a rank to its program, and mean no launch inside it."""
-_OF_A_DRY_RUN = (*(Options.format, Options.output, Options.rank, Options.color_dim, Options.all),)
 
 # typer carries its own click, or needs the one on PyPI, depending on its version.
 _UsageErrorOfTyper: Any = typer.BadParameter.__bases__[0]
@@ -129,7 +124,18 @@ def make_app(table: type[Options]) -> typer.Typer:
             raise typer.Exit
 
     def command(context: typer.Context, **_values: object) -> int:
-        return _run(_read_options(table, context), context.meta[_LINE], context.obj)
+        options = _read_options(table, context)
+        if options.version:
+            print(f"meshrun {__version__}")
+        elif options.print_completion is not None:
+            from meshrun.cli.completion import render_completion
+
+            print(render_completion(options.print_completion, table))
+        else:
+            from meshrun.cli.run import run
+
+            return run(options, context.meta[_LINE], context.obj)
+        return 0
 
     hints: dict[str, Any] = {
         "context": typer.Context,
@@ -164,48 +170,6 @@ def make_app(table: type[Options]) -> typer.Typer:
 app = make_app(Options)
 
 
-def _run(options: Options, line: CommandLine, began: Began) -> int:
-    """Do what the options say, and return the exit code."""
-    if options.version:
-        print(f"meshrun {__version__}")
-        return 0
-    if options.print_completion is not None:
-        from meshrun.cli.completion import render_completion
-
-        print(render_completion(options.print_completion, type(options)))
-        return 0
-    from meshrun.cli.read import build_request, check_accepted, on_hosts, read_program
-    from meshrun.cli.run import launch_here, launch_on_hosts, show_plan
-
-    is_launch = not options.dry_run and options.submit is None
-    with _telling_others(options) if is_launch else nullcontext():
-        check_accepted(options)
-        program = read_program(options, line.program)
-        request = on_hosts(build_request(options, program), options)
-        if is_launch:
-            _check_dry_run(options)
-            _check_host(request, options.report)
-    if began.conducted or began.caller is None:  # launch() knows which are the program's
-        request = replace(request, told=(*request.told, *_misplaced(options, program, line)))
-    if options.submit is not None:
-        from meshrun.cli.submit import submit
-
-        if began.caller is not None:
-            raise UsageError(
-                "--submit cannot be used with launch(), which returns the result of the ranks",
-                hint=f"subprocess.run(['meshrun', '--submit', '{options.submit}', ...])",
-            )
-        return submit(options, request, line)
-    if options.dry_run:
-        show_plan(request, options)
-        return 0
-    if request.remote is not None:
-        return launch_on_hosts(request, line, version=__version__, report=options.report)
-    return launch_here(
-        request, line, show_timings=options.timings, report=options.report, began=began
-    )
-
-
 def _tell(error: MeshrunError) -> None:
     if not error.is_told:
         from meshrun.report.message import render_error
@@ -234,10 +198,10 @@ def run_command_line(began: Began, *, tell: Callable[[MeshrunError], None] = _te
         tell(_usage_error(error))
         sys.exit(error.exit_code)
     except (typer.Abort, KeyboardInterrupt):
-        _end_by_signal(signal.SIGINT)
+        _end_by(signal.SIGINT)
     except BrokenPipeError:
         let_go_of(sys.stdout)
-        _end_by_signal(signal.SIGPIPE)
+        _end_by(signal.SIGPIPE)
     except Exception as error:
         if is_lost_output(error):
             let_go_of(sys.stdout)
@@ -253,21 +217,10 @@ def run_command_line(began: Began, *, tell: Callable[[MeshrunError], None] = _te
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _end_by_signal(signum: int) -> None:
+def _end_by(signum: int) -> None:
     from meshrun.cli.run import end_by_signal
 
     end_by_signal(signum)
-
-
-@contextmanager
-def _telling_others(options: Options) -> Iterator[None]:
-    try:
-        yield
-    except MeshrunError as error:
-        from meshrun.cli.run import give_up
-
-        give_up(options, error)
-        raise
 
 
 def _open_streams() -> None:
@@ -275,49 +228,6 @@ def _open_streams() -> None:
     open_standard_streams()
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - for the whole process
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
-
-
-def _check_host(request: LaunchRequest, report: str | None) -> None:
-    """Check that this process may open what it has to.
-
-    Raises:
-        MeshrunError: If not.
-    """
-    from meshrun.host.descriptors import allow_descriptors
-
-    allow_descriptors(_FEWEST_FILES + 4 * len(request.hosts))
-    if report is not None:
-        from meshrun.host.whole_file import check_target
-
-        check_target(report, Options.report.flag)
-
-
-def _check_dry_run(options: Options) -> None:
-    """Refuse what is typed for a dry run alone, where there is none.
-
-    Raises:
-        UsageError: With the option.
-    """
-    for row in _OF_A_DRY_RUN:
-        if options.is_typed(row):
-            hint = "--node-rank is the rank of this node" if row is Options.rank else None
-            raise UsageError(f"{row.flag} requires --dry-run", hint=hint)
-
-
-def _misplaced(options: Options, program: Program, line: CommandLine) -> Iterator[str]:
-    """What is meshrun's before the program, and after it is the program's, for people."""
-    typed = {row.flag for row in options.rows() if options.is_typed(row)}
-    names = [name for name in misplaced(line.program[1:], line.takes_value) if name not in typed]
-    if not names:
-        return
-    from meshrun.supervisor.program_file import read_source
-
-    source = read_source(program)
-    for name in names:
-        words = {name[2:], name[2:].replace("-", "_")}
-        is_known = name not in LAUNCHERS if source is None else any(map(source.__contains__, words))
-        if not is_known:
-            yield f"{name} is passed to the program; options of meshrun come before the program"
 
 
 def _usage_error(error: Any) -> UsageError:

@@ -11,12 +11,16 @@ from typing import Any, Literal
 
 from meshrun.cli import parsers as parse
 from meshrun.cli.option import Option, ParsedOptions, Repeated, Switch
+from meshrun.plan.device import check_device_type
 from meshrun.plan.parse import (
     NO_STREAMS,
+    parse_integer,
     parse_local_ranks,
+    parse_nnodes,
     parse_seconds,
     parse_signals,
     parse_streams,
+    parse_workers,
 )
 
 PET = "PET"
@@ -53,7 +57,7 @@ class Options(ParsedOptions):
         "process group is created before the program runs.")
     names = Option(parse.as_written, None, "A,B", MESH,
         "Names for the dims of a mesh given as sizes alone, such as `2x4`.", in_launch=True)
-    device = Option(parse.device, "auto", "TYPE", MESH,
+    device = Option(check_device_type, "auto", "TYPE", MESH,
         "Device type: `auto`, `cpu`, `cuda` or another torch device type. `auto` uses the "
         "accelerator if there is one for each worker, otherwise `cpu`.", in_launch=True)
     flatten = Repeated(parse.joined, "[NAME=]A+B", MESH,
@@ -85,12 +89,12 @@ class Options(ParsedOptions):
         "`current_mesh()`.", details="All ranks must reach that call. `lazy` is for programs that "
         "set `NCCL_*` variables themselves.")
 
-    nproc_per_node = Option(parse.workers, None, "N", WORKERS,
+    nproc_per_node = Option(parse_workers, None, "N", WORKERS,
         "Workers per node: a number, `auto`, `gpu`, `cpu` or `xpu`; or one number per node, "
         "such as `8,4`.", unset="what the mesh needs, else 1", family=PET, in_launch=True,
         details="`auto` is one per accelerator, or per core if there is none. `gpu`, `xpu` or "
         "another device type is one per device; `cpu` is one per core this process may use.")
-    nnodes = Option(parse.nodes, None, "N|MIN:MAX", WORKERS,
+    nnodes = Option(parse_nnodes, None, "N|MIN:MAX", WORKERS,
         "Number of nodes, or a range within which nodes may join and leave.",
         unset="what the scheduler says, else 1", family=PET, in_launch=True,
         details="See [several nodes](../how-to/several-nodes.md). A [range](../how-to/elastic.md) "
@@ -214,7 +218,7 @@ class Options(ParsedOptions):
         details="With the address and the reason of each. See [security]"
         "(../explanation/security.md).")
 
-    max_restarts = Option(parse.integer, 0, "N", FAILURES,
+    max_restarts = Option(parse_integer, 0, "N", FAILURES,
         "Maximum number of restarts after failures.", family=PET, in_launch=True,
         details="See [restarts](../how-to/restart.md). All ranks are restarted; there are fewer "
         "restarts if [the program makes no progress]"
@@ -294,7 +298,7 @@ class Options(ParsedOptions):
         details="`join_timeout` or `timeout`: how long to wait for all nodes, 600; "
         "`last_call_timeout`: how long to wait for more than the minimum, 30; `is_host`: whether "
         "this node is the first one of c10d. Others go to the backend.")
-    node_rank = Option(parse.integer, None, "N", RENDEZVOUS,
+    node_rank = Option(parse_integer, None, "N", RENDEZVOUS,
         "Rank of this node. Node 0 is the one at the endpoint.",
         unset="what the scheduler says, else by host name", family=PET)
     master_addr = Option(parse.as_written, None, "HOST", RENDEZVOUS,

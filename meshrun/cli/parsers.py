@@ -9,16 +9,7 @@ from string import Template
 from typing import Any
 
 from meshrun.errors import UsageError
-from meshrun.plan.device import check_device_type
-from meshrun.plan.parse import (
-    parse_choice,
-    parse_integer,
-    parse_names,
-    parse_nnodes,
-    parse_seconds,
-    parse_settings,
-    parse_workers,
-)
+from meshrun.plan.parse import parse_choice, parse_integer, parse_seconds, parse_settings
 
 _LONGEST_NAME = 1024
 _TIMES = frozenset(
@@ -54,8 +45,9 @@ def dims(text: str, _flag: str) -> tuple[str, ...]:
 
 
 def names(text: str, _flag: str) -> tuple[str, ...]:
-    """Return texts to look for in lines."""
-    return parse_names(text)
+    """Return the parts of a comma list; a double comma stands for a comma in a part."""
+    parts = [part.replace("\0", ",") for part in text.replace(",,", "\0").split(",")]
+    return tuple(part for part in parts if part)
 
 
 def choice(*choices: str) -> Callable[[str, str], Any]:
@@ -68,26 +60,6 @@ def binding(text: str, flag: str) -> Any:
     from meshrun.plan.numa import BINDING_MODES
 
     return parse_choice(text, flag, BINDING_MODES)
-
-
-def device(text: str, _flag: str) -> str:
-    """Return a device type that may be one."""
-    return check_device_type(text)
-
-
-def workers(text: str, _flag: str) -> int | tuple[int, ...] | str:
-    """Return a number of workers, one per node, or what decides it."""
-    return parse_workers(text)
-
-
-def nodes(text: str, _flag: str) -> tuple[int, int]:
-    """Return the least and the most nodes."""
-    return parse_nnodes(text)
-
-
-def integer(text: str, flag: str) -> int:
-    """Return a whole number from 0."""
-    return parse_integer(text, flag)
 
 
 def port(text: str, flag: str) -> int:

@@ -1,4 +1,4 @@
-"""What the command line does once all is read: print a plan, launch here, or launch on hosts."""
+"""What options ask for: print a plan, submit a job, launch here, or launch on hosts."""
 
 from __future__ import annotations
 
@@ -8,23 +8,37 @@ import shlex
 import signal
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from meshrun import __version__
 from meshrun.cli.options import Options
-from meshrun.cli.words import CommandLine
-from meshrun.errors import MeshrunError, NodeLostError
+from meshrun.cli.read import (
+    build_meeting_request,
+    build_request,
+    check_accepted,
+    on_hosts,
+    read_program,
+)
+from meshrun.cli.words import LAUNCHERS, CommandLine, misplaced
+from meshrun.errors import MeshrunError, NodeLostError, UsageError
 from meshrun.host.child_launcher import MET
-from meshrun.host.descriptors import say
+from meshrun.host.descriptors import allow_descriptors, say
 from meshrun.host.title import set_title
-from meshrun.plan.request import LaunchRequest
+from meshrun.plan.request import LaunchRequest, Program
 from meshrun.protocol.result import LaunchResult, Timings
+from meshrun.supervisor.program_file import read_source
 
 if TYPE_CHECKING:
     from meshrun.cli.command import Began
     from meshrun.plan.plan import LaunchPlan
 
 
+_FEWEST_FILES = 64
+"""What a launch has open on its way to being one."""
+_OF_A_DRY_RUN = (*(Options.format, Options.output, Options.rank, Options.color_dim, Options.all),)
 _OF_ONE_NODE = {
     row.flag
     for row in (
@@ -44,6 +58,85 @@ OF_THE_CONTROLLER = {
 _SOON_S = 600.0
 _MOST_LOSSES = 3
 """How often a launch on hosts may restart within that time, as its first host was lost."""
+
+
+def run(options: Options, line: CommandLine, began: Began) -> int:
+    """Do what the options say, and return the exit code."""
+    is_launch = not options.dry_run and options.submit is None
+    with _telling_others(options) if is_launch else nullcontext():
+        check_accepted(options)
+        program = read_program(options, line.program)
+        request = on_hosts(build_request(options, program), options)
+        if is_launch:
+            _check_dry_run(options)
+            _check_host(request, options.report)
+    if began.conducted or began.caller is None:  # launch() knows which are the program's
+        request = replace(request, told=(*request.told, *_misplaced(options, program, line)))
+    if options.submit is not None:
+        from meshrun.cli.submit import submit
+
+        if began.caller is not None:
+            raise UsageError(
+                "--submit cannot be used with launch(), which returns the result of the ranks",
+                hint=f"subprocess.run(['meshrun', '--submit', '{options.submit}', ...])",
+            )
+        return submit(options, request, line)
+    if options.dry_run:
+        show_plan(request, options)
+        return 0
+    if request.remote is not None:
+        return launch_on_hosts(request, line, report=options.report)
+    return launch_here(
+        request, line, show_timings=options.timings, report=options.report, began=began
+    )
+
+
+def _check_host(request: LaunchRequest, report: str | None) -> None:
+    """Check that this process may open what it has to.
+
+    Raises:
+        MeshrunError: If not.
+    """
+    allow_descriptors(_FEWEST_FILES + 4 * len(request.hosts))
+    if report is not None:
+        from meshrun.host.whole_file import check_target
+
+        check_target(report, Options.report.flag)
+
+
+def _check_dry_run(options: Options) -> None:
+    """Refuse what is typed for a dry run alone, where there is none.
+
+    Raises:
+        UsageError: With the option.
+    """
+    for row in _OF_A_DRY_RUN:
+        if options.is_typed(row):
+            hint = "--node-rank is the rank of this node" if row is Options.rank else None
+            raise UsageError(f"{row.flag} requires --dry-run", hint=hint)
+
+
+def _misplaced(options: Options, program: Program, line: CommandLine) -> Iterator[str]:
+    """What is meshrun's before the program, and after it is the program's, for people."""
+    typed = {row.flag for row in options.rows() if options.is_typed(row)}
+    names = [name for name in misplaced(line.program[1:], line.takes_value) if name not in typed]
+    if not names:
+        return
+    source = read_source(program)
+    for name in names:
+        words = {name[2:], name[2:].replace("-", "_")}
+        is_known = name not in LAUNCHERS if source is None else any(map(source.__contains__, words))
+        if not is_known:
+            yield f"{name} is passed to the program; options of meshrun come before the program"
+
+
+@contextmanager
+def _telling_others(options: Options) -> Iterator[None]:
+    try:
+        yield
+    except MeshrunError as error:
+        give_up(options, error)
+        raise
 
 
 def show_plan(request: LaunchRequest, options: Options) -> None:
@@ -133,8 +226,6 @@ def launch_here(
 
 def give_up(options: Options, error: MeshrunError) -> None:
     """Tell other nodes that this one was started with what cannot be read, if it is known where."""
-    from meshrun.cli.read import build_meeting_request
-
     try:
         request = build_meeting_request(options)
     except MeshrunError:
@@ -149,7 +240,6 @@ def launch_on_hosts(
     request: LaunchRequest,
     line: CommandLine,
     *,
-    version: str,
     report: str | None,
 ) -> int:
     """Launch on the hosts that were named and return the exit code, or end by the signal."""
@@ -169,7 +259,7 @@ def launch_on_hosts(
     losses: list[float] = []
     ended: int | None = None
     while ended is None:
-        controller, lost = Controller(request, words, version=version), None
+        controller, lost = Controller(request, words, version=__version__), None
         try:
             ended = controller.run()
         except Stopped as stopped:

@@ -17,7 +17,7 @@ def device_name(device_type: str | None, index: int) -> str | None:
     return device_type if device_type in (None, "cpu") else f"{device_type}:{index}"
 
 
-def check_device_type(name: str) -> str:
+def check_device_type(name: str, what: str) -> str:
     """Return a device type that may be one: packages bring others than torch's own.
 
     Raises:
@@ -25,9 +25,7 @@ def check_device_type(name: str) -> str:
     """
     near = get_close_matches(name, _TYPES, n=1, cutoff=0.7)
     if near and name.isalpha() and name not in _TYPES:
-        raise UsageError(
-            f"--device: unknown device type `{name}`", hint=f"did you mean `{near[0]}`?"
-        )
+        raise UsageError(f"{what}: unknown device type `{name}`", hint=f"did you mean `{near[0]}`?")
     return name
 
 

@@ -86,7 +86,7 @@ def parse_choice(text: str, what: str, choices: Sequence[str]) -> str:
     )
 
 
-def parse_nnodes(text: str) -> tuple[int, int]:
+def parse_nnodes(text: str, what: str) -> tuple[int, int]:
     """Return the least and the most nodes: in ``4`` both are 4, in ``2:4`` they differ.
 
     Raises:
@@ -94,14 +94,14 @@ def parse_nnodes(text: str) -> tuple[int, int]:
     """
     least, colon, most = text.partition(":")
     try:
-        first = parse_integer(least, "--nnodes", least=1)
-        last = parse_integer(most, "--nnodes", least=1) if colon else first
+        first = parse_integer(least, what, least=1)
+        last = parse_integer(most, what, least=1) if colon else first
     except UsageError as error:
         raise UsageError(
-            f"--nnodes expects a number of at least 1, or MIN:MAX, found `{text}`"
+            f"{what} expects a number of at least 1, or MIN:MAX, found `{text}`"
         ) from error
     if last < first:
-        raise UsageError(f"--nnodes MIN:MAX requires MIN <= MAX, found `{text}`")
+        raise UsageError(f"{what} MIN:MAX requires MIN <= MAX, found `{text}`")
     return first, last
 
 
@@ -110,7 +110,7 @@ def format_nnodes(least: int | None, most: int) -> str:
     return str(most) if least is None else f"{least}:{most}"
 
 
-def parse_workers(text: str) -> int | tuple[int, ...] | str:
+def parse_workers(text: str, what: str) -> int | tuple[int, ...] | str:
     """Return a number of workers, one a node, or the kind of device that decides it.
 
     Raises:
@@ -119,22 +119,16 @@ def parse_workers(text: str) -> int | tuple[int, ...] | str:
     word = text.strip()
     if "," in word:
         counts = word.split(",")
-        return tuple(parse_integer(count, "--nproc-per-node", least=1) for count in counts)
+        return tuple(parse_integer(count, what, least=1) for count in counts)
     if word.isalpha():
         if word in _COUNT_WORDS or not get_close_matches(word, _COUNT_WORDS, cutoff=0.6):
             return word
-        return parse_choice(word, "--nproc-per-node", _COUNT_WORDS)
+        return parse_choice(word, what, _COUNT_WORDS)
     try:
-        return parse_integer(word, "--nproc-per-node", least=1)
+        return parse_integer(word, what, least=1)
     except UsageError as error:
         error.hint = "use a number, auto, gpu, cpu or xpu, or a list such as 8,4 if nodes differ"
         raise
-
-
-def parse_names(text: str) -> tuple[str, ...]:
-    """Return the parts of a comma list; a double comma stands for a comma in a part."""
-    parts = [part.replace("\0", ",") for part in text.replace(",,", "\0").split(",")]
-    return tuple(part for part in parts if part)
 
 
 def parse_signals(text: str, what: str) -> tuple[tuple[int, ...], tuple[str, ...]]:

@@ -20,7 +20,7 @@ from meshrun.cli.completion import render_completion
 from meshrun.cli.help import render_help
 from meshrun.cli.option import COMMAND_LINE, Option, ParsedOptions
 from meshrun.cli.options import MESH, Options
-from meshrun.cli.parsers import integer
+from meshrun.plan.parse import parse_integer
 from tests.kit import ROOT
 
 REFERENCE = ROOT / "docs" / "reference"
@@ -133,7 +133,7 @@ def test_the_help_imports_little() -> None:
 
 
 class _Extended(Options):
-    cool_down = Option(integer, 3, "N", MESH, "How long to cool down.", short="-c")
+    cool_down = Option(parse_integer, 3, "N", MESH, "How long to cool down.", short="-c")
 
 
 def test_a_new_option_is_one_entry() -> None:

@@ -42,7 +42,7 @@ def test_settings_that_are_none(text: str) -> None:
 def test_nodes_that_are_no_number(text: str) -> None:
     """What was written is shown whole."""
     with pytest.raises(UsageError, match=f"MIN:MAX, found `{text}`"):
-        parse_nnodes(text)
+        parse_nnodes(text, "--nnodes")
 
 
 @pytest.mark.parametrize(
