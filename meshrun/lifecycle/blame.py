@@ -151,6 +151,8 @@ def _judge_rank(state: State, rank: int) -> Verdict:
         if known.raised is not None and told_ns is not None and _is_ours(state, signum):
             exit_code, signum = 1, None  # it was ending of its exception when our signal came
     ended_ns = known.exited.at_ns if known.exited else 0
+    if known.left_ns is not None and signum is None:
+        ended_ns = known.left_ns  # its peers could miss it only from then on
     at_ns = known.raised.at_ns if known.raised else ended_ns
     unasked = known.exited is not None and known.exited.unasked
     asked_to_end = told_ns is not None and told_ns <= at_ns and not unasked

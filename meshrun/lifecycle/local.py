@@ -39,6 +39,7 @@ from meshrun.protocol.events import (
     RankBeat,
     RankFinished,
     RankJoined,
+    RankLeaves,
     RankReady,
     RanksContinued,
     RankStarted,
@@ -367,6 +368,10 @@ STEPS: dict[type[Any], Callable[[State, Any], Step]] = {
     RankRaised: _raised,
     RankBeat: _beat,
     RankFinished: _finished,
+    RankLeaves: lambda state, event: (
+        _with_rank(state, event.rank, left_ns=event.at_ns),
+        [],
+    ),
     RankExited: _exited,
     RanksContinued: lambda state, _: (state, []),
     StoreEnded: _store_ended,

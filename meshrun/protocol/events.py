@@ -114,6 +114,14 @@ class RankFinished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankLeaves:
+    """A rank's program is over with another status than 0; its connections are closed next."""
+
+    rank: int
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RanksContinued:
     """Ranks that were stopped with the launcher run again."""
 
@@ -325,7 +333,9 @@ FromZygote = (
     | LeftoversEnded
     | GenerationEnded
 )
-FromRank = RankJoined | RankReady | RankRaised | RankBeat | BreakpointPassed | RankFinished
+FromRank = (
+    RankJoined | RankReady | RankRaised | RankBeat | BreakpointPassed | RankFinished | RankLeaves
+)
 FromNegotiation = Negotiated | NegotiationWaits | NegotiationFailed | NodeGaveUp
 FromNodes = (
     Met

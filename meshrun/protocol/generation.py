@@ -25,6 +25,8 @@ class RankState:
     raised: RankRaised | None = None
     finished_ns: Time | None = None
     """When its program was over and it began to wait for its peers, if it has one to wait for."""
+    left_ns: Time | None = None
+    """When its program was over with another status than 0, before its connections closed."""
     exited: RankExited | None = None
     told_to_end_ns: Time | None = None
     """When it was first sent a signal to end it, if it was."""
@@ -46,6 +48,7 @@ class RankState:
             ready_ns=_later(self.ready_ns, by_ns),
             raised=None if self.raised is None else self.raised.shifted(by_ns),
             finished_ns=_later(self.finished_ns, by_ns),
+            left_ns=_later(self.left_ns, by_ns),
             exited=None if self.exited is None else self.exited.shifted(by_ns),
             told_to_end_ns=_later(self.told_to_end_ns, by_ns),
         )

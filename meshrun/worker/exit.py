@@ -76,6 +76,8 @@ class Ending:
             return
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(signum, signal.SIG_IGN)  # it is about to leave, and with its own status
+        if self._status:
+            self._reporter.leaves()  # before peers can miss it
         sys.setswitchinterval(3600.0)  # daemon threads do not run on while their globals vanish
         threading.excepthook = lambda _: None
         _flush_files()

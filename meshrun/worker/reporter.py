@@ -13,6 +13,7 @@ from meshrun.protocol.events import (
     RankBeat,
     RankFinished,
     RankJoined,
+    RankLeaves,
     RankReady,
 )
 from meshrun.protocol.rank_end import RankRaised
@@ -63,6 +64,10 @@ class Reporter:
     def finished(self) -> None:
         """The program went well, and the rank waits for its peers."""
         self._send(RankFinished(rank=self._rank, at_ns=time.monotonic_ns()))
+
+    def leaves(self) -> None:
+        """The program is over with another status than 0, and the rank ends."""
+        self._send(RankLeaves(rank=self._rank, at_ns=time.monotonic_ns()))
 
     def _send(self, event: FromRank) -> None:
         if self.is_in_fork:

@@ -35,6 +35,7 @@ from meshrun.protocol.events import (
     RankBeat,
     RankFinished,
     RankJoined,
+    RankLeaves,
     RankReady,
     RankStarted,
     SignalArrived,
@@ -70,6 +71,7 @@ LOCAL: list[Callable[[int], st.SearchStrategy[Event]]] = [
     lambda at: st.builds(RankReady, rank=RANK, at_ns=st.just(at)),
     lambda at: st.builds(raised, RANK, st.just(at / S)),
     lambda at: st.builds(RankBeat, rank=RANK, at_ns=st.just(at), step=st.integers(0, 3)),
+    lambda at: st.builds(RankLeaves, rank=RANK, at_ns=st.just(at)),
     lambda at: st.builds(RankFinished, rank=RANK, at_ns=st.just(at)),
     lambda at: st.builds(
         RankExited, rank=RANK, pid=st.just(7), wait_status=st.sampled_from([0, 9, 256]),

@@ -8,7 +8,7 @@ from meshrun.errors import HostError
 from meshrun.layout import solve_layout
 from meshrun.layout.spec import parse_mesh
 from meshrun.lifecycle.outcome import build_result
-from meshrun.protocol.events import Event, ProgramBroken, StartFailed, StoreEnded
+from meshrun.protocol.events import Event, ProgramBroken, RankLeaves, StartFailed, StoreEnded
 from meshrun.protocol.result import LaunchResult, Timings
 from tests.histories import (
     GONE,
@@ -68,6 +68,22 @@ OUTCOMES: dict[str, tuple[list[Event], int, int | None]] = {
     "obeying late is no cause": (
         [raised(0, 5, PEER_GONE), exited(0, 1 << 8, 5.1), exited(1, 5 << 8, 6), exited(2, 15, 6),
          GONE],
+        1,
+        0,
+    ),
+    "a rank that left before its peers missed it": (
+        [
+            RankLeaves(rank=1, at_ns=4 * S), raised(0, 5, PEER_GONE), exited(1, 3 << 8, 6),
+            exited(0, 1 << 8, 6), exited(2, 15, 6), GONE,
+        ],
+        3,
+        1,
+    ),
+    "a rank that left once it was told to": (
+        [
+            raised(0, 5, PEER_GONE), RankLeaves(rank=1, at_ns=6 * S), exited(1, 3 << 8, 6),
+            exited(0, 1 << 8, 6), exited(2, 15, 6), GONE,
+        ],
         1,
         0,
     ),
