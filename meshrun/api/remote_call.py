@@ -67,7 +67,7 @@ def read_values(folder: str, result: LaunchResult) -> list[Any]:
     if result.timings.last_started_ns is None:
         raise UsageError(
             "no rank was started, so there are no values",
-            hint="drop the option that starts nothing, such as --dry-run",
+            hint="remove the option that starts nothing, such as --dry-run",
         )
     values: list[Any] = []
     world_size = 1

@@ -31,7 +31,7 @@ def listen_on(address: str, port: int) -> socket.socket:
     except OSError as error:
         raise UsageError(
             f"`{address}` does not resolve to an address: {error.strerror}",
-            hint="on one node, drop the address: ranks meet on loopback",
+            hint="on one node, remove the address: ranks meet on loopback",
         ) from error
     # A name may lead to both families; programs more often write 127.0.0.1 than ::1.
     found.sort(key=lambda entry: entry[0] != socket.AF_INET)
@@ -46,11 +46,11 @@ def listen_on(address: str, port: int) -> socket.socket:
         if error.errno == errno.EADDRINUSE:
             raise HostError(
                 f"port {port} on {address} is in use",
-                hint="drop --master-port to use a free port",
+                hint="remove --master-port to use a free port",
             ) from error
         raise UsageError(
             f"cannot listen on `{address}` port {port}: {error.strerror}",
-            hint="on one node, drop the address: ranks meet on loopback",
+            hint="on one node, remove the address: ranks meet on loopback",
         ) from error
     try:
         _check_way_to(listener)

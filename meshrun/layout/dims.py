@@ -99,7 +99,7 @@ class Dims(Nodes):
         if name in names:
             return names.index(str(name))
         if name in self._axes:
-            raise LayoutError(f"dim `{name}` is none of the mesh's own", hint=self._has())
+            raise LayoutError(f"dim `{name}` is not one of the mesh's own dims", hint=self._has())
         raise self._no_dim(name)
 
     def size(self, dim: str | int | None = None) -> int:

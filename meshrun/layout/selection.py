@@ -172,7 +172,7 @@ class _Reader:
         if key in self._dims:
             message = f"dim `{key}` has no index {digits}: its size is {count}"
         elif key == _RANK:
-            message = f"there is no rank {digits} in a world of {count}"
+            message = f"no rank {digits} in a world of {count}"
         else:
             message = f"no local rank {digits}: nodes have at most {count} workers"
         hint = f"`{key}` ranges from 0 to {count - 1}" if count > 1 else f"`{key}` is always 0"

@@ -126,7 +126,9 @@ def parse_mesh(text: str, names: str | None = None) -> MeshSpec:
     if "=" in text or _NAMED_WITH_COLON.search(text):
         if names is not None:
             message = "both --mesh and --names name the dims"
-            raise SpecError(message, text=names, position=0, length=len(names), hint="drop --names")
+            raise SpecError(
+                message, text=names, position=0, length=len(names), hint="remove --names"
+            )
         return _parse_named(text)
     sizes = _parse_sizes(text)
     parsed = None if names is None else _parse_names(names, len(sizes.found), text)

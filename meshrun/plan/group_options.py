@@ -67,7 +67,7 @@ class GroupOptions:
                     raise UsageError(
                         f"--backend {_with_dim(dim, text)}: {backend} requires"
                         f" {_ONLY_FOR[backend]}, but the mesh is on {device_type}",
-                        hint=f"use --backend {_with_dim(dim, fits)}, or drop it",
+                        hint=f"use --backend {_with_dim(dim, fits)}, or remove it",
                     )
 
     @property
@@ -90,7 +90,7 @@ class GroupOptions:
         ):
             for dim in dims:
                 if dim and dim not in names:
-                    has = f"it has {', '.join(names)}" if names else "there is no --mesh"
+                    has = f"it has {', '.join(names)}" if names else "--mesh is not set"
                     raise UsageError(f"{option}: the mesh has no dim `{dim}`", hint=has)
 
 

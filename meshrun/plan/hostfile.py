@@ -80,7 +80,7 @@ def choose_hosts(
             is left.
     """
     if include and exclude:
-        raise UsageError("--include and --exclude cannot be combined")
+        raise UsageError("--include cannot be used with --exclude")
     if include:
         named = dict(_named(include, "--include", hosts))
         return tuple(replace(host, chosen=named[host.name]) for host in hosts if host.name in named)

@@ -39,7 +39,7 @@ def bind_cpus(
     if not topology.cpus:
         raise UsageError(
             f"--numa-binding {mode}: cannot read the CPU topology of this machine",
-            hint="drop --numa-binding",
+            hint="remove --numa-binding",
         )
     homes = _homes(topology, nproc)
     node = homes[local_rank]
@@ -105,5 +105,5 @@ def _no_cpus(mode: BindingMode, topology: Topology, local_rank: int) -> UsageErr
         f"--numa-binding {mode} binds local rank {local_rank} to NUMA node"
         f" {topology.accelerator_nodes[local_rank]}, where accelerator {local_rank} is, but"
         f" this process may only use {cpus} of NUMA {where}",
-        hint="widen the affinity mask or cpuset, or drop --numa-binding",
+        hint="widen the affinity mask or cpuset, or remove --numa-binding",
     )

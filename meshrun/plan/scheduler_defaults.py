@@ -41,7 +41,7 @@ def fit_to_cluster(
     if facts.nnodes is not None and nnodes > facts.nnodes:
         raise UsageError(
             f"--nnodes {nnodes}, but {facts.system} allocated {facts.nnodes} ({facts.evidence})",
-            hint=f"drop --nnodes: it defaults to {facts.nnodes} here",
+            hint=f"remove --nnodes: it defaults to {facts.nnodes} here",
         )
     if nnodes == 1:
         return replace(request, rendezvous=replace(asked, told=_told_alone(facts)))
@@ -70,8 +70,8 @@ def fit_to_hosts(request: LaunchRequest, remote: Remote) -> LaunchRequest:
     ):
         if is_given:
             raise UsageError(
-                f"{option} cannot be combined with a list of hosts",
-                hint=f"drop {option.split()[0]}",
+                f"{option} cannot be used with a list of hosts",
+                hint=f"remove {option.split()[0]}",
             )
     least, nnodes = asked.least_nodes, request.nnodes or len(hosts)
     if nnodes > len(hosts) or (least is None and nnodes < len(hosts)):
@@ -79,7 +79,7 @@ def fit_to_hosts(request: LaunchRequest, remote: Remote) -> LaunchRequest:
         raise UsageError(
             f"--nnodes {format_nnodes(least, nnodes)} does not match {len(hosts)} hosts:"
             f" {names}{(', ...' if len(hosts) > 8 else '')}",
-            hint="drop --nnodes, or choose hosts with --include",
+            hint="remove --nnodes, or choose hosts with --include",
         )
     found = [("--nnodes", str(nnodes), "the hosts")] if least is None else []
     nproc = request.nproc_per_node
@@ -117,7 +117,7 @@ def _on_several(request: LaunchRequest, facts: ClusterFacts, nnodes: int) -> Lau
         raise UsageError(
             f"--nnodes {nnodes}, but {facts.system} numbers this node {facts.node_rank},"
             f" counting from 0 ({facts.evidence})",
-            hint=f"start meshrun on {nnodes} nodes, or drop --nnodes",
+            hint=f"start meshrun on {nnodes} nodes, or remove --nnodes",
         )
     found: list[tuple[str, str]] = []
     if request.nnodes is None:

@@ -47,7 +47,7 @@ def describe_listening(plan: LaunchPlan, session: Session, env: Mapping[str, str
             " connection"
         )
     if plan.meeting is not None and plan.node_rank == 0:
-        lines.append("listens: the launcher where nodes meet, for those that know the secret")
+        lines.append("listening: the launcher at the endpoint, for nodes that know the secret")
     lines.append("listening: nothing else; launcher and ranks talk over unnamed socket pairs")
     return lines
 

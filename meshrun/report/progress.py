@@ -221,7 +221,7 @@ class StartProgress:
         resize = state.causes[-2].resize if len(state.causes) > 1 else None
         if resize is not None and resize.generation == self._generation:
             console.note(
-                f"{describe_resize(resize, verb='started')}; it ended before its ranks ran"
+                f"{describe_resize(resize, verb='started')}, but ended before its ranks ran"
             )
 
     @property

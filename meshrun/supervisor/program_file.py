@@ -134,7 +134,7 @@ def _check_command(name: str) -> None:
     raise ProgramError(
         f"`{name}` is not executable" if found else f"no command named `{name}`",
         exit_code=126 if found else 127,  # as a shell says it
-        hint=f"run `chmod +x {name}`, or drop --no-python" if found else None,
+        hint=f"run `chmod +x {name}`, or remove --no-python" if found else None,
     )
 
 

@@ -89,7 +89,7 @@ def _check_compatible(asked: Mapping[str, Any]) -> None:
             raise MeshError(
                 f"init_process_group({name}={value}) conflicts with meshrun's process group,"
                 f" which has {name}={have}",
-                hint="drop the argument, or launch without --mesh",
+                hint="remove the argument, or launch without --mesh",
             )
     backends = _backends(str(asked.get("backend") or ""))
     have_backends = _backends(_backend_names())

@@ -157,7 +157,7 @@ def test_no_own_rank_is_said() -> None:
         (lambda layout: layout.dim("pp"), "mesh `dp=2,tp=4` has no dim `pp`", None),
         (
             lambda layout: layout.dim("ep"),
-            "dim `ep` is none of the mesh's own",
+            "dim `ep` is not one of the mesh's own dims",
             "it has `dp`, `tp`",
         ),
         (lambda layout: layout.slot(8), "rank 8 is outside a world of 8", None),

@@ -180,7 +180,7 @@ def test_an_accelerator_whose_node_is_out_of_bounds_is_told() -> None:
         "--numa-binding node binds local rank 1 to NUMA node 3, where accelerator 1 is, but"
         " this process may only use 4 CPUs of NUMA nodes 0-1"
     )
-    assert caught.value.hint == "widen the affinity mask or cpuset, or drop --numa-binding"
+    assert caught.value.hint == "widen the affinity mask or cpuset, or remove --numa-binding"
 
 
 def test_fewer_cores_than_workers_is_told() -> None:

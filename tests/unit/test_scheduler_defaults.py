@@ -122,10 +122,10 @@ def test_nothing_is_changed_without_a_scheduler() -> None:
     ("facts", "asked", "told", "hint"),
     [
         (SLURM, {"nnodes": 4}, "--nnodes 4, but Slurm .* 3",
-         "drop --nnodes: it defaults to 3 here"),
+         "remove --nnodes: it defaults to 3 here"),
         (replace(SLURM, node_rank=2), {"nnodes": 2},
          "--nnodes 2, but Slurm .* 2",
-         "start meshrun on 2 nodes, or drop --nnodes"),
+         "start meshrun on 2 nodes, or remove --nnodes"),
         (replace(SLURM, launchers_on_node=8), {},
          "Slurm started meshrun 8 times on this node", "srun --ntasks-per-node=1 meshrun ..."),
         (replace(MPI, launchers_on_node=8), {"nnodes": 2},
