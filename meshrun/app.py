@@ -1,8 +1,8 @@
 """What a launch does, in the order of its rooms.
 
-``ask_cluster`` fills a request in from the scheduler around us, ``plan`` turns it into a value that
-a dry run prints, and ``launch`` carries that out: the supervisor starts the zygote, the zygote
-forks the workers, ``lifecycle`` decides after every event, ``rendezvous`` speaks to the other
+``ask_cluster`` completes a request with what the scheduler defines, ``plan`` turns it into a value
+that a dry run prints, and ``launch`` carries that out: the supervisor starts the zygote, the zygote
+forks the workers, ``lifecycle`` decides after every event, ``rendezvous`` talks to the other
 nodes, and the console shows what the ranks print.
 """
 
@@ -41,14 +41,14 @@ if TYPE_CHECKING:
 def ask_cluster(
     request: LaunchRequest, *, is_child: bool = False
 ) -> tuple[LaunchRequest, ClusterFacts | None]:
-    """Return the request as the scheduler around this process fills it in, and what that says.
+    """Return the request completed with the scheduler's facts, and these facts.
 
     Args:
-        request: What was asked for.
+        request: The request.
         is_child: Whether a caller of launch() waits for the answer of this one process.
 
     Raises:
-        UsageError: If the request and what the scheduler says do not fit together.
+        UsageError: If the request and the scheduler contradict each other.
     """
     is_rank = "TORCHELASTIC_RUN_ID" in os.environ  # one that launches is no task of the scheduler
     if is_rank or request.remote is not None:
@@ -75,14 +75,14 @@ def plan(
     """Decide everything about a launch; starts nothing.
 
     Args:
-        request: What was asked for.
+        request: The request.
         facts: This machine; looked up if ``None``.
         check_host: Whether a device this machine lacks is an error; if not, this is a dry run,
             which shows the links between GPUs too.
-        cluster: What the scheduler around this process said, if there is one.
+        cluster: The facts of the scheduler, if there is one.
 
     Raises:
-        UsageError: If the request does not fit together, with the numbers.
+        UsageError: If the request is inconsistent, with the numbers.
     """
     check_backend(request.rendezvous.backend)
     facts = facts or detect_host(
@@ -96,10 +96,10 @@ def plan(
 
 
 def plan_or_decline(request: LaunchRequest, cluster: ClusterFacts | None) -> LaunchPlan:
-    """Decide everything about a launch; if there can be none, the other nodes hear of it.
+    """Decide everything about a launch; if it is impossible, tell the other nodes.
 
     Raises:
-        UsageError: If the request does not fit together, with the numbers.
+        UsageError: If the request is inconsistent, with the numbers.
     """
     try:
         return plan(request, cluster=cluster)
@@ -117,22 +117,22 @@ def launch(
     paste: str | None = None,
     caller: Caller | None = None,
 ) -> LaunchResult:
-    """Carry out a plan and wait for its end.
+    """Carry out a plan and wait for it to finish.
 
     Args:
         plan: What to start.
         watch: Called with every event, the state after it and the console.
-        settled: Called with the plan once the nodes have met, where there are several.
+        settled: Called with the plan once all of several nodes have joined.
         began_ns: Monotonic time at which the user's wait began; now if ``None``.
-        paste: The command for other nodes, ``ENDPOINT`` standing for where they are to meet.
+        paste: The command for other nodes, with ``ENDPOINT`` in place of the endpoint.
         caller: The program that started this launcher and uses it, if one does.
 
     Returns:
-        How it went; nothing that was started is left, whatever happened.
+        The result; no process that was started is left.
 
     Raises:
         ProgramError: If the program cannot be opened.
-        HostError: If this machine cannot hold the launch.
+        HostError: If this machine cannot run the launch.
     """
     # What only a launch needs is imported here: a dry run is twice as fast without it.
     import secrets

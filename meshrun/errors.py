@@ -1,19 +1,19 @@
-"""The errors meshrun raises, each with its exit code; how they are printed lives in report/."""
+"""The errors that meshrun raises, each with its exit code; report/ prints them."""
 
 from __future__ import annotations
 
 
 class MeshrunError(Exception):
-    """Anything meshrun itself has to say no to.
+    """Base class of all errors that meshrun raises.
 
     Args:
-        message: What was asked and what was found, with the numbers; lower case, no full stop.
+        message: What was requested and what was found, with the numbers; lower case, no full stop.
         hint: What to try, or ``None`` when there is nothing better than the message.
     """
 
     exit_code = 1
     is_told = False
-    """Whether another process of the same job tells people."""
+    """Whether another process of the same job reports it."""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
@@ -25,13 +25,13 @@ class MeshrunError(Exception):
 
 
 class UsageError(MeshrunError):
-    """The request cannot be met as written; nothing was started."""
+    """The request is invalid; nothing was started."""
 
     exit_code = 2
 
 
 class SpecError(UsageError):
-    """The text of a mesh could not be read.
+    """A spec could not be parsed.
 
     Args:
         text: The whole text as the user wrote it.
@@ -70,7 +70,7 @@ class ProgramError(UsageError):
 
 
 class MeshError(MeshrunError, RuntimeError):
-    """There is no mesh to give in this process, or it is no longer the right one."""
+    """This process has no mesh, or its mesh is no longer valid."""
 
 
 class HostError(MeshrunError):
@@ -80,20 +80,19 @@ class HostError(MeshrunError):
 
 
 class HangError(MeshrunError):
-    """Ranks run and do not get on."""
+    """The ranks run but make no progress (124, as timeout(1))."""
 
     exit_code = 124
-    """As of timeout(1)."""
 
 
 class RendezvousError(MeshrunError):
-    """Nodes did not come together, or lost each other (69, sysexits UNAVAILABLE)."""
+    """Nodes could not join, or lost each other (69, sysexits UNAVAILABLE)."""
 
     exit_code = 69
 
 
 class NodeLostError(RendezvousError):
-    """Another node is gone, or cannot be heard any more."""
+    """Another node exited or stopped responding."""
 
 
 class InternalError(MeshrunError):

@@ -3,7 +3,7 @@
     python start.py launcher|zygote|rank|logs-plugin|decline [WORD ...]
 
 It is run by its path: ``python -m`` and ``python -c`` put the working folder first on ``sys.path``,
-and whoever may write there would choose what is imported.
+and anyone who can write there would choose what is imported.
 """
 
 from __future__ import annotations

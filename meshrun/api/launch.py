@@ -1,4 +1,4 @@
-"""launch(): the command line for programs. A child process does the launching."""
+"""launch(): the command line as a function. A child process does the launching."""
 
 from __future__ import annotations
 
@@ -90,15 +90,15 @@ def launch(
     cwd: str | os.PathLike[str] | None = None,
     options: str | Sequence[str] = (),
 ) -> LaunchResult | list[Any]:
-    """Launch a script or a function on every device, with its mesh, and wait for the end.
+    """Launch a script or a function on every device, with its mesh, and wait for it to finish.
 
-    What is not said here is an option of the command line, by the same name and meaning; the
-    environment is read as there.
+    Parameters have the names and meanings of command-line options; the environment is read
+    in the same way.
 
     Args:
         program: A script's path, a module's name with ``module``, or a function, which may be a
             lambda or one of a notebook.
-        args: A script's arguments, texts; or a function's, anything that can be pickled.
+        args: Arguments of a script, as strings; or of a function, anything that can be pickled.
         kwargs: A function's keyword arguments.
         module: Whether ``program`` is run as ``python -m`` does.
         mesh: Such as ``dp=2,tp=4``, ``{"dp": 2, "tp": 4}`` or ``(2, 4)``.
@@ -107,27 +107,27 @@ def launch(
         nnodes: Number of nodes.
         device: A torch device type, or ``auto``.
         start_method: ``fork`` or ``exec``.
-        preload: Modules to import once a node.
-        max_restarts: How often all ranks may be started again.
-        shutdown_timeout: How long ranks may take to end once they are told to: 30 or ``"5m"``.
+        preload: Modules to import once per node.
+        max_restarts: Maximum number of restarts of all ranks.
+        shutdown_timeout: How long ranks may take to exit once asked to: 30 or ``"5m"``.
         log_dir: Where log files go.
-        tee: Streams that go to files too: 1 stdout, 2 stderr, 3 both.
-        redirects: Streams that go to files alone.
+        tee: Streams that also go to files: 1 stdout, 2 stderr, 3 both.
+        redirects: Streams that go only to files.
         show: Print only these ranks.
-        hide: Print all but these ranks.
-        prefix: Whether lines begin with their rank's coordinate, or what does, as ``--prefix``.
-        env: Variables for the launcher and the ranks, beside those of this process.
-        cwd: Folder to run in.
-        options: Words of the command line for which there is no parameter.
+        hide: Print all except these ranks.
+        prefix: Whether lines start with the coordinate of their rank, or a value of ``--prefix``.
+        env: Variables for the launcher and the ranks, in addition to those of this process.
+        cwd: Working directory.
+        options: Command-line options without a parameter.
 
     Returns:
-        For a script, what came of it, also if it failed; for a function, what each rank
-        returned, in the order of ranks.
+        For a script, its result, even if it failed; for a function, what each rank returned,
+        in rank order.
 
     Raises:
-        UsageError: If the request does not fit together; nothing was started.
-        HostError: If this machine cannot hold the launch.
-        RankFailed: If a rank of a function ended without an exception that can be raised here.
+        UsageError: If the request is invalid; nothing was started.
+        HostError: If this machine cannot run the launch.
+        RankFailed: If a rank of a function failed without an exception that can be raised here.
         Exception: What the first rank to fail raised, if ``program`` is a function; its
             ``__cause__`` shows the rank's traceback.
     """
@@ -238,7 +238,7 @@ def _launched(
 
 
 def _unreported(code: int, timings: Timings) -> LaunchResult:
-    """Return what is known of a launcher that started nothing, or was killed."""
+    """Return the error of a launcher that started nothing, or was killed."""
     signum = -code if code < 0 else None
     trouble = None
     if code:
@@ -258,7 +258,7 @@ def _unreported(code: int, timings: Timings) -> LaunchResult:
 
 
 def _check_program(program: object, *, module: bool, kwargs: Mapping[str, Any] | None) -> None:
-    """Say what does not go together.
+    """Check that the arguments fit together.
 
     Raises:
         UsageError: With what was found.

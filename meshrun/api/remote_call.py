@@ -1,4 +1,4 @@
-"""A function's way to the ranks, and the way back of what they return or raise."""
+"""Pickles a call for the ranks, and unpickles what they return or raise."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _registry = threading.Lock()
 
 
 class RankTraceback(Exception):
-    """What a rank would have printed of an exception: the ``__cause__`` in the caller."""
+    """The traceback of a rank: the ``__cause__`` of the exception in the caller."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -58,11 +58,11 @@ def write_call(
 
 
 def read_values(folder: str, result: LaunchResult) -> list[Any]:
-    """Return what each rank's call returned, in the order of ranks.
+    """Return what each rank's call returned, in rank order.
 
     Raises:
         UsageError: If no rank was started.
-        MeshrunError: If a rank ended well before its call returned.
+        MeshrunError: If a rank exited with 0 before its call returned.
     """
     if result.timings.last_started_ns is None:
         raise UsageError(
@@ -94,7 +94,7 @@ def raise_failure(folder: str, result: LaunchResult) -> NoReturn:
     Raises:
         Exception: What the first rank to fail raised, if it can be unpickled here.
         RankFailed: Otherwise.
-        MeshrunError: If it was no rank's doing.
+        MeshrunError: If no rank was the cause.
     """
     if result.trouble is not None:
         raise result.trouble

@@ -40,7 +40,7 @@ class ClusterFacts:
     head: tuple[str, ...] = ()
     """Names or addresses at which node 0 may be reached, best first."""
     port: int | None = None
-    """The head's port: the system's own, or one that follows from ``job_id``."""
+    """The port of node 0: the system's own, or one that follows from ``job_id``."""
     launchers_on_node: int = 1
     """How many processes the system started on this node."""
     launcher_on_node: int = 0

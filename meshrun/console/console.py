@@ -177,12 +177,12 @@ class Console:
 
     @property
     def reader_is_gone(self) -> bool:
-        """Whether whoever read our output has gone away."""
+        """Whether the reader of our output has closed it."""
         errors = (outlet.error for outlet in (self._out, self._err))
         return any(error is not None and is_reader_gone(error) for error in errors)
 
     def note_lost_output(self) -> None:
-        """Say once that a stream cannot be written any more; the launch goes on without it."""
+        """Say once that a stream cannot be written any more; the launch continues without it."""
         for name, outlet in (("stdout", self._out), ("stderr", self._err)):
             if outlet.error is not None and outlet not in self._told_lost:
                 self._told_lost.add(outlet)

@@ -182,7 +182,7 @@ class Output:
         return min((at for at in times if at is not None), default=None)
 
     def pause_or_go_on(self) -> None:
-        """Read ranks only while whoever reads our own output keeps up."""
+        """Read ranks only while the reader of our own output keeps up."""
         if self._reading != self._console.is_full:
             return
         self._reading = not self._reading

@@ -11,7 +11,7 @@ _TAIL_BYTES = 4096
 
 
 class Repeats:
-    """Holds back what a rank says as another has said it, until that rank ends or goes on.
+    """Holds lines that another rank has just printed, until the rank ends or prints another.
 
     Where it ends badly, as every rank does whose command line is wrong, nothing of it is printed:
     it stands there already.

@@ -1,1 +1,1 @@
-"""Thin doors to the operating system: devices, cores, sockets, processes."""
+"""Thin wrappers around the operating system: devices, cores, sockets, processes."""

@@ -26,7 +26,7 @@ def open_standard_streams() -> None:
 
 
 def is_terminal(fd: int) -> bool:
-    """Whether a descriptor leads to a terminal that somebody may look at.
+    """Whether a descriptor leads to a terminal that a person may look at.
 
     mpirun gives what it starts a terminal of its own, and copies from it to wherever its output
     goes, which may be a file.
@@ -35,7 +35,7 @@ def is_terminal(fd: int) -> bool:
 
 
 def say(text: str) -> None:
-    """Print to stderr; if its terminal hung up or its disk is full, go on without."""
+    """Print to stderr; if its terminal hung up or its disk is full, continue."""
     try:
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()

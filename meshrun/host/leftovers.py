@@ -1,6 +1,6 @@
 """Temporary folders whose launch was killed, all of it: the next launch removes them.
 
-Whoever makes a folder holds a lock on a file in it, which the kernel takes from it however it ends.
+The creator of a folder holds a lock on a file in it, which the kernel releases when it exits.
 Folders without such a file are kept: their logs were asked for.
 """
 
@@ -32,7 +32,7 @@ def temporary_path() -> str:
 def hold(folder: Folder) -> int:
     """Say that a folder is of no use without this process; return the descriptor that says so.
 
-    A file system without locks keeps the folder for ever; the descriptor is -1 then.
+    A file system without locks keeps the folder forever; the descriptor is -1 then.
     """
     try:
         descriptor = folder.open(f"{folder.path}/{_LOCK}.new", os.O_RDWR | os.O_CREAT | os.O_EXCL)

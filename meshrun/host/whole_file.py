@@ -98,7 +98,7 @@ def _planted(path: str) -> str | None:
 
 
 def _stream_of(path: str) -> TextIO | None:
-    """Return stdout or stderr if the path means it; in a file it goes on where that is."""
+    """Return stdout or stderr if the path means it; in a file it appends where that is."""
     if path == "-":
         return sys.stdout
     for fd, stream in ((1, sys.stdout), (2, sys.stderr)):

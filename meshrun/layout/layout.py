@@ -33,7 +33,7 @@ class Layout(Dims):
     A dim goes by its name, or by its index in the mesh, as a text too where dims have no names.
     Except where a method says so, dims that ``flattens`` joins and dims of ``views`` are dims like
     the mesh's own. A rank that is left out is the own one, and groups are ascending. Layouts are
-    equal if every rank sits in the same place, whoever asks, before a restart and after it.
+    equal if every rank has the same place, regardless of ``own_rank`` and of restarts.
 
     Args:
         mesh: The solved spec (no ``-1``), or ``None`` where a launch has no mesh.

@@ -34,7 +34,7 @@ class Signal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndGeneration:
-    """Have the zygote end the store and what ranks left behind, and go on."""
+    """Have the zygote end the store and what ranks left behind, and continue."""
 
     grace_s: float
 
@@ -63,7 +63,7 @@ class OpenGate:
 class Tell:
     """Tell the coordinator how it stands here: that ranks failed, or finished, or nothing is left.
 
-    Or that it is to go on without this node.
+    Or that it is to continue without this node.
     """
 
     what: Literal["failed", "finished", "idle", "leaves"]

@@ -129,7 +129,7 @@ def describe_start_error(state: State) -> str | None:
 
 
 def describe_wait_status(wait_status: int) -> str:
-    """Return how a process ended: ``was ended by SIGKILL``, ``exited with code 3``."""
+    """Return how a process ended: ``was killed by SIGKILL``, ``exited with code 3``."""
     exit_code, signum = split_wait_status(wait_status)
     if signum is not None:
         return f"was killed by {signal_name(signum)}"

@@ -198,7 +198,7 @@ def _generation_ended(state: State, event: GenerationEnded | ZygoteGone) -> Step
 
 
 def begin_again(state: State, at_ns: int) -> Step:
-    """Start ranks with everything new but the zygote, after a while if they do not get on.
+    """Start ranks with everything new except the zygote, after a delay if they make no progress.
 
     A zygote that has ended is replaced.
     """
@@ -299,7 +299,7 @@ def _zygote_gone(state: State, event: ZygoteGone) -> Step:
 
 
 def signalled(state: State, event: SignalArrived) -> Step:
-    """Have ranks end at the first signal, soon at the second, and at once at the third."""
+    """Ask ranks to stop at the first signal; kill them soon after the second, now at the third."""
     is_repeated = event.signum == signal.SIGTERM and state.sigterm_repeats
     # After the third all is killed already, and the deadline stays where it is.
     if len(state.signals) > 2 or (state.signals and is_repeated):

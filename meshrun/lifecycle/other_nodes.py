@@ -139,7 +139,7 @@ def _next_begins(state: State, event: NextBegins) -> Step:
 
 
 def _signalled(state: State, event: SignalArrived) -> Step:
-    """End with the others; or alone, where this machine is taken away and they can go on."""
+    """End with the others; or alone, if this machine is taken away and they can continue."""
     known, is_first = state.cluster, not (state.signals or state.over)
     if event.signum != signal.SIGTERM or known is None or not (is_first and known.may_leave):
         return signalled(state, event)

@@ -67,7 +67,7 @@ class ClusterState:
 
     @property
     def may_leave(self) -> bool:
-        """Whether the others can go on without this node, and are not being stopped too."""
+        """Whether the others can continue without this node, and are not being stopped too."""
         is_needed = self.is_coordinator or self.is_idle or self.signum is not None
         return self.is_elastic and self.decides and not is_needed
 
@@ -98,7 +98,7 @@ class State:
     signals: tuple[int, ...] = ()
     """Signals the launcher was sent, in order."""
     why_signalled: str = ""
-    """Why, where whoever started the launcher sent the first."""
+    """Why, if the parent of the launcher sent the first."""
     broken: ProgramBroken | None = None
     start_error: StartFailed | None = None
     lost_process: StoreEnded | ZygoteGone | None = None
@@ -108,7 +108,7 @@ class State:
     begin_ns: int | None = None
     """When this generation is to start, while that is waited for."""
     hung: Hung | None = None
-    """Set once no rank got on for too long."""
+    """Set once no rank made progress for too long."""
     step: int | None = None
     """How far a rank of this node has come, if one says."""
     zygote_gone: ZygoteGone | None = None
@@ -171,7 +171,7 @@ def skip_time(state: State, lost_ns: int) -> State:
 
 
 def was_stopped(state: State) -> bool:
-    """Whether somebody wants the launch to end, here or on another node."""
+    """Whether a signal asked the launch to stop, here or on another node."""
     cluster = state.cluster
     if cluster is None or state.signals:
         return bool(state.signals)

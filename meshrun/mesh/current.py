@@ -24,21 +24,21 @@ def current_mesh(*dims: str, fallback: str | None = None) -> DeviceMesh:
     """Return the mesh of this process, or the part of it along some dims.
 
     Inside ``use_mesh(other)``, or torch's own ``with other:``, it is that mesh. Otherwise, under
-    meshrun, it is the one that was built before the program's first line; under torchrun, in a task
+    meshrun, it is the mesh built before the program's first line; under torchrun, in a task
     of ``srun`` or ``mpirun``, or in a plain ``python`` with ``MESHRUN_MESH`` set it is built on
-    first use, which every rank must then reach. The same arguments give the same object each
+    first use, which every rank must reach. The same arguments return the same object each
     time, in every thread.
 
     Args:
-        *dims: Names of dims in the mesh's order, joined dims among them; or of dims of one view,
+        *dims: Names of dims in the mesh's order, including flattened dims; or dims of one view,
             or the view's own name. None for the whole mesh.
-        fallback: A spec such as ``dp=-1`` to build if there is no mesh and none is described.
+        fallback: A spec such as ``dp=-1`` to build if neither process nor environment has one.
 
     Returns:
         A ``torch.distributed.device_mesh.DeviceMesh``.
 
     Raises:
-        MeshError: If there is no mesh here, it is no longer valid, or it has no such dims.
+        MeshError: If there is no mesh, it is no longer valid, or it has no such dims.
 
     Example:
         ``tp = current_mesh("tp")`` is one-dimensional and holds this rank's ``tp`` group.
@@ -53,7 +53,7 @@ def current_mesh(*dims: str, fallback: str | None = None) -> DeviceMesh:
 
 
 def has_mesh() -> bool:
-    """Whether :func:`current_mesh` would return a mesh that exists already; never raises."""
+    """Return whether :func:`current_mesh` would return a mesh that exists; never raises."""
     with process.lock:
         if _innermost() is not None:
             return True
@@ -70,7 +70,7 @@ def has_mesh() -> bool:
 def use_mesh(mesh: DeviceMesh) -> Iterator[DeviceMesh]:
     """Make ``mesh`` the current one for this thread while the block runs.
 
-    torch sees it too: calls that take a ``device_mesh`` need none.
+    It is torch's current mesh too: calls that take a ``device_mesh`` can omit it.
     """
     parts: dict[int, dict[tuple[str, ...], DeviceMesh]] = _entered.__dict__.setdefault("parts", {})
     outer = parts.get(id(mesh))
@@ -95,11 +95,11 @@ def init_mesh(
 ) -> DeviceMesh:
     """Build the mesh of this process where no launcher has: under torchrun, srun, in a notebook.
 
-    All ranks must call it. Without any of them the world is one rank. A second call with the
+    All ranks must call it. Without a launcher the world is one rank. A second call with the
     same spec returns the same mesh.
 
     Args:
-        spec: As ``--mesh``, such as ``dp=-1,tp=2``, or values: ``{"dp": -1, "tp": 2}``, ``(2, 4)``.
+        spec: As ``--mesh``, such as ``dp=-1,tp=2``, or ``{"dp": -1, "tp": 2}``, ``(2, 4)``.
         names: As ``--names``.
         device: As ``--device``; chosen if ``None``.
         flatten: As ``--flatten``.
@@ -108,8 +108,8 @@ def init_mesh(
         timeout: As ``--timeout``.
 
     Raises:
-        SpecError: If a text cannot be read.
-        MeshError: If the world has another size, or there is another mesh already.
+        SpecError: If a spec cannot be parsed.
+        MeshError: If the world has a different size, or another mesh already exists.
     """
     from meshrun.mesh.ambient import build_here, layout_of
 

@@ -14,24 +14,24 @@ _PREFIX = "dp_"
 
 
 def data_shard(*dims: str | int) -> tuple[int, int]:
-    """Return which part of the data this rank reads, of how many different ones.
+    """Return which part of the data this rank reads, and the number of parts.
 
-    It needs no torch and no process group, and is right in loader workers too. Ranks that differ
-    only on other dims, such as ``tp``, read the same part.
+    It needs no torch and no process group, and works in loader workers. Ranks that differ
+    only in other dims, such as ``tp``, read the same part.
 
     Args:
-        *dims: The dims that split the batch, slowest first; joined dims and those of views
+        *dims: The dims that split the batch, slowest first; flattened dims and dims of views
             too. By default those in ``MESHRUN_DATA_DIMS``, joined by commas, else the mesh's dims
             named ``dp``, ``dp_*``, ``data``, ``batch``, ``fsdp``, ``replicate``, ``shard``,
             ``ddp`` or ``hsdp``.
 
     Returns:
         (part, number of parts), as samplers take them for ``rank`` and ``num_replicas``: of all
-        ranks where there is no mesh, (0, 1) where no dim splits the data.
+        ranks if there is no mesh, (0, 1) if no dim splits the data.
 
     Raises:
-        MeshError: If the environment contradicts itself, or dims without names are to be chosen
-            by name.
+        MeshError: If the environment contradicts itself, or the dims to choose from have no
+            names.
         LayoutError: If there is no such dim, or two dims have ranks in common.
 
     Example:
@@ -69,6 +69,6 @@ def _default_dims(layout: Layout) -> tuple[str, ...]:
 
 
 def _are_apart(layout: Layout, dims: tuple[str | int, ...]) -> bool:
-    """Whether every combination of indices is there, and as often as any other."""
+    """Whether every combination of indices occurs, and all equally often."""
     axes = tuple(layout.axis(dim) for dim in dims)
     return len(set(dims)) == len(dims) and rest_of(layout.world_size, axes) is not None

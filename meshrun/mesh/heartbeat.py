@@ -1,4 +1,4 @@
-"""heartbeat() and progress(step): a program tells its launcher that it gets on, and how far."""
+"""heartbeat() and progress(step): a program reports its progress to its launcher."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from collections.abc import Callable
 from typing import SupportsIndex
 
 _EVERY_S = 0.2
-"""More often says nothing new."""
+"""More frequent beats carry no new information."""
 
 
 class _Heartbeat:
-    """Where beats go; a plain global, so that every thread and library finds the same."""
+    """Where beats go; a global, so that every thread and library uses the same."""
 
     def __init__(self) -> None:
         self.send: Callable[[int | None], None] | None = None
         self.next_s = 0.0
         self.step: int | None = None
-        """The furthest that the program has said."""
+        """The furthest step that the program reported."""
 
 
 pulse = _Heartbeat()
 
 
 def heartbeat() -> None:
-    """Tell ``meshrun --hang-timeout`` that this rank gets on; call it once a step, say.
+    """Tell ``meshrun --hang-timeout`` that this rank makes progress; call it once per step.
 
-    From its first call on, this rank is judged by its heartbeats alone, and no longer by its CPU
+    After its first call, a rank is judged by its heartbeats alone and no longer by its CPU
     time and output: a rank that spins in a collective uses CPU too. It costs a microsecond, may be
     called from any thread, and does nothing outside meshrun.
     """
@@ -38,15 +38,15 @@ def heartbeat() -> None:
 
 
 def progress(step: SupportsIndex) -> None:
-    """Tell the launcher how far this rank has come, by an integer that grows; a heartbeat too.
+    """Tell the launcher how far this rank has come, by an increasing integer; also a heartbeat.
 
-    ``--max-restarts`` goes by it: ranks that fail again and again without coming further are not
-    started for ever. It costs a microsecond, may be called from any thread, and does nothing
+    ``--max-restarts`` uses it: ranks that fail repeatedly without getting further are not
+    restarted forever. It costs a microsecond, may be called from any thread, and does nothing
     outside meshrun.
 
     Args:
-        step: Counted from the beginning of the training and not of this start: a program that
-            resumes goes on from its checkpoint's.
+        step: Counted from the beginning of the training, not of this start: a program that
+            resumes continues from the step of its checkpoint.
     """
     number = int(operator.index(step))
     if pulse.step is None or number > pulse.step:

@@ -97,7 +97,7 @@ def _meeting(facts: ClusterFacts, task: Task, env: Mapping[str, str]) -> dict[st
 def _addresses(
     facts: ClusterFacts, task: Task, heads: tuple[str, ...], mine: set[str]
 ) -> tuple[str | None, str | None]:
-    """Return the head's address and this machine's own on the way to it, as far as known."""
+    """Return the address of node 0 and this machine's address towards it, as far as known."""
     known = [address for head in heads for address in resolve(head)]
     here = next((address for address in known if address in mine), None)
     if task.rank == 0 or facts.node_rank == 0:
@@ -107,7 +107,7 @@ def _addresses(
     # An address that this machine has too, such as a container bridge's, leads nowhere else.
     there = next((address for address in known if address not in mine), None)
     if there is None and facts.node_rank is None:
-        return here, here  # it shares the machine with the head
+        return here, here  # it shares the machine with node 0
     return there, own_address_towards(there) if there else None
 
 

@@ -11,7 +11,7 @@ from meshrun.plan.request import Rendezvous
 from meshrun.protocol.events import Negotiated
 
 DEFAULT_PORT = 29500
-"""torchrun's, for a head that was not told one."""
+"""torchrun's default."""
 _START_S = 60.0
 """How long launchers that were started together may take to come together."""
 _LAST_CALL_S = 30.0
@@ -31,9 +31,9 @@ class RendezvousConfig:
     least_nodes: int | None = None
     """How many are enough, if fewer than ``nnodes`` may come."""
     present: int | None = None
-    """How many are there from the beginning, where whoever started them knows."""
+    """How many are known to be present from the beginning."""
     host: str | None = None
-    """Address or name of the head; ``None`` if nobody said, and then this is the head."""
+    """Address or name of node 0; ``None`` if unknown, and then this is node 0."""
     port: int | None = None
     node_rank: int | None = None
     hosts: tuple[str, ...] = ()
@@ -61,7 +61,7 @@ class RendezvousConfig:
     listener: int | None = None
     """Descriptor of a socket that listens at the endpoint already, as it was inherited."""
     paste: str | None = None
-    """The command for the other nodes, with ``ENDPOINT`` where the head's goes; for people."""
+    """The command for the other nodes, with ``ENDPOINT`` in place of the endpoint, to print."""
 
     @property
     def is_elastic(self) -> bool:

@@ -1,4 +1,4 @@
-"""What was asked for, as values: LaunchRequest and its parts. Pure."""
+"""The request as values: LaunchRequest and its parts. Pure."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Rendezvous:
     compares_programs: bool = True
     """Whether all nodes have to run the same program with the same arguments."""
     present: int | None = None
-    """How many of a range are there from the beginning, where whoever started them knows."""
+    """How many of a range are known to be present from the beginning."""
     master_addr: str | None = None
     master_port: int | None = None
     local_addr: str | None = None
@@ -160,7 +160,7 @@ class LaunchRequest:
     start_timeout_s: float = 300.0
     """How long all ranks may take to begin the program until it is said where they are; 0: ever."""
     hang_timeout_s: float = 0.0
-    """How long all ranks may do nothing until they are ended; 0: for ever."""
+    """How long all ranks may make no progress before they are stopped; 0: no limit."""
     node_timeout_s: float = 30.0
     """How long another node may be silent until it is lost."""
     preload: tuple[str, ...] = ()
@@ -174,7 +174,7 @@ class LaunchRequest:
     stop_even_if_ignored: bool = False
     """Whether to handle a signal that was ignored when meshrun began, as nohup does to SIGHUP."""
     sigterm_repeats: bool = False
-    """Whether whoever sends SIGTERM does so more than once without being impatient, as Slurm."""
+    """Whether repeated SIGTERMs are routine and change nothing, as under Slurm."""
     status: bool = False
     """Whether to show how the ranks do."""
     status_interval_s: float | None = None

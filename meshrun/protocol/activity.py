@@ -1,4 +1,4 @@
-"""When ranks last got on, here and on the other nodes; launchers tell it in their beats."""
+"""When ranks last made progress, here and on other nodes; launchers send it in their beats."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Activity:
 
     @property
     def idle_s(self) -> float | None:
-        """For how long the ranks of this node have not got on."""
+        """For how long the ranks of this node have made no progress."""
         return idle_s_since(self.here_ns)
 
 

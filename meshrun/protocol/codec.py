@@ -110,7 +110,7 @@ class ContinueRanks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClearUp:
-    """Launcher to zygote, after a generation: end the store and what ranks left, and go on."""
+    """Launcher to zygote, after a generation: end the store and leftovers, and continue."""
 
     grace_s: float
 

@@ -39,7 +39,7 @@ def read_record(path: str, rank: int, opener: Opener) -> RankRaised | None:
         kind=kind,
         message=text,
         traceback=trace,
-        shown=True,  # whoever recorded it let it go on, to be printed
+        shown=True,  # the recorder re-raised it, so it was printed
     )
 
 
@@ -65,7 +65,7 @@ def render_record(raised: RankRaised, exit_code: int) -> str:
 
 
 def pass_error_on(result: LaunchResult) -> None:
-    """Tell the cause to whoever runs meshrun as torch-elastic runs a worker."""
+    """Report the cause to a parent that runs meshrun as torch-elastic runs a worker."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path and result.failures and result.failures[0].raised is not None:
         record = render_record(result.failures[0].raised, result.exit_code)

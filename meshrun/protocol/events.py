@@ -90,7 +90,7 @@ class RankReady:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankBeat:
-    """A rank's program called ``meshrun.heartbeat()`` or ``progress()``: it gets on."""
+    """A rank's program called ``meshrun.heartbeat()`` or ``progress()``."""
 
     rank: int
     at_ns: int
@@ -170,12 +170,12 @@ class SignalArrived:
     signum: int
     at_ns: int
     why: str = ""
-    """Why, where whoever started it sent it; nobody else need be told of the signal then."""
+    """Why, if the parent sent it; the signal then needs no other report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hung:
-    """No rank has got on for as long as was asked for."""
+    """No rank has made progress for the hang timeout."""
 
     idle_s: float
     at_ns: int
@@ -272,7 +272,7 @@ class OthersFailed:
     signum: int
     at_ns: int
     is_hung: bool = False
-    """Whether no rank gets on, on any node."""
+    """Whether no rank on any node makes progress."""
     resizes: bool = False
     """Whether it is because nodes came or went; told to the coordinator alone."""
 

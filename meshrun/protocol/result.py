@@ -1,4 +1,4 @@
-"""What came of a launch: how each rank ended, and what decided it. Pure values."""
+"""The result of a launch: how each rank ended, and what decided it. Pure values."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from meshrun.errors import MeshrunError
 from meshrun.protocol.rank_end import RankRaised
 
 PREEMPTED = 75
-"""Exit code of a launch whose ranks took SIGTERM well: EX_TEMPFAIL of sysexits.h, try again."""
+"""Exit code of a preempted launch: EX_TEMPFAIL of sysexits.h, try again."""
 LEFT_EARLY = "exited with code 0 while other ranks still needed it"
-"""How a failure with exit code 0 is told."""
+"""How a failure with exit code 0 is described."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFailure:
-    """One rank that ended badly."""
+    """A rank that failed."""
 
     rank: int
     coordinate: tuple[int, ...]
@@ -26,25 +26,25 @@ class RankFailure:
     host: str
     pid: int
     exit_code: int | None
-    """What the process returned, or ``None`` if a signal ended it."""
+    """The exit code of the process, or ``None`` if a signal killed it."""
     signum: int | None
-    """The signal that ended it, or ``None``."""
+    """The signal that killed it, or ``None``."""
     at_ns: int
-    """Monotonic time of the failure: of its exception, or of its end."""
+    """Monotonic time of the failure: of its exception, or of its exit."""
     raised: RankRaised | None
-    """The exception that left its program, if one did."""
+    """The exception that ended its program, if any."""
     asked_to_end: bool
-    """Whether meshrun had told it to end before it failed."""
+    """Whether meshrun had asked it to stop before it failed."""
     is_consequence: bool = False
-    """Whether it failed because another had: it was told to end, or lost a connection."""
+    """Whether it failed because another had: it was asked to stop, or lost a connection."""
     place: str = ""
-    """Where in the user's files: ``all_reduce at train.py:41``, if that is known."""
+    """Where in the user's files: ``all_reduce at train.py:41``, if known."""
     why: str = ""
-    """What explains the signal that ended it, such as the kernel's word on memory."""
+    """An explanation of the signal that killed it, such as an out-of-memory kill."""
     stack: tuple[str, ...] = ()
-    """Where native code crashed, a line a frame, the innermost last."""
+    """Where native code crashed, one line per frame, innermost last."""
     last_lines: tuple[str, ...] = ()
-    """What it printed last on stderr, if no exception tells more."""
+    """Its last lines on stderr, if there is no exception."""
 
     @property
     def shell_code(self) -> int:
@@ -54,7 +54,7 @@ class RankFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
-    """When a start reached what, in monotonic nanoseconds; ``None`` for what it never reached."""
+    """When a launch reached each phase, in monotonic nanoseconds; ``None`` if it did not."""
 
     began_ns: int
     import_ns: int | None = None
@@ -69,61 +69,61 @@ class Timings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resize:
-    """One change of the nodes that take part in a launch."""
+    """A change of the nodes of a launch."""
 
     generation: int
-    """Of ranks, the first with these nodes."""
+    """The first generation with these nodes."""
     left: tuple[str, ...]
-    """Hosts that do not take part any more."""
+    """Hosts that left."""
     joined: tuple[str, ...]
-    """Hosts that take part from now on."""
+    """Hosts that joined."""
     shapes: str
-    """What became of the mesh, such as ``dp 3 -> 4``."""
+    """How the mesh changed, such as ``dp 3 -> 4``."""
     mesh: str
-    """The mesh from now on; "" without one."""
+    """The new mesh; "" without one."""
     hosts: tuple[str, ...]
-    """All that take part, in node order."""
+    """All hosts, in node order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchResult:
-    """What came of a launch."""
+    """The result of a launch."""
 
     exit_code: int
     """0 only if every rank returned 0 and nothing stopped the launch."""
     signum: int | None
     """The signal that stopped the launcher, or ``None``."""
     failures: tuple[RankFailure, ...]
-    """Ranks that ended badly, the cause first."""
+    """Ranks that failed, the cause first."""
     broken_program: str | None
-    """What ``python`` would have printed, if the program failed before any rank began."""
+    """What ``python`` would have printed, if the program failed before any rank started."""
     trouble: MeshrunError | None
-    """What kept meshrun itself from going on, or ``None``."""
+    """The error that stopped meshrun itself, or ``None``."""
     timings: Timings
     restarts: int = 0
-    """How often all ranks were started again after a failure."""
+    """The number of restarts after failures."""
     resizes: tuple[Resize, ...] = ()
-    """How the nodes changed, one after the other, where they may."""
+    """The changes of the nodes of an elastic launch, in order."""
     no_restart: str | None = None
-    """Why they were not started again although restarts were left, if that is so."""
+    """Why the ranks were not restarted although restarts were left."""
     best_steps: tuple[int | None, ...] = ()
-    """How far each generation came, by ``progress()``; ``None`` for one that did not say."""
+    """How far each generation came, by ``progress()``; ``None`` if it did not report it."""
     log_folder: str | None = None
     """Where the ranks' files are, if any were kept."""
     preempted: bool = False
-    """Whether the launcher was sent SIGTERM, and every rank then ended by itself with code 0."""
+    """Whether the launcher got SIGTERM and every rank then exited on its own with 0."""
 
     elsewhere: str = ""
-    """What decided it in one line, where node 0 has the whole report and this is another node."""
+    """The cause in one line, on a node other than node 0, which has the full report."""
 
     def raise_for_failure(self) -> None:
-        """Raise RankFailed if a rank failed; do nothing if the launch went well."""
+        """Raise RankFailed if a rank failed; do nothing if the launch succeeded."""
         if self.exit_code:
             raise RankFailed(self)
 
 
 class RankFailed(MeshrunError):
-    """A launch ended badly; ``result`` holds every failure, the cause first."""
+    """A launch failed; ``result`` holds every failure, the cause first."""
 
     def __init__(self, result: LaunchResult) -> None:
         first = result.failures[0] if result.failures else None

@@ -95,7 +95,7 @@ class Connection:
 
     @property
     def active_ns(self) -> int | None:
-        """When ranks at the other end, or beyond it, last got on, if it looks; by our clock.
+        """When ranks at the other end, or beyond it, last made progress, by our clock.
 
         Of a launcher that says nothing, and may be stopped, it is not known that they are idle.
         """
@@ -113,7 +113,7 @@ class Connection:
         self.flush()
 
     def _refuse(self, reason: str) -> None:
-        """Tell a stranger why it is not let in."""
+        """Tell an unauthenticated peer why it is rejected."""
         self.was_refused = True
         self._out += refusal(reason)
         self.flush()

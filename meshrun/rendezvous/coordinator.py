@@ -114,7 +114,7 @@ class Coordinator:
         return self._next_beat_ns
 
     def look(self) -> None:
-        """Do what is due: beats, and whether somebody is silent for too long."""
+        """Do what is due: beats, and whether a node is silent for too long."""
         now_ns = time.monotonic_ns()
         if now_ns < self._next_beat_ns:
             return

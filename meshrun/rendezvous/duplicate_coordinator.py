@@ -1,4 +1,4 @@
-"""Whether another node is the first too: node 0 knocks at an endpoint that is not its own."""
+"""Detects a second node 0: probes an endpoint that is not an address of this machine."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from meshrun.rendezvous.messages import Join
 from meshrun.rendezvous.participant import Participant
 
 _ANSWER_TAKES_S = 3600.0
-"""How much longer than the meeting it knocks: who listens gives up first, with a better error."""
+"""How much longer than joining it probes: the listener gives up first, with a better error."""
 
 
 class DuplicateCoordinator:
-    """Knocks at the endpoint as a participant would, until somebody answers.
+    """Connects to the endpoint as a participant would, until it gets an answer.
 
     That may be this node itself, where the address is a translated or a service's one; the node
     recognises its own card. What comes of the tries is said to nobody: most endpoints never answer.
 
     Args:
         meeting: Where the endpoint is.
-        info: What this node says of itself; its ``knock`` is drawn for this.
+        info: What this node sends about itself; its ``knock`` is random.
         secret: What only launchers of this launch know.
-        board: That of this node, whose selector watches the knocking too.
+        board: That of this node, whose selector watches the probe too.
     """
 
     def __init__(
@@ -54,5 +54,5 @@ class DuplicateCoordinator:
         return None
 
     def close(self) -> None:
-        """Knock no more."""
+        """Stop probing."""
         self._participant.close()

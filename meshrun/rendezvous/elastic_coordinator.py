@@ -43,7 +43,7 @@ _SPARE = "this node is a spare: it joins when another node is lost or the mesh h
 
 
 class ElasticCoordinator(Coordinator):
-    """Node 0, which goes on listening; nodes go by a number that they keep, whatever their rank.
+    """Node 0, which keeps listening; nodes have a number that they keep, whatever their rank.
 
     Args:
         connections: To the other nodes that have met, by number.
@@ -144,7 +144,7 @@ class ElasticCoordinator(Coordinator):
     # ---- time ------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Do what is due: beats, and whether somebody is silent, or missing, for too long."""
+        """Do what is due: beats, and whether a node is silent, or missing, for too long."""
         now_ns = time.monotonic_ns()
         is_due = now_ns >= self._next_beat_ns
         super().look()

@@ -17,7 +17,7 @@ _MOST_NAMED = 8
 
 
 class TooMany(UsageError):
-    """A node more than was asked for; the others go on without it."""
+    """One node too many; the others continue without it."""
 
 
 @dataclass(slots=True)

@@ -29,7 +29,7 @@ _OTHER_LAUNCH_S = 5.0
 
 
 class Lobby:
-    """Node 0 of a launch until all have joined; then it hands over to a Head.
+    """Node 0 of a launch until all have joined; then a coordinator takes over.
 
     Args:
         meeting: How many there are to be, and how long they may take.
@@ -41,7 +41,7 @@ class Lobby:
         board: Where links are watched.
         hand_over: Called with the coordinator once every node is there.
         fit: Solves the mesh over nodes.
-        duplicate: Knocks where another node 0 may be, with ``info``.
+        duplicate: Probes for another node 0, with ``info``.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Lobby:
         """There is nobody to be told yet."""
 
     def give_up(self, word: GaveUp) -> None:
-        """Tell those who are there, and those who come while this goes on, that it was in vain."""
+        """Tell nodes that have joined, or connect meanwhile, that the launch failed."""
         self._fail(word.as_error())
 
     @property

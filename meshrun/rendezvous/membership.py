@@ -68,7 +68,7 @@ class Membership:
         return self._places.index(number)
 
     def add(self, number: int, info: Join) -> None:
-        """Take a node in, as a spare until nodes are chosen anew."""
+        """Add a node, as a spare until nodes are chosen again."""
         self.infos[number] = info
         self._spares.append(number)
 

@@ -45,7 +45,7 @@ class MessageError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Join:
-    """Member to head, first of all: who it is and what it is about to start."""
+    """Participant to coordinator, first: who it is and what it is about to start."""
 
     host: Line
     node_rank: NodeRank | None
@@ -61,7 +61,7 @@ class Join:
     reach_port: OpenPort = 0
     """Where another node may try whether it reaches this one."""
     knock: str = ""
-    """Drawn by a node 0 that knocks where another one may be, to know itself by."""
+    """Random, by which a node 0 that probes the endpoint recognizes itself."""
     role: str = "default"
     """What ``--role`` calls its workers."""
     launcher: str = ""
@@ -70,7 +70,7 @@ class Join:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GaveUp:
-    """Member to head, before all have met: it will not take part."""
+    """Participant to coordinator, before all have joined: it will not take part."""
 
     host: Line
     reason: Line
@@ -163,7 +163,7 @@ class Beat:
     echo_ns: Time | None = None
     """Time of the beat that this answers, by the other end's clock."""
     idle_s: Annotated[float, Within(0, 10**9)] | None = None
-    """For how long no rank of the sender's has got on, if it looks."""
+    """For how long no rank of the sender has made progress, if it measures that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +179,7 @@ class _WithOutcome:
 
 
 class Failed(_WithOutcome):
-    """Member to head: a generation of ranks is over before it is done; all are to end."""
+    """Participant to coordinator: a generation failed; all ranks are to stop."""
 
     __slots__ = ()
 
@@ -200,12 +200,12 @@ class End:
     """Which node, and what happened, for people."""
     signum: Signum
     is_hung: bool = False
-    """Whether no rank gets on, so that people want to see where each of them is."""
+    """Whether no rank makes progress, so that the stacks of all are shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """Member to head: every program of its ranks is over, and they wait for their peers."""
+    """Participant to coordinator: its ranks finished, and wait for their peers."""
 
     generation: Generation
 
@@ -218,14 +218,14 @@ class MayLeave:
 
 
 class Idle(_WithOutcome):
-    """Member to head: nothing of a generation of ranks is left here."""
+    """Participant to coordinator: nothing of a generation is left here."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leave:
-    """Member to head, where nodes come and go: go on without this one."""
+    """Participant to coordinator, in an elastic launch: continue without this node."""
 
     generation: Generation
     why: Line

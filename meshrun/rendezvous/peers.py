@@ -97,7 +97,7 @@ class Peers:
 
     @property
     def activity(self) -> Activity:
-        """When ranks last got on, here and elsewhere."""
+        """When ranks last made progress, here and elsewhere."""
         return self._board.activity
 
     @property

@@ -1,4 +1,4 @@
-"""Where node 0 listens: whoever connects is a stranger until it has proved that it belongs here."""
+"""Connections to node 0 that have not yet proved that they know the secret."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Unauthenticated:
         self._by_origin: defaultdict[str, dict[int, Connection]] = defaultdict(dict)
         self._counter = itertools.count()
         self._told: set[tuple[str, str]] = set()
-        """Strangers that people were told of."""
+        """Rejected connections that were reported."""
         self._others: dict[str, tuple[int, int]] = {}
         """Addresses of launchers that do not know the secret: since when, and how often."""
         self._is_listening = False
@@ -173,7 +173,7 @@ class Unauthenticated:
         )
 
     def close(self, why: str) -> None:
-        """Listen no more, and let go of those who are still strangers."""
+        """Stop listening, and close unauthenticated connections."""
         self._pause()
         for connection in self._connections.values():
             self._board.close(connection, why)

@@ -30,8 +30,8 @@ def render_failure(
     """Return the lines to print after a launch that went wrong; "" after one that went well.
 
     Args:
-        result: What came of it.
-        told_lost: Ranks that were said to have lost a connection as it happened.
+        result: The result.
+        told_lost: Ranks whose lost connection was already reported.
         bare: Whether lines of ranks have no prefix, so that a traceback says itself whose it is.
     """
     return "\n".join(_lines(result, told_lost, bare))
@@ -126,7 +126,7 @@ def describe_end(failure: RankFailure) -> str:
 
 
 def _was_quit(failure: RankFailure) -> bool:
-    """Whether somebody entered ``q`` at the prompt of pdb."""
+    """Whether the user entered ``q`` at the prompt of pdb."""
     return failure.raised is not None and failure.raised.kind == "BdbQuit"
 
 

@@ -76,7 +76,7 @@ class Controller:
         self._end_at: float | None = None
         """When the others are ended, once one launcher has said why it cannot launch."""
         self._over_at: float | None = None
-        """When whoever is left is given up, once one launcher has failed."""
+        """When the remaining hosts are given up, once one launcher has failed."""
 
     def run(self) -> int:
         """Launch, and return how the first node's launcher ended: exit code, or -n for signal n.
@@ -181,7 +181,7 @@ class Controller:
             session.tell(signal=int(signum), even_if_met=True)
 
     def _look(self) -> None:
-        """Find who has ended or is lost, and have the others end then, or go on without."""
+        """Find hosts that exited or are lost, and stop the others, or continue without them."""
         self._look_at_shell()
         now = self._pool.now()
         for session in self._sessions:
@@ -235,7 +235,7 @@ class Controller:
         return None
 
     def _can_spare(self, session: HostSession) -> bool:
-        """Whether the launch may go on without a host."""
+        """Whether the launch may continue without a host."""
         return self._is_elastic and session is not self._first and self._over_at is None
 
     def _lose(self, why: Refusal, session: HostSession) -> None:
@@ -251,7 +251,7 @@ class Controller:
         self._end_others(self._pool.now(), at_once=True)
 
     def _end_others(self, now: float, *, at_once: bool) -> None:
-        """Have whoever is left end; those that have met do so by themselves."""
+        """Stop the remaining hosts; those that have joined do so by themselves."""
         self._retry.close()
         if self._over_at is None:
             grace_s = self._request.shutdown_timeout_s + self._request.node_timeout_s

@@ -33,7 +33,7 @@ class HostLost(RendezvousError):
 
 
 class FirstLost(HostLost):
-    """The first of hosts that come and go was lost, and the others ended: they may begin anew."""
+    """Node 0 of an elastic launch was lost and the others stopped: the launch may restart."""
 
 
 @dataclass(frozen=True, slots=True)

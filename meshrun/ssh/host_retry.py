@@ -1,4 +1,4 @@
-"""Hosts that a launch goes on without, and that are tried again: machines come and go."""
+"""Lost hosts of an elastic launch, which are retried."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class HostRetry:
         """For how long each host was left alone last; those that come back keep it."""
 
     def add(self, session: HostSession, why: Refusal, *, tell: bool = True) -> None:
-        """Go on without a host.
+        """Continue without a host.
 
         Args:
             session: The way there; it is closed.

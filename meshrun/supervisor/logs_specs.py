@@ -21,7 +21,7 @@ class LogsPlugin:
     """Asks the plug-in which files each generation of ranks gets."""
 
     def __init__(self, logs: LogRequest, local_ranks: frozenset[int] | None, nproc: int) -> None:
-        """Start the plug-in; it imports torch while the launch goes on.
+        """Start the plug-in; it imports torch while the launch continues.
 
         Raises:
             UsageError: If no package has a plug-in of that name.

@@ -211,7 +211,7 @@ class Loop:
             self._console.note(dropped_note(left))
 
     def _deadline_s(self) -> float | None:
-        """Return for how long the readers of our output are still waited for; ``None`` for ever."""
+        """Return for how long to wait for the readers of our output; ``None`` for no limit."""
         if len(self.state.signals) > 1:
             return 0.0
         if not was_stopped(self.state):
@@ -460,7 +460,7 @@ class Loop:
         )
 
     def _settled(self, met: Met) -> Met | MeetingFailed:
-        """Plan anew with what the nodes told each other, and say which ranks are this one's."""
+        """Complete the plan with what the other nodes sent, and set this node's ranks."""
         try:
             plan, session = self._settle(self._asked, self._workers.session, met)
         except MeshrunError as error:

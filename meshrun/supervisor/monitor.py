@@ -1,4 +1,4 @@
-"""Tells people where ranks are: when asked to, when a start stalls, when nobody gets on."""
+"""Prints where ranks are: on request, when a start stalls, when no rank makes progress."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Monitor:
         self._stacks.settle(plan.layout)
 
     def share(self, activity: Activity) -> None:
-        """Let other nodes know when ranks get on here, and count those of other nodes too."""
+        """Tell other nodes when ranks here make progress, and take theirs into account."""
         self._watchdog.activity = activity
 
     def open(self, rank: int) -> int:
@@ -55,7 +55,7 @@ class Monitor:
         self._watchdog.skip(lost_ns)
 
     def beat(self, rank: int) -> None:
-        """A rank's program says that it gets on."""
+        """A rank's program reports progress."""
         self._watchdog.beat(rank)
 
     def printed(self, rank: int) -> None:

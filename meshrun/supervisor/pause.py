@@ -1,4 +1,4 @@
-"""Ranks that are stopped while their launcher goes on: whoever it works for is stopped."""
+"""Suspends ranks while the launcher runs, because the process it works for is stopped."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Pause:
         self.is_on, self._until_told = True, self._until_told or until_told
 
     def end(self) -> None:
-        """The ranks go on."""
+        """Resume the ranks."""
         self.is_on = self._until_told = False
 
     def look(self) -> bool | None:

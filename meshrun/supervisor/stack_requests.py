@@ -74,7 +74,7 @@ class StackRequests:
         return os.dup(fd)
 
     def ask(self, pids: Mapping[int, int]) -> None:
-        """Ask ranks for their stacks; a question that is under way goes on instead.
+        """Ask ranks for their stacks; a request that is under way continues instead.
 
         py-spy, which may be at work on the question before, is ended.
         """

@@ -1,4 +1,4 @@
-"""Whether a start stalls, and whether ranks that run still get on."""
+"""Whether a start stalls, and whether running ranks still make progress."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Watchdog:
     """Looks at ranks from time to time, if it was asked to.
 
     Args:
-        start_timeout_s: How long all ranks may take to begin the program; 0 for ever.
-        hang_timeout_s: How long all ranks may do nothing; 0 for ever.
+        start_timeout_s: How long all ranks may take to start the program; 0 for no limit.
+        hang_timeout_s: How long all ranks may make no progress; 0 for no limit.
         cpu_seconds: Returns the CPU time of each of some processes with all below it.
     """
 
@@ -40,7 +40,7 @@ class Watchdog:
         self.begin()
 
     def begin(self) -> None:
-        """Begin anew, with a generation of ranks."""
+        """Start over, with a new generation."""
         now_ns = time.monotonic_ns()
         self._began_ns = self._active_ns = now_ns
         self._told_stall = False
@@ -50,7 +50,7 @@ class Watchdog:
         self._beats: dict[int, int] = {}
 
     def beat(self, rank: int) -> None:
-        """A rank's program said that it gets on."""
+        """A rank's program reported progress."""
         self._beats[rank] = self._active_ns = time.monotonic_ns()
 
     def printed(self, rank: int) -> None:
@@ -85,7 +85,7 @@ class Watchdog:
         return True
 
     def idle_s(self, state: State) -> float | None:
-        """Return for how long no rank got on, once that is too long; ``None`` otherwise."""
+        """Return for how long no rank made progress, once that is too long; ``None`` otherwise."""
         next_look_ns = self.next_look_ns(state)
         now_ns = time.monotonic_ns()
         if next_look_ns is None or not _all_began(state) or now_ns < next_look_ns:

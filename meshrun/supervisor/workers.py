@@ -188,7 +188,7 @@ class Workers:
         self.zygote.send(codec.StopRanks())
 
     def go_on(self) -> None:
-        """Have ranks that were stopped with the launcher go on."""
+        """Resume ranks that were suspended with the launcher."""
         self.zygote.send(codec.ContinueRanks())
 
     def forward(self, signum: int, state: State) -> Sequence[int]:

@@ -25,7 +25,7 @@ def stop_on_interrupt() -> None:
 
 
 def pass_breakpoints(passed: Callable[[], None]) -> None:
-    """Let a rank that has no stdin go on where pdb would read from it.
+    """Let a rank without stdin continue where pdb would read from it.
 
     A debugger that has streams of its own, such as a remote one, stops as always.
 

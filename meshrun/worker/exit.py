@@ -81,7 +81,7 @@ class Ending:
         sys.setswitchinterval(3600.0)  # daemon threads do not run on while their globals vanish
         threading.excepthook = lambda _: None
         _flush_files()
-        if is_rank:  # a fork of it would wait for ever for threads of groups, which it lacks
+        if is_rank:  # a fork of it would wait forever for threads of groups, which it lacks
             _free_program(self._standing)
         status = self._status if _flush_streams() or self._status else _CANNOT_FLUSH
         destroyed.hold()

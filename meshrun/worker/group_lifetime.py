@@ -4,7 +4,7 @@ Two of torch's races end here, both met by everyday programs.
 
 A gloo group joins its threads as it dies, and these need the interpreter's lock to free what a
 backward pass left with them. Python's own references to a group let go of the lock first; those
-of DDP's ``Reducer`` do not, so a group that dies with its model waits for itself, for ever. Here a
+of DDP's ``Reducer`` do not, so a group that dies with its model deadlocks. Here a
 ``Reducer`` leaves the last reference to Python.
 Source: ``ProcessGroupGloo.cpp`` and ``init.cpp`` of torch 2.13.
 

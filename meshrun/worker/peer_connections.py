@@ -1,7 +1,7 @@
-"""A rank's connections to its peers end with the rank, whoever else has inherited them.
+"""Closes a rank's connections to its peers with the rank, even if others inherited them.
 
 A peer learns of a rank's end as the kernel closes its sockets, which it does only once no process
-has them open: a daemon that the rank forked would leave peers waiting for ever. gloo's sockets are
+has them open: a daemon that the rank forked would leave peers waiting forever. gloo's sockets are
 those that its event loop waits for; the loop's own descriptor, unlike Python's, survives an exec.
 """
 
@@ -45,7 +45,7 @@ def end_connections_with_rank(reporter: Reporter) -> None:
 def close_connections_on_exec() -> None:
     """Have no program that this process starts inherit the connections that it has by now.
 
-    Whoever ends without a word to us, as by C's ``exit``, cannot shut them down. With many groups
+    A rank that exits through C's ``exit`` cannot shut them down. With many groups
     only the latest is looked at, whose descriptors have the highest numbers.
     """
     descriptors = sorted(_descriptors(), reverse=True)

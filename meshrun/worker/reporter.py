@@ -54,7 +54,7 @@ class Reporter:
         )
 
     def beat(self, step: int | None) -> None:
-        """The program gets on, and has come so far if it says."""
+        """The program makes progress, and has reached a step if it reports one."""
         self._send(RankBeat(rank=self._rank, at_ns=time.monotonic_ns(), step=step))
 
     def passed_breakpoint(self) -> None:

@@ -378,7 +378,7 @@ def _be_store(port: int, listeners: list[int], guard: Guard) -> NoReturn:
     from meshrun.worker.process_group import serve_store
 
     set_title("store")
-    allow_many_descriptors()  # connections that strangers hold must not keep ranks out
+    allow_many_descriptors()  # connections from outsiders must not keep ranks out
     stores = [serve_store(port, listen_fd) for listen_fd in listeners]
     while len(stores) == len(listeners):
         guard.stand()

@@ -129,7 +129,7 @@ def test_a_file_that_cannot_be_read(text: str, told: str) -> None:
         ({"include": "a:1@a:2"}, "--include: a is listed twice"),
         ({"exclude": "b:1"}, "--exclude names slots of b, whose number of slots is unknown"),
         ({"exclude": "a@b"}, "--exclude a@b leaves no host of 2"),
-        ({"include": "a", "exclude": "b"}, "--include and --exclude cannot be combined"),
+        ({"include": "a", "exclude": "b"}, "--include cannot be used with --exclude"),
     ],
 )
 def test_a_choice_that_cannot_be(choice: dict[str, str], told: str) -> None:

@@ -94,7 +94,7 @@ def test_without_a_mesh_there_are_nodes_and_ranks() -> None:
     assert Layout.from_dict(layout.to_dict()) == layout
     with pytest.raises(LayoutError, match="no dim `dp`") as caught:
         layout.size("dp")
-    assert caught.value.message == "no dim `dp`: there is no mesh"
+    assert caught.value.message == "there is no mesh and so no dim `dp`"
 
 
 def test_no_own_rank_is_said() -> None:

@@ -33,10 +33,10 @@ def plan(nnodes: str, device: str | None, **more: str) -> LaunchPlan:
         ("1", "cpu", "::1", {"GLOO_SOCKET_IFNAME": "eth0"},
          ["(loopback)", "on eth0, so that gloo can connect them (GLOO_SOCKET_IFNAME is set)"]),
         ("2", "cpu", "10.0.0.1", {}, ["reachable by", "on eth1, so that gloo",
-         "for 30 s", "where nodes meet"]),
+         "for 30 s", "at the endpoint"]),
         ("2", "cuda", "10.0.0.1", {"NCCL_SOCKET_IFNAME": "=ib0"},
          ["reachable by anyone", "on eth1", "on ib0, so that nccl", "for 30 s",
-          "where nodes meet"]),
+          "at the endpoint"]),
     ],
 )  # fmt: skip
 def test_each_listener_has_a_line(

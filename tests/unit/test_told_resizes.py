@@ -64,7 +64,7 @@ def test_every_change_is_told_once(has_run: bool, capfd: pytest.CaptureFixture[s
     told = capfd.readouterr().err.splitlines()
 
     how = "runs" if has_run else "started"
-    assert told[0].startswith(f"meshrun: generation 1 {how} without node1: dp 3 -> 2; it ")
+    assert told[0].startswith(f"meshrun: generation 1 {how} without node1: dp 3 -> 2")
     assert told[1].startswith("meshrun: generation 2 runs without node2: dp 2 -> 1; it took ")
     assert len(told) == 2
 
