@@ -172,7 +172,7 @@ def test_a_full_disk_is_told_and_does_not_end_the_launch(fake_torch: object) -> 
 
     assert result.returncode == 0
     assert result.stderr == (
-        b"meshrun: stdout cannot be written (No space left on device);"
+        b"meshrun: cannot write to stdout (No space left on device);"
         b" what ranks print there is lost\n"
     )
 
