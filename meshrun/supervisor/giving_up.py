@@ -9,15 +9,20 @@ from dataclasses import replace
 
 from meshrun.errors import MeshrunError, UsageError
 from meshrun.host.descriptors import say
-from meshrun.plan.rendezvous_config import RendezvousConfig, plan_meeting
+from meshrun.plan.rendezvous_config import RendezvousConfig, check_backend, plan_meeting
 from meshrun.plan.request import LaunchRequest
 
 
 def decline(request: LaunchRequest, error: MeshrunError) -> None:
     """Tell the other nodes of a launch, if there are any, why this one cannot take part."""
+    rendezvous = request.rendezvous
+    try:
+        check_backend(rendezvous.backend)
+    except UsageError:  # a slip on this node alone: the others wait at the endpoint
+        rendezvous = replace(rendezvous, backend="static")
     try:
         meeting = plan_meeting(
-            request.rendezvous,
+            rendezvous,
             nnodes=request.nnodes or 1,
             node_timeout_s=request.node_timeout_s,
         )

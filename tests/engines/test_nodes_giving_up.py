@@ -96,7 +96,7 @@ WRONG = {
     "option": (["--max-restarts", "few"], 2, "`few`"),
     "unknown option": (["--max-restrts=1"], 2, "no such option: --max-restrts"),
     "unknown and value": (["--max-restrts", "1"], 2, "no such option: --max-restrts"),
-    "back end": (["--rdzv-backend", "none", "--rdzv-conf", "a=b"], 2, "no back end `none`"),
+    "back end": (["--rdzv-backend", "none", "--rdzv-conf", "a=b"], 2, "unknown backend `none`"),
     "folder": (["--log-dir", "/proc/logs", "--tee", "3"], 2, "/proc/logs"),
     "handler": (["--event-log-handler", "lost"], 2, "`lost`"),
 }
