@@ -1,4 +1,4 @@
-"""What a launch does, in the order of its rooms.
+"""A launch from request to result; the rooms are named in the order in which it passes them.
 
 ``ask_cluster`` completes a request with what the scheduler defines, ``plan`` turns it into a value
 that a dry run prints, and ``launch`` carries that out: the supervisor starts the zygote, the zygote

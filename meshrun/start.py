@@ -1,4 +1,4 @@
-"""Where each process of meshrun's own begins, and the words that start one.
+"""The entry point of each of meshrun's processes, and the command line that starts it.
 
     python start.py launcher|zygote|rank|logs-plugin|decline [WORD ...]
 

@@ -1,1 +1,1 @@
-"""meshrun.launch(): the command line for programs."""
+"""meshrun.launch(): the command line as a function."""

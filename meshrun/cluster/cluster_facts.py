@@ -1,4 +1,4 @@
-"""What a scheduler says of this process, whichever it is."""
+"""The facts that a scheduler gives a process, for any scheduler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which system started this process; of several, the innermost."""
+"""Detects which system started this process; of several, the innermost."""
 
 from __future__ import annotations
 

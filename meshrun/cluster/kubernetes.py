@@ -1,4 +1,4 @@
-"""Kubernetes: pods that make one job, in the ways that people run them."""
+"""Kubernetes: the pods of one job, of any of the usual kinds."""
 
 from __future__ import annotations
 

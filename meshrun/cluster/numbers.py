@@ -1,4 +1,4 @@
-"""Numbers in variables: what is there is a number in its range, or a clear error."""
+"""Numbers in variables: each is in its range, or a clear error."""
 
 from __future__ import annotations
 

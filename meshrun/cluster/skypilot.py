@@ -1,4 +1,4 @@
-"""SkyPilot: the ``run`` commands of a task, one a node."""
+"""SkyPilot: the ``run`` commands of a task, one per node."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The ranks' output on its way to our own stdout, stderr and log files."""
+"""The output of the ranks, from their streams to our stdout, stderr and log files."""

@@ -1,4 +1,4 @@
-"""Lines that several ranks print alike become one, with the ranks that printed it. Pure."""
+"""Merges equal lines of several ranks into one, labeled with the ranks. Pure."""
 
 from __future__ import annotations
 

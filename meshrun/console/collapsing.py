@@ -1,4 +1,4 @@
-"""``--collapse``: the ranks' streams on their way to the console, like lines printed once."""
+"""``--collapse``: merges equal lines of ranks on their way to the console."""
 
 from __future__ import annotations
 

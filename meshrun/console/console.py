@@ -1,4 +1,4 @@
-"""What ranks print, brought to our own stdout and stderr line by line."""
+"""Prints the output of ranks on our own stdout and stderr, line by line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank is called on the console and in reports."""
+"""The label of a rank on the console and in reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies of the lines that have certain words in them (torchrun's duplicate filters)."""
+"""Copies lines that contain certain words to a file (torchrun's duplicate filters)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What several ranks together are called: ``dp0-1 tp* x8``. Pure."""
+"""The label of several ranks together: ``dp0-1 tp* x8``. Pure."""
 
 from __future__ import annotations
 

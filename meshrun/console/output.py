@@ -1,4 +1,4 @@
-"""The ranks' streams on their way: pipes to the console, files, and files the console follows.
+"""The streams of ranks: pipes to the console, files, and files that the console follows.
 
 A stream that goes to a file is written there by the rank itself, so that nothing it has flushed
 is lost with the launcher, and a slow terminal holds up no rank. The console then reads the file.

@@ -1,4 +1,4 @@
-"""What several ranks say on stderr before they all fail is printed once. Pure."""
+"""Prints lines that several ranks write to stderr before they all fail only once. Pure."""
 
 from __future__ import annotations
 

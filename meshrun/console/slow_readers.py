@@ -1,4 +1,4 @@
-"""Readers of our output that take it slowly: the loop is woken when they take more."""
+"""Wakes the loop when slow readers of our output accept more."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A listening socket that only some machines can connect to: the kernel drops what others send.
+"""Restricts a listening socket to some machines: the kernel drops packets from others.
 
-For sockets that are served by somebody else, such as torch's store, which asks nobody who he is. A
-filter of classic BPF needs no privilege, and sees each packet before the socket does.
+For sockets that other code serves, such as torch's store, which authenticates nobody. A classic
+BPF filter needs no privilege, and sees each packet before the socket does.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How many cores this process may use: its affinity mask, cut by its cgroup's quota."""
+"""How many cores this process may use: its affinity mask, limited by its cgroup's quota."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which files this process has open, whether they can be written, and how many it may have."""
+"""Open files: which are open, whether they can be written, and how many there may be."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this machine is: detect_host() -> HostFacts, without importing torch."""
+"""The facts about this machine: detect_host() -> HostFacts, without importing torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which accelerator torch was built for and how many of it are visible, without torch."""
+"""Which accelerator torch was built for, and how many are visible, without importing torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Notice that files have grown, without polling where the system can tell (inotify)."""
+"""Notices when files grow, without polling where the system supports it (inotify)."""
 
 from __future__ import annotations
 

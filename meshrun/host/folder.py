@@ -1,6 +1,6 @@
-"""A folder held by its descriptor: who renames it, or puts another in its place, changes nothing.
+"""A folder held by its descriptor, so that renaming or replacing it changes nothing.
 
-Where others may write to the folder above it, its path is a promise that nobody keeps.
+If others can write to the folder above it, its path may change at any time.
 """
 
 from __future__ import annotations

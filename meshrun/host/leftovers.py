@@ -1,7 +1,7 @@
-"""Temporary folders whose launch was killed, all of it: the next launch removes them.
+"""Removes temporary folders of launches that were killed completely.
 
 The creator of a folder holds a lock on a file in it, which the kernel releases when it exits.
-Folders without such a file are kept: their logs were asked for.
+Folders without such a file, such as log folders, are kept.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A rank's log file: made for the rank to write, and closed by what the rank cannot write."""
+"""A rank's log file: created for the rank to write, and closed if it cannot be written."""
 
 from __future__ import annotations
 

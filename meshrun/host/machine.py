@@ -1,4 +1,4 @@
-"""What a machine is, as values: its CPUs, its accelerators and the links between them. Pure."""
+"""A machine as values: its CPUs, its accelerators and the links between them. Pure."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Name lookups that never leave the machine, for as long as a start takes.
+"""Restricts name lookups to this machine during a start.
 
 torch's store asks for the *name* of each peer it connects to. For ``::ffff:127.0.0.1`` the hosts
 file has no answer, so the question goes to DNS, and a burst of them loses one for five seconds.
-meshrun hands out addresses only, so while it connects no name is needed at all.
+meshrun passes only addresses, so no name is needed while a rank connects.
 """
 
 from __future__ import annotations

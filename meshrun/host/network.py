@@ -1,4 +1,4 @@
-"""Addresses of this machine, and names looked up without waiting for them."""
+"""Addresses of this machine, and name lookups that do not block."""
 
 from __future__ import annotations
 

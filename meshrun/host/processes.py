@@ -1,4 +1,4 @@
-"""Whose child is whose: subreapers, parent-death signals, and the end of what is left over.
+"""Process trees: subreapers, parent-death signals, and killing what is left over.
 
 The kernel gives every orphan below a subreaper to it, so a subreaper without children has no
 descendants at all; ``waitpid`` proves that without a look at the process table (prctl(2)).

@@ -1,4 +1,4 @@
-"""Sockets that are bound before anything starts, and the pairs that processes talk over."""
+"""Sockets that are bound before anything starts, and socket pairs between processes."""
 
 from __future__ import annotations
 

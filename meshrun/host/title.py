@@ -1,4 +1,4 @@
-"""What ``ps`` shows of a process of meshrun's own, in place of the words it was started with."""
+"""The title of meshrun's own processes in ``ps``."""
 
 from __future__ import annotations
 

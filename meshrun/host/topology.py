@@ -1,4 +1,4 @@
-"""Which CPUs, caches, sockets and NUMA nodes this machine has, and where its accelerators are.
+"""The CPUs, caches, sockets and NUMA nodes of this machine, and where its accelerators are.
 
 Whatever cannot be read is filled in with the plainest machine that fits: nothing here raises.
 """

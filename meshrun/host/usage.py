@@ -1,4 +1,4 @@
-"""What processes use: CPU time and memory of each with all below it, memory of GPUs."""
+"""CPU time and memory of processes and everything below them, and GPU memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that a command line names: each appears whole or not at all, and stays what it was.
+"""Files named on the command line: each appears whole or not at all.
 
 A link stays a link, a pipe or a device takes the text, and what a file had is kept until then.
 """

@@ -1,4 +1,4 @@
-"""Where every rank sits, by arithmetic alone: no torch, no process, no environment.
+"""The place of every rank, by arithmetic alone: no torch, no process, no environment.
 
 ``layout`` has what users see and puts the rest together: ``axes`` is the arithmetic of one dim,
 ``dims`` the groups of all, ``derived`` the dims made from others, ``nodes`` the machines,

@@ -1,4 +1,4 @@
-"""The arithmetic of one dim: a rank's place on it, its groups, how many cross nodes.
+"""The arithmetic of one dim: a rank's index in it, its groups, how many cross nodes.
 
 Ranks are a mixed-radix number, and a dim is some of its digits: one for a dim of a mesh, several
 for dims that were joined into one. Nothing here lists all groups unless it is asked for them.

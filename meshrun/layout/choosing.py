@@ -1,4 +1,4 @@
-"""Ranks by their places on several dims, and the ranks of one mesh that match those of another."""
+"""Ranks by their indices in several dims, and matching ranks of two meshes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rank's coordinate: a plain tuple of integers whose elements also go by their dims' names."""
+"""A rank's coordinate: a tuple of integers with attributes named after the dims."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Dims made from a mesh's own: joined ones (``dp_cp=dp+cp``) and other factorisations of its ranks.
+"""Dims derived from a mesh's own: flattened ones (``dp_cp=dp+cp``) and other factorizations.
 
-Texts <-> values, and how they fit a mesh. Knows nothing of machines.
+Text <-> values, and whether they fit a mesh. Knows nothing about machines.
 """
 
 from __future__ import annotations

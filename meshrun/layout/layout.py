@@ -1,4 +1,4 @@
-"""Where every rank sits: rank <-> coordinate <-> (node, local rank), and the groups of each dim.
+"""The place of every rank: rank <-> coordinate <-> (node, local rank), and the groups of dims.
 
 Plain values and arithmetic: no torch, no process, no environment. The mesh is row-major over the
 ranks, as ``torch.distributed.init_device_mesh`` lays it out; so a rank's place in a dim's group is

@@ -1,4 +1,4 @@
-"""Ranks that take the slots of nodes in another order of the mesh's dims than their own. Pure."""
+"""Ranks that fill the slots of nodes in another order of dims than the mesh's. Pure."""
 
 from __future__ import annotations
 

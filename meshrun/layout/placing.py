@@ -1,4 +1,4 @@
-"""Which slots ranks take, so that the groups of some dims lie within one node. Pure."""
+"""Which slots ranks fill, so that the groups of some dims lie within one node. Pure."""
 
 from __future__ import annotations
 

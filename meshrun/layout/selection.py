@@ -1,4 +1,4 @@
-"""Which ranks a text means: ``dp=0,tp=1-3``, ``rank=0,3`` or ``local_rank=0`` -> a set of ranks."""
+"""Parses a selection of ranks: ``dp=0,tp=1-3``, ``rank=0,3`` or ``local_rank=0``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many workers a mesh needs, and what fits where the numbers disagree. Pure."""
+"""How many workers a mesh needs, and the closest fits if the numbers disagree. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The text of a mesh and its value: ``dp=2,tp=4`` <-> MeshSpec. Knows nothing of machines."""
+"""Parses a mesh: ``dp=2,tp=4`` <-> MeshSpec. Knows nothing about machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the state machine may ask of the loop, as values."""
+"""The actions that the state machine requests from the loop, as values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a launch does next when something happens on this node. Pure; time comes in events."""
+"""What a launch does next after an event on this node. Pure; time comes in events."""
 
 from __future__ import annotations
 

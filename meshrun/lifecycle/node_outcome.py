@@ -1,4 +1,4 @@
-"""What this node tells the coordinator after a generation of ranks. Pure."""
+"""What this node reports to the coordinator after a generation. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a launch does next when something happens on other nodes. Pure; time comes in events.
+"""What a launch does next after an event on other nodes. Pure; time comes in events.
 
 The first node coordinates: it hears how every node stands, and decides what all do next.
 """

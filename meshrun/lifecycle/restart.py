@@ -1,4 +1,4 @@
-"""Whether ranks are started again after a failure, and when. Pure."""
+"""Whether ranks restart after a failure, and when. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How this node's part in a launch comes to its end. Pure."""
+"""How this node's part in a launch ends. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of a launch at one moment: State and its parts. Pure."""
+"""The state of a launch: State and its parts. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How every rank does at one moment, as a value: Status. Pure."""
+"""The state of every rank for ``--status``, as a value. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a launch reached what: events -> Timings."""
+"""When a launch reached each phase: events -> Timings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Meshes built in a process that runs already, from what its environment says."""
+"""Builds a mesh in a running process from its environment."""
 
 from __future__ import annotations
 

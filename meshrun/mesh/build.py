@@ -1,4 +1,4 @@
-"""A layout -> torch's DeviceMesh, its joined dims and its views. Collective: all ranks call."""
+"""A layout -> torch's DeviceMesh, its flattened dims and views. Collective: all ranks call it."""
 
 from __future__ import annotations
 

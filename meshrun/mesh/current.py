@@ -1,4 +1,4 @@
-"""current_mesh() and its relatives: the mesh of this process. torch comes lazily."""
+"""current_mesh() and its relatives: the mesh of this process. Imports torch lazily."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Variables that a program sets after the process group has read them: noticed, and said once."""
+"""Warns once about variables set after the process group has read them."""
 
 from __future__ import annotations
 

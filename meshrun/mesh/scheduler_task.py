@@ -1,4 +1,4 @@
-"""A process that srun or mpirun started as one of several, and what torchrun would tell it."""
+"""A process that srun or mpirun started: the variables that torchrun would set for it."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What is asked for and what is decided before anything starts, as values."""
+"""The request, and the plan that is made from it before anything starts, as values."""

@@ -1,4 +1,4 @@
-"""What the groups of a mesh are made with: back ends, timeouts, options. Texts <-> values, pure."""
+"""The options of process groups: backends, timeouts, ``--pg-opt``. Text <-> values, pure."""
 
 from __future__ import annotations
 

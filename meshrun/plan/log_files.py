@@ -1,4 +1,4 @@
-"""Which file takes what: torchrun's layout of a log directory. Pure.
+"""The paths of log files, in torchrun's layout of a log directory. Pure.
 
     DIR/<run id>_<random>/attempt_<n>/<local rank>/{stdout.log,stderr.log,error.json}
     DIR/<run id>_<random>/attempt_<n>/{filtered_stdout.log,filtered_stderr.log}

@@ -1,4 +1,4 @@
-"""Secrets in what is shown, masked by the names that they go by. Pure."""
+"""Masks secrets in anything that is shown, by the names of options and variables. Pure."""
 
 from __future__ import annotations
 

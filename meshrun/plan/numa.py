@@ -1,4 +1,4 @@
-"""Which CPUs each local rank is bound to for ``--numa-binding``. Pure: the machine is a value.
+"""The CPUs of each local rank for ``--numa-binding``. Pure: the machine is a value.
 
 The modes choose what ``torch/numa/binding.py`` of torch 2.13 chooses for a rank whose accelerator
 has the same local index. A rank without an accelerator, which torch refuses, gets its share too:

@@ -1,4 +1,4 @@
-"""Texts of options and variables -> values: numbers, signals, streams, lists. Pure."""
+"""Parses the values of options and variables: numbers, signals, streams, lists. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A launch as a value: who runs where, with which device, arguments and environment.
+"""A launch as a value: the node, device, arguments and environment of every rank.
 
 ``build_plan`` turns a request and the facts of this machine into a LaunchPlan; a dry run prints
 that very object and a launch executes it. Nothing here touches a process, a socket or torch.

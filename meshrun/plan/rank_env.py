@@ -1,4 +1,4 @@
-"""The environment a rank is given: torchrun's variables and meshrun's own. Pure."""
+"""The environment of a rank: torchrun's variables and meshrun's own. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where and how the nodes of a launch meet, as a value. Pure."""
+"""The rendezvous settings of a launch, as a value. Pure."""
 
 from __future__ import annotations
 

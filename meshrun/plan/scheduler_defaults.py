@@ -1,4 +1,4 @@
-"""What a scheduler knows, filled in where the user said nothing. Pure."""
+"""Completes a request with the facts of a scheduler. Pure."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What the processes of a launch tell each other: events, results, and how both travel."""
+"""What the processes of a launch send each other: events, results, and their encodings."""

@@ -1,4 +1,4 @@
-"""Types of values that other machines send, checked as they are read. Pure."""
+"""Types of values from other machines, checked as they are read. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of a generation of ranks: each rank, its evidence, why all ended. Pure.
+"""A generation as values: each rank, its evidence, why it ended. Pure.
 
 Launchers send these values to each other, and shift their times from one clock to another.
 """

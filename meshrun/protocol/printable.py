@@ -1,4 +1,4 @@
-"""Text that came from outside, made fit to be shown: nothing in it moves a cursor. Pure."""
+"""Makes text from outside safe to print: it contains no control characters. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An exception that left a rank's program, in a few words. Pure."""
+"""Describes an exception that ended a rank's program, in a few words. Pure."""
 
 from __future__ import annotations
 

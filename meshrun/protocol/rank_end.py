@@ -1,4 +1,4 @@
-"""How a rank came to its end: the exception that left its program, and its process's status."""
+"""How a rank ended: the exception of its program, and the status of its process."""
 
 from __future__ import annotations
 

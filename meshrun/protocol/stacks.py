@@ -1,4 +1,4 @@
-"""Python stacks of ranks as ``faulthandler`` writes them: read, merged, worded. Pure."""
+"""Python stacks of ranks as ``faulthandler`` writes them: parsed, merged, described. Pure."""
 
 from __future__ import annotations
 

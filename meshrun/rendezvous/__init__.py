@@ -1,1 +1,1 @@
-"""How the launchers of several nodes find each other, agree, and keep in touch."""
+"""How the launchers of several nodes find each other, agree, and stay in contact."""

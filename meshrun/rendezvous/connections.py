@@ -1,4 +1,4 @@
-"""The links of a launcher in the loop's selector, and the news they bring."""
+"""A launcher's connections in the loop's selector, and the events they produce."""
 
 from __future__ import annotations
 

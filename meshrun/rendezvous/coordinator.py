@@ -1,4 +1,4 @@
-"""Node 0's launcher once all nodes have met: it tells every node what happens next."""
+"""The launcher of node 0 once all nodes have joined: tells every node what happens next."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long something is waited for, and when people are told that it still is."""
+"""A time limit for a wait, and when to report that it continues."""
 
 from __future__ import annotations
 

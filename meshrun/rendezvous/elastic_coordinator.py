@@ -1,4 +1,4 @@
-"""Node 0 once nodes have met: who takes part in each generation, and who comes after that."""
+"""Node 0 once nodes have joined: chooses the nodes of each generation, and admits others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The endpoint as it looks from this machine: whether it leads here, and by which address. Pure."""
+"""Whether the endpoint is an address of this machine, and which. Pure."""
 
 from __future__ import annotations
 

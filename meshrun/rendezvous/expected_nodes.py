@@ -1,4 +1,4 @@
-"""Which nodes have joined, which are missing, and whether they may start together. Pure."""
+"""Which nodes have joined, which are missing, and whether they can start together. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frames between launchers: each carries a mark that only holders of the key can make. Pure.
+"""Frames between launchers, signed with the key of the connection. Pure.
 
 A frame is its length (4 bytes, big endian), HMAC-SHA256 over direction, number and text, and the
 text. Numbers count up from 0, so that none can be left out, repeated or sent back.

@@ -1,4 +1,4 @@
-"""How two launchers prove to each other that they know the launch's secret. Pure.
+"""How two launchers prove to each other that they know the secret. Pure.
 
 Lines of JSON, before any frame: the coordinator's greeting with a random number, the
 participant's number and proof, the coordinator's proof. Neither proof can be used in another

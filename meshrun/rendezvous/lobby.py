@@ -1,4 +1,4 @@
-"""Where node 0's launcher takes the others in, until every node is there."""
+"""The launcher of node 0 while it waits for the other nodes to join."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which nodes of an elastic launch take part, in which places, and which are spare. Pure."""
+"""Which nodes of an elastic launch take part, in which order, and which are spares. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What launchers tell each other, as values; JSON both ways. Pure. Times are the sender's.
+"""The messages between launchers, as values, and as JSON. Pure. Times are the sender's.
 
 What comes is checked and made fit to be shown as it is decoded, so nothing else has to look again
 at what another machine said: annotations say what a value may be.

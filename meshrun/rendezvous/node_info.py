@@ -1,4 +1,4 @@
-"""What a node says of itself in torch's store, where others can write: checked as it is read."""
+"""What a node writes to torch's store, where others can write too: checked when read."""
 
 from __future__ import annotations
 

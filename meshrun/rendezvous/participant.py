@@ -1,4 +1,4 @@
-"""The launcher of any node but the first: it connects to the coordinator and follows it."""
+"""The launcher of any node but node 0: connects to the coordinator and follows it."""
 
 from __future__ import annotations
 

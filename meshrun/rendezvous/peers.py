@@ -1,4 +1,4 @@
-"""The other nodes, for the loop: this launcher as their coordinator or as a participant."""
+"""The other nodes, for the loop: this launcher as coordinator or as participant."""
 
 from __future__ import annotations
 

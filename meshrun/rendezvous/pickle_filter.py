@@ -1,6 +1,6 @@
-"""torch's rendezvous reads pickles from a store that others can write to: here, of its own types.
+"""Restricts the pickles that torch's rendezvous reads from its store to its own types.
 
-A pickle can name any function to be called, and torch's has no lock.
+A pickle can call any function, and others can write to torch's store.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How often torch's rendezvous looks whether the others have come: once a second, for any number.
+"""How often torch's rendezvous checks for other nodes: by default once a second.
 
 A few nodes may look more often without more load on the store than many would be.
 """

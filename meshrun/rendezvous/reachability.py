@@ -1,4 +1,4 @@
-"""Whether nodes reach each other on other ports than the meeting's: ranks need ports of their own.
+"""Tests whether nodes reach each other on arbitrary ports, which ranks need.
 
 Each launcher opens one port for a moment and tries that of the next node. Nothing is said over it;
 where a firewall is between, it is told, rather than that ranks wait for each other in silence.

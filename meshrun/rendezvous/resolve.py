@@ -1,4 +1,4 @@
-"""Looks up the coordinator's name until it resolves: a pod's may take a while to appear."""
+"""Resolves the coordinator's name, with retries: a pod's may take a while to appear."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who can connect to the ranks' store, which has no lock of its own: the nodes of the launch."""
+"""Restricts the ranks' store, which has no password, to the nodes of the launch."""
 
 from __future__ import annotations
 

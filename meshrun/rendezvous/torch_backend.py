@@ -1,7 +1,7 @@
-"""Nodes that do not know each other meet through torch's own rendezvous, in a process for that.
+"""Finds node 0 through torch's own rendezvous, in a separate process.
 
-What they learn of each other there is who the first node is and where its launcher listens; all
-else the launchers tell each other. torch's handlers have threads, so none lives in the zygote.
+It determines only which node is first and where its launcher listens; the launchers do the
+rest. torch's handlers start threads, so none runs in the zygote.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A node that gives up while torch's rendezvous waits tells the others in torch's store.
+"""Tells nodes that wait in torch's rendezvous that this one failed, through torch's store.
 
     start.py decline < a Negotiate and a GaveUp, one a line
 

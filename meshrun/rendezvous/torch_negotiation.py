@@ -1,4 +1,4 @@
-"""torch's rendezvous as a launcher asks for it, where nodes find each other through one."""
+"""The launcher's side of torch's rendezvous, for backends that need it."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Values -> what a person or a program reads."""
+"""Values -> what people or programs read."""

@@ -1,4 +1,4 @@
-"""A plan as people read it: the mesh on its nodes, a row a worker, a row a dim."""
+"""A plan as text: the mesh on its nodes, one row per worker, one row per dim."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person should know of a layout before it is started: the worst first. Pure."""
+"""Problems of a layout to know before starting it, worst first. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a launch listens, where and why, for ``--verbose``: a line each."""
+"""The listening ports of a launch and their reasons, one line each, for ``--verbose``."""
 
 from __future__ import annotations
 

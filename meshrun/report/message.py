@@ -1,4 +1,4 @@
-"""Errors as people read them: ``error:``, a blank line, ``hint:``."""
+"""Errors as text: ``error:``, a blank line, ``hint:``."""
 
 from __future__ import annotations
 

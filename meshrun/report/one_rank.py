@@ -1,4 +1,4 @@
-"""All about one rank of a plan: where it sits, its peers on each dim, what its program is told."""
+"""One rank of a plan: its place, its peers in each dim, its environment."""
 
 from __future__ import annotations
 

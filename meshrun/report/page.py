@@ -1,4 +1,4 @@
-"""What the pages of a dry run are made of: a console, and tables that all look alike."""
+"""The parts of a dry run's pages: a console, and tables of one style."""
 
 from __future__ import annotations
 

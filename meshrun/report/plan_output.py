@@ -1,4 +1,4 @@
-"""A plan in the form that was asked for, printed or in a file that appears whole or not at all."""
+"""A plan in the requested format, printed or written to a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What came of a launch as JSON, for programs; read back by the Python API."""
+"""The result of a launch as JSON, for programs; read back by the Python API."""
 
 from __future__ import annotations
 

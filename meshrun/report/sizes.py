@@ -1,4 +1,4 @@
-"""Which sizes a launch may take whose nodes come and go."""
+"""The sizes that an elastic launch may take."""
 
 from __future__ import annotations
 

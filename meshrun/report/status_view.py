@@ -1,4 +1,4 @@
-"""A status as lines: a grid of ranks where it fits, one line a state where it does not."""
+"""A status as lines: a grid of ranks if it fits, otherwise one line per state."""
 
 from __future__ import annotations
 

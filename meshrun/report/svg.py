@@ -1,4 +1,4 @@
-"""A layout as a picture: nodes as boxes, ranks as cells in the colour of a dim, groups as lines."""
+"""A layout as a picture: nodes as boxes, ranks as cells coloured by a dim, groups as lines."""
 
 from __future__ import annotations
 

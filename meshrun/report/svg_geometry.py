@@ -1,4 +1,4 @@
-"""Where an SVG has its nodes, its ranks and the tracks of its groups. Pure arithmetic.
+"""The positions of nodes, ranks and group lines in an SVG. Pure arithmetic.
 
 Three arrangements, by how much there is to draw: few ranks stand in one line with every group
 below them; more ranks stand a node a row, with groups that cross nodes beside the rows; many

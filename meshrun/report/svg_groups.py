@@ -1,4 +1,4 @@
-"""Which groups cross nodes, and on which tracks lines of groups run side by side. Pure."""
+"""Which groups cross nodes, and the tracks on which their lines run. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How an SVG looks: colours, strokes and fonts, and the elements it is made of. Pure.
+"""The style of an SVG: colours, strokes and fonts, and its basic elements. Pure.
 
 Plain class rules, no ``var()``: what turns SVG into PNG or PDF often knows no CSS variables.
 """

@@ -1,4 +1,4 @@
-"""Where the time of a start went, for ``--timings``."""
+"""How long each phase of a start took, for ``--timings``."""
 
 from __future__ import annotations
 

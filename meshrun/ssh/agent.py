@@ -1,4 +1,4 @@
-"""One host's side of ``--hosts``: starts this node's launcher, and lets it live no longer than ssh.
+"""The part of ``--hosts`` on each host: starts its launcher, and stops it with the connection.
 
 The conductor sends arguments and environment over stdin. When stdin ends, or nothing has come for
 a while, nobody is there any more for whom the launcher could work: it is ended.

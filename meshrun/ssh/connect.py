@@ -1,4 +1,4 @@
-"""From a list of hosts to an agent on each, and to the place where their launchers meet."""
+"""From a list of hosts to an agent on each, and to the endpoint of their launchers."""
 
 from __future__ import annotations
 

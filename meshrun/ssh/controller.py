@@ -1,4 +1,4 @@
-"""A launch on several hosts from one command: an agent on each, one launcher of them each.
+"""A launch on several hosts from one command: one agent and one launcher on each.
 
 This process starts no rank. It connects, says where the nodes meet, shows what comes back, passes
 signals on, and is what the life of all launchers hangs on.

@@ -1,4 +1,4 @@
-"""The process that the shell knows, which may be stopped; its child controls hosts, and is not."""
+"""The foreground process, which may be suspended; its child, the controller, keeps running."""
 
 from __future__ import annotations
 

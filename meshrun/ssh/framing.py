@@ -1,4 +1,4 @@
-"""What conductor and agent say to each other. Pure.
+"""The messages between controller and agent. Pure.
 
 To the agent go lines of JSON. From it comes one line that marks the end of whatever the shell there
 had to say first, then frames: their kind (1 byte), length (4 bytes, big endian) and content.

@@ -1,4 +1,4 @@
-"""Why a host cannot be used, from what ssh and the shell there said. Pure."""
+"""Why a host cannot be used, from the output of ssh and the remote shell. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One host as the controller sees it: the ssh process, and what the agent beyond it says."""
+"""One host as the controller sees it: the ssh process, and messages of the agent behind it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all hosts print, as one console's lines."""
+"""The output of all hosts, as the lines of one console."""
 
 from __future__ import annotations
 

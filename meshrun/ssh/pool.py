@@ -1,4 +1,4 @@
-"""The ways to all hosts: takes whatever comes first, and says that this end is there."""
+"""The connections to all hosts: waits for messages, and sends heartbeats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is run on each host, and what of this environment goes there. Pure."""
+"""The command that runs on each host, and the variables it gets. Pure."""
 
 from __future__ import annotations
 

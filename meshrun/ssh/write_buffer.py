@@ -1,4 +1,4 @@
-"""Bytes on their way into a pipe that must never block its writer."""
+"""Buffers bytes for a pipe that must never block its writer."""
 
 from __future__ import annotations
 

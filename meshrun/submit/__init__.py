@@ -1,1 +1,1 @@
-"""A launch as a job of a scheduler: what is handed in, and handing it in."""
+"""A launch as a job of a scheduler: its text, and its submission."""

@@ -1,4 +1,4 @@
-"""A launch that a scheduler is to start, as a value. Pure."""
+"""A launch to be started by a scheduler, as a value. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job as manifests of Kubernetes: an Indexed Job, a JobSet or a Kubeflow TrainJob. Pure.
+"""A job as Kubernetes manifests: an Indexed Job, a JobSet or a Kubeflow TrainJob. Pure.
 
 Sources:
     Kubernetes 1.31, "Jobs", "Pod failure policy"; JobSet, "Failure Policy"; Kubeflow Trainer v2,

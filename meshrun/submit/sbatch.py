@@ -1,4 +1,4 @@
-"""A job as an sbatch script, and what to look for in its options. Pure."""
+"""A job as an sbatch script, and checks of its options. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Handing a job in: sbatch and kubectl, each with its own words if it refuses."""
+"""Submits a job with sbatch or kubectl, and shows their message if they refuse it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One launcher a node of the allocation that this shell or batch script is in, through srun."""
+"""Starts one launcher per node of this shell's or batch script's allocation with srun."""
 
 from __future__ import annotations
 

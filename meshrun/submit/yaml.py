@@ -1,4 +1,4 @@
-"""Values as YAML, for people to read: plain where that is safe, else in double quotes. Pure."""
+"""Values as readable YAML: plain where that is safe, else in double quotes. Pure."""
 
 from __future__ import annotations
 

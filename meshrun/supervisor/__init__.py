@@ -1,1 +1,1 @@
-"""The launcher at work: one loop that waits for events and carries out actions."""
+"""The running launcher: one loop that waits for events and carries out actions."""

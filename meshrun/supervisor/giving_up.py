@@ -1,4 +1,4 @@
-"""The other nodes hear at once why this one cannot take part."""
+"""Tells the other nodes at once why this one cannot take part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gathers the evidence of ranks that failed: last lines, stacks, memory, timers."""
+"""Gathers evidence about failed ranks: last lines, stacks, memory, timers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node says of itself, and with which secret, before it meets the others."""
+"""What a node sends about itself, and its secret, before it joins the others."""
 
 from __future__ import annotations
 

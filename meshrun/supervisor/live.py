@@ -1,4 +1,4 @@
-"""The live view: looks at the ranks from time to time, and shows what it saw."""
+"""The live view: inspects the ranks from time to time, and shows their state."""
 
 from __future__ import annotations
 

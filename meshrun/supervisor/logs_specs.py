@@ -1,4 +1,4 @@
-"""The launcher's end of a ``torchrun.logs_specs`` plug-in, which runs in a process of its own."""
+"""The launcher's end of a ``torchrun.logs_specs`` plug-in, which runs in another process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The launcher's one loop: waits on descriptors, turns them into events, carries out actions."""
+"""The launcher's loop: waits on descriptors, turns them into events, carries out actions."""
 
 from __future__ import annotations
 

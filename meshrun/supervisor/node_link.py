@@ -1,4 +1,4 @@
-"""What this launch tells the other nodes, and hears of them; for the loop."""
+"""This launch's messages to and from the other nodes, for the loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the program of a launch is there to be run."""
+"""Whether the program of a launch exists and can run."""
 
 from __future__ import annotations
 

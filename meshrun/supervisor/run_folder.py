@@ -1,4 +1,4 @@
-"""The folder of one launch: error files, log files, and when they go."""
+"""The folder of one launch: its error files and log files, and when they are removed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks are told of their launch: at first, and once the nodes have met."""
+"""What ranks need to know about their launch: at first, and once nodes have joined."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signals to the launcher, queued for its loop, which decides what follows."""
+"""Signals to the launcher, queued for its loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The orders by which ranks are started, sent a few at a time."""
+"""The orders that start ranks, sent a few at a time."""
 
 from __future__ import annotations
 

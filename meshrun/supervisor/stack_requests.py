@@ -1,4 +1,4 @@
-"""Where is everybody: asks ranks for their Python stacks and reads the answers, without waiting."""
+"""Asks ranks for their Python stacks and reads the answers, without blocking."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who reads our stdin; and one rank that has the terminal, to be debugged.
+"""Which rank reads our stdin, and the terminal of a rank that is debugged.
 
 That one has its streams and its Ctrl-C, and others are quiet meanwhile. The rank is in a session of
 its own, and so the kernel never stops it for reading a terminal that is not its controlling one

@@ -1,4 +1,4 @@
-"""Timers that ranks set with ``torch.distributed.elastic.timer``; one that expires ends its rank.
+"""Timers of ``torch.distributed.elastic.timer``: one that expires kills its rank.
 
 Ranks write requests to a named pipe, one JSON object a line, each in one atomic write.
 

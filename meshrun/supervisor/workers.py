@@ -1,4 +1,4 @@
-"""The zygote, and the ranks it starts, of one node: started, signalled, cleared up."""
+"""The zygote of a node and the ranks it starts: started, signalled, cleaned up."""
 
 from __future__ import annotations
 

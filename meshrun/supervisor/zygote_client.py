@@ -1,4 +1,4 @@
-"""The launcher's end of the zygote: start it, send it orders, hear its news."""
+"""The launcher's end of the zygote: starts it, sends it orders, receives its events."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""After the fork: a rank, from its first moment to its end."""
+"""After the fork: a rank, from its start to its end."""

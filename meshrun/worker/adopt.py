@@ -1,4 +1,4 @@
-"""Programs that call init_process_group() themselves run unchanged beside a ready mesh.
+"""Lets programs that call init_process_group() themselves run unchanged with a ready mesh.
 
 The first call is answered with the group that is there already; a call after
 ``destroy_process_group()`` goes to torch, on a part of the store that nobody has used yet.

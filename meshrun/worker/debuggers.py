@@ -1,4 +1,4 @@
-"""Debuggers in a rank's own process: Ctrl-C of the debugged one, breakpoints without a stdin."""
+"""Debuggers inside a rank: Ctrl-C of the debugged rank, breakpoints without stdin."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""How long a process group lives: until nothing of torch's, and no peer, needs it any more.
+"""Keeps a process group alive until neither torch nor a peer needs it.
 
-Two of torch's races end here, both met by everyday programs.
+This avoids two races in torch, both of which affect everyday programs.
 
 A gloo group joins its threads as it dies, and these need the interpreter's lock to free what a
 backward pass left with them. Python's own references to a group let go of the lock first; those

@@ -1,4 +1,4 @@
-"""Variables that a program sets once torch is there, in a rank that did not import it itself."""
+"""Warns about variables that a program sets after torch was imported for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rank's process group and mesh, made before the program's first line."""
+"""A rank's process group and mesh, created before the program's first line."""
 
 from __future__ import annotations
 

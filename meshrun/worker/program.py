@@ -1,4 +1,4 @@
-"""The user's program, run in this process as ``python program.py`` would run it."""
+"""Runs the user's program in this process, as ``python program.py`` would."""
 
 from __future__ import annotations
 

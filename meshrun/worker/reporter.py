@@ -1,4 +1,4 @@
-"""A rank's line to the launcher: what happened, one packet each."""
+"""Reports a rank's events to the launcher, one packet each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rank's part in telling where it is: ``faulthandler`` writes to a file that the launcher holds.
+"""A rank's part in showing its stack: ``faulthandler`` writes to a file of the launcher.
 
 Its handlers run at once, in C, whatever a rank waits for, and cost nothing until then.
 """

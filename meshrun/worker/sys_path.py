@@ -1,4 +1,4 @@
-"""``sys.path`` as the program expects it, without letting its files stand in for torch's imports.
+"""``sys.path`` as the program expects it, without shadowing torch's own imports.
 
 ``python train.py`` puts the script's folder first, so a ``grp.py`` or ``profile.py`` beside the
 script breaks torch, which imports modules of these names. Here torch is imported before the

@@ -1,4 +1,4 @@
-"""Threads of the numeric libraries: one while importing, the rank's share after the fork."""
+"""Threads of numeric libraries: one during imports, the rank's share after the fork."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Call a function once a module has been imported, now or later."""
+"""Calls a function once a module has been imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The zygote's end of its conversation with the launcher."""
+"""The zygote's end of its connection to the launcher."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The last guard: ends what is left of a launch whose launcher and zygote were both killed.
+"""The last guard: kills what is left of a launch whose launcher and zygote were both killed.
 
 Either of the two ends everything after the other's end, as every orphan comes to it. Without both,
 the kernel ends the ranks, and what they started goes to init. The store's process, which has little

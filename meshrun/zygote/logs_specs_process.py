@@ -1,4 +1,4 @@
-"""A ``torchrun.logs_specs`` plug-in at work; its name is the one word it is started with.
+"""Runs a ``torchrun.logs_specs`` plug-in, named by its one argument.
 
 It needs torch, so it has a process of its own. First it reads a line with the options, then for
 each generation of ranks a line with their environments; it answers with the files they get.

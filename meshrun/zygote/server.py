@@ -1,4 +1,4 @@
-"""The zygote's loop: orders from the launcher in, forks and news of them out."""
+"""The zygote's loop: receives orders from the launcher, forks, and reports what happens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks that are new processes: a fresh interpreter, or a command that is not ours to look into."""
+"""Ranks as new processes: a new interpreter, or any command."""
 
 from __future__ import annotations
 
