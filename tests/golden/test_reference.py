@@ -106,6 +106,19 @@ def test_words_that_are_known_are_options() -> None:
     assert words.LAUNCHERS | set(words._ELSEWHERE) <= flags
 
 
+@pytest.mark.torch
+def test_every_option_of_torchrun_is_a_row() -> None:
+    """In each of its spellings, with a value or without, and read from the same variable."""
+    from torch.distributed.run import get_args_parser
+
+    rows = {flag: row for row in Options.rows() for flag in row.flags}
+    for action in get_args_parser()._actions:
+        for name in action.option_strings:
+            row = rows[name.replace("_", "-")]
+            assert row.takes_value == (action.nargs != 0), name
+            assert row is Options.help or row.variable == f"PET_{action.dest.upper()}", name
+
+
 @pytest.mark.parametrize("columns", [40, 80, 300])
 def test_the_help_fits_a_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """No line is wider, down to what the flags need; flags are bold where there are colors."""

@@ -185,7 +185,7 @@ def test_a_shell_of_a_job_steps_for_people_alone(folder: Path) -> None:
     ours = run_meshrun(*words, env=job)
 
     assert refused.value.hint == (
-        "start one launcher per node: run `srun --ntasks-per-node=1 meshrun ...`"
+        "start one launcher per node: srun --ntasks-per-node=1 meshrun ..."
     )
     assert ours.returncode == 0, ours.stderr
     assert noted(folder, "srun")[0][-len(words) :] == words
