@@ -5,13 +5,14 @@ from __future__ import annotations
 import selectors
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from meshrun.protocol.activity import Activity
 from meshrun.protocol.events import FromNodes
 from meshrun.rendezvous.connection import Connection
 from meshrun.rendezvous.deadline import Deadline
 
+_GOODBYE_S = 2.0
 _BOTH = selectors.EVENT_READ | selectors.EVENT_WRITE
 
 
@@ -69,3 +70,28 @@ class Connections:
         except (KeyError, ValueError):
             # The selector looks a closed one up by its object.
             pass
+
+
+def say_goodbye(connections: Iterable[Connection], board: Connections) -> None:
+    """Close connections once the other ends have read all that was said, or do not read on."""
+    connections = list(connections)
+    deadline = time.monotonic() + _GOODBYE_S
+    with selectors.DefaultSelector() as selector:
+        for connection in connections:
+            board.drop(connection)
+            if connection.closed is None:
+                selector.register(
+                    connection, selectors.EVENT_READ | selectors.EVENT_WRITE, connection
+                )
+                connection.end_writing()
+        while selector.get_map() and (left_s := deadline - time.monotonic()) > 0:
+            for key, _ in selector.select(left_s):
+                connection = key.data
+                connection.receive()
+                connection.end_writing()
+                if connection.closed is not None:
+                    selector.unregister(connection)
+                elif not connection.wants_to_write:
+                    selector.modify(connection, selectors.EVENT_READ, connection)
+    for connection in connections:
+        connection.close("the launch is over")

@@ -1,110 +1,149 @@
-"""The launcher of node 0 once all nodes have joined: tells every node what happens next."""
+"""Node 0 once all nodes have joined: which nodes take part in each round, and which come later."""
 
 from __future__ import annotations
 
-import selectors
+import itertools
+import socket
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
+from meshrun.errors import HostError, MeshrunError, RendezvousError, UsageError
+from meshrun.host.interfaces import address_in
+from meshrun.host.sockets import listen_on
+from meshrun.plan.rendezvous_config import RendezvousConfig, format_endpoint
 from meshrun.protocol.activity import idle_s_since, latest
-from meshrun.protocol.events import (
-    SILENT,
-    AllIdle,
-    LaunchOver,
-    NextBegins,
-    NodeLost,
-    OthersFailed,
-    OthersFinished,
-)
-from meshrun.protocol.generation import NodeOutcome
+from meshrun.protocol.events import SILENT, MeetingFailed, Met, NextBegins, NodeLost, OthersFailed
+from meshrun.protocol.generation import Cause
+from meshrun.protocol.result import Resize
 from meshrun.rendezvous.connection import Connection
-from meshrun.rendezvous.connections import Connections
+from meshrun.rendezvous.connections import Connections, say_goodbye
+from meshrun.rendezvous.deadline import Deadline
+from meshrun.rendezvous.expected_nodes import check_settings
+from meshrun.rendezvous.membership import Choice, Fit, Membership, describe_shapes
 from meshrun.rendezvous.messages import (
     Begin,
     End,
-    Failed,
-    Finished,
-    Idle,
-    Leave,
-    MayLeave,
+    GaveUp,
+    Join,
     Message,
     Over,
-    Where,
+    Refused,
+    Waiting,
+    Welcome,
 )
 from meshrun.rendezvous.reachability import Reachability
+from meshrun.rendezvous.round import OWN, Round, over_event
+from meshrun.rendezvous.store_access import keep_to_nodes
+from meshrun.rendezvous.unauthenticated import Unauthenticated
 
 BEAT_S = 1.0
 SILENT_S = 3 * BEAT_S
 """After so long without a word it may be another launcher that speaks for a host."""
-_GOODBYE_S = 2.0
-OWN = 0
-"""The coordinator's own number among the nodes: it is always the first."""
+_FIRST = Cause(rank=None, description="", raised=None, ran_s=None, at_ns=0)
+_SPARE = "this node is a spare: it joins when another node is lost or the mesh has room for it"
 
 
 class Coordinator:
-    """Node 0 of a launch whose nodes have met.
+    """Node 0, which keeps listening; nodes go by a number that they keep, whatever their rank.
+
+    With a fixed number of nodes, a lost one ends the launch unless ranks may start again. In an
+    elastic launch every node that comes or goes ends the round, and the next has other nodes.
 
     Args:
-        connections: To the other nodes, by node rank.
-        hosts: Names of all nodes, in node order.
-        world_size: How many ranks they have.
-        node_timeout_s: How long a node may be silent.
+        connections: To the other nodes that have met, by number.
+        infos: What each node said of itself, this one first.
+        meeting: How many there may be and must be, and how long to wait if there are too few.
+        listener: Where nodes that come later connect.
+        secret: What only launchers of this launch know.
+        run_id: The name of the launch.
+        fit: Solves the mesh over nodes.
         board: Where links are watched.
     """
 
     def __init__(
         self,
         connections: Mapping[int, Connection],
+        infos: Sequence[Join],
         *,
-        hosts: list[str],
-        world_size: int,
-        node_timeout_s: float,
+        meeting: RendezvousConfig,
+        listener: socket.socket,
+        secret: bytes,
+        run_id: str,
+        fit: Fit,
         board: Connections,
     ) -> None:
+        self._meeting, self._run_id = meeting, run_id
+        self._nodes = Membership(
+            fit=fit,
+            least=meeting.least_nodes or len(infos),
+            most=meeting.nnodes if meeting.is_elastic else len(infos),
+            infos=dict(enumerate(infos)),
+        )
+        self._counter = itertools.count(len(infos))
+        self._spares: dict[int, Connection] = {}
+        self._told: set[int] = set()
+        """Spares that know that they are."""
+        self._numbers: tuple[int, ...] = ()
+        """Of the nodes of the last generation, in node order."""
+        self._failures: list[tuple[str, str]] = []
+        """On which host each generation failed that did, and how."""
+        self._left_out: dict[str, HostError] = {}
+        """Hosts that do not take part any more, and why."""
+        self._ran: dict[int, str] = {}
+        """Hosts of the last generation of ranks, by number."""
+        self._causes: list[Cause] = []
+        self._wish: Begin | None = Begin(generation=0, cause=_FIRST)
+        """The generation that is to begin once enough nodes are there."""
+        self._deadline: Deadline | None = None
+        """How long others are waited for, while they are too few."""
+        self.store_listener: socket.socket | None = None
+        """For the store of this generation's ranks; ranks of another cannot meet it."""
+        self._bound, port = address_in(listener.getsockname()), listener.getsockname()[1]
+        known = (connection.own_address for connection in connections.values())
+        is_address = self._bound not in ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
+        self._address = self._bound if is_address else next(known, infos[0].host)
+        self._endpoint = format_endpoint(self._address, port)
+        self._board, self._next_beat_ns = board, time.monotonic_ns()
         self._reach: Reachability | None = None
         """Tries whether the next node can be reached."""
-        self._connections, self._hosts, self._world_size = dict(connections), hosts, world_size
-        self._node_timeout_s, self._board = node_timeout_s, board
-        self._next_beat_ns = time.monotonic_ns()
         self._over = False
-        self._begin_generation(0)
-        for node_rank, connection in self._connections.items():
-            board.add(connection, partial(self._on_ready, node_rank))
-
-    def _begin_generation(self, generation: int) -> None:
-        self._generation = generation
-        self._outcomes: dict[int, NodeOutcome] = {}
-        self._finished: set[int] = set()
-        self._idle: set[int] = set()
-        self._ending = False
+        self._loss = ""
+        self._error: MeshrunError = RendezvousError("")
+        self._connections = dict(connections)
+        for number, connection in connections.items():
+            board.add(connection, partial(self._on_ready, number))
+        self._round = Round(0, self._connections, world_size=0, board=board)
+        self._listener = listener
+        self._unauthenticated = Unauthenticated(
+            listener, secret=secret, board=board, come=self._come
+        )
+        self._regroup()
 
     # ---- the launch's own wishes -----------------------------------------------------------
 
     def tell(self, message: Message) -> None:
         """Do what this node's own launch says, and pass on what concerns the others."""
-        now_ns = time.monotonic_ns()
         match message:
-            case Failed():
-                self._end(OWN, message)
-            case Finished():
-                self._finished.add(OWN)
-                self._leave_if_all_finished()
-            case Idle():
-                self._idle.add(OWN)
-                self._advance_if_all_idle()
             case Begin():
-                self._broadcast(message)
-                self._begin_generation(message.generation)
-                self._board.news.append(
-                    NextBegins(generation=message.generation, cause=message.cause, at_ns=now_ns)
-                )
+                self._causes.append(message.cause)
+                self._blame(message.cause)
+                self._wish = message
+                self._regroup()
             case Over():
-                self._over = True
-                self._broadcast(message)
+                self._wish, self._over = None, True
+                self._round.is_ending = True
+                self._send_all(message)
                 self._board.news.append(over_event(message))
-            case Where():
-                self._broadcast(message)
+            case _:
+                self._round.tell(message)
+
+    def _send_all(self, message: Message) -> None:
+        for connection in (*self._connections.values(), *self._spares.values()):
+            connection.send(message)
+            self._board.settle(connection)
 
     # ---- time ------------------------------------------------------------------------------
 
@@ -114,149 +153,354 @@ class Coordinator:
         return self._next_beat_ns
 
     def look(self) -> None:
-        """Do what is due: beats, and whether a node is silent for too long."""
+        """Do what is due: beats, and whether somebody is silent, or missing, for too long."""
         now_ns = time.monotonic_ns()
         if now_ns < self._next_beat_ns:
             return
         self._next_beat_ns = now_ns + int(BEAT_S * 1e9)
         if self._reach is not None:
             self._reach.look()
+        self._beat(now_ns)
+        self._unauthenticated.look()
+        if self._deadline is not None and self._wish is not None:
+            self._wait_on(self._deadline)
+
+    def _beat(self, now_ns: int) -> None:
         activity = self._board.activity
-        activity.elsewhere_ns = latest(
-            *(connection.active_ns for connection in self._connections.values())
-        )
+        activity.elsewhere_ns = latest(*(each.active_ns for each in self._connections.values()))
         idle_s = idle_s_since(latest(activity.here_ns, activity.elsewhere_ns))
-        for node_rank, connection in list(self._connections.items()):
+        timeout_s = self._meeting.node_timeout_s
+        for number, connection in list(self._connections.items()):
             connection.beat(idle_s=idle_s)
             self._board.settle(connection)
-            silent_s = (now_ns - connection.heard_ns) / 1e9
-            if silent_s > self._node_timeout_s:
+            if (silent_s := (now_ns - connection.heard_ns) / 1e9) > timeout_s:
                 why = f"{SILENT} for {silent_s:.0f} s"
                 connection.part(why)
-                self._lose(node_rank, why)
+                self._lose(number, why)
+        for number, connection in list(self._spares.items()):
+            connection.beat()
+            self._board.settle(connection)
+            if now_ns - connection.heard_ns > timeout_s * 1e9:
+                self._lose_spare(number, "it stopped responding")
 
-    # ---- hearing ---------------------------------------------------------------------------
+    def _wait_on(self, deadline: Deadline) -> None:
+        if deadline.is_over:
+            is_elastic = self._meeting.is_elastic
+            lost = f"{self._loss}; " if self._loss and not is_elastic else ""
+            option = "--rdzv-conf join_timeout=TIME" if is_elastic else "--node-timeout TIME"
+            self._fail(
+                RendezvousError(
+                    f"{lost}after {deadline.waited_s:.0f} s {self._nodes.describe()}",
+                    hint=f"start another node with the same command to join; {option} sets how long"
+                    " to wait",
+                )
+            )
+        elif deadline.takes_note():
+            text = f"waiting at {self._endpoint}: {self._error.message} ({deadline})"
+            self._board.note(text)
+            self._send_all(Waiting(text=text, has_begun=True))
 
-    def _on_ready(self, node_rank: int) -> None:
-        connection = self._connections.get(node_rank)
+    def _fail(self, error: MeshrunError) -> None:
+        self._wish = None
+        if not self._causes:  # nobody has a place yet
+            self._send_all(Refused.of(error))
+        self._board.news.append(MeetingFailed(error=error, at_ns=time.monotonic_ns()))
+
+    # ---- who comes and goes ----------------------------------------------------------------
+
+    def _on_ready(self, number: int) -> None:
+        """A node has said something, or is gone."""
+        connection = self._connections.get(number) or self._spares.get(number)
         if connection is None:
             return
-        for message in connection.receive():
-            if getattr(message, "generation", None) == self._generation:
-                self._hear(node_rank, connection, message)
-        if connection.closed is not None:
-            self._lose(node_rank, connection.closed)
-        else:
+        said, is_spare = connection.receive(), number in self._spares
+        if not is_spare:  # what one still says of ranks that it had is old news
+            for message in said:
+                self._round.hear(number, connection, message)
+        if connection.closed is None:
             self._board.settle(connection)
+        elif is_spare:
+            self._lose_spare(number, connection.closed)
+        else:
+            self._lose(number, connection.closed)
 
-    def _hear(self, node_rank: int, connection: Connection, message: Message) -> None:
-        match message:
-            case Failed() | Idle() if message.last_rank >= self._world_size:
-                connection.close(f"it reported rank {message.last_rank} of {self._world_size}")
-            case Failed():
-                self._outcomes[node_rank] = message.outcome.shifted(-connection.ahead_ns)
-                self._end(node_rank, message)
-            case Idle():
-                self._outcomes[node_rank] = message.outcome.shifted(-connection.ahead_ns)
-                self._idle.add(node_rank)
-                self._advance_if_all_idle()
-            case Finished():
-                self._finished.add(node_rank)
-                self._leave_if_all_finished()
-            case Leave():
-                connection.close(message.why)
+    def _come(self, connection: Connection, said: Sequence[Message]) -> None:
+        info = next((message for message in said if isinstance(message, Join | GaveUp)), None)
+        if info is None or connection.closed is not None:
+            connection.close("it gave up")
+        elif isinstance(info, GaveUp):
+            self._unauthenticated.turn_away(connection, info.as_error())
+        else:
+            try:
+                self._let_in(connection, info)
+            except MeshrunError as error:  # it was started differently
+                self._unauthenticated.turn_away(connection, error)
+
+    def _let_in(self, connection: Connection, info: Join) -> None:
+        check_settings(self._nodes.infos[OWN], info)
+        if (left_out := self._left_out.get(info.host)) is not None:
+            raise left_out
+        if not self._meeting.is_elastic:
+            self._check_place(info)
+        for number, other in list(self._nodes.infos.items()):
+            if info.launcher and other.launcher == info.launcher and number != OWN:
+                (self._lose if number in self._connections else self._lose_spare)(
+                    number, "it reconnected"
+                )
+        number = next(self._counter)
+        self._nodes.add(number, info)
+        self._spares[number] = connection
+        self._board.add(connection, partial(self._on_ready, number))
+        if self._wish is not None:
+            self._regroup()
+        elif not (
+            self._over or self._round.is_done or self._round.is_ending or self._round.is_decided
+        ):
+            self._grow(info.host)
+
+    def _blame(self, cause: Cause) -> None:
+        """Leave a node out after two failures in a row on it that no other had."""
+        rank, number = cause.rank, self._failed_on(cause)
+        info = None if number is None else self._nodes.infos.get(number)
+        if info is None or number is None:
+            self._failures.append(("", ""))  # on no one node
+            return
+        what = cause.description.removeprefix(f"on {info.host}, ")
+        self._failures.append((info.host, what))
+        hosts = [host for host, _ in self._failures[-2:]]
+        is_shared = any(other == what and host != info.host for host, other in self._failures)
+        if hosts != [info.host] * 2 or is_shared or number not in self._connections:
+            return
+        if not self._nodes.can_do_without(number):
+            return
+        what = what if rank is None else f"rank {rank} {what}"
+        why = f"the last two failures were on {info.host} and on no other node: {what}"
+        self._left_out[info.host] = error = HostError(
+            f"{why}; the other nodes continue without it",
+            hint="check the devices, disk and memory of this host; the launch no longer accepts it",
+        )
+        self._board.note(f"{why}; excluding it")
+        self._board.drop(connection := self._connections.pop(number))
+        self._unauthenticated.turn_away(connection, error)
+        self._nodes.remove(number)
+
+    def _failed_on(self, cause: Cause) -> int | None:
+        """Return the number of the node that a failure came from, of a rank or of none."""
+        rank, layout = cause.rank, self._nodes.layout
+        if layout is None or not cause.is_failure:
+            return None
+        if rank is not None:
+            return self._numbers[layout.node_rank(rank)]
+        told = [
+            number
+            for number, outcome in self._round.outcomes.items()
+            if outcome.failure and not outcome.is_hung
+        ]
+        return told[0] if len(told) == 1 else None
+
+    def _check_place(self, info: Join) -> None:
+        """Check that a node is missing for which this one may stand.
+
+        Raises:
+            UsageError: If not.
+        """
+        silent_since_ns = time.monotonic_ns() - int(SILENT_S * 1e9)
+        for number, connection in list(self._connections.items()):
+            is_same = self._nodes.infos[number].host == info.host
+            if is_same and connection.heard_ns < silent_since_ns:
+                self._lose(number, "its launcher restarted")
+        free, count = self._nodes.free_places, self._nodes.most
+        if free and info.node_rank in (None, *free):
+            return
+        if info.node_rank in (None, *range(1, count)):
+            hosts = ", ".join(each.host for each in self._nodes.infos.values())
+            raise UsageError(
+                f"all {count} nodes are already running: {hosts}",
+                hint="check that the launcher was not started twice on a host",
+            )
+        raise UsageError(f"{info.host} has --node-rank {info.node_rank} of {count} nodes")
+
+    def _grow(self, host: str) -> None:
+        """End this generation if the next would have more ranks."""
+        before, choice = self._nodes.layout, self._choose()
+        if before is None or choice is None or choice.layout.world_size <= before.world_size:
+            self._tell_spares()
+            return
+        self._change(f"{host} joins: {describe_shapes(before, choice.layout)}")
 
     def _lose(self, node_rank: int, why: str) -> None:
         self._board.close(self._connections.pop(node_rank), why)
+        rank, host = self._nodes.rank(node_rank), self._nodes.infos[node_rank].host
+        self._nodes.remove(node_rank)
         if self._over:
             return
-        host, now_ns = self._hosts[node_rank], time.monotonic_ns()
-        self._board.news.append(NodeLost(node_rank=node_rank, host=host, why=why, at_ns=now_ns))
-        lost = f"node {node_rank} ({host}) was lost: {why}"
-        self._broadcast(End(generation=self._generation, why=lost, signum=0))
-        self._ending = True
-        self._advance_if_all_idle()
+        self._loss = f"node {rank} ({host}) was lost: {why}"
+        if not self._meeting.is_elastic:
+            self._end_for(self._loss)
+            now_ns = time.monotonic_ns()
+            news = NodeLost(node_rank=rank, host=host, why=why, at_ns=now_ns)
+            self._board.news.append(news)
+        elif not self._round.is_done:
+            self._change(self._loss)
+        self._round.advance()
 
-    # ---- deciding --------------------------------------------------------------------------
+    def _lose_spare(self, number: int, why: str) -> None:
+        self._board.close(self._spares.pop(number), why)
+        host = self._nodes.infos[number].host
+        self._nodes.remove(number)
+        if not self._over:
+            self._board.note(f"lost spare node {host}: {why}")
 
-    def _end(self, node_rank: int, message: Failed) -> None:
-        """One node's ranks are over before they are done: all others' are to end, once."""
-        if self._ending or self._over:
-            return
-        self._ending = True
-        outcome = message.outcome
-        end = End(
-            generation=self._generation,
-            why=outcome.headline or "a rank failed",
-            signum=outcome.signum,
-            is_hung=outcome.is_hung,
+    def _change(self, why: str) -> None:
+        """End this generation of ranks everywhere, for another with other nodes."""
+        self._end_for(why)
+        self._board.news.append(
+            OthersFailed(why=why, signum=0, at_ns=time.monotonic_ns(), resizes=True)
         )
-        self._broadcast(end, but=node_rank)
-        if node_rank != OWN:
-            self._board.news.append(others_failed(end))
 
-    def _leave_if_all_finished(self) -> None:
-        if self._finished >= {OWN, *self._connections}:
-            self._broadcast(MayLeave(generation=self._generation))
-            self._board.news.append(OthersFinished(at_ns=time.monotonic_ns()))
+    def _end_for(self, why: str) -> None:
+        self._round.end(End(generation=self._round.generation, why=why, signum=0))
 
-    def _advance_if_all_idle(self) -> None:
-        if self._idle >= {OWN, *self._connections}:
-            self._idle.discard(OWN)  # it is asked once
-            outcomes = tuple(self._outcomes.values())
-            self._board.news.append(AllIdle(outcomes=outcomes, at_ns=time.monotonic_ns()))
+    # ---- who takes part --------------------------------------------------------------------
 
-    def _broadcast(self, message: Message, *, but: int = OWN) -> None:
-        for node_rank, connection in self._connections.items():
-            if node_rank != but:
-                connection.send(message)
-                self._board.settle(connection)
+    def _choose(self) -> Choice | None:
+        try:
+            return self._nodes.choose()
+        except MeshrunError as error:
+            self._error = error
+            return None
+
+    def _regroup(self) -> None:
+        """Begin the generation that is wished for, or wait for nodes."""
+        wish, choice = self._wish, self._choose()
+        if wish is None:
+            return
+        if choice is None:
+            if len(self._nodes.infos) >= self._nodes.most:
+                self._fail(self._error)  # no other node would help
+            elif self._deadline is None:
+                self._deadline = self._board.deadline(self._meeting.return_s)
+            return
+        self._wish = self._deadline = None
+        if list(choice.participants) == list(self._ran):
+            self._go_on(wish)
+        else:
+            self._begin(wish.generation, choice)
+        self._tell_spares()
+
+    def _go_on(self, wish: Begin) -> None:
+        """Begin the next generation with the nodes of the last."""
+        self._round.broadcast(wish)
+        self._begin_round(wish.generation)
+        self._board.news.append(
+            NextBegins(generation=wish.generation, cause=wish.cause, at_ns=time.monotonic_ns())
+        )
+
+    def _begin_round(self, generation: int) -> None:
+        layout = self._nodes.layout
+        self._round = Round(
+            generation,
+            self._connections,
+            world_size=layout.world_size if layout is not None else 0,
+            board=self._board,
+        )
+
+    def _begin(self, generation: int, choice: Choice) -> None:
+        """Tell everybody their places, and start."""
+        nodes, before = self._nodes, self._nodes.layout
+        previous = {**before.to_dict(), "generation": generation - 1} if before else {}
+        nodes.settle(choice)
+        self._numbers = choice.participants
+        runs = {number: nodes.infos[number].host for number in choice.participants}
+        if self._causes and self._meeting.is_elastic:
+            resize = Resize(
+                generation=generation,
+                left=tuple(host for number, host in self._ran.items() if number not in runs),
+                joined=tuple(host for number, host in runs.items() if number not in self._ran),
+                shapes=describe_shapes(before, choice.layout),
+                mesh=str(choice.layout.mesh) if choice.layout.mesh else "",
+                hosts=tuple(runs.values()),
+            )
+            self._causes[-1] = replace(self._causes[-1], resize=resize)
+        self._ran = runs
+        connections = {**self._connections, **self._spares}
+        self._connections = {number: connections[number] for number in runs if number != OWN}
+        self._spares = {number: connections[number] for number in choice.spares}
+        self._told -= runs.keys()
+        self._begin_round(generation)
+        self._open_store()
+        if before is None and self._connections and not self._meeting.is_elastic:
+            self._reach = Reachability(self._address, self._board)
+            first = next(iter(self._connections.values()))
+            info = nodes.infos[nodes.participants[1]]
+            self._reach.try_out(info.host, first.their_address, info.reach_port)
+        for number, connection in self._connections.items():
+            connection.send(self._welcome(number, previous))
+            self._board.settle(connection)
+        own = self._welcome(OWN, previous)
+        self._board.news.append(
+            Met(
+                node_rank=0,
+                hosts=tuple(own.hosts),
+                nproc_per_node=tuple(own.nproc_per_node),
+                roles=tuple(own.roles),
+                run_id=own.run_id,
+                store_address=self._address,
+                store_port=own.store_port,
+                own_address=self._address,
+                at_ns=time.monotonic_ns(),
+                causes=tuple(own.causes),
+                previous=previous or None,
+            )
+        )
+
+    def _welcome(self, number: int, previous: dict[str, Any]) -> Welcome:
+        assert self.store_listener is not None  # noqa: S101 - it was just opened
+        nodes = self._nodes
+        next_address, next_port = self._port_after(number)
+        return Welcome(
+            node_rank=nodes.rank(number),
+            hosts=nodes.hosts,
+            nproc_per_node=[nodes.infos[participant].nproc for participant in nodes.participants],
+            roles=[nodes.infos[participant].role for participant in nodes.participants],
+            run_id=self._run_id,
+            store_port=self.store_listener.getsockname()[1],
+            next_address=next_address,
+            next_port=next_port,
+            # Tracebacks of long ago are of no use, and would make this longer each time.
+            causes=[replace(each, raised=None) for each in self._causes[:-1]] + self._causes[-1:],
+            previous=previous,
+        )
+
+    def _port_after(self, number: int) -> tuple[str, int]:
+        """Return where the node after another one may be tried: address, "" for ours, and port."""
+        participants = self._nodes.participants
+        after = participants[(participants.index(number) + 1) % len(participants)]
+        if self._reach is None or self._causes:  # once is enough
+            return "", 0
+        if after == OWN:
+            return "", self._reach.port
+        return self._connections[after].their_address, self._nodes.infos[after].reach_port
+
+    def _open_store(self) -> None:
+        if self.store_listener is not None:
+            self.store_listener.close()
+        self.store_listener = listen_on(self._bound, 0)
+        keep_to_nodes(self.store_listener, self._connections.values(), self._board)
+
+    def _tell_spares(self) -> None:
+        for number in self._spares.keys() - self._told:
+            self._told.add(number)
+            self._spares[number].send(Waiting(text=_SPARE, has_begun=True))
+            self._board.settle(self._spares[number])
+            self._board.note(f"{self._nodes.infos[number].host} is a spare")
 
     def close(self) -> None:
         """Have what was said arrive, as far as the others still listen, and let them go."""
+        self._unauthenticated.close("the launch is over")
+        self._listener.close()
         if self._reach is not None:
             self._reach.close()
-        say_goodbye(self._connections.values(), self._board)
-
-
-def others_failed(end: End) -> OthersFailed:
-    """Return the news that this generation is to end."""
-    return OthersFailed(
-        why=end.why, signum=end.signum, is_hung=end.is_hung, at_ns=time.monotonic_ns()
-    )
-
-
-def over_event(message: Over) -> LaunchOver:
-    """Return the news that the launch is over."""
-    return LaunchOver(
-        exit_code=message.exit_code,
-        signum=message.signum,
-        preempted=message.preempted,
-        headline=message.headline,
-        at_ns=time.monotonic_ns(),
-    )
-
-
-def say_goodbye(connections: Iterable[Connection], board: Connections) -> None:
-    """Close connections once the other ends have read all that was said, or do not read on."""
-    connections = list(connections)
-    deadline = time.monotonic() + _GOODBYE_S
-    with selectors.DefaultSelector() as selector:
-        for connection in connections:
-            board.drop(connection)
-            if connection.closed is None:
-                selector.register(
-                    connection, selectors.EVENT_READ | selectors.EVENT_WRITE, connection
-                )
-                connection.end_writing()
-        while selector.get_map() and (left_s := deadline - time.monotonic()) > 0:
-            for key, _ in selector.select(left_s):
-                connection = key.data
-                connection.receive()
-                connection.end_writing()
-                if connection.closed is not None:
-                    selector.unregister(connection)
-                elif not connection.wants_to_write:
-                    selector.modify(connection, selectors.EVENT_READ, connection)
-    for connection in connections:
-        connection.close("the launch is over")
+        say_goodbye((*self._connections.values(), *self._spares.values()), self._board)
+        if self.store_listener is not None:
+            self.store_listener.close()

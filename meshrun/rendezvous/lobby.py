@@ -14,11 +14,10 @@ from meshrun.plan.rendezvous_config import RendezvousConfig, format_endpoint
 from meshrun.protocol.events import MeetingFailed
 from meshrun.protocol.printable import one_line
 from meshrun.rendezvous.connection import Connection
-from meshrun.rendezvous.connections import Connections
-from meshrun.rendezvous.coordinator import BEAT_S, SILENT_S, Coordinator, say_goodbye
+from meshrun.rendezvous.connections import Connections, say_goodbye
+from meshrun.rendezvous.coordinator import BEAT_S, SILENT_S, Coordinator
 from meshrun.rendezvous.deadline import Deadline
 from meshrun.rendezvous.duplicate_coordinator import DuplicateCoordinator
-from meshrun.rendezvous.elastic_coordinator import ElasticCoordinator
 from meshrun.rendezvous.expected_nodes import ExpectedNodes, TooMany
 from meshrun.rendezvous.membership import Fit, fit_without_mesh
 from meshrun.rendezvous.messages import GaveUp, Join, Message, Refused, Waiting
@@ -277,7 +276,7 @@ class Lobby:
         for connection in connections.values():
             self._board.drop(connection)
         self._hand_over(
-            ElasticCoordinator(
+            Coordinator(
                 connections,
                 infos,
                 meeting=self._meeting,

@@ -26,7 +26,6 @@ from meshrun.protocol.generation import Cause
 from meshrun.protocol.printable import one_line
 from meshrun.rendezvous.connection import Connection
 from meshrun.rendezvous.connections import Connections
-from meshrun.rendezvous.coordinator import others_failed, over_event
 from meshrun.rendezvous.deadline import Deadline
 from meshrun.rendezvous.handshake import ParticipantHandshake
 from meshrun.rendezvous.messages import (
@@ -43,6 +42,7 @@ from meshrun.rendezvous.messages import (
     Where,
 )
 from meshrun.rendezvous.reachability import Reachability
+from meshrun.rendezvous.round import others_failed, over_event
 
 _BEAT_S = 1.0
 _RETRY_S = 0.5

@@ -37,7 +37,6 @@ from meshrun.protocol.printable import one_line
 from meshrun.rendezvous.connections import Connections
 from meshrun.rendezvous.coordinator import Coordinator
 from meshrun.rendezvous.duplicate_coordinator import DuplicateCoordinator
-from meshrun.rendezvous.elastic_coordinator import ElasticCoordinator
 from meshrun.rendezvous.elastic_participant import ElasticParticipant
 from meshrun.rendezvous.endpoint import Endpoint, is_same_name, look_at
 from meshrun.rendezvous.lobby import Lobby
@@ -103,7 +102,7 @@ class Peers:
     @property
     def listener(self) -> socket.socket | None:
         """The coordinator's socket, which the ranks' store takes over once all have met."""
-        if isinstance(self._side, ElasticCoordinator):
+        if isinstance(self._side, Coordinator):
             return self._side.store_listener
         return self._listener
 

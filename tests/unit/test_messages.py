@@ -25,7 +25,6 @@ from meshrun.protocol.packing import Within
 from meshrun.protocol.result import Timings
 from meshrun.rendezvous.connection import Connection
 from meshrun.rendezvous.connections import Connections
-from meshrun.rendezvous.coordinator import Coordinator
 from meshrun.rendezvous.handshake import CoordinatorHandshake, ParticipantHandshake
 from meshrun.rendezvous.messages import (
     Begin,
@@ -41,6 +40,7 @@ from meshrun.rendezvous.messages import (
     encode,
 )
 from meshrun.rendezvous.participant import Participant
+from meshrun.rendezvous.round import Round
 from tests.histories import CLEARED, GONE, READY
 from tests.node_histories import COORDINATOR, COORDINATOR_ENDED, PARTICIPANT, play
 from tests.parties import info
@@ -315,10 +315,8 @@ def test_nothing_that_a_peer_says_breaks_a_launch(message: Message, at: int, val
         participant._connection = near
         participant._hear(said)
         as_participant, board.news = [*board.news], deque()
-        coordinator = Coordinator(
-            {1: far}, hosts=["node0", "node1"], world_size=4, node_timeout_s=30.0, board=board
-        )
-        coordinator._hear(1, far, said)
+        coordinator = Round(0, {1: far}, world_size=4, board=board)
+        coordinator.hear(1, far, said)
         coordinator.tell(Idle(generation=0, outcome=NodeOutcome()))
         as_coordinator = [*board.news]
     as_coordinator = [*COORDINATOR, *as_coordinator, *COORDINATOR_ENDED, CLEARED]

@@ -1,0 +1,150 @@
+"""One generation of ranks on all nodes, as node 0 hears of it."""
+
+from __future__ import annotations
+
+import time
+
+from meshrun.protocol.events import AllIdle, LaunchOver, OthersFailed, OthersFinished
+from meshrun.protocol.generation import NodeOutcome
+from meshrun.rendezvous.connection import Connection
+from meshrun.rendezvous.connections import Connections
+from meshrun.rendezvous.messages import (
+    End,
+    Failed,
+    Finished,
+    Idle,
+    Leave,
+    MayLeave,
+    Message,
+    Over,
+    Where,
+)
+
+OWN = 0
+"""The coordinator's own number among the nodes: it is always the first."""
+
+
+class Round:
+    """What the nodes have said of one generation, and what follows from it for all.
+
+    Args:
+        generation: How often ranks have been started again.
+        connections: To the other nodes by number; whoever loses one takes it out.
+        world_size: How many ranks all nodes have.
+        board: Where connections are watched.
+    """
+
+    def __init__(
+        self,
+        generation: int,
+        connections: dict[int, Connection],
+        *,
+        world_size: int,
+        board: Connections,
+    ) -> None:
+        self.generation, self.connections, self._board = generation, connections, board
+        self._world_size = world_size
+        self.outcomes: dict[int, NodeOutcome] = {}
+        self._finished: set[int] = set()
+        self._idle: set[int] = set()
+        self.is_ending = False
+        """Whether the nodes were told to end their ranks."""
+        self.is_done = False
+        """Whether every program is over."""
+        self.is_decided = False
+        """Whether nothing is left on any node, so that what comes next was asked for."""
+
+    def tell(self, message: Message) -> None:
+        """Do what this node's own launch says, and pass on what concerns the others."""
+        match message:
+            case Failed():
+                self._fail(OWN, message.outcome)
+            case Finished():
+                self._finished.add(OWN)
+                self._leave_if_all_finished()
+            case Idle():
+                self._idle.add(OWN)
+                self.advance()
+            case Where():
+                self.broadcast(message)
+
+    def hear(self, number: int, connection: Connection, message: Message) -> None:
+        """Take what another node says; of other generations it is old news."""
+        if getattr(message, "generation", None) != self.generation:
+            return
+        match message:
+            case Failed() | Idle() if message.last_rank >= self._world_size:
+                connection.close(f"it reported rank {message.last_rank} of {self._world_size}")
+            case Failed():
+                self._fail(number, self._keep(number, connection, message))
+            case Idle():
+                self._keep(number, connection, message)
+                self._idle.add(number)
+                self.advance()
+            case Finished():
+                self._finished.add(number)
+                self._leave_if_all_finished()
+            case Leave():
+                connection.close(message.why)
+
+    def _keep(self, number: int, connection: Connection, said: Failed | Idle) -> NodeOutcome:
+        outcome = self.outcomes[number] = said.outcome.shifted(-connection.ahead_ns)
+        return outcome
+
+    def _fail(self, number: int, outcome: NodeOutcome) -> None:
+        """One node's ranks are over before they are done: all others' are to end, once."""
+        end = End(
+            generation=self.generation,
+            why=outcome.headline or "a rank failed",
+            signum=outcome.signum,
+            is_hung=outcome.is_hung,
+        )
+        if self.end(end, but=number) and number != OWN:
+            self._board.news.append(others_failed(end))
+
+    def end(self, end: End, *, but: int = OWN) -> bool:
+        """Tell the nodes to end their ranks, once; return whether this was that time."""
+        if self.is_ending:
+            return False
+        self.is_ending = True
+        self.broadcast(end, but=but)
+        return True
+
+    def _leave_if_all_finished(self) -> None:
+        if self._finished >= {OWN, *self.connections}:
+            self.is_done = True
+            self.broadcast(MayLeave(generation=self.generation))
+            self._board.news.append(OthersFinished(at_ns=time.monotonic_ns()))
+
+    def advance(self) -> None:
+        """Once nothing is left on any node, ask this one what comes next."""
+        if self._idle >= {OWN, *self.connections}:
+            self.is_decided = True
+            self._idle.discard(OWN)  # it is asked once
+            outcomes = tuple(self.outcomes.values())
+            self._board.news.append(AllIdle(outcomes=outcomes, at_ns=time.monotonic_ns()))
+
+    def broadcast(self, message: Message, *, but: int = OWN) -> None:
+        """Tell all other nodes, or all but one."""
+        for number, connection in self.connections.items():
+            if number != but:
+                connection.send(message)
+                self._board.settle(connection)
+
+
+def others_failed(end: End) -> OthersFailed:
+    """Return the news that this generation is to end."""
+    return OthersFailed(
+        why=end.why, signum=end.signum, is_hung=end.is_hung, at_ns=time.monotonic_ns()
+    )
+
+
+def over_event(message: Over) -> LaunchOver:
+    """Return the news that the launch is over."""
+    return LaunchOver(
+        exit_code=message.exit_code,
+        signum=message.signum,
+        preempted=message.preempted,
+        headline=message.headline,
+        at_ns=time.monotonic_ns(),
+    )
