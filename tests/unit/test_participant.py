@@ -69,7 +69,7 @@ def test_something_else_answers(
             connection.sendall(said)
         parties.until(lambda: any(told in note for note in participant.notes))
         parties.pass_s(1)
-    assert len([note for note in participant.notes if note.endswith(f"{told}; trying on")]) == 1
+    assert len([note for note in participant.notes if note.endswith(f"{told}; retrying")]) == 1
     parties.until(lambda: parties.pass_s(1) or participant.heard(MeetingFailed))
     error = participant.heard(MeetingFailed)[0].error
 
@@ -112,10 +112,10 @@ def test_a_head_that_lets_everybody_in_is_refused(parties: Parties, other: socke
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        ({"nproc_per_node": [1, 64]}, "for node 1, node1 with 64 workers of launch r; it is node1"),
-        ({"node_rank": 0}, "for node 0, node0 with 1 worker of launch r"),
-        ({"hosts": ["node0", "node7"]}, "for node 1, node7 with 1 worker"),
-        ({"run_id": "another"}, "of launch another; it is node1 with 1 worker"),
+        ({"nproc_per_node": [1, 64]}, "node 1 to be node1 with 64 workers of launch r, "),
+        ({"node_rank": 0}, "node 0 to be node0 with 1 worker of launch r, "),
+        ({"hosts": ["node0", "node7"]}, "node 1 to be node7 with 1 worker"),
+        ({"run_id": "another"}, "of launch another, but this is node1 with 1 worker"),
     ],
     ids=["more workers", "the first node", "another host", "another launch"],
 )
@@ -144,7 +144,7 @@ def test_what_a_stranger_says_moves_no_cursor(parties: Parties, other: socket.so
         connection.sendall(CoordinatorHandshake(b"").greeting + refused + b"\n")
         parties.until(lambda: participant.notes)
 
-    assert participant.notes[0].endswith(r": \x1b[2J\nmeshrun: all is well; trying on")
+    assert participant.notes[0].endswith(r": \x1b[2J\nmeshrun: all is well; retrying")
 
 
 def test_while_nobody_listens_people_are_told(parties: Parties) -> None:
@@ -171,7 +171,7 @@ def test_a_head_that_never_comes_is_told(parties: Parties) -> None:
     assert error.exit_code == 69
     refused = r"within 18 s: Connection refused for 1[78] s"
     assert re.search(refused, error.message)
-    assert str(error.hint).startswith("is node 0's launcher running?")
+    assert str(error.hint).startswith("check that node 0's launcher is running")
     is_long = ["its launcher has not begun or is over (" in note for note in participant.notes]
     assert is_long == [False, False, True]
 
@@ -202,7 +202,7 @@ def test_a_connection_that_is_reset_was_closed(parties: Parties, other: socket.s
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     parties.until(lambda: participant.notes)
 
-    assert participant.notes[0].endswith(": it closed the connection; trying on")
+    assert participant.notes[0].endswith(": it closed the connection; retrying")
 
 
 def test_a_short_silence_is_survived(parties: Parties) -> None:
