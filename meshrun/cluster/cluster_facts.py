@@ -50,7 +50,7 @@ class ClusterFacts:
     secret: str | None = None
     """Something that only the processes of this job know."""
     notes: tuple[str, ...] = ()
-    """What was seen and ignored, for people."""
+    """Notes about variables that were ignored."""
     shell: str | None = None
     """What to type in this shell or batch script, which is inside an allocation and is no task."""
 

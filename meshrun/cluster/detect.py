@@ -59,7 +59,7 @@ def detect_cluster(
 
 
 def _or_none(detect: Callable[[], ClusterFacts | None]) -> ClusterFacts | None:
-    """Return what a system further out says; one that is not asked may be broken."""
+    """Return the facts of an outer system; errors of one that is not used do not matter."""
     try:
         return detect()
     except UsageError:

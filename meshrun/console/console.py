@@ -182,7 +182,7 @@ class Console:
         return any(error is not None and is_reader_gone(error) for error in errors)
 
     def note_lost_output(self) -> None:
-        """Say once that a stream cannot be written any more; the launch continues without it."""
+        """Report once that a stream cannot be written; the launch continues without it."""
         for name, outlet in (("stdout", self._out), ("stderr", self._err)):
             if outlet.error is not None and outlet not in self._told_lost:
                 self._told_lost.add(outlet)

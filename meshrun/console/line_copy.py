@@ -16,7 +16,7 @@ class LineCopy:
         self._prefix = prefix
         self._lines = LineAssembler()
         self.error: OSError | None = None
-        """Why nothing can be written any more, or ``None``."""
+        """Why writing failed, or ``None``."""
         self._path, self._opener = path, opener
         self._append(b"")
 

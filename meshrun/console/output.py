@@ -50,7 +50,7 @@ class _Source:
         self.stream = stream
         self.copy: LineCopy | None = None
         self.ended = False
-        """Whether nobody writes the file any more."""
+        """Whether the file is no longer written."""
         self.last_words = ""
         """What the file gets once it was read, since it is printed elsewhere."""
 
@@ -229,7 +229,7 @@ class Output:
             self._collapsing.begin()
 
     def end_generation(self) -> None:
-        """The ranks until now are gone: let go of their files once they are read to the end."""
+        """The previous ranks have exited: close their files once they are read to the end."""
         self._let_go()
         self._repeats = Repeats()
         for source in self._tails:

@@ -49,7 +49,7 @@ def let_go_of(stream: TextIO) -> None:
 
 
 def is_lost_output(error: Exception) -> TypeGuard[OSError]:
-    """Whether an error means that an open file takes no more: a full disk, a terminal that went."""
+    """Whether an error means that an open file cannot be written: disk full, terminal closed."""
     if not isinstance(error, OSError) or error.filename is not None:
         return False
     return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -73,7 +73,7 @@ def allow_descriptors(count: int) -> None:
 
 
 def allow_many_descriptors() -> None:
-    """Raise this process's soft limit as far as it may, up to what nobody exhausts by accident."""
+    """Raise this process's soft limit as far as allowed, up to a generous maximum."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _MANY if hard == resource.RLIM_INFINITY else min(hard, _MANY)
     if soft != resource.RLIM_INFINITY and soft < most:

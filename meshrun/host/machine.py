@@ -65,7 +65,7 @@ class GpuLinks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
-    """What this machine is, as far as a plan needs to know."""
+    """The facts about this machine that a plan needs."""
 
     hostname: str
     usable_cores: int

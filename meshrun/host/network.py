@@ -20,7 +20,7 @@ def interface_of(address: str) -> str | None:
 
 
 def outward_address() -> str | None:
-    """Return the address that faces other machines, as far as it can be told.
+    """Return the address that faces other machines, if there is one.
 
     That is the one of the default route, else the only one that is not loopback.
     """

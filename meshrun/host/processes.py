@@ -168,7 +168,7 @@ def _end_children(grace_s: float, deadline_s: float, spare: frozenset[int]) -> E
 
 
 class _Turn(enum.IntEnum):
-    """Who is ended once the others are gone."""
+    """Processes that are killed once the others have exited."""
 
     FIRST = 0
     TIDIER = 1
@@ -235,7 +235,7 @@ def _wait_for_child(timeout_s: float) -> None:
 
 
 def is_below(pid: int, ancestor: int) -> bool:
-    """Whether a process descends from another, as far as can be seen now."""
+    """Whether a process descends from another, as of now."""
     import psutil
 
     try:
@@ -269,7 +269,7 @@ def _read_stat(pid: int) -> list[str]:
 
 
 class SignalState(enum.Enum):
-    """What became of a signal to a process, as far as the kernel tells."""
+    """What happened to a signal to a process, according to the kernel."""
 
     GONE = enum.auto()
     UNHANDLED = enum.auto()

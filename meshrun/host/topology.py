@@ -179,7 +179,7 @@ def _nvidia_gpus() -> list[tuple[str, str | None]]:
 
 
 def _nvidia_gpu(nvml: Any, index: int) -> tuple[str, str | None]:
-    """Return UUID and PCI address of one GPU, as far as NVML knows them.
+    """Return UUID and PCI address of one GPU, if NVML knows them.
 
     Source:
         nvml.h: ``nvmlPciInfo_t`` is 68 bytes, with domain, bus and device as unsigned ints from

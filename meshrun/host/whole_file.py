@@ -20,7 +20,7 @@ _IN_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY)
 
 
 def check_target(path: str, option: str) -> None:
-    """Check that a file can be written later on, as far as it is known now.
+    """Check that a file can probably be written later.
 
     Raises:
         UsageError: If the path cannot name a file.

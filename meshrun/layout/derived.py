@@ -37,7 +37,7 @@ class Flatten:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """Another factorisation of the mesh's ranks; one size may be ``-1`` until these are known."""
+    """Another factorization of the mesh's ranks; one size may be ``-1`` until these are known."""
 
     name: str
     mesh: MeshSpec
@@ -172,7 +172,7 @@ def derive(
     Args:
         mesh: The solved spec (no ``-1``).
         flattens: Joined dims; in the mesh's order, as torch slices them.
-        views: Other factorisations; a dim that has the name of another must have its groups.
+        views: Other factorizations; a dim that has the name of another must have its groups.
 
     Returns:
         The views with their sizes known, and the dim that each name stands for, without the

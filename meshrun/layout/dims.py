@@ -28,7 +28,7 @@ class Dims(Nodes):
         slot_order: Dims of the mesh, slowest first, in whose order ranks take slots.
         own_rank: The rank of this process, or ``None`` where there is none.
         flattens: Dims of the mesh that are one dim under another name.
-        views: Other factorisations of the mesh's ranks; a ``-1`` in them is worked out.
+        views: Other factorizations of the mesh's ranks; a ``-1`` in them is worked out.
 
     Raises:
         LayoutError: If the mesh and the nodes have not as many ranks, a node has no worker, or

@@ -43,7 +43,7 @@ class Layout(Dims):
             nodes; ``None`` for the mesh's own, in which ranks are numbered node by node.
         own_rank: The rank of this process, or ``None`` where there is none.
         flattens: Dims of the mesh that are one dim under another name.
-        views: Other factorisations of the mesh's ranks; a ``-1`` in them is worked out.
+        views: Other factorizations of the mesh's ranks; a ``-1`` in them is worked out.
         previous: The layout of the generation before this one, or ``None``.
 
     Raises:
@@ -286,7 +286,7 @@ def solve_layout(
         nproc_per_node: Workers that each node may have, one number or one a node; as many as the
             mesh needs if ``None``.
         flattens: Dims of the mesh to join.
-        views: Other factorisations of its ranks.
+        views: Other factorizations of its ranks.
         intra_node: Dims each of whose groups must lie within one node.
         renumber: Whether ranks may take other slots than their own for that.
 

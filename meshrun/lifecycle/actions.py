@@ -17,10 +17,10 @@ class StartAll:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartZygote:
-    """Start another zygote in place of the one that has ended."""
+    """Replace the zygote that exited."""
 
     without_torch: bool = False
-    """Whether from now on each rank gets an interpreter of its own."""
+    """Whether from now on each rank gets its own interpreter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

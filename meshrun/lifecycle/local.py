@@ -132,7 +132,7 @@ def _finished(state: State, event: RankFinished) -> Step:
 
 
 def _open_gate_if_due(state: State, actions: list[Action]) -> Step:
-    """Ranks that have finished may leave once each has, or none is waited for any more."""
+    """Finished ranks may exit once all have finished, or none is awaited."""
     known = state.ranks.values()
     waiting = any(rank.finished and not rank.exited for rank in known)
     due = state.stopping or all(rank.finished or rank.exited for rank in known)

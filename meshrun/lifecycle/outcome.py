@@ -58,7 +58,7 @@ def build_result(
     log_folder: str | None = None,
     evidence: Mapping[int, Evidence] = MappingProxyType({}),
 ) -> LaunchResult:
-    """Return what came of a launch whose last state is ``state``."""
+    """Return the result of a launch whose last state is ``state``."""
     cluster = state.cluster
     if cluster is not None:
         told = [outcome.evidence for outcome in cluster.outcomes]

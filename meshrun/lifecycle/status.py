@@ -36,7 +36,7 @@ class Status:
 
 
 def phase_of(known: RankState, state: State, *, has_mesh: bool) -> RankPhase:
-    """Return what a rank is at."""
+    """Return the state of a rank."""
     phase: RankPhase = "running"
     if known.exited is not None:
         asked = known.told_to_end_ns is not None

@@ -70,9 +70,9 @@ def layout_of(
 
 
 def select_device(device_type: str, index: int) -> str:
-    """Select this rank's device and return the back ends that serve it and the host.
+    """Select this rank's device and return the backends that serve it and the host.
 
-    With an accelerator the default group has gloo beside the accelerator's own back end, so that
+    With an accelerator the default group has gloo beside the accelerator's own backend, so that
     programs may ask for either.
     """
     import torch

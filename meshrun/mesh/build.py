@@ -26,7 +26,7 @@ class Built:
     flattened: dict[str, DeviceMesh] = field(default_factory=dict)
     """One-dimensional meshes over several dims."""
     views: dict[str, DeviceMesh] = field(default_factory=dict)
-    """Other factorisations of the same ranks."""
+    """Other factorizations of the same ranks."""
 
 
 def build_mesh(layout: Layout, device_type: str, options: GroupOptions) -> Built:
@@ -35,11 +35,11 @@ def build_mesh(layout: Layout, device_type: str, options: GroupOptions) -> Built
     Args:
         layout: Its mesh has as many ranks as the default group.
         device_type: Such as ``cuda``.
-        options: Back ends, timeouts and options of the dims' groups.
+        options: Backends, timeouts and options of the dims' groups.
 
     Raises:
-        UsageError: If torch does not know a back end.
-        MeshError: If a back end does not know an option.
+        UsageError: If torch does not know a backend.
+        MeshError: If a backend does not know an option.
     """
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -72,7 +72,7 @@ def build_mesh(layout: Layout, device_type: str, options: GroupOptions) -> Built
 def _build_view(
     layout: Layout, spec: MeshSpec, built: Built, device_type: str, options: GroupOptions
 ) -> DeviceMesh:
-    """Build another factorisation; a dim whose groups there are already shares them."""
+    """Build another factorization; a dim whose groups there are already shares them."""
     import torch
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -106,7 +106,7 @@ def _derived_groups(built: Built, own: tuple[str, ...]) -> Iterator[tuple[str, P
 
 
 def check_registered(names: Sequence[str]) -> None:
-    """Check that torch has each back end by now, of its own or a package's.
+    """Check that torch has each backend by now, its own or a package's.
 
     Raises:
         UsageError: With one that it does not.
@@ -121,7 +121,7 @@ def check_registered(names: Sequence[str]) -> None:
     for name in names:
         if name not in known:
             raise UsageError(
-                f"--backend: torch {torch.__version__} has no back end `{name}`; it has"
+                f"--backend: torch {torch.__version__} has no backend `{name}`; it has"
                 f" {', '.join(known)}",
                 hint="one of another package is there once that is imported: --preload MODULE, or"
                 " --mesh-init lazy if the program imports it",
@@ -145,7 +145,7 @@ def _new_group(layout: Layout, dim: str, device_type: str, options: GroupOptions
 
 
 def _override(dim: str, device_type: str, options: GroupOptions) -> Any:
-    """Return what DeviceMesh takes for one dim: a back end, it and its options, or ``None``."""
+    """Return what DeviceMesh takes for one dim: a backend, it and its options, or ``None``."""
     import torch.distributed as dist
 
     backend = options.backend(dim)

@@ -13,7 +13,7 @@ from meshrun.plan.parse import parse_seconds
 
 _SHORTEST_S, _LONGEST_S = 0.001, 1e9
 _ONLY_FOR = {"nccl": "cuda", "xccl": "xpu"}
-"""Back ends that serve one device type alone."""
+"""Backends that serve one device type alone."""
 _BACKENDS = (
     *("gloo", "mpi", "ucc", "fake", *_ONLY_FOR),
     *("hccl", "ccl", "cncl", "mccl", "eccl", "smddp"),
@@ -27,14 +27,14 @@ class GroupOptions:
     """How process groups are made; a dim that is not named is as torch makes it."""
 
     backends: tuple[tuple[str, str], ...] = ()
-    """(dim, back end), such as ``("tp", "gloo")``; the dim "" is all of them."""
+    """(dim, backend), such as ``("tp", "gloo")``; the dim "" is all of them."""
     timeouts_s: tuple[tuple[str, float], ...] = ()
     """(dim, seconds); the dim "" is every group, the one of the world too."""
     settings: tuple[tuple[str, str, str], ...] = ()
-    """(dim, option, value) of the back end's own option object."""
+    """(dim, option, value) of the backend's own option object."""
 
     def backend(self, dim: str) -> str | None:
-        """Return the back end of a dim's groups, or ``None`` for torch's choice."""
+        """Return the backend of a dim's groups, or ``None`` for torch's choice."""
         given = dict(self.backends)
         return given.get(dim, given.get(""))
 
@@ -48,7 +48,7 @@ class GroupOptions:
         return self.backend(dim) is not None or any(of == dim for of, _, _ in self.settings)
 
     def check_backends(self, device_type: str) -> None:
-        """Check that there are such back ends, and that they serve the mesh's device.
+        """Check that there are such backends, and that they serve the mesh's device.
 
         Raises:
             UsageError: With one that does.
@@ -72,7 +72,7 @@ class GroupOptions:
 
     @property
     def backend_names(self) -> list[str]:
-        """Every back end that is named, of whatever dim and device."""
+        """Every backend that is named, of whatever dim and device."""
         parts = (part for _, text in self.backends for part in text.split(","))
         return list(dict.fromkeys(part.rpartition(":")[2] for part in parts))
 

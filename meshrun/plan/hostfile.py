@@ -32,7 +32,7 @@ class Host:
 
     @property
     def workers(self) -> int | None:
-        """How many slots are used, as far as anybody said."""
+        """How many slots are used, if known."""
         return self.slots if self.chosen is None else len(self.chosen)
 
 

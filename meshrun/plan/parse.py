@@ -153,7 +153,7 @@ def parse_signals(text: str, what: str) -> tuple[tuple[int, ...], tuple[str, ...
 
 
 def no_signal(name: str) -> str:
-    """Return that there is no such signal, with one that is near."""
+    """Return that there is no such signal, with a suggestion."""
     full = f"SIG{name.upper().removeprefix('SIG')}"
     near = get_close_matches(full, signal.Signals.__members__, n=1, cutoff=0.75)
     return f"unknown signal `{name}`" + (f" (did you mean `{near[0]}`?)" if near else "")

@@ -55,7 +55,7 @@ class LaunchPlan:
     device_type: str | None
     """torch device type of the mesh; ``None`` without a mesh, where the program chooses."""
     device_reason: str
-    """Why that device: one phrase for people."""
+    """Why that device, in a phrase."""
     start_method: StartMethod
     start_method_reason: str
     omp_num_threads: int
@@ -64,7 +64,7 @@ class LaunchPlan:
     store_address: str
     """Where the ranks' store listens: loopback, unless another address was asked for."""
     store_port: int
-    """Its port; 0 for one that is free."""
+    """Its port; 0 for a free one."""
     shown: frozenset[int] | None
     """Ranks whose output is printed; ``None`` for all."""
     debugged: int | None
@@ -325,7 +325,7 @@ def _bind(
 
 
 def check_elsewhere(request: LaunchRequest, facts: HostFacts) -> None:
-    """Check that a launch on other machines fits together, as far as it can be told from here.
+    """Check a launch on other machines, as far as possible from here.
 
     Raises:
         UsageError: If it does not, whatever devices the machines have.

@@ -20,7 +20,7 @@ SECRET_VARIABLES = ("MESHRUN_SECRET", "MESHRUN_SECRET_FILE")
 """By which launchers of several nodes know each other; nobody else is given them."""
 
 LAUNCH_MARK = "MESHRUN_LAUNCH_MARK"
-"""Set for all that a launch starts, to a value of its own, by which the last of it is found."""
+"""Set for everything that a launch starts, to a random value by which leftovers are found."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,7 +48,7 @@ class RendezvousConfig:
     local_addr: str | None = None
     """The address to listen on, if it was given."""
     conf: tuple[tuple[str, str], ...] = ()
-    """Settings of the back end, as texts."""
+    """Settings of the backend, as texts."""
     timeout_s: float = 600.0
     """How long the nodes may take to come together."""
     last_call_s: float | None = None
@@ -172,7 +172,7 @@ def plan_meeting(
 
 
 def check_backend(backend: str) -> None:
-    """Check that torch has this rendezvous back end, built in or plugged in.
+    """Check that torch has this rendezvous backend, built in or plugged in.
 
     Raises:
         UsageError: If it has not.

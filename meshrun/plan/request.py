@@ -80,7 +80,7 @@ class Rendezvous:
     step_of: str | None = None
     """The Slurm job whose ``srun`` is to start a launcher on each node, from this shell of it."""
     told: tuple[str, ...] = ()
-    """Lines for people on what a scheduler said."""
+    """Notes about the facts of a scheduler."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +191,7 @@ class LaunchRequest:
     sources: tuple[tuple[str, str, str], ...] = ()
     """(option, value, where it came from) of each that was given."""
     told: tuple[str, ...] = ()
-    """Lines for people on what was given and does not count."""
+    """Notes about options that are ignored."""
 
     @property
     def hosts(self) -> tuple[str, ...]:

@@ -152,7 +152,7 @@ def _on_several(request: LaunchRequest, facts: ClusterFacts, nnodes: int) -> Lau
 def note_few_cores(
     request: LaunchRequest, facts: ClusterFacts | None, *, workers: int, bound: int, cores: int
 ) -> LaunchRequest:
-    """Return the request with a line for people if workers share fewer cores than there are.
+    """Return the request with a note if workers share fewer cores than there are.
 
     Args:
         request: What was asked for.

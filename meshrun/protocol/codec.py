@@ -29,9 +29,9 @@ class Prepare:
     start_method: str
     preload: list[str]
     backends: list[str]
-    """Back ends that torch has to know before the program's first line."""
+    """Backends that torch has to know before the program's first line."""
     scratch_dir: str
-    """Removed by the zygote if the launcher is gone before it could; "" for none."""
+    """Removed by the zygote if the launcher dies first; "" for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +117,7 @@ class ClearUp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finish:
-    """Launcher to zygote: no rank will be started any more; end what is left, then yourself."""
+    """Launcher to zygote: no more ranks; end what is left, then exit."""
 
     grace_s: float
 

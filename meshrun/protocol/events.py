@@ -256,7 +256,7 @@ class MeetingFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLost:
-    """Another node's launcher is gone, or has not been heard of for too long."""
+    """Another node's launcher exited, or has not responded for too long."""
 
     node_rank: int
     host: str

@@ -12,7 +12,7 @@ _LOST_CONNECTION = re.compile(
     r"Connection (closed|reset) by peer|Connection refused|Broken pipe|Socket closed"
     r"|remote process exited|failed to (recv|send|write|read)|recvValue failed|sendBytes failed"
 )
-"""What torch's back ends say when the other end of a collective has gone."""
+"""What torch's backends print when the other end of a collective is gone."""
 _TORCHS = frozenset({"RuntimeError", "DistError", "DistBackendError", "DistNetworkError"})
 _FILE = re.compile(r'^ +File "(.*)", line \d+', re.MULTILINE)
 _CAUGHT_IN = re.compile(r"Caught \S+ in (.+)\.\nOriginal Traceback ")
@@ -41,7 +41,7 @@ def as_torch_prints(traceback: str, rank: int) -> str:
 
 
 def lost_connection(raised: RankRaised) -> bool:
-    """Whether an exception is torch's word for a peer that has gone."""
+    """Whether an exception means that torch lost a connection to a peer."""
     if raised.kind not in _TORCHS or not _LOST_CONNECTION.search(raised.message):
         return False
     files = _FILE.findall(raised.traceback)

@@ -102,7 +102,7 @@ def merge(dumps: Mapping[int, Dump]) -> list[tuple[tuple[int, ...], Dump]]:
 
 
 def headline(stack: tuple[Frame, ...], folder: str) -> str:
-    """Return where a stack is, for people: ``all_reduce at train.py:41``."""
+    """Return where a stack is: ``all_reduce at train.py:41``."""
     place = next((at for at, frame in enumerate(stack) if frame.is_users), None)
     if not stack:
         return "no Python frame"

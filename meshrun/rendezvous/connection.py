@@ -69,7 +69,7 @@ class Connection:
         self._told_ns = self.heard_ns
         """How long ranks at the other end had been idle, and when that was told."""
         self.ahead_ns = 0
-        """By how much the other end's monotonic clock is ahead of ours, as far as is known."""
+        """By how much the other end's monotonic clock is ahead of ours, if known."""
         self._shortest_trip_ns: int | None = None
         if isinstance(handshake, CoordinatorHandshake):
             self._out += handshake.greeting
@@ -159,7 +159,7 @@ class Connection:
         return messages
 
     def part(self, why: str) -> None:
-        """Say why this end gives the other one up, as far as it still hears."""
+        """Send why this end gives up the other one, if it still reads."""
         if self.is_open:
             self.send(Parting(why=why))
 

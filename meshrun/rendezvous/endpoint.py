@@ -20,7 +20,7 @@ class Endpoint:
     own: tuple[str, ...]
     """Those of them that this machine has."""
     facing: tuple[str, ...]
-    """Those of its own by which the others reach it; loopback only where that was asked for."""
+    """Its addresses that other nodes can reach; loopback only if requested."""
     is_ours: bool
     """Whether it leads to this machine."""
 

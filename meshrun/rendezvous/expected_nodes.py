@@ -38,7 +38,7 @@ class ExpectedNodes:
     joined: dict[int, Join] = field(default_factory=dict)
     """By the number of the connection."""
     left_out: int = 0
-    """How many are not waited for any more: they said that they cannot take part."""
+    """How many are no longer awaited: they reported that they cannot take part."""
 
     def join(self, number: int, info: Join) -> None:
         """Take a node in.
@@ -57,7 +57,7 @@ class ExpectedNodes:
         self.joined[number] = info
 
     def leave(self, number: int) -> None:
-        """A node that was waiting is gone."""
+        """A node that had joined is gone."""
         self.joined.pop(number, None)
 
     @property
@@ -96,7 +96,7 @@ class ExpectedNodes:
         return f"{there} ({_listed(self._names())}); {self.left} missing"
 
     def _missing_names(self) -> list[str]:
-        """Return the names or numbers of those who are missing, as far as they can be told."""
+        """Return the names or numbers of missing nodes, if they can be determined."""
         told = {info.node_rank for info in self.joined.values()} | {0}
         if None not in told:
             ranks = [rank for rank in range(self.nnodes) if rank not in told]
@@ -151,7 +151,7 @@ def check_settings(first: Join, info: Join) -> None:
 
 
 def _check_program(first: Join, info: Join) -> None:
-    """Check that a node runs what the first one runs, as far as both say what that is."""
+    """Check that a node runs the program of the first one, if both sent it."""
     if not (first.program and info.program):
         return
     for part in dict.fromkeys([*first.program, *info.program]):

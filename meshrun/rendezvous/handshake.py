@@ -20,7 +20,7 @@ LONGEST_LINE = 1024
 
 
 class HandshakeError(Exception):
-    """The other end is no launcher of this launch; the text says what it is, for people."""
+    """The other end is not a launcher of this launch; the text describes it."""
 
     def __init__(self, text: str) -> None:
         super().__init__(one_line(text))

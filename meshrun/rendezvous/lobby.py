@@ -252,7 +252,7 @@ class Lobby:
             self._meet()
 
     def _go_on_without(self, word: GaveUp) -> None:
-        """Nodes may come and go, and this one is gone before it came."""
+        """In an elastic launch, continue without a node that failed before it joined."""
         self._tell_all(f"{word.host} cannot take part: {word.reason}")
         self._expected.left_out += self._meeting.last_call_s is None
         if self._are_enough and self._expected.is_complete:
@@ -294,7 +294,7 @@ class Lobby:
             duplicate.close()
 
     def _drop(self, number: int, why: str) -> None:
-        """A connection is gone, or is to go."""
+        """Close a connection."""
         self._board.close(self._connections.pop(number), why)
         self._expected.leave(number)
 

@@ -73,7 +73,7 @@ class Membership:
         self._spares.append(number)
 
     def remove(self, number: int) -> None:
-        """A node is gone; its place is kept free for another."""
+        """Remove a node; its place is kept for another."""
         del self.infos[number]
         if number in self._spares:
             self._spares.remove(number)

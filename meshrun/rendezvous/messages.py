@@ -105,7 +105,7 @@ class Refused:
 
     @classmethod
     def of(cls, error: MeshrunError) -> Refused:
-        """Return how a participant is told of an error."""
+        """Return the message that reports an error to a participant."""
         return cls(message=error.message, hint=error.hint, exit_code=error.exit_code)
 
 
@@ -197,7 +197,7 @@ class End:
 
     generation: Generation
     why: Line
-    """Which node, and what happened, for people."""
+    """Which node, and what happened, as text."""
     signum: Signum
     is_hung: bool = False
     """Whether no rank makes progress, so that the stacks of all are shown."""

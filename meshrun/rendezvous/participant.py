@@ -83,7 +83,7 @@ class Participant:
         self._own = ""
         """The coordinator's address, if this machine has it itself, and that is no loopback."""
         self._tried = "not tried yet"
-        """What came of the last try to reach the coordinator."""
+        """Why the last attempt to reach the coordinator failed."""
         self._refused: Deadline | None = None
         """Since when each try was refused: the machine is there, and nothing listens."""
         self._noted = ""
@@ -380,7 +380,7 @@ class Participant:
         return cause.shifted(0 if self._connection is None else -self._connection.ahead_ns)
 
     def _drop(self, why: str, *, misled_s: float | None = None) -> None:
-        """The connection is gone, or is to go; it may be for so long that no head answers it."""
+        """Close the connection; for ``misled_s``, something else may answer at the endpoint."""
         connection, self._connection = self._connection, None
         if connection is not None:
             self._board.close(connection, why)

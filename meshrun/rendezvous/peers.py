@@ -307,7 +307,7 @@ class Peers:
             self._negotiation.start()
 
     def _addresses_of_coordinator(self) -> tuple[str, ...]:
-        """Return what a scheduler says of them, without those that this machine has as well."""
+        """Return a scheduler's addresses of them, without those that this machine has too."""
         heads, own = filter(is_address, self._meeting.heads), own_addresses()
         return tuple(
             coordinator for coordinator in heads if coordinator.partition("%")[0] not in own

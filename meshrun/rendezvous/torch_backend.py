@@ -51,7 +51,7 @@ def negotiate(order: Negotiate, reports: socket.socket, program_path: str | None
     Args:
         order: How to meet.
         reports: Where the launcher hears of it.
-        program_path: The folder of what the ranks run; a back end imports nothing from there.
+        program_path: The folder of what the ranks run; a backend imports nothing from there.
     """
     if sys.path[:1] == [program_path]:
         del sys.path[0]

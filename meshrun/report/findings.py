@@ -77,7 +77,7 @@ def describe_spares(plan: LaunchPlan) -> str:
 def communicators(layout: Layout, options: GroupOptions) -> list[str]:
     """Return the groups that each rank is in, by their dims, the default one first.
 
-    A dim over all ranks has the default group, unless it was given a back end or options of its
+    A dim over all ranks has the default group, unless it was given a backend or options of its
     own; a view's dim has the group of any other with the same ranks.
     """
     if layout.mesh is None:

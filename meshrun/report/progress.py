@@ -69,7 +69,7 @@ class StartProgress:
         self._plan = plan
 
     def without_what_was_seen(self, result: LaunchResult) -> LaunchResult:
-        """Return a result whose first rank's last lines are gone if they stand right above."""
+        """Return the result without the first rank's last lines if they were just printed."""
         if self._console is None or not result.failures:
             return result
         first, *others = result.failures

@@ -153,7 +153,7 @@ def shorten(text: str, most: int = 24) -> str:
 
 
 def node_label(node: int) -> str:
-    """Return what a node is called."""
+    """Return the label of a node."""
     return f"node {node}"
 
 

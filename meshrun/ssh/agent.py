@@ -1,6 +1,6 @@
 """The part of ``--hosts`` on each host: starts its launcher, and stops it with the connection.
 
-The conductor sends arguments and environment over stdin. When stdin ends, or nothing has come for
+The controller sends arguments and environment over stdin. When stdin ends, or nothing has come for
 a while, nobody is there any more for whom the launcher could work: it is ended.
 """
 
@@ -69,7 +69,7 @@ class Agent:
         self._kill_at: float | None = None
         """When the launcher is killed, once it was told to end."""
         self._gone = False
-        """Whether there is no conductor any more."""
+        """Whether the controller is gone."""
         self._over = False
         self._why = ""
         """Why the launcher was ended, if it was for want of a controller that can be heard."""
@@ -82,7 +82,7 @@ class Agent:
             signal.signal(signum, lambda signum, _: self._stop(signum))
 
     def run(self) -> int:
-        """Do what is asked until there is no more to do."""
+        """Follow the controller's orders until the end."""
         self._out.write(greeting(self._order["nonce"]))
         if not self._refuses():
             self._tell(ready=self._describe())
@@ -300,6 +300,6 @@ def _machine() -> str:
 
 
 def _say(text: str) -> None:
-    """Say why there is no more to come, for ssh to pass on if it can."""
+    """Print why the agent exits, for ssh to pass on if it can."""
     with contextlib.suppress(OSError):
         os.write(2, f"{text}\n".encode())

@@ -125,7 +125,7 @@ class Connector:
         return session
 
     def refusal(self, session: HostSession) -> Refusal | None:
-        """Return why a host cannot be used, as far as that is known by now."""
+        """Return why a host cannot be used, if that is known yet."""
         name, destination = session.host.name, session.host.destination
         if session.refused is not None:
             return Refusal(name, session.refused["refused"], session.refused["hint"])

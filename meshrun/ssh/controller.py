@@ -109,7 +109,7 @@ class Controller:
 
     @property
     def report(self) -> str | None:
-        """What came of the launch as JSON, as far as it came to be one."""
+        """The result of the launch as JSON, if there was one."""
         return self._first.files.get("report") if self._first else None
 
     def _start(self, unusable: Mapping[int, Refusal]) -> None:
@@ -220,7 +220,7 @@ class Controller:
         return Refusal(session.host.name, f"its launcher exited with {how}")
 
     def _why_lost(self, session: HostSession, now: float) -> str | None:
-        """Return why no more is to be expected of a host, if it did not end as launchers do."""
+        """Return why a host is lost, if its launcher did not exit normally."""
         if session.ended is not None:
             own = (*self._request.stop_signals, signal.SIGPIPE)
             if session.ended < 0 and -session.ended not in own and not self._ending:

@@ -48,7 +48,7 @@ class Refusal:
 def describe_end(
     host: str, destination: str, code: int, said: str, interpreter: str, *, is_here: bool = False
 ) -> Refusal:
-    """Return why there is no agent, or none any more, after ssh ended.
+    """Return why there is no agent after ssh exited.
 
     Args:
         host: Its name, for people.

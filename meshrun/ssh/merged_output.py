@@ -25,7 +25,7 @@ class Screen:
         self.console.feed(self._streams[key], data)
 
     def end(self, number: int) -> None:
-        """Show what a host that is gone has left of a line."""
+        """Show the incomplete line of a lost host."""
         for key in [key for key in self._streams if key[0] == number]:
             self.console.feed(self._streams.pop(key), b"")
 

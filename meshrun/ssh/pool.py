@@ -28,7 +28,7 @@ class HostPool:
         self._stops, self._stopped = 0, 0.0
         """How often the launch was told to stop, and when first."""
         self._waits_since = time.monotonic()
-        """Since when a reader of our output may take no more, or the launch was to stop."""
+        """Since when a reader of our output may be stuck, or the launch was to stop."""
         self._dropped = 0
         self._deaf_s = 0.0
         self.sessions: list[HostSession] = []

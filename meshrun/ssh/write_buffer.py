@@ -16,7 +16,7 @@ class WriteBuffer:
         self._fd = fd
         self._queue = bytearray()
         self.is_broken = False
-        """Whether nobody reads at the other end any more."""
+        """Whether the other end has closed the pipe."""
         os.set_blocking(fd, False)
 
     def fileno(self) -> int:
@@ -29,7 +29,7 @@ class WriteBuffer:
         return len(self._queue)
 
     def close(self) -> None:
-        """Drop what waits; there will be no more."""
+        """Drop what is buffered, and accept no more."""
         self.is_broken = True
         self._queue.clear()
 

@@ -48,7 +48,7 @@ class Job:
 
     @property
     def grace_s(self) -> int:
-        """Seconds from SIGTERM until all is gone by itself."""
+        """Seconds from SIGTERM until everything has exited."""
         return int(self.plan.request.shutdown_timeout_s) + CLEAR_UP_S
 
     @property
@@ -58,7 +58,7 @@ class Job:
 
     @property
     def summary(self) -> str:
-        """What runs, in one line for people."""
+        """The mesh, ranks and nodes, in one line."""
         layout = self.plan.layout
         mesh = f"mesh {layout.mesh}: " if layout.mesh is not None else ""
         nodes = count(self.nnodes, "node")

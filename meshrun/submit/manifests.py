@@ -54,7 +54,7 @@ def render_workload(job: Job, kind: str) -> str:
 
 
 def render_rest(job: Job, kind: str, secret: str, owner: Mapping[str, Any]) -> str:
-    """Return the documents beside the job's own; not for people to see, as the secret is in them.
+    """Return the documents in addition to the job; never shown, as they contain the secret.
 
     Args:
         job: What they are for.

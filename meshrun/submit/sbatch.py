@@ -81,7 +81,7 @@ def option_names(extras: Iterable[str]) -> set[str]:
 
 
 def output_of(job_id: str, job: Job, folder: str) -> str:
-    """Return where the output of a job goes, as far as its pattern can be told here."""
+    """Return where the output of a job goes, if its pattern can be resolved here."""
     pattern = dict(_options(job.extras)).get("--output", "%x-%j.out")
     for sign, value in (("%x", job.name), ("%j", job_id), ("%A", job_id)):
         pattern = pattern.replace(sign, value)

@@ -67,7 +67,7 @@ def launch_on_nodes(request: LaunchRequest, words: Sequence[str], *, job: str) -
 
 
 def _check(request: LaunchRequest) -> None:
-    """Say what is wrong once, rather than on every node, as far as it is known here."""
+    """Report mistakes once, rather than on every node, if they are visible here."""
     check_program(request.program)
     check_elsewhere(request, UNKNOWN_HOST)
 

@@ -39,7 +39,7 @@ _SHOWN = 80
 _SHORT = 16
 """Characters of a secret that can be found by guessing."""
 _LONG = 32
-"""Of one that was drawn, as people think of none."""
+"""Length of a generated secret, longer than people choose."""
 _ROUNDS = 600_000
 _DRAW = "head -c 32 /dev/urandom | base64"
 
@@ -170,7 +170,7 @@ def _mark(key: bytes, text: str) -> str:
 
 
 def find_secret(env: Mapping[str, str], meeting: RendezvousConfig) -> bytes:
-    """Return what launchers of this launch know and others do not, as far as anybody said.
+    """Return the secret of this launch, if there is one.
 
     Without a secret, the name of the launch keeps launches apart that meet by mistake. One that a
     person has thought of is stretched, so that each guess at it costs whoever has heard a proof.
@@ -203,7 +203,7 @@ def _read_secret(env: Mapping[str, str], meeting: RendezvousConfig) -> str:
 
 
 def doubt_secret(env: Mapping[str, str], meeting: RendezvousConfig) -> list[str]:
-    """Return what is wrong with the secret, in lines for people; it can be read."""
+    """Return warnings about a secret that can be read."""
     doubts = []
     text, path = _read_secret(env, meeting), env.get("MESHRUN_SECRET_FILE")
     if 0 < len(text) < _SHORT:
@@ -227,7 +227,7 @@ def _has_secret(env: Mapping[str, str], meeting: RendezvousConfig) -> bool:
 
 
 def _as_options(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return options by their names on the command line, rather than as ranks are told them."""
+    """Return options by their names on the command line, not their names in variables."""
     return {
         name.replace("MESHRUN", "-").replace("_", "-").lower(): value
         for name, value in variables.items()

@@ -177,7 +177,7 @@ class Loop:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Names of the nodes, in their order, as far as they are known."""
+        """Names of the nodes, in their order, if known."""
         return (os.uname().nodename,) if self._nodes is None else self._nodes.hosts
 
     def run(self) -> State:

@@ -24,7 +24,7 @@ from meshrun.rendezvous.peers import Peers
 
 _SIGNALLED_STAY_S = 1.0
 _SILENT_STAY_NS = 1_000_000_000
-"""How long a node stays to tell the others without a word to people."""
+"""How long a node waits to tell the others before it prints a note."""
 
 Meet = Callable[
     [
@@ -64,7 +64,7 @@ class Farewell:
         return min(self._until_ns, self._note_ns or self._until_ns)
 
     def look(self) -> bool:
-        """Return whether there is still somebody to tell, and time for it."""
+        """Return whether other nodes remain to be told, and there is time for it."""
         now_ns = time.monotonic_ns()
         if self._peers.is_through or now_ns >= self._until_ns:
             return False

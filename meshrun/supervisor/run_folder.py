@@ -65,7 +65,7 @@ class RunFolder:
 
     @property
     def removed_without_us(self) -> str:
-        """What the zygote removes if the launcher is gone; "" for nothing."""
+        """What the zygote removes if the launcher dies; "" for nothing."""
         return self.path if self._is_temporary and not self._logs.writes_files else ""
 
     def make(self, generation: int, envs: Mapping[int, Mapping[str, str]]) -> None:
@@ -112,7 +112,7 @@ class RunFolder:
         return self._folder.open(path, flags)
 
     def close(self, *, went_well: bool) -> str | None:
-        """Remove what nobody needs any more; return the folder if it holds logs."""
+        """Remove what is no longer needed; return the folder if it holds logs."""
         if self._plugin is not None:
             self._plugin.close()
         is_kept = not self._is_temporary or (not went_well and self._logs.writes_files)

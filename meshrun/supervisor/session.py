@@ -20,7 +20,7 @@ from meshrun.supervisor.timers import timer_file
 def begin_session(
     plan: LaunchPlan, run_id: str, folder: RunFolder, listener: socket.socket | None
 ) -> Session:
-    """Return what ranks are told of this launch; on several nodes, as far as it is known."""
+    """Return what ranks need to know about this launch; on several nodes, what is known so far."""
     return Session(
         run_id=run_id,
         master_addr=plan.store_address,

@@ -153,7 +153,7 @@ class Terminal:
         return changed
 
     def see(self, event: Event) -> None:
-        """Take the terminal back once the rank is gone, however it went."""
+        """Take the terminal back once the rank has exited, for whatever reason."""
         if isinstance(event, ZygoteGone) or (
             isinstance(event, RankExited) and event.rank == self.rank
         ):

@@ -105,7 +105,7 @@ class Timers:
         return time.monotonic_ns() + int(max(0.0, in_s) * 1e9)
 
     def expire(self, zygote_pid: int) -> list[str]:
-        """Send expired timers' signals to our own processes; return a line for people on each."""
+        """Send expired timers' signals to our own processes; return a line to print for each."""
         now_s = time.time()
         told = []
         for timer in [timer for timer in self._running.values() if timer.expires_s <= now_s]:
@@ -124,7 +124,7 @@ class Timers:
         }
 
     def clear(self) -> None:
-        """Forget all timers: their ranks are gone."""
+        """Forget all timers: their ranks have exited."""
         self._running.clear()
         self._expired.clear()
 

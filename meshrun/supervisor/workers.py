@@ -81,13 +81,13 @@ class Workers:
     # ---- starting --------------------------------------------------------------------------
 
     def wait_for_zygote(self) -> int:
-        """Hear no more of the zygote, wait for its end and return its wait status."""
+        """Close the zygote's socket, wait for its end and return its wait status."""
         for end in (self.zygote.control, self.zygote.reports):
             self._selector.unregister(end)
         return self.zygote.wait()
 
     def start_zygote(self, *, without_torch: bool) -> None:
-        """Start another zygote in place of the one that has ended, or is about to."""
+        """Replace the zygote that has exited, or is about to."""
         if without_torch:
             self._method = "exec"
             self.wait_for_zygote()
@@ -210,7 +210,7 @@ class Workers:
             self.zygote.kill()
 
     def match_error_file(self, event: RankExited, raised: RankRaised | None) -> RankRaised | None:
-        """Hear what a command of somebody else's wrote there, or write what a rank told us."""
+        """Read what another command wrote there, or write what a rank reported."""
         files = self._folder.files(self._generation, self.ranks[event.rank].local_rank)
         if event.wait_status == 0 or not files.error_file:
             return None

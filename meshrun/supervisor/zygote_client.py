@@ -87,7 +87,7 @@ class ZygoteClient:
             pass
 
     def receive(self) -> FromZygote | FromRank | None:
-        """Return the zygote's next news, or ``None`` once it is gone."""
+        """Return the zygote's next event, or ``None`` once it has exited."""
         try:
             packet = self.control.recv(codec.PACKET_BYTES)
         except ConnectionError:
@@ -100,7 +100,7 @@ class ZygoteClient:
         return message
 
     def receive_report(self) -> FromZygote | FromRank | FromNegotiation | None:
-        """Return what a rank tells next, or ``None`` if nothing waits."""
+        """Return the next message of a rank, or ``None`` if there is none."""
         try:
             packet = self.reports.recv(codec.PACKET_BYTES)
         except (BlockingIOError, ConnectionError):

@@ -103,7 +103,7 @@ def _check_compatible(asked: Mapping[str, Any]) -> None:
 
 
 def _backends(text: str) -> set[str]:
-    """Return the back ends in ``nccl`` or in ``cpu:gloo,cuda:nccl``."""
+    """Return the backends in ``nccl`` or in ``cpu:gloo,cuda:nccl``."""
     return {part.rpartition(":")[2].strip().lower() for part in text.split(",") if part.strip()}
 
 

@@ -76,7 +76,7 @@ class EarlySettings:
     """Variables as they are when the program imports torch, where they differ from before."""
 
     values: dict[str, str | None] = field(default_factory=dict)
-    """Those that the source tells; ``None`` for one that is removed."""
+    """Those that the source sets; ``None`` for one that it removes."""
     unclear: dict[str, str] = field(default_factory=dict)
     """Those that only a run can tell, with where they are set, such as ``train.py:12``."""
 

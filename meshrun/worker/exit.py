@@ -1,7 +1,7 @@
 """How a rank ends: with the program's own status, every time.
 
 Python's own finalisation makes any C++ thread that still wants the interpreter's lock unwind by
-force, and the back ends of torch have such threads: "terminate called without an active
+force, and the backends of torch have such threads: "terminate called without an active
 exception", in every second run of a program that keeps its mesh in a global. So a rank goes
 through the same steps (threads joined, atexit handlers, the program's objects freed, its files
 and streams flushed), and then leaves by ``os._exit``. What was imported before the fork is left

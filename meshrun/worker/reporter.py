@@ -20,7 +20,7 @@ from meshrun.protocol.rank_end import RankRaised
 
 
 class Reporter:
-    """Tells the launcher what a rank has reached; silent once the launcher is gone."""
+    """Reports to the launcher what a rank has reached; silent once the launcher has exited."""
 
     def __init__(self, connection: socket.socket, rank: int) -> None:
         self._socket = connection

@@ -14,7 +14,7 @@ _LEFT_TO_LAUNCHER = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUI
 
 
 def send(control: socket.socket, event: FromZygote | RankReady | NegotiationFailed) -> None:
-    """Tell the launcher; if it is gone, its end of the socket says so to the loop."""
+    """Send to the launcher; if it is dead, the loop notices at its end of the socket."""
     try:
         control.send(codec.encode(event))
     except (BrokenPipeError, ConnectionError):
@@ -22,7 +22,7 @@ def send(control: socket.socket, event: FromZygote | RankReady | NegotiationFail
 
 
 def receive(control: socket.socket, fds: list[int] | None = None) -> codec.Message | None:
-    """Return the next order, or ``None`` once the launcher is gone."""
+    """Return the next order, or ``None`` once the launcher is dead."""
     try:
         packet, received, _, _ = socket.recv_fds(control, codec.PACKET_BYTES, _FDS_PER_PACKET)
     except ConnectionError:

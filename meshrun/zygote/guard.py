@@ -48,7 +48,7 @@ class Guard:
         die_with_parent(zygote, signal.SIGKILL if self._zygote < 0 else signal.SIGCONT)
 
     def stand(self) -> NoReturn:
-        """Wait until zygote and launcher are gone and end what is left; the launcher ends us."""
+        """Wait until zygote and launcher are dead and kill what is left; the launcher ends us."""
         if self._zygote < 0:
             while True:
                 signal.pause()
@@ -59,14 +59,14 @@ class Guard:
         os._exit(0)
 
     def remove_scratch(self) -> None:
-        """Remove what the launcher could not any more, once it has let go of it."""
+        """Remove what the launcher could not, once it has released it."""
         if self._scratch_dir:
             _wait_for_end(self._launcher)
             remove_if_forgotten(self._scratch_dir)
 
 
 def _maker_of(control: socket.socket) -> int:
-    """Return a descriptor of the launcher, which made this pair of sockets; -1 if it is gone.
+    """Return a descriptor of the launcher, which made this pair of sockets; -1 if it is dead.
 
     By the time this process asks for its parent's id, init may be its parent.
     """

@@ -75,7 +75,7 @@ def main(known_at_start: frozenset[str]) -> Callable[[], None]:
 def _load(
     control: socket.socket, program: Program, order: Prepare, known_at_start: frozenset[str]
 ) -> Source:
-    """Read the program and import what ranks share; a failure here is told once."""
+    """Read the program and import what ranks share; a failure here is reported once."""
     began_ns = time.monotonic_ns()
     try:
         folder = first_path(program)

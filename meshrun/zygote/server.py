@@ -100,7 +100,7 @@ class ZygoteServer:
             os.set_blocking(end, False)
 
     def serve(self) -> Callable[[], None]:
-        """Follow orders until the launcher is done or gone; return only in a forked rank."""
+        """Follow orders until the launcher is done or dead; return only in a forked rank."""
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
         # There may be children to end from now on: wake, even if stopped, and see the socket close.
@@ -266,7 +266,7 @@ class ZygoteServer:
         return None
 
     def _end_negotiation(self) -> None:
-        """Nobody reads torch's store any more."""
+        """Torch's store is no longer needed."""
         if self._negotiation_pid is not None:
             send_signal(self._negotiation_pid, signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):
