@@ -20,6 +20,8 @@ from meshrun.start import own_command
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from meshrun.cli.option import Option
+
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
@@ -131,24 +133,26 @@ def launch(
         Exception: What the first rank to fail raised, if ``program`` is a function; its
             ``__cause__`` shows the rank's traceback.
     """
-    given = {
-        "mesh": None if mesh is None else mesh_text(mesh),
-        "names": names if names is None or isinstance(names, str) else ",".join(names),
-        "nproc-per-node": nproc_per_node,
-        "nnodes": nnodes,
-        "device": device,
-        "start-method": start_method,
-        "max-restarts": max_restarts,
-        "shutdown-timeout": shutdown_timeout,
-        "log-dir": None if log_dir is None else os.fspath(log_dir),
-        "tee": tee,
-        "redirects": redirects,
+    from meshrun.cli.options import Options
+
+    given: dict[Option[Any], object] = {
+        Options.mesh: None if mesh is None else mesh_text(mesh),
+        Options.names: names if names is None or isinstance(names, str) else ",".join(names),
+        Options.nproc_per_node: nproc_per_node,
+        Options.nnodes: nnodes,
+        Options.device: device,
+        Options.start_method: start_method,
+        Options.max_restarts: max_restarts,
+        Options.shutdown_timeout: shutdown_timeout,
+        Options.log_dir: None if log_dir is None else os.fspath(log_dir),
+        Options.tee: tee,
+        Options.redirects: redirects,
     }
-    flags = [f"--{name}={value}" for name, value in given.items() if value is not None]
-    for name, values in (("preload", preload), ("show", show), ("hide", hide)):
-        flags += [f"--{name}={value}" for value in _listed(values)]
+    flags = [f"{row.flag}={value}" for row, value in given.items() if value is not None]
+    lists = {Options.preload: preload, Options.show: show, Options.hide: hide}
+    flags += [f"{row.flag}={value}" for row, values in lists.items() for value in _listed(values)]
     if prefix is not True:
-        flags.append(f"--prefix={prefix or 'none'}")
+        flags.append(f"{Options.prefix.flag}={prefix or 'none'}")
     flags += _listed(options)
     if isinstance(args, str):
         raise UsageError(
