@@ -16,7 +16,6 @@ from meshrun.protocol.events import FromNodes
 from meshrun.protocol.generation import Cause
 from meshrun.rendezvous.connections import Connections
 from meshrun.rendezvous.coordinator import Coordinator
-from meshrun.rendezvous.elastic_participant import ElasticParticipant
 from meshrun.rendezvous.lobby import Lobby
 from meshrun.rendezvous.membership import Fit, fit_without_mesh
 from meshrun.rendezvous.messages import Join, Message
@@ -133,8 +132,7 @@ class Parties:
         """Add a node that connects to :attr:`port`."""
         party = Party(self.clock, ahead_ns=ahead_ns)
         self.clock.ahead_ns = ahead_ns
-        kind = ElasticParticipant if "least_nodes" in changes else Participant
-        party.side = kind(
+        party.side = Participant(
             self._meeting(nnodes, **changes),
             joining,
             secret=secret,

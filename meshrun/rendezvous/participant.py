@@ -32,7 +32,9 @@ from meshrun.rendezvous.messages import (
     Begin,
     End,
     GaveUp,
+    Idle,
     Join,
+    Leave,
     MayLeave,
     Message,
     Over,
@@ -100,6 +102,11 @@ class Participant:
         self._is_aside = False
         """Whether it asks at the other port, where node 0 is if the endpoint's was taken."""
         self._met = self._over = self._failed = False
+        self._is_idle = False
+        """Whether nothing is left here of the last generation of ranks."""
+        self._is_spare = False
+        self._lost = ""
+        """Why the coordinator was lost, while a node of an elastic launch tries to return."""
         self._reach: Reachability | None = None
         self._coordinator_host = ""
 
@@ -107,9 +114,15 @@ class Participant:
 
     def tell(self, message: Message) -> None:
         """Pass on what this node's own launch says."""
+        if isinstance(message, Idle):
+            self._is_idle = True
+            if self._lost:
+                self._come_back()
         if self._connection is not None and self._met:
             self._connection.send(message)
             self._settle()
+        if isinstance(message, Leave):
+            self._over = True
 
     def give_up(self, word: GaveUp) -> None:
         """Tell the coordinator, as soon as it answers, that this node will not take part."""
@@ -155,6 +168,8 @@ class Participant:
             self._look_for_coordinator()
 
     def _look_for_coordinator(self) -> None:
+        if self._lost and not (self._is_idle or self._is_spare):
+            return  # its own ranks are to end first
         place = self._meeting.endpoint
         if self._misled is not None and self._misled.is_over:
             self._fail(
@@ -265,6 +280,16 @@ class Participant:
         self._board.add(self._connection, self._on_ready)
 
     def _not_connected(self, why: str, *, misled_s: float | None = None) -> None:
+        if self._lost and why == os.strerror(errno.ECONNREFUSED):
+            who = f"node 0 ({self._coordinator_host})" if self._coordinator_host else "node 0"
+            self._fail(
+                RendezvousError(
+                    f"{who} was lost: {self._lost}",
+                    hint="its launcher is gone, and a launch cannot continue without node 0; its"
+                    " output may show why it exited",
+                )
+            )
+            return
         if self._is_aside:  # nobody is there, as is usual
             self._try_later(self._tried)
             return
@@ -323,6 +348,8 @@ class Participant:
         news = self._board.news
         match message:
             case Waiting(text=text):
+                if message.has_begun and not self._met:
+                    self._is_spare, self._lost = True, ""
                 self._board.note(text)
             case Refused():
                 error = MeshrunError(message.message, hint=message.hint)
@@ -335,6 +362,7 @@ class Participant:
             case MayLeave():
                 news.append(OthersFinished(at_ns=now_ns))
             case Begin():
+                self._take_part()
                 news.append(
                     NextBegins(
                         generation=message.generation, cause=self._ours(message.cause), at_ns=now_ns
@@ -353,6 +381,7 @@ class Participant:
         except MeshrunError as error:
             self._fail(error)
             return
+        self._take_part()
         self._met = True
         self._coordinator_host = welcome.hosts[0]
         if self._reach is not None:
@@ -375,6 +404,10 @@ class Participant:
             )
         )
 
+    def _take_part(self) -> None:
+        self._is_idle = self._is_spare = False
+        self._lost = ""
+
     def _ours(self, cause: Cause) -> Cause:
         """Return a cause with its times by this machine's clock."""
         return cause.shifted(0 if self._connection is None else -self._connection.ahead_ns)
@@ -386,7 +419,11 @@ class Participant:
             self._board.close(connection, why)
         if self._over or self._failed:
             return
-        if not self._met:
+        if self._meeting.is_elastic and (self._met or self._is_spare):
+            self._return_later(why)
+        elif self._met:
+            self._lose_coordinator(why)
+        else:
             if self._is_known:  # and is gone: it is not waited for as if it were to come
                 known_s = min(self._deadline.timeout_s, self._meeting.node_timeout_s)
                 self._deadline = self._board.deadline(known_s)
@@ -395,10 +432,32 @@ class Participant:
             if why != self._noted and not self._is_aside:
                 self._noted = why
                 self._board.note(f"node 0 at {self._meeting.endpoint}: {why}; retrying")
-            return
+
+    def _lose_coordinator(self, why: str) -> None:
+        now_ns = time.monotonic_ns()
         self._board.news.append(
-            NodeLost(node_rank=0, host=self._coordinator_host, why=why, at_ns=time.monotonic_ns())
+            NodeLost(node_rank=0, host=self._coordinator_host, why=why, at_ns=now_ns)
         )
+
+    # ---- coming back to an elastic launch --------------------------------------------------
+
+    def _return_later(self, why: str) -> None:
+        """Come back once nothing is left here."""
+        self._lost = self._tried = why
+        if self._met:
+            self._met = False
+            self._lose_coordinator(why)
+        if self._is_idle or self._is_spare:
+            self._come_back()
+
+    def _come_back(self) -> None:
+        self._board.note(
+            f"reconnecting to node 0 at {self._meeting.endpoint}, up to"
+            f" {self._meeting.return_s:.0f} s"
+        )
+        self._info = replace(self._info, node_rank=None)
+        self._deadline = self._board.deadline(self._meeting.return_s)
+        self._retry_ns = time.monotonic_ns()
 
     def _fail(self, error: MeshrunError) -> None:
         self._failed = True

@@ -37,7 +37,6 @@ from meshrun.protocol.printable import one_line
 from meshrun.rendezvous.connections import Connections
 from meshrun.rendezvous.coordinator import Coordinator
 from meshrun.rendezvous.duplicate_coordinator import DuplicateCoordinator
-from meshrun.rendezvous.elastic_participant import ElasticParticipant
 from meshrun.rendezvous.endpoint import Endpoint, is_same_name, look_at
 from meshrun.rendezvous.lobby import Lobby
 from meshrun.rendezvous.membership import Fit, fit_without_mesh
@@ -351,8 +350,7 @@ class Peers:
         self._side = coordinator
 
     def _be_participant(self, addresses: tuple[str, ...]) -> None:
-        kind = ElasticParticipant if self._meeting.is_elastic else Participant
-        self._side = participant = kind(
+        self._side = participant = Participant(
             self._meeting,
             self._info,
             secret=self._secret,

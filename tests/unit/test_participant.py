@@ -172,7 +172,9 @@ def test_a_head_that_never_comes_is_told(parties: Parties) -> None:
     refused = r"within 18 s: Connection refused for 1[78] s"
     assert re.search(refused, error.message)
     assert str(error.hint).startswith("check that node 0's launcher is running")
-    is_long = ["its launcher has not begun or is over (" in note for note in participant.notes]
+    is_long = [
+        "its launcher has not started yet or has exited (" in note for note in participant.notes
+    ]
     assert is_long == [False, False, True]
 
 
