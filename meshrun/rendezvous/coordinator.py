@@ -15,7 +15,7 @@ from meshrun.host.interfaces import address_in
 from meshrun.host.sockets import listen_on
 from meshrun.plan.rendezvous_config import RendezvousConfig, format_endpoint
 from meshrun.protocol.activity import idle_s_since, latest
-from meshrun.protocol.events import SILENT, MeetingFailed, Met, NextBegins, NodeLost, OthersFailed
+from meshrun.protocol.events import SILENT, MeetingFailed, NextBegins, NodeLost, OthersFailed
 from meshrun.protocol.generation import Cause
 from meshrun.protocol.result import Resize
 from meshrun.rendezvous.connection import Connection
@@ -438,21 +438,7 @@ class Coordinator:
             connection.send(self._welcome(number, previous))
             self._board.settle(connection)
         own = self._welcome(OWN, previous)
-        self._board.news.append(
-            Met(
-                node_rank=0,
-                hosts=tuple(own.hosts),
-                nproc_per_node=tuple(own.nproc_per_node),
-                roles=tuple(own.roles),
-                run_id=own.run_id,
-                store_address=self._address,
-                store_port=own.store_port,
-                own_address=self._address,
-                at_ns=time.monotonic_ns(),
-                causes=tuple(own.causes),
-                previous=previous or None,
-            )
-        )
+        self._board.news.append(own.met(store_address=self._address, own_address=self._address))
 
     def _welcome(self, number: int, previous: dict[str, Any]) -> Welcome:
         assert self.store_listener is not None  # noqa: S101 - it was just opened

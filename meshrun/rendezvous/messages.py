@@ -6,12 +6,14 @@ at what another machine said: annotations say what a value may be.
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, get_args
 
 from meshrun.errors import MeshrunError, RendezvousError
 from meshrun.layout import MAX_RANKS, Layout
 from meshrun.protocol.checked import ExitCode, Line, Signum, Time
+from meshrun.protocol.events import Met
 from meshrun.protocol.generation import Cause, NodeOutcome
 from meshrun.protocol.packing import Within, pack, unpack
 from meshrun.protocol.printable import lines, one_line
@@ -136,6 +138,28 @@ class Welcome:
         counts = {len(self.nproc_per_node), len(self.roles or self.hosts)}
         if not self.node_rank < nodes or counts != {nodes} or ranks > MAX_RANKS:
             raise ValueError(f"node {self.node_rank} of {nodes}, {ranks} ranks")
+
+    def met(self, *, store_address: str, own_address: str, ahead_ns: int = 0) -> Met:
+        """Return the news for this node's launch.
+
+        Args:
+            store_address: Of the coordinator, as this node reaches it.
+            own_address: Of this node, as the coordinator reaches it.
+            ahead_ns: How far the coordinator's clock is ahead of this node's.
+        """
+        return Met(
+            node_rank=self.node_rank,
+            hosts=tuple(self.hosts),
+            nproc_per_node=tuple(self.nproc_per_node),
+            roles=tuple(self.roles),
+            run_id=self.run_id,
+            store_address=store_address,
+            store_port=self.store_port,
+            own_address=own_address,
+            at_ns=time.monotonic_ns(),
+            causes=tuple(cause.shifted(-ahead_ns) for cause in self.causes),
+            previous=self.previous or None,
+        )
 
     def check(self, info: Join, run_id: str | None) -> None:
         """Check that it is for the node that sent ``info``.

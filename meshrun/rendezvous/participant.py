@@ -17,7 +17,6 @@ from meshrun.plan.rendezvous_config import RendezvousConfig, format_endpoint, po
 from meshrun.protocol.events import (
     SILENT,
     MeetingFailed,
-    Met,
     NextBegins,
     NodeLost,
     OthersFinished,
@@ -356,7 +355,7 @@ class Participant:
                 error.exit_code = message.exit_code
                 self._fail(error)
             case Welcome() if self._gave_up is None:
-                self._welcome(message, now_ns)
+                self._welcome(message)
             case End():
                 news.append(others_failed(message))
             case MayLeave():
@@ -374,7 +373,7 @@ class Participant:
             case Where():
                 self._where(message.why)
 
-    def _welcome(self, welcome: Welcome, now_ns: int) -> None:
+    def _welcome(self, welcome: Welcome) -> None:
         assert self._connection is not None  # noqa: S101 - it was heard on it
         try:
             welcome.check(self._info, self._meeting.run_id)
@@ -389,18 +388,10 @@ class Participant:
             address = welcome.next_address or self._connection.their_address
             self._reach.try_out(after, address, welcome.next_port)
         self._board.news.append(
-            Met(
-                node_rank=welcome.node_rank,
-                hosts=tuple(welcome.hosts),
-                nproc_per_node=tuple(welcome.nproc_per_node),
-                roles=tuple(welcome.roles),
-                run_id=welcome.run_id,
+            welcome.met(
                 store_address=self._connection.their_address,
-                store_port=welcome.store_port,
                 own_address=self._connection.own_address,
-                at_ns=now_ns,
-                causes=tuple(map(self._ours, welcome.causes)),
-                previous=welcome.previous or None,
+                ahead_ns=self._connection.ahead_ns,
             )
         )
 
