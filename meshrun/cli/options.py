@@ -139,8 +139,9 @@ class Options(ParsedOptions):
     preload = Repeated(parse.one, "MODULE", PROGRAM,
         "Also import this module once per node, before ranks are forked. Repeatable.",
         in_launch=True, details="See [shared imports](../how-to/share-imports.md).")
-    start_method = Option(parse.choice("fork", "exec", "forkserver", "spawn"), None, "fork|exec",
-        PROGRAM, "Fork ranks from one process per node that has imported torch, or (`exec`) start "
+    start_method: Option[Literal["fork", "exec", "forkserver", "spawn"] | None] = Option(
+        parse.choice("fork", "exec", "forkserver", "spawn"), None, "fork|exec", PROGRAM,
+        "Fork ranks from one process per node that has imported torch, or (`exec`) start "
         "a fresh interpreter for each.", unset="`fork`", family=PET, in_launch=True,
         details="torchrun's `forkserver` means `fork`; its `spawn` means `exec` with `--run-path`, "
         "and nothing without it.")

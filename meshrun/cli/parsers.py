@@ -6,11 +6,15 @@ import math
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 from string import Template
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from meshrun.errors import UsageError
 from meshrun.plan.parse import parse_choice, parse_integer, parse_seconds, parse_settings
 
+if TYPE_CHECKING:
+    from meshrun.plan.numa import BindingMode
+
+_Choice = TypeVar("_Choice")
 _LONGEST_NAME = 1024
 _TIMES = frozenset(
     {"timeout", "keep_alive_interval"}
@@ -50,16 +54,17 @@ def names(text: str, _flag: str) -> tuple[str, ...]:
     return tuple(part for part in parts if part)
 
 
-def choice(*choices: str) -> Callable[[str, str], Any]:
+def choice(*choices: _Choice) -> Callable[[str, str], _Choice]:
     """Return what parses one of ``choices``."""
-    return lambda text, flag: parse_choice(text, flag, choices)
+    texts = tuple(map(str, choices))
+    return lambda text, flag: cast(_Choice, parse_choice(text, flag, texts))
 
 
-def binding(text: str, flag: str) -> Any:
+def binding(text: str, flag: str) -> BindingMode:
     """Return a way to bind ranks to cores."""
     from meshrun.plan.numa import BINDING_MODES
 
-    return parse_choice(text, flag, BINDING_MODES)
+    return choice(*BINDING_MODES)(text, flag)
 
 
 def port(text: str, flag: str) -> int:
