@@ -25,7 +25,7 @@ from meshrun.wording import count, plural
 
 ZYGOTE = -1
 """Stands for the zygote."""
-_ZYGOTES_NAME = "the zygote"
+_ZYGOTES_NAME = "the process that starts the ranks"
 _ANSWER_TAKES_NS = 500_000_000
 _LOOK_NS = 2_000_000
 _READ_BYTES = 256 * 1024

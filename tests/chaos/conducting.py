@@ -168,7 +168,8 @@ class Controller:
                     os.write(self._master, b"\x03")
                     wait_until(
                         lambda: (
-                            "SIGINT: ending" in running.stderr or running.process.poll() is not None
+                            "SIGINT: stopping" in running.stderr
+                            or running.process.poll() is not None
                         ),
                         lambda: running.stderr,
                     )

@@ -19,7 +19,15 @@ def start_agent(folder: Path, *, lease_s: float) -> subprocess.Popen[bytes]:
     assert agent.stdin is not None
     assert agent.stdout is not None
     agent.stdin.write(
-        order(nonce="n", version=__version__, path=[], cwd=str(folder), lease_s=lease_s, grace_s=1)
+        order(
+            nonce="n",
+            version=__version__,
+            path=[],
+            cwd=str(folder),
+            lease_s=lease_s,
+            grace_s=1,
+            controller="here",
+        )  # fmt: skip
     )
     read = b""
     while b'"ready"' not in read:

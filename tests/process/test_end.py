@@ -137,7 +137,7 @@ def test_a_third_ctrl_c_waits_for_nobody(fake_torch: object, tmp_path: Path) -> 
         running.wait_for("up", 4)
         for _ in range(3):
             running.signal(signal.SIGINT)
-            wait_until(lambda: "SIGINT: ending" in running.stderr, lambda: running.stderr)
+            wait_until(lambda: "SIGINT: stopping" in running.stderr, lambda: running.stderr)
 
         assert running.wait() == 130
 
@@ -149,7 +149,7 @@ def test_two_ctrl_c_shorten_the_grace_period(fake_torch: object, tmp_path: Path)
     ) as running:
         running.wait_for("up", 4)
         running.signal(signal.SIGINT)
-        wait_until(lambda: "SIGINT: ending" in running.stderr, lambda: running.stderr)
+        wait_until(lambda: "SIGINT: stopping" in running.stderr, lambda: running.stderr)
         running.signal(signal.SIGINT)
 
         assert running.wait() == 130

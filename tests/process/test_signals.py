@@ -129,7 +129,7 @@ def test_a_second_signal_shortens_the_time_and_says_what_it_left(
     with start_meshrun(*words, PREEMPTED, "never", "never", folder=tmp_path) as running:
         running.wait_for("up", 2)
         running.signal(signal.SIGTERM)
-        wait_until(lambda: "SIGTERM: ending" in running.stderr, lambda: running.stderr)
+        wait_until(lambda: "SIGTERM: stopping" in running.stderr, lambda: running.stderr)
         running.signal(signal.SIGTERM)
         assert running.wait() == 143
     assert running.stderr.splitlines() == [
