@@ -27,7 +27,7 @@ def start_agent(folder: Path, *, lease_s: float) -> subprocess.Popen[bytes]:
             lease_s=lease_s,
             grace_s=1,
             controller="here",
-        )  # fmt: skip
+        )
     )
     read = b""
     while b'"ready"' not in read:
