@@ -164,12 +164,12 @@ def launch(
 
     with ExitStack() as stack:
         listener = None
-        with declining(meeting := inherit_listener(plan.meeting)):
+        with declining(rendezvous := inherit_listener(plan.rendezvous)):
             check_program(plan.program)
             events = make_elastic_events(plan, run_id, console)
-            if meeting is None:
+            if rendezvous is None:
                 listener = stack.enter_context(listen_on(plan.store_address, plan.store_port))
-            meet = _begin_meeting(plan, meeting, paste)
+            meet = _meet_nodes(plan, rendezvous, paste)
             folder = make_run_folder(plan, run_id)
         session = begin_session(plan, run_id, folder, listener)
         if meet is None:
@@ -209,14 +209,14 @@ def launch(
     return result
 
 
-def _begin_meeting(
-    plan: LaunchPlan, meeting: RendezvousConfig | None, paste: str | None
+def _meet_nodes(
+    plan: LaunchPlan, rendezvous: RendezvousConfig | None, paste: str | None
 ) -> Meet | None:
-    if meeting is None:
+    if rendezvous is None:
         return None
-    from meshrun.supervisor.join_nodes import begin_meeting
+    from meshrun.supervisor.join_nodes import meet_nodes
 
-    return begin_meeting(plan, replace(meeting, paste=paste))
+    return meet_nodes(plan, replace(rendezvous, paste=paste))
 
 
 def _live(plan: LaunchPlan, console: Console) -> Live:

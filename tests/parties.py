@@ -112,7 +112,7 @@ class Parties:
             party.side = coordinator
 
         party.side = Lobby(
-            self._meeting(nnodes, **changes),
+            self._config(nnodes, **changes),
             info("node0", **settings),
             listener=listener,
             secret=secret,
@@ -133,7 +133,7 @@ class Parties:
         party = Party(self.clock, ahead_ns=ahead_ns)
         self.clock.ahead_ns = ahead_ns
         party.side = Participant(
-            self._meeting(nnodes, **changes),
+            self._config(nnodes, **changes),
             joining,
             secret=secret,
             board=party.board,
@@ -188,7 +188,7 @@ class Parties:
         for each in self._listeners:
             each.close()
 
-    def _meeting(self, nnodes: int, **changes: Any) -> RendezvousConfig:
+    def _config(self, nnodes: int, **changes: Any) -> RendezvousConfig:
         return RendezvousConfig(nnodes=nnodes, host="127.0.0.1", port=self.port, **changes)
 
 

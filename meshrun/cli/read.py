@@ -157,7 +157,7 @@ def build_request(options: Options, program: Program) -> LaunchRequest:
     )
 
 
-def build_meeting_request(options: Options) -> LaunchRequest:
+def build_rendezvous_request(options: Options) -> LaunchRequest:
     """Return no more of the launch that was asked for than where its nodes meet.
 
     Raises:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from meshrun import __version__
 from meshrun.cli.options import Options
 from meshrun.cli.read import (
-    build_meeting_request,
+    build_rendezvous_request,
     build_request,
     check_accepted,
     on_hosts,
@@ -227,7 +227,7 @@ def launch_here(
 def give_up(options: Options, error: MeshrunError) -> None:
     """Tell other nodes that this one was started with what cannot be read, if it is known where."""
     try:
-        request = build_meeting_request(options)
+        request = build_rendezvous_request(options)
     except MeshrunError:
         return
     if (request.nnodes or 1) > 1:

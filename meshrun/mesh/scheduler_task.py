@@ -39,7 +39,7 @@ def join_task() -> None:
     if facts is None or facts.task is None:
         return
     ranks = _ranks(facts, facts.task)
-    for name, value in {**_meeting(facts, facts.task, os.environ), **ranks}.items():
+    for name, value in {**_rendezvous(facts, facts.task, os.environ), **ranks}.items():
         os.environ.setdefault(name, value)
 
 
@@ -74,7 +74,7 @@ def _ranks(facts: ClusterFacts, task: Task) -> dict[str, str]:
     return found
 
 
-def _meeting(facts: ClusterFacts, task: Task, env: Mapping[str, str]) -> dict[str, str]:
+def _rendezvous(facts: ClusterFacts, task: Task, env: Mapping[str, str]) -> dict[str, str]:
     """Return where the ranks meet, and the interface that faces the other nodes."""
     if not env.get("MASTER_PORT") and facts.port is None:
         raise MeshError(f"{facts.system} sets no job id", hint=_SAY_IT)

@@ -17,7 +17,7 @@ from meshrun.layout.spec import INFERRED
 from meshrun.plan.device import TOO_FEW, choose_device, device_name
 from meshrun.plan.numa import bind_cpus
 from meshrun.plan.parse import parse_endpoint
-from meshrun.plan.rendezvous_config import RendezvousConfig, plan_meeting
+from meshrun.plan.rendezvous_config import RendezvousConfig, plan_rendezvous
 from meshrun.plan.request import (
     ConsoleRequest,
     LaunchRequest,
@@ -74,7 +74,7 @@ class LaunchPlan:
     visible_devices: tuple[str, ...] | None
     links: GpuLinks | None = None
     """Links between the GPUs of this machine, where a dry run could find them."""
-    meeting: RendezvousConfig | None = None
+    rendezvous: RendezvousConfig | None = None
     """Where the nodes meet; ``None`` where there is but this one."""
     node_rank: int = 0
     roles: tuple[str, ...] = ()
@@ -88,7 +88,7 @@ class LaunchPlan:
     @property
     def is_elastic(self) -> bool:
         """Whether nodes may come and go once the launch has begun."""
-        return self.meeting is not None and self.meeting.is_elastic
+        return self.rendezvous is not None and self.rendezvous.is_elastic
 
     @property
     def spares(self) -> tuple[tuple[int, int], ...]:
@@ -180,12 +180,12 @@ def build_plan(request: LaunchRequest, facts: HostFacts, *, check_host: bool = T
     request.groups.check_dims((*layout.dim_labels, *layout.derived_dims))
     start_method, reason = _choose_start_method(request)
     address, port = _choose_store(request.rendezvous)
-    meeting = plan_meeting(
+    rendezvous = plan_rendezvous(
         request.rendezvous, nnodes=layout.nnodes, node_timeout_s=request.node_timeout_s
     )
-    if meeting is not None:
+    if rendezvous is not None:
         address, port = LOOPBACK_ADDRESS, 0
-    _check_node_rank(request.rendezvous, layout.nnodes, port or meeting)
+    _check_node_rank(request.rendezvous, layout.nnodes, port or rendezvous)
     return LaunchPlan(
         request=request,
         layout=layout,
@@ -202,8 +202,8 @@ def build_plan(request: LaunchRequest, facts: HostFacts, *, check_host: bool = T
         bound_cpus=_bind(request, workers, facts, check_host),
         visible_devices=facts.visible_devices,
         links=facts.links,
-        meeting=meeting,
-        node_rank=(request.rendezvous.node_rank or 0) if meeting is not None else 0,
+        rendezvous=rendezvous,
+        node_rank=(request.rendezvous.node_rank or 0) if rendezvous is not None else 0,
     )
 
 

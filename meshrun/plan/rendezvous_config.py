@@ -90,12 +90,12 @@ class RendezvousConfig:
         return format_endpoint(self.host or "", self.port or DEFAULT_PORT)
 
 
-def meet_at(meeting: RendezvousConfig, found: Negotiated) -> RendezvousConfig:
+def meet_at(rendezvous: RendezvousConfig, found: Negotiated) -> RendezvousConfig:
     """Return how to meet at the first node, once torch's rendezvous has found it."""
-    are_there = min(meeting.timeout_s, meeting.node_timeout_s)
+    are_there = min(rendezvous.timeout_s, rendezvous.node_timeout_s)
     return replace(
-        meeting,
-        nnodes=meeting.nnodes if meeting.is_elastic else found.nnodes,
+        rendezvous,
+        nnodes=rendezvous.nnodes if rendezvous.is_elastic else found.nnodes,
         host=found.coordinator_address,
         port=found.coordinator_port,
         hosts=(),
@@ -116,7 +116,7 @@ def format_endpoint(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def plan_meeting(
+def plan_rendezvous(
     asked: Rendezvous, *, nnodes: int, node_timeout_s: float
 ) -> RendezvousConfig | None:
     """Return where the nodes of a launch meet; ``None`` where there is but this one.

@@ -55,7 +55,7 @@ class Coordinator:
     Args:
         connections: To the other nodes that have met, by number.
         infos: What each node said of itself, this one first.
-        meeting: How many there may be and must be, and how long to wait if there are too few.
+        config: How many there may be and must be, and how long to wait if there are too few.
         listener: Where nodes that come later connect.
         secret: What only launchers of this launch know.
         run_id: The name of the launch.
@@ -68,18 +68,18 @@ class Coordinator:
         connections: Mapping[int, Connection],
         infos: Sequence[Join],
         *,
-        meeting: RendezvousConfig,
+        config: RendezvousConfig,
         listener: socket.socket,
         secret: bytes,
         run_id: str,
         fit: Fit,
         board: Connections,
     ) -> None:
-        self._meeting, self._run_id = meeting, run_id
+        self._config, self._run_id = config, run_id
         self._nodes = Membership(
             fit=fit,
-            least=meeting.least_nodes or len(infos),
-            most=meeting.nnodes if meeting.is_elastic else len(infos),
+            least=config.least_nodes or len(infos),
+            most=config.nnodes if config.is_elastic else len(infos),
             infos=dict(enumerate(infos)),
         )
         self._counter = itertools.count(len(infos))
@@ -169,7 +169,7 @@ class Coordinator:
         activity = self._board.activity
         activity.elsewhere_ns = latest(*(each.active_ns for each in self._connections.values()))
         idle_s = idle_s_since(latest(activity.here_ns, activity.elsewhere_ns))
-        timeout_s = self._meeting.node_timeout_s
+        timeout_s = self._config.node_timeout_s
         for number, connection in list(self._connections.items()):
             connection.beat(idle_s=idle_s)
             self._board.settle(connection)
@@ -185,7 +185,7 @@ class Coordinator:
 
     def _wait_on(self, deadline: Deadline) -> None:
         if deadline.is_over:
-            is_elastic = self._meeting.is_elastic
+            is_elastic = self._config.is_elastic
             lost = f"{self._loss}; " if self._loss and not is_elastic else ""
             option = "--rdzv-conf join_timeout=TIME" if is_elastic else "--node-timeout TIME"
             self._fail(
@@ -240,7 +240,7 @@ class Coordinator:
         check_settings(self._nodes.infos[OWN], info)
         if (left_out := self._left_out.get(info.host)) is not None:
             raise left_out
-        if not self._meeting.is_elastic:
+        if not self._config.is_elastic:
             self._check_place(info)
         for number, other in list(self._nodes.infos.items()):
             if info.launcher and other.launcher == info.launcher and number != OWN:
@@ -335,7 +335,7 @@ class Coordinator:
         if self._over:
             return
         self._loss = f"node {rank} ({host}) was lost: {why}"
-        if not self._meeting.is_elastic:
+        if not self._config.is_elastic:
             self._end_for(self._loss)
             now_ns = time.monotonic_ns()
             news = NodeLost(node_rank=rank, host=host, why=why, at_ns=now_ns)
@@ -379,7 +379,7 @@ class Coordinator:
             if len(self._nodes.infos) >= self._nodes.most:
                 self._fail(self._error)  # no other node would help
             elif self._deadline is None:
-                self._deadline = self._board.deadline(self._meeting.return_s)
+                self._deadline = self._board.deadline(self._config.return_s)
             return
         self._wish = self._deadline = None
         if list(choice.participants) == list(self._ran):
@@ -412,7 +412,7 @@ class Coordinator:
         nodes.settle(choice)
         self._numbers = choice.participants
         runs = {number: nodes.infos[number].host for number in choice.participants}
-        if self._causes and self._meeting.is_elastic:
+        if self._causes and self._config.is_elastic:
             resize = Resize(
                 generation=generation,
                 left=tuple(host for number, host in self._ran.items() if number not in runs),
@@ -429,7 +429,7 @@ class Coordinator:
         self._told -= runs.keys()
         self._begin_round(generation)
         self._open_store()
-        if before is None and self._connections and not self._meeting.is_elastic:
+        if before is None and self._connections and not self._config.is_elastic:
             self._reach = Reachability(self._address, self._board)
             first = next(iter(self._connections.values()))
             info = nodes.infos[nodes.participants[1]]

@@ -22,18 +22,18 @@ class DuplicateCoordinator:
     recognises its own card. What comes of the tries is said to nobody: most endpoints never answer.
 
     Args:
-        meeting: Where the endpoint is.
+        config: Where the endpoint is.
         info: What this node sends about itself; its ``knock`` is random.
         secret: What only launchers of this launch know.
         board: That of this node, whose selector watches the probe too.
     """
 
     def __init__(
-        self, meeting: RendezvousConfig, info: Join, *, secret: bytes, board: Connections
+        self, config: RendezvousConfig, info: Join, *, secret: bytes, board: Connections
     ) -> None:
         self._board = Connections(board.selector, note=lambda _: None)
         self._participant = Participant(
-            replace(meeting, timeout_s=meeting.timeout_s + _ANSWER_TAKES_S),
+            replace(config, timeout_s=config.timeout_s + _ANSWER_TAKES_S),
             info,
             secret=secret,
             board=self._board,

@@ -31,7 +31,7 @@ class Lobby:
     """Node 0 of a launch until all have joined; then a coordinator takes over.
 
     Args:
-        meeting: How many there are to be, and how long they may take.
+        config: How many there are to be, and how long they may take.
         info: What this node says of itself.
         nnodes: How many it is, where not as many as there may be.
         listener: Where the others connect; once all are there, the ranks' store takes it over.
@@ -45,7 +45,7 @@ class Lobby:
 
     def __init__(
         self,
-        meeting: RendezvousConfig,
+        config: RendezvousConfig,
         info: Join,
         *,
         nnodes: int | None = None,
@@ -58,24 +58,24 @@ class Lobby:
         duplicate: DuplicateCoordinator | None = None,
     ) -> None:
         self._listener = listener
-        self._meeting, self._info, self._secret, self._run_id = meeting, info, secret, run_id
+        self._config, self._info, self._secret, self._run_id = config, info, secret, run_id
         self._board, self._hand_over, self._duplicate, self._fit = board, hand_over, duplicate, fit
-        is_open = meeting.last_call_s is not None
+        is_open = config.last_call_s is not None
         self._expected = ExpectedNodes(
-            nnodes=nnodes or meeting.nnodes,
-            least=meeting.least_nodes if is_open else None,
+            nnodes=nnodes or config.nnodes,
+            least=config.least_nodes if is_open else None,
             own=info,
-            hosts=meeting.hosts,
+            hosts=config.hosts,
         )
         self._connections: dict[int, Connection] = {}
         """To those who have said what they are."""
         self._counter = itertools.count()
-        self._deadline = self._board.deadline(meeting.timeout_s)
+        self._deadline = self._board.deadline(config.timeout_s)
         self._last_call: Deadline | None = None
         """How long others may still come, once those who are there are enough."""
         self._next_beat_ns = time.monotonic_ns()
         self._failure: MeshrunError | None = None
-        self._left_to_tell = meeting.nnodes - 1
+        self._left_to_tell = config.nnodes - 1
         """How many have not heard of the failure."""
         self._has_shown_command = False
         self._unauthenticated = Unauthenticated(
@@ -118,16 +118,16 @@ class Lobby:
         for number, connection in list(self._connections.items()):
             connection.beat()
             self._board.settle(connection)
-            if now_ns - connection.heard_ns > self._meeting.node_timeout_s * 1e9:
+            if now_ns - connection.heard_ns > self._config.node_timeout_s * 1e9:
                 self._drop(number, "it stopped responding")
         if self._failure is None:
             self._wait_on()
 
     def _wait_on(self) -> None:
-        if not self._are_enough or self._meeting.last_call_s is None:
+        if not self._are_enough or self._config.last_call_s is None:
             self._last_call = None
         elif self._last_call is None:
-            self._last_call = self._board.deadline(self._meeting.last_call_s)
+            self._last_call = self._board.deadline(self._config.last_call_s)
         is_last = self._last_call is not None and self._last_call.is_over
         if self._are_enough and (is_last or self._deadline.is_over):
             self._meet()  # who is missing may come later
@@ -135,7 +135,7 @@ class Lobby:
             self._left_to_tell = 0  # all are as late
             self._fail(
                 RendezvousError(
-                    f"after {self._meeting.timeout_s:.0f} s {self._expected.missing()}",
+                    f"after {self._config.timeout_s:.0f} s {self._expected.missing()}",
                     hint=self._doubt(),
                 )
             )
@@ -155,7 +155,7 @@ class Lobby:
         """Return what may be wrong if nodes are missing in the end."""
         if self._duplicate is not None:  # it has not reached itself there, nor anybody else
             return (
-                f"{self._meeting.endpoint} is not an address of {self._info.host}, which is"
+                f"{self._config.endpoint} is not an address of {self._info.host}, which is"
                 " node 0: on every node, pass --rdzv-endpoint HOST:PORT with an address of"
                 " node 0"
             )
@@ -167,26 +167,26 @@ class Lobby:
 
     def _of_other_launches(self) -> list[str]:
         """Return where launchers are that seem to be meant for this launch, and cannot join it."""
-        meeting = self._meeting
-        wait_s = meeting.node_timeout_s if meeting.is_secret else _OTHER_LAUNCH_S
+        config = self._config
+        wait_s = config.node_timeout_s if config.is_secret else _OTHER_LAUNCH_S
         return self._unauthenticated.of_other_launches(wait_s)
 
     @property
     def _are_enough(self) -> bool:
-        least, present = self._meeting.least_nodes, 1 + len(self._expected.joined)
+        least, present = self._config.least_nodes, 1 + len(self._expected.joined)
         return least is not None and present >= least
 
     def _own_id(self) -> str:
-        given = self._meeting.run_id
+        given = self._config.run_id
         return f" than {self._info.host}, with --rdzv-id {one_line(given, 80)}" if given else ""
 
     def _note_missing(self) -> None:
         deadline = self._last_call or self._deadline
         text = f"waiting at {self._endpoint()}: {self._expected.missing()} ({deadline})"
         self._tell_all(text)
-        if self._meeting.paste is not None and not self._has_shown_command:
+        if self._config.paste is not None and not self._has_shown_command:
             self._has_shown_command = True
-            command = self._meeting.paste.replace("ENDPOINT", self._endpoint())
+            command = self._config.paste.replace("ENDPOINT", self._endpoint())
             self._board.note(f"on each other node: {command}")
 
     def _tell_all(self, text: str) -> None:
@@ -199,7 +199,7 @@ class Lobby:
         name = self._listener.getsockname()
         address, port = address_in(name), name[1]
         if address in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
-            address = self._meeting.host or self._info.host
+            address = self._config.host or self._info.host
         return format_endpoint(address, port)
 
     def _come(self, connection: Connection, said: list[Message]) -> None:
@@ -221,7 +221,7 @@ class Lobby:
                 self._left_to_tell -= 1
             elif isinstance(message, Join):
                 self._take_in(number, message)
-            elif isinstance(message, GaveUp) and self._meeting.is_elastic:
+            elif isinstance(message, GaveUp) and self._config.is_elastic:
                 self._refuse(number, message.as_error())  # it waits for an answer
                 self._drop(number, message.reason)
                 self._go_on_without(message)
@@ -238,7 +238,7 @@ class Lobby:
             self._stop_knocking()  # it has reached itself
             return
         self._forget_earlier(info.host)
-        is_late = self._meeting.is_elastic and self._meeting.last_call_s is None
+        is_late = self._config.is_elastic and self._config.last_call_s is None
         if is_late and info.node_rank is None:
             self._drop(number, "the first nodes are about to start")  # it tries again
             return
@@ -254,7 +254,7 @@ class Lobby:
     def _go_on_without(self, word: GaveUp) -> None:
         """In an elastic launch, continue without a node that failed before it joined."""
         self._tell_all(f"{word.host} cannot take part: {word.reason}")
-        self._expected.left_out += self._meeting.last_call_s is None
+        self._expected.left_out += self._config.last_call_s is None
         if self._are_enough and self._expected.is_complete:
             self._meet()
 
@@ -279,7 +279,7 @@ class Lobby:
             Coordinator(
                 connections,
                 infos,
-                meeting=self._meeting,
+                config=self._config,
                 listener=self._listener,
                 secret=self._secret,
                 run_id=self._run_id,

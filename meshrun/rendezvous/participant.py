@@ -67,7 +67,7 @@ class Participant:
 
     def __init__(
         self,
-        meeting: RendezvousConfig,
+        config: RendezvousConfig,
         info: Join,
         *,
         secret: bytes,
@@ -75,7 +75,7 @@ class Participant:
         where: Callable[[str], None],
         addresses: tuple[str, ...] = (),
     ) -> None:
-        self._meeting, self._info, self._secret, self._board = meeting, info, secret, board
+        self._config, self._info, self._secret, self._board = config, info, secret, board
         self._where = where
         self._addresses = list(addresses)
         self._lookup: Lookup | None = None
@@ -88,7 +88,7 @@ class Participant:
         self._refused: Deadline | None = None
         """Since when each try was refused: the machine is there, and nothing listens."""
         self._noted = ""
-        self._deadline = self._board.deadline(meeting.timeout_s)
+        self._deadline = self._board.deadline(config.timeout_s)
         self._next_beat_ns = now_ns = time.monotonic_ns()
         self._give_up_ns: int | None = None
         """When the present try is over."""
@@ -159,7 +159,7 @@ class Participant:
             self._connection.beat(idle_s=self._board.activity.idle_s)
             self._settle()
             silent_s = (now_ns - self._connection.heard_ns) / 1e9
-            if silent_s > self._meeting.node_timeout_s:
+            if silent_s > self._config.node_timeout_s:
                 why = f"{SILENT} for {silent_s:.0f} s"
                 self._connection.part(why)
                 self._drop(why)
@@ -169,7 +169,7 @@ class Participant:
     def _look_for_coordinator(self) -> None:
         if self._lost and not (self._is_idle or self._is_spare):
             return  # its own ranks are to end first
-        place = self._meeting.endpoint
+        place = self._config.endpoint
         if self._misled is not None and self._misled.is_over:
             self._fail(
                 RendezvousError(
@@ -211,7 +211,7 @@ class Participant:
         )
 
     def _own_id(self) -> str:
-        given = self._meeting.run_id
+        given = self._config.run_id
         return f" (here {one_line(given, 80)})" if given else ""
 
     # ---- getting there ---------------------------------------------------------------------
@@ -223,12 +223,12 @@ class Participant:
         if self._addresses:
             self._connect(self._addresses.pop(0))
             return
-        self._lookup = Lookup(self._meeting.host or "")
+        self._lookup = Lookup(self._config.host or "")
         self._board.selector.register(self._lookup, selectors.EVENT_READ, self._looked_up)
 
     @property
     def _port(self) -> int:
-        return port_aside(self._secret) if self._is_aside else self._meeting.port or 0
+        return port_aside(self._secret) if self._is_aside else self._config.port or 0
 
     def _looked_up(self) -> None:
         if self._lookup is None:
@@ -241,7 +241,7 @@ class Participant:
         if self._addresses:
             self._connect(self._addresses.pop(0))
         else:
-            self._try_later(f"the name `{self._meeting.host}` does not resolve: {why}")
+            self._try_later(f"the name `{self._config.host}` does not resolve: {why}")
 
     def _connect(self, address: str) -> None:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -272,7 +272,7 @@ class Participant:
         limit_s = _GREETING_S if self._misled is not None else _FIRST_GREETING_S
         self._give_up_ns = time.monotonic_ns() + int(limit_s * 1e9)
         self._connection = Connection(connection, ParticipantHandshake(self._secret))
-        if self._reach is None and not self._meeting.is_elastic and not self._info.knock:
+        if self._reach is None and not self._config.is_elastic and not self._info.knock:
             self._reach = Reachability(self._connection.own_address, self._board)
             self._info = replace(self._info, reach_port=self._reach.port)
         self._connection.send(self._gave_up or self._info)
@@ -305,7 +305,7 @@ class Participant:
         place = format_endpoint(self._address, self._port)
         if self._own == self._address:
             why += ", and the address belongs to this machine"
-        self._try_later(why if place == self._meeting.endpoint else f"{place}: {why}")
+        self._try_later(why if place == self._config.endpoint else f"{place}: {why}")
 
     def _give_up(self) -> None:
         """The present try takes too long."""
@@ -318,7 +318,7 @@ class Participant:
         elif self._connection is not None and not self._connection.is_open:
             self._drop(
                 "it accepts connections but does not answer like a meshrun launcher",
-                misled_s=self._meeting.node_timeout_s,
+                misled_s=self._config.node_timeout_s,
             )
 
     def _try_later(self, why: str) -> None:
@@ -376,7 +376,7 @@ class Participant:
     def _welcome(self, welcome: Welcome) -> None:
         assert self._connection is not None  # noqa: S101 - it was heard on it
         try:
-            welcome.check(self._info, self._meeting.run_id)
+            welcome.check(self._info, self._config.run_id)
         except MeshrunError as error:
             self._fail(error)
             return
@@ -410,19 +410,19 @@ class Participant:
             self._board.close(connection, why)
         if self._over or self._failed:
             return
-        if self._meeting.is_elastic and (self._met or self._is_spare):
+        if self._config.is_elastic and (self._met or self._is_spare):
             self._return_later(why)
         elif self._met:
             self._lose_coordinator(why)
         else:
             if self._is_known:  # and is gone: it is not waited for as if it were to come
-                known_s = min(self._deadline.timeout_s, self._meeting.node_timeout_s)
+                known_s = min(self._deadline.timeout_s, self._config.node_timeout_s)
                 self._deadline = self._board.deadline(known_s)
             is_foreign = connection is not None and connection.is_foreign
             self._not_connected(why, misled_s=_FOREIGN_S if is_foreign else misled_s)
             if why != self._noted and not self._is_aside:
                 self._noted = why
-                self._board.note(f"node 0 at {self._meeting.endpoint}: {why}; retrying")
+                self._board.note(f"node 0 at {self._config.endpoint}: {why}; retrying")
 
     def _lose_coordinator(self, why: str) -> None:
         now_ns = time.monotonic_ns()
@@ -443,11 +443,11 @@ class Participant:
 
     def _come_back(self) -> None:
         self._board.note(
-            f"reconnecting to node 0 at {self._meeting.endpoint}, up to"
-            f" {self._meeting.return_s:.0f} s"
+            f"reconnecting to node 0 at {self._config.endpoint}, up to"
+            f" {self._config.return_s:.0f} s"
         )
         self._info = replace(self._info, node_rank=None)
-        self._deadline = self._board.deadline(self._meeting.return_s)
+        self._deadline = self._board.deadline(self._config.return_s)
         self._retry_ns = time.monotonic_ns()
 
     def _fail(self, error: MeshrunError) -> None:

@@ -54,7 +54,7 @@ class Peers:
     """The launchers of the other nodes.
 
     Args:
-        meeting: Where to meet them.
+        config: Where to meet them.
         info: What this node says of itself.
         secret: What only launchers of this launch know.
         is_open: Whether that is no more than the command.
@@ -67,7 +67,7 @@ class Peers:
 
     def __init__(
         self,
-        meeting: RendezvousConfig,
+        config: RendezvousConfig,
         info: Join,
         *,
         secret: bytes,
@@ -79,9 +79,9 @@ class Peers:
         is_open: bool = False,
     ) -> None:
         self._is_open = is_open
-        if meeting.backend == "c10d":  # torch's knows no --node-rank either
+        if config.backend == "c10d":  # torch's knows no --node-rank either
             info = replace(info, node_rank=None)
-        self._meeting, self._info, self._secret, self._where = meeting, info, secret, where
+        self._config, self._info, self._secret, self._where = config, info, secret, where
         self._negotiate, self._fit = negotiate, fit
         self._negotiation: TorchNegotiation | None = None
         self._gave_up: GaveUp | None = None
@@ -172,7 +172,7 @@ class Peers:
             case NegotiationFailed(text=text, hint=hint) if self._side is None:
                 self._fail(
                     RendezvousError(
-                        f"{self._meeting.backend} at {self._meeting.endpoint}: {one_line(text)}",
+                        f"{self._config.backend} at {self._config.endpoint}: {one_line(text)}",
                         hint=hint,
                     )
                 )
@@ -187,8 +187,8 @@ class Peers:
         if self._negotiation is None or self._side is not None:
             return
         listener = self._negotiation.take_listener()
-        seen = as_seen_by(found.coordinator_address, self._meeting.host or "")
-        self._meeting = meet_at(self._meeting, replace(found, coordinator_address=seen))
+        seen = as_seen_by(found.coordinator_address, self._config.host or "")
+        self._config = meet_at(self._config, replace(found, coordinator_address=seen))
         self._info = replace(self._info, node_rank=found.node_rank)
         self._secret = hashlib.sha256(self._secret + found.secret.encode()).digest()
         if found.node_rank == 0 and listener is not None:
@@ -196,7 +196,7 @@ class Peers:
             return
         if listener is not None:
             listener.close()
-        self._be_participant((self._meeting.host or "",))
+        self._be_participant((self._config.host or "",))
 
     def close(self) -> None:
         """Have what was said arrive, and let go."""
@@ -210,25 +210,25 @@ class Peers:
     # ---- which side ------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        meeting = self._meeting
-        if meeting.listener is not None:
-            self._be_coordinator(socket.socket(fileno=meeting.listener))
-        elif meeting.host is None and meeting.asks_torch:
+        config = self._config
+        if config.listener is not None:
+            self._be_coordinator(socket.socket(fileno=config.listener))
+        elif config.host is None and config.asks_torch:
             self._ask_torch(None)
-        elif meeting.host is None:
-            self._be_coordinator(listen_outward(meeting))
-        elif meeting.is_first is False and not meeting.asks_torch:
+        elif config.host is None:
+            self._be_coordinator(listen_outward(config))
+        elif config.is_first is False and not config.asks_torch:
             self._be_participant(self._addresses_of_coordinator())
         else:
-            self._side = Finding(meeting, self._board, found=self._found, fail=self._fail)
+            self._side = Finding(config, self._board, found=self._found, fail=self._fail)
 
     def _found(self, addresses: list[str], why: str) -> bool:
         """Choose a side, if it is known where the name leads; it may come to lead here."""
-        meeting = self._meeting
-        addresses = list(dict.fromkeys([*addresses, *filter(is_address, meeting.heads)]))
-        host, own_name = (meeting.host or "").strip("[]"), socket.gethostname()
-        known = addresses or meeting.is_first is not None or is_same_name(host, own_name)
-        if not known and not meeting.asks_torch:
+        config = self._config
+        addresses = list(dict.fromkeys([*addresses, *filter(is_address, config.heads)]))
+        host, own_name = (config.host or "").strip("[]"), socket.gethostname()
+        known = addresses or config.is_first is not None or is_same_name(host, own_name)
+        if not known and not config.asks_torch:
             return False
         self._side = None
         endpoint = look_at(host, addresses, own_addresses=own_addresses(), own_name=own_name)
@@ -239,21 +239,21 @@ class Peers:
         return True
 
     def _choose_side(self, endpoint: Endpoint, why: str) -> None:
-        meeting = self._meeting
-        if meeting.asks_torch:
+        config = self._config
+        if config.asks_torch:
             self._ask_torch(endpoint)
             return
-        if meeting.is_first is None and not endpoint.is_ours:
+        if config.is_first is None and not endpoint.is_ours:
             self._be_participant(endpoint.addresses)
             return
         place = self._place_to_listen(endpoint, why)
         try:
-            listener = listen_on(place, meeting.port or DEFAULT_PORT)
+            listener = listen_on(place, config.port or DEFAULT_PORT)
         except HostError as error:
-            if meeting.is_first is None:
+            if config.is_first is None:
                 self._be_participant(endpoint.own or endpoint.addresses)  # of another launcher here
                 return
-            port = meeting.port or DEFAULT_PORT
+            port = config.port or DEFAULT_PORT
             error.hint = (
                 f"another launch may still be running (`ss -ltnp 'sport = :{port}'` shows it);"
                 " or use another port in --rdzv-endpoint, the same on every node"
@@ -278,19 +278,19 @@ class Peers:
         Raises:
             RendezvousError: If the others cannot find it there.
         """
-        meeting, addresses = self._meeting, endpoint.addresses
+        config, addresses = self._config, endpoint.addresses
         if endpoint.facing:
             return endpoint.facing[0]
         if endpoint.is_ours:  # its own name leads to loopback, as Debian writes it
-            return meeting.local_addr or outward_address() or EVERYWHERE
-        if meeting.heads and all(map(is_address, meeting.heads)):
+            return config.local_addr or outward_address() or EVERYWHERE
+        if config.heads and all(map(is_address, config.heads)):
             raise RendezvousError(
                 f"no address at which other nodes can reach node 0 ({self._info.host}): found"
-                f" only {', '.join(meeting.heads)}",
+                f" only {', '.join(config.heads)}",
                 hint="pass --rdzv-endpoint HOST:PORT with an address of node 0; with mpirun, start"
                 " mpirun on the first host",
             )
-        place = meeting.local_addr or EVERYWHERE
+        place = config.local_addr or EVERYWHERE
         found = f"resolves to {', '.join(addresses)}" if addresses else f"does not resolve: {why}"
         text = f"`{endpoint.host}` {found}, which is not an address of this machine"
         self._board.note(f"{text}; as node 0, it listens on {place} instead")
@@ -298,7 +298,7 @@ class Peers:
 
     def _ask_torch(self, endpoint: Endpoint | None) -> None:
         self._negotiation = TorchNegotiation(
-            self._meeting, endpoint, host=self._info.host, start=self._negotiate
+            self._config, endpoint, host=self._info.host, start=self._negotiate
         )
         if self._gave_up is not None:
             self._negotiation.give_up(self._gave_up)
@@ -307,7 +307,7 @@ class Peers:
 
     def _addresses_of_coordinator(self) -> tuple[str, ...]:
         """Return a scheduler's addresses of them, without those that this machine has too."""
-        heads, own = filter(is_address, self._meeting.heads), own_addresses()
+        heads, own = filter(is_address, self._config.heads), own_addresses()
         return tuple(
             coordinator for coordinator in heads if coordinator.partition("%")[0] not in own
         )
@@ -327,15 +327,15 @@ class Peers:
         if knocks:
             info = replace(info, knock=secrets.token_hex(8))
             duplicate = DuplicateCoordinator(
-                self._meeting, info, secret=self._secret, board=self._board
+                self._config, info, secret=self._secret, board=self._board
             )
         self._side = room = Lobby(
-            self._meeting,
+            self._config,
             info,
-            nnodes=nnodes or self._meeting.present or self._meeting.nnodes,
+            nnodes=nnodes or self._config.present or self._config.nnodes,
             listener=listener,
             secret=self._secret,
-            run_id=self._meeting.run_id or secrets.token_hex(8),
+            run_id=self._config.run_id or secrets.token_hex(8),
             board=self._board,
             hand_over=self._be_coordinator_of,
             duplicate=duplicate,
@@ -351,7 +351,7 @@ class Peers:
 
     def _be_participant(self, addresses: tuple[str, ...]) -> None:
         self._side = participant = Participant(
-            self._meeting,
+            self._config,
             self._info,
             secret=self._secret,
             board=self._board,

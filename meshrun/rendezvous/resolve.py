@@ -19,7 +19,7 @@ class Finding:
     """A node that does not know yet whether it is the coordinator.
 
     Args:
-        meeting: Where the coordinator is.
+        config: Where the coordinator is.
         board: Where the look-up is watched.
         found: Called with the addresses and why there are none; returns whether that is enough.
         fail: Called with the error if nothing was found in time.
@@ -27,22 +27,22 @@ class Finding:
 
     def __init__(
         self,
-        meeting: RendezvousConfig,
+        config: RendezvousConfig,
         board: Connections,
         *,
         found: Callable[[list[str], str], bool],
         fail: Callable[[RendezvousError], None],
     ) -> None:
-        self._meeting, self._board, self._found, self._fail = meeting, board, found, fail
-        self._deadline = self._board.deadline(meeting.timeout_s)
+        self._config, self._board, self._found, self._fail = config, board, found, fail
+        self._deadline = self._board.deadline(config.timeout_s)
         self._why = ""
         self._retry_ns: int | None = None
         self._lookup: Lookup | None = None
         self._look_up()
 
     def _look_up(self) -> None:
-        meeting = self._meeting
-        self._lookup = Lookup((meeting.host or "").strip("[]"))
+        config = self._config
+        self._lookup = Lookup((config.host or "").strip("[]"))
         self._board.selector.register(self._lookup, selectors.EVENT_READ, self._looked_up)
 
     def _looked_up(self) -> None:
@@ -64,11 +64,11 @@ class Finding:
         if self._retry_ns is None or time.monotonic_ns() < self._retry_ns:
             return
         self._retry_ns = None
-        meeting, waited_s = self._meeting, self._deadline.waited_s
+        config, waited_s = self._config, self._deadline.waited_s
         if self._deadline.is_over:
             self._fail(
                 RendezvousError(
-                    f"the name `{meeting.host}` does not resolve after {waited_s:.0f} s:"
+                    f"the name `{config.host}` does not resolve after {waited_s:.0f} s:"
                     f" {self._why}",
                     hint="use an address instead of a name: --rdzv-endpoint ADDRESS:PORT",
                 )
@@ -76,7 +76,7 @@ class Finding:
             return
         if self._deadline.takes_note():
             self._board.note(
-                f"waiting for the name `{meeting.host}` to resolve: {self._why} ({self._deadline})"
+                f"waiting for the name `{config.host}` to resolve: {self._why} ({self._deadline})"
             )
         self._look_up()
 

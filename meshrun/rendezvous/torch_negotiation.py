@@ -22,7 +22,7 @@ class TorchNegotiation:
     """What torch's rendezvous is started with, and again if its process has to be.
 
     Args:
-        meeting: Where the nodes meet.
+        config: Where the nodes meet.
         endpoint: That as it looks from here; ``None`` if nobody said where.
         host: What this machine is called.
         start: Has it started.
@@ -33,7 +33,7 @@ class TorchNegotiation:
 
     def __init__(
         self,
-        meeting: RendezvousConfig,
+        config: RendezvousConfig,
         endpoint: Endpoint | None,
         *,
         host: str,
@@ -41,17 +41,17 @@ class TorchNegotiation:
     ) -> None:
         self._start = start
         self._declining: Declining | None = None
-        address = _own_address(meeting, endpoint)
+        address = _own_address(config, endpoint)
         self._own: socket.socket | None = listen_on(address, 0)
         self._order = Negotiate(
-            backend=meeting.backend,
-            endpoint_host=meeting.host or "",
-            endpoint_port=meeting.port or DEFAULT_PORT,
-            run_id=meeting.run_id or "none",
-            least_nodes=meeting.least_nodes or meeting.nnodes,
-            nnodes=meeting.nnodes,
-            conf=dict(meeting.conf),
-            timeout_s=meeting.timeout_s,
+            backend=config.backend,
+            endpoint_host=config.host or "",
+            endpoint_port=config.port or DEFAULT_PORT,
+            run_id=config.run_id or "none",
+            least_nodes=config.least_nodes or config.nnodes,
+            nnodes=config.nnodes,
+            conf=dict(config.conf),
+            timeout_s=config.timeout_s,
             host=host,
             address=address,
             port=self._own.getsockname()[1],
@@ -83,20 +83,20 @@ class TorchNegotiation:
             self._declining.close()
 
 
-def listen_outward(meeting: RendezvousConfig) -> socket.socket:
+def listen_outward(config: RendezvousConfig) -> socket.socket:
     """Return a socket that others can reach, where nobody said an endpoint."""
-    place = meeting.local_addr or outward_address() or EVERYWHERE
-    if meeting.port is not None:
-        return listen_on(place, meeting.port)
+    place = config.local_addr or outward_address() or EVERYWHERE
+    if config.port is not None:
+        return listen_on(place, config.port)
     try:
         return listen_on(place, DEFAULT_PORT)
     except HostError:
         return listen_on(place, 0)
 
 
-def _own_address(meeting: RendezvousConfig, endpoint: Endpoint | None) -> str:
+def _own_address(config: RendezvousConfig, endpoint: Endpoint | None) -> str:
     towards = None
     if endpoint is not None and endpoint.addresses and not endpoint.is_ours:
         towards = own_address_towards(endpoint.addresses[0])
-    outward = meeting.local_addr or towards or outward_address() or EVERYWHERE
+    outward = config.local_addr or towards or outward_address() or EVERYWHERE
     return (*(endpoint.facing if endpoint is not None else ()), outward)[0]

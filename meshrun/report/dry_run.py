@@ -30,10 +30,10 @@ def print_dry_run(
     out = console or Page()
     small = plan.layout.world_size <= MOST_ROWS
     parts: list[RenderableType] = [Text(line) for line in _head(plan)]
-    if plan.meeting is not None and plan.meeting.least_nodes is not None:
+    if plan.rendezvous is not None and plan.rendezvous.least_nodes is not None:
         from meshrun.report.sizes import sizes_table  # which others need not wait for
 
-        least, most = plan.meeting.least_nodes, plan.meeting.nnodes
+        least, most = plan.rendezvous.least_nodes, plan.rendezvous.nnodes
         parts += [Text("\nsizes"), sizes_table(plan, least=least, most=most)]
     if plan.layout.mesh is not None:
         if small and (grid := _grid(plan.layout)) is not None:

@@ -41,12 +41,12 @@ def describe_listening(plan: LaunchPlan, session: Session, env: Mapping[str, str
         why = f"{variable} is set" if env.get(variable) else _why(where)
         uses = "" if plan.device_type else ", if the program uses it"
         lines.append(f"listening: ranks {chosen}, so that {backend} can connect them ({why}){uses}")
-    if plan.meeting is not None and not plan.meeting.is_elastic:
+    if plan.rendezvous is not None and not plan.rendezvous.is_elastic:
         lines.append(
             "listening: the launcher on a free port for 30 s, so that another node can test the"
             " connection"
         )
-    if plan.meeting is not None and plan.node_rank == 0:
+    if plan.rendezvous is not None and plan.node_rank == 0:
         lines.append("listening: the launcher at the endpoint, for nodes that know the secret")
     lines.append("listening: nothing else; launcher and ranks talk over unnamed socket pairs")
     return lines

@@ -24,16 +24,16 @@ _LATER = "(chosen at launch)"
 
 def environment_of(plan: LaunchPlan, rank: RankPlan) -> dict[str, str]:
     """Return what the rank's environment has beside the launcher's own, secrets masked."""
-    meeting = plan.meeting
+    rendezvous = plan.rendezvous
     port = plan.store_port
-    if meeting is not None and meeting.backend == "static":
-        port = meeting.port or 0
+    if rendezvous is not None and rendezvous.backend == "static":
+        port = rendezvous.port or 0
     session = Session(
         run_id=plan.request.rendezvous.run_id or _LATER,
-        master_addr=plan.store_address if meeting is None else meeting.host or _LATER,
+        master_addr=plan.store_address if rendezvous is None else rendezvous.host or _LATER,
         master_port=port,
         run_folder="",
-        interface="lo" if meeting is None else None,
+        interface="lo" if rendezvous is None else None,
     )
     found = rank_environment(plan, rank, session, os.environ, error_file=_LATER)
     if not port:

@@ -122,7 +122,7 @@ class StartProgress:
             for line in (*self._plan.request.told, *self._plan.request.rendezvous.told):
                 console.note(line)
         # What other nodes have is known once they have met, and may change as they come and go.
-        is_settled = isinstance(event, Met if self._plan.meeting is not None else LaunchBegan)
+        is_settled = isinstance(event, Met if self._plan.rendezvous is not None else LaunchBegan)
         if is_settled and self.is_first_node:
             self._tell_spares(console)
 

@@ -65,7 +65,7 @@ class Controller:
         self._pause = Pause(None if means_more else partial(is_stopped, os.getppid()))
         self._present = 0
         """On how many hosts ranks are to run at first."""
-        self._meeting: Sequence[str] = ()
+        self._rendezvous: Sequence[str] = ()
         """The options that bring nodes together."""
         self._lost: list[Refusal] = []
         self._may_begin_anew = False
@@ -117,7 +117,7 @@ class Controller:
         for number, why in unusable.items():
             self._retry.add(self._sessions[number], why)
         usable = [session for session in self._sessions if not session.is_done]
-        self._meeting, self._first = self._connector.meet(usable), usable[0]
+        self._rendezvous, self._first = self._connector.meet(usable), usable[0]
         self._present = min(len(usable), self._request.nnodes or len(usable))
         for node_rank, session in enumerate(usable):
             has_place = 1 < self._present > node_rank
@@ -130,7 +130,7 @@ class Controller:
     def _start_on(self, session: HostSession, place: Sequence[str], *, is_first: bool) -> None:
         told = "" if is_first else " told"
         session.tell(
-            start=[*self._meeting, *self._workers_on(session), *place, *self._words],
+            start=[*self._rendezvous, *self._workers_on(session), *place, *self._words],
             env={
                 **self._env,
                 **devices_of(session.host),

@@ -241,8 +241,10 @@ def _container(job: Job, head: str) -> dict[str, Any]:
 
 def _command(job: Job, head: str | None) -> list[str]:
     """Return the words of the container, whose ``$(NAME)`` Kubernetes would fill in."""
-    meeting = ("--master-addr", head, "--master-port", str(PORT)) if head and job.nnodes > 1 else ()
-    words = ["meshrun", *meeting, *(word for words in job.words for word in words)]
+    rendezvous = (
+        ("--master-addr", head, "--master-port", str(PORT)) if head and job.nnodes > 1 else ()
+    )
+    words = ["meshrun", *rendezvous, *(word for words in job.words for word in words)]
     return [word.replace("$", "$$") for word in words]
 
 

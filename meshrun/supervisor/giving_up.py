@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from meshrun.errors import MeshrunError, UsageError
 from meshrun.host.descriptors import say
-from meshrun.plan.rendezvous_config import RendezvousConfig, check_backend, plan_meeting
+from meshrun.plan.rendezvous_config import RendezvousConfig, check_backend, plan_rendezvous
 from meshrun.plan.request import LaunchRequest
 
 
@@ -21,35 +21,35 @@ def decline(request: LaunchRequest, error: MeshrunError) -> None:
     except UsageError:  # a slip on this node alone: the others wait at the endpoint
         rendezvous = replace(rendezvous, backend="static")
     try:
-        meeting = plan_meeting(
+        config = plan_rendezvous(
             rendezvous,
             nnodes=request.nnodes or 1,
             node_timeout_s=request.node_timeout_s,
         )
     except UsageError:
         return
-    _tell_others(inherit_listener(meeting), error)
+    _tell_others(inherit_listener(config), error)
 
 
 @contextmanager
-def declining(meeting: RendezvousConfig | None) -> Iterator[None]:
+def declining(config: RendezvousConfig | None) -> Iterator[None]:
     """Tell the other nodes of an error in the block, and let it pass."""
     try:
         yield
     except MeshrunError as error:
-        _tell_others(meeting, error)
+        _tell_others(config, error)
         raise
 
 
-def _tell_others(meeting: RendezvousConfig | None, error: MeshrunError) -> None:
-    is_known = meeting is not None and (meeting.host or meeting.listener is not None)
-    if meeting is not None and is_known:  # else nobody knows yet where to come
+def _tell_others(config: RendezvousConfig | None, error: MeshrunError) -> None:
+    is_known = config is not None and (config.host or config.listener is not None)
+    if config is not None and is_known:  # else nobody knows yet where to come
         from meshrun.supervisor.join_nodes import decline
 
-        decline(meeting, error, lambda text: say(f"meshrun: {text}"))
+        decline(config, error, lambda text: say(f"meshrun: {text}"))
 
 
-def inherit_listener(meeting: RendezvousConfig | None) -> RendezvousConfig | None:
+def inherit_listener(config: RendezvousConfig | None) -> RendezvousConfig | None:
     """Return the meeting with the socket that whoever started this launcher listens on for it."""
     listener = os.environ.pop("MESHRUN_LISTENER", "")
-    return replace(meeting, listener=int(listener)) if meeting and listener else meeting
+    return replace(config, listener=int(listener)) if config and listener else config

@@ -44,14 +44,14 @@ _ROUNDS = 600_000
 _DRAW = "head -c 32 /dev/urandom | base64"
 
 
-def begin_meeting(plan: LaunchPlan, meeting: RendezvousConfig) -> Meet:
+def meet_nodes(plan: LaunchPlan, config: RendezvousConfig) -> Meet:
     """Return what begins to meet the other nodes.
 
     Raises:
         HostError: If the secret's file cannot be read.
     """
-    secret = find_secret(os.environ, meeting)
-    meeting = replace(meeting, is_secret=_has_secret(os.environ, meeting))
+    secret = find_secret(os.environ, config)
+    config = replace(config, is_secret=_has_secret(os.environ, config))
 
     def meet(
         selector: selectors.BaseSelector,
@@ -59,35 +59,35 @@ def begin_meeting(plan: LaunchPlan, meeting: RendezvousConfig) -> Meet:
         where: Callable[[str], None],
         negotiate: Callable[[Negotiate], None],
     ) -> Nodes:
-        for doubt in doubt_secret(os.environ, meeting):
+        for doubt in doubt_secret(os.environ, config):
             note(doubt)
         peers = Peers(
-            meeting,
+            config,
             describe_node(plan, secret),
             secret=secret,
-            is_open=not _read_secret(os.environ, meeting),
+            is_open=not _read_secret(os.environ, config),
             selector=selector,
             note=note,
             where=where,
             negotiate=negotiate,
             fit=partial(fit_nodes, plan.request),
         )
-        return Nodes(peers, note, stay_s=meeting.node_timeout_s)
+        return Nodes(peers, note, stay_s=config.node_timeout_s)
 
     return meet
 
 
-def decline(meeting: RendezvousConfig, error: MeshrunError, note: Callable[[str], None]) -> None:
+def decline(config: RendezvousConfig, error: MeshrunError, note: Callable[[str], None]) -> None:
     """Tell the other nodes that this one cannot take part, as they come; ``note`` shows a line."""
     host = os.uname().nodename
     try:
-        secret = find_secret(os.environ, meeting)
+        secret = find_secret(os.environ, config)
     except HostError:
-        secret = find_secret({}, meeting)  # which the others refuse, and know of it
-    info = Join(host=host, node_rank=meeting.node_rank, nproc=1, settings={})
+        secret = find_secret({}, config)  # which the others refuse, and know of it
+    info = Join(host=host, node_rank=config.node_rank, nproc=1, settings={})
     with selectors.DefaultSelector() as selector:
         peers = Peers(
-            meeting,
+            config,
             info,
             secret=secret,
             selector=selector,
@@ -96,7 +96,7 @@ def decline(meeting: RendezvousConfig, error: MeshrunError, note: Callable[[str]
             negotiate=lambda *_: None,
         )
         peers.give_up(GaveUp(host=host, reason=error.message, exit_code=error.exit_code))
-        farewell = Farewell(peers, error.message, meeting.node_timeout_s, note)
+        farewell = Farewell(peers, error.message, config.node_timeout_s, note)
         while farewell.look():
             times = (peers.next_look_ns, farewell.next_look_ns)
             next_ns = min(at for at in times if at is not None)
@@ -169,7 +169,7 @@ def _mark(key: bytes, text: str) -> str:
     return hmac.new(key, text.encode(errors="surrogateescape"), "sha256").hexdigest()[:32]
 
 
-def find_secret(env: Mapping[str, str], meeting: RendezvousConfig) -> bytes:
+def find_secret(env: Mapping[str, str], config: RendezvousConfig) -> bytes:
     """Return the secret of this launch, if there is one.
 
     Without a secret, the name of the launch keeps launches apart that meet by mistake. One that a
@@ -178,17 +178,17 @@ def find_secret(env: Mapping[str, str], meeting: RendezvousConfig) -> bytes:
     Raises:
         HostError: If ``MESHRUN_SECRET_FILE`` cannot be read, or is empty.
     """
-    text = _read_secret(env, meeting)
-    whole = f"meshrun {meeting.run_id or ''} {text}".encode(errors="surrogateescape")
+    text = _read_secret(env, config)
+    whole = f"meshrun {config.run_id or ''} {text}".encode(errors="surrogateescape")
     if 0 < len(text) < _LONG:
         return hashlib.pbkdf2_hmac("sha256", whole, b"meshrun", _ROUNDS)
     return hashlib.sha256(whole).digest()
 
 
-def _read_secret(env: Mapping[str, str], meeting: RendezvousConfig) -> str:
+def _read_secret(env: Mapping[str, str], config: RendezvousConfig) -> str:
     text, path = env.get("MESHRUN_SECRET", ""), env.get("MESHRUN_SECRET_FILE")
     if text or not path:
-        return text or meeting.secret or ""
+        return text or config.secret or ""
     try:
         with open(path, errors="surrogateescape") as file:
             text = file.read().strip()
@@ -202,10 +202,10 @@ def _read_secret(env: Mapping[str, str], meeting: RendezvousConfig) -> str:
     return text
 
 
-def doubt_secret(env: Mapping[str, str], meeting: RendezvousConfig) -> list[str]:
+def doubt_secret(env: Mapping[str, str], config: RendezvousConfig) -> list[str]:
     """Return warnings about a secret that can be read."""
     doubts = []
-    text, path = _read_secret(env, meeting), env.get("MESHRUN_SECRET_FILE")
+    text, path = _read_secret(env, config), env.get("MESHRUN_SECRET_FILE")
     if 0 < len(text) < _SHORT:
         doubts.append(
             f"the secret has only {len(text)} characters and could be guessed by whoever"
@@ -221,9 +221,9 @@ def doubt_secret(env: Mapping[str, str], meeting: RendezvousConfig) -> list[str]
     return doubts
 
 
-def _has_secret(env: Mapping[str, str], meeting: RendezvousConfig) -> bool:
+def _has_secret(env: Mapping[str, str], config: RendezvousConfig) -> bool:
     given = env.get("MESHRUN_SECRET") or env.get("MESHRUN_SECRET_FILE")
-    return bool(given or meeting.secret)
+    return bool(given or config.secret)
 
 
 def _as_options(variables: Mapping[str, str]) -> dict[str, str]:

@@ -391,9 +391,11 @@ class Loop:
         if self._pause.has_caller:
             self._stop_ranks(until_told=True)
             return
-        meeting = self.plan.meeting
+        rendezvous = self.plan.rendezvous
         lost = (
-            f"; the other nodes wait {meeting.node_timeout_s:g} s for this one" if meeting else ""
+            f"; the other nodes wait {rendezvous.node_timeout_s:g} s for this one"
+            if rendezvous
+            else ""
         )
         self._console.note(f"{why}: suspending the ranks until `fg` or SIGCONT{lost}")
         self._workers.stop()

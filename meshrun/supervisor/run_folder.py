@@ -26,7 +26,7 @@ def make_run_folder(plan: LaunchPlan, run_id: str) -> RunFolder:
     if request.logs.logs_specs is not None:
         nproc = plan.layout.nproc_per_node[plan.node_rank]
         plugin = LogsPlugin(request.logs, request.console.local_ranks, nproc)
-    if plan.meeting is None:
+    if plan.rendezvous is None:
         return RunFolder(request.logs, run_id, plugin=plugin)
     # Nodes may write to one file system, and have no common name yet if none was given.
     name = request.rendezvous.run_id or ""

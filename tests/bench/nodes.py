@@ -102,7 +102,7 @@ def lost(runs: int | None) -> str:
     return render_samples(title, "s", samples)
 
 
-def meeting(runs: int | None) -> str:
+def rendezvous(runs: int | None) -> str:
     """Measure from the commands to the mesh on many nodes with one rank each.
 
     Of 64 there are as many as the memory holds. A launcher whose ranks have no mesh in time counts

@@ -167,7 +167,7 @@ _ALL = (
     *(wall8, wall32, wall64, stalls, memory, cli, cpu, ends),
     *(failing.restart, failing.told, guarding.killed, guarding.report, guarding.stacks),
     *(printing.output, printing.slow, layouts.layout),
-    *(nodes.nodes, nodes.stop, nodes.silence, nodes.lost, nodes.meeting, hosts.hosts),
+    *(nodes.nodes, nodes.stop, nodes.silence, nodes.lost, nodes.rendezvous, hosts.hosts),
 )
 SECTIONS: dict[str, Callable[[int | None], str]] = {section.__name__: section for section in _ALL}
 """In the order in which they are measured."""

@@ -308,9 +308,9 @@ def test_nothing_that_a_peer_says_breaks_a_launch(message: Message, at: int, val
         return
     with connected() as (near, far), selectors.DefaultSelector() as selector:
         board = Connections(selector, note=str)
-        meeting = RendezvousConfig(nnodes=2, host="127.0.0.1", port=1)
+        config = RendezvousConfig(nnodes=2, host="127.0.0.1", port=1)
         participant = Participant(
-            meeting, info("node1"), secret=b"s", board=board, where=str, addresses=("127.0.0.1",)
+            config, info("node1"), secret=b"s", board=board, where=str, addresses=("127.0.0.1",)
         )
         participant._connection = near
         participant._hear(said)

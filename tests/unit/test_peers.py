@@ -30,14 +30,14 @@ from tests.parties import SECRET, info
 class Launcher:
     """One launcher's peers, with what it was told and asked for."""
 
-    def __init__(self, name: str, *, is_open: bool = False, **meeting: Any) -> None:
+    def __init__(self, name: str, *, is_open: bool = False, **config: Any) -> None:
         self.selector = selectors.DefaultSelector()
         self.notes: list[str] = []
         self.news: list[FromNodes] = []
         self.orders: list[Negotiate] = []
         self.peers = Peers(
-            RendezvousConfig(**{"nnodes": 2, **meeting}),
-            info(name, meeting.get("node_rank")),
+            RendezvousConfig(**{"nnodes": 2, **config}),
+            info(name, config.get("node_rank")),
             secret=SECRET,
             is_open=is_open,
             selector=self.selector,
@@ -139,10 +139,10 @@ def test_a_first_node_whose_port_is_taken_is_told(launchers: list[Launcher]) -> 
     assert str(port) in launchers[0].heard(MeetingFailed).error.message
 
 
-def knocking(launchers: list[Launcher], name: str, port: int, **meeting: Any) -> Launcher:
+def knocking(launchers: list[Launcher], name: str, port: int, **config: Any) -> Launcher:
     """Add a node 0 that finds no address of its own in the endpoint, and listens elsewhere."""
-    meeting = {"host": "127.0.0.1", "node_rank": 0, "local_addr": "127.0.0.2", **meeting}
-    launchers.append(launcher := Launcher(name, port=port, **meeting))
+    config = {"host": "127.0.0.1", "node_rank": 0, "local_addr": "127.0.0.2", **config}
+    launchers.append(launcher := Launcher(name, port=port, **config))
     wait_until(lambda: _listens(launcher), lambda: str(launcher.notes))
     return launcher
 
@@ -197,9 +197,9 @@ FOUND = Negotiated(
 )  # fmt: skip
 
 
-def negotiating(launchers: list[Launcher], name: str, port: int, **meeting: Any) -> Launcher:
+def negotiating(launchers: list[Launcher], name: str, port: int, **config: Any) -> Launcher:
     """Add a launcher, up to where it has asked for torch's rendezvous."""
-    launcher = Launcher(name, backend="etcd", host="127.0.0.1", port=port, **meeting)
+    launcher = Launcher(name, backend="etcd", host="127.0.0.1", port=port, **config)
     launchers.append(launcher)
     wait_until(lambda: _asked(launcher), lambda: str(launcher.notes))
     return launcher

@@ -13,7 +13,7 @@ from meshrun.plan.rendezvous_config import (
     DEFAULT_PORT,
     RendezvousConfig,
     format_endpoint,
-    plan_meeting,
+    plan_rendezvous,
 )
 from meshrun.plan.request import LaunchRequest, Program, Rendezvous
 from meshrun.plan.scheduler_defaults import fit_to_cluster
@@ -202,7 +202,7 @@ def test_a_scheduler_with_one_node_says_nothing() -> None:
 
 
 def planned(nnodes: int = 2, **asked: Any) -> RendezvousConfig | None:
-    return plan_meeting(Rendezvous(**asked), nnodes=nnodes, node_timeout_s=30.0)
+    return plan_rendezvous(Rendezvous(**asked), nnodes=nnodes, node_timeout_s=30.0)
 
 
 @pytest.mark.parametrize(
