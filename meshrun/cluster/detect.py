@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 from meshrun.cluster.cluster_facts import ClusterFacts
 from meshrun.cluster.kubernetes import (
@@ -16,6 +17,30 @@ from meshrun.cluster.openmpi import detect_openmpi
 from meshrun.cluster.skypilot import detect_skypilot
 from meshrun.cluster.slurm import detect_shell, detect_step
 from meshrun.errors import UsageError
+
+
+class Surroundings(NamedTuple):
+    """What a detector may look at."""
+
+    env: Mapping[str, str]
+    hostname: str
+    terminal: bool | None
+
+
+Detector = Callable[[Surroundings], ClusterFacts | None]
+
+DETECTORS: tuple[Detector, ...] = (
+    lambda here: detect_openmpi(here.env),
+    lambda here: detect_skypilot(here.env),
+    lambda here: detect_step(here.env, terminal=here.terminal),
+    lambda here: detect_trainer(here.env),
+    lambda here: detect_pytorch_job(here.env, here.hostname),
+    lambda here: detect_leader_worker_set(here.env),
+    lambda here: detect_indexed_job(here.env, here.hostname),
+    lambda here: detect_shell(here.env, terminal=here.terminal),
+)
+"""Innermost first: mpirun starts its daemons by srun, SkyPilot runs on Kubernetes and Slurm,
+Slurm's nodes may be pods, and every TrainJob and JobSet is made of Indexed Jobs."""
 
 
 def detect_cluster(
@@ -35,21 +60,10 @@ def detect_cluster(
     Raises:
         UsageError: If a variable of the innermost system is broken.
     """
-    # Innermost first: mpirun starts its daemons by srun, SkyPilot runs on Kubernetes and Slurm,
-    # Slurm's nodes may be pods, and every TrainJob and JobSet is made of Indexed Jobs.
-    detectors: tuple[Callable[[], ClusterFacts | None], ...] = (
-        lambda: detect_openmpi(env),
-        lambda: detect_skypilot(env),
-        lambda: detect_step(env, terminal=terminal),
-        lambda: detect_trainer(env),
-        lambda: detect_pytorch_job(env, hostname),
-        lambda: detect_leader_worker_set(env),
-        lambda: detect_indexed_job(env, hostname),
-        lambda: detect_shell(env, terminal=terminal),
-    )
     found: ClusterFacts | None = None
-    for detect in detectors:
-        outer = detect() if found is None else _or_none(detect)
+    here = Surroundings(env, hostname, terminal)
+    for detect in DETECTORS:
+        outer = detect(here) if found is None else _or_none(detect, here)
         if found is None:
             found = outer
         elif outer is not None:
@@ -58,9 +72,9 @@ def detect_cluster(
     return found
 
 
-def _or_none(detect: Callable[[], ClusterFacts | None]) -> ClusterFacts | None:
+def _or_none(detect: Detector, here: Surroundings) -> ClusterFacts | None:
     """Return the facts of an outer system; errors of one that is not used do not matter."""
     try:
-        return detect()
+        return detect(here)
     except UsageError:
         return None

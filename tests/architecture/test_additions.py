@@ -1,0 +1,83 @@
+"""What is added in one place is found in all others: a scheduler, an exit code, a message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from meshrun import app
+from meshrun.cluster import detect
+from meshrun.cluster.cluster_facts import ClusterFacts
+from meshrun.errors import MeshrunError
+from meshrun.host.machine import HostFacts
+from meshrun.plan.request import LaunchRequest, Program
+from meshrun.protocol.checked import Line
+from meshrun.rendezvous import messages
+from tests.kit import ROOT
+
+
+def test_a_scheduler_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its nodes are planned for, and the plan says who told of them."""
+
+    def detect_lsf(here: detect.Surroundings) -> ClusterFacts | None:
+        hosts = tuple(here.env.get("LSB_HOSTS", "").split())
+        if not hosts:
+            return None
+        return ClusterFacts(
+            system="LSF", evidence="LSB_HOSTS", nnodes=len(hosts), node_rank=1, head=hosts[:1],
+            hosts=hosts, job_id="7",
+        )  # fmt: skip
+
+    monkeypatch.setattr(detect, "DETECTORS", (detect_lsf, *detect.DETECTORS))
+    monkeypatch.setenv("LSB_HOSTS", "a1 a2 a3")
+    asked = LaunchRequest(program=Program(kind="script", target="train.py"), nproc_per_node=(1,))
+    request, cluster = app.ask_cluster(asked)
+    facts = HostFacts(hostname="a2", usable_cores=1, accelerator=None, accelerator_count=0)
+    plan = app.plan(request, facts=facts, check_host=False, cluster=cluster)
+
+    assert (plan.layout.nnodes, plan.node_rank) == (3, 1)
+    assert plan.rendezvous is not None
+    assert plan.rendezvous.host == "a1"
+    assert {system for _, _, system in plan.request.sources} == {"LSF"}
+
+
+def errors(kind: type[MeshrunError] = MeshrunError) -> Iterator[type[MeshrunError]]:
+    """Every class of errors."""
+    yield kind
+    for each in kind.__subclasses__():
+        yield from errors(each)
+
+
+def missing_codes() -> set[int]:
+    """Return the codes of errors that the reference lacks."""
+    page = (ROOT / "docs" / "reference" / "exit-codes.md").read_text()
+    return {each.exit_code for each in errors() if f"\n| {each.exit_code} |" not in page}
+
+
+def test_an_exit_code_is_one_row() -> None:
+    """Each error's is in the reference, and one that is not there is noticed."""
+    assert missing_codes() == set()
+
+    class QuotaError(MeshrunError):
+        exit_code = 73
+
+    assert missing_codes() == {73}
+    del QuotaError
+
+
+def test_a_message_is_one_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It travels, and what comes of it is checked and made fit to be shown."""
+
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class Drain:
+        why: Line
+
+    monkeypatch.setitem(messages._TYPES, "Drain", Drain)
+    Drain.__module__ = __name__
+    text = messages.encode(Drain(why="maintenance\x1b[2J"))  # type: ignore[arg-type]
+
+    assert messages.decode(text) == Drain(why=r"maintenance\x1b[2J")
+    with pytest.raises(messages.MessageError):
+        messages.decode(text.replace(b"why", b"who"))
