@@ -178,7 +178,7 @@ def launch_here(
     else:
         request, cluster = use_cases.ask_cluster(request, is_child=began.caller is not None)
     if request.rendezvous.step_of is not None:
-        from meshrun.submit.step import launch_on_nodes
+        from meshrun.submit.srun_step import launch_on_nodes
 
         return launch_on_nodes(request, line.words(), job=request.rendezvous.step_of)
     plan = use_cases.plan_or_decline(request, cluster)

@@ -1,4 +1,4 @@
-"""The structure holds: who imports whom, what is public, how long files are."""
+"""The structure holds: who imports whom, what is public, where modules are."""
 
 import subprocess
 import sys
@@ -15,7 +15,6 @@ PUBLIC = [
     "progress", "use_mesh",
 ]  # fmt: skip
 TOP_LEVEL = {"pyproject.toml", "meshrun", "tests", "examples", "docs", "README.md"}
-LONGEST_FILE = 700
 TOOLS = Path(sys.executable).parent
 
 
@@ -47,16 +46,13 @@ def test_the_public_names_are_frozen() -> None:
     assert [name for name in PUBLIC if name not in reference] == []
 
 
-def test_files_can_be_read_in_a_sitting() -> None:
-    """A file that grows beyond this is two files."""
-    files = [*(ROOT / "meshrun").rglob("*.py"), *(ROOT / "examples").glob("*.py")]
-    long = {
-        file.name: count
-        for file in files
-        if (count := len(file.read_text().splitlines())) > LONGEST_FILE
-    }
+def test_the_rooms_are_few() -> None:
+    """At most eight modules in the root, and no name of a module exists twice."""
+    files = [file for file in (ROOT / "meshrun").rglob("*.py") if file.name != "__init__.py"]
+    names = [file.stem for file in files]
 
-    assert long == {}
+    assert len(list((ROOT / "meshrun").glob("*.py"))) <= 8
+    assert sorted(names) == sorted(set(names))
 
 
 def test_the_top_level_is_closed() -> None:
