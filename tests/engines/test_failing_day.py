@@ -195,7 +195,7 @@ class Day:
         sizes = [starts[0][1]]
         for generation in range(1, starts[-1][2] + 1):
             before, resize = sizes[-1], resizes.get(generation)
-            runs, began = f"generation {generation} runs, ", "restart "
+            runs, began = f"generation {generation} is running, ", "restart "
             if resize is not None:
                 sizes.append(before - len(resize["left"]) + len(resize["joined"]))
                 shapes = f"dp {before} -> {sizes[-1]}", f"dp={before} as before"

@@ -401,7 +401,7 @@ def test_all_nodes_start_again_together(make_hosts: MakeHosts) -> None:
 
     assert end_all(launches) == [0, 0], launches[0].text + launches[1].text
     for launch in launches:
-        assert launch.text.partition("generation 1 runs")[2].count("met 4") == 2
+        assert launch.text.partition("generation 1 is running")[2].count("met 4") == 2
         assert "restart 1 of 1, because rank 3 [dp1 tp1] raised ValueError" in launch.text
 
 

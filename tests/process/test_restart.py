@@ -32,7 +32,7 @@ def test_a_failure_starts_all_again(how: str, method: str, fake_torch: Path) -> 
     assert counts[2:] == [3, 0]
     assert "restart 1 of 3, because rank 1 " in ours.stderr
     assert "restart 2 of 3 in 1 s, because rank 1 " in ours.stderr
-    assert "generation 2 runs, " in ours.stderr
+    assert "generation 2 is running, " in ours.stderr
     if method == "fork":
         assert len(fake_torch.read_text().splitlines()) == 1  # one import for all generations
 
@@ -79,7 +79,7 @@ def test_a_traceback_is_told_before_the_restart(fake_torch: object) -> None:
     ours = run_meshrun("--nproc-per-node", "2", "--max-restarts", "1", AGAIN, "1", "raise")
 
     assert ours.returncode == 0
-    assert ours.stderr.count("ValueError: the loss is nan\nmeshrun: generation 1 runs") == 1
+    assert ours.stderr.count("ValueError: the loss is nan\nmeshrun: generation 1 is running") == 1
 
 
 def test_each_generation_has_its_own_files(fake_torch: object, tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_a_process_of_meshruns_own_that_is_lost_is_had_anew_and_named(
     what = "hosts the ranks' store" if victim == "store" else "starts the ranks"
     why = f"the process that {what} was killed by SIGKILL"
     assert f"meshrun: restart 1 of 1, because {why}\n" in running.stderr
-    assert "meshrun: generation 1 runs, " in running.stderr
+    assert "meshrun: generation 1 is running, " in running.stderr
 
 
 def test_a_zygote_that_is_lost_once_too_often_ends_the_launch(
