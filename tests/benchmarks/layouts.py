@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 from statistics import median
 
-from tests.bench.commands import RANK_PROGRAM, Command, meshrun, python
-from tests.bench.processes import read_output
-from tests.bench.table import render_table
+from tests.benchmarks.commands import RANK_PROGRAM, Command, meshrun, python
+from tests.benchmarks.processes import read_output
+from tests.benchmarks.table import render_table
 
 _PROGRAM = str(Path(__file__).with_name("layout_program.py"))
 

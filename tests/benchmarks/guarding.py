@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.bench.commands import SHAPES, Command, meshrun, torchrun
-from tests.bench.processes import (
+from tests.benchmarks.commands import SHAPES, Command, meshrun, torchrun
+from tests.benchmarks.processes import (
     Gate,
     NotMeasured,
     end_everything,
@@ -21,7 +21,7 @@ from tests.bench.processes import (
     idle_ranks,
     tree,
 )
-from tests.bench.table import Samples, render_samples, render_table
+from tests.benchmarks.table import Samples, render_samples, render_table
 
 _PROGRAM = str(Path(__file__).with_name("guard_program.py"))
 _RANKS = 8

@@ -13,9 +13,9 @@ from pathlib import Path
 from statistics import median
 from typing import IO, Any
 
-from tests.bench.nodes import PROGRAM
-from tests.bench.processes import NotMeasured
-from tests.bench.table import Samples, render_samples, render_table
+from tests.benchmarks.nodes import PROGRAM
+from tests.benchmarks.processes import NotMeasured
+from tests.benchmarks.table import Samples, render_samples, render_table
 from tests.engines.hosts import Hosts, why_no_hosts
 from tests.engines.sshd import Sshd, why_no_sshd
 from tests.kit import command

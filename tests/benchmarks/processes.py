@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.bench.commands import Command
+from tests.benchmarks.commands import Command
 
 _PR_SET_CHILD_SUBREAPER = 36
 _HANG_S = 180.0

@@ -15,10 +15,10 @@ from typing import Any
 
 import psutil
 
-from tests.bench.commands import Command, meshrun, torchrun
-from tests.bench.neighbours import room_for_neighbours
-from tests.bench.processes import NotMeasured, pss_bytes
-from tests.bench.table import Samples, render_samples, render_table
+from tests.benchmarks.commands import Command, meshrun, torchrun
+from tests.benchmarks.neighbours import room_for_neighbours
+from tests.benchmarks.processes import NotMeasured, pss_bytes
+from tests.benchmarks.table import Samples, render_samples, render_table
 from tests.engines.hosts import Hosts, why_no_hosts
 
 PROGRAM = str(Path(__file__).with_name("nodes_program.py"))

@@ -6,9 +6,9 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.bench.commands import SHAPES, Command, meshrun, torchrun
-from tests.bench.processes import NotMeasured, time_to_end
-from tests.bench.table import Samples, render_samples
+from tests.benchmarks.commands import SHAPES, Command, meshrun, torchrun
+from tests.benchmarks.processes import NotMeasured, time_to_end
+from tests.benchmarks.table import Samples, render_samples
 
 _PROGRAM = str(Path(__file__).with_name("fail_program.py"))
 _RANKS = 8

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import psutil
 
-from tests.bench.commands import Command, meshrun, torchrun
-from tests.bench.processes import NotMeasured, gate
-from tests.bench.table import Samples, render_samples, render_table
+from tests.benchmarks.commands import Command, meshrun, torchrun
+from tests.benchmarks.processes import NotMeasured, gate
+from tests.benchmarks.table import Samples, render_samples, render_table
 
 _PROGRAM = str(Path(__file__).with_name("print_program.py"))
 _READ_BYTES = 1024 * 1024

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
-from tests.bench import failing, guarding, hosts, layouts, nodes, printing
-from tests.bench.commands import (
+from tests.benchmarks import failing, guarding, hosts, layouts, nodes, printing
+from tests.benchmarks.commands import (
     RANK_PROGRAM,
     Command,
     import_torch,
@@ -21,7 +21,7 @@ from tests.bench.commands import (
     torchrun,
     torchrun_ranks,
 )
-from tests.bench.processes import (
+from tests.benchmarks.processes import (
     cpu_seconds,
     gate,
     idle_ranks,
@@ -30,7 +30,7 @@ from tests.bench.processes import (
     time_to_end,
     tree,
 )
-from tests.bench.table import Samples, render_samples, render_table
+from tests.benchmarks.table import Samples, render_samples, render_table
 
 CPU_WINDOW_S = 30.0
 STALL_S = 4.0

@@ -1,4 +1,4 @@
-"""``python -m tests.bench``: measure meshrun beside torchrun and print Markdown tables."""
+"""``python -m tests.benchmarks``: measure meshrun beside torchrun and print Markdown tables."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.bench.commands import python
-from tests.bench.processes import (
+from tests.benchmarks.commands import python
+from tests.benchmarks.processes import (
     NotMeasured,
     adopt_orphans,
     end_everything,
     read_output,
     stop_on_signals,
 )
-from tests.bench.sections import SECTIONS
+from tests.benchmarks.sections import SECTIONS
 
 
 def main() -> int:
@@ -48,7 +48,7 @@ def _measure(names: list[str], *, runs: int | None, stalls: int) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
     parser.add_argument(
         "--runs",
         type=_positive,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.bench.processes import NotMeasured
+from tests.benchmarks.processes import NotMeasured
 
 _LIMITS = sorted(Path("/proc/sys/net/ipv4/neigh/default").glob("gc_thresh*"), reverse=True)
 

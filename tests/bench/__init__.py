@@ -1,1 +1,0 @@
-"""What meshrun costs, measured beside torchrun: ``python -m tests.bench``. Linux only."""

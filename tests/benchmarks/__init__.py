@@ -1,0 +1,1 @@
+"""What meshrun costs, measured beside torchrun: ``python -m tests.benchmarks``. Linux only."""
