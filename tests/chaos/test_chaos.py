@@ -16,13 +16,19 @@ from tests.chaos.conducting import Controller
 from tests.chaos.drawing import Case, draw
 from tests.chaos.expecting import Expected, expect
 from tests.kit import MARK, Running, marked_processes, wait_until
+from tests.variations import ordinary
 
+ORDINARY = (0, 3, 8, 14, 16, 17, 18, 19, 20, 22, 34)
+"""Each kind of fault, and signals to launcher, zygote, store and rank; the rest of 40 is nightly,
+unless cases are asked for."""
 COUNT = int(os.environ.get("MESHRUN_CHAOS", "40"))
 FIRST = int(os.environ.get("MESHRUN_CHAOS_FROM", "0"))
+NUMBERS = range(FIRST, FIRST + COUNT)
+ASKED = NUMBERS if {"MESHRUN_CHAOS", "MESHRUN_CHAOS_FROM"} & os.environ.keys() else ORDINARY
 _OURS = re.compile(r'File "[^"]*/meshrun/[a-z_/]+\.py"|this is a bug in meshrun|Traceback')
 
 
-@pytest.mark.parametrize("number", range(FIRST, FIRST + COUNT))
+@pytest.mark.parametrize("number", ordinary(NUMBERS, *ASKED))
 def test_whatever_is_hit(number: int, tmp_path: Path) -> None:
     """Exit code, cause and lines are right; the fixture sees to what is left behind."""
     case = draw(number)

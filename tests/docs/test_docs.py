@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.kit import ROOT
+from tests.variations import ordinary
 
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 FENCE = re.compile(r"^([ ]*)```(\w+)([^\n]*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
+NIGHTLY = re.compile(r"^ *```console.* nightly", re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)[^)]*\)")
 
 
@@ -52,8 +54,23 @@ def check(words: str, text: str, folder: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_blocks_do_what_they_say(page: Path, tmp_path: Path) -> None:
     """Files are written, commands run, and their output is the one on the page."""
+    execute([block for block in blocks(page) if "nightly" not in block[1]], tmp_path)
+
+
+@pytest.mark.torch
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if NIGHTLY.search(page.read_text())], ids=lambda page: page.stem
+)
+def test_costly_blocks_do_what_they_say(page: Path, tmp_path: Path) -> None:
+    """Those whose first line ends in ``nightly``, with all before and after them."""
+    execute(blocks(page), tmp_path)
+
+
+def execute(found: list[tuple[str, str, str]], tmp_path: Path) -> None:
+    """Write the files of blocks and run their commands, in order."""
     (tmp_path / "train.py").write_text("")
-    for language, words, text in blocks(page):
+    for language, words, text in found:
         if match := re.search(r"file=(\S+)", words):
             (tmp_path / match.group(1)).write_text(text)
         if language == "console":
@@ -81,7 +98,7 @@ def test_ci_runs_the_command_of_the_readme() -> None:
 @pytest.mark.torch
 @pytest.mark.parametrize(
     ("mesh", "program"),
-    [("dp=2,tp=4", "fsdp_tp.py"), ("replicate=2,shard=4", "hsdp.py")],
+    ordinary([("dp=2,tp=4", "fsdp_tp.py"), ("replicate=2,shard=4", "hsdp.py")], "dp=2,tp=4"),
 )
 def test_examples_learn(mesh: str, program: str) -> None:
     """Each example runs on CPU, and its loss falls to a fifth."""

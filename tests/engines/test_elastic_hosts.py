@@ -61,6 +61,7 @@ def test_a_lost_host_is_gone_on_without_and_comes_back(
     all_gone(sshd)
 
 
+@pytest.mark.nightly
 def test_a_host_that_cannot_be_used_is_tried_again(make_sshd: MakeSshd, tmp_path: Path) -> None:
     """The others begin without it, and it takes part once ssh leads there."""
     sshd = make_sshd(3)
@@ -92,6 +93,7 @@ def test_too_few_hosts(make_sshd: MakeSshd, tmp_path: Path) -> None:
     assert " in 0 on " not in run.text
 
 
+@pytest.mark.nightly
 def test_the_others_begin_anew_without_the_first(make_sshd: MakeSshd, tmp_path: Path) -> None:
     """It holds the stores, so all that run end; nobody is left in the end."""
     sshd = make_sshd(3)

@@ -38,6 +38,7 @@ def test_one_launcher_a_gpu_is_told_the_fix(slurm: Slurm) -> None:
     assert done.stderr.count("hint: srun --ntasks-per-node=1 meshrun") == 1
 
 
+@pytest.mark.nightly
 def test_a_node_with_two_launchers_keeps_no_other_waiting(slurm: Slurm) -> None:
     """Those of the nodes with one know of it too, and end."""
     done = slurm.srun("-N3", "-n4", *command("--mesh", "dp=3", SAYS))

@@ -41,7 +41,8 @@ def says(what: str, host: int) -> str:
     return f"on {on}, the process that {name} was killed by SIGKILL\n"
 
 
-@pytest.mark.parametrize("how", ["static", pytest.param("elastic", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("how", ["static", "elastic"])
 def test_all_nodes_start_again(how: str, make_hosts: MakeHosts, tmp_path: Path) -> None:
     """Whichever node it was on, as long as a restart is left; the nodes stay who they are."""
     hosts, more = make_hosts(2), ("--max-restarts", "4", "--nproc-per-node", "1")

@@ -53,6 +53,7 @@ def test_a_pytorch_job_is_enough(make_hosts: MakeHosts) -> None:
     check_mesh(start_pods(hosts, envs, *MESH, SAYS))
 
 
+@pytest.mark.nightly
 def test_five_variables_of_kubeflow_trainer_are_enough(make_hosts: MakeHosts) -> None:
     """Nothing else is set, and no word on the command line says it."""
     hosts = make_hosts(2)
@@ -65,6 +66,7 @@ def test_five_variables_of_kubeflow_trainer_are_enough(make_hosts: MakeHosts) ->
     check_mesh(start_pods(hosts, envs, *MESH, SAYS))
 
 
+@pytest.mark.nightly
 def test_an_indexed_job_needs_the_number_of_nodes(make_hosts: MakeHosts) -> None:
     """Pods have the job's name and their index; where they meet follows from those."""
     hosts = make_hosts(2, name="train-")
@@ -73,6 +75,7 @@ def test_an_indexed_job_needs_the_number_of_nodes(make_hosts: MakeHosts) -> None
     check_mesh(start_pods(hosts, envs, "--nnodes", "2", *MESH, SAYS))
 
 
+@pytest.mark.nightly
 def test_skypilot_is_enough(make_hosts: MakeHosts) -> None:
     """Addresses, in node order, and the node's number."""
     hosts = make_hosts(2)
@@ -93,6 +96,7 @@ def typed(*words: str | Path) -> str:
     return shlex.join(command(*words))
 
 
+@pytest.mark.nightly
 def test_srun_with_gpus_is_enough(slurm: Slurm) -> None:
     """Accelerators that torch cannot use do no harm where the device is said."""
     done = slurm.srun(
@@ -104,6 +108,7 @@ def test_srun_with_gpus_is_enough(slurm: Slurm) -> None:
     assert len(done.stdout.splitlines()) == 4
 
 
+@pytest.mark.nightly
 def test_a_batch_script_with_srun_is_enough(slurm: Slurm) -> None:
     """Its first node need not be the cluster's."""
     printed = slurm.sbatch(
@@ -147,6 +152,7 @@ def _programs(hosts: Hosts) -> list[int]:
     return found
 
 
+@pytest.mark.nightly
 def test_a_shell_on_one_node_launches_there(slurm: Slurm, tmp_path: Path) -> None:
     """``srun --pty bash``, and meshrun typed into it: an ordinary launch."""
     script = tmp_path / "shell"
@@ -163,6 +169,7 @@ def test_a_shell_on_one_node_launches_there(slurm: Slurm, tmp_path: Path) -> Non
 # ---- Open MPI ------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_cores_that_mpirun_binds_to_are_told(make_hosts: MakeHosts, mpirun: Mpirun) -> None:
     """Two processes get a core each, and all workers of a node would share it."""
     if len(os.sched_getaffinity(0)) < 2:

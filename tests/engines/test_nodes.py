@@ -57,7 +57,8 @@ def test_nodes_meet(make_hosts: MakeHosts, how: list[str], own_name: str) -> Non
     all_gone(hosts)
 
 
-@pytest.mark.parametrize("backend", ["static", pytest.param("c10d", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("backend", ["static", "c10d"])
 def test_names_do_not_matter_where_an_address_is_given(make_hosts: MakeHosts, backend: str) -> None:
     """No host name resolves at all."""
     hosts = make_hosts(2, own_name="nothing")
@@ -84,6 +85,7 @@ def test_nodes_meet_over_ipv6(make_hosts: MakeHosts, backend: str, form: str) ->
     assert end_all(launches) == [0, 0], launches[0].text + launches[1].text
 
 
+@pytest.mark.nightly
 def test_nodes_without_ranks_are_counted_by_their_names(make_hosts: MakeHosts) -> None:
     """node2 comes before node10, whichever came first; the head is node 0."""
     hosts = make_hosts(3)
@@ -99,6 +101,7 @@ def test_nodes_without_ranks_are_counted_by_their_names(make_hosts: MakeHosts) -
     ]
 
 
+@pytest.mark.nightly
 def test_ranks_of_a_role_are_counted_over_nodes(make_hosts: MakeHosts, fake_torch: Path) -> None:
     """As torchrun counts them, where nodes have different roles and numbers of workers."""
     hosts = make_hosts(3)
@@ -157,6 +160,7 @@ def test_a_node_that_never_comes_is_told(
     all_gone(hosts)
 
 
+@pytest.mark.nightly
 def test_a_head_that_never_comes_is_told(make_hosts: MakeHosts, fake_torch: Path) -> None:
     """The other node says where it waits and what came of it."""
     hosts = make_hosts(2)
@@ -228,6 +232,7 @@ def test_another_program_is_told_before_any_rank(
         assert "--allow-different-programs" in launch.text
 
 
+@pytest.mark.nightly
 def test_different_programs_run_where_they_are_meant_to(
     make_hosts: MakeHosts, tmp_path: Path
 ) -> None:
@@ -245,6 +250,7 @@ def test_different_programs_run_where_they_are_meant_to(
     assert end_all(launches) == [0, 0, 0], launches[0].text + launches[2].text
 
 
+@pytest.mark.nightly
 def test_two_nodes_with_one_rank_are_told(make_hosts: MakeHosts, fake_torch: Path) -> None:
     """Both names, and the number."""
     hosts = make_hosts(3)
@@ -259,6 +265,7 @@ def test_two_nodes_with_one_rank_are_told(make_hosts: MakeHosts, fake_torch: Pat
     assert set(told.groups()) == {"node1", "node2"}
 
 
+@pytest.mark.nightly
 def test_two_first_nodes_are_told(make_hosts: MakeHosts, fake_torch: Path) -> None:
     """Only one of them is where the endpoint leads; both name both, and nobody waits."""
     hosts = make_hosts(2)
@@ -302,6 +309,7 @@ def test_one_rank_ends_all_nodes_with_one_report(make_hosts: MakeHosts) -> None:
     all_gone(hosts)
 
 
+@pytest.mark.nightly
 def test_an_exception_elsewhere_is_shown_whole_on_the_first_node(make_hosts: MakeHosts) -> None:
     """Its traceback, and where it ran."""
     hosts = make_hosts(2)
@@ -317,6 +325,7 @@ def test_an_exception_elsewhere_is_shown_whole_on_the_first_node(make_hosts: Mak
     )
 
 
+@pytest.mark.nightly
 def test_a_launcher_that_is_killed_ends_the_others(make_hosts: MakeHosts) -> None:
     """At once: its connection closes. Nothing of it is left on its own host either."""
     hosts = make_hosts(2)
@@ -432,6 +441,7 @@ def test_a_launcher_that_is_started_again_takes_part_again(
     all_gone(hosts)
 
 
+@pytest.mark.nightly
 def test_a_launcher_that_is_not_started_again_is_not_waited_for_long(make_hosts: MakeHosts) -> None:
     """The end names what was lost, and how long it was waited for."""
     hosts = make_hosts(2)
@@ -446,6 +456,7 @@ def test_a_launcher_that_is_not_started_again_is_not_waited_for_long(make_hosts:
     all_gone(hosts)
 
 
+@pytest.mark.nightly
 def test_a_node_too_many_is_told_that_all_are_there(make_hosts: MakeHosts) -> None:
     """Once the launch has begun; it ends at once, and the launch goes on."""
     hosts = make_hosts(3)
@@ -460,6 +471,7 @@ def test_a_node_too_many_is_told_that_all_are_there(make_hosts: MakeHosts) -> No
     assert end_all(launches) == [75, 75]
 
 
+@pytest.mark.nightly
 def test_sigquit_on_the_head_asks_every_node(make_hosts: MakeHosts) -> None:
     """Each shows where its own ranks are, and goes on."""
     hosts = make_hosts(2)
@@ -483,6 +495,7 @@ def test_nodes_that_wait_for_one_that_works_are_not_hung(make_hosts: MakeHosts) 
     assert end_all(launches) == [0, 0], launches[0].text + launches[1].text
 
 
+@pytest.mark.nightly
 def test_nodes_that_all_wait_are_hung(make_hosts: MakeHosts) -> None:
     """One rank sleeps in its program, the others in a collective: each node shows where, once."""
     hosts = make_hosts(2)

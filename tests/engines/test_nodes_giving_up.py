@@ -37,6 +37,7 @@ def test_a_broken_program_on_one_node_ends_all(
     all_gone(hosts)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("host", "backend"), [(0, "static"), (1, "static"), (1, "c10d")])
 def test_a_program_that_is_not_there_on_one_node_ends_all(
     make_hosts: MakeHosts, tmp_path: Path, host: int, backend: str
@@ -121,6 +122,7 @@ def test_a_node_that_cannot_be_planned_ends_all(
     all_gone(hosts)
 
 
+@pytest.mark.nightly
 def test_a_latecomer_is_told_why_there_is_no_launch(
     make_hosts: MakeHosts, fake_torch: Path
 ) -> None:

@@ -22,6 +22,7 @@ def lines(text: str) -> list[str]:
     return sorted(line for line in text.splitlines() if "rank " in line and "sum" in line)
 
 
+@pytest.mark.nightly
 def test_only_the_first_nodes_lines_are_printed(make_hosts: MakeHosts) -> None:
     """With --console first-node; the others still say their own."""
     launches = launch_on(make_hosts(2), *AT, "--console", "first-node", SAYS)
@@ -43,6 +44,7 @@ def test_a_failure_on_a_quiet_node_is_told_whole(make_hosts: MakeHosts) -> None:
     assert "error: rank 3 [dp1 tp1] on node1 raised ValueError" in launches[1].text
 
 
+@pytest.mark.nightly
 def test_a_line_may_begin_with_its_host(make_hosts: MakeHosts) -> None:
     """By the template that torchrun has too."""
     template = "[${host} ${coordinate}] "
@@ -73,6 +75,7 @@ def test_nodes_share_a_log_folder(
             assert len(text.splitlines()) == 1
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("code", [0, 7])
 def test_nodes_share_a_report(make_hosts: MakeHosts, tmp_path: Path, code: int) -> None:
     """The first node writes it, which knows of all ranks."""

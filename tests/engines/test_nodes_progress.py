@@ -34,7 +34,8 @@ def test_the_first_node_knows_how_far_the_others_came(
     assert [launch.text.count("meshrun: restart ") for launch in launches] == [3, 3]
 
 
-@pytest.mark.parametrize("host", [0, pytest.param(1, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("host", [0, 1])
 def test_a_signal_to_one_node_ends_the_wait_of_all(make_hosts: MakeHosts, host: int) -> None:
     """Every launcher waits by itself, and hears of the end."""
     hosts = make_hosts(2)
@@ -50,7 +51,8 @@ def test_a_signal_to_one_node_ends_the_wait_of_all(make_hosts: MakeHosts, host: 
     all_gone(hosts)
 
 
-@pytest.mark.parametrize("host", [1, pytest.param(0, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("host", [1, 0])
 def test_a_stopped_node_is_no_hang(make_hosts: MakeHosts, tmp_path: Path, host: int) -> None:
     """The other's ranks wait for longer than they may hang: --node-timeout says for how long."""
     hosts = make_hosts(2)

@@ -28,6 +28,7 @@ def listens(hosts: Hosts, host: int) -> bool:
     return "10.77.0.1:29500" in hosts.run(host, ["ss", "-ltn"]).stdout
 
 
+@pytest.mark.nightly
 def test_who_knocks_while_nodes_meet_keeps_nobody_out(make_hosts: MakeHosts) -> None:
     """Garbage and silence, some of it for all of the launch."""
     hosts = make_hosts(3)
@@ -67,6 +68,7 @@ def test_a_launcher_without_the_secret_is_not_let_in(make_hosts: MakeHosts, tmp_
     assert "has a different secret" in unauthenticated[0].text
 
 
+@pytest.mark.nightly
 def test_without_a_secret_the_command_is_all_it_takes(make_hosts: MakeHosts) -> None:
     """Whoever starts it first is the node; the one that was meant is told so or finds no head."""
     hosts = make_hosts(3)
@@ -76,6 +78,7 @@ def test_without_a_secret_the_command_is_all_it_takes(make_hosts: MakeHosts) -> 
     assert "rank 3 of 4 on node2" in launches[1].text
 
 
+@pytest.mark.nightly
 def test_a_head_without_the_secret_is_not_obeyed(make_hosts: MakeHosts) -> None:
     """Somebody who listens in its place gets no member."""
     hosts = make_hosts(2)
@@ -88,6 +91,7 @@ def test_a_head_without_the_secret_is_not_obeyed(make_hosts: MakeHosts) -> None:
     assert "rank " not in head.text + member.text
 
 
+@pytest.mark.nightly
 def test_who_writes_to_the_store_ends_nothing(make_hosts: MakeHosts) -> None:
     """It is open to the launch's nodes alone; life and death are not in it."""
     hosts = make_hosts(3)
@@ -115,7 +119,8 @@ def store_port(hosts: Hosts) -> str:
     return port
 
 
-@pytest.mark.parametrize("ipv6", [False, pytest.param(True, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("ipv6", [False, True])
 def test_a_program_reaches_the_store_by_itself(make_hosts: MakeHosts, ipv6: bool) -> None:
     """Through the variables, or its address: on every node, whoever else is kept out."""
     hosts = make_hosts(2, ipv6=ipv6)
@@ -128,6 +133,7 @@ def test_a_program_reaches_the_store_by_itself(make_hosts: MakeHosts, ipv6: bool
         assert launch.text.count("met through env") == launch.text.count("met through tcp") == 2
 
 
+@pytest.mark.nightly
 def test_torchs_store_is_gone_once_nodes_have_met(make_hosts: MakeHosts, tmp_path: Path) -> None:
     """Nobody can write to it any more; the next node of a launch that may grow gets in."""
     hosts = make_hosts(3)

@@ -103,6 +103,7 @@ def test_an_etcd_that_is_not_there_is_told(
     assert launch.text.splitlines()[-1].startswith("error: etcd at "), launch.text
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("backend", "how"),
     [

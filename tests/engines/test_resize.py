@@ -81,6 +81,7 @@ def test_a_node_that_comes_later_takes_part(make_hosts: MakeHosts, tmp_path: Pat
     all_gone(hosts)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("fails", "what", "code"),
     [
@@ -128,6 +129,7 @@ def test_a_host_on_which_every_start_fails_is_gone_on_without(
     all_gone(hosts)
 
 
+@pytest.mark.nightly
 def test_growth_needs_no_process_but_the_launcher(make_hosts: MakeHosts, tmp_path: Path) -> None:
     """Once nodes have met it answers at c10d's endpoint itself; torch's store is gone."""
     hosts = make_hosts(2)
@@ -143,6 +145,7 @@ def test_growth_needs_no_process_but_the_launcher(make_hosts: MakeHosts, tmp_pat
     all_gone(hosts)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("restarts", "codes"), [("0", [137, 137]), ("1", [0, 0, 0])])
 def test_a_zygote_that_is_killed_while_nodes_are_awaited(
     make_hosts: MakeHosts, tmp_path: Path, restarts: str, codes: list[int]
@@ -172,6 +175,7 @@ def listening(hosts: Hosts, port: str) -> set[int]:
     return {int(pid) for pid in re.findall(r"pid=(\d+)", found)}
 
 
+@pytest.mark.nightly
 def test_a_spare_takes_the_place_of_a_lost_node(make_hosts: MakeHosts, tmp_path: Path) -> None:
     """It waits quietly with a warm zygote; the others keep their ranks and their mesh."""
     hosts = make_hosts(3)
@@ -233,6 +237,7 @@ def test_too_few_nodes_for_too_long_are_an_error(make_hosts: MakeHosts, tmp_path
     all_gone(hosts)
 
 
+@pytest.mark.nightly
 def test_the_loss_of_the_first_node_ends_the_launch(make_hosts: MakeHosts, tmp_path: Path) -> None:
     """It holds the door and the store, and all say that it was lost."""
     hosts = make_hosts(3)
@@ -245,6 +250,7 @@ def test_the_loss_of_the_first_node_ends_the_launch(make_hosts: MakeHosts, tmp_p
     all_gone(hosts)
 
 
+@pytest.mark.nightly
 def test_a_node_that_was_cut_off_comes_back(make_hosts: MakeHosts, tmp_path: Path) -> None:
     """The others go on without it; it ends its own ranks, and joins anew once the link is there."""
     hosts = make_hosts(3)
@@ -380,6 +386,7 @@ def test_what_shows_ranks_follows_their_number(make_hosts: MakeHosts, tmp_path: 
     all_gone(hosts)
 
 
+@pytest.mark.nightly
 def test_a_machine_that_is_taken_away_leaves_alone(make_hosts: MakeHosts, tmp_path: Path) -> None:
     """SIGTERM on a node that is not the first ends its ranks; the others go on without it."""
     hosts = make_hosts(2)

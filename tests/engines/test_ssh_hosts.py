@@ -90,6 +90,7 @@ def test_a_hostfile_says_the_workers(make_sshd: MakeSshd, tmp_path: Path) -> Non
     ]
 
 
+@pytest.mark.nightly
 def test_chosen_slots_are_the_devices_that_ranks_see(make_sshd: MakeSshd, tmp_path: Path) -> None:
     """Slots 1 and 3 of a host are its devices 1 and 3."""
     sshd = make_sshd(2)
@@ -103,6 +104,7 @@ def test_chosen_slots_are_the_devices_that_ranks_see(make_sshd: MakeSshd, tmp_pa
     assert sorted(run.text.split()) == ["1,3", "1,3", "all"]
 
 
+@pytest.mark.nightly
 def test_the_first_failure_is_told_once(make_sshd: MakeSshd, tmp_path: Path) -> None:
     """With the rank's exit code, its traceback, and a report in a file of this machine."""
     sshd = make_sshd(3)
@@ -230,7 +232,8 @@ def test_a_shared_connection_goes_with_its_user(make_sshd: MakeSshd) -> None:
     )
 
 
-@pytest.mark.parametrize("both", [False, pytest.param(True, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("both", [False, True])
 def test_a_reader_that_is_stopped_keeps_no_host(make_sshd: MakeSshd, both: bool) -> None:
     """One SIGTERM is enough; what is held back has a limit, and what was dropped is said."""
     sshd = make_sshd(2)
@@ -273,6 +276,7 @@ def test_a_reader_that_goes_ends_all(make_sshd: MakeSshd, tmp_path: Path) -> Non
     all_gone(sshd)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("which", ["ssh -F", "meshrun agent", "meshrun controller"])
 def test_a_killed_way_ends_all(make_sshd: MakeSshd, which: str) -> None:
     """kill -9 of one ssh here, or of the agent there: the host is named, and nobody is left."""
@@ -288,7 +292,8 @@ def test_a_killed_way_ends_all(make_sshd: MakeSshd, which: str) -> None:
     all_gone(sshd)
 
 
-@pytest.mark.parametrize("node", [0, pytest.param(1, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("node", [0, 1])
 def test_a_killed_launcher_ends_all(make_sshd: MakeSshd, tmp_path: Path, node: int) -> None:
     """kill -9 of one launcher: it is named, and no other says that it has lost the first node."""
     sshd = make_sshd(2)
@@ -306,6 +311,7 @@ def test_a_killed_launcher_ends_all(make_sshd: MakeSshd, tmp_path: Path, node: i
     all_gone(sshd)
 
 
+@pytest.mark.nightly
 def test_ranks_stop_with_the_command(make_sshd: MakeSshd, tmp_path: Path) -> None:
     """By Ctrl-Z and by SIGSTOP, on every host, and go on with it; no limit counts that time."""
     sshd = make_sshd(2)
@@ -331,6 +337,7 @@ def test_ranks_stop_with_the_command(make_sshd: MakeSshd, tmp_path: Path) -> Non
     all_gone(sshd)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("victim", ["the command", "an agent", "a launcher"])
 def test_nobody_is_left_of_a_launch_that_is_stopped(
     make_sshd: MakeSshd, tmp_path: Path, victim: str
@@ -354,6 +361,7 @@ def test_nobody_is_left_of_a_launch_that_is_stopped(
     all_gone(sshd)
 
 
+@pytest.mark.nightly
 def test_a_frozen_conductor_ends_all(make_sshd: MakeSshd) -> None:
     """Agents hear nothing of it, and once it goes on again it says that this was why."""
     sshd = make_sshd(2)
@@ -372,6 +380,7 @@ def test_a_frozen_conductor_ends_all(make_sshd: MakeSshd) -> None:
     all_gone(sshd)
 
 
+@pytest.mark.nightly
 def test_a_cut_link_ends_all(make_sshd: MakeSshd) -> None:
     """Neither end hears of the other any more; each ends by itself."""
     sshd = make_sshd(3)

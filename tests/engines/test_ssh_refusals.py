@@ -118,6 +118,7 @@ def test_an_ssh_that_asks_is_not_waited_for(make_sshd: MakeSshd, tmp_path: Path)
     all_gone(sshd)
 
 
+@pytest.mark.nightly
 def test_a_missing_folder_is_named(make_sshd: MakeSshd, tmp_path: Path) -> None:
     """Where this command was typed has to be there on every host."""
     sshd = make_sshd(2)
@@ -131,6 +132,7 @@ def test_a_missing_folder_is_named(make_sshd: MakeSshd, tmp_path: Path) -> None:
     all_gone(sshd)
 
 
+@pytest.mark.nightly
 def test_every_host_that_cannot_be_used_is_named(make_sshd: MakeSshd) -> None:
     """In one go, not one after the other."""
     sshd = make_sshd(2)
@@ -155,6 +157,7 @@ def test_a_program_that_one_host_lacks(make_sshd: MakeSshd, tmp_path: Path) -> N
     all_gone(sshd)
 
 
+@pytest.mark.nightly
 def test_a_program_that_is_nowhere(make_sshd: MakeSshd) -> None:
     """Every launcher says it, if it comes to that, and it is told once."""
     sshd = make_sshd(2)

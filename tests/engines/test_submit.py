@@ -76,6 +76,7 @@ def test_a_preempted_job_goes_on(slurm: Slurm, tmp_path: Path) -> None:
     assert output.read_text().count("saved in run 0") == 2, output.read_text()
 
 
+@pytest.mark.nightly
 def test_slurm_may_repeat_its_sigterm(slurm: Slurm, tmp_path: Path) -> None:
     """As it does at the time limit: ranks keep their grace, however often it comes."""
     patient = tmp_path / "patient.py"
@@ -141,7 +142,8 @@ def test_a_script_of_the_user_needs_no_srun(slurm: Slurm) -> None:
     assert printed.splitlines()[-1] == "code 7", printed
 
 
-@pytest.mark.parametrize("where", [pytest.param("salloc", marks=pytest.mark.nightly), "sbatch"])
+@pytest.mark.nightly
+@pytest.mark.parametrize("where", ["salloc", "sbatch"])
 def test_a_shell_that_is_told_to_end_ends_its_launchers(
     slurm: Slurm, tmp_path: Path, where: str
 ) -> None:
@@ -162,6 +164,7 @@ def test_a_shell_that_is_told_to_end_ends_its_launchers(
     assert said.count("saved in run 0") == 2, said
 
 
+@pytest.mark.nightly
 def test_a_shell_that_is_killed_leaves_nobody(slurm: Slurm, tmp_path: Path) -> None:
     """Neither srun nor launchers nor ranks, which the fixture of every test looks for."""
     words = " ".join(command("--nnodes", "2", "--nproc-per-node", "1", REQUEUED))

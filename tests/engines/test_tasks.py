@@ -35,6 +35,7 @@ def test_srun_is_enough_for_a_mesh(slurm: Slurm) -> None:
     assert sorted(ours.stdout.splitlines()) == MESH_LINES, ours.stderr
 
 
+@pytest.mark.nightly
 def test_a_batch_script_starts_a_mesh_by_srun(slurm: Slurm) -> None:
     """On nodes of which another than the cluster's first is the head."""
     script = f"srun --kill-on-bad-exit {' '.join(TASK)}"
@@ -77,6 +78,7 @@ def test_mpirun_from_a_host_without_ranks(make_hosts: MakeHosts, mpirun: Mpirun)
     ], helped.stderr
 
 
+@pytest.mark.nightly
 def test_mpirun_tells_a_layout(make_hosts: MakeHosts, mpirun: Mpirun) -> None:
     """In blocks of a node; where that is not so, or nodes differ, it is told."""
     hosts = make_hosts(2)
@@ -91,6 +93,7 @@ def test_mpirun_tells_a_layout(make_hosts: MakeHosts, mpirun: Mpirun) -> None:
     assert sorted(listed.stdout.splitlines()) == [f"{rank} of 3 on (2, 1)" for rank in range(3)]
 
 
+@pytest.mark.nightly
 def test_one_host_meets_on_loopback(slurm: Slurm) -> None:
     """No other needs to reach it."""
     env = {"MESHRUN_MESH": "tp=-1", "MESHRUN_DEVICE": "cpu"}
@@ -114,6 +117,7 @@ def test_a_layout_is_known_in_every_task(slurm: Slurm) -> None:
     assert (script, shell.stdout) == ("0 of 1 on (1,)\n",) * 2, shell.stderr
 
 
+@pytest.mark.nightly
 def test_a_shell_on_a_node_is_no_task(slurm: Slurm, tmp_path: Path) -> None:
     """It has the variables of a task of two; those that it starts by srun are tasks."""
     script = tmp_path / "shell"
@@ -128,6 +132,7 @@ def test_a_shell_on_a_node_is_no_task(slurm: Slurm, tmp_path: Path) -> None:
     assert sorted(lines[1:]) == ["0 of 2 on (1, 1)", "1 of 2 on (1, 1)"]
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="Open MPI needs mpirun")
 def test_mpirun_in_an_allocation_counts(slurm: Slurm) -> None:
     """Its daemon on the other node is a task of Slurm's, and its processes are not."""
@@ -139,6 +144,7 @@ def test_mpirun_in_an_allocation_counts(slurm: Slurm) -> None:
     )
 
 
+@pytest.mark.nightly
 def test_a_job_that_a_task_submits_is_no_task(slurm: Slurm, tmp_path: Path) -> None:
     """Its script inherits the task's variables."""
     script, output = tmp_path / "job", tmp_path / "out"
@@ -149,6 +155,7 @@ def test_a_job_that_a_task_submits_is_no_task(slurm: Slurm, tmp_path: Path) -> N
     assert output.read_text() == "0 of 1 on (1,)\n"
 
 
+@pytest.mark.nightly
 def test_tasks_that_go_round_the_nodes_are_told(slurm: Slurm) -> None:
     """On every rank, so that none waits for the others."""
     ours = slurm.srun("--nodes=2", "--ntasks=4", "--distribution=cyclic", *LAYOUT)
@@ -157,6 +164,7 @@ def test_tasks_that_go_round_the_nodes_are_told(slurm: Slurm) -> None:
     assert ours.stdout == ""
 
 
+@pytest.mark.nightly
 def test_what_a_launcher_sets_is_before_what_a_task_has(slurm: Slurm) -> None:
     """A rank that was started inside a task is that launcher's."""
     ours = slurm.srun("--nodes=1", "--ntasks=2", *LAYOUT, env={"RANK": "5", "WORLD_SIZE": "8"})

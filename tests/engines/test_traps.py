@@ -58,6 +58,7 @@ def test_a_cut_that_heals_is_survived(
     assert [launch.text.count("done") for launch in launches] == [2, 2]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("host", [0, 1])
 def test_loss_in_one_direction_is_noticed(make_hosts: MakeHosts, host: int) -> None:
     """On both sides, though one of them still hears the other for a while."""
@@ -76,6 +77,7 @@ def test_loss_in_one_direction_is_noticed(make_hosts: MakeHosts, host: int) -> N
     all_gone(hosts)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("host", [0, 1])
 def test_a_launcher_that_stands_still_for_a_moment_loses_nobody(
     make_hosts: MakeHosts, tmp_path: Path, host: int
@@ -91,6 +93,7 @@ def test_a_launcher_that_stands_still_for_a_moment_loses_nobody(
     assert end_all(launches) == [0, 0], launches[0].text + launches[1].text
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("host", [0, 1])
 def test_a_launcher_that_stands_still_for_long_is_lost(make_hosts: MakeHosts, host: int) -> None:
     """The other node ends; once it goes on, it learns that and ends as well."""
@@ -109,6 +112,7 @@ def test_a_launcher_that_stands_still_for_long_is_lost(make_hosts: MakeHosts, ho
     all_gone(hosts)
 
 
+@pytest.mark.nightly
 def test_a_first_node_with_two_addresses_and_no_default_route(make_hosts: MakeHosts) -> None:
     """Nothing on it says which of them the others see: the other nodes' addresses do."""
     hosts = make_hosts(2, own_name="loopback")
@@ -138,6 +142,7 @@ def test_nodes_may_come_late(make_hosts: MakeHosts, first: int, backend: str) ->
     assert len(said(early.text + late.text)) == 4
 
 
+@pytest.mark.nightly
 def test_a_node_that_comes_after_all_are_there_is_told(make_hosts: MakeHosts) -> None:
     """torch's rendezvous would have it wait for a place; the others run on."""
     hosts = make_hosts(3)
@@ -154,6 +159,7 @@ def test_a_node_that_comes_after_all_are_there_is_told(make_hosts: MakeHosts) ->
     all_gone(hosts)
 
 
+@pytest.mark.nightly
 def test_a_node_that_dies_while_others_are_awaited_may_come_again(make_hosts: MakeHosts) -> None:
     """The head lets it go, and takes in what is started in its place."""
     hosts = make_hosts(3)
@@ -168,6 +174,7 @@ def test_a_node_that_dies_while_others_are_awaited_may_come_again(make_hosts: Ma
     assert said(head.text) == ["rank 0 of 3 on node0: dp 0, sum 3"]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("backend", ["static", "c10d"])
 def test_a_name_may_come_late(make_hosts: MakeHosts, backend: str) -> None:
     """As those of pods do, which are looked up again and again; on the head too."""
@@ -206,6 +213,7 @@ def test_one_node_too_many_is_told(make_hosts: MakeHosts, backend: str) -> None:
 # ---- the wrong place -----------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("backend", ["static", "c10d"])
 def test_another_port_is_told(make_hosts: MakeHosts, backend: str) -> None:
     """Nobody listens there: both say where they wait."""
@@ -222,6 +230,7 @@ def test_another_port_is_told(make_hosts: MakeHosts, backend: str) -> None:
     assert "Connection refused" in launches[1].text
 
 
+@pytest.mark.nightly
 def test_an_endpoint_on_another_node_than_the_first_is_told(
     make_hosts: MakeHosts, fake_torch: Path
 ) -> None:
@@ -253,6 +262,7 @@ def test_a_closed_firewall_is_told(make_hosts: MakeHosts, backend: str) -> None:
     assert "no answer" in launches[1].text or "timed out" in launches[1].text, launches[1].text
 
 
+@pytest.mark.nightly
 def test_closed_ports_between_nodes_are_told(make_hosts: MakeHosts) -> None:
     """All but the meeting's: ranks would wait for each other in silence."""
     hosts = make_hosts(2)
@@ -270,6 +280,7 @@ def test_closed_ports_between_nodes_are_told(make_hosts: MakeHosts) -> None:
     all_gone(hosts)
 
 
+@pytest.mark.nightly
 def test_nothing_is_told_of_ports_that_are_open(make_hosts: MakeHosts, tmp_path: Path) -> None:
     """Each node has tried those of the next one by the time that ranks run."""
     hosts = make_hosts(3)
@@ -296,6 +307,7 @@ def test_a_link_that_loses_packets_is_survived(make_hosts: MakeHosts) -> None:
 # ---- clocks --------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("backend", "ahead_h"), [("static", 1), ("c10d", 1), ("c10d", -1)])
 def test_an_hour_between_clocks_does_not_matter(
     make_hosts: MakeHosts, backend: str, ahead_h: int

@@ -1,4 +1,6 @@
-"""A DataLoader with workers of every start method, beside the mesh."""
+"""A DataLoader with workers of the start methods that are named, beside the mesh."""
+
+import sys
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -20,7 +22,7 @@ class Numbers(Dataset):
 
 def main():
     current_mesh()
-    for method in ("fork", "spawn", "forkserver"):
+    for method in sys.argv[1:]:
         loader = DataLoader(Numbers(), batch_size=2, num_workers=2, multiprocessing_context=method)
         print(method, int(sum(batch.sum() for batch in loader)), flush=True)
 

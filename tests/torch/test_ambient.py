@@ -42,6 +42,7 @@ def test_a_block_has_its_own_current_mesh() -> None:
     )
 
 
+@pytest.mark.nightly
 def test_one_timeout_reaches_every_group() -> None:
     """torch's own dims would not inherit that of the world."""
     assert timeouts("--timeout", "77s")[0] == {"world": 77, "dp": 77, "tp": 77}
@@ -94,6 +95,7 @@ def test_a_lazy_mesh_leaves_the_group_to_the_program() -> None:
     assert ours.returncode == 0, ours.stderr
 
 
+@pytest.mark.nightly
 def test_a_fallback_is_a_mesh_without_any_launcher() -> None:
     """A notebook has a world of one rank."""
     alone = python("import meshrun; print(meshrun.current_mesh(fallback='dp=-1,tp=1').shape)")
@@ -113,6 +115,7 @@ def test_init_mesh_needs_no_launcher() -> None:
     assert (alone.returncode, alone.stdout) == (0, "1\n"), alone.stderr
 
 
+@pytest.mark.nightly
 def test_init_mesh_under_torchrun() -> None:
     """The same program runs under the other launcher."""
     program = (

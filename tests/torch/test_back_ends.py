@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.kit import PROGRAMS, run_meshrun
+from tests.variations import ordinary
 
 pytestmark = pytest.mark.torch
 TWO = ("--mesh", "dp=2", "--device", "cpu")
@@ -15,9 +16,11 @@ THIRD = PROGRAMS / "third_party.py"
     ("words", "missing"),
     [
         (["--backend", "foo"], "foo"),
-        (["--backend", "dp=cpu:gloo,cuda:foo"], "foo"),
-        (["--backend", "cpu:mpi"], "mpi"),
-        (["--backend", "third", "--start-method", "exec"], "third"),
+        pytest.param(["--backend", "dp=cpu:gloo,cuda:foo"], "foo", marks=pytest.mark.nightly),
+        pytest.param(["--backend", "cpu:mpi"], "mpi", marks=pytest.mark.nightly),
+        pytest.param(
+            ["--backend", "third", "--start-method", "exec"], "third", marks=pytest.mark.nightly
+        ),
     ],
     ids=["no name of torch's", "of another device", "not built in", "exec"],
 )
@@ -38,7 +41,10 @@ def test_a_back_end_that_torch_lacks_is_told_once(words: list[str], missing: str
     assert "Traceback" not in ours.stderr
 
 
-@pytest.mark.parametrize("how", [["--mesh-init", "lazy"], ["--preload", "third_party"]])
+@pytest.mark.parametrize(
+    "how",
+    ordinary([["--mesh-init", "lazy"], ["--preload", "third_party"]], ["--mesh-init", "lazy"]),
+)
 def test_a_back_end_of_a_package_is_taken(how: list[str]) -> None:
     """Whether the program registers it before its mesh is built, or a module that ranks share."""
     ours = run_meshrun(*TWO, "--backend", "third", *how, THIRD, env={"PYTHONPATH": str(PROGRAMS)})
@@ -47,6 +53,7 @@ def test_a_back_end_of_a_package_is_taken(how: list[str]) -> None:
     assert ours.stdout.count("met through third") == 2
 
 
+@pytest.mark.nightly
 def test_a_back_end_that_is_lacking_where_the_mesh_is_built_late() -> None:
     """There it is the program's call that fails."""
     ours = run_meshrun(

@@ -36,6 +36,7 @@ def test_a_breakpoint_in_one_of_four_ranks(method: str) -> None:
     assert terminal.modes_left == terminal.modes
 
 
+@pytest.mark.nightly
 @pytest.mark.torch
 def test_q_ends_the_launch_and_says_so() -> None:
     """Who quits pdb is told in one line which rank that was, and no trace of bdb."""

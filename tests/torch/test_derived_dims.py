@@ -48,6 +48,7 @@ def test_derived_dims_have_the_groups_of_the_layout() -> None:
     ]
 
 
+@pytest.mark.nightly
 def test_a_back_end_makes_groups_of_its_own() -> None:
     """A dim that is asked to be otherwise shares no group, and the plan counts it."""
     more = ("--backend", "ep=gloo", "--backend", "dp_cp=gloo")

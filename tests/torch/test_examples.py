@@ -8,6 +8,7 @@ import pytest
 
 from meshrun import Layout
 from tests.kit import ROOT, lines_of, run_meshrun
+from tests.variations import ordinary
 
 pytestmark = pytest.mark.torch
 EXAMPLES = ROOT / "examples"
@@ -37,15 +38,18 @@ def by_rank(mesh: str, printed: str) -> list[list[str]]:
 
 @pytest.mark.parametrize(
     ("mesh", "columns", "rows"),
-    [
-        ("2x3", [[0, 3], [1, 4], [2, 5]], [[0, 1, 2], [3, 4, 5]]),
-        ("3x2", [[0, 2, 4], [1, 3, 5]], [[0, 1], [2, 3], [4, 5]]),
-        (
-            "replicate=2,shard=4",
-            [[0, 4], [1, 5], [2, 6], [3, 7]],
-            [[0, 1, 2, 3], [4, 5, 6, 7]],
-        ),
-    ],
+    ordinary(
+        [
+            ("2x3", [[0, 3], [1, 4], [2, 5]], [[0, 1, 2], [3, 4, 5]]),
+            ("3x2", [[0, 2, 4], [1, 3, 5]], [[0, 1], [2, 3], [4, 5]]),
+            (
+                "replicate=2,shard=4",
+                [[0, 4], [1, 5], [2, 6], [3, 7]],
+                [[0, 1, 2, 3], [4, 5, 6, 7]],
+            ),
+        ],
+        "2x3",
+    ),
 )
 def test_each_rank_finds_its_groups(
     mesh: str, columns: list[list[int]], rows: list[list[int]]
@@ -79,6 +83,7 @@ def test_a_mesh_that_does_not_fit_starts_nothing(workers: int, fits: str, tmp_pa
     assert list(tmp_path.iterdir()) == [program]
 
 
+@pytest.mark.nightly
 def test_slices_of_three_dims() -> None:
     """Two dims of three are a mesh of their own, and a weight is cut by `tp`, then by `shard`."""
     mesh = "replicate=2,shard=2,tp=2"
@@ -111,6 +116,7 @@ def test_hsdp_shards_are_alike_on_both_replicas() -> None:
         ]
 
 
+@pytest.mark.nightly
 def test_fsdp_averages_along_its_own_dim_alone() -> None:
     """Gradients differ from row to row of the mesh until the program averages them over `dp`."""
     mesh = "dp=2,fsdp=4"
@@ -123,6 +129,7 @@ def test_fsdp_averages_along_its_own_dim_alone() -> None:
         ]
 
 
+@pytest.mark.nightly
 def test_fsdp_and_tp_cut_a_weight_in_order() -> None:
     """`tp` gives each rank 36 weights; `fsdp` halves them by rows, and the whole is in order."""
     mesh = "fsdp=2,tp=4"

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit import PROGRAMS, run_meshrun
+from tests.variations import ordinary
 
 pytestmark = pytest.mark.torch
 REPEATS = int(os.environ.get("MESHRUN_REPEATS", "1"))
@@ -42,6 +43,9 @@ class Case:
     at: str = ""
     """A text of the program's line that is named as the place."""
     stack: bool = False
+
+    def __str__(self) -> str:
+        return self.way
 
 
 NAN = "raised ValueError: the loss is nan, exit code 1"
@@ -77,6 +81,7 @@ CASES = [
     Case("segfault", 139, "was killed by SIGSEGV (a crash in native code)", "string_at(0)", True),
     Case("abort", 134, "was killed by SIGABRT (*)", "(None).abort()", True),
 ]
+ORDINARY = ("inside", "worker-killed", "exit", "leave", "SIGKILL", "segfault")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -89,7 +94,7 @@ def load() -> Iterator[None]:
         process.wait()
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.way)
+@pytest.mark.parametrize("case", ordinary(CASES, *ORDINARY), ids=lambda case: case.way)
 @pytest.mark.parametrize("repeat", range(REPEATS))
 def test_the_first_rank_to_fail_is_named(repeat: int, case: Case, tmp_path: Path) -> None:
     """With its cause, its exit code and its place, and the others folded; in JSON too."""
@@ -202,12 +207,12 @@ def launch(
 @pytest.mark.parametrize(
     ("how", "leaving"),
     [
-        ("fork", "_exit"),
         ("popen", "C's exit"),
         *(
             pytest.param(how, leaving, marks=pytest.mark.nightly)
             for how, leaving in (
-                ("twice", "exit"), ("popen", "exit"), ("popen", "_exit"), ("loader", "exit"),
+                ("fork", "_exit"), ("twice", "exit"), ("popen", "exit"), ("popen", "_exit"),
+                ("loader", "exit"),
                 ("fork", "destroy"), ("fork", "C's exit"), ("popen", "full exit"),
             )
         ),

@@ -7,21 +7,27 @@ from pathlib import Path
 import pytest
 
 from tests.kit import PROGRAMS, run_meshrun
+from tests.variations import ordinary
 
 
 @pytest.mark.torch
 @pytest.mark.parametrize(
     ("how", "options"),
-    [
-        ("return", ()),
-        ("return", ("--start-method", "exec")),
-        ("return", ("--mesh", "dp=4")),
-        ("raise", ()),
-        ("keep", ()),
-        ("subgroups", ()),
+    ordinary(
+        [
+            ("return", ()),
+            ("return", ("--start-method", "exec")),
+            ("return", ("--mesh", "dp=4")),
+            ("raise", ()),
+            ("keep", ()),
+            ("subgroups", ()),
+            ("at once", ("--mesh", "2x2", "--names", "a,b")),
+            ("at once", ()),
+        ],
+        "raise",
+        "subgroups",
         ("at once", ("--mesh", "2x2", "--names", "a,b")),
-        ("at once", ()),
-    ],
+    ),
 )
 def test_groups_may_die_in_any_way(how: str, options: tuple[str, ...]) -> None:
     """A model that holds its group as the last one, a hundred groups, groups not used at all."""

@@ -12,6 +12,7 @@ import pytest
 
 from meshrun import Layout
 from tests.kit import PROGRAMS, run_meshrun
+from tests.variations import ordinary
 
 pytestmark = pytest.mark.torch
 FLATTEN, VIEWS = "all=dp+tp", "moe:first=1,ep=4"
@@ -49,11 +50,12 @@ def python(*words: str | os.PathLike[str], **env: str) -> list[dict[str, Any]]:
     return sorted(map(json.loads, result.stdout.splitlines()), key=lambda found: found["rank"])
 
 
-def test_a_rank_and_all_it_starts_are_told_the_same() -> None:
-    """Loader workers under fork, spawn and forkserver, and a child that imports no torch."""
+@pytest.mark.parametrize("methods", ordinary(["fork", "fork spawn forkserver"], "fork"))
+def test_a_rank_and_all_it_starts_are_told_the_same(methods: str) -> None:
+    """Loader workers of each start method, and a child that imports no torch."""
     ours = run_meshrun(
-        "--mesh", "dp=2,tp=2", "--device", "cpu", "--no-prefix", PROGRAMS / "told_below.py",
-        env=DERIVED,
+        "--mesh", "dp=2,tp=2", "--device", "cpu", "--no-prefix",
+        PROGRAMS / "told_below.py", *methods.split(), env=DERIVED,
     )  # fmt: skip
     layout = Layout.parse("dp=2,tp=2", flatten=[FLATTEN], views=[VIEWS])
 
@@ -66,7 +68,7 @@ def test_a_rank_and_all_it_starts_are_told_the_same() -> None:
         right = expected(layout, rank, (layout.coordinate(rank).dp, 2))
         assert told["here"] == [right]
         assert told["child"] == [{**right, "torch": False}]
-        for method in ("fork", "spawn", "forkserver"):
+        for method in methods.split():
             assert told[method] == [right, right], method
     for tp in range(2):
         read = [sample for rank in layout.ranks(tp=tp) for sample in found[rank]["samples"]]

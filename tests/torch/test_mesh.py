@@ -4,13 +4,16 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from tests.kit import PROGRAMS, run_meshrun
+from tests.variations import ordinary
 
 pytestmark = pytest.mark.torch
 MESH = ("--mesh", "2x4", "--names", "dp,tp")
+NAMED, NONE = ["--mesh", "dp=2,tp=2"], ["--nproc-per-node", "4"]
 
 
 def asked(text: str) -> list[dict[str, object]]:
@@ -94,43 +97,55 @@ def test_without_a_mesh_the_error_names_the_ways_out() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("code", "message", "hint"),
-    [
-        ('current_mesh("pp")', "the mesh has no dim `pp`", "it has `dp`, `tp`"),
-        (
-            'current_mesh("tp", "dp")',
-            "dims `tp`, `dp` are not in the mesh's order",
-            'current_mesh("dp", "tp")',
-        ),
-        (
-            "import torch.distributed as d; d.destroy_process_group(); current_mesh()",
-            "the process group of this mesh was destroyed",
-            "call current_mesh() before destroy_process_group()",
-        ),
-        (
-            "import os; os.fork() or current_mesh(); os.wait()",
-            "this process is a child of rank 0 and has no process groups",
-            "use the mesh in the rank itself and pass plain numbers to its children, or call"
-            " current_layout() here",
-        ),
-    ],
+WRONG_USES = (
+    ('current_mesh("pp")', "the mesh has no dim `pp`", "it has `dp`, `tp`"),
+    (
+        'current_mesh("tp", "dp")',
+        "dims `tp`, `dp` are not in the mesh's order",
+        'current_mesh("dp", "tp")',
+    ),
+    (
+        "os.fork() or current_mesh(); os.wait()",
+        "this process is a child of rank 0 and has no process groups",
+        "use the mesh in the rank itself and pass plain numbers to its children, or call"
+        " current_layout() here",
+    ),
+    (
+        "dist.destroy_process_group(); current_mesh()",
+        "the process group of this mesh was destroyed",
+        "call current_mesh() before destroy_process_group()",
+    ),
 )
-def test_wrong_uses_have_clear_errors(code: str, message: str, hint: str, tmp_path: object) -> None:
+
+
+def test_wrong_uses_have_clear_errors(tmp_path: Path) -> None:
     """Each error names what was asked and what to do instead."""
-    program = f"{tmp_path}/program.py"
-    with open(program, "w") as file:
-        file.write(f"from meshrun import current_mesh\nimport sys\ntry:\n    {code}\n")
-        file.write(
-            "except Exception as e:\n    print(type(e).__name__, e)\n    sys.stdout.flush()\n"
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os\nimport torch.distributed as dist\nfrom meshrun import current_mesh\n"
+        + "".join(
+            f"pid = os.getpid()\ntry:\n    {code}\n"
+            "except Exception as error:\n"
+            "    print(type(error).__name__, error, flush=True)\n"
+            "    os.getpid() == pid or os._exit(0)\n"
+            for code, _, _ in WRONG_USES
         )
+    )
     ours = run_meshrun("--mesh", "dp=1,tp=1", "--no-prefix", program)
 
-    assert f"MeshError {message}\nhint: {hint}\n" in ours.stdout, ours.stderr
+    assert (ours.stdout, ours.returncode) == (
+        "".join(f"MeshError {message}\nhint: {hint}\n" for _, message, hint in WRONG_USES),
+        0,
+    ), ours.stderr
 
 
-@pytest.mark.parametrize("words", [[], ["guarded"], ["again"]])
-@pytest.mark.parametrize("mesh", [["--mesh", "dp=2,tp=2"], ["--nproc-per-node", "4"]])
+@pytest.mark.parametrize(
+    ("words", "mesh"),
+    ordinary(
+        [(words, mesh) for words in ([], ["guarded"], ["again"]) for mesh in (NAMED, NONE)],
+        (["again"], NAMED), (["guarded"], NONE),
+    ),
+)  # fmt: skip
 def test_programs_that_make_the_group_themselves_run(words: list[str], mesh: list[str]) -> None:
     """Guarded or not, once or again after destroying it, with a mesh and without."""
     ours = run_meshrun(*mesh, "--no-prefix", PROGRAMS / "own_init.py", *words)
@@ -162,17 +177,21 @@ def test_a_back_end_that_is_not_there_is_refused(tmp_path: object) -> None:
     )
 
 
-def test_loader_workers_of_every_start_method_work() -> None:
-    """fork, spawn and forkserver workers run beside the mesh and are not given it."""
-    ours = run_meshrun("--mesh", "dp=2", PROGRAMS / "loader.py")
+@pytest.mark.parametrize(
+    "methods",
+    ordinary(["fork spawn forkserver", "spawn"], "spawn"),
+)
+def test_loader_workers_of_every_start_method_work(methods: str) -> None:
+    """They run beside the mesh and are not given it."""
+    ours = run_meshrun("--mesh", "dp=2", PROGRAMS / "loader.py", *methods.split())
 
     assert ours.returncode == 0, ours.stderr
     assert sorted(ours.stdout.splitlines()) == sorted(
-        f"[dp{rank}] {method} 28" for rank in range(2) for method in ("fork", "spawn", "forkserver")
+        f"[dp{rank}] {method} 28" for rank in range(2) for method in methods.split()
     )
 
 
-@pytest.mark.parametrize("mesh", [["--mesh", "dp=2"], ["--mesh", "2"]])
+@pytest.mark.parametrize("mesh", ordinary([["--mesh", "dp=2"], ["--mesh", "2"]], ["--mesh", "2"]))
 def test_unnamed_dims_are_torchs(mesh: list[str]) -> None:
     """A mesh without names is one of torch's without names; the prefix is the coordinate."""
     program = PROGRAMS / "dns.py"
@@ -182,20 +201,11 @@ def test_unnamed_dims_are_torchs(mesh: list[str]) -> None:
     assert sorted(ours.stdout.splitlines()) == [f"[{label}{rank}] (2,)" for rank in range(2)]
 
 
-@pytest.mark.parametrize(
-    "form",
-    [
-        [],
-        pytest.param(["destroy"], marks=pytest.mark.nightly),
-        pytest.param(["own"], marks=pytest.mark.nightly),
-        ["own", "destroy"],
-    ],
-)
+@pytest.mark.parametrize("form", [[], ["own", "destroy"]])
 def test_a_program_that_keeps_its_mesh_ends_with_its_own_status(form: list[str]) -> None:
     """torch aborts half of such programs at their end; ours never."""
-    for _ in range(3):
-        ours = run_meshrun("--mesh", "2x4", PROGRAMS / "keep_mesh.py", "0", *form)
-        assert (ours.returncode, ours.stderr) == (0, "")
+    ours = run_meshrun("--mesh", "2x4", PROGRAMS / "keep_mesh.py", "0", *form)
+    assert (ours.returncode, ours.stderr) == (0, "")
 
 
 @pytest.mark.nightly

@@ -10,12 +10,15 @@ import psutil
 import pytest
 
 from tests.kit import PROGRAMS, command, start_meshrun
+from tests.variations import ordinary
 
 pytestmark = pytest.mark.torch
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
-@pytest.mark.parametrize("words", [["--mesh", "2x2"], ["--nproc-per-node", "2"]])
+@pytest.mark.parametrize(
+    "words", ordinary([["--mesh", "2x2"], ["--nproc-per-node", "2"]], ["--mesh", "2x2"])
+)
 def test_no_name_is_looked_up(words: list[str], tmp_path: Path) -> None:
     """Not one packet goes to port 53, with a mesh and with a group of the program's own."""
     trace = tmp_path / "trace"
@@ -39,7 +42,9 @@ def test_no_name_is_looked_up(words: list[str], tmp_path: Path) -> None:
     assert [line for line in lines if re.search(r"htons\(53\)", line)] == []
 
 
-@pytest.mark.parametrize("words", [["--mesh", "dp=2,tp=2"], ["--nproc-per-node", "2"]])
+@pytest.mark.parametrize(
+    "words", ordinary([["--mesh", "dp=2,tp=2"], ["--nproc-per-node", "2"]], ["--mesh", "dp=2,tp=2"])
+)
 def test_nothing_listens_outside_loopback(words: list[str], tmp_path: Path) -> None:
     """The store and gloo's groups of every dim; and no socket in the file system or beside it."""
     program = tmp_path / "program.py"
@@ -70,6 +75,7 @@ import signal
 import torch
 import torch.distributed as dist
 from meshrun import current_mesh, has_mesh
+from tests.variations import ordinary
 
 if has_mesh():
     groups = [None, *current_mesh().get_all_groups()]

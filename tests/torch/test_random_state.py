@@ -19,7 +19,9 @@ sys.exit(count == "0")
 """
 
 
-@pytest.mark.parametrize("words", [(), ("--mesh", "dp=3", "--device", "cpu")])
+@pytest.mark.parametrize(
+    "words", [pytest.param((), marks=pytest.mark.nightly), ("--mesh", "dp=3", "--device", "cpu")]
+)
 def test_each_rank_of_each_generation_draws_its_own(words: tuple[str, ...], tmp_path: Path) -> None:
     """As under torchrun, where each is an interpreter of its own."""
     program = tmp_path / "draws.py"

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from tests.kit import PROGRAMS, run_meshrun
+from tests.variations import ordinary
 
 pytestmark = pytest.mark.torch
 
 
-@pytest.mark.parametrize("restarts", [0, 1])
+@pytest.mark.parametrize("restarts", ordinary([0, 1], 1))
 def test_programs_begin_when_every_mesh_is_built(tmp_path: Path, restarts: int) -> None:
     """Else one that ends at once would cut the others off; after a restart, too."""
     program = tmp_path / "begin.py"

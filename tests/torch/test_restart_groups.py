@@ -5,13 +5,20 @@ from pathlib import Path
 import pytest
 
 from tests.kit import PROGRAMS, run_meshrun
+from tests.variations import ordinary
 
 pytestmark = pytest.mark.torch
+MESH = ("--mesh", "dp=3", "--device", "cpu")
 
 
-@pytest.mark.parametrize("mesh", [[], ["--mesh", "dp=3", "--device", "cpu"]])
-@pytest.mark.parametrize("how", ["before", "in", "after"])
-def test_a_group_is_whole_again(how: str, mesh: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("how", "mesh"),
+    ordinary(
+        [(how, mesh) for how in ("before", "in", "after") for mesh in ((), MESH)],
+        ("before", ()), ("in", MESH),
+    ),
+)  # fmt: skip
+def test_a_group_is_whole_again(how: str, mesh: tuple[str, ...], tmp_path: Path) -> None:
     """Ranks that hang in a broken collective are ended, and the next generation meets anew."""
     ours = run_meshrun(
         "--nproc-per-node", "3", *mesh, "--max-restarts", "1", "--no-prefix",

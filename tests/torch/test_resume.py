@@ -71,6 +71,7 @@ def finish(dp: int, checkpoints: Path, last: int) -> str:
     return ours.stdout
 
 
+@pytest.mark.nightly
 def test_the_loss_goes_on_where_it_was(tmp_path: Path) -> None:
     """On 4 ranks, then on 2, then on 4 again, under SIGKILL: every step as if nothing had been."""
     checkpoints = tmp_path / "checkpoints"

@@ -23,7 +23,9 @@ def _by_python(*args: str) -> list[str]:
     return ours.stdout.splitlines() * 2
 
 
-@pytest.mark.parametrize("options", [(), ("--mesh", "dp=2")])
+@pytest.mark.parametrize(
+    "options", [pytest.param((), marks=pytest.mark.nightly), ("--mesh", "dp=2")]
+)
 def test_plain_values_have_their_effect(options: tuple[str, ...]) -> None:
     """As if each rank had imported torch itself."""
     ours = run_meshrun("--nproc-per-node", "2", "--no-prefix", *options, _PROGRAM, "1")
@@ -32,6 +34,7 @@ def test_plain_values_have_their_effect(options: tuple[str, ...]) -> None:
     assert "meshrun:" not in ours.stderr
 
 
+@pytest.mark.nightly
 def test_a_value_known_only_at_run_time_costs_an_interpreter_a_rank() -> None:
     """And the mesh is built when it is asked for; both are said, with the line."""
     words = ("1", "unclear", "mesh")
@@ -50,7 +53,11 @@ def test_a_value_that_comes_too_late_is_told_by_name() -> None:
     assert [line.split()[3] for line in told] == ["TORCHDYNAMO_VERBOSE"]
 
 
-@pytest.mark.parametrize("counts", [(), ("3", "1")], ids=["left alone", "fewer in the end"])
+@pytest.mark.parametrize(
+    "counts",
+    [pytest.param((), marks=pytest.mark.nightly), ("3", "1")],
+    ids=["left alone", "fewer in the end"],
+)
 def test_a_single_worker_has_the_threads_of_python(counts: tuple[str, ...], tmp_path: Path) -> None:
     """Nothing sets OMP_NUM_THREADS for it; torch had one thread as it was imported."""
     program = tmp_path / "program.py"

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit import Running, command, wait_until
+from tests.variations import ordinary
 
 pytestmark = pytest.mark.torch
 
@@ -95,7 +96,9 @@ SENT = {
 }
 
 
-@pytest.mark.parametrize("words", [["--mesh", "dp=2"], ["--nproc-per-node", "2"]])
+@pytest.mark.parametrize(
+    "words", ordinary([["--mesh", "dp=2"], ["--nproc-per-node", "2"]], ["--mesh", "dp=2"])
+)
 def test_ranks_meet_whatever_strangers_send(
     words: list[str], connect: Callable[[int, int], list[socket.socket]], tmp_path: Path
 ) -> None:
