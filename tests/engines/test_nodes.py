@@ -414,6 +414,7 @@ def test_all_nodes_start_again_together(make_hosts: MakeHosts) -> None:
         assert "restart 1 of 1, because rank 3 [dp1 tp1] raised ValueError" in launch.text
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("how", [["--node-rank", "{}"], [], ["--rdzv-backend", "c10d"]],
                          ids=["told", "by name", "c10d"])  # fmt: skip
 def test_a_launcher_that_is_started_again_takes_part_again(

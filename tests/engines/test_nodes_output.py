@@ -35,6 +35,7 @@ def test_only_the_first_nodes_lines_are_printed(make_hosts: MakeHosts) -> None:
     assert lines(launches[1].text) == []
 
 
+@pytest.mark.nightly
 def test_a_failure_on_a_quiet_node_is_told_whole(make_hosts: MakeHosts) -> None:
     """Its traceback is in the first node's report, its error on its own console."""
     launches = launch_on(make_hosts(2), *AT, "--console", "first-node", TOGETHER, "stay", "raise=3")

@@ -139,6 +139,7 @@ def test_a_node_that_gives_up_is_told_through_etcd(
     wait_until(lambda: not hosts.processes(1), lambda: str(hosts.processes(1)))
 
 
+@pytest.mark.nightly
 def test_nodes_meet_through_a_plug_in(make_hosts: MakeHosts, tmp_path: Path) -> None:
     """Of the entry points that torchrun looks up."""
     info = tmp_path / "mine-1.0.dist-info"

@@ -140,9 +140,8 @@ def test_all_start_again_together(make_sshd: MakeSshd) -> None:
     assert run.text.count("met 4") >= 5  # the rank that raised, and all of them after that
 
 
-@pytest.mark.parametrize(
-    "signum", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_all(make_sshd: MakeSshd, signum: signal.Signals) -> None:
     """As for one node: Ctrl-C once, and the code that a shell expects."""
     sshd = make_sshd(3)

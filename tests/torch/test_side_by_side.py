@@ -90,17 +90,21 @@ CASES = (
               ("PYTHONPATH", "inside:/nowhere"))),
     case("module", *TWO, "--standalone", "-r", "0:3", "-t", "2", "--log-dir", "FOLDER",
          "-m", "seen", "a", "--b"),
-    case("command", *TWO, "--no-python", sys.executable, "seen.py", "${local_rank}"),
-    case("static", *TWO, "--master_addr=127.0.0.1", "--master_port=PORT", "--node_rank=0", SEEN),
-    case("variables", "link.py", umask=0o027,
+    case("static", *TWO, "--master_addr=127.0.0.1", "--master_port=PORT", "--node_rank=0",
+         "--duplicate-stdout-filters", "apple,orange", "--duplicate-stderr-filters", "pear",
+         "-t", "3", "--log-dir", "FOLDER", SEEN),
+    case("variables", "--no-python", sys.executable, "link.py", "${local_rank}", umask=0o027,
          env=(("PET_NPROC_PER_NODE", "2"), ("PET_STANDALONE", "1"), ("PYTHONHASHSEED", "7"),
               ("PYTHONWARNINGS", "ignore::UserWarning"), ("OMP_NUM_THREADS", "3"),
               ("PYTHONDONTWRITEBYTECODE", "1"))),
-    case("filters", *TWO, "--duplicate-stdout-filters", "apple,orange", "-t", "3",
-         "--duplicate-stderr-filters", "pear", "--log-dir", "FOLDER", SEEN),
 )  # fmt: skip
 """Of the ordinary set: options that do not touch each other share a command line."""
 MORE = (
+    case("command", *TWO, "--no-python", sys.executable, "seen.py", "${local_rank}"),
+    case("static-alone", *TWO, "--master_addr=127.0.0.1", "--master_port=PORT", "--node_rank=0",
+         SEEN),
+    case("filters", *TWO, "--duplicate-stdout-filters", "apple,orange", "-t", "3",
+         "--duplicate-stderr-filters", "pear", "--log-dir", "FOLDER", SEEN),
     case("standalone", "--nproc_per_node=2", "--standalone", "--rdzv-id=job", SEEN,
          env=(("SEEN_ASK", "torch"),)),
     case("rendezvous", *TWO, "--nnodes=1:1", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0",
@@ -286,7 +290,7 @@ def check_port(launched: Launch) -> None:
         assert launched.environment(rank)["MASTER_PORT"] == launched.port
 
 
-@pytest.mark.parametrize("case", ordinary(ENDS, "kill", "again"), ids=str)
+@pytest.mark.parametrize("case", ordinary(ENDS, "again"), ids=str)
 def test_bad_ends_are_alike(case: Case, place: Path) -> None:
     """With --exit-code torchrun the code is torchrun's; the other ranks saw the same."""
     theirs, ours = launch(case, place)
