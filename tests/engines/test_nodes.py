@@ -211,7 +211,7 @@ FILE = "the file of the program is"
     [
         (["loop.py", "2"], ["loop.py", "3"], "argument 1 of the program is `3` on node1, but `2`"),
         (["a/loop.py", "2"], ["b/loop.py", "2"], f"{FILE} b/loop.py (sha256 "),
-        (["-m", "a.loop"], ["-m", "b.loop"], "the program is -m b.loop on node1, and -m a.loop on"),
+        (["-m", "a.loop"], ["-m", "b.loop"], "the program is -m b.loop on node1, but -m a.loop on"),
     ],
     ids=["arguments", "content", "module"],
 )
