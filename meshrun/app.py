@@ -154,7 +154,7 @@ def launch(
     stopwatch, console = Stopwatch(began_ns or time.monotonic_ns()), Console()
     run_id = plan.request.rendezvous.run_id or secrets.token_hex(8)
 
-    def meet_others(plan: LaunchPlan, session: Session, met: Met) -> tuple[LaunchPlan, Session]:
+    def complete_plan(plan: LaunchPlan, session: Session, met: Met) -> tuple[LaunchPlan, Session]:
         plan, session = settle(plan, session, met)
         settled(plan)
         if events is not None:
@@ -183,7 +183,7 @@ def launch(
                 store_listener=listener,
                 console=console,
                 watch=[each for each in (stopwatch.see, events, watch) if each is not None],
-                settle=meet_others,
+                settle=complete_plan,
                 meet=meet,
                 live=_live(plan, console) if plan.request.status else None,
                 caller=caller,

@@ -20,7 +20,7 @@ from meshrun.lifecycle.actions import (
 )
 from meshrun.lifecycle.blame import has_culprit
 from meshrun.lifecycle.phases import Link, Phase, Stop
-from meshrun.lifecycle.restart import back_off, find_cause, may_restart, why_not_again
+from meshrun.lifecycle.restart import back_off, decide_restart, may_restart
 from meshrun.lifecycle.shutdown import (
     LEFTOVER_GRACE_S,
     ZYGOTE_GRACE_S,
@@ -29,7 +29,7 @@ from meshrun.lifecycle.shutdown import (
     leave,
     say_idle,
 )
-from meshrun.lifecycle.state import State, furthest, is_idle
+from meshrun.lifecycle.state import State, furthest, has_no_rank_left
 from meshrun.protocol.events import (
     GenerationEnded,
     Hung,
@@ -117,7 +117,7 @@ def _started(state: State, event: RankStarted) -> Step:
     if not state.stopping:
         return state, []
     signum = signal.SIGKILL if state.killed else signal.SIGTERM
-    return _tell(state, (event.rank,), signum, event.at_ns)
+    return _signal_ranks(state, (event.rank,), signum, event.at_ns)
 
 
 def _beat(state: State, event: RankBeat) -> Step:
@@ -157,7 +157,7 @@ def _exited(state: State, event: RankExited) -> Step:
 
 def finish(state: State, actions: list[Action], at_ns: int) -> Step:
     """Once no rank is left, start them again or bring the launch to its end."""
-    if not is_idle(state):
+    if not has_no_rank_left(state):
         return state, actions
     if state.zygote_gone is not None:  # with whatever there was to clear up
         state, said = say_idle(replace(state, phase=Phase.CLEARING))
@@ -166,24 +166,27 @@ def finish(state: State, actions: list[Action], at_ns: int) -> Step:
     deadline_ns = at_ns + int(ZYGOTE_GRACE_S * _NS)
     state = replace(state, deadline_ns=deadline_ns)
     end: Action = EndZygote(grace_s=grace_s)
-    if state.cluster is not None and state.cluster.decides:
+    if state.cluster is not None and state.cluster.awaits_decision:
         end = EndGeneration(grace_s=grace_s)
     elif state.cluster is None and state.stopping:
-        state, is_next = _count_restart(state, at_ns)
+        state, is_next = _begin_restart(state, at_ns)
         if is_next:
             end = EndGeneration(grace_s=grace_s)
     phase = Phase.ENDING if isinstance(end, EndZygote) else Phase.CLEARING
     return replace(state, phase=phase), [*actions, end, WakeAt(at_ns=deadline_ns)]
 
 
-def _count_restart(state: State, at_ns: int) -> tuple[State, bool]:
-    """Return whether ranks are to start again, and the state that knows why, or why not."""
-    if not may_restart(state):
-        return state, False
-    cause = find_cause(state, at_ns)
-    if (why_not := why_not_again(state, cause)) is not None:
-        return replace(state, no_restart=why_not), False
-    return replace(state, causes=(*state.causes, cause)), True
+def _begin_restart(state: State, at_ns: int) -> tuple[State, bool]:
+    """Return whether ranks start again, and the state that counts it."""
+    state, cause = decide_restart(state, at_ns)
+    return (
+        (state, False)
+        if cause is None
+        else (
+            replace(state, causes=(*state.causes, cause)),
+            True,
+        )
+    )
 
 
 def _generation_ended(state: State, event: GenerationEnded | ZygoteGone) -> Step:
@@ -191,7 +194,7 @@ def _generation_ended(state: State, event: GenerationEnded | ZygoteGone) -> Step
     if state.phase is not Phase.CLEARING:
         return state, []
     if state.cluster is not None:
-        if not state.cluster.decides:  # the coordinator was lost meanwhile
+        if not state.cluster.awaits_decision:  # the coordinator was lost meanwhile
             return end_zygote(state, event.at_ns)
         return say_idle(replace(state, deadline_ns=None))
     return begin_again(state, event.at_ns)
@@ -204,7 +207,7 @@ def begin_again(state: State, at_ns: int) -> Step:
     """
     cluster, (wait_s, _) = state.cluster, back_off(state.causes)
     if cluster is not None and cluster.is_met:
-        cluster = cluster.again
+        cluster = cluster.for_next_generation
     fresh = State(
         shutdown_timeout_s=state.shutdown_timeout_s,
         ranks={rank: RankState() for rank in state.ranks},
@@ -241,14 +244,14 @@ def stop(
     deadline_ns = at_ns + int(state.shutdown_timeout_s * _NS)
     state = replace(state, stop=Stop.ASKED, deadline_ns=deadline_ns)
     told = tuple(sorted(state.alive - {sparing}))
-    state, actions = _tell(state, told, signum, at_ns)
+    state, actions = _signal_ranks(state, told, signum, at_ns)
     state, actions = _open_gate_if_due(state, actions)
-    if state.cluster is not None and state.cluster.decides and not others_know:
+    if state.cluster is not None and state.cluster.awaits_decision and not others_know:
         actions.append(Tell(what="failed"))
     return state, [*actions, WakeAt(at_ns=deadline_ns)]
 
 
-def _tell(state: State, ranks: tuple[int, ...], signum: int, at_ns: int) -> Step:
+def _signal_ranks(state: State, ranks: tuple[int, ...], signum: int, at_ns: int) -> Step:
     for rank in ranks:
         if state.ranks[rank].told_to_end_ns is None:
             state = _with_rank(state, rank, told_to_end_ns=at_ns)
@@ -264,7 +267,7 @@ def _stopped(state: State, **changes: Any) -> State:
 
 def _kill(state: State, at_ns: int) -> Step:
     state = replace(state, stop=Stop.KILLED)
-    state, actions = _tell(state, tuple(sorted(state.alive)), signal.SIGKILL, at_ns)
+    state, actions = _signal_ranks(state, tuple(sorted(state.alive)), signal.SIGKILL, at_ns)
     deadline_ns = at_ns + int(ZYGOTE_GRACE_S * _NS)
     state = replace(state, deadline_ns=deadline_ns)
     return state, [*actions, WakeAt(at_ns=deadline_ns)]
@@ -274,7 +277,7 @@ def _zygote_gone(state: State, event: ZygoteGone) -> Step:
     """Nothing is left of this generation; that was its end, unless it was at its end already."""
     cluster, was_over = state.cluster, state.over
     state = replace(state, zygote_gone=event, alive=frozenset())
-    has_lost = cluster is not None and cluster.is_met and not cluster.decides
+    has_lost = cluster is not None and cluster.is_met and not cluster.awaits_decision
     if was_over or has_lost:
         return state, []
     was_ending = state.phase is Phase.ENDING or state.broken is not None
@@ -285,7 +288,7 @@ def _zygote_gone(state: State, event: ZygoteGone) -> Step:
     if not (was_ending or is_failure or state.lost_process):
         state = replace(state, lost_process=event)
     if cluster is None or not cluster.is_met:
-        state, is_next = (state, False) if was_ending else _count_restart(state, event.at_ns)
+        state, is_next = (state, False) if was_ending else _begin_restart(state, event.at_ns)
         return begin_again(state, event.at_ns) if is_next else (state, [])
     if cluster.is_elastic and (cluster.is_idle or cluster.link is Link.RETURNING):
         return leave(_stopped(state), cluster, [], event.at_ns)
@@ -298,7 +301,17 @@ def _zygote_gone(state: State, event: ZygoteGone) -> Step:
     return state, [*failed, *said]
 
 
-def signalled(state: State, event: SignalArrived) -> Step:
+def _signalled(state: State, event: SignalArrived) -> Step:
+    """End with the others; or alone, if this machine is taken away and they can continue."""
+    cluster, is_first = state.cluster, not (state.signals or state.over)
+    if event.signum != signal.SIGTERM or cluster is None or not (is_first and cluster.may_leave):
+        return _stop_for_signal(state, event)
+    leaving = replace(state, cluster=replace(cluster, link=Link.CUT_OFF))
+    state, actions = _stop_for_signal(leaving, event)
+    return state, [Tell(what="leaves"), *actions]
+
+
+def _stop_for_signal(state: State, event: SignalArrived) -> Step:
     """Ask ranks to stop at the first signal; kill them soon after the second, now at the third."""
     is_repeated = event.signum == signal.SIGTERM and state.sigterm_repeats
     # After the third all is killed already, and the deadline stays where it is.
@@ -326,7 +339,7 @@ def signalled(state: State, event: SignalArrived) -> Step:
     cluster = state.cluster
     if cluster is not None and len(state.signals) > 2:
         state = replace(state, cluster=replace(cluster, link=Link.CUT_OFF))
-    elif cluster is not None and cluster.is_idle and cluster.decides:
+    elif cluster is not None and cluster.is_idle and cluster.awaits_decision:
         if cluster.may_end_alone and was_stopping:
             return leave(state, cluster, actions, event.at_ns)
         return state, actions  # the others are told to end, and the coordinator says when they have
@@ -378,6 +391,7 @@ STEPS: dict[type[Any], Callable[[State, Any], Step]] = {
     LeftoversEnded: lambda state, _: (state, []),
     GenerationEnded: _generation_ended,
     ZygoteGone: _zygote_gone,
+    SignalArrived: _signalled,
     Hung: _hung,
     TimePassed: lambda state, event: _time_passed(state, event.at_ns),
 }

@@ -11,14 +11,13 @@ from dataclasses import replace
 from typing import Any
 
 from meshrun.lifecycle.actions import Decide, EndZygote, OpenGate, Tell
-from meshrun.lifecycle.local import begin_again, finish, signalled, start_if_due, stop
+from meshrun.lifecycle.local import begin_again, finish, start_if_due, stop
 from meshrun.lifecycle.phases import ClusterPhase, Link, Phase, Stop
 from meshrun.lifecycle.restart import (
-    change_of,
-    find_cause,
+    cause_of_change,
+    decide_restart,
     may_go_on,
     may_restart,
-    why_not_again,
 )
 from meshrun.lifecycle.shutdown import Step, end_zygote, leave, say_idle
 from meshrun.lifecycle.state import ClusterState, State
@@ -31,7 +30,6 @@ from meshrun.protocol.events import (
     NodeLost,
     OthersFailed,
     OthersFinished,
-    SignalArrived,
 )
 from meshrun.protocol.generation import Cause, RankState
 
@@ -109,17 +107,14 @@ def _all_idle(state: State, event: AllIdle) -> Step:
     cluster = replace(_known(state), ranks=ranks, outcomes=event.outcomes)
     state = replace(state, cluster=cluster)
     if cluster.change is not None and may_go_on(state):
-        return _gather(state, change_of(state, cluster.change))
-    if not (state.stopping and may_restart(state)):
+        return _regroup(state, cause_of_change(state, cluster.change))
+    if not state.stopping:  # every rank ended well
         return state, [Decide(next_after=None)]
-    cause = find_cause(state, event.at_ns)
-    why_not = why_not_again(state, cause)
-    if why_not is not None:
-        return replace(state, no_restart=why_not), [Decide(next_after=None)]
-    return _gather(state, cause)
+    state, cause = decide_restart(state, event.at_ns)
+    return (state, [Decide(next_after=None)]) if cause is None else _regroup(state, cause)
 
 
-def _gather(state: State, cause: Cause) -> Step:
+def _regroup(state: State, cause: Cause) -> Step:
     """Have ranks start again, which may have to wait for nodes."""
     known = _known(state)
     cluster = replace(known, phase=ClusterPhase.REGROUPING)
@@ -128,7 +123,7 @@ def _gather(state: State, cause: Cause) -> Step:
 
 def _next_begins(state: State, event: NextBegins) -> Step:
     state = replace(state, causes=(*state.causes, event.cause))
-    if not _known(state).decides:
+    if not _known(state).awaits_decision:
         return state, []
     if state.phase not in (Phase.ENDING, Phase.OVER) and state.broken is None:
         return begin_again(state, event.at_ns)
@@ -136,15 +131,6 @@ def _next_begins(state: State, event: NextBegins) -> Step:
     cluster = replace(_known(state), phase=ClusterPhase.RUNNING)
     state, idle = say_idle(replace(state, cluster=cluster))
     return state, [Tell(what="failed"), *idle]
-
-
-def _signalled(state: State, event: SignalArrived) -> Step:
-    """End with the others; or alone, if this machine is taken away and they can continue."""
-    known, is_first = state.cluster, not (state.signals or state.over)
-    if event.signum != signal.SIGTERM or known is None or not (is_first and known.may_leave):
-        return signalled(state, event)
-    state, actions = signalled(replace(state, cluster=replace(known, link=Link.CUT_OFF)), event)
-    return state, [Tell(what="leaves"), *actions]
 
 
 def _launch_over(state: State, event: LaunchOver) -> Step:
@@ -161,5 +147,4 @@ STEPS: dict[type[Any], Callable[[State, Any], Step]] = {
     AllIdle: _all_idle,
     NextBegins: _next_begins,
     LaunchOver: _launch_over,
-    SignalArrived: _signalled,
 }

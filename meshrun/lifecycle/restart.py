@@ -1,9 +1,14 @@
-"""Whether ranks restart after a failure, and when. Pure."""
+"""Whether ranks restart after a failure, when, and why not. Pure.
+
+``decide_restart`` is asked by ``local`` on one node, and by the coordinator, in ``other_nodes``,
+once nothing is left on any.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from meshrun.lifecycle.blame import describe_failure, describe_verdict, judge
 from meshrun.lifecycle.state import State, furthest
@@ -21,6 +26,19 @@ _HOPELESS = frozenset(
     {"SyntaxError", "IndentationError", "TabError", "ImportError", "ModuleNotFoundError"}
 )
 """Errors of a program that is not all there: the next start meets them too."""
+
+
+def decide_restart(state: State, at_ns: int) -> tuple[State, Cause | None]:
+    """Return why this generation ended if ranks are to start again, and the state.
+
+    Otherwise the state says why not, if restarts are left.
+    """
+    if not may_restart(state):
+        return state, None
+    cause = find_cause(state, at_ns)
+    if (why_not := why_not_again(state, cause)) is not None:
+        return replace(state, no_restart=why_not), None
+    return state, cause
 
 
 def find_cause(state: State, at_ns: int) -> Cause:
@@ -50,7 +68,7 @@ def find_cause(state: State, at_ns: int) -> Cause:
     )
 
 
-def change_of(state: State, event: OthersFailed) -> Cause:
+def cause_of_change(state: State, event: OthersFailed) -> Cause:
     """Return the end of a generation by nodes that came or went; a failure if none may."""
     return Cause(
         rank=None,
@@ -80,10 +98,10 @@ def may_restart(state: State) -> bool:
 
 def may_go_on(state: State) -> bool:
     """Whether nothing has happened that ends the launch, whatever restarts are left."""
-    return not state.signals and state.broken is None and _may_elsewhere(state)
+    return not state.signals and state.broken is None and _others_allow_it(state)
 
 
-def _may_elsewhere(state: State) -> bool:
+def _others_allow_it(state: State) -> bool:
     cluster = state.cluster
     if cluster is None:
         return True

@@ -38,6 +38,6 @@ def leave(state: State, cluster: ClusterState, actions: list[Action], at_ns: int
 def say_idle(state: State) -> Step:
     """Tell the coordinator that nothing of this generation is left here, once."""
     cluster = state.cluster
-    if cluster is None or cluster.is_idle or not cluster.decides:
+    if cluster is None or cluster.is_idle or not cluster.awaits_decision:
         return state, []
     return replace(state, cluster=replace(cluster, phase=ClusterPhase.IDLE)), [Tell(what="idle")]

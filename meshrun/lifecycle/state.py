@@ -42,7 +42,7 @@ class ClusterState:
     """What else the others told of this generation."""
 
     @property
-    def again(self) -> ClusterState:
+    def for_next_generation(self) -> ClusterState:
         """What is known as the next generation of ranks begins."""
         return ClusterState(
             phase=ClusterPhase.RUNNING,
@@ -69,10 +69,10 @@ class ClusterState:
     def may_leave(self) -> bool:
         """Whether the others can continue without this node, and are not being stopped too."""
         is_needed = self.is_coordinator or self.is_idle or self.signum is not None
-        return self.is_elastic and self.decides and not is_needed
+        return self.is_elastic and self.awaits_decision and not is_needed
 
     @property
-    def decides(self) -> bool:
+    def awaits_decision(self) -> bool:
         """Whether the coordinator is still to say what comes next."""
         is_open = self.phase not in (ClusterPhase.MEETING, ClusterPhase.OVER)
         return is_open and self.link is not Link.CUT_OFF
@@ -183,7 +183,7 @@ def furthest(*steps: int | None) -> int | None:
     return max((step for step in steps if step is not None), default=None)
 
 
-def is_idle(state: State) -> bool:
+def has_no_rank_left(state: State) -> bool:
     """Whether no rank is left and no other will be started."""
     if state.alive or state.phase in (Phase.CLEARING, Phase.ENDING, Phase.OVER):
         return False

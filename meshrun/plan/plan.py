@@ -1,4 +1,4 @@
-"""A launch as a value: the node, device, arguments and environment of every rank.
+"""A launch as a value: the node, coordinate and device of every rank, and what they run.
 
 ``build_plan`` turns a request and the facts of this machine into a LaunchPlan; a dry run prints
 that very object and a launch executes it. Nothing here touches a process, a socket or torch.

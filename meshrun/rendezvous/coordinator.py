@@ -254,7 +254,7 @@ class Coordinator:
         if self._wish is not None:
             self._regroup()
         elif not (
-            self._over or self._round.is_done or self._round.is_ending or self._round.is_decided
+            self._over or self._round.is_done or self._round.is_ending or self._round.is_all_idle
         ):
             self._grow(info.host)
 

@@ -51,7 +51,7 @@ class Round:
         """Whether the nodes were told to end their ranks."""
         self.is_done = False
         """Whether every program is over."""
-        self.is_decided = False
+        self.is_all_idle = False
         """Whether nothing is left on any node, so that what comes next was asked for."""
 
     def tell(self, message: Message) -> None:
@@ -119,7 +119,7 @@ class Round:
     def advance(self) -> None:
         """Once nothing is left on any node, ask this one what comes next."""
         if self._idle >= {OWN, *self.connections}:
-            self.is_decided = True
+            self.is_all_idle = True
             self._idle.discard(OWN)  # it is asked once
             outcomes = tuple(self.outcomes.values())
             self._board.news.append(AllIdle(outcomes=outcomes, at_ns=time.monotonic_ns()))
