@@ -210,7 +210,7 @@ def launch_here(
         from meshrun.report.result_json import write_report
 
         write_report(result, report)
-    lost_first = isinstance(result.trouble, NodeLostError)  # which says why, or else the conductor
+    lost_first = isinstance(result.trouble, NodeLostError)  # which says why, or else the controller
     told = quiet and (result.elsewhere or result.signum is not None or lost_first)
     was_ended = began.caller is not None and began.caller.why_ended != ""
     told = told or (result.signum is not None and was_ended)

@@ -25,7 +25,7 @@ _NUMBER = re.compile(r"0x[0-9a-f]+|\d+", re.IGNORECASE)
 _HOPELESS = frozenset(
     {"SyntaxError", "IndentationError", "TabError", "ImportError", "ModuleNotFoundError"}
 )
-"""Errors of a program that is not all there: the next start meets them too."""
+"""Errors of a program that cannot be loaded: the next start would meet them too."""
 
 
 def decide_restart(state: State, at_ns: int) -> tuple[State, Cause | None]:
@@ -169,7 +169,7 @@ def _got_on(cause: Cause, before: Sequence[Cause]) -> bool:
 
 
 def _why_hopeless(state: State, cause: Cause) -> str | None:
-    """Whether the program is not all there, twice.
+    """Whether the program could not be loaded, twice.
 
     One start that fails so may be bad luck, such as a file system that was slow to appear.
     """

@@ -31,7 +31,7 @@ class Session:
     master_addr: str
     master_port: int
     run_folder: str
-    """Private to the launch; holds what ``meshrun.logs`` describes."""
+    """Private to the launch; holds the files that ``plan/log_files.py`` names."""
     interface: str | None
     """Network interface by which ranks reach each other, such as ``lo``; ``None`` if unknown."""
     timer_file: str | None = None

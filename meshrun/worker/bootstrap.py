@@ -1,4 +1,4 @@
-"""From a new process to the program's first line: session, environment, threads, seeds, mesh."""
+"""From a new process to the program's first line: environment, threads, seeds, mesh."""
 
 from __future__ import annotations
 
