@@ -9,7 +9,7 @@ from functools import lru_cache
 from meshrun.console.collapse import Collapser, Group
 from meshrun.console.console import Console
 from meshrun.console.lines import LineAssembler
-from meshrun.console.merged_label import merged_label
+from meshrun.layout.labels import merged_label
 from meshrun.plan.plan import LaunchPlan
 
 NameRanks = Callable[[tuple[int, ...]], bytes]

@@ -19,8 +19,8 @@ from functools import partial
 
 from meshrun.console.collapsing import collapsing_for
 from meshrun.console.console import Console, RankStream
-from meshrun.console.label import line_prefix
 from meshrun.console.line_copy import LineCopy
+from meshrun.console.prefix import line_prefix
 from meshrun.console.repeats import Repeats
 from meshrun.host.file_watch import FileWatch
 from meshrun.host.log_file import Opener, append_to_log, open_log

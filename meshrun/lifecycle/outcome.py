@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from meshrun.console.label import rank_label
 from meshrun.errors import HangError, HostError, InternalError, MeshrunError, NodeLostError
 from meshrun.layout import Layout
+from meshrun.layout.labels import rank_label
 from meshrun.lifecycle.blame import (
     Verdict,
     describe_lost_process,

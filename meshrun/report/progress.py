@@ -7,8 +7,7 @@ import time
 from dataclasses import replace
 
 from meshrun.console.console import Console
-from meshrun.console.label import rank_label
-from meshrun.console.merged_label import merged_label
+from meshrun.layout.labels import merged_label, rank_label
 from meshrun.lifecycle.blame import describe_lost_process, describe_wait_status
 from meshrun.lifecycle.phases import Phase
 from meshrun.lifecycle.restart import back_off

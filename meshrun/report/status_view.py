@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from meshrun.console.merged_label import merged_label
 from meshrun.layout import Layout
+from meshrun.layout.labels import merged_label
 from meshrun.lifecycle.status import RankPhase, RankStatus, Status
 
 _SHARE_OF_WINDOW = 3

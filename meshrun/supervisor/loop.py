@@ -13,13 +13,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from meshrun.console.console import Console
-from meshrun.console.merged_label import merged_label
 from meshrun.console.output import Output
 from meshrun.console.slow_readers import LAST_WORDS_TAKE_S, SlowReaders, dropped_note
 from meshrun.errors import MeshrunError
 from meshrun.host.child_launcher import Caller
 from meshrun.host.memory import MemoryWatch
 from meshrun.host.processes import become_subreaper, end_children, is_stopped, list_children
+from meshrun.layout.labels import merged_label
 from meshrun.lifecycle.actions import (
     Action,
     Decide,

@@ -6,8 +6,8 @@ import time
 from dataclasses import replace
 
 from meshrun.console.console import Console
-from meshrun.console.merged_label import merged_label
 from meshrun.host.processes import cpu_seconds_of_trees
+from meshrun.layout.labels import merged_label
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.activity import Activity

@@ -9,9 +9,9 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 
-from meshrun.console.merged_label import merged_label, number_ranges
 from meshrun.host.processes import SignalState, send_signal, signal_state, threads_blocking
 from meshrun.layout import Layout
+from meshrun.layout.labels import merged_label, number_ranges
 from meshrun.protocol.stacks import (
     STACK_SIGNAL,
     Dump,

@@ -17,9 +17,9 @@ from collections.abc import Callable
 from typing import Any
 
 from meshrun.console.console import Console
-from meshrun.console.label import rank_label
 from meshrun.errors import UsageError
 from meshrun.layout import Layout
+from meshrun.layout.labels import rank_label
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.events import Event, ZygoteGone

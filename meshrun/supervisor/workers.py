@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from meshrun.console.label import rank_label
 from meshrun.console.output import Output
 from meshrun.host.descriptors import allow_descriptors
 from meshrun.host.processes import handles_signal
+from meshrun.layout.labels import rank_label
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan, RankPlan
 from meshrun.plan.rank_env import Session, rank_environment

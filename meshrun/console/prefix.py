@@ -1,4 +1,4 @@
-"""The label of a rank on the console and in reports."""
+"""What goes before each line of a rank on the console."""
 
 from __future__ import annotations
 
@@ -6,21 +6,10 @@ import time
 from string import Template
 
 from meshrun.console.lines import Prefix
-from meshrun.layout import Layout
+from meshrun.layout.labels import rank_label
 from meshrun.plan.plan import LaunchPlan, RankPlan
 
 _TORCHRUNS = "[${role_name}${local_rank}]:"
-
-
-def rank_label(layout: Layout, rank: int) -> str:
-    """Return ``dp1 tp3``, ``1,3`` for dims without names, or ``rank 7`` without a mesh."""
-    coordinate = layout.coordinate(rank)
-    if layout.mesh is None:
-        return f"rank {rank}"
-    if layout.mesh_dim_names is None:
-        return ",".join(str(index) for index in coordinate)
-    pairs = zip(layout.mesh_dim_names, coordinate, strict=True)
-    return " ".join(f"{name}{index}" for name, index in pairs)
 
 
 def line_prefix(

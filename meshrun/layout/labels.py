@@ -1,12 +1,22 @@
-"""The label of several ranks together: ``dp0-1 tp* x8``. Pure."""
+"""The labels of ranks, one or several: ``dp1 tp3``, ``dp0-1 tp* x8``. Pure."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
 
-from meshrun.console.label import rank_label
-from meshrun.layout import Layout
+from meshrun.layout.layout import Layout
+
+
+def rank_label(layout: Layout, rank: int) -> str:
+    """Return ``dp1 tp3``, ``1,3`` for dims without names, or ``rank 7`` without a mesh."""
+    coordinate = layout.coordinate(rank)
+    if layout.mesh is None:
+        return f"rank {rank}"
+    if layout.mesh_dim_names is None:
+        return ",".join(str(index) for index in coordinate)
+    pairs = zip(layout.mesh_dim_names, coordinate, strict=True)
+    return " ".join(f"{name}{index}" for name, index in pairs)
 
 
 def merged_label(layout: Layout, ranks: Iterable[int]) -> str:

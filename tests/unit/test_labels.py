@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshrun.console.label import rank_label
-from meshrun.console.merged_label import merged_label
 from meshrun.errors import LayoutError
 from meshrun.layout import Layout, solve_layout
+from meshrun.layout.labels import merged_label, rank_label
 from meshrun.layout.spec import MeshSpec, parse_mesh
 
 NAMES = ("dp", "pp", "tp", "ep_2")
