@@ -16,7 +16,7 @@ def main(_known_at_start: object = None) -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from meshrun.cli.command import Began, run_command_line
 
-    conducted, _, told = os.environ.pop("MESHRUN_CONDUCTED", "").partition(" ")
+    present, _, told = os.environ.pop("MESHRUN_HOSTS_PRESENT", "").partition(" ")
     caller = None
     if "MESHRUN_PARENT_PID" in os.environ:
         from meshrun.api.launch import serve_caller
@@ -25,8 +25,10 @@ def main(_known_at_start: object = None) -> None:
     if caller is None:
         run_command_line(Began(_BEGAN_NS))
     known, tell = caller
-    is_told, count = bool(told), int(conducted or 0)
-    run_command_line(Began(_BEGAN_NS, conducted=count, is_told=is_told, caller=known), tell=tell)
+    is_told, count = bool(told), int(present or 0)
+    run_command_line(
+        Began(_BEGAN_NS, hosts_present=count, is_told=is_told, caller=known), tell=tell
+    )
 
 
 if __name__ == "__main__":

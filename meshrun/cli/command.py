@@ -44,7 +44,7 @@ class Began:
 
     at_ns: int
     """Monotonic time at which the user's wait began."""
-    conducted: int = 0
+    hosts_present: int = 0
     """As one of how many another meshrun started it at first; 0 if none did."""
     is_told: bool = False
     """Whether another one of them tells people what concerns all."""
@@ -167,7 +167,7 @@ def make_app(table: type[Options]) -> typer.Typer:
     return made
 
 
-app = make_app(Options)
+typer_app = make_app(Options)
 
 
 def _tell(error: MeshrunError) -> None:
@@ -189,7 +189,7 @@ def run_command_line(began: Began, *, tell: Callable[[MeshrunError], None] = _te
         for name in ("MESHRUN_SLOT_ORDER", *(str(row.variable) for row in _SET_BY_A_LAUNCH)):
             os.environ.pop(name, None)
     try:
-        code = app(standalone_mode=False, prog_name="meshrun", obj=began)
+        code = typer_app(standalone_mode=False, prog_name="meshrun", obj=began)
         sys.stdout.flush()
     except MeshrunError as error:
         tell(error)

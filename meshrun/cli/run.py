@@ -70,7 +70,7 @@ def run(options: Options, line: CommandLine, began: Began) -> int:
         if is_launch:
             _check_dry_run(options)
             _check_host(request, options.report)
-    if began.conducted or began.caller is None:  # launch() knows which are the program's
+    if began.hosts_present or began.caller is None:  # launch() knows which are the program's
         request = replace(request, told=(*request.told, *_misplaced(options, program, line)))
     if options.submit is not None:
         from meshrun.cli.submit import submit
@@ -141,13 +141,13 @@ def _telling_others(options: Options) -> Iterator[None]:
 
 def show_plan(request: LaunchRequest, options: Options) -> None:
     """Print what would be started."""
-    from meshrun import app as use_cases
+    from meshrun import app
     from meshrun.report.plan_output import print_plan
 
     for line in request.told:
         say(f"meshrun: {line}")
-    request, cluster = use_cases.ask_cluster(request)
-    plan = use_cases.plan(request, check_host=False, cluster=cluster)
+    request, cluster = app.ask_cluster(request)
+    plan = app.plan(request, check_host=False, cluster=cluster)
     print_plan(
         plan,
         options.format,
@@ -167,36 +167,36 @@ def launch_here(
     began: Began,
 ) -> int:
     """Launch the ranks of this node and return the exit code, or end by the signal that came."""
-    from meshrun import app as use_cases
+    from meshrun import app
     from meshrun.report.failure import render_failure
     from meshrun.report.progress import StartProgress
 
     cluster = None
-    if began.conducted:
-        rendezvous = replace(request.rendezvous, present=began.conducted)
+    if began.hosts_present:
+        rendezvous = replace(request.rendezvous, present=began.hosts_present)
         request = replace(request, rendezvous=rendezvous)
     else:
-        request, cluster = use_cases.ask_cluster(request, is_child=began.caller is not None)
+        request, cluster = app.ask_cluster(request, is_child=began.caller is not None)
     if request.rendezvous.step_of is not None:
         from meshrun.submit.srun_step import launch_on_nodes
 
         return launch_on_nodes(request, line.words(), job=request.rendezvous.step_of)
-    plan = use_cases.plan_or_decline(request, cluster)
+    plan = app.plan_or_decline(request, cluster)
     set_title("launcher", *sys.argv[1:])
     quiet = began.is_told
     progress = StartProgress(plan, quiet=quiet)
 
     def settled(plan: LaunchPlan) -> None:
         progress.settle(plan)
-        if began.conducted and began.caller is not None:
+        if began.hosts_present and began.caller is not None:
             open(os.path.join(began.caller.folder, MET), "w").close()
 
-    result = use_cases.launch(
+    result = app.launch(
         plan,
         watch=progress,
         settled=settled,
         began_ns=began.at_ns,
-        paste=None if began.conducted else command_for_others(line),
+        paste=None if began.hosts_present else command_for_others(line),
         caller=began.caller,
     )
     if show_timings and not quiet:

@@ -134,7 +134,7 @@ class Controller:
             env={
                 **self._env,
                 **devices_of(session.host),
-                "MESHRUN_CONDUCTED": f"{self._present}{told}",
+                "MESHRUN_HOSTS_PRESENT": f"{self._present}{told}",
             },
             listens=session.endpoint is not None,
         )

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from unittest import mock
 
-from meshrun.cli.command import app
+from meshrun.cli.command import typer_app as app
 from meshrun.cli.options import Options
 from meshrun.cli.read import build_request, check_accepted
 from meshrun.errors import MeshrunError

@@ -58,7 +58,7 @@ LAUNCH = (
 )
 OPTIONS = sorted(
     str(parameter.envvar)
-    for parameter in typer.main.get_command(command.app).params
+    for parameter in typer.main.get_command(command.typer_app).params
     # These write a file, print the plan of millions of ranks, or load what is installed.
     if parameter.envvar
     and parameter.envvar not in ("MESHRUN_OUTPUT", "MESHRUN_ALL", "PET_PRINT_COMPLETION")
@@ -190,7 +190,7 @@ def test_any_options_are_a_plan_or_an_error(values: dict[str, str], words: list[
 
     def ask() -> None:
         try:
-            command.app(
+            command.typer_app(
                 ["--dry-run", *words, "train.py"],
                 standalone_mode=False,
                 prog_name="meshrun",

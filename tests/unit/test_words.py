@@ -3,7 +3,7 @@
 import pytest
 import typer
 
-from meshrun.cli.command import app
+from meshrun.cli.command import typer_app as app
 from meshrun.cli.run import command_for_others
 from meshrun.cli.words import CommandLine, misplaced, spell_known, spell_out
 from meshrun.errors import UsageError
