@@ -35,7 +35,7 @@ def test_a_back_end_that_torch_lacks_is_told_once(words: list[str], missing: str
     assert ours.returncode == 2, ours.stderr
     first, *_ = ours.stderr.splitlines()
     assert first.startswith("error: --backend: torch ")
-    assert f" has no back end `{missing}`; it has gloo" in first
+    assert f" has no backend `{missing}`; it has gloo" in first
     assert ours.stderr.count("error:") == ours.stderr.count("hint:") == 1
     assert "--preload MODULE" in ours.stderr
     assert "Traceback" not in ours.stderr
@@ -61,4 +61,4 @@ def test_a_back_end_that_is_lacking_where_the_mesh_is_built_late() -> None:
     )  # fmt: skip
 
     assert ours.returncode == 1
-    assert "has no back end `foo`; it has gloo, " in ours.stderr.rpartition("error: ")[2]
+    assert "has no backend `foo`; it has gloo, " in ours.stderr.rpartition("error: ")[2]

@@ -39,7 +39,13 @@ def check(name: str, launch: tuple[str, ...], folder: Path) -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("launch", _LAUNCHES[1:], ids=["mesh", "exec"])
+@pytest.mark.parametrize(
+    "launch",
+    [
+        pytest.param(_LAUNCHES[1], id="mesh"),
+        pytest.param(_LAUNCHES[2], id="exec", marks=pytest.mark.nightly),
+    ],
+)
 def test_a_forked_child_may_end_in_any_way(launch: tuple[str, ...], tmp_path: Path) -> None:
     """With its own status, files and traceback; groups whose threads it lacks hold it up not."""
     check("forks", launch, tmp_path / "run")

@@ -76,7 +76,7 @@ def test_a_mesh_that_does_not_fit_starts_nothing(workers: int, fits: str, tmp_pa
     assert (ours.returncode, ours.stdout) == (2, "")
     assert ours.stderr.splitlines() == [
         "error: mesh `2x3` needs 6 workers (2 x 3),"
-        f" and 1 node x {workers} workers gives {workers}",
+        f" but 1 node x {workers} workers gives {workers}",
         "",
         f"hint: `{fits}` fits {workers} workers; --nproc-per-node 6 gives 6",
     ]
