@@ -14,7 +14,8 @@ def main(_known_at_start: object = None) -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         # Until there is something to end, a Ctrl-C ends us without a traceback.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from meshrun.cli.command import Began, run_command_line
+    from meshrun.cli.began import Began
+    from meshrun.cli.command import run_command_line
 
     present, _, told = os.environ.pop("MESHRUN_HOSTS_PRESENT", "").partition(" ")
     caller = None

@@ -7,7 +7,6 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from inspect import Parameter, Signature
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
@@ -15,6 +14,7 @@ import typer
 from typer.core import TyperCommand
 
 from meshrun import __version__
+from meshrun.cli.began import Began
 from meshrun.cli.option import COMMAND_LINE
 from meshrun.cli.options import Options
 from meshrun.cli.words import CommandLine, spell_known, spell_out
@@ -23,7 +23,7 @@ from meshrun.host.descriptors import is_lost_output, let_go_of, open_standard_st
 from meshrun.plan.parse import parse_flag
 
 if TYPE_CHECKING:
-    from meshrun.host.child_launcher import Caller
+    pass
 
 _Table = TypeVar("_Table", bound=Options)
 _LINE = "meshrun.line"
@@ -36,20 +36,6 @@ _SET_BY_A_LAUNCH = (
 
 # typer carries its own click, or needs the one on PyPI, depending on its version.
 _UsageErrorOfTyper: Any = typer.BadParameter.__bases__[0]
-
-
-@dataclass(frozen=True, slots=True)
-class Began:
-    """How this process came to be."""
-
-    at_ns: int
-    """Monotonic time at which the user's wait began."""
-    hosts_present: int = 0
-    """As one of how many another meshrun started it at first; 0 if none did."""
-    is_told: bool = False
-    """Whether another one of them tells people what concerns all."""
-    caller: Caller | None = None
-    """Who started it and uses it, if anybody does."""
 
 
 class _AsWritten:

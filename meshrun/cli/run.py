@@ -32,7 +32,7 @@ from meshrun.protocol.result import LaunchResult, Timings
 from meshrun.supervisor.program_file import read_source
 
 if TYPE_CHECKING:
-    from meshrun.cli.command import Began
+    from meshrun.cli.began import Began
     from meshrun.plan.plan import LaunchPlan
 
 

@@ -37,6 +37,7 @@ from meshrun.rendezvous.node_info import NodeInfo, foreign, read_info
 from meshrun.rendezvous.pickle_filter import read_own_types_only
 from meshrun.rendezvous.polling import quicken
 from meshrun.rendezvous.torch_decline import hear_who_gives_up
+from meshrun.rendezvous.torch_handler import make_handler
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous.api import RendezvousInfo
@@ -129,31 +130,6 @@ def _describe(error: BaseException) -> str:
 def _tell(reports: socket.socket, event: Any) -> None:
     with contextlib.suppress(OSError):
         reports.send(codec.encode(event))
-
-
-def make_handler(order: Negotiate) -> Any:
-    """Return torch's handler, or a plug-in's."""
-    from torch.distributed.elastic.rendezvous import RendezvousParameters
-    from torch.distributed.elastic.rendezvous.registry import (
-        _register_default_handlers,
-        _register_out_of_tree_handlers,
-        get_rendezvous_handler,
-    )
-
-    with contextlib.suppress(Exception):
-        _register_default_handlers()
-        _register_out_of_tree_handlers()
-    return get_rendezvous_handler(
-        RendezvousParameters(
-            backend=order.backend,
-            endpoint=format_endpoint(order.endpoint_host, order.endpoint_port),
-            run_id=order.run_id,
-            min_nodes=order.least_nodes,
-            max_nodes=order.nnodes,
-            local_addr=order.address,
-            **order.conf,
-        )
-    )
 
 
 def _tell_who_waits(order: Negotiate, done: threading.Event, say: Any) -> None:

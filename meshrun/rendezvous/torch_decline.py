@@ -66,7 +66,7 @@ class Declining:
 def main(_known_at_start: object = None) -> None:
     """Say it until all others have heard it, or the launcher has had enough of it."""
     from meshrun.rendezvous.pickle_filter import read_own_types_only
-    from meshrun.rendezvous.torch_backend import make_handler
+    from meshrun.rendezvous.torch_handler import make_handler
 
     die_with_parent(os.getppid())
     set_title("decline")

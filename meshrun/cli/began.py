@@ -1,0 +1,21 @@
+"""How this process of the command line came to be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshrun.host.child_launcher import Caller
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    """How this process came to be."""
+
+    at_ns: int
+    """Monotonic time at which the user's wait began."""
+    hosts_present: int = 0
+    """As one of how many another meshrun started it at first; 0 if none did."""
+    is_told: bool = False
+    """Whether another one of them tells people what concerns all."""
+    caller: Caller | None = None
+    """Who started it and uses it, if anybody does."""
