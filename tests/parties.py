@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import selectors
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -10,6 +9,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from meshrun.host.reactor import Reactor
 from meshrun.host.sockets import listen_on
 from meshrun.plan.rendezvous_config import RendezvousConfig
 from meshrun.protocol.events import FromNodes
@@ -35,7 +35,14 @@ class Clock:
         self.now_ns = 1_000 * S
         self.ahead_ns = 0
         """Of the party whose turn it is."""
-        monkeypatch.setattr(time, "monotonic_ns", lambda: self.now_ns + self.ahead_ns)
+        self.is_real = False
+        """Whether it is the machine's for now: a goodbye waits for as long as it really takes."""
+        real = time.monotonic_ns
+        monkeypatch.setattr(
+            time,
+            "monotonic_ns",
+            lambda: real() if self.is_real else self.now_ns + self.ahead_ns,
+        )
 
     def pass_s(self, seconds: float) -> None:
         """Let time pass that nobody has."""
@@ -43,25 +50,24 @@ class Clock:
 
 
 class Party:
-    """One launcher's end: its selector, what it told people, and what happened to it."""
+    """One launcher's end: its reactor, what it told people, and what happened to it."""
 
     def __init__(self, clock: Clock, *, ahead_ns: int = 0) -> None:
         self.clock, self.ahead_ns = clock, ahead_ns
-        self.selector = selectors.DefaultSelector()
+        self.reactor = Reactor()
         self.notes: list[str] = []
         self.news: list[FromNodes] = []
         self.asked: list[str] = []
         """Why it was asked where its ranks are."""
         self.is_closed = False
-        self.board = Connections(self.selector, self.notes.append)
+        self.board = Connections(self.reactor, self.notes.append)
         self.side: Lobby | Coordinator | Participant
+        self.reactor.each_turn(lambda: self.side.look())  # noqa: PLW0108 - another, later
 
     def turn(self) -> None:
         """Do what is due."""
         self.clock.ahead_ns = self.ahead_ns
-        for key, _ in self.selector.select(0):
-            key.data()
-        self.side.look()
+        self.reactor.turn(most_s=0)
         self.news += self.board.news
         self.board.news.clear()
         self.clock.ahead_ns = 0
@@ -84,8 +90,10 @@ class Party:
         """Let go of everything."""
         if not self.is_closed:
             self.is_closed = True
+            self.clock.is_real = True
             self.side.close()
-            self.selector.close()
+            self.clock.is_real = False
+            self.reactor.close()
 
 
 class Parties:

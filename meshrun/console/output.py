@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import os
 import select
-import selectors
 import socket
 import sys
 import termios
@@ -24,6 +23,7 @@ from meshrun.console.prefix import line_prefix
 from meshrun.console.repeats import Repeats
 from meshrun.host.file_watch import FileWatch
 from meshrun.host.log_file import Opener, append_to_log, open_log
+from meshrun.host.reactor import Reactor
 from meshrun.plan.log_files import RankFiles, StreamFile
 from meshrun.plan.plan import LaunchPlan, RankPlan
 
@@ -62,7 +62,7 @@ class Output:
         self,
         plan: LaunchPlan,
         console: Console,
-        selector: selectors.BaseSelector,
+        reactor: Reactor,
         printed: Callable[[int], None],
         opener: Opener,
     ) -> None:
@@ -71,13 +71,13 @@ class Output:
         Args:
             plan: Which streams go where.
             console: Our own stdout and stderr.
-            selector: What the loop waits with.
+            reactor: The loop's.
             printed: Called with a rank that printed something.
             opener: Opens the files of ranks.
         """
         self._plan = plan
         self._hostname = socket.gethostname()
-        self._console, self._selector, self._printed = console, selector, printed
+        self._console, self._reactor, self._printed = console, reactor, printed
         self._opener = opener
         self._pipes: dict[int, _Source] = {}
         self._ahead: set[int] = set()
@@ -98,7 +98,7 @@ class Output:
         """Where stderr of each rank is printed."""
         self._watch: FileWatch[_Source] = FileWatch()
         if self._watch.fileno() >= 0:
-            selector.register(self._watch.fileno(), selectors.EVENT_READ, self._on_written)
+            reactor.add_reader(self._watch.fileno(), self._on_written)
 
     def settle(self, plan: LaunchPlan) -> None:
         """The nodes have met: this is the plan now."""
@@ -176,6 +176,8 @@ class Output:
     @property
     def next_look_ns(self) -> int | None:
         """When :meth:`read_files` has to be called again, or ``None``."""
+        if self.has_more:
+            return 0
         times = [self._collapsing.next_due_ns if self._collapsing else self._repeats.next_due_ns]
         if self._unwatched and self._reading:
             times.append(self._look_at_ns)
@@ -190,7 +192,7 @@ class Output:
             if self._reading:
                 self._register(fd)
             else:
-                self._selector.unregister(fd)
+                self._reactor.remove(fd)
 
     def read_files(self) -> None:
         """Take the next piece of each followed file that has grown."""
@@ -254,7 +256,7 @@ class Output:
     def _on_pipe(self, fd: int) -> None:
         if self._is_ahead(self._pipes[fd]):
             self._ahead.add(fd)
-            self._selector.unregister(fd)
+            self._reactor.remove(fd)
         else:
             self._read_pipe(fd)
 
@@ -318,12 +320,12 @@ class Output:
             self._console.feed(self._errors[rank], text)
 
     def _register(self, fd: int) -> None:
-        self._selector.register(fd, selectors.EVENT_READ, partial(self._on_pipe, fd))
+        self._reactor.add_reader(fd, partial(self._on_pipe, fd))
 
     def _close_pipe(self, fd: int) -> None:
         del self._pipes[fd]
         if self._reading and fd not in self._ahead:
-            self._selector.unregister(fd)
+            self._reactor.remove(fd)
         self._ahead.discard(fd)
         os.close(fd)
 
@@ -400,7 +402,7 @@ class Output:
     def close(self) -> None:
         """Stop watching files."""
         if self._watch.fileno() >= 0:
-            self._selector.unregister(self._watch.fileno())
+            self._reactor.remove(self._watch.fileno())
         self._watch.close()
 
     def _close_tail(self, source: _Source) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import selectors
-
 from meshrun.console.console import Console
+from meshrun.host.reactor import Reactor
 
 LAST_WORDS_TAKE_S = 2.0
 """How long readers have for what ranks printed, after a launch that was stopped."""
@@ -16,31 +15,28 @@ def dropped_note(count: int) -> str:
 
 
 class SlowReaders:
-    """Keeps the selector's writers equal to the console's outlets that have something waiting."""
+    """Keeps the reactor's writers equal to the console's outlets that have something waiting."""
 
-    def __init__(self, console: Console, selector: selectors.BaseSelector) -> None:
+    def __init__(self, console: Console, reactor: Reactor) -> None:
         self._console = console
-        self._selector = selector
-        self._has_some = False
+        self._reactor = reactor
+        self._watched: set[int] = set()
 
     def watch(self) -> None:
-        """Have the selector wake us when a reader of our output takes more."""
+        """Have the reactor wake us when a reader of our output takes more."""
         waiting = {outlet.fileno(): outlet for outlet in self._console.waiting}
-        if not waiting and not self._has_some:
-            return
-        self._has_some = bool(waiting)
-        for fd, key in list(self._selector.get_map().items()):
-            if key.events == selectors.EVENT_WRITE and fd not in waiting:
-                self._selector.unregister(fd)
-        for fd, outlet in waiting.items():
+        for fd, outlet in list(waiting.items()):
             if not outlet.needs_select:
                 outlet.flush()
-            elif fd not in self._selector.get_map():
-                self._selector.register(fd, selectors.EVENT_WRITE, outlet.flush)
+                del waiting[fd]
+        for fd in self._watched - waiting.keys():
+            self._reactor.remove(fd)
+        for fd in waiting.keys() - self._watched:
+            self._reactor.add_writer(fd, waiting[fd].flush)
+        self._watched = set(waiting)
 
     def wait(self, timeout_s: float | None) -> None:
         """Block until a reader takes more, or for so long; for the end of a launch."""
         self.watch()
         if self._console.waiting:
-            for key, _ in self._selector.select(timeout_s):
-                key.data()
+            self._reactor.listen(timeout_s)

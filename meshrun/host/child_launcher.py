@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import codecs
 import os
-import selectors
 import signal
 import subprocess
 import sys
@@ -16,7 +15,10 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import IO, Any, TextIO
+
+from meshrun.host.reactor import Reactor
 
 PARENT_PID = "MESHRUN_PARENT_PID"
 """Says to a launcher that it is such a child, and of whom."""
@@ -146,17 +148,18 @@ def _leads_to(stream: TextIO | None, descriptor: int) -> bool:
 
 def _copy(pairs: Sequence[tuple[IO[bytes], TextIO]]) -> None:
     """Copy each pipe to its stream as it comes, until all are closed at the other end."""
-    with selectors.DefaultSelector() as selector:
+    with Reactor() as reactor:
+
+        def copy(pipe: IO[bytes], stream: TextIO, decoder: codecs.IncrementalDecoder) -> None:
+            data = os.read(pipe.fileno(), _READ_BYTES)
+            _write(stream, decoder.decode(data, final=not data))
+            if not data:
+                reactor.remove(pipe)
+
         for pipe, stream in pairs:
             decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
-            selector.register(pipe, selectors.EVENT_READ, (stream, decoder))
-        while selector.get_map():
-            for key, _ in selector.select():
-                stream, decoder = key.data
-                data = os.read(key.fd, _READ_BYTES)
-                _write(stream, decoder.decode(data, final=not data))
-                if not data:
-                    selector.unregister(key.fileobj)
+            reactor.add_reader(pipe, partial(copy, pipe, stream, decoder))
+        reactor.run_until(lambda: not reactor.watched)
 
 
 def _write(stream: TextIO, text: str) -> None:

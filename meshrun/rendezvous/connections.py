@@ -1,50 +1,52 @@
-"""A launcher's connections in the loop's selector, and the events they produce."""
+"""A launcher's connections in the loop's reactor, and the events they produce."""
 
 from __future__ import annotations
 
-import selectors
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 
+from meshrun.host.reactor import Reactor
 from meshrun.protocol.activity import Activity
 from meshrun.protocol.events import FromNodes
 from meshrun.rendezvous.connection import Connection
 from meshrun.rendezvous.deadline import Deadline
 
 _GOODBYE_S = 2.0
-_BOTH = selectors.EVENT_READ | selectors.EVENT_WRITE
 
 
 class Connections:
     """What a coordinator and a participant share.
 
     Args:
-        selector: The loop's; its keys hold what to call.
+        reactor: The loop's.
         note: Shows people one line.
     """
 
-    def __init__(self, selector: selectors.BaseSelector, note: Callable[[str], None]) -> None:
-        self.selector = selector
+    def __init__(self, reactor: Reactor, note: Callable[[str], None]) -> None:
+        self.reactor = reactor
+        self._heard: dict[Connection, Callable[[], None]] = {}
         self.note = note
         self.news: deque[FromNodes] = deque()
         self.activity = Activity()
         self._lost_ns = 0
+        reactor.on_skip(self.skip)
 
     def add(self, connection: Connection, on_ready: Callable[[], None]) -> None:
         """Have ``on_ready`` called when something came, or there is room for what waits."""
-        self.selector.register(connection, selectors.EVENT_READ, on_ready)
+        self._heard[connection] = on_ready
+        self.reactor.add_reader(connection, on_ready)
         self.settle(connection)
 
     def settle(self, connection: Connection) -> None:
         """After sending or receiving: wait for what the link now waits for."""
         if connection.closed is not None:
             self.drop(connection)
-            return
-        key = self.selector.get_key(connection)
-        wanted = _BOTH if connection.wants_to_write else selectors.EVENT_READ
-        if key.events != wanted:
-            self.selector.modify(connection, wanted, key.data)
+        elif connection.wants_to_write:
+            self.reactor.add_writer(connection, self._heard[connection])
+        else:
+            self.reactor.remove_writer(connection)
 
     def close(self, connection: Connection, why: str) -> None:
         """Stop watching a link and close it."""
@@ -55,9 +57,8 @@ class Connections:
         """Do not count this time as the others' silence: nobody could listen here."""
         self._lost_ns += lost_ns
         now_ns = time.monotonic_ns()
-        for key in self.selector.get_map().values():
-            if isinstance(key.fileobj, Connection):
-                key.fileobj.heard_ns = min(now_ns, key.fileobj.heard_ns + lost_ns)
+        for connection in self._heard:
+            connection.heard_ns = min(now_ns, connection.heard_ns + lost_ns)
 
     def deadline(self, timeout_s: float) -> Deadline:
         """Return a deadline from now on, to which lost time does not count."""
@@ -65,33 +66,26 @@ class Connections:
 
     def drop(self, connection: Connection) -> None:
         """Stop watching a link, closed or not."""
-        try:
-            self.selector.unregister(connection)
-        except (KeyError, ValueError):
-            # The selector looks a closed one up by its object.
-            pass
+        self._heard.pop(connection, None)
+        self.reactor.remove(connection)
 
 
 def say_goodbye(connections: Iterable[Connection], board: Connections) -> None:
     """Close connections once the other ends have read all that was said, or do not read on."""
     connections = list(connections)
-    deadline = time.monotonic() + _GOODBYE_S
-    with selectors.DefaultSelector() as selector:
+    with Reactor() as reactor:
+        last = Connections(reactor, board.note)
+
+        def hear(connection: Connection) -> None:
+            connection.receive()
+            connection.end_writing()
+            last.settle(connection)
+
         for connection in connections:
             board.drop(connection)
             if connection.closed is None:
-                selector.register(
-                    connection, selectors.EVENT_READ | selectors.EVENT_WRITE, connection
-                )
                 connection.end_writing()
-        while selector.get_map() and (left_s := deadline - time.monotonic()) > 0:
-            for key, _ in selector.select(left_s):
-                connection = key.data
-                connection.receive()
-                connection.end_writing()
-                if connection.closed is not None:
-                    selector.unregister(connection)
-                elif not connection.wants_to_write:
-                    selector.modify(connection, selectors.EVENT_READ, connection)
+                last.add(connection, partial(hear, connection))
+        reactor.run_until(lambda: not reactor.watched, timeout_s=_GOODBYE_S)
     for connection in connections:
         connection.close("the launch is over")

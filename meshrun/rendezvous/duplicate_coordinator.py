@@ -25,13 +25,13 @@ class DuplicateCoordinator:
         config: Where the endpoint is.
         info: What this node sends about itself; its ``knock`` is random.
         secret: What only launchers of this launch know.
-        board: That of this node, whose selector watches the probe too.
+        board: That of this node, whose reactor watches the probe too.
     """
 
     def __init__(
         self, config: RendezvousConfig, info: Join, *, secret: bytes, board: Connections
     ) -> None:
-        self._board = Connections(board.selector, note=lambda _: None)
+        self._board = Connections(board.reactor, note=lambda _: None)
         self._participant = Participant(
             replace(config, timeout_s=config.timeout_s + _ANSWER_TAKES_S),
             info,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import selectors
 import socket
 import time
 from collections.abc import Callable
@@ -224,7 +223,7 @@ class Participant:
             self._connect(self._addresses.pop(0))
             return
         self._lookup = Lookup(self._config.host or "")
-        self._board.selector.register(self._lookup, selectors.EVENT_READ, self._looked_up)
+        self._board.reactor.add_reader(self._lookup, self._looked_up)
 
     @property
     def _port(self) -> int:
@@ -233,7 +232,7 @@ class Participant:
     def _looked_up(self) -> None:
         if self._lookup is None:
             return
-        self._board.selector.unregister(self._lookup)
+        self._board.reactor.remove(self._lookup)
         self._addresses, why = self._lookup.result()
         self._lookup = None
         outward = (each for each in self._addresses if not is_loopback(each))
@@ -258,13 +257,13 @@ class Participant:
             self._connecting = None
             self._not_connected(error.strerror or str(error))
             return
-        self._board.selector.register(self._connecting, selectors.EVENT_WRITE | 1, self._connected)
+        self._board.reactor.add_writer(self._connecting, self._connected)
 
     def _connected(self) -> None:
         connection, self._connecting = self._connecting, None
         if connection is None:
             return
-        self._board.selector.unregister(connection)
+        self._board.reactor.remove(connection)
         if code := connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             connection.close()
             self._not_connected(os.strerror(code))
@@ -311,7 +310,7 @@ class Participant:
         """The present try takes too long."""
         self._give_up_ns = None
         if self._connecting is not None:
-            self._board.selector.unregister(self._connecting)
+            self._board.reactor.remove(self._connecting)
             self._connecting.close()
             self._connecting = None
             self._not_connected("no answer")
@@ -464,10 +463,10 @@ class Participant:
         if self._reach is not None:
             self._reach.close()
         if self._lookup is not None:
-            self._board.selector.unregister(self._lookup)
+            self._board.reactor.remove(self._lookup)
             self._lookup.close()
         if self._connecting is not None:
-            self._board.selector.unregister(self._connecting)
+            self._board.reactor.remove(self._connecting)
             self._connecting.close()
         if self._connection is not None:
             self._connection.flush()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import secrets
-import selectors
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ from dataclasses import replace
 from meshrun.errors import HostError, MeshrunError, RendezvousError
 from meshrun.host.interfaces import as_seen_by, is_address, own_addresses
 from meshrun.host.network import outward_address
+from meshrun.host.reactor import Reactor
 from meshrun.host.sockets import listen_on
 from meshrun.plan.rendezvous_config import (
     DEFAULT_PORT,
@@ -58,7 +58,7 @@ class Peers:
         info: What this node says of itself.
         secret: What only launchers of this launch know.
         is_open: Whether that is no more than the command.
-        selector: The loop's; its keys hold what to call.
+        reactor: The loop's.
         note: Shows people one line.
         where: Called with a reason when the coordinator asks for where this node's ranks are.
         negotiate: Has torch's rendezvous begun, where one is asked for.
@@ -71,7 +71,7 @@ class Peers:
         info: Join,
         *,
         secret: bytes,
-        selector: selectors.BaseSelector,
+        reactor: Reactor,
         note: Callable[[str], None],
         where: Callable[[str], None],
         negotiate: Callable[[Negotiate], None],
@@ -85,7 +85,7 @@ class Peers:
         self._negotiate, self._fit = negotiate, fit
         self._negotiation: TorchNegotiation | None = None
         self._gave_up: GaveUp | None = None
-        self._board = Connections(selector, note)
+        self._board = Connections(reactor, note)
         self._side: Finding | Lobby | Coordinator | Participant | None = None
         self._listener: socket.socket | None = None
         try:
@@ -123,10 +123,6 @@ class Peers:
         """Do what is due."""
         if self._side is not None:
             self._side.look()
-
-    def skip(self, lost_ns: int) -> None:
-        """Do not count this time as the others' silence."""
-        self._board.skip(lost_ns)
 
     def news(self) -> Iterator[FromNodes]:
         """Yield what has happened, in order."""

@@ -7,7 +7,6 @@ where a firewall is between, it is told, rather than that ranks wait for each ot
 from __future__ import annotations
 
 import os
-import selectors
 import socket
 import time
 
@@ -38,7 +37,7 @@ class Reachability:
             self._listener = listen_on(address, 0)
         except MeshrunError:  # nobody tries it then
             return
-        board.selector.register(self._listener, selectors.EVENT_READ, self._answer)
+        board.reactor.add_reader(self._listener, self._answer)
 
     @property
     def port(self) -> int:
@@ -65,7 +64,7 @@ class Reachability:
         except OSError as error:
             self._tell(error.strerror or str(error))
             return
-        self._board.selector.register(self._trying, selectors.EVENT_WRITE, self._came_through)
+        self._board.reactor.add_writer(self._trying, self._came_through)
 
     def look(self) -> None:
         """Do what is due: give up, and close what was open for long enough."""
@@ -109,8 +108,7 @@ class Reachability:
 
     def _let_go(self, each: socket.socket | None) -> None:
         if each is not None:
-            if each in self._board.selector.get_map():
-                self._board.selector.unregister(each)
+            self._board.reactor.remove(each)
             each.close()
 
     def close(self) -> None:

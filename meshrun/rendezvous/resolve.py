@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import selectors
 import time
 from collections.abc import Callable
 
@@ -43,13 +42,13 @@ class Finding:
     def _look_up(self) -> None:
         config = self._config
         self._lookup = Lookup((config.host or "").strip("[]"))
-        self._board.selector.register(self._lookup, selectors.EVENT_READ, self._looked_up)
+        self._board.reactor.add_reader(self._lookup, self._looked_up)
 
     def _looked_up(self) -> None:
         lookup, self._lookup = self._lookup, None
         if lookup is None:
             return
-        self._board.selector.unregister(lookup)
+        self._board.reactor.remove(lookup)
         addresses, self._why = lookup.result()
         if not self._found(addresses, self._why):
             self._retry_ns = time.monotonic_ns() + int(_RETRY_S * 1e9)
@@ -95,5 +94,5 @@ class Finding:
         """Stop looking."""
         lookup, self._lookup = self._lookup, None
         if lookup is not None:
-            self._board.selector.unregister(lookup)
+            self._board.reactor.remove(lookup)
             lookup.close()

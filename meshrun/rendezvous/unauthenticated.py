@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import selectors
 import socket
 import time
 from collections import defaultdict
@@ -66,12 +65,12 @@ class Unauthenticated:
     def _listen(self) -> None:
         if not self._is_listening:
             self._is_listening = True
-            self._board.selector.register(self._listener, selectors.EVENT_READ, self._accept)
+            self._board.reactor.add_reader(self._listener, self._accept)
 
     def _pause(self) -> None:
         if self._is_listening:
             self._is_listening = False
-            self._board.selector.unregister(self._listener)
+            self._board.reactor.remove(self._listener)
 
     def look(self) -> None:
         """Once a beat: close connections that do not say what they are."""

@@ -6,15 +6,14 @@ import hashlib
 import hmac
 import os
 import secrets
-import selectors
 import stat
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 
 from meshrun.errors import HostError, MeshrunError
+from meshrun.host.reactor import Reactor
 from meshrun.layout import format_derived
 from meshrun.layout.spec import format_mesh
 from meshrun.plan.group_options import format_group_options
@@ -54,7 +53,7 @@ def meet_nodes(plan: LaunchPlan, config: RendezvousConfig) -> Meet:
     config = replace(config, is_secret=_has_secret(os.environ, config))
 
     def meet(
-        selector: selectors.BaseSelector,
+        reactor: Reactor,
         note: Callable[[str], None],
         where: Callable[[str], None],
         negotiate: Callable[[Negotiate], None],
@@ -66,13 +65,13 @@ def meet_nodes(plan: LaunchPlan, config: RendezvousConfig) -> Meet:
             describe_node(plan, secret),
             secret=secret,
             is_open=not _read_secret(os.environ, config),
-            selector=selector,
+            reactor=reactor,
             note=note,
             where=where,
             negotiate=negotiate,
             fit=partial(fit_nodes, plan.request),
         )
-        return Nodes(peers, note, stay_s=config.node_timeout_s)
+        return Nodes(peers, note, reactor, stay_s=config.node_timeout_s)
 
     return meet
 
@@ -85,24 +84,20 @@ def decline(config: RendezvousConfig, error: MeshrunError, note: Callable[[str],
     except HostError:
         secret = find_secret({}, config)  # which the others refuse, and know of it
     info = Join(host=host, node_rank=config.node_rank, nproc=1, settings={})
-    with selectors.DefaultSelector() as selector:
+    with Reactor() as reactor:
         peers = Peers(
             config,
             info,
             secret=secret,
-            selector=selector,
+            reactor=reactor,
             note=lambda _: None,
             where=lambda _: None,
             negotiate=lambda *_: None,
         )
         peers.give_up(GaveUp(host=host, reason=error.message, exit_code=error.exit_code))
-        farewell = Farewell(peers, error.message, config.node_timeout_s, note)
-        while farewell.look():
-            times = (peers.next_look_ns, farewell.next_look_ns)
-            next_ns = min(at for at in times if at is not None)
-            for key, _ in selector.select(max(0.0, (next_ns - time.monotonic_ns()) / 1e9)):
-                key.data()
-            peers.look()
+        farewell = Farewell(peers, error.message, config.node_timeout_s, note, reactor)
+        reactor.each_turn(peers.look, due=lambda: peers.next_look_ns)
+        reactor.run_until(lambda: farewell.is_over)
         peers.close()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import selectors
 import signal
 import socket
 import time
@@ -19,6 +18,7 @@ from meshrun.errors import MeshrunError
 from meshrun.host.child_launcher import Caller
 from meshrun.host.memory import MemoryWatch
 from meshrun.host.processes import become_subreaper, end_children, is_stopped, list_children
+from meshrun.host.reactor import Reactor
 from meshrun.layout.labels import merged_label
 from meshrun.lifecycle.actions import (
     Action,
@@ -122,22 +122,21 @@ class Loop:
             ranks={rank: RankState() for rank in ranks},
             cluster=None if meet is None else ClusterState(is_elastic=plan.is_elastic),
         )
-        self._selector = selectors.DefaultSelector()
+        self._reactor = Reactor()
         self._terminal = Terminal(
             plan,
             console,
             lambda *to, **how: self._workers.signal(*to, **how),  # noqa: PLW0108 - made later
         )
         self._monitor = Monitor(plan, console)
-        self._output = Output(plan, console, self._selector, self._monitor.printed, folder.open)
+        self._output = Output(plan, console, self._reactor, self._monitor.printed, folder.open)
         self._memory = MemoryWatch()
         self.evidence: Mapping[int, Evidence] = {}
         """What is known of ranks that failed, once the launch is over."""
-        self._wake_at_ns: int | None = None
-        self._asleep_ns = time.monotonic_ns()
+        self._wake = self._reactor.call_at(None, self._pass_time)
         self._was_continued = False
         self._signalled_ns = self._ended_ns = 0
-        self._slow_readers = SlowReaders(console, self._selector)
+        self._slow_readers = SlowReaders(console, self._reactor)
         self._not_ours = frozenset(list_children())
         become_subreaper()
         # From before there is anything to end.
@@ -149,7 +148,7 @@ class Loop:
             even_if_ignored=plan.request.stop_even_if_ignored,
             always=(signal.SIGQUIT, signal.SIGCONT, *plan.request.forwarded_signals),
         )
-        self._selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
+        self._reactor.add_reader(self._signals, self._on_signals)
         self._workers = Workers(
             plan,
             session,
@@ -158,17 +157,34 @@ class Loop:
             output=self._output,
             monitor=self._monitor,
             terminal=self._terminal,
-            selector=self._selector,
+            reactor=self._reactor,
+            note=console.note,
             on_control=self._on_control,
             on_reports=self._on_reports,
         )
         self._nodes = None if meet is None else self._meet(meet)
+        self._arrange()
 
     def _meet(self, meet: Meet) -> Nodes:
         note, negotiate = self._console.note, self._workers.negotiate
-        nodes = meet(self._selector, note, self._show_where, negotiate)
+        nodes = meet(self._reactor, note, self._show_where, negotiate)
         self._monitor.share(nodes.peers.activity)
         return nodes
+
+    def _arrange(self) -> None:
+        """Say what is done in every turn, in this order."""
+        each, output, console = self._reactor.each_turn, self._output, self._console
+        self._reactor.wake_by(lambda: self._terminal.next_look_ns)
+        self._reactor.on_skip(self._monitor.skip)
+        each(self._look_at_caller, due=lambda: self._pause.next_look_ns)
+        each(self._skip_lost_time)
+        each(output.read_files, due=lambda: output.next_look_ns)
+        if (live := self._live) is not None:
+            each(lambda: live.look(self.state), due=lambda: live.next_look_ns)
+        each(console.show_waiting, due=lambda: console.next_wake_ns)
+        if (nodes := self._nodes) is not None:
+            each(self._look_at_nodes, due=lambda: nodes.next_look_ns)
+        each(self._look_at_ranks, due=lambda: self._monitor.next_look_ns(self.state))
 
     @property
     def plan(self) -> LaunchPlan:
@@ -197,7 +213,7 @@ class Loop:
             self._monitor.close()
             self._output.close()
             self._terminal.close()
-            self._selector.close()
+            self._reactor.close()
         return self.state
 
     def _finish_output(self) -> None:
@@ -232,27 +248,13 @@ class Loop:
         """Wait for something to happen and deal with it."""
         self._slow_readers.watch()
         self._output.pause_or_go_on()
-        ready, due_ns = self._sleep()
+        is_paused = self._pause.is_on and not self._output.has_more
+        # What is due moves with the time while ranks are stopped.
+        self._reactor.wait(least_s=_PAUSED_TURN_S if is_paused else 0.0)
         if self._look_at_terminal():
             return
-        for key, _ in ready:
-            key.data()
-        self._look_at_caller()
-        self._skip_lost_time(due_ns)
-        self._output.read_files()
-        if self._live is not None:
-            self._live.look(self.state)
-        self._console.show_waiting()
-        for news in self._nodes.look() if self._nodes is not None else ():
-            self._hear(news)
-        if self._workers.timers is not None:
-            for text in self._workers.timers.expire(self._workers.zygote.pid):
-                self._console.note(text)
-        if (shown := self._monitor.look(self.state, self._workers.zygote.pid)) is not None:
-            self._happen(shown)
-        if self._wake_at_ns is not None and time.monotonic_ns() >= self._wake_at_ns:
-            self._wake_at_ns = None
-            self._happen(TimePassed(at_ns=time.monotonic_ns()))
+        self._reactor.hear()
+        self._reactor.look()
         self._console.note_lost_output()
         if self._console.reader_is_gone and signal.SIGPIPE not in self.state.signals:
             self._happen(SignalArrived(signum=signal.SIGPIPE, at_ns=time.monotonic_ns()))
@@ -263,16 +265,7 @@ class Loop:
             self._stop("a rank tried to read the terminal from the background")
         return self._terminal.look()
 
-    def _sleep(self) -> tuple[list[tuple[selectors.SelectorKey, int]], int]:
-        """Wait until something is there or due; return what is there, and when that was."""
-        self._asleep_ns, timeout_s = time.monotonic_ns(), self._timeout_s()
-        ready = self._selector.select(timeout_s)
-        awake_ns = time.monotonic_ns()
-        if timeout_s is None:
-            return ready, awake_ns
-        return ready, min(awake_ns, self._asleep_ns + int(timeout_s * 1e9))
-
-    def _skip_lost_time(self, due_ns: int) -> None:
+    def _skip_lost_time(self) -> None:
         """Count no time in which this process was stopped, or the whole machine held up.
 
         SIGCONT does not say since when; at worst it was since we last went to sleep.
@@ -280,17 +273,23 @@ class Loop:
         now_ns = time.monotonic_ns()
         is_paused = self._pause.is_on and not self.state.stopping
         is_lost = is_paused or self._was_continued
-        lost_ns = now_ns - (self._asleep_ns if is_lost else due_ns)
+        lost_ns = now_ns - (self._reactor.asleep_ns if is_lost else self._reactor.due_ns)
         if not is_lost and lost_ns < _LATE_NS:
             return
         self._was_continued = False
         self.state = skip_time(self.state, lost_ns)
-        if self._wake_at_ns is not None:
-            self._wake_at_ns += lost_ns
-        peers = None if self._nodes is None else self._nodes.peers
-        for part in (self._monitor, self._workers.timers, peers):
-            if part is not None:
-                part.skip(lost_ns)
+        self._reactor.skip(lost_ns)
+
+    def _look_at_nodes(self) -> None:
+        for news in self._nodes.look() if self._nodes is not None else ():
+            self._hear(news)
+
+    def _look_at_ranks(self) -> None:
+        if (shown := self._monitor.look(self.state, self._workers.zygote.pid)) is not None:
+            self._happen(shown)
+
+    def _pass_time(self) -> None:
+        self._happen(TimePassed(at_ns=time.monotonic_ns()))
 
     def _hear(self, news: FromNodes) -> None:
         if isinstance(news, OthersFailed) and news.is_hung and not self.state.stopping:
@@ -312,18 +311,6 @@ class Loop:
             watch(event, self.state, self._console)
         for action in actions:
             self._act(action)
-
-    def _timeout_s(self) -> float | None:
-        if self._output.has_more:
-            return 0.0
-        looks = [self._wake_at_ns, self._console.next_wake_ns, self._output.next_look_ns]
-        looks += [self._monitor.next_look_ns(self.state), self._terminal.next_look_ns]
-        for part in (self._live, self._workers.timers, self._nodes):
-            if part is not None:
-                looks.append(part.next_look_ns)
-        times = [at for at in looks if at is not None]
-        least_s = _PAUSED_TURN_S if self._pause.is_on else 0.0  # what is due moves with the time
-        return max(least_s, (min(times) - time.monotonic_ns()) / 1e9) if times else None
 
     def _on_control(self) -> None:
         message = self._workers.zygote.receive()
@@ -399,7 +386,7 @@ class Loop:
         )
         self._console.note(f"{why}: suspending the ranks until `fg` or SIGCONT{lost}")
         self._workers.stop()
-        self._asleep_ns = time.monotonic_ns()
+        self._reactor.asleep_ns = time.monotonic_ns()
         self._signals.stop_here()
         self._continue()
 
@@ -446,7 +433,7 @@ class Loop:
             case OpenGate():
                 self._workers.zygote.open_gate()
             case WakeAt(at_ns=at_ns):
-                self._wake_at_ns = at_ns
+                self._wake.move(at_ns)
             case Tell() | Decide() if self._nodes is not None:
                 self._nodes.carry_out(action, self.state, self.plan.layout, self._gather)
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import selectors
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Literal
 
 from meshrun.errors import MeshrunError, RendezvousError
+from meshrun.host.reactor import Reactor
 from meshrun.layout import Layout
 from meshrun.lifecycle.actions import Decide, Tell
 from meshrun.lifecycle.blame import describe_failure, describe_lost_process
@@ -23,19 +22,19 @@ from meshrun.rendezvous.messages import Begin, Failed, Finished, GaveUp, Idle, L
 from meshrun.rendezvous.peers import Peers
 
 _SIGNALLED_STAY_S = 1.0
-_SILENT_STAY_NS = 1_000_000_000
+_SILENT_STAY_S = 1.0
 """How long a node waits to tell the others before it prints a note."""
 
 Meet = Callable[
     [
-        selectors.BaseSelector,
+        Reactor,
         Callable[[str], None],
         Callable[[str], None],
         Callable[[Negotiate], None],
     ],
     "Nodes",
 ]
-"""Begins to meet the others: given the selector, what notes a line, what shows where ranks are,
+"""Begins to meet the others: given the reactor, what notes a line, what shows where ranks are,
 and what has the zygote begin torch's rendezvous."""
 
 
@@ -47,34 +46,33 @@ class Farewell:
         reason: Why, for people.
         stay_s: How long it stays at most.
         note: Shows people a line.
+        reactor: Where time passes.
     """
 
     def __init__(
-        self, peers: Peers, reason: str, stay_s: float, note: Callable[[str], None]
+        self,
+        peers: Peers,
+        reason: str,
+        stay_s: float,
+        note: Callable[[str], None],
+        reactor: Reactor,
     ) -> None:
         self._peers, self._note, self._stay_s = peers, note, stay_s
         self._text = f"this node cannot take part: {reason}"
-        now_ns = time.monotonic_ns()
-        self._until_ns = now_ns + int(stay_s * 1e9)
-        self._note_ns: int | None = now_ns + _SILENT_STAY_NS
+        self._until = reactor.call_later(stay_s, lambda: None)
+        reactor.call_later(_SILENT_STAY_S, self._explain)
 
     @property
-    def next_look_ns(self) -> int:
-        """When :meth:`look` has something to do."""
-        return min(self._until_ns, self._note_ns or self._until_ns)
+    def is_over(self) -> bool:
+        """Whether there is nobody left to tell, or no time for it."""
+        return self._peers.is_through or self._until.at_ns is None
 
-    def look(self) -> bool:
-        """Return whether other nodes remain to be told, and there is time for it."""
-        now_ns = time.monotonic_ns()
-        if self._peers.is_through or now_ns >= self._until_ns:
-            return False
-        if self._note_ns is not None and now_ns >= self._note_ns:
-            self._note_ns = None
+    def _explain(self) -> None:
+        if not self.is_over:
             self._note(
                 f"{self._text}; waiting up to {self._stay_s:g} s to tell the other nodes (Ctrl-C to"
                 " exit now)"
             )
-        return True
 
 
 class Nodes:
@@ -83,11 +81,15 @@ class Nodes:
     Args:
         peers: Their launchers.
         note: Shows people a line.
+        reactor: The loop's.
         stay_s: How long this node stays to tell them that it will not take part.
     """
 
-    def __init__(self, peers: Peers, note: Callable[[str], None], *, stay_s: float) -> None:
+    def __init__(
+        self, peers: Peers, note: Callable[[str], None], reactor: Reactor, *, stay_s: float
+    ) -> None:
         self.peers, self._note, self._stay_s = peers, note, stay_s
+        self._reactor = reactor
         self._host = os.uname().nodename
         self.hosts: tuple[str, ...] = (self._host,)
         """In node order, once they have met."""
@@ -97,10 +99,7 @@ class Nodes:
     @property
     def next_look_ns(self) -> int | None:
         """When :meth:`look` has something to do."""
-        times = [self.peers.next_look_ns]
-        if self._farewell is not None:
-            times.append(self._farewell.next_look_ns)
-        return min((at for at in times if at is not None), default=None)
+        return self.peers.next_look_ns
 
     def look(self) -> Iterator[FromNodes]:
         """Do what is due, and yield what has happened."""
@@ -173,8 +172,10 @@ class Nodes:
                 )
             stay_s = _SIGNALLED_STAY_S if state.signals else self._stay_s
             stay_s = max(stay_s, self.peers.least_stay_s)
-            self._farewell = Farewell(self.peers, decision.headline, stay_s, self._note)
-        return len(state.signals) == self._signals_before and self._farewell.look()
+            self._farewell = Farewell(
+                self.peers, decision.headline, stay_s, self._note, self._reactor
+            )
+        return len(state.signals) == self._signals_before and not self._farewell.is_over
 
     def close(self) -> None:
         """Have what was said arrive, and let go."""

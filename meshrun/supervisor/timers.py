@@ -14,11 +14,14 @@ import json
 import os
 import stat
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 
 from meshrun.errors import HostError
 from meshrun.host.processes import is_below, send_signal
+from meshrun.host.reactor import Reactor
+from meshrun.host.reactor import Timer as Alarm
 
 _ENABLED = "TORCHELASTIC_ENABLE_FILE_TIMER"
 _FILE = "TORCHELASTIC_TIMER_FILE"
@@ -44,14 +47,27 @@ def timer_file(env: Mapping[str, str], run_folder: str) -> str | None:
 class Timers:
     """The pipe and the timers that are running."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(
+        self,
+        path: str,
+        reactor: Reactor,
+        zygote_pid: Callable[[], int],
+        note: Callable[[str], None],
+    ) -> None:
         """Make the pipe.
+
+        Args:
+            path: Where.
+            reactor: The loop's.
+            zygote_pid: Returns the process below which a timer may end one.
+            note: Shows people a line.
 
         Raises:
             HostError: If it cannot be made.
         """
-        self._path = path
-        self._running: dict[tuple[int, str], _Timer] = {}
+        self._path, self._reactor, self._note = path, reactor, note
+        self._zygote_pid = zygote_pid
+        self._running: dict[tuple[int, str], Alarm] = {}
         self._rest = b""
         self._expired: dict[int, _Timer] = {}
         """By process."""
@@ -65,13 +81,9 @@ class Timers:
             self._fd = os.open(path, flags)
         except OSError as error:
             raise HostError(f"cannot create the timer pipe `{path}`: {error}") from error
+        reactor.add_reader(self._fd, self._read)
 
-    def fileno(self) -> int:
-        """The descriptor to wait for."""
-        return self._fd
-
-    def read(self) -> None:
-        """Take the requests that have come."""
+    def _read(self) -> None:
         try:
             data = self._rest + os.read(self._fd, _READ_BYTES)
         except BlockingIOError:
@@ -89,42 +101,28 @@ class Timers:
                 float(request["expiration_time"]),
                 int(request["signal"]),
             )
-        except (ValueError, KeyError, TypeError):
+            in_ns = int(max(0.0, timer.expires_s - time.time()) * 1e9)
+        except (ValueError, OverflowError, KeyError, TypeError):
             return  # anybody of this user may write to the pipe
-        if timer.expires_s < 0:
-            self._running.pop((timer.pid, timer.scope), None)
-        else:
-            self._running[timer.pid, timer.scope] = timer
+        if (before := self._running.pop((timer.pid, timer.scope), None)) is not None:
+            before.cancel()
+        if timer.expires_s >= 0:
+            at_ns = self._reactor.now_ns() + in_ns
+            alarm = self._reactor.call_at(at_ns, partial(self._expire, timer))
+            self._running[timer.pid, timer.scope] = alarm
 
-    @property
-    def next_look_ns(self) -> int | None:
-        """Monotonic time of the next expiry, or ``None``."""
-        if not self._running:
-            return None
-        in_s = min(timer.expires_s for timer in self._running.values()) - time.time()
-        return time.monotonic_ns() + int(max(0.0, in_s) * 1e9)
-
-    def expire(self, zygote_pid: int) -> list[str]:
-        """Send expired timers' signals to our own processes; return a line to print for each."""
-        now_s = time.time()
-        told = []
-        for timer in [timer for timer in self._running.values() if timer.expires_s <= now_s]:
-            del self._running[timer.pid, timer.scope]
-            if timer.signum > 0 and is_below(timer.pid, zygote_pid):
-                send_signal(timer.pid, timer.signum)
-                self._expired[timer.pid] = timer
-                told.append(f"killed process {timer.pid}: its timer `{timer.scope}` expired")
-        return told
-
-    def skip(self, lost_ns: int) -> None:
-        """Do not count this time."""
-        self._running = {
-            key: replace(timer, expires_s=timer.expires_s + lost_ns / 1e9)
-            for key, timer in self._running.items()
-        }
+    def _expire(self, timer: _Timer) -> None:
+        """Send the signal to one of our own processes."""
+        del self._running[timer.pid, timer.scope]
+        if timer.signum > 0 and is_below(timer.pid, self._zygote_pid()):
+            send_signal(timer.pid, timer.signum)
+            self._expired[timer.pid] = timer
+            self._note(f"killed process {timer.pid}: its timer `{timer.scope}` expired")
 
     def clear(self) -> None:
         """Forget all timers: their ranks have exited."""
+        for alarm in self._running.values():
+            alarm.cancel()
         self._running.clear()
         self._expired.clear()
 
@@ -137,6 +135,7 @@ class Timers:
 
     def close(self) -> None:
         """Remove the pipe."""
+        self._reactor.remove(self._fd)
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.lstat(self._path), os.fstat(self._fd)):
                 os.remove(self._path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import selectors
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -13,6 +12,7 @@ from typing import Any
 from meshrun.console.output import Output
 from meshrun.host.descriptors import allow_descriptors
 from meshrun.host.processes import handles_signal
+from meshrun.host.reactor import Reactor
 from meshrun.layout.labels import rank_label
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan, RankPlan
@@ -41,7 +41,8 @@ class Workers:
         output: Reads what ranks print.
         monitor: Reads their stacks.
         terminal: Lends one of them the terminal.
-        selector: The loop's; its keys hold what to call.
+        reactor: The loop's.
+        note: Shows people a line.
         on_control: Called when the zygote has news.
         on_reports: Called when a rank has.
     """
@@ -56,13 +57,15 @@ class Workers:
         output: Output,
         monitor: Monitor,
         terminal: Terminal,
-        selector: selectors.BaseSelector,
+        reactor: Reactor,
+        note: Callable[[str], None],
         on_control: Callable[[], None],
         on_reports: Callable[[], None],
     ) -> None:
         self._folder = folder
         self._output, self._monitor, self._terminal = output, monitor, terminal
-        self._selector, self._on_control, self._on_reports = selector, on_control, on_reports
+        self._reactor, self._on_control, self._on_reports = reactor, on_control, on_reports
+        self._note = note
         self._orders = SpawnOrders(self._send_order)
         self._generation = 0
         self.timers: Timers | None = None
@@ -83,7 +86,7 @@ class Workers:
     def wait_for_zygote(self) -> int:
         """Close the zygote's socket, wait for its end and return its wait status."""
         for end in (self.zygote.control, self.zygote.reports):
-            self._selector.unregister(end)
+            self._reactor.remove(end)
         return self.zygote.wait()
 
     def start_zygote(self, *, without_torch: bool) -> None:
@@ -136,8 +139,8 @@ class Workers:
             )
         finally:
             os.close(stacks)
-        self._selector.register(zygote.control, selectors.EVENT_READ, self._on_control)
-        self._selector.register(zygote.reports, selectors.EVENT_READ, self._on_reports)
+        self._reactor.add_reader(zygote.control, self._on_control)
+        self._reactor.add_reader(zygote.reports, self._on_reports)
         return zygote
 
     def _send_order(self, rank: RankPlan) -> None:
@@ -173,8 +176,9 @@ class Workers:
         if self.timers is not None:
             self.timers.clear()
         elif self.session.timer_file is not None:
-            self.timers = Timers(self.session.timer_file)
-            self._selector.register(self.timers, selectors.EVENT_READ, self.timers.read)
+            self.timers = Timers(
+                self.session.timer_file, self._reactor, lambda: self.zygote.pid, self._note
+            )
 
     # ---- signals and ends ------------------------------------------------------------------
 

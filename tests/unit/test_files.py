@@ -11,6 +11,7 @@ import pytest
 from meshrun.errors import HostError, UsageError
 from meshrun.host.folder import Folder, make_folder, who_else_may_write
 from meshrun.host.leftovers import private_folder, remove_if_forgotten
+from meshrun.host.reactor import Reactor
 from meshrun.host.whole_file import check_target, write_whole
 from meshrun.supervisor.timers import Timers
 from meshrun.worker.function import open_own
@@ -165,15 +166,19 @@ def test_a_path_that_names_no_file_is_told_before(path: str, said: str) -> None:
 
 def test_a_timer_pipe_takes_the_place_of_a_pipe_alone(tmp_path: Path) -> None:
     """And goes with its launch, unless something else has its name by then."""
+
+    def make(path: Path) -> Timers:
+        return Timers(str(path), Reactor(), zygote_pid=os.getpid, note=str)
+
     (precious := tmp_path / "precious").write_text("kept")
     (link := tmp_path / "link").symlink_to(precious)
     for path in (precious, link):
         with pytest.raises(HostError, match="cannot create"):
-            Timers(str(path))
+            make(path)
     os.mkfifo(pipe := tmp_path / "pipe")
-    Timers(str(pipe)).close()
+    make(pipe).close()
     assert not pipe.exists()
-    timers = Timers(str(pipe))
+    timers = make(pipe)
     precious.rename(pipe)
     timers.close()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import selectors
 import socket
 import types
 from collections import deque
@@ -16,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshrun.host.reactor import Reactor
 from meshrun.host.sockets import listen_on
 from meshrun.layout import Layout
 from meshrun.lifecycle.outcome import build_result
@@ -306,8 +306,8 @@ def test_nothing_that_a_peer_says_breaks_a_launch(message: Message, at: int, val
         said = decode(changed(encode(message), at, value))
     except MessageError:
         return
-    with connected() as (near, far), selectors.DefaultSelector() as selector:
-        board = Connections(selector, note=str)
+    with connected() as (near, far), Reactor() as reactor:
+        board = Connections(reactor, note=str)
         config = RendezvousConfig(nnodes=2, host="127.0.0.1", port=1)
         participant = Participant(
             config, info("node1"), secret=b"s", board=board, where=str, addresses=("127.0.0.1",)

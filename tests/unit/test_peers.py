@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import selectors
 import socket
 from collections.abc import Iterator
 from contextlib import closing
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from meshrun.host.reactor import Reactor
 from meshrun.host.sockets import listen_on
 from meshrun.plan.rendezvous_config import RendezvousConfig
 from meshrun.protocol.codec import Negotiate
@@ -31,7 +31,7 @@ class Launcher:
     """One launcher's peers, with what it was told and asked for."""
 
     def __init__(self, name: str, *, is_open: bool = False, **config: Any) -> None:
-        self.selector = selectors.DefaultSelector()
+        self.reactor = Reactor()
         self.notes: list[str] = []
         self.news: list[FromNodes] = []
         self.orders: list[Negotiate] = []
@@ -40,15 +40,14 @@ class Launcher:
             info(name, config.get("node_rank")),
             secret=SECRET,
             is_open=is_open,
-            selector=self.selector,
+            reactor=self.reactor,
             note=self.notes.append,
             where=lambda _: None,
             negotiate=self.orders.append,
         )
 
     def turn(self) -> None:
-        for key, _ in self.selector.select(0):
-            key.data()
+        self.reactor.turn(most_s=0)
         self.peers.look()
         self.news += self.peers.news()
 
@@ -68,7 +67,7 @@ def launchers() -> Iterator[list[Launcher]]:
     yield made
     for each in sorted(made, key=lambda launcher: launcher.place is not None):
         each.peers.close()
-        each.selector.close()
+        each.reactor.close()
 
 
 def until(launchers: list[Launcher], kind: type[Any]) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import resource
-import selectors
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from meshrun.host.reactor import Reactor
 from meshrun.host.sockets import listen_on
 from meshrun.rendezvous.connections import Connections
 from meshrun.rendezvous.unauthenticated import Unauthenticated
@@ -30,15 +30,12 @@ def no_more_descriptors() -> Iterator[None]:
 def test_a_launcher_out_of_descriptors_takes_connections_later() -> None:
     """It says so once, does not turn in circles meanwhile, and loses nobody."""
     notes: list[str] = []
-    with selectors.DefaultSelector() as selector, listen_on("127.0.0.1", 0) as listener:
+    with Reactor() as reactor, listen_on("127.0.0.1", 0) as listener:
 
         def turn() -> int:
-            ready = selector.select(0)
-            for key, _ in ready:
-                key.data()
-            return len(ready)
+            return reactor.listen(0)
 
-        board = Connections(selector, notes.append)
+        board = Connections(reactor, notes.append)
         unauthenticated = Unauthenticated(
             listener, secret=b"s" * 32, board=board, come=lambda *_: None
         )
@@ -55,4 +52,4 @@ def test_a_launcher_out_of_descriptors_takes_connections_later() -> None:
             assert notes == ["a connection could not be accepted: Too many open files"]
             assert caller.recv(1)  # the greeting
             unauthenticated.close("the launch is over")
-            assert not selector.get_map()
+            assert not reactor.watched

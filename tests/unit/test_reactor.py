@@ -1,0 +1,291 @@
+"""The one loop: what is called in a turn, in which order, and when; by a clock of ours."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from functools import partial
+from itertools import count
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshrun.host.reactor import Reactor, Timer
+
+S = 1_000_000_000
+
+
+class Clock:
+    """A time that passes when a test says so."""
+
+    def __init__(self) -> None:
+        self.now_ns = 100 * S
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """Give the reactor's clock."""
+    return Clock()
+
+
+@pytest.fixture
+def reactor(clock: Clock) -> Iterator[Reactor]:
+    """Give a reactor; it never waits, as no turn is allowed to."""
+    with Reactor(clock_ns=clock) as made:
+        yield made
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Give both ends of a connection."""
+    near, far = socket.socketpair()
+    with near, far:
+        yield near, far
+
+
+def turn(reactor: Reactor) -> None:
+    """Take a turn without a wait."""
+    reactor.turn(most_s=0)
+
+
+def test_a_turn_hears_then_looks_then_does_what_is_due(
+    reactor: Reactor, clock: Clock, ends: tuple[socket.socket, socket.socket]
+) -> None:
+    """In the order in which each was asked for, or is due."""
+    done: list[str] = []
+    near, far = ends
+    reactor.call_at(clock.now_ns, lambda: done.append("second"))
+    reactor.call_at(clock.now_ns - 1, lambda: done.append("first"))
+    reactor.call_at(clock.now_ns + 1, lambda: done.append("later"))
+    reactor.each_turn(lambda: done.append("looks"))
+    reactor.each_turn(lambda: done.append("looks after it"))
+    reactor.add_reader(near, lambda: done.append(near.recv(9).decode()))
+    far.send(b"heard")
+    turn(reactor)
+    turn(reactor)
+
+    looks = ["looks", "looks after it"]
+    assert done == ["heard", *looks, "first", "second", *looks]
+
+
+def test_what_one_call_removes_or_cancels_is_not_called(
+    reactor: Reactor, clock: Clock, ends: tuple[socket.socket, socket.socket]
+) -> None:
+    """Though both were ready, or due, in the same turn; and a removed one may be closed before."""
+    done: list[str] = []
+
+    def hear(name: str, other: socket.socket) -> None:
+        done.append(name)
+        other.close()
+        reactor.remove(other)
+
+    near, far = ends
+    reactor.add_reader(near, lambda: hear("near", far))
+    reactor.add_reader(far, lambda: hear("far", near))
+    near.send(b"1")
+    far.send(b"1")
+    first = reactor.call_at(clock.now_ns, lambda: second.cancel())  # noqa: PLW0108 - made later
+    second = reactor.call_at(clock.now_ns, lambda: done.append("second"))
+    turn(reactor)
+
+    assert len(done) == 1
+    assert (first.at_ns, second.at_ns) == (None, None)
+    assert len(reactor.watched) == 1
+
+
+def test_one_call_for_both_directions_is_called_once_a_turn(
+    reactor: Reactor, ends: tuple[socket.socket, socket.socket]
+) -> None:
+    """Two are called both; room to write may be no more waited for."""
+    calls = count()
+    done: list[str] = []
+    near, far = ends
+    far.send(b"1")
+
+    def both() -> None:
+        done.append(f"both {next(calls)}")
+
+    reactor.add_reader(near, both)
+    reactor.add_writer(near, both)
+    turn(reactor)
+    reactor.add_reader(near, lambda: done.append("read"))
+    turn(reactor)
+    reactor.remove_writer(near)
+    turn(reactor)
+    reactor.remove_writer(near)
+    reactor.remove(near)
+    reactor.remove(near)
+    reactor.add_writer(near, lambda: done.append("write"))
+    turn(reactor)
+    reactor.remove_writer(near)
+
+    assert done == ["both 0", "read", "both 1", "read", "write"]
+    assert not reactor.watched
+
+
+def test_a_timer_repeats_until_it_is_cancelled(reactor: Reactor, clock: Clock) -> None:
+    """First at once; a turn that comes late makes up for nothing."""
+    done: list[int] = []
+    timer = reactor.every(1.0, lambda: done.append(clock.now_ns // S))
+    for seconds in (0, 0.5, 0.5, 3.5, 0.9, 0.1):
+        clock.now_ns += int(seconds * S)
+        turn(reactor)
+    timer.cancel()
+    clock.now_ns += 9 * S
+    turn(reactor)
+
+    assert done == [100, 101, 104, 105]
+    assert reactor.next_ns is None
+
+
+def test_a_call_that_is_due_again_at_once_waits_for_the_next_turn(
+    reactor: Reactor, clock: Clock
+) -> None:
+    """So that no turn lasts for ever."""
+    done: list[int] = []
+
+    def call() -> None:
+        done.append(0)
+        timer.move(clock.now_ns)
+
+    timer = reactor.call_at(clock.now_ns, call)
+    turn(reactor)
+    assert len(done) == 1
+    turn(reactor)
+    assert len(done) == 2
+
+
+def test_lost_time_moves_all_that_is_to_come(reactor: Reactor, clock: Clock) -> None:
+    """Whoever counts time by itself is told."""
+    done: list[str] = []
+    told: list[int] = []
+    reactor.on_skip(told.append)
+    for seconds in (3, 1, 2):
+        reactor.call_later(seconds, lambda seconds=seconds: done.append(f"{seconds} s"))
+    moved = reactor.call_later(1, lambda: done.append("moved"))
+    moved.move(clock.now_ns + 4 * S)
+    reactor.skip(10 * S)
+    clock.now_ns += 10 * S
+    turn(reactor)
+    assert (done, told) == ([], [10 * S])
+    assert reactor.next_ns == clock.now_ns + S
+    for _ in range(4):
+        clock.now_ns += S
+        turn(reactor)
+
+    assert done == ["1 s", "2 s", "3 s", "moved"]
+
+
+def test_a_wait_ends_with_what_is_due_first(reactor: Reactor, clock: Clock) -> None:
+    """A timer, or a part that says when it will have something to do; but not before it may."""
+    slept: list[float | None] = []
+
+    class Selector:
+        def select(self, timeout_s: float | None) -> list[object]:
+            slept.append(timeout_s)
+            clock.now_ns += int((timeout_s or 0) * S) + S // 4  # late by a quarter of a second
+            return []
+
+        def close(self) -> None:
+            pass
+
+    due: list[int | None] = [None]
+    slow = Reactor(clock_ns=clock, selector=Selector())  # type: ignore[arg-type]
+    slow.wait()
+    assert slow.due_ns == clock.now_ns  # nothing was due
+    slow.call_at(clock.now_ns + 8 * S, lambda: None)
+    slow.wake_by(lambda: due[0])
+    slow.wait(most_s=0.5)
+    began_ns = clock.now_ns
+    due[0] = began_ns + S
+    slow.wait()
+    assert (slow.asleep_ns, slow.due_ns, clock.now_ns) == (
+        began_ns, began_ns + S, began_ns + S + S // 4,
+    )  # fmt: skip
+    slow.wait()
+    slow.wait(least_s=0.125)
+
+    assert slept == [None, 0.5, 1.0, 0.0, 0.125]
+
+
+def test_turns_are_taken_until_something_holds_or_for_so_long(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    """By the machine's own clock, and with a real wait."""
+    near, far = ends
+    said: list[bytes] = []
+    with Reactor() as reactor:
+        reactor.run_until(lambda: said, timeout_s=0.01)
+        assert not said
+        reactor.add_reader(near, lambda: said.append(near.recv(9)))
+        reactor.call_later(0.01, lambda: far.send(b"come"))
+        reactor.run_until(lambda: said)
+        assert said == [b"come"]
+        assert reactor.listen(0) == 0
+
+
+def test_a_descriptor_that_was_closed_and_given_anew_is_another(reactor: Reactor) -> None:
+    """Its number is the same."""
+    done: list[str] = []
+    old, write = os.pipe()
+    reactor.add_reader(old, lambda: done.append("old"))
+    reactor.remove(old)
+    os.close(old)
+    os.close(write)
+    new, write = os.pipe()
+    assert new == old
+    reactor.add_reader(new, lambda: done.append("new"))
+    os.write(write, b"1")
+    turn(reactor)
+    for each in (new, write):
+        os.close(each)
+
+    assert done == ["new"]
+
+
+Step = tuple[str, int, int]
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["at", "move", "cancel", "skip", "turn"]),
+                  st.integers(0, 4), st.integers(0, 5)),
+        max_size=40,
+    )
+)  # fmt: skip
+def test_timers_do_as_a_plain_list_of_times_would(steps: list[Step]) -> None:
+    """Whatever is set, moved, cancelled and skipped."""
+    clock = Clock()
+    done: list[int] = []
+    timers: list[Timer] = []
+    times: list[int | None] = []
+    with Reactor(clock_ns=clock) as reactor:
+        for what, which, seconds in steps:
+            at_ns, number = clock.now_ns + seconds * S, which % max(1, len(timers))
+            if what == "at":
+                timers.append(reactor.call_at(at_ns, partial(done.append, len(timers))))
+                times.append(at_ns)
+            elif what == "move" and timers:
+                timers[number].move(at_ns)
+                times[number] = at_ns
+            elif what == "cancel" and timers:
+                timers[number].cancel()
+                times[number] = None
+            elif what == "skip":
+                reactor.skip(seconds * S)
+                times = [each if each is None else each + seconds * S for each in times]
+            elif what == "turn":
+                clock.now_ns = at_ns
+                done.clear()
+                turn(reactor)
+                due = [n for n, each in enumerate(times) if each is not None and each <= at_ns]
+                assert sorted(done) == due
+                assert [times[n] for n in done] == sorted(times[n] or 0 for n in due)
+                times = [None if n in due else each for n, each in enumerate(times)]
+            assert [timer.at_ns for timer in timers] == times
+            assert reactor.next_ns == min((each for each in times if each), default=None)
