@@ -99,13 +99,13 @@ class SignalRanks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StopRanks:
-    """Launcher to zygote: it is about to be stopped, and ranks are to be stopped with it."""
+class SuspendRanks:
+    """Launcher to zygote: it is about to be suspended, and the ranks with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ContinueRanks:
-    """Launcher to zygote: it has been continued; so are the ranks that were stopped with it."""
+class ResumeRanks:
+    """Launcher to zygote: it was resumed; resume the ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,8 +128,8 @@ ToZygote = (
     | StartStore
     | Negotiate
     | SignalRanks
-    | StopRanks
-    | ContinueRanks
+    | SuspendRanks
+    | ResumeRanks
     | ClearUp
     | Finish
 )

@@ -122,7 +122,7 @@ class RankLeaves:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RanksContinued:
+class RanksResumed:
     """Ranks that were stopped with the launcher run again."""
 
     stopped_ns: int
@@ -328,7 +328,7 @@ FromZygote = (
     | RankStarted
     | StartFailed
     | RankExited
-    | RanksContinued
+    | RanksResumed
     | StoreEnded
     | LeftoversEnded
     | GenerationEnded

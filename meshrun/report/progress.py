@@ -23,7 +23,7 @@ from meshrun.protocol.events import (
     NextBegins,
     NodeLost,
     OthersFailed,
-    RanksContinued,
+    RanksResumed,
     SignalArrived,
     StoreEnded,
     TimePassed,
@@ -108,7 +108,7 @@ class StartProgress:
             self._tell_lost_zygote(event, state, console)
         if isinstance(event, ZygoteUnsafe):
             console.note(f"starting a new interpreter per rank: {event.reason}")
-        if isinstance(event, RanksContinued) and not self._quiet:
+        if isinstance(event, RanksResumed) and not self._quiet:
             stopped_s = event.stopped_ns / 1e9
             console.note(
                 f"resumed the ranks; they were suspended with meshrun for {stopped_s:.1f} s"

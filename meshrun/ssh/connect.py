@@ -12,7 +12,7 @@ from meshrun.errors import InternalError, RendezvousError
 from meshrun.plan.parse import format_nnodes
 from meshrun.plan.rendezvous_config import format_endpoint
 from meshrun.plan.request import LaunchRequest
-from meshrun.ssh.foreground import stop_foreground
+from meshrun.ssh.foreground import suspend_foreground
 from meshrun.ssh.host_failure import Refusal, describe_silence, refusal_error
 from meshrun.ssh.host_session import HostSession, is_this_machine, same_machine
 from meshrun.ssh.pool import HostPool
@@ -167,4 +167,4 @@ class Connector:
             if signum in self._request.stop_signals:
                 raise Stopped(signum)
             if signum == signal.SIGTSTP and signum not in self._request.forwarded_signals:
-                stop_foreground()
+                suspend_foreground()

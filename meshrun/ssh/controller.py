@@ -17,7 +17,7 @@ from meshrun.host.processes import is_stopped
 from meshrun.plan.request import LaunchRequest
 from meshrun.protocol.result import signal_name
 from meshrun.ssh.connect import Connector
-from meshrun.ssh.foreground import stop_foreground
+from meshrun.ssh.foreground import suspend_foreground
 from meshrun.ssh.host_failure import Refusal, lost_error
 from meshrun.ssh.host_retry import HostRetry
 from meshrun.ssh.host_session import HostSession
@@ -154,7 +154,7 @@ class Controller:
             if signum == signal.SIGTSTP and self._pause.has_caller:
                 self._console.note("SIGTSTP: suspending the ranks until `fg` or SIGCONT")
                 self._tell_all(signal.SIGTSTP)
-                stop_foreground()
+                suspend_foreground()
                 continue
             if signum == signal.SIGCONT and signum not in self._request.forwarded_signals:
                 continue

@@ -54,7 +54,7 @@ def fork_controller(request: LaunchRequest) -> int | None:
     return code
 
 
-def stop_foreground() -> None:
+def suspend_foreground() -> None:
     """In the child: stop the process that the shell knows, as Ctrl-Z asks."""
     deadline, pid = time.monotonic() + _STOPS_IN_S, os.getppid()
     send_signal(pid, signal.SIGSTOP)

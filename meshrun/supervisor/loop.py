@@ -262,7 +262,7 @@ class Loop:
     def _look_at_terminal(self) -> bool:
         """Leave it to whose it is; return whether ranks are heard again, or are not."""
         if self._terminal.takes_keys(self.state):
-            self._stop("a rank tried to read the terminal from the background")
+            self._suspend("a rank tried to read the terminal from the background")
         return self._terminal.look()
 
     def _skip_lost_time(self) -> None:
@@ -351,14 +351,14 @@ class Loop:
     def _on_signals(self) -> None:
         for signum in self._signals.take():
             if signum == signal.SIGCONT:
-                self._continue()
+                self._resume()
             if signum in self.plan.request.forwarded_signals:
                 self._forward(signum)
                 continue
             if signum == signal.SIGCONT:
                 continue
             if signum == signal.SIGTSTP and signum not in self.plan.request.stop_signals:
-                self._stop("SIGTSTP")
+                self._suspend("SIGTSTP")
                 continue
             if signum == signal.SIGQUIT and signum not in self.plan.request.stop_signals:
                 self._show_where("SIGQUIT: showing where the ranks are")
@@ -373,10 +373,10 @@ class Loop:
             self._signalled_ns = self._signalled_ns or now_ns
             self._happen(SignalArrived(signum=signum, at_ns=now_ns, why=why))
 
-    def _stop(self, why: str) -> None:
+    def _suspend(self, why: str) -> None:
         """Be stopped, as Ctrl-Z asks, and the ranks with us; or the ranks alone, for a caller."""
         if self._pause.has_caller:
-            self._stop_ranks(until_told=True)
+            self._suspend_ranks(until_told=True)
             return
         rendezvous = self.plan.rendezvous
         lost = (
@@ -385,29 +385,29 @@ class Loop:
             else ""
         )
         self._console.note(f"{why}: suspending the ranks until `fg` or SIGCONT{lost}")
-        self._workers.stop()
+        self._workers.suspend()
         self._reactor.asleep_ns = time.monotonic_ns()
-        self._signals.stop_here()
-        self._continue()
+        self._signals.suspend_here()
+        self._resume()
 
-    def _stop_ranks(self, *, until_told: bool) -> None:
+    def _suspend_ranks(self, *, until_told: bool) -> None:
         if not self.state.stopping:
             self._pause.begin(until_told=until_told)
-            self._workers.stop()
+            self._workers.suspend()
 
     def _look_at_caller(self) -> None:
         """Have the ranks stopped for as long as the program that started this launcher is."""
         match self._pause.look():
             case True:
-                self._stop_ranks(until_told=False)
+                self._suspend_ranks(until_told=False)
             case False:
-                self._continue()
+                self._resume()
 
-    def _continue(self) -> None:
+    def _resume(self) -> None:
         self._was_continued = True
         self._pause.end()
-        self._workers.go_on()
-        self._terminal.go_on()
+        self._workers.resume()
+        self._terminal.resume()
 
     def _forward(self, signum: int) -> None:
         if deaf := self._workers.forward(signum, self.state):

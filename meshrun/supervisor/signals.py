@@ -50,7 +50,7 @@ class SignalQueue:
             pass
         return [self._caught.popleft() for _ in range(len(self._caught))]
 
-    def stop_here(self) -> None:
+    def suspend_here(self) -> None:
         """Be stopped by SIGTSTP, as without us, and return once continued."""
         handler = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTSTP)

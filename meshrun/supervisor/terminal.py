@@ -76,7 +76,7 @@ class Terminal:
         """Whether a rank of this node reads our stdin: one alone, so that nobody gets a part."""
         return self.stdin is None and (local_rank == 0 or self._read_by_all)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """The launch was continued, by ``fg`` or by ``bg``."""
         if self._has_terminal and self.stdin is None:
             self.next_look_ns = None if _is_foreground() else time.monotonic_ns()

@@ -187,13 +187,13 @@ class Workers:
         order = codec.SignalRanks(ranks=list(ranks), signum=signum, whole_group=whole_group)
         self.zygote.send(order)
 
-    def stop(self) -> None:
-        """Have the ranks stopped, as the launcher is about to be."""
-        self.zygote.send(codec.StopRanks())
+    def suspend(self) -> None:
+        """Suspend the ranks, as the launcher is about to be."""
+        self.zygote.send(codec.SuspendRanks())
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Resume ranks that were suspended with the launcher."""
-        self.zygote.send(codec.ContinueRanks())
+        self.zygote.send(codec.ResumeRanks())
 
     def forward(self, signum: int, state: State) -> Sequence[int]:
         """Pass a signal to the ranks that do something with it; return those it would end."""

@@ -27,13 +27,13 @@ from meshrun.plan.request import Program
 from meshrun.protocol import codec
 from meshrun.protocol.codec import (
     ClearUp,
-    ContinueRanks,
     Finish,
     Negotiate,
+    ResumeRanks,
     SignalRanks,
     StartRank,
     StartStore,
-    StopRanks,
+    SuspendRanks,
 )
 from meshrun.protocol.events import (
     STORE,
@@ -41,7 +41,7 @@ from meshrun.protocol.events import (
     LeftoversEnded,
     NegotiationFailed,
     RankReady,
-    RanksContinued,
+    RanksResumed,
     RankStarted,
     StartFailed,
     StoreEnded,
@@ -112,9 +112,9 @@ class ZygoteServer:
             ready = {fd for fd, _ in poll.poll(_LOOK_MS if self._pids else None)}
             if not ready:  # nobody tells us of a SIGSTOP to the launcher
                 if is_stopped(launcher):
-                    self._stop_ranks()
+                    self._suspend_ranks()
                 elif not self._until_told:
-                    self._continue_ranks()
+                    self._resume_ranks()
             if self._woken in ready:
                 os.read(self._woken, 4096)
                 self._reap()
@@ -135,12 +135,12 @@ class ZygoteServer:
                 return self._fork_negotiation(order)
             case SignalRanks():
                 self._signal(order)
-            case StopRanks():
+            case SuspendRanks():
                 self._until_told = True
-                self._stop_ranks()
-            case ContinueRanks():
+                self._suspend_ranks()
+            case ResumeRanks():
                 self._until_told = False
-                self._continue_ranks()
+                self._resume_ranks()
             case ClearUp():
                 self._clear_up(order.grace_s)
             case Finish():
@@ -308,7 +308,7 @@ class ZygoteServer:
                 if order.signum == signal.SIGTERM:
                     send_signal(pid, signal.SIGCONT)  # a stopped rank cannot end
 
-    def _stop_ranks(self) -> None:
+    def _suspend_ranks(self) -> None:
         if not self._stopped:
             self._stopped_ns = time.monotonic_ns()
         for pid in self._pids.keys() - self._stopped:
@@ -316,13 +316,13 @@ class ZygoteServer:
                 self._stopped.add(pid)
                 send_signal_to_group(pid, signal.SIGSTOP)
 
-    def _continue_ranks(self) -> None:
+    def _resume_ranks(self) -> None:
         for pid in self._stopped & self._pids.keys():
             send_signal_to_group(pid, signal.SIGCONT)
         if self._stopped:
             self._stopped.clear()
             stopped_ns = time.monotonic_ns() - self._stopped_ns
-            send(self._control, RanksContinued(stopped_ns=stopped_ns))
+            send(self._control, RanksResumed(stopped_ns=stopped_ns))
 
     def _clear_up(self, grace_s: float) -> None:
         """End the store and whatever a generation of ranks left behind."""
