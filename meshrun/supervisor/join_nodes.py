@@ -1,12 +1,10 @@
-"""What a node sends about itself, and its secret, before it joins the others."""
+"""What this node tells the others of itself as it joins them."""
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import os
 import secrets
-import stat
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -27,6 +25,7 @@ from meshrun.rendezvous.expected_nodes import PROGRAM_FILE
 from meshrun.rendezvous.membership import fit_nodes
 from meshrun.rendezvous.messages import GaveUp, Join
 from meshrun.rendezvous.peers import Peers
+from meshrun.rendezvous.secret import doubt_secret, find_secret, has_secret, read_secret
 from meshrun.supervisor.node_link import Farewell, Meet, Nodes
 from meshrun.supervisor.program_file import digest_program
 
@@ -34,13 +33,6 @@ _MOST_ARGUMENTS = 200
 """Of a program, that are compared one by one."""
 _SHOWN = 80
 """Characters of an argument in an error."""
-
-_SHORT = 16
-"""Characters of a secret that can be found by guessing."""
-_LONG = 32
-"""Length of a generated secret, longer than people choose."""
-_ROUNDS = 600_000
-_DRAW = "head -c 32 /dev/urandom | base64"
 
 
 def meet_nodes(plan: LaunchPlan, config: RendezvousConfig) -> Meet:
@@ -50,7 +42,7 @@ def meet_nodes(plan: LaunchPlan, config: RendezvousConfig) -> Meet:
         HostError: If the secret's file cannot be read.
     """
     secret = find_secret(os.environ, config)
-    config = replace(config, is_secret=_has_secret(os.environ, config))
+    config = replace(config, is_secret=has_secret(os.environ, config))
 
     def meet(
         reactor: Reactor,
@@ -64,7 +56,7 @@ def meet_nodes(plan: LaunchPlan, config: RendezvousConfig) -> Meet:
             config,
             describe_node(plan, secret),
             secret=secret,
-            is_open=not _read_secret(os.environ, config),
+            is_open=not read_secret(os.environ, config),
             reactor=reactor,
             note=note,
             where=where,
@@ -162,63 +154,6 @@ def describe_program(
 
 def _mark(key: bytes, text: str) -> str:
     return hmac.new(key, text.encode(errors="surrogateescape"), "sha256").hexdigest()[:32]
-
-
-def find_secret(env: Mapping[str, str], config: RendezvousConfig) -> bytes:
-    """Return the secret of this launch, if there is one.
-
-    Without a secret, the name of the launch keeps launches apart that meet by mistake. One that a
-    person has thought of is stretched, so that each guess at it costs whoever has heard a proof.
-
-    Raises:
-        HostError: If ``MESHRUN_SECRET_FILE`` cannot be read, or is empty.
-    """
-    text = _read_secret(env, config)
-    whole = f"meshrun {config.run_id or ''} {text}".encode(errors="surrogateescape")
-    if 0 < len(text) < _LONG:
-        return hashlib.pbkdf2_hmac("sha256", whole, b"meshrun", _ROUNDS)
-    return hashlib.sha256(whole).digest()
-
-
-def _read_secret(env: Mapping[str, str], config: RendezvousConfig) -> str:
-    text, path = env.get("MESHRUN_SECRET", ""), env.get("MESHRUN_SECRET_FILE")
-    if text or not path:
-        return text or config.secret or ""
-    try:
-        with open(path, errors="surrogateescape") as file:
-            text = file.read().strip()
-    except OSError as error:
-        raise HostError(f"MESHRUN_SECRET_FILE `{path}`: {error.strerror}") from error
-    if not text:
-        raise HostError(
-            f"MESHRUN_SECRET_FILE `{path}` is empty",
-            hint=f"create it with `{_DRAW} > {path}` and copy it to every node",
-        )
-    return text
-
-
-def doubt_secret(env: Mapping[str, str], config: RendezvousConfig) -> list[str]:
-    """Return warnings about a secret that can be read."""
-    doubts = []
-    text, path = _read_secret(env, config), env.get("MESHRUN_SECRET_FILE")
-    if 0 < len(text) < _SHORT:
-        doubts.append(
-            f"the secret has only {len(text)} characters and could be guessed by whoever"
-            f" impersonates the first node; `{_DRAW}` generates one of 44"
-        )
-    if path and not env.get("MESHRUN_SECRET"):
-        mode = stat.S_IMODE(os.stat(path).st_mode)
-        if mode & (stat.S_IRWXG | stat.S_IRWXO):
-            doubts.append(
-                f"MESHRUN_SECRET_FILE `{path}` is accessible to other users (mode {mode:04o});"
-                f" run `chmod 600 {path}`"
-            )
-    return doubts
-
-
-def _has_secret(env: Mapping[str, str], config: RendezvousConfig) -> bool:
-    given = env.get("MESHRUN_SECRET") or env.get("MESHRUN_SECRET_FILE")
-    return bool(given or config.secret)
 
 
 def _as_options(variables: Mapping[str, str]) -> dict[str, str]:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from meshrun.errors import InternalError
-from meshrun.host.interfaces import address_in
 from meshrun.host.name_service import names_from_files_only
 from meshrun.mesh.ambient import read_group_options, select_device
 from meshrun.mesh.build import build_mesh, set_timeout
@@ -19,7 +17,6 @@ from meshrun.mesh.layout_here import current_layout
 from meshrun.mesh.mesh_cache import MeshCache, process
 from meshrun.worker.reporter import Reporter
 
-_OF_EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - not bound here
 """Where a socket that listens everywhere is reached from its own machine."""
 
 if TYPE_CHECKING:
@@ -94,22 +91,3 @@ def connect_store(env: Mapping[str, str], prefix: str) -> Store:
             env["MASTER_ADDR"], int(env["MASTER_PORT"]), is_master=False, wait_for_workers=False
         )
     return dist.PrefixStore(prefix, store)
-
-
-def serve_store(port: int, listen_fd: int) -> Store:
-    """Serve the launch's store on a socket that listens already; it owns the descriptor.
-
-    torch connects to the store it has made, and gives up after 5 minutes if it cannot.
-    """
-    import torch.distributed as dist
-
-    with socket.socket(fileno=os.dup(listen_fd)) as listener:
-        address = address_in(listener.getsockname())
-    with names_from_files_only():
-        return dist.TCPStore(
-            _OF_EVERY_ADDRESS.get(address, address),
-            port,
-            is_master=True,
-            wait_for_workers=False,
-            master_listen_fd=listen_fd,
-        )

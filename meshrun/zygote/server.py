@@ -12,7 +12,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn
 
-from meshrun.host.descriptors import allow_many_descriptors
 from meshrun.host.processes import (
     Ended,
     die_with_parent,
@@ -22,7 +21,6 @@ from meshrun.host.processes import (
     send_signal,
     send_signal_to_group,
 )
-from meshrun.host.title import set_title
 from meshrun.plan.request import Program
 from meshrun.protocol import codec
 from meshrun.protocol.codec import (
@@ -54,6 +52,7 @@ from meshrun.worker.program import Source
 from meshrun.zygote.control import receive, send
 from meshrun.zygote.guard import Guard
 from meshrun.zygote.spawn import spawn_command, spawn_fresh
+from meshrun.zygote.store import be_store
 
 _DEADLINE_S = 0.5
 _LOOK_MS = 500
@@ -241,7 +240,7 @@ class ZygoteServer:
             pid = None
         if pid == 0:
             self._reports.close()
-            return partial(_be_store, order.port, listeners, self._guard)
+            return partial(be_store, order.port, listeners, self._guard)
         for listen_fd in listeners:
             os.close(listen_fd)
         self._store_pid = pid
@@ -371,15 +370,3 @@ def _read_nothing() -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
-
-
-def _be_store(port: int, listeners: list[int], guard: Guard) -> NoReturn:
-    """Serve the store, if it is this node's, until the zygote ends this process or ends itself."""
-    from meshrun.worker.process_group import serve_store
-
-    set_title("store")
-    allow_many_descriptors()  # connections from outsiders must not keep ranks out
-    stores = [serve_store(port, listen_fd) for listen_fd in listeners]
-    while len(stores) == len(listeners):
-        guard.stand()
-    os._exit(0)

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 from torch.distributed import TCPStore
 
-from meshrun.worker.process_group import serve_store
+from meshrun.zygote.store import serve_store
 
 pytestmark = pytest.mark.torch
 

@@ -9,7 +9,7 @@ import pytest
 
 from meshrun.errors import HostError
 from meshrun.plan.rendezvous_config import RendezvousConfig
-from meshrun.supervisor.join_nodes import doubt_secret, find_secret
+from meshrun.rendezvous.secret import doubt_secret, find_secret
 
 
 def secret(env: dict[str, str], *, run_id: str | None = "job", own: str | None = None) -> bytes:

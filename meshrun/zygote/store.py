@@ -1,0 +1,47 @@
+"""The process that serves the ranks' store, a torch TCPStore; it guards the launch as well."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import TYPE_CHECKING, NoReturn
+
+from meshrun.host.descriptors import allow_many_descriptors
+from meshrun.host.interfaces import address_in
+from meshrun.host.name_service import names_from_files_only
+from meshrun.host.title import set_title
+from meshrun.zygote.guard import Guard
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+_OF_EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - not bound here
+
+
+def serve_store(port: int, listen_fd: int) -> Store:
+    """Serve the launch's store on a socket that listens already; it owns the descriptor.
+
+    torch connects to the store it has made, and gives up after 5 minutes if it cannot.
+    """
+    import torch.distributed as dist
+
+    with socket.socket(fileno=os.dup(listen_fd)) as listener:
+        address = address_in(listener.getsockname())
+    with names_from_files_only():
+        return dist.TCPStore(
+            _OF_EVERY_ADDRESS.get(address, address),
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=listen_fd,
+        )
+
+
+def be_store(port: int, listeners: list[int], guard: Guard) -> NoReturn:
+    """Serve the store, if it is this node's, until the zygote ends this process or ends itself."""
+    set_title("store")
+    allow_many_descriptors()  # connections from outsiders must not keep ranks out
+    stores = [serve_store(port, listen_fd) for listen_fd in listeners]
+    while len(stores) == len(listeners):
+        guard.stand()
+    os._exit(0)
