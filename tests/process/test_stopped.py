@@ -120,3 +120,23 @@ def test_a_launcher_that_is_stopped_otherwise_has_its_ranks_stopped(
 
         assert run.wait() == 137
         wait_until(lambda: not any(each.is_running() for each in ranks), lambda: str(ranks))
+
+
+def test_quiet_ranks_stop_with_the_program_that_launched_them(
+    fake_torch: object, tmp_path: Path
+) -> None:
+    """Nothing that they print wakes the launcher, which has to look at its caller by itself."""
+    caller = tmp_path / "caller.py"
+    caller.write_text(CALLER)
+    program = PROGRAMS / "wait.py"
+    with start_meshrun(*WORDS[:2], program, tmp_path, folder=tmp_path, caller=caller) as run:
+        run.wait_for("up", 2)
+        ranks = ranks_below(run.process.pid)
+        run.signal(signal.SIGSTOP)
+        wait_for_states(ranks, stopped=True)
+        run.signal(signal.SIGCONT)
+        wait_for_states(ranks, stopped=False)
+        run.signal(signal.SIGKILL)
+
+        assert run.wait() == 137
+        wait_until(lambda: not any(each.is_running() for each in ranks), lambda: str(ranks))
