@@ -84,3 +84,8 @@ def parties(monkeypatch: pytest.MonkeyPatch) -> Iterator[Parties]:
         yield made
     finally:
         made.close()
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """One test more than there are cores: most of them wait for processes."""
+    return (os.cpu_count() or 1) + 1

@@ -57,7 +57,8 @@ def _meeting_failed(state: State, event: MeetingFailed) -> Step:
     link = Link.CUT_OFF if known.link is Link.RETURNING else known.link
     cluster = replace(known, failed=event, link=link)
     if not cluster.is_met:
-        state = replace(state, cluster=cluster, stop=Stop.ASKED, phase=Phase.ENDING)
+        how = state.stop if state.stopping else Stop.ASKED
+        state = replace(state, cluster=cluster, stop=how, phase=Phase.ENDING)
         return state, [EndZygote(by_force=True)]
     if known.is_idle and known.may_end_alone:
         return leave(replace(state, cluster=cluster), cluster, [], event.at_ns)

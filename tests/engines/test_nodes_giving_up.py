@@ -62,7 +62,15 @@ def test_a_log_folder_that_one_node_refuses_ends_all(make_hosts: MakeHosts, tmp_
     (shared := tmp_path / "shared").mkdir()
     shared.chmod(0o777)
     launches = launch_on(
-        hosts, each=lambda each: [*AT, "--log-dir", shared if each else tmp_path, SAYS]
+        hosts,
+        each=lambda each: [
+            *AT,
+            "--node-timeout",
+            "5",
+            "--log-dir",
+            shared if each else tmp_path,
+            SAYS,
+        ],
     )
     codes = end_all(launches)
 

@@ -163,7 +163,17 @@ def test_a_back_end_that_nobody_brings_is_told(make_hosts: MakeHosts) -> None:
     """Before anything is started."""
     hosts = make_hosts(1)
     (launch,) = launch_on(
-        hosts, "--nnodes", "2", "--rdzv-backend", "mine", "--rdzv-endpoint", "a:1", *MESH, SAYS
+        hosts,
+        "--nnodes",
+        "2",
+        "--rdzv-backend",
+        "mine",
+        "--rdzv-endpoint",
+        "a:1",
+        "--node-timeout",
+        "3",
+        *MESH,
+        SAYS,
     )
 
     assert launch.end() == 2

@@ -30,7 +30,7 @@ INFO = NodeInfo(host="node0", address="127.0.0.1", port=1, secret="drawn")
 def test_a_card_that_is_none_is_told(text: bytes) -> None:
     """Where nodes say who they are; one that is one is taken."""
     assert read_info(INFO.to_text().encode(), "0") == INFO
-    with pytest.raises(RendezvousError, match="under `0`, where a node's address belongs"):
+    with pytest.raises(RendezvousError, match="under `0`, expected a node's address"):
         read_info(text, "0")
 
 

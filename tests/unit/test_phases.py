@@ -129,6 +129,14 @@ def follow(state: State, events: list[Event]) -> None:
         state = after
 
 
+def test_what_was_killed_stays_killed() -> None:
+    """Also if the nodes do not meet then."""
+    signals: list[Event] = [SignalArrived(signum=2, at_ns=0)] * 3
+    state = State(shutdown_timeout_s=30.0, ranks={0: RankState()}, cluster=ClusterState())
+
+    follow(state, [*signals, NOT_MET])
+
+
 @given(histories(LOCAL), st.integers(0, 2))
 def test_one_node_keeps_to_the_table(events: list[Event], max_restarts: int) -> None:
     """With and without restarts."""
