@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from meshrun.errors import MeshrunError
 from meshrun.protocol.checked import ExitCode, Line, Rank, Seconds, Signum, Time
 from meshrun.protocol.rank_end import RankExited, RankRaised
 from meshrun.protocol.result import Resize
+
+_Trouble = TypeVar("_Trouble", bound="Trouble")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +107,7 @@ class Trouble:
     exit_code: ExitCode
 
     @classmethod
-    def of(cls, error: MeshrunError) -> Trouble:
+    def of(cls: type[_Trouble], error: MeshrunError) -> _Trouble:
         """Return an error as a value."""
         return cls(message=error.message, hint=error.hint, exit_code=error.exit_code)
 

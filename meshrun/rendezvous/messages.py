@@ -14,7 +14,7 @@ from meshrun.errors import MeshrunError, RendezvousError
 from meshrun.layout import MAX_RANKS, Layout
 from meshrun.protocol.checked import ExitCode, Line, Signum, Time
 from meshrun.protocol.events import Met
-from meshrun.protocol.generation import Cause, NodeOutcome
+from meshrun.protocol.generation import Cause, NodeOutcome, Trouble
 from meshrun.protocol.packing import Within, pack, unpack
 from meshrun.protocol.printable import lines, one_line
 from meshrun.wording import count
@@ -90,25 +90,17 @@ class GaveUp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """Head to participants, while nodes are missing."""
+    """To participants, while nodes are missing."""
 
     text: Line
     has_begun: bool = False
     """Whether nodes have met before, and this one takes part once there is need of it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
-    """Head to a participant: it has no place in this launch, or the launch cannot be."""
+class Refused(Trouble):
+    """To a participant: it has no place in this launch, or the launch cannot be."""
 
-    message: Line
-    hint: Line | None
-    exit_code: ExitCode
-
-    @classmethod
-    def of(cls, error: MeshrunError) -> Refused:
-        """Return the message that reports an error to a participant."""
-        return cls(message=error.message, hint=error.hint, exit_code=error.exit_code)
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,7 +209,7 @@ class Parting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """Head to participants: end the ranks of this generation."""
+    """To participants: end the ranks of this generation."""
 
     generation: Generation
     why: Line
@@ -236,7 +228,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MayLeave:
-    """Head to participants: every rank's program is over."""
+    """To participants: every rank's program is over."""
 
     generation: Generation
 
@@ -257,7 +249,7 @@ class Leave:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begin:
-    """Head to participants: nothing is left anywhere; start the next generation."""
+    """To participants: nothing is left anywhere; start the next generation."""
 
     generation: Generation
     cause: Cause
@@ -266,7 +258,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Over:
-    """Head to participants: the launch is over."""
+    """To participants: the launch is over."""
 
     exit_code: ExitCode
     signum: Signum | None
@@ -277,7 +269,7 @@ class Over:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Where:
-    """Head to participants: print where the ranks are."""
+    """To participants: print where the ranks are."""
 
     why: Line = ""
 

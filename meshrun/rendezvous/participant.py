@@ -350,9 +350,7 @@ class Participant:
                     self._is_spare, self._lost = True, ""
                 self._board.note(text)
             case Refused():
-                error = MeshrunError(message.message, hint=message.hint)
-                error.exit_code = message.exit_code
-                self._fail(error)
+                self._fail(message.as_error())
             case Welcome() if self._gave_up is None:
                 self._welcome(message)
             case End():
