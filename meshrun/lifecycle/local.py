@@ -27,6 +27,7 @@ from meshrun.lifecycle.shutdown import (
     Step,
     end_zygote,
     leave,
+    mark_stopped,
     say_idle,
 )
 from meshrun.lifecycle.state import State, furthest, has_no_rank_left
@@ -179,14 +180,9 @@ def finish(state: State, actions: list[Action], at_ns: int) -> Step:
 def _begin_restart(state: State, at_ns: int) -> tuple[State, bool]:
     """Return whether ranks start again, and the state that counts it."""
     state, cause = decide_restart(state, at_ns)
-    return (
-        (state, False)
-        if cause is None
-        else (
-            replace(state, causes=(*state.causes, cause)),
-            True,
-        )
-    )
+    if cause is None:
+        return state, False
+    return replace(state, causes=(*state.causes, cause)), True
 
 
 def _generation_ended(state: State, event: GenerationEnded | ZygoteGone) -> Step:
@@ -259,12 +255,6 @@ def _signal_ranks(state: State, ranks: tuple[int, ...], signum: int, at_ns: int)
     return state, [Signal(ranks=ranks, signum=signum, whole_group=whole_group)] if ranks else []
 
 
-def _stopped(state: State, **changes: Any) -> State:
-    """Return the state whose ranks were told to end, if they were not."""
-    stop = state.stop if state.stopping else Stop.ASKED
-    return replace(state, stop=stop, **changes)
-
-
 def _kill(state: State, at_ns: int) -> Step:
     state = replace(state, stop=Stop.KILLED)
     state, actions = _signal_ranks(state, tuple(sorted(state.alive)), signal.SIGKILL, at_ns)
@@ -291,13 +281,13 @@ def _zygote_gone(state: State, event: ZygoteGone) -> Step:
         state, is_next = (state, False) if was_ending else _begin_restart(state, event.at_ns)
         return begin_again(state, event.at_ns) if is_next else (state, [])
     if cluster.is_elastic and (cluster.is_idle or cluster.link is Link.RETURNING):
-        return leave(_stopped(state), cluster, [], event.at_ns)
+        return leave(mark_stopped(state), cluster, [], event.at_ns)
     if state.lost_process is event and cluster.may_leave and not may_restart(state):
-        state, actions = leave(_stopped(state), cluster, [], event.at_ns)
+        state, actions = leave(mark_stopped(state), cluster, [], event.at_ns)
         return state, [Tell(what="leaves"), *actions]
     failed: list[Action] = [] if state.stopping else [Tell(what="failed")]
     phase = Phase.ENDING if state.phase is Phase.ENDING else Phase.CLEARING
-    state, said = say_idle(_stopped(state, phase=phase, deadline_ns=None))
+    state, said = say_idle(mark_stopped(state, phase=phase, deadline_ns=None))
     return state, [*failed, *said]
 
 

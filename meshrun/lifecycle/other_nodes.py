@@ -12,14 +12,14 @@ from typing import Any
 
 from meshrun.lifecycle.actions import Decide, EndZygote, OpenGate, Tell
 from meshrun.lifecycle.local import begin_again, finish, start_if_due, stop
-from meshrun.lifecycle.phases import ClusterPhase, Link, Phase, Stop
+from meshrun.lifecycle.phases import ClusterPhase, Link, Phase
 from meshrun.lifecycle.restart import (
     cause_of_change,
     decide_restart,
     may_go_on,
     may_restart,
 )
-from meshrun.lifecycle.shutdown import Step, end_zygote, leave, say_idle
+from meshrun.lifecycle.shutdown import Step, end_zygote, leave, mark_stopped, say_idle
 from meshrun.lifecycle.state import ClusterState, State
 from meshrun.protocol.events import (
     AllIdle,
@@ -57,8 +57,7 @@ def _meeting_failed(state: State, event: MeetingFailed) -> Step:
     link = Link.CUT_OFF if known.link is Link.RETURNING else known.link
     cluster = replace(known, failed=event, link=link)
     if not cluster.is_met:
-        how = state.stop if state.stopping else Stop.ASKED
-        state = replace(state, cluster=cluster, stop=how, phase=Phase.ENDING)
+        state = mark_stopped(state, cluster=cluster, phase=Phase.ENDING)
         return state, [EndZygote(by_force=True)]
     if known.is_idle and known.may_end_alone:
         return leave(replace(state, cluster=cluster), cluster, [], event.at_ns)
@@ -68,9 +67,8 @@ def _meeting_failed(state: State, event: MeetingFailed) -> Step:
 
 def _node_lost(state: State, event: NodeLost) -> Step:
     known = _known(state)
-    if (
-        known.is_elastic and not state.signals and known.link is not Link.CUT_OFF
-    ):  # the coordinator is: it may come back
+    may_return = known.is_elastic and known.link is not Link.CUT_OFF
+    if may_return and not state.signals:  # it is the coordinator, which may come back
         alone = replace(state, cluster=replace(known, link=Link.RETURNING))
         alone, actions = stop(alone, event.at_ns, others_know=True)
         return finish(alone, actions, event.at_ns)

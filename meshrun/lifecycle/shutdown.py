@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from meshrun.lifecycle.actions import Action, Decide, EndZygote, Tell, WakeAt
-from meshrun.lifecycle.phases import ClusterPhase, Link, Phase
+from meshrun.lifecycle.phases import ClusterPhase, Link, Phase, Stop
 from meshrun.lifecycle.state import ClusterState, State
 
 LEFTOVER_GRACE_S = 2.0
@@ -33,6 +34,12 @@ def leave(state: State, cluster: ClusterState, actions: list[Action], at_ns: int
         return state, [*actions, Decide(next_after=None)] if is_awaited else actions
     state, ends = end_zygote(replace(state, cluster=replace(cluster, link=Link.CUT_OFF)), at_ns)
     return state, [*actions, *ends]
+
+
+def mark_stopped(state: State, **changes: Any) -> State:
+    """Return the state whose ranks were told to end, if they were not; what was killed stays so."""
+    stop = state.stop if state.stopping else Stop.ASKED
+    return replace(state, stop=stop, **changes)
 
 
 def say_idle(state: State) -> Step:
