@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from inspect import Parameter, Signature
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
 from typer.core import TyperCommand
@@ -21,9 +21,6 @@ from meshrun.cli.words import CommandLine, spell_known, spell_out
 from meshrun.errors import HostError, InternalError, MeshrunError, RendezvousError, UsageError
 from meshrun.host.descriptors import is_lost_output, let_go_of, open_standard_streams, say
 from meshrun.plan.parse import parse_flag
-
-if TYPE_CHECKING:
-    pass
 
 _Table = TypeVar("_Table", bound=Options)
 _LINE = "meshrun.line"

@@ -187,7 +187,6 @@ class Negotiated:
 
     node_rank: int
     nnodes: int
-    coordinator_host: str
     coordinator_address: str
     coordinator_port: int
     secret: str

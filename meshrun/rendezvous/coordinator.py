@@ -42,7 +42,6 @@ from meshrun.rendezvous.unauthenticated import Unauthenticated
 BEAT_S = 1.0
 SILENT_S = 3 * BEAT_S
 """After so long without a word it may be another launcher that speaks for a host."""
-_FIRST = Cause(rank=None, description="", raised=None, ran_s=None, at_ns=0)
 _SPARE = "this node is a spare: it joins when another node is lost or the mesh has room for it"
 
 
@@ -95,7 +94,7 @@ class Coordinator:
         self._ran: dict[int, str] = {}
         """Hosts of the last generation of ranks, by number."""
         self._causes: list[Cause] = []
-        self._wish: Begin | None = Begin(generation=0, cause=_FIRST)
+        self._wish: int | None = 0
         """The generation that is to begin once enough nodes are there."""
         self._deadline: Deadline | None = None
         """How long others are waited for, while they are too few."""
@@ -130,7 +129,7 @@ class Coordinator:
             case Begin():
                 self._causes.append(message.cause)
                 self._blame(message.cause)
-                self._wish = message
+                self._wish = message.generation
                 self._regroup()
             case Over():
                 self._wish, self._over = None, True
@@ -372,8 +371,8 @@ class Coordinator:
 
     def _regroup(self) -> None:
         """Begin the generation that is wished for, or wait for nodes."""
-        wish, choice = self._wish, self._choose()
-        if wish is None:
+        generation, choice = self._wish, self._choose()
+        if generation is None:
             return
         if choice is None:
             if len(self._nodes.infos) >= self._nodes.most:
@@ -383,17 +382,18 @@ class Coordinator:
             return
         self._wish = self._deadline = None
         if list(choice.participants) == list(self._ran):
-            self._go_on(wish)
+            self._go_on(generation)
         else:
-            self._begin(wish.generation, choice)
+            self._begin(generation, choice)
         self._tell_spares()
 
-    def _go_on(self, wish: Begin) -> None:
+    def _go_on(self, generation: int) -> None:
         """Begin the next generation with the nodes of the last."""
-        self._round.broadcast(wish)
-        self._begin_round(wish.generation)
+        cause = self._causes[-1]
+        self._round.broadcast(Begin(generation=generation, cause=cause))
+        self._begin_round(generation)
         self._board.news.append(
-            NextBegins(generation=wish.generation, cause=wish.cause, at_ns=time.monotonic_ns())
+            NextBegins(generation=generation, cause=cause, at_ns=time.monotonic_ns())
         )
 
     def _begin_round(self, generation: int) -> None:

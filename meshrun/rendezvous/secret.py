@@ -73,9 +73,3 @@ def doubt_secret(env: Mapping[str, str], config: RendezvousConfig) -> list[str]:
                 f" run `chmod 600 {path}`"
             )
     return doubts
-
-
-def has_secret(env: Mapping[str, str], config: RendezvousConfig) -> bool:
-    """Whether one was given."""
-    given = env.get("MESHRUN_SECRET") or env.get("MESHRUN_SECRET_FILE")
-    return bool(given or config.secret)

@@ -168,7 +168,6 @@ def _exchange(order: Negotiate, found: RendezvousInfo) -> Negotiated:
     return Negotiated(
         node_rank=ranks.index(rank),
         nnodes=world_size,
-        coordinator_host=coordinator.host,
         coordinator_address=address,
         coordinator_port=coordinator.port,
         secret=coordinator.secret,

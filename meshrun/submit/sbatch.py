@@ -10,7 +10,6 @@ from meshrun.errors import UsageError
 from meshrun.plan.request import LaunchRequest
 from meshrun.submit.job import Job
 
-TRY_AGAIN = 75
 _PRELUDE = """\
 # The secret by which the nodes recognize each other, new for each run of the job.
 export MESHRUN_SECRET=$(head -c 32 /dev/urandom | od -An -v -tx1 | tr -d ' \\n')

@@ -25,7 +25,7 @@ from meshrun.rendezvous.expected_nodes import PROGRAM_FILE
 from meshrun.rendezvous.membership import fit_nodes
 from meshrun.rendezvous.messages import GaveUp, Join
 from meshrun.rendezvous.peers import Peers
-from meshrun.rendezvous.secret import doubt_secret, find_secret, has_secret, read_secret
+from meshrun.rendezvous.secret import doubt_secret, find_secret, read_secret
 from meshrun.supervisor.node_link import Farewell, Meet, Nodes
 from meshrun.supervisor.program_file import digest_program
 
@@ -42,7 +42,7 @@ def meet_nodes(plan: LaunchPlan, config: RendezvousConfig) -> Meet:
         HostError: If the secret's file cannot be read.
     """
     secret = find_secret(os.environ, config)
-    config = replace(config, is_secret=has_secret(os.environ, config))
+    config = replace(config, is_secret=bool(read_secret(os.environ, config)))
 
     def meet(
         reactor: Reactor,
@@ -56,7 +56,7 @@ def meet_nodes(plan: LaunchPlan, config: RendezvousConfig) -> Meet:
             config,
             describe_node(plan, secret),
             secret=secret,
-            is_open=not read_secret(os.environ, config),
+            is_open=not config.is_secret,
             reactor=reactor,
             note=note,
             where=where,

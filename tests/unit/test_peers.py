@@ -190,7 +190,7 @@ def test_a_first_node_that_reaches_itself_goes_on(launchers: list[Launcher]) -> 
 # ---- torch's rendezvous -------------------------------------------------------------------------
 
 FOUND = Negotiated(
-    node_rank=0, nnodes=2, coordinator_host="a", coordinator_address="127.0.0.1",
+    node_rank=0, nnodes=2, coordinator_address="127.0.0.1",
     coordinator_port=0, secret="drawn",
     at_ns=1,
 )  # fmt: skip
