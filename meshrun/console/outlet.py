@@ -96,7 +96,7 @@ class Outlet:
         """Return a descriptor of the same pipe or terminal that is non-blocking by itself.
 
         O_NONBLOCK on the inherited one would also change it for the shell and every other holder.
-        Where it cannot be opened anew, each write is small and waits for the descriptor first.
+        Where it cannot be reopened, each write is small and waits for the descriptor first.
         """
         try:
             return os.open(f"/proc/self/fd/{self._fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)

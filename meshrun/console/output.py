@@ -28,7 +28,7 @@ from meshrun.plan.log_files import RankFiles, StreamFile
 from meshrun.plan.plan import LaunchPlan, RankPlan
 
 _READ_BYTES = 64 * 1024
-"""More is slower: it does not stay in the processor's cache, and is mapped anew each time."""
+"""More is slower: it does not stay in the processor's cache, and is mapped again each time."""
 _READ_BYTES_IN_STEP = 8 * 1024
 """Where like lines become one: no rank is to get far ahead."""
 _TAIL_BYTES = 4096

@@ -47,7 +47,7 @@ class Dims(Nodes):
     """How ranks are moved to slots; ``None`` where rank r takes slot r."""
 
     def __post_init__(self) -> None:
-        Nodes.__post_init__(self)  # super() does not find the class that slots make anew
+        Nodes.__post_init__(self)  # super() does not find the class that slots create again
         self._check_mesh()
         own = axes_of(self.sizes)
         axes: dict[str | int, Axis] = {**dict(enumerate(own)), **dict(zip(self.shape, own))}  # noqa: B905

@@ -23,7 +23,7 @@ class DuplicateCoordinator:
 
     Args:
         config: Where the endpoint is.
-        info: What this node sends about itself; its ``knock`` is random.
+        info: What this node sends about itself; its ``probe`` is random.
         secret: What only launchers of this launch know.
         board: That of this node, whose reactor watches the probe too.
     """

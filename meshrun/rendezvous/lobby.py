@@ -36,7 +36,7 @@ class Lobby:
         nnodes: How many it is, where not as many as there may be.
         listener: Where the others connect; once all are there, the ranks' store takes it over.
         secret: What only launchers of this launch know.
-        run_id: The name of the launch, which the others are told.
+        run_id: The name of the launch, which the others receive.
         board: Where links are watched.
         hand_over: Called with the coordinator once every node is there.
         fit: Solves the mesh over nodes.
@@ -102,13 +102,13 @@ class Lobby:
     @property
     def next_look_ns(self) -> int | None:
         """When :meth:`look` has something to do."""
-        knock_ns = self._duplicate.next_look_ns if self._duplicate is not None else None
-        return self._next_beat_ns if knock_ns is None else min(knock_ns, self._next_beat_ns)
+        probe_ns = self._duplicate.next_look_ns if self._duplicate is not None else None
+        return self._next_beat_ns if probe_ns is None else min(probe_ns, self._next_beat_ns)
 
     def look(self) -> None:
         """Do what is due: beats, notes, time-outs."""
         if self._duplicate is not None and (error := self._duplicate.look()) is not None:
-            self._stop_knocking()
+            self._stop_probing()
             self._fail(error)
         now_ns = time.monotonic_ns()
         if now_ns < self._next_beat_ns:
@@ -234,8 +234,8 @@ class Lobby:
                 self._board.settle(connection)
 
     def _take_in(self, number: int, info: Join) -> None:
-        if info.knock and info.knock == self._info.knock:
-            self._stop_knocking()  # it has reached itself
+        if info.probe and info.probe == self._info.probe:
+            self._stop_probing()  # it has reached itself
             return
         self._forget_earlier(info.host)
         is_late = self._config.is_elastic and self._config.last_call_s is None
@@ -272,7 +272,7 @@ class Lobby:
         for number in list(self._connections):
             self._drop(number, "all nodes have joined")
         self._unauthenticated.close("all nodes have joined")
-        self._stop_knocking()
+        self._stop_probing()
         for connection in connections.values():
             self._board.drop(connection)
         self._hand_over(
@@ -288,7 +288,7 @@ class Lobby:
             )
         )
 
-    def _stop_knocking(self) -> None:
+    def _stop_probing(self) -> None:
         duplicate, self._duplicate = self._duplicate, None
         if duplicate is not None:
             duplicate.close()
@@ -314,7 +314,7 @@ class Lobby:
 
     def close(self) -> None:
         """Tell those who wait that there will be no launch."""
-        self._stop_knocking()
+        self._stop_probing()
         self._fail(RendezvousError(f"{self._info.host} exited before all nodes had joined"))
         self._unauthenticated.close("the launch is over")
         say_goodbye(self._connections.values(), self._board)

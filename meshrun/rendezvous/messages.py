@@ -62,7 +62,7 @@ class Join:
     """
     reach_port: OpenPort = 0
     """Where another node may try whether it reaches this one."""
-    knock: str = ""
+    probe: str = ""
     """Random, by which a node 0 that probes the endpoint recognizes itself."""
     role: str = "default"
     """What ``--role`` calls its workers."""

@@ -271,7 +271,7 @@ class Participant:
         limit_s = _GREETING_S if self._misled is not None else _FIRST_GREETING_S
         self._give_up_ns = time.monotonic_ns() + int(limit_s * 1e9)
         self._connection = Connection(connection, ParticipantHandshake(self._secret))
-        if self._reach is None and not self._config.is_elastic and not self._info.knock:
+        if self._reach is None and not self._config.is_elastic and not self._info.probe:
             self._reach = Reachability(self._connection.own_address, self._board)
             self._info = replace(self._info, reach_port=self._reach.port)
         self._connection.send(self._gave_up or self._info)

@@ -257,7 +257,7 @@ class Peers:
             self._fail(error)
             self._refuse_aside(place, error)
         else:
-            self._be_coordinator(listener, knocks=not endpoint.is_ours)
+            self._be_coordinator(listener, probes=not endpoint.is_ours)
 
     def _refuse_aside(self, place: str, error: MeshrunError) -> None:
         """Tell the others at another port, where they ask once the endpoint's is not ours."""
@@ -309,7 +309,7 @@ class Peers:
         )
 
     def _be_coordinator(
-        self, listener: socket.socket, *, nnodes: int | None = None, knocks: bool = False
+        self, listener: socket.socket, *, nnodes: int | None = None, probes: bool = False
     ) -> None:
         self._listener = listener
         if self._is_open:
@@ -320,8 +320,8 @@ class Peers:
                 " node"
             )
         info, duplicate = self._info, None
-        if knocks:
-            info = replace(info, knock=secrets.token_hex(8))
+        if probes:
+            info = replace(info, probe=secrets.token_hex(8))
             duplicate = DuplicateCoordinator(
                 self._config, info, secret=self._secret, board=self._board
             )

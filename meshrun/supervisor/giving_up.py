@@ -44,9 +44,9 @@ def declining(config: RendezvousConfig | None) -> Iterator[None]:
 def _tell_others(config: RendezvousConfig | None, error: MeshrunError) -> None:
     is_known = config is not None and (config.host or config.listener is not None)
     if config is not None and is_known:  # else nobody knows yet where to come
-        from meshrun.supervisor.join_nodes import decline
+        from meshrun.supervisor.join_nodes import stay_to_decline
 
-        decline(config, error, lambda text: say(f"meshrun: {text}"))
+        stay_to_decline(config, error, lambda text: say(f"meshrun: {text}"))
 
 
 def inherit_listener(config: RendezvousConfig | None) -> RendezvousConfig | None:

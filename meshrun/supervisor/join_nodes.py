@@ -68,7 +68,9 @@ def meet_nodes(plan: LaunchPlan, config: RendezvousConfig) -> Meet:
     return meet
 
 
-def decline(config: RendezvousConfig, error: MeshrunError, note: Callable[[str], None]) -> None:
+def stay_to_decline(
+    config: RendezvousConfig, error: MeshrunError, note: Callable[[str], None]
+) -> None:
     """Tell the other nodes that this one cannot take part, as they come; ``note`` shows a line."""
     host = os.uname().nodename
     try:

@@ -99,7 +99,7 @@ class Loop:
 
         Args:
             plan: What to start; of several nodes, what is known of it before they have met.
-            session: The same for what ranks are told.
+            session: What the ranks need to know, as far as it is known by then.
             folder: Where their files go.
             store_listener: Where the store serves; of several nodes, the coordinator's has its own.
             console: Our own stdout and stderr.

@@ -35,7 +35,7 @@ class Workers:
 
     Args:
         plan: What to start.
-        session: What ranks are told.
+        session: What the ranks need to know.
         folder: Where their files go.
         listener: Where the store serves; ``None`` where it is on another node, or not yet known.
         output: Reads what ranks print.

@@ -1,4 +1,4 @@
-"""What people read, word for word. UPDATE_GOLDEN=1 writes the files anew."""
+"""What people read, word for word. UPDATE_GOLDEN=1 regenerates the files."""
 
 import json
 import os

@@ -1,6 +1,6 @@
 """What the pages of the reference say of options is made of their table.
 
-``UPDATE_GOLDEN=1 python -m pytest tests/golden`` writes it anew.
+``UPDATE_GOLDEN=1 python -m pytest tests/golden`` regenerates it.
 """
 
 import inspect
@@ -57,7 +57,7 @@ def render_variables(table: type[ParsedOptions]) -> str:
 
 
 def fill(page: str, *blocks: str) -> str:
-    """Return a page with what stands between its marks made anew."""
+    """Return a page with what stands between its marks regenerated."""
     rest = list(blocks)
     filled = BLOCK.sub(lambda found: found[1] + rest.pop(0) + found[2], page)
     assert not rest, "a heading of options has no marks on this page"
