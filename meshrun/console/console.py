@@ -50,6 +50,8 @@ class Console:
         self._panel: tuple[bytes, ...] = ()
         self._drawn_ns = 0
         self._was_drawn = False
+        self._is_ours = True
+        """Whether we are in the foreground, and so may draw below the lines and clear there."""
         self._is_read_by_another = False
         """Whether somebody else has lines of stdout, who may print them on our terminal."""
         self._told_lost: set[Outlet] = set()
@@ -120,7 +122,7 @@ class Console:
         """
         before = self._panel
         self._panel = tuple(line.encode(errors="replace") for line in lines)
-        if self._err.queued_bytes:
+        if self._err.queued_bytes or not self._look_whose(self._err):
             return
         if before and self._panel and self._was_drawn:
             self._err.write(panel_block(self._panel))
@@ -142,7 +144,7 @@ class Console:
                     self._begin_line(stream)
         # A slow terminal has enough to do with the lines.
         due = not self._err.queued_bytes or now_ns >= self._drawn_ns + _SELDOM_NS
-        if self._panel and not self._was_drawn and due:
+        if self._panel and not self._was_drawn and due and self._look_whose(self._err):
             self._err.write(self._below())
             self._was_drawn, self._drawn_ns = True, now_ns
 
@@ -190,15 +192,25 @@ class Console:
                     why = outlet.error.strerror
                     self.note(f"cannot write to {name} ({why}); what ranks print there is lost")
 
-    def close(self) -> None:
-        """Take away what is below the lines."""
-        had_panel = bool(self._panel)
-        self._bar, self._status, self._panel = None, b"", ()
+    def leave_terminal(self) -> None:
+        """Take away what is below the lines; the shell prints there next."""
         for outlet in {self._out, self._err}:
             if outlet.moves_cursor and not self._shared:
-                outlet.write(CLEAR_BELOW if had_panel else _CLEAR)
+                if self._look_whose(outlet):
+                    outlet.write(CLEAR_BELOW if self._panel else _CLEAR)
             elif self._open.pop(outlet, None) is not None:
                 outlet.write(b"\n")
+        self._was_drawn = False
+
+    def return_to_terminal(self) -> None:
+        """Show again what is below the lines, if we are in the foreground."""
+        if self.shows_status:
+            self._redraw(self._err)
+
+    def close(self) -> None:
+        """Take away what is below the lines, for good."""
+        self.leave_terminal()
+        self._bar, self._status, self._panel = None, b"", ()
 
     def _begin_line(self, stream: RankStream) -> None:
         """Show a prompt where nothing can be taken back: its line is repeated once it is whole."""
@@ -232,6 +244,7 @@ class Console:
             return
         if self._bar is not None and self._bar[0] is owner:
             self._bar = None
+        self._look_whose(outlet)
         below = self._changing_line()
         if self._panel:  # drawn again at the end of the turn, however many lines come in it
             outlet.write((CLEAR_BELOW if self._was_drawn else b"") + piece.text)
@@ -243,12 +256,21 @@ class Console:
             outlet.write(piece.text)
 
     def _changing_line(self) -> bytes:
+        if not self._is_ours:
+            return b""
         return _fit(self._bar[1] if self._bar is not None else self._status)
 
     def _below(self) -> bytes:
-        return self._changing_line() + panel_block(self._panel)
+        return self._changing_line() + panel_block(self._panel if self._is_ours else ())
+
+    def _look_whose(self, outlet: Outlet) -> bool:
+        """Return whether the terminal is ours; if not, the shell has printed over what we drew."""
+        self._is_ours = outlet.is_ours
+        self._was_drawn = self._was_drawn and self._is_ours
+        return self._is_ours
 
     def _redraw(self, outlet: Outlet) -> None:
+        self._look_whose(outlet)
         below = self._below()
         if below or self._was_drawn:
             outlet.write((CLEAR_BELOW if self._panel else _CLEAR) + below)

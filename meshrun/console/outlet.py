@@ -10,6 +10,7 @@ import stat
 from collections import deque
 
 from meshrun.host.descriptors import is_terminal
+from meshrun.host.processes import is_foreground
 
 _MOST_BYTES_A_WRITE = 256 * 1024
 _PIPE_BYTES = 1024 * 1024
@@ -44,6 +45,11 @@ class Outlet:
     def fileno(self) -> int:
         """The descriptor to wait for."""
         return self._write_fd
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether we may move a terminal's cursor; in the background, the shell alone does."""
+        return is_foreground(self._fd)
 
     def write(self, data: bytes) -> None:
         """Queue ``data`` and write as much as goes at once."""

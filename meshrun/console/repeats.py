@@ -4,6 +4,8 @@ from __future__ import annotations
 
 WAIT_NS = 3_000_000_000
 """How long a rank's words wait for its end; if it prints something else, no longer."""
+AHEAD_NS = 500_000_000
+"""How long words wait for another rank that has said only the first of them so far."""
 _TOGETHER_NS = 50_000_000
 """Words that are farther apart are not one message."""
 _MOST_LINES = 64
@@ -24,6 +26,7 @@ class Repeats:
         """The last lines that were printed, and who said each first."""
         self._held: dict[int, bytes] = {}
         self._since_ns: dict[int, int] = {}
+        self._due_ns: dict[int, int] = {}
         self._last_ns: dict[int, int] = {}
         self._failed: dict[int, bool] = {}
         """Ranks that have ended, and whether they did badly."""
@@ -34,11 +37,12 @@ class Repeats:
         if now_ns - self._last_ns.get(rank, now_ns) > _TOGETHER_NS:
             printed = self.go_on(rank)
         text = self._held.pop(rank, b"") + text
-        if not self._was_said(rank, text):
+        if not self._said_of(rank, text):
             return printed + self._let_go(rank, text)
         self._held[rank] = text
         self._last_ns[rank] = now_ns
         self._since_ns.setdefault(rank, now_ns)
+        self._due_ns[rank] = self._due_of(rank, now_ns)
         return printed + (
             self.end(rank, failed=self._failed[rank]) if rank in self._failed else b""
         )
@@ -51,30 +55,49 @@ class Repeats:
         """A rank has ended; return what is still to be printed of it."""
         self._failed[rank] = failed
         text = self._held.pop(rank, b"")
-        return self._let_go(rank, b"" if failed and self._was_said(rank, text) else text)
+        while failed and (said := self._said_of(rank, text)):
+            text = text[said:]
+        return self._let_go(rank, text)
 
     def due(self, now_ns: int) -> dict[int, bytes]:
         """Return what has waited long enough, by rank."""
-        late = [rank for rank, since in self._since_ns.items() if since + WAIT_NS <= now_ns]
-        return {rank: self.go_on(rank) for rank in late}
+        late = [rank for rank, due_ns in self._due_ns.items() if due_ns <= now_ns]
+        for rank in late:
+            self._due_ns[rank] = self._due_of(rank, self._last_ns[rank])
+        return {rank: self.go_on(rank) for rank in late if self._due_ns[rank] <= now_ns}
 
     @property
     def next_due_ns(self) -> int | None:
         """When :meth:`due` has something to return, or ``None``."""
-        return min(self._since_ns.values()) + WAIT_NS if self._since_ns else None
+        return min(self._due_ns.values(), default=None)
 
-    def _was_said(self, rank: int, text: bytes) -> bool:
-        """Whether these whole lines stand among another rank's last."""
+    def _due_of(self, rank: int, now_ns: int) -> int:
+        """Until when a rank's words wait that have come by now."""
+        text, end_ns = self._held[rank], self._since_ns[rank] + WAIT_NS
+        is_ahead = self._said_of(rank, text) < len(text)
+        return min(end_ns, now_ns + AHEAD_NS) if is_ahead else end_ns
+
+    def _said_of(self, rank: int, text: bytes) -> int:
+        """How many bytes of these whole lines another rank has said.
+
+        All, if they stand among its last lines; or those at the beginning with which its own end,
+        as it may be about to say the others.
+        """
         other = self._lines.get(text.partition(b"\n")[0], rank)
-        return (
-            other != rank
-            and text.endswith(b"\n")
-            and b"\r" not in text
-            and b"\n" + text in b"\n" + self._said[other]
-        )
+        if other == rank or not text.endswith(b"\n") or b"\r" in text:
+            return 0
+        said = b"\n" + self._said[other]
+        if b"\n" + text in said:
+            return len(text)
+        size = min(len(text), _TAIL_BYTES + 1)
+        while size := text.rfind(b"\n", 0, size - 1) + 1:
+            if said.endswith(b"\n" + text[:size]):
+                break
+        return size
 
     def _let_go(self, rank: int, text: bytes) -> bytes:
         self._since_ns.pop(rank, None)
+        self._due_ns.pop(rank, None)
         self._last_ns.pop(rank, None)
         if text:
             self._said[rank] = (self._said.get(rank, b"") + text[-_TAIL_BYTES:])[-_TAIL_BYTES:]

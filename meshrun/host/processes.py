@@ -259,6 +259,23 @@ def is_stopped(pid: int) -> bool:
     return _read_stat(pid)[0] == "T"
 
 
+def is_foreground(fd: int) -> bool:
+    """Whether the shell has given the terminal behind a descriptor to our job, or to our parent's.
+
+    The parent's where we have left its session, as what a launch in Python starts has.
+
+    Source:
+        Fields 5, 7 and 8 of ``/proc/PID/stat``, proc(5).
+    """
+    try:
+        return os.tcgetpgrp(fd) in (os.getpgrp(), 0)
+    except OSError:  # not our controlling terminal
+        stat = _read_stat(os.getppid())
+    if len(stat) < 6 or not os.isatty(fd) or int(stat[4]) != os.fstat(fd).st_rdev:
+        return True  # a terminal without jobs
+    return stat[5] == stat[2]
+
+
 def _read_stat(pid: int) -> list[str]:
     """Return the fields of a process from its state on; that is "" if there is no such process."""
     try:

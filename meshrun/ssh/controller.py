@@ -154,6 +154,7 @@ class Controller:
             if signum == signal.SIGTSTP and self._pause.has_caller:
                 self._console.note("SIGTSTP: suspending the ranks until `fg` or SIGCONT")
                 self._tell_all(signal.SIGTSTP)
+                self._console.leave_terminal()
                 suspend_foreground()
                 continue
             if signum == signal.SIGCONT and signum not in self._request.forwarded_signals:

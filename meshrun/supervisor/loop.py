@@ -386,6 +386,7 @@ class Loop:
         )
         self._console.note(f"{why}: suspending the ranks until `fg` or SIGCONT{lost}")
         self._workers.suspend()
+        self._console.leave_terminal()
         self._reactor.asleep_ns = time.monotonic_ns()
         self._signals.suspend_here()
         self._resume()
@@ -408,6 +409,7 @@ class Loop:
         self._pause.end()
         self._workers.resume()
         self._terminal.resume()
+        self._console.return_to_terminal()
 
     def _forward(self, signum: int) -> None:
         if deaf := self._workers.forward(signum, self.state):

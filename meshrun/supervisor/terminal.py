@@ -18,6 +18,7 @@ from typing import Any
 
 from meshrun.console.console import Console
 from meshrun.errors import UsageError
+from meshrun.host.processes import is_foreground
 from meshrun.layout import Layout
 from meshrun.layout.labels import rank_label
 from meshrun.lifecycle.state import State
@@ -55,7 +56,7 @@ class Terminal:
         self._is_told = False
         """Whether a rank is known to have passed a breakpoint."""
         self._read_by_all = plan.program.kind == "script" and _is_stdin(plan.program.target)
-        if self._has_terminal and not _is_foreground():
+        if self._has_terminal and not is_foreground(0):
             self.stdin = subprocess.DEVNULL  # not stopped for reading it, being no job of the shell
         self._whole_group = plan.program.kind == "command"
         self._interrupts: list[int] = []
@@ -79,7 +80,7 @@ class Terminal:
     def resume(self) -> None:
         """The launch was continued, by ``fg`` or by ``bg``."""
         if self._has_terminal and self.stdin is None:
-            self.next_look_ns = None if _is_foreground() else time.monotonic_ns()
+            self.next_look_ns = None if is_foreground(0) else time.monotonic_ns()
 
     def takes_keys(self, state: State) -> bool:
         """Whether a rank reads the terminal in the background, and takes the shell's keys.
@@ -199,7 +200,7 @@ def _open_terminal(asked: str) -> int:
             f"--debug-rank {asked} needs a terminal, but stdin is not one",
             hint="run meshrun without redirecting or piping stdin; over ssh, use `ssh -t`",
         )
-    if not _is_foreground():
+    if not is_foreground(0):
         raise UsageError(
             f"--debug-rank {asked} needs the terminal, but another job has it",
             hint="run meshrun without `&`",
@@ -208,14 +209,6 @@ def _open_terminal(asked: str) -> int:
         return os.open(os.ttyname(0), os.O_RDWR | os.O_NOCTTY)
     except OSError:  # in a container its name may lead nowhere
         return os.dup(0)
-
-
-def _is_foreground() -> bool:
-    """Whether the shell has given the terminal to our job."""
-    try:
-        return os.tcgetpgrp(0) in (os.getpgrp(), 0)
-    except OSError:  # a terminal without jobs
-        return True
 
 
 def _is_stdin(path: str) -> bool:

@@ -3,8 +3,10 @@
 import os
 import pty
 import re
+import shlex
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pyte
@@ -12,7 +14,7 @@ import pytest
 
 from meshrun.console.console import Console
 from tests.kit import PROGRAMS, command, is_full, lines_of, run_meshrun, wait_until
-from tests.terminal import open_terminal
+from tests.terminal import Terminal, open_terminal
 
 
 def test_each_stream_keeps_its_place(fake_torch: object) -> None:
@@ -230,6 +232,61 @@ def test_a_panel_takes_the_place_of_the_status_line(monkeypatch: pytest.MonkeyPa
 
     below = ["meshrun: importing torch", "-- 2 starting --"]
     assert shown == [below[:1], below, ["meshrun: a line"], ["meshrun: a line", *below]]
+
+
+BACKGROUND = """import os, sys, time
+from meshrun.console.console import Console
+if sys.argv.pop() == "child":
+    if child := os.fork():
+        sys.exit(os.waitpid(child, 0)[1])
+    os.setsid()
+console = Console()
+for number, name in enumerate(sys.argv[1:]):
+    console.set_status(f"at work {number}")
+    console.set_panel([f"-- part {number} --"])
+    console.note(f"line {number}")
+    console.show_waiting()
+    os.mkfifo(name)
+    open(name).close()
+console.close()
+"""
+
+
+@pytest.mark.parametrize("way", ["job", "child"])
+def test_in_the_background_the_line_that_is_typed_stays(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is drawn nor cleared where the shell prints, and all is there again after ``fg``."""
+    monkeypatch.chdir(tmp_path)
+    program = tmp_path / "console.py"
+    program.write_text(BACKGROUND)
+    parts = [Path("a"), Path("b"), Path("c")]
+    terminal = Terminal(["bash", "--norc", "--noprofile", "-i"], {"PS1": "now:"}, 300, 20)
+    try:
+        line = shlex.join([sys.executable, str(program), *map(str, parts), way])
+        terminal.type(f"{line} &\n")
+        terminal.wait_for("meshrun: line 0")
+        terminal.type("fg # typed")
+        terminal.wait_for("fg # typed")
+        wait_until(parts[0].exists, lambda: str(terminal.shown))
+        parts[0].write_text("")
+        wait_until(parts[1].exists, lambda: str(terminal.shown))
+        terminal.wait_for("meshrun: line 1")
+        assert "at work" not in str(terminal.all_lines)
+        assert "-- part" not in str(terminal.all_lines)
+        assert any("fg # typed" in line for line in terminal.shown)
+        terminal.type("\n")
+        terminal.wait_for(line, 2)
+        parts[1].write_text("")
+        terminal.wait_for("-- part 2 --")
+        terminal.wait_for("meshrun: at work 2")
+        parts[2].write_text("")
+        terminal.wait_for("now:", 3)
+        assert "at work" not in str(terminal.all_lines)
+        terminal.type("exit\n")
+        terminal.wait()
+    finally:
+        terminal.end()
 
 
 def test_the_status_line_ends_where_another_prints_our_lines(

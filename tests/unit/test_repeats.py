@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshrun.console.repeats import WAIT_NS, Repeats
+from meshrun.console.repeats import AHEAD_NS, WAIT_NS, Repeats
 
 USAGE, WRONG = b"usage: x.py [-h]\n", b"x.py: error: --lr is required\n"
 
@@ -27,6 +27,32 @@ def test_ranks_that_fail_alike_are_heard_once() -> None:
     assert repeats.next_due_ns is None
 
 
+def test_a_rank_that_overtakes_the_first_does_not_repeat_it() -> None:
+    """The one that was first may say the rest in time, or never."""
+    repeats = Repeats()
+
+    assert repeats.take(0, USAGE, 0) == USAGE
+    assert [repeats.take(rank, USAGE, 0) for rank in (1, 2, 3, 4)] == [b""] * 4
+    assert [repeats.take(rank, WRONG, 0) for rank in (1, 2, 3)] == [b""] * 3
+    assert repeats.end(1, failed=True) == WRONG
+    assert repeats.end(2, failed=True) == b""
+    assert repeats.take(0, WRONG, 0) == b""
+    assert [repeats.end(rank, failed=True) for rank in (0, 3, 4)] == [b""] * 3
+
+
+def test_a_rank_that_overtakes_the_first_is_not_held_for_long() -> None:
+    """What it says besides is its own, unless the first has said it by then."""
+    repeats = Repeats()
+    repeats.take(0, USAGE, 0)
+
+    assert repeats.take(1, USAGE + b"other\n", 0) == b""
+    assert repeats.take(2, USAGE + WRONG, 0) == b""
+    assert repeats.take(0, WRONG, 0) == WRONG
+    assert repeats.next_due_ns == AHEAD_NS
+    assert repeats.due(AHEAD_NS) == {1: USAGE + b"other\n"}
+    assert repeats.next_due_ns == WAIT_NS
+
+
 def test_a_rank_that_lives_on_is_heard() -> None:
     """Before what it says next, when it ends well, or after a while."""
     warning = b"a warning\n"
@@ -37,7 +63,8 @@ def test_a_rank_that_lives_on_is_heard() -> None:
     assert held == [b""] * 5
     assert repeats.take(5, warning, WAIT_NS // 2) == warning
     assert repeats.go_on(5) == warning
-    assert repeats.take(1, b"more\n", 0) == b"a warning\nmore\n"
+    assert repeats.take(1, b"more\n", 0) == b""
+    assert repeats.due(AHEAD_NS) == {1: b"a warning\nmore\n"}
     assert repeats.go_on(2) == warning
     assert repeats.end(3, failed=False) == warning
     assert repeats.due(WAIT_NS - 1) == {}
