@@ -1,0 +1,8 @@
+"""Wait for a kernel that takes an hour or so."""
+
+import torch
+
+torch.cuda._sleep(1)
+torch.cuda._sleep(10**13)
+print("up", flush=True)
+torch.cuda.synchronize()

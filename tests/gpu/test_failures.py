@@ -1,0 +1,72 @@
+"""What goes wrong on a GPU: the cause is named, memory is free again, and stacks can be had."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gpu.hardware import needs, used_bytes
+from tests.kit import PROGRAMS, run_meshrun, start_meshrun, wait_until
+
+OURS = PROGRAMS.parent / "gpu/programs"
+
+
+@needs()
+@pytest.mark.parametrize(
+    ("fault", "cause"),
+    [
+        ("memory", "OutOfMemoryError: CUDA out of memory"),
+        ("address", "an illegal memory access was encountered"),
+        ("assert", "device-side assert triggered"),
+    ],
+)
+def test_a_fault_of_the_gpu_is_the_cause(fault: str, cause: str) -> None:
+    ours = run_meshrun("--mesh", "dp=1,tp=1", "--device", "cuda", OURS / "fault.py", fault)
+    said = ours.stderr[ours.stderr.rindex("\nerror:") :]
+
+    assert ours.returncode not in (0, 128 + signal.SIGKILL)
+    assert cause in said, ours.stderr
+    assert "fault.py" in said
+
+
+@needs()
+def test_a_rank_that_was_killed_gets_its_memory_again(tmp_path: Path) -> None:
+    (tmp_path / "die").touch()
+    (tmp_path / "go").touch()
+    ours = run_meshrun("--max-restarts", "1", OURS / "hold.py", "0.6", tmp_path)
+
+    assert ours.returncode == 0, ours.stderr
+    assert re.findall(r"in generation (\d)", ours.stdout) == ["0", "1"]
+
+
+@needs(reads_nvml=True)
+def test_the_kill_of_a_launcher_frees_the_memory(tmp_path: Path, figures: dict[str, Any]) -> None:
+    before = used_bytes()
+    with start_meshrun(OURS / "hold.py", "0.6", tmp_path, folder=tmp_path) as run:
+        run.wait_for("holding")
+        held = used_bytes()
+        assert held > before + 2**28
+        run.signal(signal.SIGKILL)
+        killed = time.monotonic()
+        wait_until(lambda: used_bytes() < before + 2**28, lambda: f"{used_bytes()} of {held}")
+        figures["memory free after SIGKILL of the launcher, s"] = round(
+            time.monotonic() - killed, 3
+        )
+
+
+@needs()
+def test_stacks_are_shown_while_a_kernel_spins(tmp_path: Path) -> None:
+    with start_meshrun(OURS / "spin.py", folder=tmp_path) as run:
+        run.wait_for("up")
+        run.signal(signal.SIGQUIT)
+        wait_until(lambda: "spin.py" in run.stderr, lambda: run.stderr)
+        run.signal(signal.SIGTERM)
+        code = run.wait()
+
+    assert code == 128 + signal.SIGTERM
+    assert "synchronize" in run.stderr

@@ -1,0 +1,60 @@
+"""Meshes on GPUs: the group of each dim reduces, by the backend that was asked for."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.gpu.hardware import count_gpus, needs
+from tests.kit import PROGRAMS, ROOT, run_meshrun
+
+REDUCE = PROGRAMS.parent / "gpu/programs/reduce.py"
+
+
+@pytest.mark.parametrize(
+    ("dp", "tp"),
+    [
+        pytest.param(1, 1, marks=needs()),
+        pytest.param(1, 2, marks=needs(gpus=2)),
+        pytest.param(2, 2, marks=needs(gpus=4)),
+        pytest.param(2, 4, marks=needs(gpus=8)),
+    ],
+)
+def test_each_dim_reduces_over_nccl(dp: int, tp: int) -> None:
+    ours = run_meshrun("--mesh", f"dp={dp},tp={tp}", "--device", "cuda", REDUCE)
+
+    assert ours.returncode == 0, ours.stderr
+    for dim, size in (("dp", dp), ("tp", tp)):
+        assert ours.stdout.count(f"{dim}: {4 * size} by nccl on cuda") == dp * tp, ours.stdout
+
+
+@needs()
+def test_gloo_ranks_share_one_gpu() -> None:
+    """More ranks than GPUs: the mesh is on the CPU, and its groups take CUDA tensors as well."""
+    ours = run_meshrun(
+        *("--mesh", "dp=2,tp=2", "--device", "cpu", "--backend", "gloo", REDUCE),
+        env={"CUDA_VISIBLE_DEVICES": "0"},
+    )
+
+    assert ours.returncode == 0, ours.stderr
+    for dim in ("dp", "tp"):
+        assert ours.stdout.count(f"{dim}: 8 by gloo on cpu") == 4, ours.stdout
+
+
+@needs()
+@pytest.mark.parametrize(
+    ("name", "mesh", "gpus"),
+    [
+        ("fsdp_tp", "dp=1,tp=1", 1),
+        ("hsdp", "replicate=1,shard=1", 1),
+        ("fsdp_tp", "dp=2,tp=2", 4),
+        ("hsdp", "replicate=2,shard=2", 4),
+    ],
+)
+def test_examples_learn(name: str, mesh: str, gpus: int) -> None:
+    if count_gpus() < gpus:
+        pytest.skip(f"needs {gpus} x CUDA GPU; found {count_gpus()}")
+    ours = run_meshrun("--mesh", mesh, "--device", "cuda", ROOT / f"examples/{name}.py")
+    losses = [float(line.split()[-1]) for line in ours.stdout.splitlines() if "loss" in line]
+
+    assert ours.returncode == 0, ours.stderr
+    assert losses[-1] < losses[0] / 2

@@ -1,0 +1,27 @@
+"""What programs do on a GPU that is theirs, in a process forked after torch's import."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.gpu.hardware import needs
+from tests.kit import PROGRAMS, run_meshrun
+
+OURS = PROGRAMS.parent / "gpu/programs"
+
+
+@needs()
+def test_torch_compile(tmp_path: Path) -> None:
+    env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    ours = run_meshrun("--mesh", "dp=1,tp=1", "--device", "cuda", OURS / "compiled.py", env=env)
+
+    assert ours.returncode == 0, ours.stderr
+    assert "compiled True" in ours.stdout
+
+
+@needs()
+def test_cuda_graph_with_a_collective() -> None:
+    ours = run_meshrun("--mesh", "dp=1,tp=1", "--device", "cuda", OURS / "graphs.py")
+
+    assert ours.returncode == 0, ours.stderr
+    assert "replayed 4" in ours.stdout
