@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.driver import driver  # noqa: F401
 from tests.engines.hosts import make_hosts  # noqa: F401 - fixtures
 from tests.engines.openmpi import mpirun  # noqa: F401
 from tests.engines.slurm import slurm  # noqa: F401

@@ -8,7 +8,6 @@ socket closes. In a forked rank ``main`` returns, and the program runs from modu
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import importlib
 import os
@@ -16,6 +15,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from difflib import get_close_matches
 from pkgutil import iter_modules
 
@@ -26,14 +26,13 @@ from meshrun.mesh.build import check_registered
 from meshrun.plan.request import Program
 from meshrun.protocol.codec import Prepare
 from meshrun.protocol.events import ProgramBroken, ZygoteReady, ZygoteUnsafe
-from meshrun.wording import count
 from meshrun.worker.early_settings import EarlySettings, is_read_at_import
 from meshrun.worker.exit import Ending
 from meshrun.worker.program import Source, format_raised, read_program
 from meshrun.worker.stack_handler import tell_stacks
 from meshrun.worker.sys_path import first_path, holds, on_path, put_first
-from meshrun.worker.threads import count_threads
 from meshrun.zygote.control import leave_signals_to_launcher, receive, send
+from meshrun.zygote.fork_safety import ImportWatch, nvml_answers
 from meshrun.zygote.guard import Guard
 from meshrun.zygote.server import ZygoteServer
 
@@ -77,19 +76,22 @@ def _load(
 ) -> Source:
     """Read the program and import what ranks share; a failure here is reported once."""
     began_ns = time.monotonic_ns()
+    forks = order.start_method == "fork"
+    watch = ImportWatch()
     try:
         folder = first_path(program)
         with on_path(folder):
             source = read_program(program)
         gc.disable()
-        first = on_path(folder) if holds(folder, order.preload) else contextlib.nullcontext()
-        with first, source.settings.in_effect():
+        first = on_path(folder) if holds(folder, order.preload) else nullcontext()
+        with first, nvml_answers() if forks else nullcontext(), source.settings.in_effect():
             for module in order.preload:
                 _preload(module)
-            if order.start_method == "fork":
+                watch.imported(module)
+            if forks:
                 _import_what_is_there(source.torch_modules)
             check_registered(order.backends)
-        if order.start_method == "fork":  # with exec this process imports for its store alone
+        if forks:  # with exec this process imports for its store alone
             put_first(folder, known_at_start=known_at_start)
     except BaseException as error:
         exit_code = error.code if isinstance(error, SystemExit) else 1
@@ -103,10 +105,10 @@ def _load(
         os._exit(0)
     gc.enable()
     gc.freeze()  # what is shared stays out of the collector, and so stays shared
-    now_ns = time.monotonic_ns()
-    if order.start_method == "fork" and (reason := _why_unsafe(source.settings)):
+    if forks and (reason := _why_unclear(source.settings) or watch.why_unsafe()):
         send(control, ZygoteUnsafe(reason=reason))
         os._exit(0)
+    now_ns = time.monotonic_ns()
     send(control, ZygoteReady(at_ns=now_ns, import_ns=now_ns - began_ns))
     return source
 
@@ -136,21 +138,15 @@ def _preload(module: str) -> None:
 def _import_what_is_there(modules: tuple[str, ...]) -> None:
     """Import what the program is going to import; what fails is left for the program to meet."""
     for module in modules:
-        with contextlib.suppress(Exception):
+        with suppress(Exception):
             importlib.import_module(module)
 
 
-def _why_unsafe(settings: EarlySettings) -> str | None:
-    """Return why ranks cannot be forks of this process, or ``None``."""
+def _why_unclear(settings: EarlySettings) -> str | None:
+    """Return what only a run can tell before torch is imported, or ``None``."""
     for name, place in settings.unclear.items():
         if is_read_at_import(name):
             return (
                 f"{place} sets {name} before torch is imported, to a value known only at run time"
             )
-    threads = count_threads()
-    if threads > 1:
-        return f"an import started {count(threads - 1, 'thread')}"
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        return "an import initialized CUDA"
     return None

@@ -145,7 +145,8 @@ def test_a_zygote_with_a_thread_does_not_fork(fake_torch: Path) -> None:
 
     assert ours.returncode == 0, ours.stderr
     assert (
-        "meshrun: starting a new interpreter per rank: an import started 1 thread\n" in ours.stderr
+        "meshrun: starting a new interpreter per rank: importing `torch` started 1 thread\n"
+        in ours.stderr
     )
     assert sorted(ours.stdout.splitlines()) == [f"[rank {rank}] out {rank}" for rank in range(3)]
 

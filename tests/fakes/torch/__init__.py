@@ -34,11 +34,5 @@ def hold(place):
 hold("importing")
 
 
-class cuda:  # noqa: N801
-    @staticmethod
-    def is_initialized():
-        return False
-
-
 def set_num_threads(count):
     hold("joining")

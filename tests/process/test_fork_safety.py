@@ -1,0 +1,87 @@
+"""Ranks are forks only of a process whose imports have left nothing that a fork cannot use."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.driver import Driver
+from tests.kit import FAKES, PROGRAMS, run_meshrun
+
+_FALLS_BACK = "meshrun: starting a new interpreter per rank: "
+_MAPS_CUDA = "import ctypes, os\ncuda = ctypes.CDLL('libcuda.so.1')\n"
+_NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
+_POISONED_TORCH = """
+import os, torch
+from types import SimpleNamespace
+zygote = os.getpid()
+torch._C = SimpleNamespace(
+    _has_mps=False,
+    _mtia_isBuilt=lambda: False,
+    _get_privateuse1_backend_name=lambda: "privateuseone",
+    _cuda_isInBadFork=lambda: os.getpid() != zygote,
+)
+"""
+"""What torch of a build for CUDA is like once it has asked the driver in vain."""
+
+
+@pytest.fixture
+def imports(tmp_path: Path) -> dict[str, str]:
+    """Return the variables with which modules of ``tmp_path`` are found beside the fake torch."""
+    return {"PYTHONPATH": f"{FAKES}:{tmp_path}"}
+
+
+@pytest.mark.parametrize("asked", [None, "0"])
+def test_a_driver_that_is_only_mapped_is_no_reason(
+    asked: str | None, driver: Driver, tmp_path: Path, fake_torch: Path, imports: dict[str, str]
+) -> None:
+    """Ranks are forks and can use it; that imports ask NVML is no setting of the ranks'."""
+    (tmp_path / "maps.py").write_text(f"{_MAPS_CUDA}seen = os.getenv({_NVML_CHECK!r})\n")
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import ctypes, maps, os\n"
+        "in_c = ctypes.CDLL(None).getenv\n"
+        "in_c.restype = ctypes.c_char_p\n"
+        f"print(maps.seen, os.getenv({_NVML_CHECK!r}), in_c({_NVML_CHECK!r}.encode()),\n"
+        "    maps.cuda.cuInit(0))\n"
+    )
+    env = {**imports, **driver.env, **({_NVML_CHECK: asked} if asked else {})}
+    words = ("--preload", "maps", "--no-prefix", "--nproc-per-node", "2", program)
+    ours = run_meshrun(*words, env=env)
+
+    assert (ours.returncode, ours.stderr) == (0, "")
+    seen = "0 0 b'0' 0" if asked else "1 None None 0"
+    assert ours.stdout.splitlines() == [seen, seen]
+    assert len(fake_torch.read_text().splitlines()) == 1
+    assert len(driver.initialized_by()) == 2
+
+
+def test_a_driver_that_an_import_initialized_is_named(
+    driver: Driver, tmp_path: Path, fake_torch: Path, imports: dict[str, str]
+) -> None:
+    """Each rank then has its own interpreter, in which the driver can be used."""
+    (tmp_path / "maps.py").write_text(_MAPS_CUDA)
+    (tmp_path / "inits.py").write_text("import maps\nmaps.cuda.cuInit(0)\n")
+    program = tmp_path / "program.py"
+    program.write_text("import maps\nprint(maps.cuda.cuInit(0))\n")
+    words = ("--preload", "maps", "--preload", "inits", "--preload", "json")
+    ours = run_meshrun(
+        *words, "--no-prefix", "--nproc-per-node", "2", program, env={**imports, **driver.env}
+    )
+
+    assert ours.returncode == 0, ours.stderr
+    assert ours.stderr == f"{_FALLS_BACK}importing `inits` initialized CUDA\n"
+    assert ours.stdout == "0\n0\n"
+    assert len(driver.initialized_by()) == 3
+
+
+def test_torch_that_refuses_a_device_to_forks_is_asked_in_one(
+    tmp_path: Path, fake_torch: Path, imports: dict[str, str]
+) -> None:
+    """Nothing else in the process tells; the module that may have done it is named."""
+    (tmp_path / "asks.py").write_text(_POISONED_TORCH)
+    ours = run_meshrun("--preload", "asks", PROGRAMS / "echo.py", env=imports)
+
+    assert ours.returncode == 0, ours.stderr
+    why = "importing `asks` used cuda, which torch then refuses in forks"
+    assert ours.stderr.splitlines()[0] == f"{_FALLS_BACK}{why}"
+    assert ours.stdout == "[rank 0] out 0\n"

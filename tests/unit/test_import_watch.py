@@ -1,0 +1,125 @@
+"""What imports leave in a process, and which of them is named for it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from meshrun.zygote import fork_safety
+from meshrun.zygote.fork_safety import ImportWatch, nvml_answers, open_devices
+
+_NVML = "7f00-7f01 r-xp 00000000 08:01 42 /usr/lib/libnvidia-ml.so.575.57\n"
+_AMD = "7f00-7f01 r-xp 00000000 08:01 42 /opt/rocm/lib/libamd_smi.so.25\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "mapped", "found"),
+    [
+        (["/dev/null", "/dev/pts/0", "socket:[5]", "/home/dev/nvidia0"], "", []),
+        (["/dev/nvidiactl", "/dev/nvidia0"], "", ["/dev/nvidia0", "/dev/nvidiactl"]),
+        (["/dev/nvidiactl", "/dev/nvidia0"], _NVML, []),
+        (["/dev/nvidiactl", "/dev/nvidia-uvm"], _NVML, ["/dev/nvidia-uvm"]),
+        (["/dev/nvidia0"], _AMD, ["/dev/nvidia0"]),
+        (["/dev/kfd", "/dev/dri/renderD128"], "", ["/dev/dri/renderD128", "/dev/kfd"]),
+        (["/dev/kfd", "/dev/dri/renderD128"], _AMD, ["/dev/kfd"]),
+        (["/dev/accel/accel0", "/dev/davinci3"], _NVML, ["/dev/accel/accel0", "/dev/davinci3"]),
+    ],
+)
+def test_open_files_tell_who_computes(
+    files: list[str], mapped: str, found: list[str], tmp_path: Path
+) -> None:
+    """A library that only watches devices keeps some open too, never those for computing."""
+    (tmp_path / "fd").mkdir()
+    for number, path in enumerate(files):
+        (tmp_path / "fd" / str(number)).symlink_to(path)
+    (tmp_path / "maps").write_text(mapped)
+
+    assert open_devices(tmp_path) == found
+
+
+def test_a_process_that_shows_no_files_has_none_open(tmp_path: Path) -> None:
+    """As on macOS."""
+    assert open_devices(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("threads", "reason"),
+    [
+        ([1, 1, 1, 1], None),
+        ([1, 1, 3, 3], "importing `b` started 2 threads"),
+        ([1, 2, 3, 3], "importing `a` started 1 thread"),
+        ([1, 2, 2, 1], None),  # a pool that has ended
+        ([1, 1, 1, 2], "an import started 1 thread"),
+        ([2, 2, 2, 2], "a startup hook of Python's, such as sitecustomize, started 1 thread"),
+    ],
+)
+def test_the_first_import_that_left_something_is_named(
+    threads: list[int], reason: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it still is there is seen at the end."""
+    counts = iter(threads)
+    monkeypatch.setattr(fork_safety, "count_threads", lambda: next(counts))
+    monkeypatch.setattr(fork_safety, "_questions", dict)
+    watch = ImportWatch()
+    for module in "ab":
+        watch.imported(module)
+
+    assert watch.why_unsafe() == reason
+
+
+@pytest.mark.parametrize(
+    ("outside", "reason"),
+    [
+        ({"_is_in_bad_fork": lambda: False}, None),
+        ({}, None),
+        (
+            {"_is_in_bad_fork": lambda: True},
+            "importing `a` or `b` used npu, which torch then refuses in forks",
+        ),
+        (
+            {"_is_in_bad_fork": lambda: os.kill(os.getpid(), signal.SIGKILL)},
+            "importing `a` or `b` left a process whose forks are killed by signal 9",
+        ),
+    ],
+)
+def test_each_device_type_of_this_torch_is_asked_in_a_fork(
+    outside: dict[str, object], reason: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of other packages as well; a fork that dies of the question answers it."""
+    binding = SimpleNamespace(
+        _has_mps=False,
+        _mtia_isBuilt=lambda: False,
+        _mtia_isInBadFork=lambda: True,
+        _cuda_isInBadFork=lambda: False,
+        _get_privateuse1_backend_name=lambda: "npu",
+    )
+    torch = SimpleNamespace(_C=binding, npu=SimpleNamespace(**outside))
+    monkeypatch.setitem(fork_safety.sys.modules, "torch", torch)
+    monkeypatch.setattr(fork_safety, "_signs", dict)
+    watch = ImportWatch()
+    for module in ("torch", "torch.distributed.device_mesh", "a", "b"):
+        watch.imported(module)
+
+    assert watch.why_unsafe() == reason
+
+
+@pytest.mark.parametrize("before", [None, "0", "1"])
+@pytest.mark.parametrize("within", [None, "0"])
+def test_the_question_to_nvml_is_asked_during_imports_alone(
+    before: str | None, within: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the user has set, or an import sets to something else, stays."""
+    name = "PYTORCH_NVML_BASED_CUDA_CHECK"
+    monkeypatch.setenv(name, before or "")
+    if before is None:
+        monkeypatch.delenv(name)
+    with nvml_answers():
+        assert os.environ[name] == (before or "1")
+        if within is not None:
+            os.environ[name] = within
+
+    assert os.environ.get(name) == (within or before)
