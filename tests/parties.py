@@ -62,7 +62,6 @@ class Party:
         self.is_closed = False
         self.board = Connections(self.reactor, self.notes.append)
         self.side: Lobby | Coordinator | Participant
-        self.reactor.each_turn(lambda: self.side.look())  # noqa: PLW0108 - another, later
 
     def turn(self) -> None:
         """Do what is due."""

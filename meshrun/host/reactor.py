@@ -32,10 +32,10 @@ class HasFileno(Protocol):
 class Timer:
     """A call at a time, which may be moved or cancelled."""
 
-    __slots__ = ("_call", "_reactor", "at_ns")
+    __slots__ = ("_call", "_reactor", "at_ns", "skips")
 
-    def __init__(self, reactor: Reactor, at_ns: int | None, call: Call) -> None:
-        self._reactor, self._call = reactor, call
+    def __init__(self, reactor: Reactor, at_ns: int | None, call: Call, *, skips: bool) -> None:
+        self._reactor, self._call, self.skips = reactor, call, skips
         self.move(at_ns)
 
     def move(self, at_ns: int | None) -> None:
@@ -129,22 +129,28 @@ class Reactor:
 
     # ---- times -----------------------------------------------------------------------------
 
-    def call_at(self, at_ns: int | None, call: Call) -> Timer:
-        """Call once at a time, or when the timer is moved to one."""
-        return Timer(self, at_ns, call)
+    def call_at(self, at_ns: int | None, call: Call, *, skips: bool = True) -> Timer:
+        """Call once at a time, or when the timer is moved to one.
+
+        Args:
+            at_ns: When; ``None`` for not yet.
+            call: What to call.
+            skips: Whether :meth:`skip` moves it, as what limits how long others may take.
+        """
+        return Timer(self, at_ns, call, skips=skips)
 
     def call_later(self, seconds: float, call: Call) -> Timer:
         """Call once after so long."""
         return self.call_at(self.now_ns() + int(seconds * 1e9), call)
 
     def every(self, seconds: float, call: Call) -> Timer:
-        """Call in the next turn, and again so long after each call."""
+        """Call in the next turn, and again so long after each call; time is never skipped."""
 
         def again() -> None:
             timer.move(self.now_ns() + int(seconds * 1e9))
             call()
 
-        timer = self.call_at(self.now_ns(), again)
+        timer = self.call_at(self.now_ns(), again, skips=False)
         return timer
 
     def each_turn(self, call: Call, *, due: Callable[[], int | None] | None = None) -> None:
@@ -171,11 +177,10 @@ class Reactor:
         heapq.heappush(self._heap, (at_ns, next(self._order), timer))
 
     def skip(self, lost_ns: int) -> None:
-        """Do not count this time: move whatever is to come."""
-        self._heap = [(at_ns + lost_ns, order, timer) for at_ns, order, timer in self._heap]
-        for timer in {entry[2] for entry in self._heap}:
-            if timer.at_ns is not None:
-                timer.at_ns += lost_ns
+        """Do not count this time: move what is to come."""
+        for timer in dict.fromkeys(timer for _, _, timer in sorted(self._heap)):
+            if timer.skips and timer.at_ns is not None:
+                timer.move(timer.at_ns + lost_ns)
         for skip in self._skips:
             skip(lost_ns)
 
@@ -248,8 +253,12 @@ class Reactor:
         end.cancel()
 
     def close(self) -> None:
-        """Let go of the selector; what was watched is the callers' to close."""
+        """Call nothing more; what was watched is the callers' to close."""
+        for key in (self._selector.get_map() or {}).values():
+            key.data.clear()
         self._selector.close()
+        self._looks.clear()
+        self._heap.clear()
 
     def __enter__(self) -> Reactor:
         """Return it, to be closed at the end of the block."""

@@ -13,6 +13,8 @@ from meshrun.protocol.events import FromNodes
 from meshrun.rendezvous.connection import Connection
 from meshrun.rendezvous.deadline import Deadline
 
+BEAT_S = 1.0
+"""How often each side says that it is there."""
 _GOODBYE_S = 2.0
 
 

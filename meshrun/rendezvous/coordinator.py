@@ -19,7 +19,7 @@ from meshrun.protocol.events import SILENT, MeetingFailed, NextBegins, NodeLost,
 from meshrun.protocol.generation import Cause
 from meshrun.protocol.result import Resize
 from meshrun.rendezvous.connection import Connection
-from meshrun.rendezvous.connections import Connections, say_goodbye
+from meshrun.rendezvous.connections import BEAT_S, Connections, say_goodbye
 from meshrun.rendezvous.deadline import Deadline
 from meshrun.rendezvous.expected_nodes import check_settings
 from meshrun.rendezvous.membership import Choice, Fit, Membership, describe_shapes
@@ -39,7 +39,6 @@ from meshrun.rendezvous.round import OWN, Round, over_event
 from meshrun.rendezvous.store_access import keep_to_nodes
 from meshrun.rendezvous.unauthenticated import Unauthenticated
 
-BEAT_S = 1.0
 SILENT_S = 3 * BEAT_S
 """After so long without a word it may be another launcher that speaks for a host."""
 _SPARE = "this node is a spare: it joins when another node is lost or the mesh has room for it"
@@ -105,7 +104,7 @@ class Coordinator:
         is_address = self._bound not in ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
         self._address = self._bound if is_address else next(known, infos[0].host)
         self._endpoint = format_endpoint(self._address, port)
-        self._board, self._next_beat_ns = board, time.monotonic_ns()
+        self._board, self._beats = board, board.reactor.every(BEAT_S, self._beat)
         self._reach: Reachability | None = None
         """Tries whether the next node can be reached."""
         self._over = False
@@ -146,26 +145,9 @@ class Coordinator:
 
     # ---- time ------------------------------------------------------------------------------
 
-    @property
-    def next_look_ns(self) -> int | None:
-        """When :meth:`look` has something to do."""
-        return self._next_beat_ns
-
-    def look(self) -> None:
-        """Do what is due: beats, and whether somebody is silent, or missing, for too long."""
-        now_ns = time.monotonic_ns()
-        if now_ns < self._next_beat_ns:
-            return
-        self._next_beat_ns = now_ns + int(BEAT_S * 1e9)
-        if self._reach is not None:
-            self._reach.look()
-        self._beat(now_ns)
-        self._unauthenticated.look()
-        if self._deadline is not None and self._wish is not None:
-            self._wait_on(self._deadline)
-
-    def _beat(self, now_ns: int) -> None:
-        activity = self._board.activity
+    def _beat(self) -> None:
+        """Say that this node is there, and look whether others are silent or missing too long."""
+        now_ns, activity = time.monotonic_ns(), self._board.activity
         activity.elsewhere_ns = latest(*(each.active_ns for each in self._connections.values()))
         idle_s = idle_s_since(latest(activity.here_ns, activity.elsewhere_ns))
         timeout_s = self._config.node_timeout_s
@@ -181,6 +163,9 @@ class Coordinator:
             self._board.settle(connection)
             if now_ns - connection.heard_ns > timeout_s * 1e9:
                 self._lose_spare(number, "it stopped responding")
+        self._unauthenticated.look()
+        if self._deadline is not None and self._wish is not None:
+            self._wait_on(self._deadline)
 
     def _wait_on(self, deadline: Deadline) -> None:
         if deadline.is_over:
@@ -483,6 +468,7 @@ class Coordinator:
 
     def close(self) -> None:
         """Have what was said arrive, as far as the others still listen, and let them go."""
+        self._beats.cancel()
         self._unauthenticated.close("the launch is over")
         self._listener.close()
         if self._reach is not None:

@@ -40,14 +40,8 @@ class DuplicateCoordinator:
             where=lambda _: None,
         )
 
-    @property
-    def next_look_ns(self) -> int | None:
-        """When :meth:`look` has something to do."""
-        return self._participant.next_look_ns
-
-    def look(self) -> MeshrunError | None:
-        """Do what is due; return what another first node said, if there is one."""
-        self._participant.look()
+    def refusal(self) -> MeshrunError | None:
+        """Return what another first node has said, if there is one."""
         while self._board.news:
             if isinstance(news := self._board.news.popleft(), MeetingFailed):
                 return news.error

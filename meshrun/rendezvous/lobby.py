@@ -14,8 +14,8 @@ from meshrun.plan.rendezvous_config import RendezvousConfig, format_endpoint
 from meshrun.protocol.events import MeetingFailed
 from meshrun.protocol.printable import one_line
 from meshrun.rendezvous.connection import Connection
-from meshrun.rendezvous.connections import Connections, say_goodbye
-from meshrun.rendezvous.coordinator import BEAT_S, SILENT_S, Coordinator
+from meshrun.rendezvous.connections import BEAT_S, Connections, say_goodbye
+from meshrun.rendezvous.coordinator import SILENT_S, Coordinator
 from meshrun.rendezvous.deadline import Deadline
 from meshrun.rendezvous.duplicate_coordinator import DuplicateCoordinator
 from meshrun.rendezvous.expected_nodes import ExpectedNodes, TooMany
@@ -73,7 +73,7 @@ class Lobby:
         self._deadline = self._board.deadline(config.timeout_s)
         self._last_call: Deadline | None = None
         """How long others may still come, once those who are there are enough."""
-        self._next_beat_ns = time.monotonic_ns()
+        self._beats = board.reactor.every(BEAT_S, self._beat)
         self._failure: MeshrunError | None = None
         self._left_to_tell = config.nnodes - 1
         """How many have not heard of the failure."""
@@ -99,21 +99,12 @@ class Lobby:
         """Whether all have been told that there will be no launch."""
         return self._left_to_tell <= 0
 
-    @property
-    def next_look_ns(self) -> int | None:
-        """When :meth:`look` has something to do."""
-        probe_ns = self._duplicate.next_look_ns if self._duplicate is not None else None
-        return self._next_beat_ns if probe_ns is None else min(probe_ns, self._next_beat_ns)
-
-    def look(self) -> None:
-        """Do what is due: beats, notes, time-outs."""
-        if self._duplicate is not None and (error := self._duplicate.look()) is not None:
+    def _beat(self) -> None:
+        """Say that this node is there, and look whether others are silent or missing too long."""
+        if self._duplicate is not None and (error := self._duplicate.refusal()) is not None:
             self._stop_probing()
             self._fail(error)
         now_ns = time.monotonic_ns()
-        if now_ns < self._next_beat_ns:
-            return
-        self._next_beat_ns = now_ns + int(BEAT_S * 1e9)
         self._unauthenticated.look()
         for number, connection in list(self._connections.items()):
             connection.beat()
@@ -272,6 +263,7 @@ class Lobby:
         for number in list(self._connections):
             self._drop(number, "all nodes have joined")
         self._unauthenticated.close("all nodes have joined")
+        self._beats.cancel()
         self._stop_probing()
         for connection in connections.values():
             self._board.drop(connection)
@@ -314,6 +306,7 @@ class Lobby:
 
     def close(self) -> None:
         """Tell those who wait that there will be no launch."""
+        self._beats.cancel()
         self._stop_probing()
         self._fail(RendezvousError(f"{self._info.host} exited before all nodes had joined"))
         self._unauthenticated.close("the launch is over")

@@ -23,7 +23,7 @@ from meshrun.protocol.events import (
 from meshrun.protocol.generation import Cause
 from meshrun.protocol.printable import one_line
 from meshrun.rendezvous.connection import Connection
-from meshrun.rendezvous.connections import Connections
+from meshrun.rendezvous.connections import BEAT_S, Connections
 from meshrun.rendezvous.deadline import Deadline
 from meshrun.rendezvous.handshake import ParticipantHandshake
 from meshrun.rendezvous.messages import (
@@ -44,7 +44,6 @@ from meshrun.rendezvous.messages import (
 from meshrun.rendezvous.reachability import Reachability
 from meshrun.rendezvous.round import others_failed, over_event
 
-_BEAT_S = 1.0
 _RETRY_S = 0.5
 _CONNECT_S = 5.0
 _FIRST_GREETING_S = 3.0
@@ -88,10 +87,10 @@ class Participant:
         """Since when each try was refused: the machine is there, and nothing listens."""
         self._noted = ""
         self._deadline = self._board.deadline(config.timeout_s)
-        self._next_beat_ns = now_ns = time.monotonic_ns()
-        self._give_up_ns: int | None = None
-        """When the present try is over."""
-        self._retry_ns: int | None = now_ns
+        call_at, now_ns = board.reactor.call_at, time.monotonic_ns()
+        self._next_try = call_at(now_ns, self._try, skips=False)
+        self._end_of_try = call_at(None, self._give_up, skips=False)
+        self._beats = board.reactor.every(BEAT_S, self._beat)
         self._gave_up: GaveUp | None = None
         self._misled: Deadline | None = None
         """How long something other than our coordinator may answer at the endpoint."""
@@ -134,30 +133,13 @@ class Participant:
         """Whether the coordinator has answered to that."""
         return self._failed
 
-    @property
-    def next_look_ns(self) -> int | None:
-        """When :meth:`look` has something to do."""
-        times = [self._next_beat_ns, self._retry_ns, self._give_up_ns]
-        return min(at for at in times if at is not None)
-
-    def look(self) -> None:
-        """Do what is due: tries, beats, notes, time-outs."""
-        now_ns = time.monotonic_ns()
-        if self._retry_ns is not None and now_ns >= self._retry_ns:
-            self._retry_ns = None
-            self._try()
-        if self._give_up_ns is not None and now_ns >= self._give_up_ns:
-            self._give_up()
-        if now_ns < self._next_beat_ns:
-            return
-        self._next_beat_ns = now_ns + int(_BEAT_S * 1e9)
-        if self._reach is not None:
-            self._reach.look()
+    def _beat(self) -> None:
+        """Say that this node is there, and look whether the coordinator is silent for too long."""
         if self._connection is not None and self._connection.is_open:
             self._board.activity.elsewhere_ns = self._connection.active_ns
             self._connection.beat(idle_s=self._board.activity.idle_s)
             self._settle()
-            silent_s = (now_ns - self._connection.heard_ns) / 1e9
+            silent_s = (time.monotonic_ns() - self._connection.heard_ns) / 1e9
             if silent_s > self._config.node_timeout_s:
                 why = f"{SILENT} for {silent_s:.0f} s"
                 self._connection.part(why)
@@ -225,6 +207,9 @@ class Participant:
         self._lookup = Lookup(self._config.host or "")
         self._board.reactor.add_reader(self._lookup, self._looked_up)
 
+    def _limit_try(self, seconds: float) -> None:
+        self._end_of_try.move(time.monotonic_ns() + int(seconds * 1e9))
+
     @property
     def _port(self) -> int:
         return port_aside(self._secret) if self._is_aside else self._config.port or 0
@@ -247,7 +232,7 @@ class Participant:
         self._address = address
         self._connecting = socket.socket(family, socket.SOCK_STREAM)
         self._connecting.setblocking(False)
-        self._give_up_ns = time.monotonic_ns() + int(_CONNECT_S * 1e9)
+        self._limit_try(_CONNECT_S)
         try:
             self._connecting.connect(name_of(address, self._port))
         except BlockingIOError:
@@ -268,8 +253,7 @@ class Participant:
             connection.close()
             self._not_connected(os.strerror(code))
             return
-        limit_s = _GREETING_S if self._misled is not None else _FIRST_GREETING_S
-        self._give_up_ns = time.monotonic_ns() + int(limit_s * 1e9)
+        self._limit_try(_GREETING_S if self._misled is not None else _FIRST_GREETING_S)
         self._connection = Connection(connection, ParticipantHandshake(self._secret))
         if self._reach is None and not self._config.is_elastic and not self._info.probe:
             self._reach = Reachability(self._connection.own_address, self._board)
@@ -308,7 +292,6 @@ class Participant:
 
     def _give_up(self) -> None:
         """The present try takes too long."""
-        self._give_up_ns = None
         if self._connecting is not None:
             self._board.reactor.remove(self._connecting)
             self._connecting.close()
@@ -322,8 +305,8 @@ class Participant:
 
     def _try_later(self, why: str) -> None:
         self._tried = why
-        self._give_up_ns = None
-        self._retry_ns = time.monotonic_ns() + int(_RETRY_S * 1e9)
+        self._end_of_try.cancel()
+        self._next_try.move(time.monotonic_ns() + int(_RETRY_S * 1e9))
 
     # ---- hearing ---------------------------------------------------------------------------
 
@@ -334,7 +317,7 @@ class Participant:
         for message in connection.receive():
             self._hear(message)
         if connection.is_open:
-            self._give_up_ns = None
+            self._end_of_try.cancel()
             self._is_known = True
         if connection.closed is not None:
             self._drop(connection.closed)
@@ -445,11 +428,12 @@ class Participant:
         )
         self._info = replace(self._info, node_rank=None)
         self._deadline = self._board.deadline(self._config.return_s)
-        self._retry_ns = time.monotonic_ns()
+        self._next_try.move(time.monotonic_ns())
 
     def _fail(self, error: MeshrunError) -> None:
         self._failed = True
-        self._retry_ns = self._give_up_ns = None
+        self._next_try.cancel()
+        self._end_of_try.cancel()
         self._board.news.append(MeetingFailed(error=error, at_ns=time.monotonic_ns()))
 
     def _settle(self) -> None:
@@ -458,6 +442,8 @@ class Participant:
 
     def close(self) -> None:
         """Let go of the coordinator."""
+        for timer in (self._beats, self._next_try, self._end_of_try):
+            timer.cancel()
         if self._reach is not None:
             self._reach.close()
         if self._lookup is not None:

@@ -45,7 +45,6 @@ from meshrun.rendezvous.participant import Participant
 from meshrun.rendezvous.resolve import Finding
 from meshrun.rendezvous.torch_negotiation import EVERYWHERE, TorchNegotiation, listen_outward
 
-_LOOK_AGAIN_NS = 100_000_000
 _IMPORT_TAKES_S = 8.0
 """Of torch, in the process that writes to its store."""
 
@@ -106,23 +105,14 @@ class Peers:
         return self._listener
 
     @property
-    def next_look_ns(self) -> int | None:
-        """When :meth:`look` has something to do."""
-        if self._board.news:
-            return 0
-        if not self._has_told:
-            return time.monotonic_ns() + _LOOK_AGAIN_NS
-        return self._side.next_look_ns if self._side is not None else None
-
-    @property
     def _has_told(self) -> bool:
         """Whether nobody is left to whom torch's store is to say that this node gave up."""
         return self._side is not None or self._negotiation is None or self._negotiation.is_through
 
-    def look(self) -> None:
-        """Do what is due."""
-        if self._side is not None:
-            self._side.look()
+    @property
+    def has_news(self) -> bool:
+        """Whether :meth:`news` yields something."""
+        return bool(self._board.news)
 
     def news(self) -> Iterator[FromNodes]:
         """Yield what has happened, in order."""
@@ -294,7 +284,11 @@ class Peers:
 
     def _ask_torch(self, endpoint: Endpoint | None) -> None:
         self._negotiation = TorchNegotiation(
-            self._config, endpoint, host=self._info.host, start=self._negotiate
+            self._config,
+            endpoint,
+            host=self._info.host,
+            start=self._negotiate,
+            reactor=self._board.reactor,
         )
         if self._gave_up is not None:
             self._negotiation.give_up(self._gave_up)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 
 from meshrun.errors import MeshrunError
 from meshrun.host.interfaces import is_address, name_of
@@ -29,7 +28,6 @@ class Reachability:
 
     def __init__(self, address: str, board: Connections) -> None:
         self._board = board
-        self._opened_ns = self._tried_ns = time.monotonic_ns()
         self._trying: socket.socket | None = None
         self._other = ""
         self._listener: socket.socket | None = None
@@ -38,6 +36,7 @@ class Reachability:
         except MeshrunError:  # nobody tries it then
             return
         board.reactor.add_reader(self._listener, self._answer)
+        board.reactor.call_later(_OPEN_S, self._shut)
 
     @property
     def port(self) -> int:
@@ -54,7 +53,7 @@ class Reachability:
         """
         if not (port and is_address(address)):
             return
-        self._other, self._tried_ns = f"{host} ({address}) on port {port}", time.monotonic_ns()
+        self._other = f"{host} ({address}) on port {port}"
         self._trying = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
         self._trying.setblocking(False)
         try:
@@ -65,14 +64,11 @@ class Reachability:
             self._tell(error.strerror or str(error))
             return
         self._board.reactor.add_writer(self._trying, self._came_through)
+        self._board.reactor.call_later(_TRY_S, self._give_up)
 
-    def look(self) -> None:
-        """Do what is due: give up, and close what was open for long enough."""
-        now_ns = time.monotonic_ns()
-        if self._trying is not None and now_ns - self._tried_ns > _TRY_S * 1e9:
+    def _give_up(self) -> None:
+        if self._trying is not None:
             self._tell(f"no answer within {_TRY_S:g} s")
-        if now_ns - self._opened_ns > _OPEN_S * 1e9:
-            self._shut()
 
     def _answer(self) -> None:
         if self._listener is not None:

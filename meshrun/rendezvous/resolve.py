@@ -35,7 +35,7 @@ class Finding:
         self._config, self._board, self._found, self._fail = config, board, found, fail
         self._deadline = self._board.deadline(config.timeout_s)
         self._why = ""
-        self._retry_ns: int | None = None
+        self._retry = board.reactor.call_at(None, self._try_again, skips=False)
         self._lookup: Lookup | None = None
         self._look_up()
 
@@ -51,18 +51,10 @@ class Finding:
         self._board.reactor.remove(lookup)
         addresses, self._why = lookup.result()
         if not self._found(addresses, self._why):
-            self._retry_ns = time.monotonic_ns() + int(_RETRY_S * 1e9)
+            self._retry.move(time.monotonic_ns() + int(_RETRY_S * 1e9))
 
-    @property
-    def next_look_ns(self) -> int | None:
-        """When :meth:`look` has something to do."""
-        return self._retry_ns
-
-    def look(self) -> None:
-        """Do what is due: look again, say what is waited for, give up."""
-        if self._retry_ns is None or time.monotonic_ns() < self._retry_ns:
-            return
-        self._retry_ns = None
+    def _try_again(self) -> None:
+        """Look again, say what is waited for, or give up."""
         config, waited_s = self._config, self._deadline.waited_s
         if self._deadline.is_over:
             self._fail(
@@ -92,6 +84,7 @@ class Finding:
 
     def close(self) -> None:
         """Stop looking."""
+        self._retry.cancel()
         lookup, self._lookup = self._lookup, None
         if lookup is not None:
             self._board.reactor.remove(lookup)

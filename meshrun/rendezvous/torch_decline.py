@@ -17,9 +17,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from meshrun.host.processes import die_with_parent
+from meshrun.host.reactor import Reactor
 from meshrun.host.title import set_title
 from meshrun.protocol import codec
 from meshrun.protocol.codec import Negotiate
@@ -38,27 +39,38 @@ class Declining:
     Args:
         order: How the others meet.
         word: What they are to be told.
+        reactor: Has a turn once the process has exited.
     """
 
-    def __init__(self, order: Negotiate, word: GaveUp) -> None:
+    def __init__(self, order: Negotiate, word: GaveUp, reactor: Reactor) -> None:
+        self._reactor = reactor
         self._process = subprocess.Popen(
             own_command("decline"),
             stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        assert self._process.stdin is not None  # noqa: S101 - it was asked for
-        with contextlib.suppress(OSError), self._process.stdin as lines:
+        lines, self._said = (
+            cast("IO[bytes]", pipe) for pipe in (self._process.stdin, self._process.stdout)
+        )
+        with contextlib.suppress(OSError), lines:
             lines.write(codec.encode(order) + b"\n" + encode(word) + b"\n")
+        reactor.add_reader(self._said, self._read)
+
+    def _read(self) -> None:
+        if not os.read(self._said.fileno(), 4096):
+            self.close()
 
     @property
     def is_through(self) -> bool:
         """Whether all have heard it, or it cannot be told."""
-        return self._process.poll() is not None
+        return self._said.closed
 
     def close(self) -> None:
         """Tell nobody any more."""
+        self._reactor.remove(self._said)
+        self._said.close()
         self._process.kill()
         self._process.wait()
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from meshrun.errors import HostError
 from meshrun.host.interfaces import own_address_towards
 from meshrun.host.network import outward_address
+from meshrun.host.reactor import Reactor
 from meshrun.host.sockets import listen_on
 from meshrun.plan.rendezvous_config import DEFAULT_PORT, RendezvousConfig
 from meshrun.protocol.codec import Negotiate
@@ -26,6 +27,7 @@ class TorchNegotiation:
         endpoint: That as it looks from here; ``None`` if nobody said where.
         host: What this machine is called.
         start: Has it started.
+        reactor: The loop's.
 
     Raises:
         MeshrunError: If nothing can be listened on.
@@ -38,8 +40,9 @@ class TorchNegotiation:
         *,
         host: str,
         start: Callable[[Negotiate], None],
+        reactor: Reactor,
     ) -> None:
-        self._start = start
+        self._start, self._reactor = start, reactor
         self._declining: Declining | None = None
         address = _own_address(config, endpoint)
         self._own: socket.socket | None = listen_on(address, 0)
@@ -63,7 +66,7 @@ class TorchNegotiation:
 
     def give_up(self, word: GaveUp) -> None:
         """Have the others told that this node will not take part."""
-        self._declining = self._declining or Declining(self._order, word)
+        self._declining = self._declining or Declining(self._order, word, self._reactor)
 
     @property
     def is_through(self) -> bool:

@@ -90,7 +90,6 @@ def stay_to_decline(
         )
         peers.give_up(GaveUp(host=host, reason=error.message, exit_code=error.exit_code))
         farewell = Farewell(peers, error.message, config.node_timeout_s, note, reactor)
-        reactor.each_turn(peers.look, due=lambda: peers.next_look_ns)
         reactor.run_until(lambda: farewell.is_over)
         peers.close()
 

@@ -183,7 +183,7 @@ class Loop:
             each(lambda: live.look(self.state), due=lambda: live.next_look_ns)
         each(console.show_waiting, due=lambda: console.next_wake_ns)
         if (nodes := self._nodes) is not None:
-            each(self._look_at_nodes, due=lambda: nodes.next_look_ns)
+            each(self._hear_nodes, due=lambda: 0 if nodes.peers.has_news else None)
         each(self._look_at_ranks, due=lambda: self._monitor.next_look_ns(self.state))
 
     @property
@@ -280,8 +280,8 @@ class Loop:
         self.state = skip_time(self.state, lost_ns)
         self._reactor.skip(lost_ns)
 
-    def _look_at_nodes(self) -> None:
-        for news in self._nodes.look() if self._nodes is not None else ():
+    def _hear_nodes(self) -> None:
+        for news in self._nodes.peers.news() if self._nodes is not None else ():
             self._hear(news)
 
     def _look_at_ranks(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Literal
 
@@ -16,7 +16,6 @@ from meshrun.lifecycle.node_outcome import node_outcome
 from meshrun.lifecycle.outcome import decide, find_trouble, headline, why_stopped
 from meshrun.lifecycle.state import State
 from meshrun.protocol.codec import Negotiate
-from meshrun.protocol.events import FromNodes
 from meshrun.protocol.generation import Cause, Evidence
 from meshrun.rendezvous.messages import Begin, Failed, Finished, GaveUp, Idle, Leave, Over, Where
 from meshrun.rendezvous.peers import Peers
@@ -95,16 +94,6 @@ class Nodes:
         """In node order, once they have met."""
         self._farewell: Farewell | None = None
         self._signals_before = 0
-
-    @property
-    def next_look_ns(self) -> int | None:
-        """When :meth:`look` has something to do."""
-        return self.peers.next_look_ns
-
-    def look(self) -> Iterator[FromNodes]:
-        """Do what is due, and yield what has happened."""
-        self.peers.look()
-        yield from self.peers.news()
 
     def carry_out(
         self,

@@ -206,7 +206,7 @@ def test_a_crowd_of_members_waits_for_no_beat(
     monkeypatch.setattr("meshrun.rendezvous.unauthenticated._MOST", 2)
     coordinator = parties.coordinator(9)
     parties.turn()
-    beat_ns = coordinator.side.next_look_ns
+    beat_ns = coordinator.reactor.next_ns
     assert beat_ns is not None
     for number in range(1, 9):
         parties.participant(info(f"node{number}"), nnodes=9)

@@ -48,7 +48,6 @@ class Launcher:
 
     def turn(self) -> None:
         self.reactor.turn(most_s=0)
-        self.peers.look()
         self.news += self.peers.news()
 
     def heard(self, kind: type[Any]) -> Any:
