@@ -36,14 +36,15 @@ class Timer:
 
     def __init__(self, reactor: Reactor, at_ns: int | None, call: Call, *, skips: bool) -> None:
         self._reactor, self._call, self.skips = reactor, call, skips
+        self.at_ns: int | None = None
+        """When the call comes; ``None`` once it has, or will not."""
         self.move(at_ns)
 
     def move(self, at_ns: int | None) -> None:
         """Call at this time instead; ``None`` cancels it, until it is moved again."""
-        self.at_ns = at_ns
-        """When the call comes; ``None`` once it has, or will not."""
-        if at_ns is not None:
+        if at_ns is not None and at_ns != self.at_ns:
             self._reactor.push(at_ns, self)
+        self.at_ns = at_ns
 
     def cancel(self) -> None:
         """Do not call."""

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import selectors
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import IO, Any, NoReturn
 
 from meshrun.errors import MeshrunError
@@ -21,6 +20,7 @@ from meshrun.host.child_launcher import MET, PARENT_FOLDER, PARENT_PID, WHY
 from meshrun.host.leftovers import private_folder
 from meshrun.host.network import interface_of, is_loopback, outward_address
 from meshrun.host.processes import send_signal
+from meshrun.host.reactor import Reactor
 from meshrun.host.sockets import listen_on
 from meshrun.host.title import set_title
 from meshrun.protocol.result import signal_name
@@ -58,16 +58,18 @@ class Agent:
 
     def __init__(self, order: Mapping[str, Any], version: str) -> None:
         self._order, self._version = order, version
-        self._out = WriteBuffer(1)
+        self._reactor = Reactor()
+        self._out = WriteBuffer(1, self._reactor)
         self._lines = LineSplitter()
         self._listener: socket.socket | None = None
         self._launcher: subprocess.Popen[bytes] | None = None
         self._folder, self._holder = "", contextlib.ExitStack()
         self._pipes: dict[int, tuple[bytes, IO[bytes]]] = {}
         """The launcher's streams that are open: kind and pipe."""
-        self._heard = self._beaten = time.monotonic()
-        self._kill_at: float | None = None
-        """When the launcher is killed, once it was told to end."""
+        self._heard_ns = self._reactor.now_ns()
+        self._reactor.call_later(order["lease_s"], self._look_who_is_there)
+        self._is_ending = False
+        """Whether the launcher was told to end."""
         self._gone = False
         """Whether the controller is gone."""
         self._over = False
@@ -76,6 +78,8 @@ class Agent:
         self._woken, wake = os.pipe()
         for end in (0, self._woken, wake):
             os.set_blocking(end, False)
+        self._reactor.add_reader(0, self._hear)
+        self._reactor.add_reader(self._woken, self._wake)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for signum in (signal.SIGTERM, signal.SIGHUP):
@@ -86,6 +90,7 @@ class Agent:
         self._out.write(greeting(self._order["nonce"]))
         if not self._refuses():
             self._tell(ready=self._describe())
+            self._reactor.every(BEAT_S, self._beat)
             while not self._over:
                 self._turn()
         self._say_last_words()
@@ -122,39 +127,31 @@ class Agent:
     # ---- the loop ---------------------------------------------------------------------------
 
     def _turn(self) -> None:
-        with selectors.PollSelector() as selector:
-            if not self._gone:
-                selector.register(0, selectors.EVENT_READ, self._hear)
-            selector.register(self._woken, selectors.EVENT_READ, self._wake)
-            if self._out.queued_bytes:
-                selector.register(self._out, selectors.EVENT_WRITE, self._out.flush)
+        for fd in self._pipes:
             if self._out.queued_bytes < _FULL:
-                for fd in self._pipes:
-                    selector.register(fd, selectors.EVENT_READ, lambda fd=fd: self._pass_on(fd))
-            listened = time.monotonic()
-            for key, _ in selector.select(BEAT_S):
-                key.data()
-        self._look(listened)
+                self._reactor.add_reader(fd, partial(self._pass_on, fd))
+            else:
+                self._reactor.remove(fd)
+        self._reactor.turn()
+        if self._out.is_broken:
+            self._lose_controller()
+        if self._launcher is not None and self._launcher.poll() is not None:
+            self._over = True
 
-    def _look(self, listened: float) -> None:
-        now = time.monotonic()
-        silent_s = listened - self._heard
-        if silent_s > self._order["lease_s"] and not self._gone:
+    def _beat(self) -> None:
+        if not self._out.queued_bytes:
+            self._tell(beat=1)
+
+    def _look_who_is_there(self) -> None:
+        """Give the controller up, unless it is we who have not listened."""
+        silent_s = (self._reactor.asleep_ns - self._heard_ns) / 1e9
+        left_s = self._order["lease_s"] - silent_s
+        if left_s > 0:
+            self._reactor.call_later(max(left_s, BEAT_S), self._look_who_is_there)
+        elif not self._gone:
             self._why = f"no message from the host where meshrun was started for {silent_s:.0f} s"
             _say(self._why)
             self._lose_controller()
-        if self._out.is_broken:
-            self._lose_controller()
-        if now - self._beaten >= BEAT_S:
-            self._beaten = now
-            if not self._out.queued_bytes:
-                self._tell(beat=1)
-        if self._launcher is None:
-            return
-        if self._kill_at is not None and now > self._kill_at:
-            self._launcher.kill()
-        if self._launcher.poll() is not None:
-            self._over = True
 
     def _wake(self) -> None:
         os.read(self._woken, 4096)
@@ -169,7 +166,7 @@ class Agent:
         if not received:
             self._lose_controller()
             return
-        self._heard = time.monotonic()
+        self._heard_ns = self._reactor.now_ns()
         for words in self._lines.feed(received):
             self._obey(words)
 
@@ -188,6 +185,7 @@ class Agent:
     def _lose_controller(self) -> None:
         if not self._gone:
             self._gone = True
+            self._reactor.remove(0)
             self._end(self._why or "the connection to the host where meshrun was started was lost")
 
     def _stop(self, signum: int) -> None:
@@ -199,8 +197,9 @@ class Agent:
         """Have the launcher end, or end at once where there is none."""
         if self._launcher is None:
             self._over = True
-        elif self._kill_at is None:
-            self._kill_at = time.monotonic() + self._order["grace_s"] + _AFTER_GRACE_S
+        elif not self._is_ending:
+            self._is_ending = True
+            self._reactor.call_later(self._order["grace_s"] + _AFTER_GRACE_S, self._launcher.kill)
             with contextlib.suppress(OSError), open(os.path.join(self._folder, WHY), "w") as file:
                 file.write(why)
             send_signal(self._launcher.pid, signal.SIGTERM)
@@ -261,6 +260,7 @@ class Agent:
             self._out.write(frame(kind, data))
         else:
             del self._pipes[fd]
+            self._reactor.remove(fd)
             pipe.close()
         return bool(data)
 

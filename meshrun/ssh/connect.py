@@ -103,7 +103,7 @@ class Connector:
             env, cwd = dict(os.environ), None
             command = ssh_command(remote.ssh, host, sys.executable, remote.connect_timeout_s)
         try:
-            session = HostSession(number, host, command, env, cwd)
+            session = HostSession(number, host, command, env, cwd=cwd, reactor=self._pool.reactor)
         except OSError as error:
             raise RendezvousError(
                 f"cannot run `{command[0]}`: {error.strerror}",

@@ -62,7 +62,12 @@ class Controller:
         self._first: HostSession | None = None
         """The way to node 0, which says how the launch went."""
         means_more = {*request.stop_signals, *request.forwarded_signals} & {signal.SIGTSTP}
-        self._pause = Pause(None if means_more else partial(is_stopped, os.getppid()))
+        self._pause = Pause(
+            self._pool.reactor,
+            None if means_more else partial(is_stopped, os.getppid()),
+            stop=partial(self._suspend_ranks, is_on=True),
+            resume=partial(self._suspend_ranks, is_on=False),
+        )
         self._present = 0
         """On how many hosts ranks are to run at first."""
         self._rendezvous: Sequence[str] = ()
@@ -73,10 +78,11 @@ class Controller:
         self._ending = False
         self._passed: set[int] = set()
         """Signals that were passed on."""
-        self._end_at: float | None = None
-        """When the others are ended, once one launcher has said why it cannot launch."""
-        self._over_at: float | None = None
-        """When the remaining hosts are given up, once one launcher has failed."""
+        call_at = self._pool.reactor.call_at
+        self._end = call_at(None, partial(self._end_others, at_once=True))
+        """Ends the others, once one launcher has said why it cannot launch."""
+        self._is_closing = self._is_overdue = False
+        """Whether hosts are to end, as one launcher has, and have had their time for it."""
 
     def run(self) -> int:
         """Launch, and return how the first node's launcher ended: exit code, or -n for signal n.
@@ -89,7 +95,8 @@ class Controller:
         try:
             self._start(self._connector.connect())
             while not all(session.is_done for session in self._sessions):
-                self._pool.turn(self._pass_on_signals)
+                self._pool.turn()
+                self._pass_on_signals()
                 self._look()
         finally:
             before = frozenset(self._passed)
@@ -167,15 +174,13 @@ class Controller:
                 for_itself = session is self._first or signum in self._request.forwarded_signals
                 session.tell(signal=int(signum), even_if_met=for_itself)
 
-    def _look_at_shell(self) -> None:
+    def _suspend_ranks(self, *, is_on: bool) -> None:
         """Have ranks stopped for as long as the process that the shell knows is."""
-        match self._pause.look():
-            case True:
-                self._pause.begin(until_told=False)
-                self._tell_all(signal.SIGTSTP)
-            case False:
-                self._pause.end()
-                self._tell_all(signal.SIGCONT)
+        if is_on:
+            self._pause.begin(until_told=False)
+        else:
+            self._pause.end()
+        self._tell_all(signal.SIGTSTP if is_on else signal.SIGCONT)
 
     def _tell_all(self, signum: int) -> None:
         for session in self._sessions:
@@ -183,23 +188,20 @@ class Controller:
 
     def _look(self) -> None:
         """Find hosts that exited or are lost, and stop the others, or continue without them."""
-        self._look_at_shell()
-        now = self._pool.now()
         for session in self._sessions:
             if session.is_done:
                 continue
-            if (why := self._why_lost(session, now)) is not None:
+            if (why := self._why_lost(session)) is not None:
                 self._lose(Refusal(session.host.name, why), session)
             elif session.ended is not None:
-                self._see_end(session, session.ended, now)
-        if self._over_at is None and not self._passed & {*self._request.stop_signals}:
+                self._see_end(session, session.ended)
+        if not self._is_closing and not self._passed & {*self._request.stop_signals}:
             self._retry.look()
         self._console.note_lost_output()
-        is_due = self._end_at is not None and now > self._end_at
-        if (is_due or self._console.reader_is_gone) and not self._ending:
-            self._end_others(now, at_once=True)
+        if self._console.reader_is_gone:
+            self._end_others(at_once=True)
 
-    def _see_end(self, session: HostSession, code: int, now: float) -> None:
+    def _see_end(self, session: HostSession, code: int) -> None:
         """A launcher has ended, and said so."""
         session.is_done = True
         session.hang_up()
@@ -208,9 +210,9 @@ class Controller:
                 self._retry.add(session, self._describe(session, code), tell=False)
             return
         if code or self._is_elastic:
-            self._end_others(now, at_once=False)
-        if "error" in session.files and self._end_at is None:
-            self._end_at = now + _OTHERS_TELL_S
+            self._end_others(at_once=False)
+        if "error" in session.files and self._end.at_ns is None:
+            self._end.move(self._pool.reactor.now_ns() + int(_OTHERS_TELL_S * 1e9))
 
     def _describe(self, session: HostSession, code: int) -> Refusal:
         from meshrun.report.result_json import parse_error_json
@@ -220,7 +222,7 @@ class Controller:
         how = f"code {code}" if code > 0 else signal_name(-code)
         return Refusal(session.host.name, f"its launcher exited with {how}")
 
-    def _why_lost(self, session: HostSession, now: float) -> str | None:
+    def _why_lost(self, session: HostSession) -> str | None:
         """Return why a host is lost, if its launcher did not exit normally."""
         if session.ended is not None:
             own = (*self._request.stop_signals, signal.SIGPIPE)
@@ -231,37 +233,41 @@ class Controller:
             return session.finish().why
         if (silent_s := self._pool.listened - session.heard) > self._request.node_timeout_s:
             return f"no message from it for {silent_s:.0f} s"
-        if self._over_at is not None and now > self._over_at:
+        if self._is_overdue:
             return "it did not exit with the other hosts"
         return None
 
     def _can_spare(self, session: HostSession) -> bool:
         """Whether the launch may continue without a host."""
-        return self._is_elastic and session is not self._first and self._over_at is None
+        return self._is_elastic and session is not self._first and not self._is_closing
 
     def _lose(self, why: Refusal, session: HostSession) -> None:
         if self._can_spare(session):
             self._retry.add(session, why)
             return
         if not self._lost:
-            self._may_begin_anew = self._is_elastic and self._over_at is None
+            self._may_begin_anew = self._is_elastic and not self._is_closing
             self._console.note(f"host {why.host} was lost: {why.why}")
         self._lost.append(why)
         session.is_done = True
         session.close()
-        self._end_others(self._pool.now(), at_once=True)
+        self._end_others(at_once=True)
 
-    def _end_others(self, now: float, *, at_once: bool) -> None:
+    def _end_others(self, *, at_once: bool) -> None:
         """Stop the remaining hosts; those that have joined do so by themselves."""
         self._retry.close()
-        if self._over_at is None:
+        if not self._is_closing:
+            self._is_closing = True
             grace_s = self._request.shutdown_timeout_s + self._request.node_timeout_s
-            self._over_at = now + grace_s + _GRACE_S
+            self._pool.reactor.call_later(grace_s + _GRACE_S, self._give_up_waiting)
         if at_once and not self._ending:
             self._ending = True
             for session in self._sessions:
                 if not session.is_done:
                     session.tell(end=self._why_ending())
+
+    def _give_up_waiting(self) -> None:
+        self._is_overdue = True
 
     def _why_ending(self) -> str:
         """Return why launchers are ended, for what each of them says to the others."""

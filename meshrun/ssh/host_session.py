@@ -16,6 +16,7 @@ from typing import IO, Any, cast
 from meshrun.errors import UsageError
 from meshrun.host.interfaces import own_addresses
 from meshrun.host.processes import die_with_parent
+from meshrun.host.reactor import Reactor
 from meshrun.plan.hostfile import Host
 from meshrun.protocol.printable import one_line
 from meshrun.ssh.framing import ERR, NEWS, OUT, FrameSplitter, order
@@ -37,6 +38,7 @@ class HostSession:
         command: The words that start an agent on it.
         env: The environment of that command.
         cwd: Its folder; the current one if ``None``.
+        reactor: Where what is sent waits for room.
     """
 
     def __init__(
@@ -45,9 +47,11 @@ class HostSession:
         host: Host,
         command: Sequence[str],
         env: Mapping[str, str],
-        cwd: str | None = None,
+        *,
+        cwd: str | None,
+        reactor: Reactor,
     ) -> None:
-        self.number, self.host = number, host
+        self.number, self.host, self._reactor = number, host, reactor
         self.nonce = secrets.token_hex(16)
         self._frames = FrameSplitter(self.nonce)
         own = os.getpid()
@@ -66,7 +70,7 @@ class HostSession:
             for pipe in (self._process.stdin, self._process.stdout, self._process.stderr)
         )
         self._stdin, self._stdout_fd = stdin, self._stdout.fileno()
-        self.buffer = WriteBuffer(stdin.fileno())
+        self.buffer = WriteBuffer(stdin.fileno(), reactor)
         self._pipes: dict[int, IO[bytes]] = {}
         for pipe in (self._stdout, stderr):
             os.set_blocking(pipe.fileno(), False)
@@ -141,6 +145,7 @@ class HostSession:
         except OSError:
             data = b""
         if not data:
+            self._reactor.remove(fd)
             self._pipes.pop(fd).close()
             return
         self.heard = time.monotonic()
@@ -177,7 +182,8 @@ class HostSession:
     def close(self) -> None:
         """End the way there, whatever it is doing."""
         self.finish()
-        for pipe in self._pipes.values():
+        for fd, pipe in self._pipes.items():
+            self._reactor.remove(fd)
             pipe.close()
         self._pipes.clear()
 

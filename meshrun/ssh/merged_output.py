@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import selectors
-from collections.abc import Iterator
-
 from meshrun.console.console import Console, RankStream
-from meshrun.console.outlet import Outlet
 from meshrun.ssh.framing import OUT
 
 
@@ -29,20 +25,8 @@ class Screen:
         for key in [key for key in self._streams if key[0] == number]:
             self.console.feed(self._streams.pop(key), b"")
 
-    def watch(self, selector: selectors.BaseSelector) -> None:
-        """Have the selector wake us when a reader of our output takes more."""
-        for outlet in self._slow():
-            selector.register(outlet, selectors.EVENT_WRITE, outlet.flush)
-
     def finish(self) -> None:
         """Queue what is left of lines; nothing more will come."""
         for stream in self._streams.values():
             self.console.feed(stream, b"")
         self.console.close()
-
-    def _slow(self) -> Iterator[Outlet]:
-        for outlet in self.console.waiting:
-            if outlet.needs_select:
-                yield outlet
-            else:
-                outlet.flush()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import selectors
 import time
 from collections.abc import Callable
 from functools import partial
 
-from meshrun.console.slow_readers import LAST_WORDS_TAKE_S, dropped_note
+from meshrun.console.slow_readers import LAST_WORDS_TAKE_S, SlowReaders, dropped_note
+from meshrun.host.reactor import Reactor
 from meshrun.ssh.framing import BEAT_S
 from meshrun.ssh.host_session import HostSession, end_all
 from meshrun.ssh.merged_output import Screen
@@ -17,6 +17,8 @@ from meshrun.supervisor.signals import SignalQueue
 
 class HostPool:
     """Every host's station, the console they share, and the signals that come meanwhile.
+
+    Time in which a reader of our output keeps us from listening counts for nothing.
 
     Args:
         signals: What this process is sent.
@@ -30,57 +32,47 @@ class HostPool:
         self._waits_since = time.monotonic()
         """Since when a reader of our output may be stuck, or the launch was to stop."""
         self._dropped = 0
-        self._deaf_s = 0.0
         self.sessions: list[HostSession] = []
         self.screen = Screen()
         self.console = self.screen.console
-        self._beaten = self.listened = time.monotonic()
+        self.reactor = Reactor()
+        self._slow_readers = SlowReaders(self.console, self.reactor)
+        self.reactor.add_reader(signals, lambda: None)  # whoever waits takes them
+        self.reactor.wake_by(lambda: self.console.next_wake_ns)
+        self.reactor.every(BEAT_S, self._beat)
+
+    @property
+    def listened(self) -> float:
         """When this end listened last: what had come by then has been taken."""
+        return self.reactor.asleep_ns / 1e9
 
-    def turn(self, on_signals: Callable[[], None] = lambda: None) -> None:
-        """Wait for whatever comes first, and take it.
-
-        Args:
-            on_signals: Called if there are signals; without it, whoever waits takes them.
-        """
+    def turn(self) -> None:
+        """Wait for whatever comes first, and take it."""
         if not (is_full := self.console.is_full):
             self._waits_since = time.monotonic()
-        with selectors.PollSelector() as selector:
-            selector.register(self.signals, selectors.EVENT_READ, on_signals)
-            for session in self.sessions:
-                if session.buffer.queued_bytes:
-                    selector.register(session.buffer, selectors.EVENT_WRITE, session.buffer.flush)
+        for session in self.sessions:
+            for fd in session.open_pipes:
                 if is_full:
-                    session.heard = time.monotonic()  # it is we who do not listen
-                    continue
-                for fd in session.open_pipes:
-                    take = partial(session.read, fd, self.screen.show)
-                    selector.register(fd, selectors.EVENT_READ, take)
-            self.screen.watch(selector)
-            wake_ns = self.console.next_wake_ns
-            until_wake_s = BEAT_S if wake_ns is None else (wake_ns - time.monotonic_ns()) / 1e9
-            self.listened = time.monotonic()
-            for key, _ in selector.select(max(0.0, min(BEAT_S, until_wake_s))):
-                key.data()
+                    self.reactor.remove(fd)
+                else:
+                    self.reactor.add_reader(fd, partial(session.read, fd, self.screen.show))
+        self._slow_readers.watch()
+        self.reactor.wait()
         if is_full:
-            self._deaf_s += time.monotonic() - self.listened
+            for session in self.sessions:
+                session.heard = time.monotonic()  # it is we who do not listen
+            self.reactor.skip(self.reactor.now_ns() - self.reactor.asleep_ns)
+        self.reactor.hear()
+        self.reactor.look()
         # Half of what the launch may take to end: hosts that are heard again need the rest.
         if is_full and not self._left_s(self._waits_since + self._shutdown_timeout_s / 2):
             self._dropped += self.console.drop_waiting()
         self.console.show_waiting()
-        self._beat()
 
     def _beat(self) -> None:
-        now = time.monotonic()
-        if now - self._beaten >= BEAT_S:
-            self._beaten = now
-            for session in self.sessions:
-                if session.ready is not None:
-                    session.tell(beat=1)
-
-    def now(self) -> float:
-        """Return the time on a clock that stands while a reader of our output keeps us from it."""
-        return time.monotonic() - self._deaf_s
+        for session in self.sessions:
+            if session.ready is not None:
+                session.tell(beat=1)
 
     def note_stop(self) -> None:
         """The launch was told to stop: from now on a reader that takes nothing has a limit."""
@@ -97,7 +89,7 @@ class HostPool:
         return max(0.0, until - time.monotonic())
 
     def close(self, on_signals: Callable[[], None]) -> None:
-        """End every way, and write what is left to be shown."""
+        """End every way, and write what is left to be shown; ``on_signals`` takes what comes."""
         end_all(self.sessions)
         for session in self.sessions:
             session.close()
@@ -106,13 +98,11 @@ class HostPool:
         while self.console.waiting and (
             left_s := self._left_s(max(self._stopped + self._shutdown_timeout_s, last_words))
         ):
-            with selectors.PollSelector() as selector:
-                selector.register(self.signals, selectors.EVENT_READ, on_signals)
-                self.screen.watch(selector)
-                for key, _ in selector.select(None if left_s == math.inf else left_s):
-                    key.data()
+            self._slow_readers.wait(None if left_s == math.inf else left_s)
+            on_signals()
         self._dropped += self.console.drop_waiting()
         if self._dropped:
             self.console.note(dropped_note(self._dropped))
             self.console.drop_waiting()
         self.signals.restore()
+        self.reactor.close()

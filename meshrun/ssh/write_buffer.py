@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import os
 
+from meshrun.host.reactor import Reactor
+
 
 class WriteBuffer:
     """A queue in front of a descriptor that nobody else writes to.
 
     Args:
         fd: Owned by the caller; made non-blocking here.
+        reactor: Waits for room while something is queued.
     """
 
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
+    def __init__(self, fd: int, reactor: Reactor) -> None:
+        self._fd, self._reactor = fd, reactor
         self._queue = bytearray()
         self.is_broken = False
         """Whether the other end has closed the pipe."""
         os.set_blocking(fd, False)
-
-    def fileno(self) -> int:
-        """Return the descriptor to wait for."""
-        return self._fd
 
     @property
     def queued_bytes(self) -> int:
@@ -32,19 +31,21 @@ class WriteBuffer:
         """Drop what is buffered, and accept no more."""
         self.is_broken = True
         self._queue.clear()
+        self._reactor.remove_writer(self._fd)
 
     def write(self, data: bytes) -> None:
         """Queue ``data`` and write as much as goes at once."""
         if not self.is_broken:
             self._queue += data
-            self.flush()
+            self._flush()
 
-    def flush(self) -> None:
-        """Write what there is room for."""
+    def _flush(self) -> None:
         try:
             while self._queue:
                 del self._queue[: os.write(self._fd, self._queue)]
         except BlockingIOError:
-            return
+            self._reactor.add_writer(self._fd, self._flush)
         except OSError:
             self.close()
+        else:
+            self._reactor.remove_writer(self._fd)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from meshrun.console.console import Console
+from meshrun.host.reactor import Reactor
 from meshrun.host.usage import GpuMemory, Usage, usage_of_trees
 from meshrun.layout import Layout
 from meshrun.lifecycle.state import State
@@ -36,10 +37,7 @@ class Live:
         self._every_ns = int((plan.request.status_interval_s or default_s) * _NS)
         self._gpus = GpuMemory() if plan.device_type == "cuda" else None
         self._began_ns = self._looked_ns = time.monotonic_ns()
-        self.next_look_ns = self._began_ns + (0 if self._on_panel else self._every_ns)
-        """When :meth:`look` has something to do."""
-        self._next_sample_ns = self.next_look_ns
-        self._seen: State | None = None
+        self._next_sample_ns = self._began_ns + (0 if self._on_panel else self._every_ns)
         self._used: dict[int, Usage] = {}
         self._cores: dict[int, float] = {}
 
@@ -47,19 +45,27 @@ class Live:
         """Take the plan as it is known now; the nodes may have met."""
         self._plan, self._render = plan, self._view_of(plan.layout)
 
-    def look(self, state: State) -> None:
-        """Show how the ranks do, if it is time to."""
-        now_ns = time.monotonic_ns()
-        if self._on_panel and state is not self._seen:
-            self._seen = state
-            self.next_look_ns = min(self.next_look_ns, now_ns + _AFTER_NEWS_NS)
-        if now_ns < self.next_look_ns or state.over:
+    def begin(self, reactor: Reactor, state: State) -> None:
+        """Show how the ranks do, from now on."""
+        self._state = state
+        self._timer = reactor.call_at(self._next_sample_ns, self._show, skips=False)
+
+    def see(self, state: State) -> None:
+        """Show before long what has changed, on a panel."""
+        if self._on_panel and state is not self._state:
+            soon_ns = time.monotonic_ns() + _AFTER_NEWS_NS
+            self._timer.move(min(self._timer.at_ns or soon_ns, soon_ns))
+        self._state = state
+
+    def _show(self) -> None:
+        state, now_ns = self._state, time.monotonic_ns()
+        if state.over:
             return
         if now_ns >= self._next_sample_ns:
             self._sample(state, now_ns)
             took_ns = time.monotonic_ns() - now_ns
             self._next_sample_ns = now_ns + max(self._every_ns, _LEAST_PAUSE * took_ns)
-        self.next_look_ns = self._next_sample_ns
+        self._timer.move(self._next_sample_ns)
         status = self._status(state, now_ns)
         if self._on_panel:
             size = os.get_terminal_size(2)

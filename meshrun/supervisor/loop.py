@@ -110,7 +110,6 @@ class Loop:
             caller: The program that started this launcher and uses it, if one does.
         """
         self._caller = caller
-        self._pause = Pause(None if caller is None else partial(is_stopped, caller.pid))
         self._console, self._watch, self._settle, self._live = console, watch, settle, live
         self._asked = plan
         """As it was before nodes have met: they may meet again."""
@@ -123,12 +122,27 @@ class Loop:
             cluster=None if meet is None else ClusterState(is_elastic=plan.is_elastic),
         )
         self._reactor = Reactor()
+        self._pause = Pause(
+            self._reactor,
+            None if caller is None else partial(is_stopped, caller.pid),
+            stop=partial(self._suspend_ranks, until_told=False),
+            resume=self._resume,
+        )
         self._terminal = Terminal(
             plan,
             console,
             lambda *to, **how: self._workers.signal(*to, **how),  # noqa: PLW0108 - made later
         )
-        self._monitor = Monitor(plan, console)
+        self._monitor = Monitor(
+            plan,
+            console,
+            self._reactor,
+            happen=self._happen,
+            zygote_pid=lambda: self._workers.zygote.pid,
+        )
+        self._monitor.see(self.state)
+        if live is not None:
+            live.begin(self._reactor, self.state)
         self._output = Output(plan, console, self._reactor, self._monitor.printed, folder.open)
         self._memory = MemoryWatch()
         self.evidence: Mapping[int, Evidence] = {}
@@ -167,7 +181,7 @@ class Loop:
 
     def _meet(self, meet: Meet) -> Nodes:
         note, negotiate = self._console.note, self._workers.negotiate
-        nodes = meet(self._reactor, note, self._show_where, negotiate)
+        nodes = meet(self._reactor, note, self._monitor.ask, negotiate)
         self._monitor.share(nodes.peers.activity)
         return nodes
 
@@ -175,16 +189,11 @@ class Loop:
         """Say what is done in every turn, in this order."""
         each, output, console = self._reactor.each_turn, self._output, self._console
         self._reactor.wake_by(lambda: self._terminal.next_look_ns)
-        self._reactor.on_skip(self._monitor.skip)
-        each(self._look_at_caller, due=lambda: self._pause.next_look_ns)
         each(self._skip_lost_time)
         each(output.read_files, due=lambda: output.next_look_ns)
-        if (live := self._live) is not None:
-            each(lambda: live.look(self.state), due=lambda: live.next_look_ns)
         each(console.show_waiting, due=lambda: console.next_wake_ns)
         if (nodes := self._nodes) is not None:
             each(self._hear_nodes, due=lambda: 0 if nodes.peers.has_news else None)
-        each(self._look_at_ranks, due=lambda: self._monitor.next_look_ns(self.state))
 
     @property
     def plan(self) -> LaunchPlan:
@@ -284,21 +293,14 @@ class Loop:
         for news in self._nodes.peers.news() if self._nodes is not None else ():
             self._hear(news)
 
-    def _look_at_ranks(self) -> None:
-        if (shown := self._monitor.look(self.state, self._workers.zygote.pid)) is not None:
-            self._happen(shown)
-
     def _pass_time(self) -> None:
         self._happen(TimePassed(at_ns=time.monotonic_ns()))
 
     def _hear(self, news: FromNodes) -> None:
         if isinstance(news, OthersFailed) and news.is_hung and not self.state.stopping:
-            self._show_where(news.why, then=news)
+            self._monitor.ask(news.why, then=news)
         else:
             self._happen(self._settled(news) if isinstance(news, Met) else news)
-
-    def _show_where(self, why: str, *, then: OthersFailed | None = None) -> None:
-        self._monitor.ask(self.state, self._workers.zygote.pid, why, then=then)
 
     def _happen(self, event: Event) -> None:
         self.state, actions = step(self.state, event)
@@ -311,6 +313,9 @@ class Loop:
             watch(event, self.state, self._console)
         for action in actions:
             self._act(action)
+        self._monitor.see(self.state)
+        if self._live is not None:
+            self._live.see(self.state)
 
     def _on_control(self) -> None:
         message = self._workers.zygote.receive()
@@ -361,7 +366,7 @@ class Loop:
                 self._suspend("SIGTSTP")
                 continue
             if signum == signal.SIGQUIT and signum not in self.plan.request.stop_signals:
-                self._show_where("SIGQUIT: showing where the ranks are")
+                self._monitor.ask("SIGQUIT: showing where the ranks are")
                 if self._nodes is not None:
                     self._nodes.ask_where(
                         f"SIGQUIT on {self.hosts[0]}: showing where the ranks are"
@@ -395,14 +400,6 @@ class Loop:
         if not self.state.stopping:
             self._pause.begin(until_told=until_told)
             self._workers.suspend()
-
-    def _look_at_caller(self) -> None:
-        """Have the ranks stopped for as long as the program that started this launcher is."""
-        match self._pause.look():
-            case True:
-                self._suspend_ranks(until_told=False)
-            case False:
-                self._resume()
 
     def _resume(self) -> None:
         self._was_continued = True

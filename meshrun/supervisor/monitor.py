@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from meshrun.console.console import Console
 from meshrun.host.processes import cpu_seconds_of_trees
+from meshrun.host.reactor import Reactor
 from meshrun.layout.labels import merged_label
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
@@ -18,16 +20,35 @@ from meshrun.supervisor.watchdog import Watchdog
 
 
 class Monitor:
-    """The stacks of ranks, and the watchdog that may ask for them."""
+    """The stacks of ranks, and the watchdog that may ask for them.
 
-    def __init__(self, plan: LaunchPlan, console: Console) -> None:
+    Args:
+        plan: What is started.
+        console: Where stacks are printed.
+        reactor: The loop's.
+        happen: Called with what ends the ranks, once people were shown where they are.
+        zygote_pid: Returns the process that starts the ranks, asked while some are missing.
+    """
+
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        console: Console,
+        reactor: Reactor,
+        *,
+        happen: Callable[[Hung | OthersFailed], None],
+        zygote_pid: Callable[[], int],
+    ) -> None:
         self._plan, self._console = plan, console
-        self._stacks = StackRequests(plan.layout)
+        self._happen, self._zygote_pid = happen, zygote_pid
+        self._next_look = reactor.call_at(None, self._look)
+        self._stacks = StackRequests(plan.layout, reactor, self._show)
         self._watchdog = Watchdog(
             start_timeout_s=plan.request.start_timeout_s,
             hang_timeout_s=plan.request.hang_timeout_s,
             cpu_seconds=cpu_seconds_of_trees,
         )
+        reactor.on_skip(self._watchdog.skip)
         self._pids: dict[int, int] = {}
         self._then: Hung | OthersFailed | None = None
         """What ends the ranks, once people were shown where they are."""
@@ -50,10 +71,6 @@ class Monitor:
         self._then = None
         self._watchdog.begin()
 
-    def skip(self, lost_ns: int) -> None:
-        """Do not count this time."""
-        self._watchdog.skip(lost_ns)
-
     def beat(self, rank: int) -> None:
         """A rank's program reports progress."""
         self._watchdog.beat(rank)
@@ -66,57 +83,48 @@ class Monitor:
         """Return the stacks of a rank whose native code crashed, if it told any."""
         return self._stacks.crash(rank)
 
-    def ask(
-        self,
-        state: State,
-        zygote_pid: int,
-        why: str,
-        then: Hung | OthersFailed | None = None,
-    ) -> None:
+    def see(self, state: State) -> None:
+        """Take the launch as it is now."""
+        self._state = state
+        self._next_look.move(self._watchdog.next_look_ns(state))
+
+    def ask(self, why: str, *, then: Hung | OthersFailed | None = None) -> None:
         """Ask every rank for its stacks; they are printed once all have answered.
 
         Args:
-            state: The launch as it is now.
-            zygote_pid: The process that starts the ranks, asked as long as some are missing.
             why: For people.
             then: What is to happen after that.
         """
+        ranks = self._state.ranks
         self._then = self._then or then
         self._pids = {
             rank: known.pid
-            for rank, known in state.ranks.items()
+            for rank, known in ranks.items()
             if known.pid is not None and known.exited is None
         }
         asked = dict(self._pids)
-        if any(known.pid is None for known in state.ranks.values()):
-            asked[ZYGOTE] = zygote_pid
+        if any(known.pid is None for known in ranks.values()):
+            asked[ZYGOTE] = self._zygote_pid()
         self._console.note(why)
         self._stacks.ask(asked)
 
-    def next_look_ns(self, state: State) -> int | None:
-        """When :meth:`look` has something to do, or ``None``."""
-        times = (self._stacks.next_look_ns, self._watchdog.next_look_ns(state))
-        return min((at for at in times if at is not None), default=None)
-
-    def look(self, state: State, zygote_pid: int) -> Hung | OthersFailed | None:
-        """Do what is due; return what is to happen now that stacks were shown, if anything is."""
-        if self._watchdog.stalls(state):
-            self.ask(state, zygote_pid, self._describe_stall(state))
-        if self._then is None and (idle_s := self._watchdog.idle_s(state)) is not None:
+    def _look(self) -> None:
+        if self._watchdog.stalls(self._state):
+            self.ask(self._describe_stall(self._state))
+        if self._then is None and (idle_s := self._watchdog.idle_s(self._state)) is not None:
             hung = Hung(idle_s=idle_s, at_ns=time.monotonic_ns())
-            self.ask(state, zygote_pid, f"no rank has made progress for {idle_s:.1f} s", then=hung)
-        lines = self._stacks.look()
-        if lines is None:
-            return None
+            self.ask(f"no rank has made progress for {idle_s:.1f} s", then=hung)
+        self.see(self._state)
+
+    def _show(self, lines: list[str]) -> None:
         for line in lines:
             self._console.print_line(line.encode(errors="backslashreplace"), to_stderr=True)
         if self._pids:
             self._stacks.tell_native(self._pids.values())
             self._pids = {}
-        if self._then is None or self._stacks.next_look_ns is not None:
-            return None
-        then, self._then = self._then, None
-        return replace(then, at_ns=time.monotonic_ns())
+        if self._then is not None and not self._stacks.is_under_way:
+            then, self._then = self._then, None
+            self._happen(replace(then, at_ns=time.monotonic_ns()))
 
     def close(self) -> None:
         """Let go of all files."""

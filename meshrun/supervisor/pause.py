@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
+from functools import partial
 
-_LOOK_EVERY_NS = 500_000_000
+from meshrun.host.reactor import Reactor
+
+_LOOK_EVERY_S = 0.5
 
 
 class Pause:
-    """Whether the ranks are stopped, and when to look again whether they are to be.
+    """Whether the ranks are stopped, and the look from time to time whether they are to be.
 
     Args:
+        reactor: Where time passes.
         is_caller_stopped: Whether the program that started this launcher is stopped; ``None`` if
             the launcher is a job of the shell itself, and is stopped as such.
+        stop: Called as long as ranks, new ones too, are to be stopped.
+        resume: Called once they are to be resumed.
     """
 
-    def __init__(self, is_caller_stopped: Callable[[], bool] | None) -> None:
-        self._is_caller_stopped = is_caller_stopped
+    def __init__(
+        self,
+        reactor: Reactor,
+        is_caller_stopped: Callable[[], bool] | None,
+        *,
+        stop: Callable[[], None],
+        resume: Callable[[], None],
+    ) -> None:
+        self._stop, self._resume = stop, resume
         self.is_on = False
         self._until_told = False
-        self.next_look_ns: int | None = 0 if self.has_caller else None
-        """When :meth:`look` has something to do."""
-
-    @property
-    def has_caller(self) -> bool:
+        self.has_caller = is_caller_stopped is not None
         """Whether SIGTSTP is to stop the ranks alone."""
-        return self._is_caller_stopped is not None
+        if is_caller_stopped is not None:
+            reactor.every(_LOOK_EVERY_S, partial(self._look, is_caller_stopped))
 
     def begin(self, *, until_told: bool) -> None:
         """The ranks are stopped now; ``until_told`` if SIGCONT ends that, and not the caller."""
@@ -36,11 +45,8 @@ class Pause:
         """Resume the ranks."""
         self.is_on = self._until_told = False
 
-    def look(self) -> bool | None:
-        """Return whether ranks, new ones too, are to be stopped; ``None`` for no change."""
-        now_ns = time.monotonic_ns()
-        if self._is_caller_stopped is None or now_ns < (self.next_look_ns or 0):
-            return None
-        self.next_look_ns = now_ns + _LOOK_EVERY_NS
-        is_stopped = self._until_told or self._is_caller_stopped()
-        return is_stopped if is_stopped or self.is_on else None
+    def _look(self, is_caller_stopped: Callable[[], bool]) -> None:
+        if self._until_told or is_caller_stopped():
+            self._stop()
+        elif self.is_on:
+            self._resume()

@@ -7,9 +7,10 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from meshrun.host.processes import SignalState, send_signal, signal_state, threads_blocking
+from meshrun.host.reactor import Reactor
 from meshrun.layout import Layout
 from meshrun.layout.labels import merged_label, number_ranges
 from meshrun.protocol.stacks import (
@@ -42,10 +43,17 @@ _SILENT = {
 
 
 class StackRequests:
-    """A file for each rank, and the question that is under way."""
+    """A file for each rank, and the question that is under way.
 
-    def __init__(self, layout: Layout) -> None:
-        self.layout = layout
+    Args:
+        layout: Of the ranks.
+        reactor: Where time passes.
+        show: Called with the lines to print once all have answered, or will not.
+    """
+
+    def __init__(self, layout: Layout, reactor: Reactor, show: Callable[[list[str]], None]) -> None:
+        self.layout, self._show = layout, show
+        self._next_look = reactor.call_at(None, self._look, skips=False)
         self._files: dict[int, int] = {}
         self._asked: dict[int, tuple[int, frozenset[str]]] = {}
         """Ranks that have not answered yet: process id, and threads that hold signals back."""
@@ -61,6 +69,8 @@ class StackRequests:
         """Take the layout of other ranks; nobody is left to answer a question under way."""
         self.layout = layout
         self._asked, self._states, self._deadline_ns = {}, {}, None
+        if self._native is None:
+            self._next_look.cancel()
 
     def open(self, rank: int) -> int:
         """Return what a new process of this rank writes stacks to, for the caller to close."""
@@ -93,25 +103,32 @@ class StackRequests:
             if self._states[rank] not in (SignalState.UNHANDLED, SignalState.GONE):
                 send_signal(pid, STACK_SIGNAL)
                 self._asked[rank] = pid, blocking
+        self._look_again()
 
     @property
-    def next_look_ns(self) -> int | None:
-        """When :meth:`look` has something to do, or ``None``."""
-        if self._deadline_ns is None and self._native is None:
-            return None
-        return time.monotonic_ns() + (_LOOK_NS if self._native is None else 10 * _LOOK_NS)
+    def is_under_way(self) -> bool:
+        """Whether there will be more to show."""
+        return self._next_look.at_ns is not None
 
-    def look(self) -> list[str] | None:
+    def _look_again(self) -> None:
+        every_ns = _LOOK_NS if self._native is None else 10 * _LOOK_NS
+        self._next_look.move(time.monotonic_ns() + every_ns)
+
+    def _look(self) -> None:
+        lines = self._answers() if self._native is None else self._native.look()
+        if lines is None:
+            self._look_again()
+        else:
+            self._native = None
+            self._show(lines)
+
+    def _answers(self) -> list[str] | None:
         """Return the lines to print once all have answered, or will not; ``None`` until then."""
-        if self._native is not None:
-            return self._look_at_native()
-        if self._deadline_ns is None:
-            return None
         for rank, (pid, blocking) in list(self._asked.items()):
             self._states[rank] = signal_state(pid, STACK_SIGNAL, blocking)
             if self._states[rank] in (SignalState.DONE, SignalState.GONE, SignalState.UNHANDLED):
                 del self._asked[rank]
-        if self._asked and time.monotonic_ns() < self._deadline_ns:
+        if self._asked and time.monotonic_ns() < (self._deadline_ns or 0):
             return None
         self._asked, self._deadline_ns = {}, None
         return list(self._tell())
@@ -127,6 +144,7 @@ class StackRequests:
         program = shutil.which("py-spy")
         if program is not None and os.environ.get("MESHRUN_NATIVE_STACKS") != "0":
             self._native = _Native(program, list(pids)[:_MOST_NATIVE])
+            self._look_again()
 
     def close(self) -> None:
         """Close all files."""
@@ -176,13 +194,6 @@ class StackRequests:
 
     def _name(self, ranks: Iterable[int]) -> str:
         return merged_label(self.layout, ranks)
-
-    def _look_at_native(self) -> list[str] | None:
-        assert self._native is not None  # noqa: S101 - the caller has looked
-        lines = self._native.look()
-        if lines is not None:
-            self._native = None
-        return lines
 
     # ---- files -----------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
+import selectors
 import signal
 import socket
 import time
@@ -21,6 +21,7 @@ from meshrun.host.processes import (
     send_signal,
     send_signal_to_group,
 )
+from meshrun.host.reactor import Reactor
 from meshrun.plan.request import Program
 from meshrun.protocol import codec
 from meshrun.protocol.codec import (
@@ -55,7 +56,7 @@ from meshrun.zygote.spawn import spawn_command, spawn_fresh
 from meshrun.zygote.store import be_store
 
 _DEADLINE_S = 0.5
-_LOOK_MS = 500
+_LOOK_EVERY_S = 0.5
 """How often to look whether the launcher is stopped."""
 _BLOCKED = {signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
 
@@ -97,6 +98,9 @@ class ZygoteServer:
         self._woken, self._wake = os.pipe()
         for end in (self._woken, self._wake):
             os.set_blocking(end, False)
+        self._reactor = Reactor(selector=selectors.PollSelector())  # which no child inherits
+        self._in_child: Callable[[], None] | None = None
+        """What this process is to run, once it is a child."""
 
     def serve(self) -> Callable[[], None]:
         """Follow orders until the launcher is done or dead; return only in a forked rank."""
@@ -104,25 +108,26 @@ class ZygoteServer:
         signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
         # There may be children to end from now on: wake, even if stopped, and see the socket close.
         die_with_parent(launcher := os.getppid(), signal.SIGCONT)
-        poll = select.poll()
-        poll.register(self._control, select.POLLIN)
-        poll.register(self._woken, select.POLLIN)
-        while True:
-            ready = {fd for fd, _ in poll.poll(_LOOK_MS if self._pids else None)}
-            if not ready:  # nobody tells us of a SIGSTOP to the launcher
-                if is_stopped(launcher):
-                    self._suspend_ranks()
-                elif not self._until_told:
-                    self._resume_ranks()
-            if self._woken in ready:
-                os.read(self._woken, 4096)
-                self._reap()
-            if self._control.fileno() in ready:
-                fds: list[int] = []
-                order = receive(self._control, fds)
-                child = self._follow(order, fds)
-                if child is not None:
-                    return child
+        self._reactor.add_reader(self._woken, self._reap)
+        self._reactor.add_reader(self._control, self._take_order)
+        self._reactor.every(_LOOK_EVERY_S, partial(self._look_at_launcher, launcher))
+        while self._in_child is None:
+            self._reactor.turn()
+        return self._in_child
+
+    def _look_at_launcher(self, launcher: int) -> None:
+        """Have ranks stopped for as long as it is: nobody tells us of a SIGSTOP to it."""
+        if not self._pids:
+            return
+        if is_stopped(launcher):
+            self._suspend_ranks()
+        elif not self._until_told:
+            self._resume_ranks()
+
+    def _take_order(self) -> None:
+        fds: list[int] = []
+        order = receive(self._control, fds)
+        self._in_child = self._follow(order, fds)
 
     def _follow(self, order: codec.Message | None, fds: list[int]) -> Callable[[], None] | None:
         match order:
@@ -195,6 +200,7 @@ class ZygoteServer:
                 signal.signal(signum, disposition)
             os.setsid()
             begin(zygote)
+            self._reactor.close()
             self._control.close()
             os.close(self._woken)
             os.close(self._wake)
@@ -273,6 +279,7 @@ class ZygoteServer:
             self._negotiation_pid = None
 
     def _reap(self) -> None:
+        os.read(self._woken, 4096)
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
