@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from meshrun.mesh.current import has_mesh as has_mesh
     from meshrun.mesh.current import init_mesh as init_mesh
     from meshrun.mesh.current import use_mesh as use_mesh
+    from meshrun.mesh.current_layout import current_layout as current_layout
     from meshrun.mesh.data_shard import data_shard as data_shard
     from meshrun.mesh.heartbeat import heartbeat as heartbeat
     from meshrun.mesh.heartbeat import progress as progress
-    from meshrun.mesh.layout_here import current_layout as current_layout
     from meshrun.protocol.result import LaunchResult as LaunchResult
     from meshrun.protocol.result import RankFailed as RankFailed
 
@@ -48,7 +48,7 @@ _HOME = {
     "MeshError": "meshrun.errors",
     "MeshrunError": "meshrun.errors",
     "RankFailed": "meshrun.protocol.result",
-    "current_layout": "meshrun.mesh.layout_here",
+    "current_layout": "meshrun.mesh.current_layout",
     "current_mesh": "meshrun.mesh.current",
     "data_shard": "meshrun.mesh.data_shard",
     "has_mesh": "meshrun.mesh.current",

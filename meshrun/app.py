@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from meshrun.console.console import Console
-    from meshrun.host.child_launcher import Caller
-    from meshrun.plan.rank_env import Session
+    from meshrun.plan.rank_env import LaunchFacts
+    from meshrun.protocol.caller import Caller
     from meshrun.protocol.events import Met
     from meshrun.protocol.result import LaunchResult
     from meshrun.supervisor.live import Live
@@ -112,7 +112,7 @@ def launch(
     plan: LaunchPlan,
     *,
     watch: Watch | None = None,
-    settled: Callable[[LaunchPlan], None] = lambda _: None,
+    planned: Callable[[LaunchPlan], None] = lambda _: None,
     began_ns: int | None = None,
     paste: str | None = None,
     caller: Caller | None = None,
@@ -122,7 +122,7 @@ def launch(
     Args:
         plan: What to start.
         watch: Called with every event, the state after it and the console.
-        settled: Called with the plan once all of several nodes have joined.
+        planned: Called with the plan once all of several nodes have joined.
         began_ns: Monotonic time at which the user's wait began; now if ``None``.
         paste: The command for other nodes, with ``ENDPOINT`` in place of the endpoint.
         caller: The program that started this launcher and uses it, if one does.
@@ -146,21 +146,23 @@ def launch(
     from meshrun.protocol.error_record import pass_error_on
     from meshrun.report.elastic_events import make_elastic_events
     from meshrun.report.listening import note_listening
+    from meshrun.supervisor.launch_facts import complete, facts_at_start
     from meshrun.supervisor.loop import Loop
     from meshrun.supervisor.program_file import check_program
     from meshrun.supervisor.run_folder import make_run_folder
-    from meshrun.supervisor.session import begin_session, settle
 
     stopwatch, console = Stopwatch(began_ns or time.monotonic_ns()), Console()
     run_id = plan.request.rendezvous.run_id or secrets.token_hex(8)
 
-    def complete_plan(plan: LaunchPlan, session: Session, met: Met) -> tuple[LaunchPlan, Session]:
-        plan, session = settle(plan, session, met)
-        settled(plan)
+    def complete_plan(
+        plan: LaunchPlan, facts: LaunchFacts, met: Met
+    ) -> tuple[LaunchPlan, LaunchFacts]:
+        plan, facts = complete(plan, facts, met)
+        planned(plan)
         if events is not None:
             events.plan = plan
-        note_listening(plan, session, console)
-        return plan, session
+        note_listening(plan, facts, console)
+        return plan, facts
 
     with ExitStack() as stack:
         listener = None
@@ -171,19 +173,19 @@ def launch(
                 listener = stack.enter_context(listen_on(plan.store_address, plan.store_port))
             meet = _meet_nodes(plan, rendezvous, paste)
             folder = make_run_folder(plan, run_id)
-        session = begin_session(plan, run_id, folder, listener)
+        facts = facts_at_start(plan, run_id, folder, listener)
         if meet is None:
-            note_listening(plan, session, console)
+            note_listening(plan, facts, console)
         state = loop = None
         try:
             loop = Loop(
                 plan,
-                session=session,
+                facts=facts,
                 folder=folder,
                 store_listener=listener,
                 console=console,
                 watch=[each for each in (stopwatch.see, events, watch) if each is not None],
-                settle=complete_plan,
+                complete=complete_plan,
                 meet=meet,
                 live=_live(plan, console) if plan.request.status else None,
                 caller=caller,

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from meshrun.lifecycle.actions import Action, EndGeneration, EndZygote, Signal, WakeAt
 from meshrun.lifecycle.local import LEFTOVER_GRACE_S
-from meshrun.lifecycle.state import ClusterState, State
+from meshrun.lifecycle.state import NodesState, State
 from meshrun.lifecycle.step import step
 from meshrun.protocol.events import (
     Event,
@@ -78,14 +78,14 @@ def play(
     max_restarts: int = 0,
     *,
     ranks: int = 3,
-    cluster: ClusterState | None = None,
+    nodes: NodesState | None = None,
 ) -> tuple[State, list[Action]]:
     """Return the last state of a launch, and what was done in it; times to wake up are left out."""
     state = State(
         shutdown_timeout_s=30.0,
         ranks={rank: RankState() for rank in range(ranks)},
         max_restarts=max_restarts,
-        cluster=cluster,
+        nodes=nodes,
     )
     taken: list[Action] = []
     for event in events:

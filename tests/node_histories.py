@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from meshrun.errors import RendezvousError
 from meshrun.lifecycle.actions import Action, Decide, EndZygote, StartAll, Tell
-from meshrun.lifecycle.state import ClusterState, State
+from meshrun.lifecycle.state import NodesState, State
 from meshrun.protocol.events import (
     AllIdle,
     Event,
+    GenerationAborted,
     LaunchOver,
     MeetingFailed,
     Met,
     NextBegins,
     NodeLost,
-    OthersFailed,
     OthersFinished,
     RankFinished,
 )
@@ -21,7 +21,7 @@ from meshrun.protocol.generation import Cause, NodeOutcome, RankState, Trouble
 from tests.histories import READY, S, exited, started
 from tests.histories import play as play_events
 
-OTHERS_FAILED = OthersFailed(why="rank 2 failed", signum=0, at_ns=5 * S)
+OTHERS_FAILED = GenerationAborted(why="rank 2 failed", signum=0, at_ns=5 * S)
 OTHERS_FINISHED = OthersFinished(at_ns=6 * S)
 COORDINATOR_LOST = NodeLost(node_rank=0, host="node0", why="it closed the connection", at_ns=5 * S)
 NODE_LOST = NodeLost(node_rank=1, host="node1", why="it stopped responding", at_ns=5 * S)
@@ -84,4 +84,4 @@ TROUBLE = told(trouble=Trouble(message="no room", hint=None, exit_code=71))
 
 def play(events: list[Event], max_restarts: int = 0) -> tuple[State, list[Action]]:
     """Return the last state of a launch on two nodes, and what was done in it."""
-    return play_events(events, max_restarts=max_restarts, ranks=2, cluster=ClusterState())
+    return play_events(events, max_restarts=max_restarts, ranks=2, nodes=NodesState())

@@ -9,10 +9,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar, overload
 
+from meshrun.api.child_launcher import run_launcher
 from meshrun.errors import HostError, MeshrunError, UsageError
-from meshrun.host.child_launcher import PARENT_FOLDER, PARENT_PID, Caller, run_launcher
 from meshrun.host.leftovers import is_temporary, private_folder, remove_if_forgotten
 from meshrun.layout.spec import AnyMesh, mesh_text
+from meshrun.protocol.caller import PARENT_FOLDER, PARENT_PID, Caller
 from meshrun.protocol.result import LaunchResult, Timings, signal_name
 from meshrun.report.result_json import parse_error_json, parse_result_json, render_error_json
 from meshrun.start import own_command

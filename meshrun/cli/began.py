@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from meshrun.host.child_launcher import Caller
+from meshrun.protocol.caller import Caller
 
 
 @dataclass(frozen=True, slots=True)

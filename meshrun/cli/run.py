@@ -24,10 +24,10 @@ from meshrun.cli.read import (
 )
 from meshrun.cli.words import LAUNCHERS, CommandLine, misplaced
 from meshrun.errors import MeshrunError, NodeLostError, UsageError
-from meshrun.host.child_launcher import MET
 from meshrun.host.descriptors import allow_descriptors, say
 from meshrun.host.title import set_title
 from meshrun.plan.request import LaunchRequest, Program
+from meshrun.protocol.caller import MET
 from meshrun.protocol.result import LaunchResult, Timings
 from meshrun.supervisor.program_file import read_source
 
@@ -186,15 +186,15 @@ def launch_here(
     quiet = began.is_told
     progress = StartProgress(plan, quiet=quiet)
 
-    def settled(plan: LaunchPlan) -> None:
-        progress.settle(plan)
+    def replan(plan: LaunchPlan) -> None:
+        progress.replan(plan)
         if began.hosts_present and began.caller is not None:
             open(os.path.join(began.caller.folder, MET), "w").close()
 
     result = app.launch(
         plan,
         watch=progress,
-        settled=settled,
+        planned=replan,
         began_ns=began.at_ns,
         paste=None if began.hosts_present else command_for_others(line),
         caller=began.caller,

@@ -100,7 +100,7 @@ class Output:
         if self._watch.fileno() >= 0:
             reactor.add_reader(self._watch.fileno(), self._on_written)
 
-    def settle(self, plan: LaunchPlan) -> None:
+    def replan(self, plan: LaunchPlan) -> None:
         """The nodes have met: this is the plan now."""
         if self._collapsing is not None:  # which names ranks by the plan they were started with
             for fd in list(self._pipes):

@@ -66,7 +66,7 @@ def _zygote_ready(state: State, _: ZygoteReady) -> Step:
 
 def start_if_due(state: State) -> Step:
     """Ranks are started once the zygote is ready, and every node is there."""
-    is_missing_nodes = state.cluster is not None and not state.cluster.is_met
+    is_missing_nodes = state.nodes is not None and not state.nodes.is_met
     if state.stopping or state.phase is not Phase.WAITING or is_missing_nodes:
         return state, []
     if state.begin_ns is not None:
@@ -89,13 +89,13 @@ def _start_failed(state: State, event: StartFailed) -> Step:
 
 
 def _store_ended(state: State, event: StoreEnded) -> Step:
-    serves = state.cluster is None or state.cluster.is_coordinator
+    serves = state.nodes is None or state.nodes.is_coordinator
     if state.stopping and (state.signals or not serves or has_culprit(state)):
         return state, []  # it is not why the ranks end, and they need it no more
     state = replace(state, lost_process=event)
     leaves: list[Action] = []
-    if state.cluster is not None and state.cluster.may_leave and not may_restart(state):
-        state = replace(state, cluster=replace(state.cluster, link=Link.CUT_OFF))
+    if state.nodes is not None and state.nodes.may_leave and not may_restart(state):
+        state = replace(state, nodes=replace(state.nodes, link=Link.CUT_OFF))
         leaves = [Tell(what="leaves")]
     stopped, actions = stop(state, event.at_ns)
     return finish(stopped, [*leaves, *actions], event.at_ns)
@@ -139,7 +139,7 @@ def _open_gate_if_due(state: State, actions: list[Action]) -> Step:
     due = state.stopping or all(rank.finished or rank.exited for rank in known)
     if state.gate_open or not due:
         return state, actions
-    if state.cluster is not None and not state.stopping:  # other nodes may have need of them
+    if state.nodes is not None and not state.stopping:  # other nodes may have need of them
         return replace(state, gate_open=True), [*actions, Tell(what="finished")]
     if not waiting:
         return state, actions
@@ -167,9 +167,9 @@ def finish(state: State, actions: list[Action], at_ns: int) -> Step:
     deadline_ns = at_ns + int(ZYGOTE_GRACE_S * _NS)
     state = replace(state, deadline_ns=deadline_ns)
     end: Action = EndZygote(grace_s=grace_s)
-    if state.cluster is not None and state.cluster.awaits_decision:
+    if state.nodes is not None and state.nodes.awaits_decision:
         end = EndGeneration(grace_s=grace_s)
-    elif state.cluster is None and state.stopping:
+    elif state.nodes is None and state.stopping:
         state, is_next = _begin_restart(state, at_ns)
         if is_next:
             end = EndGeneration(grace_s=grace_s)
@@ -189,8 +189,8 @@ def _generation_ended(state: State, event: GenerationEnded | ZygoteGone) -> Step
     """Start over with everything new but the zygote; or hear first what the coordinator says."""
     if state.phase is not Phase.CLEARING:
         return state, []
-    if state.cluster is not None:
-        if not state.cluster.awaits_decision:  # the coordinator was lost meanwhile
+    if state.nodes is not None:
+        if not state.nodes.awaits_decision:  # the coordinator was lost meanwhile
             return end_zygote(state, event.at_ns)
         return say_idle(replace(state, deadline_ns=None))
     return begin_again(state, event.at_ns)
@@ -201,9 +201,9 @@ def begin_again(state: State, at_ns: int) -> Step:
 
     A zygote that has ended is replaced.
     """
-    cluster, (wait_s, _) = state.cluster, back_off(state.causes)
-    if cluster is not None and cluster.is_met:
-        cluster = cluster.for_next_generation
+    nodes, (wait_s, _) = state.nodes, back_off(state.causes)
+    if nodes is not None and nodes.is_met:
+        nodes = nodes.for_next_generation
     fresh = State(
         shutdown_timeout_s=state.shutdown_timeout_s,
         ranks={rank: RankState() for rank in state.ranks},
@@ -214,7 +214,7 @@ def begin_again(state: State, at_ns: int) -> Step:
         why_signalled=state.why_signalled,
         phase=Phase.WAITING if state.zygote_gone is None else Phase.IMPORTING,
         begin_ns=at_ns + int(wait_s * _NS) if wait_s else None,
-        cluster=cluster,
+        nodes=nodes,
     )
     if fresh.signals:  # it came after the last rank had ended
         fresh = replace(fresh, zygote_gone=state.zygote_gone)
@@ -235,14 +235,14 @@ def stop(
     """Tell the ranks to end, once, and set the time by which they must have."""
     if state.stopping:
         return state, []
-    if state.cluster is not None and state.cluster.is_idle and others_know:
+    if state.nodes is not None and state.nodes.is_idle and others_know:
         return replace(state, stop=Stop.ASKED), []  # no rank is left here
     deadline_ns = at_ns + int(state.shutdown_timeout_s * _NS)
     state = replace(state, stop=Stop.ASKED, deadline_ns=deadline_ns)
     told = tuple(sorted(state.alive - {sparing}))
     state, actions = _signal_ranks(state, told, signum, at_ns)
     state, actions = _open_gate_if_due(state, actions)
-    if state.cluster is not None and state.cluster.awaits_decision and not others_know:
+    if state.nodes is not None and state.nodes.awaits_decision and not others_know:
         actions.append(Tell(what="failed"))
     return state, [*actions, WakeAt(at_ns=deadline_ns)]
 
@@ -265,25 +265,25 @@ def _kill(state: State, at_ns: int) -> Step:
 
 def _zygote_gone(state: State, event: ZygoteGone) -> Step:
     """Nothing is left of this generation; that was its end, unless it was at its end already."""
-    cluster, was_over = state.cluster, state.over
+    nodes, was_over = state.nodes, state.over
     state = replace(state, zygote_gone=event, alive=frozenset())
-    has_lost = cluster is not None and cluster.is_met and not cluster.awaits_decision
+    has_lost = nodes is not None and nodes.is_met and not nodes.awaits_decision
     if was_over or has_lost:
         return state, []
     was_ending = state.phase is Phase.ENDING or state.broken is not None
     if state.phase is Phase.CLEARING and not was_ending:
-        is_last = cluster is None and bool(state.signals)
+        is_last = nodes is None and bool(state.signals)
         return (state, []) if is_last else _generation_ended(state, event)
     is_failure = state.signals or state.start_error or state.hung or has_culprit(state)
     if not (was_ending or is_failure or state.lost_process):
         state = replace(state, lost_process=event)
-    if cluster is None or not cluster.is_met:
+    if nodes is None or not nodes.is_met:
         state, is_next = (state, False) if was_ending else _begin_restart(state, event.at_ns)
         return begin_again(state, event.at_ns) if is_next else (state, [])
-    if cluster.is_elastic and (cluster.is_idle or cluster.link is Link.RETURNING):
-        return leave(mark_stopped(state), cluster, [], event.at_ns)
-    if state.lost_process is event and cluster.may_leave and not may_restart(state):
-        state, actions = leave(mark_stopped(state), cluster, [], event.at_ns)
+    if nodes.is_elastic and (nodes.is_idle or nodes.link is Link.RETURNING):
+        return leave(mark_stopped(state), nodes, [], event.at_ns)
+    if state.lost_process is event and nodes.may_leave and not may_restart(state):
+        state, actions = leave(mark_stopped(state), nodes, [], event.at_ns)
         return state, [Tell(what="leaves"), *actions]
     failed: list[Action] = [] if state.stopping else [Tell(what="failed")]
     phase = Phase.ENDING if state.phase is Phase.ENDING else Phase.CLEARING
@@ -293,10 +293,10 @@ def _zygote_gone(state: State, event: ZygoteGone) -> Step:
 
 def _signalled(state: State, event: SignalArrived) -> Step:
     """End with the others; or alone, if this machine is taken away and they can continue."""
-    cluster, is_first = state.cluster, not (state.signals or state.over)
-    if event.signum != signal.SIGTERM or cluster is None or not (is_first and cluster.may_leave):
+    nodes, is_first = state.nodes, not (state.signals or state.over)
+    if event.signum != signal.SIGTERM or nodes is None or not (is_first and nodes.may_leave):
         return _stop_for_signal(state, event)
-    leaving = replace(state, cluster=replace(cluster, link=Link.CUT_OFF))
+    leaving = replace(state, nodes=replace(nodes, link=Link.CUT_OFF))
     state, actions = _stop_for_signal(leaving, event)
     return state, [Tell(what="leaves"), *actions]
 
@@ -307,7 +307,7 @@ def _stop_for_signal(state: State, event: SignalArrived) -> Step:
     # After the third all is killed already, and the deadline stays where it is.
     if len(state.signals) > 2 or (state.signals and is_repeated):
         return state, []
-    is_decided = state.cluster is not None and state.cluster.over is not None
+    is_decided = state.nodes is not None and state.nodes.over is not None
     if state.over or is_decided:  # what is left is to tell the other nodes why
         return replace(state, signals=(*state.signals, event.signum)), []
     first, was_stopping = not state.signals, state.stopping
@@ -317,7 +317,7 @@ def _stop_for_signal(state: State, event: SignalArrived) -> Step:
         # Python ignores SIGPIPE, so ranks are asked to end in words that they know.
         signum = signal.SIGTERM if event.signum == signal.SIGPIPE else event.signum
         state, actions = stop(state, event.at_ns, signum=signum)
-    elif first and state.cluster is not None and state.cluster.signum == event.signum:
+    elif first and state.nodes is not None and state.nodes.signum == event.signum:
         actions = []  # what another node was sent, as schedulers do to all: nobody is impatient
     elif first or len(state.signals) == 2:
         grace_ns = int(min(SECOND_SIGNAL_GRACE_S, state.shutdown_timeout_s) * _NS)
@@ -326,12 +326,12 @@ def _stop_for_signal(state: State, event: SignalArrived) -> Step:
         actions = [WakeAt(at_ns=deadline_ns)]
     else:
         state, actions = _kill(state, event.at_ns)
-    cluster = state.cluster
-    if cluster is not None and len(state.signals) > 2:
-        state = replace(state, cluster=replace(cluster, link=Link.CUT_OFF))
-    elif cluster is not None and cluster.is_idle and cluster.awaits_decision:
-        if cluster.may_end_alone and was_stopping:
-            return leave(state, cluster, actions, event.at_ns)
+    nodes = state.nodes
+    if nodes is not None and len(state.signals) > 2:
+        state = replace(state, nodes=replace(nodes, link=Link.CUT_OFF))
+    elif nodes is not None and nodes.is_idle and nodes.awaits_decision:
+        if nodes.may_end_alone and was_stopping:
+            return leave(state, nodes, actions, event.at_ns)
         return state, actions  # the others are told to end, and the coordinator says when they have
     if state.alive or state.phase in (Phase.ENDING, Phase.OVER):
         return state, actions
@@ -347,7 +347,7 @@ def _time_passed(state: State, at_ns: int) -> Step:
         return state, []
     if state.killed or state.phase in (Phase.CLEARING, Phase.ENDING):
         # SIGKILL was not enough, or the zygote does not answer: end it, and its ranks with it.
-        if state.phase is Phase.CLEARING and state.cluster is None:  # what was to come is not to be
+        if state.phase is Phase.CLEARING and state.nodes is None:  # what was to come is not to be
             why = "processes left behind by the ranks could not be cleaned up"
             state = replace(state, causes=state.causes[:-1], no_restart=why)
         phase = Phase.ENDING if state.phase is Phase.CLEARING else state.phase

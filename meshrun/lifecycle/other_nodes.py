@@ -12,7 +12,7 @@ from typing import Any
 
 from meshrun.lifecycle.actions import Decide, EndZygote, OpenGate, Tell
 from meshrun.lifecycle.local import begin_again, finish, start_if_due, stop
-from meshrun.lifecycle.phases import ClusterPhase, Link, Phase
+from meshrun.lifecycle.phases import Link, NodesPhase, Phase
 from meshrun.lifecycle.restart import (
     cause_of_change,
     decide_restart,
@@ -20,23 +20,23 @@ from meshrun.lifecycle.restart import (
     may_restart,
 )
 from meshrun.lifecycle.shutdown import Step, end_zygote, leave, mark_stopped, say_idle
-from meshrun.lifecycle.state import ClusterState, State
+from meshrun.lifecycle.state import NodesState, State
 from meshrun.protocol.events import (
     AllIdle,
+    GenerationAborted,
     LaunchOver,
     MeetingFailed,
     Met,
     NextBegins,
     NodeLost,
-    OthersFailed,
     OthersFinished,
 )
 from meshrun.protocol.generation import Cause, RankState
 
 
-def _known(state: State) -> ClusterState:
-    assert state.cluster is not None  # noqa: S101 - only launches of several nodes hear of others
-    return state.cluster
+def _known(state: State) -> NodesState:
+    assert state.nodes is not None  # noqa: S101 - only launches of several nodes hear of others
+    return state.nodes
 
 
 def _met(state: State, event: Met) -> Step:
@@ -46,8 +46,8 @@ def _met(state: State, event: Met) -> Step:
         if state.phase in (Phase.ENDING, Phase.OVER) or known.link is Link.CUT_OFF:
             return state, []
         return begin_again(replace(state, ranks=ranks, causes=event.causes), event.at_ns)
-    cluster = replace(known, phase=ClusterPhase.RUNNING, is_coordinator=event.node_rank == 0)
-    return start_if_due(replace(state, cluster=cluster, ranks=ranks, causes=event.causes))
+    nodes = replace(known, phase=NodesPhase.RUNNING, is_coordinator=event.node_rank == 0)
+    return start_if_due(replace(state, nodes=nodes, ranks=ranks, causes=event.causes))
 
 
 def _meeting_failed(state: State, event: MeetingFailed) -> Step:
@@ -55,13 +55,13 @@ def _meeting_failed(state: State, event: MeetingFailed) -> Step:
     if known.failed is not None or state.over:
         return state, []
     link = Link.CUT_OFF if known.link is Link.RETURNING else known.link
-    cluster = replace(known, failed=event, link=link)
-    if not cluster.is_met:
-        state = mark_stopped(state, cluster=cluster, phase=Phase.ENDING)
+    nodes = replace(known, failed=event, link=link)
+    if not nodes.is_met:
+        state = mark_stopped(state, nodes=nodes, phase=Phase.ENDING)
         return state, [EndZygote(by_force=True)]
     if known.is_idle and known.may_end_alone:
-        return leave(replace(state, cluster=cluster), cluster, [], event.at_ns)
-    stopped, actions = stop(replace(state, cluster=cluster), event.at_ns)
+        return leave(replace(state, nodes=nodes), nodes, [], event.at_ns)
+    stopped, actions = stop(replace(state, nodes=nodes), event.at_ns)
     return finish(stopped, actions, event.at_ns)
 
 
@@ -69,44 +69,44 @@ def _node_lost(state: State, event: NodeLost) -> Step:
     known = _known(state)
     may_return = known.is_elastic and known.link is not Link.CUT_OFF
     if may_return and not state.signals:  # it is the coordinator, which may come back
-        alone = replace(state, cluster=replace(known, link=Link.RETURNING))
+        alone = replace(state, nodes=replace(known, link=Link.RETURNING))
         alone, actions = stop(alone, event.at_ns, others_know=True)
         return finish(alone, actions, event.at_ns)
     if known.is_coordinator and may_restart(state):  # perhaps it is started again
         why = f"node {event.node_rank} ({event.host}) was lost: {event.why}"
-        lost = OthersFailed(why=why, signum=0, at_ns=event.at_ns)
-        state = replace(state, cluster=replace(known, change=known.change or lost))
+        lost = GenerationAborted(why=why, signum=0, at_ns=event.at_ns)
+        state = replace(state, nodes=replace(known, change=known.change or lost))
         state, actions = stop(state, event.at_ns, others_know=True)
         return finish(state, actions, event.at_ns)
     link = Link.CUT_OFF if event.node_rank == 0 else known.link
-    cluster = replace(known, lost=known.lost or event, link=link)
-    state, actions = stop(replace(state, cluster=cluster), event.at_ns, others_know=True)
+    nodes = replace(known, lost=known.lost or event, link=link)
+    state, actions = stop(replace(state, nodes=nodes), event.at_ns, others_know=True)
     if link is Link.CUT_OFF and known.is_idle:
         return end_zygote(state, event.at_ns)
     return finish(state, actions, event.at_ns)
 
 
-def _others_failed(state: State, event: OthersFailed) -> Step:
+def _generation_aborted(state: State, event: GenerationAborted) -> Step:
     signum = event.signum or signal.SIGTERM
     if event.resizes and _known(state).change is None:
-        state = replace(state, cluster=replace(_known(state), change=event))
+        state = replace(state, nodes=replace(_known(state), change=event))
     if event.signum and not state.stopping:
-        state = replace(state, cluster=replace(_known(state), signum=event.signum))
+        state = replace(state, nodes=replace(_known(state), signum=event.signum))
     state, actions = stop(state, event.at_ns, signum=signum, others_know=True)
     return finish(state, actions, event.at_ns)
 
 
 def _all_idle(state: State, event: AllIdle) -> Step:
     """Decide for every node: the ranks start again, or the launch is over."""
-    if _known(state).phase in (ClusterPhase.MEETING, ClusterPhase.OVER):
+    if _known(state).phase in (NodesPhase.MEETING, NodesPhase.OVER):
         return state, []
     ranks: dict[int, RankState] = {}
     for outcome in event.outcomes:
         ranks.update(outcome.ranks)
-    cluster = replace(_known(state), ranks=ranks, outcomes=event.outcomes)
-    state = replace(state, cluster=cluster)
-    if cluster.change is not None and may_go_on(state):
-        return _regroup(state, cause_of_change(state, cluster.change))
+    nodes = replace(_known(state), ranks=ranks, outcomes=event.outcomes)
+    state = replace(state, nodes=nodes)
+    if nodes.change is not None and may_go_on(state):
+        return _regroup(state, cause_of_change(state, nodes.change))
     if not state.stopping:  # every rank ended well
         return state, [Decide(next_after=None)]
     state, cause = decide_restart(state, event.at_ns)
@@ -116,8 +116,8 @@ def _all_idle(state: State, event: AllIdle) -> Step:
 def _regroup(state: State, cause: Cause) -> Step:
     """Have ranks start again, which may have to wait for nodes."""
     known = _known(state)
-    cluster = replace(known, phase=ClusterPhase.REGROUPING)
-    return replace(state, cluster=cluster), [Decide(next_after=cause)]
+    nodes = replace(known, phase=NodesPhase.REGROUPING)
+    return replace(state, nodes=nodes), [Decide(next_after=cause)]
 
 
 def _next_begins(state: State, event: NextBegins) -> Step:
@@ -127,13 +127,13 @@ def _next_begins(state: State, event: NextBegins) -> Step:
     if state.phase not in (Phase.ENDING, Phase.OVER) and state.broken is None:
         return begin_again(state, event.at_ns)
     # Nobody can start ranks here any more, and the others would wait for them.
-    cluster = replace(_known(state), phase=ClusterPhase.RUNNING)
-    state, idle = say_idle(replace(state, cluster=cluster))
+    nodes = replace(_known(state), phase=NodesPhase.RUNNING)
+    state, idle = say_idle(replace(state, nodes=nodes))
     return state, [Tell(what="failed"), *idle]
 
 
 def _launch_over(state: State, event: LaunchOver) -> Step:
-    state = replace(state, cluster=replace(_known(state), over=event, phase=ClusterPhase.OVER))
+    state = replace(state, nodes=replace(_known(state), over=event, phase=NodesPhase.OVER))
     return end_zygote(state, event.at_ns)
 
 
@@ -141,7 +141,7 @@ STEPS: dict[type[Any], Callable[[State, Any], Step]] = {
     Met: _met,
     MeetingFailed: _meeting_failed,
     NodeLost: _node_lost,
-    OthersFailed: _others_failed,
+    GenerationAborted: _generation_aborted,
     OthersFinished: lambda state, _: (state, [OpenGate()]),
     AllIdle: _all_idle,
     NextBegins: _next_begins,

@@ -59,9 +59,9 @@ def build_result(
     evidence: Mapping[int, Evidence] = MappingProxyType({}),
 ) -> LaunchResult:
     """Return the result of a launch whose last state is ``state``."""
-    cluster = state.cluster
-    if cluster is not None:
-        told = [outcome.evidence for outcome in cluster.outcomes]
+    nodes = state.nodes
+    if nodes is not None:
+        told = [outcome.evidence for outcome in nodes.outcomes]
         evidence = {**dict(item for each in told for item in each.items()), **evidence}
     verdicts = judge(state)
     failures = [
@@ -69,8 +69,8 @@ def build_result(
         for verdict in verdicts
     ]
     decision = _decision(state, verdicts, layout, hosts, "")
-    over = cluster.over if cluster is not None else None
-    own = hosts[0] if cluster is not None and cluster.is_coordinator else ""
+    over = nodes.over if nodes is not None else None
+    own = hosts[0] if nodes is not None and nodes.is_coordinator else ""
     signum = state.signals[0] if state.signals else None
     if own and signum is None:
         signum = decision.signum
@@ -152,7 +152,7 @@ def _headline(
 
 
 def _outcomes(state: State) -> tuple[NodeOutcome, ...]:
-    return state.cluster.outcomes if state.cluster is not None else ()
+    return state.nodes.outcomes if state.nodes is not None else ()
 
 
 def _signums_elsewhere(state: State) -> list[int]:
@@ -197,8 +197,8 @@ def _was_preempted(state: State) -> bool:
 
 
 def _exit_code(state: State, verdicts: Sequence[Verdict]) -> int:
-    if state.cluster is not None and state.cluster.over is not None:
-        return state.cluster.over.exit_code
+    if state.nodes is not None and state.nodes.over is not None:
+        return state.nodes.over.exit_code
     if signums := [*state.signals, *_signums_elsewhere(state)]:
         return PREEMPTED if _was_preempted(state) else 128 + signums[0]
     if state.broken is not None:
@@ -212,15 +212,15 @@ def _exit_code(state: State, verdicts: Sequence[Verdict]) -> int:
 
 
 def _trouble_cluster(state: State) -> MeshrunError | None:
-    cluster = state.cluster
-    if cluster is None:
+    nodes = state.nodes
+    if nodes is None:
         return None
-    if cluster.failed is not None:
-        return cluster.failed.error
+    if nodes.failed is not None:
+        return nodes.failed.error
     for outcome in _outcomes(state):
         if outcome.trouble is not None:
             return outcome.trouble.as_error()
-    if (lost := cluster.lost) is not None and (cluster.is_coordinator or cluster.over is None):
+    if (lost := nodes.lost) is not None and (nodes.is_coordinator or nodes.over is None):
         return NodeLostError(
             f"node {lost.node_rank} ({lost.host}) was lost: {lost.why}",
             hint=_hint_of_loss(lost.why),

@@ -38,7 +38,7 @@ class Stop(Enum):
     """With SIGKILL."""
 
 
-class ClusterPhase(Enum):
+class NodesPhase(Enum):
     """Where the nodes of a launch are with one generation, as far as this node knows."""
 
     MEETING = "meeting"
@@ -104,29 +104,29 @@ STOPS: Mapping[Stop, Mapping[Stop, str]] = {
 }
 """What may follow each state of the ranks."""
 
-CLUSTER_PHASES: Mapping[ClusterPhase, Mapping[ClusterPhase, str]] = {
-    ClusterPhase.MEETING: {
-        ClusterPhase.RUNNING: "all nodes are there",
-        ClusterPhase.OVER: "the launch ended without this node",
+NODES_PHASES: Mapping[NodesPhase, Mapping[NodesPhase, str]] = {
+    NodesPhase.MEETING: {
+        NodesPhase.RUNNING: "all nodes are there",
+        NodesPhase.OVER: "the launch ended without this node",
     },
-    ClusterPhase.RUNNING: {
-        ClusterPhase.IDLE: "nothing is left on this node",
-        ClusterPhase.REGROUPING: "nothing is left on any node, and ranks start again",
-        ClusterPhase.OVER: "the coordinator ended the launch",
+    NodesPhase.RUNNING: {
+        NodesPhase.IDLE: "nothing is left on this node",
+        NodesPhase.REGROUPING: "nothing is left on any node, and ranks start again",
+        NodesPhase.OVER: "the coordinator ended the launch",
     },
-    ClusterPhase.IDLE: {
-        ClusterPhase.RUNNING: "the next generation starts",
-        ClusterPhase.REGROUPING: "nothing is left on any node, and ranks start again",
-        ClusterPhase.OVER: "the coordinator ended the launch",
+    NodesPhase.IDLE: {
+        NodesPhase.RUNNING: "the next generation starts",
+        NodesPhase.REGROUPING: "nothing is left on any node, and ranks start again",
+        NodesPhase.OVER: "the coordinator ended the launch",
     },
-    ClusterPhase.REGROUPING: {
-        ClusterPhase.RUNNING: "the next generation starts",
-        ClusterPhase.IDLE: "this node cannot start ranks any more",
-        ClusterPhase.OVER: "the coordinator ended the launch",
+    NodesPhase.REGROUPING: {
+        NodesPhase.RUNNING: "the next generation starts",
+        NodesPhase.IDLE: "this node cannot start ranks any more",
+        NodesPhase.OVER: "the coordinator ended the launch",
     },
-    ClusterPhase.OVER: {},
+    NodesPhase.OVER: {},
 }
-"""What may follow each phase of the cluster, as one node knows it."""
+"""What may follow each phase of the nodes, as one node knows it."""
 
 LINKS: Mapping[Link, Mapping[Link, str]] = {
     Link.UP: {

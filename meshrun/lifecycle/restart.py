@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from meshrun.lifecycle.blame import describe_failure, describe_verdict, judge
 from meshrun.lifecycle.state import State, furthest
-from meshrun.protocol.events import OthersFailed
+from meshrun.protocol.events import GenerationAborted
 from meshrun.protocol.generation import Cause
 from meshrun.protocol.stacks import current_folder, user_place
 
@@ -68,7 +68,7 @@ def find_cause(state: State, at_ns: int) -> Cause:
     )
 
 
-def cause_of_change(state: State, event: OthersFailed) -> Cause:
+def cause_of_change(state: State, event: GenerationAborted) -> Cause:
     """Return the end of a generation by nodes that came or went; a failure if none may."""
     return Cause(
         rank=None,
@@ -77,17 +77,17 @@ def cause_of_change(state: State, event: OthersFailed) -> Cause:
         ran_s=None,
         at_ns=event.at_ns,
         step=state.best_step,
-        is_failure=state.cluster is not None and not state.cluster.is_elastic,
+        is_failure=state.nodes is not None and not state.nodes.is_elastic,
     )
 
 
 def _failure_of_no_rank(state: State) -> str | None:
-    cluster, here = state.cluster, describe_failure(state)
-    if cluster is None or not cluster.is_met:
+    nodes, here = state.nodes, describe_failure(state)
+    if nodes is None or not nodes.is_met:
         return here
     if here is not None and state.hung is None:
         return f"on node 0, {here}"
-    told = (outcome.failure for outcome in cluster.outcomes if outcome.failure)
+    told = (outcome.failure for outcome in nodes.outcomes if outcome.failure)
     return here or next(told, None)
 
 
@@ -102,13 +102,13 @@ def may_go_on(state: State) -> bool:
 
 
 def _others_allow_it(state: State) -> bool:
-    cluster = state.cluster
-    if cluster is None:
+    nodes = state.nodes
+    if nodes is None:
         return True
     ends = any(
-        outcome.signum or (outcome.trouble and not outcome.failure) for outcome in cluster.outcomes
+        outcome.signum or (outcome.trouble and not outcome.failure) for outcome in nodes.outcomes
     )
-    return cluster.lost is None and cluster.failed is None and not ends
+    return nodes.lost is None and nodes.failed is None and not ends
 
 
 def why_not_again(state: State, cause: Cause) -> str | None:

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from meshrun.lifecycle.actions import Action, Decide, EndZygote, Tell, WakeAt
-from meshrun.lifecycle.phases import ClusterPhase, Link, Phase, Stop
-from meshrun.lifecycle.state import ClusterState, State
+from meshrun.lifecycle.phases import Link, NodesPhase, Phase, Stop
+from meshrun.lifecycle.state import NodesState, State
 
 LEFTOVER_GRACE_S = 2.0
 """How long what ranks left behind may take to end after the last rank."""
@@ -27,12 +27,12 @@ def end_zygote(state: State, at_ns: int) -> Step:
     return replace(state, phase=Phase.ENDING, deadline_ns=deadline_ns), actions
 
 
-def leave(state: State, cluster: ClusterState, actions: list[Action], at_ns: int) -> Step:
+def leave(state: State, nodes: NodesState, actions: list[Action], at_ns: int) -> Step:
     """End this node's part, or as the coordinator the launch, while it waits for other nodes."""
-    if cluster.is_coordinator:
-        is_awaited = cluster.phase is ClusterPhase.REGROUPING
+    if nodes.is_coordinator:
+        is_awaited = nodes.phase is NodesPhase.REGROUPING
         return state, [*actions, Decide(next_after=None)] if is_awaited else actions
-    state, ends = end_zygote(replace(state, cluster=replace(cluster, link=Link.CUT_OFF)), at_ns)
+    state, ends = end_zygote(replace(state, nodes=replace(nodes, link=Link.CUT_OFF)), at_ns)
     return state, [*actions, *ends]
 
 
@@ -44,7 +44,7 @@ def mark_stopped(state: State, **changes: Any) -> State:
 
 def say_idle(state: State) -> Step:
     """Tell the coordinator that nothing of this generation is left here, once."""
-    cluster = state.cluster
-    if cluster is None or cluster.is_idle or not cluster.awaits_decision:
+    nodes = state.nodes
+    if nodes is None or nodes.is_idle or not nodes.awaits_decision:
         return state, []
-    return replace(state, cluster=replace(cluster, phase=ClusterPhase.IDLE)), [Tell(what="idle")]
+    return replace(state, nodes=replace(nodes, phase=NodesPhase.IDLE)), [Tell(what="idle")]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from meshrun.lifecycle.phases import ClusterPhase, Link, Phase, Stop
+from meshrun.lifecycle.phases import Link, NodesPhase, Phase, Stop
 from meshrun.protocol.events import (
+    GenerationAborted,
     Hung,
     LaunchOver,
     MeetingFailed,
     NodeLost,
-    OthersFailed,
     ProgramBroken,
     StartFailed,
     StoreEnded,
@@ -20,10 +20,10 @@ from meshrun.protocol.generation import Cause, NodeOutcome, RankState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterState:
+class NodesState:
     """The other nodes of a launch, as this one's launcher knows them."""
 
-    phase: ClusterPhase = ClusterPhase.MEETING
+    phase: NodesPhase = NodesPhase.MEETING
     link: Link = Link.UP
     failed: MeetingFailed | None = None
     lost: NodeLost | None = None
@@ -33,7 +33,7 @@ class ClusterState:
     is_coordinator: bool = False
     is_elastic: bool = False
     """Whether nodes may come and go."""
-    change: OthersFailed | None = None
+    change: GenerationAborted | None = None
     """The first node that came or went in this generation; known to the coordinator."""
     over: LaunchOver | None = None
     ranks: dict[int, RankState] = field(default_factory=dict)
@@ -42,10 +42,10 @@ class ClusterState:
     """What else the others told of this generation."""
 
     @property
-    def for_next_generation(self) -> ClusterState:
+    def for_next_generation(self) -> NodesState:
         """What is known as the next generation of ranks begins."""
-        return ClusterState(
-            phase=ClusterPhase.RUNNING,
+        return NodesState(
+            phase=NodesPhase.RUNNING,
             is_coordinator=self.is_coordinator,
             is_elastic=self.is_elastic,
         )
@@ -53,17 +53,17 @@ class ClusterState:
     @property
     def is_met(self) -> bool:
         """Whether all nodes have been there."""
-        return self.phase is not ClusterPhase.MEETING
+        return self.phase is not NodesPhase.MEETING
 
     @property
     def is_idle(self) -> bool:
         """Whether the coordinator knows that nothing is left here of this generation."""
-        return self.phase not in (ClusterPhase.MEETING, ClusterPhase.RUNNING)
+        return self.phase not in (NodesPhase.MEETING, NodesPhase.RUNNING)
 
     @property
     def may_end_alone(self) -> bool:
         """Whether a node that is idle may end before the others have."""
-        return self.is_elastic or self.phase is ClusterPhase.REGROUPING
+        return self.is_elastic or self.phase is NodesPhase.REGROUPING
 
     @property
     def may_leave(self) -> bool:
@@ -74,7 +74,7 @@ class ClusterState:
     @property
     def awaits_decision(self) -> bool:
         """Whether the coordinator is still to say what comes next."""
-        is_open = self.phase not in (ClusterPhase.MEETING, ClusterPhase.OVER)
+        is_open = self.phase not in (NodesPhase.MEETING, NodesPhase.OVER)
         return is_open and self.link is not Link.CUT_OFF
 
 
@@ -113,7 +113,7 @@ class State:
     """How far a rank of this node has come, if one says."""
     zygote_gone: ZygoteGone | None = None
     """Set until there is another one."""
-    cluster: ClusterState | None = None
+    nodes: NodesState | None = None
     """The other nodes, if there are any."""
     alive: frozenset[int] = field(default_factory=frozenset)
     """Ranks that were started and have not ended."""
@@ -146,19 +146,19 @@ class State:
     @property
     def has_killed(self) -> bool:
         """Whether SIGKILL has been sent to the ranks of any node."""
-        told = self.cluster.outcomes if self.cluster is not None else ()
+        told = self.nodes.outcomes if self.nodes is not None else ()
         return self.killed or any(outcome.killed for outcome in told)
 
     @property
     def best_step(self) -> int | None:
         """How far a rank of any node has come; of others that is told once nothing is left."""
-        told = self.cluster.outcomes if self.cluster is not None else ()
+        told = self.nodes.outcomes if self.nodes is not None else ()
         return furthest(self.step, *(outcome.step for outcome in told))
 
     @property
     def everywhere(self) -> dict[int, RankState]:
         """What is known of ranks on all nodes; of the others' only those that matter."""
-        return {**self.cluster.ranks, **self.ranks} if self.cluster is not None else self.ranks
+        return {**self.nodes.ranks, **self.ranks} if self.nodes is not None else self.ranks
 
 
 def skip_time(state: State, lost_ns: int) -> State:
@@ -172,10 +172,10 @@ def skip_time(state: State, lost_ns: int) -> State:
 
 def was_stopped(state: State) -> bool:
     """Whether a signal asked the launch to stop, here or on another node."""
-    cluster = state.cluster
-    if cluster is None or state.signals:
+    nodes = state.nodes
+    if nodes is None or state.signals:
         return bool(state.signals)
-    return cluster.signum is not None or (cluster.over is not None and bool(cluster.over.signum))
+    return nodes.signum is not None or (nodes.over is not None and bool(nodes.over.signum))
 
 
 def furthest(*steps: int | None) -> int | None:

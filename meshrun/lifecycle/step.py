@@ -16,7 +16,7 @@ _STEPS = {**local.STEPS, **other_nodes.STEPS}
 def step(state: State, event: Event) -> Step:
     """Return the state after ``event`` and what to do about it."""
     state, actions = _STEPS[type(event)](state, event)
-    is_waiting = state.cluster is not None and state.cluster.awaits_decision
+    is_waiting = state.nodes is not None and state.nodes.awaits_decision
     if state.zygote_gone is not None and not is_waiting:
         state = replace(state, phase=Phase.OVER)
     return state, actions

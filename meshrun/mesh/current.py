@@ -111,7 +111,7 @@ def init_mesh(
         SpecError: If a spec cannot be parsed.
         MeshError: If the world has a different size, or another mesh already exists.
     """
-    from meshrun.mesh.ambient import build_here, layout_of
+    from meshrun.mesh.build_here import build_here, layout_of
 
     spec = mesh_text(spec)
     with process.lock:
@@ -136,7 +136,7 @@ def _mesh_cache(fallback: str | None) -> MeshCache:
     if process.mesh_cache is None:
         if os.environ.get("MESHRUN_WORKER_PID", str(os.getpid())) != str(os.getpid()):
             raise not_in_a_child()
-        from meshrun.mesh.ambient import build_from_environment
+        from meshrun.mesh.build_here import build_from_environment
 
         process.mesh_cache = build_from_environment(fallback)
     process.mesh_cache.check_valid()

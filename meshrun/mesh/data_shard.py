@@ -7,7 +7,7 @@ import os
 from meshrun.errors import LayoutError, MeshError
 from meshrun.layout import Layout
 from meshrun.layout.axes import rest_of
-from meshrun.mesh.layout_here import current_layout
+from meshrun.mesh.current_layout import current_layout
 
 _NAMES = ("dp", "data", "batch", "fsdp", "replicate", "shard", "ddp", "hsdp")
 _PREFIX = "dp_"

@@ -207,7 +207,7 @@ def build_plan(request: LaunchRequest, facts: HostFacts, *, check_host: bool = T
     )
 
 
-def settle_plan(
+def complete_plan(
     plan: LaunchPlan,
     facts: HostFacts,
     *,

@@ -24,7 +24,7 @@ LAUNCH_MARK = "MESHRUN_LAUNCH_MARK"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Session:
+class LaunchFacts:
     """What is known of one launch only once it starts."""
 
     run_id: str
@@ -43,7 +43,7 @@ class Session:
 def rank_environment(
     plan: LaunchPlan,
     rank: RankPlan,
-    session: Session,
+    facts: LaunchFacts,
     base: Mapping[str, str],
     *,
     generation: int = 0,
@@ -66,7 +66,7 @@ def rank_environment(
         "GROUP_WORLD_SIZE": layout.nnodes,
         "ROLE_RANK": role_rank,
         "ROLE_WORLD_SIZE": role_world_size,
-        "MASTER_PORT": session.master_port,
+        "MASTER_PORT": facts.master_port,
         "TORCHELASTIC_RESTART_COUNT": generation,
         "TORCHELASTIC_MAX_RESTARTS": request.max_restarts,
         "MESHRUN_GENERATION": generation,
@@ -77,18 +77,18 @@ def rank_environment(
     names = (signal.Signals(signum).name for signum in signums)
     texts = {
         "ROLE_NAME": request.role,
-        "MASTER_ADDR": session.master_addr,
-        "TORCHELASTIC_RUN_ID": session.run_id,
+        "MASTER_ADDR": facts.master_addr,
+        "TORCHELASTIC_RUN_ID": facts.run_id,
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_ERROR_FILE": error_file,
         "TORCHELASTIC_SIGNALS_TO_HANDLE": ",".join(names),
-        "MESHRUN_RUN_ID": session.run_id,
+        "MESHRUN_RUN_ID": facts.run_id,
         "MESHRUN_NPROC_PER_NODE": ",".join(str(count) for count in _runs(layout.nproc_per_node)),
     }
-    if session.previous or base.get("MESHRUN_PREVIOUS"):
-        texts["MESHRUN_PREVIOUS"] = session.previous
-    if session.timer_file is not None:
-        texts["TORCHELASTIC_TIMER_FILE"] = session.timer_file
+    if facts.previous or base.get("MESHRUN_PREVIOUS"):
+        texts["MESHRUN_PREVIOUS"] = facts.previous
+    if facts.timer_file is not None:
+        texts["TORCHELASTIC_TIMER_FILE"] = facts.timer_file
     if (device := plan.visible_device(rank.local_rank)) is not None:
         texts["CUDA_VISIBLE_DEVICES"] = device
         if base.get("HIP_VISIBLE_DEVICES"):
@@ -103,17 +103,17 @@ def rank_environment(
     defaults = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
     if local_world_size > 1:  # as torchrun, a single worker is left to its libraries
         defaults["OMP_NUM_THREADS"] = str(plan.omp_num_threads)
-    defaults.update(interface_defaults(session))
+    defaults.update(interface_defaults(facts))
     given = {name: value for name, value in defaults.items() if name not in base}
     return {**given, **texts, **{name: str(value) for name, value in numbers.items()}}
 
 
-def interface_defaults(session: Session) -> dict[str, str]:
+def interface_defaults(facts: LaunchFacts) -> dict[str, str]:
     """Return what keeps ranks to the interface by which they reach each other.
 
     On one node that is loopback: nothing listens outside, and no name is asked.
     """
-    return interface_variables(session.interface)
+    return interface_variables(facts.interface)
 
 
 def _runs(counts: tuple[int, ...]) -> tuple[int, ...]:

@@ -38,7 +38,7 @@ class RendezvousConfig:
     node_rank: int | None = None
     hosts: tuple[str, ...] = ()
     """Host names in node order, where a scheduler says them."""
-    heads: tuple[str, ...] = ()
+    coordinators: tuple[str, ...] = ()
     """All its addresses and names, where a scheduler says them; ``host`` is the first."""
     run_id: str | None = None
     secret: str | None = field(default=None, repr=False)
@@ -159,7 +159,7 @@ def plan_rendezvous(
         else _DEFAULT_PORTS.get(asked.backend, DEFAULT_PORT),
         node_rank=asked.node_rank,
         hosts=asked.hosts,
-        heads=asked.heads,
+        coordinators=asked.coordinators,
         secret=asked.secret,
         run_id=asked.run_id,
         local_addr=asked.local_addr,

@@ -71,7 +71,7 @@ class Rendezvous:
     master_addr: str | None = None
     master_port: int | None = None
     local_addr: str | None = None
-    heads: tuple[str, ...] = ()
+    coordinators: tuple[str, ...] = ()
     """Further addresses and names of the first node, where a scheduler says them."""
     hosts: tuple[str, ...] = ()
     """Names of the nodes in node order, where a scheduler says them."""

@@ -133,7 +133,7 @@ def _on_several(request: LaunchRequest, facts: ClusterFacts, nnodes: int) -> Lau
         found.append(("--rdzv-id", facts.job_id))
     if not (asked.endpoint or asked.master_addr) and facts.head:
         port = asked.master_port or facts.port
-        changes.update(master_addr=facts.head[0], heads=facts.head, master_port=port)
+        changes.update(master_addr=facts.head[0], coordinators=facts.head, master_port=port)
         found.append(("--master-addr", facts.head[0]))
         if asked.master_port is None and port is not None:
             found.append(("--master-port", str(port)))

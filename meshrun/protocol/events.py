@@ -264,7 +264,7 @@ class NodeLost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OthersFailed:
+class GenerationAborted:
     """This generation is to end, as another node says."""
 
     why: str
@@ -340,7 +340,7 @@ FromNodes = (
     Met
     | MeetingFailed
     | NodeLost
-    | OthersFailed
+    | GenerationAborted
     | OthersFinished
     | AllIdle
     | NextBegins

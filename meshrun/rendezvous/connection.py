@@ -60,7 +60,7 @@ class Connection:
         self.was_refused = False
         """Whether the other end could not prove that it belongs here."""
         self.is_foreign = False
-        """Whether what listens at the other end is no head of this launch."""
+        """Whether what listens at the other end is no coordinator of this launch."""
         self.is_other_launch = False
         """Whether the other end is a launcher, of another launch or with another secret."""
         self.began_ns = self.heard_ns = time.monotonic_ns()
@@ -218,11 +218,11 @@ class Connection:
         if isinstance(self._handshake, CoordinatorHandshake):
             reply, key = self._handshake.answer(line)
             self._out += reply
-            self._open(key, own="head", theirs="member")
+            self._open(key, own="coordinator", theirs="participant")
         elif not self._handshake.is_answered:
             self._out += self._handshake.answer(line)
         else:
-            self._open(self._handshake.finish(line), own="member", theirs="head")
+            self._open(self._handshake.finish(line), own="participant", theirs="coordinator")
 
     def _open(self, key: bytes, *, own: str, theirs: str) -> None:
         self._reader, self._writer = FrameReader(key, theirs), FrameWriter(key, own)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from meshrun.host.reactor import Reactor
@@ -12,9 +12,12 @@ from meshrun.protocol.activity import Activity
 from meshrun.protocol.events import FromNodes
 from meshrun.rendezvous.connection import Connection
 from meshrun.rendezvous.deadline import Deadline
+from meshrun.rendezvous.messages import Join
 
 BEAT_S = 1.0
 """How often each side says that it is there."""
+_SILENT_S = 3 * BEAT_S
+"""After so long without a word it may be another launcher that speaks for a host."""
 _GOODBYE_S = 2.0
 
 
@@ -39,9 +42,9 @@ class Connections:
         """Have ``on_ready`` called when something came, or there is room for what waits."""
         self._heard[connection] = on_ready
         self.reactor.add_reader(connection, on_ready)
-        self.settle(connection)
+        self.update(connection)
 
-    def settle(self, connection: Connection) -> None:
+    def update(self, connection: Connection) -> None:
         """After sending or receiving: wait for what the link now waits for."""
         if connection.closed is not None:
             self.drop(connection)
@@ -72,6 +75,18 @@ class Connections:
         self.reactor.remove(connection)
 
 
+def find_silent(
+    host: str, infos: Mapping[int, Join], connections: Mapping[int, Connection]
+) -> list[int]:
+    """Return which connections to a host are silent, by number: it was cut off, and comes again."""
+    since_ns = time.monotonic_ns() - int(_SILENT_S * 1e9)
+    return [
+        number
+        for number, connection in connections.items()
+        if number in infos and infos[number].host == host and connection.heard_ns < since_ns
+    ]
+
+
 def say_goodbye(connections: Iterable[Connection], board: Connections) -> None:
     """Close connections once the other ends have read all that was said, or do not read on."""
     connections = list(connections)
@@ -81,7 +96,7 @@ def say_goodbye(connections: Iterable[Connection], board: Connections) -> None:
         def hear(connection: Connection) -> None:
             connection.receive()
             connection.end_writing()
-            last.settle(connection)
+            last.update(connection)
 
         for connection in connections:
             board.drop(connection)

@@ -15,11 +15,11 @@ from meshrun.host.interfaces import address_in
 from meshrun.host.sockets import listen_on
 from meshrun.plan.rendezvous_config import RendezvousConfig, format_endpoint
 from meshrun.protocol.activity import idle_s_since, latest
-from meshrun.protocol.events import SILENT, MeetingFailed, NextBegins, NodeLost, OthersFailed
+from meshrun.protocol.events import SILENT, GenerationAborted, MeetingFailed, NextBegins, NodeLost
 from meshrun.protocol.generation import Cause
 from meshrun.protocol.result import Resize
 from meshrun.rendezvous.connection import Connection
-from meshrun.rendezvous.connections import BEAT_S, Connections, say_goodbye
+from meshrun.rendezvous.connections import BEAT_S, Connections, find_silent, say_goodbye
 from meshrun.rendezvous.deadline import Deadline
 from meshrun.rendezvous.expected_nodes import check_settings
 from meshrun.rendezvous.membership import Choice, Fit, Membership, describe_shapes
@@ -39,8 +39,6 @@ from meshrun.rendezvous.round import OWN, Round, over_event
 from meshrun.rendezvous.store_access import keep_to_nodes
 from meshrun.rendezvous.unauthenticated import Unauthenticated
 
-SILENT_S = 3 * BEAT_S
-"""After so long without a word it may be another launcher that speaks for a host."""
 _SPARE = "this node is a spare: it joins when another node is lost or the mesh has room for it"
 
 
@@ -141,7 +139,7 @@ class Coordinator:
     def _send_all(self, message: Message) -> None:
         for connection in (*self._connections.values(), *self._spares.values()):
             connection.send(message)
-            self._board.settle(connection)
+            self._board.update(connection)
 
     # ---- time ------------------------------------------------------------------------------
 
@@ -153,14 +151,14 @@ class Coordinator:
         timeout_s = self._config.node_timeout_s
         for number, connection in list(self._connections.items()):
             connection.beat(idle_s=idle_s)
-            self._board.settle(connection)
+            self._board.update(connection)
             if (silent_s := (now_ns - connection.heard_ns) / 1e9) > timeout_s:
                 why = f"{SILENT} for {silent_s:.0f} s"
                 connection.part(why)
                 self._lose(number, why)
         for number, connection in list(self._spares.items()):
             connection.beat()
-            self._board.settle(connection)
+            self._board.update(connection)
             if now_ns - connection.heard_ns > timeout_s * 1e9:
                 self._lose_spare(number, "it stopped responding")
         self._unauthenticated.look()
@@ -202,7 +200,7 @@ class Coordinator:
             for message in said:
                 self._round.hear(number, connection, message)
         if connection.closed is None:
-            self._board.settle(connection)
+            self._board.update(connection)
         elif is_spare:
             self._lose_spare(number, connection.closed)
         else:
@@ -288,11 +286,8 @@ class Coordinator:
         Raises:
             UsageError: If not.
         """
-        silent_since_ns = time.monotonic_ns() - int(SILENT_S * 1e9)
-        for number, connection in list(self._connections.items()):
-            is_same = self._nodes.infos[number].host == info.host
-            if is_same and connection.heard_ns < silent_since_ns:
-                self._lose(number, "its launcher restarted")
+        for number in find_silent(info.host, self._nodes.infos, self._connections):
+            self._lose(number, "its launcher restarted")
         free, count = self._nodes.free_places, self._nodes.most
         if free and info.node_rank in (None, *free):
             return
@@ -339,7 +334,7 @@ class Coordinator:
         """End this generation of ranks everywhere, for another with other nodes."""
         self._end_for(why)
         self._board.news.append(
-            OthersFailed(why=why, signum=0, at_ns=time.monotonic_ns(), resizes=True)
+            GenerationAborted(why=why, signum=0, at_ns=time.monotonic_ns(), resizes=True)
         )
 
     def _end_for(self, why: str) -> None:
@@ -394,7 +389,7 @@ class Coordinator:
         """Tell everybody their places, and start."""
         nodes, before = self._nodes, self._nodes.layout
         previous = {**before.to_dict(), "generation": generation - 1} if before else {}
-        nodes.settle(choice)
+        nodes.apply(choice)
         self._numbers = choice.participants
         runs = {number: nodes.infos[number].host for number in choice.participants}
         if self._causes and self._config.is_elastic:
@@ -421,7 +416,7 @@ class Coordinator:
             self._reach.try_out(info.host, first.their_address, info.reach_port)
         for number, connection in self._connections.items():
             connection.send(self._welcome(number, previous))
-            self._board.settle(connection)
+            self._board.update(connection)
         own = self._welcome(OWN, previous)
         self._board.news.append(own.met(store_address=self._address, own_address=self._address))
 
@@ -463,7 +458,7 @@ class Coordinator:
         for number in self._spares.keys() - self._told:
             self._told.add(number)
             self._spares[number].send(Waiting(text=_SPARE, has_begun=True))
-            self._board.settle(self._spares[number])
+            self._board.update(self._spares[number])
             self._board.note(f"{self._nodes.infos[number].host} is a spare")
 
     def close(self) -> None:

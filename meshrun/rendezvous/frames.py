@@ -12,7 +12,7 @@ import struct
 
 LONGEST = 16 * 1024 * 1024
 """Bytes of the longest text; thousands of failed ranks fit."""
-_COORDINATOR = struct.Struct(">I")
+_LENGTH = struct.Struct(">I")
 _MARK = hashlib.sha256().digest_size
 
 
@@ -35,7 +35,7 @@ class FrameWriter:
         """Return the next frame."""
         mark = _mark(self._key, self._direction, self._number, text)
         self._number += 1
-        return _COORDINATOR.pack(len(text)) + mark + text
+        return _LENGTH.pack(len(text)) + mark + text
 
 
 class FrameReader:
@@ -53,15 +53,15 @@ class FrameReader:
         """
         self._bytes += received
         texts = []
-        while len(self._bytes) >= _COORDINATOR.size:
-            (length,) = _COORDINATOR.unpack_from(self._bytes)
+        while len(self._bytes) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._bytes)
             if length > LONGEST:
                 raise FrameError(f"a frame of {length} bytes, over {LONGEST}")
-            end = _COORDINATOR.size + _MARK + length
+            end = _LENGTH.size + _MARK + length
             if len(self._bytes) < end:
                 break
-            mark = bytes(self._bytes[_COORDINATOR.size : _COORDINATOR.size + _MARK])
-            text = bytes(self._bytes[_COORDINATOR.size + _MARK : end])
+            mark = bytes(self._bytes[_LENGTH.size : _LENGTH.size + _MARK])
+            text = bytes(self._bytes[_LENGTH.size + _MARK : end])
             del self._bytes[:end]
             expected = _mark(self._key, self._direction, self._number, text)
             if not hmac.compare_digest(mark, expected):
@@ -72,5 +72,5 @@ class FrameReader:
 
 
 def _mark(key: bytes, direction: str, number: int, text: bytes) -> bytes:
-    coordinator = f"{direction} {number} ".encode()
-    return hmac.digest(key, coordinator + text, "sha256")
+    place = f"{direction} {number} ".encode()
+    return hmac.digest(key, place + text, "sha256")

@@ -14,7 +14,7 @@ from typing import Any
 
 from meshrun.protocol.printable import one_line
 
-VERSION = 2
+VERSION = 3
 """Of what launchers say to each other; launchers of another one do not talk."""
 LONGEST_LINE = 1024
 
@@ -46,9 +46,11 @@ class CoordinatorHandshake:
         """
         said = _read(line)
         nonces = f"{self._nonce} {_text(said, 'nonce')}"
-        if not hmac.compare_digest(_proof(self._secret, "member", nonces), _text(said, "proof")):
+        if not hmac.compare_digest(
+            _proof(self._secret, "participant", nonces), _text(said, "proof")
+        ):
             raise OtherLaunch("it belongs to another launch or has a different secret")
-        reply = _line({"proof": _proof(self._secret, "head", nonces)})
+        reply = _line({"proof": _proof(self._secret, "coordinator", nonces)})
         return reply, _key(self._secret, nonces)
 
 
@@ -78,7 +80,7 @@ class ParticipantHandshake:
             )
         nonce = secrets.token_hex(16)
         self._nonces = f"{_text(said, 'nonce')} {nonce}"
-        proof = _proof(self._secret, "member", self._nonces)
+        proof = _proof(self._secret, "participant", self._nonces)
         return _line({"nonce": nonce, "proof": proof})
 
     def finish(self, line: bytes) -> bytes:
@@ -91,7 +93,7 @@ class ParticipantHandshake:
         if "refused" in said:
             raise HandshakeError(_text(said, "refused"))
         if not hmac.compare_digest(
-            _proof(self._secret, "head", self._nonces), _text(said, "proof")
+            _proof(self._secret, "coordinator", self._nonces), _text(said, "proof")
         ):
             raise HandshakeError("it does not have this launch's secret")
         return _key(self._secret, self._nonces)

@@ -14,8 +14,8 @@ from meshrun.plan.rendezvous_config import RendezvousConfig, format_endpoint
 from meshrun.protocol.events import MeetingFailed
 from meshrun.protocol.printable import one_line
 from meshrun.rendezvous.connection import Connection
-from meshrun.rendezvous.connections import BEAT_S, Connections, say_goodbye
-from meshrun.rendezvous.coordinator import SILENT_S, Coordinator
+from meshrun.rendezvous.connections import BEAT_S, Connections, find_silent, say_goodbye
+from meshrun.rendezvous.coordinator import Coordinator
 from meshrun.rendezvous.deadline import Deadline
 from meshrun.rendezvous.duplicate_coordinator import DuplicateCoordinator
 from meshrun.rendezvous.expected_nodes import ExpectedNodes, TooMany
@@ -108,7 +108,7 @@ class Lobby:
         self._unauthenticated.look()
         for number, connection in list(self._connections.items()):
             connection.beat()
-            self._board.settle(connection)
+            self._board.update(connection)
             if now_ns - connection.heard_ns > self._config.node_timeout_s * 1e9:
                 self._drop(number, "it stopped responding")
         if self._failure is None:
@@ -184,7 +184,7 @@ class Lobby:
         self._board.note(text)
         for connection in self._connections.values():
             connection.send(Waiting(text=text))
-            self._board.settle(connection)
+            self._board.update(connection)
 
     def _endpoint(self) -> str:
         name = self._listener.getsockname()
@@ -222,13 +222,14 @@ class Lobby:
             if connection.closed is not None:
                 self._drop(number, connection.closed)
             else:
-                self._board.settle(connection)
+                self._board.update(connection)
 
     def _take_in(self, number: int, info: Join) -> None:
         if info.probe and info.probe == self._info.probe:
             self._stop_probing()  # it has reached itself
             return
-        self._forget_earlier(info.host)
+        for earlier in find_silent(info.host, self._expected.joined, self._connections):
+            self._drop(earlier, "its host reconnected")
         is_late = self._config.is_elastic and self._config.last_call_s is None
         if is_late and info.node_rank is None:
             self._drop(number, "the first nodes are about to start")  # it tries again
@@ -248,13 +249,6 @@ class Lobby:
         self._expected.left_out += self._config.last_call_s is None
         if self._are_enough and self._expected.is_complete:
             self._meet()
-
-    def _forget_earlier(self, host: str) -> None:
-        """A host that was cut off may come again before its earlier connection is given up."""
-        silent_since_ns = time.monotonic_ns() - int(SILENT_S * 1e9)
-        for number, info in list(self._expected.joined.items()):
-            if info.host == host and self._connections[number].heard_ns < silent_since_ns:
-                self._drop(number, "its host reconnected")
 
     def _meet(self) -> None:
         order = self._expected.order()
@@ -302,7 +296,7 @@ class Lobby:
     def _refuse(self, number: int, error: MeshrunError) -> None:
         connection = self._connections[number]
         connection.send(Refused.of(error))
-        self._board.settle(connection)
+        self._board.update(connection)
 
     def close(self) -> None:
         """Tell those who wait that there will be no launch."""

@@ -130,7 +130,7 @@ class Membership:
             count = sum(map(bool, layout.nproc_per_node))  # the mesh needs no more
         raise why or MeshrunError(self.describe())
 
-    def settle(self, choice: Choice) -> None:
+    def apply(self, choice: Choice) -> None:
         """Make it so."""
         self._places, self._spares = list(choice.participants), list(choice.spares)
         self.layout = choice.layout

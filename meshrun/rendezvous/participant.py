@@ -42,7 +42,7 @@ from meshrun.rendezvous.messages import (
     Where,
 )
 from meshrun.rendezvous.reachability import Reachability
-from meshrun.rendezvous.round import others_failed, over_event
+from meshrun.rendezvous.round import generation_aborted, over_event
 
 _RETRY_S = 0.5
 _CONNECT_S = 5.0
@@ -117,7 +117,7 @@ class Participant:
                 self._come_back()
         if self._connection is not None and self._met:
             self._connection.send(message)
-            self._settle()
+            self._update()
         if isinstance(message, Leave):
             self._over = True
 
@@ -126,7 +126,7 @@ class Participant:
         self._gave_up = word
         if self._connection is not None:
             self._connection.send(word)
-            self._settle()
+            self._update()
 
     @property
     def is_through(self) -> bool:
@@ -138,7 +138,7 @@ class Participant:
         if self._connection is not None and self._connection.is_open:
             self._board.activity.elsewhere_ns = self._connection.active_ns
             self._connection.beat(idle_s=self._board.activity.idle_s)
-            self._settle()
+            self._update()
             silent_s = (time.monotonic_ns() - self._connection.heard_ns) / 1e9
             if silent_s > self._config.node_timeout_s:
                 why = f"{SILENT} for {silent_s:.0f} s"
@@ -322,7 +322,7 @@ class Participant:
         if connection.closed is not None:
             self._drop(connection.closed)
         else:
-            self._settle()
+            self._update()
 
     def _hear(self, message: Message) -> None:
         now_ns = time.monotonic_ns()
@@ -337,7 +337,7 @@ class Participant:
             case Welcome() if self._gave_up is None:
                 self._welcome(message)
             case End():
-                news.append(others_failed(message))
+                news.append(generation_aborted(message))
             case MayLeave():
                 news.append(OthersFinished(at_ns=now_ns))
             case Begin():
@@ -436,9 +436,9 @@ class Participant:
         self._end_of_try.cancel()
         self._board.news.append(MeetingFailed(error=error, at_ns=time.monotonic_ns()))
 
-    def _settle(self) -> None:
+    def _update(self) -> None:
         if self._connection is not None:
-            self._board.settle(self._connection)
+            self._board.update(self._connection)
 
     def close(self) -> None:
         """Let go of the coordinator."""

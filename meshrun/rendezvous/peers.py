@@ -211,7 +211,7 @@ class Peers:
     def _found(self, addresses: list[str], why: str) -> bool:
         """Choose a side, if it is known where the name leads; it may come to lead here."""
         config = self._config
-        addresses = list(dict.fromkeys([*addresses, *filter(is_address, config.heads)]))
+        addresses = list(dict.fromkeys([*addresses, *filter(is_address, config.coordinators)]))
         host, own_name = (config.host or "").strip("[]"), socket.gethostname()
         known = addresses or config.is_first is not None or is_same_name(host, own_name)
         if not known and not config.asks_torch:
@@ -269,10 +269,10 @@ class Peers:
             return endpoint.facing[0]
         if endpoint.is_ours:  # its own name leads to loopback, as Debian writes it
             return config.local_addr or outward_address() or EVERYWHERE
-        if config.heads and all(map(is_address, config.heads)):
+        if config.coordinators and all(map(is_address, config.coordinators)):
             raise RendezvousError(
                 f"no address at which other nodes can reach node 0 ({self._info.host}): found"
-                f" only {', '.join(config.heads)}",
+                f" only {', '.join(config.coordinators)}",
                 hint="pass --rdzv-endpoint HOST:PORT with an address of node 0; with mpirun, start"
                 " mpirun on the first host",
             )
@@ -297,9 +297,9 @@ class Peers:
 
     def _addresses_of_coordinator(self) -> tuple[str, ...]:
         """Return a scheduler's addresses of them, without those that this machine has too."""
-        heads, own = filter(is_address, self._config.heads), own_addresses()
+        coordinators, own = filter(is_address, self._config.coordinators), own_addresses()
         return tuple(
-            coordinator for coordinator in heads if coordinator.partition("%")[0] not in own
+            coordinator for coordinator in coordinators if coordinator.partition("%")[0] not in own
         )
 
     def _be_coordinator(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from meshrun.protocol.events import AllIdle, LaunchOver, OthersFailed, OthersFinished
+from meshrun.protocol.events import AllIdle, GenerationAborted, LaunchOver, OthersFinished
 from meshrun.protocol.generation import NodeOutcome
 from meshrun.rendezvous.connection import Connection
 from meshrun.rendezvous.connections import Connections
@@ -100,7 +100,7 @@ class Round:
             is_hung=outcome.is_hung,
         )
         if self.end(end, but=number) and number != OWN:
-            self._board.news.append(others_failed(end))
+            self._board.news.append(generation_aborted(end))
 
     def end(self, end: End, *, but: int = OWN) -> bool:
         """Tell the nodes to end their ranks, once; return whether this was that time."""
@@ -129,12 +129,12 @@ class Round:
         for number, connection in self.connections.items():
             if number != but:
                 connection.send(message)
-                self._board.settle(connection)
+                self._board.update(connection)
 
 
-def others_failed(end: End) -> OthersFailed:
+def generation_aborted(end: End) -> GenerationAborted:
     """Return the news that this generation is to end."""
-    return OthersFailed(
+    return GenerationAborted(
         why=end.why, signum=end.signum, is_hung=end.is_hung, at_ns=time.monotonic_ns()
     )
 

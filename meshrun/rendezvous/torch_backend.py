@@ -162,9 +162,9 @@ def _exchange(order: Negotiate, found: RendezvousInfo) -> Negotiated:
         if rank == ranks[0]:
             known = [each.address for each in infos if not _is_everywhere(each.address)]
             seen = [own_address_towards(each) or address for each in known]
-            store.set("head", (*seen, address)[0])
-        if not is_address(address := store.get("head").decode(errors="replace")):
-            raise foreign(address.encode(), "head", "an address")
+            store.set("coordinator", (*seen, address)[0])
+        if not is_address(address := store.get("coordinator").decode(errors="replace")):
+            raise foreign(address.encode(), "coordinator", "an address")
     return Negotiated(
         node_rank=ranks.index(rank),
         nnodes=world_size,

@@ -124,7 +124,7 @@ class Unauthenticated:
         elif connection.closed is not None:
             self._drop(number, connection.closed)
         else:
-            self._board.settle(connection)
+            self._board.update(connection)
 
     def _take_out(self, number: int) -> Connection:
         """There is room for another."""

@@ -8,32 +8,32 @@ from collections.abc import Mapping
 
 from meshrun.console.console import Console
 from meshrun.plan.plan import LaunchPlan
-from meshrun.plan.rank_env import Session, interface_defaults
+from meshrun.plan.rank_env import LaunchFacts, interface_defaults
 
 _OF_DEVICE = {"cpu": ("gloo",), "cuda": ("gloo", "nccl")}
 _EVERY = ("gloo", "nccl")
 _VARIABLES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
 
 
-def note_listening(plan: LaunchPlan, session: Session, console: Console) -> None:
+def note_listening(plan: LaunchPlan, facts: LaunchFacts, console: Console) -> None:
     """Show the lines, if ``--verbose`` asks for them."""
     if plan.request.console.verbose:
-        for line in describe_listening(plan, session, os.environ):
+        for line in describe_listening(plan, facts, os.environ):
             console.note(line)
 
 
-def describe_listening(plan: LaunchPlan, session: Session, env: Mapping[str, str]) -> list[str]:
+def describe_listening(plan: LaunchPlan, facts: LaunchFacts, env: Mapping[str, str]) -> list[str]:
     """Return the lines.
 
     Args:
         plan: What is started.
-        session: Where its store listens.
+        facts: Where its store listens.
         env: The launcher's environment, in which interfaces may be chosen.
     """
-    at = f"{session.master_addr} port {session.master_port}"
-    who = _who_reaches(session.master_addr)
+    at = f"{facts.master_addr} port {facts.master_port}"
+    who = _who_reaches(facts.master_addr)
     lines = [f"listening: the store on {at}, where ranks find each other ({who})"]
-    own = interface_defaults(session)
+    own = interface_defaults(facts)
     for backend in _OF_DEVICE.get(plan.device_type or "", _EVERY):
         variable = _VARIABLES[backend]
         where = env.get(variable) or own.get(variable)

@@ -15,7 +15,7 @@ from meshrun.host.machine import format_cpus
 from meshrun.layout import Layout
 from meshrun.plan.masking import MASK, Mask, is_secret
 from meshrun.plan.plan import LaunchPlan, RankPlan
-from meshrun.plan.rank_env import Session, rank_environment
+from meshrun.plan.rank_env import LaunchFacts, rank_environment
 from meshrun.report.page import Page, new_table
 
 _MOST_PEERS = 8
@@ -28,14 +28,14 @@ def environment_of(plan: LaunchPlan, rank: RankPlan) -> dict[str, str]:
     port = plan.store_port
     if rendezvous is not None and rendezvous.backend == "static":
         port = rendezvous.port or 0
-    session = Session(
+    facts = LaunchFacts(
         run_id=plan.request.rendezvous.run_id or _LATER,
         master_addr=plan.store_address if rendezvous is None else rendezvous.host or _LATER,
         master_port=port,
         run_folder="",
         interface="lo" if rendezvous is None else None,
     )
-    found = rank_environment(plan, rank, session, os.environ, error_file=_LATER)
+    found = rank_environment(plan, rank, facts, os.environ, error_file=_LATER)
     if not port:
         found["MASTER_PORT"] = _LATER
     mask = Mask(os.environ)

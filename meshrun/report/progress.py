@@ -15,6 +15,7 @@ from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.events import (
     Event,
+    GenerationAborted,
     GenerationEnded,
     LaunchBegan,
     LeftoversEnded,
@@ -22,7 +23,6 @@ from meshrun.protocol.events import (
     Met,
     NextBegins,
     NodeLost,
-    OthersFailed,
     RanksResumed,
     SignalArrived,
     StoreEnded,
@@ -63,7 +63,7 @@ class StartProgress:
         """Whether this is node 0, or the only one."""
         return self._plan.node_rank == 0
 
-    def settle(self, plan: LaunchPlan) -> None:
+    def replan(self, plan: LaunchPlan) -> None:
         """The nodes have met: this is the plan now."""
         self._plan = plan
 
@@ -121,8 +121,8 @@ class StartProgress:
             for line in (*self._plan.request.told, *self._plan.request.rendezvous.told):
                 console.note(line)
         # What other nodes have is known once they have met, and may change as they come and go.
-        is_settled = isinstance(event, Met if self._plan.rendezvous is not None else LaunchBegan)
-        if is_settled and self.is_first_node:
+        is_planned = isinstance(event, Met if self._plan.rendezvous is not None else LaunchBegan)
+        if is_planned and self.is_first_node:
             self._tell_spares(console)
 
     def _tell_spares(self, console: Console) -> None:
@@ -244,9 +244,7 @@ class StartProgress:
             return "waiting to restart"
         if not began:
             waits = (
-                state.phase is Phase.WAITING
-                and state.cluster is not None
-                and not state.cluster.is_met
+                state.phase is Phase.WAITING and state.nodes is not None and not state.nodes.is_met
             )
             return "waiting for the other nodes" if waits else "importing torch"
         if began < total:
@@ -278,7 +276,7 @@ class StartProgress:
                 has_run = state.generation or any(known.pid for known in state.ranks.values())
                 none = "all ranks have exited" if has_run else "no rank was started"
                 return f"{why or signal_name(signum)}: {ending if rest else none}"
-            case OthersFailed() | NodeLost():
+            case GenerationAborted() | NodeLost():
                 return describe_others(event) + _ending_all(rest)
             case StoreEnded() | ZygoteGone() if lost := describe_lost_process(state):
                 return lost + _ending_all(rest)
@@ -304,14 +302,14 @@ def _is_next(event: Event, state: State) -> bool:
     """Whether another generation of ranks is about to start."""
     if isinstance(event, NextBegins):
         return True
-    if state.cluster is not None and state.cluster.is_met:
+    if state.nodes is not None and state.nodes.is_met:
         return isinstance(event, Met) and bool(event.causes)
     return isinstance(event, GenerationEnded | ZygoteGone) and not state.over
 
 
-def describe_others(event: OthersFailed | NodeLost) -> str:
+def describe_others(event: GenerationAborted | NodeLost) -> str:
     """Return what happened on another node."""
-    if isinstance(event, OthersFailed):
+    if isinstance(event, GenerationAborted):
         return event.why
     return f"node {event.node_rank} ({event.host}) was lost: {event.why}"
 

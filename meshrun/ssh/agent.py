@@ -16,13 +16,13 @@ from functools import partial
 from typing import IO, Any, NoReturn
 
 from meshrun.errors import MeshrunError
-from meshrun.host.child_launcher import MET, PARENT_FOLDER, PARENT_PID, WHY
 from meshrun.host.leftovers import private_folder
 from meshrun.host.network import interface_of, is_loopback, outward_address
 from meshrun.host.processes import send_signal
 from meshrun.host.reactor import Reactor
 from meshrun.host.sockets import listen_on
 from meshrun.host.title import set_title
+from meshrun.protocol.caller import MET, PARENT_FOLDER, PARENT_PID, WHY
 from meshrun.protocol.result import signal_name
 from meshrun.ssh.framing import BEAT_S, ERR, OUT, LineSplitter, frame, greeting, news
 from meshrun.ssh.remote_command import without_own

@@ -31,7 +31,7 @@ class Live:
         self, plan: LaunchPlan, console: Console, view_of: Callable[[Layout], Render]
     ) -> None:
         self._console, self._view_of = console, view_of
-        self.settle(plan)
+        self.replan(plan)
         self._on_panel = console.can_show_panel
         default_s = _ON_TERMINAL_S if self._on_panel else _ELSEWHERE_S
         self._every_ns = int((plan.request.status_interval_s or default_s) * _NS)
@@ -41,7 +41,7 @@ class Live:
         self._used: dict[int, Usage] = {}
         self._cores: dict[int, float] = {}
 
-    def settle(self, plan: LaunchPlan) -> None:
+    def replan(self, plan: LaunchPlan) -> None:
         """Take the plan as it is known now; the nodes may have met."""
         self._plan, self._render = plan, self._view_of(plan.layout)
 

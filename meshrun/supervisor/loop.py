@@ -15,7 +15,6 @@ from meshrun.console.console import Console
 from meshrun.console.output import Output
 from meshrun.console.slow_readers import LAST_WORDS_TAKE_S, SlowReaders, dropped_note
 from meshrun.errors import MeshrunError
-from meshrun.host.child_launcher import Caller
 from meshrun.host.memory import MemoryWatch
 from meshrun.host.processes import become_subreaper, end_children, is_stopped, list_children
 from meshrun.host.reactor import Reactor
@@ -32,22 +31,23 @@ from meshrun.lifecycle.actions import (
     Tell,
     WakeAt,
 )
-from meshrun.lifecycle.phases import ClusterPhase
-from meshrun.lifecycle.state import ClusterState, State, skip_time, was_stopped
+from meshrun.lifecycle.phases import NodesPhase
+from meshrun.lifecycle.state import NodesState, State, skip_time, was_stopped
 from meshrun.lifecycle.step import step
 from meshrun.plan.plan import LaunchPlan
-from meshrun.plan.rank_env import Session
+from meshrun.plan.rank_env import LaunchFacts
+from meshrun.protocol.caller import Caller
 from meshrun.protocol.events import (
     BreakpointPassed,
     Event,
     FromNegotiation,
     FromNodes,
+    GenerationAborted,
     GenerationEnded,
     LaunchBegan,
     LeftoversEnded,
     MeetingFailed,
     Met,
-    OthersFailed,
     RankBeat,
     RankReady,
     RankStarted,
@@ -85,12 +85,12 @@ class Loop:
         self,
         plan: LaunchPlan,
         *,
-        session: Session,
+        facts: LaunchFacts,
         folder: RunFolder,
         store_listener: socket.socket | None,
         console: Console,
         watch: Sequence[Watch],
-        settle: Callable[[LaunchPlan, Session, Met], tuple[LaunchPlan, Session]],
+        complete: Callable[[LaunchPlan, LaunchFacts, Met], tuple[LaunchPlan, LaunchFacts]],
         meet: Meet | None = None,
         live: Live | None = None,
         caller: Caller | None = None,
@@ -99,18 +99,18 @@ class Loop:
 
         Args:
             plan: What to start; of several nodes, what is known of it before they have met.
-            session: What the ranks need to know, as far as it is known by then.
+            facts: What the ranks need to know, as far as it is known by then.
             folder: Where their files go.
             store_listener: Where the store serves; of several nodes, the coordinator's has its own.
             console: Our own stdout and stderr.
             watch: Each called with every event, the state after it and the console.
-            settle: Returns plan and session once the nodes have met.
+            complete: Returns plan and facts once the nodes have met.
             meet: Begins to meet the other nodes, if there are any.
             live: Shows how ranks are, if somebody watches.
             caller: The program that started this launcher and uses it, if one does.
         """
         self._caller = caller
-        self._console, self._watch, self._settle, self._live = console, watch, settle, live
+        self._console, self._watch, self._complete, self._live = console, watch, complete, live
         self._asked = plan
         """As it was before nodes have met: they may meet again."""
         ranks = plan.layout.ranks_of_node(plan.node_rank)
@@ -119,7 +119,7 @@ class Loop:
             max_restarts=plan.request.max_restarts,
             sigterm_repeats=plan.request.sigterm_repeats,
             ranks={rank: RankState() for rank in ranks},
-            cluster=None if meet is None else ClusterState(is_elastic=plan.is_elastic),
+            nodes=None if meet is None else NodesState(is_elastic=plan.is_elastic),
         )
         self._reactor = Reactor()
         self._pause = Pause(
@@ -165,7 +165,7 @@ class Loop:
         self._reactor.add_reader(self._signals, self._on_signals)
         self._workers = Workers(
             plan,
-            session,
+            facts,
             folder,
             store_listener,
             output=self._output,
@@ -297,10 +297,10 @@ class Loop:
         self._happen(TimePassed(at_ns=time.monotonic_ns()))
 
     def _hear(self, news: FromNodes) -> None:
-        if isinstance(news, OthersFailed) and news.is_hung and not self.state.stopping:
+        if isinstance(news, GenerationAborted) and news.is_hung and not self.state.stopping:
             self._monitor.ask(news.why, then=news)
         else:
-            self._happen(self._settled(news) if isinstance(news, Met) else news)
+            self._happen(self._completed(news) if isinstance(news, Met) else news)
 
     def _happen(self, event: Event) -> None:
         self.state, actions = step(self.state, event)
@@ -447,22 +447,22 @@ class Loop:
             timers=self._workers.timers,
         )
 
-    def _settled(self, met: Met) -> Met | MeetingFailed:
+    def _completed(self, met: Met) -> Met | MeetingFailed:
         """Complete the plan with what the other nodes sent, and set this node's ranks."""
         try:
-            plan, session = self._settle(self._asked, self._workers.session, met)
+            plan, facts = self._complete(self._asked, self._workers.facts, met)
         except MeshrunError as error:
             self.state = replace(
                 self.state,
-                cluster=ClusterState(phase=ClusterPhase.RUNNING, is_coordinator=not met.node_rank),
+                nodes=NodesState(phase=NodesPhase.RUNNING, is_coordinator=not met.node_rank),
             )
             return MeetingFailed(error=error, at_ns=met.at_ns)
         assert self._nodes is not None  # noqa: S101 - which have met
         self._nodes.hosts = met.hosts
-        self._workers.settle(plan, session, self._nodes.peers.listener)
+        self._workers.replan(plan, facts, self._nodes.peers.listener)
         for part in (self._monitor, self._output, self._live):
             if part is not None:
-                part.settle(plan)
+                part.replan(plan)
         return replace(met, ranks=tuple(self._workers.ranks))
 
     def _start_zygote(self, *, without_torch: bool) -> None:

@@ -13,7 +13,7 @@ from meshrun.layout.labels import merged_label
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.activity import Activity
-from meshrun.protocol.events import Hung, OthersFailed
+from meshrun.protocol.events import GenerationAborted, Hung
 from meshrun.protocol.stacks import Dump
 from meshrun.supervisor.stack_requests import ZYGOTE, StackRequests
 from meshrun.supervisor.watchdog import Watchdog
@@ -36,7 +36,7 @@ class Monitor:
         console: Console,
         reactor: Reactor,
         *,
-        happen: Callable[[Hung | OthersFailed], None],
+        happen: Callable[[Hung | GenerationAborted], None],
         zygote_pid: Callable[[], int],
     ) -> None:
         self._plan, self._console = plan, console
@@ -50,13 +50,13 @@ class Monitor:
         )
         reactor.on_skip(self._watchdog.skip)
         self._pids: dict[int, int] = {}
-        self._then: Hung | OthersFailed | None = None
+        self._then: Hung | GenerationAborted | None = None
         """What ends the ranks, once people were shown where they are."""
 
-    def settle(self, plan: LaunchPlan) -> None:
+    def replan(self, plan: LaunchPlan) -> None:
         """The nodes have met: this is the plan now."""
         self._plan = plan
-        self._stacks.settle(plan.layout)
+        self._stacks.replan(plan.layout)
 
     def share(self, activity: Activity) -> None:
         """Tell other nodes when ranks here make progress, and take theirs into account."""
@@ -88,7 +88,7 @@ class Monitor:
         self._state = state
         self._next_look.move(self._watchdog.next_look_ns(state))
 
-    def ask(self, why: str, *, then: Hung | OthersFailed | None = None) -> None:
+    def ask(self, why: str, *, then: Hung | GenerationAborted | None = None) -> None:
         """Ask every rank for its stacks; they are printed once all have answered.
 
         Args:
@@ -142,6 +142,6 @@ class Monitor:
             lacks = "have not started the program"
         who = merged_label(self._plan.layout, behind)
         told = f"{took}: {len(behind)} of {len(state.ranks)} ranks {lacks}: {who}"
-        if state.cluster is None:
+        if state.nodes is None:
             return told
         return f"{told}; check that no firewall blocks ports between the nodes"

@@ -148,7 +148,7 @@ class Nodes:
 
     def takes_leave(self, state: State, layout: Layout) -> bool:
         """Whether others are still to be told why this launch ended before all had met."""
-        known = state.cluster
+        known = state.nodes
         if known is None or known.is_met or known.over is not None:
             return False
         if self._farewell is None:

@@ -65,7 +65,7 @@ class StackRequests:
         self._deadline_ns: int | None = None
         self._native: _Native | None = None
 
-    def settle(self, layout: Layout) -> None:
+    def replan(self, layout: Layout) -> None:
         """Take the layout of other ranks; nobody is left to answer a question under way."""
         self.layout = layout
         self._asked, self._states, self._deadline_ns = {}, {}, None

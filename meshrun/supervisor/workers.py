@@ -16,15 +16,15 @@ from meshrun.host.reactor import Reactor
 from meshrun.layout.labels import rank_label
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan, RankPlan
-from meshrun.plan.rank_env import Session, rank_environment
+from meshrun.plan.rank_env import LaunchFacts, rank_environment
 from meshrun.protocol import codec
 from meshrun.protocol.error_record import read_record, write_record
 from meshrun.protocol.raised import as_torch_prints
 from meshrun.protocol.rank_end import RankExited, RankRaised
 from meshrun.supervisor.monitor import Monitor
 from meshrun.supervisor.run_folder import RunFolder
-from meshrun.supervisor.spawn_orders import SpawnOrders, start_order
 from meshrun.supervisor.stack_requests import ZYGOTE
+from meshrun.supervisor.start_orders import StartOrders, start_order
 from meshrun.supervisor.terminal import Terminal
 from meshrun.supervisor.timers import Timers
 from meshrun.supervisor.zygote_client import ZygoteClient
@@ -35,7 +35,7 @@ class Workers:
 
     Args:
         plan: What to start.
-        session: What the ranks need to know.
+        facts: What the ranks need to know.
         folder: Where their files go.
         listener: Where the store serves; ``None`` where it is on another node, or not yet known.
         output: Reads what ranks print.
@@ -50,7 +50,7 @@ class Workers:
     def __init__(
         self,
         plan: LaunchPlan,
-        session: Session,
+        facts: LaunchFacts,
         folder: RunFolder,
         listener: socket.socket | None,
         *,
@@ -66,16 +66,16 @@ class Workers:
         self._output, self._monitor, self._terminal = output, monitor, terminal
         self._reactor, self._on_control, self._on_reports = reactor, on_control, on_reports
         self._note = note
-        self._orders = SpawnOrders(self._send_order)
+        self._orders = StartOrders(self._send_order)
         self._generation = 0
         self.timers: Timers | None = None
-        self.settle(plan, session, listener)
+        self.replan(plan, facts, listener)
         self._method = plan.start_method
         self.zygote = self._start_zygote()
 
-    def settle(self, plan: LaunchPlan, session: Session, listener: socket.socket | None) -> None:
+    def replan(self, plan: LaunchPlan, facts: LaunchFacts, listener: socket.socket | None) -> None:
         """Take what was not known yet, before ranks are started."""
-        self.plan, self.session, self._listener = plan, session, listener
+        self.plan, self.facts, self._listener = plan, facts, listener
         self.ranks = {rank.rank: rank for rank in plan.ranks_of_node()}
         allow_descriptors(5 * len(self.ranks) + plan.layout.nnodes + 64)
         self._begun: dict[str, Any] | None = None
@@ -104,7 +104,7 @@ class Workers:
         self._output.end_generation()
         self._generation = generation
         if self._begun is not None:  # else what was just settled says it
-            self.session = replace(self.session, previous=json.dumps(self._begun))
+            self.facts = replace(self.facts, previous=json.dumps(self._begun))
         self._begun = {**self.plan.layout.to_dict(), "generation": generation}
         self._monitor.begin()
         # Made only now, when the zygote can remove it should we be killed.
@@ -166,7 +166,7 @@ class Workers:
         return rank_environment(
             self.plan,
             rank,
-            self.session,
+            self.facts,
             os.environ,
             generation=self._generation,
             error_file=error_file,
@@ -175,9 +175,9 @@ class Workers:
     def _start_timers(self) -> None:
         if self.timers is not None:
             self.timers.clear()
-        elif self.session.timer_file is not None:
+        elif self.facts.timer_file is not None:
             self.timers = Timers(
-                self.session.timer_file, self._reactor, lambda: self.zygote.pid, self._note
+                self.facts.timer_file, self._reactor, lambda: self.zygote.pid, self._note
             )
 
     # ---- signals and ends ------------------------------------------------------------------

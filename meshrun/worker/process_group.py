@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from meshrun.errors import InternalError
 from meshrun.host.name_service import names_from_files_only
-from meshrun.mesh.ambient import read_group_options, select_device
 from meshrun.mesh.build import build_mesh, set_timeout
+from meshrun.mesh.build_here import read_group_options, select_device
+from meshrun.mesh.current_layout import current_layout
 from meshrun.mesh.late_settings import note_settings
-from meshrun.mesh.layout_here import current_layout
 from meshrun.mesh.mesh_cache import MeshCache, process
 from meshrun.worker.reporter import Reporter
 

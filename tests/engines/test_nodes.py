@@ -161,7 +161,7 @@ def test_a_node_that_never_comes_is_told(
 
 
 @pytest.mark.nightly
-def test_a_head_that_never_comes_is_told(make_hosts: MakeHosts, fake_torch: Path) -> None:
+def test_a_coordinator_that_never_comes_is_told(make_hosts: MakeHosts, fake_torch: Path) -> None:
     """The other node says where it waits and what came of it."""
     hosts = make_hosts(2)
     launch = launch_on(hosts, "--rdzv-conf", "join_timeout=5", *AT, SAYS, each=_only(1))[1]
@@ -353,7 +353,7 @@ def test_nobody_outlives_launcher_and_zygote_of_the_first_node(make_hosts: MakeH
     all_gone(hosts)
 
 
-def test_the_heads_end_ends_the_others(make_hosts: MakeHosts) -> None:
+def test_the_coordinators_end_ends_the_others(make_hosts: MakeHosts) -> None:
     """They cannot hear any more what comes next."""
     hosts = make_hosts(2)
     launches = launch_on(hosts, *AT, TOGETHER, "stay")
@@ -473,7 +473,7 @@ def test_a_node_too_many_is_told_that_all_are_there(make_hosts: MakeHosts) -> No
 
 
 @pytest.mark.nightly
-def test_sigquit_on_the_head_asks_every_node(make_hosts: MakeHosts) -> None:
+def test_sigquit_on_the_coordinator_asks_every_node(make_hosts: MakeHosts) -> None:
     """Each shows where its own ranks are, and goes on."""
     hosts = make_hosts(2)
     launches = launch_on(hosts, *AT, TOGETHER, "stay")

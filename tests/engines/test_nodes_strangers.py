@@ -79,7 +79,7 @@ def test_without_a_secret_the_command_is_all_it_takes(make_hosts: MakeHosts) -> 
 
 
 @pytest.mark.nightly
-def test_a_head_without_the_secret_is_not_obeyed(make_hosts: MakeHosts) -> None:
+def test_a_coordinator_without_the_secret_is_not_obeyed(make_hosts: MakeHosts) -> None:
     """Somebody who listens in its place gets no member."""
     hosts = make_hosts(2)
     head = Launch(hosts, 0, [*AT, "--rdzv-conf", "join_timeout=6", SAYS])

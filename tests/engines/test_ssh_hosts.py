@@ -184,7 +184,7 @@ def test_sigquit_shows_where_every_rank_is(make_sshd: MakeSshd) -> None:
     all_gone(sshd)
 
 
-def test_a_killed_conductor_leaves_nobody(make_sshd: MakeSshd) -> None:
+def test_a_killed_controller_leaves_nobody(make_sshd: MakeSshd) -> None:
     """kill -9 here ends what runs on every host, and every ssh."""
     sshd = make_sshd(3)
     run = launch(sshd, "--mesh", "dp=3", TOGETHER, "stay")
@@ -361,7 +361,7 @@ def test_nobody_is_left_of_a_launch_that_is_stopped(
 
 
 @pytest.mark.nightly
-def test_a_frozen_conductor_ends_all(make_sshd: MakeSshd) -> None:
+def test_a_frozen_controller_ends_all(make_sshd: MakeSshd) -> None:
     """Agents hear nothing of it, and once it goes on again it says that this was why."""
     sshd = make_sshd(2)
     run = launch(sshd, "--node-timeout", "5", "--mesh", "dp=2", TOGETHER, "stay")

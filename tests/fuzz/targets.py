@@ -15,9 +15,9 @@ from meshrun.layout import Layout
 from meshrun.layout.derived import parse_flatten, parse_view
 from meshrun.layout.selection import select_ranks
 from meshrun.layout.spec import parse_mesh
-from meshrun.mesh.ambient import layout_of, read_group_options
+from meshrun.mesh.build_here import layout_of, read_group_options
+from meshrun.mesh.current_layout import current_layout
 from meshrun.mesh.data_shard import data_shard
-from meshrun.mesh.layout_here import current_layout
 from meshrun.plan.request import Program
 from meshrun.protocol import codec
 from meshrun.protocol.stacks import merge, parse_dump
@@ -75,11 +75,11 @@ def peers(data: bytes) -> None:
     for take in (CoordinatorHandshake(b"s").answer, ParticipantHandshake(b"s").answer):
         with suppress(HandshakeError):
             take(first)
-    reader = FrameReader(b"s", "member")
+    reader = FrameReader(b"s", "participant")
     with suppress(FrameError):
         assert reader.feed(first) == []
         assert reader.feed(rest) == []
-    assert FrameReader(b"s", "head").feed(FrameWriter(b"s", "head").frame(data)) == [data]
+    assert FrameReader(b"s", "a").feed(FrameWriter(b"s", "a").frame(data)) == [data]
     with suppress(messages.MessageError, RecursionError):
         message = messages.decode(data)
         text = messages.encode(message)

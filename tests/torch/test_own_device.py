@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from meshrun.mesh.ambient import _device_type
+from meshrun.mesh.build_here import _device_type
 
 pytestmark = pytest.mark.torch
 

@@ -6,11 +6,11 @@ import pytest
 
 from meshrun.protocol.events import (
     AllIdle,
+    GenerationAborted,
     LaunchOver,
     Met,
     NextBegins,
     NodeLost,
-    OthersFailed,
     OthersFinished,
 )
 from meshrun.protocol.generation import NodeOutcome
@@ -51,11 +51,11 @@ def test_a_failure_ends_the_others(parties: Parties, three: list[Party], number:
     """Once, with its cause and signal; not the node that said it."""
     three[number].tell(failed(signum=15))
     others = [party for party in three if party is not three[number]]
-    parties.until(lambda: all(party.heard(OthersFailed) for party in others))
+    parties.until(lambda: all(party.heard(GenerationAborted) for party in others))
     three[3 - number - 1].tell(failed("another"))
     settled(parties)
 
-    told = [party.heard(OthersFailed) for party in three]
+    told = [party.heard(GenerationAborted) for party in three]
     assert [len(each) for each in told] == [int(party in others) for party in three]
     assert {(each[0].why, each[0].signum) for each in told if each} == {("rank 1 failed", 15)}
 
@@ -71,10 +71,10 @@ def test_a_failure_of_an_earlier_generation_is_old_news(
     parties.until(lambda: all(party.heard(NextBegins) for party in three))
     three[1].tell(failed(generation=0))
     settled(parties)
-    assert not three[2].heard(OthersFailed)
+    assert not three[2].heard(GenerationAborted)
     three[1].tell(failed(generation=1))
 
-    parties.until(lambda: three[2].heard(OthersFailed) and three[0].heard(OthersFailed))
+    parties.until(lambda: three[2].heard(GenerationAborted) and three[0].heard(GenerationAborted))
 
 
 def test_all_may_leave_once_all_have_finished(parties: Parties, three: list[Party]) -> None:
@@ -89,7 +89,9 @@ def test_all_may_leave_once_all_have_finished(parties: Parties, three: list[Part
     assert [len(party.news) for party in three] == [1, 1, 1]
 
 
-def test_the_head_hears_once_that_nothing_is_left(parties: Parties, three: list[Party]) -> None:
+def test_the_coordinator_hears_once_that_nothing_is_left(
+    parties: Parties, three: list[Party]
+) -> None:
     """With what each of the others told."""
     for number in (1, 2):
         three[number].tell(idle(headline=f"node{number}"))
@@ -118,14 +120,14 @@ def test_the_end_is_told_to_all(parties: Parties, three: list[Party]) -> None:
 def test_a_node_that_goes_ends_the_others(parties: Parties, three: list[Party]) -> None:
     """They are told who it was; and nobody waits for it to be idle."""
     parties.remove(three[1])
-    parties.until(lambda: three[0].heard(NodeLost) and three[2].heard(OthersFailed))
+    parties.until(lambda: three[0].heard(NodeLost) and three[2].heard(GenerationAborted))
     three[0].tell(idle())
     three[2].tell(idle())
     parties.until(lambda: three[0].heard(AllIdle))
 
     lost = three[0].heard(NodeLost)[0]
     assert (lost.node_rank, lost.host, lost.why) == (1, "node1", "it closed the connection")
-    assert three[2].heard(OthersFailed)[0].why == (
+    assert three[2].heard(GenerationAborted)[0].why == (
         "node 1 (node1) was lost: it closed the connection"
     )
 
@@ -151,7 +153,7 @@ def test_the_others_are_asked_where_they_are(parties: Parties, three: list[Party
     assert three[1].asked == ["SIGQUIT on node0"]
 
 
-@pytest.mark.parametrize("deaf", [0, 1], ids=["head", "member"])
+@pytest.mark.parametrize("deaf", [0, 1], ids=["coordinator", "participant"])
 def test_who_is_given_up_is_told_why(parties: Parties, deaf: int) -> None:
     """Both sides name one cause, and not that the other one closed the connection."""
     met = [parties.coordinator(2), parties.participant(info("node1", 1))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from meshrun.lifecycle.actions import Action, EndZygote
-from meshrun.lifecycle.state import ClusterState, State
+from meshrun.lifecycle.state import NodesState, State
 from meshrun.lifecycle.step import step
 from meshrun.protocol.events import (
     Event,
@@ -36,7 +36,7 @@ def run(state: State, *events: Event) -> tuple[State, list[Action]]:
 def participant() -> State:
     """Return a node of two that is not the coordinator, with one rank that runs."""
     state, _ = run(
-        State(shutdown_timeout_s=1.0, ranks={1: None}, cluster=ClusterState()),  # type: ignore[dict-item]
+        State(shutdown_timeout_s=1.0, ranks={1: None}, nodes=NodesState()),  # type: ignore[dict-item]
         LaunchBegan(at_ns=0),
         ZygoteReady(import_ns=1, at_ns=1),
         Met(
@@ -60,7 +60,7 @@ def participant() -> State:
     [(LOST, EXITED), (EXITED, LOST, CLEARED), (EXITED, CLEARED, LOST)],
     ids=["running", "clearing up", "waiting"],
 )
-def test_the_head_may_be_lost_at_any_moment(events: tuple[Event, ...]) -> None:
+def test_the_coordinator_may_be_lost_at_any_moment(events: tuple[Event, ...]) -> None:
     """Before its rank has ended, while what is left is cleared up, and after that."""
     state, done = run(participant(), *events)
     over, _ = run(state, ZygoteGone(wait_status=0, at_ns=9))

@@ -10,12 +10,12 @@ import pytest
 from meshrun.layout import Layout
 from meshrun.protocol.events import (
     AllIdle,
+    GenerationAborted,
     LaunchOver,
     MeetingFailed,
     Met,
     NextBegins,
     NodeLost,
-    OthersFailed,
 )
 from meshrun.protocol.generation import NodeOutcome
 from meshrun.rendezvous.messages import Begin, Finished, GaveUp, Idle, Leave, Over
@@ -62,7 +62,7 @@ def begin_again(parties: Parties, those: Sequence[Party], generation: int) -> No
 def grown(parties: Parties, two: Sequence[Party]) -> Party:
     """Have a third node take part; return it."""
     third = newcomer(parties, "node2")
-    parties.until(lambda: all(party.heard(OthersFailed) for party in two))
+    parties.until(lambda: all(party.heard(GenerationAborted) for party in two))
     begin_again(parties, two, 1)
     parties.until(lambda: third.heard(Met) and two[1].heard(Met))
     return third
@@ -76,9 +76,9 @@ def hosts_of(party: Party) -> tuple[str, ...]:
 def test_a_newcomer_ends_the_generation_and_takes_part(parties: Parties, two: list[Party]) -> None:
     """All hear why; it begins with the number of generations that there were."""
     three = [*two, newcomer(parties, "node2")]
-    parties.until(lambda: all(party.heard(OthersFailed) for party in two))
-    assert two[1].heard(OthersFailed)[0].why == "node2 joins: dp 2 -> 3"
-    assert two[0].heard(OthersFailed)[0].resizes
+    parties.until(lambda: all(party.heard(GenerationAborted) for party in two))
+    assert two[1].heard(GenerationAborted)[0].why == "node2 joins: dp 2 -> 3"
+    assert two[0].heard(GenerationAborted)[0].resizes
     begin_again(parties, two, 1)
     parties.until(lambda: all(party.heard(Met) for party in three))
 
@@ -95,7 +95,7 @@ def test_each_generation_has_a_store_of_its_own(parties: Parties, two: list[Part
     grown(parties, two)
     first = two[1].heard(Met)[0].store_port
     parties.remove(parties.all[-1])
-    parties.until(lambda: two[1].heard(OthersFailed)[1:])
+    parties.until(lambda: two[1].heard(GenerationAborted)[1:])
     forget(two)
     begin_again(parties, two, 2)
     parties.until(lambda: two[1].heard(Met))
@@ -143,8 +143,10 @@ def test_a_spare_takes_the_place_of_a_lost_node(parties: Parties, two: list[Part
     parties.until(lambda: spare.notes)
     forget([two[0]])
     parties.remove(two[1])
-    parties.until(lambda: third.heard(OthersFailed))
-    assert third.heard(OthersFailed)[0].why == "node 1 (node1) was lost: it closed the connection"
+    parties.until(lambda: third.heard(GenerationAborted))
+    assert (
+        third.heard(GenerationAborted)[0].why == "node 1 (node1) was lost: it closed the connection"
+    )
     begin_again(parties, [two[0], third], 2)
     parties.until(lambda: spare.heard(Met))
 
@@ -157,10 +159,13 @@ def test_a_node_that_leaves_is_gone_on_without(parties: Parties, two: list[Party
     grown(parties, two)
     forget(two)
     two[1].tell(Leave(generation=1, why="it was stopped by SIGTERM"))
-    parties.until(lambda: two[0].heard(OthersFailed))
+    parties.until(lambda: two[0].heard(GenerationAborted))
     parties.turn(5)
 
-    assert two[0].heard(OthersFailed)[0].why == "node 1 (node1) was lost: it was stopped by SIGTERM"
+    assert (
+        two[0].heard(GenerationAborted)[0].why
+        == "node 1 (node1) was lost: it was stopped by SIGTERM"
+    )
     assert not two[1].news
 
 
@@ -173,7 +178,7 @@ def test_one_that_comes_when_all_is_done_disturbs_nobody(
     parties.turn(5)
     late = newcomer(parties, "node2")
     parties.pass_s(3)
-    assert not any(party.heard(OthersFailed) for party in two)
+    assert not any(party.heard(GenerationAborted) for party in two)
     two[0].tell(OVER)
 
     parties.until(lambda: late.heard(LaunchOver))
@@ -191,7 +196,7 @@ def test_a_node_that_is_lost_when_all_is_done_is_not_missed(
     two[0].tell(Idle(generation=0, outcome=NodeOutcome()))
     parties.until(lambda: two[0].heard(AllIdle))
 
-    assert not two[0].heard(OthersFailed)
+    assert not two[0].heard(GenerationAborted)
 
 
 def test_a_node_that_was_cut_off_comes_back(parties: Parties, two: list[Party]) -> None:
@@ -202,18 +207,18 @@ def test_a_node_that_was_cut_off_comes_back(parties: Parties, two: list[Party]) 
     assert cut.heard(NodeLost)[0].why.startswith("no message from it for 3")
     parties.all.append(coordinator)
     parties.pass_s(5)
-    assert coordinator.heard(OthersFailed)
+    assert coordinator.heard(GenerationAborted)
     coordinator.tell(Idle(generation=0, outcome=NodeOutcome()))
     coordinator.tell(Begin(generation=1, cause=WHY))
     parties.turn(5)
     assert hosts_of(coordinator) == ("node0",)
     forget([coordinator])
     cut.tell(Idle(generation=0, outcome=NodeOutcome()))
-    parties.until(lambda: coordinator.heard(OthersFailed))
+    parties.until(lambda: coordinator.heard(GenerationAborted))
     begin_again(parties, [coordinator], 2)
     parties.until(lambda: cut.heard(Met))
 
-    assert coordinator.heard(OthersFailed)[0].why == "node1 joins: dp 1 -> 2"
+    assert coordinator.heard(GenerationAborted)[0].why == "node1 joins: dp 1 -> 2"
     assert hosts_of(cut) == ("node0", "node1")
     assert len(cut.heard(Met)[0].causes) == 2
 
@@ -223,16 +228,16 @@ def test_one_that_comes_again_before_it_was_missed(parties: Parties, two: list[P
     coordinator, cut = two
     parties.all.remove(cut)
     again = newcomer(parties, "node1")
-    parties.until(lambda: coordinator.heard(OthersFailed))
+    parties.until(lambda: coordinator.heard(GenerationAborted))
     begin_again(parties, [coordinator], 1)
     parties.until(lambda: again.heard(Met))
 
     assert hosts_of(again) == ("node0", "node1")
-    assert "node 1 (node1) was lost: it reconnected" in coordinator.heard(OthersFailed)[0].why
+    assert "node 1 (node1) was lost: it reconnected" in coordinator.heard(GenerationAborted)[0].why
     cut.close()
 
 
-def test_a_head_that_is_gone_is_not_looked_for(parties: Parties, two: list[Party]) -> None:
+def test_a_coordinator_that_is_gone_is_not_looked_for(parties: Parties, two: list[Party]) -> None:
     """Nothing listens at its door, so it will not be there again."""
     parties.remove(two[0])
     parties.until(lambda: two[1].heard(NodeLost))
@@ -361,7 +366,7 @@ def lose(parties: Parties, fixed: list[Party], rank: int) -> list[Party]:
     """Have a node vanish and the others' ranks end; return those that are left."""
     parties.remove(fixed[rank])
     left = [party for party in fixed if party is not fixed[rank]]
-    parties.until(lambda: left[0].heard(NodeLost) and left[1].heard(OthersFailed))
+    parties.until(lambda: left[0].heard(NodeLost) and left[1].heard(GenerationAborted))
     begin_again(parties, left, 1)
     return left
 
@@ -420,7 +425,7 @@ def test_a_host_that_fell_silent_is_taken_back_before_it_counts_as_lost(
     parties.pass_s(6)
     back = parties.participant(info("node2", 2), nnodes=3)
     left = fixed[:2]
-    parties.until(lambda: left[0].heard(NodeLost) and left[1].heard(OthersFailed))
+    parties.until(lambda: left[0].heard(NodeLost) and left[1].heard(GenerationAborted))
     begin_again(parties, left, 1)
     parties.until(lambda: back.heard(Met))
     silent.close()

@@ -9,13 +9,13 @@ import pytest
 from meshrun.errors import RendezvousError
 from meshrun.lifecycle.actions import Action, Decide, StartAll, StartZygote, Tell
 from meshrun.lifecycle.outcome import decide
-from meshrun.lifecycle.state import ClusterState, State
+from meshrun.lifecycle.state import NodesState, State
 from meshrun.protocol.events import (
     Event,
+    GenerationAborted,
     MeetingFailed,
     Met,
     NodeLost,
-    OthersFailed,
     ProgramBroken,
     TimePassed,
     ZygoteGone,
@@ -57,7 +57,7 @@ from tests.node_histories import (
 )
 
 WHY = "node 1 (node1) was lost: it closed the connection"
-LOST = OthersFailed(why=WHY, signum=0, at_ns=5 * S, resizes=True)
+LOST = GenerationAborted(why=WHY, signum=0, at_ns=5 * S, resizes=True)
 CHANGE = Cause(
     rank=None, description=WHY, raised=None, ran_s=None, at_ns=5 * S, is_failure=False
 )  # fmt: skip
@@ -184,7 +184,7 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
 def play(events: list[Event], max_restarts: int = 0) -> tuple[State, list[Action]]:
     """Return the last state of such a launch, and what was done in it."""
     return play_events(
-        events, max_restarts=max_restarts, ranks=2, cluster=ClusterState(is_elastic=True)
+        events, max_restarts=max_restarts, ranks=2, nodes=NodesState(is_elastic=True)
     )
 
 

@@ -52,7 +52,7 @@ def test_the_lines_do_not_hold_the_secret_or_the_key() -> None:
     assert key.hex().encode() not in said
 
 
-def test_a_member_with_another_secret_is_refused() -> None:
+def test_a_participant_with_another_secret_is_refused() -> None:
     """By the coordinator, in words for people."""
     coordinator = CoordinatorHandshake(SECRET)
 
@@ -60,7 +60,7 @@ def test_a_member_with_another_secret_is_refused() -> None:
         coordinator.answer(ParticipantHandshake(b"other").answer(coordinator.greeting))
 
 
-def test_a_head_with_another_secret_is_refused() -> None:
+def test_a_coordinator_with_another_secret_is_refused() -> None:
     """One that lets everybody in proves nothing to the participant."""
     coordinator, participant = CoordinatorHandshake(b"other"), ParticipantHandshake(SECRET)
     nonce = json.loads(participant.answer(coordinator.greeting))["nonce"]
@@ -75,7 +75,7 @@ def _as_other(coordinator: CoordinatorHandshake, nonce: str) -> bytes:
     from meshrun.rendezvous import handshake
 
     nonces = f"{json.loads(coordinator.greeting)['nonce']} {nonce}"
-    return line({"nonce": nonce, "proof": handshake._proof(b"other", "member", nonces)})
+    return line({"nonce": nonce, "proof": handshake._proof(b"other", "participant", nonces)})
 
 
 def test_a_replayed_proof_is_refused() -> None:

@@ -8,7 +8,7 @@ from meshrun.cli.options import Options
 from meshrun.cli.read import build_request
 from meshrun.host.machine import HostFacts
 from meshrun.plan.plan import LaunchPlan, build_plan
-from meshrun.plan.rank_env import Session
+from meshrun.plan.rank_env import LaunchFacts
 from meshrun.plan.request import Program
 from meshrun.report.listening import describe_listening
 
@@ -43,11 +43,11 @@ def test_each_listener_has_a_line(
     nnodes: str, device: str | None, address: str, env: dict[str, str], said: list[str]
 ) -> None:
     """The store, the back ends that this device takes, and that there is no more."""
-    session = Session(
+    facts = LaunchFacts(
         run_id="r", master_addr=address, master_port=1, run_folder="/r",
         interface="lo" if nnodes == "1" else "eth1",
     )  # fmt: skip
-    *lines, last = describe_listening(plan(nnodes, device), session, env)
+    *lines, last = describe_listening(plan(nnodes, device), facts, env)
 
     assert len(lines) == len(said)
     assert all(text in line for text, line in zip(said, lines, strict=True))

@@ -146,7 +146,7 @@ def test_a_silent_stranger_is_dropped(parties: Parties) -> None:
 
 
 @pytest.mark.parametrize("origins", [1, 60], ids=["from one address", "from many"])
-def test_strangers_do_not_keep_members_out(
+def test_strangers_do_not_keep_participants_out(
     parties: Parties, monkeypatch: pytest.MonkeyPatch, origins: int
 ) -> None:
     """They say nothing and come again when sent away: a node gets in before their time is over."""
@@ -185,7 +185,7 @@ def test_one_that_speaks_a_byte_at_a_time_falls_silent(parties: Parties) -> None
     connection = parties.stranger()
     handshake = ParticipantHandshake(SECRET)
     connection.sendall(handshake.answer(_line(parties, connection)))
-    writer = FrameWriter(handshake.finish(_line(parties, connection)), "member")
+    writer = FrameWriter(handshake.finish(_line(parties, connection)), "participant")
     connection.sendall(writer.frame(encode(info("node1"))))
     connection.setblocking(False)
     slow = writer.frame(encode(Waiting(text="x" * 100)))
@@ -199,7 +199,7 @@ def test_one_that_speaks_a_byte_at_a_time_falls_silent(parties: Parties) -> None
     assert not coordinator.heard(MeetingFailed)
 
 
-def test_a_crowd_of_members_waits_for_no_beat(
+def test_a_crowd_of_participants_waits_for_no_beat(
     parties: Parties, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More than may be strangers at once: as one has said what it is, the next is taken."""
@@ -215,7 +215,7 @@ def test_a_crowd_of_members_waits_for_no_beat(
     assert coordinator.heard(Met)
 
 
-def test_a_member_that_speaks_slowly_is_let_in(parties: Parties) -> None:
+def test_a_participant_that_speaks_slowly_is_let_in(parties: Parties) -> None:
     """One byte at a time: a line is a line."""
     coordinator = parties.coordinator(2)
     connection = parties.stranger()
@@ -255,7 +255,7 @@ def test_a_replayed_conversation_is_not_let_in(parties: Parties) -> None:
     assert coordinator.notes[0].startswith("127.0.0.1 was rejected: it belongs to another launch")
 
 
-def test_a_member_that_vanishes_may_come_again(parties: Parties) -> None:
+def test_a_participant_that_vanishes_may_come_again(parties: Parties) -> None:
     """Its rank is free again before all are there."""
     coordinator = parties.coordinator(3)
     first = parties.participant(info("node1", 1), nnodes=3)
@@ -276,7 +276,7 @@ def _is_open(party: object) -> bool:
     return connection is not None and connection.is_open
 
 
-def test_a_member_that_falls_silent_is_not_counted(parties: Parties) -> None:
+def test_a_participant_that_falls_silent_is_not_counted(parties: Parties) -> None:
     """It may have been cut off; the coordinator says again who is missing."""
     coordinator = parties.coordinator(3, node_timeout_s=4.0)
     silent = parties.participant(info("node1"), nnodes=3)
@@ -376,7 +376,7 @@ def test_a_node_too_many_is_sent_away(parties: Parties) -> None:
     assert not any(party.heard(MeetingFailed) for party in (coordinator, *met))
 
 
-def test_a_head_that_ends_tells_those_who_wait(parties: Parties) -> None:
+def test_a_coordinator_that_ends_tells_those_who_wait(parties: Parties) -> None:
     """They do not wait for their own time-out."""
     coordinator = parties.coordinator(3)
     participant = parties.participant(info("node1", 1), nnodes=3)

@@ -28,7 +28,7 @@ def membership(
 
     infos = {number: node(f"node{number}", workers) for number in range(count)}
     made = Membership(fit=fit, least=least, most=most, infos=infos)
-    made.settle(made.choose())
+    made.apply(made.choose())
     return made
 
 
@@ -56,7 +56,7 @@ def test_nodes_beyond_the_most_are_spares() -> None:
     nodes.add(7, node("node7"))
     nodes.add(8, node("node8"))
     assert nodes.choose().spares == (7, 8)
-    nodes.settle(nodes.choose())
+    nodes.apply(nodes.choose())
     nodes.remove(1)
 
     assert nodes.choose().participants == (0, 7)
@@ -79,7 +79,7 @@ def test_a_survivor_that_the_mesh_cannot_use_becomes_a_spare() -> None:
     nodes.remove(2)
     choice = nodes.choose()
     assert (choice.participants, choice.spares) == ((0, 1), (3,))
-    nodes.settle(choice)
+    nodes.apply(choice)
     nodes.add(7, node("node7"))
 
     assert nodes.choose().participants == (0, 1, 3, 7)
@@ -126,7 +126,7 @@ def test_no_place_is_lost_or_taken_twice(events: list[int], tp: int, most: int) 
         assert [each for each in choice.participants if each in before] == before[
             : len(choice.participants)
         ]
-        nodes.settle(choice)
+        nodes.apply(choice)
 
 
 @pytest.mark.parametrize(

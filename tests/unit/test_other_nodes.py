@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshrun.lifecycle.actions import Action, OpenGate, Signal, StartAll, StartZygote, WakeAt
-from meshrun.lifecycle.phases import ClusterPhase, Phase
-from meshrun.lifecycle.state import ClusterState, State
+from meshrun.lifecycle.phases import NodesPhase, Phase
+from meshrun.lifecycle.state import NodesState, State
 from meshrun.lifecycle.step import step
-from meshrun.protocol.events import Event, OthersFailed, ProgramBroken, StartFailed, TimePassed
+from meshrun.protocol.events import Event, GenerationAborted, ProgramBroken, StartFailed, TimePassed
 from tests.histories import (
     BY_FORCE,
     CLEAR,
@@ -98,7 +98,7 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [START, term(2, 3), CLEAR, IDLE],
     ),
     "with the signal that the other node had": (
-        [*PARTICIPANT, OthersFailed(why="stopped", signum=signal.SIGINT, at_ns=5 * S)],
+        [*PARTICIPANT, GenerationAborted(why="stopped", signum=signal.SIGINT, at_ns=5 * S)],
         [START, Signal(ranks=(2, 3), signum=signal.SIGINT)],
     ),
     "ranks that do not heed it are killed": (
@@ -221,7 +221,7 @@ def test_a_plan_that_fails_once_all_have_met_is_told() -> None:
     state = State(
         shutdown_timeout_s=30.0,
         ranks={},
-        cluster=ClusterState(phase=ClusterPhase.RUNNING),
+        nodes=NodesState(phase=NodesPhase.RUNNING),
         phase=Phase.WAITING,
     )
     state, first = step(state, NOT_MET)
@@ -264,7 +264,7 @@ ANYTHING = [
 
 
 @given(events=st.lists(st.sampled_from(ANYTHING), max_size=14))
-def test_no_member_stays_without_a_head(events: list[Event]) -> None:
+def test_no_participant_stays_without_a_coordinator(events: list[Event]) -> None:
     """Whatever came before: without coordinator and ranks, a launcher ends."""
     state, _ = play([READY, met(1), *events, COORDINATOR_LOST], max_restarts=2)
     state, _ = _go_on(state, [exited(rank, 15, 50) for rank in sorted(state.alive)])

@@ -46,7 +46,7 @@ def decided(events: list[Event], max_restarts: int = 0) -> Decide:
     return [action for action in taken if isinstance(action, Decide)][-1]
 
 
-def test_the_head_starts_all_again_after_a_failure_elsewhere() -> None:
+def test_the_coordinator_starts_all_again_after_a_failure_elsewhere() -> None:
     """The cause is the other node's rank, and it stays at the coordinator once the next begins."""
     events = [*COORDINATOR, OTHERS_FAILED, *COORDINATOR_ENDED, CLEARED, all_idle(TWO_DIED)]
     cause = decided(events, max_restarts=1).next_after
@@ -60,8 +60,8 @@ def test_the_head_starts_all_again_after_a_failure_elsewhere() -> None:
 
 
 @pytest.mark.parametrize("lost", [KILLED_ZYGOTE, LOST_STORE], ids=["zygote", "guard"])
-@pytest.mark.parametrize("place", [COORDINATOR, PARTICIPANT], ids=["head", "member"])
-def test_the_head_starts_all_again_after_a_process_of_meshruns_own_was_lost(
+@pytest.mark.parametrize("place", [COORDINATOR, PARTICIPANT], ids=["coordinator", "participant"])
+def test_the_coordinator_starts_all_again_after_a_process_of_meshruns_own_was_lost(
     lost: Event, place: list[Event]
 ) -> None:
     """On any node; the cause names it, and not the ranks that were ended for its sake."""
@@ -111,7 +111,9 @@ def test_a_lost_node_costs_a_restart() -> None:
     ids=["no restart left", "a lost node", "trouble elsewhere", "a signal elsewhere",
          "a signal here", "all went well"],
 )  # fmt: skip
-def test_the_head_ends_it(events: list[Event], outcome: NodeOutcome | None, restarts: int) -> None:
+def test_the_coordinator_ends_it(
+    events: list[Event], outcome: NodeOutcome | None, restarts: int
+) -> None:
     """There is no other start after these."""
     idle = all_idle(*([] if outcome is None else [outcome]))
 
@@ -179,7 +181,7 @@ def test_exit_code(name: str) -> None:
     assert came.signum in (None, code - 128)
 
 
-def test_the_members_own_report_is_the_heads_headline() -> None:
+def test_the_participants_own_report_is_the_coordinators_headline() -> None:
     """The whole report is on the coordinator."""
     told_of = result(
         [*PARTICIPANT, OTHERS_FAILED, *PARTICIPANT_ENDED, CLEARED, over(42, "rank 0 x"), GONE]

@@ -95,7 +95,9 @@ def test_something_that_says_nothing(parties: Parties, other: socket.socket) -> 
     assert participant.heard(MeetingFailed)[0].error.message.endswith(told)
 
 
-def test_a_head_that_lets_everybody_in_is_refused(parties: Parties, other: socket.socket) -> None:
+def test_a_coordinator_that_lets_everybody_in_is_refused(
+    parties: Parties, other: socket.socket
+) -> None:
     """It does not know the secret, so it is not obeyed."""
     participant = parties.participant(info("node1"))
     with closing(taken(parties, other)) as connection:
@@ -119,7 +121,7 @@ def test_a_head_that_lets_everybody_in_is_refused(parties: Parties, other: socke
     ],
     ids=["more workers", "the first node", "another host", "another launch"],
 )
-def test_a_head_that_welcomes_another_node_is_not_obeyed(
+def test_a_coordinator_that_welcomes_another_node_is_not_obeyed(
     parties: Parties, other: socket.socket, wrong: dict[str, Any], told: str
 ) -> None:
     """It knows the secret, and would have this node do what it did not offer."""
@@ -160,7 +162,7 @@ def test_while_nobody_listens_people_are_told(parties: Parties) -> None:
     assert told[0].startswith(f"waiting for node 0 at 127.0.0.1:{parties.port}: ")
 
 
-def test_a_head_that_never_comes_is_told(parties: Parties) -> None:
+def test_a_coordinator_that_never_comes_is_told(parties: Parties) -> None:
     """With the last reason, for how long it was the same, and what to look at."""
     with closing(listen_on("127.0.0.1", 0)) as reserved:
         parties.port = reserved.getsockname()[1]
@@ -186,7 +188,7 @@ def met(parties: Parties, *, ahead_ns: int = 0) -> tuple[Party, Party]:
     return coordinator, participant
 
 
-def test_a_head_that_closes_is_lost_at_once(parties: Parties) -> None:
+def test_a_coordinator_that_closes_is_lost_at_once(parties: Parties) -> None:
     """A closed connection is news; nothing is waited for."""
     coordinator, participant = met(parties)
     parties.remove(coordinator)
@@ -254,7 +256,7 @@ def test_times_of_another_clock_come_out_as_ours(parties: Parties, ahead_ns: int
     assert rank.pid == 7
 
 
-def test_a_member_may_go_while_it_looks_for_the_head(parties: Parties) -> None:
+def test_a_participant_may_go_while_it_looks_for_the_coordinator(parties: Parties) -> None:
     """Nothing of its tries is left."""
     participant = parties.participant(info("node1"))
     cast("Participant", participant.side)._addresses.clear()

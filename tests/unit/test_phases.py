@@ -11,26 +11,26 @@ from hypothesis import strategies as st
 
 from meshrun.lifecycle.actions import StartAll
 from meshrun.lifecycle.phases import (
-    CLUSTER_PHASES,
     LINKS,
+    NODES_PHASES,
     PHASES,
     STOPS,
-    ClusterPhase,
     Link,
+    NodesPhase,
     Phase,
     Stop,
     diagram,
 )
-from meshrun.lifecycle.state import ClusterState, State
+from meshrun.lifecycle.state import NodesState, State
 from meshrun.lifecycle.step import step
 from meshrun.protocol.events import (
     AllIdle,
     Event,
+    GenerationAborted,
     GenerationEnded,
     Hung,
     LaunchBegan,
     NodeLost,
-    OthersFailed,
     ProgramBroken,
     RankBeat,
     RankFinished,
@@ -55,7 +55,7 @@ from tests.node_histories import NEXT, NOT_MET, OTHERS_FINISHED, met, over, told
 TABLES: dict[str, Mapping[Any, Mapping[Any, str]]] = {
     "a node": PHASES,
     "its ranks": STOPS,
-    "the cluster": CLUSTER_PHASES,
+    "the nodes": NODES_PHASES,
     "the link": LINKS,
 }
 RANK = st.integers(0, 1)
@@ -90,7 +90,7 @@ ELSEWHERE: list[Callable[[int], st.SearchStrategy[Event]]] = [
         NodeLost, node_rank=RANK, host=st.just("a"), why=st.just("gone"), at_ns=st.just(at)
     ),
     lambda at: st.builds(
-        OthersFailed, why=st.just("rank 2 failed"), signum=st.sampled_from([0, 15]),
+        GenerationAborted, why=st.just("rank 2 failed"), signum=st.sampled_from([0, 15]),
         at_ns=st.just(at), resizes=st.booleans(),
     ),
     lambda at: st.just(AllIdle(outcomes=(told((2, 7 << 8)),), at_ns=at)),
@@ -119,9 +119,9 @@ def follow(state: State, events: list[Event]) -> None:
             (PHASES, state.phase, after.phase),
             (STOPS, state.stop, after.stop),
         ]
-        if state.cluster is not None and after.cluster is not None:
-            pairs.append((CLUSTER_PHASES, state.cluster.phase, after.cluster.phase))
-            pairs.append((LINKS, state.cluster.link, after.cluster.link))
+        if state.nodes is not None and after.nodes is not None:
+            pairs.append((NODES_PHASES, state.nodes.phase, after.nodes.phase))
+            pairs.append((LINKS, state.nodes.link, after.nodes.link))
         for table, before, now in pairs:
             assert now is before or now in table[before], (event, before, now)
         if any(isinstance(action, StartAll) for action in actions):
@@ -132,7 +132,7 @@ def follow(state: State, events: list[Event]) -> None:
 def test_what_was_killed_stays_killed() -> None:
     """Also if the nodes do not meet then."""
     signals: list[Event] = [SignalArrived(signum=2, at_ns=0)] * 3
-    state = State(shutdown_timeout_s=30.0, ranks={0: RankState()}, cluster=ClusterState())
+    state = State(shutdown_timeout_s=30.0, ranks={0: RankState()}, nodes=NodesState())
 
     follow(state, [*signals, NOT_MET])
 
@@ -149,9 +149,9 @@ def test_a_node_of_several_keeps_to_the_tables(
     events: list[Event], max_restarts: int, is_elastic: bool
 ) -> None:
     """As coordinator and as participant, whoever comes and goes."""
-    cluster = ClusterState(is_elastic=is_elastic)
+    nodes = NodesState(is_elastic=is_elastic)
     ranks = {0: RankState(), 1: RankState(), 2: RankState(), 3: RankState()}
-    state = State(shutdown_timeout_s=30.0, ranks=ranks, max_restarts=max_restarts, cluster=cluster)
+    state = State(shutdown_timeout_s=30.0, ranks=ranks, max_restarts=max_restarts, nodes=nodes)
     follow(state, events)
 
 
@@ -165,6 +165,6 @@ def test_the_diagrams_are_those_of_the_tables(name: str) -> None:
 
 def test_what_is_over_stays_over() -> None:
     """Each last phase has no way out, and every other has one."""
-    last = {Phase.OVER, Link.CUT_OFF, ClusterPhase.OVER}
+    last = {Phase.OVER, Link.CUT_OFF, NodesPhase.OVER}
     for table in TABLES.values():
         assert {each for each, follows in table.items() if not follows} <= last

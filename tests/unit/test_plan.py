@@ -7,8 +7,8 @@ import pytest
 from meshrun.errors import LayoutError, UsageError
 from meshrun.host.machine import HostFacts
 from meshrun.layout.spec import parse_mesh
-from meshrun.plan.plan import build_plan, settle_plan
-from meshrun.plan.rank_env import Session, rank_environment
+from meshrun.plan.plan import build_plan, complete_plan
+from meshrun.plan.rank_env import LaunchFacts, rank_environment
 from meshrun.plan.request import LaunchRequest, Program
 
 PROGRAM = Program(kind="script", target="train.py")
@@ -85,14 +85,14 @@ def test_without_a_mesh_the_program_chooses_its_device() -> None:
 
 def environment_of(rank: int, base: dict[str, str], **changes: object) -> dict[str, str]:
     plan = build_plan(request(**changes), facts(cores=16))  # type: ignore[arg-type]
-    session = Session(
+    launch = LaunchFacts(
         run_id="abc",
         master_addr="127.0.0.1",
         master_port=4321,
         run_folder="/run",
         interface="lo",
     )
-    return rank_environment(plan, plan.rank(rank), session, base, error_file="/run/error.json")
+    return rank_environment(plan, plan.rank(rank), launch, base, error_file="/run/error.json")
 
 
 def test_a_rank_gets_the_variables_of_torchrun() -> None:
@@ -155,7 +155,7 @@ def test_roles_are_counted_over_nodes(
     counts = changes.pop("nproc_per_node", (2, 2))
     asked = LaunchRequest(program=PROGRAM, nnodes=len(counts), nproc_per_node=counts, **changes)
     plan = build_plan(asked, facts())
-    plan = settle_plan(plan, facts(), node_rank=0, nproc_per_node=counts, roles=roles)
+    plan = complete_plan(plan, facts(), node_rank=0, nproc_per_node=counts, roles=roles)
 
     assert [plan.place_in_role(rank) for rank in range(len(expected))] == expected
 

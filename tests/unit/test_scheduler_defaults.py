@@ -53,7 +53,7 @@ def test_everything_is_found_in_a_step_of_slurm() -> None:
     assert found.nnodes == 3
     assert found.rendezvous == Rendezvous(
         node_rank=1, run_id="7.0", master_addr="sl0", master_port=23456,
-        heads=("sl0", "10.77.0.1"), hosts=("sl0", "sl1", "sl2"),
+        coordinators=("sl0", "10.77.0.1"), hosts=("sl0", "sl1", "sl2"),
         told=("Slurm, step 0 of job 7: node 1 of 3 nodes",),
     )  # fmt: skip
     assert found.sources == tuple(
@@ -79,8 +79,8 @@ def test_a_job_of_mpirun_has_a_secret() -> None:
     [
         ({"node_rank": 2}, {"node_rank": 2}),
         ({"run_id": "mine"}, {"run_id": "mine"}),
-        ({"endpoint": "h:1"}, {"endpoint": "h:1", "master_addr": None, "heads": ()}),
-        ({"master_addr": "h"}, {"master_addr": "h", "master_port": None, "heads": ()}),
+        ({"endpoint": "h:1"}, {"endpoint": "h:1", "master_addr": None, "coordinators": ()}),
+        ({"master_addr": "h"}, {"master_addr": "h", "master_port": None, "coordinators": ()}),
         ({"master_port": 5}, {"master_addr": "sl0", "master_port": 5}),
     ],
     ids=["node rank", "id", "endpoint", "address", "port"],

@@ -8,11 +8,17 @@ from dataclasses import replace
 import pytest
 
 from meshrun.lifecycle.actions import Action, EndZygote, OpenGate, Signal, StartAll, StartZygote
-from meshrun.lifecycle.phases import ClusterPhase
+from meshrun.lifecycle.phases import NodesPhase
 from meshrun.lifecycle.shutdown import ZYGOTE_GRACE_S
-from meshrun.lifecycle.state import ClusterState, State
+from meshrun.lifecycle.state import NodesState, State
 from meshrun.lifecycle.step import step
-from meshrun.protocol.events import Event, OthersFailed, RankFinished, StartFailed, ZygoteUnsafe
+from meshrun.protocol.events import (
+    Event,
+    GenerationAborted,
+    RankFinished,
+    StartFailed,
+    ZygoteUnsafe,
+)
 from meshrun.protocol.generation import RankState
 from tests.histories import (
     BY_FORCE,
@@ -136,9 +142,9 @@ def test_one_signal_to_every_node_is_one() -> None:
     state = State(
         shutdown_timeout_s=30.0,
         ranks={rank: RankState() for rank in range(3)},
-        cluster=ClusterState(phase=ClusterPhase.RUNNING),
+        nodes=NodesState(phase=NodesPhase.RUNNING),
     )
-    histories = [*STARTED, OthersFailed(why="node1 was stopped", signum=15, at_ns=5 * S)]
+    histories = [*STARTED, GenerationAborted(why="node1 was stopped", signum=15, at_ns=5 * S)]
     for event in [*histories, signalled(15, 6)]:
         state, _ = step(state, event)
     once = state

@@ -19,15 +19,15 @@ from meshrun.lifecycle.actions import (
     Tell,
     WakeAt,
 )
-from meshrun.lifecycle.phases import ClusterPhase, Phase, Stop
-from meshrun.lifecycle.state import ClusterState, State, skip_time
+from meshrun.lifecycle.phases import NodesPhase, Phase, Stop
+from meshrun.lifecycle.state import NodesState, State, skip_time
 from meshrun.lifecycle.step import step
 from meshrun.protocol.events import (
     Event,
+    GenerationAborted,
     GenerationEnded,
     Hung,
     NextBegins,
-    OthersFailed,
     RankBeat,
     RankReady,
     RankStarted,
@@ -210,7 +210,7 @@ def test_whoever_gets_on_is_started_again_at_once(ends: list[End]) -> None:
     assert why_not is None or any(end.step is not None for end in ends)
 
 
-def waiting(cluster: ClusterState | None = None) -> State:
+def waiting(nodes: NodesState | None = None) -> State:
     """Return a launch that waits for its second restart, due at 10 s."""
     causes = tuple(
         Cause(rank=0, description="exited with code 3", raised=None, ran_s=1.0, at_ns=each * S)
@@ -218,7 +218,7 @@ def waiting(cluster: ClusterState | None = None) -> State:
     )
     return State(
         shutdown_timeout_s=30.0, ranks={0: RankState()}, max_restarts=9, causes=causes,
-        phase=Phase.WAITING, begin_ns=10 * S, cluster=cluster,
+        phase=Phase.WAITING, begin_ns=10 * S, nodes=nodes,
     )  # fmt: skip
 
 
@@ -266,13 +266,13 @@ def test_a_zygote_that_is_lost_meanwhile_is_a_failure_more() -> None:
 def test_nodes_wait_each_for_itself() -> None:
     """All know the same failures; so one that is told of another's end has nothing to end."""
     causes = waiting().causes
-    met = ClusterState(phase=ClusterPhase.RUNNING)
+    met = NodesState(phase=NodesPhase.RUNNING)
     before = State(
         shutdown_timeout_s=30.0, ranks={0: RankState()}, max_restarts=9, causes=causes[:1],
-        stop=Stop.ASKED, phase=Phase.CLEARING, cluster=met,
+        stop=Stop.ASKED, phase=Phase.CLEARING, nodes=met,
     )  # fmt: skip
     begins = NextBegins(generation=2, cause=causes[1], at_ns=9 * S)
-    others = OthersFailed(why="node1 was stopped by SIGTERM", signum=15, at_ns=7 * S)
+    others = GenerationAborted(why="node1 was stopped by SIGTERM", signum=15, at_ns=7 * S)
 
     assert step(before, begins)[1] == [WakeAt(at_ns=10 * S)]
     assert follow(before, begins, TimePassed(at_ns=10 * S)) == [StartAll(generation=2)]
@@ -284,7 +284,7 @@ def test_nodes_wait_each_for_itself() -> None:
 def test_a_signal_to_one_waiting_node_is_told_to_all() -> None:
     """It is the launch's end, not this node's alone."""
     told = SignalArrived(signum=signal.SIGTERM, at_ns=5 * S)
-    taken = follow(waiting(ClusterState(phase=ClusterPhase.RUNNING)), told)
+    taken = follow(waiting(NodesState(phase=NodesPhase.RUNNING)), told)
 
     assert taken == [Tell(what="failed"), EndZygote(by_force=True)]
     assert not [each for each in taken if isinstance(each, Signal)]

@@ -11,9 +11,9 @@ from meshrun.cli.options import Options
 from meshrun.cli.read import build_request
 from meshrun.console.console import Console
 from meshrun.host.machine import HostFacts
-from meshrun.lifecycle.phases import ClusterPhase
-from meshrun.lifecycle.state import ClusterState, State
-from meshrun.plan.plan import build_plan, settle_plan
+from meshrun.lifecycle.phases import NodesPhase
+from meshrun.lifecycle.state import NodesState, State
+from meshrun.plan.plan import build_plan, complete_plan
 from meshrun.plan.request import Program
 from meshrun.protocol.events import LaunchBegan, Met, TimePassed
 from meshrun.protocol.generation import Cause, RankState
@@ -50,9 +50,7 @@ def test_every_change_is_told_once(has_run: bool, capfd: pytest.CaptureFixture[s
     request = build_request(Options({}, {}, {}), Program(kind="script", target="train.py"))
     watch, console = StartProgress(build_plan(request, facts)), Console()
     first, second = change(1, "node1", "dp 3 -> 2"), change(2, "node2", "dp 2 -> 1")
-    state = State(
-        shutdown_timeout_s=1.0, ranks=READY, cluster=ClusterState(phase=ClusterPhase.RUNNING)
-    )
+    state = State(shutdown_timeout_s=1.0, ranks=READY, nodes=NodesState(phase=NodesPhase.RUNNING))
     watch(met(), state, console)
     state = replace(state, ranks=NOT_YET, causes=(first,))
     watch(met(first), state, console)
@@ -80,12 +78,12 @@ def test_workers_that_no_rank_is_for_are_told_once_nodes_have_met(
     request = build_request(Options(values, {}, {}), Program(kind="script", target="train.py"))
     plan, console = build_plan(request, facts), Console()
     watch = StartProgress(plan)
-    state = State(shutdown_timeout_s=1.0, ranks=NOT_YET, cluster=ClusterState())
+    state = State(shutdown_timeout_s=1.0, ranks=NOT_YET, nodes=NodesState())
     watch(LaunchBegan(at_ns=1), state, console)
     for workers in ((2, 3), (2, 3), (2, 2), (3, 4)):
-        settled = settle_plan(plan, facts, node_rank=node_rank, nproc_per_node=workers)
-        watch.settle(settled)
-        watch(met(), replace(state, cluster=ClusterState(phase=ClusterPhase.RUNNING)), console)
+        settled = complete_plan(plan, facts, node_rank=node_rank, nproc_per_node=workers)
+        watch.replan(settled)
+        watch(met(), replace(state, nodes=NodesState(phase=NodesPhase.RUNNING)), console)
     told = [line for line in capfd.readouterr().err.splitlines() if "spare" in line]
 
     of_five, of_seven = (f"meshrun: 1 of {n} workers is spare: node 1 has 1" for n in (5, 7))

@@ -14,20 +14,11 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import IO, Any, TextIO
 
 from meshrun.host.reactor import Reactor
 
-PARENT_PID = "MESHRUN_PARENT_PID"
-"""Says to a launcher that it is such a child, and of whom."""
-PARENT_FOLDER = "MESHRUN_PARENT_FOLDER"
-"""A private folder of the parent's, where the launcher says why it cannot launch."""
-MET = "met"
-"""A file in that folder once the nodes have met, so that signals to the first concern all."""
-WHY = "why"
-"""A file in that folder with why the launcher is ended, before a signal that no user sent."""
 _READ_BYTES = 1 << 16
 _ESCALATION = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 
@@ -71,26 +62,6 @@ def run_launcher(
             return process.wait()
         finally:
             _end(process)
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """The program that started this launcher and uses it: launch(), or a host's agent."""
-
-    pid: int
-    folder: str
-    """Where it looks for news."""
-
-    @property
-    def why_ended(self) -> str:
-        """Why this launcher was sent a signal by it, or by its end; "" if it was not."""
-        if os.getppid() != self.pid:
-            return "the process that started it is gone"
-        try:
-            with open(os.path.join(self.folder, WHY)) as file:
-                return file.read()
-        except OSError:
-            return ""
 
 
 class _Interrupts:

@@ -14,7 +14,7 @@ from meshrun.errors import MeshError
 from meshrun.layout import Layout, parse_derived, solve_layout
 from meshrun.layout.spec import parse_mesh
 from meshrun.mesh.build import build_mesh, set_timeout
-from meshrun.mesh.layout_here import current_layout, read_count, read_number
+from meshrun.mesh.current_layout import current_layout, read_count, read_number
 from meshrun.mesh.mesh_cache import MeshCache, process
 from meshrun.mesh.scheduler_task import join_task, launch_environment
 from meshrun.plan.group_options import GroupOptions, parse_group_options

@@ -10,18 +10,18 @@ from dataclasses import replace
 from meshrun.host.detect_host import detect_host
 from meshrun.host.network import interface_of
 from meshrun.host.sockets import LOOPBACK_INTERFACE
-from meshrun.plan.plan import LaunchPlan, settle_plan
-from meshrun.plan.rank_env import Session
+from meshrun.plan.plan import LaunchPlan, complete_plan
+from meshrun.plan.rank_env import LaunchFacts
 from meshrun.protocol.events import Met
 from meshrun.supervisor.run_folder import RunFolder
 from meshrun.supervisor.timers import timer_file
 
 
-def begin_session(
+def facts_at_start(
     plan: LaunchPlan, run_id: str, folder: RunFolder, listener: socket.socket | None
-) -> Session:
+) -> LaunchFacts:
     """Return what ranks need to know about this launch; on several nodes, what is known so far."""
-    return Session(
+    return LaunchFacts(
         run_id=run_id,
         master_addr=plan.store_address,
         master_port=listener.getsockname()[1] if listener is not None else 0,
@@ -31,22 +31,22 @@ def begin_session(
     )
 
 
-def settle(plan: LaunchPlan, session: Session, met: Met) -> tuple[LaunchPlan, Session]:
-    """Return plan and session once the nodes have met."""
-    facts = detect_host(with_topology=plan.bound_cpus is not None)
-    plan = settle_plan(
+def complete(plan: LaunchPlan, facts: LaunchFacts, met: Met) -> tuple[LaunchPlan, LaunchFacts]:
+    """Return plan and facts once the nodes have met."""
+    here = detect_host(with_topology=plan.bound_cpus is not None)
+    plan = complete_plan(
         plan,
-        facts,
+        here,
         node_rank=met.node_rank,
         nproc_per_node=met.nproc_per_node,
         roles=met.roles,
     )
-    session = replace(
-        session,
+    facts = replace(
+        facts,
         run_id=met.run_id,
         master_addr=met.store_address,
         master_port=met.store_port,
         interface=interface_of(met.own_address),
         previous=json.dumps(met.previous) if met.previous else "",
     )
-    return plan, session
+    return plan, facts

@@ -15,7 +15,7 @@ _AHEAD = 16
 """Orders the zygote has not answered; more could fill both directions of its socket."""
 
 
-class SpawnOrders:
+class StartOrders:
     """Ranks that are still to be started; each answer of the zygote lets the next one go."""
 
     def __init__(self, send: Callable[[RankPlan], None]) -> None:
