@@ -31,6 +31,10 @@ for _signum in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
     if signal.getsignal(_signum) is signal.SIG_IGN:
         signal.signal(_signum, lambda signum, _: sys.exit(128 + signum))
 
+# Where Python is told to write no bytecode, each launch would compile all of meshrun again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 _NOT_OURS = (
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS",
     "NO_COLOR", "COLUMNS", "CUDA_VISIBLE_DEVICES",

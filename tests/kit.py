@@ -162,15 +162,17 @@ def ranks_below(launcher: int) -> list[psutil.Process]:
 
 
 def marked_processes(mark: str) -> list[str]:
-    """Return a line for each live process that carries ``mark`` in its environment."""
+    """Return a line for each live process that carries ``mark`` in its environment.
+
+    Each test looks for them, so it is done without psutil, which takes six times as long.
+    """
     found = []
-    for process in psutil.process_iter():
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
         try:
-            if process.pid == os.getpid() or process.status() == psutil.STATUS_ZOMBIE:
-                continue
-            if process.environ().get(MARK) == mark:
-                found.append(f"{process.pid} {' '.join(process.cmdline())}")
-        except psutil.Error:
+            if f"{MARK}={mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes():
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
+                found.append(f"{pid} {words.decode(errors='replace')}")
+        except OSError:  # it has ended, or is another user's
             continue
     return found
 
