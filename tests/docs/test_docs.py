@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.kit import ROOT
-from tests.variations import ordinary
 
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 FENCE = re.compile(r"^([ ]*)```(\w+)([^\n]*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
@@ -98,7 +97,11 @@ def test_ci_runs_the_command_of_the_readme() -> None:
 @pytest.mark.torch
 @pytest.mark.parametrize(
     ("mesh", "program"),
-    ordinary([("dp=2,tp=4", "fsdp_tp.py"), ("replicate=2,shard=4", "hsdp.py")], "dp=2,tp=4"),
+    [
+        ("dp=2,tp=2", "fsdp_tp.py"),
+        pytest.param("dp=2,tp=4", "fsdp_tp.py", marks=pytest.mark.nightly),
+        pytest.param("replicate=2,shard=4", "hsdp.py", marks=pytest.mark.nightly),
+    ],
 )
 def test_examples_learn(mesh: str, program: str) -> None:
     """Each example runs on CPU, and its loss falls to a fifth."""

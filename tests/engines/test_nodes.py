@@ -19,7 +19,10 @@ pytestmark = pytest.mark.torch
 SAYS = PROGRAMS / "nodes.py"
 TOGETHER = PROGRAMS / "together.py"
 MESH = ("--mesh", "dp=2,tp=2")
-AT = ("--nnodes", "2", "--rdzv-endpoint", "node0:29500", *MESH)
+TWO = ("--nnodes", "2", "--rdzv-endpoint", "node0:29500")
+AT = (*TWO, *MESH)
+BARE = (*TWO, "--nproc-per-node", "2")
+"""Without a mesh: what launchers do needs no torch."""
 
 
 @pytest.mark.parametrize(
@@ -295,16 +298,16 @@ def test_one_rank_ends_all_nodes_with_one_report(make_hosts: MakeHosts) -> None:
     """The same code everywhere, the whole report on the first node, one line on the others."""
     hosts = make_hosts(3)
     launches = launch_on(
-        hosts, "--nnodes", "3", "--rdzv-endpoint", "node0:29500", "--mesh", "dp=3,tp=2",
-        TOGETHER, "stay", "exit=5:7",
+        hosts, "--nnodes", "3", "--rdzv-endpoint", "node0:29500", "--mesh", "dp=3,tp=1",
+        TOGETHER, "stay", "exit=2:7",
     )  # fmt: skip
 
     assert end_all(launches) == [7, 7, 7]
     first, *others = (launch.text for launch in launches)
-    assert "error: rank 5 [dp2 tp1] exited with code 7" in first
+    assert "error: rank 2 [dp2 tp0] exited with code 7" in first
     assert "on node2, pid" in first
     for text in others:
-        assert "error: rank 5 [dp2 tp1] on node2 exited with code 7" in text
+        assert "error: rank 2 [dp2 tp0] on node2 exited with code 7" in text
         assert "node 0 has the full report" in text
     all_gone(hosts)
 
@@ -353,12 +356,12 @@ def test_nobody_outlives_launcher_and_zygote_of_the_first_node(make_hosts: MakeH
     all_gone(hosts)
 
 
-def test_the_coordinators_end_ends_the_others(make_hosts: MakeHosts) -> None:
+def test_the_coordinators_end_ends_the_others(make_hosts: MakeHosts, fake_torch: Path) -> None:
     """They cannot hear any more what comes next."""
     hosts = make_hosts(2)
-    launches = launch_on(hosts, *AT, TOGETHER, "stay")
+    launches = launch_on(hosts, *BARE, PROGRAMS / "wait.py")
     for launch in launches:
-        launch.wait_for("met 4", times=2)
+        launch.wait_for("up", times=2)
     os.kill(launches[0].process.pid, signal.SIGKILL)
 
     assert launches[1].end() == 69
@@ -367,12 +370,14 @@ def test_the_coordinators_end_ends_the_others(make_hosts: MakeHosts) -> None:
 
 
 @pytest.mark.parametrize("host", [pytest.param(0, marks=pytest.mark.nightly), 1])
-def test_a_node_that_falls_silent_is_lost(make_hosts: MakeHosts, host: int) -> None:
+def test_a_node_that_falls_silent_is_lost(
+    make_hosts: MakeHosts, host: int, fake_torch: Path
+) -> None:
     """Its link is cut: both sides end by themselves, each saying whom it lost."""
     hosts = make_hosts(2)
-    launches = launch_on(hosts, *AT, "--node-timeout", "4", TOGETHER, "stay")
+    launches = launch_on(hosts, *BARE, "--node-timeout", "4", PROGRAMS / "wait.py")
     for launch in launches:
-        launch.wait_for("met 4", times=2)
+        launch.wait_for("up", times=2)
     hosts.cut(host)
 
     assert end_all(launches) == [69, 69]
@@ -382,22 +387,22 @@ def test_a_node_that_falls_silent_is_lost(make_hosts: MakeHosts, host: int) -> N
 
 
 @pytest.mark.parametrize(
-    ("host", "save", "code"),
+    ("host", "way", "code"),
     [
-        (0, ["save"], 75),
-        pytest.param(1, ["save"], 75, marks=pytest.mark.nightly),
-        pytest.param(1, [], -signal.SIGTERM, marks=pytest.mark.nightly),
+        (0, "well", 75),
+        pytest.param(1, "well", 75, marks=pytest.mark.nightly),
+        pytest.param(1, "by the signal", -signal.SIGTERM, marks=pytest.mark.nightly),
     ],
     ids=["the first", "another", "nobody saves"],
 )
 def test_sigterm_on_one_node_ends_all_alike(
-    make_hosts: MakeHosts, host: int, save: list[str], code: int
+    make_hosts: MakeHosts, host: int, way: str, code: int, fake_torch: Path
 ) -> None:
     """Every rank of every node saves and leaves: preempted, the same code everywhere."""
     hosts = make_hosts(2)
-    launches = launch_on(hosts, *AT, TOGETHER, *save, "stay")
+    launches = launch_on(hosts, *BARE, PROGRAMS / "preempted.py", *[way] * 4)
     for launch in launches:
-        launch.wait_for("met 4", times=2)
+        launch.wait_for("up", times=2)
     launches[host].send(signal.SIGTERM)
 
     assert end_all(launches) == [code, code], launches[0].text + launches[1].text

@@ -21,7 +21,7 @@ SHORT = ("--node-timeout", "5")
 
 @pytest.mark.parametrize("host", [0, 1])
 def test_a_broken_program_on_one_node_ends_all(
-    make_hosts: MakeHosts, tmp_path: Path, host: int
+    make_hosts: MakeHosts, fake_torch: Path, tmp_path: Path, host: int
 ) -> None:
     """With one code and the reason everywhere, though a third node is missing."""
     hosts = make_hosts(2)
@@ -56,7 +56,9 @@ def test_a_program_that_is_not_there_on_one_node_ends_all(
     all_gone(hosts)
 
 
-def test_a_log_folder_that_one_node_refuses_ends_all(make_hosts: MakeHosts, tmp_path: Path) -> None:
+def test_a_log_folder_that_one_node_refuses_ends_all(
+    make_hosts: MakeHosts, fake_torch: Path, tmp_path: Path
+) -> None:
     """Others may write to it on that node alone."""
     hosts = make_hosts(2)
     (shared := tmp_path / "shared").mkdir()
@@ -82,9 +84,15 @@ def test_a_log_folder_that_one_node_refuses_ends_all(make_hosts: MakeHosts, tmp_
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize(("host", "backend"), [(0, "static"), (1, "static"), (1, "c10d")])
 def test_a_signal_to_a_waiting_node_ends_all(
-    make_hosts: MakeHosts, host: int, backend: str, signum: signal.Signals
+    make_hosts: MakeHosts,
+    host: int,
+    backend: str,
+    signum: signal.Signals,
+    request: pytest.FixtureRequest,
 ) -> None:
     """The others end with the same code, and say who was stopped by what."""
+    if backend == "static":
+        request.getfixturevalue("fake_torch")
     hosts = make_hosts(2)
     launches = launch_on(hosts, "--rdzv-backend", backend, *AT, SAYS)
     for launch in launches:

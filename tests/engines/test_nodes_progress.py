@@ -20,7 +20,7 @@ AT = ("--nnodes", "2", "--rdzv-endpoint", "node0:29500", "--nproc-per-node", "1"
 
 
 def test_the_first_node_knows_how_far_the_others_came(
-    make_hosts: MakeHosts, tmp_path: Path
+    make_hosts: MakeHosts, fake_torch: Path, tmp_path: Path
 ) -> None:
     """It gives up, for all nodes, what comes no further on another one."""
     report = tmp_path / "report.json"

@@ -48,22 +48,25 @@ def test_who_knocks_while_nodes_meet_keeps_nobody_out(make_hosts: MakeHosts) -> 
     stranger.communicate()
 
 
+@pytest.mark.usefixtures("fake_torch")
 def test_a_launcher_without_the_secret_is_not_let_in(make_hosts: MakeHosts, tmp_path: Path) -> None:
     """It has the same command and another secret, or none; the launch is of those that know it."""
     hosts = make_hosts(3)
+    words = (*AT[:4], "--nproc-per-node", "1", PROGRAMS / "echo.py")
     path = tmp_path / "secret"
     path.write_text("of this job")
     path.chmod(0o600)
-    first = Launch(hosts, 0, [*AT, SAYS], env={"MESHRUN_SECRET": "of this job"})
+    first = Launch(hosts, 0, words, env={"MESHRUN_SECRET": "of this job"})
     wait_until(lambda: listens(hosts, 0), lambda: first.text)
     unauthenticated = [
-        Launch(hosts, STRANGER, [*AT, "--rdzv-conf", "join_timeout=3", SAYS], env=env)
+        Launch(hosts, STRANGER, ["--rdzv-conf", "join_timeout=3", *words], env=env)
         for env in ({}, {"MESHRUN_SECRET": "guessed"})
     ]
     first.wait_for("10.77.0.3 was rejected: it belongs to another launch or has a different secret")
-    second = Launch(hosts, 1, [*AT, SAYS], env={"MESHRUN_SECRET_FILE": str(path)})
+    second = Launch(hosts, 1, words, env={"MESHRUN_SECRET_FILE": str(path)})
 
     assert end_all([first, second]) == [0, 0], first.text + second.text
+    assert ("out 0" in first.text, "out 1" in second.text) == (True, True)
     assert end_all(unauthenticated) == [69, 69]
     assert "has a different secret" in unauthenticated[0].text
 

@@ -17,19 +17,18 @@ from tests.kit import PROGRAMS
 pytestmark = pytest.mark.torch
 TASK = [sys.executable, str(PROGRAMS / "task.py")]
 LAYOUT = [*TASK, "layout"]
-MESH = {"MESHRUN_MESH": "dp=2,tp=4", "MESHRUN_DEVICE": "cpu"}
-SMALL = {"MESHRUN_MESH": "dp=2,tp=2", "MESHRUN_DEVICE": "cpu"}
+MESH = {"MESHRUN_MESH": "dp=2,tp=2", "MESHRUN_DEVICE": "cpu"}
 EXPORT = ["-x", "MESHRUN_MESH", "-x", "MESHRUN_DEVICE"]
 UNBOUND = ["--bind-to", "none"]
 HEAD = "10.77.0.1"
 MESH_LINES = [
-    f"{rank} ({rank // 4}, {rank % 4}) {6 if rank < 4 else 22} {HEAD} eth0" for rank in range(8)
+    f"{rank} ({rank // 2}, {rank % 2}) {1 if rank < 2 else 5} {HEAD} eth0" for rank in range(4)
 ]
 
 
 def test_srun_is_enough_for_a_mesh(slurm: Slurm) -> None:
     """Over two hosts whose own names lead to loopback."""
-    options = ["--nodes=2", "--ntasks-per-node=4", "--kill-on-bad-exit"]
+    options = ["--nodes=2", "--ntasks-per-node=2", "--kill-on-bad-exit"]
     ours = slurm.srun(*options, *TASK, env=MESH, timeout=110)
 
     assert sorted(ours.stdout.splitlines()) == MESH_LINES, ours.stderr
@@ -54,11 +53,9 @@ def test_a_batch_script_starts_a_mesh_by_srun(slurm: Slurm) -> None:
 def test_mpirun_is_enough_for_a_mesh(make_hosts: MakeHosts, mpirun: Mpirun, own_name: str) -> None:
     """Over two hosts whose names lead to loopback, or nowhere."""
     hosts = make_hosts(2, own_name=own_name)
-    ours = mpirun(hosts, *UNBOUND, *EXPORT, *TASK, env=SMALL, timeout=110)
+    ours = mpirun(hosts, *UNBOUND, *EXPORT, *TASK, env=MESH, timeout=110)
 
-    assert sorted(ours.stdout.splitlines()) == [
-        f"{rank} ({rank // 2}, {rank % 2}) {1 if rank < 2 else 5} {HEAD} eth0" for rank in range(4)
-    ], ours.stderr
+    assert sorted(ours.stdout.splitlines()) == MESH_LINES, ours.stderr
 
 
 @pytest.mark.nightly

@@ -192,14 +192,19 @@ def test_a_name_may_come_late(make_hosts: MakeHosts, backend: str) -> None:
     assert [len(said(launch.text)) for launch in launches] == [2, 2]
 
 
-@pytest.mark.parametrize("backend", ["static", "c10d"])
-def test_one_node_too_many_is_told(make_hosts: MakeHosts, backend: str) -> None:
+@pytest.mark.parametrize("backend", ["static", pytest.param("c10d", marks=pytest.mark.nightly)])
+def test_one_node_too_many_is_told(
+    make_hosts: MakeHosts, backend: str, request: pytest.FixtureRequest
+) -> None:
     """It finds no launch that waits for it; the others run."""
+    if backend == "static":
+        request.getfixturevalue("fake_torch")
     hosts = make_hosts(3)
-    words = ["--rdzv-backend", backend, "--rdzv-conf", "join_timeout=12", *AT, TOGETHER, "stay"]
+    words = ["--rdzv-backend", backend, "--rdzv-conf", "join_timeout=12", *AT[:4],
+             "--nproc-per-node", "1", PROGRAMS / "wait.py"]  # fmt: skip
     launches = [Launch(hosts, host, words) for host in (0, 1)]
     for launch in launches:
-        launch.wait_for("met 4", times=2)
+        launch.wait_for("up")
     late = Launch(hosts, 2, words)
 
     assert late.end() == 2, late.text
@@ -247,9 +252,13 @@ def test_an_endpoint_on_another_node_than_the_first_is_told(
     assert "10.77.0.2 is an address of this machine, which is not node 0" in launches[1].text
 
 
-@pytest.mark.parametrize("backend", ["static", "c10d"])
-def test_a_closed_firewall_is_told(make_hosts: MakeHosts, backend: str) -> None:
+@pytest.mark.parametrize("backend", ["static", pytest.param("c10d", marks=pytest.mark.nightly)])
+def test_a_closed_firewall_is_told(
+    make_hosts: MakeHosts, backend: str, request: pytest.FixtureRequest
+) -> None:
     """Packets towards the head are lost, and no answer says so."""
+    if backend == "static":
+        request.getfixturevalue("fake_torch")
     hosts = make_hosts(2)
     hosts.lose_towards(0, 1)  # answers do not arrive either
     launches = launch_on(

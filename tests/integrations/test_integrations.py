@@ -55,6 +55,7 @@ def needs(module: str) -> None:
         pytest.skip(f"{module} is not installed: pip install 'meshrun[integrations]'")
 
 
+@pytest.mark.nightly  # the trainer is of the same library
 def test_lightning_fabric_trains(launch: tuple[str, ...]) -> None:
     """Fabric finds TorchElasticEnvironment, starts no process of its own, and runs DDP."""
     needs("lightning")
@@ -85,7 +86,11 @@ def test_the_transformers_trainer_trains(launch: tuple[str, ...], tmp_path: Path
     assert [entry["steps"] for entry in told] == [2, 2]
 
 
-@pytest.mark.parametrize("words", [(), ("--local_rank=${local_rank}",)], ids=["env", "argument"])
+@pytest.mark.parametrize(
+    "words",
+    [pytest.param((), marks=pytest.mark.nightly, id="env"),
+     pytest.param(("--local_rank=${local_rank}",), id="argument")],
+)  # fmt: skip
 def test_a_script_in_deepspeeds_style_trains(
     launch: tuple[str, ...], words: tuple[str, ...]
 ) -> None:

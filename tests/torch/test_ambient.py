@@ -48,11 +48,15 @@ def test_one_timeout_reaches_every_group() -> None:
     assert timeouts("--timeout", "77s")[0] == {"world": 77, "dp": 77, "tp": 77}
 
 
-def test_a_dim_has_a_timeout_of_its_own() -> None:
-    """What is said of it counts before what is said of all; in a variable too."""
-    assert timeouts("--timeout", "5m", "--timeout", "tp=9")[0] == {"world": 300, "dp": 300, "tp": 9}
-    found, _ = timeouts(env={"MESHRUN_TIMEOUT": "5m;tp=9"})
-    assert found == {"world": 300, "dp": 300, "tp": 9}
+def test_a_dim_has_a_timeout_of_its_own_and_a_late_setting_is_noticed() -> None:
+    """In a variable too; once, on the first rank, and not where the mesh is built later."""
+    late = {"SET_LATE": "1"}
+    found, told = timeouts("--timeout", "5m", "--timeout", "tp=9", env=late)
+    lazy, untold = timeouts("--mesh-init", "lazy", env={**late, "MESHRUN_TIMEOUT": "5m;tp=9"})
+
+    assert found == lazy == {"world": 300, "dp": 300, "tp": 9}
+    assert told.count("NCCL_DEBUG was set after the process group") == 1
+    assert untold == ""
 
 
 @pytest.mark.parametrize(
@@ -76,16 +80,6 @@ def test_bad_group_options_start_nothing(
 
     assert (ours.returncode, ours.stdout) == (2, "")
     assert message in ours.stderr
-
-
-def test_a_setting_that_comes_too_late_is_noticed() -> None:
-    """Once, on the first rank, with the way out; and not where the mesh is built later."""
-    _, told = timeouts(env={"SET_LATE": "1"})
-    found, untold = timeouts("--mesh-init", "lazy", "--timeout", "60", env={"SET_LATE": "1"})
-
-    assert told.count("NCCL_DEBUG was set after the process group") == 1
-    assert untold == ""
-    assert found == {"world": 60, "dp": 60, "tp": 60}
 
 
 def test_a_lazy_mesh_leaves_the_group_to_the_program() -> None:

@@ -24,7 +24,6 @@ from tests.variations import ordinary
             ("at once", ("--mesh", "2x2", "--names", "a,b")),
             ("at once", ()),
         ],
-        "raise",
         "subgroups",
         ("at once", ("--mesh", "2x2", "--names", "a,b")),
     ),

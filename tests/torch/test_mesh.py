@@ -111,6 +111,11 @@ WRONG_USES = (
         " current_layout() here",
     ),
     (
+        "dist.init_process_group('nccl')",
+        "init_process_group(`nccl`) conflicts with meshrun's process group, which uses gloo",
+        "--device determines the backend: nccl needs its own kind of device",
+    ),
+    (
         "dist.destroy_process_group(); current_mesh()",
         "the process group of this mesh was destroyed",
         "call current_mesh() before destroy_process_group()",
@@ -163,32 +168,16 @@ def test_a_second_group_in_one_program_is_still_torchs_error() -> None:
     assert "ValueError: trying to initialize the default process group twice!" in ours.stderr
 
 
-def test_a_back_end_that_is_not_there_is_refused(tmp_path: object) -> None:
-    """NCCL on a mesh of CPUs is said before it hangs."""
-    program = f"{tmp_path}/program.py"
-    with open(program, "w") as file:
-        file.write("import torch.distributed as dist\ndist.init_process_group('nccl')\n")
-    ours = run_meshrun("--mesh", "dp=2", program)
-
-    assert ours.returncode == 1
-    assert (
-        "init_process_group(`nccl`) conflicts with meshrun's process group, which uses gloo"
-        in ours.stderr
-    )
-
-
 @pytest.mark.parametrize(
     "methods",
     ordinary(["fork spawn forkserver", "spawn"], "spawn"),
 )
 def test_loader_workers_of_every_start_method_work(methods: str) -> None:
     """They run beside the mesh and are not given it."""
-    ours = run_meshrun("--mesh", "dp=2", PROGRAMS / "loader.py", *methods.split())
+    ours = run_meshrun("--mesh", "dp=1", "--no-prefix", PROGRAMS / "loader.py", *methods.split())
 
     assert ours.returncode == 0, ours.stderr
-    assert sorted(ours.stdout.splitlines()) == sorted(
-        f"[dp{rank}] {method} 28" for rank in range(2) for method in methods.split()
-    )
+    assert ours.stdout.splitlines() == [f"{method} 28" for method in methods.split()]
 
 
 @pytest.mark.parametrize("mesh", ordinary([["--mesh", "dp=2"], ["--mesh", "2"]], ["--mesh", "2"]))
@@ -201,7 +190,7 @@ def test_unnamed_dims_are_torchs(mesh: list[str]) -> None:
     assert sorted(ours.stdout.splitlines()) == [f"[{label}{rank}] (2,)" for rank in range(2)]
 
 
-@pytest.mark.parametrize("form", [[], ["own", "destroy"]])
+@pytest.mark.parametrize("form", [pytest.param([], marks=pytest.mark.nightly), ["own", "destroy"]])
 def test_a_program_that_keeps_its_mesh_ends_with_its_own_status(form: list[str]) -> None:
     """torch aborts half of such programs at their end; ours never."""
     ours = run_meshrun("--mesh", "2x4", PROGRAMS / "keep_mesh.py", "0", *form)

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from tests.variations import ordinary
+
 _PROGRAM = """
 import atexit
 import sys
@@ -23,11 +25,10 @@ dist.barrier()
 @pytest.mark.torch
 @pytest.mark.parametrize(
     ("end", "left"),
-    [
-        ("", False),
-        ("dist.destroy_process_group()", False),
-        ("raise ValueError", True),
-    ],
+    ordinary(
+        [("", False), ("dist.destroy_process_group()", False), ("raise ValueError", True)],
+        *("", "raise ValueError"),
+    ),
 )
 def test_a_group_that_meshrun_made_is_ended(end: str, left: bool) -> None:
     """Before Python's own end; not after a failure, when peers may never join what is under way."""

@@ -15,7 +15,7 @@ MESH = ("--mesh", "dp=3", "--device", "cpu")
     ("how", "mesh"),
     ordinary(
         [(how, mesh) for how in ("before", "in", "after") for mesh in ((), MESH)],
-        ("before", ()), ("in", MESH),
+        ("in", MESH),
     ),
 )  # fmt: skip
 def test_a_group_is_whole_again(how: str, mesh: tuple[str, ...], tmp_path: Path) -> None:

@@ -81,7 +81,6 @@ def case(name: str, *words: str | Path, **more: object) -> Case:
 
 
 CASES = (
-    case("plain", *TWO, "seen.py", "a", "b", "--help", "", "--", "-x", "snow \u2603"),
     case("together", *TWO, "--nnodes=1:1", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0",
          "--rdzv-id=job7", "--role", "trainer", "--max-restarts", "2", "--virtual-local-rank",
          "--signals-to-handle", "SIGTERM,SIGUSR1", "-t", "0:1,1:2", "--log-dir", "FOLDER",
@@ -92,7 +91,8 @@ CASES = (
          "-m", "seen", "a", "--b"),
     case("static", *TWO, "--master_addr=127.0.0.1", "--master_port=PORT", "--node_rank=0",
          "--duplicate-stdout-filters", "apple,orange", "--duplicate-stderr-filters", "pear",
-         "-t", "3", "--log-dir", "FOLDER", SEEN),
+         "-t", "3", "--log-dir", "FOLDER",
+         "seen.py", "a", "b", "--help", "", "--", "-x", "snow \u2603"),
     case("variables", "--no-python", sys.executable, "link.py", "${local_rank}", umask=0o027,
          env=(("PET_NPROC_PER_NODE", "2"), ("PET_STANDALONE", "1"), ("PYTHONHASHSEED", "7"),
               ("PYTHONWARNINGS", "ignore::UserWarning"), ("OMP_NUM_THREADS", "3"),
@@ -100,6 +100,7 @@ CASES = (
 )  # fmt: skip
 """Of the ordinary set: options that do not touch each other share a command line."""
 MORE = (
+    case("plain", *TWO, "seen.py", "a", "b", "--help", "", "--", "-x", "snow \u2603"),
     case("command", *TWO, "--no-python", sys.executable, "seen.py", "${local_rank}"),
     case("static-alone", *TWO, "--master_addr=127.0.0.1", "--master_port=PORT", "--node_rank=0",
          SEEN),
