@@ -12,13 +12,15 @@ import pytest
 from tests.engines.hosts import MakeHosts
 from tests.engines.together import Launch, all_gone, as_shell
 from tests.kit import PROGRAMS, wait_until
+from tests.variations import ordinary
 
 pytestmark = pytest.mark.torch
 TOGETHER = PROGRAMS / "together.py"
 AT = ("--nnodes", "2", "--rdzv-endpoint", "node0:29500", "--mesh", "dp=2,tp=2")
 MOST = 4
 """Processes below a launcher once its ranks run: the zygote, the store or its guard, two ranks."""
-CYCLES = [0, *(pytest.param(number, marks=pytest.mark.nightly) for number in range(1, 25))]
+CYCLES = ordinary(range(25), 7)
+"""The ordinary one kills the head of a training; earlier ones may wait for --rdzv-conf's limit."""
 
 
 @pytest.mark.timeout(240)

@@ -75,7 +75,6 @@ import signal
 import torch
 import torch.distributed as dist
 from meshrun import current_mesh, has_mesh
-from tests.variations import ordinary
 
 if has_mesh():
     groups = [None, *current_mesh().get_all_groups()]
