@@ -20,6 +20,7 @@ from meshrun.rendezvous.lobby import Lobby
 from meshrun.rendezvous.membership import Fit, fit_without_mesh
 from meshrun.rendezvous.messages import Join, Message
 from meshrun.rendezvous.participant import Participant
+from meshrun.rendezvous.this_node import ThisNode
 from tests.kit import wait_until
 
 SECRET = b"s" * 32
@@ -119,14 +120,16 @@ class Parties:
             party.side = coordinator
 
         party.side = Lobby(
-            self._config(nnodes, **changes),
-            info("node0", **settings),
+            ThisNode(
+                config=self._config(nnodes, **changes),
+                info=info("node0", **settings),
+                secret=secret,
+                board=party.board,
+                fit=fit,
+            ),
             listener=listener,
-            secret=secret,
             run_id="run",
-            board=party.board,
             hand_over=hand_over,
-            fit=fit,
             nnodes=there or nnodes,
         )
         self.all.append(party)
@@ -140,12 +143,14 @@ class Parties:
         party = Party(self.clock, ahead_ns=ahead_ns)
         self.clock.ahead_ns = ahead_ns
         party.side = Participant(
-            self._config(nnodes, **changes),
-            joining,
-            secret=secret,
-            board=party.board,
-            where=party.asked.append,
-            addresses=("127.0.0.1",),
+            ThisNode(
+                config=self._config(nnodes, **changes),
+                info=joining,
+                secret=secret,
+                board=party.board,
+                where=party.asked.append,
+            ),
+            ("127.0.0.1",),
         )
         self.clock.ahead_ns = 0
         self.all.append(party)

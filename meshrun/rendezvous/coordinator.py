@@ -13,16 +13,16 @@ from typing import Any
 from meshrun.errors import HostError, MeshrunError, RendezvousError, UsageError
 from meshrun.host.interfaces import address_in
 from meshrun.host.sockets import listen_on
-from meshrun.plan.rendezvous_config import RendezvousConfig, format_endpoint
+from meshrun.plan.rendezvous_config import format_endpoint
 from meshrun.protocol.activity import idle_s_since, latest
 from meshrun.protocol.events import SILENT, GenerationAborted, MeetingFailed, NextBegins, NodeLost
 from meshrun.protocol.generation import Cause
 from meshrun.protocol.result import Resize
 from meshrun.rendezvous.connection import Connection
-from meshrun.rendezvous.connections import BEAT_S, Connections, find_silent, say_goodbye
+from meshrun.rendezvous.connections import BEAT_S, find_silent, say_goodbye
 from meshrun.rendezvous.deadline import Deadline
 from meshrun.rendezvous.expected_nodes import check_settings
-from meshrun.rendezvous.membership import Choice, Fit, Membership, describe_shapes
+from meshrun.rendezvous.membership import Choice, Membership, describe_shapes
 from meshrun.rendezvous.messages import (
     Begin,
     End,
@@ -37,6 +37,7 @@ from meshrun.rendezvous.messages import (
 from meshrun.rendezvous.reachability import Reachability
 from meshrun.rendezvous.round import OWN, Round, over_event
 from meshrun.rendezvous.store_access import keep_to_nodes
+from meshrun.rendezvous.this_node import ThisNode
 from meshrun.rendezvous.unauthenticated import Unauthenticated
 
 _SPARE = "this node is a spare: it joins when another node is lost or the mesh has room for it"
@@ -49,31 +50,26 @@ class Coordinator:
     elastic launch every node that comes or goes ends the round, and the next has other nodes.
 
     Args:
+        node: This one.
         connections: To the other nodes that have met, by number.
         infos: What each node said of itself, this one first.
-        config: How many there may be and must be, and how long to wait if there are too few.
         listener: Where nodes that come later connect.
-        secret: What only launchers of this launch know.
         run_id: The name of the launch.
-        fit: Solves the mesh over nodes.
-        board: Where links are watched.
     """
 
     def __init__(
         self,
+        node: ThisNode,
         connections: Mapping[int, Connection],
         infos: Sequence[Join],
         *,
-        config: RendezvousConfig,
         listener: socket.socket,
-        secret: bytes,
         run_id: str,
-        fit: Fit,
-        board: Connections,
     ) -> None:
-        self._config, self._run_id = config, run_id
+        self._config, self._board, self._run_id = node.config, node.board, run_id
+        config, board = node.config, node.board
         self._nodes = Membership(
-            fit=fit,
+            fit=node.fit,
             least=config.least_nodes or len(infos),
             most=config.nnodes if config.is_elastic else len(infos),
             infos=dict(enumerate(infos)),
@@ -102,7 +98,7 @@ class Coordinator:
         is_address = self._bound not in ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
         self._address = self._bound if is_address else next(known, infos[0].host)
         self._endpoint = format_endpoint(self._address, port)
-        self._board, self._beats = board, board.reactor.every(BEAT_S, self._beat)
+        self._beats = board.reactor.every(BEAT_S, self._beat)
         self._reach: Reachability | None = None
         """Tries whether the next node can be reached."""
         self._over = False
@@ -114,7 +110,7 @@ class Coordinator:
         self._round = Round(0, self._connections, world_size=0, board=board)
         self._listener = listener
         self._unauthenticated = Unauthenticated(
-            listener, secret=secret, board=board, come=self._come
+            listener, secret=node.secret, board=board, come=self._come
         )
         self._regroup()
 

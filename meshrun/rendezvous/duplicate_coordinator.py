@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from meshrun.errors import MeshrunError
-from meshrun.plan.rendezvous_config import RendezvousConfig
 from meshrun.protocol.events import MeetingFailed
 from meshrun.rendezvous.connections import Connections
-from meshrun.rendezvous.messages import Join
 from meshrun.rendezvous.participant import Participant
+from meshrun.rendezvous.this_node import ThisNode
 
 _ANSWER_TAKES_S = 3600.0
 """How much longer than joining it probes: the listener gives up first, with a better error."""
@@ -22,22 +21,15 @@ class DuplicateCoordinator:
     recognises its own card. What comes of the tries is said to nobody: most endpoints never answer.
 
     Args:
-        config: Where the endpoint is.
-        info: What this node sends about itself; its ``probe`` is random.
-        secret: What only launchers of this launch know.
-        board: That of this node, whose reactor watches the probe too.
+        node: This one; the ``probe`` of its info is random.
     """
 
-    def __init__(
-        self, config: RendezvousConfig, info: Join, *, secret: bytes, board: Connections
-    ) -> None:
-        self._board = Connections(board.reactor, note=lambda _: None)
+    def __init__(self, node: ThisNode) -> None:
+        self._board = Connections(node.board.reactor, note=lambda _: None)
+        longer_s = node.config.timeout_s + _ANSWER_TAKES_S
+        config = replace(node.config, timeout_s=longer_s)
         self._participant = Participant(
-            replace(config, timeout_s=config.timeout_s + _ANSWER_TAKES_S),
-            info,
-            secret=secret,
-            board=self._board,
-            where=lambda _: None,
+            replace(node, config=config, board=self._board, where=lambda _: None)
         )
 
     def refusal(self) -> MeshrunError | None:

@@ -10,17 +10,17 @@ from functools import partial
 
 from meshrun.errors import MeshrunError, RendezvousError
 from meshrun.host.interfaces import address_in
-from meshrun.plan.rendezvous_config import RendezvousConfig, format_endpoint
+from meshrun.plan.rendezvous_config import format_endpoint
 from meshrun.protocol.events import MeetingFailed
 from meshrun.protocol.printable import one_line
 from meshrun.rendezvous.connection import Connection
-from meshrun.rendezvous.connections import BEAT_S, Connections, find_silent, say_goodbye
+from meshrun.rendezvous.connections import BEAT_S, find_silent, say_goodbye
 from meshrun.rendezvous.coordinator import Coordinator
 from meshrun.rendezvous.deadline import Deadline
 from meshrun.rendezvous.duplicate_coordinator import DuplicateCoordinator
 from meshrun.rendezvous.expected_nodes import ExpectedNodes, TooMany
-from meshrun.rendezvous.membership import Fit, fit_without_mesh
 from meshrun.rendezvous.messages import GaveUp, Join, Message, Refused, Waiting
+from meshrun.rendezvous.this_node import ThisNode
 from meshrun.rendezvous.unauthenticated import Unauthenticated
 
 _OTHER_LAUNCH_S = 5.0
@@ -31,40 +31,33 @@ class Lobby:
     """Node 0 of a launch until all have joined; then a coordinator takes over.
 
     Args:
-        config: How many there are to be, and how long they may take.
-        info: What this node says of itself.
-        nnodes: How many it is, where not as many as there may be.
-        listener: Where the others connect; once all are there, the ranks' store takes it over.
-        secret: What only launchers of this launch know.
+        node: This one.
+        nnodes: How many there are to be, where not as many as there may be.
+        listener: Where the others connect.
         run_id: The name of the launch, which the others receive.
-        board: Where links are watched.
         hand_over: Called with the coordinator once every node is there.
-        fit: Solves the mesh over nodes.
-        duplicate: Probes for another node 0, with ``info``.
+        duplicate: Probes for another node 0.
     """
 
     def __init__(
         self,
-        config: RendezvousConfig,
-        info: Join,
+        node: ThisNode,
         *,
         nnodes: int | None = None,
         listener: socket.socket,
-        secret: bytes,
         run_id: str,
-        board: Connections,
         hand_over: Callable[[Coordinator], None],
-        fit: Fit = fit_without_mesh,
         duplicate: DuplicateCoordinator | None = None,
     ) -> None:
-        self._listener = listener
-        self._config, self._info, self._secret, self._run_id = config, info, secret, run_id
-        self._board, self._hand_over, self._duplicate, self._fit = board, hand_over, duplicate, fit
+        self._node, self._listener, self._run_id = node, listener, run_id
+        self._config, self._info, self._board = node.config, node.info, node.board
+        self._hand_over, self._duplicate = hand_over, duplicate
+        config, board = node.config, node.board
         is_open = config.last_call_s is not None
         self._expected = ExpectedNodes(
             nnodes=nnodes or config.nnodes,
             least=config.least_nodes if is_open else None,
-            own=info,
+            own=node.info,
             hosts=config.hosts,
         )
         self._connections: dict[int, Connection] = {}
@@ -79,7 +72,7 @@ class Lobby:
         """How many have not heard of the failure."""
         self._has_shown_command = False
         self._unauthenticated = Unauthenticated(
-            listener, secret=secret, board=board, come=self._come
+            listener, secret=node.secret, board=board, come=self._come
         )
 
     def begin(self) -> None:
@@ -263,14 +256,7 @@ class Lobby:
             self._board.drop(connection)
         self._hand_over(
             Coordinator(
-                connections,
-                infos,
-                config=self._config,
-                listener=self._listener,
-                secret=self._secret,
-                run_id=self._run_id,
-                fit=self._fit,
-                board=self._board,
+                self._node, connections, infos, listener=self._listener, run_id=self._run_id
             )
         )
 

@@ -78,6 +78,11 @@ class GaveUp:
     reason: Line
     exit_code: ExitCode
 
+    @classmethod
+    def of(cls, host: str, error: MeshrunError) -> GaveUp:
+        """Return it with its reason."""
+        return cls(host=host, reason=error.message, exit_code=error.exit_code)
+
     def as_error(self) -> MeshrunError:
         """Return what it is for the whole launch."""
         error = MeshrunError(

@@ -6,13 +6,12 @@ import errno
 import os
 import socket
 import time
-from collections.abc import Callable
 from dataclasses import replace
 
 from meshrun.errors import MeshrunError, RendezvousError
 from meshrun.host.interfaces import name_of
 from meshrun.host.network import Lookup, interface_of, is_loopback
-from meshrun.plan.rendezvous_config import RendezvousConfig, format_endpoint, port_aside
+from meshrun.plan.rendezvous_config import format_endpoint, port_aside
 from meshrun.protocol.events import (
     SILENT,
     MeetingFailed,
@@ -23,7 +22,7 @@ from meshrun.protocol.events import (
 from meshrun.protocol.generation import Cause
 from meshrun.protocol.printable import one_line
 from meshrun.rendezvous.connection import Connection
-from meshrun.rendezvous.connections import BEAT_S, Connections
+from meshrun.rendezvous.connections import BEAT_S
 from meshrun.rendezvous.deadline import Deadline
 from meshrun.rendezvous.handshake import ParticipantHandshake
 from meshrun.rendezvous.messages import (
@@ -31,7 +30,6 @@ from meshrun.rendezvous.messages import (
     End,
     GaveUp,
     Idle,
-    Join,
     Leave,
     MayLeave,
     Message,
@@ -43,6 +41,7 @@ from meshrun.rendezvous.messages import (
 )
 from meshrun.rendezvous.reachability import Reachability
 from meshrun.rendezvous.round import generation_aborted, over_event
+from meshrun.rendezvous.this_node import ThisNode
 
 _RETRY_S = 0.5
 _CONNECT_S = 5.0
@@ -58,23 +57,15 @@ class Participant:
     """A node of a launch that is not the first.
 
     Args:
+        node: This one.
         addresses: Of the coordinator, where they are known; otherwise looked up repeatedly, since
             a name may take a while to appear.
-        where: Called when the coordinator asks for where this node's ranks are.
     """
 
-    def __init__(
-        self,
-        config: RendezvousConfig,
-        info: Join,
-        *,
-        secret: bytes,
-        board: Connections,
-        where: Callable[[str], None],
-        addresses: tuple[str, ...] = (),
-    ) -> None:
-        self._config, self._info, self._secret, self._board = config, info, secret, board
-        self._where = where
+    def __init__(self, node: ThisNode, addresses: tuple[str, ...] = ()) -> None:
+        self._config, self._info, self._secret = node.config, node.info, node.secret
+        self._board, self._where = node.board, node.where
+        reactor = node.board.reactor
         self._addresses = list(addresses)
         self._lookup: Lookup | None = None
         self._connecting: socket.socket | None = None
@@ -86,11 +77,10 @@ class Participant:
         self._refused: Deadline | None = None
         """Since when each try was refused: the machine is there, and nothing listens."""
         self._noted = ""
-        self._deadline = self._board.deadline(config.timeout_s)
-        call_at, now_ns = board.reactor.call_at, time.monotonic_ns()
-        self._next_try = call_at(now_ns, self._try, skips=False)
-        self._end_of_try = call_at(None, self._give_up, skips=False)
-        self._beats = board.reactor.every(BEAT_S, self._beat)
+        self._deadline = self._board.deadline(node.config.timeout_s)
+        self._next_try = reactor.call_at(time.monotonic_ns(), self._try, skips=False)
+        self._end_of_try = reactor.call_at(None, self._give_up, skips=False)
+        self._beats = reactor.every(BEAT_S, self._beat)
         self._gave_up: GaveUp | None = None
         self._misled: Deadline | None = None
         """How long something other than our coordinator may answer at the endpoint."""

@@ -13,7 +13,6 @@ from dataclasses import replace
 from meshrun.errors import HostError, MeshrunError, RendezvousError
 from meshrun.host.interfaces import as_seen_by, is_address, own_addresses
 from meshrun.host.network import outward_address
-from meshrun.host.reactor import Reactor
 from meshrun.host.sockets import listen_on
 from meshrun.plan.rendezvous_config import (
     DEFAULT_PORT,
@@ -34,15 +33,14 @@ from meshrun.protocol.events import (
     NodeGaveUp,
 )
 from meshrun.protocol.printable import one_line
-from meshrun.rendezvous.connections import Connections
 from meshrun.rendezvous.coordinator import Coordinator
 from meshrun.rendezvous.duplicate_coordinator import DuplicateCoordinator
 from meshrun.rendezvous.endpoint import Endpoint, is_same_name, look_at
 from meshrun.rendezvous.lobby import Lobby
-from meshrun.rendezvous.membership import Fit, fit_without_mesh
-from meshrun.rendezvous.messages import GaveUp, Join, Message
+from meshrun.rendezvous.messages import GaveUp, Message
 from meshrun.rendezvous.participant import Participant
 from meshrun.rendezvous.resolve import Finding
+from meshrun.rendezvous.this_node import ThisNode
 from meshrun.rendezvous.torch_negotiation import EVERYWHERE, TorchNegotiation, listen_outward
 
 _IMPORT_TAKES_S = 8.0
@@ -53,44 +51,30 @@ class Peers:
     """The launchers of the other nodes.
 
     Args:
-        config: Where to meet them.
-        info: What this node says of itself.
-        secret: What only launchers of this launch know.
-        is_open: Whether that is no more than the command.
-        reactor: The loop's.
-        note: Shows people one line.
-        where: Called with a reason when the coordinator asks for where this node's ranks are.
+        node: This one.
+        is_open: Whether its secret is no more than the command.
         negotiate: Has torch's rendezvous begun, where one is asked for.
-        fit: Solves the mesh over nodes.
     """
 
     def __init__(
-        self,
-        config: RendezvousConfig,
-        info: Join,
-        *,
-        secret: bytes,
-        reactor: Reactor,
-        note: Callable[[str], None],
-        where: Callable[[str], None],
-        negotiate: Callable[[Negotiate], None],
-        fit: Fit = fit_without_mesh,
-        is_open: bool = False,
+        self, node: ThisNode, *, negotiate: Callable[[Negotiate], None], is_open: bool = False
     ) -> None:
-        self._is_open = is_open
-        if config.backend == "c10d":  # torch's knows no --node-rank either
-            info = replace(info, node_rank=None)
-        self._config, self._info, self._secret, self._where = config, info, secret, where
-        self._negotiate, self._fit = negotiate, fit
+        if node.config.backend == "c10d":  # torch's knows no --node-rank either
+            node = replace(node, info=replace(node.info, node_rank=None))
+        self._node, self._board = node, node.board
+        self._negotiate, self._is_open = negotiate, is_open
         self._negotiation: TorchNegotiation | None = None
         self._gave_up: GaveUp | None = None
-        self._board = Connections(reactor, note)
         self._side: Finding | Lobby | Coordinator | Participant | None = None
         self._listener: socket.socket | None = None
         try:
             self._begin()
         except MeshrunError as error:
             self._fail(error)
+
+    @property
+    def _config(self) -> RendezvousConfig:
+        return self._node.config
 
     @property
     def activity(self) -> Activity:
@@ -174,9 +158,12 @@ class Peers:
             return
         listener = self._negotiation.take_listener()
         seen = as_seen_by(found.coordinator_address, self._config.host or "")
-        self._config = meet_at(self._config, replace(found, coordinator_address=seen))
-        self._info = replace(self._info, node_rank=found.node_rank)
-        self._secret = hashlib.sha256(self._secret + found.secret.encode()).digest()
+        self._node = replace(
+            self._node,
+            config=meet_at(self._config, replace(found, coordinator_address=seen)),
+            info=replace(self._node.info, node_rank=found.node_rank),
+            secret=hashlib.sha256(self._node.secret + found.secret.encode()).digest(),
+        )
         if found.node_rank == 0 and listener is not None:
             self._be_coordinator(listener, nnodes=found.nnodes)
             return
@@ -252,10 +239,8 @@ class Peers:
     def _refuse_aside(self, place: str, error: MeshrunError) -> None:
         """Tell the others at another port, where they ask once the endpoint's is not ours."""
         with contextlib.suppress(MeshrunError):
-            listener = listen_on(place, port_aside(self._secret))
-            host, code = self._info.host, error.exit_code
-            word = GaveUp(host=host, reason=error.message, exit_code=code)
-            self._gave_up = self._gave_up or word
+            listener = listen_on(place, port_aside(self._node.secret))
+            self._gave_up = self._gave_up or GaveUp.of(self._node.info.host, error)
             self._be_coordinator(listener)
 
     def _place_to_listen(self, endpoint: Endpoint, why: str) -> str:
@@ -271,7 +256,7 @@ class Peers:
             return config.local_addr or outward_address() or EVERYWHERE
         if config.coordinators and all(map(is_address, config.coordinators)):
             raise RendezvousError(
-                f"no address at which other nodes can reach node 0 ({self._info.host}): found"
+                f"no address at which other nodes can reach node 0 ({self._node.info.host}): found"
                 f" only {', '.join(config.coordinators)}",
                 hint="pass --rdzv-endpoint HOST:PORT with an address of node 0; with mpirun, start"
                 " mpirun on the first host",
@@ -286,7 +271,7 @@ class Peers:
         self._negotiation = TorchNegotiation(
             self._config,
             endpoint,
-            host=self._info.host,
+            host=self._node.info.host,
             start=self._negotiate,
             reactor=self._board.reactor,
         )
@@ -313,23 +298,17 @@ class Peers:
                 " join; set MESHRUN_SECRET_FILE to a file with a secret, the same on every"
                 " node"
             )
-        info, duplicate = self._info, None
+        node, duplicate = self._node, None
         if probes:
-            info = replace(info, probe=secrets.token_hex(8))
-            duplicate = DuplicateCoordinator(
-                self._config, info, secret=self._secret, board=self._board
-            )
+            node = replace(node, info=replace(node.info, probe=secrets.token_hex(8)))
+            duplicate = DuplicateCoordinator(node)
         self._side = room = Lobby(
-            self._config,
-            info,
+            node,
             nnodes=nnodes or self._config.present or self._config.nnodes,
             listener=listener,
-            secret=self._secret,
             run_id=self._config.run_id or secrets.token_hex(8),
-            board=self._board,
             hand_over=self._be_coordinator_of,
             duplicate=duplicate,
-            fit=self._fit,
         )
         if self._gave_up is not None:
             room.give_up(self._gave_up)
@@ -340,14 +319,7 @@ class Peers:
         self._side = coordinator
 
     def _be_participant(self, addresses: tuple[str, ...]) -> None:
-        self._side = participant = Participant(
-            self._config,
-            self._info,
-            secret=self._secret,
-            board=self._board,
-            where=self._where,
-            addresses=addresses,
-        )
+        self._side = participant = Participant(self._node, addresses)
         if self._gave_up is not None:
             participant.give_up(self._gave_up)
 

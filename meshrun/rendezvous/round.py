@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 
 from meshrun.protocol.events import AllIdle, GenerationAborted, LaunchOver, OthersFinished
 from meshrun.protocol.generation import NodeOutcome
@@ -141,10 +142,4 @@ def generation_aborted(end: End) -> GenerationAborted:
 
 def over_event(message: Over) -> LaunchOver:
     """Return the news that the launch is over."""
-    return LaunchOver(
-        exit_code=message.exit_code,
-        signum=message.signum,
-        preempted=message.preempted,
-        headline=message.headline,
-        at_ns=time.monotonic_ns(),
-    )
+    return LaunchOver(**asdict(message), at_ns=time.monotonic_ns())

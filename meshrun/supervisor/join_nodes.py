@@ -21,11 +21,13 @@ from meshrun.plan.plan import LaunchPlan
 from meshrun.plan.rendezvous_config import RendezvousConfig
 from meshrun.plan.request import Program
 from meshrun.protocol.codec import Negotiate
+from meshrun.rendezvous.connections import Connections
 from meshrun.rendezvous.expected_nodes import PROGRAM_FILE
 from meshrun.rendezvous.membership import fit_nodes
 from meshrun.rendezvous.messages import GaveUp, Join
 from meshrun.rendezvous.peers import Peers
 from meshrun.rendezvous.secret import doubt_secret, find_secret, read_secret
+from meshrun.rendezvous.this_node import ThisNode
 from meshrun.supervisor.node_link import Farewell, Meet, Nodes
 from meshrun.supervisor.program_file import digest_program
 
@@ -52,17 +54,15 @@ def meet_nodes(plan: LaunchPlan, config: RendezvousConfig) -> Meet:
     ) -> Nodes:
         for doubt in doubt_secret(os.environ, config):
             note(doubt)
-        peers = Peers(
-            config,
-            describe_node(plan, secret),
+        node = ThisNode(
+            config=config,
+            info=describe_node(plan, secret),
             secret=secret,
-            is_open=not config.is_secret,
-            reactor=reactor,
-            note=note,
+            board=Connections(reactor, note),
             where=where,
-            negotiate=negotiate,
             fit=partial(fit_nodes, plan.request),
         )
+        peers = Peers(node, negotiate=negotiate, is_open=not config.is_secret)
         return Nodes(peers, note, reactor, stay_s=config.node_timeout_s)
 
     return meet
@@ -79,16 +79,10 @@ def stay_to_decline(
         secret = find_secret({}, config)  # which the others refuse, and know of it
     info = Join(host=host, node_rank=config.node_rank, nproc=1, settings={})
     with Reactor() as reactor:
-        peers = Peers(
-            config,
-            info,
-            secret=secret,
-            reactor=reactor,
-            note=lambda _: None,
-            where=lambda _: None,
-            negotiate=lambda *_: None,
-        )
-        peers.give_up(GaveUp(host=host, reason=error.message, exit_code=error.exit_code))
+        board = Connections(reactor, note=lambda _: None)
+        node = ThisNode(config=config, info=info, secret=secret, board=board)
+        peers = Peers(node, negotiate=lambda _: None)
+        peers.give_up(GaveUp.of(host, error))
         farewell = Farewell(peers, error.message, config.node_timeout_s, note, reactor)
         reactor.run_until(lambda: farewell.is_over)
         peers.close()

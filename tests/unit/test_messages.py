@@ -41,6 +41,7 @@ from meshrun.rendezvous.messages import (
 )
 from meshrun.rendezvous.participant import Participant
 from meshrun.rendezvous.round import Round
+from meshrun.rendezvous.this_node import ThisNode
 from tests.histories import CLEARED, GONE, READY
 from tests.node_histories import COORDINATOR, COORDINATOR_ENDED, PARTICIPANT, play
 from tests.parties import info
@@ -309,9 +310,8 @@ def test_nothing_that_a_peer_says_breaks_a_launch(message: Message, at: int, val
     with connected() as (near, far), Reactor() as reactor:
         board = Connections(reactor, note=str)
         config = RendezvousConfig(nnodes=2, host="127.0.0.1", port=1)
-        participant = Participant(
-            config, info("node1"), secret=b"s", board=board, where=str, addresses=("127.0.0.1",)
-        )
+        node = ThisNode(config=config, info=info("node1"), secret=b"s", board=board)
+        participant = Participant(node, ("127.0.0.1",))
         participant._connection = near
         participant._hear(said)
         as_participant, board.news = [*board.news], deque()

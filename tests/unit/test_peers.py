@@ -22,7 +22,9 @@ from meshrun.protocol.events import (
     NegotiationFailed,
     NegotiationWaits,
 )
+from meshrun.rendezvous.connections import Connections
 from meshrun.rendezvous.peers import Peers
+from meshrun.rendezvous.this_node import ThisNode
 from tests.kit import wait_until
 from tests.parties import SECRET, info
 
@@ -35,16 +37,13 @@ class Launcher:
         self.notes: list[str] = []
         self.news: list[FromNodes] = []
         self.orders: list[Negotiate] = []
-        self.peers = Peers(
-            RendezvousConfig(**{"nnodes": 2, **config}),
-            info(name, config.get("node_rank")),
+        node = ThisNode(
+            config=RendezvousConfig(**{"nnodes": 2, **config}),
+            info=info(name, config.get("node_rank")),
             secret=SECRET,
-            is_open=is_open,
-            reactor=self.reactor,
-            note=self.notes.append,
-            where=lambda _: None,
-            negotiate=self.orders.append,
+            board=Connections(self.reactor, self.notes.append),
         )
+        self.peers = Peers(node, negotiate=self.orders.append, is_open=is_open)
 
     def turn(self) -> None:
         self.reactor.turn(most_s=0)
