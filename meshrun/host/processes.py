@@ -12,7 +12,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from meshrun.errors import HostError
@@ -378,30 +377,3 @@ def marked_processes(entry: str) -> list[int]:
             except OSError:  # it has ended, or is somebody else's
                 continue
     return found
-
-
-def cpu_seconds_of_trees(roots: Iterable[int]) -> dict[int, float]:
-    """Return the CPU time, in seconds, of each of some processes with all below it.
-
-    One look at the process table for all; processes that have ended count with their parents.
-    """
-    import psutil
-
-    parents: dict[int, int] = {}
-    seconds: dict[int, float] = {}
-    for process in psutil.process_iter():
-        try:
-            times = process.cpu_times()
-            parents[process.pid] = process.ppid()
-        except psutil.Error:
-            continue
-        waited = getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
-        seconds[process.pid] = times.user + times.system + waited
-    total = dict.fromkeys(roots, 0.0)
-    for pid, spent in seconds.items():
-        above: int | None = pid
-        while above is not None and above not in total:
-            above = parents.get(above)
-        if above is not None:
-            total[above] += spent
-    return total

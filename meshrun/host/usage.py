@@ -49,6 +49,11 @@ def usage_of_trees(roots: Iterable[int]) -> dict[int, Usage]:
     return total
 
 
+def cpu_seconds_of_trees(roots: Iterable[int]) -> dict[int, float]:
+    """Return the CPU time, in seconds, of each of some processes with all below it."""
+    return {pid: used.cpu_s for pid, used in usage_of_trees(roots).items()}
+
+
 class GpuMemory:
     """Memory in use on the GPUs that this process sees, from NVML where there is its module."""
 

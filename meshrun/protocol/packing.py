@@ -50,20 +50,25 @@ def unpack(text: bytes, kinds: Mapping[str, type[Any]], clean: Callable[[str], s
     """
     try:
         name, values = json.loads(text)
-        return _take(kinds[name], values, clean)
+        return take(kinds[name], values, clean)
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise ValueError(f"not a message: {text[:80]!r}") from error
 
 
-def _take(hint: Any, value: Any, clean: Callable[[str], str]) -> Any:
-    """Return a value as its annotation has it."""
+def take(hint: Any, value: Any, clean: Callable[[str], str] = str) -> Any:
+    """Return a value of JSON as an annotation has it.
+
+    Raises:
+        TypeError: If it has another type.
+        ValueError: If it is none that the annotation allows.
+    """
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return _take_checked(args[0], hint.__metadata__, value, clean)
     if origin in (Union, types.UnionType):
         return _take_one_of(args, value, clean)
     if origin in (list, tuple) and isinstance(value, list):
-        return origin(_take(args[0], each, clean) for each in value)
+        return origin(take(args[0], each, clean) for each in value)
     if isinstance(value, dict) and hint is not Any:
         return _take_table(hint, value, clean)
     return _take_plain(hint, value, clean)
@@ -72,7 +77,7 @@ def _take(hint: Any, value: Any, clean: Callable[[str], str]) -> Any:
 def _take_checked(
     hint: Any, checks: tuple[Any, ...], value: Any, clean: Callable[[str], str]
 ) -> Any:
-    taken = _take(hint, value, clean)
+    taken = take(hint, value, clean)
     for check in checks:
         taken = check(taken)
     return taken
@@ -81,7 +86,7 @@ def _take_checked(
 def _take_one_of(hints: tuple[Any, ...], value: Any, clean: Callable[[str], str]) -> Any:
     for hint in hints:
         try:
-            return _take(hint, value, clean)
+            return take(hint, value, clean)
         except TypeError:
             continue
     raise TypeError(f"{value!r:.80} is none of {hints}")
@@ -92,7 +97,7 @@ def _take_table(kind: Any, values: dict[str, Any], clean: Callable[[str], str]) 
         name, of = get_args(kind)
         is_number = (get_args(name) or [name])[0] is int  # JSON's names are texts
         return {
-            _take(name, int(key) if is_number else key, clean): _take(of, each, clean)
+            take(name, int(key) if is_number else key, clean): take(of, each, clean)
             for key, each in values.items()
         }
     if not (isinstance(kind, type) and is_dataclass(kind)):
@@ -100,7 +105,7 @@ def _take_table(kind: Any, values: dict[str, Any], clean: Callable[[str], str]) 
     hints = _hints(kind)
     if wrong := values.keys() - hints.keys():
         raise ValueError(f"{kind} and {wrong}")
-    return kind(**{name: _take(hints[name], each, clean) for name, each in values.items()})
+    return kind(**{name: take(hints[name], each, clean) for name, each in values.items()})
 
 
 def _take_plain(hint: Any, value: Any, clean: Callable[[str], str]) -> Any:

@@ -46,11 +46,6 @@ class RankFailure:
     last_lines: tuple[str, ...] = ()
     """Its last lines on stderr, if there is no exception."""
 
-    @property
-    def shell_code(self) -> int:
-        """The exit code a shell would show: the process's own, or 128 + signal."""
-        return 128 + self.signum if self.signum is not None else self.exit_code or 0
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:

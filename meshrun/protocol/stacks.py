@@ -12,7 +12,7 @@ from dataclasses import dataclass
 STACK_SIGNAL = getattr(signal, "SIGRTMAX", 64) - 3
 """Asks a rank for its stacks. Real-time signals are nobody else's, and Python can catch them."""
 
-_COORDINATOR = re.compile(r"(?:(Current) t|T)hread 0x([0-9a-fA-F]+)(?: \[[^\]]*\])?.*:")
+_THREAD = re.compile(r"(?:(Current) t|T)hread 0x([0-9a-fA-F]+)(?: \[[^\]]*\])?.*:")
 _FRAME = re.compile(r'\s+File "(.*)", line (\d+|\?\?\?) in (.*)')
 _TRACEBACK_FRAME = re.compile(r'^ +(?:\| +)?File "(.*)", line (\d+), in (.*)$', re.MULTILINE)
 _PARTS_OF_GROUP = re.compile(r"^ +\+-\+-", re.MULTILINE)
@@ -72,8 +72,8 @@ def parse_dump(text: str) -> Dump | None:
     for line in text.splitlines():
         if found := _FATAL.match(line):
             fatal, threads = found[1], []
-        elif coordinator := _COORDINATOR.match(line):
-            threads.append((coordinator[1] is not None, []))
+        elif thread := _THREAD.match(line):
+            threads.append((thread[1] is not None, []))
         elif (frame := _FRAME.match(line)) and threads:
             threads[-1][1].append(Frame(frame[1], frame[2], frame[3]))
     if not threads:

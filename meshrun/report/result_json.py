@@ -9,8 +9,8 @@ from typing import Any
 from meshrun import errors
 from meshrun.errors import MeshrunError
 from meshrun.host.whole_file import write_whole
-from meshrun.protocol.rank_end import RankRaised
-from meshrun.protocol.result import LaunchResult, RankFailure, Resize, Timings
+from meshrun.protocol.packing import take
+from meshrun.protocol.result import LaunchResult
 
 SCHEMA_NAME = "meshrun.result"
 SCHEMA_VERSION = 1
@@ -43,15 +43,8 @@ def parse_result_json(text: str) -> LaunchResult:
     if values.pop("schema", {}).get("name") != SCHEMA_NAME:
         raise ValueError("not a meshrun report")
     trouble = values.pop("trouble")
-    if trouble is not None:
-        trouble = _error(trouble)
-    failures = tuple(_failure(failure) for failure in values.pop("failures"))
-    timings = Timings(**values.pop("timings"))
-    values["best_steps"] = tuple(values.get("best_steps", ()))
-    resizes = tuple(_resize(resize) for resize in values.pop("resizes", ()))
-    return LaunchResult(
-        failures=failures, timings=timings, trouble=trouble, resizes=resizes, **values
-    )
+    result: LaunchResult = take(LaunchResult, {**values, "trouble": None})
+    return result if trouble is None else replace(result, trouble=_error(trouble))
 
 
 def render_error_json(error: MeshrunError) -> str:
@@ -85,18 +78,3 @@ def _error(values: dict[str, Any]) -> MeshrunError:
     error = kind.__new__(kind, values["message"])  # each class has arguments of its own
     vars(error).update(values)
     return error
-
-
-def _resize(values: dict[str, Any]) -> Resize:
-    lists = {name: tuple(values[name]) for name in ("left", "joined", "hosts")}
-    return Resize(**{**values, **lists})
-
-
-def _failure(values: dict[str, Any]) -> RankFailure:
-    raised = values.pop("raised")
-    coordinate = tuple(values.pop("coordinate"))
-    for name in ("stack", "last_lines"):
-        values[name] = tuple(values.get(name, ()))
-    return RankFailure(
-        coordinate=coordinate, raised=RankRaised(**raised) if raised else None, **values
-    )

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from meshrun.console.console import Console
-from meshrun.host.processes import cpu_seconds_of_trees
 from meshrun.host.reactor import Reactor
+from meshrun.host.usage import cpu_seconds_of_trees
 from meshrun.layout.labels import merged_label
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
