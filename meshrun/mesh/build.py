@@ -1,9 +1,9 @@
-"""A layout -> torch's DeviceMesh, its flattened dims and views. Collective: all ranks call it."""
+"""A layout -> torch's DeviceMesh, its flattened dims and views; all ranks call it. Its parts."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -17,19 +17,71 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Built:
-    """A mesh and what is derived from it; each by its name."""
+class BuiltMesh:
+    """A mesh and what is derived from it, and what must stay true for it to be the right one."""
 
-    layout: Layout
-    mesh: DeviceMesh
-    flattened: dict[str, DeviceMesh] = field(default_factory=dict)
-    """One-dimensional meshes over several dims."""
-    views: dict[str, DeviceMesh] = field(default_factory=dict)
-    """Other factorizations of the same ranks."""
+    def __init__(self, layout: Layout, mesh: DeviceMesh) -> None:
+        import torch.distributed as dist
+
+        self.layout, self.mesh = layout, mesh
+        self.flattened: dict[str, DeviceMesh] = {}
+        """One-dimensional meshes over several dims, by name."""
+        self.views: dict[str, DeviceMesh] = {}
+        """Other factorizations of the same ranks, by name."""
+        self._world, self._pid = dist.group.WORLD, os.getpid()
+        self._parts: dict[tuple[str, ...], DeviceMesh] = {}
+
+    def check_valid(self) -> None:
+        """Check that the mesh may be used here.
+
+        Raises:
+            MeshError: In a child of the process that built it, and after its groups are gone.
+        """
+        import torch.distributed as dist
+
+        if self._pid != os.getpid():
+            raise not_in_a_child()
+        if dist.group.WORLD is not self._world:
+            raise MeshError(
+                "the process group of this mesh was destroyed",
+                hint="call current_mesh() before destroy_process_group()",
+            )
+
+    def part(self, dims: tuple[str, ...]) -> DeviceMesh:
+        """Return the mesh along ``dims``, the same object each time.
+
+        Args:
+            dims: Dims of the mesh in its order, joined dims among them; or dims of one view, or
+                the view's name for all of these.
+
+        Raises:
+            MeshError: If there are no such dims, or not in this order.
+        """
+        if dims not in self._parts:
+            self._parts[dims] = self._find(dims)
+        return self._parts[dims]
+
+    def _find(self, dims: tuple[str, ...]) -> DeviceMesh:
+        flattened, views = self.flattened, self.views
+        if len(dims) == 1 and dims[0] in {**flattened, **views}:
+            return {**flattened, **views}[dims[0]]
+        own = self.mesh.mesh_dim_names or ()
+        of_views = [dim for view in views.values() for dim in view.mesh_dim_names or ()]
+        known = tuple(dict.fromkeys([*own, *flattened, *of_views]))
+        if unknown := [dim for dim in dims if dim not in known]:
+            raise no_dims(unknown, known)
+        for home in (self.mesh, *views.values()):
+            if set(dims) <= set(home.mesh_dim_names or ()):
+                return slice_mesh(home, dims)
+        if set(dims) <= {*own, *flattened}:
+            return _concatenate([flattened.get(dim) or self.mesh[dim] for dim in dims], dims)
+        raise MeshError(
+            f"dims {_quoted(dims)} do not all belong to one mesh",
+            hint="pass dims of the mesh itself, or dims of one view",
+        )
 
 
-def build_mesh(layout: Layout, device_type: str, options: GroupOptions) -> Built:
+def build_mesh(layout: Layout, device_type: str, options: GroupOptions) -> BuiltMesh:
     """Build the mesh of ``layout`` over the default group, which must be there.
 
     Args:
@@ -53,7 +105,7 @@ def build_mesh(layout: Layout, device_type: str, options: GroupOptions) -> Built
     # The dictionary is emptied by the call (torch 2.13), so nobody else may hold it.
     more: dict[str, Any] = {"backend_override": overrides} if overrides else {}
     mesh = init_device_mesh(device_type, layout.sizes, mesh_dim_names=layout.mesh_dim_names, **more)
-    built = Built(layout=layout, mesh=mesh)
+    built = BuiltMesh(layout, mesh)
     for flatten in layout.flattens:
         override = _override(flatten.name, device_type, options)
         more = {} if override is None else {"backend_override": override}
@@ -70,7 +122,7 @@ def build_mesh(layout: Layout, device_type: str, options: GroupOptions) -> Built
 
 
 def _build_view(
-    layout: Layout, spec: MeshSpec, built: Built, device_type: str, options: GroupOptions
+    layout: Layout, spec: MeshSpec, built: BuiltMesh, device_type: str, options: GroupOptions
 ) -> DeviceMesh:
     """Build another factorization; a dim whose groups there are already shares them."""
     import torch
@@ -95,7 +147,7 @@ def _build_view(
     )
 
 
-def _derived_groups(built: Built, own: tuple[str, ...]) -> Iterator[tuple[str, ProcessGroup]]:
+def _derived_groups(built: BuiltMesh, own: tuple[str, ...]) -> Iterator[tuple[str, ProcessGroup]]:
     """Yield this rank's group of each dim that is not one of the mesh's own."""
     for name, mesh in built.flattened.items():
         yield name, mesh.get_group()
@@ -180,3 +232,65 @@ def set_timeout(group: ProcessGroup, seconds: float | None) -> None:
         from torch.distributed import distributed_c10d as c10d
 
         c10d._set_pg_timeout(timedelta(seconds=seconds), group)
+
+
+# ---- parts ----------------------------------------------------------------------------------
+
+
+def _concatenate(parts: list[DeviceMesh], dims: tuple[str, ...]) -> DeviceMesh:
+    """Return one mesh over dims of which some are joined ones; no group is made.
+
+    Raises:
+        MeshError: If two dims have ranks in common, or torch is too old for it.
+    """
+    from torch.distributed.device_mesh import DeviceMesh
+
+    if not hasattr(DeviceMesh, "_concatenate"):
+        raise MeshError(f"a mesh of {_quoted(dims)} requires torch 2.10 or newer")
+    try:
+        mesh: DeviceMesh = DeviceMesh._concatenate(parts)
+    except RuntimeError as error:
+        raise MeshError(f"dims {_quoted(dims)} have ranks in common") from error
+    return mesh
+
+
+def slice_mesh(mesh: DeviceMesh, dims: tuple[str, ...]) -> DeviceMesh:
+    """Return a mesh along some of its dims, in their order.
+
+    Raises:
+        MeshError: If the dims are not the mesh's, or are in another order.
+    """
+    names = mesh.mesh_dim_names or ()
+    if unknown := [dim for dim in dims if dim not in names]:
+        raise no_dims(unknown, names)
+    places = [names.index(dim) for dim in dims]
+    if places != sorted(set(places)):
+        ordered = ", ".join(f'"{names[place]}"' for place in sorted(set(places)))
+        raise MeshError(
+            f"dims {_quoted(dims)} are not in the mesh's order", hint=f"current_mesh({ordered})"
+        )
+    return mesh if dims == names else mesh[dims]
+
+
+def no_dims(unknown: Sequence[str], known: Sequence[str]) -> MeshError:
+    """Return the error of names that a mesh does not have."""
+    if not known:
+        return MeshError(
+            f"the mesh has no dim names, so it has no {_quoted(unknown)}",
+            hint="name the dims: --mesh dp=2,tp=4, or --names dp,tp",
+        )
+    dims = "dims" if len(unknown) > 1 else "dim"
+    return MeshError(f"the mesh has no {dims} {_quoted(unknown)}", hint=f"it has {_quoted(known)}")
+
+
+def _quoted(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def not_in_a_child() -> MeshError:
+    """Return the error of a process that a rank has started."""
+    return MeshError(
+        f"this process is a child of rank {os.environ.get('RANK', '?')} and has no process groups",
+        hint="use the mesh in the rank itself and pass plain numbers to its children, or call"
+        " current_layout() here",
+    )

@@ -13,11 +13,12 @@ from typing import Any
 from meshrun.errors import MeshError
 from meshrun.layout import Layout, parse_derived, solve_layout
 from meshrun.layout.spec import parse_mesh
-from meshrun.mesh.build import build_mesh, set_timeout
-from meshrun.mesh.current_layout import current_layout, read_count, read_number
-from meshrun.mesh.mesh_cache import MeshCache, process
+from meshrun.mesh.build import BuiltMesh, build_mesh, set_timeout
+from meshrun.mesh.current import process
+from meshrun.mesh.current_layout import current_layout
 from meshrun.mesh.scheduler_task import join_task, launch_environment
 from meshrun.plan.group_options import GroupOptions, parse_group_options
+from meshrun.plan.layout_env import read_count, read_number
 
 _WAYS_OUT = (
     "launch the program with `meshrun --mesh dp=2,tp=4 ...`, set MESHRUN_MESH=dp=2,tp=4 under"
@@ -37,7 +38,7 @@ def read_group_options() -> GroupOptions:
     return parse_group_options(backends, timeouts, settings)
 
 
-def build_from_environment(fallback: str | None) -> MeshCache:
+def build_from_environment(fallback: str | None) -> BuiltMesh:
     """Build the mesh that ``MESHRUN_MESH`` describes, or ``fallback``; collective.
 
     Raises:
@@ -53,7 +54,7 @@ def build_from_environment(fallback: str | None) -> MeshCache:
 
 def build_here(
     layout: Layout, device: str | None, *, backend: Sequence[str], timeout: Sequence[str]
-) -> MeshCache:
+) -> BuiltMesh:
     """Build a mesh that the program describes itself; collective."""
     return _build(layout, device, parse_group_options(backend, timeout, ()))
 
@@ -86,7 +87,7 @@ def select_device(device_type: str, index: int) -> str:
     return f"cpu:gloo,{device_type}:{dist.get_default_backend_for_device(device_type)}"
 
 
-def _build(layout: Layout, device: str | None, options: GroupOptions) -> MeshCache:
+def _build(layout: Layout, device: str | None, options: GroupOptions) -> BuiltMesh:
     import torch.distributed as dist
 
     if not dist.is_initialized():
@@ -101,7 +102,7 @@ def _build(layout: Layout, device: str | None, options: GroupOptions) -> MeshCac
         )
     built = build_mesh(layout, device_type, options)
     set_timeout(dist.group.WORLD, options.timeout_s(""))
-    return MeshCache(built, dist.group.WORLD)
+    return built
 
 
 def _device_type(asked: str | None) -> str:
@@ -123,7 +124,7 @@ def _device_type(asked: str | None) -> str:
 def _init_process_group(device_type: str, options: GroupOptions) -> None:
     import torch.distributed as dist
 
-    backend = select_device(device_type, read_number("LOCAL_RANK") or 0)
+    backend = select_device(device_type, read_number("LOCAL_RANK", os.environ) or 0)
     seconds = options.timeout_s("")
     more: dict[str, Any] = {} if seconds is None else {"timeout": timedelta(seconds=seconds)}
     if "RANK" in os.environ:
@@ -144,6 +145,6 @@ def _end_process_group(group: Any, pid: int) -> None:
 
     failed = getattr(sys, "last_value", None) is not None
     if not failed and os.getpid() == pid and dist.group.WORLD is group:
-        process.mesh_cache = None
+        process.built = None
         dist.destroy_process_group()
         gc.collect()

@@ -11,13 +11,24 @@ from typing import TYPE_CHECKING
 
 from meshrun.errors import MeshError
 from meshrun.layout.spec import AnyMesh, mesh_text
+from meshrun.mesh.build import BuiltMesh, not_in_a_child, slice_mesh
 from meshrun.mesh.late_settings import tell_late_settings
-from meshrun.mesh.mesh_cache import MeshCache, not_in_a_child, process, slice_mesh
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 _entered = threading.local()
+
+
+class Process:
+    """The one mesh of this process; a plain global, so that every thread sees the same."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.built: BuiltMesh | None = None
+
+
+process = Process()
 
 
 def current_mesh(*dims: str, fallback: str | None = None) -> DeviceMesh:
@@ -48,8 +59,8 @@ def current_mesh(*dims: str, fallback: str | None = None) -> DeviceMesh:
         other = _innermost()
         if other is not None:
             return _part_of(other, dims) if dims else other
-        mesh_cache = _mesh_cache(fallback)
-        return mesh_cache.part(dims) if dims else mesh_cache.mesh
+        built = _own_mesh(fallback)
+        return built.part(dims) if dims else built.mesh
 
 
 def has_mesh() -> bool:
@@ -57,10 +68,10 @@ def has_mesh() -> bool:
     with process.lock:
         if _innermost() is not None:
             return True
-        if process.mesh_cache is None:
+        if process.built is None:
             return False
         try:
-            process.mesh_cache.check_valid()
+            process.built.check_valid()
         except MeshError:
             return False
         return True
@@ -116,31 +127,31 @@ def init_mesh(
     spec = mesh_text(spec)
     with process.lock:
         layout = layout_of(spec, names, flatten, views)
-        if process.mesh_cache is None:
-            process.mesh_cache = build_here(layout, device, backend=backend, timeout=timeout)
-        process.mesh_cache.check_valid()
-        built = process.mesh_cache.layout
-        asked, there = ({*each.flattens, *each.views} for each in (layout, built))
-        if built.mesh != layout.mesh or not asked <= there:
+        if process.built is None:
+            process.built = build_here(layout, device, backend=backend, timeout=timeout)
+        process.built.check_valid()
+        there = process.built.layout
+        asked, known = ({*each.flattens, *each.views} for each in (layout, there))
+        if there.mesh != layout.mesh or not asked <= known:
             wanted = " and ".join(f"`{text}`" for text in (spec, *flatten, *views))
             raise MeshError(
-                f"init_mesh() was called with {wanted}, but there already is a mesh `{built.mesh}`",
+                f"init_mesh() was called with {wanted}, but there already is a mesh `{there.mesh}`",
                 hint="current_mesh() returns the existing mesh; use_mesh(mesh) replaces it"
                 " temporarily",
             )
-        return process.mesh_cache.mesh
+        return process.built.mesh
 
 
-def _mesh_cache(fallback: str | None) -> MeshCache:
+def _own_mesh(fallback: str | None) -> BuiltMesh:
     """Return the process's own mesh, built now if the environment describes one."""
-    if process.mesh_cache is None:
+    if process.built is None:
         if os.environ.get("MESHRUN_WORKER_PID", str(os.getpid())) != str(os.getpid()):
             raise not_in_a_child()
         from meshrun.mesh.build_here import build_from_environment
 
-        process.mesh_cache = build_from_environment(fallback)
-    process.mesh_cache.check_valid()
-    return process.mesh_cache
+        process.built = build_from_environment(fallback)
+    process.built.check_valid()
+    return process.built
 
 
 def _innermost() -> DeviceMesh | None:
@@ -151,7 +162,7 @@ def _innermost() -> DeviceMesh | None:
     if not stack:
         return None
     innermost: DeviceMesh = stack[-1]
-    ours = process.mesh_cache
+    ours = process.built
     return None if ours is not None and innermost is ours.mesh else innermost
 
 

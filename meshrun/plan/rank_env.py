@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from meshrun.host.interfaces import interface_variables
-from meshrun.layout import format_derived
-from meshrun.layout.spec import format_mesh
 from meshrun.plan.group_options import format_group_options
+from meshrun.plan.layout_env import format_layout
 from meshrun.plan.plan import LaunchPlan, RankPlan
 from meshrun.plan.request import STOP_SIGNALS
 
@@ -83,7 +82,7 @@ def rank_environment(
         "TORCHELASTIC_ERROR_FILE": error_file,
         "TORCHELASTIC_SIGNALS_TO_HANDLE": ",".join(names),
         "MESHRUN_RUN_ID": facts.run_id,
-        "MESHRUN_NPROC_PER_NODE": ",".join(str(count) for count in _runs(layout.nproc_per_node)),
+        **format_layout(layout),
     }
     if facts.previous or base.get("MESHRUN_PREVIOUS"):
         texts["MESHRUN_PREVIOUS"] = facts.previous
@@ -94,11 +93,7 @@ def rank_environment(
         if base.get("HIP_VISIBLE_DEVICES"):
             texts["HIP_VISIBLE_DEVICES"] = device
     if layout.mesh is not None:
-        texts["MESHRUN_MESH"] = format_mesh(layout.mesh)
         texts["MESHRUN_DEVICE"] = plan.device_type or "cpu"
-        if layout.slot_order is not None:
-            texts["MESHRUN_SLOT_ORDER"] = ",".join(layout.slot_order)
-        texts.update(format_derived(layout.flattens, layout.views))
         texts.update(format_group_options(request.groups))
     defaults = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
     if local_world_size > 1:  # as torchrun, a single worker is left to its libraries
@@ -114,8 +109,3 @@ def interface_defaults(facts: LaunchFacts) -> dict[str, str]:
     On one node that is loopback: nothing listens outside, and no name is asked.
     """
     return interface_variables(facts.interface)
-
-
-def _runs(counts: tuple[int, ...]) -> tuple[int, ...]:
-    """Equal nodes are written once, so that the variable stays short on 10,000 nodes."""
-    return counts[:1] if len(set(counts)) == 1 else counts

@@ -12,12 +12,10 @@ from meshrun.errors import InternalError
 from meshrun.host.name_service import names_from_files_only
 from meshrun.mesh.build import build_mesh, set_timeout
 from meshrun.mesh.build_here import read_group_options, select_device
-from meshrun.mesh.current_layout import current_layout
+from meshrun.mesh.current import process
 from meshrun.mesh.late_settings import note_settings
-from meshrun.mesh.mesh_cache import MeshCache, process
+from meshrun.plan.layout_env import read_layout
 from meshrun.worker.reporter import Reporter
-
-"""Where a socket that listens everywhere is reached from its own machine."""
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -56,7 +54,7 @@ def join_mesh(coordinate: tuple[int, ...], reporter: Reporter) -> None:
     )
     sys.excepthook = hook  # torch's prefixes each line with the rank, and so does the console
     reporter.joined()
-    built = build_mesh(current_layout(), device_type, options)
+    built = build_mesh(read_layout(env), device_type, options)
     set_timeout(dist.group.WORLD, seconds)
     found = tuple(built.mesh.get_coordinate() or ())
     if found != coordinate:
@@ -64,7 +62,7 @@ def join_mesh(coordinate: tuple[int, ...], reporter: Reporter) -> None:
             f"the plan puts rank {env['RANK']} at {coordinate}, but torch puts it at {found}"
         )
     _wait_for_all(store, int(env["WORLD_SIZE"]))
-    process.mesh_cache = MeshCache(built, dist.group.WORLD)
+    process.built = built
     built.mesh.__enter__()
     note_settings()
 

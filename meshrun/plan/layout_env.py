@@ -1,0 +1,141 @@
+"""A layout as the variables of a rank, and back. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from meshrun.errors import MeshError, MeshrunError
+from meshrun.layout import MAX_RANKS, Layout, format_derived, parse_derived
+from meshrun.layout.spec import MeshSpec, format_mesh, parse_mesh
+
+
+def format_layout(layout: Layout) -> dict[str, str]:
+    """Return the variables beside torchrun's that describe a layout."""
+    counts = layout.nproc_per_node
+    if len(set(counts)) == 1:  # written once, so that it stays short on 10,000 nodes
+        counts = counts[:1]
+    texts = {"MESHRUN_NPROC_PER_NODE": ",".join(map(str, counts))}
+    if layout.mesh is not None:
+        texts["MESHRUN_MESH"] = format_mesh(layout.mesh)
+        if layout.slot_order is not None:
+            texts["MESHRUN_SLOT_ORDER"] = ",".join(layout.slot_order)
+        texts.update(format_derived(layout.flattens, layout.views))
+    return texts
+
+
+def read_layout(env: Mapping[str, str]) -> Layout:
+    """Return the layout that an environment describes, meshrun's, torchrun's or a person's.
+
+    Raises:
+        MeshError: If it contradicts itself.
+    """
+    try:
+        text = env.get("MESHRUN_MESH")
+        mesh = parse_mesh(text) if text else None
+        counts = _workers(env)
+        if mesh is not None and mesh.is_inferred:
+            size, rest = divmod(sum(counts), mesh.known_size)
+            mesh = mesh.with_size(mesh.sizes.index(-1), size if not rest else 0)
+        if mesh is not None and mesh.known_size != sum(counts):
+            raise _misfit(parse_mesh(text or ""), sum(counts))
+        flattens, views = parse_derived(
+            [env.get("MESHRUN_FLATTEN", "")], [env.get("MESHRUN_VIEW", "")]
+        )
+        restarts = read_number("MESHRUN_GENERATION", env)
+        if restarts is None:
+            restarts = read_number("TORCHELASTIC_RESTART_COUNT", env)
+        return Layout(
+            mesh=mesh,
+            nproc_per_node=counts,
+            generation=restarts or 0,
+            slot_order=_slot_order(env) if mesh else None,
+            own_rank=_own_rank(env, sum(counts)),
+            previous=_previous(env),
+            # They belong to the mesh, and are left over where there is none.
+            flattens=flattens if mesh else (),
+            views=views if mesh else (),
+        )
+    except MeshError:
+        raise
+    except (ValueError, MeshrunError) as error:
+        raise MeshError(f"the environment does not describe a launch: {error}") from error
+
+
+def _previous(env: Mapping[str, str]) -> Layout | None:
+    text = env.get("MESHRUN_PREVIOUS")
+    return Layout.from_dict(json.loads(text)) if text else None
+
+
+def _slot_order(env: Mapping[str, str]) -> tuple[str, ...] | None:
+    return tuple(env["MESHRUN_SLOT_ORDER"].split(",")) if "MESHRUN_SLOT_ORDER" in env else None
+
+
+def _misfit(mesh: MeshSpec, ranks: int) -> MeshError:
+    has = f"the environment has {ranks}"
+    if mesh.is_inferred:
+        needs = f"MESHRUN_MESH `{mesh}` needs a multiple of {mesh.known_size} ranks"
+        return MeshError(
+            f"{needs}, but {has}", hint="the product of the other sizes must divide it"
+        )
+    hint = f"launch with `meshrun --mesh {mesh} ...`, or write `-1` for the size that may vary"
+    return MeshError(f"MESHRUN_MESH `{mesh}` needs {mesh.known_size} ranks, but {has}", hint=hint)
+
+
+def _own_rank(env: Mapping[str, str], world_size: int) -> int | None:
+    """Return the rank of this process; a launch of one needs no number."""
+    rank = read_number("RANK", env)
+    return 0 if rank is None and world_size == 1 else rank
+
+
+def _workers(env: Mapping[str, str]) -> tuple[int, ...]:
+    """Return the workers of each node, as meshrun says them or as torchrun does."""
+    world_size = read_count("WORLD_SIZE", env) or 1
+    listed = env.get("MESHRUN_NPROC_PER_NODE")
+    if listed:
+        name = "MESHRUN_NPROC_PER_NODE"  # in which a node may have none
+        counts = tuple(_count(count, name, least=0) for count in listed.split(","))
+        counts *= (read_count("GROUP_WORLD_SIZE", env) or 1) if len(counts) == 1 else 1
+    else:
+        local = read_count("LOCAL_WORLD_SIZE", env) or world_size
+        counts = (local,) * (read_count("GROUP_WORLD_SIZE", env) or world_size // local)
+    if sum(counts) != world_size and (env.get("WORLD_SIZE") or not listed):
+        names = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "MESHRUN_NPROC_PER_NODE")
+        found = ", ".join(f"{name}={env[name]}" for name in names if env.get(name))
+        hint = "if nodes differ, list the workers of each: MESHRUN_NPROC_PER_NODE=8,4"
+        raise MeshError(f"conflicting numbers of ranks: {found}", hint=hint)
+    return counts
+
+
+def read_count(name: str, env: Mapping[str, str]) -> int | None:
+    """Return a variable that counts ranks or nodes, or ``None`` if it is not set.
+
+    Raises:
+        MeshError: If it is none, or more than there can be.
+    """
+    text = env.get(name)
+    return _count(text, name) if text else None
+
+
+def _count(text: str, name: str, *, least: int = 1) -> int:
+    number = _number(text, name)
+    if not least <= number <= MAX_RANKS:
+        raise MeshError(f"{name} must be from {least} to {MAX_RANKS:,}, found `{text}`")
+    return number
+
+
+def read_number(name: str, env: Mapping[str, str]) -> int | None:
+    """Return a variable that holds a whole number, or ``None`` if it is not set.
+
+    Raises:
+        MeshError: If it holds something else.
+    """
+    text = env.get(name)
+    return _number(text, name) if text else None
+
+
+def _number(text: str, name: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise MeshError(f"{name} must be a whole number, found `{text[:40]}`") from None
