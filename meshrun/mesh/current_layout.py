@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from meshrun.errors import UsageError
 from meshrun.layout import Layout
 from meshrun.mesh.scheduler_task import launch_environment
-from meshrun.plan.layout_env import read_layout
+from meshrun.plan.layout_env import not_a_launch, read_layout
 
 
 def current_layout() -> Layout:
@@ -17,4 +18,8 @@ def current_layout() -> Layout:
     Raises:
         MeshError: If the environment contradicts itself.
     """
-    return read_layout(launch_environment())
+    try:
+        env = launch_environment()
+    except UsageError as error:
+        raise not_a_launch(error) from error
+    return read_layout(env)

@@ -59,7 +59,12 @@ def read_layout(env: Mapping[str, str]) -> Layout:
     except MeshError:
         raise
     except (ValueError, MeshrunError) as error:
-        raise MeshError(f"the environment does not describe a launch: {error}") from error
+        raise not_a_launch(error) from error
+
+
+def not_a_launch(error: Exception) -> MeshError:
+    """Return the error of an environment that cannot be read."""
+    return MeshError(f"the environment does not describe a launch: {error}")
 
 
 def _previous(env: Mapping[str, str]) -> Layout | None:
