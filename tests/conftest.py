@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -79,6 +81,22 @@ def fake_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("PYTHONPATH", str(FAKES))
     monkeypatch.setenv("FAKE_TORCH_IMPORTS", str(counted))
     return counted
+
+
+@pytest.fixture
+def fake_driver(
+    fake_torch: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[[list[dict[str, Any]]], None]:
+    """Give launches NVIDIA's driver; return what writes its cards, which may change meanwhile."""
+    path = tmp_path / "cards.json"
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(FAKES), str(FAKES / "driver")]))
+    monkeypatch.setenv("FAKE_NVML", str(path))
+
+    def write(cards: list[dict[str, Any]]) -> None:
+        (tmp_path / "cards.new").write_text(json.dumps(cards))
+        (tmp_path / "cards.new").replace(path)
+
+    return write
 
 
 @pytest.fixture

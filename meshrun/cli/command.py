@@ -26,7 +26,7 @@ _Table = TypeVar("_Table", bound=Options)
 _LINE = "meshrun.line"
 """Where a context keeps its command line."""
 _SET_BY_A_LAUNCH = (
-    *(Options.mesh, Options.device, Options.flatten, Options.view),
+    *(Options.mesh, Options.device, Options.gpus, Options.flatten, Options.view),
     *(Options.backend, Options.timeout, Options.pg_opt),
 )
 """Options whose variables describe a rank to its program, and mean no launch inside it."""

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from meshrun.cli import parsers as parse
 from meshrun.cli.option import Option, ParsedOptions, Repeated, Switch
 from meshrun.plan.device import check_device_type
+from meshrun.plan.gpu_choice import parse_gpus
 from meshrun.plan.parse import (
     NO_STREAMS,
     parse_integer,
@@ -60,6 +61,10 @@ class Options(ParsedOptions):
     device = Option(check_device_type, "auto", "TYPE", MESH,
         "Device type: `auto`, `cpu`, `cuda` or another torch device type. `auto` uses the "
         "accelerator if there is one for each worker, otherwise `cpu`.", in_launch=True)
+    gpus: Option[Names | None] = Option(parse_gpus, None, "0,2-3", MESH,
+        "GPUs of each node to use, by number, UUID or MIG name.", unset="all visible ones",
+        details="Numbers count among the GPUs that `CUDA_VISIBLE_DEVICES` leaves. "
+        "See [how to choose GPUs](../how-to/gpus.md).")
     flatten = Repeated(parse.joined, "[NAME=]A+B", MESH,
         "Flatten several dims into one, such as `dp_cp=dp+cp`. Repeatable.",
         details="See [derived dims](mesh-spec.md#derived-dims).")

@@ -127,6 +127,7 @@ def build_request(options: Options, program: Program) -> LaunchRequest:
         nnodes=nnodes,
         nproc_per_node=options.nproc_per_node,
         device=options.device or Options.device.default,
+        gpus=options.gpus,
         groups=_groups(options),
         mesh_init=options.mesh_init,
         start_method=_start_method(options),

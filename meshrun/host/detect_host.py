@@ -7,9 +7,11 @@ import socket
 from collections.abc import Mapping
 
 from meshrun.host.cores import count_usable_cores
-from meshrun.host.devices import accelerator_of_torch, count_accelerators
+from meshrun.host.devices import accelerator_of, build_of_torch
+from meshrun.host.gpu_links import read_gpu_links
+from meshrun.host.gpus import listed_devices, visibility_variables, visible_gpus
 from meshrun.host.machine import HostFacts
-from meshrun.host.nvml import read_gpu_links
+from meshrun.host.nics import with_nics
 from meshrun.host.topology import read_topology
 
 
@@ -21,21 +23,18 @@ def detect_host(
 ) -> HostFacts:
     """Return the facts of this machine that a plan needs; starts nothing, changes nothing."""
     env = os.environ if environment is None else environment
-    accelerator = accelerator_of_torch()
+    build = build_of_torch()
+    gpus = visible_gpus(build, env)
+    variables = visibility_variables(build, env)
+    addresses = [gpu.address for gpu in gpus]
     return HostFacts(
         hostname=socket.gethostname(),
         usable_cores=count_usable_cores(),
-        accelerator=accelerator,
-        accelerator_count=count_accelerators(accelerator, env) if accelerator else 0,
-        visible_devices=_visible_devices(env),
-        topology=read_topology() if with_topology else None,
-        links=read_gpu_links(env) if with_links and accelerator == "cuda" else None,
+        accelerator=accelerator_of(build),
+        accelerator_count=len(gpus) if build else 0,
+        visible_devices=listed_devices(variables, env),
+        visibility=variables,
+        gpus=with_nics(gpus) if with_links else gpus,
+        topology=read_topology(accelerators=addresses) if with_topology else None,
+        links=read_gpu_links(gpus) if with_links else None,
     )
-
-
-def _visible_devices(env: Mapping[str, str]) -> tuple[str, ...] | None:
-    """HIP's own variable counts before the one of CUDA that it reads too."""
-    listed = env.get("HIP_VISIBLE_DEVICES") or env.get("CUDA_VISIBLE_DEVICES")
-    if not listed:
-        return None
-    return tuple(part.strip() for part in listed.split(",") if part.strip())

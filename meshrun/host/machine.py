@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 LEVELS = ("PIX", "PXB", "PHB", "NODE", "SYS")
@@ -39,6 +39,49 @@ class Topology:
         """NUMA nodes that have a CPU this process may use, in order."""
         return tuple(sorted({cpu.node for cpu in self.cpus}))
 
+    def with_accelerators(self, places: Sequence[int]) -> Topology:
+        """Return the machine as seen by who sees only some of its accelerators, in this order."""
+        known = self.accelerator_nodes
+        return replace(self, accelerator_nodes=tuple(known[place] for place in places))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nics:
+    """Network cards or interfaces that are equally near to a GPU, and nearer than all others."""
+
+    names: tuple[str, ...]
+    nearness: str
+    """One of ``NEARNESS``."""
+
+    def __str__(self) -> str:
+        return f"{', '.join(self.names)} ({self.nearness})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """A GPU, or a MIG instance of one, and where it is in the machine."""
+
+    entry: str
+    """What the visibility variable calls it: a number, a UUID or the name of a MIG instance."""
+    index: int | None = None
+    """Its number in the whole machine, as ``nvidia-smi`` counts; ``None`` if unknown."""
+    uuid: str = ""
+    address: str | None = None
+    """Its PCI address; of a MIG instance that of its GPU."""
+    model: str = ""
+    mig_uuids: tuple[str, ...] = ()
+    """Its MIG instances."""
+    numa_node: int | None = None
+    cards: Nics | None = None
+    """The RDMA cards next to it, where they were looked for."""
+    interfaces: Nics | None = None
+    """The network interfaces next to it, likewise."""
+
+    @property
+    def nics(self) -> Nics | None:
+        """What is next to it, RDMA cards first."""
+        return self.cards or self.interfaces
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuLinks:
@@ -46,8 +89,12 @@ class GpuLinks:
 
     pairs: tuple[tuple[str, ...], ...]
     """``pairs[i][j]`` is ``NV18`` for 18 NVLinks, one of ``LEVELS``, ``X`` for i == j, or ``?``."""
-    nics: tuple[tuple[str, str] | None, ...]
-    """Nearest network card of each GPU and how near it is, or ``None`` if there is none."""
+
+    def between(self, places: Sequence[int]) -> GpuLinks:
+        """Return the links between some of the GPUs, in this order."""
+        return GpuLinks(
+            pairs=tuple(tuple(self.pairs[one][other] for other in places) for one in places)
+        )
 
     def weakest(self, devices: Sequence[int]) -> str | None:
         """Return the slowest link between any two of some GPUs; ``None`` for fewer than two."""
@@ -75,7 +122,11 @@ class HostFacts:
     accelerator_count: int
     """Accelerators visible to this process."""
     visible_devices: tuple[str, ...] | None = None
-    """What the visibility variable of CUDA or HIP lists, or ``None`` if it is not set."""
+    """What the visibility variable lists, or ``None`` if it is not set."""
+    visibility: tuple[str, ...] = ("CUDA_VISIBLE_DEVICES",)
+    """The visibility variable of this machine's accelerators, and others that must agree."""
+    gpus: tuple[Gpu, ...] = ()
+    """The visible accelerators by local index, as far as they are known."""
     topology: Topology | None = None
     """Cores and nodes of the machine, where a plan needs them."""
     links: GpuLinks | None = None

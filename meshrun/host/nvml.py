@@ -1,141 +1,162 @@
-"""The links between GPUs, from NVML, if the extra ``gpu`` (nvidia-ml-py) is installed."""
+"""NVIDIA's management library, through ctypes; whatever it cannot tell is ``None`` or empty.
+
+Source:
+    nvml.h and the NVML API reference. Structs are given by their size and the offsets of their
+    fields, as the C compiler lays them out on 64-bit Linux.
+"""
 
 from __future__ import annotations
 
-import importlib
-import os
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+import ctypes
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
-from meshrun.host.machine import LEVELS, NEARNESS, GpuLinks
-from meshrun.host.topology import visible_pci_addresses
+_LIBRARY = "libnvidia-ml.so.1"
+_NO_SUCH_VALUE = 2**64 - 1
+_MEMORY_V2 = struct.Struct("=I4x4Q")
+"""Version, total, reserved, free, used; the first version counts what the driver reserves as used,
+which is half a gigabyte on an idle H100."""
+_MEMORY_V1 = struct.Struct("=3Q")
+"""Total, free, used."""
+_PROCESS = struct.Struct("=I4xQII")
+"""Pid, bytes, and the two numbers of a MIG instance."""
+_MOST_PROCESSES = 256
 
-_TO_SWITCH = 2
-_LEVEL_OF_NVML = {10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
+Handle = ctypes.c_void_p
+"""A GPU or a MIG instance, as the library knows it."""
 
 
-def read_gpu_links(
-    env: Mapping[str, str] = os.environ,
-    *,
-    nvml: Any = None,
-    addresses: Sequence[str | None] | None = None,
-    sysfs: Path = Path("/sys"),
-) -> GpuLinks | None:
-    """Return how the GPUs that a process with ``env`` would see are joined.
+@dataclass(frozen=True, slots=True)
+class GpuProcess:
+    """A process that has memory on a GPU."""
 
-    Args:
-        env: For ``CUDA_VISIBLE_DEVICES``.
-        nvml: The module ``pynvml``; imported if ``None``.
-        addresses: PCI addresses of the GPUs; those that NVML and ``env`` give if ``None``.
-        sysfs: Where the kernel describes network cards.
+    pid: int
+    used_bytes: int | None
+    """``None`` where the driver does not tell, as for processes of other users in a container."""
 
-    Returns:
-        ``None`` without a driver, GPUs or the module; a link that NVML cannot tell is ``?``.
 
-    Source:
-        NVML API reference, "Device Queries" and "NvLink Methods".
-    """
-    if nvml is None:
+class Nvml:
+    """The library, once it is initialized. Functions that this driver lacks answer nothing."""
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+
+    def ask(self, function: str, *arguments: Any) -> bool:
+        """Call a function of the library; return whether it succeeded."""
         try:
-            nvml = importlib.import_module("pynvml")
-        except ImportError:
+            return bool(getattr(self._library, function)(*arguments) == 0)
+        except AttributeError:  # an older driver
+            return False
+
+    def number(self, function: str, *arguments: Any, kind: Any = ctypes.c_uint) -> int | None:
+        """Return the one number that a function tells."""
+        value = kind(0)
+        return value.value if self.ask(function, *arguments, ctypes.byref(value)) else None
+
+    def numbers(self, function: str, gpu: Handle, count: int) -> tuple[int, ...] | None:
+        """Return the numbers that a function tells of a GPU."""
+        values = [ctypes.c_uint(0) for _ in range(count)]
+        if not self.ask(function, gpu, *(ctypes.byref(value) for value in values)):
             return None
-    addresses = visible_pci_addresses(env) if addresses is None else addresses
-    if not addresses:
+        return tuple(value.value for value in values)
+
+    def text(self, function: str, *arguments: Any, size: int = 96) -> str:
+        """Return the text that a function tells."""
+        buffer = ctypes.create_string_buffer(size)
+        if not self.ask(function, *arguments, buffer, ctypes.c_uint(size)):
+            return ""
+        return buffer.value.decode(errors="replace")
+
+    def gpus(self) -> list[Handle | None]:
+        """Return each GPU that this container may use, ``None`` for one that does not answer."""
+        count = self.number("nvmlDeviceGetCount_v2") or 0
+        return [
+            self._handle("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index))
+            for index in range(count)
+        ]
+
+    def gpu_at(self, address: str) -> Handle | None:
+        """Return the GPU with a PCI address."""
+        return self._handle("nvmlDeviceGetHandleByPciBusId_v2", address.encode())
+
+    def gpu_of(self, uuid: str) -> Handle | None:
+        """Return the GPU or MIG instance with a UUID."""
+        return self._handle("nvmlDeviceGetHandleByUUID", uuid.encode())
+
+    def address(self, gpu: Handle) -> str | None:
+        """Return a GPU's PCI address."""
+        return self.pci_address("nvmlDeviceGetPciInfo_v3", gpu)
+
+    def pci_address(self, function: str, *arguments: Any) -> str | None:
+        """Return the PCI address that a function tells.
+
+        ``nvmlPciInfo_t`` is 68 bytes, with domain, bus and device as unsigned ints from byte 16.
+        """
+        info = ctypes.create_string_buffer(68)
+        if not self.ask(function, *arguments, info):
+            return None
+        domain, bus, device = struct.unpack_from("=3I", info.raw, 16)
+        return f"{domain:04x}:{bus:02x}:{device:02x}.0"
+
+    def mig_instances(self, gpu: Handle) -> list[Handle]:
+        """Return the MIG instances of a GPU; none if MIG is off or the GPU has no such mode."""
+        mode = self.numbers("nvmlDeviceGetMigMode", gpu, 2)
+        if mode is None or not mode[0]:
+            return []
+        most = self.number("nvmlDeviceGetMaxMigDeviceCount", gpu) or 0
+        name = "nvmlDeviceGetMigDeviceHandleByIndex"
+        found = (self._handle(name, gpu, ctypes.c_uint(index)) for index in range(most))
+        return [instance for instance in found if instance is not None]
+
+    def used_bytes(self, gpu: Handle) -> int | None:
+        """Return the memory in use, by whomever, without what the driver reserves if it tells."""
+        newer = ctypes.create_string_buffer(_MEMORY_V2.pack(_MEMORY_V2.size | 2 << 24, 0, 0, 0, 0))
+        if self.ask("nvmlDeviceGetMemoryInfo_v2", gpu, newer):
+            return int(_MEMORY_V2.unpack_from(newer.raw)[4])
+        older = ctypes.create_string_buffer(_MEMORY_V1.size)
+        if self.ask("nvmlDeviceGetMemoryInfo", gpu, older):
+            return int(_MEMORY_V1.unpack_from(older.raw)[2])
         return None
+
+    def processes(self, gpu: Handle) -> list[GpuProcess]:
+        """Return the processes that have memory on a GPU, as far as this container sees them."""
+        found: dict[int, GpuProcess] = {}
+        for kind in ("Compute", "Graphics"):
+            for version in ("_v3", "_v2"):
+                count = ctypes.c_uint(_MOST_PROCESSES)
+                infos = ctypes.create_string_buffer(_PROCESS.size * _MOST_PROCESSES)
+                function = f"nvmlDeviceGet{kind}RunningProcesses{version}"
+                if not self.ask(function, gpu, ctypes.byref(count), infos):
+                    continue
+                for index in range(min(count.value, _MOST_PROCESSES)):
+                    pid, used, *_ = _PROCESS.unpack_from(infos.raw, index * _PROCESS.size)
+                    found[pid] = GpuProcess(pid, None if used == _NO_SUCH_VALUE else used)
+                break
+        return list(found.values())
+
+    def _handle(self, function: str, *arguments: Any) -> Handle | None:
+        handle = Handle()
+        return handle if self.ask(function, *arguments, ctypes.byref(handle)) else None
+
+
+def load_nvml() -> Nvml | None:
+    """Return the library, initialized; ``None`` without a driver, or one that does not answer."""
     try:
-        nvml.nvmlInit()
-    except nvml.NVMLError:
+        nvml = Nvml(ctypes.CDLL(_LIBRARY))
+    except OSError:
         return None
+    return nvml if nvml.ask("nvmlInit_v2") else None
+
+
+@contextmanager
+def open_nvml() -> Iterator[Nvml | None]:
+    """Give the library for a while."""
+    nvml = load_nvml()
     try:
-        gpus = [_handle(nvml, address) for address in addresses]
-        return GpuLinks(
-            pairs=tuple(
-                tuple(_link(nvml, gpus, first, second) for second in range(len(gpus)))
-                for first in range(len(gpus))
-            ),
-            nics=tuple(_nearest_nic(sysfs, address) for address in addresses),
-        )
+        yield nvml
     finally:
-        nvml.nvmlShutdown()
-
-
-def _handle(nvml: Any, address: str | None) -> Any:
-    try:
-        return None if address is None else nvml.nvmlDeviceGetHandleByPciBusId(address.encode())
-    except nvml.NVMLError:
-        return None
-
-
-def _link(nvml: Any, gpus: Sequence[Any], first: int, second: int) -> str:
-    if first == second:
-        return "X"
-    one, other = gpus[first], gpus[second]
-    if one is None or other is None:
-        return "?"
-    if nvlinks := _count_nvlinks(nvml, one, other):
-        return f"NV{nvlinks}"
-    try:
-        level = nvml.nvmlDeviceGetTopologyCommonAncestor(one, other)
-    except nvml.NVMLError:
-        return "?"
-    return _LEVEL_OF_NVML.get(level, LEVELS[0])
-
-
-def _count_nvlinks(nvml: Any, one: Any, other: Any) -> int:
-    """Count the links that join two GPUs, straight or through switches that both are on."""
-    address = _bus_id(nvml.nvmlDeviceGetPciInfo(other))
-    links = _active_links(nvml, one)
-    straight = sum(_bus_id(remote) == address for remote, _ in links)
-    to_switch = sum(kind == _TO_SWITCH for _, kind in links)
-    others_to_switch = sum(kind == _TO_SWITCH for _, kind in _active_links(nvml, other))
-    return straight + min(to_switch, others_to_switch)
-
-
-def _active_links(nvml: Any, gpu: Any) -> list[tuple[Any, int]]:
-    """Return the remote end and its kind of each link that is up."""
-    found = []
-    for link in range(nvml.NVML_NVLINK_MAX_LINKS):
-        try:
-            if nvml.nvmlDeviceGetNvLinkState(gpu, link):
-                remote = nvml.nvmlDeviceGetNvLinkRemotePciInfo(gpu, link)
-                found.append((remote, nvml.nvmlDeviceGetNvLinkRemoteDeviceType(gpu, link)))
-        except nvml.NVMLError:  # a GPU with fewer links, or with none
-            continue
-    return found
-
-
-def _bus_id(info: Any) -> tuple[int, int, int]:
-    return info.domain, info.bus, info.device
-
-
-def _nearest_nic(sysfs: Path, address: str | None) -> tuple[str, str] | None:
-    """Return the RDMA card that shares most of a GPU's way through PCI, and how much it shares."""
-    if address is None:
-        return None
-    gpu = (sysfs / "bus/pci/devices" / address.lower()).resolve()
-    cards = sorted((sysfs / "class/infiniband").glob("*/device"))
-    found = [(_distance(gpu, card.resolve()), card.parent.name) for card in cards]
-    if not found:
-        return None
-    distance, name = min(found)
-    return name, NEARNESS[distance]
-
-
-def _distance(gpu: Path, card: Path) -> int:
-    """Return an index of ``NEARNESS``: paths go from the root complex over bridges to a device."""
-    roots = [next((at for at in path.parts if at.startswith("pci")), "") for path in (gpu, card)]
-    if roots[0] and roots[0] == roots[1]:
-        below = [path.parts[path.parts.index(roots[0]) + 1 :] for path in (gpu, card)]
-        return 0 if below[0][:1] == below[1][:1] and len(below[0]) > 1 else 1
-    numa = [_numa_node(path) for path in (gpu, card)]
-    return 2 if numa[0] is not None and numa[0] == numa[1] else 3
-
-
-def _numa_node(device: Path) -> int | None:
-    try:
-        node = int((device / "numa_node").read_text())
-    except (OSError, ValueError):
-        return None
-    return node if node >= 0 else None
+        if nvml is not None:
+            nvml.ask("nvmlShutdown")

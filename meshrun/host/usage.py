@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+
+from meshrun.host.machine import Gpu
+from meshrun.host.nvml import load_nvml
 
 
 @dataclass(slots=True)
@@ -55,31 +55,13 @@ def cpu_seconds_of_trees(roots: Iterable[int]) -> dict[int, float]:
 
 
 class GpuMemory:
-    """Memory in use on the GPUs that this process sees, from NVML where there is its module."""
+    """Memory in use on some GPUs, from NVML where there is a driver."""
 
-    def __init__(self, env: Mapping[str, str] = os.environ) -> None:
-        self._nvml: Any = None
-        self._gpus: list[Any] = []
-        try:
-            nvml = importlib.import_module("pynvml")
-        except ImportError:
-            return
-        from meshrun.host.topology import visible_pci_addresses
-
-        try:
-            nvml.nvmlInit()
-            for address in visible_pci_addresses(env) or ():
-                found = address and nvml.nvmlDeviceGetHandleByPciBusId(address.encode())
-                self._gpus.append(found or None)
-        except nvml.NVMLError:
-            return
-        self._nvml = nvml
+    def __init__(self, gpus: Sequence[Gpu]) -> None:
+        self._nvml = load_nvml() if gpus else None
+        self._gpus = [gpu.uuid and self._nvml and self._nvml.gpu_of(gpu.uuid) for gpu in gpus]
 
     def used_bytes(self, index: int) -> int | None:
         """Return what is in use on a GPU, by whomever; ``None`` if that cannot be told."""
-        if self._nvml is None or index >= len(self._gpus) or self._gpus[index] is None:
-            return None
-        try:
-            return int(self._nvml.nvmlDeviceGetMemoryInfo(self._gpus[index]).used)
-        except self._nvml.NVMLError:
-            return None
+        gpu = self._gpus[index] if index < len(self._gpus) else None
+        return self._nvml.used_bytes(gpu) if self._nvml and gpu else None

@@ -54,10 +54,9 @@ def choose_device(
             return "cpu", f"{count} {kind} found for {workers} workers{TOO_FEW}"
         return kind, f"{count} found"
     if not asked.isalpha():
-        hint = "each rank uses the device of its local rank; to select devices, set the"
         raise UsageError(
             f"--device expects a device type such as `cuda`, found `{asked}`",
-            hint=f"{hint} visibility variable, such as CUDA_VISIBLE_DEVICES",
+            hint="each rank uses the device of its local rank; to choose devices, use --gpus",
         )
     if not check_host:
         return asked, "as requested; not checked in a dry run"

@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from meshrun.errors import UsageError
-from meshrun.host.machine import GpuLinks, HostFacts
+from meshrun.host.machine import Gpu, GpuLinks, HostFacts
 from meshrun.layout import Layout, count_slots, solve_layout
 from meshrun.layout.selection import find_debugged, select_ranks
 from meshrun.layout.spec import INFERRED
 from meshrun.plan.device import TOO_FEW, choose_device, device_name
+from meshrun.plan.gpu_choice import check_enough, choose_gpus
 from meshrun.plan.numa import bind_cpus
 from meshrun.plan.parse import parse_endpoint
 from meshrun.plan.rendezvous_config import RendezvousConfig, plan_rendezvous
@@ -42,6 +43,8 @@ class RankPlan:
     """torch device such as ``cuda:3`` or ``cpu``; ``None`` where the program chooses."""
     cpus: tuple[int, ...] | None = None
     """Logical CPUs it is bound to; ``None`` if it may use all."""
+    gpu: Gpu | None = None
+    """The GPU that its device is; ``None`` where that is unknown, as on other nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +75,10 @@ class LaunchPlan:
     bound_cpus: tuple[tuple[int, ...], ...] | None
     """Logical CPUs of each local rank; ``None`` without ``--numa-binding``."""
     visible_devices: tuple[str, ...] | None
+    visibility: tuple[str, ...] = ("CUDA_VISIBLE_DEVICES",)
+    """The variable that chooses among this machine's accelerators, and others that must agree."""
+    gpus: tuple[Gpu, ...] = ()
+    """The accelerators of this machine that the launch may use, by local index, where known."""
     links: GpuLinks | None = None
     """Links between the GPUs of this machine, where a dry run could find them."""
     rendezvous: RendezvousConfig | None = None
@@ -104,14 +111,17 @@ class LaunchPlan:
 
     def rank(self, rank: int) -> RankPlan:
         """Return the plan of one rank."""
-        local_rank = self.layout.local_rank(rank)
+        local_rank, node_rank = self.layout.local_rank(rank), self.layout.node_rank(rank)
+        is_here = node_rank == self.node_rank and local_rank < len(self.gpus)
+        has_gpu = is_here and (bool(self.request.gpus) or self.device_type not in (None, "cpu"))
         return RankPlan(
             rank=rank,
-            node_rank=self.layout.node_rank(rank),
+            node_rank=node_rank,
             local_rank=local_rank,
             coordinate=self.layout.coordinate(rank),
             device=device_name(self.device_type, self.device_index(local_rank)),
             cpus=self.bound_cpus[local_rank] if self.bound_cpus else None,
+            gpu=self.gpus[local_rank] if has_gpu else None,
         )
 
     def device_index(self, local_rank: int) -> int:
@@ -127,11 +137,11 @@ class LaunchPlan:
         ranks = sorted(r for node_rank in nodes for r in self.layout.ranks_of_node(node_rank))
         return ranks.index(rank), len(ranks)
 
-    def visible_device(self, local_rank: int) -> str | None:
-        """Return the one device a rank may see, or ``None`` if it sees all."""
-        if not self.request.virtual_local_rank:
-            return None
-        return self.visible_devices[local_rank] if self.visible_devices else str(local_rank)
+    def devices_seen(self, local_rank: int) -> str | None:
+        """Return the list of devices that a rank may see, or ``None`` if it sees all."""
+        if self.request.virtual_local_rank:
+            return self.visible_devices[local_rank] if self.visible_devices else str(local_rank)
+        return ",".join(self.visible_devices or ()) if self.request.gpus else None
 
     def ranks(self) -> Iterator[RankPlan]:
         """Yield the plan of every rank on every node, in order."""
@@ -155,6 +165,9 @@ def build_plan(request: LaunchRequest, facts: HostFacts, *, check_host: bool = T
         LayoutError: If mesh, nodes and workers do not fit, with the arithmetic.
         UsageError: If a device was asked for that is not here.
     """
+    if request.remote is not None:
+        facts = replace(facts, gpus=(), links=None)  # which are not where the ranks will be
+    facts = choose_gpus(request.gpus, facts, check_host=check_host)
     asked = _workers(request, facts)
     layout = solve_layout(
         request.mesh,
@@ -176,6 +189,9 @@ def build_plan(request: LaunchRequest, facts: HostFacts, *, check_host: bool = T
             check_host=check_host,
         )
         request.groups.check_backends(device_type)
+        if request.gpus is not None:
+            check_enough(request.gpus, workers, device_type, device_reason)
+            device_reason = f"--gpus names {len(request.gpus)}"
     _check_visible(request, workers, facts)
     request.groups.check_dims((*layout.dim_labels, *layout.derived_dims))
     start_method, reason = _choose_start_method(request)
@@ -201,6 +217,8 @@ def build_plan(request: LaunchRequest, facts: HostFacts, *, check_host: bool = T
         debugged=find_debugged(layout, request.debug_rank),
         bound_cpus=_bind(request, workers, facts, check_host),
         visible_devices=facts.visible_devices,
+        visibility=facts.visibility,
+        gpus=facts.gpus,
         links=facts.links,
         rendezvous=rendezvous,
         node_rank=(request.rendezvous.node_rank or 0) if rendezvous is not None else 0,
@@ -262,10 +280,20 @@ def _check_node_rank(asked: Rendezvous, nnodes: int, counts: object) -> None:
 
 def _check_visible(request: LaunchRequest, workers: int, facts: HostFacts) -> None:
     visible = facts.visible_devices
-    if request.virtual_local_rank and visible and len(visible) < workers:
+    if not visible:
+        return
+    source = "--gpus" if request.gpus else facts.visibility[0]
+    if request.virtual_local_rank and len(visible) < workers:
         raise UsageError(
             f"--virtual-local-rank needs a device for each of {workers} workers, but"
-            f" CUDA_VISIBLE_DEVICES lists {len(visible)}"
+            f" {source} lists {len(visible)}"
+        )
+    instances = sum(name.startswith("MIG-") for name in visible)
+    if min(instances, workers) > 1 and not request.virtual_local_rank:
+        raise UsageError(
+            f"{source} lists {instances} MIG instances for {workers} workers, but CUDA shows a"
+            " process only one",
+            hint="--virtual-local-rank shows each rank its own",
         )
 
 
@@ -333,4 +361,4 @@ def check_elsewhere(request: LaunchRequest, facts: HostFacts) -> None:
     counts = request.nproc_per_node
     is_open = counts is None and request.mesh is not None and request.mesh.is_inferred
     if not isinstance(counts, str) and not is_open:  # else the devices of those machines decide
-        build_plan(request, facts, check_host=False)
+        build_plan(request, replace(facts, gpus=()), check_host=False)

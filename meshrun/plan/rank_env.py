@@ -88,10 +88,8 @@ def rank_environment(
         texts["MESHRUN_PREVIOUS"] = facts.previous
     if facts.timer_file is not None:
         texts["TORCHELASTIC_TIMER_FILE"] = facts.timer_file
-    if (device := plan.visible_device(rank.local_rank)) is not None:
-        texts["CUDA_VISIBLE_DEVICES"] = device
-        if base.get("HIP_VISIBLE_DEVICES"):
-            texts["HIP_VISIBLE_DEVICES"] = device
+    if (devices := plan.devices_seen(rank.local_rank)) is not None:
+        texts.update(dict.fromkeys(plan.visibility, devices))
     if layout.mesh is not None:
         texts["MESHRUN_DEVICE"] = plan.device_type or "cpu"
         texts.update(format_group_options(request.groups))

@@ -153,6 +153,8 @@ class LaunchRequest:
     nproc_per_node: int | tuple[int, ...] | str | None = None
     """A number, one a node, or what decides it: ``auto``, ``gpu``, ``cpu``, or a device type."""
     device: str = "auto"
+    gpus: tuple[str, ...] | None = None
+    """What ``plan/gpu_choice.py`` reads; ``None`` for all visible GPUs."""
     groups: GroupOptions = GroupOptions()  # noqa: RUF009 - frozen
     mesh_init: Literal["eager", "lazy"] = "eager"
     start_method: StartMethod | None = None

@@ -39,9 +39,7 @@ def print_dry_run(
         if small and (grid := _grid(plan.layout)) is not None:
             parts += [Text("\nrank at each coordinate"), grid]
         parts += [Text("\ndims"), _dims(plan.layout), Text(_communicators(plan))]
-    if plan.links is not None and plan.device_type == "cuda":
-        parts += [Text("\ngpus of this machine"), _gpus(plan.links)]
-        parts += [Text(line) for line in _weakest_links(plan, plan.links)]
+    parts += _of_this_machine(plan)
     if small:
         parts += [Text("\nworkers"), _workers(plan)]
     elif not every_row:
@@ -144,15 +142,36 @@ def _rails(layout: Layout, dim: int | str) -> str:
     return "yes" if layout.rail_aligned(dim) else "no"
 
 
-def _gpus(links: GpuLinks) -> Table:
+def _of_this_machine(plan: LaunchPlan) -> Iterator[RenderableType]:
+    if any(rank.gpu for rank in plan.ranks_of_node()):
+        yield from (Text("\ngpus of this machine"), _gpus(plan))
+    if plan.links is not None and plan.device_type == "cuda":
+        yield from (Text("\nlinks between them"), _links(plan.links))
+        yield from (Text(line) for line in _weakest_links(plan, plan.links))
+
+
+def _gpus(plan: LaunchPlan) -> Table:
+    """Where the GPU of each rank is; other nodes have others."""
+    table = new_table()
+    for header in ("rank", "device", "gpu", "uuid", "numa node", "nearest network card"):
+        is_text = header in ("device", "uuid", "nearest network card")
+        table.add_column(header, justify="left" if is_text else "right", no_wrap=header != "uuid")
+    for rank in plan.ranks_of_node():
+        if (gpu := rank.gpu) is not None:
+            numbers = (gpu.entry if gpu.index is None else gpu.index, gpu.numa_node)
+            index, numa = ("-" if number is None else str(number) for number in numbers)
+            nics = str(gpu.nics or "-")
+            table.add_row(str(rank.rank), rank.device, index, gpu.uuid or "-", numa, nics)
+    return table
+
+
+def _links(links: GpuLinks) -> Table:
     """How each pair of GPUs is joined, in the words of ``nvidia-smi topo -m``."""
     table = new_table()
-    table.add_column("gpu", justify="right", no_wrap=True)
-    for gpu in range(len(links.pairs)):
-        table.add_column(str(gpu), justify="right", no_wrap=True)
-    table.add_column("nearest network card")
-    for gpu, (pairs, nic) in enumerate(zip(links.pairs, links.nics, strict=True)):
-        table.add_row(str(gpu), *pairs, f"{nic[0]} ({nic[1]})" if nic else "-")
+    for header in ("cuda", *map(str, range(len(links.pairs)))):
+        table.add_column(header, justify="right", no_wrap=True)
+    for gpu, pairs in enumerate(links.pairs):
+        table.add_row(str(gpu), *pairs)
     return table
 
 

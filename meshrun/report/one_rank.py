@@ -17,6 +17,7 @@ from meshrun.plan.masking import MASK, Mask, is_secret
 from meshrun.plan.plan import LaunchPlan, RankPlan
 from meshrun.plan.rank_env import LaunchFacts, rank_environment
 from meshrun.report.page import Page, new_table
+from meshrun.report.plan_json import gpu_to_dict
 
 _MOST_PEERS = 8
 _LATER = "(chosen at launch)"
@@ -70,6 +71,7 @@ def render_rank_json(plan: LaunchPlan, rank: int) -> str:
             "device": shown.device,
             "coordinate": list(shown.coordinate),
             "cpus": list(shown.cpus) if shown.cpus else None,
+            "gpu": gpu_to_dict(shown.gpu) if shown.gpu else None,
             "peers": {
                 dim: {"dim_rank": layout.dim_rank(dim, rank), "group": [*layout.group(dim, rank)]}
                 for dim in dims
@@ -91,6 +93,11 @@ def _head(plan: LaunchPlan, rank: RankPlan) -> Iterator[str]:
         yield "coordinate: " + ", ".join(f"{dim}={place}" for dim, place in places)
     if rank.device is not None:
         yield f"device: {rank.device} ({plan.device_reason})"
+    if (gpu := rank.gpu) is not None:
+        index = gpu.entry if gpu.index is None else gpu.index
+        numa = "" if gpu.numa_node is None else f", NUMA node {gpu.numa_node}"
+        nics = f", nearest network card {gpu.nics}" if gpu.nics else ""
+        yield f"gpu: {index} {gpu.uuid}{numa}{nics}"
     if rank.cpus:
         yield f"cpus: {format_cpus(rank.cpus)}"
     program = plan.program.for_local_rank(rank.local_rank)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from meshrun.host.machine import Gpu
 from meshrun.layout import Layout
 from meshrun.plan.plan import LaunchPlan
 from meshrun.report.findings import communicators, find_problems
@@ -25,11 +26,25 @@ def render_plan_json(plan: LaunchPlan) -> str:
                 "device": rank.device,
                 "coordinate": list(rank.coordinate),
                 "cpus": list(rank.cpus) if rank.cpus else None,
+                "gpu": gpu_to_dict(rank.gpu) if rank.gpu else None,
             }
         )
         for rank in plan.ranks()
     )
     return f'{head[:-1]}, "ranks": [\n  {ranks}\n]}}'
+
+
+def gpu_to_dict(gpu: Gpu) -> dict[str, Any]:
+    """Return where a GPU is in its machine."""
+    return {
+        "index": gpu.index,
+        "uuid": gpu.uuid or None,
+        "model": gpu.model or None,
+        "pci_address": gpu.address,
+        "numa_node": gpu.numa_node,
+        "nics": list(gpu.nics.names) if gpu.nics else [],
+        "nic_nearness": gpu.nics.nearness if gpu.nics else None,
+    }
 
 
 def _head(plan: LaunchPlan) -> dict[str, Any]:

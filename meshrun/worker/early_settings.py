@@ -32,7 +32,8 @@ _THREADS = (
 """Those that can be followed after the import."""
 _BY_US = ("RANK", "LOCAL_", "WORLD_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "MESHRUN_")
 """How variables begin that tell a rank of the launch, and that the mesh is made with."""
-_OF_A_RANK = (*_BY_US, "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", *_THREADS)
+_DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+_OF_A_RANK = (*_BY_US, *_DEVICES, *_THREADS)
 """Variables that a rank finds in its environment, and this process does not."""
 _PURE: dict[str, Callable[..., Any]] = {
     "str": str,

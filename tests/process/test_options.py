@@ -3,11 +3,14 @@
 import json
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.kit import PROGRAMS, run_meshrun, start_meshrun
+from tests.nvml import card
 
 
 def environments(*args: str, env: dict[str, str] | None = None) -> list[dict[str, str]]:
@@ -112,6 +115,19 @@ def test_too_few_devices_for_virtual_local_ranks(fake_torch: Path) -> None:
     assert ours.returncode == 2
     assert "2 workers, but CUDA_VISIBLE_DEVICES lists 1" in ours.stderr
     assert not fake_torch.exists()
+
+
+def test_gpus_are_chosen(fake_torch: Path, fake_driver: Callable[[list[Any]], None]) -> None:
+    """Ranks see what was chosen among what the launcher sees; mistakes start nothing."""
+    fake_driver([card(f"GPU-{bus}", bus) for bus in range(4)])
+    refused = run_meshrun("--gpus", "GPU-7", PROGRAMS / "environment.py")
+
+    assert (refused.returncode, fake_torch.exists()) == (2, False)
+    assert "has 4 GPUs: GPU-0, GPU-1, GPU-2, GPU-3" in refused.stderr
+    found = environments(
+        "--nproc-per-node", "2", "--gpus", "2,0", env={"CUDA_VISIBLE_DEVICES": "3,1,0"}
+    )
+    assert [one["CUDA_VISIBLE_DEVICES"] for one in found] == ["0,3", "0,3"]
 
 
 @pytest.mark.parametrize("method", ["fork", "exec"])

@@ -6,29 +6,10 @@ import pytest
 
 from meshrun.errors import UsageError
 from meshrun.host.cores import count_usable_cores
-from meshrun.host.devices import accelerator_of_torch, count_visible
+from meshrun.host.devices import accelerator_of_torch
 from meshrun.host.sockets import listen_on
 from meshrun.plan.request import LogRequest
 from meshrun.supervisor.run_folder import RunFolder
-
-
-@pytest.mark.parametrize(
-    ("present", "visible", "count"),
-    [
-        (8, None, 8),
-        (8, "", 0),
-        (8, "0,1", 2),
-        (8, "3", 1),
-        (8, "0,-1,2", 1),
-        (8, "0,9,2", 1),
-        (8, "GPU-1b2c,GPU-3d4e", 2),
-        (8, "NoDevFiles", 1),
-        (0, "0,1", 0),
-    ],
-)
-def test_visible_devices(present: int, visible: str | None, count: int) -> None:
-    """CUDA_VISIBLE_DEVICES hides devices, and ends at the first that is not there."""
-    assert count_visible(present, visible) == count
 
 
 def test_there_is_a_core_to_use() -> None:

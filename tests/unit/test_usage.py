@@ -1,17 +1,18 @@
 """What processes and GPUs use, as it is counted."""
 
+import ctypes
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from types import SimpleNamespace
 
 import pytest
 
-from meshrun.host import topology
+from meshrun.host.machine import Gpu
 from meshrun.host.usage import GpuMemory, usage_of_trees
 from tests.kit import wait_until
+from tests.nvml import FakeNvml, card
 
 _PARENT = """
 import subprocess, sys
@@ -53,36 +54,19 @@ def test_a_process_that_is_gone_uses_nothing() -> None:
     assert usage_of_trees([process.pid])[process.pid].cpu_s == 0.0
 
 
-class FakeNvml:
-    """The part of pynvml that is used: one GPU by its address, another that is lost."""
-
-    class NVMLError(Exception):
-        """A GPU cannot be asked."""
-
-    def nvmlInit(self) -> None:  # noqa: N802
-        pass
-
-    def nvmlDeviceGetHandleByPciBusId(self, address: bytes) -> bytes:  # noqa: N802
-        return address
-
-    def nvmlDeviceGetMemoryInfo(self, handle: bytes) -> SimpleNamespace:  # noqa: N802
-        if handle == b"0000:02:00.0":
-            raise self.NVMLError
-        return SimpleNamespace(used=5 << 30)
-
-
 def test_memory_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What NVML says of a GPU; nothing of one that is lost, or is not there."""
-    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())  # type: ignore[arg-type]
-    found = ["0000:01:00.0", "0000:02:00.0"]
-    monkeypatch.setattr(topology, "visible_pci_addresses", lambda _: found)
-    gpus = GpuMemory({})
+    """What NVML says of a GPU, without what an older driver counts too; nothing of a lost one."""
+    cards = [card("GPU-1", 1, used=5 << 30, reserved=1 << 29), None]
+    gpus = [Gpu(entry="0", uuid="GPU-1"), Gpu(entry="1"), Gpu(entry="2", uuid="GPU-3")]
+    found = []
+    for nvml in (FakeNvml(cards), FakeNvml(cards, lacks="MemoryInfo_v2")):
+        monkeypatch.setattr(ctypes, "CDLL", lambda _, nvml=nvml: nvml)
+        memory = GpuMemory(gpus)
+        found.append([memory.used_bytes(index) for index in range(4)])
 
-    assert [gpus.used_bytes(index) for index in range(3)] == [5 << 30, None, None]
+    assert found == [[5 << 30, None, None, None], [(5 << 30) + (1 << 29), None, None, None]]
 
 
-def test_without_the_module_there_is_no_memory_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """nvidia-ml-py is never needed."""
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-
-    assert GpuMemory({}).used_bytes(0) is None
+def test_without_a_driver_there_is_no_memory_of_gpus() -> None:
+    """No machine needs one."""
+    assert GpuMemory([Gpu(entry="0", uuid="GPU-1")]).used_bytes(0) is None

@@ -1,0 +1,74 @@
+"""The links between GPUs, from NVML."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+from meshrun.host.machine import LEVELS, Gpu, GpuLinks
+from meshrun.host.nvml import Handle, Nvml, open_nvml
+
+MOST_NVLINKS = 18
+_TO_SWITCH = 2
+_LEVEL_OF_NVML = {10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
+
+
+def read_gpu_links(gpus: Sequence[Gpu]) -> GpuLinks | None:
+    """Return how some GPUs are joined, in the order in which a launch sees them.
+
+    ``None`` without a driver or GPUs; a link that NVML cannot tell is ``?``.
+
+    Source:
+        NVML API reference, "Device Queries" and "NvLink Methods".
+    """
+    if not gpus:
+        return None
+    with open_nvml() as nvml:
+        if nvml is None:
+            return None
+        handles = [None if gpu.address is None else nvml.gpu_at(gpu.address) for gpu in gpus]
+        return GpuLinks(
+            pairs=tuple(
+                tuple(_link(nvml, handles, first, second) for second in range(len(gpus)))
+                for first in range(len(gpus))
+            )
+        )
+
+
+def nvlink_state(nvml: Nvml, gpu: Handle, link: int) -> bool | None:
+    """Return whether a link is up, ``None`` if the GPU has no such link."""
+    state = nvml.number("nvmlDeviceGetNvLinkState", gpu, ctypes.c_uint(link))
+    return None if state is None else bool(state)
+
+
+def _link(nvml: Nvml, gpus: Sequence[Handle | None], first: int, second: int) -> str:
+    if first == second:
+        return "X"
+    one, other = gpus[first], gpus[second]
+    if one is None or other is None:
+        return "?"
+    if nvlinks := _count_nvlinks(nvml, one, other):
+        return f"NV{nvlinks}"
+    level = nvml.number("nvmlDeviceGetTopologyCommonAncestor", one, other)
+    return "?" if level is None else _LEVEL_OF_NVML.get(level, LEVELS[0])
+
+
+def _count_nvlinks(nvml: Nvml, one: Handle, other: Handle) -> int:
+    """Count the links that join two GPUs, straight or through switches that both are on."""
+    address = nvml.address(other)
+    links = _active_links(nvml, one)
+    straight = sum(remote is not None and remote == address for remote, _ in links)
+    to_switch = sum(kind == _TO_SWITCH for _, kind in links)
+    others_to_switch = sum(kind == _TO_SWITCH for _, kind in _active_links(nvml, other))
+    return straight + min(to_switch, others_to_switch)
+
+
+def _active_links(nvml: Nvml, gpu: Handle) -> list[tuple[str | None, int | None]]:
+    """Return the address of the remote end and its kind of each link that is up."""
+    found = []
+    for link in map(ctypes.c_uint, range(MOST_NVLINKS)):
+        if nvlink_state(nvml, gpu, link.value):
+            remote = nvml.pci_address("nvmlDeviceGetNvLinkRemotePciInfo_v2", gpu, link)
+            kind = nvml.number("nvmlDeviceGetNvLinkRemoteDeviceType", gpu, link)
+            found.append((remote, kind))
+    return found

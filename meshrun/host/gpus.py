@@ -1,0 +1,184 @@
+"""The GPUs of this machine, and which of them a process sees, without importing torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from meshrun.host.machine import Gpu
+from meshrun.host.nvml import Handle, Nvml, open_nvml
+from meshrun.host.pci import numa_node
+
+Build = Literal["cuda", "hip", "xpu"]
+"""What a torch was built for."""
+_CUDA, _HIP, _ROCR = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
+_XPU = "ZE_AFFINITY_MASK"
+_INTEL = "0x8086"
+
+
+def visibility_variables(build: Build | None, env: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the variable that chooses among the accelerators of a build, and its other names.
+
+    HIP reads its own variable first, and then the one of CUDA, which some programs read.
+    """
+    if build == "xpu":
+        return (_XPU,)
+    if build == "hip" or env.get(_HIP):
+        return _HIP, _CUDA
+    return (_CUDA,)
+
+
+def listed_devices(names: Sequence[str], env: Mapping[str, str]) -> tuple[str, ...] | None:
+    """Return the entries of a visibility variable, ``None`` if it is not set."""
+    listed = next((env[name] for name in names if env.get(name)), None)
+    if listed is None:
+        return None
+    return tuple(part.strip() for part in listed.split(",") if part.strip())
+
+
+def visible_gpus(
+    build: Build | None,
+    env: Mapping[str, str],
+    *,
+    sysfs: Path = Path("/sys"),
+    dev: Path = Path("/dev"),
+) -> tuple[Gpu, ...]:
+    """Return the accelerators that a process with ``env`` sees, by local index.
+
+    Args:
+        build: What torch was built for; ``None`` looks for GPUs of NVIDIA, then of AMD.
+        env: Holds the visibility variables.
+        sysfs: Where the kernel describes the machine.
+        dev: Where the driver's devices are.
+
+    The order is that of NVML, by PCI address; CUDA's is the same if all GPUs are of one model or
+    ``CUDA_DEVICE_ORDER`` is ``PCI_BUS_ID``.
+    """
+    if build == "xpu":
+        return _placed(see(_intel_gpus(sysfs), env.get(_XPU)), sysfs)
+    if build != "hip" and ((found := _nvidia_gpus(dev)) or build == "cuda"):
+        return _placed(see(found, env.get(_CUDA)), sysfs)
+    seen = see(_amd_gpus(sysfs), env.get(_ROCR))
+    seen = tuple(replace(gpu, entry=str(place)) for place, gpu in enumerate(seen))
+    return _placed(see(seen, env.get(_HIP) or env.get(_CUDA)), sysfs)
+
+
+def see(present: Sequence[Gpu], listed: str | None) -> tuple[Gpu, ...]:
+    """Return the GPUs that the text of a visibility variable lets through, in its order.
+
+    The list ends at the first entry that names no device, and an empty text hides all (CUDA
+    programming guide, "CUDA environment variables").
+    """
+    if listed is None or not present:
+        return tuple(present)
+    seen = []
+    for entry in listed.split(","):
+        matches = match_gpus(present, entry.strip())
+        if len(matches) != 1:
+            break
+        seen.append(matches[0])
+    return tuple(seen)
+
+
+def match_gpus(present: Sequence[Gpu], entry: str) -> list[Gpu]:
+    """Return the GPUs that an entry of a visibility variable may mean; it should be one.
+
+    A number counts among ``present``. A UUID may be cut short. ``0.1`` is a tile of Intel's GPU 0.
+    """
+    number, _, tile = entry.partition(".")
+    if number.isdecimal() and (not tile or tile.isdecimal()):
+        return [replace(gpu, entry=entry) for gpu in present[int(number) : int(number) + 1]]
+    if not entry or entry.lstrip("-").isdigit():
+        return []
+    if not all(gpu.uuid for gpu in present):  # nobody can tell
+        return [Gpu(entry=entry, uuid=entry)]
+    if entry.startswith("MIG-"):
+        return _match_mig(present, entry)
+    return [replace(gpu, entry=entry) for gpu in present if gpu.uuid.startswith(entry)]
+
+
+def _match_mig(present: Sequence[Gpu], name: str) -> list[Gpu]:
+    """Return a MIG instance; ``MIG-GPU-UUID/1/0`` is an older name, which has its GPU's in it."""
+    if "/" in name:
+        parents = [gpu for gpu in present if gpu.uuid and name.startswith(f"MIG-{gpu.uuid}/")]
+        return [replace(gpu, entry=name, uuid=name, mig_uuids=()) for gpu in parents]
+    return [
+        replace(gpu, entry=name, uuid=uuid, mig_uuids=())
+        for gpu in present
+        for uuid in gpu.mig_uuids
+        if uuid.startswith(name)
+    ]
+
+
+def _placed(gpus: Sequence[Gpu], sysfs: Path) -> tuple[Gpu, ...]:
+    return tuple(replace(gpu, numa_node=numa_node(sysfs, gpu.address)) for gpu in gpus)
+
+
+def _nvidia_gpus(dev: Path) -> list[Gpu]:
+    """NVML counts what this container may use; without NVML, the device nodes do."""
+    with open_nvml() as nvml:
+        if nvml is not None:
+            return [_nvidia_gpu(nvml, index, gpu) for index, gpu in enumerate(nvml.gpus())]
+    count = sum(1 for _ in dev.glob("nvidia[0-9]*"))
+    return [Gpu(entry=str(index), index=index) for index in range(count)]
+
+
+def _nvidia_gpu(nvml: Nvml, index: int, gpu: Handle | None) -> Gpu:
+    if gpu is None:
+        return Gpu(entry=str(index), index=index)
+    return Gpu(
+        entry=str(index),
+        index=index,
+        uuid=nvml.text("nvmlDeviceGetUUID", gpu),
+        address=nvml.address(gpu),
+        model=nvml.text("nvmlDeviceGetName", gpu),
+        mig_uuids=tuple(
+            nvml.text("nvmlDeviceGetUUID", instance) for instance in nvml.mig_instances(gpu)
+        ),
+    )
+
+
+def _amd_gpus(sysfs: Path) -> list[Gpu]:
+    """Nodes of the KFD topology with SIMD units are GPUs (kernel, amdkfd)."""
+    nodes = (sysfs / "class/kfd/kfd/topology/nodes").glob("[0-9]*/properties")
+    found: list[Gpu] = []
+    for node in sorted(nodes, key=lambda node: int(node.parent.name)):
+        told = dict(re.findall(r"^(\w+) (\d+)$", _read(node), re.MULTILINE))
+        if int(told.get("simd_count", 0)) == 0:
+            continue
+        place, unique = int(told.get("location_id", 0)), int(told.get("unique_id", 0))
+        domain = int(told.get("domain", 0))
+        address = f"{domain:04x}:{place >> 8 & 0xFF:02x}:{place >> 3 & 0x1F:02x}.{place & 7}"
+        found.append(
+            Gpu(
+                entry=str(len(found)),
+                index=len(found),
+                uuid=f"GPU-{unique:016x}" if unique else "",
+                address=address if "location_id" in told else None,
+            )
+        )
+    return found
+
+
+def _intel_gpus(sysfs: Path) -> list[Gpu]:
+    """Render nodes of Intel's vendor id are GPUs that Level Zero can use."""
+    vendors = (sysfs / "class/drm").glob("renderD*/device/vendor")
+    devices = [
+        vendor.parent.resolve().name
+        for vendor in sorted(vendors, key=lambda vendor: vendor.parent.parent.name)
+        if _read(vendor).strip() == _INTEL
+    ]
+    return [
+        Gpu(entry=str(index), index=index, address=address if ":" in address else None)
+        for index, address in enumerate(devices)
+    ]
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,196 @@
+"""Which of the visible GPUs a launch uses: ``--gpus``. Pure.
+
+A number counts among the GPUs that this process sees, as ``cuda:2`` does: what a scheduler or
+``CUDA_VISIBLE_DEVICES`` has taken away stays away, and the same option fits every allocation.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from meshrun.errors import LayoutError, UsageError
+from meshrun.host.machine import Gpu, HostFacts
+from meshrun.wording import count
+
+_KINDS = (
+    ("a number", re.compile(r"\d+(\.\d+)?|\d+-\d+")),
+    ("a UUID", re.compile(r"GPU-[0-9A-Za-z-]+")),
+    ("the name of a MIG instance", re.compile(r"MIG-[0-9A-Za-z-]+(/\d+/\d+)?")),
+)
+_MOST = 4096
+_CUDA, _XPU = "CUDA_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"
+
+
+def parse_gpus(text: str, flag: str) -> tuple[str, ...]:
+    """Return the entries of ``0,2-3``, ``GPU-8932f937,GPU-4a`` or ``MIG-...``, runs written out.
+
+    Raises:
+        UsageError: If it is no such list, has several kinds, or one entry twice.
+    """
+    found: list[str] = []
+    kinds: dict[str, str] = {}
+    for entry in (part.strip() for part in text.split(",")):
+        kind = next((kind for kind, form in _KINDS if form.fullmatch(entry)), None)
+        if kind is None:
+            raise UsageError(
+                f"{flag}: `{entry}` names no GPU" if entry else f"{flag}: an entry is empty",
+                hint="use numbers such as 0,2-3, UUIDs such as GPU-8932f937, or MIG-... names",
+            )
+        kinds.setdefault(kind, entry)
+        found += _run(entry, flag) if "-" in entry and kind == "a number" else [entry]
+    if len(kinds) > 1:
+        mixed = " and ".join(f"`{entry}`, {kind}" for kind, entry in kinds.items())
+        raise UsageError(
+            f"{flag} mixes {mixed}",
+            hint="use one kind: CUDA ends its list of devices where the kind changes",
+        )
+    twice = [name for name, times in Counter(map(_plain, found)).items() if times > 1]
+    if twice:
+        raise UsageError(
+            f"{flag} {text} names {twice[0]} more than once", hint="a GPU can be used once"
+        )
+    return tuple(found)
+
+
+def _run(entry: str, flag: str) -> list[str]:
+    first, last = map(int, entry.split("-"))
+    if not 0 <= last - first < _MOST:
+        raise UsageError(
+            f"{flag}: `{entry}` is not a range of GPUs",
+            hint="put the lower number first, as in 2-3",
+        )
+    return [str(number) for number in range(first, last + 1)]
+
+
+def _plain(entry: str) -> str:
+    return str(int(entry)) if entry.isdecimal() else entry
+
+
+def choose_gpus(
+    asked: Sequence[str] | None, facts: HostFacts, *, check_host: bool = True
+) -> HostFacts:
+    """Return the facts of this machine as if it had no other GPUs than those asked for.
+
+    Args:
+        asked: What ``--gpus`` lists; ``None`` for all that are visible.
+        facts: This machine.
+        check_host: Whether a machine without GPUs is an error; a dry run may plan for another.
+
+    Raises:
+        UsageError: If a GPU is not there, or two entries name the same.
+    """
+    if asked is None:
+        return facts
+    if not facts.gpus and not check_host:
+        return replace(
+            facts,
+            accelerator=facts.accelerator or "cuda",
+            accelerator_count=len(asked),
+            visible_devices=tuple(asked),
+            gpus=tuple(Gpu(entry=entry) for entry in asked),
+        )
+    chosen = [(entry, *_find(entry, facts)) for entry in asked]
+    for place, (entry, _, gpu) in enumerate(chosen):
+        for other, _, same in chosen[:place]:
+            if (gpu.entry, gpu.uuid) == (same.entry, same.uuid):
+                raise UsageError(
+                    f"--gpus: `{other}` and `{entry}` are the same GPU", hint="a GPU is used once"
+                )
+    if facts.visibility[0] == _XPU:  # the order of its list says nothing
+        chosen.sort(key=lambda found: found[1])
+    places, gpus = [place for _, place, _ in chosen], tuple(gpu for _, _, gpu in chosen)
+    return replace(
+        facts,
+        accelerator_count=len(gpus) if facts.accelerator else 0,
+        visible_devices=tuple(gpu.entry for gpu in gpus),
+        gpus=gpus,
+        topology=None if facts.topology is None else facts.topology.with_accelerators(places),
+        links=None if facts.links is None else facts.links.between(places),
+    )
+
+
+def _find(entry: str, facts: HostFacts) -> tuple[int, Gpu]:
+    """Return the GPU that an entry names, and its place among the visible ones.
+
+    Raises:
+        UsageError: If there is none, or it may be one of several.
+    """
+    visible = facts.gpus
+    number, _, tile = entry.partition(".")
+    if number.isdecimal():
+        if int(number) >= len(visible):
+            raise _not_here(entry, facts, "numbers count the visible ones, from 0")
+        gpu = visible[int(number)]
+        if tile:
+            return int(number), replace(gpu, entry=f"{gpu.entry}.{tile}")
+        return int(number), replace(gpu, entry=gpu.uuid) if _needs_uuid(facts) else gpu
+    if any(not gpu.uuid for gpu in visible):
+        if facts.visibility[0] != _CUDA:
+            raise UsageError(
+                f"--gpus {entry}: the UUIDs of this machine's GPUs are unknown", hint="use numbers"
+            )
+        return 0, Gpu(entry=entry, uuid=entry)  # CUDA knows
+    found = [
+        (place, each)
+        for place, gpu in enumerate(visible)
+        for each in (gpu, *_instances(gpu, entry))
+        if each.uuid.startswith(entry)
+    ]
+    if len(found) > 1:
+        matches = ", ".join(gpu.uuid for _, gpu in found)
+        raise UsageError(
+            f"--gpus {entry} may mean {len(found)} GPUs: {matches}", hint="write more of the UUID"
+        )
+    if not found:
+        raise _not_here(entry, facts, "use numbers where nodes differ")
+    place, gpu = found[0]
+    return place, replace(gpu, entry=gpu.uuid) if facts.visibility[0] == _CUDA else gpu
+
+
+def _needs_uuid(facts: HostFacts) -> bool:
+    """Whether CUDA's own numbers are not those of ``nvidia-smi``: it has the fastest first."""
+    is_numbered = facts.visible_devices is None and facts.visibility[0] == _CUDA
+    return is_numbered and len({gpu.model for gpu in facts.gpus}) > 1
+
+
+def _instances(gpu: Gpu, entry: str) -> list[Gpu]:
+    """Return a GPU's MIG instances; by their older name too, which has the GPU's in it."""
+    names = [*gpu.mig_uuids, *([entry] if entry.startswith(f"MIG-{gpu.uuid}/") else [])]
+    return [replace(gpu, entry=name, uuid=name, mig_uuids=()) for name in names]
+
+
+def _not_here(entry: str, facts: HostFacts, hint: str) -> UsageError:
+    number = count(len(facts.gpus), "GPU") if facts.gpus else "no GPU"
+    listed = next(iter(facts.visibility)) + "=" + ",".join(facts.visible_devices or ())
+    where = f"{listed} leaves {number}" if facts.visible_devices else f"this machine has {number}"
+    if entry.startswith("MIG-"):
+        names = [name for gpu in facts.gpus for name in (*gpu.mig_uuids, gpu.uuid)]
+        names = [name for name in names if name.startswith("MIG-")]
+        instances = f"with the MIG instances {', '.join(names)}" if names else "and MIG is off"
+        where += f" {instances}" if facts.gpus else ""
+    elif not entry.partition(".")[0].isdecimal() and facts.gpus:
+        where += f": {', '.join(gpu.uuid for gpu in facts.gpus)}"
+    return UsageError(f"--gpus {entry} is not here: {where}", hint=hint)
+
+
+def check_enough(asked: Sequence[str], workers: int, device_type: str, reason: str) -> None:
+    """Check that a mesh is on the GPUs that were asked for, each worker on its own.
+
+    Raises:
+        LayoutError: If there are fewer than workers.
+        UsageError: If it is on another device.
+    """
+    if len(asked) < workers:
+        raise LayoutError(
+            f"{workers} workers need {workers} GPUs, but --gpus {','.join(asked)} names"
+            f" {len(asked)}",
+            hint=f"use at most {count(len(asked), 'worker')} per node, or name more GPUs",
+        )
+    if device_type == "cpu":
+        raise UsageError(
+            f"--gpus {','.join(asked)}: the mesh is on the CPU ({reason})",
+            hint="remove --gpus or --device cpu, and check what torch was built for",
+        )
