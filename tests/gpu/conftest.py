@@ -63,10 +63,9 @@ def _ran_on() -> dict[str, Any]:
     import torch
 
     gpus, driver = [], None
-    if (module := nvml()) is not None:
-        driver = module.nvmlSystemGetDriverVersion()
-        for index in range(module.nvmlDeviceGetCount()):
-            gpus.append(str(module.nvmlDeviceGetName(module.nvmlDeviceGetHandleByIndex(index))))
+    if (library := nvml()) is not None:
+        driver = library.text("nvmlSystemGetDriverVersion")
+        gpus = [library.text("nvmlDeviceGetName", gpu) for gpu in library.gpus() if gpu]
     return {
         "date": time.strftime("%Y-%m-%d"),
         "gpus": gpus or count_gpus(),

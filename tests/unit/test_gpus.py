@@ -19,7 +19,7 @@ from meshrun.host.nics import with_nics
 from meshrun.layout.spec import parse_mesh
 from meshrun.plan.gpu_choice import choose_gpus, parse_gpus
 from meshrun.plan.plan import LaunchPlan, build_plan
-from meshrun.plan.rank_env import Session, rank_environment
+from meshrun.plan.rank_env import LaunchFacts, rank_environment
 from meshrun.plan.request import LaunchRequest, Program
 from tests.machines import put
 from tests.nvml import FakeNvml, card
@@ -358,10 +358,10 @@ def plan(mesh: str | None = "dp=2", here: HostFacts | None = None, **changes: An
 
 
 def environment(of: LaunchPlan, rank: int) -> dict[str, str]:
-    session = Session(
+    launch = LaunchFacts(
         run_id="1", master_addr="127.0.0.1", master_port=1, run_folder="", interface="lo"
     )
-    return rank_environment(of, of.rank(rank), session, {})
+    return rank_environment(of, of.rank(rank), launch, {})
 
 
 def test_ranks_see_the_gpus_that_were_chosen() -> None:
