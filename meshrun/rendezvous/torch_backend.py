@@ -34,8 +34,6 @@ from meshrun.protocol.events import (
 from meshrun.rendezvous.expected_nodes import natural
 from meshrun.rendezvous.messages import GaveUp
 from meshrun.rendezvous.node_info import NodeInfo, foreign, read_info
-from meshrun.rendezvous.pickle_filter import read_own_types_only
-from meshrun.rendezvous.polling import quicken
 from meshrun.rendezvous.torch_decline import hear_who_gives_up
 from meshrun.rendezvous.torch_handler import make_handler
 
@@ -75,10 +73,8 @@ def negotiate(order: Negotiate, reports: socket.socket, program_path: str | None
         _tell(reports, NodeGaveUp(**asdict(word), at_ns=time.monotonic_ns()))
 
     try:
-        read_own_types_only()
         done = threading.Event()
         handler = make_handler(order)
-        quicken(handler, order.nnodes)
         _in_background(_tell_who_waits, order, done, say)
         _in_background(hear_who_gives_up, order, handler, done, gave_up)
         found = handler.next_rendezvous()

@@ -77,14 +77,12 @@ class Declining:
 
 def main(_known_at_start: object = None) -> None:
     """Say it until all others have heard it, or the launcher has had enough of it."""
-    from meshrun.rendezvous.pickle_filter import read_own_types_only
     from meshrun.rendezvous.torch_handler import make_handler
 
     die_with_parent(os.getppid())
     set_title("decline")
     order = cast("Negotiate", codec.decode(sys.stdin.buffer.readline().strip()))
     text = sys.stdin.buffer.readline().strip().decode()
-    read_own_types_only()
     store = store_of(make_handler(order))
     if store is None:
         return

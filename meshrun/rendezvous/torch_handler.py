@@ -1,16 +1,38 @@
-"""torch's rendezvous handler for an order, or a plug-in's."""
+"""torch's rendezvous handler for an order, or a plug-in's: safe from others' pickles, and quick.
+
+A pickle can call any function, and others can write to torch's store. And torch's handler checks
+for other nodes once a second; a few nodes may look more often without more load on the store than
+many would be.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import io
+import pickle
+import random
+import time
 from typing import Any
 
 from meshrun.plan.rendezvous_config import format_endpoint
 from meshrun.protocol.codec import Negotiate
 
+_LOOKS_A_SECOND = 64
+"""By all nodes together."""
+_LEAST_S = 0.05
+_TORCHS = "torch.distributed.elastic.rendezvous.dynamic_rendezvous"
+_KNOWN = {
+    (_TORCHS, "_RendezvousState"),
+    (_TORCHS, "_NodeDesc"),
+    ("datetime", "datetime"),
+    ("datetime", "timedelta"),
+    ("datetime", "timezone"),
+}
+
 
 def make_handler(order: Negotiate) -> Any:
     """Return torch's handler, or a plug-in's."""
+    _read_own_types_only()
     from torch.distributed.elastic.rendezvous import RendezvousParameters
     from torch.distributed.elastic.rendezvous.registry import (
         _register_default_handlers,
@@ -21,7 +43,7 @@ def make_handler(order: Negotiate) -> Any:
     with contextlib.suppress(Exception):
         _register_default_handlers()
         _register_out_of_tree_handlers()
-    return get_rendezvous_handler(
+    handler = get_rendezvous_handler(
         RendezvousParameters(
             backend=order.backend,
             endpoint=format_endpoint(order.endpoint_host, order.endpoint_port),
@@ -32,3 +54,63 @@ def make_handler(order: Negotiate) -> Any:
             **order.conf,
         )
     )
+    _quicken(handler, order.nnodes)
+    return handler
+
+
+def _read_own_types_only() -> None:
+    """Have torch's rendezvous in this process read nothing else."""
+    from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+
+    dynamic_rendezvous.pickle = PickleFilter
+
+
+class PickleFilter:
+    """Stands for the module ``pickle`` where torch's rendezvous looks it up."""
+
+    PickleError = pickle.PickleError
+    dumps = staticmethod(pickle.dumps)
+
+    @staticmethod
+    def loads(data: bytes) -> Any:
+        """Return the state of a rendezvous.
+
+        Raises:
+            pickle.UnpicklingError: If it is none, or has anything else in it.
+        """
+        try:
+            state = _Reader(io.BytesIO(data)).load()
+        except Exception as error:
+            raise pickle.UnpicklingError(f"{type(error).__name__}: {error}") from error
+        if type(state).__name__ != "_RendezvousState":
+            raise pickle.UnpicklingError(f"a {type(state).__name__} is not a rendezvous state")
+        return state
+
+
+class _Reader(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _KNOWN:
+            raise pickle.UnpicklingError(f"{module}.{name} is not a rendezvous type")
+        return super().find_class(module, name)
+
+
+def _quicken(handler: Any, nnodes: int) -> None:
+    """Have a handler of torch look as often as so few nodes may.
+
+    torch 2.13 has no option for it: ``_DistributedRendezvousOpExecutor.run`` sleeps for a second
+    between two looks, and what was read is read again only after another. A handler that has none
+    of this is left as it is.
+    """
+    from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+
+    period_s = min(1.0, max(_LEAST_S, nnodes / _LOOKS_A_SECOND))
+    holder: Any = getattr(handler, "_state_holder", None)
+    if not hasattr(holder, "_cache_duration") or not hasattr(dynamic_rendezvous, "_delay"):
+        return
+
+    def delay(seconds: float | tuple[float, float]) -> None:
+        longest_s = seconds if isinstance(seconds, int | float) else random.uniform(*seconds)  # noqa: S311
+        time.sleep(min(longest_s, period_s))
+
+    holder._cache_duration = 0
+    dynamic_rendezvous._delay = delay

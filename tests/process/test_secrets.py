@@ -20,7 +20,7 @@ _OF_FILES = {
     "worker/function.py": "the same, in the rank",
     "worker/program.py": "the user's own program, from its file",
     "zygote/logs_specs_process.py": "an installed plug-in, by its entry point",
-    "rendezvous/pickle_filter.py": "torch's rendezvous, from its store: of its own types only",
+    "rendezvous/torch_handler.py": "torch's rendezvous, from its store: of its own types only",
     "report/elastic_events.py": "an installed plug-in, by its entry point",
 }
 """Modules that turn bytes into objects or code, and where the bytes come from."""

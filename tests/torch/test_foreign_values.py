@@ -11,7 +11,7 @@ import pytest
 
 from meshrun.errors import RendezvousError
 from meshrun.rendezvous.node_info import NodeInfo, read_info
-from meshrun.rendezvous.pickle_filter import PickleFilter
+from meshrun.rendezvous.torch_handler import PickleFilter
 
 pytestmark = pytest.mark.torch
 INFO = NodeInfo(host="node0", address="127.0.0.1", port=1, secret="drawn")

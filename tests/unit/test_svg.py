@@ -15,7 +15,7 @@ from meshrun.layout import Layout, solve_layout
 from meshrun.layout.spec import MeshSpec, parse_mesh
 from meshrun.report import svg_style
 from meshrun.report.svg import choose_color_dim, render_svg
-from meshrun.report.svg_groups import summarize
+from meshrun.report.svg_geometry import summarize
 from tests.kit import ROOT, run_meshrun
 
 SVG = "{http://www.w3.org/2000/svg}"
