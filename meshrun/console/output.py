@@ -56,7 +56,7 @@ class _Source:
 
 
 class Output:
-    """All streams of the ranks of this node."""
+    """All streams of the ranks of this node; ``printed`` is called with a rank that printed."""
 
     def __init__(
         self,
@@ -66,15 +66,6 @@ class Output:
         printed: Callable[[int], None],
         opener: Opener,
     ) -> None:
-        """Make it.
-
-        Args:
-            plan: Which streams go where.
-            console: Our own stdout and stderr.
-            reactor: The loop's.
-            printed: Called with a rank that printed something.
-            opener: Opens the files of ranks.
-        """
         self._plan = plan
         self._hostname = socket.gethostname()
         self._console, self._reactor, self._printed = console, reactor, printed

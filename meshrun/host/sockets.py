@@ -18,10 +18,6 @@ def listen_on(address: str, port: int) -> socket.socket:
 
     The port stays ours from here on: connections made before anybody serves wait in the queue.
 
-    Args:
-        address: An address, or a name that leads to one.
-        port: 0 for one that is free.
-
     Raises:
         UsageError: If the address is not one of this machine's, or does not resolve.
         HostError: If the port is taken.

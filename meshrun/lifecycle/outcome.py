@@ -238,12 +238,7 @@ def _hint_of_loss(why: str) -> str:
 
 
 def find_trouble(state: State, host: str = "") -> MeshrunError | None:
-    """Return what ended the launch from outside its ranks, or ``None``.
-
-    Args:
-        state: What is known of it.
-        host: This node's name, where others would not know of which is told.
-    """
+    """Return what ended the launch from outside its ranks, or ``None``."""
     if state.hung is not None:
         return HangError(
             f"no rank made progress for {state.hung.idle_s:.1f} s: none used its CPU, printed,"

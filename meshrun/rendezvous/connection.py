@@ -26,12 +26,7 @@ _SILENT_NS = 2_000_000_000
 
 
 class Connection:
-    """A connected socket, owned by this object.
-
-    Args:
-        connection: Connected, or about to be.
-        handshake: Which side of the conversation this is.
-    """
+    """A connected socket, owned by this object."""
 
     def __init__(
         self, connection: socket.socket, handshake: CoordinatorHandshake | ParticipantHandshake

@@ -22,12 +22,7 @@ _GOODBYE_S = 2.0
 
 
 class Connections:
-    """What a coordinator and a participant share.
-
-    Args:
-        reactor: The loop's.
-        note: Shows people one line.
-    """
+    """What a coordinator and a participant share."""
 
     def __init__(self, reactor: Reactor, note: Callable[[str], None]) -> None:
         self.reactor = reactor

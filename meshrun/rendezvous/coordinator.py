@@ -50,11 +50,7 @@ class Coordinator:
     elastic launch every node that comes or goes ends the round, and the next has other nodes.
 
     Args:
-        node: This one.
-        connections: To the other nodes that have met, by number.
         infos: What each node said of itself, this one first.
-        listener: Where nodes that come later connect.
-        run_id: The name of the launch.
     """
 
     def __init__(

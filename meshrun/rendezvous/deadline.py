@@ -13,7 +13,6 @@ class Deadline:
     """One wait, from now on.
 
     Args:
-        timeout_s: How long it may last.
         lost_ns: Returns how long this process has been stopped so far, which does not count.
     """
 

@@ -19,9 +19,6 @@ class DuplicateCoordinator:
 
     That may be this node itself, where the address is a translated or a service's one; the node
     recognises its own card. What comes of the tries is said to nobody: most endpoints never answer.
-
-    Args:
-        node: This one; the ``probe`` of its info is random.
     """
 
     def __init__(self, node: ThisNode) -> None:

@@ -28,14 +28,7 @@ class Endpoint:
 def look_at(
     host: str, addresses: Sequence[str], *, own_addresses: Collection[str], own_name: str
 ) -> Endpoint:
-    """Return what an endpoint is to this machine.
-
-    Args:
-        host: Its name or address.
-        addresses: What that leads to.
-        own_addresses: All that this machine has.
-        own_name: What this machine is called.
-    """
+    """Return what an endpoint is to this machine."""
     own = tuple(each for each in addresses if each.partition("%")[0] in own_addresses)
     facing = tuple(each for each in own if not is_loopback(each))
     if not facing and host in (*_LOCAL, *own):

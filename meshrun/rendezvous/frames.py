@@ -24,7 +24,6 @@ class FrameWriter:
     """Makes the frames of one direction.
 
     Args:
-        key: Known to both ends alone.
         direction: Another text for each of the two directions.
     """
 

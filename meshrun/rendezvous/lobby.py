@@ -31,7 +31,6 @@ class Lobby:
     """Node 0 of a launch until all have joined; then a coordinator takes over.
 
     Args:
-        node: This one.
         nnodes: How many there are to be, where not as many as there may be.
         listener: Where the others connect.
         run_id: The name of the launch, which the others receive.

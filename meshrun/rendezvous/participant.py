@@ -57,7 +57,6 @@ class Participant:
     """A node of a launch that is not the first.
 
     Args:
-        node: This one.
         addresses: Of the coordinator, where they are known; otherwise looked up repeatedly, since
             a name may take a while to appear.
     """

@@ -51,7 +51,6 @@ class Peers:
     """The launchers of the other nodes.
 
     Args:
-        node: This one.
         is_open: Whether its secret is no more than the command.
         negotiate: Has torch's rendezvous begun, where one is asked for.
     """

@@ -19,12 +19,7 @@ _OPEN_S = 30.0
 
 
 class Reachability:
-    """A port of this node's that another one tries, and a try of another's.
-
-    Args:
-        address: Of this node, as the others see it.
-        board: Where sockets are watched.
-    """
+    """A port of this node's that another one tries, and a try of another's."""
 
     def __init__(self, address: str, board: Connections) -> None:
         self._board = board

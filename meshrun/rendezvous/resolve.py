@@ -18,10 +18,7 @@ class Finding:
     """A node that does not know yet whether it is the coordinator.
 
     Args:
-        config: Where the coordinator is.
-        board: Where the look-up is watched.
         found: Called with the addresses and why there are none; returns whether that is enough.
-        fail: Called with the error if nothing was found in time.
     """
 
     def __init__(

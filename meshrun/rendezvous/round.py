@@ -29,10 +29,7 @@ class Round:
     """What the nodes have said of one generation, and what follows from it for all.
 
     Args:
-        generation: How often ranks have been started again.
         connections: To the other nodes by number; whoever loses one takes it out.
-        world_size: How many ranks all nodes have.
-        board: Where connections are watched.
     """
 
     def __init__(

@@ -37,8 +37,6 @@ class Declining:
     """The process, as the launcher sees it.
 
     Args:
-        order: How the others meet.
-        word: What they are to be told.
         reactor: Has a turn once the process has exited.
     """
 

@@ -23,11 +23,7 @@ class TorchNegotiation:
     """What torch's rendezvous is started with, and again if its process has to be.
 
     Args:
-        config: Where the nodes meet.
         endpoint: That as it looks from here; ``None`` if nobody said where.
-        host: What this machine is called.
-        start: Has it started.
-        reactor: The loop's.
 
     Raises:
         MeshrunError: If nothing can be listened on.

@@ -35,8 +35,6 @@ class Unauthenticated:
 
     Args:
         listener: Where nodes connect; the caller closes it.
-        secret: What only launchers of this launch know.
-        board: Where links are watched.
         come: Called with the link, no longer watched and perhaps closed, and the first that it
             says once it has proved what it is.
     """

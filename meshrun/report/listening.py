@@ -23,13 +23,7 @@ def note_listening(plan: LaunchPlan, facts: LaunchFacts, console: Console) -> No
 
 
 def describe_listening(plan: LaunchPlan, facts: LaunchFacts, env: Mapping[str, str]) -> list[str]:
-    """Return the lines.
-
-    Args:
-        plan: What is started.
-        facts: Where its store listens.
-        env: The launcher's environment, in which interfaces may be chosen.
-    """
+    """Return the lines."""
     at = f"{facts.master_addr} port {facts.master_port}"
     who = _who_reaches(facts.master_addr)
     lines = [f"listening: the store on {at}, where ranks find each other ({who})"]

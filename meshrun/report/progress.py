@@ -41,7 +41,6 @@ class StartProgress:
     """Watches a launch: a status line while it starts, a note when it begins to end.
 
     Args:
-        plan: What is launched.
         quiet: Whether to say only what nobody else can: another launcher says the rest.
     """
 

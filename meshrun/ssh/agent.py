@@ -49,12 +49,7 @@ def main(order: Mapping[str, Any], version: str) -> NoReturn:
 
 
 class Agent:
-    """Talks to the controller and watches the launcher.
-
-    Args:
-        order: The first line from the controller.
-        version: That of this meshrun.
-    """
+    """Talks to the controller and watches the launcher."""
 
     def __init__(self, order: Mapping[str, Any], version: str) -> None:
         self._order, self._version = order, version

@@ -34,8 +34,6 @@ class Connector:
     """Brings an agent to every host; nothing is started yet.
 
     Args:
-        request: What was asked for, hosts included.
-        pool: Where the ways to them are kept.
         version: That of this meshrun, which every host has to have.
     """
 

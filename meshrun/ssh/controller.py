@@ -36,9 +36,7 @@ class Controller:
     """One launch on several hosts.
 
     Args:
-        request: What was asked for, hosts included.
         words: The command line of each node's launcher, but for what tells nodes apart.
-        version: That of this meshrun, which every host has to have.
     """
 
     def __init__(self, request: LaunchRequest, words: Sequence[str], *, version: str) -> None:

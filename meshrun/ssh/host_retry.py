@@ -32,8 +32,6 @@ class HostRetry:
     """Which hosts are not there, and when each is tried again.
 
     Args:
-        connector: Goes to hosts.
-        pool: Where the ways to them are kept.
         start: Has a launcher started on a host that has answered.
     """
 

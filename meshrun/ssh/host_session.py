@@ -33,12 +33,7 @@ class HostSession:
     """A host and the way there.
 
     Args:
-        number: Its place in the list of hosts.
-        host: Which it is.
-        command: The words that start an agent on it.
-        env: The environment of that command.
         cwd: Its folder; the current one if ``None``.
-        reactor: Where what is sent waits for room.
     """
 
     def __init__(

@@ -19,10 +19,6 @@ class HostPool:
     """Every host's station, the console they share, and the signals that come meanwhile.
 
     Time in which a reader of our output keeps us from listening counts for nothing.
-
-    Args:
-        signals: What this process is sent.
-        shutdown_timeout_s: What a launch that is stopped may take to end.
     """
 
     def __init__(self, signals: SignalQueue, *, shutdown_timeout_s: float) -> None:

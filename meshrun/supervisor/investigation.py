@@ -32,13 +32,7 @@ def gather(
 ) -> Mapping[int, Evidence]:
     """Return what is known of the ranks that failed, the cause first.
 
-    Args:
-        state: Which those are.
-        output: What they printed.
-        monitor: Their stacks.
-        memory: Whether some of it ran out.
-        why_empty: Returns why a rank had no stdin, if it had none.
-        timers: Which may have ended some.
+    ``why_empty`` returns why a rank had no stdin, if it had none.
     """
     folder = current_folder()
     found = {}

@@ -79,7 +79,16 @@ Watch = Callable[[Event, State, Console], None]
 
 
 class Loop:
-    """One launch, from the zygote's start until nothing of it is left."""
+    """One launch, from the zygote's start, which is in the constructor, until nothing is left.
+
+    Args:
+        plan: What to start; of several nodes, what is known of it before they have met.
+        facts: What the ranks need to know, as far as it is known by then.
+        store_listener: Where the store serves; of several nodes, the coordinator's has its own.
+        watch: Each called with every event, the state after it and the console.
+        complete: Returns plan and facts once the nodes have met.
+        meet: Begins to meet the other nodes, if there are any.
+    """
 
     def __init__(
         self,
@@ -95,20 +104,6 @@ class Loop:
         live: Live | None = None,
         caller: Caller | None = None,
     ) -> None:
-        """Make ready, and start the zygote.
-
-        Args:
-            plan: What to start; of several nodes, what is known of it before they have met.
-            facts: What the ranks need to know, as far as it is known by then.
-            folder: Where their files go.
-            store_listener: Where the store serves; of several nodes, the coordinator's has its own.
-            console: Our own stdout and stderr.
-            watch: Each called with every event, the state after it and the console.
-            complete: Returns plan and facts once the nodes have met.
-            meet: Begins to meet the other nodes, if there are any.
-            live: Shows how ranks are, if somebody watches.
-            caller: The program that started this launcher and uses it, if one does.
-        """
         self._caller = caller
         self._console, self._watch, self._complete, self._live = console, watch, complete, live
         self._asked = plan

@@ -23,9 +23,6 @@ class Monitor:
     """The stacks of ranks, and the watchdog that may ask for them.
 
     Args:
-        plan: What is started.
-        console: Where stacks are printed.
-        reactor: The loop's.
         happen: Called with what ends the ranks, once people were shown where they are.
         zygote_pid: Returns the process that starts the ranks, asked while some are missing.
     """

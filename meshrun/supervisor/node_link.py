@@ -41,11 +41,7 @@ class Farewell:
     """A node that will not take part stays to tell the others, who may come later.
 
     Args:
-        peers: The others.
-        reason: Why, for people.
         stay_s: How long it stays at most.
-        note: Shows people a line.
-        reactor: Where time passes.
     """
 
     def __init__(
@@ -78,9 +74,6 @@ class Nodes:
     """The other nodes of a launch.
 
     Args:
-        peers: Their launchers.
-        note: Shows people a line.
-        reactor: The loop's.
         stay_s: How long this node stays to tell them that it will not take part.
     """
 

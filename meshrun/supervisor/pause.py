@@ -14,7 +14,6 @@ class Pause:
     """Whether the ranks are stopped, and the look from time to time whether they are to be.
 
     Args:
-        reactor: Where time passes.
         is_caller_stopped: Whether the program that started this launcher is stopped; ``None`` if
             the launcher is a job of the shell itself, and is stopped as such.
         stop: Called as long as ranks, new ones too, are to be stopped.

@@ -46,8 +46,6 @@ class StackRequests:
     """A file for each rank, and the question that is under way.
 
     Args:
-        layout: Of the ranks.
-        reactor: Where time passes.
         show: Called with the lines to print once all have answered, or will not.
     """
 

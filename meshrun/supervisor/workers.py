@@ -34,17 +34,7 @@ class Workers:
     """The processes below the launcher.
 
     Args:
-        plan: What to start.
-        facts: What the ranks need to know.
-        folder: Where their files go.
         listener: Where the store serves; ``None`` where it is on another node, or not yet known.
-        output: Reads what ranks print.
-        monitor: Reads their stacks.
-        terminal: Lends one of them the terminal.
-        reactor: The loop's.
-        note: Shows people a line.
-        on_control: Called when the zygote has news.
-        on_reports: Called when a rank has.
     """
 
     def __init__(

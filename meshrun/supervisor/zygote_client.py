@@ -113,11 +113,7 @@ class ZygoteClient:
         return message
 
     def start_store(self, listener: socket.socket | None) -> None:
-        """Begin a generation of ranks: a store on ``listener``, and a gate that is shut.
-
-        Args:
-            listener: ``None`` where the store is on another node.
-        """
+        """Begin a generation of ranks: a store on ``listener``, and a gate that is shut."""
         self.open_gate()
         gate_read, self._gate = os.pipe()
         port = 0 if listener is None else listener.getsockname()[1]

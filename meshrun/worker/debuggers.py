@@ -28,9 +28,6 @@ def pass_breakpoints(passed: Callable[[], None]) -> None:
     """Let a rank without stdin continue where pdb would read from it.
 
     A debugger that has streams of its own, such as a remote one, stops as always.
-
-    Args:
-        passed: Called each time.
     """
     when_imported("pdb", partial(_pass_in_pdb, passed))  # importing it takes 20 ms
 

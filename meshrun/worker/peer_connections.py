@@ -23,11 +23,7 @@ _WAITED_FOR = re.compile(r"^tfd:\s*(\d+)(?:.*\bino:\s*([0-9a-f]+))?", re.MULTILI
 
 
 def end_connections_with_rank(reporter: Reporter) -> None:
-    """In a rank: have children without its connections, and end them as this process leaves.
-
-    Args:
-        reporter: Told before peers can notice, if the rank leaves without an error.
-    """
+    """In a rank: have children without its connections, and end them as this process leaves."""
     rank, leave = os.getpid(), os._exit
 
     def end_connections_and_leave(status: int) -> None:

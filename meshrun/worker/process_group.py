@@ -26,10 +26,6 @@ def join_mesh(coordinate: tuple[int, ...], reporter: Reporter) -> None:
 
     The mesh becomes the current one, for torch's own calls in the main thread too.
 
-    Args:
-        coordinate: Where the plan puts this rank; the mesh must agree.
-        reporter: Told when the group stands.
-
     Raises:
         InternalError: If the mesh puts this rank elsewhere than the plan does.
     """
