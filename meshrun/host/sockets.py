@@ -16,7 +16,7 @@ _PACKETS = socket.SOCK_DGRAM if sys.platform == "darwin" else socket.SOCK_SEQPAC
 def listen_on(address: str, port: int) -> socket.socket:
     """Return a socket that listens on one address of this machine and on no other.
 
-    The port, a free one for 0, stays ours: connections made before anybody serves wait in the queue.
+    The port (a free one for 0) stays ours: who connects before anybody serves waits in the queue.
 
     Raises:
         UsageError: If the address is not one of this machine's, or does not resolve.
