@@ -10,6 +10,11 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{plural(number, 'es' if noun.endswith(_ES) else 's')}"
 
 
+def size(number: int) -> str:
+    """Return a number of bytes: ``512 MiB``, ``41.2 GiB``."""
+    return f"{number / 2**30:.1f} GiB" if number >= 2**30 else f"{number / 2**20:.0f} MiB"
+
+
 def plural(number: int, ending: str = "s") -> str:
     """Return what a noun ends in after ``number``."""
     return "" if number == 1 else ending

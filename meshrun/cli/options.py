@@ -15,6 +15,8 @@ from meshrun.plan.device import check_device_type
 from meshrun.plan.gpu_choice import parse_gpus
 from meshrun.plan.parse import (
     NO_STREAMS,
+    GpuMemoryWait,
+    parse_gpu_memory_wait,
     parse_integer,
     parse_local_ranks,
     parse_nnodes,
@@ -229,6 +231,11 @@ class Options(ParsedOptions):
         details="See [restarts](../how-to/restart.md). All ranks are restarted; there are fewer "
         "restarts if [the program makes no progress]"
         "(../how-to/restart.md#report-progress).")
+    gpu_memory_wait: Option[GpuMemoryWait | None] = Option(
+        parse_gpu_memory_wait, None, "SIZE,TIME", FAILURES,
+        "Wait before a restart until no GPU of the launch has more memory in use than this, such "
+        "as `512MiB,50s`.", unset="no wait", details="See [memory after a failure]"
+        "(../how-to/gpus.md#wait-for-memory-before-a-restart).")
     start_timeout = Option(parse_seconds, 300.0, "TIME", FAILURES,
         "Report where each rank is if startup takes longer than this. `0` disables the report.",
         details="The launch continues.")

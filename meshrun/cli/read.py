@@ -140,6 +140,7 @@ def build_request(options: Options, program: Program) -> LaunchRequest:
         preload=(*_PRELOAD, *options.preload),
         role=options.role or Options.role.default,
         max_restarts=_unless_debugged(options, options.max_restarts),
+        gpu_memory_wait=options.gpu_memory_wait,
         status=options.status,
         status_interval_s=_status_interval(options),
         debug_rank=options.debug_rank,

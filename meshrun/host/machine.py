@@ -78,6 +78,12 @@ class Gpu:
     """The network interfaces next to it, likewise."""
 
     @property
+    def label(self) -> str:
+        """What people call it: its number, or the name of a MIG instance."""
+        is_whole = self.index is not None and not self.uuid.startswith("MIG-")
+        return str(self.index) if is_whole else self.entry
+
+    @property
     def nics(self) -> Nics | None:
         """What is next to it, RDMA cards first."""
         return self.cards or self.interfaces

@@ -191,6 +191,11 @@ def become_guard() -> None:
         _LIBC.prctl(_PR_SET_NAME, _GUARD, 0, 0, 0)
 
 
+def process_name(pid: int) -> str:
+    """Return the name of a process, "" if there is no such process."""
+    return _name(pid).decode(errors="replace")
+
+
 def _name(pid: int) -> bytes:
     try:
         with open(f"/proc/{pid}/comm", "rb") as file:

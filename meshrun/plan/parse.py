@@ -12,6 +12,13 @@ from ipaddress import IPv6Address
 from meshrun.errors import UsageError
 
 LONGEST_S = 10_000_000.0
+GPU_WAIT_S = 50.0
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) *([kmgt]i?b?)", re.IGNORECASE)
+_UNITS_BYTES = {
+    f"{unit}{ending}": base**power
+    for power, unit in enumerate("kmgt", 1)
+    for ending, base in (("", 1024), ("i", 1024), ("ib", 1024), ("b", 1000))
+}
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _TIME_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _TRUE = frozenset({"1", "true", "yes", "on", "y", "t"})
@@ -20,6 +27,15 @@ _COUNT_WORDS = ("auto", "gpu", "cpu", "xpu")
 _STREAMS = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?:([0-3])")
 _LOCAL_RANKS = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?")
 """No node has a million workers, and a longer number could fill the memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuMemoryWait:
+    """How long a restart waits until the memory of GPUs is free."""
+
+    limit_bytes: int
+    """What may be in use on each."""
+    timeout_s: float
 
 
 def parse_integer(text: str, what: str, *, least: int = 0, most: int | None = None) -> int:
@@ -57,6 +73,25 @@ def parse_seconds(text: str, what: str, *, least: float = 0.0, most: float = LON
             hint="write seconds, or numbers with ms, s, m, h or d: `90`, `90s`, `5m`, `1h30m`",
         )
     return seconds
+
+
+def parse_gpu_memory_wait(text: str, what: str) -> GpuMemoryWait:
+    """Return how much memory may be in use, and for how long to wait: ``512MiB,50s``.
+
+    Raises:
+        UsageError: If it is neither a size nor a size and a time.
+    """
+    memory, comma, time = text.partition(",")
+    found = _SIZE.fullmatch(memory.strip())
+    if found is None:
+        raise UsageError(
+            f"{what} expects a size and a time, found `{text}`",
+            hint="for example: 512MiB,50s; sizes end in MiB, GiB, MB or GB",
+        )
+    return GpuMemoryWait(
+        limit_bytes=int(float(found[1]) * _UNITS_BYTES[found[2].lower()]),
+        timeout_s=parse_seconds(time, what) if comma else GPU_WAIT_S,
+    )
 
 
 def parse_flag(text: str, what: str) -> bool:

@@ -147,6 +147,13 @@ class LaunchPlan:
         """Yield the plan of every rank on every node, in order."""
         return (self.rank(rank) for rank in range(self.layout.world_size))
 
+    @property
+    def used_gpus(self) -> tuple[Gpu, ...]:
+        """The GPUs of this node that its ranks use, or may use where the program chooses."""
+        if self.device_type is None:
+            return self.gpus
+        return tuple(rank.gpu for rank in self.ranks_of_node() if rank.gpu is not None)
+
     def ranks_of_node(self) -> Iterator[RankPlan]:
         """Yield the plans of the ranks that this node starts."""
         return (self.rank(rank) for rank in self.layout.ranks_of_node(self.node_rank))

@@ -12,7 +12,7 @@ from meshrun.layout.spec import MeshSpec
 from meshrun.plan.group_options import GroupOptions
 from meshrun.plan.hostfile import Host
 from meshrun.plan.numa import BindingMode
-from meshrun.plan.parse import NO_STREAMS, Streams
+from meshrun.plan.parse import NO_STREAMS, GpuMemoryWait, Streams
 
 ProgramKind = Literal["script", "module", "command"]
 StartMethod = Literal["fork", "exec"]
@@ -168,6 +168,8 @@ class LaunchRequest:
     preload: tuple[str, ...] = ()
     role: str = "default"
     max_restarts: int = 0
+    gpu_memory_wait: GpuMemoryWait | None = None
+    """How long restarts wait until memory of GPUs is free; ``None`` not to wait."""
     virtual_local_rank: bool = False
     numa_binding: BindingMode | None = None
     stop_signals: tuple[int, ...] = STOP_SIGNALS

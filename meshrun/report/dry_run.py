@@ -158,10 +158,8 @@ def _gpus(plan: LaunchPlan) -> Table:
         table.add_column(header, justify="left" if is_text else "right", no_wrap=header != "uuid")
     for rank in plan.ranks_of_node():
         if (gpu := rank.gpu) is not None:
-            numbers = (gpu.entry if gpu.index is None else gpu.index, gpu.numa_node)
-            index, numa = ("-" if number is None else str(number) for number in numbers)
-            nics = str(gpu.nics or "-")
-            table.add_row(str(rank.rank), rank.device, index, gpu.uuid or "-", numa, nics)
+            numa, nics = "-" if gpu.numa_node is None else str(gpu.numa_node), str(gpu.nics or "-")
+            table.add_row(str(rank.rank), rank.device, gpu.label, gpu.uuid or "-", numa, nics)
     return table
 
 

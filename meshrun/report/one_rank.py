@@ -94,10 +94,9 @@ def _head(plan: LaunchPlan, rank: RankPlan) -> Iterator[str]:
     if rank.device is not None:
         yield f"device: {rank.device} ({plan.device_reason})"
     if (gpu := rank.gpu) is not None:
-        index = gpu.entry if gpu.index is None else gpu.index
         numa = "" if gpu.numa_node is None else f", NUMA node {gpu.numa_node}"
         nics = f", nearest network card {gpu.nics}" if gpu.nics else ""
-        yield f"gpu: {index} {gpu.uuid}{numa}{nics}"
+        yield f"gpu: {gpu.label} {gpu.uuid}{numa}{nics}"
     if rank.cpus:
         yield f"cpus: {format_cpus(rank.cpus)}"
     program = plan.program.for_local_rank(rank.local_rank)

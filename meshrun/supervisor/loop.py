@@ -59,6 +59,7 @@ from meshrun.protocol.events import (
 from meshrun.protocol.generation import Evidence, RankState
 from meshrun.protocol.rank_end import RankExited
 from meshrun.protocol.result import signal_name
+from meshrun.supervisor.gpu_wait import GpuWait
 from meshrun.supervisor.investigation import gather
 from meshrun.supervisor.live import Live
 from meshrun.supervisor.monitor import Monitor
@@ -140,6 +141,7 @@ class Loop:
             live.begin(self._reactor, self.state)
         self._output = Output(plan, console, self._reactor, self._monitor.printed, folder.open)
         self._memory = MemoryWatch()
+        self._gpu_wait = GpuWait(plan, self._reactor, console.note)
         self.evidence: Mapping[int, Evidence] = {}
         """What is known of ranks that failed, once the launch is over."""
         self._wake = self._reactor.call_at(None, self._pass_time)
@@ -328,6 +330,7 @@ class Loop:
         self._happen(message)
 
     def _on_zygote_gone(self) -> None:
+        self._gpu_wait.cancel()
         status = self._workers.wait_for_zygote()
         ended = end_children(grace_s=0.0, spare=self._not_ours)  # all that it had come to us
         left = LeftoversEnded(count=0, survivors=list(ended.survivors), denied=list(ended.denied))
@@ -415,14 +418,16 @@ class Loop:
     def _act(self, action: Action) -> None:
         match action:
             case StartAll(generation=generation):
-                self._workers.start_all(generation)
+                self._start_all(generation)
             case StartZygote(without_torch=without_torch):
                 self._start_zygote(without_torch=without_torch)
             case Signal(ranks=ranks, signum=signum, whole_group=whole_group):
                 self._workers.signal(ranks, signum, whole_group=whole_group)
             case EndGeneration(grace_s=grace_s):
+                self._gpu_wait.cancel()
                 self._workers.end_generation(grace_s)
             case EndZygote(grace_s=grace_s, by_force=by_force):
+                self._gpu_wait.cancel()
                 self._workers.end(grace_s, by_force=by_force)
             case OpenGate():
                 self._workers.zygote.open_gate()
@@ -459,6 +464,13 @@ class Loop:
             if part is not None:
                 part.replan(plan)
         return replace(met, ranks=tuple(self._workers.ranks))
+
+    def _start_all(self, generation: int) -> None:
+        start = partial(self._workers.start_all, generation)
+        if generation:
+            self._gpu_wait.hold(self.plan.used_gpus, start)
+        else:
+            start()
 
     def _start_zygote(self, *, without_torch: bool) -> None:
         self._workers.start_zygote(without_torch=without_torch)

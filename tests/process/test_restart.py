@@ -5,12 +5,15 @@ import os
 import re
 import shutil
 import signal
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from tests.kit import PROGRAMS, run_meshrun, start_meshrun, wait_until
+from tests.nvml import card
 
 AGAIN = PROGRAMS / "generations.py"
 
@@ -233,3 +236,45 @@ def test_what_became_another_users_keeps_nobody(fake_torch: object, tmp_path: Pa
     assert (ours.returncode, ours.stdout) == (0, "generation 1\n")
     assert ours.stderr.count("cannot kill") == 1
     assert "state D" not in ours.stderr
+
+
+def test_a_restart_waits_for_memory_of_gpus(
+    fake_driver: Callable[[list[Any]], None], tmp_path: Path
+) -> None:
+    """Those that the launch may use, for as long as was asked; then who holds it is told."""
+    mine, busy = card("GPU-0", 1, used=1 << 20), card("GPU-1", 2, used=9 << 30)
+    held = {**mine, "used": 3 << 30, "processes": [[os.getpid(), 2 << 30], [2**22 + 1, None]]}
+    fake_driver([held, busy])
+    words = ("--gpus", "0", "--nproc-per-node", "2", "--max-restarts", "1", AGAIN, "1", "3")
+
+    with start_meshrun("--gpu-memory-wait", "512MiB,1h", *words, folder=tmp_path) as run:
+        wait_until(lambda: "waiting until" in run.stderr, lambda: run.stderr)
+        assert "generation 1" not in run.stdout
+        fake_driver([mine, busy])
+        assert run.wait() == 0, run.stderr
+    assert (
+        "waiting until at most 512 MiB are in use, for up to 3600 s: GPU 0 has 3.0 GiB in use"
+        f" (pid {os.getpid()} ({Path('/proc/self/comm').read_text().strip()}) 2.0 GiB, not of this"
+        " launch; pid 4194305, ended or in another container)"
+    ) in run.stderr
+    assert run.stdout.count("generation 1") == 2
+
+    fake_driver([held, busy])
+    ours = run_meshrun("--gpu-memory-wait", "1GiB,100ms", *words)
+    assert ours.returncode == 0, ours.stderr
+    assert "restarting after 0.1 s although GPU 0 has 3.0 GiB in use" in ours.stderr
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_wait_for_memory_ends_with_the_launch(
+    signum: int, fake_driver: Callable[[list[Any]], None], tmp_path: Path
+) -> None:
+    """At once, and without another start."""
+    fake_driver([card("GPU-0", 1, used=3 << 30)])
+    words = ("--gpu-memory-wait", "512MiB,1h", "--nproc-per-node", "2", "--max-restarts", "1")
+
+    with start_meshrun(*words, AGAIN, "1", "3", folder=tmp_path) as run:
+        wait_until(lambda: "waiting until" in run.stderr, lambda: run.stderr)
+        run.signal(signum)
+        assert run.wait() == 128 + signum
+    assert "generation 1" not in run.stdout

@@ -6,6 +6,7 @@ import ctypes
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,11 +17,14 @@ from meshrun.errors import LayoutError, UsageError
 from meshrun.host.gpus import see, visibility_variables, visible_gpus
 from meshrun.host.machine import Gpu, GpuLinks, HostFacts, Nics, Topology
 from meshrun.host.nics import with_nics
+from meshrun.host.reactor import Reactor
 from meshrun.layout.spec import parse_mesh
 from meshrun.plan.gpu_choice import choose_gpus, parse_gpus
+from meshrun.plan.parse import GpuMemoryWait
 from meshrun.plan.plan import LaunchPlan, build_plan
 from meshrun.plan.rank_env import LaunchFacts, rank_environment
 from meshrun.plan.request import LaunchRequest, Program
+from meshrun.supervisor.gpu_wait import GpuWait
 from tests.machines import put
 from tests.nvml import FakeNvml, card
 
@@ -437,6 +441,33 @@ def test_a_dry_run_shows_the_gpu_of_each_rank(capsys: pytest.CaptureFixture[str]
         "nics": ["mlx5_1"], "nic_nearness": "same switch",
     }  # fmt: skip
     assert ranks[2]["gpu"] is None
+
+
+# ---- memory ------------------------------------------------------------------------------------
+
+
+def test_without_a_driver_there_is_no_wait_for_memory(driver: Any) -> None:
+    """And somebody who asked for it is told; nor does a mesh on the CPU wait."""
+    asked = GpuMemoryWait(limit_bytes=1 << 20, timeout_s=9.0)
+    on_cpu = plan("dp=1", gpus=None, device="cpu", gpu_memory_wait=asked)
+    notes: list[str] = []
+    begun: list[str] = []
+
+    for each in (plan("dp=1", gpu_memory_wait=asked), on_cpu):
+        driver([card("GPU-b2", 1, used=2 << 20)] if each is on_cpu else [])
+        wait = GpuWait(each, Reactor(), notes.append)
+        wait.hold(each.used_gpus, partial(begun.append, "now"))
+
+    assert notes == ["--gpu-memory-wait has no effect: NVML knows no GPU of this launch"] * 2
+    assert begun == ["now"] * 2
+
+
+def test_only_gpus_that_ranks_use_are_waited_for() -> None:
+    """All that are visible, where the program chooses."""
+    assert [gpu.index for gpu in plan("dp=1", gpus=None).used_gpus] == [0]
+    assert [gpu.index for gpu in plan().used_gpus] == [2, 3]
+    assert [gpu.index for gpu in plan(None).used_gpus] == [2, 3]
+    assert len(plan(None, gpus=None).used_gpus) == 4
 
 
 # ---- network cards -----------------------------------------------------------------------------

@@ -7,7 +7,14 @@ import signal
 import pytest
 
 from meshrun.errors import UsageError
-from meshrun.plan.parse import no_signal, parse_nnodes, parse_seconds, parse_settings, parse_signals
+from meshrun.plan.parse import (
+    no_signal,
+    parse_gpu_memory_wait,
+    parse_nnodes,
+    parse_seconds,
+    parse_settings,
+    parse_signals,
+)
 
 PAIRS = (("join_timeout", "5"), ("timeout", "7"))
 
@@ -64,6 +71,28 @@ def test_times_that_are_none(text: str) -> None:
         parse_seconds(text, "--node-timeout")
 
     assert "`5m`" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("text", "limit", "timeout_s"),
+    [
+        ("512MiB,50s", 512 << 20, 50.0),
+        ("1.5GiB,2m", 3 << 29, 120.0),
+        ("2GB", 2_000_000_000, 50.0),
+        ("700 m,0", 700 << 20, 0.0),
+    ],
+)
+def test_waits_for_memory(text: str, limit: int, timeout_s: float) -> None:
+    found = parse_gpu_memory_wait(text, "--gpu-memory-wait")
+
+    assert (found.limit_bytes, found.timeout_s) == (limit, timeout_s)
+
+
+@pytest.mark.parametrize("text", ["", "50s", "512", "-1GiB", "512MiB,", "512MiB,soon", "x,1"])
+def test_waits_for_memory_that_are_none(text: str) -> None:
+    with pytest.raises(UsageError, match="--gpu-memory-wait") as caught:
+        parse_gpu_memory_wait(text, "--gpu-memory-wait")
+    assert caught.value.hint
 
 
 def test_signals_that_are_none_are_told_apart() -> None:

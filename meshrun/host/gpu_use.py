@@ -1,0 +1,65 @@
+"""How much memory of each GPU is in use, and who has it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from meshrun.host.machine import Gpu
+from meshrun.host.nvml import GpuProcess, Nvml
+from meshrun.host.processes import is_below, process_name
+from meshrun.wording import size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """A process with memory on a GPU."""
+
+    pid: int
+    name: str
+    """Empty if the process cannot be seen from here: it is another container's, or has ended."""
+    used_bytes: int | None
+    is_ours: bool
+    """Whether this launch started it."""
+
+    def __str__(self) -> str:
+        used = "" if self.used_bytes is None else f" {size(self.used_bytes)}"
+        if not self.name:
+            return f"pid {self.pid}{used}, ended or in another container"
+        return f"pid {self.pid} ({self.name}){used}, {'' if self.is_ours else 'not '}of this launch"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuUse:
+    """What is in use of a GPU's memory."""
+
+    gpu: Gpu
+    used_bytes: int
+    holders: tuple[Holder, ...] = ()
+
+    def __str__(self) -> str:
+        who = "; ".join(map(str, self.holders)) or "no process that NVML shows here"
+        return f"GPU {self.gpu.label} has {size(self.used_bytes)} in use ({who})"
+
+
+def read_use(nvml: Nvml, gpus: Sequence[Gpu], *, by_whom: bool = True) -> list[GpuUse]:
+    """Return what is in use of each GPU, and by whom; one that does not answer is left out."""
+    found = []
+    for gpu in gpus:
+        handle = nvml.gpu_of(gpu.uuid) if gpu.uuid else None
+        used = None if handle is None else nvml.used_bytes(handle)
+        if handle is not None and used is not None:
+            holders = map(_holder, nvml.processes(handle)) if by_whom else ()
+            found.append(GpuUse(gpu=gpu, used_bytes=used, holders=tuple(holders)))
+    return found
+
+
+def _holder(process: GpuProcess) -> Holder:
+    pid = process.pid
+    return Holder(
+        pid=pid,
+        name=process_name(pid),
+        used_bytes=process.used_bytes,
+        is_ours=pid == os.getpid() or is_below(pid, os.getpid()),
+    )
