@@ -31,6 +31,9 @@ _SET_BY_A_LAUNCH = (
 )
 """Options whose variables describe a rank to its program, and mean no launch inside it."""
 
+_OF_A_LAYOUT = ("MESHRUN_SLOT_ORDER", "MESHRUN_NODES_PER_DOMAIN")
+"""Variables of a rank that no option has."""
+
 # typer carries its own click, or needs the one on PyPI, depending on its version.
 _UsageErrorOfTyper: Any = typer.BadParameter.__bases__[0]
 
@@ -169,7 +172,7 @@ def run_command_line(began: Began, *, tell: Callable[[MeshrunError], None] = _te
     """
     _open_streams()
     if "MESHRUN_GENERATION" in os.environ:
-        for name in ("MESHRUN_SLOT_ORDER", *(str(row.variable) for row in _SET_BY_A_LAUNCH)):
+        for name in (*_OF_A_LAYOUT, *(str(row.variable) for row in _SET_BY_A_LAUNCH)):
             os.environ.pop(name, None)
     try:
         code = typer_app(standalone_mode=False, prog_name="meshrun", obj=began)

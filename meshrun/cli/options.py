@@ -76,8 +76,15 @@ class Options(ParsedOptions):
     intra_node = Repeated(parse.dims, "DIM[,DIM]", MESH,
         "Require each group of these dims, taken together, to lie within one node.",
         details="See [how to place ranks](../how-to/place-ranks.md).")
+    intra_domain = Repeated(parse.dims, "DIM[,DIM]", MESH,
+        "Require each group of these dims, taken together, to lie within one NVLink domain.",
+        details="See [domains](../how-to/place-ranks.md#domains-of-several-nodes).")
+    domain_size = Option(parse.positive, None, "N", MESH,
+        "Number of consecutive nodes that share an NVLink domain, such as `18`.",
+        unset="unknown")
     place = Option(parse.choice("contiguous", "auto"), "contiguous", "contiguous|auto", MESH,
-        "How to number ranks: node by node, or (`auto`) so that `--intra-node` holds.")
+        "How to number ranks: node by node, or (`auto`) so that `--intra-node` and "
+        "`--intra-domain` hold.")
     backend = Repeated(parse.joined, "[DIM=]NAME", MESH,
         "Backend for the groups of all dims, or of one dim, such as `tp=nccl`. Repeatable.",
         unset="torch's choice", details="`pp=cpu:gloo,cuda:nccl` names one per device type. A "

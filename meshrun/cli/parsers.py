@@ -67,6 +67,11 @@ def binding(text: str, flag: str) -> BindingMode:
     return choice(*BINDING_MODES)(text, flag)
 
 
+def positive(text: str, flag: str) -> int:
+    """Return a number of at least 1."""
+    return parse_integer(text, flag, least=1)
+
+
 def port(text: str, flag: str) -> int:
     """Return a TCP port."""
     return parse_integer(text, flag, most=65535)

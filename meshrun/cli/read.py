@@ -122,7 +122,9 @@ def build_request(options: Options, program: Program) -> LaunchRequest:
         mesh=_mesh(options),
         flattens=flattens,
         views=views,
-        intra_node=_intra_node(options),
+        intra_node=_together(options, Options.intra_node),
+        intra_domain=_together(options, Options.intra_domain),
+        domain_size=options.domain_size,
         renumber=_renumber(options),
         nnodes=nnodes,
         nproc_per_node=options.nproc_per_node,
@@ -260,9 +262,9 @@ def _derived(options: Options) -> tuple[tuple[Flatten, ...], tuple[View, ...]]:
     return parse_derived(options.flatten, options.view)
 
 
-def _intra_node(options: Options) -> tuple[str, ...]:
-    _need_mesh(options, Options.intra_node)
-    return tuple(dict.fromkeys(options.intra_node))
+def _together(options: Options, row: Option[tuple[str, ...]]) -> tuple[str, ...]:
+    _need_mesh(options, row)
+    return options.value(row)
 
 
 def _need_mesh(options: Options, *rows: Option[tuple[str, ...]]) -> None:
@@ -272,9 +274,9 @@ def _need_mesh(options: Options, *rows: Option[tuple[str, ...]]) -> None:
 
 
 def _renumber(options: Options) -> bool:
-    if options.place == "auto" and not options.intra_node:
+    if options.place == "auto" and not (options.intra_node or options.intra_domain):
         raise UsageError(
-            "--place auto requires --intra-node",
+            "--place auto requires --intra-node or --intra-domain",
             hint="for example: --intra-node tp",
         )
     return bool(options.place == "auto")

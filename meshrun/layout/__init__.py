@@ -1,8 +1,8 @@
 """The place of every rank, by arithmetic alone: no torch, no process, no environment.
 
 ``layout`` has what users see and puts the rest together: ``axes`` is the arithmetic of one dim,
-``dims`` the groups of all, ``derived`` the dims made from others, ``nodes`` the machines,
-``solving`` the sizes left open.
+``derived`` the dims made from others, ``parts`` the slots of nodes and ``domains``, ``placing``
+who takes which, ``solving`` the sizes left open.
 """
 
 from __future__ import annotations

@@ -7,11 +7,12 @@ for dims that were joined into one. Nothing here lists all groups unless it is a
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice, product
+from itertools import chain, islice, product
+
+from meshrun.layout.parts import Parts
 
 Digit = tuple[int, int]
 """(size, stride): a rank's index is ``rank // stride % size``."""
@@ -78,45 +79,38 @@ class Axis:
         for outer, inner in product(range(0, world_size, span), range(self.stride)):
             yield range(outer + inner, outer + inner + span, self.stride)
 
-    def count_crossing(self, nproc_per_node: Sequence[int], starts: Sequence[int]) -> int:
-        """Return how many groups lie on more than one node.
-
-        Args:
-            nproc_per_node: Workers of each node.
-            starts: First rank of each node and then the world size; empty if all nodes are alike,
-                which are then not looked at one by one.
-        """
+    def count_crossing(self, parts: Parts) -> int:
+        """Return how many groups lie in more than one part."""
         reach = sum((size - 1) * stride for size, stride in self.digits)
-        world_size = starts[-1] if starts else len(nproc_per_node) * nproc_per_node[0]
-        groups = world_size // self.size
+        groups = parts.total // self.size
         if reach == 0:
             return 0
-        if starts:
+        if parts.starts:
             return groups - sum(
                 self._firsts_below(end - reach) - self._firsts_below(start)
-                for start, end in zip(starts, islice(starts, 1, None), strict=False)
+                for start, end in zip(parts.starts, islice(parts.starts, 1, None), strict=False)
                 if end - start > reach
             )
-        workers = nproc_per_node[0]
-        if reach >= workers:
+        each = parts.counts[0]
+        if reach >= each:
             return groups
-        # The same pattern of groups comes again after so many nodes.
-        period = math.lcm(self.digits[0][0] * self.digits[0][1], workers)
+        # The same pattern of groups comes again after so many parts.
+        period = math.lcm(self.digits[0][0] * self.digits[0][1], each)
         inside = sum(
-            self._firsts_below(start + workers - reach) - self._firsts_below(start)
-            for start in range(0, period, workers)
+            self._firsts_below(start + each - reach) - self._firsts_below(start)
+            for start in range(0, period, each)
         )
-        return groups - inside * (world_size // period)
+        return groups - inside * (parts.total // period)
 
-    def is_rail_aligned(self, nproc_per_node: Sequence[int], starts: Sequence[int]) -> bool:
+    def is_rail_aligned(self, nodes: Parts) -> bool:
         """Whether all ranks of each group have the same place on their nodes."""
-        if not starts:
-            return all(stride % nproc_per_node[0] == 0 for _, stride in self.digits)
-        local_rank = (rank - starts[bisect_right(starts, rank) - 1] for rank in range(starts[-1]))
+        each = {*nodes.counts} - {0}
+        if len(each) == 1:
+            return all(stride % max(each) == 0 for _, stride in self.digits)
         of_first: dict[int, int] = {}
         return all(
-            of_first.setdefault(self.first(rank), local) == local
-            for rank, local in enumerate(local_rank)
+            of_first.setdefault(self.first(slot), local) == local
+            for slot, local in enumerate(chain.from_iterable(map(range, nodes.counts)))
         )
 
     def _firsts_below(self, end: int) -> int:

@@ -8,12 +8,10 @@ order, they are numbered otherwise (``slot_order``) and the mesh stays as it is.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from operator import index
-from typing import Any, TypeAlias, overload
+from typing import Any, Literal, TypeAlias, overload
 
 from meshrun.errors import LayoutError
 from meshrun.layout import placing
@@ -21,12 +19,16 @@ from meshrun.layout.axes import Axis, axes_of, rest_of
 from meshrun.layout.choosing import match_ranks, ranks_at
 from meshrun.layout.coordinate import Coordinate, coordinate_type, label_template
 from meshrun.layout.derived import Flatten, View, derive, parse_derived
+from meshrun.layout.domains import shorten_domains, split_nodes, sums_of
 from meshrun.layout.moved import Moved
+from meshrun.layout.parts import Parts
 from meshrun.layout.solving import count_slots
 from meshrun.layout.spec import AnyMesh, MeshSpec, format_mesh, mesh_text, parse_mesh
 from meshrun.wording import count
 
 Group: TypeAlias = "range | list[int]"
+Between: TypeAlias = Literal["nodes", "domains"]
+Within: TypeAlias = Literal["node", "domain", "rail"]
 _Asked: TypeAlias = "tuple[int, ...] | Mapping[str, object]"
 
 
@@ -42,6 +44,7 @@ class Layout:
     Args:
         mesh: The solved spec (no ``-1``), or ``None`` where a launch has no mesh.
         nproc_per_node: Number of workers on each node, in node order.
+        nodes_per_domain: Number of nodes in each NVLink domain, in node order; empty if unknown.
         generation: How often the ranks have been started again.
         slot_order: Dims of the mesh, slowest first, in whose order ranks take the slots of the
             nodes; ``None`` for the mesh's own, in which ranks are numbered node by node.
@@ -51,9 +54,9 @@ class Layout:
         previous: The layout of the generation before this one, or ``None``.
 
     Raises:
-        LayoutError: If the mesh and the nodes have not as many ranks, a node has no worker, or
-            ``own_rank`` is outside the world; in every method, if there is no such rank or dim,
-            or if a rank is left out and there is no own rank.
+        LayoutError: If the mesh and the nodes have not as many ranks, or the domains not as many
+            nodes, no node has a worker, or ``own_rank`` is outside the world; in every method, if
+            there is no such rank or dim, or if a rank is left out and there is no own rank.
         SpecError: If ``flattens`` or ``views`` do not fit the mesh.
     """
 
@@ -62,13 +65,16 @@ class Layout:
     world_size: int = field(init=False, repr=False, compare=False)
     """Number of ranks over all nodes."""
     mesh: MeshSpec | None
+    nodes_per_domain: tuple[int, ...] = field(default=(), compare=False)
     slot_order: tuple[str, ...] | None = None
     flattens: tuple[Flatten, ...] = ()
     views: tuple[View, ...] = ()
     generation: int = field(default=0, compare=False)
     previous: Layout | None = field(default=None, compare=False, repr=False)
-    _starts: tuple[int, ...] = field(init=False, repr=False, compare=False)
-    """First rank of each node, then the world size; empty where all nodes are alike."""
+    _nodes: Parts = field(init=False, repr=False, compare=False)
+    """The slots of each node."""
+    _domains: Parts | None = field(init=False, repr=False, compare=False)
+    """The slots of each domain; ``None`` if no domains are known."""
     _axes: dict[str | int, Axis] = field(init=False, repr=False, compare=False)
     _own: tuple[Axis, ...] = field(init=False, repr=False, compare=False)
     _moved: Moved | None = field(init=False, repr=False, compare=False)
@@ -76,6 +82,7 @@ class Layout:
 
     def __post_init__(self) -> None:
         self._count_workers()
+        self._divide_into_domains()
         self._check_mesh()
         own = axes_of(self.sizes)
         axes: dict[str | int, Axis] = {**dict(enumerate(own)), **dict(zip(self.shape, own))}  # noqa: B905
@@ -105,6 +112,8 @@ class Layout:
         flatten: str | Iterable[str] = (),
         views: str | Iterable[str] = (),
         intra_node: Sequence[str] = (),
+        intra_domain: Sequence[str] = (),
+        domain_size: int | None = None,
         place: str = "contiguous",
     ) -> Layout:
         """Return the layout of a launch with these options; texts as on the command line.
@@ -130,6 +139,8 @@ class Layout:
             flattens=flattens,
             views=parsed,
             intra_node=intra_node,
+            intra_domain=intra_domain,
+            domains=domain_size,
             renumber=place == "auto",
         )
 
@@ -141,7 +152,8 @@ class Layout:
             "flatten": [str(flatten) for flatten in self.flattens],
             "views": [str(view) for view in self.views],
             "nnodes": len(counts),
-            "nproc_per_node": list(counts) if self._starts else counts[0],
+            "nproc_per_node": list(counts) if self._nodes.starts else counts[0],
+            "nodes_per_domain": shorten_domains(self.nodes_per_domain),
             "slot_order": list(self.slot_order) if self.slot_order else None,
             "generation": self.generation,
         }
@@ -157,11 +169,14 @@ class Layout:
             counts, mesh = values["nproc_per_node"], values["mesh"]
             even = isinstance(counts, int)
             nodes = count_slots(None, values["nnodes"], counts) if even else tuple(counts)
+            domains = values.get("nodes_per_domain", ())
+            regular = isinstance(domains, int)
             order = tuple(values.get("slot_order") or ())
             flattens, views = parse_derived(values.get("flatten", ()), values.get("views", ()))
             return cls(
                 mesh=parse_mesh(mesh) if mesh else None,
                 nproc_per_node=nodes,
+                nodes_per_domain=split_nodes(len(nodes), domains) if regular else tuple(domains),
                 slot_order=order or None,
                 generation=values.get("generation", 0),
                 own_rank=own_rank,
@@ -377,32 +392,61 @@ class Layout:
         """Whether some ranks lie on more than one node, or those of any group of a dim do."""
         if isinstance(group, (str, int)):
             return self.count_crossing(group) > 0
+        return self._are_apart(group, self.node_rank)
+
+    def crosses_domains(self, group: str | int | Sequence[int]) -> bool:
+        """Whether some ranks lie in more than one domain, or those of any group of a dim do."""
+        if isinstance(group, (str, int)):
+            return self.count_crossing(group, "domains") > 0
+        return self._are_apart(group, self.domain)
+
+    def _are_apart(self, group: Sequence[int], place: Callable[[int], int]) -> bool:
         if not group:
             return False
         if self._moved is not None:
-            return len({self.node_rank(rank) for rank in group}) > 1
+            return len({place(rank) for rank in group}) > 1
         ends = (group[0], group[-1]) if isinstance(group, range) else (min(group), max(group))
-        return self.node_rank(ends[0]) != self.node_rank(ends[1])
+        return place(ends[0]) != place(ends[1])
 
-    def count_crossing(self, dim: str | int) -> int:
-        """Return how many groups of ``dim`` lie on more than one node, without listing them."""
-        if self._moved is None:
-            return self.axis(dim).count_crossing(self.nproc_per_node, self._starts)
-        axis = self._moved.axis(self.axis(dim))
+    def count_crossing(self, dim: str | int, between: Between = "nodes") -> int:
+        """Return how many groups of ``dim`` lie on more than one node, without listing them.
+
+        Args:
+            dim: A dim.
+            between: ``domains`` to count those in more than one domain instead.
+        """
+        parts = self._nodes if between == "nodes" else self._known_domains()
+        axis = self._axis_over_slots(dim)
         if axis is not None:
-            return axis.count_crossing(self.nproc_per_node, self._starts)
-        return sum(self.crosses_nodes(group) for group in self.groups(dim))
+            return axis.count_crossing(parts)
+        crosses = self.crosses_nodes if between == "nodes" else self.crosses_domains
+        return sum(crosses(group) for group in self.groups(dim))
 
     def rail_aligned(self, dim: str | int) -> bool:
         """Whether the ranks of each group of ``dim`` have one local rank."""
+        axis = self._axis_over_slots(dim)
+        if axis is not None:
+            return axis.is_rail_aligned(self._nodes)
+        groups = self.groups(dim)
+        return all(len({self.local_rank(rank) for rank in group}) == 1 for group in groups)
+
+    def within(self, dim: str | int) -> Within | None:
+        """Return what every group of ``dim`` lies within.
+
+        Returns:
+            ``node`` or ``domain``, else ``rail`` if the ranks of each group have one local rank,
+            else ``None``.
+        """
+        if not self.count_crossing(dim):
+            return "node"
+        if self.nodes_per_domain and not self.count_crossing(dim, "domains"):
+            return "domain"
+        return "rail" if self.rail_aligned(dim) else None
+
+    def _axis_over_slots(self, dim: str | int) -> Axis | None:
+        """Return a dim's groups by the slots of their ranks; ``None`` if they have no pattern."""
         axis = self.axis(dim)
-        if self._moved is not None:
-            moved = self._moved.axis(axis)
-            if moved is None:
-                groups = self.groups(dim)
-                return all(len({self.local_rank(rank) for rank in group}) == 1 for group in groups)
-            axis = moved
-        return axis.is_rail_aligned(self.nproc_per_node, self._starts)
+        return axis if self._moved is None else self._moved.axis(axis)
 
     # ---- nodes and slots -------------------------------------------------------------------
 
@@ -421,11 +465,7 @@ class Layout:
 
     def slot(self, rank: int | None = None) -> tuple[int, int]:
         """Return (node rank, local rank)."""
-        number = self.slot_number(rank)
-        if self._starts:
-            node_rank = bisect_right(self._starts, number) - 1
-            return node_rank, number - self._starts[node_rank]
-        return divmod(number, self.nproc_per_node[0])
+        return self._nodes.place(self.slot_number(rank))
 
     def rank_at(self, node_rank: int, local_rank: int) -> int:
         """Return the rank in a slot; the inverse of :meth:`slot`.
@@ -447,13 +487,10 @@ class Layout:
         Raises:
             LayoutError: If there is no such node.
         """
-        counts = self.nproc_per_node
-        if not 0 <= node_rank < len(counts):
-            raise LayoutError(
-                f"node {node_rank} does not exist", hint=f"nodes range from 0 to {len(counts) - 1}"
-            )
-        first = self._starts[node_rank] if self._starts else node_rank * counts[0]
-        slots = range(first, first + counts[node_rank])
+        if not 0 <= node_rank < self.nnodes:
+            hint = f"nodes range from 0 to {self.nnodes - 1}"
+            raise LayoutError(f"node {node_rank} does not exist", hint=hint)
+        slots = self._nodes.slots(node_rank)
         return slots if self._moved is None else [self.rank_in_slot(slot) for slot in slots]
 
     def slot_number(self, rank: int | None = None) -> int:
@@ -465,6 +502,39 @@ class Layout:
         """Return the rank in a slot, by the slot's number; the inverse of :meth:`slot_number`."""
         number = self._known(number)
         return number if self._moved is None else self._moved.rank(number)
+
+    # ---- domains ---------------------------------------------------------------------------
+
+    def domain(self, rank: int | None = None) -> int:
+        """Return the domain of a rank's node, counting from 0.
+
+        Raises:
+            LayoutError: If no domains are known.
+        """
+        return self._known_domains().place(self.slot_number(rank))[0]
+
+    def nodes_of_domain(self, domain: int) -> range:
+        """Return the node ranks of a domain.
+
+        Raises:
+            LayoutError: If there is no such domain.
+        """
+        sizes = self.nodes_per_domain
+        if not 0 <= domain < len(self._known_domains().counts):
+            hint = f"domains range from 0 to {len(sizes) - 1}"
+            raise LayoutError(f"domain {domain} does not exist", hint=hint)
+        first = sum(sizes[:domain])
+        return range(first, first + sizes[domain])
+
+    def workers(self, of: Between) -> tuple[int, ...]:
+        """Return the number of workers of each node, or of each domain."""
+        return self.nproc_per_node if of == "nodes" else self._known_domains().counts
+
+    def _known_domains(self) -> Parts:
+        if self._domains is None:
+            hint = "--domain-size says how many nodes share one"
+            raise LayoutError("no domains are known", hint=hint)
+        return self._domains
 
     # ---- checks ----------------------------------------------------------------------------
 
@@ -480,10 +550,20 @@ class Layout:
                 f"numbers of workers cannot be negative or all 0: node {node} has {fewest}"
             )
         object.__setattr__(self, "nproc_per_node", counts)
-        is_even = counts.count(counts[0]) == len(counts)
-        starts = () if is_even else tuple(accumulate(counts, initial=0))
-        object.__setattr__(self, "_starts", starts)
-        object.__setattr__(self, "world_size", starts[-1] if starts else counts[0] * len(counts))
+        object.__setattr__(self, "_nodes", nodes := Parts.of(counts))
+        object.__setattr__(self, "world_size", nodes.total)
+
+    def _divide_into_domains(self) -> None:
+        sizes = tuple(self.nodes_per_domain)
+        if sizes and (sum(sizes) != self.nnodes or min(sizes) < 1):
+            raise LayoutError(
+                f"{count(len(sizes), 'domain')} with {count(sum(sizes), 'node')} do not divide"
+                f" {count(self.nnodes, 'node')}",
+                hint="nodes_per_domain=(18, 18) describes two domains of 36 nodes",
+            )
+        domains = Parts.of(sums_of(self.nproc_per_node, sizes)) if sizes else None
+        object.__setattr__(self, "nodes_per_domain", sizes)
+        object.__setattr__(self, "_domains", domains)
 
     def _check_mesh(self) -> None:
         if self.mesh is None:
@@ -560,6 +640,8 @@ def solve_layout(
     flattens: tuple[Flatten, ...] = (),
     views: tuple[View, ...] = (),
     intra_node: Sequence[str] = (),
+    intra_domain: Sequence[str] = (),
+    domains: int | Sequence[int] | None = None,
     renumber: bool = False,
 ) -> Layout:
     """Fit a mesh to the machines, working out whatever was left open.
@@ -572,20 +654,37 @@ def solve_layout(
         flattens: Dims of the mesh to join.
         views: Other factorizations of its ranks.
         intra_node: Dims each of whose groups must lie within one node.
+        intra_domain: Dims each of whose groups must lie within one domain.
+        domains: Nodes of each NVLink domain, one number or one a domain, in node order.
         renumber: Whether ranks may take other slots than their own for that.
 
     Raises:
         LayoutError: With the arithmetic and the nearest choices when the numbers disagree, or the
-            first dim that crosses nodes.
+            first dim that crosses nodes or domains.
         SpecError: If ``flattens`` or ``views`` do not fit the mesh.
     """
     slots = count_slots(mesh, nnodes, nproc_per_node)
+    sizes = split_nodes(len(slots), domains) if isinstance(domains, int) else tuple(domains or ())
     if mesh is None:
-        return Layout(mesh=None, nproc_per_node=slots, flattens=flattens, views=views)
-    placed = placing.place(mesh, slots, intra_node, renumber=renumber)
+        return Layout(
+            mesh=None,
+            nproc_per_node=slots,
+            nodes_per_domain=sizes,
+            flattens=flattens,
+            views=views,
+        )
+    placed = placing.place(
+        mesh,
+        slots,
+        intra_node,
+        within=intra_domain,
+        nodes_per_domain=sizes,
+        renumber=renumber,
+    )
     return Layout(
         mesh=placed.mesh,
         nproc_per_node=placed.nproc_per_node,
+        nodes_per_domain=sizes,
         slot_order=placed.slot_order,
         flattens=flattens,
         views=views,

@@ -1,13 +1,16 @@
-"""Which slots ranks fill, so that the groups of some dims lie within one node. Pure."""
+"""Which slots ranks fill, so that the groups of some dims lie within one node or domain. Pure."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshrun.errors import LayoutError
 from meshrun.layout.axes import axes_of
+from meshrun.layout.domains import shorten_domains, sums_of
+from meshrun.layout.parts import Parts
 from meshrun.layout.solving import fill, solve_sizes
 from meshrun.layout.spec import INFERRED, MeshSpec, format_mesh
 from meshrun.wording import count
@@ -25,38 +28,91 @@ class Placement:
     """Dims, slowest first, in whose order ranks take the slots; ``None`` for the mesh's own."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """Which groups belong together, and the machines for them.
+
+    Groups in one node are in one domain too, and all dims of a level are taken together.
+    """
+
+    slots: tuple[int, ...]
+    """Workers that each node may have."""
+    in_node: tuple[int, ...] = ()
+    """Dims each of whose groups lies within one node."""
+    in_domain: tuple[int, ...] = ()
+    """Dims each of whose groups lies within one domain."""
+    nodes_per_domain: tuple[int, ...] = ()
+
+    @property
+    def in_domain_too(self) -> tuple[int, ...]:
+        """All dims whose groups may not leave a domain; empty where domains do not matter."""
+        return tuple(sorted({*self.in_node, *self.in_domain})) if self.in_domain else ()
+
+    @property
+    def units(self) -> tuple[int, ...]:
+        """Nodes of each unit that is filled with blocks: domains, or all nodes if none matter."""
+        return self.nodes_per_domain if self.in_domain else (len(self.slots),)
+
+    def blocks(self, mesh: MeshSpec) -> tuple[int, int]:
+        """Return how many ranks belong on one node together, and how many in one unit."""
+        inner = math.prod(mesh.sizes[dim] for dim in self.in_node)
+        return inner, math.prod(mesh.sizes[dim] for dim in self.in_domain_too or self.in_node)
+
+    def room(self, inner: int) -> Counter[int]:
+        """Return how often a unit has room for so many blocks of ``inner`` ranks on its nodes."""
+        return Counter(sums_of([slots // inner for slots in self.slots], self.units))
+
+
 def place(
-    mesh: MeshSpec, slots: Sequence[int], together: Sequence[str] = (), *, renumber: bool = False
+    mesh: MeshSpec,
+    slots: Sequence[int],
+    together: Sequence[str] = (),
+    *,
+    within: Sequence[str] = (),
+    nodes_per_domain: Sequence[int] = (),
+    renumber: bool = False,
 ) -> Placement:
-    """Place a mesh so that each group of some dims lies within one node.
+    """Place a mesh so that each group of some dims lies within one node or domain.
 
     Args:
         mesh: The spec; one size may be left open.
         slots: Workers that each node may have.
-        together: Names of these dims, or their indices as texts where dims have no names.
+        together: Dims for one node: their names, or indices as texts where dims have no names.
+        within: Dims for one domain.
+        nodes_per_domain: Number of nodes in each domain, in node order.
         renumber: Whether ranks may take slots in another order than their own.
 
     Raises:
-        LayoutError: If the numbers disagree, or with the first dim that crosses nodes and what
-            would help.
+        LayoutError: If the numbers disagree, or with the first dim that crosses nodes or domains
+            and what would help.
     """
     solved = solve_sizes(mesh, slots)
+    wish = Wish(
+        slots=tuple(slots),
+        in_node=_indices(mesh, together, "--intra-node"),
+        in_domain=_indices(mesh, within, "--intra-domain"),
+        nodes_per_domain=tuple(nodes_per_domain),
+    )
+    if wish.in_domain and not wish.nodes_per_domain:
+        raise LayoutError(
+            f"--intra-domain {','.join(within)}: no domains are known",
+            hint="say how many consecutive nodes share one, such as --domain-size 18",
+        )
     straight = Placement(mesh=solved, nproc_per_node=fill(slots, solved.known_size))
-    dims = [_index(mesh, dim) for dim in together]
-    crossing = next((dim for dim in dims if _count_crossing(straight, dim)), None)
-    if crossing is None:
+    if _first_crossing(straight, wish) is None:
         return straight
-    others = [dim for dim in range(mesh.ndim) if dim not in dims]
-    in_order = others == list(range(len(others)))
-    packed = _pack(mesh, solved, slots, dims)
+    packed = _pack(mesh, solved, wish)
     if packed is None:
-        raise _does_not_fit(solved, slots, dims)
-    if not (in_order or renumber):
-        raise _crosses(straight, crossing, [*others, *sorted(dims)])
-    if in_order:
+        raise _does_not_fit(solved, wish)
+    if _first_crossing(packed, wish) is None:
         return packed
-    order = tuple(names_of(mesh)[dim] for dim in [*others, *sorted(dims)])
-    return Placement(mesh=packed.mesh, nproc_per_node=packed.nproc_per_node, slot_order=order)
+    inner = set(wish.in_node)
+    outer = {*wish.in_domain} - inner
+    others = [dim for dim in range(mesh.ndim) if dim not in inner | outer]
+    order = [*others, *sorted(outer), *sorted(inner)]
+    if not renumber:
+        raise _crosses(packed, wish, order)
+    return replace(packed, slot_order=tuple(names_of(mesh)[dim] for dim in order))
 
 
 def names_of(mesh: MeshSpec) -> tuple[str, ...]:
@@ -64,84 +120,168 @@ def names_of(mesh: MeshSpec) -> tuple[str, ...]:
     return mesh.mesh_dim_names or tuple(map(str, range(mesh.ndim)))
 
 
-def _index(mesh: MeshSpec, dim: str) -> int:
+def _indices(mesh: MeshSpec, dims: Sequence[str], option: str) -> tuple[int, ...]:
     names = names_of(mesh)
-    if dim not in names:
-        has = ", ".join(f"`{name}`" for name in names)
-        raise LayoutError(f"--intra-node: mesh `{mesh}` has no dim `{dim}`", hint=f"it has {has}")
-    return names.index(dim)
+    for place, dim in enumerate(dims):
+        if dim not in names:
+            has = ", ".join(f"`{name}`" for name in names)
+            raise LayoutError(f"{option}: mesh `{mesh}` has no dim `{dim}`", hint=f"it has {has}")
+        if dim in dims[:place]:
+            raise LayoutError(f"{option} names dim `{dim}` twice", hint="name each dim once")
+    return tuple(map(names.index, dims))
 
 
-def _count_crossing(placement: Placement, dim: int) -> int:
-    counts = placement.nproc_per_node
-    starts = [sum(counts[:node]) for node in range(len(counts) + 1)] if len({*counts}) > 1 else []
-    return axes_of(placement.mesh.sizes)[dim].count_crossing(counts, starts)
+def _first_crossing(placement: Placement, wish: Wish) -> tuple[int, Parts] | None:
+    """Return a dim that crosses where it may not, and the nodes or domains that it crosses."""
+    axes, counts = axes_of(placement.mesh.sizes), placement.nproc_per_node
+    levels = [(wish.in_node, Parts.of(counts))]
+    if wish.in_domain:
+        levels.append((wish.in_domain, Parts.of(sums_of(counts, wish.nodes_per_domain))))
+    found = ((dim, parts) for dims, parts in levels for dim in dims)
+    return next((each for each in found if axes[each[0]].count_crossing(each[1])), None)
 
 
-def _pack(
-    mesh: MeshSpec, solved: MeshSpec, slots: Sequence[int], dims: Sequence[int]
-) -> Placement | None:
+# ---- packing -------------------------------------------------------------------------------
+
+
+def _pack(mesh: MeshSpec, solved: MeshSpec, wish: Wish) -> Placement | None:
     """Put whole blocks of the ranks that belong together on nodes; ``None`` if they do not fit."""
     if mesh.is_inferred:
-        solved = _largest_that_packs(mesh, solved, slots, dims)
-    block = _block(solved, dims)
-    if block == 0 or sum(count // block for count in slots) * block < solved.known_size:
+        solved = _largest_that_packs(mesh, solved, wish)
+    if 0 in solved.sizes:
         return None
-    used = fill([count - count % block for count in slots], solved.known_size)
-    return Placement(mesh=solved, nproc_per_node=used)
+    inner, outer = wish.blocks(solved)
+    left = solved.known_size
+    used: list[int] = []
+    nodes = iter(wish.slots)
+    for size in wish.units:
+        slots = [next(nodes) for _ in range(size)]
+        room = sum(each // inner for each in slots) * inner
+        share = min(room - room % outer, left)
+        used += fill([each - each % inner for each in slots], share)
+        left -= share
+    return None if left else Placement(mesh=solved, nproc_per_node=tuple(used))
 
 
-def _largest_that_packs(
-    mesh: MeshSpec, solved: MeshSpec, slots: Sequence[int], dims: Sequence[int]
-) -> MeshSpec:
+def _largest_that_packs(mesh: MeshSpec, solved: MeshSpec, wish: Wish) -> MeshSpec:
     """Return the spec with the largest open size whose blocks fit; with 0 if none does."""
     open_dim = mesh.sizes.index(INFERRED)
     largest, least = solved.sizes[open_dim], (mesh.bounds or (1, None))[0]
-    known_block = math.prod(mesh.sizes[dim] for dim in dims if dim != open_dim)
-    rows = mesh.known_size // known_block
-    if open_dim not in dims:
-        size = min(largest, sum(count // known_block for count in slots) // rows)
-    else:
-        sizes = range(min(largest, max(slots) // known_block), 0, -1)
-        fits = (n for n in sizes if sum(count // (known_block * n) for count in slots) >= rows)
+    inner, outer = wish.blocks(mesh.with_size(open_dim, 1))
+    rows = mesh.known_size // outer
+    room = wish.room(inner)
+    if open_dim in wish.in_node:
+        sizes = range(min(largest, max(wish.slots) // inner), 0, -1)
+        fits = (n for n in sizes if _count_blocks(wish.room(inner * n), outer // inner) >= rows)
         size = next(fits, 0)
+    elif open_dim in wish.in_domain:
+        sizes = range(min(largest, max(room) * inner // outer), 0, -1)
+        size = next((n for n in sizes if _count_blocks(room, n * outer // inner) >= rows), 0)
+    else:
+        size = min(largest, _count_blocks(room, outer // inner) // rows)
     return mesh.with_size(open_dim, size if size >= least else 0)
 
 
-def _block(mesh: MeshSpec, dims: Sequence[int]) -> int:
-    """Return how many ranks belong on one node together."""
-    return 0 if 0 in mesh.sizes else math.prod(mesh.sizes[dim] for dim in dims)
+def _count_blocks(room: Counter[int], each: int) -> int:
+    """Return how many blocks of so many smaller ones all units have room for."""
+    return sum(blocks // each * units for blocks, units in room.items())
 
 
-def _crosses(straight: Placement, dim: int, order: list[int]) -> LayoutError:
-    mesh, names = straight.mesh, names_of(straight.mesh)
-    crossing = _count_crossing(straight, dim)
+# ---- errors --------------------------------------------------------------------------------
+
+
+def _crosses(packed: Placement, wish: Wish, order: list[int]) -> LayoutError:
+    mesh, names = packed.mesh, names_of(packed.mesh)
+    found = _first_crossing(packed, wish)
+    assert found is not None  # noqa: S101 - the caller has looked
+    dim, parts = found
+    axis = axes_of(mesh.sizes)[dim]
+    crossing = axis.count_crossing(parts)
     groups = mesh.known_size // mesh.sizes[dim]
-    sizes = tuple(mesh.sizes[at] for at in order)
     reordered = MeshSpec(
-        sizes=sizes,
+        sizes=tuple(mesh.sizes[at] for at in order),
         mesh_dim_names=tuple(names[at] for at in order) if mesh.mesh_dim_names else None,
     )
     what = names[dim] if mesh.mesh_dim_names else f"dim {dim}"
     cross = "crosses" if crossing == 1 else "cross"
+    message = f"{crossing:,} of {groups:,} groups of {what} {cross}"
+    if dim in wish.in_node:
+        message = f"--intra-node: {message} nodes"
+    else:
+        first, at = next(
+            (group, domains)
+            for group in axis.groups(mesh.known_size)
+            if len(domains := sorted({parts.place(rank)[0] for rank in group})) > 1
+        )
+        where = f"domains {', '.join(map(str, at[:4]))}{', ..' if len(at) > 4 else ''}"
+        message = (
+            f"--intra-domain: {message} domains ({_size_of(wish)}); the first one,"
+            f" {_ranks(first)}, is in {where}"
+        )
+    move = f"put {what} last" if dim == order[-1] else "reorder the dims"
     return LayoutError(
-        f"--intra-node: {crossing:,} of {groups:,} groups of {what} {cross} nodes",
-        hint=f"put {what} last: --mesh {format_mesh(reordered)}; or keep the mesh and renumber"
+        message,
+        hint=f"{move}: --mesh {format_mesh(reordered)}; or keep the mesh and renumber"
         " ranks: --place auto",
     )
 
 
-def _does_not_fit(mesh: MeshSpec, slots: Sequence[int], dims: Sequence[int]) -> LayoutError:
-    names, block = names_of(mesh), math.prod(mesh.sizes[dim] for dim in dims)
-    joined = " x ".join(f"{names[dim]}={mesh.sizes[dim]}" for dim in sorted(dims))
-    most = max(slots)
-    message = f"--intra-node: {joined} needs {block} ranks on one node, but"
+def _ranks(group: Sequence[int]) -> str:
+    shown = [str(rank) for rank in group[:2]]
+    shown += ["..", str(group[-1])] if len(group) > 3 else [str(rank) for rank in group[2:]]
+    return f"ranks {','.join(shown)}"
+
+
+def _size_of(wish: Wish) -> str:
+    """Return how large domains are: ``18 nodes each``, or ``of 18, 10 nodes``."""
+    size = shorten_domains(wish.nodes_per_domain)
+    if isinstance(size, int):
+        return f"{count(size, 'node')} each"
+    return f"of {', '.join(map(str, size[:4]))}{', ..' if len(size) > 4 else ''} nodes"
+
+
+def _does_not_fit(mesh: MeshSpec, wish: Wish) -> LayoutError:
+    inner, outer = wish.blocks(mesh)
+    held = sum(slots // inner for slots in wish.slots)
+    if inner > max(wish.slots) or held * inner < mesh.known_size:
+        return _does_not_fit_nodes(mesh, wish, inner, held)
+    message = (
+        f"--intra-domain: {_joined(mesh, wish.in_domain_too)} needs {outer} ranks in one domain"
+    )
+    largest = max(wish.room(inner)) * inner
+    if outer > largest:
+        nodes = max(wish.nodes_per_domain)
+        return LayoutError(
+            f"{message}, but the largest domain has room for only {count(largest, 'rank')} on"
+            f" {count(nodes, 'node')}",
+            hint="use smaller or fewer dims",
+        )
+    blocks = _count_blocks(wish.room(inner), outer // inner)
+    workers = sums_of([slots - slots % inner for slots in wish.slots], wish.nodes_per_domain)
+    hint = f"a block size that divides {math.gcd(*workers)} fills every domain"
+    free = [names_of(mesh)[dim] for dim in range(mesh.ndim) if dim not in wish.in_domain_too]
+    if free:
+        hint += f"; an inferred size, such as {free[0]}=-1, leaves the rest of a domain spare"
+    return LayoutError(
+        f"{message}, but domains ({_size_of(wish)}) hold only {blocks:,} of the"
+        f" {mesh.known_size // outer:,} such blocks",
+        hint=hint,
+    )
+
+
+def _does_not_fit_nodes(mesh: MeshSpec, wish: Wish, block: int, held: int) -> LayoutError:
+    message = f"--intra-node: {_joined(mesh, wish.in_node)} needs {block} ranks on one node, but"
+    most = max(wish.slots)
     if block > most:
         largest = f"the largest node has only {count(most, 'worker')}"
         return LayoutError(f"{message} {largest}", hint="use smaller or fewer dims")
-    blocks, needed = sum(count // block for count in slots), mesh.known_size // block
     return LayoutError(
-        f"{message} the nodes hold only {blocks} of the {needed} such blocks",
+        f"{message} the nodes hold only {held} of the {mesh.known_size // block} such blocks",
         hint=f"use a multiple of {block} workers per node, or a size that divides the workers of a"
         " node",
     )
+
+
+def _joined(mesh: MeshSpec, dims: Sequence[int]) -> str:
+    names = names_of(mesh)
+    return " x ".join(f"{names[dim]}={mesh.sizes[dim]}" for dim in sorted(dims))

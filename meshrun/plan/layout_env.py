@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from meshrun.errors import MeshError, MeshrunError
 from meshrun.layout import MAX_RANKS, Layout, format_derived, parse_derived
+from meshrun.layout.domains import shorten_domains, split_nodes
 from meshrun.layout.spec import MeshSpec, format_mesh, parse_mesh
 
 
@@ -16,6 +17,10 @@ def format_layout(layout: Layout) -> dict[str, str]:
     if len(set(counts)) == 1:  # written once, so that it stays short on 10,000 nodes
         counts = counts[:1]
     texts = {"MESHRUN_NPROC_PER_NODE": ",".join(map(str, counts))}
+    if layout.nodes_per_domain:
+        domains = shorten_domains(layout.nodes_per_domain)
+        sizes = [domains] if isinstance(domains, int) else domains
+        texts["MESHRUN_NODES_PER_DOMAIN"] = ",".join(map(str, sizes))
     if layout.mesh is not None:
         texts["MESHRUN_MESH"] = format_mesh(layout.mesh)
         if layout.slot_order is not None:
@@ -48,6 +53,7 @@ def read_layout(env: Mapping[str, str]) -> Layout:
         return Layout(
             mesh=mesh,
             nproc_per_node=counts,
+            nodes_per_domain=_domains(env, len(counts)),
             generation=restarts or 0,
             slot_order=_slot_order(env) if mesh else None,
             own_rank=_own_rank(env, sum(counts)),
@@ -74,6 +80,13 @@ def _previous(env: Mapping[str, str]) -> Layout | None:
 
 def _slot_order(env: Mapping[str, str]) -> tuple[str, ...] | None:
     return tuple(env["MESHRUN_SLOT_ORDER"].split(",")) if "MESHRUN_SLOT_ORDER" in env else None
+
+
+def _domains(env: Mapping[str, str], nnodes: int) -> tuple[int, ...]:
+    """Return the nodes of each domain: one number for all, or one a domain."""
+    name = "MESHRUN_NODES_PER_DOMAIN"
+    sizes = tuple(_count(size, name) for size in env.get(name, "").split(",") if size)
+    return split_nodes(nnodes, sizes[0]) if len(sizes) == 1 else sizes
 
 
 def _misfit(mesh: MeshSpec, ranks: int) -> MeshError:

@@ -183,6 +183,8 @@ def build_plan(request: LaunchRequest, facts: HostFacts, *, check_host: bool = T
         flattens=request.flattens,
         views=request.views,
         intra_node=request.intra_node,
+        intra_domain=request.intra_domain,
+        domains=request.domain_size,
         renumber=request.renumber,
     )
     workers = max(layout.nproc_per_node)
@@ -248,8 +250,13 @@ def complete_plan(
     request = plan.request
     counts = request.nproc_per_node if isinstance(request.nproc_per_node, tuple) else nproc_per_node
     rendezvous = replace(request.rendezvous, node_rank=node_rank, least_nodes=None)
+    nnodes, size = len(nproc_per_node), request.domain_size
     settled = replace(
-        request, nnodes=len(nproc_per_node), nproc_per_node=counts, rendezvous=rendezvous
+        request,
+        nnodes=nnodes,
+        nproc_per_node=counts,
+        domain_size=size and min(size, nnodes),  # an elastic launch may have begun with fewer
+        rendezvous=rendezvous,
     )
     return replace(build_plan(settled, facts), roles=roles)
 

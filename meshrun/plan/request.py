@@ -147,6 +147,10 @@ class LaunchRequest:
     views: tuple[View, ...] = ()
     intra_node: tuple[str, ...] = ()
     """Dims each of whose groups must lie within one node."""
+    intra_domain: tuple[str, ...] = ()
+    """Dims each of whose groups must lie within one NVLink domain."""
+    domain_size: int | None = None
+    """How many consecutive nodes share a domain."""
     renumber: bool = False
     """Whether ranks may take other slots than their own for that."""
     nnodes: int | None = None

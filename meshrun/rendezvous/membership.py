@@ -164,6 +164,8 @@ def fit_nodes(request: LaunchRequest, workers: Sequence[int]) -> Layout:
         flattens=request.flattens,
         views=request.views,
         intra_node=request.intra_node,
+        intra_domain=request.intra_domain,
+        domains=request.domain_size and min(request.domain_size, len(workers)),
         renumber=request.renumber,
     )
 

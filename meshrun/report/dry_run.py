@@ -12,8 +12,14 @@ from rich.text import Text
 
 from meshrun.host.machine import GpuLinks, format_cpus
 from meshrun.layout import Layout
+from meshrun.layout.layout import Between
 from meshrun.plan.plan import LaunchPlan
-from meshrun.report.findings import communicators, describe_spares, find_problems
+from meshrun.report.findings import (
+    communicators,
+    describe_domains,
+    describe_spares,
+    find_problems,
+)
 from meshrun.report.page import Page, new_table
 from meshrun.wording import count
 
@@ -58,6 +64,8 @@ def _head(plan: LaunchPlan) -> Iterator[str]:
     mesh = f"mesh {layout.mesh}" if layout.mesh else "no mesh"
     ranks, nodes = count(layout.world_size, "rank"), count(layout.nnodes, "node")
     yield f"{mesh}: {ranks} on {nodes} {_workers_of_nodes(layout)}"
+    if layout.nodes_per_domain:
+        yield f"domains: {describe_domains(layout)}"
     for finding in find_problems(layout):
         yield f"problem: {finding.problem}"
         yield f"         {finding.fix}"
@@ -112,9 +120,10 @@ def _cell(layout: Layout, rank: int) -> str:
 
 def _dims(layout: Layout) -> Table:
     table = new_table()
-    rails = ("rails",) if layout.nnodes > 1 else ()
-    for header in ("dim", "size", "groups", "cross nodes", *rails, "first groups"):
-        is_text = header in ("dim", "first groups")
+    domains = ("cross domains",) if layout.nodes_per_domain else ()
+    within = ("within",) if layout.nnodes > 1 else ()
+    for header in ("dim", "size", "groups", "cross nodes", *domains, *within, "first groups"):
+        is_text = header in ("dim", "within", "first groups")
         table.add_column(header, justify="left" if is_text else "right", no_wrap=not is_text)
     dims: list[tuple[str, int | str]] = [
         *((label, index) for index, label in enumerate(layout.dim_labels)),
@@ -125,21 +134,15 @@ def _dims(layout: Layout) -> Table:
         groups = layout.world_size // size
         shown = " ".join(_some(group) for group in islice(layout.groups(dim), 2))
         more = " ..." if groups > 2 else ""
-        crosses = f"{layout.count_crossing(dim):,} of {groups:,}"
-        aligned = (_rails(layout, dim),) if rails else ()
-        table.add_row(label, f"{size:,}", f"{groups:,}", crosses, *aligned, shown + more)
+        between: tuple[Between, ...] = ("nodes", "domains") if domains else ("nodes",)
+        crosses = (f"{layout.count_crossing(dim, each):,} of {groups:,}" for each in between)
+        where = (layout.within(dim) or "-",) if within else ()
+        table.add_row(label, f"{size:,}", f"{groups:,}", *crosses, *where, shown + more)
     if layout.derived_dims:
         table.caption = "* derived by " + ", ".join(map(str, [*layout.flattens, *layout.views]))
         table.caption_justify = "left"
         table.caption_style = "none"
     return table
-
-
-def _rails(layout: Layout, dim: int | str) -> str:
-    """Whether traffic between nodes stays on one rail; it matters only where there is any."""
-    if not layout.count_crossing(dim):
-        return "-"
-    return "yes" if layout.rail_aligned(dim) else "no"
 
 
 def _of_this_machine(plan: LaunchPlan) -> Iterator[RenderableType]:
@@ -250,6 +253,7 @@ def _headers(plan: LaunchPlan) -> tuple[str, ...]:
     host = _host("host", plan.request.hosts)
     return (
         "rank",
+        *(("domain",) if plan.layout.nodes_per_domain else ()),
         "node",
         *host,
         "local rank",
@@ -263,7 +267,8 @@ def _cells(plan: LaunchPlan) -> Iterator[tuple[str, ...]]:
     hosts = plan.request.hosts
     for rank in plan.ranks():
         host = _host(hosts[rank.node_rank] if hosts else "", hosts)
-        numbers = (str(rank.rank), str(rank.node_rank), *host, str(rank.local_rank))
+        domain = (str(plan.layout.domain(rank.rank)),) if plan.layout.nodes_per_domain else ()
+        numbers = (str(rank.rank), *domain, str(rank.node_rank), *host, str(rank.local_rank))
         device = (rank.device,) if rank.device else ()
         bound = (format_cpus(rank.cpus),) if rank.cpus else ()
         yield (*numbers, *device, *bound, *(str(index) for index in rank.coordinate))

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from meshrun.layout import Layout
+from meshrun.layout.layout import Between
 from meshrun.layout.spec import MeshSpec, format_mesh
 from meshrun.plan.group_options import GroupOptions
 from meshrun.plan.plan import LaunchPlan
+from meshrun.wording import count
+
+_FEW = 4
 
 _CHATTY = (
     *("tp", "tensor", "tensor_parallel", "model", "mp", "tp_size"),
@@ -27,33 +32,39 @@ class Finding:
 
 
 def find_problems(layout: Layout) -> Iterator[Finding]:
-    """Yield what is wrong with where ranks sit, the worst first."""
+    """Yield what is wrong with where ranks sit, the worst first.
+
+    Where domains are known, groups within one are fast enough.
+    """
     if layout.mesh is None or layout.nnodes == 1:
         return
     names = layout.mesh_dim_names or ()
-    room = max(layout.nproc_per_node)
+    between: Between = "domains" if layout.nodes_per_domain else "nodes"
+    unit = between[:-1]
+    room = max(layout.workers(between))
     for name in sorted({*names} & {*_CHATTY}, key=_CHATTY.index):
-        crossing, size = layout.count_crossing(name), layout.size(name)
+        crossing, size = layout.count_crossing(name, between), layout.size(name)
         if not crossing:
             continue
         groups = layout.world_size // size
-        problem = f"{name}: {crossing:,} of {groups:,} groups cross nodes"
+        problem = f"{name}: {crossing:,} of {groups:,} groups cross {between}"
         if size > room:
-            fix = f"its {size} ranks exceed the {room} workers of a node; make {name} smaller"
+            fix = f"its {size} ranks exceed the {room} workers of a {unit}; make {name} smaller"
             yield Finding(problem, fix)
-        elif (better := _with_last(layout, name)) is not None:
+        elif (better := _with_last(layout, name, between)) is not None:
             yield Finding(problem, f"put {name} last: --mesh {better}")
         else:
-            whole = room // size * size
-            fix = (
-                f"a node's {room} workers are not a multiple of {size}; use --nproc-per-node"
-                f" {whole}"
+            fix = f"a {unit}'s {room} workers are not a multiple of {size}; use "
+            fix += (
+                f"--nproc-per-node {room // size * size}"
+                if unit == "node"
+                else f"a size of {name} that divides the workers of every domain"
             )
-            yield Finding(problem, fix if room % size else f"--intra-node {name} --place auto")
+            yield Finding(problem, fix if room % size else f"--intra-{unit} {name} --place auto")
 
 
-def _with_last(layout: Layout, name: str) -> str | None:
-    """Return the mesh with a dim moved to the end if its groups then cross no node."""
+def _with_last(layout: Layout, name: str, between: Between) -> str | None:
+    """Return the mesh with a dim moved to the end if its groups then cross nothing."""
     assert layout.mesh is not None  # noqa: S101 - the caller has looked
     pairs = [(dim, size) for dim, size in layout.shape.items() if dim != name]
     pairs.append((name, layout.size(name)))
@@ -61,17 +72,25 @@ def _with_last(layout: Layout, name: str) -> str | None:
         sizes=tuple(size for _, size in pairs), mesh_dim_names=tuple(dim for dim, _ in pairs)
     )
     moved = replace(layout, mesh=mesh, slot_order=None, flattens=(), views=())
-    return None if moved.count_crossing(name) else format_mesh(mesh)
+    return None if moved.count_crossing(name, between) else format_mesh(mesh)
+
+
+def describe_domains(layout: Layout) -> str:
+    """Return how many domains there are of which size: ``5 of 18 nodes, 1 of 10 nodes``."""
+    runs = [(len([*same]), nodes) for nodes, same in groupby(layout.nodes_per_domain)]
+    shown = ", ".join(f"{domains:,} of {count(nodes, 'node')}" for domains, nodes in runs[:_FEW])
+    rest = sum(domains for domains, _ in runs[_FEW:])
+    return shown + (f", and {rest:,} more" if rest else "")
 
 
 def describe_spares(plan: LaunchPlan) -> str:
     """Return which workers no rank is for: ``2 of 8 workers are spare: node 0 has 2``."""
     spares = plan.spares
-    count = sum(spare for _, spare in spares)
+    total = sum(spare for _, spare in spares)
     shown = ", ".join(f"node {node} has {spare}" for node, spare in spares[:3])
     more = f", and {len(spares) - 3:,} more nodes have some" if len(spares) > 3 else ""
-    verb = "is" if count == 1 else "are"
-    return f"{count:,} of {sum(plan.slots_per_node):,} workers {verb} spare: {shown}{more}"
+    verb = "is" if total == 1 else "are"
+    return f"{total:,} of {sum(plan.slots_per_node):,} workers {verb} spare: {shown}{more}"
 
 
 def communicators(layout: Layout, options: GroupOptions) -> list[str]:

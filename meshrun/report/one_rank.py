@@ -88,6 +88,8 @@ def _head(plan: LaunchPlan, rank: RankPlan) -> Iterator[str]:
     yield f"rank {rank.rank} of {layout.world_size:,}{mesh}"
     host = f" ({plan.request.hosts[rank.node_rank]})" if plan.request.hosts else ""
     yield f"node {rank.node_rank} of {layout.nnodes:,}{host}, local rank {rank.local_rank}"
+    if layout.nodes_per_domain:
+        yield f"domain {layout.domain(rank.rank)} of {len(layout.nodes_per_domain):,}"
     if rank.coordinate:
         places = zip(layout.dim_labels, rank.coordinate, strict=True)
         yield "coordinate: " + ", ".join(f"{dim}={place}" for dim, place in places)

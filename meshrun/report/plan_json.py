@@ -63,6 +63,7 @@ def _head(plan: LaunchPlan) -> dict[str, Any]:
         "hosts": list(plan.request.hosts),
         "nproc_per_node": list(layout.nproc_per_node),
         "slots_per_node": list(plan.slots_per_node),
+        "nodes_per_domain": list(layout.nodes_per_domain) or None,
         "slot_order": list(layout.slot_order) if layout.slot_order else None,
         "flatten": [str(flatten) for flatten in layout.flattens],
         "views": [str(view) for view in layout.views],
@@ -104,5 +105,9 @@ def _groups(layout: Layout, dim: int | str) -> dict[str, Any]:
     return {
         "groups": layout.world_size // layout.size(dim),
         "groups_crossing_nodes": layout.count_crossing(dim),
+        "groups_crossing_domains": layout.count_crossing(dim, "domains")
+        if layout.nodes_per_domain
+        else None,
         "rail_aligned": layout.rail_aligned(dim),
+        "within": layout.within(dim),
     }

@@ -106,6 +106,8 @@ def describe_node(plan: LaunchPlan, secret: bytes) -> Join:
             "--mesh": format_mesh(request.mesh) if request.mesh else "",
             **_as_options(format_derived(request.flattens, request.views)),
             "--intra-node": ",".join(request.intra_node),
+            "--intra-domain": ",".join(request.intra_domain),
+            "--domain-size": str(request.domain_size or ""),
             "--place": "auto" if request.renumber else "contiguous",
             "the device": plan.device_type or "",
             **_as_options(format_group_options(request.groups)),

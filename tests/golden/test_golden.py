@@ -102,6 +102,36 @@ ERRORS: dict[str, list[str]] = {
     "a dim to keep together that is not there": [
         "--mesh", "dp=2,tp=2", "--intra-node", "pp", "train.py",
     ],
+    "a dim that crosses domains": [
+        "--mesh", "tp=8,dp=4", "--nnodes", "8", "--domain-size", "4", "--intra-domain", "tp",
+        "train.py",
+    ],
+    "dims that fit no domain": [
+        "--mesh", "cp=4,tp=8", "--nnodes", "8", "--domain-size", "4", "--intra-domain", "tp",
+        "--intra-node", "cp", "train.py",
+    ],
+    "blocks that do not fit domains": [
+        "--mesh", "dp=4,tp=8", "--nnodes", "8", "--domain-size", "3", "--intra-domain", "tp",
+        "train.py",
+    ],
+    "domains that are not known": [
+        "--mesh", "dp=4,tp=8", "--nnodes", "8", "--intra-domain", "tp", "train.py",
+    ],
+    "a dim to keep in a domain that is not there": [
+        "--mesh", "dp=4,tp=8", "--nnodes", "8", "--domain-size", "4", "--intra-domain", "pp",
+        "train.py",
+    ],
+    "a dim to keep in a domain twice": [
+        "--mesh", "dp=4,tp=8", "--nnodes", "8", "--domain-size", "4", "--intra-domain", "tp,tp",
+        "train.py",
+    ],
+    "domains of no node": ["--mesh", "8", "--nnodes", "8", "--domain-size", "0", "train.py"],
+    "domains of more nodes than there are": [
+        "--mesh", "8", "--nnodes", "8", "--domain-size", "18", "train.py",
+    ],
+    "a domain for dims without a mesh": [
+        "--nnodes", "8", "--domain-size", "4", "--intra-domain", "tp", "train.py",
+    ],
     "places without dims": ["--mesh", "dp=2,tp=2", "--place", "auto", "train.py"],
     "a dim to join that is not there": ["--mesh", "dp=2,tp=2", "--flatten", "dp+cp", "train.py"],
     "a view that does not fit": ["--mesh", "dp=2,tp=2", "--view", "moe:ep=3", "train.py"],
