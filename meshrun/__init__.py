@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from meshrun.api.launch import launch as launch
+    from meshrun.api.worker_group import GroupLost as GroupLost
+    from meshrun.api.worker_group import WorkerGroup as WorkerGroup
     from meshrun.errors import MeshError as MeshError
     from meshrun.errors import MeshrunError as MeshrunError
     from meshrun.layout import Layout as Layout
@@ -26,11 +28,13 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "GroupLost",
     "LaunchResult",
     "Layout",
     "MeshError",
     "MeshrunError",
     "RankFailed",
+    "WorkerGroup",
     "current_layout",
     "current_mesh",
     "data_shard",
@@ -43,6 +47,8 @@ __all__ = [
 ]
 
 _HOME = {
+    "GroupLost": "meshrun.api.worker_group",
+    "WorkerGroup": "meshrun.api.worker_group",
     "LaunchResult": "meshrun.protocol.result",
     "Layout": "meshrun.layout",
     "MeshError": "meshrun.errors",

@@ -58,10 +58,10 @@ def run_launcher(
         try:
             interrupts.attach(process)
             pipes = ((process.stdout, streams[1]), (process.stderr, streams[2]))
-            _copy([(pipe, stream) for pipe, stream in pipes if pipe is not None])
+            copy_output([(pipe, stream) for pipe, stream in pipes if pipe is not None])
             return process.wait()
         finally:
-            _end(process)
+            end_launcher(process)
 
 
 class _Interrupts:
@@ -117,7 +117,7 @@ def _leads_to(stream: TextIO | None, descriptor: int) -> bool:
     return direct
 
 
-def _copy(pairs: Sequence[tuple[IO[bytes], TextIO]]) -> None:
+def copy_output(pairs: Sequence[tuple[IO[bytes], TextIO]]) -> None:
     """Copy each pipe to its stream as it comes, until all are closed at the other end."""
     with Reactor() as reactor:
 
@@ -143,7 +143,7 @@ def _write(stream: TextIO, text: str) -> None:
     stream.flush()
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def end_launcher(process: subprocess.Popen[bytes]) -> None:
     """Leave nothing of a launcher whose caller was interrupted by something else."""
     for pipe in (process.stdout, process.stderr):
         if pipe is not None:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
     from meshrun.cli.option import Option
 
+AnyText = str | Sequence[str]
+"""One, or several."""
+_REPORT = "report.json"
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
@@ -149,12 +152,10 @@ def launch(
         Options.tee: tee,
         Options.redirects: redirects,
     }
-    flags = [f"{row.flag}={value}" for row, value in given.items() if value is not None]
-    lists = {Options.preload: preload, Options.show: show, Options.hide: hide}
-    flags += [f"{row.flag}={value}" for row, values in lists.items() for value in _listed(values)]
     if prefix is not True:
-        flags.append(f"{Options.prefix.flag}={prefix or 'none'}")
-    flags += _listed(options)
+        given[Options.prefix] = prefix or "none"
+    lists = {Options.preload: preload, Options.show: show, Options.hide: hide}
+    flags = to_flags(given, lists, options)
     if isinstance(args, str):
         raise UsageError(
             f"args must be a list, found the string `{args}`", hint="args=text.split()"
@@ -211,6 +212,24 @@ def serve_caller() -> tuple[Caller, Callable[[MeshrunError], None]] | None:
     return Caller(int(caller), folder), tell
 
 
+def to_flags(
+    given: Mapping[Option[Any], object], lists: Mapping[Option[Any], AnyText], options: AnyText
+) -> list[str]:
+    """Return a command line's options: with one value, with several, and those written out."""
+    flags = [f"{row.flag}={value}" for row, value in given.items() if value is not None]
+    flags += [f"{row.flag}={value}" for row, values in lists.items() for value in _listed(values)]
+    return flags + _listed(options)
+
+
+def launcher_command(
+    folder: str, flags: Sequence[str], words: Sequence[str]
+) -> tuple[list[str], dict[str, str]]:
+    """Return the words that start a launcher for this process, and the variables that say so."""
+    report = f"--report={os.path.join(folder, _REPORT)}"
+    command = own_command("launcher", *flags, report, "--", *words)
+    return command, {PARENT_PID: str(os.getpid()), PARENT_FOLDER: folder}
+
+
 def _launched(
     folder: str,
     flags: Sequence[str],
@@ -226,13 +245,18 @@ def _launched(
         MeshrunError: What it would have printed, if the launch could not be made.
     """
     began_ns = time.monotonic_ns()
-    report = os.path.join(folder, "report.json")
-    code = run_launcher(
-        own_command("launcher", *flags, f"--report={report}", "--", *words),
-        env={**env, PARENT_PID: str(os.getpid()), PARENT_FOLDER: folder},
-        cwd=cwd,
-        stdin=stdin,
-    )
+    command, more = launcher_command(folder, flags, words)
+    code = run_launcher(command, env={**env, **more}, cwd=cwd, stdin=stdin)
+    return read_result(folder, code, began_ns=began_ns)
+
+
+def read_result(folder: str, code: int, *, began_ns: int) -> LaunchResult:
+    """Return what a launcher reported that ended with ``code``, or by signal -``code``.
+
+    Raises:
+        MeshrunError: What it would have printed, if the launch could not be made.
+    """
+    report = os.path.join(folder, _REPORT)
     if os.path.exists(_error_file(folder)):
         with open(_error_file(folder)) as file:
             raise parse_error_json(file.read())
@@ -277,7 +301,7 @@ def _check_program(program: object, *, module: bool, kwargs: Mapping[str, Any] |
         raise UsageError(f"the program must be a path or a function, found {program!r}")
 
 
-def _listed(values: str | Sequence[str]) -> list[str]:
+def _listed(values: AnyText) -> list[str]:
     """Return the texts of a list, or the one text that was given instead."""
     return [values] if isinstance(values, str) else list(values)
 

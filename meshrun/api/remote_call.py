@@ -42,19 +42,35 @@ def write_call(
     Raises:
         UsageError: If it cannot be pickled.
     """
+    call = pickle_call(function, args, kwargs)
+    with open(call_file(folder), "wb") as file:
+        file.write(call)
+    write_path(folder)
+
+
+def write_path(folder: str) -> None:
+    """Put into ``folder`` where this process looks for modules."""
+    with open(path_file(folder), "w", errors="surrogateescape", newline="") as text:
+        text.write("\0".join(os.path.abspath(entry) for entry in sys.path))
+
+
+def pickle_call(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> bytes:
+    """Return a call for the ranks to make.
+
+    Raises:
+        UsageError: If it cannot be pickled.
+    """
     try:
         with _by_value_if_needed(getattr(function, "__module__", None)):
-            call = cloudpickle.dumps((function, tuple(args), dict(kwargs)))
+            return bytes(cloudpickle.dumps((function, tuple(args), dict(kwargs))))
     except Exception as error:
         name = getattr(function, "__qualname__", None) or repr(function)
         raise UsageError(
             f"cannot pickle `{name}` and its arguments for the ranks: {error}",
             hint="create files, locks and process groups inside the function",
         ) from error
-    with open(call_file(folder), "wb") as file:
-        file.write(call)
-    with open(path_file(folder), "w", errors="surrogateescape", newline="") as text:
-        text.write("\0".join(os.path.abspath(entry) for entry in sys.path))
 
 
 def read_values(folder: str, result: LaunchResult) -> list[Any]:
@@ -112,12 +128,12 @@ def raise_failure(folder: str, result: LaunchResult) -> NoReturn:
         generation = None
     if generation == result.restarts:
         text = kept_text
-        error = _unpickle(pickled) or error
+        error = unpickle_error(pickled) or error
     cause = RankTraceback(f"{describe_rank(first)} on {first.host}, pid {first.pid}:\n{text}")
     raise error from cause
 
 
-def _unpickle(pickled: bytes | None) -> BaseException | None:
+def unpickle_error(pickled: bytes | None) -> BaseException | None:
     """Return an exception, or ``None`` if it cannot be made here."""
     try:
         error = pickle.loads(pickled or b"")  # noqa: S301 - our ranks wrote it

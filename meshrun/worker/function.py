@@ -58,7 +58,7 @@ def run(folder: str) -> None:
         BaseException: Whatever the function raised.
         TypeError: If what it returned cannot be pickled.
     """
-    _restore_path(folder)
+    restore_path(folder)
     import pickle
 
     rank = int(os.environ["RANK"])
@@ -76,7 +76,8 @@ def run(folder: str) -> None:
         raise
 
 
-def _restore_path(folder: str) -> None:
+def restore_path(folder: str) -> None:
+    """Have this process look for modules where its caller does."""
     with open_own(path_file(folder), "r", errors="surrogateescape", newline="") as file:
         callers = file.read().split("\0")
     sys.path[:] = [*callers, *(entry for entry in sys.path if entry not in callers)]

@@ -1,0 +1,396 @@
+"""pytest's plug-in: tests with a mesh run on ranks, which stay for the tests that follow.
+
+It does nothing until a test has the mark ``mesh``, or ``--meshrun`` is given.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import pickle
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from meshrun.api.worker_group import Answers, Member, WorkerGroup
+    from meshrun.layout import Layout
+    from meshrun.worker.serve_tests import TestDone
+
+_MARK = "mesh(spec, *, timeout=None, names=None, device=None, preload=(), env=None, options=())"
+_MOST_GROUPS = 3
+"""Meshes whose ranks stay at the same time; the one that was not used for longest goes."""
+_LOOP_S = 300.0
+_PHASES = ("setup", "call", "teardown")
+_OWN_OPTIONS = {
+    "usepdb": False, "trace": False, "maxfail": 0, "keyword": "", "markexpr": "", "deselect": None,
+    "numprocesses": None, "maxprocesses": None, "dist": "no", "distload": False, "tx": [],
+    "looponfail": False, "xmlpath": None, "collectonly": False, "lf": False, "failedfirst": False,
+    "newfirst": False, "stepwise": False, "stepwise_skip": False, "stepwise_reset": False,
+    "ignore": None, "ignore_glob": None,
+}  # fmt: skip
+"""What is the business of the session beside the ranks."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--meshrun`` and the time limit."""
+    group = parser.getgroup("meshrun", "tests on the ranks of a mesh")
+    group.addoption(
+        "--meshrun",
+        metavar="SPEC",
+        help="mesh for tests that use the fixture `mesh`, `rank` or `layout` and have no mark",
+    )
+    parser.addini(
+        "meshrun_timeout", f"seconds that a test on ranks may take [{_LOOP_S:g}]", default=""
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the mark, and what runs tests that have it."""
+    config.addinivalue_line("markers", f"{_MARK}: run the test on every rank of this mesh.")
+    if not hasattr(config, "workerinput") or "RANK" not in os.environ:
+        config.pluginmanager.register(_MeshTests(config), "meshrun-tests")
+
+
+@pytest.fixture
+def mesh(request: pytest.FixtureRequest) -> DeviceMesh:
+    """The DeviceMesh of the ranks that run this test."""
+    _check_on_ranks(request)
+    from meshrun.mesh.current import current_mesh
+
+    return current_mesh()
+
+
+@pytest.fixture
+def layout(request: pytest.FixtureRequest) -> Layout:
+    """Where every rank of this test sits."""
+    _check_on_ranks(request)
+    from meshrun.mesh.layout_here import current_layout
+
+    return current_layout()
+
+
+@pytest.fixture
+def rank(request: pytest.FixtureRequest) -> int:
+    """The rank of this process."""
+    _check_on_ranks(request)
+    return int(os.environ["RANK"])
+
+
+def _check_on_ranks(request: pytest.FixtureRequest) -> None:
+    from meshrun.worker.serve_tests import NAME
+
+    if not request.config.pluginmanager.has_plugin(NAME):
+        pytest.fail(
+            f"error: the fixture `{request.fixturename}` needs ranks, and this test has none\n"
+            'hint: mark the test with @pytest.mark.mesh("dp=2"), or run pytest --meshrun dp=2',
+            pytrace=False,
+        )
+
+
+# ---- which ranks -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """The ranks that a test wants, and how long it may take."""
+
+    spec: Any
+    options: tuple[tuple[str, Any], ...]
+    timeout_s: float
+
+    @property
+    def key(self) -> str:
+        """Tests with the same share their ranks."""
+        return repr((self.spec, self.options))
+
+
+def _wanted_by(item: pytest.Item) -> _Wanted | None:
+    marker = item.get_closest_marker("mesh")
+    options = dict(marker.kwargs) if marker else {}
+    spec: Any = options.pop("spec", None)
+    if marker is not None and marker.args:
+        spec = marker.args[0]
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    uses_ours = [name for name in ("mesh", "layout", "rank") if _is_ours(item, name)]
+    if "mesh" in uses_ours and "mesh" in params:
+        spec = params["mesh"]
+    if spec is None and uses_ours:
+        spec = item.config.getoption("meshrun")
+    if spec is None and marker is None:
+        return None
+    timeout_s = options.pop("timeout", None) or item.config.getini("meshrun_timeout") or _LOOP_S
+    return _Wanted(spec, tuple(sorted(options.items())), float(timeout_s))
+
+
+def _is_ours(item: pytest.Item, name: str) -> bool:
+    """Whether a test uses a fixture of this name that is defined here."""
+    info = getattr(item, "_fixtureinfo", None)
+    found: Sequence[Any] = info.name2fixturedefs.get(name, ()) if info is not None else ()
+    return bool(found) and found[-1].func.__module__ == __name__
+
+
+class _MeshTests:
+    """The ranks of this session, and the tests that run on them."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._ranks: OrderedDict[str, _TestRanks] = OrderedDict()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(
+        self, item: pytest.Item, nextitem: pytest.Item | None
+    ) -> bool | None:
+        """Run a test on its ranks, and report it as one."""
+        from _pytest.skipping import evaluate_skip_marks
+
+        wanted = _wanted_by(item)
+        if wanted is None or evaluate_skip_marks(item) is not None:  # skipped without any rank
+            return None
+        following = _wanted_by(nextitem) if nextitem is not None else None
+        stays = following is not None and following.key == wanted.key
+        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        for report in self._run(item, wanted, nextitem if stays else None):
+            item.ihook.pytest_runtest_logreport(report=report)
+        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        return True
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self) -> None:
+        """Leave no rank."""
+        while self._ranks:
+            self._ranks.popitem()[1].close()
+
+    def _run(
+        self, item: pytest.Item, wanted: _Wanted, nextitem: pytest.Item | None
+    ) -> list[pytest.TestReport]:
+        from meshrun.errors import MeshrunError
+
+        try:
+            ranks = self._ranks_for(item, wanted)
+            reports = ranks.run(item, nextitem, wanted.timeout_s)
+        except MeshrunError as error:
+            return list(_failed(item, f"error: {error}", when="setup"))
+        if not ranks.is_open or any(report.failed for report in reports):
+            self._ranks.pop(wanted.key).close()
+        return reports
+
+    def _ranks_for(self, item: pytest.Item, wanted: _Wanted) -> _TestRanks:
+        if wanted.key not in self._ranks:
+            while len(self._ranks) >= _MOST_GROUPS:
+                self._ranks.popitem(last=False)[1].close()
+            paths = {str(each.path): None for each in item.session.items if _wanted_by(each)}
+            self._ranks[wanted.key] = _TestRanks(self._config, wanted, list(paths))
+        self._ranks.move_to_end(wanted.key)
+        return self._ranks[wanted.key]
+
+
+class _TestRanks:
+    """Ranks that are a part of this session."""
+
+    def __init__(self, config: pytest.Config, wanted: _Wanted, paths: list[str]) -> None:
+        from meshrun.api.worker_group import WorkerGroup
+        from meshrun.errors import UsageError
+        from meshrun.worker.serve_tests import Begin
+
+        self._config = config
+        self._output = io.StringIO()
+        try:
+            self._group: WorkerGroup = WorkerGroup(
+                mesh=wanted.spec,
+                **dict(wanted.options),
+                stdout=self._output,
+                stderr=self._output,
+                serve="meshrun.worker.serve_tests",
+            )
+        except TypeError as error:
+            raise UsageError(f"@pytest.mark.mesh: {error}", hint=f"it takes {_MARK}") from error
+        begin = Begin(list(config.args), _options_of(config), paths)
+        began = self._group.exchange(pickle.dumps(begin), timeout_s=_LOOP_S)
+        if began.missing:
+            raise began.trouble or UsageError(f"the ranks' sessions did not begin: {began.why}")
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there are ranks to run a test."""
+        return self._group.is_open
+
+    def close(self) -> None:
+        """Have them exit."""
+        self._group.close()
+
+    def run(
+        self, item: pytest.Item, nextitem: pytest.Item | None, timeout_s: float
+    ) -> list[pytest.TestReport]:
+        """Run a test; return a report of each of its phases, over all ranks."""
+        from meshrun.worker.serve_tests import RunTest
+
+        self._output.seek(0)
+        self._output.truncate()
+        order = RunTest(item.nodeid, nextitem.nodeid if nextitem is not None else None)
+        answers = self._group.exchange(
+            pickle.dumps(order), timeout_s=timeout_s, failed=self._has_failed
+        )
+        done: dict[Member, TestDone] = {
+            member: pickle.loads(answer)  # noqa: S301 - our ranks'
+            for member, answer in answers.of.items()
+        }
+        self._pass_warnings_on(done)
+        by_phase: dict[str, dict[Member, pytest.TestReport]] = {when: {} for when in _PHASES}
+        for member, each in done.items():
+            for data in each.reports:
+                report = self._config.hook.pytest_report_from_serializable(
+                    config=self._config, data=data
+                )
+                by_phase[report.when][member] = report
+        world = len(done) + len(answers.missing)
+        merged = [_merge(found, world) for found in by_phase.values() if found]
+        broken = next(((at, each.text) for at, each in done.items() if each.text), None)
+        if broken is not None:
+            return list(_failed(item, f"{broken[0].label}: {broken[1]}"))
+        if answers.missing:
+            return list(_unfinished(item, merged, answers, self._output.getvalue()))
+        if stray := self._output.getvalue():
+            merged[-1].sections.append(("Output of ranks outside of tests", stray))
+        return merged
+
+    def _has_failed(self, answer: bytes) -> bool:
+        done: TestDone = pickle.loads(answer)  # noqa: S301 - our ranks'
+        return bool(done.text) or any(data.get("outcome") == "failed" for data in done.reports)
+
+    def _pass_warnings_on(self, done: Mapping[Member, TestDone]) -> None:
+        """Tell each warning once, however many ranks gave it."""
+        told = set()
+        for each in done.values():
+            for message, when, nodeid, location in each.warnings:
+                if (key := (str(message.message), nodeid, location)) not in told:
+                    told.add(key)
+                    self._config.hook.pytest_warning_recorded.call_historic(
+                        kwargs={
+                            "warning_message": message,
+                            "when": when,
+                            "nodeid": nodeid,
+                            "location": location,
+                        }
+                    )
+
+
+def _options_of(config: pytest.Config) -> dict[str, Any]:
+    """Return the options that a rank is to have: all that can be sent, except our own business."""
+    kept = {}
+    for name, value in vars(config.option).items():
+        with contextlib.suppress(Exception):  # an open file, say, which is not the rank's
+            pickle.dumps(value)
+            kept[name] = value
+    kept |= {name: value for name, value in _OWN_OPTIONS.items() if name in kept}
+    temporary = config._tmp_path_factory.mktemp("ranks", numbered=True)  # type: ignore[attr-defined]
+    return kept | {"basetemp": str(temporary)}
+
+
+# ---- one report of several ---------------------------------------------------------------------
+
+
+def _merge(found: Mapping[Member, pytest.TestReport], world: int) -> pytest.TestReport:
+    """Return the report of a phase: the worst outcome, with that of the rank that came first."""
+    first = min(
+        found, key=lambda member: (_badness(found[member]), _ended(found[member]), member.rank)
+    )
+    report = found[first]
+    sections = [*_sections(found, world)]
+    if report.failed and world > 1:
+        report.sections = [*sections, ("Ranks", "\n".join(_outcomes(found, first)))]
+    else:
+        report.sections = sections
+    report.duration = max(each.duration for each in found.values())
+    return report
+
+
+def _badness(report: pytest.TestReport) -> int:
+    if report.failed:
+        return 0
+    if hasattr(report, "wasxfail"):
+        return 1
+    return 2 if report.passed else 3
+
+
+def _ended(report: pytest.TestReport) -> float:
+    return float(getattr(report, "stop", 0.0))
+
+
+def _sections(found: Mapping[Member, pytest.TestReport], world: int) -> Iterator[tuple[str, str]]:
+    """What ranks printed, once where all have printed the same."""
+    texts: dict[tuple[str, str], list[str]] = {}
+    for member in sorted(found, key=lambda member: member.rank):
+        for name, text in found[member].sections:
+            texts.setdefault((name, text), []).append(member.label)
+    for (name, text), labels in texts.items():
+        who = f"all {world} ranks" if len(labels) == world > 1 else ", ".join(labels)
+        yield f"{name} [{who}]", text
+
+
+def _outcomes(found: Mapping[Member, pytest.TestReport], first: Member) -> Iterator[str]:
+    """Say for each rank what became of it, in a line."""
+    for member in sorted(found, key=lambda member: member.rank):
+        report = found[member]
+        crash = getattr(report.longrepr, "reprcrash", None)
+        why = f": {crash.message.splitlines()[0]}" if report.failed and crash is not None else ""
+        shown = " (shown above)" if member is first else ""
+        yield f"{member.label}: {report.outcome}{why}{shown}"
+
+
+def _unfinished(
+    item: pytest.Item, merged: Sequence[pytest.TestReport], answers: Answers, output: str
+) -> Iterator[pytest.TestReport]:
+    """Report a test that some ranks did not finish: the failure of another one, if there is one."""
+    from meshrun.protocol.result import RankFailed
+    from meshrun.report.failure import render_failure
+
+    who = ", ".join(member.label for member in answers.missing)
+    text = f"{answers.why}; not finished: {who}\n{answers.stacks}"
+    if isinstance(answers.trouble, RankFailed):
+        text = render_failure(answers.trouble.result)
+        text = text[max(0, text.find("error:")) :]
+    elif answers.trouble is not None:
+        text = f"error: {answers.trouble}"
+    failed = next((report for report in merged if report.failed), None)
+    if failed is None:
+        printed = [line for line in output.splitlines(keepends=True) if line.startswith("[")]
+        sections = [("Output of ranks", "".join(printed))] if printed else []
+        yield from _failed(item, text, sections=sections)
+        return
+    failed.sections.append(("Ranks that did not finish", text))
+    for when in _PHASES:
+        yield failed if when == failed.when else _report(item, when)
+
+
+def _failed(
+    item: pytest.Item,
+    text: str,
+    *,
+    when: str = "call",
+    sections: list[tuple[str, str]] | None = None,
+) -> Iterator[pytest.TestReport]:
+    for phase in _PHASES:
+        if phase == when:
+            report = _report(item, phase, text)
+            report.sections = sections or []
+            yield report
+        elif phase != "call":
+            yield _report(item, phase)
+
+
+def _report(item: pytest.Item, when: Any, text: str = "") -> pytest.TestReport:
+    return pytest.TestReport(
+        nodeid=item.nodeid,
+        location=item.location,
+        keywords=dict.fromkeys(item.keywords, 1),
+        outcome="failed" if text else "passed",
+        longrepr=text or None,
+        when=when,
+    )

@@ -1,0 +1,446 @@
+"""Ranks that stay: one launch, and any number of calls that all of its ranks make."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import pickle
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, TextIO
+
+from meshrun.api.launch import AnyText, launcher_command, read_result, to_flags
+from meshrun.api.remote_call import RankTraceback, pickle_call, unpickle_error, write_path
+from meshrun.errors import MeshrunError, UsageError
+from meshrun.host.child_launcher import copy_output, end_launcher
+from meshrun.host.leftovers import private_folder
+from meshrun.host.processes import send_signal
+from meshrun.host.reactor import Reactor
+from meshrun.layout.spec import AnyMesh, mesh_text
+from meshrun.protocol.result import RankFailed
+from meshrun.worker.call_channel import Channel, accept, end_of_output, listen_in
+
+if TYPE_CHECKING:
+    from meshrun.cli.option import Option
+
+GRACE_S = 2.0
+"""How long the other ranks may take once one has failed; they may wait for it forever."""
+_STACKS_S, _QUIET_S = 10.0, 0.3
+"""How long the launcher may take to say where ranks are, and when it has."""
+_SHUTDOWN_S = 5
+_CLOSE_S = 10.0
+_LOOK_S = 0.05
+_OUTPUT_S = 2.0
+_END = end_of_output(0)[0]
+_PREFIX = re.compile(r"(?:\[[^\]\n]*\] )?")
+_ABOVE = ("<frozen runpy>", "meshrun/worker/", "pluggy/", "_pytest/")
+"""In the frames above a call or a test."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A rank of a group."""
+
+    rank: int
+    pid: int
+    label: str
+    """Its coordinate, such as ``dp0 tp1``."""
+    channel: Channel
+
+
+@dataclass(slots=True)
+class Answers:
+    """What the ranks have answered to one message."""
+
+    of: dict[Member, bytes] = field(default_factory=dict)
+    """In the order in which they came."""
+    missing: tuple[Member, ...] = ()
+    """The ranks that have not."""
+    why: str = ""
+    """Why no longer is waited for them."""
+    is_rank_gone: bool = False
+    """Whether that is because a rank has ended."""
+    stacks: str = ""
+    """Where they are."""
+    trouble: MeshrunError | None = None
+    """How the launch has ended, if it has."""
+
+
+class GroupLost(MeshrunError):
+    """A call that not all ranks have finished; the group is closed."""
+
+
+class WorkerGroup:
+    """Workers that stay until :meth:`close`, with their mesh; calls find what earlier ones left.
+
+    Args:
+        mesh: As of :func:`meshrun.launch`, like all that follows.
+        names: Names of the dims.
+        nproc_per_node: How many workers.
+        device: A torch device type, or ``auto``.
+        preload: Modules to import once, before the ranks are forked.
+        env: Variables for the ranks, in addition to those of this process.
+        cwd: Their working directory.
+        options: Command-line options without a parameter; all ranks are on this machine.
+        stdout: Where the ranks' output goes; ``sys.stdout`` at that time if ``None``.
+        stderr: The same.
+
+    Raises:
+        MeshrunError: If they cannot be started.
+    """
+
+    def __init__(
+        self,
+        *,
+        mesh: AnyMesh | None = None,
+        names: AnyText | None = None,
+        nproc_per_node: int | str | None = None,
+        device: str | None = None,
+        preload: AnyText = (),
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        options: AnyText = (),
+        stdout: TextIO | None = None,
+        stderr: TextIO | None = None,
+        serve: str = "meshrun.worker.serve_calls",
+    ) -> None:
+        from meshrun.cli.options import Options
+
+        given: dict[Option[Any], object] = {
+            Options.mesh: None if mesh is None else mesh_text(mesh),
+            Options.names: names if names is None or isinstance(names, str) else ",".join(names),
+            Options.nproc_per_node: nproc_per_node,
+            Options.device: device,
+            Options.shutdown_timeout: _SHUTDOWN_S,
+        }
+        flags = to_flags(given, {Options.preload: preload}, options)
+        self.members: tuple[Member, ...] = ()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._printed, self._said = _Output("stdout", stdout), _Output("stderr", stderr)
+        self._calls = 0
+        self._closing = contextlib.ExitStack()
+        self._folder = self._closing.enter_context(private_folder())
+        self._began_ns = time.monotonic_ns()
+        try:
+            write_path(self._folder)
+            listener = self._closing.enter_context(listen_in(self._folder))
+            words = ["meshrun.worker.serve_calls", self._folder, serve]
+            command, more = launcher_command(self._folder, [*flags, "--module"], words)
+            self._process = subprocess.Popen(
+                command,
+                env={**os.environ, **(env or {}), **more},
+                cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+            assert self._process.stdout is not None  # noqa: S101 - as asked for
+            assert self._process.stderr is not None  # noqa: S101
+            streams = [
+                (self._process.stdout, self._printed),
+                (self._process.stderr, self._said),
+            ]
+            self._output = threading.Thread(target=copy_output, args=[streams], daemon=True)
+            self._output.start()
+            self._accept(listener)
+        except BaseException:
+            self._end(0.0)
+            raise
+
+    # ---- calls -----------------------------------------------------------------------------
+
+    def call(
+        self, function: Callable[..., Any], *args: Any, timeout: float | None = None, **kwargs: Any
+    ) -> list[Any]:
+        """Have all ranks call a function; return what each returned, in rank order.
+
+        Args:
+            function: As of :func:`meshrun.launch`.
+            *args: Its arguments.
+            timeout: Seconds until the ranks are given up; ``None`` waits for as long as they take.
+            **kwargs: Its keyword arguments.
+
+        Raises:
+            Exception: What the first rank raised. The group stays if all ranks have finished.
+            GroupLost: If a rank did not finish; the message says where it is.
+            KeyboardInterrupt: If it was interrupted; the ranks were, too.
+        """
+        answers = self.exchange(
+            pickle_call(function, args, kwargs), timeout_s=timeout, failed=_has_raised
+        )
+        if not answers.missing:
+            self._printed.wait_for(self._calls, len(self.members))
+            self._said.wait_for(self._calls, len(self.members))
+        self._calls += 1
+        for member, answer in answers.of.items():
+            value, text, error = pickle.loads(answer)  # noqa: S301 - our ranks'
+            if value is None:
+                told = "\n".join(
+                    [f"{member.label}, pid {member.pid}:\n{text}", *_describe(answers)]
+                )
+                raised = unpickle_error(error) or GroupLost(f"{member.label} raised an exception")
+                raise raised from RankTraceback(told)
+        if answers.missing:
+            raise answers.trouble or GroupLost("\n".join(_describe(answers)))
+        of = {member.rank: pickle.loads(answer)[0] for member, answer in answers.of.items()}  # noqa: S301
+        return [pickle.loads(of[rank]) for rank in sorted(of)]  # noqa: S301
+
+    def exchange(
+        self,
+        message: bytes,
+        *,
+        timeout_s: float | None = None,
+        failed: Callable[[bytes], bool] = lambda _: False,
+    ) -> Answers:
+        """Send a message to all ranks and collect an answer of each; close if one is missing.
+
+        Args:
+            message: What their ``serve`` understands.
+            timeout_s: How long to wait.
+            failed: Whether an answer means that others may wait for that rank in vain.
+
+        Raises:
+            GroupLost: If the group is closed.
+        """
+        if not self.members:
+            raise GroupLost("these workers were closed", hint="start a new group")
+        with Reactor() as reactor:
+            asking = _Asking(self.members, reactor, failed)
+            asking.send(message, timeout_s)
+            try:
+                reactor.run_until(lambda: asking.is_done)
+            except KeyboardInterrupt:
+                asking.interrupt()
+                reactor.run_until(lambda: asking.is_done, timeout_s=GRACE_S)
+                if asking.left:
+                    self._end(0.0)
+                raise
+        answers = asking.answers
+        if answers.missing:
+            if not answers.is_rank_gone:
+                answers.stacks = self._ask_where()
+            answers.trouble = self._end(_CLOSE_S if answers.is_rank_gone else 0.0)
+        return answers
+
+    # ---- the launch ------------------------------------------------------------------------
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there are ranks to call."""
+        return bool(self.members)
+
+    def close(self) -> None:
+        """Have the ranks exit, and wait until nothing of them is left."""
+        self._end(_CLOSE_S)
+
+    def __enter__(self) -> WorkerGroup:
+        """Return the group, to be closed at the end of the block."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close it."""
+        self.close()
+
+    def _accept(self, listener: socket.socket) -> None:
+        """Wait until every rank has connected.
+
+        Raises:
+            MeshrunError: If the launch ends before.
+        """
+        process, found, world_size = self._process, dict[int, Member](), 1
+        assert process is not None  # noqa: S101 - it was just started
+        with Reactor() as reactor:
+
+            def hear() -> None:
+                nonlocal world_size
+                channel = accept(listener)
+                if channel is not None:
+                    rank, world_size, pid, label = pickle.loads(channel.receive())  # noqa: S301
+                    found[rank] = Member(rank, pid, label, channel)
+
+            reactor.add_reader(listener, hear)
+            reactor.every(_LOOK_S, lambda: None)
+            reactor.run_until(lambda: len(found) == world_size or process.poll() is not None)
+        self.members = tuple(found[rank] for rank in sorted(found))
+        if len(found) < world_size:
+            raise self._end(_CLOSE_S) or UsageError(
+                "no rank was started, so there is nobody to call",
+                hint="remove the option that starts nothing, such as --dry-run",
+            )
+
+    def _end(self, patience_s: float) -> MeshrunError | None:
+        """Let the ranks exit, or stop them after a while; return how the launch had failed."""
+        for member in self.members:
+            member.channel.close()
+        process, self.members, self._process, trouble = self._process, (), None, None
+        if process is not None:
+            try:
+                process.wait(patience_s)
+            except subprocess.TimeoutExpired:
+                process.terminate()
+                process.wait()
+            else:
+                trouble = self._trouble(process.returncode)
+            self._output.join()
+            self._printed.close()
+            self._said.close()
+            end_launcher(process)
+        self._closing.close()
+        return trouble
+
+    def _trouble(self, code: int) -> MeshrunError | None:
+        try:
+            result = read_result(self._folder, code, began_ns=self._began_ns)
+        except MeshrunError as error:
+            return error
+        return (result.trouble or RankFailed(result)) if result.exit_code else None
+
+    def _ask_where(self) -> str:
+        """Return what the launcher says about where its ranks are."""
+        assert self._process is not None  # noqa: S101 - the group is open
+        seen = last = len(self._said.text)
+        deadline = time.monotonic() + _STACKS_S
+        self._process.send_signal(signal.SIGQUIT)
+        while time.monotonic() < deadline:
+            time.sleep(_QUIET_S)
+            now = len(self._said.text)
+            if seen < now == last:
+                break
+            last = now
+        return "\n".join(_where_calls_are(self._said.text[seen:].splitlines()[1:]))
+
+
+class _Asking:
+    """One message to all ranks, and their answers as they come."""
+
+    def __init__(
+        self, members: Iterable[Member], reactor: Reactor, failed: Callable[[bytes], bool]
+    ) -> None:
+        self.left = {member.rank: member for member in members}
+        self.answers = Answers()
+        self._reactor, self._failed = reactor, failed
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing more is waited for."""
+        return not self.left or bool(self.answers.why)
+
+    def send(self, message: bytes, timeout_s: float | None) -> None:
+        """Send it, and listen."""
+        for member in self.left.values():
+            with contextlib.suppress(OSError):  # its end is noticed when it is read
+                member.channel.send(message)
+            self._reactor.add_reader(member.channel, partial(self._hear, member))
+        if timeout_s is not None:
+            self._give_up_in(timeout_s, f"not finished after {timeout_s:g} s")
+
+    def interrupt(self) -> None:
+        """Have the ranks that have not answered interrupted, as by Ctrl-C."""
+        for member in self.left.values():
+            send_signal(member.pid, signal.SIGINT)
+
+    def _hear(self, member: Member) -> None:
+        self._reactor.remove(member.channel)
+        try:
+            answer = member.channel.receive()
+        except EOFError:
+            self.answers.is_rank_gone = True
+            self._give_up(f"{member.label} ended")
+            return
+        self.answers.of[member] = answer
+        del self.left[member.rank]
+        if self._failed(answer):
+            self._give_up_in(GRACE_S, f"{member.label} failed")
+
+    def _give_up_in(self, seconds: float, why: str) -> None:
+        self._reactor.call_later(seconds, partial(self._give_up, why))
+
+    def _give_up(self, why: str) -> None:
+        if not self.is_done:
+            self.answers.why, self.answers.missing = why, tuple(self.left.values())
+
+
+class _Output(io.TextIOBase):
+    """Passes a stream of the ranks on, line by line, and knows whose call has said all."""
+
+    def __init__(self, name: str, to: TextIO | None) -> None:
+        self._name, self._to = name, to
+        self._line = ""
+        self.text = ""
+        """All of it."""
+        self._ends: Counter[str] = Counter()
+        self._changed = threading.Condition()
+
+    def write(self, text: str) -> int:
+        """Take some of it."""
+        *lines, self._line = (self._line + text).split("\n")
+        shown = []
+        for line in lines:
+            said, mark, rest = line.partition(_END)
+            if not mark:
+                shown.append(f"{line}\n")
+                continue
+            if not _PREFIX.fullmatch(said):
+                shown.append(f"{said}\n")
+            with self._changed:
+                self._ends[rest.partition(_END)[0]] += 1
+                self._changed.notify_all()
+        self._pass_on("".join(shown))
+        return len(text)
+
+    def flush(self) -> None:
+        """All is passed on at once."""
+
+    def wait_for(self, call: int, ranks: int) -> None:
+        """Wait until all ranks have said what they say in a call; who closes a stream says none."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ends[str(call)] >= ranks, _OUTPUT_S)
+
+    def close(self) -> None:
+        """Pass on the beginning of a line that was never ended."""
+        self._pass_on(self._line)
+        self._line = ""
+
+    def _pass_on(self, text: str) -> None:
+        if text:
+            self.text += text
+            to = self._to or getattr(sys, self._name)
+            to.write(text)
+            to.flush()
+
+
+def _where_calls_are(lines: Iterable[str]) -> Iterator[str]:
+    """Leave out ranks that wait for the next call, and the frames that lead to the caller's own."""
+    is_idle = is_above = False
+    for line in lines:
+        if not line.startswith(" "):
+            is_idle, is_above = "meshrun/worker/call_channel.py" in line, True
+        elif is_above and any(part in line for part in _ABOVE):
+            continue
+        else:
+            is_above = False
+        if not is_idle:
+            yield line
+
+
+def _has_raised(answer: bytes) -> bool:
+    return pickle.loads(answer)[0] is None  # noqa: S301 - our ranks'
+
+
+def _describe(answers: Answers) -> Iterator[str]:
+    """Say which ranks have not finished, and where they are."""
+    if answers.missing:
+        who = ", ".join(member.label for member in answers.missing)
+        yield f"{answers.why}; not finished: {who}"
+        yield from answers.stacks.splitlines()

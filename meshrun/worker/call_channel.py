@@ -1,0 +1,119 @@
+"""Messages between a program and its ranks that stay, over a socket in a private folder."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+from collections.abc import Iterator
+
+_HEAD = struct.Struct("!Q")
+_READ_BYTES = 1 << 20
+_LONGEST_PATH = 100
+"""Of a socket, in bytes; the kernel takes 107."""
+
+
+def end_of_output(number: int) -> str:
+    """Return what a rank writes to both streams after its n-th call, in a line or at its end."""
+    return f"\x1e{number}\x1e"
+
+
+class Channel:
+    """One end; messages are bytes."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+
+    def fileno(self) -> int:
+        """The descriptor to wait for."""
+        return self._socket.fileno()
+
+    def send(self, message: bytes) -> None:
+        """Send a message whole.
+
+        Raises:
+            OSError: If the other end is gone.
+        """
+        self._socket.sendall(_HEAD.pack(len(message)) + message)
+
+    def receive(self) -> bytes:
+        """Wait for a message.
+
+        Raises:
+            EOFError: If the other end is gone.
+        """
+        (size,) = _HEAD.unpack(self._read(_HEAD.size))
+        return self._read(size)
+
+    def close(self) -> None:
+        """Let the other end know that there will be no more."""
+        self._socket.close()
+
+    def _read(self, size: int) -> bytes:
+        parts = bytearray()
+        while len(parts) < size:
+            try:
+                data = self._socket.recv(min(size - len(parts), _READ_BYTES))
+            except ConnectionError as error:
+                raise EOFError from error
+            if not data:
+                raise EOFError
+            parts += data
+        return bytes(parts)
+
+
+def listen_in(folder: str) -> socket.socket:
+    """Return a socket to which the ranks of a launch connect."""
+    listener = socket.socket(socket.AF_UNIX)
+    with _short_path(folder) as path:
+        listener.bind(path)
+    listener.listen(128)
+    return listener
+
+
+def accept(listener: socket.socket) -> Channel | None:
+    """Return the channel to a rank; ``None`` if it is another user's process."""
+    end, _ = listener.accept()
+    return _checked(end)
+
+
+def connect_in(folder: str) -> Channel:
+    """Return a rank's channel to the program that started it.
+
+    Raises:
+        PermissionError: If another user listens there.
+        OSError: If nobody does.
+    """
+    end = socket.socket(socket.AF_UNIX)
+    with _short_path(folder) as path:
+        end.connect(path)
+    channel = _checked(end)
+    if channel is None:
+        raise PermissionError(f"`{folder}` is used by another user")
+    return channel
+
+
+def _checked(end: socket.socket) -> Channel | None:
+    """Both ends decide what the other one runs: take none of another user's."""
+    if hasattr(socket, "SO_PEERCRED"):
+        size = struct.calcsize("3i")
+        _, uid, _ = struct.unpack("3i", end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+        if uid != os.geteuid():
+            end.close()
+            return None
+    return Channel(end)
+
+
+@contextlib.contextmanager
+def _short_path(folder: str) -> Iterator[str]:
+    """Give a name of the socket that is short enough for the kernel, wherever the folder is."""
+    path = os.path.join(folder, "calls")
+    if len(os.fsencode(path)) <= _LONGEST_PATH:
+        yield path
+        return
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{opened}/calls"
+    finally:
+        os.close(opened)

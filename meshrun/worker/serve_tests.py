@@ -1,0 +1,184 @@
+"""A rank as a part of pytest: runs the tests that the session beside it names.
+
+It is a session of its own with the options of that one, as a worker of pytest-xdist is. It collects
+the same files, and so knows the same tests.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from meshrun.wording import count
+
+if TYPE_CHECKING:
+    from meshrun.worker.call_channel import Channel
+
+NAME = "meshrun-rank"
+"""The plug-in that only a rank has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """The session that the rank is to be a part of."""
+
+    args: list[str]
+    options: dict[str, Any]
+    paths: list[str]
+    """The files whose tests run on ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunTest:
+    """A test, and the one that comes next on these ranks, for which fixtures stay."""
+
+    nodeid: str
+    next_nodeid: str | None
+
+
+@dataclass(slots=True)
+class TestDone:
+    """What became of it."""
+
+    reports: list[dict[str, Any]] = field(default_factory=list)
+    warnings: list[tuple[Any, str, str, Any]] = field(default_factory=list)
+    """(message, when, test, place) of each."""
+    text: str = ""
+    """Why there are no reports."""
+
+    __test__ = False  # no test, whatever its name
+
+
+def serve(channel: Channel) -> None:
+    """Be a session until there are no more tests."""
+    from _pytest.config import Config
+
+    begin = pickle.loads(channel.receive())  # noqa: S301 - our caller's
+    temporary = os.path.join(begin.options["basetemp"], f"rank{os.environ['RANK']}")
+    own = {"plugins": _plugins(begin), "basetemp": temporary}
+    config = Config.fromdictargs({**begin.options, **own}, begin.args)
+    config.args = begin.args
+    # By this, other plug-ins know that another process writes the reports.
+    config.workerinput = {"workerid": f"rank{os.environ['RANK']}"}  # type: ignore[attr-defined]
+    config.pluginmanager.register(_RankSession(channel, begin.paths, config), NAME)
+    config.hook.pytest_cmdline_main(config=config)
+
+
+def _plugins(begin: Begin) -> list[str]:
+    """Leave out what belongs to the session beside us, or to meshrun itself."""
+    return [*begin.options.get("plugins", ()), "no:terminal", "no:faulthandler", "no:cacheprovider"]
+
+
+class _RankSession:
+    """Takes the place of the loop over all tests."""
+
+    def __init__(self, channel: Channel, paths: list[str], config: pytest.Config) -> None:
+        self._channel, self._paths, self._config = channel, paths, config
+        self._items: dict[str, pytest.Item] = {}
+        self._done = TestDone()
+        self._broken: list[str] = []
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection(self, session: pytest.Session) -> bool:
+        """Collect these files and no others."""
+        for item in session.perform_collect(self._paths):
+            self._items[item.nodeid] = item
+        return True
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Keep why a file has no tests here."""
+        if report.failed:
+            self._broken.append(str(report.longrepr))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self) -> bool:
+        """Run the tests that come."""
+        while True:
+            self._channel.send(pickle.dumps(self._done))
+            try:
+                order: RunTest = pickle.loads(self._channel.receive())  # noqa: S301
+            except EOFError:
+                return True
+            self._done = TestDone()
+            self._run(order)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep what became of a phase."""
+        to_data = self._config.hook.pytest_report_to_serializable
+        self._done.reports.append(to_data(config=self._config, report=report))
+
+    def pytest_warning_recorded(
+        self, warning_message: warnings.WarningMessage, when: str, nodeid: str, location: Any
+    ) -> None:
+        """Pass it on."""
+        kept = warnings.WarningMessage(
+            warning_message.message,
+            warning_message.category,
+            warning_message.filename,
+            warning_message.lineno,
+        )
+        try:
+            pickle.dumps(kept)
+        except Exception:  # a class that was made in a function
+            text = str(warning_message.message)
+            kept = warnings.WarningMessage(text, UserWarning, kept.filename, kept.lineno)
+        self._done.warnings.append((kept, when, nodeid, location))
+
+    def _run(self, order: RunTest) -> None:
+        own = os.getpid()
+        item = self._items.get(order.nodeid)
+        if item is None:
+            found = "\n".join(self._broken) or f"{len(self._items)} other tests"
+            self._done.text = f"a rank has no test `{order.nodeid}`; it has found:\n{found}"
+            return
+        following = self._items.get(order.next_nodeid or "")
+        before = _Held()
+        try:
+            self._config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        except BaseException as error:  # pytest.exit(), or an interrupt
+            self._done.text = f"{type(error).__name__}: {error}"
+        if os.getpid() != own:  # a child that the test has forked, and that returned from it
+            os._exit(0)
+        if left := ", ".join(before.left_behind()):
+            place = (str(item.path), (item.location[1] or 0) + 1, item.name)
+            message = pytest.PytestWarning(f"the test has left behind {left}")
+            told = warnings.WarningMessage(message, pytest.PytestWarning, place[0], place[1])
+            self._done.warnings.append((told, "runtest", item.nodeid, place))
+
+
+class _Held:
+    """What a rank holds that a test is to give back."""
+
+    def __init__(self) -> None:
+        self._threads = set(threading.enumerate())
+        self._groups = _count_groups()
+        self._cuda_bytes = _cuda_bytes()
+
+    def left_behind(self) -> Iterator[str]:
+        """Say what there is more than before."""
+        threads = [each.name for each in threading.enumerate() if each not in self._threads]
+        if threads:
+            yield f"{count(len(threads), 'thread')} ({', '.join(threads)})"
+        if (groups := _count_groups() - self._groups) > 0:
+            yield count(groups, "process group")
+        if (more := _cuda_bytes() - self._cuda_bytes) > 0:
+            yield f"{more / 2**20:.1f} MiB on its GPU"
+
+
+def _count_groups() -> int:
+    import torch.distributed as dist
+
+    return len(dist.distributed_c10d._world.pg_map) if dist.is_initialized() else 0
+
+
+def _cuda_bytes() -> int:
+    import torch
+
+    return torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0

@@ -1,0 +1,239 @@
+"""The plug-in of pytest: tests on ranks that stay, each reported as one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.torch
+
+GOOD = """
+import os, threading, warnings
+import pytest
+import torch
+import torch.distributed as dist
+from meshrun.testing import assert_same_on_all_ranks, rank_seed
+
+pytestmark = pytest.mark.mesh("dp=2")
+PIDS = []
+
+
+def test_fixtures(mesh, rank, layout, tmp_path):
+    total = torch.tensor([float(rank)])
+    dist.all_reduce(total, group=mesh.get_group("dp"))
+    assert total.item() == 1 and layout.world_size == 2
+    (tmp_path / "own").mkdir()
+    PIDS.append(os.getpid())
+
+
+@pytest.mark.parametrize("n", range(3))
+def test_ranks_stay(n):
+    assert PIDS == [os.getpid()]
+
+
+class TestClass:
+    made = 0
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def shared(cls):
+        cls.made += 1
+        yield cls.made
+        cls.made = -1
+
+    def test_one(self, shared):
+        assert shared == 1
+
+    def test_two(self, shared):
+        assert shared == 1
+
+
+def test_skips():
+    pytest.importorskip("no_such_module")
+
+
+def test_skips_on_one(rank):
+    if rank == 1:
+        pytest.skip("not here")
+
+
+@pytest.mark.xfail(strict=True)
+def test_fails_as_expected(rank):
+    assert rank == 7
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.mesh("dp=2", device="cuda")
+def test_needs_a_gpu():
+    pass
+
+
+def test_same(rank):
+    assert_same_on_all_ranks({"x": torch.ones(2)})
+    with pytest.raises(AssertionError, match="rank 1 differs from rank 0"):
+        assert_same_on_all_ranks([rank])
+    with pytest.raises(AssertionError, match="rank 1 differs from rank 0"):
+        assert_same_on_all_ranks(f"rank {rank}")
+    assert_same_on_all_ranks(rank_seed(3, "dp") - rank)
+    assert_same_on_all_ranks(torch.initial_seed() - rank)
+
+
+def test_leaves_something(rank):
+    warnings.warn("careful")
+    held = threading.Event()
+    threading.Thread(target=held.wait, name="left over", daemon=True).start()
+
+
+def test_forks():
+    if os.fork() == 0:
+        return
+    os.wait()
+
+
+def test_after_all():
+    assert PIDS == [os.getpid()]
+"""
+
+BAD = """
+import os, sys, time
+import pytest
+import torch.distributed as dist
+
+
+@pytest.mark.mesh("dp=2")
+def test_all_differ(rank):
+    print("on", rank)
+    assert {"rank": rank} == {"rank": 7}
+
+
+@pytest.mark.mesh("dp=2")
+def test_one_fails(rank):
+    if rank == 1:
+        assert rank == 7
+    dist.barrier()
+
+
+@pytest.mark.mesh("dp=2")
+def test_one_dies(rank):
+    if rank == 1:
+        os._exit(3)
+    dist.barrier()
+
+
+@pytest.mark.mesh("dp=2", timeout=0.5)
+def test_hangs(rank):
+    time.sleep(1000)
+
+
+@pytest.mark.mesh("dp=2")
+def test_leaves():
+    sys.exit(5)
+
+
+@pytest.mark.mesh("dp=2,tp=x")
+def test_bad_spec():
+    pass
+
+
+@pytest.mark.mesh("dp=2", devise="cpu")
+def test_bad_word():
+    pass
+
+
+def test_no_ranks(mesh):
+    pass
+
+
+@pytest.fixture
+def broken(rank):
+    if rank == 1:
+        raise ValueError("broken")
+
+
+@pytest.mark.mesh("dp=2")
+def test_broken_fixture(broken):
+    pass
+
+
+@pytest.mark.mesh("dp=2")
+def test_goes_on(rank):
+    pass
+"""
+
+
+def run_pytest(folder: Path, text: str, *words: str) -> tuple[dict[str, ET.Element], str]:
+    """Return the outcome of each test, as JUnit XML tells it, and what was printed."""
+    (folder / "test_ranks.py").write_text(text)
+    (folder / "pytest.ini").write_text("[pytest]\naddopts = -p no:cacheprovider\n")
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "--junitxml=found.xml", "test_ranks.py", *words],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert ran.returncode in (0, 1), ran.stdout + ran.stderr
+    cases = ET.parse(folder / "found.xml").iter("testcase")
+    return {case.attrib["name"]: case for case in cases}, ran.stdout
+
+
+def outcome(case: ET.Element) -> str:
+    """failed, error, skipped or passed."""
+    found = [part.tag for part in case if part.tag in ("failure", "error", "skipped")]
+    return found[0] if found else "passed"
+
+
+def test_tests_run_on_ranks_that_stay(tmp_path: Path) -> None:
+    cases, said = run_pytest(tmp_path, GOOD)
+    skipped = {"test_skips", "test_fails_as_expected", "test_needs_a_gpu"}
+
+    assert {name for name, case in cases.items() if outcome(case) == "skipped"} == skipped
+    assert {outcome(case) for case in cases.values()} == {"passed", "skipped"}, said
+    assert len(cases) == 14
+    assert said.count("UserWarning: careful") == 1
+    assert "the test has left behind 1 thread (left over)" in said
+
+
+def test_each_failure_is_one(tmp_path: Path) -> None:
+    """With the traceback of the rank that failed, and a line for each of the others."""
+    cases, said = run_pytest(tmp_path, BAD)
+    told = {name: "".join(case.itertext()) for name, case in cases.items()}
+    found = {name: outcome(case) for name, case in cases.items()}
+
+    assert found.pop("test_goes_on") == "passed", said
+    errors = {name for name, ended in found.items() if ended == "error"}
+    assert errors == {"test_bad_spec", "test_bad_word", "test_no_ranks", "test_broken_fixture"}
+    assert {found[name] for name in found.keys() - errors} == {"failure"}
+    assert "{'rank': 7}" in told["test_all_differ"], "assertions are rewritten on ranks"
+    assert "Captured stdout call [dp0]" in said
+    assert "dp1 failed; not finished: dp0" in said
+    assert "barrier at" in said
+    assert "error: rank 1 [dp1] exited with code 3" in told["test_one_dies"]
+    assert "not finished after 0.5 s; not finished: dp0, dp1" in told["test_hangs"]
+    assert "in test_hangs" in told["test_hangs"]
+    assert "SystemExit: 5" in told["test_leaves"]
+    assert "ValueError: broken" in told["test_broken_fixture"]
+    assert "`x` is not a size" in told["test_bad_spec"]
+    assert "devise" in told["test_bad_word"]
+    assert "the fixture `mesh` needs ranks" in told["test_no_ranks"]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("words", [["-n", "2"], ["-x"], ["--meshrun", "dp=2"]])
+def test_with_other_options(words: list[str], tmp_path: Path) -> None:
+    """pytest-xdist's workers have ranks of their own; -x ends after the first failure."""
+    text = BAD[: BAD.index("@pytest.mark.mesh", BAD.index("test_one_fails"))] + (
+        "def test_plain(mesh, rank):\n    assert mesh.size() == 2\n"
+    )
+    cases, said = run_pytest(tmp_path, text, *words)
+    found = {name: outcome(case) for name, case in cases.items()}
+
+    assert found["test_all_differ"] == "failure", said
+    assert len(found) == (1 if words == ["-x"] else 3)
+    if "-x" not in words:
+        assert found["test_plain"] == ("passed" if "--meshrun" in words else "error")

@@ -1,0 +1,103 @@
+"""Ranks that stay: calls find what earlier ones left, and nothing is left of a group."""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+import time
+from typing import Any
+
+import pytest
+
+import meshrun
+from meshrun.api.remote_call import RankTraceback
+from meshrun.api.worker_group import GroupLost, WorkerGroup
+
+pytestmark = pytest.mark.torch
+
+
+def total(each: float) -> float:
+    import torch
+    import torch.distributed as dist
+
+    mine = torch.tensor([each * dist.get_rank()])
+    dist.all_reduce(mine)
+    return mine.item()
+
+
+def end_on(which: int, how: str) -> None:
+    import torch.distributed as dist
+
+    if dist.get_rank() == which or which < 0:
+        if how == "exit":
+            os._exit(3)
+        raise {"raise": ValueError, "leave": SystemExit}[how](f"I am {dist.get_rank()}")
+    dist.barrier()
+
+
+def test_calls_are_made_by_all_ranks_and_what_they_leave_stays() -> None:
+    """Values come in the order of ranks, output before a call returns, errors one at a time."""
+    out, err = io.StringIO(), io.StringIO()
+    here: dict[str, Any] = {"count": 0}
+
+    def add() -> int:
+        import builtins
+
+        builtins.kept = getattr(builtins, "kept", 0) + 1  # type: ignore[attr-defined]
+        here["count"] += 1
+        print("kept", builtins.kept, end="")  # type: ignore[attr-defined]
+        return int(builtins.kept)  # type: ignore[attr-defined]
+
+    with WorkerGroup(mesh="dp=2", device="cpu", stdout=out, stderr=err) as group:
+        assert group.call(lambda: str(meshrun.current_mesh("dp").get_local_rank())) == ["0", "1"]
+        assert group.call(total, 2.0) == [2.0, 2.0]
+        assert [group.call(add), group.call(add)] == [[1, 1], [2, 2]]
+        lines = sorted(out.getvalue().splitlines())
+        assert lines == [f"[dp{rank}] kept {n}" for rank in (0, 1) for n in (1, 2)]
+        with pytest.raises(ValueError, match="I am") as caught:
+            group.call(end_on, -1, "raise")
+        assert isinstance(caught.value.__cause__, RankTraceback)
+        assert "in end_on" in caught.value.__cause__.text
+        with pytest.raises(SystemExit):
+            group.call(end_on, -1, "leave")
+        with pytest.raises(meshrun.MeshrunError, match="cannot pickle"):
+            group.call(print, threading.Lock())
+        assert group.call(add) == [3, 3]
+
+    assert here["count"] == 0
+    assert err.getvalue() == ""
+    with pytest.raises(GroupLost):
+        group.call(add)
+
+
+@pytest.mark.parametrize("how", ["raise", "exit"])
+def test_a_rank_that_fails_alone_ends_the_group(how: str) -> None:
+    """Others wait for it: where they are is told, and the group is closed."""
+    with WorkerGroup(mesh="dp=2", device="cpu", stderr=io.StringIO()) as group:
+        with pytest.raises(ValueError if how == "raise" else meshrun.RankFailed) as caught:
+            group.call(end_on, 1, how)
+        if how == "raise":
+            told = str(caught.value.__cause__)
+            assert "dp1, pid" in told
+            assert "dp1 failed; not finished: dp0" in told
+            assert "barrier at" in told
+        else:
+            assert isinstance(caught.value, meshrun.RankFailed)
+            assert caught.value.exit_code == 3
+        assert not group.is_open
+
+
+def test_a_call_that_takes_too_long_is_given_up() -> None:
+    with (
+        WorkerGroup(nproc_per_node=1, device="cpu", stderr=io.StringIO()) as group,
+        pytest.raises(GroupLost, match=r"not finished after 0\.5 s; not finished: rank 0"),
+    ):
+        group.call(time.sleep, 600, timeout=0.5)
+
+
+def test_what_cannot_be_started_is_said_at_once() -> None:
+    with pytest.raises(meshrun.MeshrunError, match="dp=3"):
+        WorkerGroup(mesh="dp=3", nproc_per_node=2, device="cpu", stderr=io.StringIO())
+    with pytest.raises(meshrun.MeshrunError, match="no rank was started"):
+        WorkerGroup(mesh="dp=2", options=["--dry-run"], stdout=io.StringIO())
