@@ -10,7 +10,8 @@ import meshrun
 from tests.kit import ROOT
 
 PUBLIC = [
-    "LaunchResult", "Layout", "MeshError", "MeshrunError", "RankFailed", "current_layout",
+    "GroupLost", "LaunchResult", "Layout", "MeshError", "MeshrunError", "RankFailed",
+    "WorkerGroup", "current_layout",
     "current_mesh", "data_shard", "has_mesh", "heartbeat", "init_mesh", "launch",
     "progress", "use_mesh",
 ]  # fmt: skip
