@@ -52,7 +52,7 @@ def rank_seed(seed: int, *dims: str) -> int:
     """
     import torch
 
-    from meshrun.mesh.layout_here import current_layout
+    from meshrun.mesh.current_layout import current_layout
 
     layout = current_layout()
     index = 0 if dims else layout.own_rank or 0

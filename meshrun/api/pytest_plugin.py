@@ -69,7 +69,7 @@ def mesh(request: pytest.FixtureRequest) -> Any:
 def layout(request: pytest.FixtureRequest) -> Layout:
     """Where every rank of this test sits."""
     _check_on_ranks(request)
-    from meshrun.mesh.layout_here import current_layout
+    from meshrun.mesh.current_layout import current_layout
 
     return current_layout()
 

@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
+from meshrun.api.child_launcher import copy_output, end_launcher
 from meshrun.api.launch import AnyText, launcher_command, read_result, to_flags
 from meshrun.api.remote_call import RankTraceback, pickle_call, unpickle_error, write_path
 from meshrun.errors import MeshrunError, UsageError
-from meshrun.host.child_launcher import copy_output, end_launcher
 from meshrun.host.leftovers import private_folder
 from meshrun.host.processes import send_signal
 from meshrun.host.reactor import Reactor

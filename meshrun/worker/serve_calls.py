@@ -24,7 +24,7 @@ def run(folder: str, module: str) -> None:
     from importlib import import_module
 
     from meshrun.layout.labels import rank_label
-    from meshrun.mesh.layout_here import current_layout
+    from meshrun.mesh.current_layout import current_layout
     from meshrun.worker.call_channel import connect_in
 
     own, layout = os.getpid(), current_layout()
