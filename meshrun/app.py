@@ -19,7 +19,8 @@ from meshrun.host.cores import count_cores
 from meshrun.host.descriptors import has_terminal
 from meshrun.host.detect_host import detect_host
 from meshrun.host.machine import HostFacts
-from meshrun.plan.plan import LaunchPlan, build_plan
+from meshrun.host.outside_devices import count_with_torch
+from meshrun.plan.plan import LaunchPlan, build_plan, depends_on_count
 from meshrun.plan.rendezvous_config import RendezvousConfig, check_backend
 from meshrun.plan.request import LaunchRequest
 from meshrun.plan.scheduler_defaults import fit_nodes_to_cluster, fit_to_cluster, note_few_cores
@@ -88,6 +89,8 @@ def plan(
     facts = facts or detect_host(
         with_topology=request.numa_binding is not None, with_links=not check_host
     )
+    if (kind := depends_on_count(request)) is not None:
+        facts = count_with_torch(facts, kind, request.preload)
     planned = build_plan(request, facts, check_host=check_host)
     workers = planned.layout.nproc_per_node[planned.node_rank]
     cores = count_cores()

@@ -1,6 +1,6 @@
 """The entry point of each of meshrun's processes, and the command line that starts it.
 
-    python start.py launcher|zygote|rank|logs-plugin|decline [WORD ...]
+    python start.py launcher|zygote|rank|devices|logs-plugin|decline [WORD ...]
 
 It is run by its path: ``python -m`` and ``python -c`` put the working folder first on ``sys.path``,
 and anyone who can write there would choose what is imported.
@@ -16,6 +16,7 @@ _PARTS = {
     "launcher": "meshrun.__main__",
     "zygote": "meshrun.zygote.main",
     "rank": "meshrun.zygote.exec_rank",
+    "devices": "meshrun.zygote.count_devices",
     "logs-plugin": "meshrun.zygote.logs_specs_process",
     "decline": "meshrun.rendezvous.torch_decline",
 }

@@ -62,7 +62,8 @@ class Options(ParsedOptions):
         "Names for the dims of a mesh given as sizes alone, such as `2x4`.", in_launch=True)
     device = Option(check_device_type, "auto", "TYPE", MESH,
         "Device type: `auto`, `cpu`, `cuda` or another torch device type. `auto` uses the "
-        "accelerator if there is one for each worker, otherwise `cpu`.", in_launch=True)
+        "accelerator if there is one for each worker, otherwise `cpu`.", in_launch=True,
+        details="See [accelerators outside torch](../how-to/other-accelerators.md).")
     gpus: Option[Names | None] = Option(parse_gpus, None, "0,2-3", MESH,
         "GPUs of each node to use, by number, UUID or MIG name.", unset="all visible ones",
         details="Numbers count among the GPUs that `CUDA_VISIBLE_DEVICES` leaves. "

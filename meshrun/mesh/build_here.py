@@ -82,9 +82,18 @@ def select_device(device_type: str, index: int) -> str:
     if device_type == "cpu":
         return "gloo"
     module = torch.get_device_module(device_type)
+    select = getattr(module, "set_device", torch.accelerator.set_device_index)
     # Where a scheduler shows each rank its own device alone, it is the first.
-    module.set_device(0 if module.device_count() == 1 else index)
-    return f"cpu:gloo,{device_type}:{dist.get_default_backend_for_device(device_type)}"
+    select(0 if module.device_count() == 1 else index)
+    try:
+        return f"cpu:gloo,{device_type}:{dist.get_default_backend_for_device(device_type)}"
+    except ValueError as error:
+        raise MeshError(
+            f"torch has no backend for groups of {device_type} devices",
+            hint="the package that brings the devices has to register one, by"
+            " `torch.distributed.Backend.register_backend(..., devices=[...])`; without --mesh, the"
+            " program chooses the backend",
+        ) from error
 
 
 def _build(layout: Layout, device: str | None, options: GroupOptions) -> BuiltMesh:

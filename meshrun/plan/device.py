@@ -7,7 +7,11 @@ from difflib import get_close_matches
 
 from meshrun.errors import LayoutError, UsageError
 
-_TYPES = ("auto", "cpu", "cuda", "xpu", "mps", "hpu", "npu", "mtia", "mlu", "musa", "xla")
+TYPES = ("auto", "cpu", "cuda", "xpu", "mps", "hpu", "npu", "mtia", "mlu", "musa", "xla")
+"""Those that people use, and ``auto``; a package may bring any other."""
+COUNTED = ("cpu", "cuda", "xpu")
+"""The device types that a launcher can count, which does not import torch."""
+_LATER = "; counted once torch is imported"
 TOO_FEW = ", not enough"
 """How the reason ends where accelerators are passed over."""
 
@@ -23,10 +27,37 @@ def check_device_type(name: str, what: str) -> str:
     Raises:
         UsageError: If it is a slip of the pen.
     """
-    near = get_close_matches(name, _TYPES, n=1, cutoff=0.7)
-    if near and name.isalpha() and name not in _TYPES:
+    near = get_close_matches(name, TYPES, n=1, cutoff=0.7)
+    if near and name.isalpha() and name not in TYPES:
         raise UsageError(f"{what}: unknown device type `{name}`", hint=f"did you mean `{near[0]}`?")
     return name
+
+
+def only_torch_counts(
+    workers: int | tuple[int, ...] | str | None, device: str, *, infers: bool, has_mesh: bool
+) -> str | None:
+    """Return a device type that only torch can count, if a plan depends on their number.
+
+    Args:
+        workers: What the user said of the workers of a node.
+        device: What the user said of the device.
+        infers: Whether the number of workers follows from the devices.
+        has_mesh: Whether there is a mesh, which is on a device.
+
+    Returns:
+        The type; ``auto`` for the one that torch has, if it has any; or ``None``.
+    """
+    if isinstance(workers, str) and workers not in ("auto", "gpu"):
+        return None if workers in COUNTED else workers
+    infers = infers or workers == "auto"
+    if has_mesh and device != "auto":
+        return device if infers and device not in COUNTED else None
+    return "auto" if has_mesh or infers else None
+
+
+def is_counted_later(reason: str) -> bool:
+    """Whether a device was taken that is counted once torch is imported."""
+    return reason.endswith(_LATER)
 
 
 def choose_device(
@@ -48,30 +79,45 @@ def choose_device(
     if asked == "cpu":
         return "cpu", "as requested"
     if asked == "auto":
-        if kind is None or count == 0:
-            return "cpu", "no accelerator found"
-        if count < workers:
-            return "cpu", f"{count} {kind} found for {workers} workers{TOO_FEW}"
-        return kind, f"{count} found"
-    if not asked.isalpha():
+        return _choose(workers, kind, count)
+    if not asked.replace("_", "").isalpha():  # as torch names its devices
         raise UsageError(
             f"--device expects a device type such as `cuda`, found `{asked}`",
             hint="each rank uses the device of its local rank; to choose devices, use --gpus",
         )
     if not check_host:
         return asked, "as requested; not checked in a dry run"
+    if asked not in (*COUNTED, kind):
+        return asked, f"as requested{_LATER}"
     if kind is not None and asked != kind:
         raise UsageError(
             f"--device {asked} is not available: this torch is built for {kind}",
             hint=f"use --device {kind} or --device cpu",
         )
+    check_count(asked, count, workers)
+    return asked, "as requested"
+
+
+def _choose(workers: int, kind: str | None, count: int) -> tuple[str, str]:
+    if kind is None or count == 0:
+        return "cpu", "no accelerator found"
+    if count < workers:
+        return "cpu", f"{count} {kind} found for {workers} workers{TOO_FEW}"
+    return kind, f"{count} found"
+
+
+def check_count(device_type: str, count: int, workers: int) -> None:
+    """Check that each worker of a node has a device.
+
+    Raises:
+        LayoutError: If there are not enough.
+    """
     if count < workers:
         raise LayoutError(
-            f"{workers} workers need {workers} {asked} devices, but this machine has"
+            f"{workers} workers need {workers} {device_type} devices, but this machine has"
             f" {count or 'none'}",
             hint=_device_hint(count, workers),
         )
-    return asked, "as requested"
 
 
 def _device_hint(count: int, workers: int) -> str:

@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from ipaddress import IPv6Address
 
 from meshrun.errors import UsageError
+from meshrun.plan.device import TYPES
 
 LONGEST_S = 10_000_000.0
 GPU_WAIT_S = 50.0
@@ -155,8 +156,8 @@ def parse_workers(text: str, what: str) -> int | tuple[int, ...] | str:
     if "," in word:
         counts = word.split(",")
         return tuple(parse_integer(count, what, least=1) for count in counts)
-    if word.isalpha():
-        if word in _COUNT_WORDS or not get_close_matches(word, _COUNT_WORDS, cutoff=0.6):
+    if word.replace("_", "").isalpha():
+        if word in (*_COUNT_WORDS, *TYPES) or not get_close_matches(word, _COUNT_WORDS, cutoff=0.6):
             return word
         return parse_choice(word, what, _COUNT_WORDS)
     try:

@@ -14,7 +14,13 @@ from meshrun.host.machine import Gpu, GpuLinks, HostFacts
 from meshrun.layout import Layout, count_slots, solve_layout
 from meshrun.layout.selection import find_debugged, select_ranks
 from meshrun.layout.spec import INFERRED
-from meshrun.plan.device import TOO_FEW, choose_device, device_name
+from meshrun.plan.device import (
+    TOO_FEW,
+    choose_device,
+    device_name,
+    is_counted_later,
+    only_torch_counts,
+)
 from meshrun.plan.gpu_choice import check_enough, choose_gpus
 from meshrun.plan.numa import bind_cpus
 from meshrun.plan.parse import parse_endpoint
@@ -108,6 +114,11 @@ class LaunchPlan:
     def passes_over_accelerators(self) -> bool:
         """Whether there are accelerators, too few of them, and so the mesh is on the CPU."""
         return self.device_reason.endswith(TOO_FEW)
+
+    @property
+    def uncounted_device(self) -> str | None:
+        """The device type that ranks are to find for themselves once torch is imported, if any."""
+        return self.device_type if is_counted_later(self.device_reason) else None
 
     def rank(self, rank: int) -> RankPlan:
         """Return the plan of one rank."""
@@ -261,12 +272,28 @@ def complete_plan(
     return replace(build_plan(settled, facts), roles=roles)
 
 
+def depends_on_count(request: LaunchRequest) -> str | None:
+    """Return a device type that only torch can count, if the plan depends on how many there are.
+
+    ``auto`` stands for the one that torch has, if it has any.
+    """
+    return only_torch_counts(
+        request.nproc_per_node,
+        request.device,
+        infers=request.nproc_per_node is None and _is_inferred(request),
+        has_mesh=request.mesh is not None,
+    )
+
+
+def _is_inferred(request: LaunchRequest) -> bool:
+    return request.mesh is not None and INFERRED in request.mesh.sizes
+
+
 def _workers(request: LaunchRequest, facts: HostFacts) -> int | tuple[int, ...] | None:
     """Return the workers of a node if the request says, in numbers or by its devices."""
     asked = request.nproc_per_node
     if asked is None:
-        inferred = request.mesh is not None and INFERRED in request.mesh.sizes
-        if inferred and request.device != "cpu" and facts.accelerator_count:
+        if _is_inferred(request) and request.device != "cpu" and facts.accelerator_count:
             return facts.accelerator_count
         return None
     if not isinstance(asked, str):

@@ -30,6 +30,10 @@ class Prepare:
     preload: list[str]
     backends: list[str]
     """Backends that torch has to know before the program's first line."""
+    device: str
+    """A device type to count before ranks are started; "" for none."""
+    workers: int
+    """As many of these devices are needed."""
     scratch_dir: str
     """Removed by the zygote if the launcher dies first; "" for none."""
 

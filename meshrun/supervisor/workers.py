@@ -123,6 +123,8 @@ class Workers:
                 method=self._method,
                 preload=request.preload,
                 backends=request.groups.backend_names if builds_first else [],
+                device=(self.plan.uncounted_device or "") if builds_first else "",
+                workers=min(self.plan.layout.nproc_per_node),
                 scratch_dir=self._folder.removed_without_us,
                 stacks=stacks,
                 stdin=self._terminal.stdin,

@@ -32,6 +32,8 @@ class ZygoteClient:
         method: StartMethod,
         preload: Sequence[str],
         backends: Sequence[str],
+        device: str,
+        workers: int,
         scratch_dir: str,
         stacks: int,
         stdin: int | None = None,
@@ -67,6 +69,8 @@ class ZygoteClient:
                 start_method=method,
                 preload=list(preload) if is_fork else [],
                 backends=list(backends),
+                device=device,
+                workers=workers,
                 scratch_dir=scratch_dir,
             )
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -129,6 +130,23 @@ def _is_monitored(path: str, process: Path) -> bool:
     return bool(libraries) and libraries[0] in (process / "maps").read_text()
 
 
+def ask_fork(question: Callable[[], int]) -> int:
+    """Return what a fork of this process finds, 0 to 255; -N if signal N kills it.
+
+    Whatever the question initializes is initialized in the fork alone. 255 if the question fails.
+    """
+    pid = os.fork()
+    if pid == 0:
+        answer = 255
+        try:
+            answer = question()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(answer)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
 def _refused_in_forks() -> str | None:
     """Return what an import did if torch then refuses a device to forks; a fork is asked.
 
@@ -137,15 +155,12 @@ def _refused_in_forks() -> str | None:
     questions = _questions()
     if not questions:
         return None
-    pid = os.fork()
-    if pid == 0:
-        place = 0
-        try:
-            answers = [is_refused() for is_refused in questions.values()]
-            place = answers.index(True) + 1 if True in answers else 0
-        finally:
-            os._exit(place)
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    def place_of_refused() -> int:
+        answers = [is_refused() for is_refused in questions.values()]
+        return answers.index(True) + 1 if True in answers else 0
+
+    code = ask_fork(place_of_refused)
     if code < 0:
         return f"left a process whose forks are killed by signal {-code}"
     if code > 0:

@@ -32,6 +32,7 @@ from meshrun.worker.program import Source, format_raised, read_program
 from meshrun.worker.stack_handler import tell_stacks
 from meshrun.worker.sys_path import first_path, holds, on_path, put_first
 from meshrun.zygote.control import leave_signals_to_launcher, receive, send
+from meshrun.zygote.count_devices import check_devices
 from meshrun.zygote.fork_safety import ImportWatch, nvml_answers
 from meshrun.zygote.guard import Guard
 from meshrun.zygote.server import ZygoteServer
@@ -93,11 +94,15 @@ def _load(
             check_registered(order.backends)
         if forks:  # with exec this process imports for its store alone
             put_first(folder, known_at_start=known_at_start)
+        unsafe = (_why_unclear(source.settings) or watch.why_unsafe()) if forks else None
+        if order.device and unsafe is None:
+            check_devices(order.device, order.workers)
     except BaseException as error:
         exit_code = error.code if isinstance(error, SystemExit) else 1
         text = format_raised(error).text
         if isinstance(error, UsageError):
-            exit_code, text = error.exit_code, f"error: {error.message}\n\nhint: {error.hint}"
+            hint = f"\n\nhint: {error.hint}" if error.hint else ""
+            exit_code, text = error.exit_code, f"error: {error.message}{hint}"
         send(
             control,
             ProgramBroken(text=text, exit_code=exit_code if isinstance(exit_code, int) else 1),
@@ -105,8 +110,8 @@ def _load(
         os._exit(0)
     gc.enable()
     gc.freeze()  # what is shared stays out of the collector, and so stays shared
-    if forks and (reason := _why_unclear(source.settings) or watch.why_unsafe()):
-        send(control, ZygoteUnsafe(reason=reason))
+    if unsafe is not None:
+        send(control, ZygoteUnsafe(reason=unsafe))
         os._exit(0)
     now_ns = time.monotonic_ns()
     send(control, ZygoteReady(at_ns=now_ns, import_ns=now_ns - began_ns))

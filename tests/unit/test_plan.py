@@ -1,5 +1,6 @@
 """Requests and machines -> plans."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from meshrun.errors import LayoutError, UsageError
 from meshrun.host.machine import HostFacts
 from meshrun.layout.spec import parse_mesh
-from meshrun.plan.plan import build_plan, complete_plan
+from meshrun.plan.plan import build_plan, complete_plan, depends_on_count
 from meshrun.plan.rank_env import LaunchFacts, rank_environment
 from meshrun.plan.request import LaunchRequest, Program
 
@@ -37,6 +38,8 @@ def request(mesh: str | None = "dp=2,tp=4", **changes: object) -> LaunchRequest:
         (1, "auto", ("cpu", "1 cuda found for 8 workers, not enough")),
         (8, "cpu", ("cpu", "as requested")),
         (8, "cuda", ("cuda", "as requested")),
+        (0, "npu", ("npu", "as requested; counted once torch is imported")),
+        (8, "my_npu", ("my_npu", "as requested; counted once torch is imported")),
     ],
 )
 def test_the_device_is_chosen_and_explained(
@@ -47,6 +50,7 @@ def test_the_device_is_chosen_and_explained(
 
     assert (plan.device_type, plan.device_reason) == expected
     assert plan.passes_over_accelerators == (count in (1, 4))
+    assert plan.uncounted_device == (device if "npu" in device else None)
 
 
 @pytest.mark.parametrize("count", [0, 4])
@@ -54,6 +58,42 @@ def test_more_workers_than_accelerators_is_an_error(count: int) -> None:
     """--device cuda never starts ranks that have none."""
     with pytest.raises(LayoutError, match="8 workers need 8 cuda devices"):
         build_plan(request(device="cuda"), facts(count))
+
+
+@pytest.mark.parametrize(
+    ("mesh", "changes", "kind"),
+    [
+        ("dp=2,tp=4", {}, "auto"),
+        ("dp=2,tp=4", {"device": "cuda"}, None),
+        ("dp=2,tp=4", {"device": "npu"}, None),  # the zygote counts, which imports torch anyway
+        ("dp=2,tp=4", {"device": "npu", "nproc_per_node": "auto"}, "npu"),
+        ("dp=-1", {"device": "npu"}, "npu"),
+        ("dp=-1", {"device": "npu", "nproc_per_node": 4}, None),
+        ("dp=-1", {"device": "cpu", "nproc_per_node": "auto"}, None),
+        (None, {}, None),
+        (None, {"nproc_per_node": "auto"}, "auto"),
+        (None, {"nproc_per_node": "gpu"}, None),
+        (None, {"nproc_per_node": "xpu"}, None),
+        (None, {"nproc_per_node": "npu"}, "npu"),
+    ],
+)
+def test_what_only_torch_can_count_and_a_plan_depends_on(
+    mesh: str | None, changes: dict[str, object], kind: str | None
+) -> None:
+    """Importing torch in advance takes seconds, so it is done for no other."""
+    assert depends_on_count(request(mesh, **changes)) == kind
+
+
+@pytest.mark.parametrize("device", ["npu", "auto"])
+def test_devices_that_torch_has_counted_are_like_any(device: str) -> None:
+    """The plan has one for each worker, or an error says how many there are."""
+    counted = replace(facts(), accelerator="npu", accelerator_count=2)
+    plan = build_plan(request("dp=-1", device=device), counted)
+
+    assert [rank.device for rank in plan.ranks()] == ["npu:0", "npu:1"]
+    assert plan.uncounted_device is None
+    with pytest.raises(LayoutError, match="8 workers need 8 npu devices, but this machine has 2"):
+        build_plan(request(device="npu"), counted)
 
 
 def test_a_dry_run_plans_for_machines_that_are_not_here() -> None:

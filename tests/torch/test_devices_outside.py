@@ -1,0 +1,144 @@
+"""Devices of a package outside torch, which torch loads by itself; they are simulated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.engines.hosts import MakeHosts
+from tests.engines.together import end_all, launch_on
+from tests.kit import FAKES, run_meshrun
+
+pytestmark = pytest.mark.torch
+_PROGRAM = """
+import os, torch, torch.distributed as dist
+from meshrun import current_mesh
+mesh = current_mesh()
+total = torch.tensor([dist.get_rank()])
+dist.all_reduce(total, group=mesh.get_group(mesh.ndim - 1))
+print(mesh.device_type, torch.sim.current_device(), dist.get_backend_config(), total.item(),
+    torch.sim._is_in_bad_fork())
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A program that says what it is on, on a machine with two devices of the type `sim`."""
+    monkeypatch.setenv("PYTHONPATH", str(FAKES / "back_end"))
+    path = tmp_path / "program.py"
+    path.write_text(_PROGRAM)
+    return path
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("exec", marks=pytest.mark.nightly)])
+def test_each_rank_has_a_device(
+    method: str, program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is set before the program begins; the group has the package's backend beside gloo."""
+    monkeypatch.setenv("SIM_DEVICES", "4")
+    words = ("--device", "sim", "--mesh", "2x2", "--start-method", method, "--no-prefix")
+    ours = run_meshrun(*words, program)
+
+    assert (ours.returncode, ours.stderr) == (0, "")
+    backends = "cpu:gloo,sim:simccl"
+    assert sorted(ours.stdout.splitlines()) == [
+        f"sim {rank} {backends} {1 if rank < 2 else 5} False" for rank in range(4)
+    ]
+
+
+@pytest.mark.nightly
+def test_two_nodes_with_two_devices_each(make_hosts: MakeHosts, program: Path) -> None:
+    """Ranks count their devices from 0 on each node."""
+    hosts = make_hosts(2)
+    words = ("--nnodes", "2", "--rdzv-endpoint", "node0:29500", "--device", "sim", "--mesh", "2x2")
+    launches = launch_on(hosts, *words, "--no-prefix", program)
+
+    assert end_all(launches) == [0, 0], launches[0].text + launches[1].text
+    for launch, total in zip(launches, (1, 5), strict=True):
+        said = sorted(line for line in launch.text.splitlines() if line.startswith("sim "))
+        assert said == [f"sim {index} cpu:gloo,sim:simccl {total} False" for index in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (
+            ("--device", "sim", "--mesh", "2x2"),
+            "4 workers need 4 sim devices, but this machine has 2",
+        ),
+        pytest.param(
+            ("--device", "foo", "--mesh", "2x2"),
+            "--device foo: torch has no such device type",
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param(
+            ("--nproc-per-node", "foo"),
+            "--nproc-per-node foo: this machine has no foo device",
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param(
+            ("--device", "sim", "--nproc-per-node", "auto", "--mesh", "3"),
+            "mesh `3` needs 3 workers, but 1 node x 2 workers gives 2",
+            marks=pytest.mark.nightly,
+        ),
+    ],
+)
+def test_devices_that_are_not_there(words: tuple[str, ...], error: str, program: Path) -> None:
+    """Torch says so before any rank starts."""
+    ours = run_meshrun(*words, program)
+
+    assert (ours.returncode, ours.stdout) == (2, "")
+    assert f"error: {error}" in ours.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--mesh", "dp=-1"),
+        *(
+            pytest.param(words, marks=pytest.mark.nightly)
+            for words in (
+                ("--mesh", "dp=-1", "--device", "sim"),
+                ("--mesh", "dp=2"),
+                ("--mesh", "dp=2", "--nproc-per-node", "sim"),
+                ("--mesh", "dp=-1", "--nproc-per-node", "auto"),
+            )
+        ),
+    ],
+)
+def test_torch_counts_where_a_plan_depends_on_it(words: tuple[str, ...], program: Path) -> None:
+    """A dry run shows the same plan."""
+    ours = run_meshrun(*words, "--dry-run", program)
+
+    assert ours.returncode == 0, ours.stderr
+    assert "sim:0" in ours.stdout
+    assert "sim:1" in ours.stdout
+    assert "sim:2" not in ours.stdout
+
+
+@pytest.mark.nightly
+def test_an_import_that_uses_the_device_is_named(
+    program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its devices are counted in the new process, which can."""
+    (tmp_path / "uses.py").write_text("import torch\nassert torch.sim.is_available()\n")
+    words = ("--device", "sim", "--mesh", "2", "--names", "dp", "--preload", "uses")
+    ours = run_meshrun(*words, "--no-prefix", program)
+
+    assert ours.returncode == 0, ours.stderr
+    assert "importing `uses` used sim, which torch then refuses in forks" in ours.stderr
+    assert ours.stdout.count(" False\n") == 2
+
+
+@pytest.mark.nightly
+def test_a_device_type_without_a_backend_for_groups(program: Path, tmp_path: Path) -> None:
+    """No rank gets to its program, and the package is what has to change."""
+    (tmp_path / "forgets.py").write_text(
+        "import torch.distributed as dist\ndel dist.Backend.default_device_backend_map['sim']\n"
+    )
+    words = ("--device", "sim", "--mesh", "dp=1", "--preload", "forgets")
+    ours = run_meshrun(*words, program)
+
+    assert (ours.returncode, ours.stdout) == (1, "")
+    assert "torch has no backend for groups of sim devices" in ours.stderr
