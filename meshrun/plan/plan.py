@@ -90,6 +90,8 @@ class LaunchPlan:
     rendezvous: RendezvousConfig | None = None
     """Where the nodes meet; ``None`` where there is but this one."""
     node_rank: int = 0
+    accelerators: tuple[str | None, int] = (None, 0)
+    """torch device type of this machine's accelerators, and how many there are."""
     roles: tuple[str, ...] = ()
     """What each node calls its workers; empty until the nodes have met."""
 
@@ -242,6 +244,7 @@ def build_plan(request: LaunchRequest, facts: HostFacts, *, check_host: bool = T
         links=facts.links,
         rendezvous=rendezvous,
         node_rank=(request.rendezvous.node_rank or 0) if rendezvous is not None else 0,
+        accelerators=(facts.accelerator, facts.accelerator_count),
     )
 
 
@@ -269,6 +272,9 @@ def complete_plan(
         domain_size=size and min(size, nnodes),  # an elastic launch may have begun with fewer
         rendezvous=rendezvous,
     )
+    if not facts.accelerator_count:  # torch may have been asked before
+        kind, found = plan.accelerators
+        facts = replace(facts, accelerator=kind, accelerator_count=found)
     return replace(build_plan(settled, facts), roles=roles)
 
 

@@ -48,10 +48,11 @@ def test_each_rank_has_a_device(
 
 
 @pytest.mark.nightly
-def test_two_nodes_with_two_devices_each(make_hosts: MakeHosts, program: Path) -> None:
+@pytest.mark.parametrize("device", ["sim", "auto"])
+def test_two_nodes_with_two_devices_each(device: str, make_hosts: MakeHosts, program: Path) -> None:
     """Ranks count their devices from 0 on each node."""
     hosts = make_hosts(2)
-    words = ("--nnodes", "2", "--rdzv-endpoint", "node0:29500", "--device", "sim", "--mesh", "2x2")
+    words = ("--nnodes", "2", "--rdzv-endpoint", "node0:29500", "--device", device, "--mesh", "2x2")
     launches = launch_on(hosts, *words, "--no-prefix", program)
 
     assert end_all(launches) == [0, 0], launches[0].text + launches[1].text
