@@ -209,7 +209,7 @@ def test_ranks_that_do_nothing_are_ended() -> None:
     ours = run_meshrun("--hang-timeout", "0.5", "--nproc-per-node", "2", WHERE, "rest=sleep")
 
     assert ours.returncode == 124
-    assert "meshrun: no rank has made progress for 0." in ours.stderr
+    assert "meshrun: no rank has made progress for " in ours.stderr
     assert "all x2: " in ours.stderr
     assert ours.stderr.index(" in sleep_soundly") < ours.stderr.index(
         "error: no rank made progress for"
@@ -222,7 +222,7 @@ def test_a_hang_may_be_a_reason_to_start_again() -> None:
     ours = run_meshrun(*words, WHERE, "0.1=end", "1.1=end", "rest=sleep")
 
     assert ours.returncode == 0
-    assert "meshrun: restart 1 of 1, because no rank made progress for 0." in ours.stderr
+    assert "meshrun: restart 1 of 1, because no rank made progress for " in ours.stderr
 
 
 @pytest.mark.parametrize("way", ["spin", "print", "beat"])
