@@ -46,7 +46,7 @@ class Decision:
 
 def went_well(state: State) -> bool:
     """Whether every rank returned 0 and nothing stopped the launch."""
-    return _exit_code(state, judge(state)) == 0
+    return _exit_code(state) == 0
 
 
 def build_result(
@@ -63,12 +63,11 @@ def build_result(
     if nodes is not None:
         told = [outcome.evidence for outcome in nodes.outcomes]
         evidence = {**dict(item for each in told for item in each.items()), **evidence}
-    verdicts = judge(state)
     failures = [
         _failure(state, layout, verdict, hosts, evidence.get(verdict.rank, _NOTHING))
-        for verdict in verdicts
+        for verdict in judge(state)
     ]
-    decision = _decision(state, verdicts, layout, hosts, "")
+    decision = decide(state, layout, hosts, "")
     over = nodes.over if nodes is not None else None
     own = hosts[0] if nodes is not None and nodes.is_coordinator else ""
     signum = state.signals[0] if state.signals else None
@@ -98,18 +97,12 @@ def decide(state: State, layout: Layout, hosts: Sequence[str], host: str) -> Dec
 
     The arguments are those of :func:`headline`.
     """
-    return _decision(state, judge(state), layout, hosts, host)
-
-
-def _decision(
-    state: State, verdicts: Sequence[Verdict], layout: Layout, hosts: Sequence[str], host: str
-) -> Decision:
     signums = [*state.signals[:1], *_signums_elsewhere(state)]
     return Decision(
-        exit_code=_exit_code(state, verdicts),
+        exit_code=_exit_code(state),
         signum=next((signum for signum in signums if signum), None),
         preempted=_was_preempted(state),
-        headline=_headline(state, verdicts, layout, hosts, host),
+        headline=headline(state, layout, hosts, host),
     )
 
 
@@ -128,12 +121,6 @@ def headline(state: State, layout: Layout, hosts: Sequence[str], host: str) -> s
         hosts: Names of its nodes, in node order.
         host: This node's.
     """
-    return _headline(state, judge(state), layout, hosts, host)
-
-
-def _headline(
-    state: State, verdicts: Sequence[Verdict], layout: Layout, hosts: Sequence[str], host: str
-) -> str:
     if state.signals:
         return f"{host} was {why_stopped(state)}"
     if signums := _signums_elsewhere(state):
@@ -143,7 +130,7 @@ def _headline(
         return state.broken.headline
     if (trouble := find_trouble(state, host if len(hosts) > 1 else "")) is not None:
         return trouble.message
-    if not verdicts:
+    if not (verdicts := judge(state)):
         return ""
     rank = verdicts[0].rank
     label = f" [{rank_label(layout, rank)}]" if layout.mesh else ""
@@ -196,7 +183,7 @@ def _was_preempted(state: State) -> bool:
     )
 
 
-def _exit_code(state: State, verdicts: Sequence[Verdict]) -> int:
+def _exit_code(state: State) -> int:
     if state.nodes is not None and state.nodes.over is not None:
         return state.nodes.over.exit_code
     if signums := [*state.signals, *_signums_elsewhere(state)]:
@@ -205,13 +192,13 @@ def _exit_code(state: State, verdicts: Sequence[Verdict]) -> int:
         return state.broken.exit_code
     if (trouble := find_trouble(state)) is not None:
         return trouble.exit_code
-    if not verdicts:
+    if not (verdicts := judge(state)):
         return 0
     first = verdicts[0]
     return 128 + first.signum if first.signum is not None else first.exit_code or 1
 
 
-def _trouble_cluster(state: State) -> MeshrunError | None:
+def _trouble_elsewhere(state: State) -> MeshrunError | None:
     nodes = state.nodes
     if nodes is None:
         return None
@@ -247,7 +234,7 @@ def find_trouble(state: State, host: str = "") -> MeshrunError | None:
         )
     here = _trouble_here(state)
     if here is None:
-        return _trouble_cluster(state)
+        return _trouble_elsewhere(state)
     if host:
         here.message = f"on {host}, {here.message}"
     return here

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from meshrun.errors import MeshrunError
+from meshrun.protocol.checked import ExitCode, Line
 from meshrun.protocol.generation import Cause, NodeOutcome
 from meshrun.protocol.rank_end import RankExited, RankRaised
 
@@ -211,13 +212,26 @@ class NegotiationFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeGaveUp:
-    """While torch's rendezvous waits, a node has said that it will not take part."""
+class GaveUp:
+    """Before all nodes have joined, one says that it will not take part."""
 
-    host: str
-    reason: str
-    exit_code: int
-    at_ns: int
+    host: Line
+    reason: Line
+    exit_code: ExitCode
+
+    @classmethod
+    def of(cls, host: str, error: MeshrunError) -> GaveUp:
+        """Return it with its reason."""
+        return cls(host=host, reason=error.message, exit_code=error.exit_code)
+
+    def as_error(self) -> MeshrunError:
+        """Return what it is for the whole launch."""
+        error = MeshrunError(
+            f"{self.host} exited before all nodes had joined: {self.reason}",
+            hint="see its output for details",
+        )
+        error.exit_code = self.exit_code
+        return error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -335,7 +349,7 @@ FromZygote = (
 FromRank = (
     RankJoined | RankReady | RankRaised | RankBeat | BreakpointPassed | RankFinished | RankLeaves
 )
-FromNegotiation = Negotiated | NegotiationWaits | NegotiationFailed | NodeGaveUp
+FromNegotiation = Negotiated | NegotiationWaits | NegotiationFailed | GaveUp
 FromNodes = (
     Met
     | MeetingFailed

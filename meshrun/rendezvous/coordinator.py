@@ -15,7 +15,14 @@ from meshrun.host.interfaces import address_in
 from meshrun.host.sockets import listen_on
 from meshrun.plan.rendezvous_config import format_endpoint
 from meshrun.protocol.activity import idle_s_since, latest
-from meshrun.protocol.events import SILENT, GenerationAborted, MeetingFailed, NextBegins, NodeLost
+from meshrun.protocol.events import (
+    SILENT,
+    GaveUp,
+    GenerationAborted,
+    MeetingFailed,
+    NextBegins,
+    NodeLost,
+)
 from meshrun.protocol.generation import Cause
 from meshrun.protocol.result import Resize
 from meshrun.rendezvous.connection import Connection
@@ -23,17 +30,7 @@ from meshrun.rendezvous.connections import BEAT_S, find_silent, say_goodbye
 from meshrun.rendezvous.deadline import Deadline
 from meshrun.rendezvous.expected_nodes import check_settings
 from meshrun.rendezvous.membership import Choice, Membership, describe_shapes
-from meshrun.rendezvous.messages import (
-    Begin,
-    End,
-    GaveUp,
-    Join,
-    Message,
-    Over,
-    Refused,
-    Waiting,
-    Welcome,
-)
+from meshrun.rendezvous.messages import Begin, End, Join, Message, Over, Refused, Waiting, Welcome
 from meshrun.rendezvous.reachability import Reachability
 from meshrun.rendezvous.round import OWN, Round, over_event
 from meshrun.rendezvous.store_access import keep_to_nodes

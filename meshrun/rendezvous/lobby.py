@@ -11,7 +11,7 @@ from functools import partial
 from meshrun.errors import MeshrunError, RendezvousError
 from meshrun.host.interfaces import address_in
 from meshrun.plan.rendezvous_config import format_endpoint
-from meshrun.protocol.events import MeetingFailed
+from meshrun.protocol.events import GaveUp, MeetingFailed
 from meshrun.protocol.printable import one_line
 from meshrun.rendezvous.connection import Connection
 from meshrun.rendezvous.connections import BEAT_S, find_silent, say_goodbye
@@ -19,7 +19,7 @@ from meshrun.rendezvous.coordinator import Coordinator
 from meshrun.rendezvous.deadline import Deadline
 from meshrun.rendezvous.duplicate_coordinator import DuplicateCoordinator
 from meshrun.rendezvous.expected_nodes import ExpectedNodes, TooMany
-from meshrun.rendezvous.messages import GaveUp, Join, Message, Refused, Waiting
+from meshrun.rendezvous.messages import Join, Message, Refused, Waiting
 from meshrun.rendezvous.this_node import ThisNode
 from meshrun.rendezvous.unauthenticated import Unauthenticated
 

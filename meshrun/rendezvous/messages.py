@@ -13,7 +13,7 @@ from typing import Annotated, Any, get_args
 from meshrun.errors import MeshrunError, RendezvousError
 from meshrun.layout import MAX_RANKS, Layout
 from meshrun.protocol.checked import ExitCode, Line, Signum, Time
-from meshrun.protocol.events import Met
+from meshrun.protocol.events import GaveUp, Met
 from meshrun.protocol.generation import Cause, NodeOutcome, Trouble
 from meshrun.protocol.packing import Within, pack, unpack
 from meshrun.protocol.printable import lines, one_line
@@ -68,29 +68,6 @@ class Join:
     """What ``--role`` calls its workers."""
     launcher: str = ""
     """Tells this launcher from all others, so that it is known when it comes again."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GaveUp:
-    """Participant to coordinator, before all have joined: it will not take part."""
-
-    host: Line
-    reason: Line
-    exit_code: ExitCode
-
-    @classmethod
-    def of(cls, host: str, error: MeshrunError) -> GaveUp:
-        """Return it with its reason."""
-        return cls(host=host, reason=error.message, exit_code=error.exit_code)
-
-    def as_error(self) -> MeshrunError:
-        """Return what it is for the whole launch."""
-        error = MeshrunError(
-            f"{self.host} exited before all nodes had joined: {self.reason}",
-            hint="see its output for details",
-        )
-        error.exit_code = self.exit_code
-        return error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from meshrun.host.network import Lookup, interface_of, is_loopback
 from meshrun.plan.rendezvous_config import format_endpoint, port_aside
 from meshrun.protocol.events import (
     SILENT,
+    GaveUp,
     MeetingFailed,
     NextBegins,
     NodeLost,
@@ -28,7 +29,6 @@ from meshrun.rendezvous.handshake import ParticipantHandshake
 from meshrun.rendezvous.messages import (
     Begin,
     End,
-    GaveUp,
     Idle,
     Leave,
     MayLeave,

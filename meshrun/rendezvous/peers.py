@@ -26,18 +26,18 @@ from meshrun.protocol.codec import Negotiate
 from meshrun.protocol.events import (
     FromNegotiation,
     FromNodes,
+    GaveUp,
     MeetingFailed,
     Negotiated,
     NegotiationFailed,
     NegotiationWaits,
-    NodeGaveUp,
 )
 from meshrun.protocol.printable import one_line
 from meshrun.rendezvous.coordinator import Coordinator
 from meshrun.rendezvous.duplicate_coordinator import DuplicateCoordinator
 from meshrun.rendezvous.endpoint import Endpoint, is_same_name, look_at
 from meshrun.rendezvous.lobby import Lobby
-from meshrun.rendezvous.messages import GaveUp, Message
+from meshrun.rendezvous.messages import Message
 from meshrun.rendezvous.participant import Participant
 from meshrun.rendezvous.resolve import Finding
 from meshrun.rendezvous.this_node import ThisNode
@@ -145,9 +145,8 @@ class Peers:
                         hint=hint,
                     )
                 )
-            case NodeGaveUp() if self._side is None:
-                host, code = event.host, event.exit_code
-                self._fail(GaveUp(host=host, reason=event.reason, exit_code=code).as_error())
+            case GaveUp() if self._side is None:
+                self._fail(event.as_error())
             case Negotiated():
                 self._go_on(event)
 

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from meshrun.errors import RendezvousError
 from meshrun.host.network import Lookup
 from meshrun.plan.rendezvous_config import RendezvousConfig
+from meshrun.protocol.events import GaveUp
 from meshrun.rendezvous.connections import Connections
-from meshrun.rendezvous.messages import GaveUp, Message
+from meshrun.rendezvous.messages import Message
 
 _RETRY_S = 0.5
 

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from functools import partial
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -29,10 +29,8 @@ from meshrun.protocol.events import (
     Negotiated,
     NegotiationFailed,
     NegotiationWaits,
-    NodeGaveUp,
 )
 from meshrun.rendezvous.expected_nodes import natural
-from meshrun.rendezvous.messages import GaveUp
 from meshrun.rendezvous.node_info import NodeInfo, foreign, read_info
 from meshrun.rendezvous.torch_decline import hear_who_gives_up
 from meshrun.rendezvous.torch_handler import make_handler
@@ -69,14 +67,11 @@ def negotiate(order: Negotiate, reports: socket.socket, program_path: str | None
     def fail(text: str, **hint: str) -> None:
         _tell(reports, NegotiationFailed(text=text, at_ns=time.monotonic_ns(), **hint))
 
-    def gave_up(word: GaveUp) -> None:
-        _tell(reports, NodeGaveUp(**asdict(word), at_ns=time.monotonic_ns()))
-
     try:
         done = threading.Event()
         handler = make_handler(order)
         _in_background(_tell_who_waits, order, done, say)
-        _in_background(hear_who_gives_up, order, handler, done, gave_up)
+        _in_background(hear_who_gives_up, order, handler, done, partial(_tell, reports))
         found = handler.next_rendezvous()
         done.set()
         _tell(reports, _exchange(order, found))

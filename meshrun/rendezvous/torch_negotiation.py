@@ -12,8 +12,8 @@ from meshrun.host.reactor import Reactor
 from meshrun.host.sockets import listen_on
 from meshrun.plan.rendezvous_config import DEFAULT_PORT, RendezvousConfig
 from meshrun.protocol.codec import Negotiate
+from meshrun.protocol.events import GaveUp
 from meshrun.rendezvous.endpoint import Endpoint
-from meshrun.rendezvous.messages import GaveUp
 from meshrun.rendezvous.torch_decline import Declining
 
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - only where the coordinator's own address cannot be told

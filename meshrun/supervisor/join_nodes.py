@@ -21,10 +21,11 @@ from meshrun.plan.plan import LaunchPlan
 from meshrun.plan.rendezvous_config import RendezvousConfig
 from meshrun.plan.request import Program
 from meshrun.protocol.codec import Negotiate
+from meshrun.protocol.events import GaveUp
 from meshrun.rendezvous.connections import Connections
 from meshrun.rendezvous.expected_nodes import PROGRAM_FILE
 from meshrun.rendezvous.membership import fit_nodes
-from meshrun.rendezvous.messages import GaveUp, Join
+from meshrun.rendezvous.messages import Join
 from meshrun.rendezvous.peers import Peers
 from meshrun.rendezvous.secret import doubt_secret, find_secret, read_secret
 from meshrun.rendezvous.this_node import ThisNode

@@ -16,8 +16,9 @@ from meshrun.lifecycle.node_outcome import node_outcome
 from meshrun.lifecycle.outcome import decide, find_trouble, headline, why_stopped
 from meshrun.lifecycle.state import State
 from meshrun.protocol.codec import Negotiate
+from meshrun.protocol.events import GaveUp
 from meshrun.protocol.generation import Cause, Evidence
-from meshrun.rendezvous.messages import Begin, Failed, Finished, GaveUp, Idle, Leave, Over, Where
+from meshrun.rendezvous.messages import Begin, Failed, Finished, Idle, Leave, Over, Where
 from meshrun.rendezvous.peers import Peers
 
 _SIGNALLED_STAY_S = 1.0

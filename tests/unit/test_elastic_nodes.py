@@ -10,6 +10,7 @@ import pytest
 from meshrun.layout import Layout
 from meshrun.protocol.events import (
     AllIdle,
+    GaveUp,
     GenerationAborted,
     LaunchOver,
     MeetingFailed,
@@ -18,7 +19,7 @@ from meshrun.protocol.events import (
     NodeLost,
 )
 from meshrun.protocol.generation import NodeOutcome
-from meshrun.rendezvous.messages import Begin, Finished, GaveUp, Idle, Leave, Over
+from meshrun.rendezvous.messages import Begin, Finished, Idle, Leave, Over
 from tests.parties import WHY, Parties, Party, info
 
 MOST = 3

@@ -7,10 +7,10 @@ from contextlib import suppress
 
 import pytest
 
-from meshrun.protocol.events import MeetingFailed, Met
+from meshrun.protocol.events import GaveUp, MeetingFailed, Met
 from meshrun.rendezvous.frames import FrameWriter
 from meshrun.rendezvous.handshake import ParticipantHandshake
-from meshrun.rendezvous.messages import GaveUp, Waiting, encode
+from meshrun.rendezvous.messages import Waiting, encode
 from tests.parties import SECRET, Parties, S, info
 
 GARBAGE = {
