@@ -357,7 +357,7 @@ def _unfinished(
     elif answers.trouble is not None:
         text = f"error: {answers.trouble}"
     failed = next((report for report in merged if report.failed), None)
-    if failed is None:
+    if failed is None or answers.is_rank_gone:  # others' errors are those of lost connections
         printed = [line for line in output.splitlines(keepends=True) if line.startswith("[")]
         sections = [("Output of ranks", "".join(printed))] if printed else []
         yield from _failed(item, text, sections=sections)

@@ -183,6 +183,8 @@ class WorkerGroup:
             self._printed.wait_for(self._calls, len(self.members))
             self._said.wait_for(self._calls, len(self.members))
         self._calls += 1
+        if answers.is_rank_gone and answers.trouble is not None:
+            raise answers.trouble  # others' errors are those of lost connections
         for member, answer in answers.of.items():
             value, text, error = pickle.loads(answer)  # noqa: S301 - our ranks'
             if value is None:
@@ -192,7 +194,7 @@ class WorkerGroup:
                 raised = unpickle_error(error) or GroupLost(f"{member.label} raised an exception")
                 raise raised from RankTraceback(told)
         if answers.missing:
-            raise answers.trouble or GroupLost("\n".join(_describe(answers)))
+            raise GroupLost("\n".join(_describe(answers)))
         of = {member.rank: pickle.loads(answer)[0] for member, answer in answers.of.items()}  # noqa: S301
         return [pickle.loads(of[rank]) for rank in sorted(of)]  # noqa: S301
 
