@@ -20,6 +20,7 @@ from meshrun.host.descriptors import has_terminal
 from meshrun.host.detect_host import detect_host
 from meshrun.host.machine import HostFacts
 from meshrun.host.outside_devices import count_with_torch
+from meshrun.plan.nic_affinity import note_no_nics
 from meshrun.plan.plan import LaunchPlan, build_plan, depends_on_count
 from meshrun.plan.rendezvous_config import RendezvousConfig, check_backend
 from meshrun.plan.request import LaunchRequest
@@ -87,7 +88,9 @@ def plan(
     """
     check_backend(request.rendezvous.backend)
     facts = facts or detect_host(
-        with_topology=request.numa_binding is not None, with_links=not check_host
+        with_topology=request.numa_binding is not None,
+        with_links=not check_host,
+        with_nics=not check_host or request.nic_affinity,
     )
     if (kind := depends_on_count(request)) is not None:
         facts = count_with_torch(facts, kind, request.preload)
@@ -95,6 +98,7 @@ def plan(
     workers = planned.layout.nproc_per_node[planned.node_rank]
     cores = count_cores()
     told = note_few_cores(planned.request, cluster, workers=workers, bound=cores[0], cores=cores[1])
+    told = replace(told, told=(*told.told, *note_no_nics(planned)))
     return replace(planned, request=told)
 
 

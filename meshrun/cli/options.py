@@ -119,6 +119,10 @@ class Options(ParsedOptions):
         "`core-complex`.", family=PET, details="By the kernel's topology: `exclusive` gives each "
         "rank its own share of the NUMA node's cores, `core-complex` cores that share a cache. "
         "Ranks without an accelerator are spread over the NUMA nodes.")
+    nic_affinity = Switch(WORKERS,
+        "Keep each rank to the network cards next to its GPU.", details="Sets variables of NCCL, "
+        "gloo and UCX that are not set. See [network cards](../how-to/gpus.md#use-the-nearest-"
+        "network-card).")
     virtual_local_rank = Switch(WORKERS,
         "Let each rank see only its own device, as device 0 with `LOCAL_RANK=0`.", family=PET)
     role = Option(parse.short, "default", "NAME", WORKERS,

@@ -148,6 +148,7 @@ def build_request(options: Options, program: Program) -> LaunchRequest:
         debug_rank=options.debug_rank,
         virtual_local_rank=options.virtual_local_rank,
         numa_binding=options.numa_binding,
+        nic_affinity=options.nic_affinity,
         stop_signals=stop_signals,
         forwarded_signals=_forwarded(options, stop_signals),
         stop_even_if_ignored=options.signals_to_handle is not None,

@@ -10,8 +10,9 @@ from meshrun.host.cores import count_usable_cores
 from meshrun.host.devices import accelerator_of, build_of_torch
 from meshrun.host.gpu_links import read_gpu_links
 from meshrun.host.gpus import listed_devices, visibility_variables, visible_gpus
+from meshrun.host.interfaces import networks_of_interfaces
 from meshrun.host.machine import HostFacts
-from meshrun.host.nics import with_nics
+from meshrun.host.nics import add_nics
 from meshrun.host.topology import read_topology
 
 
@@ -20,6 +21,7 @@ def detect_host(
     *,
     with_topology: bool = False,
     with_links: bool = False,
+    with_nics: bool = False,
 ) -> HostFacts:
     """Return the facts of this machine that a plan needs; starts nothing, changes nothing."""
     env = os.environ if environment is None else environment
@@ -34,7 +36,8 @@ def detect_host(
         accelerator_count=len(gpus) if build else 0,
         visible_devices=listed_devices(variables, env),
         visibility=variables,
-        gpus=with_nics(gpus) if with_links else gpus,
+        gpus=add_nics(gpus) if with_nics else gpus,
         topology=read_topology(accelerators=addresses) if with_topology else None,
+        networks=networks_of_interfaces() if with_nics and gpus else (),
         links=read_gpu_links(gpus) if with_links else None,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from ipaddress import ip_address
+from ipaddress import ip_address, ip_network
 from typing import Any
 
 
@@ -84,6 +84,23 @@ def own_address_towards(address: str) -> str | None:
         except OSError:
             return None
         return address_in(probe.getsockname())
+
+
+def networks_of_interfaces() -> tuple[tuple[str, str], ...]:
+    """Return (interface, network) of each address of this machine, but loopback's and links'."""
+    import psutil
+
+    found = []
+    for interface, entries in sorted(psutil.net_if_addrs().items()):
+        for entry in entries:
+            if entry.family not in (socket.AF_INET, socket.AF_INET6) or not entry.netmask:
+                continue
+            address = ip_address(entry.address.partition("%")[0])
+            bits = int(ip_address(entry.netmask)).bit_count()
+            if not (address.is_loopback or address.is_link_local):
+                network = ip_network(f"{address}/{bits}", strict=False)
+                found.append((interface, str(network)))
+    return tuple(dict.fromkeys(found))
 
 
 def own_addresses() -> dict[str, str]:

@@ -52,6 +52,8 @@ class Nics:
     names: tuple[str, ...]
     nearness: str
     """One of ``NEARNESS``."""
+    ports: tuple[str, ...] = ()
+    """The port of each RDMA card that has a link, such as ``mlx5_0:1``."""
 
     def __str__(self) -> str:
         return f"{', '.join(self.names)} ({self.nearness})"
@@ -137,6 +139,8 @@ class HostFacts:
     """Cores and nodes of the machine, where a plan needs them."""
     links: GpuLinks | None = None
     """Links between its GPUs, where a dry run could find them."""
+    networks: tuple[tuple[str, str], ...] = ()
+    """(interface, network) of each address but loopback's, where they were looked for."""
 
 
 UNKNOWN_HOST = HostFacts(hostname="", usable_cores=1, accelerator=None, accelerator_count=0)

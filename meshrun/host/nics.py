@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from meshrun.host.machine import NEARNESS, Gpu, Nics
 from meshrun.host.pci import device_folder, nearness
 
 
-def with_nics(gpus: Sequence[Gpu], *, sysfs: Path = Path("/sys")) -> tuple[Gpu, ...]:
+def add_nics(gpus: Sequence[Gpu], *, sysfs: Path = Path("/sys")) -> tuple[Gpu, ...]:
     """Return GPUs with what is nearest to them: by the way through PCI, then by NUMA node.
 
     Source:
         kernel, Documentation/ABI/stable/sysfs-class-infiniband and testing/sysfs-class-net.
     """
-    cards = list(_devices(sysfs / "class/infiniband", _is_active))
-    interfaces = list(_devices(sysfs / "class/net", _is_up))
+    cards = list(_devices(sysfs / "class/infiniband", _active_port))
+    interfaces = list(_devices(sysfs / "class/net", _if_up))
     return tuple(
         replace(
             gpu,
@@ -28,30 +28,43 @@ def with_nics(gpus: Sequence[Gpu], *, sysfs: Path = Path("/sys")) -> tuple[Gpu, 
     )
 
 
-def _devices(folder: Path, is_usable: Callable[[Path], bool]) -> Iterator[tuple[str, Path]]:
-    """Yield name and place of each device that is connected; those of software have no place."""
+@dataclass(frozen=True, slots=True)
+class _Device:
+    name: str
+    place: Path
+    port: str
+
+
+def _devices(folder: Path, port_of: Callable[[Path], str | None]) -> Iterator[_Device]:
+    """Yield each device that is connected; those of software alone have no place."""
     for link in sorted(folder.glob("*/device")):
-        if is_usable(link.parent):
-            yield link.parent.name, link.resolve()
+        if (port := port_of(link.parent)) is not None:
+            yield _Device(link.parent.name, link.resolve(), port)
 
 
-def _nearest(sysfs: Path, address: str | None, devices: Sequence[tuple[str, Path]]) -> Nics | None:
+def _nearest(sysfs: Path, address: str | None, devices: Sequence[_Device]) -> Nics | None:
     if address is None or not devices:
         return None
     gpu = device_folder(sysfs, address)
-    found = [(nearness(gpu, place), name) for name, place in devices]
-    least = min(found)[0]
-    return Nics(names=tuple(name for far, name in found if far == least), nearness=NEARNESS[least])
+    found = [(nearness(gpu, device.place), device) for device in devices]
+    least = min(far for far, _ in found)
+    near = [device for far, device in found if far == least]
+    return Nics(
+        names=tuple(device.name for device in near),
+        nearness=NEARNESS[least],
+        ports=tuple(device.port for device in near if device.port),
+    )
 
 
-def _is_active(card: Path) -> bool:
-    """Whether a port of an RDMA card has a link, or none says that it has not."""
-    states = [_read(state) for state in card.glob("ports/*/state")]
-    return not states or any("ACTIVE" in state for state in states)
+def _active_port(card: Path) -> str | None:
+    """Return the first port of an RDMA card that has a link; 1 if the kernel tells of none."""
+    states = {state.parent.name: _read(state) for state in sorted(card.glob("ports/*/state"))}
+    active = [port for port, state in states.items() if "ACTIVE" in state] if states else ["1"]
+    return f"{card.name}:{active[0]}" if active else None
 
 
-def _is_up(interface: Path) -> bool:
-    return _read(interface / "operstate") in ("up", "unknown", "")
+def _if_up(interface: Path) -> str | None:
+    return "" if _read(interface / "operstate") in ("up", "unknown", "") else None
 
 
 def _read(path: Path) -> str:

@@ -85,6 +85,8 @@ class LaunchPlan:
     """The variable that chooses among this machine's accelerators, and others that must agree."""
     gpus: tuple[Gpu, ...] = ()
     """The accelerators of this machine that the launch may use, by local index, where known."""
+    networks: tuple[tuple[str, str], ...] = ()
+    """(interface, network) of this machine, where network cards matter."""
     links: GpuLinks | None = None
     """Links between the GPUs of this machine, where a dry run could find them."""
     rendezvous: RendezvousConfig | None = None
@@ -241,6 +243,7 @@ def build_plan(request: LaunchRequest, facts: HostFacts, *, check_host: bool = T
         visible_devices=facts.visible_devices,
         visibility=facts.visibility,
         gpus=facts.gpus,
+        networks=facts.networks,
         links=facts.links,
         rendezvous=rendezvous,
         node_rank=(request.rendezvous.node_rank or 0) if rendezvous is not None else 0,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from meshrun.host.interfaces import interface_variables
 from meshrun.plan.group_options import format_group_options
 from meshrun.plan.layout_env import format_layout
+from meshrun.plan.nic_affinity import nic_variables
 from meshrun.plan.plan import LaunchPlan, RankPlan
 from meshrun.plan.request import STOP_SIGNALS
 
@@ -97,6 +98,8 @@ def rank_environment(
     if local_world_size > 1:  # as torchrun, a single worker is left to its libraries
         defaults["OMP_NUM_THREADS"] = str(plan.omp_num_threads)
     defaults.update(interface_defaults(facts))
+    if request.nic_affinity and rank.gpu is not None:
+        defaults.update(nic_variables(rank.gpu, facts.interface, plan.networks))
     given = {name: value for name, value in defaults.items() if name not in base}
     return {**given, **texts, **{name: str(value) for name, value in numbers.items()}}
 

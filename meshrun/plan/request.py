@@ -176,6 +176,8 @@ class LaunchRequest:
     """How long restarts wait until memory of GPUs is free; ``None`` not to wait."""
     virtual_local_rank: bool = False
     numa_binding: BindingMode | None = None
+    nic_affinity: bool = False
+    """Whether each rank is kept to the network cards next to its GPU."""
     stop_signals: tuple[int, ...] = STOP_SIGNALS
     forwarded_signals: tuple[int, ...] = ()
     """Signals that are passed to ranks alone, and end nothing."""

@@ -148,6 +148,9 @@ def _dims(layout: Layout) -> Table:
 def _of_this_machine(plan: LaunchPlan) -> Iterator[RenderableType]:
     if any(rank.gpu for rank in plan.ranks_of_node()):
         yield from (Text("\ngpus of this machine"), _gpus(plan))
+        nics = {rank.gpu.nics for rank in plan.ranks_of_node() if rank.gpu}
+        if len(nics) > 1 and not plan.request.nic_affinity:
+            yield Text("--nic-affinity keeps each rank to the network cards next to its GPU")
     if plan.links is not None and plan.device_type == "cuda":
         yield from (Text("\nlinks between them"), _links(plan.links))
         yield from (Text(line) for line in _weakest_links(plan, plan.links))

@@ -7,6 +7,7 @@ from typing import Any
 
 from meshrun.host.machine import Gpu
 from meshrun.layout import Layout
+from meshrun.plan.nic_affinity import nic_variables
 from meshrun.plan.plan import LaunchPlan
 from meshrun.report.findings import communicators, find_problems
 
@@ -44,6 +45,7 @@ def gpu_to_dict(gpu: Gpu) -> dict[str, Any]:
         "numa_node": gpu.numa_node,
         "nics": list(gpu.nics.names) if gpu.nics else [],
         "nic_nearness": gpu.nics.nearness if gpu.nics else None,
+        "nic_variables": nic_variables(gpu, None, ()),
     }
 
 

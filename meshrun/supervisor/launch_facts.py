@@ -33,7 +33,9 @@ def facts_at_start(
 
 def complete(plan: LaunchPlan, facts: LaunchFacts, met: Met) -> tuple[LaunchPlan, LaunchFacts]:
     """Return plan and facts once the nodes have met."""
-    here = detect_host(with_topology=plan.bound_cpus is not None)
+    here = detect_host(
+        with_topology=plan.bound_cpus is not None, with_nics=plan.request.nic_affinity
+    )
     plan = complete_plan(
         plan,
         here,

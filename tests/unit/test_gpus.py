@@ -15,11 +15,13 @@ import pytest
 
 from meshrun.errors import LayoutError, UsageError
 from meshrun.host.gpus import see, visibility_variables, visible_gpus
+from meshrun.host.interfaces import networks_of_interfaces
 from meshrun.host.machine import Gpu, GpuLinks, HostFacts, Nics, Topology
-from meshrun.host.nics import with_nics
+from meshrun.host.nics import add_nics
 from meshrun.host.reactor import Reactor
 from meshrun.layout.spec import parse_mesh
 from meshrun.plan.gpu_choice import choose_gpus, parse_gpus
+from meshrun.plan.nic_affinity import nic_variables, note_no_nics
 from meshrun.plan.parse import GpuMemoryWait
 from meshrun.plan.plan import LaunchPlan, build_plan
 from meshrun.plan.rank_env import LaunchFacts, rank_environment
@@ -361,11 +363,11 @@ def plan(mesh: str | None = "dp=2", here: HostFacts | None = None, **changes: An
     return build_plan(request, here or facts())
 
 
-def environment(of: LaunchPlan, rank: int) -> dict[str, str]:
+def environment(of: LaunchPlan, rank: int, base: dict[str, str] | None = None) -> dict[str, str]:
     launch = LaunchFacts(
         run_id="1", master_addr="127.0.0.1", master_port=1, run_folder="", interface="lo"
     )
-    return rank_environment(of, of.rank(rank), launch, {})
+    return rank_environment(of, of.rank(rank), launch, base or {})
 
 
 def test_ranks_see_the_gpus_that_were_chosen() -> None:
@@ -425,7 +427,7 @@ def test_a_dry_run_shows_the_gpu_of_each_rank(capsys: pytest.CaptureFixture[str]
     from meshrun.report.one_rank import print_rank
     from meshrun.report.plan_json import render_plan_json
 
-    cards = Nics(names=("mlx5_1",), nearness="same switch")
+    cards = Nics(names=("mlx5_1",), nearness="same switch", ports=("mlx5_1:1",))
     gpus = tuple(replace(gpu, numa_node=1, cards=cards) for gpu in facts().gpus)
     here = plan("dp=4", facts(gpus=gpus), nnodes=2)
 
@@ -439,6 +441,7 @@ def test_a_dry_run_shows_the_gpu_of_each_rank(capsys: pytest.CaptureFixture[str]
     assert ranks[1]["gpu"] == {
         "index": 3, "uuid": "GPU-c3", "model": None, "pci_address": None, "numa_node": 1,
         "nics": ["mlx5_1"], "nic_nearness": "same switch",
+        "nic_variables": {"NCCL_IB_HCA": "=mlx5_1:1", "UCX_NET_DEVICES": "mlx5_1:1"},
     }  # fmt: skip
     assert ranks[2]["gpu"] is None
 
@@ -497,12 +500,13 @@ def test_the_nearest_network_cards_are_found(tmp_path: Path) -> None:
             (tmp_path / "bus/pci/devices" / f"0000:0{name[3]}:00.0").symlink_to(device)
             continue
         kind = tmp_path / "class" / ("net" if name == "eth0" else "infiniband") / name
-        put(kind / "ports/1/state", "1: DOWN" if name == "down" else "4: ACTIVE")
+        put(kind / "ports/1/state", "1: DOWN" if name in ("down", "near") else "4: ACTIVE")
+        put(kind / "ports/2/state", "4: ACTIVE" if name == "near" else "1: DOWN")
         (kind / "device").symlink_to(device)
     put(tmp_path / "class/net/docker0/operstate", "up")
 
     addresses = ("0000:00:00.0", "0000:01:00.0", "0000:02:00.0", None)
-    gpus = with_nics([Gpu(entry="", address=at) for at in addresses], sysfs=tmp_path)
+    gpus = add_nics([Gpu(entry="", address=at) for at in addresses], sysfs=tmp_path)
 
     assert [str(gpu.cards) for gpu in gpus] == [
         "also, near (same switch)", "root (same root)", "node (same NUMA node)", "None",
@@ -510,5 +514,51 @@ def test_the_nearest_network_cards_are_found(tmp_path: Path) -> None:
     assert [str(gpu.interfaces) for gpu in gpus[1:3]] == [
         "eth0 (another NUMA node)", "eth0 (same NUMA node)",
     ]  # fmt: skip
+    assert gpus[0].cards is not None
+    assert gpus[0].cards.ports == ("also:1", "near:2")
     put(tmp_path / "class/net/eth0/operstate", "down")
-    assert with_nics([Gpu(entry="", address=addresses[0])], sysfs=tmp_path)[0].interfaces is None
+    assert add_nics([Gpu(entry="", address=addresses[0])], sysfs=tmp_path)[0].interfaces is None
+
+
+NETWORKS = (("eth0", "10.0.0.0/24"), ("eth1", "10.0.0.0/24"), ("eth2", "10.0.2.0/24"))
+
+
+@pytest.mark.parametrize(
+    ("interface", "near", "found"),
+    [
+        ("eth0", ("eth1",), {"GLOO_SOCKET_IFNAME": "eth1", "NCCL_SOCKET_IFNAME": "=eth1"}),
+        ("eth0", ("eth1", "eth0"), {}),
+        ("eth0", ("eth2",), {}),
+        ("lo", ("eth1",), {}),
+        (None, ("eth1",), {}),
+    ],
+)
+def test_an_interface_counts_if_it_reaches_the_other_nodes(
+    interface: str | None, near: tuple[str, ...], found: dict[str, str]
+) -> None:
+    """By the same network as the one by which the nodes have met; else the default stays."""
+    gpu = Gpu(entry="0", interfaces=Nics(names=near, nearness="same switch"))
+
+    assert nic_variables(gpu, interface, NETWORKS) == found
+
+
+def test_ranks_are_kept_to_the_cards_next_to_their_gpus() -> None:
+    """Only if that is asked for, and never against what the user set."""
+    gpus = tuple(
+        replace(gpu, cards=Nics(names=(f"m{n}",), nearness="same root", ports=(f"m{n}:1",)))
+        for n, gpu in enumerate(facts().gpus)
+    )
+    kept, free = (plan(here=facts(gpus=gpus), nic_affinity=on) for on in (True, False))
+
+    assert environment(kept, 0)["NCCL_IB_HCA"] == "=m2:1"
+    assert environment(kept, 1)["UCX_NET_DEVICES"] == "m3:1"
+    assert environment(kept, 1)["GLOO_SOCKET_IFNAME"] == "lo"
+    assert "NCCL_IB_HCA" not in environment(free, 0)
+    assert "NCCL_IB_HCA" not in environment(kept, 0, {"NCCL_IB_HCA": "^m0"})
+    assert note_no_nics(kept) == note_no_nics(plan()) == ()
+    assert note_no_nics(plan(nic_affinity=True))
+
+
+def test_networks_of_this_machine() -> None:
+    """As far as it has any; loopback is none."""
+    assert all("127." not in network and "/" in network for _, network in networks_of_interfaces())
