@@ -21,6 +21,7 @@ _KINDS = (
     ("the name of a MIG instance", re.compile(r"MIG-[0-9A-Za-z-]+(/\d+/\d+)?")),
 )
 _MOST = 4096
+_ARE_GPUS = ("cuda", "xpu")
 _CUDA, _XPU = "CUDA_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"
 
 
@@ -189,8 +190,8 @@ def check_enough(asked: Sequence[str], workers: int, device_type: str, reason: s
             f" {len(asked)}",
             hint=f"use at most {count(len(asked), 'worker')} per node, or name more GPUs",
         )
-    if device_type == "cpu":
+    if device_type not in _ARE_GPUS:
         raise UsageError(
-            f"--gpus {','.join(asked)}: the mesh is on the CPU ({reason})",
-            hint="remove --gpus or --device cpu, and check what torch was built for",
+            f"--gpus {','.join(asked)}: the mesh is on {device_type} ({reason})",
+            hint=f"remove --gpus or --device {device_type}, and check what torch was built for",
         )

@@ -389,7 +389,7 @@ def test_ranks_see_the_gpus_that_were_chosen() -> None:
     ("mesh", "changes", "message"),
     [
         ("dp=3", {}, "3 workers need 3 GPUs, but --gpus 2,3 names 2"),
-        ("dp=2", {"device": "cpu"}, "--gpus 2,3: the mesh is on the CPU (as requested)"),
+        ("dp=2", {"device": "cpu"}, "--gpus 2,3: the mesh is on cpu (as requested)"),
         ("dp=2", {"gpus": ("MIG-1", "MIG-3")}, "lists 2 MIG instances for 2 workers"),
     ],
 )
@@ -416,7 +416,7 @@ def test_a_torch_without_gpus_refuses_them() -> None:
     """Though the machine has some; without a mesh the program may use them."""
     bare = facts(accelerator=None, accelerator_count=0)
 
-    with pytest.raises(UsageError, match="the mesh is on the CPU"):
+    with pytest.raises(UsageError, match="the mesh is on cpu"):
         plan(here=bare)
     assert environment(plan(None, here=bare), 0)["CUDA_VISIBLE_DEVICES"] == "2,3"
 
