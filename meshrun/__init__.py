@@ -63,6 +63,8 @@ _HOME = {
     "progress": "meshrun.mesh.heartbeat",
     "use_mesh": "meshrun.mesh.current",
     "launch": "meshrun.api.launch",
+    "load_ipython_extension": "meshrun.api.notebook",
+    "unload_ipython_extension": "meshrun.api.notebook",
 }
 
 

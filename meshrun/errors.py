@@ -23,6 +23,10 @@ class MeshrunError(Exception):
     def __str__(self) -> str:
         return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
 
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows, in place of frames that are ours."""
+        return f"error: {self}".splitlines()
+
 
 class UsageError(MeshrunError):
     """The request is invalid; nothing was started."""

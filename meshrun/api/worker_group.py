@@ -231,11 +231,17 @@ class WorkerGroup:
         answers = asking.answers
         if answers.missing:
             if not answers.is_rank_gone:
+                self._said.is_passed_on = False  # it is in what is raised
                 answers.stacks = self._ask_where()
             answers.trouble = self._end(_CLOSE_S if answers.is_rank_gone else 0.0)
         return answers
 
     # ---- the launch ------------------------------------------------------------------------
+
+    @property
+    def labels(self) -> list[str]:
+        """The coordinate of each rank, such as ``dp0 tp1``; empty once the group is closed."""
+        return [member.label for member in self.members]
 
     @property
     def is_open(self) -> bool:
@@ -379,6 +385,7 @@ class _Output(io.TextIOBase):
     def __init__(self, name: str, to: TextIO | None) -> None:
         self._name, self._to = name, to
         self._line = ""
+        self.is_passed_on = True
         self.text = ""
         """All of it."""
         self._ends: Counter[str] = Counter()
@@ -417,6 +424,7 @@ class _Output(io.TextIOBase):
     def _pass_on(self, text: str) -> None:
         if text:
             self.text += text
+        if text and self.is_passed_on:
             to = self._to or getattr(sys, self._name)
             to.write(text)
             to.flush()

@@ -1,0 +1,71 @@
+"""Cells of a notebook on ranks that stay."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CELLS = """
+from IPython.core.interactiveshell import InteractiveShell
+
+shell = InteractiveShell.instance(colors="nocolor")
+shell.run_line_magic("load_ext", "meshrun")
+
+
+def run(cell):
+    print("---", flush=True)
+    print("ran" if shell.run_cell(cell).success else "failed", flush=True)
+
+
+run("%mesh")
+run("%%mesh dp=2 --device cpu\\nimport torch, torch.distributed as dist\\nx = torch.ones(1)")
+run("%%mesh\\ndist.all_reduce(x)\\nprint('on', dist.get_rank())\\nx.item()")
+run("%%mesh\\ndef f(n): return 1 / n\\nf(x.item() - 2)")
+run("%%mesh\\nx.item() + dist.get_rank()")
+run("%%mesh\\n1 +")
+run("%mesh")
+run("%%mesh\\nif dist.get_rank(): f(0)\\ndist.barrier()")
+run("%%mesh\\n'x' in globals()")
+run("%mesh stop")
+run("%%mesh dp=x\\n1")
+run("%mesh what")
+"""
+
+
+@pytest.mark.torch
+def test_cells_run_on_ranks_that_stay(tmp_path: Path) -> None:
+    """Values by coordinate, tracebacks of the cell alone; lost ranks are replaced."""
+    ran = subprocess.run(
+        [sys.executable, "-c", CELLS],
+        cwd=tmp_path,
+        env={**os.environ, "IPYTHONDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    parts = [part.strip().splitlines() for part in ran.stdout.split("---\n")[1:]]
+    none, begin, total, wrong, after, syntax, known, lost, fresh, stop, bad, word = parts
+
+    assert none == ["no ranks", "ran"]
+    assert begin == ["ran"]
+    assert sorted(total[:2]) == ["[dp0] on 0", "[dp1] on 1"]
+    assert total[2:] == ["[all] 2.0", "ran"]
+    assert "ZeroDivisionError: float division by zero" in "\n".join(wrong)
+    assert "return 1 / n" in "\n".join(wrong)
+    assert not any("meshrun/" in line for line in wrong), wrong
+    assert after == ["[dp0] 2.0", "[dp1] 3.0", "ran"]
+    assert "SyntaxError" in "\n".join(syntax)
+    assert known == ["dp=2 --device cpu: 2 ranks", "ran"]
+    assert "dp1 failed; not finished: dp0" in lost
+    assert lost[-1] == "failed"
+    assert "the next cell starts new ones" in ran.stderr
+    assert fresh == ["[all] False", "ran"]
+    assert stop == ["ran"]
+    assert bad[0].startswith("error: `x` is not a size")
+    assert word[0] == "error: %mesh: found `what`"
