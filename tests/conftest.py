@@ -61,7 +61,7 @@ def nothing_left(
 ) -> Iterator[None]:
     """Fail the test that leaves a process, or a file in the temporary folder."""
     mark = uuid.uuid4().hex
-    folder = tmp_path_factory.mktemp("tmp")
+    (folder := tmp_path_factory.getbasetemp() / mark[:8]).mkdir()
     monkeypatch.setenv(MARK, mark)
     monkeypatch.setenv("TMPDIR", str(folder))
     monkeypatch.setattr(tempfile, "tempdir", None)
@@ -70,8 +70,9 @@ def nothing_left(
         wait_until(lambda: not marked_processes(mark), lambda: "\n".join(marked_processes(mark)))
         left = sorted(path.name for path in folder.glob("meshrun*"))
         assert left == []
-    finally:
+    except BaseException:
         end_marked(mark)
+        raise
 
 
 @pytest.fixture

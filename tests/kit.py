@@ -166,12 +166,14 @@ def marked_processes(mark: str) -> list[str]:
 
     Each test looks for them, so it is done without psutil, which takes six times as long.
     """
-    found = []
+    found, wanted = [], f"{MARK}={mark}".encode()
     for pid in filter(str.isdecimal, os.listdir("/proc")):
         try:
-            if f"{MARK}={mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes():
-                words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
-                found.append(f"{pid} {words.decode(errors='replace')}")
+            with open(f"/proc/{pid}/environ", "rb") as environment:
+                if wanted not in environment.read():
+                    continue
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
+            found.append(f"{pid} {words.decode(errors='replace')}")
         except OSError:  # it has ended, or is another user's
             continue
     return found
