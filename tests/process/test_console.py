@@ -73,7 +73,7 @@ def test_halves_of_lines_find_each_other(fake_torch: object) -> None:
         assert lines == [f"first-{n}-{rank} second-{n}-{rank}" for n in range(30)]
 
 
-def test_odd_bytes_and_bars_come_through() -> None:
+def test_odd_bytes_and_bars_come_through(fake_torch: object) -> None:
     """Bars keep their states, bad UTF-8 its bytes, and a last line gets its end."""
     result = subprocess.run(
         command("--start-method", "exec", PROGRAMS / "bars.py"), capture_output=True, check=True

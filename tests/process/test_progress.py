@@ -83,7 +83,7 @@ def test_hangs_that_come_no_further_are_given_up(fake_torch: object, tmp_path: P
     """A hang is a failure like others, and its report has the reason too."""
     program = tmp_path / "program.py"
     program.write_text("import time\nfrom meshrun import progress\nprogress(7)\ntime.sleep(1000)\n")
-    ours = run_meshrun("--max-restarts", "9", "--hang-timeout", "0.5", program)
+    ours = run_meshrun("--max-restarts", "9", "--hang-timeout", "1.5", program)
 
     assert ours.returncode == 124
     assert "restart 2 of 9" in ours.stderr

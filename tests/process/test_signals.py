@@ -25,6 +25,9 @@ def test_a_signal_is_passed_to_ranks_that_know_it(fake_torch: object, tmp_path: 
         for times in (1, 2):
             running.signal(USR1)
             running.wait_for("child got", 2 * times)
+            wait_until(
+                lambda times=times: running.stderr.count("\n") >= times, lambda: running.stderr
+            )
         said = running.stderr
         running.signal(signal.SIGTERM)
         assert running.wait() == 143
@@ -109,14 +112,14 @@ def test_preempted_is_a_failure_for_torchruns_exit_codes(
 
 def test_it_is_said_who_has_not_finished_in_time(fake_torch: object, tmp_path: Path) -> None:
     """With the numbers, before SIGKILL."""
-    words = ("--nproc-per-node", "3", "--shutdown-timeout", "0.3")
+    words = ("--nproc-per-node", "3", "--shutdown-timeout", "2")
     with start_meshrun(*words, PREEMPTED, "well", "never", "well", folder=tmp_path) as running:
         running.wait_for("up", 3)
         running.signal(signal.SIGTERM)
         assert running.wait() == 143
     assert running.stderr.splitlines() == [
-        "meshrun: SIGTERM: stopping 3 ranks, up to 0.3 s",
-        "meshrun: timed out after 0.3 s: 2 of 3 ranks exited; killing rank 1",
+        "meshrun: SIGTERM: stopping 3 ranks, up to 2 s",
+        "meshrun: timed out after 2 s: 2 of 3 ranks exited; killing rank 1",
         "meshrun: stopped by SIGTERM",
     ]
 

@@ -7,15 +7,27 @@ import re
 import shutil
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.kit import PROGRAMS, run_meshrun, start_meshrun, wait_until
+from tests.kit import PROGRAMS, Running, let_pass, run_meshrun, start_meshrun, wait_until
 
 WHERE = PROGRAMS / "where.py"
 QUIT = signal.SIGQUIT
+
+
+def ask(running: Running, *answers: str, times: int = 1) -> str:
+    """Ask where ranks are until all have come there, a moment after they say `up`."""
+    asked = 0
+    while any(running.stderr.count(answer) < times for answer in answers):
+        asked += 1
+        running.signal(QUIT)
+        wait_until(
+            lambda asked=asked: running.stderr.count("in <module>") >= asked,
+            lambda: running.stderr,
+        )
+    return running.stderr
 
 
 def test_equal_stacks_are_merged_and_the_launch_goes_on(fake_torch: object, tmp_path: Path) -> None:
@@ -23,17 +35,9 @@ def test_equal_stacks_are_merged_and_the_launch_goes_on(fake_torch: object, tmp_
     words = ("--mesh", "dp=2,tp=2", "--mesh-init", "lazy", WHERE, "rest=sleep", "3=thread")
     with start_meshrun(*words, folder=tmp_path) as running:
         running.wait_for("up", 4)
-        asked, place = 0, f"{WHERE}".removeprefix(f"{os.getcwd()}/")
+        place = f"{WHERE}".removeprefix(f"{os.getcwd()}/")
         beside = f"dp1 tp1: {place}:17 in sleep_soundly (and 1 other thread)\n"
-        alike = f"rank 0-2 x3: {place}:17 in sleep_soundly\n"
-        while running.stderr.count(beside) < 2 or running.stderr.count(alike) < 2:
-            asked += 1  # until all are there
-            running.signal(QUIT)
-            wait_until(
-                lambda asked=asked: running.stderr.count("in <module>") >= asked,
-                lambda: running.stderr,
-            )
-        told = running.stderr
+        told = ask(running, beside, f"rank 0-2 x3: {place}:17 in sleep_soundly\n", times=2)
         running.signal(signal.SIGTERM)
         assert running.wait() == 143
     assert told.count("meshrun: SIGQUIT: showing where the ranks are") >= 2
@@ -95,14 +99,14 @@ def test_ranks_that_cannot_answer_are_named(fake_torch: object, tmp_path: Path) 
             lambda: Path(f"/proc/{stopped}/stat").read_text().rpartition(")")[2].split()[0] == "T",
             lambda: "rank 0 is not stopped",
         )
-        running.signal(QUIT)
-        wait_until(lambda: "is suspended" in running.stderr, lambda: running.stderr)
-        told = running.stderr
+        closed = "the program closed the file meshrun opened for it"
+        ask(running, f"rank 1: wrote no stack: {closed}", "rank 2-3 x2: ")
+        wait_until(
+            lambda: "rank 0: is suspended (SIGCONT resumes it)" in running.stderr,
+            lambda: running.stderr,
+        )
         running.signal(signal.SIGTERM)
         assert running.wait() == 143
-    assert "rank 0: is suspended (SIGCONT resumes it)" in told
-    assert "rank 1: wrote no stack: the program closed the file meshrun opened for it" in told
-    assert "rank 2-3 x2: " in told
 
 
 def test_a_command_is_left_alone(tmp_path: Path) -> None:
@@ -123,9 +127,7 @@ def test_fresh_interpreters_answer_too(fake_torch: object, tmp_path: Path) -> No
     words = ("--nproc-per-node", "2", "--start-method", "exec", WHERE, "rest=sleep")
     with start_meshrun(*words, folder=tmp_path) as running:
         running.wait_for("up", 2)
-        running.signal(QUIT)
-        wait_until(lambda: "in sleep_soundly" in running.stderr, lambda: running.stderr)
-        assert "all x2: " in running.stderr
+        assert "in sleep_soundly" in ask(running, "all x2: ")
         running.signal(signal.SIGTERM)
         assert running.wait() == 143
 
@@ -204,21 +206,21 @@ def test_ranks_that_lag_behind_in_a_start_are_named(
 # ---- nobody gets on ------------------------------------------------------------------------
 
 
-def test_ranks_that_do_nothing_are_ended() -> None:
+def test_ranks_that_do_nothing_are_ended(fake_torch: object) -> None:
     """With their stacks first, and an exit code of its own."""
     ours = run_meshrun("--hang-timeout", "0.5", "--nproc-per-node", "2", WHERE, "rest=sleep")
 
     assert ours.returncode == 124
-    assert "meshrun: no rank has made progress for " in ours.stderr
+    assert re.search(r"meshrun: no rank has made progress for \d+\.\d s", ours.stderr)
     assert "all x2: " in ours.stderr
     assert ours.stderr.index(" in sleep_soundly") < ours.stderr.index(
         "error: no rank made progress for"
     )
 
 
-def test_a_hang_may_be_a_reason_to_start_again() -> None:
+def test_a_hang_may_be_a_reason_to_start_again(fake_torch: object) -> None:
     """The next generation then ends well."""
-    words = ("--hang-timeout", "0.5", "--max-restarts", "1", "--nproc-per-node", "2")
+    words = ("--hang-timeout", "1", "--max-restarts", "1", "--nproc-per-node", "2")
     ours = run_meshrun(*words, WHERE, "0.1=end", "1.1=end", "rest=sleep")
 
     assert ours.returncode == 0
@@ -226,21 +228,20 @@ def test_a_hang_may_be_a_reason_to_start_again() -> None:
 
 
 @pytest.mark.parametrize("way", ["spin", "print", "beat"])
-def test_one_rank_that_gets_on_is_enough(way: str, tmp_path: Path) -> None:
+def test_one_rank_that_gets_on_is_enough(way: str, fake_torch: object, tmp_path: Path) -> None:
     """It works, prints or says so; the others may wait for it as long as it takes."""
-    words = ("--hang-timeout", "0.4", "--nproc-per-node", "2", WHERE, f"0={way}", "rest=sleep")
+    words = ("--hang-timeout", "1.5", "--nproc-per-node", "2", WHERE, f"0={way}", "rest=sleep")
     with start_meshrun(*words, folder=tmp_path) as running:
         running.wait_for("up", 2)
-        waited_from = time.monotonic()
-        wait_until(lambda: time.monotonic() > waited_from + 1.5, lambda: "time does not pass")
+        let_pass(3)
         running.signal(signal.SIGTERM)
         assert running.wait() == 143
     assert "no rank has made progress" not in running.stderr
 
 
-def test_a_rank_that_has_beaten_is_judged_by_its_beats() -> None:
+def test_a_rank_that_has_beaten_is_judged_by_its_beats(fake_torch: object) -> None:
     """One that spins in a collective uses CPU too."""
-    words = ("--hang-timeout", "0.5", "--nproc-per-node", "2")
+    words = ("--hang-timeout", "1", "--nproc-per-node", "2")
     ours = run_meshrun(*words, WHERE, "0=last-beat", "rest=sleep")
 
     assert ours.returncode == 124
