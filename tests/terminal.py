@@ -69,6 +69,11 @@ class Terminal:
         os.write(self._master, text.encode())
 
     @property
+    def foreground(self) -> int:
+        """The process group that may read and draw, a shell's own while it has a prompt."""
+        return os.tcgetpgrp(self._master)
+
+    @property
     def shown(self) -> list[str]:
         """The lines of the window, without what is blank at their ends and below them."""
         with self._lock:

@@ -264,6 +264,7 @@ def test_in_the_background_the_line_that_is_typed_stays(
     terminal = Terminal(["bash", "--norc", "--noprofile", "-i"], {"PS1": "now:"}, 300, 20)
     try:
         line = shlex.join([sys.executable, str(program), *map(str, parts), way])
+        terminal.wait_for("now:")
         terminal.type(f"{line} &\n")
         terminal.wait_for("meshrun: line 0")
         terminal.type("fg # typed")
@@ -277,6 +278,7 @@ def test_in_the_background_the_line_that_is_typed_stays(
         assert any("fg # typed" in line for line in terminal.shown)
         terminal.type("\n")
         terminal.wait_for(line, 2)
+        wait_until(lambda: terminal.foreground != terminal.process.pid, lambda: "the job")
         parts[1].write_text("")
         terminal.wait_for("-- part 2 --")
         terminal.wait_for("meshrun: at work 2")
