@@ -25,7 +25,12 @@ from tests.parties import Clock, Parties
 from tests.variations import pytest_collection_modifyitems  # noqa: F401 - a hook
 
 # No bound on time is a test: a busy machine is no bug.
-settings.register_profile("meshrun", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "meshrun",
+    max_examples=int(os.environ.get("MESHRUN_EXAMPLES", "100")),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("meshrun")
 
 # What a shell has its background jobs ignore, launches would ignore too, and tests wait in vain.

@@ -66,6 +66,7 @@ def test_all_nodes_start_again(how: str, make_hosts: MakeHosts, tmp_path: Path) 
     all_gone(hosts)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("what", "code"), [("guard", 71), ("zygote", 137)])
 def test_an_elastic_launch_without_restarts_goes_on_without_the_node(
     what: str, code: int, make_hosts: MakeHosts, tmp_path: Path

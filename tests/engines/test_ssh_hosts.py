@@ -407,6 +407,7 @@ def test_an_allocation_around_is_not_asked(make_sshd: MakeSshd) -> None:
     assert len(said(run.text)) == len(run.text.splitlines()) == 4, run.text
 
 
+@pytest.mark.usefixtures("fake_torch")
 def test_nothing_secret_is_in_an_argument(make_sshd: MakeSshd, tmp_path: Path) -> None:
     """Variables and the launch's secret go through ssh, where no other user can read them."""
     sshd = make_sshd(2)
@@ -418,7 +419,7 @@ def test_nothing_secret_is_in_an_argument(make_sshd: MakeSshd, tmp_path: Path) -
     )
     env = {"MY_TOKEN": "t0psecret", "OTHER": "stays", "MESHRUN_SECRET": "5ecret"}
     run = launch(
-        sshd, "--export", "MY_*", "--no-prefix", "--nproc-per-node", "1", program,
+        sshd, "--export", "MY_*,PYTHONPATH", "--no-prefix", "--nproc-per-node", "1", program,
         hosts="node1,root@node0", env=env,
     )  # fmt: skip
     run.wait_for("t0psecret None False", times=2)

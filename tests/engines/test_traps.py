@@ -128,6 +128,7 @@ def test_a_first_node_with_two_addresses_and_no_default_route(make_hosts: MakeHo
 # ---- who comes when ------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("backend", ["static", "c10d"])
 @pytest.mark.parametrize("first", [0, 1])
 def test_nodes_may_come_late(make_hosts: MakeHosts, first: int, backend: str) -> None:

@@ -80,7 +80,7 @@ def test_ctrl_c_leaves_the_terminal_clean(fake_torch: object, until: Path) -> No
 
     assert code == 128 + signal.SIGINT
     assert lines[-1] == "meshrun: stopped by Ctrl-C, SIGINT"
-    assert not any(line.startswith(HEAD) for line in lines)
+    assert [line for line in lines if line.startswith(HEAD)] == [], terminal.raw
     assert terminal.modes_left == terminal.modes
 
 

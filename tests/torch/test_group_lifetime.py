@@ -25,7 +25,6 @@ from tests.variations import ordinary
             ("at once", ()),
         ],
         "subgroups",
-        ("at once", ("--mesh", "2x2", "--names", "a,b")),
     ),
 )
 def test_groups_may_die_in_any_way(how: str, options: tuple[str, ...]) -> None:

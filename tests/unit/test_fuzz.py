@@ -130,7 +130,6 @@ plain_values = st.recursive(
 )
 
 
-@settings(max_examples=300)
 @given(st.dictionaries(st.sampled_from([*Layout.parse("dp=2").to_dict(), "more"]), plain_values))
 def test_any_values_are_a_layout_or_an_error(values: dict[str, Any]) -> None:
     """Whatever a file says of a layout."""
@@ -162,7 +161,6 @@ def test_any_group_options_reach_the_ranks(timeout: str, backend: str, setting: 
                 assert read_group_options() == read()
 
 
-@settings(max_examples=300)
 @given(st.dictionaries(st.sampled_from(LAUNCH), texts, max_size=6))
 @example({"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "0"})
 @example({"WORLD_SIZE": "4", "GROUP_WORLD_SIZE": "9" * 30, "MESHRUN_NPROC_PER_NODE": "1"})
@@ -175,7 +173,7 @@ def test_any_environment_is_a_launch_or_an_error(values: dict[str, str]) -> None
         is_answered(data_shard)
 
 
-@settings(max_examples=300, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(
     st.dictionaries(st.sampled_from(OPTIONS), texts, max_size=5),
     st.sampled_from([[], ["--mesh", "dp=2,tp=4"], ["--mesh", "2x-1"], ["--nnodes", "2"]]),
