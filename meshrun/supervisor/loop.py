@@ -127,6 +127,7 @@ class Loop:
         self._terminal = Terminal(
             plan,
             console,
+            self._reactor,
             lambda *to, **how: self._workers.signal(*to, **how),  # noqa: PLW0108 - made later
         )
         self._monitor = Monitor(
@@ -185,7 +186,6 @@ class Loop:
     def _arrange(self) -> None:
         """Say what is done in every turn, in this order."""
         each, output, console = self._reactor.each_turn, self._output, self._console
-        self._reactor.wake_by(lambda: self._terminal.next_look_ns)
         each(self._skip_lost_time)
         each(output.read_files, due=lambda: output.next_look_ns)
         each(console.show_waiting, due=lambda: console.next_wake_ns)

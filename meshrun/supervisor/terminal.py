@@ -19,6 +19,7 @@ from typing import Any
 from meshrun.console.console import Console
 from meshrun.errors import UsageError
 from meshrun.host.processes import is_foreground
+from meshrun.host.reactor import Reactor
 from meshrun.layout import Layout
 from meshrun.layout.labels import rank_label
 from meshrun.lifecycle.state import State
@@ -39,7 +40,9 @@ _READ = {"x86_64": 0, "aarch64": 63}.get(os.uname().machine)
 class Terminal:
     """The terminal, lent to a rank."""
 
-    def __init__(self, plan: LaunchPlan, console: Console, send: Callable[..., None]) -> None:
+    def __init__(
+        self, plan: LaunchPlan, console: Console, reactor: Reactor, send: Callable[..., None]
+    ) -> None:
         """Check that there is a terminal to lend, if a rank is to be debugged.
 
         Raises:
@@ -49,8 +52,10 @@ class Terminal:
         """The rank that is debugged; without one, nothing here does anything."""
         self.stdin: int | None = None
         """The zygote's, as for ``subprocess``; ours if ``None``."""
-        self.next_look_ns: int | None = None
-        """When :meth:`look` has something to do, or ``None``."""
+        self._next_turn = reactor.call_at(None, lambda: None, skips=False)
+        """Has the loop look again, which it does in every turn."""
+        self._is_behind = False
+        """Whether the launch was continued in the background."""
         self._console, self._send = console, send
         self._has_terminal = os.isatty(0)
         self._is_told = False
@@ -80,18 +85,22 @@ class Terminal:
     def resume(self) -> None:
         """The launch was continued, by ``fg`` or by ``bg``."""
         if self._has_terminal and self.stdin is None:
-            self.next_look_ns = None if is_foreground(0) else time.monotonic_ns()
+            self._is_behind = not is_foreground(0)
+            self._look_again()
 
     def takes_keys(self, state: State) -> bool:
         """Whether a rank reads the terminal in the background, and takes the shell's keys.
 
         The kernel stops a job for that, but not a rank, whose terminal it is not.
         """
-        if self.rank is not None or self.next_look_ns is None:
+        if not self._is_behind:
             return False
-        self.next_look_ns = time.monotonic_ns() + _LOOK_AGAIN_NS
+        self._look_again()
         reader = state.ranks[min(state.ranks)]
         return bool(reader.pid and not reader.exited and _reads_terminal(reader.pid))
+
+    def _look_again(self) -> None:
+        self._next_turn.move(time.monotonic_ns() + _LOOK_AGAIN_NS)
 
     def why_empty(self, layout: Layout, rank: int) -> str:
         """Return why a rank has no stdin to read, and what gives it one; "" if it has."""
@@ -150,7 +159,8 @@ class Terminal:
         held = self._modes is not None and self._is_typing()
         changed = held != self._console.held
         self._console.held = held
-        self.next_look_ns = time.monotonic_ns() + _LOOK_AGAIN_NS if held else None
+        if held:
+            self._look_again()
         return changed
 
     def see(self, event: Event) -> None:
