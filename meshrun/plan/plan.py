@@ -6,7 +6,7 @@ that very object and a launch executes it. Nothing here touches a process, a soc
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from meshrun.errors import UsageError
@@ -191,17 +191,7 @@ def build_plan(request: LaunchRequest, facts: HostFacts, *, check_host: bool = T
         facts = replace(facts, gpus=(), links=None)  # which are not where the ranks will be
     facts = choose_gpus(request.gpus, facts, check_host=check_host)
     asked = _workers(request, facts)
-    layout = solve_layout(
-        request.mesh,
-        nnodes=request.nnodes,
-        nproc_per_node=asked,
-        flattens=request.flattens,
-        views=request.views,
-        intra_node=request.intra_node,
-        intra_domain=request.intra_domain,
-        domains=request.domain_size,
-        renumber=request.renumber,
-    )
+    layout = solve_request(request, nnodes=request.nnodes, nproc_per_node=asked)
     workers = max(layout.nproc_per_node)
     device_type, device_reason = (None, "chosen by the program")
     if layout.mesh is not None:
@@ -248,6 +238,27 @@ def build_plan(request: LaunchRequest, facts: HostFacts, *, check_host: bool = T
         rendezvous=rendezvous,
         node_rank=(request.rendezvous.node_rank or 0) if rendezvous is not None else 0,
         accelerators=(facts.accelerator, facts.accelerator_count),
+    )
+
+
+def solve_request(
+    request: LaunchRequest, *, nnodes: int | None, nproc_per_node: int | Sequence[int] | None
+) -> Layout:
+    """Return the layout of a launch over so many nodes and workers.
+
+    Raises:
+        LayoutError: If mesh, nodes and workers do not fit, with the arithmetic.
+    """
+    return solve_layout(
+        request.mesh,
+        nnodes=nnodes,
+        nproc_per_node=nproc_per_node,
+        flattens=request.flattens,
+        views=request.views,
+        intra_node=request.intra_node,
+        intra_domain=request.intra_domain,
+        domains=request.domain_size,
+        renumber=request.renumber,
     )
 
 

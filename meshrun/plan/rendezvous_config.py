@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, fields, replace
 from hashlib import sha256
+from typing import Any
 
 from meshrun.errors import UsageError
 from meshrun.plan.parse import format_nnodes, parse_endpoint, parse_seconds
-from meshrun.plan.request import Rendezvous
+from meshrun.plan.request import Rendezvous, RendezvousSettings
 from meshrun.protocol.events import Negotiated
 
 DEFAULT_PORT = 29500
@@ -23,32 +24,15 @@ _BACKENDS = ("static", "c10d", "etcd", "etcd-v2")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RendezvousConfig:
+class RendezvousConfig(RendezvousSettings):
     """What a launcher knows before it meets the others."""
 
-    backend: str = "static"
     nnodes: int
-    least_nodes: int | None = None
-    """How many are enough, if fewer than ``nnodes`` may come."""
-    present: int | None = None
-    """How many are known to be present from the beginning."""
     host: str | None = None
     """Address or name of node 0; ``None`` if unknown, and then this is node 0."""
     port: int | None = None
-    node_rank: int | None = None
-    hosts: tuple[str, ...] = ()
-    """Host names in node order, where a scheduler says them."""
-    coordinators: tuple[str, ...] = ()
-    """All its addresses and names, where a scheduler says them; ``host`` is the first."""
-    run_id: str | None = None
-    secret: str | None = field(default=None, repr=False)
-    """What only the job's processes know, where a scheduler has such a thing."""
     is_secret: bool = False
     """Whether it takes more than the name of the launch to join."""
-    local_addr: str | None = None
-    """The address to listen on, if it was given."""
-    conf: tuple[tuple[str, str], ...] = ()
-    """Settings of the backend, as texts."""
     timeout_s: float = 600.0
     """How long the nodes may take to come together."""
     last_call_s: float | None = None
@@ -148,22 +132,16 @@ def plan_rendezvous(
     timeout_s = parse_seconds(timeout, f"--rdzv-conf {named}") if timeout else 600.0
     last = settings.get("last_call_timeout")
     last_call_s = parse_seconds(last, "--rdzv-conf last_call_timeout") if last else _LAST_CALL_S
+    same: dict[str, Any] = {
+        each.name: getattr(asked, each.name) for each in fields(RendezvousSettings)
+    }
     return RendezvousConfig(
-        backend=asked.backend,
+        **same,
         nnodes=nnodes,
-        least_nodes=asked.least_nodes,
-        present=asked.present,
         host=host.strip("[]") if host else None,
         port=port
         if port is not None or not host
         else _DEFAULT_PORTS.get(asked.backend, DEFAULT_PORT),
-        node_rank=asked.node_rank,
-        hosts=asked.hosts,
-        coordinators=asked.coordinators,
-        secret=asked.secret,
-        run_id=asked.run_id,
-        local_addr=asked.local_addr,
-        conf=asked.conf,
         timeout_s=min(timeout_s, _START_S) if are_there else timeout_s,
         last_call_s=last_call_s if is_elastic and not are_there else None,
         return_s=timeout_s if is_elastic else node_timeout_s,

@@ -53,30 +53,38 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rendezvous:
-    """Where workers meet, as torchrun's options say it; on one node little of it matters."""
+class RendezvousSettings:
+    """What options and schedulers say of the rendezvous, from the flag to the launcher's side."""
 
     backend: str = "static"
-    endpoint: str = ""
-    run_id: str | None = None
     conf: tuple[tuple[str, str], ...] = ()
-    standalone: bool = False
+    """Settings of the backend, as texts."""
+    run_id: str | None = None
     node_rank: int | None = None
     least_nodes: int | None = None
     """How many nodes are enough, where ``--nnodes`` is a range."""
-    compares_programs: bool = True
-    """Whether all nodes have to run the same program with the same arguments."""
     present: int | None = None
     """How many of a range are known to be present from the beginning."""
-    master_addr: str | None = None
-    master_port: int | None = None
     local_addr: str | None = None
+    """The address to listen on, if it was given."""
     coordinators: tuple[str, ...] = ()
-    """Further addresses and names of the first node, where a scheduler says them."""
+    """All addresses and names of the first node, where a scheduler says them."""
     hosts: tuple[str, ...] = ()
     """Names of the nodes in node order, where a scheduler says them."""
     secret: str | None = field(default=None, repr=False)
     """What only the job's processes know, where a scheduler has such a thing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendezvous(RendezvousSettings):
+    """Where workers meet, as torchrun's options say it; on one node little of it matters."""
+
+    endpoint: str = ""
+    standalone: bool = False
+    compares_programs: bool = True
+    """Whether all nodes have to run the same program with the same arguments."""
+    master_addr: str | None = None
+    master_port: int | None = None
     step_of: str | None = None
     """The Slurm job whose ``srun`` is to start a launcher on each node, from this shell of it."""
     told: tuple[str, ...] = ()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from meshrun.errors import MeshrunError
 from meshrun.layout import Layout, solve_layout
+from meshrun.plan.plan import solve_request
 from meshrun.plan.request import LaunchRequest
 from meshrun.rendezvous.messages import Join
 
@@ -157,17 +158,9 @@ def fit_nodes(request: LaunchRequest, workers: Sequence[int]) -> Layout:
     asked = request.nproc_per_node
     if isinstance(asked, tuple) and len(asked) == len(workers):
         workers = asked
-    return solve_layout(
-        request.mesh,
-        nnodes=len(workers),
-        nproc_per_node=workers,
-        flattens=request.flattens,
-        views=request.views,
-        intra_node=request.intra_node,
-        intra_domain=request.intra_domain,
-        domains=request.domain_size and min(request.domain_size, len(workers)),
-        renumber=request.renumber,
-    )
+    domains = request.domain_size and min(request.domain_size, len(workers))
+    fewer = replace(request, domain_size=domains)
+    return solve_request(fewer, nnodes=len(workers), nproc_per_node=workers)
 
 
 def describe_shapes(before: Layout | None, after: Layout) -> str:
