@@ -104,6 +104,7 @@ class BreakpointPassed:
     """A rank that has no stdin came to a breakpoint, and went on."""
 
     rank: int
+    at_ns: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

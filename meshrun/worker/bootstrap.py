@@ -14,6 +14,8 @@ from meshrun.mesh.heartbeat import pulse
 from meshrun.mesh.late_settings import is_of_group, note
 from meshrun.plan.request import Program
 from meshrun.protocol.codec import StartRank
+from meshrun.protocol.events import BreakpointPassed, RankBeat, RankReady
+from meshrun.protocol.rank_end import RankRaised
 from meshrun.worker.early_settings import EarlySettings, is_read_at_import
 from meshrun.worker.exit import Ending
 from meshrun.worker.group_lifetime import guard_groups
@@ -47,7 +49,7 @@ def become_rank(
     where = f" [{order.label}]" if order.label else ""
     set_title(f"rank {order.rank}{where}", program.target, *program.args)
     reporter = Reporter(reports, order.rank)
-    pulse.send = reporter.beat
+    pulse.send = lambda step: reporter.tell(RankBeat, step=step)
     ending.arm(reporter, gate_fd)
     end_connections_with_rank(reporter)
     try:
@@ -76,8 +78,8 @@ def become_rank(
     elif not order.stdin:
         from meshrun.worker.debuggers import pass_breakpoints
 
-        pass_breakpoints(reporter.passed_breakpoint)
-    reporter.ready()
+        pass_breakpoints(partial(reporter.tell, BreakpointPassed))
+    reporter.tell(RankReady)
     try:
         run_program(program, source.code, lambda error: _tell(reporter, error))
     except BaseException as error:
@@ -85,7 +87,7 @@ def become_rank(
         raise
     finally:
         if pulse.step is not None:  # it may have come too close to the step before
-            reporter.beat(pulse.step)
+            reporter.tell(RankBeat, step=pulse.step)
 
 
 def _is_mesh_late(order: StartRank, settings: EarlySettings) -> bool:
@@ -122,7 +124,13 @@ def _tell(reporter: Reporter, error: BaseException, *, may_be_ours: bool = False
         shown = _went_through_hook(error)
     elif reporter.is_in_fork or sys.stderr is not sys.__stderr__:  # a file, or what copies to one
         _write_to_stderr(raised.text)
-    reporter.raised(kind=raised.kind, message=raised.message, text=raised.text, shown=shown)
+    reporter.tell(
+        RankRaised,
+        kind=raised.kind,
+        message=raised.message,
+        traceback=raised.text,
+        shown=shown,
+    )
 
 
 def _went_through_hook(error: BaseException) -> bool:

@@ -23,6 +23,7 @@ import threading
 import weakref
 from types import ModuleType
 
+from meshrun.protocol.events import RankFinished, RankLeaves
 from meshrun.worker.group_lifetime import PEERS_TAKE_S, destroyed
 from meshrun.worker.reporter import Reporter
 
@@ -77,7 +78,7 @@ class Ending:
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(signum, signal.SIG_IGN)  # it is about to leave, and with its own status
         if self._status:
-            self._reporter.leaves()  # before peers can miss it
+            self._reporter.tell(RankLeaves)  # before peers can miss it
         sys.setswitchinterval(3600.0)  # daemon threads do not run on while their globals vanish
         threading.excepthook = lambda _: None
         _flush_files()
@@ -98,7 +99,7 @@ class Ending:
         A rank that leaves the moment it is done cuts off peers that are a little behind, and
         still connecting a group whose connections this end has seen through.
         """
-        self._reporter.finished()
+        self._reporter.tell(RankFinished)
         select.select([self._gate_fd], [], [], PEERS_TAKE_S)
 
 

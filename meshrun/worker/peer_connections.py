@@ -15,6 +15,7 @@ import stat
 import sys
 from collections.abc import Iterator
 
+from meshrun.protocol.events import RankFinished
 from meshrun.worker.reporter import Reporter
 
 _CLOSED_BY_EXEC = 0o2000000
@@ -29,7 +30,7 @@ def end_connections_with_rank(reporter: Reporter) -> None:
     def end_connections_and_leave(status: int) -> None:
         if os.getpid() == rank and (connections := list(_connections())):
             if status == 0:
-                reporter.finished()
+                reporter.tell(RankFinished)
             for fd in connections:
                 _shut_down(fd)
         leave(status)

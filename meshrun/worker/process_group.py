@@ -15,6 +15,7 @@ from meshrun.mesh.build_here import read_group_options, select_device
 from meshrun.mesh.current import process
 from meshrun.mesh.late_settings import note_settings
 from meshrun.plan.layout_env import read_layout
+from meshrun.protocol.events import RankJoined
 from meshrun.worker.reporter import Reporter
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def join_mesh(coordinate: tuple[int, ...], reporter: Reporter) -> None:
         **more,
     )
     sys.excepthook = hook  # torch's prefixes each line with the rank, and so does the console
-    reporter.joined()
+    reporter.tell(RankJoined)
     built = build_mesh(read_layout(env), device_type, options)
     set_timeout(dist.group.WORLD, seconds)
     found = tuple(built.mesh.get_coordinate() or ())
