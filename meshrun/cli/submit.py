@@ -52,7 +52,6 @@ _OF_NO_JOB: Mapping[Option[Any], str] = {
     Options.debug_rank: "a job has no terminal",
 }
 """Options that make no sense for a job, and why."""
-_WORDS_FOR_THE_MACHINE = ("auto", "gpu", "cpu", "xpu")
 
 
 def submit(options: Options, request: LaunchRequest, line: CommandLine) -> int:
@@ -182,7 +181,7 @@ def _check(options: Options) -> None:
                 hint=f"remove {row.flag}, or remove --submit to see the plan",
             )
     workers, nodes = options.nproc_per_node, options.nnodes
-    if workers in _WORDS_FOR_THE_MACHINE:
+    if isinstance(workers, str):
         raise UsageError(
             f"--submit cannot be used with --nproc-per-node {workers}: the devices and cores of"
             " the nodes are not known here",

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.engines.hosts import MakeHosts
 from tests.engines.together import end_all, launch_on
@@ -17,9 +21,39 @@ from meshrun import current_mesh
 mesh = current_mesh()
 total = torch.tensor([dist.get_rank()])
 dist.all_reduce(total, group=mesh.get_group(mesh.ndim - 1))
-print(mesh.device_type, torch.sim.current_device(), dist.get_backend_config(), total.item(),
+current = getattr(torch.sim, "current_device", torch.accelerator.current_device_index)
+print(mesh.device_type, current(), dist.get_backend_config(), total.item(),
     torch.sim._is_in_bad_fork())
 """
+_WITH_TENSORS = """
+import torch, torch.distributed as dist
+from meshrun import current_mesh
+mesh = current_mesh()
+here = torch.full((4,), dist.get_rank(), device="sim", dtype=torch.float32)
+total = torch.tensor([dist.get_rank()])
+dist.all_reduce(total, group=mesh.get_group(1))
+print(here.device, here.sum().item(), total.item())
+"""
+
+
+def compile_devices(folder: Path) -> Path:
+    """Compile ``sim.cpp`` against torch, which takes seconds; skip the test where nothing can."""
+    compiler = shutil.which(os.environ.get("CXX", "c++"))
+    if compiler is None:
+        pytest.skip("no C++ compiler, which makes a back end with memory and kernels")
+    library, torch_folder = folder / "libsim.so", Path(torch.__file__).parent
+    includes = (torch_folder / "include", torch_folder / "include/torch/csrc/api/include")
+    subprocess.run(
+        [
+            *(compiler, "-std=c++20", "-O0", "-w", "-shared", "-fPIC", "-o", library),
+            *(f"-I{include}" for include in includes),
+            *(FAKES / "back_end" / "sim.cpp", f"-L{torch_folder / 'lib'}"),
+            *("-lc10", "-ltorch_cpu", "-ltorch"),
+        ],
+        check=True,
+        timeout=100,
+    )
+    return library
 
 
 @pytest.fixture
@@ -44,6 +78,22 @@ def test_each_rank_has_a_device(
     backends = "cpu:gloo,sim:simccl"
     assert sorted(ours.stdout.splitlines()) == [
         f"sim {rank} {backends} {1 if rank < 2 else 5} False" for rank in range(4)
+    ]
+
+
+@pytest.mark.nightly
+def test_devices_with_memory_and_kernels(
+    program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are set with torch.accelerator, and tensors are there by default."""
+    monkeypatch.setenv("SIM_LIBRARY", str(compile_devices(tmp_path)))
+    program.write_text(_WITH_TENSORS)
+    monkeypatch.setenv("SIM_DEVICES", "4")
+    ours = run_meshrun("--mesh", "2x2", "--no-prefix", program)
+
+    assert (ours.returncode, ours.stderr) == (0, "")
+    assert sorted(ours.stdout.splitlines()) == [
+        f"sim:{rank} {4.0 * rank} {1 if rank < 2 else 5}" for rank in range(4)
     ]
 
 

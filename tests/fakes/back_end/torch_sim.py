@@ -1,11 +1,13 @@
 """A back end outside torch that torch loads by itself: devices of the type `sim`, simulated.
 
 There are SIM_DEVICES of them, 2 unless that is set. Like a real driver, theirs is of no use to a
-fork of the process that has initialized it.
+fork of the process that has initialized it. SIM_LIBRARY names `sim.cpp`, compiled: then they have
+memory and kernels, and are set with torch.accelerator alone.
 """
 
 import os
 
+import torch
 import torch.distributed as dist
 from torch.utils.backend_registration import (
     _DummyDeviceGuard,
@@ -14,12 +16,11 @@ from torch.utils.backend_registration import (
 )
 
 
-class Sim:
-    """What is ``torch.sim``."""
+class Driver:
+    """What counts the devices."""
 
     def __init__(self):
         self._initialized_in = None
-        self._current = 0
 
     def _is_in_bad_fork(self):
         return self._initialized_in not in (None, os.getpid())
@@ -36,6 +37,17 @@ class Sim:
         self._initialized_in = os.getpid()
         return int(os.environ.get("SIM_DEVICES", "2"))
 
+    def manual_seed_all(self, seed):
+        pass
+
+
+class Sim(Driver):
+    """Devices without a library, of which one is the current one."""
+
+    def __init__(self):
+        super().__init__()
+        self._current = 0
+
     def current_device(self):
         return self._current
 
@@ -44,9 +56,6 @@ class Sim:
             raise RuntimeError(f"sim: invalid device ordinal {index}")
         self._current = index
 
-    def manual_seed_all(self, seed):
-        pass
-
 
 def _make_group(store, rank, size, timeout):
     return dist.ProcessGroupGloo(store, rank, size, timeout)
@@ -54,7 +63,12 @@ def _make_group(store, rank, size, timeout):
 
 def autoload():
     """Register the device type, and the back end of its groups."""
-    _setup_privateuseone_for_python_backend(
-        "sim", Sim(), _DummyPrivateUse1Hook(), _DummyDeviceGuard()
-    )
+    if library := os.environ.get("SIM_LIBRARY"):
+        torch.utils.rename_privateuse1_backend("sim")
+        torch.ops.load_library(library)
+        torch._register_device_module("sim", Driver())
+        torch.utils.generate_methods_for_privateuse1_backend()
+    else:
+        hook, guard = _DummyPrivateUse1Hook(), _DummyDeviceGuard()
+        _setup_privateuseone_for_python_backend("sim", Sim(), hook, guard)
     dist.Backend.register_backend("simccl", _make_group, devices=["sim"])
