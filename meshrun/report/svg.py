@@ -26,6 +26,7 @@ from meshrun.report.svg_style import (
     color_class,
     coordinate_text,
     corners,
+    domain_label,
     dot,
     line,
     node_label,
@@ -128,6 +129,7 @@ def render_svg(layout: Layout, *, color_dim: int | None = None) -> str:
         '<rect class="page" width="100%" height="100%"/>',  # some viewers draw on black
         text(MARGIN, _HEAD - 8, head, "head"),
         *key,
+        *_frames(sheet),
         *_boxes(sheet),
         *(_links(layout, sheet) if sheet.arrangement != "grid" else ()),
         *_cells(layout, sheet, classes),
@@ -143,9 +145,11 @@ def _headline(layout: Layout) -> str:
     mesh = str(layout.mesh) if layout.mesh else "no mesh"
     least, most = min(layout.nproc_per_node), max(layout.nproc_per_node)
     each = f"{least:,}" if least == most else f"{least:,}-{most:,}"
+    domains = len(layout.nodes_per_domain)
     return (
         f"{mesh}: {count(layout.world_size, 'rank')} on {count(layout.nnodes, 'node')}"
         f" \u00d7 {each} worker{plural(most)}"
+        + (f" in {count(domains, 'domain')}" if domains else "")
     )
 
 
@@ -212,6 +216,12 @@ def _color_key(layout: Layout, dim: int) -> tuple[list[str], float]:
 
 
 # ---- nodes and ranks -----------------------------------------------------------------------
+
+
+def _frames(sheet: Sheet) -> Iterator[str]:
+    for frame in sheet.frames:
+        yield rect(frame.x, frame.y, frame.width, frame.height, ' class="frame" rx="10"')
+        yield text(frame.x + 8, frame.y + 14, domain_label(frame.domain), "soft")
 
 
 def _boxes(sheet: Sheet) -> Iterator[str]:
@@ -323,7 +333,7 @@ def _lane(layout: Layout, sheet: Sheet, lane: Lane, box: Box | None = None) -> I
     here = [one for one in lane.lines if box is None or one.stops[0] in box.ranks]
     if not here:
         return
-    x, y = (MARGIN, 0.0) if box is None else (MARGIN + 8, box.y)
+    x, y = (MARGIN, 0.0) if box is None else (box.x + 8, box.y)
     label = layout.dim_labels[lane.dim]
     middle = y + lane.start + max(one.track for one in here) * TRACK / 2
     yield text(x, middle + 4, shorten(label))

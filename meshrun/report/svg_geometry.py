@@ -8,9 +8,11 @@ stand in a grid of nodes, where single lines could not be followed.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, groupby, product
 from typing import Literal
 
 from meshrun.layout import Layout
@@ -47,11 +49,15 @@ class DimSummary:
     groups: int
     crossing: int
     """Groups with ranks on more than one node."""
+    crossing_domains: int | None = None
+    """Groups with ranks in more than one domain; ``None`` if no domains are known."""
 
     def __str__(self) -> str:
         few = "" if self.size > 1 else " (of one rank)"
         groups = count(self.groups, "group")
-        return f"{self.label}: {self.crossing:,} of {groups} cross nodes{few}"
+        domains = self.crossing_domains
+        more = "" if domains is None else f", {domains:,} cross domains"
+        return f"{self.label}: {self.crossing:,} of {groups} cross nodes{more}{few}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +90,17 @@ class Box:
 
 
 @dataclass(frozen=True, slots=True)
+class Frame:
+    """A domain: where it is, around the boxes of its nodes."""
+
+    domain: int
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+@dataclass(frozen=True, slots=True)
 class Lane:
     """Tracks side by side for the lines of a dim; ``start`` is where the first one is."""
 
@@ -102,6 +119,7 @@ class Sheet:
     cell_width: float
     cell_height: float
     boxes: tuple[Box, ...]
+    frames: tuple[Frame, ...] = ()
     corners: dict[int, tuple[float, float]]
     """Upper left corner of the cell of each rank that is drawn."""
     lanes: tuple[Lane, ...] = ()
@@ -162,32 +180,66 @@ def _cells(layout: Layout) -> _Cells:
     return _Cells(True, max(36.0, width_of(str(last), 13) + 10, widest + 8), height)
 
 
+# ---- domains -------------------------------------------------------------------------------
+
+
+def _first_nodes(layout: Layout) -> dict[int, int]:
+    """Return the domain that begins at each node at which one does."""
+    starts = accumulate(layout.nodes_per_domain[:-1], initial=0)
+    return {node: domain for domain, node in enumerate(starts) if layout.nodes_per_domain}
+
+
+def _frames_around(boxes: Sequence[Box], domains: dict[int, int]) -> tuple[Frame, ...]:
+    """Return a frame around the boxes of each domain, which stand in one line or column."""
+    groups: list[list[Box]] = []
+    for box in boxes:
+        if box.node in domains:
+            groups.append([])
+        if groups:
+            groups[-1].append(box)
+    return tuple(
+        Frame(
+            domains[group[0].node],
+            group[0].x - _PAD,
+            group[0].y - _LABEL,
+            group[-1].x + group[-1].width - group[0].x + 2 * _PAD,
+            group[-1].y + group[-1].height - group[0].y + _LABEL + _PAD,
+        )
+        for group in groups
+    )
+
+
 # ---- a line of nodes -----------------------------------------------------------------------
 
 
 def _in_line(layout: Layout, top: float) -> Sheet:
-    cells = _cells(layout)
+    cells, domains = _cells(layout), _first_nodes(layout)
     in_slots = [layout.rank_in_slot(slot) for slot in range(layout.world_size)]
     found = [(dim, lines_of_ranks(layout, dim, in_slots)) for dim in range(len(layout.sizes))]
     x = MARGIN + _lane_label_width(layout, [dim for dim, lines in found if lines])
+    top += _LABEL if domains else 0
     boxes = []
     for node in range(layout.nnodes):
+        if node in domains:
+            x += 2 * _PAD if node else _PAD
         ranks = layout.ranks_of_node(node)
         inner, height = cells.extent(len(ranks), len(ranks))
         width = max(inner, width_of(node_label(node), 11)) + 2 * _PAD
         boxes.append(Box(node, x, top, width, _LABEL + height + _PAD, ranks))
         cells.put(ranks, x + (width - inner) / 2, top + _LABEL, len(ranks))
         x += width + 2 * _PAD
-    lanes, bottom = _stack_lanes(found, boxes[0].y + boxes[0].height + 8)
+    around = _PAD if domains else 0
+    lanes, bottom = _stack_lanes(found, top + boxes[0].height + around + 8)
     return Sheet(
         arrangement="line",
         detailed=True,
         cell_width=cells.width,
         cell_height=cells.height,
         boxes=tuple(boxes),
+        frames=_frames_around(boxes, domains),
         corners=cells.corners,
         lanes=lanes,
-        right=x - 2 * _PAD,
+        right=x - 2 * _PAD + around,
         bottom=bottom,
     )
 
@@ -213,7 +265,7 @@ def _stack_lanes(
 
 
 def _in_rows(layout: Layout, top: float) -> Sheet:
-    cells = _cells(layout)
+    cells, domains = _cells(layout), _first_nodes(layout)
     dims = range(len(layout.sizes))
     nodes = [layout.ranks_of_node(node) for node in range(layout.nnodes)]
     found = [
@@ -222,29 +274,35 @@ def _in_rows(layout: Layout, top: float) -> Sheet:
     ]
     bundles = [(dim, lines) for dim in dims if (lines := lines_of_nodes(layout, dim))]
     names = width_of(node_label(layout.nnodes - 1), 11) + 12
-    left = MARGIN + _PAD
-    cells_at = left + max(names, _lane_label_width(layout, [dim for dim, lines in found if lines]))
+    around = _PAD if domains else 0
+    left = MARGIN + around
+    cells_at = (
+        left + _PAD + max(names, _lane_label_width(layout, [dim for dim, lines in found if lines]))
+    )
     inner, height = cells.extent(max(layout.nproc_per_node), _IN_ROWS)
     lanes, box_height = _stack_lanes(found, _PAD + height)
     box_height += 3 if lanes else _PAD
     y = top + (BUNDLE_HEAD if bundles else 0)
     boxes = []
     for node, ranks in enumerate(nodes):
-        boxes.append(Box(node, MARGIN, y, cells_at + inner + _PAD - MARGIN, box_height, ranks))
+        if node in domains:
+            y += _LABEL + (_PAD if node else 0)
+        boxes.append(Box(node, left, y, cells_at + inner + _PAD - left, box_height, ranks))
         cells.put(ranks, cells_at, y + _PAD, _IN_ROWS)
         y += box_height + _PAD
-    placed, right = _place_bundles(layout, bundles, MARGIN + boxes[0].width)
+    placed, right = _place_bundles(layout, bundles, left + boxes[0].width + around)
     return Sheet(
         arrangement="rows",
         detailed=cells.detailed,
         cell_width=cells.width,
         cell_height=cells.height,
         boxes=tuple(boxes),
+        frames=_frames_around(boxes, domains),
         corners=cells.corners,
         lanes=lanes,
         bundles=placed,
         right=right,
-        bottom=y - _PAD,
+        bottom=y - _PAD + around,
     )
 
 
@@ -274,31 +332,103 @@ def _in_grid(layout: Layout, top: float) -> Sheet:
     inner, inner_height = cells.extent(fullest, per_row)
     width = max(inner, width_of(node_label(layout.nnodes - 1), 11)) + 2 * _PAD
     height = _LABEL + inner_height + _PAD
-    left_out = len(nodes) < layout.nnodes
-    places = len(nodes) + left_out
-    columns = _columns(places, width + _PAD, height + _PAD)
-    boxes = []
-    gap = None
-    for place in range(places):
-        row, column = divmod(place, columns)
-        x, y = MARGIN + column * (width + _PAD), top + row * (height + _PAD)
-        if left_out and place == places - 2:  # the last node stands behind the gap
-            gap = (x + width / 2, y + height / 2)
-            continue
-        node = nodes[min(place, len(nodes) - 1)]
-        boxes.append(Box(node, x, y, width, height, ranks_of[node]))
-        cells.put(ranks_of[node], x + _PAD, y + _LABEL, per_row)
+    groups = _drawn_by_domain(layout, nodes)
+    grid = _best_grid(
+        [len(members) for _, members in groups], width, height, bool(_first_nodes(layout))
+    )
+    boxes, frames, gap = [], [], None
+    right = bottom = 0.0
+    for number, (domain, members) in enumerate(groups):
+        left, above = grid.corner(number)
+        for place, node in enumerate(members):
+            row, column = divmod(place, grid.columns)
+            x = MARGIN + left + column * (width + _PAD)
+            y = top + above + row * (height + _PAD)
+            right, bottom = max(right, x + width), max(bottom, y + height)
+            if node is None:
+                gap = (x + width / 2, y + height / 2)
+                continue
+            boxes.append(Box(node, x, y, width, height, ranks_of[node]))
+            cells.put(ranks_of[node], x + _PAD, y + _LABEL, per_row)
+        if domain is not None:
+            size = grid.frame(len(members))
+            frames.append(Frame(domain, MARGIN + left - _PAD, top + above - _LABEL, *size))
+    around = _PAD if frames else 0
     return Sheet(
         arrangement="grid",
         detailed=cells.detailed,
         cell_width=cells.width,
         cell_height=cells.height,
         boxes=tuple(boxes),
+        frames=tuple(frames),
         corners=cells.corners,
-        right=MARGIN + min(places, columns) * (width + _PAD) - _PAD,
-        bottom=top + math.ceil(places / columns) * (height + _PAD) - _PAD,
+        right=right + around,
+        bottom=bottom + around,
         gap=gap,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Grid:
+    """A grid of domains, each a grid of nodes; one without a frame where none are known."""
+
+    columns: int
+    """Nodes side by side in a domain."""
+    across: int
+    """Domains side by side."""
+    most: int
+    """Nodes of the largest domain."""
+    step: tuple[float, float]
+    """From one node to the next, across and down."""
+    is_framed: bool
+
+    @property
+    def pitch(self) -> tuple[float, float]:
+        """From one domain to the next, across and down."""
+        wide, high = self.columns * self.step[0], math.ceil(self.most / self.columns) * self.step[1]
+        return (wide + 2 * _PAD, high + _LABEL + _PAD) if self.is_framed else (wide, high)
+
+    def corner(self, number: int) -> tuple[float, float]:
+        """Return where the first node of a domain stands."""
+        row, column = divmod(number, self.across)
+        inset = (_PAD, _LABEL) if self.is_framed else (0.0, 0.0)
+        return column * self.pitch[0] + inset[0], row * self.pitch[1] + inset[1]
+
+    def frame(self, nodes: int) -> tuple[float, float]:
+        """Return width and height of the frame around so many nodes."""
+        rows = math.ceil(nodes / self.columns)
+        return min(nodes, self.columns) * self.step[0] + _PAD, rows * self.step[1] + _LABEL
+
+
+def _best_grid(sizes: Sequence[int], width: float, height: float, is_framed: bool) -> _Grid:
+    """Return the grid for a picture that is wider than high."""
+    most, step = max(sizes), (width + _PAD, height + _PAD)
+
+    def badness(grid: _Grid) -> float:
+        wide, high = grid.pitch
+        rows = math.ceil(len(sizes) / grid.across)
+        uneven = 0.2 if most % grid.columns or len(sizes) % grid.across else 0.0
+        return abs(math.log(grid.across * wide / (rows * high) / _ASPECT)) + uneven
+
+    choices = product(range(1, most + 1), range(1, len(sizes) + 1))
+    return min((_Grid(*choice, most, step, is_framed) for choice in choices), key=badness)
+
+
+def _drawn_by_domain(
+    layout: Layout, nodes: Sequence[int]
+) -> list[tuple[int | None, list[int | None]]]:
+    """Return each domain with those of its nodes that are drawn; ``None`` for those left out."""
+    starts = [*_first_nodes(layout)]
+    by_domain = groupby(nodes, lambda node: bisect_right(starts, node) - 1 if starts else None)
+    groups: list[tuple[int | None, list[int | None]]] = [
+        (domain, [*members]) for domain, members in by_domain
+    ]
+    if len(nodes) < layout.nnodes:  # the last node stands behind the gap
+        if len(groups[-1][1]) > 1:
+            groups[-1][1].insert(-1, None)
+        else:
+            groups.insert(-1, (None, [None]))
+    return groups
 
 
 def _nodes_to_draw(layout: Layout) -> tuple[list[int], int]:
@@ -315,24 +445,20 @@ def _nodes_to_draw(layout: Layout) -> tuple[list[int], int]:
     return [*range(count), *last], _FEW_RANKS
 
 
-def _columns(places: int, width: float, height: float) -> int:
-    """Return how many boxes stand side by side for a picture that is wider than high."""
-
-    def badness(columns: int) -> float:
-        rows = math.ceil(places / columns)
-        uneven = 0.2 if places % columns else 0.0
-        return abs(math.log(columns * width / (rows * height) / _ASPECT)) + uneven
-
-    return min(range(1, places + 1), key=badness)
-
-
 # ---- lines ---------------------------------------------------------------------------------
 
 
 def summarize(layout: Layout) -> list[DimSummary]:
     """Return a summary of each dim, slowest first."""
     return [
-        DimSummary(dim, label, size, layout.world_size // size, layout.count_crossing(dim))
+        DimSummary(
+            dim,
+            label,
+            size,
+            layout.world_size // size,
+            layout.count_crossing(dim),
+            layout.count_crossing(dim, "domains") if layout.nodes_per_domain else None,
+        )
         for dim, (label, size) in enumerate(zip(layout.dim_labels, layout.sizes, strict=True))
     ]
 

@@ -38,6 +38,7 @@ _SHARED = """\
 .meshrun .cell rect{stroke-opacity:.4;stroke-width:.75}
 .meshrun .plain rect{fill-opacity:.12}
 .meshrun .box{fill-opacity:.06;stroke-opacity:.55}
+.meshrun .frame{fill:none;stroke-opacity:.8;stroke-width:1.5}
 .meshrun .guide{stroke-opacity:.3;stroke-width:.75}
 .meshrun .in,.meshrun .over{fill:none;stroke-width:2}
 .meshrun .over{stroke-dasharray:5 3}
@@ -50,6 +51,7 @@ _INKED = """\
 .meshrun text{{fill:{ink}}}
 .meshrun .soft{{fill:{soft}}}
 .meshrun .box{{fill:{soft};stroke:{soft}}}
+.meshrun .frame{{stroke:{soft}}}
 .meshrun .guide{{stroke:{soft}}}
 .meshrun .cell rect{{stroke:{ink}}}
 .meshrun .plain rect{{fill:{ink}}}
@@ -155,6 +157,11 @@ def shorten(text: str, most: int = 24) -> str:
 def node_label(node: int) -> str:
     """Return the label of a node."""
     return f"node {node}"
+
+
+def domain_label(domain: int) -> str:
+    """Return the label of a domain."""
+    return f"domain {domain}"
 
 
 def coordinate_text(coordinate: tuple[int, ...]) -> str:

@@ -15,10 +15,15 @@ _PROGRAM = str(Path(__file__).with_name("layout_program.py"))
 
 
 def layout(runs: int | None) -> str:
-    """Measure the questions of 16,384 ranks, the plan of a million, the picture of 512."""
+    """Measure the questions of 16,384 ranks, plans of a million and in domains, a picture."""
     tasks = [
         _asked("16,384 ranks: coordinate, place and group of each", "dp=256,pp=8,tp=8", 2048),
         _run("1,000,000 ranks: `--dry-run`", "dp=1250,pp=10,tp=80", 125_000),
+        _run(
+            "80,000 ranks on 10,000 nodes in domains: `--dry-run`",
+            *("tp=64,dp=-1,pp=4", 10_000, "--nproc-per-node", "8"),
+            *("--domain-size", "18", "--intra-domain", "tp", "--place", "auto"),
+        ),
         _run("512 ranks: `--dry-run --format svg`", "dp=64,tp=8", 64, "--format", "svg"),
     ]
     found: dict[str, list[dict[str, float]]] = {task.name: [] for task in tasks}

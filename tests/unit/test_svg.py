@@ -198,6 +198,53 @@ def test_no_text_lies_on_another(mesh: str, nnodes: int) -> None:
             assert other[1] >= one[3] or one[1] >= other[3], (one, other)
 
 
+@pytest.mark.parametrize(
+    ("mesh", "nnodes", "workers", "size"),
+    [
+        ("dp=2,tp=4", 4, 2, 2),
+        ("pp=2,dp=4,tp=8", 8, 8, 3),
+        ("dp=9,tp=8", 18, 4, 18),
+        ("dp=36,tp=8", 72, 4, 18),
+        ("dp=50,tp=8", 100, 4, 18),
+        ("dp=20", 20, 1, 1),
+        ("dp=10000,tp=8", 10_000, 8, 18),
+        ("dp=10000,tp=8", 10_000, 8, 10_000),
+        (None, 4, 2, 3),
+    ],
+)
+def test_domains_are_frames_around_their_nodes(
+    mesh: str | None, nnodes: int, workers: int, size: int
+) -> None:
+    """Each has the boxes of its nodes in it, and nothing of another."""
+    plan = Layout.parse(mesh, nnodes=nnodes, nproc_per_node=workers, domain_size=size)
+    picture = draw(plan)
+    width, height = float(picture.get("width", "")), float(picture.get("height", ""))
+    places = {
+        name: [
+            (x, y, x + float(each.get("width", "")), y + float(each.get("height", "")))
+            for each in picture.iter(f"{SVG}rect")
+            if each.get("class") == name
+            for x, y in [(float(each.get("x", "")), float(each.get("y", "")))]
+        ]
+        for name in ("frame", "box")
+    }
+    labels = [text.split() for text in texts(picture) if re.fullmatch(r"(node|domain) \d+", text)]
+    nodes, domains = (
+        [int(at) for kind, at in labels if kind == what] for what in ("node", "domain")
+    )
+
+    assert domains == sorted({node // size for node in nodes})
+    for domain, frame in zip(domains, places["frame"], strict=True):
+        assert 0 < frame[0] < frame[2] < width
+        assert 0 < frame[1] < frame[3] < height
+        for node, box in zip(nodes, places["box"], strict=True):
+            inside = frame[0] < box[0] < box[2] < frame[2] and frame[1] < box[1] < box[3] < frame[3]
+            apart = box[2] < frame[0] or frame[2] < box[0] or box[3] < frame[1] or frame[3] < box[1]
+            assert (inside, apart) == (node // size == domain, node // size != domain)
+    for one, other in combinations(boxes_of_text(picture), 2):
+        assert other[0] >= one[2] or one[0] >= other[2] or other[1] >= one[3] or one[1] >= other[3]
+
+
 def test_any_name_is_escaped() -> None:
     """A layout from Python may have names that the command line refuses."""
     spec = MeshSpec(sizes=(2, 2), mesh_dim_names=('<a href="x">&', "\x00\ud800'"))
