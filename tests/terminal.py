@@ -31,6 +31,9 @@ class Terminal:
         self._master, self.slave = pty.openpty()
         self._set_size(columns, rows)
         self.modes: list[Any] = termios.tcgetattr(self.slave)
+        # Else Ctrl-C and Ctrl-Z have the kernel drop what was printed and is not read here yet.
+        self.modes[3] |= termios.NOFLSH
+        termios.tcsetattr(self.slave, termios.TCSANOW, self.modes)
         self.process = subprocess.Popen(
             words,
             stdin=self.slave,
