@@ -82,11 +82,7 @@ def read_program(options: Options, words: Sequence[str]) -> Program:
 
 
 def _check_target(options: Options, target: str, args: tuple[str, ...]) -> None:
-    """Say what stands where the program should, where that is no file.
-
-    Raises:
-        UsageError: If it was meant for something else.
-    """
+    """Say what stands where the program should, where that is no file."""
     if _PYTHON.fullmatch(target):
         rest = shlex.join(args) or "train.py"
         raise UsageError(
@@ -319,11 +315,7 @@ def _groups(options: Options) -> GroupOptions:
 
 
 def _nodes(options: Options) -> tuple[int | None, int | None]:
-    """Return how many nodes there may be, and how many are enough if those are fewer.
-
-    Raises:
-        UsageError: If one node alone and several are asked for.
-    """
+    """Return how many nodes there may be, and how many are enough if those are fewer."""
     if options.nnodes is None:
         return None, None
     least, most = options.nnodes
@@ -369,11 +361,7 @@ def _logs(options: Options) -> LogRequest:
 
 
 def _prefix(options: Options) -> Literal["mesh", "torchrun", "none"]:
-    """Return what stands before lines; of two ways to say it the one that was typed counts.
-
-    Raises:
-        UsageError: If both were typed.
-    """
+    """Return what stands before lines; of two ways to say it the one that was typed counts."""
     by_name, by_switch = options.is_typed(Options.prefix), options.is_typed(Options.no_prefix)
     if options.text(Options.prefix) is None or by_switch > by_name:
         return "none" if options.no_prefix else "mesh"

@@ -92,11 +92,7 @@ def run(options: Options, line: CommandLine, began: Began) -> int:
 
 
 def _check_host(request: LaunchRequest, report: str | None) -> None:
-    """Check that this process may open what it has to.
-
-    Raises:
-        MeshrunError: If not.
-    """
+    """Check that this process may open what it has to."""
     allow_descriptors(_FEWEST_FILES + 4 * len(request.hosts))
     if report is not None:
         from meshrun.host.whole_file import check_target
@@ -105,11 +101,7 @@ def _check_host(request: LaunchRequest, report: str | None) -> None:
 
 
 def _check_dry_run(options: Options) -> None:
-    """Refuse what is typed for a dry run alone, where there is none.
-
-    Raises:
-        UsageError: With the option.
-    """
+    """Refuse what is typed for a dry run alone, where there is none."""
     for row in _OF_A_DRY_RUN:
         if options.is_typed(row):
             hint = "--node-rank is the rank of this node" if row is Options.rank else None

@@ -114,11 +114,7 @@ def _kubernetes(kind: str, job: Job, dry_run: bool, output: str | None) -> int:
 
 
 def _created(text: str) -> tuple[dict[str, Any], str]:
-    """Return (the owner of what belongs to a job, its name for people), as kubectl printed it.
-
-    Raises:
-        HostError: If it printed something else.
-    """
+    """Return (the owner of what belongs to a job, its name for people), as kubectl printed it."""
     try:
         found = json.loads(text)
         version, kind, metadata = found["apiVersion"], found["kind"], found["metadata"]
@@ -161,11 +157,7 @@ def _job(scheduler: str, options: Options, request: LaunchRequest, line: Command
 
 
 def _check(options: Options) -> None:
-    """Refuse what can be known of one node alone, or once the job runs.
-
-    Raises:
-        UsageError: With the option, and the variable that it came from.
-    """
+    """Refuse what can be known of one node alone, or once the job runs."""
     for row, why in _OF_NO_JOB.items():
         source = options.source(row)
         if not source or (row is Options.rdzv_backend and options.rdzv_backend == "static"):

@@ -62,9 +62,6 @@ def _ask_torch(kind: str, modules: Sequence[str]) -> tuple[str | None, int]:
     Args:
         kind: The device type, or ``auto`` for the one that torch has, if it has one.
         modules: Imported before.
-
-    Raises:
-        HostError: If torch cannot tell.
     """
     import subprocess
 

@@ -238,11 +238,7 @@ def set_timeout(group: ProcessGroup, seconds: float | None) -> None:
 
 
 def _concatenate(parts: list[DeviceMesh], dims: tuple[str, ...]) -> DeviceMesh:
-    """Return one mesh over dims of which some are joined ones; no group is made.
-
-    Raises:
-        MeshError: If two dims have ranks in common, or torch is too old for it.
-    """
+    """Return one mesh over dims of which some are joined ones; no group is made."""
     from torch.distributed.device_mesh import DeviceMesh
 
     if not hasattr(DeviceMesh, "_concatenate"):

@@ -114,11 +114,7 @@ def choose_gpus(
 
 
 def _find(entry: str, facts: HostFacts) -> tuple[int, Gpu]:
-    """Return the GPU that an entry names, and its place among the visible ones.
-
-    Raises:
-        UsageError: If there is none, or it may be one of several.
-    """
+    """Return the GPU that an entry names, and its place among the visible ones."""
     visible = facts.gpus
     number, _, tile = entry.partition(".")
     if number.isdecimal():

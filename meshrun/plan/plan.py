@@ -367,11 +367,7 @@ def _choose_start_method(request: LaunchRequest) -> tuple[StartMethod, str]:
 
 
 def _choose_store(asked: Rendezvous) -> tuple[str, int]:
-    """Return the address and port of the store, as torchrun would on one node, on loopback.
-
-    Raises:
-        UsageError: If the endpoint cannot be read.
-    """
+    """Return the address and port of the store, as torchrun would on one node, on loopback."""
     host, port = asked.master_addr, asked.master_port
     if asked.endpoint:
         host, port = parse_endpoint(asked.endpoint)

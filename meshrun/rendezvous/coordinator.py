@@ -270,11 +270,7 @@ class Coordinator:
         return told[0] if len(told) == 1 else None
 
     def _check_place(self, info: Join) -> None:
-        """Check that a node is missing for which this one may stand.
-
-        Raises:
-            UsageError: If not.
-        """
+        """Check that a node is missing for which this one may stand."""
         for number in find_silent(info.host, self._nodes.infos, self._connections):
             self._lose(number, "its launcher restarted")
         free, count = self._nodes.free_places, self._nodes.most

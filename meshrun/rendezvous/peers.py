@@ -242,11 +242,7 @@ class Peers:
             self._be_coordinator(listener)
 
     def _place_to_listen(self, endpoint: Endpoint, why: str) -> str:
-        """Return the address that node 0 listens on; ``why`` says why its name leads nowhere.
-
-        Raises:
-            RendezvousError: If the others cannot find it there.
-        """
+        """Return the address that node 0 listens on; ``why`` says why its name leads nowhere."""
         config, addresses = self._config, endpoint.addresses
         if endpoint.facing:
             return endpoint.facing[0]

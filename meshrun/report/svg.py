@@ -99,7 +99,7 @@ def render_svg(layout: Layout, *, color_dim: int | None = None) -> str:
     dims = summarize(layout)
     has_key = color_dim is not None
     sheet = arrange(layout, _HEAD + (_KEY if has_key else 0) + 8)
-    classes = {rank: _class(layout, rank, color_dim) for rank in sheet.corners}
+    classes = {rank: _class(layout, rank, color_dim) for rank in sheet.cells.corners}
     head = _headline(layout)
     notes = _left_out(layout, sheet)
     legend_width, legend_height = _legend_size(layout, sheet, dims)
@@ -227,20 +227,21 @@ def _frames(sheet: Sheet) -> Iterator[str]:
 def _boxes(sheet: Sheet) -> Iterator[str]:
     for box in sheet.boxes:
         yield rect(box.x, box.y, box.width, box.height, ' class="box" rx="6"')
-        middle = sheet.cell_height / 2 + 12 if sheet.arrangement == "rows" else 14
+        middle = sheet.cells.height / 2 + 12 if sheet.arrangement == "rows" else 14
         yield text(box.x + 8, box.y + middle, node_label(box.node), "soft")
 
 
 def _cells(layout: Layout, sheet: Sheet, classes: dict[int, str]) -> Iterator[str]:
-    yield "<g>" if sheet.detailed else '<g class="small">'
-    size = f'width="{number(sheet.cell_width)}" height="{number(sheet.cell_height)}" rx="3"'
-    half = sheet.cell_width / 2
+    cells = sheet.cells
+    yield "<g>" if cells.detailed else '<g class="small">'
+    size = f'width="{number(cells.width)}" height="{number(cells.height)}" rx="3"'
+    half = cells.width / 2
     named = layout.dim_labels
-    with_coordinate = sheet.detailed and bool(layout.sizes)
-    baseline = 16.0 if with_coordinate else sheet.cell_height / 2 + (4.6 if sheet.detailed else 3.2)
+    with_coordinate = cells.detailed and bool(layout.sizes)
+    baseline = 16.0 if with_coordinate else cells.height / 2 + (4.6 if cells.detailed else 3.2)
     for box in sheet.boxes:
         for rank in box.ranks:
-            x, y = sheet.corners[rank]
+            x, y = cells.corners[rank]
             coordinate = layout.coordinate(rank)
             pairs = zip(named, coordinate, strict=True)
             where = ", ".join(f"{name}={index}" for name, index in pairs)
@@ -325,7 +326,7 @@ def _guides_down(sheet: Sheet) -> Iterator[str]:
             ends.update(dict.fromkeys(one.stops, lane.start + one.track * TRACK))
     for rank, end in sorted(ends.items()):
         x = sheet.middle(rank)
-        yield line(x, sheet.corners[rank][1] + sheet.cell_height, x, end, "guide")
+        yield line(x, sheet.cells.corners[rank][1] + sheet.cells.height, x, end, "guide")
 
 
 def _lane(layout: Layout, sheet: Sheet, lane: Lane, box: Box | None = None) -> Iterator[str]:
@@ -409,12 +410,12 @@ def _outline(style: str, x: float, y: float, width: float, height: float) -> str
 def _outlines(layout: Layout, sheet: Sheet) -> Iterator[str]:
     """Mark the groups of rank 0, which show the pattern where lines would be a thicket."""
     for place, (dim, style) in enumerate(_outline_styles(layout).items()):
-        drawn = [rank for rank in layout.group(dim, 0) if rank in sheet.corners]
+        drawn = [rank for rank in layout.group(dim, 0) if rank in sheet.cells.corners]
         about = f"{layout.dim_labels[dim]}: group of rank 0"
         yield f'<g class="marks"><g class="{style}"><title>{words(about)}</title>'
         for rank in drawn[1:] if place else drawn:  # rank 0 is in a group of each
-            x, y = sheet.corners[rank]
-            width, height = sheet.cell_width + 3, sheet.cell_height + 3
+            x, y = sheet.cells.corners[rank]
+            width, height = sheet.cells.width + 3, sheet.cells.height + 3
             yield _outline(style, x - 1.5, y - 1.5, width, height)
         yield "</g></g>"
     if sheet.gap is not None:

@@ -89,6 +89,33 @@ class Box:
     ranks: Sequence[int]
 
 
+@dataclass(slots=True)
+class Cells:
+    """The size of cells, and where they were put."""
+
+    detailed: bool
+    """Whether they have room for coordinates."""
+    width: float
+    height: float
+    corners: dict[int, tuple[float, float]] = field(default_factory=dict)
+    """Upper left corner of the cell of each rank that is drawn."""
+
+    def put(self, ranks: Sequence[int], x: float, y: float, per_row: int) -> None:
+        """Give ranks their corners, from ``x``, ``y`` on."""
+        for place, rank in enumerate(ranks):
+            row, column = divmod(place, per_row)
+            self.corners[rank] = (
+                x + column * (self.width + _GAP),
+                y + row * (self.height + _GAP),
+            )
+
+    def extent(self, count: int, per_row: int) -> tuple[float, float]:
+        """Return width and height of so many cells."""
+        columns = max(1, min(count, per_row))  # a node of spares alone has room for one
+        rows = max(1, math.ceil(count / max(1, per_row)))
+        return columns * (self.width + _GAP) - _GAP, rows * (self.height + _GAP) - _GAP
+
+
 @dataclass(frozen=True, slots=True)
 class Frame:
     """A domain: where it is, around the boxes of its nodes."""
@@ -114,14 +141,9 @@ class Sheet:
     """Everything that has a place."""
 
     arrangement: Arrangement
-    detailed: bool
-    """Whether cells have room for coordinates."""
-    cell_width: float
-    cell_height: float
+    cells: Cells
     boxes: tuple[Box, ...]
     frames: tuple[Frame, ...] = ()
-    corners: dict[int, tuple[float, float]]
-    """Upper left corner of the cell of each rank that is drawn."""
     lanes: tuple[Lane, ...] = ()
     """Lines between ranks: below the line of nodes, or below the cells of each row."""
     bundles: tuple[Lane, ...] = ()
@@ -133,7 +155,7 @@ class Sheet:
 
     def middle(self, rank: int) -> float:
         """Return the x in the middle of a rank's cell."""
-        return self.corners[rank][0] + self.cell_width / 2
+        return self.cells.corners[rank][0] + self.cells.width / 2
 
 
 def arrange(layout: Layout, top: float) -> Sheet:
@@ -148,36 +170,13 @@ def arrange(layout: Layout, top: float) -> Sheet:
 # ---- cells ---------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _Cells:
-    """The size of cells, and where they were put."""
-
-    detailed: bool
-    width: float
-    height: float
-    corners: dict[int, tuple[float, float]] = field(default_factory=dict)
-
-    def put(self, ranks: Sequence[int], x: float, y: float, per_row: int) -> None:
-        for place, rank in enumerate(ranks):
-            row, column = divmod(place, per_row)
-            self.corners[rank] = (
-                x + column * (self.width + _GAP),
-                y + row * (self.height + _GAP),
-            )
-
-    def extent(self, count: int, per_row: int) -> tuple[float, float]:
-        columns = max(1, min(count, per_row))  # a node of spares alone has room for one
-        rows = max(1, math.ceil(count / max(1, per_row)))
-        return columns * (self.width + _GAP) - _GAP, rows * (self.height + _GAP) - _GAP
-
-
-def _cells(layout: Layout) -> _Cells:
+def _cells(layout: Layout) -> Cells:
     last = layout.world_size - 1
     if layout.world_size > _DETAILED:
-        return _Cells(False, max(20.0, width_of(str(last), 9) + 5), 16.0)
+        return Cells(False, max(20.0, width_of(str(last), 9) + 5), 16.0)
     widest = width_of(coordinate_text(tuple(size - 1 for size in layout.sizes)), 9)
     height = 36.0 if layout.sizes else 30.0
-    return _Cells(True, max(36.0, width_of(str(last), 13) + 10, widest + 8), height)
+    return Cells(True, max(36.0, width_of(str(last), 13) + 10, widest + 8), height)
 
 
 # ---- domains -------------------------------------------------------------------------------
@@ -232,12 +231,9 @@ def _in_line(layout: Layout, top: float) -> Sheet:
     lanes, bottom = _stack_lanes(found, top + boxes[0].height + around + 8)
     return Sheet(
         arrangement="line",
-        detailed=True,
-        cell_width=cells.width,
-        cell_height=cells.height,
+        cells=cells,
         boxes=tuple(boxes),
         frames=_frames_around(boxes, domains),
-        corners=cells.corners,
         lanes=lanes,
         right=x - 2 * _PAD + around,
         bottom=bottom,
@@ -293,12 +289,9 @@ def _in_rows(layout: Layout, top: float) -> Sheet:
     placed, right = _place_bundles(layout, bundles, left + boxes[0].width + around)
     return Sheet(
         arrangement="rows",
-        detailed=cells.detailed,
-        cell_width=cells.width,
-        cell_height=cells.height,
+        cells=cells,
         boxes=tuple(boxes),
         frames=_frames_around(boxes, domains),
-        corners=cells.corners,
         lanes=lanes,
         bundles=placed,
         right=right,
@@ -356,12 +349,9 @@ def _in_grid(layout: Layout, top: float) -> Sheet:
     around = _PAD if frames else 0
     return Sheet(
         arrangement="grid",
-        detailed=cells.detailed,
-        cell_width=cells.width,
-        cell_height=cells.height,
+        cells=cells,
         boxes=tuple(boxes),
         frames=tuple(frames),
-        corners=cells.corners,
         right=right + around,
         bottom=bottom + around,
         gap=gap,

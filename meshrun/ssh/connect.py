@@ -75,11 +75,7 @@ class Connector:
         return refusals
 
     def _check_distinct(self) -> None:
-        """Check that no machine has answered under two names.
-
-        Raises:
-            UsageError: With both.
-        """
+        """Check that no machine has answered under two names."""
         names: dict[str, str] = {}
         for session in self._pool.sessions:
             machine = (session.ready or {}).get("machine", "")

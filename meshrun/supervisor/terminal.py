@@ -200,11 +200,7 @@ class Terminal:
 
 
 def _open_terminal(asked: str) -> int:
-    """Return a descriptor of the terminal that is our stdin, for reading and writing.
-
-    Raises:
-        UsageError: If it is no terminal, or another job's.
-    """
+    """Return a descriptor of the terminal that is our stdin, for reading and writing."""
     if not os.isatty(0):
         raise UsageError(
             f"--debug-rank {asked} needs a terminal, but stdin is not one",

@@ -72,11 +72,7 @@ def read_program(program: Program) -> Source:
 
 
 def _module_source(name: str) -> tuple[ast.Module, str]:
-    """Return syntax tree and file of a module or a package's ``__main__``, without importing it.
-
-    Raises:
-        SystemExit: With the words of ``python -m`` if there is no such module.
-    """
+    """Return syntax tree and file of a module or a package's ``__main__``, without importing it."""
     top, *rest = name.split(".")
     spec = importlib.util.find_spec(top)
     if spec is None:

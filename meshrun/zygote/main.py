@@ -119,11 +119,7 @@ def _load(
 
 
 def _preload(module: str) -> None:
-    """Import what ranks share.
-
-    Raises:
-        UsageError: If there is no such module.
-    """
+    """Import what ranks share."""
     try:
         importlib.import_module(module)
     except ModuleNotFoundError as error:
