@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from meshrun.cluster import ClusterFacts, Task, derive_port, detect_cluster
@@ -251,6 +251,7 @@ VALUES = st.one_of(
 )
 
 
+@example([], {"SLURM_JOB_ID": "7", "SLURM_STEPID": "0"}, "")
 @given(st.lists(st.sampled_from(REAL)), st.dictionaries(st.sampled_from(NAMES), VALUES), st.text())
 def test_whatever_the_environment_holds(
     real: list[dict[str, str]], changed: dict[str, str], hostname: str
