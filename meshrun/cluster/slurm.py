@@ -42,9 +42,9 @@ def detect_step(env: Mapping[str, str], *, terminal: bool | None = None) -> Clus
         wanted = ("SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NUM_NODES",
                   "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_NODEID")  # fmt: skip
         missing = ", ".join(name for name in wanted if not env.get(name))
-        step = "SLURM_STEP_ID" if env.get("SLURM_STEP_ID") else "SLURM_STEPID"
+        given = "SLURM_STEP_ID" if env.get("SLURM_STEP_ID") else "SLURM_STEPID"
         raise UsageError(
-            f"{step} is set without {missing}, so part of a Slurm step is missing",
+            f"{given} is set without {missing}, so part of a Slurm step is missing",
             hint="`srun --export=ALL` passes on the variables that Slurm sets",
         )
     if len(counts) != nnodes or sum(counts) != world_size or len(hosts) != nnodes:

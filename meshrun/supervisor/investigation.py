@@ -37,7 +37,7 @@ def gather(
     folder = current_folder()
     found = {}
     for verdict in judge(state)[:_MOST_RANKS]:
-        crash = monitor.crash(verdict.rank) if verdict.signum is not None else None
+        crash = monitor.stacks.crash(verdict.rank) if verdict.signum is not None else None
         found[verdict.rank] = Evidence(
             last_lines=tuple(output.last_lines(verdict.rank)[-_MOST_LINES:]),
             stack=tuple(describe(crash.main, folder)) if crash else (),

@@ -140,7 +140,9 @@ class Loop:
         self._monitor.see(self.state)
         if live is not None:
             live.begin(self._reactor, self.state)
-        self._output = Output(plan, console, self._reactor, self._monitor.printed, folder.open)
+        self._output = Output(
+            plan, console, self._reactor, self._monitor.watchdog.printed, folder.open
+        )
         self._memory = MemoryWatch()
         self._gpu_wait = GpuWait(plan, self._reactor, console.note)
         self.evidence: Mapping[int, Evidence] = {}
@@ -180,7 +182,7 @@ class Loop:
     def _meet(self, meet: Meet) -> Nodes:
         note, negotiate = self._console.note, self._workers.negotiate
         nodes = meet(self._reactor, note, self._monitor.ask, negotiate)
-        self._monitor.share(nodes.peers.activity)
+        self._monitor.watchdog.activity = nodes.peers.activity
         return nodes
 
     def _arrange(self) -> None:
@@ -216,7 +218,7 @@ class Loop:
             self.evidence = self._gather()
         finally:
             self._workers.close()
-            self._monitor.close()
+            self._monitor.stacks.close()
             self._output.close()
             self._terminal.close()
             self._reactor.close()
@@ -342,7 +344,7 @@ class Loop:
     def _on_reports(self) -> None:
         while (message := self._workers.zygote.receive_report()) is not None:
             if isinstance(message, RankBeat):
-                self._monitor.beat(message.rank)
+                self._monitor.watchdog.beat(message.rank)
             if isinstance(message, BreakpointPassed):
                 self._terminal.passed_breakpoint(self.plan.layout, message.rank)
             elif isinstance(message, FromNegotiation):

@@ -12,9 +12,7 @@ from meshrun.host.usage import cpu_seconds_of_trees
 from meshrun.layout.labels import merged_label
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
-from meshrun.protocol.activity import Activity
 from meshrun.protocol.events import GenerationAborted, Hung
-from meshrun.protocol.stacks import Dump
 from meshrun.supervisor.stack_requests import ZYGOTE, StackRequests
 from meshrun.supervisor.watchdog import Watchdog
 
@@ -39,13 +37,13 @@ class Monitor:
         self._plan, self._console = plan, console
         self._happen, self._zygote_pid = happen, zygote_pid
         self._next_look = reactor.call_at(None, self._look)
-        self._stacks = StackRequests(plan.layout, reactor, self._show)
-        self._watchdog = Watchdog(
+        self.stacks = StackRequests(plan.layout, reactor, self._show)
+        self.watchdog = Watchdog(
             start_timeout_s=plan.request.start_timeout_s,
             hang_timeout_s=plan.request.hang_timeout_s,
             cpu_seconds=cpu_seconds_of_trees,
         )
-        reactor.on_skip(self._watchdog.skip)
+        reactor.on_skip(self.watchdog.skip)
         self._pids: dict[int, int] = {}
         self._then: Hung | GenerationAborted | None = None
         """What ends the ranks, once people were shown where they are."""
@@ -53,37 +51,17 @@ class Monitor:
     def replan(self, plan: LaunchPlan) -> None:
         """The nodes have met: this is the plan now."""
         self._plan = plan
-        self._stacks.replan(plan.layout)
-
-    def share(self, activity: Activity) -> None:
-        """Tell other nodes when ranks here make progress, and take theirs into account."""
-        self._watchdog.activity = activity
-
-    def open(self, rank: int) -> int:
-        """Return what a rank is to write its stacks to, for the caller to hand over and close."""
-        return self._stacks.open(rank)
+        self.stacks.replan(plan.layout)
 
     def begin(self) -> None:
         """A generation of ranks is started."""
         self._then = None
-        self._watchdog.begin()
-
-    def beat(self, rank: int) -> None:
-        """A rank's program reports progress."""
-        self._watchdog.beat(rank)
-
-    def printed(self, rank: int) -> None:
-        """A rank printed something."""
-        self._watchdog.printed(rank)
-
-    def crash(self, rank: int) -> Dump | None:
-        """Return the stacks of a rank whose native code crashed, if it told any."""
-        return self._stacks.crash(rank)
+        self.watchdog.begin()
 
     def see(self, state: State) -> None:
         """Take the launch as it is now."""
         self._state = state
-        self._next_look.move(self._watchdog.next_look_ns(state))
+        self._next_look.move(self.watchdog.next_look_ns(state))
 
     def ask(self, why: str, *, then: Hung | GenerationAborted | None = None) -> None:
         """Ask every rank for its stacks; they are printed once all have answered.
@@ -103,12 +81,12 @@ class Monitor:
         if any(known.pid is None for known in ranks.values()):
             asked[ZYGOTE] = self._zygote_pid()
         self._console.note(why)
-        self._stacks.ask(asked)
+        self.stacks.ask(asked)
 
     def _look(self) -> None:
-        if self._watchdog.stalls(self._state):
+        if self.watchdog.stalls(self._state):
             self.ask(self._describe_stall(self._state))
-        if self._then is None and (idle_s := self._watchdog.idle_s(self._state)) is not None:
+        if self._then is None and (idle_s := self.watchdog.idle_s(self._state)) is not None:
             hung = Hung(idle_s=idle_s, at_ns=time.monotonic_ns())
             self.ask(f"no rank has made progress for {idle_s:.1f} s", then=hung)
         self.see(self._state)
@@ -117,15 +95,11 @@ class Monitor:
         for line in lines:
             self._console.print_line(line.encode(errors="backslashreplace"), to_stderr=True)
         if self._pids:
-            self._stacks.tell_native(self._pids.values())
+            self.stacks.tell_native(self._pids.values())
             self._pids = {}
-        if self._then is not None and not self._stacks.is_under_way:
+        if self._then is not None and not self.stacks.is_under_way:
             then, self._then = self._then, None
             self._happen(replace(then, at_ns=time.monotonic_ns()))
-
-    def close(self) -> None:
-        """Let go of all files."""
-        self._stacks.close()
 
     def _describe_stall(self, state: State) -> str:
         took = f"still starting after {self._plan.request.start_timeout_s:g} s"

@@ -114,7 +114,7 @@ class Workers:
         self._orders.answered()
 
     def _start_zygote(self) -> ZygoteClient:
-        stacks = self._monitor.open(ZYGOTE)
+        stacks = self._monitor.stacks.open(ZYGOTE)
         request = self.plan.request
         builds_first = request.mesh_init == "eager" and self.plan.program.kind != "command"
         try:
@@ -149,7 +149,7 @@ class Workers:
             debug=terminal.rank,
         )
         streams = terminal.streams(rank.rank) or self._output.open(rank, files)
-        theirs = [*streams, self._monitor.open(rank.rank)]
+        theirs = [*streams, self._monitor.stacks.open(rank.rank)]
         self.zygote.send(order, theirs)
         for end in theirs:
             os.close(end)
