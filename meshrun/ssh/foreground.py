@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import sys
 import time
@@ -40,8 +39,7 @@ def fork_controller(request: LaunchRequest) -> int | None:
         always=(signal.SIGQUIT, signal.SIGCONT, signal.SIGCHLD, *request.forwarded_signals),
     )
     while not (ended := os.waitpid(child, os.WNOHANG))[0]:
-        select.select([signals], [], [])
-        for signum in signals.take():
+        for signum in signals.wait():
             if signum != signal.SIGCHLD:
                 send_signal(child, signum)
     signals.restore()

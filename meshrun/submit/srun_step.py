@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import select
 import signal
 import subprocess
 from collections.abc import Sequence
@@ -57,8 +56,7 @@ def launch_on_nodes(request: LaunchRequest, words: Sequence[str], *, job: str) -
         preexec_fn=lambda: die_with_parent(own_pid, signal.SIGTERM),  # noqa: PLW1509 - one thread
     ) as process:
         while process.poll() is None:
-            select.select([caught], [], [])
-            for signum in caught.take():
+            for signum in caught.wait():
                 if signum != signal.SIGCHLD and process.poll() is None:
                     _pass_on(signum, job, name, process)
     caught.restore()

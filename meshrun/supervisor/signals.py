@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 from collections import deque
 from collections.abc import Iterable
@@ -49,6 +50,11 @@ class SignalQueue:
         except BlockingIOError:
             pass
         return [self._caught.popleft() for _ in range(len(self._caught))]
+
+    def wait(self) -> list[int]:
+        """Return the signals that have come, once there is one."""
+        select.select([self], [], [])
+        return self.take()
 
     def suspend_here(self) -> None:
         """Be stopped by SIGTSTP, as without us, and return once continued."""
