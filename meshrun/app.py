@@ -93,7 +93,7 @@ def plan(
         with_nics=not check_host or request.nic_affinity,
     )
     if (kind := depends_on_count(request)) is not None:
-        facts = count_with_torch(facts, kind, request.preload)
+        facts = count_with_torch(facts, kind, request.own_preload)
     planned = build_plan(request, facts, check_host=check_host)
     workers = planned.layout.nproc_per_node[planned.node_rank]
     cores = count_cores()

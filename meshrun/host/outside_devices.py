@@ -38,7 +38,7 @@ def _brings_devices(kind: str = "", modules: Sequence[str] = ()) -> bool:
 
     Packages name their module under the entry point ``torch.backends``, for torch to import it.
     """
-    if kind in _TORCHS_OWN or any(name.partition(".")[0] != "torch" for name in modules):
+    if kind in _TORCHS_OWN or modules:
         return True
     autoload = os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "1"
     return autoload and any(map(_has_back_end, sys.path))

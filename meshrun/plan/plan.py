@@ -15,6 +15,7 @@ from meshrun.layout import Layout, count_slots, solve_layout
 from meshrun.layout.selection import find_debugged, select_ranks
 from meshrun.layout.spec import INFERRED
 from meshrun.plan.device import (
+    COUNTED,
     TOO_FEW,
     choose_device,
     device_name,
@@ -123,6 +124,12 @@ class LaunchPlan:
     def uncounted_device(self) -> str | None:
         """The device type that ranks are to find for themselves once torch is imported, if any."""
         return self.device_type if is_counted_later(self.device_reason) else None
+
+    @property
+    def modules_of_mesh(self) -> tuple[str, ...]:
+        """What may bring the mesh's device or backends, and so is imported before it is built."""
+        brought = self.device_type not in (None, *COUNTED) or self.request.groups.backends
+        return self.request.own_preload if brought else ()
 
     def rank(self, rank: int) -> RankPlan:
         """Return the plan of one rank."""

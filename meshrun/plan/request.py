@@ -212,6 +212,11 @@ class LaunchRequest:
     """Notes about options that are ignored."""
 
     @property
+    def own_preload(self) -> tuple[str, ...]:
+        """Modules that the user named, without those of torch."""
+        return tuple(name for name in self.preload if name.partition(".")[0] != "torch")
+
+    @property
     def hosts(self) -> tuple[str, ...]:
         """Names of the nodes in node order, where this launch starts them."""
         return () if self.remote is None else tuple(host.name for host in self.remote.hosts)

@@ -28,6 +28,7 @@ class Prepare:
 
     start_method: str
     preload: list[str]
+    """Modules that forks share; with ``exec``, those that each rank will import by itself."""
     backends: list[str]
     """Backends that torch has to know before the program's first line."""
     device: str
@@ -53,6 +54,8 @@ class StartRank:
     """Whether the mesh is left for the program's first ``current_mesh()`` to build."""
     cpus: list[int]
     """Logical CPUs to bind it to; empty for no binding."""
+    imports: list[str]
+    """Modules to import before the mesh is built, by a rank that is no fork."""
     label: str = ""
     """Its coordinate as people read it; "" without a mesh."""
     stdin: bool = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from meshrun.errors import HostError
 from meshrun.plan.plan import RankPlan
@@ -46,6 +46,7 @@ def start_order(
     label: str = "",
     stdin: bool = True,
     debug: int | None = None,
+    imports: Sequence[str] = (),
 ) -> codec.StartRank:
     """Return the order to start a rank.
 
@@ -57,6 +58,7 @@ def start_order(
         label: Its coordinate as people read it.
         stdin: Whether it reads ours.
         debug: The rank that is debugged, if one is; the others pass their breakpoints.
+        imports: Modules to import before the mesh is built.
 
     Raises:
         HostError: If the variables are more than an order can hold.
@@ -77,6 +79,7 @@ def start_order(
         label=label,
         stdin=stdin,
         debug=debug == rank.rank,
+        imports=list(imports),
     )
     if (size := len(codec.encode(order))) > codec.PACKET_BYTES:
         longest = max(order.environment, key=lambda name: len(order.environment[name]))

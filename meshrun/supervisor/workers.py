@@ -121,7 +121,7 @@ class Workers:
             zygote = ZygoteClient(
                 self.plan.program,
                 method=self._method,
-                preload=request.preload,
+                preload=request.preload if self._method == "fork" else self.plan.modules_of_mesh,
                 backends=request.groups.backend_names if builds_first else [],
                 device=(self.plan.uncounted_device or "") if builds_first else "",
                 workers=min(self.plan.layout.nproc_per_node),
@@ -147,6 +147,7 @@ class Workers:
             label=rank_label(layout, rank.rank) if layout.mesh else "",
             stdin=terminal.has_stdin(rank.local_rank),
             debug=terminal.rank,
+            imports=() if self._method == "fork" else self.plan.modules_of_mesh,
         )
         streams = terminal.streams(rank.rank) or self._output.open(rank, files)
         theirs = [*streams, self._monitor.stacks.open(rank.rank)]

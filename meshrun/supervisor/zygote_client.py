@@ -63,11 +63,10 @@ class ZygoteClient:
                     hint="the machine may be out of processes or memory; see `ulimit -u` and `free"
                     " -h`",
                 ) from error
-        is_fork = method == "fork"
         self.send(
             Prepare(
                 start_method=method,
-                preload=list(preload) if is_fork else [],
+                preload=list(preload),
                 backends=list(backends),
                 device=device,
                 workers=workers,

@@ -7,6 +7,7 @@ import socket
 import sys
 from contextlib import suppress
 from functools import partial
+from importlib import import_module
 
 from meshrun.host.cores import bind_to_cpus
 from meshrun.host.title import set_title
@@ -62,6 +63,8 @@ def become_rank(
             from meshrun.worker.process_group import join_mesh
 
             with source.settings.in_effect():
+                for module in order.imports:
+                    import_module(module)
                 join_mesh(tuple(order.coordinate), reporter)
             adopt_process_group()
         if "torch" in sys.modules:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
@@ -32,8 +33,13 @@ def main(_: object) -> None:
     print(json.dumps([found, (_count(found) or 0) if found else 0]), file=answers, flush=True)
 
 
-def check_devices(kind: str, workers: int) -> None:
+def check_devices(kind: str, workers: int, modules: Sequence[str]) -> None:
     """Check that torch has a device for each worker; a fork counts them, and may initialize them.
+
+    Args:
+        kind: The device type.
+        workers: How many of them are needed.
+        modules: Imported in the fork before.
 
     Raises:
         UsageError: If torch knows no such devices.
@@ -41,6 +47,8 @@ def check_devices(kind: str, workers: int) -> None:
     """
 
     def ask() -> int:
+        for module in modules:
+            import_module(module)
         count = _count(kind)
         return _UNKNOWN if count is None else min(count, _MOST)
 

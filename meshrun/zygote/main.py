@@ -86,17 +86,19 @@ def _load(
         gc.disable()
         first = on_path(folder) if holds(folder, order.preload) else nullcontext()
         with first, nvml_answers() if forks else nullcontext(), source.settings.in_effect():
-            for module in order.preload:
-                _preload(module)
-                watch.imported(module)
             if forks:
+                for module in order.preload:
+                    _preload(module)
+                    watch.imported(module)
                 _import_what_is_there(source.torch_modules)
-            check_registered(order.backends)
+            if forks or not order.preload:  # else the ranks will know
+                check_registered(order.backends)
         if forks:  # with exec this process imports for its store alone
             put_first(folder, known_at_start=known_at_start)
         unsafe = (_why_unclear(source.settings) or watch.why_unsafe()) if forks else None
         if order.device and unsafe is None:
-            check_devices(order.device, order.workers)
+            with on_path(folder):
+                check_devices(order.device, order.workers, [] if forks else order.preload)
     except BaseException as error:
         exit_code = error.code if isinstance(error, SystemExit) else 1
         text = format_raised(error).text

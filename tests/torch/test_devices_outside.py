@@ -169,12 +169,17 @@ def test_torch_counts_where_a_plan_depends_on_it(words: tuple[str, ...], program
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("loaded_by", ["torch", "preload"])
 def test_an_import_that_uses_the_device_is_named(
-    program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    loaded_by: str, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its devices are counted in the new process, which can."""
-    (tmp_path / "uses.py").write_text("import torch\nassert torch.sim.is_available()\n")
-    words = ("--device", "sim", "--mesh", "2", "--names", "dp", "--preload", "uses")
+    """Its devices are counted in the new process; a rank imports what brings them by itself."""
+    text = "import torch\nassert torch.sim.is_available()\n"
+    if loaded_by == "preload":
+        text = f"import torch_sim\ntorch_sim.autoload()\n{text}"
+        monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+    (tmp_path / "uses.py").write_text(text)
+    words = ("--device", "sim", "--mesh", "dp=2", "--preload", "uses", "--backend", "gloo")
     ours = run_meshrun(*words, "--no-prefix", program)
 
     assert ours.returncode == 0, ours.stderr

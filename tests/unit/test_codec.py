@@ -33,6 +33,7 @@ def test_orders_survive_too() -> None:
         local_rank=3,
         lazy=False,
         cpus=[0],
+        imports=[],
     )
 
     assert codec.decode(codec.encode(order)) == order
