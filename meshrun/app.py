@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from meshrun.cluster import ClusterFacts, detect_cluster
 from meshrun.errors import MeshrunError, UsageError
 from meshrun.host.cores import count_cores
-from meshrun.host.descriptors import has_terminal
+from meshrun.host.descriptors import has_terminal, say
 from meshrun.host.detect_host import detect_host
 from meshrun.host.machine import HostFacts
 from meshrun.host.outside_devices import count_with_torch
@@ -102,14 +102,30 @@ def plan(
     return replace(planned, request=told)
 
 
+def check_gpus(plan: LaunchPlan) -> None:
+    """Look at the GPUs that ranks will use, if that is asked for, and tell what is wrong with them.
+
+    Raises:
+        HostError: If one cannot be relied on.
+    """
+    if not plan.request.check_gpus:
+        return
+    from meshrun.supervisor.check_gpus import examine_gpus
+
+    examine_gpus(plan, lambda text: say(f"meshrun: {text}"))
+
+
 def plan_or_decline(request: LaunchRequest, cluster: ClusterFacts | None) -> LaunchPlan:
     """Decide everything about a launch; if it is impossible, tell the other nodes.
 
     Raises:
         UsageError: If the request is inconsistent, with the numbers.
+        HostError: If its GPUs were to be checked, and one cannot be relied on.
     """
     try:
-        return plan(request, cluster=cluster)
+        planned = plan(request, cluster=cluster)
+        check_gpus(planned)
+        return planned
     except MeshrunError as error:
         decline(request, error)
         raise

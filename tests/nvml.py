@@ -26,11 +26,12 @@ def card(uuid: str, bus: int, **answers: Any) -> dict[str, Any]:
 class FakeNvml:
     """The functions that are used, over a table of cards; ``None`` for one that is lost."""
 
+    driver = "570.124.06"
+
     def __init__(self, cards: Sequence[dict[str, Any] | None], *, lacks: str = "") -> None:
         """Make a driver; ``lacks`` is how names of functions end that it does not have."""
         self.cards, self.lacks = cards, lacks
         self.open = 0
-        self.driver = "570.124.06"
 
     def __getattr__(self, name: str) -> Callable[..., int]:
         function: Any = getattr(type(self), f"_{name}", None)
@@ -201,7 +202,7 @@ class NvmlInFile(FakeNvml):
     """A driver whose cards stand in a JSON file, as they are at the moment: for other processes."""
 
     def __init__(self, path: str) -> None:
-        self.path, self.lacks, self.open, self.driver = path, "", 0, "570.124.06"
+        self.path, self.lacks, self.open = path, "", 0
 
     @property
     def cards(self) -> Any:

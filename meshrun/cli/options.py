@@ -243,6 +243,10 @@ class Options(ParsedOptions):
         details="See [restarts](../how-to/restart.md). All ranks are restarted; there are fewer "
         "restarts if [the program makes no progress]"
         "(../how-to/restart.md#report-progress).")
+    check_gpus = Switch(FAILURES,
+        "Check the health of the GPUs before the start, and start nothing on those that cannot be "
+        "relied on.", details="With `--dry-run` too. See [health](../how-to/gpus.md#check-the-"
+        "health-of-gpus).")
     gpu_memory_wait: Option[GpuMemoryWait | None] = Option(
         parse_gpu_memory_wait, None, "SIZE,TIME", FAILURES,
         "Wait before a restart until no GPU of the launch has more memory in use than this, such "

@@ -144,6 +144,7 @@ def build_request(options: Options, program: Program) -> LaunchRequest:
         debug_rank=options.debug_rank,
         virtual_local_rank=options.virtual_local_rank,
         numa_binding=options.numa_binding,
+        check_gpus=options.check_gpus,
         nic_affinity=options.nic_affinity,
         stop_signals=stop_signals,
         forwarded_signals=_forwarded(options, stop_signals),

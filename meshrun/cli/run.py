@@ -148,6 +148,7 @@ def show_plan(request: LaunchRequest, options: Options) -> None:
         color_dim=options.color_dim,
         rank=options.rank,
     )
+    app.check_gpus(plan)
 
 
 def launch_here(

@@ -24,6 +24,10 @@ _MEMORY_V1 = struct.Struct("=3Q")
 _PROCESS = struct.Struct("=I4xQII")
 """Pid, bytes, and the two numbers of a MIG instance."""
 _MOST_PROCESSES = 256
+_INIT_ERRORS = {
+    9: "its kernel module is not loaded",
+    18: "its library and its kernel module are of different versions",
+}
 
 Handle = ctypes.c_void_p
 """A GPU or a MIG instance, as the library knows it."""
@@ -151,6 +155,15 @@ def load_nvml() -> Nvml | None:
     return nvml if nvml.ask("nvmlInit_v2") else None
 
 
+def why_no_nvml() -> tuple[str, bool]:
+    """Return why :func:`load_nvml` gives nothing, and whether the driver itself is out of order."""
+    try:
+        code = int(ctypes.CDLL(_LIBRARY).nvmlInit_v2())
+    except (OSError, AttributeError):
+        return f"{_LIBRARY} is not installed", False
+    return _INIT_ERRORS.get(code, f"NVML answers with error {code}"), True
+
+
 @contextmanager
 def open_nvml() -> Iterator[Nvml | None]:
     """Give the library for a while."""
@@ -160,3 +173,9 @@ def open_nvml() -> Iterator[Nvml | None]:
     finally:
         if nvml is not None:
             nvml.ask("nvmlShutdown")
+
+
+def read_driver_version() -> str:
+    """Return the version of NVIDIA's driver, "" if there is none."""
+    with open_nvml() as nvml:
+        return "" if nvml is None else nvml.text("nvmlSystemGetDriverVersion")

@@ -184,6 +184,8 @@ class LaunchRequest:
     """How long restarts wait until memory of GPUs is free; ``None`` not to wait."""
     virtual_local_rank: bool = False
     numa_binding: BindingMode | None = None
+    check_gpus: bool = False
+    """Whether GPUs are looked at before ranks are started there."""
     nic_affinity: bool = False
     """Whether each rank is kept to the network cards next to its GPU."""
     stop_signals: tuple[int, ...] = STOP_SIGNALS

@@ -28,11 +28,12 @@ def gather(
     memory: MemoryWatch,
     *,
     why_empty: Callable[[int], str],
+    why_gpu: Callable[[Verdict], str | None],
     timers: Timers | None,
 ) -> Mapping[int, Evidence]:
     """Return what is known of the ranks that failed, the cause first.
 
-    ``why_empty`` returns why a rank had no stdin, if it had none.
+    ``why_empty`` returns why a rank had no stdin, if it had none; ``why_gpu`` what its GPU tells.
     """
     folder = current_folder()
     found = {}
@@ -42,7 +43,10 @@ def gather(
             last_lines=tuple(output.last_lines(verdict.rank)[-_MOST_LINES:]),
             stack=tuple(describe(crash.main, folder)) if crash else (),
             place=headline(crash.main, folder) if crash else "",
-            why=_of_timer(state, verdict, timers) or _why(verdict, memory, why_empty) or "",
+            why=_of_timer(state, verdict, timers)
+            or _why(verdict, memory, why_empty)
+            or (why_gpu(verdict) if verdict.rank in state.ranks else None)
+            or "",
         )
     return found
 

@@ -59,6 +59,7 @@ from meshrun.protocol.events import (
 from meshrun.protocol.generation import Evidence, RankState
 from meshrun.protocol.rank_end import RankExited
 from meshrun.protocol.result import signal_name
+from meshrun.supervisor.gpu_errors import GpuErrors
 from meshrun.supervisor.gpu_wait import GpuWait
 from meshrun.supervisor.investigation import gather
 from meshrun.supervisor.live import Live
@@ -144,6 +145,7 @@ class Loop:
             plan, console, self._reactor, self._monitor.watchdog.printed, folder.open
         )
         self._memory = MemoryWatch()
+        self._gpu_errors = GpuErrors(plan)
         self._gpu_wait = GpuWait(plan, self._reactor, console.note)
         self.evidence: Mapping[int, Evidence] = {}
         """What is known of ranks that failed, once the launch is over."""
@@ -219,6 +221,7 @@ class Loop:
         finally:
             self._workers.close()
             self._monitor.stacks.close()
+            self._gpu_errors.close()
             self._output.close()
             self._terminal.close()
             self._reactor.close()
@@ -446,6 +449,7 @@ class Loop:
             self._monitor,
             self._memory,
             why_empty=why_empty,
+            why_gpu=partial(self._gpu_errors.why, plan=self.plan),
             timers=self._workers.timers,
         )
 

@@ -130,6 +130,23 @@ def test_gpus_are_chosen(fake_torch: Path, fake_driver: Callable[[list[Any]], No
     assert [one["CUDA_VISIBLE_DEVICES"] for one in found] == ["0,3", "0,3"]
 
 
+def test_gpus_are_checked(fake_torch: Path, fake_driver: Callable[[list[Any]], None]) -> None:
+    """A broken one ends the launch before anything starts; others are warned of."""
+    broken = {"nvmlDeviceGetTotalEccErrors 1 0": 2}
+    fake_driver([card("GPU-0", 1, links=["switch", None]), card("GPU-1", 2, **broken)])
+    words = ("--check-gpus", PROGRAMS / "echo.py")
+
+    for how in ((), ("--dry-run",)):
+        refused = run_meshrun("--gpus", "0,1", *how, *words)
+        assert (refused.returncode, fake_torch.exists()) == (71, False)
+        assert "meshrun: GPU 1: 2 uncorrected memory errors" in refused.stderr
+        assert "error: --check-gpus: 1 of 2 GPUs cannot be relied on: 1" in refused.stderr
+        assert refused.stdout.startswith("no mesh: 1 rank") == bool(how)
+    ours = run_meshrun("--gpus", "0", *words)
+    assert ours.returncode == 0, ours.stderr
+    assert "meshrun: GPU 0: 1 of 2 NVLinks are down" in ours.stderr
+
+
 @pytest.mark.parametrize("method", ["fork", "exec"])
 def test_ranks_are_bound_to_cores(method: str, fake_torch: object) -> None:
     """Exclusive shares differ and lie within what meshrun may use."""

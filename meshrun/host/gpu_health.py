@@ -1,0 +1,78 @@
+"""What NVIDIA's driver knows of the health of GPUs."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from meshrun.host.gpu_links import MOST_NVLINKS, nvlink_state
+from meshrun.host.gpu_use import GpuUse, read_use
+from meshrun.host.machine import Gpu
+from meshrun.host.nvml import Handle, Nvml
+
+_UNCORRECTED, _SINCE_RESET = ctypes.c_uint(1), ctypes.c_uint(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuHealth:
+    """What the driver tells of one GPU; ``None`` and 0 where it does not, as without ECC."""
+
+    gpu: Gpu
+    answers: bool = True
+    """Whether the driver reaches it at all."""
+    ecc_errors: int = 0
+    """Uncorrected errors of its memory since its last reset."""
+    remap_pending: bool = False
+    """Whether broken rows or pages of its memory are to be replaced at its next reset."""
+    remap_failed: bool = False
+    """Whether they could not be replaced."""
+    throttle_reasons: int = 0
+    """Why its clocks are low now: bits ``nvmlClocksEventReason*`` of nvml.h."""
+    power_limit_w: float | None = None
+    power_default_w: float | None = None
+    nvlinks: int = 0
+    nvlinks_up: int = 0
+    use: GpuUse | None = None
+
+
+def read_health(nvml: Nvml, gpus: Sequence[Gpu]) -> list[GpuHealth]:
+    """Return the health of each GPU; a MIG instance has that of its GPU."""
+    return [_read(nvml, gpu) for gpu in gpus]
+
+
+def _read(nvml: Nvml, gpu: Gpu) -> GpuHealth:
+    handle = nvml.gpu_at(gpu.address) if gpu.address is not None else None
+    if handle is None:
+        return GpuHealth(gpu=gpu, answers=False)
+    rows = nvml.numbers("nvmlDeviceGetRemappedRows", handle, 4) or (0, 0, 0, 0)
+    pages = nvml.number("nvmlDeviceGetRetiredPagesPendingStatus", handle) or 0
+    links = [nvlink_state(nvml, handle, link) for link in range(MOST_NVLINKS)]
+    return GpuHealth(
+        gpu=gpu,
+        ecc_errors=nvml.number(
+            *("nvmlDeviceGetTotalEccErrors", handle, _UNCORRECTED, _SINCE_RESET),
+            kind=ctypes.c_ulonglong,
+        )
+        or 0,
+        remap_pending=bool(rows[2] or pages),
+        remap_failed=bool(rows[3]),
+        throttle_reasons=_throttle_reasons(nvml, handle),
+        power_limit_w=_watts(nvml.number("nvmlDeviceGetPowerManagementLimit", handle)),
+        power_default_w=_watts(nvml.number("nvmlDeviceGetPowerManagementDefaultLimit", handle)),
+        nvlinks=sum(state is not None for state in links),
+        nvlinks_up=sum(map(bool, links)),
+        use=next(iter(read_use(nvml, [gpu])), None),
+    )
+
+
+def _throttle_reasons(nvml: Nvml, gpu: Handle) -> int:
+    for what in ("Event", "Throttle"):  # the name of newer drivers first
+        function = f"nvmlDeviceGetCurrentClocks{what}Reasons"
+        if (found := nvml.number(function, gpu, kind=ctypes.c_ulonglong)) is not None:
+            return found
+    return 0
+
+
+def _watts(milliwatts: int | None) -> float | None:
+    return None if milliwatts is None else milliwatts / 1000

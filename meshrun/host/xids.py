@@ -1,0 +1,107 @@
+"""XIDs: the errors of NVIDIA's GPUs, which its driver writes to the kernel's log."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_KMSG = Path("/dev/kmsg")
+_RECORD_BYTES = 8192
+"""The kernel gives a record a read; one that is longer fails."""
+_JOURNAL = ("journalctl", "--dmesg", "--boot", "--quiet", "--no-pager", "--output=cat")
+_JOURNAL_TAKES_S = 10.0
+_XID = re.compile(
+    r"NVRM: Xid \((?:PCI:)?(?P<address>[0-9a-f:]+)[^)]*\): (?P<number>\d+)"
+    r"(?:, pid=[^,]*)?(?:, name=[^,]*)?(?:, (?P<text>.*))?",
+    re.IGNORECASE,
+)
+_LONGEST = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Xid:
+    """An error of a GPU, as in ``NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off``."""
+
+    address: str
+    """Of the GPU, without the function: ``0000:3b:00``."""
+    number: int
+    text: str
+
+    def is_on(self, address: str | None) -> bool:
+        """Whether it is of the GPU with this address."""
+        return address is not None and address.rpartition(".")[0].lower() == self.address
+
+    def __str__(self) -> str:
+        return f"XID {self.number}" + (f" ({self.text})" if self.text else "")
+
+
+class XidWatch:
+    """The kernel's log from now on, where this user may read it."""
+
+    def __init__(self, path: Path = _KMSG) -> None:
+        self._fd: int | None = None
+        with contextlib.suppress(OSError):
+            self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            os.lseek(self._fd, 0, os.SEEK_END)
+
+    def read(self) -> list[Xid]:
+        """Return the XIDs since the last time."""
+        return [] if self._fd is None else list(_find_xids(_read_records(self._fd)))
+
+    def close(self) -> None:
+        """Let go of the log."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
+def read_xids(path: Path = _KMSG) -> list[Xid] | None:
+    """Return the XIDs since the machine was started; ``None`` if this user may not read the log.
+
+    Source:
+        kernel, Documentation/ABI/testing/dev-kmsg; journalctl(1) for users of its groups.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            return list(_find_xids(list(_read_records(fd))))
+        finally:
+            os.close(fd)
+    except OSError:
+        return _read_journal()
+
+
+def _read_journal() -> list[Xid] | None:
+    try:
+        found = subprocess.run(
+            _JOURNAL, capture_output=True, timeout=_JOURNAL_TAKES_S, check=False, text=True
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    has_any = found.returncode == 0 and found.stdout != ""  # a user who may see none gets none
+    return list(_find_xids(found.stdout.splitlines())) if has_any else None
+
+
+def _read_records(fd: int) -> Iterator[str]:
+    while True:
+        try:
+            record = os.read(fd, _RECORD_BYTES)
+        except BlockingIOError:
+            return
+        except BrokenPipeError:  # it was overwritten meanwhile
+            continue
+        if not record:
+            return
+        yield from record.decode(errors="replace").splitlines()
+
+
+def _find_xids(lines: Iterable[str]) -> Iterator[Xid]:
+    for line in lines:
+        if found := _XID.search(line):
+            text = (found["text"] or "").strip()[:_LONGEST]
+            yield Xid(found["address"].lower(), int(found["number"]), text)

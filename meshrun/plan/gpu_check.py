@@ -1,0 +1,107 @@
+"""What speaks against starting ranks on GPUs, from what is known of their health. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from meshrun.errors import HostError
+from meshrun.host.gpu_health import GpuHealth
+from meshrun.host.machine import Gpu
+from meshrun.host.xids import Xid
+from meshrun.wording import count
+
+_THROTTLES = {
+    0x08: "its hardware has slowed it down",
+    0x20: "it is too hot, and the driver has slowed it down",
+    0x40: "it is too hot, and its hardware has slowed it down",
+    0x80: "the power supply has slowed it down",
+}
+"""Bits of nvml.h that tell of trouble; others come with idling, load, or settings."""
+_OF_PROGRAMS = frozenset({13, 31, 43, 45, 68, 69})
+"""XIDs that a program's own mistake can cause."""
+_RESET = "reset it with `nvidia-smi --gpu-reset -i {}`, or restart the machine"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFinding:
+    """Something that is wrong with a GPU, and what to do."""
+
+    gpu: Gpu
+    problem: str
+    advice: str
+    is_severe: bool = False
+    """Whether no rank should run there."""
+
+    def __str__(self) -> str:
+        return f"GPU {self.gpu.label}: {self.problem}; {self.advice}"
+
+
+def find_gpu_problems(healths: Sequence[GpuHealth], xids: Sequence[Xid]) -> list[GpuFinding]:
+    """Return what is wrong with GPUs, the severe first."""
+    found = [finding for health in healths for finding in _problems(health, xids)]
+    return sorted(found, key=lambda finding: not finding.is_severe)
+
+
+def unfit_gpus(findings: Sequence[GpuFinding], gpus: Sequence[Gpu]) -> HostError | None:
+    """Return the error of a launch on GPUs of which some are unfit, ``None`` if none is."""
+    unfit = list(dict.fromkeys(each.gpu.label for each in findings if each.is_severe))
+    if not unfit:
+        return None
+    return HostError(
+        f"--check-gpus: {len(unfit)} of {count(len(gpus), 'GPU')} cannot be relied on:"
+        f" {', '.join(unfit)}",
+        hint="leave them out with --gpus, or repair them as the lines above say",
+    )
+
+
+def _problems(health: GpuHealth, xids: Sequence[Xid]) -> Iterator[GpuFinding]:
+    if not health.answers:
+        what, advice = "the driver does not reach it", "see `nvidia-smi` and the kernel log"
+        yield GpuFinding(health.gpu, what, advice, is_severe=True)
+        return
+    yield from _of_memory(health)
+    yield from _of_speed(health)
+    if health.use is not None and health.use.holders:
+        holders = "; ".join(map(str, health.use.holders))
+        what = f"other processes have memory on it: {holders}"
+        yield GpuFinding(health.gpu, what, "end them, or use other GPUs")
+    yield from _in_log(health.gpu, xids)
+
+
+def _of_memory(health: GpuHealth) -> Iterator[GpuFinding]:
+    gpu, reset = health.gpu, _RESET.format(health.gpu.label)
+    if health.ecc_errors:
+        what = f"{count(health.ecc_errors, 'uncorrected memory error')} since its last reset"
+        yield GpuFinding(gpu, what, reset, is_severe=True)
+    if health.remap_failed:
+        what = "broken rows of its memory could not be remapped"
+        yield GpuFinding(gpu, what, "have it replaced", is_severe=True)
+    if health.remap_pending:
+        what = "broken memory is to be remapped at its next reset"
+        yield GpuFinding(gpu, what, reset, is_severe=True)
+
+
+def _of_speed(health: GpuHealth) -> Iterator[GpuFinding]:
+    gpu, name = health.gpu, health.gpu.label
+    for bit, what in _THROTTLES.items():
+        if health.throttle_reasons & bit:
+            yield GpuFinding(gpu, what, f"see `nvidia-smi -q -d PERFORMANCE -i {name}`")
+    limit, default = health.power_limit_w, health.power_default_w
+    if limit is not None and default is not None and limit < default:
+        what = f"its power limit of {limit:g} W is below the default of {default:g} W"
+        yield GpuFinding(gpu, what, f"raise it with `nvidia-smi -i {name} -pl {default:g}`")
+    if 0 < health.nvlinks_up < health.nvlinks:
+        what = f"{health.nvlinks - health.nvlinks_up} of {health.nvlinks} NVLinks are down"
+        yield GpuFinding(gpu, what, f"see `nvidia-smi nvlink -s -i {name}`")
+
+
+def _in_log(gpu: Gpu, xids: Sequence[Xid]) -> Iterator[GpuFinding]:
+    own = [xid for xid in xids if xid.is_on(gpu.address)]
+    times = Counter(xid.number for xid in own)
+    for number, last in {xid.number: xid for xid in own}.items():
+        what = f"{last}, {times[number]} x in the kernel log since the machine was started"
+        is_program = number in _OF_PROGRAMS
+        advice = "a program can cause it" if is_program else _RESET.format(gpu.label)
+        yield GpuFinding(gpu, what, advice)

@@ -1,0 +1,48 @@
+"""Examines the GPUs of this node before ranks are started on them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from meshrun.errors import HostError
+from meshrun.host.gpu_health import read_health
+from meshrun.host.nvml import open_nvml, why_no_nvml
+from meshrun.host.xids import read_xids
+from meshrun.plan.gpu_check import find_gpu_problems, unfit_gpus
+from meshrun.plan.plan import LaunchPlan
+from meshrun.wording import count
+
+
+def examine_gpus(plan: LaunchPlan, tell: Callable[[str], None]) -> None:
+    """Tell a line for each thing that is wrong with the GPUs that ranks will use.
+
+    Raises:
+        HostError: If one cannot be relied on.
+    """
+    gpus = plan.used_gpus
+    where = f"{os.uname().nodename}: " if plan.layout.nnodes > 1 else ""
+    if not gpus:
+        tell(f"{where}--check-gpus: this launch uses no GPU of this machine")
+        return
+    with open_nvml() as nvml:
+        if nvml is None:
+            why, is_severe = why_no_nvml()
+            if is_severe:
+                raise HostError(
+                    f"--check-gpus: NVIDIA's driver is out of order: {why}",
+                    hint="load it again, or restart the machine",
+                )
+            tell(f"{where}--check-gpus: {why}; no GPU was checked")
+            return
+        health = read_health(nvml, gpus)
+    xids = read_xids()
+    if xids is None:
+        tell(f"{where}this user may not read the kernel log; it was not searched for XIDs")
+    findings = find_gpu_problems(health, xids or ())
+    for finding in findings:
+        tell(f"{where}{finding}")
+    if (unfit := unfit_gpus(findings, gpus)) is not None:
+        raise unfit
+    if not findings:
+        tell(f"{where}{count(len(gpus), 'GPU')} checked, nothing found")

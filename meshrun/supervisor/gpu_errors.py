@@ -1,0 +1,39 @@
+"""The errors that NVIDIA's driver reports of GPUs while a launch runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from meshrun.host.xids import Xid, XidWatch
+from meshrun.lifecycle.blame import Verdict
+from meshrun.plan.plan import LaunchPlan
+
+_OF_GPUS = re.compile(r"cuda|nccl|nvlink|gpu|device|ecc|accelerator", re.IGNORECASE)
+"""In an exception: a GPU may be its cause."""
+
+
+class GpuErrors:
+    """XIDs since the launch began, for the report of a failure; none where nobody may read them."""
+
+    def __init__(self, plan: LaunchPlan, log: Path = Path("/dev/kmsg")) -> None:
+        self._watch = XidWatch(log) if plan.gpus else None
+        self._seen: list[Xid] = []
+
+    def why(self, verdict: Verdict, plan: LaunchPlan) -> str | None:
+        """Return what was reported of the GPU of a rank of this node that failed, if anything."""
+        if self._watch is None or verdict.asked_to_end:
+            return None
+        raised = verdict.raised
+        if raised is not None and not _OF_GPUS.search(f"{raised.kind} {raised.message}"):
+            return None
+        self._seen += self._watch.read()
+        own = plan.rank(verdict.rank).gpu
+        gpus = plan.used_gpus if own is None else (own,)
+        pairs = ((xid, gpu) for xid in self._seen for gpu in gpus if xid.is_on(gpu.address))
+        return ", ".join(dict.fromkeys(f"{xid} on GPU {gpu.label}" for xid, gpu in pairs)) or None
+
+    def close(self) -> None:
+        """Let go of the kernel's log."""
+        if self._watch is not None:
+            self._watch.close()
