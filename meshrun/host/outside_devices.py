@@ -75,7 +75,7 @@ def _ask_torch(kind: str, modules: Sequence[str]) -> tuple[str | None, int]:
     if asked.returncode:
         last = (asked.stderr.strip().splitlines() or [f"exit code {asked.returncode}"])[-1]
         raise HostError(
-            f"torch could not count {kind} devices: {last}",
+            f"torch could not count {'its' if kind == 'auto' else kind} devices: {last}",
             hint="use a number for --nproc-per-node, or --device cpu",
         )
     found, count = json.loads(asked.stdout.splitlines()[-1])

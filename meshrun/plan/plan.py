@@ -213,7 +213,7 @@ def build_plan(request: LaunchRequest, facts: HostFacts, *, check_host: bool = T
         if request.gpus is not None:
             check_enough(request.gpus, workers, device_type, device_reason)
             device_reason = f"--gpus names {len(request.gpus)}"
-    _check_visible(request, workers, facts)
+    _check_visible(request, workers, device_type, facts)
     request.groups.check_dims((*layout.dim_labels, *layout.derived_dims))
     start_method, reason = _choose_start_method(request)
     address, port = _choose_store(request.rendezvous)
@@ -346,7 +346,15 @@ def _check_node_rank(asked: Rendezvous, nnodes: int, counts: object) -> None:
         )
 
 
-def _check_visible(request: LaunchRequest, workers: int, facts: HostFacts) -> None:
+def _check_visible(
+    request: LaunchRequest, workers: int, device_type: str | None, facts: HostFacts
+) -> None:
+    if request.virtual_local_rank and device_type not in (None, *COUNTED):
+        raise UsageError(
+            f"--virtual-local-rank: no variable is known that shows a rank its own {device_type}"
+            " device alone",
+            hint="without it, each rank uses the device of its local rank",
+        )
     visible = facts.visible_devices
     if not visible:
         return

@@ -118,6 +118,7 @@ def test_asking_for_a_gpu_in_an_import_spoils_no_fork(way: str, tmp_path: Path) 
     ours = run_meshrun(*more, program, env={"PYTHONPATH": f"{tmp_path}:{PROGRAMS.parent.parent}"})
 
     assert ours.returncode == 0, ours.stderr
+    assert "new interpreter" not in ours.stderr
     assert "sum 3.0" in ours.stdout
 
 

@@ -96,6 +96,12 @@ def test_devices_that_torch_has_counted_are_like_any(device: str) -> None:
         build_plan(request(device="npu"), counted)
 
 
+def test_a_rank_cannot_be_shown_one_device_of_another_package() -> None:
+    """All ranks would be on the first."""
+    with pytest.raises(UsageError, match=r"no variable is known .* its own npu device"):
+        build_plan(request(device="npu", virtual_local_rank=True), facts())
+
+
 def test_a_dry_run_plans_for_machines_that_are_not_here() -> None:
     """Without a GPU a plan for GPUs can still be looked at."""
     plan = build_plan(request(device="cuda"), facts(0), check_host=False)
