@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
-from tests.benchmarks import failing, guarding, hosts, layouts, nodes, printing
+from tests.benchmarks import failing, guarding, hosts, layouts, nodes, printing, standing
 from tests.benchmarks.commands import (
     RANK_PROGRAM,
     Command,
@@ -166,7 +166,7 @@ def ends(runs: int | None) -> str:
 _ALL = (
     *(wall8, wall32, wall64, stalls, memory, cli, cpu, ends),
     *(failing.restart, failing.told, guarding.killed, guarding.report, guarding.stacks),
-    *(printing.output, printing.slow, layouts.layout),
+    *(printing.output, printing.slow, layouts.layout, standing.standing),
     *(nodes.nodes, nodes.stop, nodes.silence, nodes.lost, nodes.rendezvous, hosts.hosts),
 )
 SECTIONS: dict[str, Callable[[int | None], str]] = {section.__name__: section for section in _ALL}
