@@ -100,6 +100,13 @@ def choose_gpus(
                 raise UsageError(
                     f"--gpus: `{other}` and `{entry}` are the same GPU", hint="a GPU is used once"
                 )
+    for entry, _, gpu in chosen:
+        if gpu.mig_uuids and len(chosen) > 1:
+            raise UsageError(
+                f"--gpus {entry} is divided into {count(len(gpu.mig_uuids), 'MIG instance')}, of"
+                " which CUDA shows a process one",
+                hint=f"name instances, such as {gpu.mig_uuids[0]}, with --virtual-local-rank",
+            )
     if facts.visibility[0] == _XPU:  # the order of its list says nothing
         chosen.sort(key=lambda found: found[1])
     places, gpus = [place for _, place, _ in chosen], tuple(gpu for _, _, gpu in chosen)

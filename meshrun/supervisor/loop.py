@@ -474,6 +474,7 @@ class Loop:
     def _start_all(self, generation: int) -> None:
         start = partial(self._workers.start_all, generation)
         if generation:
+            self._monitor.begin()  # from now on the start takes time
             self._gpu_wait.hold(self.plan.used_gpus, start)
         else:
             start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -154,3 +155,36 @@ def test_nothing_is_left_on_a_gpu_when_a_launch_has_ended(tmp_path: Path) -> Non
 
     assert ours.returncode == 0, ours.stderr
     wait_until(lambda: used_bytes() < before + 2**28, lambda: f"{used_bytes()} after {before}")
+
+
+@needs(reads_nvml=True)
+def test_gpus_are_chosen_and_shown() -> None:
+    """The plan names the GPU that the rank then has, by number and by UUID."""
+    last = count_gpus() - 1
+    for name in (str(last), uuid_of(last)[:16]):
+        words = ("--mesh", "dp=1", "--device", "cuda", "--gpus", name)
+        shown = run_meshrun(*words, "--dry-run", "--format", "json", SEEN)
+        ours = run_meshrun(*words, SEEN)
+
+        (rank,) = json.loads(shown.stdout)["ranks"]
+        assert (rank["gpu"]["index"], rank["gpu"]["uuid"]) == (last, uuid_of(last))
+        assert ours.returncode == 0, ours.stderr
+        assert f"device 0 of 1, {uuid_of(last).removeprefix('GPU-')}" in ours.stdout
+
+
+@needs(reads_nvml=True)
+def test_gpus_that_are_not_there_start_nothing() -> None:
+    for name in (str(count_gpus()), "GPU-00000000-0000", "MIG-00000000-0000"):
+        ours = run_meshrun("--gpus", name, SEEN)
+
+        assert (ours.returncode, ours.stdout) == (2, "")
+        assert f"--gpus {name} is not here: " in ours.stderr
+
+
+@needs(reads_nvml=True)
+def test_the_health_of_gpus_is_read() -> None:
+    """Whatever it is: each finding has the number of a GPU, and a broken one has its exit code."""
+    ours = run_meshrun("--nproc-per-node", "gpu", "--check-gpus", "--dry-run", SEEN)
+
+    assert ours.returncode in (0, 71), ours.stderr
+    assert re.search(r"meshrun: (GPU \d+: .*; |\d+ GPUs? checked, nothing found)", ours.stderr)

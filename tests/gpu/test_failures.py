@@ -38,9 +38,11 @@ def test_a_fault_of_the_gpu_is_the_cause(fault: str, cause: str) -> None:
 def test_a_rank_that_was_killed_gets_its_memory_again(tmp_path: Path) -> None:
     (tmp_path / "die").touch()
     (tmp_path / "go").touch()
-    ours = run_meshrun("--max-restarts", "1", OURS / "hold.py", "0.6", tmp_path)
+    wait = ("--gpu-memory-wait", "2GiB,60s")
+    ours = run_meshrun("--max-restarts", "1", *wait, OURS / "hold.py", "0.6", tmp_path)
 
     assert ours.returncode == 0, ours.stderr
+    assert "no effect" not in ours.stderr
     assert re.findall(r"in generation (\d)", ours.stdout) == ["0", "1"]
 
 

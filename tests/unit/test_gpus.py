@@ -219,10 +219,10 @@ def test_lists_of_gpus_that_are_none(text: str, message: str) -> None:
 
 
 def facts(visible: tuple[str, ...] | None = None, **changes: Any) -> HostFacts:
-    """A machine with four GPUs, the first two in MIG mode; some may be hidden."""
+    """A machine with four GPUs, the second in MIG mode; some may be hidden."""
     present = [
-        Gpu(entry="0", index=0, uuid="GPU-a0", mig_uuids=("MIG-1", "MIG-2")),
-        Gpu(entry="1", index=1, uuid="GPU-a1", mig_uuids=("MIG-3",)),
+        Gpu(entry="0", index=0, uuid="GPU-a0"),
+        Gpu(entry="1", index=1, uuid="GPU-a1", mig_uuids=("MIG-1", "MIG-2", "MIG-3")),
         Gpu(entry="2", index=2, uuid="GPU-b2"),
         Gpu(entry="3", index=3, uuid="GPU-c3"),
     ]
@@ -244,7 +244,7 @@ def facts(visible: tuple[str, ...] | None = None, **changes: Any) -> HostFacts:
         ("0", ("GPU-c3", "GPU-b2"), [3], ("GPU-c3",)),
         ("GPU-c,GPU-b2", None, [3, 2], ("GPU-c3", "GPU-b2")),
         ("GPU-c", ("2", "3"), [3], ("GPU-c3",)),
-        ("MIG-2,MIG-3", None, [0, 1], ("MIG-2", "MIG-3")),
+        ("MIG-2,MIG-3", None, [1, 1], ("MIG-2", "MIG-3")),
         ("1", ("MIG-1", "MIG-3"), [1], ("MIG-3",)),
         ("MIG-3", ("MIG-1", "MIG-3"), [1], ("MIG-3",)),
         ("MIG-GPU-a1/7/0", None, [1], ("MIG-GPU-a1/7/0",)),
@@ -269,6 +269,7 @@ def test_gpus_are_chosen_among_the_visible(
         ("GPU-a", None, "--gpus GPU-a may mean 2 GPUs: GPU-a0, GPU-a1"),
         ("GPU-d", None, "this machine has 4 GPUs: GPU-a0, GPU-a1, GPU-b2, GPU-c3"),
         ("GPU-a0", ("2", "3"), "CUDA_VISIBLE_DEVICES=2,3 leaves 2 GPUs: GPU-b2, GPU-c3"),
+        ("1,2", None, "--gpus 1 is divided into 3 MIG instances"),
         ("GPU-b,GPU-b2", None, "--gpus: `GPU-b` and `GPU-b2` are the same GPU"),
         ("MIG-9", None, "with the MIG instances MIG-1, MIG-2, MIG-3"),
         ("MIG-1", ("2", "3"), "leaves 2 GPUs and MIG is off"),
@@ -323,8 +324,8 @@ def test_models_that_differ_are_passed_by_uuid() -> None:
     ("variables", "asked", "expected"),
     [
         (("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"), "GPU-c3,GPU-b2", ("3", "2")),
-        (("ZE_AFFINITY_MASK",), "3,1", ("1", "3")),
-        (("ZE_AFFINITY_MASK",), "1.1,1.0", ("1.1", "1.0")),
+        (("ZE_AFFINITY_MASK",), "3,2", ("2", "3")),
+        (("ZE_AFFINITY_MASK",), "2.1,2.0", ("2.1", "2.0")),
     ],
 )
 def test_other_vendors(variables: tuple[str, ...], asked: str, expected: tuple[str, ...]) -> None:
