@@ -90,7 +90,7 @@ def test_nodes_meet_over_ipv6(make_hosts: MakeHosts, backend: str, form: str) ->
 
 @pytest.mark.nightly
 def test_nodes_without_ranks_are_counted_by_their_names(make_hosts: MakeHosts) -> None:
-    """node2 comes before node10, whichever came first; the head is node 0."""
+    """node2 comes before node10, whichever came first; the coordinator is node 0."""
     hosts = make_hosts(3)
     launches = launch_on(
         hosts, "--nnodes", "3", "--rdzv-endpoint", "node1:29500", "--mesh", "dp=3", SAYS

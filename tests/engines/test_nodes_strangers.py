@@ -24,7 +24,7 @@ STRANGER = 2
 
 
 def listens(hosts: Hosts, host: int) -> bool:
-    """Whether the head's port is open."""
+    """Whether the coordinator's port is open."""
     return "10.77.0.1:29500" in hosts.run(host, ["ss", "-ltn"]).stdout
 
 
@@ -73,7 +73,7 @@ def test_a_launcher_without_the_secret_is_not_let_in(make_hosts: MakeHosts, tmp_
 
 @pytest.mark.nightly
 def test_without_a_secret_the_command_is_all_it_takes(make_hosts: MakeHosts) -> None:
-    """Whoever starts it first is the node; the one that was meant is told so or finds no head."""
+    """Whoever starts it first is the node; who was meant is told so or finds no coordinator."""
     hosts = make_hosts(3)
     launches = [Launch(hosts, host, [*AT, SAYS]) for host in (0, STRANGER)]
 
@@ -83,15 +83,15 @@ def test_without_a_secret_the_command_is_all_it_takes(make_hosts: MakeHosts) -> 
 
 @pytest.mark.nightly
 def test_a_coordinator_without_the_secret_is_not_obeyed(make_hosts: MakeHosts) -> None:
-    """Somebody who listens in its place gets no member."""
+    """Somebody who listens in its place gets no participant."""
     hosts = make_hosts(2)
-    head = Launch(hosts, 0, [*AT, "--rdzv-conf", "join_timeout=6", SAYS])
-    member = Launch(
+    coordinator = Launch(hosts, 0, [*AT, "--rdzv-conf", "join_timeout=6", SAYS])
+    participant = Launch(
         hosts, 1, [*AT, "--rdzv-conf", "join_timeout=6", SAYS], env={"MESHRUN_SECRET": "x"}
     )
 
-    assert end_all([head, member]) == [69, 69]
-    assert "rank " not in head.text + member.text
+    assert end_all([coordinator, participant]) == [69, 69]
+    assert "rank " not in coordinator.text + participant.text
 
 
 @pytest.mark.nightly

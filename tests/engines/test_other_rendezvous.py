@@ -59,7 +59,7 @@ def hosts_and_etcd(make_hosts: MakeHosts, tmp_path: Path) -> Iterator[Hosts]:
 
 @pytest.mark.parametrize("backend", ["etcd", pytest.param("etcd-v2", marks=pytest.mark.nightly)])
 def test_nodes_meet_through_etcd(hosts_and_etcd: Hosts, backend: str) -> None:
-    """A real one; who is the head follows from the names."""
+    """A real one; who is the coordinator follows from the names."""
     hosts = hosts_and_etcd
     launches = launch_on(
         hosts, "--nnodes", "2", "--rdzv-backend", backend, "--rdzv-id", "j",

@@ -366,13 +366,13 @@ def test_a_frozen_controller_ends_all(make_sshd: MakeSshd) -> None:
     sshd = make_sshd(2)
     run = launch(sshd, "--node-timeout", "5", "--mesh", "dp=2", TOGETHER, "stay")
     run.wait_for("met 2", times=2)
-    (conductor,) = pids_of(sshd, 0, "meshrun controller")
-    os.kill(conductor, signal.SIGSTOP)
+    (controller,) = pids_of(sshd, 0, "meshrun controller")
+    os.kill(controller, signal.SIGSTOP)
     wait_until(
         lambda: not any(pids_of(sshd, host, "meshrun launcher") for host in range(2)),
         lambda: run.text,
     )
-    os.kill(conductor, signal.SIGCONT)
+    os.kill(controller, signal.SIGCONT)
 
     assert run.end() == 69, run.text
     assert re.search(r"error: host node\d was lost: no message from the host where", run.text)

@@ -36,7 +36,7 @@ def test_srun_is_enough_for_a_mesh(slurm: Slurm) -> None:
 
 @pytest.mark.nightly
 def test_a_batch_script_starts_a_mesh_by_srun(slurm: Slurm) -> None:
-    """On nodes of which another than the cluster's first is the head."""
+    """On nodes of which another than the cluster's first is the coordinator."""
     script = f"srun --kill-on-bad-exit {' '.join(TASK)}"
     env = {"MESHRUN_MESH": "pp=2,dp=1", "MESHRUN_DEVICE": "cpu"}
     printed = slurm.sbatch(

@@ -132,7 +132,7 @@ def test_a_first_node_with_two_addresses_and_no_default_route(make_hosts: MakeHo
 @pytest.mark.parametrize("backend", ["static", "c10d"])
 @pytest.mark.parametrize("first", [0, 1])
 def test_nodes_may_come_late(make_hosts: MakeHosts, first: int, backend: str) -> None:
-    """The head after the other, and the other after the head, once people were told of it."""
+    """The coordinator or the other comes last, once people were told of it."""
     hosts = make_hosts(2)
     words = ["--rdzv-backend", backend, *AT, SAYS]
     early = Launch(hosts, first, words)
@@ -162,23 +162,25 @@ def test_a_node_that_comes_after_all_are_there_is_told(make_hosts: MakeHosts) ->
 
 @pytest.mark.nightly
 def test_a_node_that_dies_while_others_are_awaited_may_come_again(make_hosts: MakeHosts) -> None:
-    """The head lets it go, and takes in what is started in its place."""
+    """The coordinator lets it go, and takes in what is started in its place."""
     hosts = make_hosts(3)
     words = ["--nnodes", "3", "--rdzv-endpoint", "node0:29500", "--mesh", "dp=3", SAYS]
-    head, died = (Launch(hosts, host, words) for host in (0, 1))
-    head.wait_for("2 of 3 nodes joined")
+    coordinator, died = (Launch(hosts, host, words) for host in (0, 1))
+    coordinator.wait_for("2 of 3 nodes joined")
     died.send(signal.SIGKILL)
-    head.wait_for("1 of 3 nodes joined", times=head.text.count("1 of 3 nodes joined") + 1)
+    coordinator.wait_for(
+        "1 of 3 nodes joined", times=coordinator.text.count("1 of 3 nodes joined") + 1
+    )
     others = [Launch(hosts, host, words) for host in (1, 2)]
 
-    assert end_all([head, died, *others]) == [0, -signal.SIGKILL, 0, 0], head.text
-    assert said(head.text) == ["rank 0 of 3 on node0: dp 0, sum 3"]
+    assert end_all([coordinator, died, *others]) == [0, -signal.SIGKILL, 0, 0], coordinator.text
+    assert said(coordinator.text) == ["rank 0 of 3 on node0: dp 0, sum 3"]
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("backend", ["static", "c10d"])
 def test_a_name_may_come_late(make_hosts: MakeHosts, backend: str) -> None:
-    """As those of pods do, which are looked up again and again; on the head too."""
+    """As those of pods do, which are looked up again and again; on the coordinator too."""
     hosts = make_hosts(2)
     launches = launch_on(
         hosts, "--nnodes", "2", "--rdzv-backend", backend,
@@ -257,7 +259,7 @@ def test_an_endpoint_on_another_node_than_the_first_is_told(
 def test_a_closed_firewall_is_told(
     make_hosts: MakeHosts, backend: str, request: pytest.FixtureRequest
 ) -> None:
-    """Packets towards the head are lost, and no answer says so."""
+    """Packets towards the coordinator are lost, and no answer says so."""
     if backend == "static":
         request.getfixturevalue("fake_torch")
     hosts = make_hosts(2)

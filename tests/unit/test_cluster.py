@@ -103,7 +103,7 @@ def test_a_step_inside_a_shell_is_one_of_tasks() -> None:
 
 
 def test_a_process_of_mpirun() -> None:
-    """Its node follows from the ranks; the head's address and the secret are mpirun's."""
+    """Its node follows from the ranks; the coordinator's address and the secret are mpirun's."""
     assert detect(MPI) == ClusterFacts(
         system="Open MPI",
         evidence="process 3 of 4 (OMPI_COMM_WORLD_RANK)",

@@ -80,7 +80,7 @@ CUT_OFF: list[Event] = [*PARTICIPANT, CUT, *PARTICIPANT_ENDED, CLEARED]
 CUTS = [START, term(2, 3), CLEAR, IDLE]
 
 HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
-    "a lost node ends the ranks, and the head goes on": (SHRUNK, SHRINKS),
+    "a lost node ends the ranks, and the coordinator goes on": (SHRUNK, SHRINKS),
     "with those that are left": ([*SHRUNK, again(0, 0)], [*SHRINKS, NEXT]),
     "two lost nodes are one change": (
         [*COORDINATOR, LOST, LOST, *COORDINATOR_ENDED, CLEARED, all_idle()],
@@ -106,7 +106,7 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [*COORDINATOR, LOST, signalled(15, 5), *COORDINATOR_ENDED, CLEARED, all_idle()],
         [START, term(0, 1), CLEAR, IDLE, THE_END],
     ),
-    "also while the head waits for nodes": (
+    "also while the coordinator waits for nodes": (
         [*SHRUNK, signalled(15, 9), over(143)],
         [*SHRINKS, THE_END, END],
     ),
@@ -115,12 +115,12 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [*SHRUNK, GONE, again(0, 0), READY],
         [*SHRINKS, StartZygote(), NEXT],
     ),
-    "a member ends its ranks and hears who is left": (
+    "a participant ends its ranks and hears who is left": (
         [*PARTICIPANT, OTHERS_FAILED, *PARTICIPANT_ENDED, CLEARED, again(1, 1)],
         [START, term(2, 3), CLEAR, IDLE, NEXT],
     ),
     "a newcomer begins with the generation that there is": ([READY, again(1, 2)], [NEXT]),
-    "a member that is cut off ends its ranks and keeps its zygote": (CUT_OFF, CUTS),
+    "a participant that is cut off ends its ranks and keeps its zygote": (CUT_OFF, CUTS),
     "for when it comes back": ([*CUT_OFF, again(2, 4)], [*CUTS, NEXT]),
     "or cannot": ([*CUT_OFF, TOO_LATE], [*CUTS, END]),
     "or not before its ranks have ended": (
@@ -132,7 +132,7 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [*PARTICIPANT, signalled(15, 5), CUT, *PARTICIPANT_ENDED],
         [START, LEAVES, term(2, 3), FINISH],
     ),
-    "a member whose machine is taken away leaves alone": (
+    "a participant whose machine is taken away leaves alone": (
         [*PARTICIPANT, signalled(15, 5), *PARTICIPANT_ENDED],
         [START, LEAVES, term(2, 3), FINISH],
     ),
@@ -152,11 +152,11 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [*PARTICIPANT, signalled(2, 5), *PARTICIPANT_ENDED],
         [START, replace(term(2, 3), signum=2), FAILED, CLEAR],
     ),
-    "the head that is stopped ends all": (
+    "the coordinator that is stopped ends all": (
         [*COORDINATOR, signalled(15, 5), *COORDINATOR_ENDED],
         [START, term(0, 1), FAILED, CLEAR],
     ),
-    "a member whose zygote is killed leaves, for the others to go on": (
+    "a participant whose zygote is killed leaves, for the others to go on": (
         [*PARTICIPANT, GONE],
         [START, LEAVES],
     ),
@@ -164,7 +164,7 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [*PARTICIPANT, LOST_STORE, *PARTICIPANT_ENDED],
         [START, LEAVES, term(2, 3), FINISH],
     ),
-    "of the head all ends": ([*COORDINATOR, GONE], [START, FAILED, IDLE]),
+    "of the coordinator all ends": ([*COORDINATOR, GONE], [START, FAILED, IDLE]),
     "also if the others were first to notice": (
         [*PARTICIPANT, OTHERS_FAILED, GONE],
         [START, term(2, 3), LEAVES],

@@ -107,7 +107,7 @@ def test_another_version_is_told() -> None:
 
 
 def test_a_refusal_is_passed_on_to_people() -> None:
-    """The member says what the coordinator said."""
+    """The participant says what the coordinator said."""
     participant = ParticipantHandshake(SECRET)
     participant.answer(CoordinatorHandshake(SECRET).greeting)
 

@@ -73,19 +73,19 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [CLEAR, IDLE],
     ),
     "a signal while waiting for the others": ([READY, signalled(15, 3)], [BY_FORCE]),
-    "a failure is told to the head": (
+    "a failure is told to the coordinator": (
         [*PARTICIPANT, exited(2, 7 << 8, 5)],
         [START, term(3), FAILED],
     ),
-    "then that nothing is left, and the head says what comes next": (
+    "then that nothing is left, and the coordinator says what comes next": (
         [*PARTICIPANT, *DIES, CLEARED],
         [START, term(3), FAILED, CLEAR, IDLE],
     ),
-    "the end as the head decides it": (
+    "the end as the coordinator decides it": (
         [*PARTICIPANT, *DIES, CLEARED, over(7), GONE],
         [START, term(3), FAILED, CLEAR, IDLE, END],
     ),
-    "the next generation as the head decides it": (
+    "the next generation as the coordinator decides it": (
         [*PARTICIPANT, *DIES, CLEARED, NEXT],
         [START, term(3), FAILED, CLEAR, IDLE, StartAll(generation=1)],
     ),
@@ -117,11 +117,11 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [*PARTICIPANT, *finished(2), exited(3, 9, 5)],
         [START, term(2), OpenGate(), FAILED],
     ),
-    "the head hears that all are idle, and ends it": (
+    "the coordinator hears that all are idle, and ends it": (
         [*COORDINATOR, *WELL, CLEARED, all_idle(told())],
         [START, FINISHED, CLEAR, IDLE, THE_END],
     ),
-    "a lost node ends the ranks, and is no news to the head": (
+    "a lost node ends the ranks, and is no news to the coordinator": (
         [*COORDINATOR, NODE_LOST],
         [START, term(0, 1)],
     ),
@@ -129,27 +129,27 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [*COORDINATOR, NODE_LOST, NODE_LOST],
         [START, term(0, 1)],
     ),
-    "a lost head: this node ends by itself": (
+    "a lost coordinator: this node ends by itself": (
         [*PARTICIPANT, COORDINATOR_LOST, *PARTICIPANT_ENDED, GONE],
         [START, term(2, 3), FINISH],
     ),
-    "a head lost while nothing is left here": (
+    "a coordinator lost while nothing is left here": (
         [*PARTICIPANT, *DIES, CLEARED, COORDINATOR_LOST],
         [START, term(3), FAILED, CLEAR, IDLE, END],
     ),
-    "a head lost while the zygote clears up": (
+    "a coordinator lost while the zygote clears up": (
         [*PARTICIPANT, *DIES, COORDINATOR_LOST, CLEARED],
         [START, term(3), FAILED, CLEAR, END],
     ),
-    "a head lost before ranks are started": (
+    "a coordinator lost before ranks are started": (
         [met(1), COORDINATOR_LOST, READY],
         [FINISH],
     ),
-    "a signal is told to the head": (
+    "a signal is told to the coordinator": (
         [*PARTICIPANT, signalled(15, 5), *PARTICIPANT_ENDED, CLEARED],
         [START, term(2, 3), FAILED, CLEAR, IDLE],
     ),
-    "a signal while waiting for the head": (
+    "a signal while waiting for the coordinator": (
         [*PARTICIPANT, *DIES, CLEARED, signalled(15, 8)],
         [START, term(3), FAILED, CLEAR, IDLE],
     ),
@@ -233,9 +233,9 @@ def test_a_plan_that_fails_once_all_have_met_is_told() -> None:
 
 
 OVER: dict[str, tuple[list[Event], bool]] = {
-    "a member whose zygote is gone waits for the head": ([*PARTICIPANT, KILLED_ZYGOTE], False),
+    "one whose zygote is gone waits for the coordinator": ([*PARTICIPANT, KILLED_ZYGOTE], False),
     "and is over with what it says": ([*PARTICIPANT, KILLED_ZYGOTE, over(137)], True),
-    "or without, if the head is lost": ([*PARTICIPANT, KILLED_ZYGOTE, COORDINATOR_LOST], True),
+    "or without, if that is lost": ([*PARTICIPANT, KILLED_ZYGOTE, COORDINATOR_LOST], True),
     "nodes that never met have nobody to wait for": ([READY, NOT_MET, GONE], True),
     "a broken program before the nodes met": (
         [ProgramBroken(text="SyntaxError: x", exit_code=1), GONE], True,

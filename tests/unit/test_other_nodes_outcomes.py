@@ -129,14 +129,14 @@ def result(events: list[Event]) -> LaunchResult:
 
 CODES: dict[str, tuple[list[Event], int]] = {
     "all well": ([*COORDINATOR, *WELL, CLEARED, all_idle(told()), over(0, ""), GONE], 0),
-    "all well, at a member": ([*PARTICIPANT, *WELL_THERE, CLEARED, over(0, ""), GONE], 0),
+    "all well, at a participant": ([*PARTICIPANT, *WELL_THERE, CLEARED, over(0, ""), GONE], 0),
     "a rank elsewhere": (
         [
             *COORDINATOR, OTHERS_FAILED, *COORDINATOR_ENDED, CLEARED, all_idle(TWO_DIED),
             over(7), GONE,
         ], 7,
     ),
-    "as the head says": (
+    "as the coordinator says": (
         [
             *PARTICIPANT, OTHERS_FAILED, *PARTICIPANT_ENDED, CLEARED,
             over(42, "rank 0 failed"), GONE,
@@ -148,21 +148,21 @@ CODES: dict[str, tuple[list[Event], int]] = {
             over(71), GONE,
         ], 71,
     ),
-    "a signal at the head once all is decided": (
+    "a signal at the coordinator once all is decided": (
         [*COORDINATOR, *WELL, CLEARED, all_idle(told()), over(0, ""), signalled(15, 9.5), GONE], 0,
     ),
-    "a signal at a member once all is decided": (
+    "a signal at a participant once all is decided": (
         [*PARTICIPANT, *WELL_THERE, CLEARED, over(0, ""), signalled(15, 9.5), GONE], 0,
     ),
-    "a signal while the head decides": (
+    "a signal while the coordinator decides": (
         [*PARTICIPANT, *DIES, CLEARED, signalled(15, 8), over(7), GONE], 7,
     ),
     "a lost node": (
         [*COORDINATOR, NODE_LOST, *COORDINATOR_ENDED, CLEARED, all_idle(), over(69), GONE], 69,
     ),
-    "a lost head": ([*PARTICIPANT, COORDINATOR_LOST, *PARTICIPANT_ENDED, GONE], 69),
+    "a lost coordinator": ([*PARTICIPANT, COORDINATOR_LOST, *PARTICIPANT_ENDED, GONE], 69),
     "nodes that did not meet": ([READY, NOT_MET, ZygoteGone(wait_status=9, at_ns=6 * S)], 69),
-    "a head that is lost after a failure here": (
+    "a coordinator that is lost after a failure here": (
         [*PARTICIPANT, *DIES, COORDINATOR_LOST, CLEARED, GONE], 69,
     ),
     "a signal while nobody else is there": (

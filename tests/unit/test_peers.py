@@ -108,7 +108,7 @@ def _turned(launchers: list[Launcher]) -> bool:
 
 
 def test_a_told_rank_counts_before_the_address(launchers: list[Launcher]) -> None:
-    """Node 1 on the machine of the endpoint is no head."""
+    """Node 1 on the machine of the endpoint is no coordinator."""
     port = free_port()
     for rank in (1, 0):
         launchers.append(Launcher(f"n{rank}", host="127.0.0.1", port=port, node_rank=rank))

@@ -1,4 +1,4 @@
-"""What conductor and agent say to each other, and what goes to other hosts."""
+"""What controller and agent say to each other, and what goes to other hosts."""
 
 from __future__ import annotations
 
