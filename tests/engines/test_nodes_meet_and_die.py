@@ -20,7 +20,7 @@ AT = ("--nnodes", "2", "--rdzv-endpoint", "node0:29500", "--mesh", "dp=2,tp=2")
 MOST = 4
 """Processes below a launcher once its ranks run: the zygote, the store or its guard, two ranks."""
 CYCLES = ordinary(range(25), 7)
-"""The ordinary one kills a training's coordinator; earlier ones may wait for --rdzv-conf's limit."""
+"""The ordinary one kills a training's coordinator; earlier may wait for --rdzv-conf's limit."""
 
 
 @pytest.mark.timeout(240)
