@@ -167,6 +167,7 @@ class Controller:
             self._passed.add(signum)
             if signum in self._request.stop_signals:
                 self._pool.note_stop()
+                self._retry.close()
             for session in self._sessions:
                 # Once nodes have met, the first passes on to the others what concerns them all.
                 for_itself = session is self._first or signum in self._request.forwarded_signals
@@ -193,8 +194,7 @@ class Controller:
                 self._lose(Refusal(session.host.name, why), session)
             elif session.ended is not None:
                 self._see_end(session, session.ended)
-        if not self._is_closing and not self._passed & {*self._request.stop_signals}:
-            self._retry.look()
+        self._retry.look()
         self._console.note_lost_output()
         if self._console.reader_is_gone:
             self._end_others(at_once=True)

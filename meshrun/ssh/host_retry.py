@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from meshrun.errors import RendezvousError
 from meshrun.ssh.connect import Connector
@@ -23,7 +23,6 @@ class _Absence:
     why: Refusal
     is_told: bool
     """Whether people know of it."""
-    try_at: float
     session: HostSession | None = None
     """The way there, while it is tried."""
 
@@ -42,6 +41,7 @@ class HostRetry:
         self._absences: dict[int, _Absence] = {}
         self._waits: dict[int, float] = {}
         """For how long each host was left alone last; those that come back keep it."""
+        self._is_closed = False
 
     def add(self, session: HostSession, why: Refusal, *, tell: bool = True) -> None:
         """Continue without a host.
@@ -63,21 +63,20 @@ class HostRetry:
         """Have a host tried again after twice the time of before."""
         wait_s = min(2 * self._waits.get(number, _FIRST_TRY_S / 2), _LONGEST_S)
         self._waits[number] = wait_s
-        absence = _Absence(why, is_told=is_told, try_at=time.monotonic() + wait_s)
-        self._absences[number] = absence
+        self._absences[number] = absence = _Absence(why, is_told=is_told)
+        self._pool.reactor.call_later(wait_s, partial(self._try, number, absence))
         return absence
 
     def look(self) -> None:
-        """Do what is due: set out for hosts, give up those that do not answer, start the others."""
-        now = time.monotonic()
+        """Give up hosts that do not answer while they are tried, and start the others."""
         for number, absence in list(self._absences.items()):
             if absence.session is not None:
                 self._look_at(number, absence, absence.session)
-            elif now > absence.try_at:
-                self._tell(absence)
-                self._try(number, absence)
 
     def _try(self, number: int, absence: _Absence) -> None:
+        if self._is_closed:
+            return
+        self._tell(absence)
         try:
             session = self._connector.go_to(number)
         except RendezvousError as error:  # no room for another process, perhaps
@@ -108,6 +107,7 @@ class HostRetry:
 
     def close(self) -> None:
         """Try none again."""
+        self._is_closed = True
         for absence in self._absences.values():
             if absence.session is not None:
                 absence.session.close()
