@@ -43,11 +43,13 @@ def _devices(folder: Path, port_of: Callable[[Path], str | None]) -> Iterator[_D
 
 
 def _nearest(sysfs: Path, address: str | None, devices: Sequence[_Device]) -> Nics | None:
-    if address is None or not devices:
+    if address is None:
         return None
     gpu = device_folder(sysfs, address)
     found = [(nearness(gpu, device.place), device) for device in devices]
-    least = min(far for far, _ in found)
+    least = min((far for far, _ in found if far is not None), default=None)
+    if least is None:
+        return None
     near = [device for far, device in found if far == least]
     return Nics(
         names=tuple(device.name for device in near),

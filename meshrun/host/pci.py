@@ -29,11 +29,13 @@ def numa_node_of(device: Path) -> int | None:
     return None
 
 
-def nearness(one: Path, other: Path) -> int:
-    """Return how far two devices are from each other: an index of ``NEARNESS``."""
+def nearness(one: Path, other: Path) -> int | None:
+    """Return how far two devices are from each other, an index of ``NEARNESS``, if it is known."""
     roots = [next((at for at in path.parts if at.startswith("pci")), "") for path in (one, other)]
     if roots[0] and roots[0] == roots[1]:
         below = [path.parts[path.parts.index(roots[0]) + 1 :] for path in (one, other)]
         return 0 if below[0][:1] == below[1][:1] and len(below[0]) > 1 else 1
     numa = [numa_node_of(path) for path in (one, other)]
-    return 2 if numa[0] is not None and numa[0] == numa[1] else 3
+    if None in numa:
+        return None
+    return 2 if numa[0] == numa[1] else 3

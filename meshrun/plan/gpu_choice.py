@@ -149,7 +149,7 @@ def _find(entry: str, facts: HostFacts) -> tuple[int, Gpu]:
             f"--gpus {entry} may mean {len(found)} GPUs: {matches}", hint="write more of the UUID"
         )
     if not found:
-        raise _not_here(entry, facts, "use numbers where nodes differ")
+        raise _not_here(entry, facts, "`nvidia-smi -L` lists them; use numbers where nodes differ")
     place, gpu = found[0]
     return place, replace(gpu, entry=gpu.uuid) if facts.visibility[0] == _CUDA else gpu
 

@@ -147,7 +147,7 @@ def _dims(layout: Layout) -> Table:
 
 def _of_this_machine(plan: LaunchPlan) -> Iterator[RenderableType]:
     if any(rank.gpu for rank in plan.ranks_of_node()):
-        yield from (Text("\ngpus of this machine"), _gpus(plan))
+        yield from (Text(f"\ngpus of node {plan.node_rank}"), _gpus(plan))
         nics = {rank.gpu.nics for rank in plan.ranks_of_node() if rank.gpu}
         if len(nics) > 1 and not plan.request.nic_affinity:
             yield Text("--nic-affinity keeps each rank to the network cards next to its GPU")
@@ -165,7 +165,8 @@ def _gpus(plan: LaunchPlan) -> Table:
     for rank in plan.ranks_of_node():
         if (gpu := rank.gpu) is not None:
             numa, nics = "-" if gpu.numa_node is None else str(gpu.numa_node), str(gpu.nics or "-")
-            table.add_row(str(rank.rank), rank.device, gpu.label, gpu.uuid or "-", numa, nics)
+            index = gpu.entry if gpu.index is None else str(gpu.index)
+            table.add_row(str(rank.rank), rank.device, index, gpu.uuid or "-", numa, nics)
     return table
 
 

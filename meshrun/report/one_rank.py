@@ -98,7 +98,8 @@ def _head(plan: LaunchPlan, rank: RankPlan) -> Iterator[str]:
     if (gpu := rank.gpu) is not None:
         numa = "" if gpu.numa_node is None else f", NUMA node {gpu.numa_node}"
         nics = f", nearest network card {gpu.nics}" if gpu.nics else ""
-        yield f"gpu: {gpu.label} {gpu.uuid}{numa}{nics}"
+        index = gpu.entry if gpu.index is None else gpu.index
+        yield f"gpu: {index} {gpu.uuid}{numa}{nics}"
     if rank.cpus:
         yield f"cpus: {format_cpus(rank.cpus)}"
     program = plan.program.for_local_rank(rank.local_rank)

@@ -515,6 +515,10 @@ def test_the_nearest_network_cards_are_found(tmp_path: Path) -> None:
     assert [str(gpu.interfaces) for gpu in gpus[1:3]] == [
         "eth0 (another NUMA node)", "eth0 (same NUMA node)",
     ]  # fmt: skip
+    for device in ("gpu0", "eth0"):
+        (tmp_path / "devices" / WAYS[device] / "numa_node").write_text("-1\n")
+    unknown = add_nics([Gpu(entry="", address=addresses[0])], sysfs=tmp_path)[0]
+    assert (unknown.cards, unknown.interfaces) == (gpus[0].cards, None)
     assert gpus[0].cards is not None
     assert gpus[0].cards.ports == ("also:1", "near:2")
     put(tmp_path / "class/net/eth0/operstate", "down")
