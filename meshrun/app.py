@@ -91,6 +91,7 @@ def plan(
         with_topology=request.numa_binding is not None,
         with_links=not check_host,
         with_nics=not check_host or request.nic_affinity,
+        with_domain=bool(request.intra_domain),
     )
     if (kind := depends_on_count(request)) is not None:
         facts = count_with_torch(facts, kind, request.own_preload)

@@ -18,7 +18,8 @@ def card(uuid: str, bus: int, **answers: Any) -> dict[str, Any]:
     """Return what NVML tells of a GPU; ``answers`` are by the name of its functions.
 
     ``used`` and ``reserved`` are its memory, ``processes`` pairs of pid and bytes, ``migs`` the
-    UUIDs of its instances, ``links`` the far end of each NVLink: a bus, "switch", or None if down.
+    UUIDs of its instances, ``fabric`` a byte of its cluster's UUID, its clique and state,
+    ``links`` the far end of each NVLink: a bus, "switch", or None if down.
     """
     return {"uuid": uuid, "bus": bus, **answers}
 
@@ -140,6 +141,16 @@ class FakeNvml:
         if index.value >= len(self._card(gpu)["migs"]):
             return NOT_FOUND
         handle._obj.value = gpu.value + _FIRST_MIG * (1 + index.value)
+        return 0
+
+    def _nvmlDeviceGetGpuFabricInfoV(self, gpu: Any, info: Any) -> int:  # noqa: N802
+        version = struct.unpack_from("=I", info.raw)[0]
+        assert (version, len(info.raw)) == (0x02000024, 36)
+        found = self._card(gpu).get("fabric")
+        if found is None:
+            return NOT_SUPPORTED
+        uuid, clique, state = found
+        info.raw = struct.pack("=I16sIIB3xI", version, bytes([uuid] * 16), 0, clique, state, 0)
         return 0
 
     def _nvmlDeviceGetMemoryInfo_v2(self, gpu: Any, info: Any) -> int:  # noqa: N802

@@ -114,7 +114,7 @@ class Parties:
         party, listener = Party(self.clock), listen_on("127.0.0.1", 0)
         self._listeners.append(listener)
         self.port = listener.getsockname()[1]
-        settings = changes.pop("settings", {})
+        own = changes.pop("own", None) or info("node0", **changes.pop("settings", {}))
 
         def hand_over(coordinator: Coordinator) -> None:
             party.side = coordinator
@@ -122,7 +122,7 @@ class Parties:
         party.side = Lobby(
             ThisNode(
                 config=self._config(nnodes, **changes),
-                info=info("node0", **settings),
+                info=own,
                 secret=secret,
                 board=party.board,
                 fit=fit,

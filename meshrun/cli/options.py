@@ -82,7 +82,7 @@ class Options(ParsedOptions):
         details="See [domains](../how-to/place-ranks.md#domains-of-several-nodes).")
     domain_size = Option(parse.positive, None, "N", MESH,
         "Number of consecutive nodes that share an NVLink domain, such as `18`.",
-        unset="unknown")
+        unset="what the nodes report", details="The last domain may have fewer.")
     place = Option(parse.choice("contiguous", "auto"), "contiguous", "contiguous|auto", MESH,
         "How to number ranks: node by node, or (`auto`) so that `--intra-node` and "
         "`--intra-domain` hold.")

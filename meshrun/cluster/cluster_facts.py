@@ -49,6 +49,8 @@ class ClusterFacts:
     """This process as a worker, where the system started each worker itself."""
     secret: str | None = None
     """Something that only the processes of this job know."""
+    domain: str = ""
+    """Names the part of the network that this node shares with its nearest ones."""
     notes: tuple[str, ...] = ()
     """Notes about variables that were ignored."""
     shell: str | None = None

@@ -76,6 +76,7 @@ def detect_step(env: Mapping[str, str], *, terminal: bool | None = None) -> Clus
         port=derive_port(job_id),
         launchers_on_node=here,
         launcher_on_node=local_rank,
+        domain=_domain(env),
         task=task,
     )
 
@@ -147,6 +148,23 @@ def _in_blocks(env: Mapping[str, str]) -> bool:
     text = env.get("SLURM_GTIDS", "")
     numbers = [int(word) for word in text.split(",") if word.isascii() and word.isdecimal()]
     return numbers == list(range(numbers[0], numbers[0] + len(numbers))) if numbers else True
+
+
+def _domain(env: Mapping[str, str]) -> str:
+    """Return the block of this node, or the leaf switch with those above it.
+
+    Source:
+        srun(1), ``SLURM_TOPOLOGY_ADDR``: names from the top level down to the node, joined by
+        periods, and ``SLURM_TOPOLOGY_ADDR_PATTERN`` with what each is: ``switch.switch.node`` of
+        topology/tree, ``block.node`` of topology/block (``topology_p_get_node_addr`` there),
+        ``node`` alone without a topology.
+    """
+    address, pattern = (env.get(f"SLURM_TOPOLOGY_ADDR{end}", "") for end in ("", "_PATTERN"))
+    *_, last = pattern.removesuffix(".node").split(".")
+    above, _, node = address.rpartition(".")
+    if (own := env.get("SLURMD_NODENAME")) and address.endswith(f".{own}"):
+        above = address.removesuffix(f".{own}")  # a node's name may have periods too
+    return above if last in ("switch", "block") and node else ""
 
 
 def _head(env: Mapping[str, str], first: str) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from meshrun.host.cores import count_usable_cores
 from meshrun.host.devices import accelerator_of, build_of_torch
-from meshrun.host.gpu_links import read_gpu_links
+from meshrun.host.gpu_links import read_domain, read_gpu_links
 from meshrun.host.gpus import listed_devices, visibility_variables, visible_gpus
 from meshrun.host.interfaces import networks_of_interfaces
 from meshrun.host.machine import HostFacts
@@ -22,6 +22,7 @@ def detect_host(
     with_topology: bool = False,
     with_links: bool = False,
     with_nics: bool = False,
+    with_domain: bool = False,
 ) -> HostFacts:
     """Return the facts of this machine that a plan needs; starts nothing, changes nothing."""
     env = os.environ if environment is None else environment
@@ -39,5 +40,6 @@ def detect_host(
         gpus=add_nics(gpus) if with_nics else gpus,
         topology=read_topology(accelerators=addresses) if with_topology else None,
         networks=networks_of_interfaces() if with_nics and gpus else (),
+        domain=read_domain(gpus) if with_domain else "",
         links=read_gpu_links(gpus) if with_links else None,
     )

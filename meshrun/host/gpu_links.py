@@ -13,6 +13,21 @@ _TO_SWITCH = 2
 _LEVEL_OF_NVML = {10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 
 
+def read_domain(gpus: Sequence[Gpu]) -> str:
+    """Return the name of the NVLink domain that these GPUs share with other nodes.
+
+    Returns:
+        Nothing without a driver, or if the GPUs are in none, or in several.
+    """
+    addresses = {gpu.address for gpu in gpus}
+    if not addresses or None in addresses:
+        return ""
+    with open_nvml() as nvml:
+        handles = [nvml.gpu_at(address) for address in addresses if address] if nvml else []
+        found = {nvml.fabric(handle) if nvml and handle else "" for handle in handles}
+    return found.pop() if len(found) == 1 else ""
+
+
 def read_gpu_links(gpus: Sequence[Gpu]) -> GpuLinks | None:
     """Return how some GPUs are joined, in the order in which a launch sees them.
 

@@ -139,6 +139,8 @@ class HostFacts:
     """Cores and nodes of the machine, where a plan needs them."""
     links: GpuLinks | None = None
     """Links between its GPUs, where a dry run could find them."""
+    domain: str = ""
+    """What NVML calls the NVLink domain of this node, where that was looked for."""
     networks: tuple[tuple[str, str], ...] = ()
     """(interface, network) of each address but loopback's, where they were looked for."""
 

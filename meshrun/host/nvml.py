@@ -21,6 +21,9 @@ _MEMORY_V2 = struct.Struct("=I4x4Q")
 which is half a gigabyte on an idle H100."""
 _MEMORY_V1 = struct.Struct("=3Q")
 """Total, free, used."""
+_FABRIC_V2 = struct.Struct("=I16sIIB3xI")
+"""Version, UUID of the cluster, status, clique, state, health (``nvmlGpuFabricInfo_v2_t``)."""
+_FABRIC_COMPLETED = 3
 _PROCESS = struct.Struct("=I4xQII")
 """Pid, bytes, and the two numbers of a MIG instance."""
 _MOST_PROCESSES = 256
@@ -114,6 +117,20 @@ class Nvml:
         name = "nvmlDeviceGetMigDeviceHandleByIndex"
         found = (self._handle(name, gpu, ctypes.c_uint(index)) for index in range(most))
         return [instance for instance in found if instance is not None]
+
+    def fabric(self, gpu: Handle) -> str:
+        """Return the NVLink domain of several nodes that a GPU is in: ``<cluster UUID>/<clique>``.
+
+        GPUs with the same UUID and clique reach each other by NVLink; a GPU whose NVLinks do not
+        leave the node has a UUID of zeros.
+        """
+        size = _FABRIC_V2.size
+        info = ctypes.create_string_buffer(struct.pack("=I", size | 2 << 24), size)
+        if not self.ask("nvmlDeviceGetGpuFabricInfoV", gpu, info):
+            return ""
+        _, uuid, status, clique, state, _ = _FABRIC_V2.unpack(info.raw)
+        is_ready = status == 0 and state == _FABRIC_COMPLETED and any(uuid)
+        return f"{uuid.hex()}/{clique}" if is_ready else ""
 
     def used_bytes(self, gpu: Handle) -> int | None:
         """Return the memory in use, by whomever, without what the driver reserves if it tells."""

@@ -665,6 +665,8 @@ def solve_layout(
     """
     slots = count_slots(mesh, nnodes, nproc_per_node)
     sizes = split_nodes(len(slots), domains) if isinstance(domains, int) else tuple(domains or ())
+    if intra_domain and len(slots) == 1:
+        sizes = (1,)
     if mesh is None:
         return Layout(
             mesh=None,

@@ -233,11 +233,12 @@ def _ranks(group: Sequence[int]) -> str:
 
 
 def _size_of(wish: Wish) -> str:
-    """Return how large domains are: ``18 nodes each``, or ``of 18, 10 nodes``."""
-    size = shorten_domains(wish.nodes_per_domain)
+    """Return how large domains are: ``18 nodes each, the last 10``, or ``of 18, 10, 18 nodes``."""
+    sizes, size = wish.nodes_per_domain, shorten_domains(wish.nodes_per_domain)
     if isinstance(size, int):
-        return f"{count(size, 'node')} each"
-    return f"of {', '.join(map(str, size[:4]))}{', ..' if len(size) > 4 else ''} nodes"
+        last = f", the last {sizes[-1]}" if sizes[-1] < size else ""
+        return f"{count(size, 'node')} each{last}"
+    return f"of {', '.join(map(str, sizes[:4]))}{', ..' if len(sizes) > 4 else ''} nodes"
 
 
 def _does_not_fit(mesh: MeshSpec, wish: Wish) -> LayoutError:

@@ -62,6 +62,10 @@ class LaunchPlan:
     layout: Layout
     slots_per_node: tuple[int, ...]
     """Workers that each node might have; the layout uses as many or fewer."""
+    domain: str
+    """What NVML or the scheduler calls the domain of this node, where it was looked for."""
+    waits_for_domains: bool
+    """Whether the domains are known, and ``--intra-domain`` is checked, once all nodes joined."""
     device_type: str | None
     """torch device type of the mesh; ``None`` without a mesh, where the program chooses."""
     device_reason: str
@@ -181,7 +185,13 @@ class LaunchPlan:
         return (self.rank(rank) for rank in self.layout.ranks_of_node(self.node_rank))
 
 
-def build_plan(request: LaunchRequest, facts: HostFacts, *, check_host: bool = True) -> LaunchPlan:
+def build_plan(
+    request: LaunchRequest,
+    facts: HostFacts,
+    *,
+    check_host: bool = True,
+    nodes_per_domain: tuple[int, ...] = (),
+) -> LaunchPlan:
     """Decide everything about a launch.
 
     Args:
@@ -189,6 +199,7 @@ def build_plan(request: LaunchRequest, facts: HostFacts, *, check_host: bool = T
         facts: This machine.
         check_host: Whether a device this machine lacks is an error; a dry run may plan for
             machines that are not here.
+        nodes_per_domain: Number of nodes in each domain, once the nodes have met.
 
     Raises:
         LayoutError: If mesh, nodes and workers do not fit, with the arithmetic.
@@ -198,7 +209,14 @@ def build_plan(request: LaunchRequest, facts: HostFacts, *, check_host: bool = T
         facts = replace(facts, gpus=(), links=None)  # which are not where the ranks will be
     facts = choose_gpus(request.gpus, facts, check_host=check_host)
     asked = _workers(request, facts)
-    layout = solve_request(request, nnodes=request.nnodes, nproc_per_node=asked)
+    domain = facts.domain or ("" if request.domain_size else request.rendezvous.domain)
+    waits = _waits_for_domains(request, domain) and not nodes_per_domain
+    layout = solve_request(
+        replace(request, intra_domain=()) if waits else request,
+        nnodes=request.nnodes,
+        nproc_per_node=asked,
+        nodes_per_domain=nodes_per_domain,
+    )
     workers = max(layout.nproc_per_node)
     device_type, device_reason = (None, "chosen by the program")
     if layout.mesh is not None:
@@ -227,6 +245,8 @@ def build_plan(request: LaunchRequest, facts: HostFacts, *, check_host: bool = T
         request=request,
         layout=layout,
         slots_per_node=count_slots(request.mesh, request.nnodes, asked),
+        domain=domain,
+        waits_for_domains=waits,
         device_type=device_type,
         device_reason=device_reason,
         start_method=start_method,
@@ -248,8 +268,19 @@ def build_plan(request: LaunchRequest, facts: HostFacts, *, check_host: bool = T
     )
 
 
+def _waits_for_domains(request: LaunchRequest, domain: str) -> bool:
+    """Whether the nodes tell each other which domains they are in."""
+    is_alone = (request.nnodes or 1) == 1
+    is_told_later = bool(domain) or request.remote is not None
+    return bool(request.intra_domain) and not (request.domain_size or is_alone) and is_told_later
+
+
 def solve_request(
-    request: LaunchRequest, *, nnodes: int | None, nproc_per_node: int | Sequence[int] | None
+    request: LaunchRequest,
+    *,
+    nnodes: int | None,
+    nproc_per_node: int | Sequence[int] | None,
+    nodes_per_domain: Sequence[int] = (),
 ) -> Layout:
     """Return the layout of a launch over so many nodes and workers.
 
@@ -264,7 +295,7 @@ def solve_request(
         views=request.views,
         intra_node=request.intra_node,
         intra_domain=request.intra_domain,
-        domains=request.domain_size,
+        domains=nodes_per_domain or request.domain_size,
         renumber=request.renumber,
     )
 
@@ -275,6 +306,7 @@ def complete_plan(
     *,
     node_rank: int,
     nproc_per_node: tuple[int, ...],
+    nodes_per_domain: tuple[int, ...] = (),
     roles: tuple[str, ...] = (),
 ) -> LaunchPlan:
     """Return the plan once the nodes have met, and it is known who they are.
@@ -285,18 +317,17 @@ def complete_plan(
     request = plan.request
     counts = request.nproc_per_node if isinstance(request.nproc_per_node, tuple) else nproc_per_node
     rendezvous = replace(request.rendezvous, node_rank=node_rank, least_nodes=None)
-    nnodes, size = len(nproc_per_node), request.domain_size
     settled = replace(
         request,
-        nnodes=nnodes,
+        nnodes=len(nproc_per_node),
         nproc_per_node=counts,
-        domain_size=size and min(size, nnodes),  # an elastic launch may have begun with fewer
         rendezvous=rendezvous,
     )
     if not facts.accelerator_count:  # torch may have been asked before
         kind, found = plan.accelerators
         facts = replace(facts, accelerator=kind, accelerator_count=found)
-    return replace(build_plan(settled, facts), roles=roles)
+    completed = build_plan(settled, facts, nodes_per_domain=nodes_per_domain)
+    return replace(completed, roles=roles)
 
 
 def depends_on_count(request: LaunchRequest) -> str | None:

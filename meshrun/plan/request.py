@@ -71,6 +71,8 @@ class RendezvousSettings:
     """All addresses and names of the first node, where a scheduler says them."""
     hosts: tuple[str, ...] = ()
     """Names of the nodes in node order, where a scheduler says them."""
+    domain: str = ""
+    """The domain of this node, where a scheduler says it."""
     secret: str | None = field(default=None, repr=False)
     """What only the job's processes know, where a scheduler has such a thing."""
 

@@ -122,7 +122,7 @@ def _on_several(request: LaunchRequest, facts: ClusterFacts, nnodes: int) -> Lau
     found: list[tuple[str, str]] = []
     if request.nnodes is None:
         found.append(("--nnodes", str(nnodes)))
-    changes: dict[str, object] = {"hosts": facts.hosts[:nnodes]}
+    changes: dict[str, object] = {"hosts": facts.hosts[:nnodes], "domain": facts.domain}
     if facts.secret is not None:
         changes["secret"] = facts.secret
     if asked.node_rank is None and facts.node_rank is not None:

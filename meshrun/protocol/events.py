@@ -243,6 +243,8 @@ class Met:
     hosts: tuple[str, ...]
     """Host names, in node order."""
     nproc_per_node: tuple[int, ...]
+    nodes_per_domain: tuple[int, ...] = ()
+    """Empty if no domains are known."""
     roles: tuple[str, ...] = ()
     """What each node calls its workers."""
     run_id: str

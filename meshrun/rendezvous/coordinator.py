@@ -413,6 +413,7 @@ class Coordinator:
             node_rank=nodes.rank(number),
             hosts=nodes.hosts,
             nproc_per_node=[nodes.infos[participant].nproc for participant in nodes.participants],
+            nodes_per_domain=list(nodes.layout.nodes_per_domain) if nodes.layout else [],
             roles=[nodes.infos[participant].role for participant in nodes.participants],
             run_id=self._run_id,
             store_port=self.store_listener.getsockname()[1],

@@ -68,20 +68,23 @@ class ExpectedNodes:
     def order(self) -> list[int]:
         """Return the connections' numbers in node order, from node 1 on, of those that are there.
 
-        Nodes that were told their rank have it; the others fill the gaps by their names, as
-        people count: ``node2`` before ``node10``.
+        Nodes that were told their rank have it; the others fill the gaps domain by domain, that of
+        node 0 first, and by their names, as people count: ``node2`` before ``node10``.
         """
         told = {info.node_rank: number for number, info in self.joined.items()}
         told.pop(None, None)
         free = iter(
             sorted(
                 (number for number, info in self.joined.items() if info.node_rank is None),
-                key=lambda number: (natural(self.joined[number].host), number),
+                key=lambda number: (*self._by_domain(self.joined[number]), number),
             )
         )
         ranks = range(1, self.nnodes)
         order = (told[rank] if rank in told else next(free, None) for rank in ranks)
         return [number for number in order if number is not None]
+
+    def _by_domain(self, info: Join) -> tuple[object, ...]:
+        return info.domain != self.own.domain, natural(info.domain), natural(info.host)
 
     def missing(self) -> str:
         """Return who is missing, in words: ``2 of 4 nodes have joined; missing: sl3, sl4``."""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from itertools import islice
 
-from meshrun.errors import MeshrunError
+from meshrun.errors import LayoutError, MeshrunError
 from meshrun.layout import Layout, solve_layout
+from meshrun.layout.domains import domains_of, split_nodes
 from meshrun.plan.plan import solve_request
 from meshrun.plan.request import LaunchRequest
 from meshrun.rendezvous.messages import Join
 
-Fit = Callable[[Sequence[int]], Layout]
-"""Solves the mesh over nodes with so many workers each; raises a MeshrunError if it does not."""
+Fit = Callable[[Sequence[Join]], Layout]
+"""Solves the mesh over nodes by what they said; raises a MeshrunError if it does not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,24 +113,26 @@ class Membership:
         order += waiting
         if len(order) < self.least:
             raise MeshrunError(self.describe())
+        chosen = order[: self.most]
         if self.least == self.most:  # whatever the mesh has for each of them
-            layout = self.fit([self.infos[number].nproc for number in order[: self.most]])
+            layout = self.fit([self.infos[number] for number in chosen])
             spares = tuple(order[self.most :])
-            return Choice(participants=tuple(order[: self.most]), spares=spares, layout=layout)
+            return Choice(participants=tuple(chosen), spares=spares, layout=layout)
         why: MeshrunError | None = None
-        count = min(len(order), self.most)
-        while count:
+        while chosen:
             try:
-                layout = self.fit([self.infos[number].nproc for number in order[:count]])
+                layout = self.fit([self.infos[number] for number in chosen])
             except MeshrunError as error:
                 why = why or error
-                count -= 1
+                chosen = chosen[:-1]
                 continue
-            if all(layout.nproc_per_node):
-                return Choice(
-                    participants=tuple(order[:count]), spares=tuple(order[count:]), layout=layout
-                )
-            count = sum(map(bool, layout.nproc_per_node))  # the mesh needs no more
+            counts = zip(chosen, layout.nproc_per_node, strict=True)
+            used = [number for number, workers in counts if workers]
+            if used == chosen:
+                spares = tuple(number for number in order if number not in chosen)
+                return Choice(participants=tuple(chosen), spares=spares, layout=layout)
+            # The mesh needs no more; the first node is the coordinator.
+            chosen = used if chosen[0] in used else chosen[: len(used)]
         raise why or MeshrunError(self.describe())
 
     def apply(self, choice: Choice) -> None:
@@ -144,23 +148,65 @@ class Membership:
         return f"{len(hosts)} of {need} nodes joined ({listed})"
 
 
-def fit_without_mesh(workers: Sequence[int]) -> Layout:
-    """Return the layout of ranks without a mesh over nodes with so many workers each."""
-    return solve_layout(None, nnodes=len(workers), nproc_per_node=workers)
+def fit_without_mesh(nodes: Sequence[Join]) -> Layout:
+    """Return the layout of ranks without a mesh over nodes."""
+    return solve_layout(None, nnodes=len(nodes), nproc_per_node=[node.nproc for node in nodes])
 
 
-def fit_nodes(request: LaunchRequest, workers: Sequence[int]) -> Layout:
-    """Return the layout of a launch over nodes with so many workers each.
+def fit_nodes(request: LaunchRequest, nodes: Sequence[Join]) -> Layout:
+    """Return the layout of a launch over nodes.
 
     Raises:
         LayoutError: If there is none.
     """
+    workers: Sequence[int] = [node.nproc for node in nodes]
     asked = request.nproc_per_node
-    if isinstance(asked, tuple) and len(asked) == len(workers):
+    if isinstance(asked, tuple) and len(asked) == len(nodes):
         workers = asked
-    domains = request.domain_size and min(request.domain_size, len(workers))
-    fewer = replace(request, domain_size=domains)
-    return solve_request(fewer, nnodes=len(workers), nproc_per_node=workers)
+    domains = domains_of([node.domain for node in nodes])
+    if request.domain_size:
+        domains = split_nodes(len(nodes), min(request.domain_size, len(nodes)))
+        _check_domains(request.domain_size, domains, nodes)
+    try:
+        return solve_request(
+            request, nnodes=len(nodes), nproc_per_node=workers, nodes_per_domain=domains
+        )
+    except LayoutError as error:
+        if (apart := _apart(nodes)) and not request.domain_size:
+            error.hint = f"{apart}: number the nodes domain by domain; {error.hint or ''}"
+        raise
+
+
+def _check_domains(size: int, domains: Sequence[int], nodes: Sequence[Join]) -> None:
+    """Check that nodes that ``--domain-size`` puts together report the same NVLink domain.
+
+    Raises:
+        LayoutError: With two nodes that do not.
+    """
+    rest = iter(enumerate(nodes))
+    for domain, count in enumerate(domains):
+        known = [(rank, node) for rank, node in islice(rest, count) if node.domain]
+        for rank, node in known:
+            first_rank, first = known[0]
+            if node.domain != first.domain:
+                raise LayoutError(
+                    f"--domain-size {size}: nodes {first_rank} ({first.host}) and {rank}"
+                    f" ({node.host}) would share domain {domain}, but NVML reports the NVLink"
+                    f" domains {first.domain} and {node.domain}",
+                    hint="number the nodes domain by domain, or remove --domain-size to use the"
+                    " domains that the nodes report",
+                )
+
+
+def _apart(nodes: Sequence[Join]) -> str:
+    """Return which nodes of one domain do not follow each other, if any: in words."""
+    last: dict[str, int] = {}
+    for rank, node in enumerate(nodes):
+        if node.domain and last.setdefault(node.domain, rank) < rank - 1:
+            before = last[node.domain]
+            return f"nodes {before} and {rank} of domain {node.domain} do not follow each other"
+        last[node.domain] = rank
+    return ""
 
 
 def describe_shapes(before: Layout | None, after: Layout) -> str:

@@ -66,6 +66,8 @@ class Join:
     """Random, by which a node 0 that probes the endpoint recognizes itself."""
     role: str = "default"
     """What ``--role`` calls its workers."""
+    domain: Line = ""
+    """What its NVLink domain is called, where that matters and it knows."""
     launcher: str = ""
     """Tells this launcher from all others, so that it is known when it comes again."""
 
@@ -93,6 +95,7 @@ class Welcome:
     hosts: list[Line]
     """Host names, in node order."""
     nproc_per_node: list[Workers]
+    nodes_per_domain: list[Workers] = field(default_factory=list)
     roles: list[str] = field(default_factory=list)
     """What each node calls its workers, in node order."""
     run_id: str
@@ -112,6 +115,8 @@ class Welcome:
         counts = {len(self.nproc_per_node), len(self.roles or self.hosts)}
         if not self.node_rank < nodes or counts != {nodes} or ranks > MAX_RANKS:
             raise ValueError(f"node {self.node_rank} of {nodes}, {ranks} ranks")
+        if (domains := self.nodes_per_domain) and (sum(domains) != nodes or 0 in domains):
+            raise ValueError(f"{len(domains)} domains of {sum(domains)} nodes, not {nodes}")
 
     def met(self, *, store_address: str, own_address: str, ahead_ns: int = 0) -> Met:
         """Return the news for this node's launch.
@@ -125,6 +130,7 @@ class Welcome:
             node_rank=self.node_rank,
             hosts=tuple(self.hosts),
             nproc_per_node=tuple(self.nproc_per_node),
+            nodes_per_domain=tuple(self.nodes_per_domain),
             roles=tuple(self.roles),
             run_id=self.run_id,
             store_address=store_address,

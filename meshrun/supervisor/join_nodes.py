@@ -100,6 +100,7 @@ def describe_node(plan: LaunchPlan, secret: bytes) -> Join:
         node_rank=request.rendezvous.node_rank,
         nproc=slots[plan.node_rank if len(slots) > plan.node_rank else 0],
         role=request.role,
+        domain=plan.domain if request.intra_domain else "",
         launcher=secrets.token_hex(8),
         settings={
             "meshrun's version": _version("meshrun"),

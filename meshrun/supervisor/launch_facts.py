@@ -41,6 +41,7 @@ def complete(plan: LaunchPlan, facts: LaunchFacts, met: Met) -> tuple[LaunchPlan
         here,
         node_rank=met.node_rank,
         nproc_per_node=met.nproc_per_node,
+        nodes_per_domain=met.nodes_per_domain,
         roles=met.roles,
     )
     facts = replace(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import example, given
@@ -10,6 +11,8 @@ from hypothesis import strategies as st
 
 from meshrun.cluster import ClusterFacts, Task, derive_port, detect_cluster
 from meshrun.errors import UsageError
+from meshrun.plan.request import LaunchRequest, Program
+from meshrun.plan.scheduler_defaults import fit_to_cluster
 from tests.schedulers import (
     BATCH,
     GROUP,
@@ -50,6 +53,27 @@ def test_a_task_of_a_slurm_step() -> None:
             rank=2, world_size=4, local_rank=0, local_world_size=1, per_node=(2, 1, 1)
         ),
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("address", "pattern", "domain"),
+    [
+        ("b8.sl1", "block.node", "b8"),
+        ("s0.s4.s8.sl1", "switch.switch.switch.node", "s0.s4.s8"),
+        ("sl1", "node", ""),
+        ("t:0:1:2.sl1", "torus:x:y:z.node", ""),
+        ("", "", ""),
+        ("b8.x.sl1", "block.node", "b8.x"),
+    ],
+)
+def test_the_block_or_leaf_switch_of_a_slurm_node(address: str, pattern: str, domain: str) -> None:
+    """As topology/block and topology/tree say it; without a topology there is none."""
+    topology = {"SLURM_TOPOLOGY_ADDR": address, "SLURM_TOPOLOGY_ADDR_PATTERN": pattern}
+    facts = detect({**STEP, **topology})
+    request = LaunchRequest(program=Program(kind="script", target="train.py"))
+
+    assert facts.domain == domain
+    assert fit_to_cluster(request, replace(facts, task=None)).rendezvous.domain == domain
 
 
 def test_several_tasks_on_a_slurm_node() -> None:

@@ -272,8 +272,8 @@ def test_nothing_is_renumbered_that_is_right_already() -> None:
          "reorder the dims: --mesh dp=1,cp=4,pp=2,tp=4; or keep the mesh and renumber ranks:"
          " --place auto"),
         ("dp=4,tp=8", {"intra_domain": ["tp"], "domain_size": 3},
-         "--intra-domain: tp=8 needs 8 ranks in one domain, but domains (3 nodes each) hold only 3"
-         " of the 4 such blocks",
+         "--intra-domain: tp=8 needs 8 ranks in one domain, but domains (3 nodes each, the last 2)"
+         " hold only 3 of the 4 such blocks",
          "a block size that divides 4 fills every domain; an inferred size, such as dp=-1, leaves"
          " the rest of a domain spare"),
         ("dp=4,tp=8", {"intra_domain": ["tp"]}, "--intra-domain tp: no domains are known",

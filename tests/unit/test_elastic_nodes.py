@@ -19,15 +19,15 @@ from meshrun.protocol.events import (
     NodeLost,
 )
 from meshrun.protocol.generation import NodeOutcome
-from meshrun.rendezvous.messages import Begin, Finished, Idle, Leave, Over
+from meshrun.rendezvous.messages import Begin, Finished, Idle, Join, Leave, Over
 from tests.parties import WHY, Parties, Party, info
 
 MOST = 3
 OVER = Over(exit_code=0, signum=None, preempted=False, headline="")
 
 
-def fit(workers: Sequence[int]) -> Layout:
-    return Layout.parse("dp=1:8", nnodes=len(workers), nproc_per_node=list(workers))
+def fit(nodes: Sequence[Join]) -> Layout:
+    return Layout.parse("dp=1:8", nproc_per_node=[node.nproc for node in nodes])
 
 
 def newcomer(parties: Parties, name: str, *, rank: int | None = None, **settings: str) -> Party:
@@ -88,7 +88,10 @@ def test_a_newcomer_ends_the_generation_and_takes_part(parties: Parties, two: li
     resize = three[2].heard(Met)[0].causes[0].resize
     assert resize is not None
     assert (resize.joined, resize.left, resize.shapes) == (("node2",), (), "dp 2 -> 3")
-    assert three[2].heard(Met)[0].previous == {**fit([1, 1]).to_dict(), "generation": 0}
+    assert three[2].heard(Met)[0].previous == {
+        **fit([info("a"), info("b")]).to_dict(),
+        "generation": 0,
+    }
 
 
 def test_each_generation_has_a_store_of_its_own(parties: Parties, two: list[Party]) -> None:

@@ -6,7 +6,7 @@ import ctypes
 
 import pytest
 
-from meshrun.host.gpu_links import read_gpu_links
+from meshrun.host.gpu_links import read_domain, read_gpu_links
 from meshrun.host.gpus import visible_gpus
 from meshrun.host.machine import GpuLinks
 from tests.nvml import FakeNvml, card
@@ -76,3 +76,26 @@ def test_a_dry_run_tells_the_slowest_link_of_each_dim(
     text = capsys.readouterr().out
     assert "dp: slowest link on this node SYS" in text
     assert "tp: slowest link on this node NV1, between gpus 2 3" in text
+
+
+@pytest.mark.parametrize(
+    ("fabrics", "domain"),
+    [
+        ([(7, 3, 3), (7, 3, 3)], "07" * 16 + "/3"),
+        ([(7, 3, 3), (7, 4, 3)], ""),
+        ([(7, 3, 3), (7, 3, 2)], ""),  # the fabric manager has not finished
+        ([(0, 0, 3), (0, 0, 3)], ""),  # NVLinks that stay in the node
+        ([None, None], ""),
+        ([], ""),
+    ],
+)
+def test_a_node_is_in_the_domain_of_all_its_gpus(
+    monkeypatch: pytest.MonkeyPatch, fabrics: list[tuple[int, int, int] | None], domain: str
+) -> None:
+    """By the UUID and the clique that NVML tells of each."""
+    cards = [card(f"GPU-{bus}", bus, fabric=fabric) for bus, fabric in enumerate(fabrics)]
+    nvml = FakeNvml(cards)
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: nvml)
+
+    assert read_domain(visible_gpus("cuda", {})) == domain
+    assert nvml.open == 0

@@ -23,8 +23,8 @@ def membership(
 ) -> Membership:
     """Return so many nodes that take part."""
 
-    def fit(counts: Sequence[int]) -> Layout:
-        return Layout.parse(mesh, nnodes=len(counts), nproc_per_node=list(counts))
+    def fit(nodes: Sequence[Join]) -> Layout:
+        return Layout.parse(mesh, nproc_per_node=[node.nproc for node in nodes])
 
     infos = {number: node(f"node{number}", workers) for number in range(count)}
     made = Membership(fit=fit, least=least, most=most, infos=infos)

@@ -74,6 +74,7 @@ def any_of(kind: type[Any]) -> st.SearchStrategy[Any]:
                 "node_rank": st.integers(0, len(nodes) - 1),
                 "hosts": st.just([host for host, _ in nodes]),
                 "nproc_per_node": st.just([count for _, count in nodes]),
+                "nodes_per_domain": st.sampled_from([[], [len(nodes)], [1] * len(nodes)]),
                 "roles": st.just([host for host, _ in nodes]) | st.just([]),
             },
         )
@@ -206,6 +207,7 @@ JOIN = {"host": "a", "node_rank": None, "nproc": 1, "settings": {}}
         *(("Welcome", WELCOME, {name: value}) for name, value in [
             ("node_rank", -1), ("node_rank", 2), ("hosts", []), ("hosts", ["node0"]),
             ("roles", ["a"]), ("store_port", 0),
+            ("nodes_per_domain", [1]), ("nodes_per_domain", [2, 0]),
             ("nproc_per_node", [1, -1]), ("nproc_per_node", [10**12, 1]),
             ("nproc_per_node", [10**7, 10**7]), ("store_port", 70_000), ("causes", [{}]),
             ("causes", [{**CAUSE, "at_ns": None}]), ("causes", [{**CAUSE, "more": 1}]),
