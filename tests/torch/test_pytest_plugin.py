@@ -117,23 +117,6 @@ def test_one_fails(rank):
     dist.barrier()
 
 
-@pytest.mark.mesh("dp=2")
-def test_one_dies(rank):
-    if rank == 1:
-        os._exit(3)
-    dist.barrier()
-
-
-@pytest.mark.mesh("dp=2", timeout=0.5)
-def test_hangs(rank):
-    time.sleep(1000)
-
-
-@pytest.mark.mesh("dp=2")
-def test_leaves():
-    sys.exit(5)
-
-
 @pytest.mark.mesh("dp=2,tp=x")
 def test_bad_spec():
     pass
@@ -162,6 +145,30 @@ def test_broken_fixture(broken):
 @pytest.mark.mesh("dp=2")
 def test_goes_on(rank):
     pass
+"""
+
+
+WORSE = """
+import os, sys, time
+import pytest
+import torch.distributed as dist
+
+
+@pytest.mark.mesh("dp=2")
+def test_one_dies(rank):
+    if rank == 1:
+        os._exit(3)
+    dist.barrier()
+
+
+@pytest.mark.mesh("dp=2", timeout=0.5)
+def test_hangs(rank):
+    time.sleep(1000)
+
+
+@pytest.mark.mesh("dp=2")
+def test_leaves():
+    sys.exit(5)
 """
 
 
@@ -213,14 +220,22 @@ def test_each_failure_is_one(tmp_path: Path) -> None:
     assert "Captured stdout call [dp0]" in said
     assert "dp1 failed; not finished: dp0" in said
     assert "barrier at" in said
-    assert "error: rank 1 [dp1] exited with code 3" in told["test_one_dies"]
-    assert "not finished after 0.5 s; not finished: dp0, dp1" in told["test_hangs"]
-    assert "in test_hangs" in told["test_hangs"]
-    assert "SystemExit: 5" in told["test_leaves"]
     assert "ValueError: broken" in told["test_broken_fixture"]
     assert "`x` is not a size" in told["test_bad_spec"]
     assert "devise" in told["test_bad_word"]
     assert "the fixture `mesh` needs ranks" in told["test_no_ranks"]
+
+
+@pytest.mark.nightly
+def test_ranks_that_end_or_hang_are_told(tmp_path: Path) -> None:
+    cases, said = run_pytest(tmp_path, WORSE)
+    told = {name: "".join(case.itertext()) for name, case in cases.items()}
+
+    assert {outcome(case) for case in cases.values()} == {"failure"}, said
+    assert "error: rank 1 [dp1] exited with code 3" in told["test_one_dies"]
+    assert "not finished after 0.5 s; not finished: dp0, dp1" in told["test_hangs"]
+    assert "in test_hangs" in told["test_hangs"]
+    assert "SystemExit: 5" in told["test_leaves"]
 
 
 @pytest.mark.nightly
