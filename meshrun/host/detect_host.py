@@ -27,8 +27,8 @@ def detect_host(
     """Return the facts of this machine that a plan needs; starts nothing, changes nothing."""
     env = os.environ if environment is None else environment
     build = build_of_torch()
-    gpus = visible_gpus(build, env)
-    variables = visibility_variables(build, env)
+    vendor, gpus = visible_gpus(build, env)
+    variables = visibility_variables(vendor, env)
     addresses = [gpu.address for gpu in gpus]
     return HostFacts(
         hostname=socket.gethostname(),

@@ -19,23 +19,23 @@ _XPU = "ZE_AFFINITY_MASK"
 _INTEL = "0x8086"
 
 
-def visibility_variables(build: Build | None, env: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the variable that chooses among the accelerators of a build, and its other names.
+def visibility_variables(vendor: Build | None, env: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the variable that chooses among the GPUs of a vendor, and those that must agree.
 
     HIP reads its own variable first, and then the one of CUDA, which some programs read.
     """
-    if build == "xpu":
+    if vendor == "xpu":
         return (_XPU,)
-    if build == "hip" or env.get(_HIP):
+    if vendor == "hip" or (vendor is None and env.get(_HIP)):
         return _HIP, _CUDA
     return (_CUDA,)
 
 
 def listed_devices(names: Sequence[str], env: Mapping[str, str]) -> tuple[str, ...] | None:
     """Return the entries of a visibility variable, ``None`` if it is not set."""
-    listed = next((env[name] for name in names if env.get(name)), None)
-    if listed is None:
+    if not any(name in env for name in names):
         return None
+    listed = next((env[name] for name in names if env.get(name)), "")
     return tuple(part.strip() for part in listed.split(",") if part.strip())
 
 
@@ -45,8 +45,8 @@ def visible_gpus(
     *,
     sysfs: Path = Path("/sys"),
     dev: Path = Path("/dev"),
-) -> tuple[Gpu, ...]:
-    """Return the accelerators that a process with ``env`` sees, by local index.
+) -> tuple[Build | None, tuple[Gpu, ...]]:
+    """Return whose GPUs a process with ``env`` sees, and these by local index.
 
     Args:
         build: What torch was built for; ``None`` looks for GPUs of NVIDIA, then of AMD.
@@ -58,12 +58,14 @@ def visible_gpus(
     ``CUDA_DEVICE_ORDER`` is ``PCI_BUS_ID``.
     """
     if build == "xpu":
-        return _placed(see(_intel_gpus(sysfs), env.get(_XPU)), sysfs)
+        return build, _placed(see(_intel_gpus(sysfs), env.get(_XPU)), sysfs)
     if build != "hip" and ((found := _nvidia_gpus(dev)) or build == "cuda"):
-        return _placed(see(found, env.get(_CUDA)), sysfs)
-    seen = see(_amd_gpus(sysfs), env.get(_ROCR))
+        return "cuda", _placed(see(found, env.get(_CUDA)), sysfs)
+    if not (found := _amd_gpus(sysfs)):
+        return build, ()
+    seen = see(found, env.get(_ROCR))
     seen = tuple(replace(gpu, entry=str(place)) for place, gpu in enumerate(seen))
-    return _placed(see(seen, env.get(_HIP) or env.get(_CUDA)), sysfs)
+    return "hip", _placed(see(seen, env.get(_HIP) or env.get(_CUDA)), sysfs)
 
 
 def see(present: Sequence[Gpu], listed: str | None) -> tuple[Gpu, ...]:

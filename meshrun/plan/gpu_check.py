@@ -71,7 +71,7 @@ def _problems(health: GpuHealth, xids: Sequence[Xid]) -> Iterator[GpuFinding]:
 
 
 def _of_memory(health: GpuHealth) -> Iterator[GpuFinding]:
-    gpu, reset = health.gpu, _RESET.format(health.gpu.label)
+    gpu, reset = health.gpu, _RESET.format(_number(health.gpu))
     if health.ecc_errors:
         what = f"{count(health.ecc_errors, 'uncorrected memory error')} since its last reset"
         yield GpuFinding(gpu, what, reset, is_severe=True)
@@ -84,7 +84,7 @@ def _of_memory(health: GpuHealth) -> Iterator[GpuFinding]:
 
 
 def _of_speed(health: GpuHealth) -> Iterator[GpuFinding]:
-    gpu, name = health.gpu, health.gpu.label
+    gpu, name = health.gpu, _number(health.gpu)
     for bit, what in _THROTTLES.items():
         if health.throttle_reasons & bit:
             yield GpuFinding(gpu, what, f"see `nvidia-smi -q -d PERFORMANCE -i {name}`")
@@ -103,5 +103,10 @@ def _in_log(gpu: Gpu, xids: Sequence[Xid]) -> Iterator[GpuFinding]:
     for number, last in {xid.number: xid for xid in own}.items():
         what = f"{last}, {times[number]} x in the kernel log since the machine was started"
         is_program = number in _OF_PROGRAMS
-        advice = "a program can cause it" if is_program else _RESET.format(gpu.label)
+        advice = "a program can cause it" if is_program else _RESET.format(_number(gpu))
         yield GpuFinding(gpu, what, advice)
+
+
+def _number(gpu: Gpu) -> str:
+    """Return what ``nvidia-smi -i`` takes: of a MIG instance its GPU's number."""
+    return gpu.label if gpu.index is None else str(gpu.index)

@@ -168,8 +168,9 @@ def _instances(gpu: Gpu, entry: str) -> list[Gpu]:
 
 def _not_here(entry: str, facts: HostFacts, hint: str) -> UsageError:
     number = count(len(facts.gpus), "GPU") if facts.gpus else "no GPU"
-    listed = next(iter(facts.visibility)) + "=" + ",".join(facts.visible_devices or ())
-    where = f"{listed} leaves {number}" if facts.visible_devices else f"this machine has {number}"
+    where = f"this machine has {number}"
+    if facts.visible_devices is not None:
+        where = f"{facts.visibility[0]}={','.join(facts.visible_devices)} leaves {number}"
     if entry.startswith("MIG-"):
         names = [name for gpu in facts.gpus for name in (*gpu.mig_uuids, gpu.uuid)]
         names = [name for name in names if name.startswith("MIG-")]

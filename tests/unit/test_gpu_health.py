@@ -47,7 +47,7 @@ LOG = """6,339,5140900,-;nvidia: loading out-of-tree module taints kernel.
 def launch(monkeypatch: pytest.MonkeyPatch, cards: list[Any]) -> LaunchPlan:
     """Plan a launch with a rank on each GPU."""
     monkeypatch.setattr(ctypes, "CDLL", lambda _: FakeNvml(cards))
-    gpus = visible_gpus("cuda", {})
+    gpus = visible_gpus("cuda", {})[1]
     facts = HostFacts(
         hostname="node", usable_cores=8, accelerator="cuda", accelerator_count=len(gpus), gpus=gpus
     )

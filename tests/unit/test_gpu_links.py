@@ -28,7 +28,7 @@ def read(
     ]  # fmt: skip
     nvml = FakeNvml(cards)
     monkeypatch.setattr(ctypes, "CDLL", lambda _: nvml)
-    found = read_gpu_links(visible_gpus("cuda", {}))
+    found = read_gpu_links(visible_gpus("cuda", {})[1])
     assert found is not None
     assert nvml.open == 0
     return found

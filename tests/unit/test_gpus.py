@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from meshrun.errors import LayoutError, UsageError
-from meshrun.host.gpus import see, visibility_variables, visible_gpus
+from meshrun.host.gpus import listed_devices, see, visibility_variables, visible_gpus
 from meshrun.host.interfaces import networks_of_interfaces
 from meshrun.host.machine import Gpu, GpuLinks, HostFacts, Nics, Topology
 from meshrun.host.nics import add_nics
@@ -71,7 +71,7 @@ def test_visible_gpus(listed: str | None, addresses: tuple[str, ...], driver: An
     nvml = driver()
     env = {} if listed is None else {"CUDA_VISIBLE_DEVICES": listed}
 
-    found = visible_gpus("cuda", env)
+    found = visible_gpus("cuda", env)[1]
 
     assert tuple(gpu.address for gpu in found) == addresses
     entries = [entry.strip() for entry in (listed or "0,1,2").split(",")]
@@ -94,12 +94,12 @@ def test_mig_instances_are_seen_by_name(driver: Any) -> None:
     """As parts of their GPU."""
     driver(SLICED)
 
-    (first,) = visible_gpus("cuda", {"CUDA_VISIBLE_DEVICES": "MIG-12,MIG-13"})
+    (first,) = visible_gpus("cuda", {"CUDA_VISIBLE_DEVICES": "MIG-12,MIG-13"})[1]
 
     assert (first.entry, first.uuid, first.index, first.address) == (
         "MIG-12", "MIG-12", 0, "0000:01:00.0",
     )  # fmt: skip
-    assert [gpu.mig_uuids for gpu in visible_gpus(None, {})] == [("MIG-11", "MIG-12"), ()]
+    assert [gpu.mig_uuids for gpu in visible_gpus(None, {})[1]] == [("MIG-11", "MIG-12"), ()]
 
 
 def test_drivers_that_cannot_be_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -119,8 +119,8 @@ def test_drivers_that_cannot_be_asked(monkeypatch: pytest.MonkeyPatch, tmp_path:
             put(tmp_path / f"nvidia{index}", "")
         put(tmp_path / "nvidiactl", "")
         monkeypatch.setattr(ctypes, "CDLL", library)
-        assert [gpu.index for gpu in visible_gpus("cuda", {}, dev=tmp_path)] == indices
-        assert visible_gpus("hip", {}, dev=tmp_path, sysfs=tmp_path) == ()
+        assert [gpu.index for gpu in visible_gpus("cuda", {}, dev=tmp_path)[1]] == indices
+        assert visible_gpus("hip", {}, dev=tmp_path, sysfs=tmp_path)[1] == ()
 
 
 def kfd(sysfs: Path, nodes: Sequence[tuple[int, int, int]]) -> None:
@@ -148,7 +148,8 @@ def test_amd_gpus(
     kfd(tmp_path, [(0, 0, 0), (304, 0xA1, 0x43), (304, 0xB1, 0x44), (304, 0xC1, 0xA3)])
     put(tmp_path / "bus/pci/devices/0000:44:00.0/numa_node", "1")
 
-    found = visible_gpus("hip", env, sysfs=tmp_path)
+    found = visible_gpus("hip", env, sysfs=tmp_path)[1]
+    assert visible_gpus(None, env, sysfs=tmp_path, dev=tmp_path) == ("hip", found)
 
     assert [gpu.address for gpu in found] == [f"0000:{bus:02x}:00.0" for bus in buses]
     assert [gpu.entry for gpu in found] == entries
@@ -165,7 +166,7 @@ def test_intel_gpus(tmp_path: Path) -> None:
 
     def seen(mask: str | None) -> list[tuple[str, str | None]]:
         env = {} if mask is None else {"ZE_AFFINITY_MASK": mask}
-        return [(gpu.entry, gpu.address) for gpu in visible_gpus("xpu", env, sysfs=tmp_path)]
+        return [(gpu.entry, gpu.address) for gpu in visible_gpus("xpu", env, sysfs=tmp_path)[1]]
 
     assert seen(None) == [("0", "0000:03:00.0"), ("1", "0000:05:00.0")]
     assert seen("1.0,1.1,2") == [("1.0", "0000:05:00.0"), ("1.1", "0000:05:00.0")]
@@ -285,6 +286,15 @@ def test_gpus_that_are_not_here(asked: str, visible: tuple[str, ...] | None, mes
     assert caught.value.hint
 
 
+def test_an_empty_list_hides_all() -> None:
+    """And is what the error shows."""
+    with pytest.raises(UsageError, match="CUDA_VISIBLE_DEVICES= leaves no GPU"):
+        choose_gpus(("0",), facts((), gpus=()))
+    assert listed_devices(("HIP", "CUDA"), {"HIP": "", "CUDA": "1, 2"}) == ("1", "2")
+    assert listed_devices(("HIP", "CUDA"), {"HIP": ""}) == ()
+    assert listed_devices(("HIP", "CUDA"), {}) is None
+
+
 def test_a_machine_without_gpus_is_planned_for_and_not_launched_on() -> None:
     """A dry run may plan for another one."""
     bare = HostFacts(hostname="laptop", usable_cores=4, accelerator=None, accelerator_count=0)
@@ -342,6 +352,7 @@ def test_other_vendors(variables: tuple[str, ...], asked: str, expected: tuple[s
     ("build", "env", "variables"),
     [
         ("cuda", {}, ("CUDA_VISIBLE_DEVICES",)),
+        ("cuda", {"HIP_VISIBLE_DEVICES": "0"}, ("CUDA_VISIBLE_DEVICES",)),
         (None, {"HIP_VISIBLE_DEVICES": "0"}, ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")),
         ("hip", {}, ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")),
         ("xpu", {}, ("ZE_AFFINITY_MASK",)),
