@@ -192,8 +192,9 @@ def become_guard() -> None:
 
 
 def process_name(pid: int) -> str:
-    """Return the name of a process, "" if there is no such process."""
-    return _name(pid).decode(errors="replace")
+    """Return the name of a process as it may be printed, "" if there is no such process."""
+    name = _name(pid).decode(errors="replace")
+    return "".join(each if each.isprintable() else "?" for each in name)
 
 
 def _name(pid: int) -> bytes:

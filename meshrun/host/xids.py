@@ -95,6 +95,8 @@ def _read_records(fd: int) -> Iterator[str]:
             return
         except BrokenPipeError:  # it was overwritten meanwhile
             continue
+        except OSError:
+            return
         if not record:
             return
         yield from record.decode(errors="replace").splitlines()
@@ -104,4 +106,5 @@ def _find_xids(lines: Iterable[str]) -> Iterator[Xid]:
     for line in lines:
         if found := _XID.search(line):
             text = (found["text"] or "").strip()[:_LONGEST]
-            yield Xid(found["address"].lower(), int(found["number"]), text)
+            shown = "".join(each if each.isprintable() else "?" for each in text)
+            yield Xid(found["address"].lower(), int(found["number"]), shown)

@@ -126,7 +126,8 @@ def _find(entry: str, facts: HostFacts) -> tuple[int, Gpu]:
     number, _, tile = entry.partition(".")
     if number.isdecimal():
         if int(number) >= len(visible):
-            raise _not_here(entry, facts, "numbers count the visible ones, from 0")
+            hint = "numbers count the visible ones, from 0; --nproc-per-node says how many workers"
+            raise _not_here(entry, facts, hint)
         gpu = visible[int(number)]
         if tile:
             return int(number), replace(gpu, entry=f"{gpu.entry}.{tile}")
