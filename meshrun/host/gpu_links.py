@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from meshrun.host.machine import LEVELS, Gpu, GpuLinks
 from meshrun.host.nvml import Handle, Nvml, open_nvml
 
-MOST_NVLINKS = 18
+MOST_NVLINKS = 36
+"""Of a GPU, ``NVML_NVLINK_MAX_LINKS``."""
 _TO_SWITCH = 2
 _LEVEL_OF_NVML = {10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 
