@@ -97,5 +97,5 @@ def test_a_node_is_in_the_domain_of_all_its_gpus(
     nvml = FakeNvml(cards)
     monkeypatch.setattr(ctypes, "CDLL", lambda _: nvml)
 
-    assert read_domain(visible_gpus("cuda", {})) == domain
+    assert read_domain(visible_gpus("cuda", {})[1]) == domain
     assert nvml.open == 0
