@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from meshrun.errors import UsageError
-from meshrun.host.machine import Gpu, GpuLinks, HostFacts
+from meshrun.host.machine import UNKNOWN_HOST, Gpu, GpuLinks, HostFacts
 from meshrun.layout import Layout, count_slots, solve_layout
 from meshrun.layout.selection import find_debugged, select_ranks
 from meshrun.layout.spec import INFERRED
@@ -210,7 +210,9 @@ def build_plan(
     facts = choose_gpus(request.gpus, facts, check_host=check_host)
     asked = _workers(request, facts)
     domain = facts.domain or ("" if request.domain_size else request.rendezvous.domain)
-    waits = _waits_for_domains(request, domain) and not nodes_per_domain
+    is_elsewhere = facts == UNKNOWN_HOST or request.remote is not None
+    is_told_later = bool(domain or is_elsewhere or request.rendezvous.step_of)
+    waits = _needs_domains(request) and is_told_later and not nodes_per_domain
     layout = solve_request(
         replace(request, intra_domain=()) if waits else request,
         nnodes=request.nnodes,
@@ -268,11 +270,9 @@ def build_plan(
     )
 
 
-def _waits_for_domains(request: LaunchRequest, domain: str) -> bool:
-    """Whether the nodes tell each other which domains they are in."""
-    is_alone = (request.nnodes or 1) == 1
-    is_told_later = bool(domain) or request.remote is not None
-    return bool(request.intra_domain) and not (request.domain_size or is_alone) and is_told_later
+def _needs_domains(request: LaunchRequest) -> bool:
+    """Whether the nodes have to tell each other which domains they are in."""
+    return bool(request.intra_domain and not request.domain_size and (request.nnodes or 1) > 1)
 
 
 def solve_request(

@@ -46,6 +46,7 @@ GresTypes=gpu
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SlurmdParameters=config_overrides
+TopologyPlugin=topology/tree
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
@@ -55,6 +56,11 @@ SchedulerParameters=batch_sched_delay=0,sched_interval=1
 ReturnToService=2
 SlurmdTimeout=20
 KillWait=30
+"""
+_TOPOLOGY = """\
+SwitchName=leaf0 Nodes=sl[0-1]
+SwitchName=leaf1 Nodes=sl2
+SwitchName=top Switches=leaf[0-1]
 """
 
 
@@ -143,6 +149,7 @@ def _configure(hosts: Hosts, folder: Path) -> None:
         folder=folder,
     )
     (folder / "slurm.conf").write_text(text)
+    (folder / "topology.conf").write_text(_TOPOLOGY)
     (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
     gpus = []
     for name in hosts.names:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from meshrun.cluster.hostlist import expand_hosts
@@ -34,6 +36,21 @@ def test_slurm_hands_out_gpus(slurm: Slurm) -> None:
     shown = slurm.srun("--nodes=2", "--gpus-per-node=2", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
 
     assert shown.stdout == "0,1\n0,1\n", shown.stderr + slurm.log()
+
+
+def test_slurm_says_the_switches_of_a_node(slurm: Slurm) -> None:
+    """What is read from it is the leaf switch, with those above it."""
+    ask = (
+        "import os; from meshrun.cluster.slurm import detect_step;"
+        " print(detect_step(os.environ).domain, os.environ['SLURM_TOPOLOGY_ADDR_PATTERN'])"
+    )
+    told = slurm.srun("--nodes=3", "--ntasks-per-node=1", sys.executable, "-c", ask)
+
+    assert sorted(told.stdout.splitlines()) == [
+        "top.leaf0 switch.switch.node",
+        "top.leaf0 switch.switch.node",
+        "top.leaf1 switch.switch.node",
+    ], told.stderr + slurm.log()
 
 
 def test_scancel_ends_a_job(slurm: Slurm) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.engines.openmpi import Mpirun
@@ -36,6 +38,29 @@ def test_one_launcher_a_gpu_is_told_the_fix(slurm: Slurm) -> None:
     assert done.returncode == 2
     assert done.stderr.count("Slurm started meshrun 4 times on 2 nodes, but one") == 1
     assert done.stderr.count("hint: srun --ntasks-per-node=1 meshrun") == 1
+
+
+@pytest.mark.nightly
+def test_nodes_under_one_switch_are_a_domain(slurm: Slurm, tmp_path: Path) -> None:
+    """Slurm tells each node its switches; the nodes tell each other, and ranks are placed by it."""
+    program = tmp_path / "domains.py"
+    program.write_text(
+        "from meshrun import current_layout\n"
+        "layout = current_layout()\n"
+        "print(layout.own_rank, layout.domain(), layout.nodes_per_domain, layout.slot_order)\n"
+    )
+    options = ["--mesh", "tp=2,dp=3", *"--nproc-per-node 2 --intra-domain tp --no-prefix".split()]
+    placed = ("--place", "auto", *options)
+    done = slurm.srun("-N3", "--ntasks-per-node=1", *command(*placed, program))
+    refused = slurm.srun("-N3", "--ntasks-per-node=1", *command(*options, program))
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sorted(done.stdout.splitlines()) == [
+        f"{rank} {rank % 3 // 2} (2, 1) ('dp', 'tp')" for rank in range(6)
+    ]
+    assert refused.returncode == 2
+    assert "--intra-domain: 2 of 3 groups of tp cross domains (2 nodes each" in refused.stderr
+    assert refused.stdout == ""
 
 
 @pytest.mark.nightly

@@ -51,7 +51,7 @@ def here(domain: str = "") -> HostFacts:
 
 def plan_with(domain: str = "", *, scheduler: str = "", **changes: Any) -> LaunchPlan:
     rendezvous = Rendezvous(domain=scheduler, node_rank=0, endpoint="node0:29500")
-    return build_plan(request(rendezvous=rendezvous, **changes), here(domain))
+    return build_plan(request(**{"rendezvous": rendezvous, **changes}), here(domain))
 
 
 @pytest.mark.parametrize(
@@ -64,6 +64,7 @@ def plan_with(domain: str = "", *, scheduler: str = "", **changes: Any) -> Launc
         ({"scheduler": "b8", "domain_size": 2}, (2, 2), "", False),  # the user knows better
         ({"nnodes": 1, "nproc_per_node": 8}, (1,), "", False),
         ({"intra_domain": (), "scheduler": "b8"}, (), "", False),
+        ({"rendezvous": Rendezvous(step_of="7")}, (), "", True),
         ({"remote": Remote(hosts=(Host("a"), Host("b"), Host("c"), Host("d")))}, (), "", True),
     ],
 )
