@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from meshrun.errors import LayoutError
 from meshrun.layout.axes import axes_of
 from meshrun.layout.domains import shorten_domains, sums_of
+from meshrun.layout.moved import Moved
 from meshrun.layout.parts import Parts
 from meshrun.layout.solving import fill, solve_sizes
 from meshrun.layout.spec import INFERRED, MeshSpec, format_mesh
@@ -106,10 +107,7 @@ def place(
         raise _does_not_fit(solved, wish)
     if _first_crossing(packed, wish) is None:
         return packed
-    inner = set(wish.in_node)
-    outer = {*wish.in_domain} - inner
-    others = [dim for dim in range(mesh.ndim) if dim not in inner | outer]
-    order = [*others, *sorted(outer), *sorted(inner)]
+    order = _find_order(packed, wish)
     if not renumber:
         raise _crosses(packed, wish, order)
     return replace(packed, slot_order=tuple(names_of(mesh)[dim] for dim in order))
@@ -131,14 +129,43 @@ def _indices(mesh: MeshSpec, dims: Sequence[str], option: str) -> tuple[int, ...
     return tuple(map(names.index, dims))
 
 
-def _first_crossing(placement: Placement, wish: Wish) -> tuple[int, Parts] | None:
-    """Return a dim that crosses where it may not, and the nodes or domains that it crosses."""
-    axes, counts = axes_of(placement.mesh.sizes), placement.nproc_per_node
+def _first_crossing(
+    placement: Placement, wish: Wish, order: Sequence[int] = ()
+) -> tuple[int, Parts] | None:
+    """Return a dim that crosses where it may not, and the nodes or domains that it crosses.
+
+    Args:
+        placement: Where the ranks go.
+        wish: Where groups may not cross.
+        order: Of dims, slowest first, in which ranks take the slots, if not that of the mesh.
+    """
+    sizes, counts = placement.mesh.sizes, placement.nproc_per_node
+    axes = axes_of(sizes)
+    if order:
+        moved = Moved.to(sizes, order)
+        axes = [moved.axis(axis) or axis for axis in axes]
     levels = [(wish.in_node, Parts.of(counts))]
     if wish.in_domain:
         levels.append((wish.in_domain, Parts.of(sums_of(counts, wish.nodes_per_domain))))
     found = ((dim, parts) for dims, parts in levels for dim in dims)
     return next((each for each in found if axes[each[0]].count_crossing(each[1])), None)
+
+
+def _find_order(packed: Placement, wish: Wish) -> list[int]:
+    """Return an order of dims in which nothing crosses; other dims move as little as possible.
+
+    Dims for one node come last. Those for one domain move past no more dims than they have to, so
+    that the others stay near: ``cp,dp,tp`` becomes ``dp,cp,tp``, not ``dp,tp,cp``.
+    """
+    inner = sorted(wish.in_node)
+    outer = sorted({*wish.in_domain} - {*inner})
+    others = [dim for dim in range(packed.mesh.ndim) if dim not in (*inner, *outer)]
+    at_first = sum(dim < min(outer, default=dim + 1) for dim in others)
+    orders = (
+        [*others[:slower], *outer, *others[slower:], *inner]
+        for slower in range(at_first, len(others) + 1)
+    )
+    return next(order for order in orders if _first_crossing(packed, wish, order) is None)
 
 
 # ---- packing -------------------------------------------------------------------------------

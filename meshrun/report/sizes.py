@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 from rich.table import Table
@@ -40,8 +41,11 @@ def _rows(plan: LaunchPlan, least: int, most: int) -> Iterator[tuple[str, str, s
 
 
 def _size(plan: LaunchPlan, number: int, least: int, most: int) -> tuple[str, str]:
+    request = plan.request
+    if plan.waits_for_domains:
+        request = replace(request, intra_domain=())
     nodes = Membership(
-        fit=partial(fit_nodes, plan.request),
+        fit=partial(fit_nodes, request),
         least=least,
         most=most,
         infos={

@@ -49,7 +49,8 @@ def test_nodes_under_one_switch_are_a_domain(slurm: Slurm, tmp_path: Path) -> No
         "layout = current_layout()\n"
         "print(layout.own_rank, layout.domain(), layout.nodes_per_domain, layout.slot_order)\n"
     )
-    options = ["--mesh", "tp=2,dp=3", *"--nproc-per-node 2 --intra-domain tp --no-prefix".split()]
+    mesh = ("--mesh", "tp=2,dp=3", "--nproc-per-node", "2", "--no-prefix")
+    options = (*mesh, "--intra-domain", "tp")
     placed = ("--place", "auto", *options)
     done = slurm.srun("-N3", "--ntasks-per-node=1", *command(*placed, program))
     refused = slurm.srun("-N3", "--ntasks-per-node=1", *command(*options, program))

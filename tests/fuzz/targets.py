@@ -31,8 +31,12 @@ _VARIABLES = (
     *("MESHRUN_NPROC_PER_NODE", "MESHRUN_GENERATION", "MESHRUN_BACKEND", "MESHRUN_TIMEOUT"),
     *("MESHRUN_PG_OPT", "MESHRUN_SLOT_ORDER", "TORCHELASTIC_RESTART_COUNT", "RANK", "WORLD_SIZE"),
     *("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
+    "MESHRUN_NODES_PER_DOMAIN",
 )
-_REPEATED = ("flatten", "view", "intra_node", "backend", "timeout", "pg_opt", "show", "hide")
+_REPEATED = (
+    *("flatten", "view", "intra_node", "intra_domain", "backend", "timeout", "pg_opt"),
+    *("show", "hide"),
+)
 
 
 def _options() -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from meshrun.layout import Layout
 from meshrun.layout.domains import domains_of, shorten_domains, split_nodes
 from meshrun.layout.layout import solve_layout
 from meshrun.layout.spec import parse_mesh
+from meshrun.plan.layout_env import format_layout, read_layout
 
 NAMES = "abcd"
 MOST_RANKS = 12
@@ -154,8 +155,11 @@ def test_every_answer_is_as_counted_rank_by_rank(
         assert not (dim in in_domain and crossing)
         assert not (dim in in_node and layout.crosses_nodes(dim))
     again = Layout.from_dict(json.loads(json.dumps(layout.to_dict())))
-    assert again == layout == pickle.loads(pickle.dumps(layout))
-    assert again.nodes_per_domain == layout.nodes_per_domain == tuple(domains)
+    env = {"WORLD_SIZE": str(layout.world_size), "GROUP_WORLD_SIZE": str(layout.nnodes)}
+    told = read_layout({**env, **format_layout(layout)})
+    assert again == told == layout == pickle.loads(pickle.dumps(layout))
+    for each in (again, told):
+        assert each.nodes_per_domain == layout.nodes_per_domain == tuple(domains)
 
 
 @given(cases())
@@ -239,9 +243,21 @@ def test_both_wishes_hold_at_once() -> None:
         intra_node=["cp"], intra_domain=["tp"], place="auto",
     )  # fmt: skip
 
-    assert layout.slot_order == ("pp", "dp", "tp", "cp")
+    assert layout.slot_order == ("pp", "tp", "dp", "cp")
     within = {dim: layout.within(dim) for dim in layout.shape}
     assert within == {"cp": "node", "pp": "rail", "tp": "domain", "dp": "domain"}
+
+
+def test_dims_that_were_not_asked_for_stay_near() -> None:
+    """tp stays within a node although cp has to move; only if there is no room does it go."""
+    layout = Layout.parse(
+        "cp=2,dp=4,tp=4", nnodes=8, nproc_per_node=4, domain_size=4,
+        intra_domain=["cp"], place="auto",
+    )  # fmt: skip
+    assert layout.slot_order == ("dp", "cp", "tp")
+    assert [layout.within(dim) for dim in layout.shape] == ["domain", "rail", "node"]
+    tight = solve("a=2,b=2,c=2,d=2", [4, 4, 4, 2, 2], [2, 2, 1], in_domain=["c"])
+    assert tight.slot_order == ("a", "b", "d", "c")
 
 
 def test_nothing_is_renumbered_that_is_right_already() -> None:

@@ -56,6 +56,58 @@ def test_what_is_wrong_comes_with_what_helps(
             assert worst is None or worst.problem[:2] != fix.split()[1]
 
 
+@pytest.mark.parametrize(
+    ("mesh", "size", "found"),
+    [
+        ("tp=16,dp=2", 4, [("tp: 2 of 2 groups cross domains",
+                            "put tp last: --mesh dp=2,tp=16")]),
+        ("dp=2,tp=16", 4, []),  # they cross nodes, which NVLink joins
+        ("tp=32", 4, [("tp: 1 of 1 groups cross domains",
+                       "its 32 ranks exceed the 16 workers of a domain; make tp smaller")]),
+        ("dp=4,tp=8", 3, [("tp: 1 of 4 groups cross domains",
+                           "a domain's 12 workers are not a multiple of 8; use a size of tp that"
+                           " divides the workers of every domain")]),
+        ("cp=2,tp=8,dp=2", 2, [("tp: 4 of 4 groups cross domains",
+                                "put tp last: --mesh cp=2,dp=2,tp=8"),
+                               ("cp: 16 of 16 groups cross domains",
+                                "put cp last: --mesh tp=8,dp=2,cp=2")]),
+    ],
+)  # fmt: skip
+def test_where_domains_are_known_their_borders_count(
+    mesh: str, size: int, found: list[tuple[str, str]]
+) -> None:
+    layout = Layout.parse(mesh, nnodes=8, nproc_per_node=4, domain_size=size)
+
+    assert [(one.problem, one.fix) for one in find_problems(layout)] == found
+
+
+def test_a_dry_run_says_what_each_dim_stays_within(capsys: pytest.CaptureFixture[str]) -> None:
+    """As a table and as JSON; the same of one rank, whose environment has the domains."""
+    from meshrun.report.dry_run import print_dry_run
+    from meshrun.report.one_rank import print_rank
+    from meshrun.report.plan_json import render_plan_json
+
+    placed = plan(mesh="pp=2,dp=2,cp=2,tp=2", nnodes="5", nproc_per_node="4,4,4,2,2",
+                  domain_size="2", intra_domain=["cp"], place="auto")  # fmt: skip
+    print_dry_run(placed)
+    print_rank(placed, 11)
+    shown = capsys.readouterr().out.splitlines()
+    found = json.loads(render_plan_json(placed))
+
+    assert "domains: 2 of 2 nodes, 1 of 1 node" in shown
+    rows = [line.split() for line in shown if line.count(" of 8 ") == 2]
+    assert [(row[0], row[3], row[6], row[9]) for row in rows] == [
+        ("pp", "8", "8", "-"), ("dp", "8", "2", "-"), ("cp", "0", "0", "node"),
+        ("tp", "2", "2", "-"),
+    ]  # fmt: skip
+    assert found["nodes_per_domain"] == [2, 2, 1]
+    assert [(dim["within"], dim["groups_crossing_domains"]) for dim in found["dims"]] == [
+        (None, 8), (None, 2), ("node", 0), (None, 2),
+    ]  # fmt: skip
+    assert "domain 1 of 3" in shown
+    assert "MESHRUN_NODES_PER_DOMAIN=2" in shown
+
+
 def test_spares_are_named() -> None:
     """The nodes that have some, the first of many."""
     uneven = plan(mesh="dp=-1,tp=3", nproc_per_node="8,4", intra_node=["tp"])
