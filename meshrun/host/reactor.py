@@ -227,7 +227,9 @@ class Reactor:
             look()
         now_ns, due = self.now_ns(), []
         while self._heap and self._heap[0][0] <= now_ns:
-            due.append(heapq.heappop(self._heap)[2])
+            at_ns, _, timer = heapq.heappop(self._heap)
+            if timer.at_ns == at_ns:  # else it was moved, and has another place in the order
+                due.append(timer)
         for timer in due:
             timer.expire(now_ns)
 
