@@ -71,7 +71,10 @@ def start_if_due(state: State) -> Step:
         return state, []
     if state.begin_ns is not None:
         return state, [WakeAt(at_ns=state.begin_ns)]
-    return replace(state, phase=Phase.RUNNING), [StartAll(generation=state.generation)]
+    state = replace(state, phase=Phase.RUNNING)
+    start: list[Action] = [StartAll(generation=state.generation)]
+    # A node for which the mesh has no ranks has finished at once.
+    return (state, start) if state.ranks else _open_gate_if_due(state, start)
 
 
 def _zygote_unsafe(state: State, _: ZygoteUnsafe) -> Step:

@@ -142,7 +142,7 @@ STEPS: dict[type[Any], Callable[[State, Any], Step]] = {
     MeetingFailed: _meeting_failed,
     NodeLost: _node_lost,
     GenerationAborted: _generation_aborted,
-    OthersFinished: lambda state, _: (state, [OpenGate()]),
+    OthersFinished: lambda state, event: finish(state, [OpenGate()], event.at_ns),
     AllIdle: _all_idle,
     NextBegins: _next_begins,
     LaunchOver: _launch_over,

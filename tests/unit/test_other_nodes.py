@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -57,6 +58,7 @@ from tests.node_histories import (
     told,
 )
 
+NO_RANKS = replace(met(1), ranks=())
 HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
     "ranks wait for the nodes": ([READY], []),
     "and for the zygote": ([met(1)], []),
@@ -112,6 +114,18 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
     "until all have finished": (
         [*PARTICIPANT, *finished(2, 3), OTHERS_FINISHED, *WELL_THERE, CLEARED],
         [START, FINISHED, OpenGate(), CLEAR, IDLE],
+    ),
+    "a node that the mesh has no rank for has finished at once": (
+        [NO_RANKS, READY],
+        [START, FINISHED],
+    ),
+    "and ends with the others": (
+        [NO_RANKS, READY, OTHERS_FINISHED, CLEARED, over(0, "")],
+        [START, FINISHED, OpenGate(), CLEAR, IDLE, END],
+    ),
+    "or takes part in their next generation": (
+        [NO_RANKS, READY, OTHERS_FAILED, CLEARED, NEXT, OTHERS_FINISHED, CLEARED],
+        [START, FINISHED, CLEAR, IDLE, StartAll(generation=1), FINISHED, OpenGate(), CLEAR, IDLE],
     ),
     "or one failed": (
         [*PARTICIPANT, *finished(2), exited(3, 9, 5)],
