@@ -61,6 +61,24 @@ def test_nodes_meet(make_hosts: MakeHosts, how: list[str], own_name: str) -> Non
 
 
 @pytest.mark.nightly
+def test_a_node_without_ranks_ends_with_the_others(make_hosts: MakeHosts) -> None:
+    """The mesh has no place for half a group, here on the third node of a domain."""
+    hosts = make_hosts(3)
+    launches = launch_on(
+        hosts, "--nnodes", "3", "--rdzv-endpoint", "node0:29500", "--mesh", "dp=-1,tp=2",
+        "--nproc-per-node", "1", "--domain-size", "3", "--intra-domain", "tp", SAYS,
+    )  # fmt: skip
+
+    assert end_all(launches) == [0, 0, 0], launches[0].text + launches[2].text
+    assert [said(launch.text) for launch in launches] == [
+        ["rank 0 of 2 on node0: dp 0 tp 0, sum 1"],
+        ["rank 1 of 2 on node1: dp 0 tp 1, sum 1"],
+        [],
+    ]
+    all_gone(hosts)
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize("backend", ["static", "c10d"])
 def test_names_do_not_matter_where_an_address_is_given(make_hosts: MakeHosts, backend: str) -> None:
     """No host name resolves at all."""
