@@ -9,9 +9,13 @@ import sys
 import tempfile
 
 import meshrun.__main__
-import meshrun.cli.command  # once for all
+import meshrun.app  # once for all
+import meshrun.cli.command
 import meshrun.cli.read
 import meshrun.cli.run
+import meshrun.report.page
+import meshrun.report.progress
+import meshrun.ssh.controller
 
 told = []
 for words in json.load(sys.stdin):
