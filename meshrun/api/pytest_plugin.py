@@ -119,9 +119,9 @@ def _wanted_by(item: pytest.Item) -> _Wanted | None:
     uses_ours = [name for name in ("mesh", "layout", "rank") if _is_ours(item, name)]
     if "mesh" in uses_ours and "mesh" in params:
         spec = params["mesh"]
-    if spec is None and uses_ours:
+    if spec is None and (uses_ours or marker is not None):
         spec = item.config.getoption("meshrun")
-    if spec is None and marker is None:
+    if spec is None:  # a mark without a mesh may be another package's
         return None
     timeout_s = options.pop("timeout", None) or item.config.getini("meshrun_timeout") or _LOOP_S
     return _Wanted(spec, tuple(sorted(options.items())), float(timeout_s))

@@ -94,6 +94,12 @@ def test_forks():
     os.wait()
 
 
+@pytest.mark.mesh("dp=2", timeout=60)
+@pytest.mark.parametrize("mesh", ["dp=1"], indirect=True)
+def test_parameters_come_first(mesh):
+    assert mesh.size() == 1
+
+
 def test_after_all():
     assert PIDS == [os.getpid()]
 """
@@ -110,13 +116,6 @@ def test_all_differ(rank):
     assert {"rank": rank} == {"rank": 7}
 
 
-@pytest.mark.mesh("dp=2")
-def test_one_fails(rank):
-    if rank == 1:
-        assert rank == 7
-    dist.barrier()
-
-
 @pytest.mark.mesh("dp=2,tp=x")
 def test_bad_spec():
     pass
@@ -128,6 +127,11 @@ def test_bad_word():
 
 
 def test_no_ranks(mesh):
+    pass
+
+
+@pytest.mark.mesh
+def test_with_a_mark_of_another_package():
     pass
 
 
@@ -152,6 +156,13 @@ WORSE = """
 import os, sys, time
 import pytest
 import torch.distributed as dist
+
+
+@pytest.mark.mesh("dp=2")
+def test_one_fails(rank):
+    if rank == 1:
+        assert rank == 7
+    dist.barrier()
 
 
 @pytest.mark.mesh("dp=2")
@@ -201,7 +212,7 @@ def test_tests_run_on_ranks_that_stay(tmp_path: Path) -> None:
 
     assert {name for name, case in cases.items() if outcome(case) == "skipped"} == skipped
     assert {outcome(case) for case in cases.values()} == {"passed", "skipped"}, said
-    assert len(cases) == 14
+    assert len(cases) == 15
     assert said.count("UserWarning: careful") == 1
     assert "the test has left behind 1 thread (left over)" in said
 
@@ -213,13 +224,12 @@ def test_each_failure_is_one(tmp_path: Path) -> None:
     found = {name: outcome(case) for name, case in cases.items()}
 
     assert found.pop("test_goes_on") == "passed", said
+    assert found.pop("test_with_a_mark_of_another_package") == "passed", said
     errors = {name for name, ended in found.items() if ended == "error"}
     assert errors == {"test_bad_spec", "test_bad_word", "test_no_ranks", "test_broken_fixture"}
     assert {found[name] for name in found.keys() - errors} == {"failure"}
     assert "{'rank': 7}" in told["test_all_differ"], "assertions are rewritten on ranks"
     assert "Captured stdout call [dp0]" in said
-    assert "dp1 failed; not finished: dp0" in said
-    assert "barrier at" in said
     assert "ValueError: broken" in told["test_broken_fixture"]
     assert "`x` is not a size" in told["test_bad_spec"]
     assert "devise" in told["test_bad_word"]
@@ -232,6 +242,8 @@ def test_ranks_that_end_or_hang_are_told(tmp_path: Path) -> None:
     told = {name: "".join(case.itertext()) for name, case in cases.items()}
 
     assert {outcome(case) for case in cases.values()} == {"failure"}, said
+    assert "dp1 failed; not finished: dp0" in said
+    assert "barrier at" in said
     assert "error: rank 1 [dp1] exited with code 3" in told["test_one_dies"]
     assert "not finished after 0.5 s; not finished: dp0, dp1" in told["test_hangs"]
     assert "in test_hangs" in told["test_hangs"]
