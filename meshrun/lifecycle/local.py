@@ -19,7 +19,7 @@ from meshrun.lifecycle.actions import (
     WakeAt,
 )
 from meshrun.lifecycle.blame import has_culprit
-from meshrun.lifecycle.phases import Link, Phase, Stop
+from meshrun.lifecycle.phases import Gate, Link, Phase, Stop
 from meshrun.lifecycle.restart import back_off, decide_restart, may_restart
 from meshrun.lifecycle.shutdown import (
     LEFTOVER_GRACE_S,
@@ -140,13 +140,14 @@ def _open_gate_if_due(state: State, actions: list[Action]) -> Step:
     known = state.ranks.values()
     waiting = any(rank.finished and not rank.exited for rank in known)
     due = state.stopping or all(rank.finished or rank.exited for rank in known)
-    if state.gate_open or not due:
+    if state.gate is Gate.OPEN or not due:
         return state, actions
     if state.nodes is not None and not state.stopping:  # other nodes may have need of them
-        return replace(state, gate_open=True), [*actions, Tell(what="finished")]
+        said = [Tell(what="finished")] if state.gate is Gate.SHUT else []
+        return replace(state, gate=Gate.ASKED), [*actions, *said]
     if not waiting:
         return state, actions
-    return replace(state, gate_open=True), [*actions, OpenGate()]
+    return replace(state, gate=Gate.OPEN), [*actions, OpenGate()]
 
 
 def _exited(state: State, event: RankExited) -> Step:

@@ -12,7 +12,7 @@ from typing import Any
 
 from meshrun.lifecycle.actions import Decide, EndZygote, OpenGate, Tell
 from meshrun.lifecycle.local import begin_again, finish, start_if_due, stop
-from meshrun.lifecycle.phases import Link, NodesPhase, Phase
+from meshrun.lifecycle.phases import Gate, Link, NodesPhase, Phase
 from meshrun.lifecycle.restart import (
     cause_of_change,
     decide_restart,
@@ -132,6 +132,10 @@ def _next_begins(state: State, event: NextBegins) -> Step:
     return state, [Tell(what="failed"), *idle]
 
 
+def _others_finished(state: State, event: OthersFinished) -> Step:
+    return finish(replace(state, gate=Gate.OPEN), [OpenGate()], event.at_ns)
+
+
 def _launch_over(state: State, event: LaunchOver) -> Step:
     state = replace(state, nodes=replace(_known(state), over=event, phase=NodesPhase.OVER))
     return end_zygote(state, event.at_ns)
@@ -142,7 +146,7 @@ STEPS: dict[type[Any], Callable[[State, Any], Step]] = {
     MeetingFailed: _meeting_failed,
     NodeLost: _node_lost,
     GenerationAborted: _generation_aborted,
-    OthersFinished: lambda state, event: finish(state, [OpenGate()], event.at_ns),
+    OthersFinished: _others_finished,
     AllIdle: _all_idle,
     NextBegins: _next_begins,
     LaunchOver: _launch_over,

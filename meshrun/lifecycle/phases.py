@@ -38,6 +38,15 @@ class Stop(Enum):
     """With SIGKILL."""
 
 
+class Gate(Enum):
+    """Whether ranks that have finished may leave, and close connections that peers may need."""
+
+    SHUT = "shut"
+    ASKED = "asked"
+    """Those of this node have finished; the ranks of other nodes are waited for."""
+    OPEN = "open"
+
+
 class NodesPhase(Enum):
     """Where the nodes of a launch are with one generation, as far as this node knows."""
 

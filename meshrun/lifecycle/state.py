@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from meshrun.lifecycle.phases import Link, NodesPhase, Phase, Stop
+from meshrun.lifecycle.phases import Gate, Link, NodesPhase, Phase, Stop
 from meshrun.protocol.events import (
     GenerationAborted,
     Hung,
@@ -103,7 +103,7 @@ class State:
     start_error: StartFailed | None = None
     lost_process: StoreEnded | ZygoteGone | None = None
     """Which process of meshrun's own ended, if that is what ended this generation."""
-    gate_open: bool = False
+    gate: Gate = Gate.SHUT
     """Whether ranks that have finished may leave."""
     begin_ns: int | None = None
     """When this generation is to start, while that is waited for."""

@@ -115,6 +115,10 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [*PARTICIPANT, *finished(2, 3), OTHERS_FINISHED, *WELL_THERE, CLEARED],
         [START, FINISHED, OpenGate(), CLEAR, IDLE],
     ),
+    "or one of another node failed": (
+        [*PARTICIPANT, *finished(2, 3), OTHERS_FAILED],
+        [START, FINISHED, term(2, 3), OpenGate()],
+    ),
     "a node that the mesh has no rank for has finished at once": (
         [NO_RANKS, READY],
         [START, FINISHED],
