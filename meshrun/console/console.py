@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 from meshrun.console.lines import LineAssembler, Piece, Prefix
 from meshrun.console.outlet import Outlet, is_reader_gone, same_file
@@ -45,8 +45,8 @@ class Console:
         """Elsewhere: whose progress state or beginning of a line was the last thing written."""
         self._status = b""
         self._shared = False
-        self.held = False
-        """Whether ranks are not to be read, while somebody else types on our terminal."""
+        self.is_typed_on: Callable[[], bool] = lambda: False
+        """Whether somebody else types on our terminal now, so that ranks are not to be read."""
         self._panel: tuple[bytes, ...] = ()
         self._drawn_ns = 0
         self._was_drawn = False
@@ -173,7 +173,7 @@ class Console:
     @property
     def is_full(self) -> bool:
         """Whether ranks should not be read for now."""
-        if self.held:
+        if self.is_typed_on():
             return True
         return any(outlet.queued_bytes > QUEUE_BYTES for outlet in {self._out, self._err})
 

@@ -245,6 +245,8 @@ class Output:
                 self._grown[source] = None
 
     def _on_pipe(self, fd: int) -> None:
+        if self._console.is_typed_on():  # since this turn began; a prompt is not torn apart
+            return
         if self._is_ahead(self._pipes[fd]):
             self._ahead.add(fd)
             self._reactor.remove(fd)

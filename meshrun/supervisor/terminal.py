@@ -67,6 +67,7 @@ class Terminal:
         self._interrupts: list[int] = []
         self._modes: list[Any] | None = None
         """How the terminal was found, while it is lent."""
+        self._was_typed_on = False
         asked = plan.request.debug_rank
         if asked is None or plan.debugged is None:
             return
@@ -77,6 +78,7 @@ class Terminal:
         # A stopped launcher would leave the rank and the shell to read the terminal in turn.
         self._on_stop = signal.signal(signal.SIGTSTP, lambda *_: None)
         console.share_terminal()
+        console.is_typed_on = self._is_typed_on
 
     def has_stdin(self, local_rank: int) -> bool:
         """Whether a rank of this node reads our stdin: one alone, so that nobody gets a part."""
@@ -156,12 +158,13 @@ class Terminal:
         """
         if self.rank is None:
             return False
-        held = self._modes is not None and self._is_typing()
-        changed = held != self._console.held
-        self._console.held = held
-        if held:
+        was_typed_on, self._was_typed_on = self._was_typed_on, self._is_typed_on()
+        if self._was_typed_on:
             self._look_again()
-        return changed
+        return was_typed_on != self._was_typed_on
+
+    def _is_typed_on(self) -> bool:
+        return self._modes is not None and self._is_typing()
 
     def see(self, event: Event) -> None:
         """Take the terminal back once the rank has exited, for whatever reason."""

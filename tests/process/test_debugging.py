@@ -22,9 +22,20 @@ def asking(tmp_path: Path) -> Path:
     """A program that stops in pdb, in every rank that may."""
     program = tmp_path / "asking.py"
     program.write_text(
-        "import os, pdb\nprint('before', os.environ['RANK'])\npdb.set_trace()\nprint('after')\n"
+        "import os, pdb, time\nprint('before', os.environ['RANK'])\n"
+        f"while os.environ['RANK'] == '1' and not os.path.exists({str(tmp_path / 'go')!r}):\n"
+        "    time.sleep(0.01)\n"
+        "pdb.set_trace()\nprint('after')\n"
     )
     return program
+
+
+def let_ask(terminal: Terminal, program: Path) -> None:
+    """Let the rank stop once the others have said all: two may write to a terminal at once."""
+    terminal.wait_for("[rank 0] after")
+    terminal.wait_for("[rank 2] after")
+    (program.parent / "go").touch()
+    terminal.wait_for(PROMPT)
 
 
 def rank_at_prompt(terminal: Terminal) -> psutil.Process:
@@ -49,7 +60,7 @@ def stdin_of(process: psutil.Process) -> str | None:
 def test_set_trace_stops_one_rank_alone(fake_torch: object, asking: Path, method: str) -> None:
     """``pdb.set_trace()`` does nothing in the others, which have no stdin to read."""
     with open_terminal(*THREE, "--start-method", method, asking) as terminal:
-        terminal.wait_for(PROMPT)
+        let_ask(terminal, asking)
         terminal.type("c\n")
         code = terminal.wait()
         lines = terminal.all_lines
@@ -68,6 +79,7 @@ def test_a_rank_killed_at_its_prompt_leaves_the_terminal_clean(
 ) -> None:
     """SIGKILL in readline: the modes of the terminal are restored, and the report is legible."""
     with open_terminal(*THREE, asking) as terminal:
+        let_ask(terminal, asking)
         rank = rank_at_prompt(terminal)
         wait_until(
             lambda: not termios.tcgetattr(terminal.slave)[3] & termios.ICANON, lambda: "readline"
@@ -104,6 +116,7 @@ def test_ctrl_c_in_a_running_program_stops_it_in_pdb(fake_torch: object, tmp_pat
 def test_ctrl_c_three_times_ends_the_launch(fake_torch: object, asking: Path) -> None:
     """A rank that does not go away by itself does not keep a person from leaving."""
     with open_terminal(*THREE, asking) as terminal:
+        let_ask(terminal, asking)
         rank_at_prompt(terminal)
         terminal.type("\x03")
         terminal.wait_for("--KeyboardInterrupt--")
