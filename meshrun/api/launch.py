@@ -140,8 +140,7 @@ def launch(
     from meshrun.cli.options import Options
 
     given: dict[Option[Any], object] = {
-        Options.mesh: None if mesh is None else mesh_text(mesh),
-        Options.names: names if names is None or isinstance(names, str) else ",".join(names),
+        **mesh_options(mesh, names),
         Options.nproc_per_node: nproc_per_node,
         Options.nnodes: nnodes,
         Options.device: device,
@@ -210,6 +209,16 @@ def serve_caller() -> tuple[Caller, Callable[[MeshrunError], None]] | None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     die_with_parent(int(caller), signal.SIGTERM)
     return Caller(int(caller), folder), tell
+
+
+def mesh_options(mesh: AnyMesh | None, names: AnyText | None) -> dict[Option[Any], object]:
+    """Return what a mesh and its names, each in any of its forms, are as options."""
+    from meshrun.cli.options import Options
+
+    return {
+        Options.mesh: None if mesh is None else mesh_text(mesh),
+        Options.names: None if names is None else ",".join(_listed(names)),
+    }
 
 
 def to_flags(

@@ -20,13 +20,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
 from meshrun.api.child_launcher import copy_output, end_launcher
-from meshrun.api.launch import AnyText, launcher_command, read_result, to_flags
+from meshrun.api.launch import AnyText, launcher_command, mesh_options, read_result, to_flags
 from meshrun.api.remote_call import RankTraceback, pickle_call, unpickle_error, write_path
 from meshrun.errors import MeshrunError, UsageError
 from meshrun.host.leftovers import private_folder
 from meshrun.host.processes import send_signal
 from meshrun.host.reactor import Reactor
-from meshrun.layout.spec import AnyMesh, mesh_text
+from meshrun.layout.spec import AnyMesh
 from meshrun.protocol.result import RankFailed
 from meshrun.worker.call_channel import Channel, accept, end_of_output, listen_in
 
@@ -117,8 +117,7 @@ class WorkerGroup:
         from meshrun.cli.options import Options
 
         given: dict[Option[Any], object] = {
-            Options.mesh: None if mesh is None else mesh_text(mesh),
-            Options.names: names if names is None or isinstance(names, str) else ",".join(names),
+            **mesh_options(mesh, names),
             Options.nproc_per_node: nproc_per_node,
             Options.device: device,
             Options.shutdown_timeout: _SHUTDOWN_S,
