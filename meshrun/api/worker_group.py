@@ -62,8 +62,8 @@ class Member:
 class Answers:
     """What the ranks have answered to one message."""
 
-    of: dict[Member, bytes] = field(default_factory=dict)
-    """In the order in which they came."""
+    of: dict[Member, Any] = field(default_factory=dict)
+    """Unpickled, in the order in which they came."""
     missing: tuple[Member, ...] = ()
     """The ranks that have not."""
     why: str = ""
@@ -175,17 +175,15 @@ class WorkerGroup:
             GroupLost: If a rank did not finish; the message says where it is.
             KeyboardInterrupt: If it was interrupted; the ranks were, too.
         """
-        answers = self.exchange(
-            pickle_call(function, args, kwargs), timeout_s=timeout, failed=_has_raised
-        )
+        message = pickle_call(function, args, kwargs)
+        number, self._calls = self._calls, self._calls + 1  # one that is interrupted counts too
+        answers = self.exchange(message, timeout_s=timeout, failed=_has_raised)
         if not answers.missing:
-            self._printed.wait_for(self._calls, len(self.members))
-            self._said.wait_for(self._calls, len(self.members))
-        self._calls += 1
+            self._printed.wait_for(number, len(self.members))
+            self._said.wait_for(number, len(self.members))
         if answers.is_rank_gone and answers.trouble is not None:
             raise answers.trouble  # others' errors are those of lost connections
-        for member, answer in answers.of.items():
-            value, text, error = pickle.loads(answer)  # noqa: S301 - our ranks'
+        for member, (value, text, error) in answers.of.items():
             if value is None:
                 told = "\n".join(
                     [f"{member.label}, pid {member.pid}:\n{text}", *_describe(answers)]
@@ -194,15 +192,15 @@ class WorkerGroup:
                 raise raised from RankTraceback(told)
         if answers.missing:
             raise GroupLost("\n".join(_describe(answers)))
-        of = {member.rank: pickle.loads(answer)[0] for member, answer in answers.of.items()}  # noqa: S301
-        return [pickle.loads(of[rank]) for rank in sorted(of)]  # noqa: S301
+        values = {member.rank: value for member, (value, _, _) in answers.of.items()}
+        return [pickle.loads(values[rank]) for rank in sorted(values)]  # noqa: S301 - our ranks'
 
     def exchange(
         self,
         message: bytes,
         *,
         timeout_s: float | None = None,
-        failed: Callable[[bytes], bool] = lambda _: False,
+        failed: Callable[[Any], bool] = lambda _: False,
     ) -> Answers:
         """Send a message to all ranks and collect an answer of each; close if one is missing.
 
@@ -332,7 +330,7 @@ class _Asking:
     """One message to all ranks, and their answers as they come."""
 
     def __init__(
-        self, members: Iterable[Member], reactor: Reactor, failed: Callable[[bytes], bool]
+        self, members: Iterable[Member], reactor: Reactor, failed: Callable[[Any], bool]
     ) -> None:
         self.left = {member.rank: member for member in members}
         self.answers = Answers()
@@ -360,12 +358,12 @@ class _Asking:
     def _hear(self, member: Member) -> None:
         self._reactor.remove(member.channel)
         try:
-            answer = member.channel.receive()
+            received = member.channel.receive()
         except EOFError:
             self.answers.is_rank_gone = True
             self._give_up(f"{member.label} ended")
             return
-        self.answers.of[member] = answer
+        self.answers.of[member] = answer = pickle.loads(received)  # noqa: S301 - our ranks'
         del self.left[member.rank]
         if self._failed(answer):
             self._give_up_in(GRACE_S, f"{member.label} failed")
@@ -443,8 +441,8 @@ def _where_calls_are(lines: Iterable[str]) -> Iterator[str]:
             yield line
 
 
-def _has_raised(answer: bytes) -> bool:
-    return pickle.loads(answer)[0] is None  # noqa: S301 - our ranks'
+def _has_raised(answer: tuple[bytes | None, str, bytes | None]) -> bool:
+    return answer[0] is None
 
 
 def _describe(answers: Answers) -> Iterator[str]:
