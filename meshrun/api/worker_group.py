@@ -228,7 +228,6 @@ class WorkerGroup:
         answers = asking.answers
         if answers.missing:
             if not answers.is_rank_gone:
-                self._said.is_passed_on = False  # it is in what is raised
                 answers.stacks = self._ask_where()
             answers.trouble = self._end(_CLOSE_S if answers.is_rank_gone else 0.0)
         return answers
@@ -312,18 +311,18 @@ class WorkerGroup:
         return (result.trouble or RankFailed(result)) if result.exit_code else None
 
     def _ask_where(self) -> str:
-        """Return what the launcher says about where its ranks are."""
+        """Return what the launcher says about where its ranks are; it is not printed."""
         assert self._process is not None  # noqa: S101 - the group is open
-        seen = last = len(self._said.text)
+        self._said.keep()
+        last = ""
         deadline = time.monotonic() + _STACKS_S
         self._process.send_signal(signal.SIGQUIT)
         while time.monotonic() < deadline:
             time.sleep(_QUIET_S)
-            now = len(self._said.text)
-            if seen < now == last:
+            if last and self._said.kept == last:
                 break
-            last = now
-        return "\n".join(_where_calls_are(self._said.text[seen:].splitlines()[1:]))
+            last = self._said.kept
+        return "\n".join(_where_calls_are(last.splitlines()[1:]))
 
 
 class _Asking:
@@ -382,9 +381,9 @@ class _Output(io.TextIOBase):
     def __init__(self, name: str, to: TextIO | None) -> None:
         self._name, self._to = name, to
         self._line = ""
-        self.is_passed_on = True
-        self.text = ""
-        """All of it."""
+        self._is_passed_on = True
+        self.kept = ""
+        """What was said since :meth:`keep`."""
         self._ends: Counter[str] = Counter()
         self._changed = threading.Condition()
 
@@ -408,10 +407,15 @@ class _Output(io.TextIOBase):
     def flush(self) -> None:
         """All is passed on at once."""
 
+    def keep(self) -> None:
+        """Pass nothing on any more, and keep it instead."""
+        self._is_passed_on = False
+
     def wait_for(self, call: int, ranks: int) -> None:
         """Wait until all ranks have said what they say in a call; who closes a stream says none."""
         with self._changed:
             self._changed.wait_for(lambda: self._ends[str(call)] >= ranks, _OUTPUT_S)
+            self._ends.clear()  # calls are made one after the other
 
     def close(self) -> None:
         """Pass on the beginning of a line that was never ended."""
@@ -419,9 +423,9 @@ class _Output(io.TextIOBase):
         self._line = ""
 
     def _pass_on(self, text: str) -> None:
-        if text:
-            self.text += text
-        if text and self.is_passed_on:
+        if not self._is_passed_on:
+            self.kept += text
+        elif text:
             to = self._to or getattr(sys, self._name)
             to.write(text)
             to.flush()
