@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _MARK = "mesh(spec, *, timeout=None, names=None, device=None, preload=(), env=None, options=())"
 _MOST_GROUPS = 3
 """Meshes whose ranks stay at the same time; the one that was not used for longest goes."""
-_LOOP_S = 300.0
+_TIMEOUT_S = 300.0
 _PHASES = ("setup", "call", "teardown")
 _OWN_OPTIONS = {
     "usepdb": False, "trace": False, "maxfail": 0, "keyword": "", "markexpr": "", "deselect": None,
@@ -45,7 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="mesh for tests that use the fixture `mesh`, `rank` or `layout` and have no mark",
     )
     parser.addini(
-        "meshrun_timeout", f"seconds that a test on ranks may take [{_LOOP_S:g}]", default=""
+        "meshrun_timeout", f"seconds that a test on ranks may take [{_TIMEOUT_S:g}]", default=""
     )
 
 
@@ -123,7 +123,7 @@ def _wanted_by(item: pytest.Item) -> _Wanted | None:
         spec = item.config.getoption("meshrun")
     if spec is None:  # a mark without a mesh may be another package's
         return None
-    timeout_s = options.pop("timeout", None) or item.config.getini("meshrun_timeout") or _LOOP_S
+    timeout_s = options.pop("timeout", None) or item.config.getini("meshrun_timeout") or _TIMEOUT_S
     return _Wanted(spec, tuple(sorted(options.items())), float(timeout_s))
 
 
@@ -210,7 +210,7 @@ class _TestRanks:
         except TypeError as error:
             raise UsageError(f"@pytest.mark.mesh: {error}", hint=f"it takes {_MARK}") from error
         begin = Begin(list(config.args), _options_of(config), paths)
-        began = self._group.exchange(pickle.dumps(begin), timeout_s=_LOOP_S)
+        began = self._group.exchange(pickle.dumps(begin), timeout_s=_TIMEOUT_S)
         if began.missing:
             raise began.trouble or UsageError(f"the ranks' sessions did not begin: {began.why}")
 
@@ -232,35 +232,29 @@ class _TestRanks:
         self._output.seek(0)
         self._output.truncate()
         order = RunTest(item.nodeid, nextitem.nodeid if nextitem is not None else None)
-        answers = self._group.exchange(
-            pickle.dumps(order), timeout_s=timeout_s, failed=self._has_failed
-        )
-        done: dict[Member, TestDone] = {
-            member: pickle.loads(answer)  # noqa: S301 - our ranks'
-            for member, answer in answers.of.items()
-        }
-        self._pass_warnings_on(done)
-        by_phase: dict[str, dict[Member, pytest.TestReport]] = {when: {} for when in _PHASES}
-        for member, each in done.items():
-            for data in each.reports:
-                report = self._config.hook.pytest_report_from_serializable(
-                    config=self._config, data=data
-                )
-                by_phase[report.when][member] = report
-        world = len(done) + len(answers.missing)
-        merged = [_merge(found, world) for found in by_phase.values() if found]
-        broken = next(((at, each.text) for at, each in done.items() if each.text), None)
-        if broken is not None:
-            return list(_failed(item, f"{broken[0].label}: {broken[1]}"))
+        answers = self._group.exchange(pickle.dumps(order), timeout_s=timeout_s, failed=_has_failed)
+        self._pass_warnings_on(answers.of)
+        for member, done in answers.of.items():
+            if done.text:
+                return list(_failed(item, f"{member.label}: {done.text}"))
+        merged = self._merged(answers)
+        stray = self._output.getvalue()
         if answers.missing:
-            return list(_unfinished(item, merged, answers, self._output.getvalue()))
-        if stray := self._output.getvalue():
+            return list(_unfinished(item, merged, answers, stray))
+        if stray:
             merged[-1].sections.append(("Output of ranks outside of tests", stray))
         return merged
 
-    def _has_failed(self, answer: bytes) -> bool:
-        done: TestDone = pickle.loads(answer)  # noqa: S301 - our ranks'
-        return bool(done.text) or any(data.get("outcome") == "failed" for data in done.reports)
+    def _merged(self, answers: Answers) -> list[pytest.TestReport]:
+        """Return a report of each phase that a rank has come to."""
+        by_phase: dict[str, dict[Member, pytest.TestReport]] = {when: {} for when in _PHASES}
+        from_data = self._config.hook.pytest_report_from_serializable
+        for member, done in answers.of.items():
+            for data in done.reports:
+                report = from_data(config=self._config, data=data)
+                by_phase[report.when][member] = report
+        world = len(answers.of) + len(answers.missing)
+        return [_merge(found, world) for found in by_phase.values() if found]
 
     def _pass_warnings_on(self, done: Mapping[Member, TestDone]) -> None:
         """Tell each warning once, however many ranks gave it."""
@@ -277,6 +271,10 @@ class _TestRanks:
                             "location": location,
                         }
                     )
+
+
+def _has_failed(done: TestDone) -> bool:
+    return bool(done.text) or any(data.get("outcome") == "failed" for data in done.reports)
 
 
 def _options_of(config: pytest.Config) -> dict[str, Any]:
