@@ -11,6 +11,7 @@ from typing import Literal
 from meshrun.host.machine import Gpu
 from meshrun.host.nvml import Handle, Nvml, open_nvml
 from meshrun.host.pci import numa_node
+from meshrun.host.sysfs import read_text
 
 Build = Literal["cuda", "hip", "xpu"]
 """What a torch was built for."""
@@ -148,7 +149,7 @@ def _amd_gpus(sysfs: Path) -> list[Gpu]:
     nodes = (sysfs / "class/kfd/kfd/topology/nodes").glob("[0-9]*/properties")
     found: list[Gpu] = []
     for node in sorted(nodes, key=lambda node: int(node.parent.name)):
-        told = dict(re.findall(r"^(\w+) (\d+)$", _read(node), re.MULTILINE))
+        told = dict(re.findall(r"^(\w+) (\d+)$", read_text(node), re.MULTILINE))
         if int(told.get("simd_count", 0)) == 0:
             continue
         place, unique = int(told.get("location_id", 0)), int(told.get("unique_id", 0))
@@ -171,16 +172,9 @@ def _intel_gpus(sysfs: Path) -> list[Gpu]:
     devices = [
         vendor.parent.resolve().name
         for vendor in sorted(vendors, key=lambda vendor: vendor.parent.parent.name)
-        if _read(vendor).strip() == _INTEL
+        if read_text(vendor) == _INTEL
     ]
     return [
         Gpu(entry=str(index), index=index, address=address if ":" in address else None)
         for index, address in enumerate(devices)
     ]
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""

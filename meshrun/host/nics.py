@@ -8,6 +8,7 @@ from pathlib import Path
 
 from meshrun.host.machine import NEARNESS, Gpu, Nics
 from meshrun.host.pci import device_folder, nearness
+from meshrun.host.sysfs import read_text
 
 
 def add_nics(gpus: Sequence[Gpu], *, sysfs: Path = Path("/sys")) -> tuple[Gpu, ...]:
@@ -60,17 +61,10 @@ def _nearest(sysfs: Path, address: str | None, devices: Sequence[_Device]) -> Ni
 
 def _active_port(card: Path) -> str | None:
     """Return the first port of an RDMA card that has a link; 1 if the kernel tells of none."""
-    states = {state.parent.name: _read(state) for state in sorted(card.glob("ports/*/state"))}
+    states = {state.parent.name: read_text(state) for state in sorted(card.glob("ports/*/state"))}
     active = [port for port, state in states.items() if "ACTIVE" in state] if states else ["1"]
     return f"{card.name}:{active[0]}" if active else None
 
 
 def _if_up(interface: Path) -> str | None:
-    return "" if _read(interface / "operstate") in ("up", "unknown", "") else None
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
+    return "" if read_text(interface / "operstate") in ("up", "unknown", "") else None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from meshrun.host.sysfs import read_number
+
 
 def device_folder(sysfs: Path, address: str) -> Path:
     """Return the folder of a device: its path goes from the root complex over bridges to it."""
@@ -21,11 +23,8 @@ def numa_node(sysfs: Path, address: str | None) -> int | None:
 def numa_node_of(device: Path) -> int | None:
     """Return the NUMA node of the device in a folder, or of the one that it is a part of."""
     for folder in (device, *device.parents):
-        try:
-            node = int((folder / "numa_node").read_text())
-        except (OSError, ValueError):
-            continue
-        return node if node >= 0 else None
+        if (node := read_number(folder / "numa_node")) is not None:
+            return node if node >= 0 else None
     return None
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from meshrun.host.machine import Cpu, Topology, parse_cpus
 from meshrun.host.pci import numa_node
+from meshrun.host.sysfs import read_number, read_text
 
 
 def read_topology(
@@ -65,7 +66,7 @@ def _read_nodes(sysfs: Path) -> dict[int, tuple[int, ...]]:
 
 def _read_cpu(sysfs: Path, cpu: int, node: int, nodes: Mapping[int, tuple[int, ...]]) -> Cpu:
     folder = sysfs / f"devices/system/cpu/cpu{cpu}"
-    socket = _read_number(folder / "topology/physical_package_id")
+    socket = read_number(folder / "topology/physical_package_id")
     siblings = _read_cpus(folder / "topology/thread_siblings_list")
     sharers = _read_cache_sharers(folder / "cache") or nodes.get(node, ())
     return Cpu(
@@ -83,8 +84,8 @@ def _read_cache_sharers(folder: Path) -> tuple[int, ...]:
     sharers: tuple[int, ...] = ()
     try:
         for cache in sorted(folder.glob("index[0-9]*")):
-            level = _read_number(cache / "level")
-            if level is None or level <= highest or _read(cache / "type") == "Instruction":
+            level = read_number(cache / "level")
+            if level is None or level <= highest or read_text(cache / "type") == "Instruction":
                 continue
             if cpus := _read_cpus(cache / "shared_cpu_list"):
                 highest, sharers = level, cpus
@@ -105,22 +106,8 @@ def _read_accelerator_node(sysfs: Path, address: str | None, nodes: Collection[i
     return min(nodes) if len(nodes) == 1 else None
 
 
-def _read(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except (OSError, ValueError):
-        return ""
-
-
-def _read_number(path: Path) -> int | None:
-    try:
-        return int(_read(path))
-    except ValueError:
-        return None
-
-
 def _read_cpus(path: Path) -> tuple[int, ...]:
     try:
-        return parse_cpus(_read(path))
+        return parse_cpus(read_text(path))
     except ValueError:
         return ()
