@@ -98,22 +98,17 @@ def match_gpus(present: Sequence[Gpu], entry: str) -> list[Gpu]:
         return []
     if not all(gpu.uuid for gpu in present):  # nobody can tell
         return [Gpu(entry=entry, uuid=entry)]
-    if entry.startswith("MIG-"):
-        return _match_mig(present, entry)
-    return [replace(gpu, entry=entry) for gpu in present if gpu.uuid.startswith(entry)]
+    return [replace(each, entry=entry) for gpu in present for each in match_uuid(gpu, entry)]
 
 
-def _match_mig(present: Sequence[Gpu], name: str) -> list[Gpu]:
-    """Return a MIG instance; ``MIG-GPU-UUID/1/0`` is an older name, which has its GPU's in it."""
-    if "/" in name:
-        parents = [gpu for gpu in present if gpu.uuid and name.startswith(f"MIG-{gpu.uuid}/")]
-        return [replace(gpu, entry=name, uuid=name, mig_uuids=()) for gpu in parents]
-    return [
-        replace(gpu, entry=name, uuid=uuid, mig_uuids=())
-        for gpu in present
-        for uuid in gpu.mig_uuids
-        if uuid.startswith(name)
-    ]
+def match_uuid(gpu: Gpu, text: str) -> list[Gpu]:
+    """Return a GPU, or those of its MIG instances, whose UUID begins with ``text``.
+
+    ``MIG-GPU-UUID/1/0`` is an older name of an instance, which has its GPU's in it.
+    """
+    names = [*gpu.mig_uuids, *([text] if text.startswith(f"MIG-{gpu.uuid}/") else [])]
+    parts = [replace(gpu, entry=name, uuid=name, mig_uuids=()) for name in names]
+    return [each for each in (gpu, *parts) if each.uuid.startswith(text)]
 
 
 def _placed(gpus: Sequence[Gpu], sysfs: Path) -> tuple[Gpu, ...]:

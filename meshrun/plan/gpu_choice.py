@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from meshrun.errors import LayoutError, UsageError
+from meshrun.host.gpus import match_uuid
 from meshrun.host.machine import Gpu, HostFacts
 from meshrun.wording import count
 
@@ -138,12 +139,7 @@ def _find(entry: str, facts: HostFacts) -> tuple[int, Gpu]:
                 f"--gpus {entry}: the UUIDs of this machine's GPUs are unknown", hint="use numbers"
             )
         return 0, Gpu(entry=entry, uuid=entry)  # CUDA knows
-    found = [
-        (place, each)
-        for place, gpu in enumerate(visible)
-        for each in (gpu, *_instances(gpu, entry))
-        if each.uuid.startswith(entry)
-    ]
+    found = [(place, each) for place, gpu in enumerate(visible) for each in match_uuid(gpu, entry)]
     if len(found) > 1:
         matches = ", ".join(gpu.uuid for _, gpu in found)
         raise UsageError(
@@ -159,12 +155,6 @@ def _needs_uuid(facts: HostFacts) -> bool:
     """Whether CUDA's own numbers are not those of ``nvidia-smi``: it has the fastest first."""
     is_numbered = facts.visible_devices is None and facts.visibility[0] == _CUDA
     return is_numbered and len({gpu.model for gpu in facts.gpus}) > 1
-
-
-def _instances(gpu: Gpu, entry: str) -> list[Gpu]:
-    """Return a GPU's MIG instances; by their older name too, which has the GPU's in it."""
-    names = [*gpu.mig_uuids, *([entry] if entry.startswith(f"MIG-{gpu.uuid}/") else [])]
-    return [replace(gpu, entry=name, uuid=name, mig_uuids=()) for name in names]
 
 
 def _not_here(entry: str, facts: HostFacts, hint: str) -> UsageError:
