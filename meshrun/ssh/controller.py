@@ -71,7 +71,7 @@ class Controller:
         self._rendezvous: Sequence[str] = ()
         """The options that bring nodes together."""
         self._lost: list[Refusal] = []
-        self._may_begin_anew = False
+        self._may_restart = False
         """Whether it is the first host that was lost, and others can do without it."""
         self._ending = False
         self._passed: set[int] = set()
@@ -100,8 +100,8 @@ class Controller:
             before = frozenset(self._passed)
             self._pool.close(self._pass_on_signals)
         if self._lost:
-            may_begin_anew = self._may_begin_anew and not self._passed
-            raise lost_error(self._lost, may_begin_anew=may_begin_anew)
+            may_restart = self._may_restart and not self._passed
+            raise lost_error(self._lost, may_restart=may_restart)
         told = self._sessions if not self._is_elastic else [self._first]
         if errors := [session for session in told if session and "error" in session.files]:
             raise self._told_error(errors)
@@ -244,7 +244,7 @@ class Controller:
             self._retry.add(session, why)
             return
         if not self._lost:
-            self._may_begin_anew = self._is_elastic and not self._is_closing
+            self._may_restart = self._is_elastic and not self._is_closing
             self._console.note(f"host {why.host} was lost: {why.why}")
         self._lost.append(why)
         session.is_done = True

@@ -110,11 +110,11 @@ def refusal_error(refusals: Sequence[Refusal], total: int, least: int) -> Rendez
     return RendezvousError("\n".join(lines), hint=first.hint)
 
 
-def lost_error(lost: Sequence[Refusal], *, may_begin_anew: bool) -> HostLost:
+def lost_error(lost: Sequence[Refusal], *, may_restart: bool) -> HostLost:
     """Return the error of a launch that lost hosts on its way."""
     first = lost[0]
     others = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
-    kind = FirstLost if may_begin_anew else HostLost
+    kind = FirstLost if may_restart else HostLost
     return kind(f"host {first.host} was lost: {first.why}{others}")
 
 

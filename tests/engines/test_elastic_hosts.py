@@ -94,7 +94,7 @@ def test_too_few_hosts(make_sshd: MakeSshd, tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_the_others_begin_anew_without_the_first(make_sshd: MakeSshd, tmp_path: Path) -> None:
+def test_the_others_restart_without_the_first(make_sshd: MakeSshd, tmp_path: Path) -> None:
     """It holds the stores, so all that run end; nobody is left in the end."""
     sshd = make_sshd(3)
     run = start(sshd, tmp_path, nnodes="1:2", hosts="node1,node2")

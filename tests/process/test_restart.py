@@ -128,7 +128,7 @@ def test_a_program_that_cannot_be_read_is_not_tried_again(
     ("victim", "method", "extra"),
     [("store", "fork", "deaf"), ("zygote", "fork", "children"), ("zygote", "exec", "children")],
 )
-def test_a_process_of_meshruns_own_that_is_lost_is_had_anew_and_named(
+def test_a_process_of_meshruns_own_that_is_lost_is_started_again_and_named(
     victim: str, method: str, extra: str, fake_torch: Path, tmp_path: Path
 ) -> None:
     """The cause is that process, not the ranks that ended for its sake; nothing is left of them."""

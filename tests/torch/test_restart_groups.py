@@ -19,7 +19,7 @@ MESH = ("--mesh", "dp=3", "--device", "cpu")
     ),
 )  # fmt: skip
 def test_a_group_is_whole_again(how: str, mesh: tuple[str, ...], tmp_path: Path) -> None:
-    """Ranks that hang in a broken collective are ended, and the next generation meets anew."""
+    """Ranks that hang in a broken collective are ended, and the next generation meets again."""
     ours = run_meshrun(
         "--nproc-per-node", "3", *mesh, "--max-restarts", "1", "--no-prefix",
         PROGRAMS / "own_group.py", tmp_path, how,

@@ -18,7 +18,7 @@ FOR_EVER = str(10**9)
 TOLERANCE = 1e-5
 """Of a loss, relative. On another number of ranks the sums over a batch have another order, so that
 float32 rounds them otherwise, by 6e-8 each time: measured, 5e-7 at most after 200 steps. A batch of
-another step, or an optimizer that begins anew, changes a loss by 0.4."""
+another step, or an optimizer that starts from zero, changes a loss by 0.4."""
 _DRIFTED = 2e-2
 """The same after 800 steps, from where on the optimizer blows such differences up: without any
 fault runs with 1 and 4 ranks differ by 7e-7 at most until then, and by 2e-3 at step 1200."""

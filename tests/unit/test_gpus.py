@@ -144,7 +144,7 @@ def kfd(sysfs: Path, nodes: Sequence[tuple[int, int, int]]) -> None:
 def test_amd_gpus(
     env: dict[str, str], buses: list[int], entries: list[str], tmp_path: Path
 ) -> None:
-    """ROCr hides GPUs and numbers the others anew; then HIP reads its own variable, or CUDA's."""
+    """ROCr hides GPUs and renumbers the others; then HIP reads its own variable, or CUDA's."""
     kfd(tmp_path, [(0, 0, 0), (304, 0xA1, 0x43), (304, 0xB1, 0x44), (304, 0xC1, 0xA3)])
     put(tmp_path / "bus/pci/devices/0000:44:00.0/numa_node", "1")
 

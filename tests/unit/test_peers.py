@@ -259,7 +259,7 @@ def test_the_end_of_torchs_rendezvous_is_told(launchers: list[Launcher]) -> None
 
 
 def test_torchs_rendezvous_begins_again_in_a_new_process(launchers: list[Launcher]) -> None:
-    """The zygote may have to be started anew; the address stays."""
+    """The zygote may have to be started again; the address stays."""
     first = negotiating(launchers, "a", free_port())
     first.peers.start_negotiation()
 

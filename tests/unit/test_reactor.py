@@ -229,7 +229,7 @@ def test_turns_are_taken_until_something_holds_or_for_so_long(
         assert reactor.listen(0) == 0
 
 
-def test_a_descriptor_that_was_closed_and_given_anew_is_another(reactor: Reactor) -> None:
+def test_a_descriptor_that_was_closed_and_given_again_is_another(reactor: Reactor) -> None:
     """Its number is the same."""
     done: list[str] = []
     old, write = os.pipe()

@@ -82,7 +82,7 @@ RESTARTS: dict[str, tuple[int, list[Event], list[Action]]] = {
         ],
         [term(0, 1), CLEAR, StartAll(generation=1)],
     ),
-    "the lost store may be had anew": (
+    "a lost store is started again": (
         1,
         [*STARTED, LOST_STORE, *(exited(r, 15, 6) for r in range(3))],
         [term(0, 1, 2), CLEAR],

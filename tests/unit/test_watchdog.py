@@ -101,7 +101,7 @@ def test_cpu_time_counts_as_work_from_two_percent_on(
 
 
 def test_a_print_counts_and_so_does_a_beat(world: World) -> None:
-    """Each begins the time anew; after a first beat only beats do, for that rank."""
+    """Each restarts the time; after a first beat only beats do, for that rank."""
     watch = dog(world, hang_s=60)
     for _ in range(3):
         assert world.pass_time(watch, 50) is None
