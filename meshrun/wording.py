@@ -1,7 +1,9 @@
-"""Words that depend on a number."""
+"""Words that depend on a number, and where people read more."""
 
 from __future__ import annotations
 
+DOCS = "https://meshrun.readthedocs.io/en/stable"
+"""The address of the documentation."""
 _ES = ("s", "x", "ch", "sh")
 
 

@@ -17,7 +17,7 @@ from meshrun import __version__
 from meshrun.cli.began import Began
 from meshrun.cli.option import COMMAND_LINE
 from meshrun.cli.options import Options
-from meshrun.cli.words import CommandLine, spell_known, spell_out
+from meshrun.cli.words import CommandLine, asked_help, spell_known, spell_out
 from meshrun.errors import HostError, InternalError, MeshrunError, RendezvousError, UsageError
 from meshrun.host.descriptors import is_lost_output, let_go_of, open_standard_streams, say
 from meshrun.plan.parse import parse_flag
@@ -102,16 +102,13 @@ def _read_options(table: type[_Table], context: Any) -> _Table:
 def make_app(table: type[Options]) -> typer.Typer:
     """Return the command whose options are the rows of a table."""
 
-    def print_help(context: typer.Context, is_asked: bool) -> None:
-        if is_asked and not context.resilient_parsing:
-            from meshrun.cli.help import render_help
-
-            print(render_help(table))
-            raise typer.Exit
-
     def command(context: typer.Context, **_values: object) -> int:
         options = _read_options(table, context)
-        if options.version:
+        if options.help:
+            from meshrun.cli.help import render_help
+
+            print(render_help(table, asked_help(context.meta[_LINE])))
+        elif options.version:
             print(f"meshrun {__version__}")
         elif options.print_completion is not None:
             from meshrun.cli.completion import render_completion
@@ -131,11 +128,7 @@ def make_app(table: type[Options]) -> typer.Typer:
     defaults: dict[str, Any] = {"context": Parameter.empty}
     for row in table.rows():
         kind = bool if not row.takes_value else list[str] | None if row.repeats else str | None
-        eager: dict[str, Any] = {"is_eager": True, "callback": print_help}
-        asked = typer.Option(
-            *row.flags, envvar=row.variable, **(eager if row is table.help else {})
-        )
-        hints[row.name] = Annotated[kind, asked]
+        hints[row.name] = Annotated[kind, typer.Option(*row.flags, envvar=row.variable)]
         defaults[row.name] = None if row.takes_value else False
     command.__annotations__ = {**hints, "return": int}
     command.__signature__ = Signature(  # type: ignore[attr-defined]

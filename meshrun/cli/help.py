@@ -1,64 +1,188 @@
-"""``--help``: the table of options as a page of text; rich would take longer than all the rest."""
+"""``-h`` and ``--help``: the table of options as text; rich would take longer than all the rest."""
 
 from __future__ import annotations
 
-import os
+import re
 import shutil
 import textwrap
+from collections.abc import Callable, Iterable, Iterator
+from difflib import get_close_matches
 from typing import Any
 
 from meshrun.cli.option import Option, ParsedOptions
-from meshrun.host.descriptors import is_terminal
+from meshrun.cli.options import TOPICS
+from meshrun.errors import UsageError
+from meshrun.host.descriptors import has_colors
+from meshrun.wording import DOCS
 
-_ABOUT = """\
-Launch a PyTorch program on every device and hand it a ready DeviceMesh.
-
-{Usage:} meshrun [OPTIONS] SCRIPT [ARGS]...
-       meshrun [OPTIONS] -m MODULE [ARGS]...
-
-  meshrun --mesh 2x4 --names dp,tp train.py --lr 1e-3
-
-In train.py, `from meshrun import current_mesh` and `mesh = current_mesh()`
-give the torch.distributed DeviceMesh that was built before its first line.
-Without --mesh, meshrun does what torchrun does."""
-_ENVIRONMENT = (
+ABOUT = "Launch a PyTorch program on every device and hand it a ready DeviceMesh."
+SYNOPSIS = ("[OPTIONS] SCRIPT [ARGS]...", "[OPTIONS] -m MODULE [ARGS]...")
+EXAMPLES = {
+    "meshrun --mesh 2x4 --names dp,tp train.py --lr 1e-3": "8 ranks",
+    "meshrun --mesh dp=-1,tp=8 --nnodes 2 -n train.py": "print the plan",
+    "meshrun --mesh dp=-1,tp=8 --hosts a,b train.py": "over ssh",
+    "meshrun --nproc-per-node 8 train.py": "as torchrun",
+}
+SCRIPT = (
+    "In train.py, `from meshrun import current_mesh` and `mesh = current_mesh()` give the"
+    " torch.distributed DeviceMesh that was built before its first line. Without --mesh, meshrun"
+    " does what torchrun does."
+)
+ENVIRONMENT = (
     "Options can also be set in the environment: meshrun's own as MESHRUN_MESH, MESHRUN_SHOW"
     " and so on, torchrun's as PET_NPROC_PER_NODE and so on. --dry-run shows which value was used."
 )
-_COLUMN = 34
+LINK = re.compile(r"\[([^]]+)\]\(([^)#]+?)(?:\.md)?(#[^)]*)?\)")
+"""A link of the reference, in Markdown."""
+_POINTER = re.compile(rf"See (?:{LINK.pattern}(?: and )?)+\.")
+_COLUMN, _BRIEF_COLUMN = 34, 26
 """Where the texts begin."""
 _WIDEST = 110
 
+_Emphasis = Callable[[str], str]
 
-def render_help(table: type[ParsedOptions]) -> str:
-    """Return the page for the terminal there is."""
+
+def render_help(table: type[ParsedOptions], topic: str = "--help") -> str:
+    """Return a page for the terminal there is.
+
+    Args:
+        table: The options.
+        topic: ``-h`` for the most used options, ``--help`` for all; else one of the topics, or the
+            name of an option.
+
+    Raises:
+        UsageError: If there is no such topic.
+    """
     width = max(min(shutil.get_terminal_size().columns, _WIDEST), _COLUMN + 20)
-    on, off = (
-        ("\033[1m", "\033[0m") if is_terminal(1) and not os.environ.get("NO_COLOR") else ("", "")
-    )
-    rows = table.rows()
-    panels = {
-        panel: "\n".join(_entry(row, width, on, off) for row in rows if row.panel == panel)
-        for panel in dict.fromkeys(row.panel for row in rows)
-    }
+    is_colored = has_colors(1)
+
+    def emphasized(text: str) -> str:
+        return f"\033[1m{text}\033[0m" if is_colored else text
+
+    if topic in TOPICS:
+        panels = TOPICS[topic]
+        parts = [*_panels(table, panels, width, emphasized)]
+        return "\n\n".join([*parts, f"Docs: {DOCS}/{_page_of(panels[0])}"])
+    if topic not in ("-h", "--help"):
+        return _details(_find(table, topic), width, emphasized)
+    parts = [ABOUT, _usage(emphasized), _examples(emphasized)]
+    if topic == "-h":
+        return "\n\n".join([*parts, _most_used(table, emphasized), _more("--help")])
+    everything = dict.fromkeys(row.panel for row in table.rows())
     return "\n\n".join(
         [
-            _ABOUT.replace("{", on).replace("}", off),
-            *(f"{on}{panel}:{off}\n{entries}" for panel, entries in panels.items()),
-            textwrap.fill(_ENVIRONMENT, width, break_on_hyphens=False),
+            *parts,
+            _fill(SCRIPT, width),
+            *_panels(table, everything, width, emphasized),
+            _fill(ENVIRONMENT, width),
+            _more("-h"),
         ]
     )
 
 
-def _entry(row: Option[Any], width: int, on: str, off: str) -> str:
+def _usage(emphasized: _Emphasis) -> str:
+    first, *others = SYNOPSIS
+    return "\n".join(
+        [
+            f"{emphasized('Usage:')} meshrun {first}",
+            *(f"       meshrun {other}" for other in others),
+        ]
+    )
+
+
+def _examples(emphasized: _Emphasis) -> str:
+    longest = max(map(len, EXAMPLES))
+    lines = (f"  {words.ljust(longest)}  # {why}" for words, why in EXAMPLES.items())
+    return "\n".join([emphasized("Examples:"), *lines])
+
+
+def _most_used(table: type[ParsedOptions], emphasized: _Emphasis) -> str:
+    rows = (row for row in table.rows() if row.brief)
+    room = 80 - _BRIEF_COLUMN
+    texts = ((row, row.brief + _default(row)) for row in rows)
+    lines = (
+        _beside(row, [text if len(text) <= room else row.brief], _BRIEF_COLUMN, emphasized)
+        for row, text in texts
+    )
+    return "\n".join([emphasized("Most used options:"), *lines])
+
+
+def _more(other: str) -> str:
+    what = {"--help": "all options", "-h": "the most used options"}[other]
+    topics = textwrap.fill(
+        f"meshrun --help TOPIC   an option, or {', '.join(TOPICS)}",
+        80,
+        initial_indent="  ",
+        subsequent_indent=" " * 25,
+        break_on_hyphens=False,
+    )
+    return f"More:\n  {f'meshrun {other}'.ljust(23)}{what}\n{topics}\n  {DOCS}"
+
+
+def _panels(
+    table: type[ParsedOptions], panels: Iterable[str], width: int, emphasized: _Emphasis
+) -> Iterator[str]:
+    for panel in panels:
+        rows = (row for row in table.rows() if row.panel == panel)
+        entries = (_entry(row, width, emphasized) for row in rows)
+        yield "\n".join([emphasized(f"{panel}:"), *entries])
+
+
+def _entry(row: Option[Any], width: int, emphasized: _Emphasis) -> str:
     """Return an option's lines: its flags, then its help beside or below them."""
-    default = f" [default: {row.unset.replace('`', '')}]" if row.unset and row.takes_value else ""
-    room = width - _COLUMN
-    lines = textwrap.wrap(row.help + default, room, break_on_hyphens=False, break_long_words=False)
+    lines = _fill(row.help + _default(row), width - _COLUMN).splitlines()
+    return _beside(row, lines, _COLUMN, emphasized)
+
+
+def _beside(row: Option[Any], lines: list[str], column: int, emphasized: _Emphasis) -> str:
     flags = ", ".join(row.flags)
     begin = f"{'  ' if row.short else '      '}{flags} {row.metavar}".rstrip()
-    if len(begin) < _COLUMN - 1:
-        begin = begin.ljust(_COLUMN) + lines.pop(0)
+    if len(begin) < column - 1:
+        begin = begin.ljust(column) + lines.pop(0)
     return "\n".join(
-        [begin.replace(flags, f"{on}{flags}{off}", 1), *(" " * _COLUMN + line for line in lines)]
+        [begin.replace(flags, emphasized(flags), 1), *(" " * column + line for line in lines)]
     )
+
+
+def _default(row: Option[Any]) -> str:
+    is_told = row.unset and row.takes_value
+    return f" [default: {row.unset.replace('`', '')}]" if is_told else ""
+
+
+def _find(table: type[ParsedOptions], topic: str) -> Option[Any]:
+    """Return the option of that name, with dashes before it or without."""
+    names = {name.lstrip("-"): row for row in table.rows() for name in row.flags}
+    name = topic.lstrip("-").replace("_", "-")
+    if name not in names:
+        near = get_close_matches(name, [*TOPICS, *names], n=2, cutoff=0.7)
+        meant = " or ".join(f"`{word}`" for word in near)
+        raise UsageError(
+            f"no help topic or option `{topic}`",
+            hint=f"did you mean {meant}?" if near else f"topics are {', '.join(TOPICS)}",
+        )
+    return names[name]
+
+
+def _details(row: Option[Any], width: int, emphasized: _Emphasis) -> str:
+    """Return all that the reference says of an option, and where it says more."""
+    flags = f"{emphasized(', '.join(row.flags))} {row.metavar}".rstrip()
+    text = LINK.sub(r"\1", _POINTER.sub("", f"{row.help} {row.details}"))
+    lines = [*_fill(" ".join(text.split()), width - 4).splitlines(), ""]
+    if row.takes_value:
+        lines.append(f"Default:  {row.unset.replace('`', '') or 'none'}")
+    if row.variable:
+        lines.append(f"Variable: {row.variable}")
+    pages = {page: f"{page}.html{anchor}" for _, page, anchor in LINK.findall(row.details)}
+    for page in pages.values() or [_page_of(row.panel)]:
+        below = page[3:] if page.startswith("../") else f"reference/{page.rpartition('/')[2]}"
+        lines.append(f"Docs:     {DOCS}/{below}")
+    return "\n".join([flags, *(f"    {line}".rstrip() for line in lines)])
+
+
+def _page_of(panel: str) -> str:
+    anchor = panel.lower().replace(" ", "-").replace(",", "")
+    return f"reference/command-line.html#{anchor}"
+
+
+def _fill(text: str, width: int) -> str:
+    return textwrap.fill(text, width, break_on_hyphens=False, break_long_words=False)

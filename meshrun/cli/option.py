@@ -34,6 +34,7 @@ class Option(Generic[_T]):
         help: str,  # noqa: A002 - as for typer and argparse
         *,
         details: str = "",
+        brief: str = "",
         unset: str = "",
         short: str = "",
         family: str = "MESHRUN",
@@ -47,14 +48,15 @@ class Option(Generic[_T]):
             metavar: What stands for the value in the help.
             panel: Heading under which the help and the reference list the option.
             help: One or two sentences, for the help, completion and the reference alike.
-            details: Further Markdown, for the reference alone.
+            details: Further Markdown, for the reference and the help of this option.
+            brief: A few words, for the short help, which lists no option without them.
             unset: What holds if the option is not given, where the default does not say it.
             short: A flag of one letter, such as ``-n``.
             family: ``MESHRUN``, ``PET`` for torchrun's own, or nothing if no variable is read.
             in_launch: Whether ``meshrun.launch()`` has a parameter of that name.
         """
         self.parse, self.default, self.metavar, self.panel = parse, default, metavar, panel
-        self.help, self.details, self.short = help, details, short
+        self.help, self.details, self.brief, self.short = help, details, brief, short
         self.family, self.in_launch = family, in_launch
         shown = f"{default:g}" if isinstance(default, int | float) else default
         self.unset = unset or (f"`{shown}`" if isinstance(shown, str) else "")
@@ -95,8 +97,8 @@ class Switch(Option[bool]):
 
     takes_value = False
 
-    def __init__(self, panel: str, help: str, **more: Any) -> None:  # noqa: A002
-        super().__init__(lambda _text, _flag: True, False, "", panel, help, **more)
+    def __init__(self, panel: str, help: str, *, metavar: str = "", **more: Any) -> None:  # noqa: A002
+        super().__init__(lambda _text, _flag: True, False, metavar, panel, help, **more)
         self.unset = ""
 
     def value(self, given: Any) -> bool:

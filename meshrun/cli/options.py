@@ -40,6 +40,13 @@ LOGS = "Log files"
 RENDEZVOUS = "Rendezvous"
 ACCEPTED = "Accepted from torchrun, without effect"
 OTHER = "Other"
+TOPICS = {
+    "mesh": (MESH,), "workers": (WORKERS,), "nodes": (WORKERS, HOSTS, RENDEZVOUS),
+    "program": (PROGRAM,), "preview": (PREVIEW,), "submit": (SUBMIT,), "output": (OUTPUT,),
+    "failures": (FAILURES,), "logs": (LOGS,), "rendezvous": (RENDEZVOUS,),
+    "other": (ACCEPTED, OTHER),
+}  # fmt: skip
+"""What ``--help TOPIC`` shows of the table."""
 
 Names = tuple[str, ...]
 Settings = tuple[tuple[str, str], ...]
@@ -57,9 +64,11 @@ class Options(ParsedOptions):
         "Shape of the mesh, such as `dp=2,tp=4` or `2x4`. The rightmost dim varies fastest, as in "
         "torch. One size may be `-1`, or a range such as `2:8`.",
         in_launch=True, details="See [mesh specs](mesh-spec.md). Without a mesh, no "
-        "process group is created before the program runs.")
+        "process group is created before the program runs.",
+        brief="Shape of the mesh; the last dim varies fastest")
     names = Option(parse.as_written, None, "A,B", MESH,
-        "Names for the dims of a mesh given as sizes alone, such as `2x4`.", in_launch=True)
+        "Names for the dims of a mesh given as sizes alone, such as `2x4`.", in_launch=True,
+        brief="Names of its dims, if SPEC is sizes alone")
     device = Option(check_device_type, "auto", "TYPE", MESH,
         "Device type: `auto`, `cpu`, `cuda` or another torch device type. `auto` uses the "
         "accelerator if there is one for each worker, otherwise `cpu`.", in_launch=True,
@@ -108,12 +117,14 @@ class Options(ParsedOptions):
         "Workers per node: a number, `auto`, `gpu`, `cpu` or `xpu`; or one number per node, "
         "such as `8,4`.", unset="what the mesh needs, else 1", family=PET, in_launch=True,
         details="`auto` is one per accelerator, or per core if there is none. `gpu`, `xpu` or "
-        "another device type is one per device; `cpu` is one per core this process may use.")
+        "another device type is one per device; `cpu` is one per core this process may use.",
+        brief="Workers per node")
     nnodes = Option(parse_nnodes, None, "N|MIN:MAX", WORKERS,
         "Number of nodes, or a range within which nodes may join and leave.",
         unset="what the scheduler says, else 1", family=PET, in_launch=True,
         details="See [several nodes](../how-to/several-nodes.md). A [range](../how-to/elastic.md) "
-        "needs `--hosts`, or `--rdzv-backend c10d` or another that counts nodes.")
+        "needs `--hosts`, or `--rdzv-backend c10d` or another that counts nodes.",
+        brief="Number of nodes, or a range of them")
     numa_binding = Option(parse.binding, None, "MODE", WORKERS,
         "Bind each rank to the cores near its device: `node`, `socket`, `exclusive` or "
         "`core-complex`.", family=PET, details="By the kernel's topology: `exclusive` gives each "
@@ -131,7 +142,8 @@ class Options(ParsedOptions):
 
     hosts = Option(parse.as_written, None, "A,B:8,...", HOSTS,
         "Start a launcher on each of these hosts over ssh. `B:8` runs 8 workers on B.",
-        details="`user@host` works too. See [several hosts](../how-to/hosts.md).")
+        details="`user@host` works too. See [several hosts](../how-to/hosts.md).",
+        brief="Launch on these hosts over ssh")
     hostfile = Option(parse.as_written, None, "FILE", HOSTS,
         "Read the hosts from a file with lines such as `host slots=8`, as for DeepSpeed and "
         "Open MPI.", details="`host:8` is read too.")
@@ -149,7 +161,8 @@ class Options(ParsedOptions):
         "How long to wait for a host to answer.")
 
     module = Switch(PROGRAM,
-        "Run the program as a module, like `python -m`.", short="-m", family=PET, in_launch=True)
+        "Run the program as a module, like `python -m`.", short="-m", family=PET, in_launch=True,
+        brief="Run a module, like `python -m`")
     no_python = Switch(PROGRAM,
         "Run the program as a command, without Python.", family=PET,
         details="`current_mesh()` in it builds the mesh on first use.")
@@ -166,7 +179,8 @@ class Options(ParsedOptions):
         "and nothing without it.")
 
     dry_run = Switch(PREVIEW,
-        "Print the plan and exit without starting anything.", short="-n")
+        "Print the plan and exit without starting anything.", short="-n",
+        brief="Print the plan; start nothing")
     format = Option(parse.choice("text", "json", "svg"), "text", "text|json|svg", PREVIEW,
         "Format of the plan. `svg` draws the layout.", details="See [the JSON schema]"
         "(plan-json.md) and [pictures](../how-to/draw-a-layout.md).")
@@ -187,7 +201,8 @@ class Options(ParsedOptions):
         "Submit this launch as a job to `slurm`, `kubernetes`, `jobset` or `trainjob`. With "
         "`--dry-run`, print the job instead.", family="",
         details="See [how to submit](../how-to/submit.md). No variable sets it, because the job "
-        "would inherit that variable.")
+        "would inherit that variable.",
+        brief="Submit a job: slurm, kubernetes, ...")
     submit_arg = Repeated(parse.one, "ARG", SUBMIT,
         "Option for the scheduler's own command, such as `--partition=gpu`. Repeatable.",
         details="Several may stand in one: `'-p gpu -t 4:00:00'`.")
@@ -197,7 +212,8 @@ class Options(ParsedOptions):
     show = Repeated(parse.one, "WHERE", OUTPUT,
         "Print only the output of these ranks, such as `dp=0`, `tp=1-3` or `rank=0,3`. "
         "Repeatable. Log files are not filtered.", unset="all", in_launch=True,
-        details="`dp=0,tp=1-3` means both; repeated, the option means any.")
+        details="`dp=0,tp=1-3` means both; repeated, the option means any.",
+        brief="Print only these ranks, such as `dp=0`")
     hide = Repeated(parse.one, "WHERE", OUTPUT,
         "Print the output of all ranks except these. Repeatable.", in_launch=True)
     collapse = Switch(OUTPUT,
@@ -242,7 +258,8 @@ class Options(ParsedOptions):
         "Maximum number of restarts after failures.", family=PET, in_launch=True,
         details="See [restarts](../how-to/restart.md). All ranks are restarted; there are fewer "
         "restarts if [the program makes no progress]"
-        "(../how-to/restart.md#report-progress).")
+        "(../how-to/restart.md#report-progress).",
+        brief="Restarts after failures")
     check_gpus = Switch(FAILURES,
         "Check the health of the GPUs before the start, and start nothing on those that cannot be "
         "relied on.", details="With `--dry-run` too. See [health](../how-to/gpus.md#check-the-"
@@ -289,7 +306,8 @@ class Options(ParsedOptions):
         in_launch=True)
     log_dir = Option(parse.as_written, None, "DIR", LOGS,
         "Directory for log files.", unset="a temporary directory", family=PET, in_launch=True,
-        details="See [logs](logs.md). `/dev/null` means no files.")
+        details="See [logs](logs.md). `/dev/null` means no files.",
+        brief="Where log files go")
     allow_shared_log_dir = Switch(LOGS,
         "Accept a `--log-dir` that other users can write to.",
         details="See [security](../explanation/security.md#files).")
@@ -352,7 +370,9 @@ class Options(ParsedOptions):
     print_completion = Option(parse.choice("bash", "zsh", "fish", "tcsh"), None, "SHELL", OTHER,
         "Print a completion script for `bash`, `zsh`, `fish` or `tcsh`.", family="")
     version = Switch(OTHER, "Print the version.", family="")
-    help = Switch(OTHER, "Print this help.", short="-h", family="")
+    help = Switch(OTHER,
+        "Print all options, or those of a topic, such as `mesh`, or one option with its details. "
+        "`-h` alone prints the most used ones.", metavar="[TOPIC]", short="-h", family="")
     # fmt: on
 
     def of_the_launch(self) -> tuple[Option[Any], ...]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from itertools import takewhile
 
 from meshrun.errors import UsageError
 
@@ -20,6 +22,8 @@ _ELSEWHERE = {
     "--names": "mesh-dim-names dim-names",
 }
 """What other launchers, and torch, call the same."""
+_TOPIC = re.compile(r"[a-z][a-z_-]*")
+"""A word after ``--help`` that is not a program."""
 _MEANT = {word: option for option, words in _ELSEWHERE.items() for word in words.split()}
 LAUNCHERS = frozenset({"--mesh", "--nnodes", "--standalone", "--hosts", "--hostfile"})
 """Options of one word that few programs have as well."""
@@ -97,6 +101,26 @@ def spell_out(
         if takes_next(spelled[-1], options) and rest:
             spelled.append(rest.pop(0))
     return spelled + rest
+
+
+def asked_help(line: CommandLine) -> str:
+    """Return which help a command line asks for: ``-h``, ``--help`` or its topic."""
+    rest = [*line.options, *line.program]
+    while rest:
+        word = rest.pop(0)
+        is_brief = not word.startswith("--") and _asks_brief(word, line.takes_value)
+        if word == "--help" or is_brief:
+            following = rest[0] if rest and _TOPIC.fullmatch(rest[0]) else ""
+            return following or ("-h" if is_brief else word)
+        if takes_next(word, line.takes_value):
+            del rest[:1]
+    return "--help"
+
+
+def _asks_brief(word: str, takes_value: Mapping[str, bool]) -> bool:
+    """Whether ``-h`` is among the short options in one word."""
+    letters = takewhile(lambda letter: not takes_value.get(f"-{letter}", False), word[1:])
+    return "h" in letters
 
 
 def spell_known(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import resource
 import sys
 from typing import TextIO, TypeGuard
@@ -11,6 +12,8 @@ from typing import TextIO, TypeGuard
 from meshrun.errors import HostError
 
 _MANY = 65536
+_COLORS = {"error:": "1;31", "hint:": "1;36"}
+_COLORED = re.compile("^(?:" + "|".join(_COLORS) + ")", re.MULTILINE)
 
 
 def open_standard_streams() -> None:
@@ -34,8 +37,19 @@ def is_terminal(fd: int) -> bool:
     return os.isatty(fd) and "OMPI_COMM_WORLD_RANK" not in os.environ
 
 
+def has_colors(fd: int) -> bool:
+    """Whether a descriptor leads to a terminal that shows colors, to a person who wants them."""
+    can = is_terminal(fd) and os.environ.get("TERM", "") not in {"", "dumb"}
+    return can and not os.environ.get("NO_COLOR")
+
+
 def say(text: str) -> None:
-    """Print to stderr; if its terminal hung up or its disk is full, continue."""
+    """Print to stderr, ``error:`` and ``hint:`` in color on a terminal.
+
+    If the terminal hung up or its disk is full, continue.
+    """
+    if has_colors(2):
+        text = _COLORED.sub(lambda found: f"\033[{_COLORS[found[0]]}m{found[0]}\033[0m", text)
     try:
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()

@@ -19,8 +19,9 @@ from meshrun.cli.command import make_app
 from meshrun.cli.completion import render_completion
 from meshrun.cli.help import render_help
 from meshrun.cli.option import COMMAND_LINE, Option, ParsedOptions
-from meshrun.cli.options import MESH, Options
+from meshrun.cli.options import MESH, TOPICS, Options
 from meshrun.plan.parse import parse_integer
+from meshrun.wording import DOCS
 from tests.kit import ROOT
 
 REFERENCE = ROOT / "docs" / "reference"
@@ -119,18 +120,35 @@ def test_every_option_of_torchrun_is_a_row() -> None:
             assert row is Options.help or row.variable == f"PET_{action.dest.upper()}", name
 
 
+@pytest.mark.parametrize("topic", ["-h", "--help", "mesh", "view"])
 @pytest.mark.parametrize("columns", [40, 80, 300])
-def test_the_help_fits_a_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_help_fits_a_terminal(
+    columns: int, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No line is wider, down to what the flags need; flags are bold where there are colors."""
     monkeypatch.setenv("COLUMNS", str(columns))
-    plain = render_help(Options)
-    monkeypatch.setattr("meshrun.cli.help.is_terminal", lambda _descriptor: True)
-    bold = render_help(Options)
-    monkeypatch.setenv("NO_COLOR", "1")
+    plain = render_help(Options, topic)
+    monkeypatch.setattr("meshrun.cli.help.has_colors", lambda _descriptor: True)
+    bold = render_help(Options, topic)
 
-    assert max(map(len, plain.splitlines())) <= max(columns, 80)
-    assert "\033[1m--mesh\033[0m SPEC" in bold
-    assert re.sub(r"\033\[\d?m", "", bold) == plain == render_help(Options)
+    lines = [line for line in plain.splitlines() if "https://" not in line]
+    assert max(map(len, lines)) <= max(columns, 80)
+    assert f"\033[1m--{'view' if topic == 'view' else 'mesh'}\033[0m" in bold
+    assert re.sub(r"\033\[\d?m", "", bold) == plain
+
+
+def test_every_option_has_a_topic_and_a_page() -> None:
+    """The topics have all options between them, and each option has a page of its own."""
+    of_topics = {panel for panels in TOPICS.values() for panel in panels}
+    assert {row.panel for row in Options.rows()} == of_topics
+    for row in Options.rows():
+        if row.name in TOPICS:
+            continue
+        page = render_help(Options, row.name)
+        assert page.startswith(", ".join(row.flags))
+        assert (f"Variable: {row.variable}\n" in page) == bool(row.variable)
+        for file in re.findall(rf"{DOCS}/(.+)\.html", page):
+            assert (ROOT / "docs" / f"{file}.md").is_file()
 
 
 def test_the_help_imports_little() -> None:

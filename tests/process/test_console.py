@@ -327,6 +327,21 @@ def test_a_dumb_terminal_shows_a_prompt(fake_torch: object, tmp_path: Path) -> N
     assert b"\x1b" not in terminal.raw
 
 
+@pytest.mark.parametrize("env", [{}, {"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_an_error_is_colored_on_a_terminal(env: dict[str, str]) -> None:
+    """Its first words alone, unless the terminal or the user says otherwise."""
+    with open_terminal("--help", "lgos", env=env) as terminal:
+        assert terminal.wait() == 2
+        told = terminal.raw.replace(b"\r\n", b"\n")
+
+    error, hint = (
+        (b"error:", b"hint:") if env else (b"\33[1;31merror:\33[0m", b"\33[1;36mhint:\33[0m")
+    )
+    assert (
+        told == error + b" no help topic or option `lgos`\n\n" + hint + b" did you mean `logs`?\n"
+    )
+
+
 @pytest.mark.parametrize("asked", [["--version"], ["--help"], ["--dry-run", "--mesh", "2", "x.py"]])
 def test_a_full_disk_below_stdout_is_no_bug(asked: list[str]) -> None:
     """What cannot be written is said in one line, with the code of a machine that lacks room."""

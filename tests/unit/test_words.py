@@ -5,7 +5,7 @@ import typer
 
 from meshrun.cli.command import typer_app as app
 from meshrun.cli.run import command_for_others
-from meshrun.cli.words import CommandLine, misplaced, spell_known, spell_out
+from meshrun.cli.words import CommandLine, asked_help, misplaced, spell_known, spell_out
 from meshrun.errors import UsageError
 
 OPTIONS = {
@@ -150,3 +150,24 @@ def test_an_option_that_is_none_is_refused(word: str, hint: str) -> None:
 def test_options_among_the_arguments(args: str, found: list[str]) -> None:
     """Those that few programs have themselves; what many have is not asked about."""
     assert misplaced(args.split(), OPTIONS) == found
+
+
+@pytest.mark.parametrize(
+    ("options", "program", "asked"),
+    [
+        ("-h", "", "-h"),
+        ("--help", "", "--help"),
+        ("--help", "mesh", "mesh"),
+        ("-h", "mesh", "mesh"),
+        ("-mh", "", "-h"),
+        ("--mesh --help --help", "no-prefix", "no-prefix"),
+        ("--nnodes 2 --help", "train.py --mesh 2", "--help"),
+        ("-r -h --help --no-prefix", "mesh", "--help"),
+        ("-rh -h", "./mesh", "-h"),
+    ],
+)
+def test_a_word_after_help_is_its_topic(options: str, program: str, asked: str) -> None:
+    """Unless it can only be the program."""
+    line = CommandLine(tuple(options.split()), tuple(program.split()), OPTIONS)
+
+    assert asked_help(line) == asked
