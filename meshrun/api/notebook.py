@@ -5,22 +5,14 @@ from __future__ import annotations
 import ast
 import atexit
 import shlex
-import sys
 from typing import TYPE_CHECKING, Any
 
-from meshrun.errors import MeshrunError, UsageError
+from meshrun.errors import UsageError
 
 if TYPE_CHECKING:
     from meshrun.api.worker_group import WorkerGroup
 
 _USAGE = "%%mesh dp=2,tp=2 [OPTION ...], as of the command line; or %mesh, %mesh stop"
-
-
-class CellFailed(MeshrunError):
-    """A cell raised on a rank; its message is the traceback there."""
-
-    def _render_traceback_(self) -> list[str]:
-        return self.message.splitlines()
 
 
 def load_ipython_extension(shell: Any) -> None:
@@ -46,29 +38,12 @@ class _Cells:
 
     def run(self, line: str, cell: str) -> None:
         """Run a cell on every rank of this mesh; without one, of the mesh before."""
-        from meshrun.api.worker_group import GroupLost
-        from meshrun.worker.cells import run_cell
+        from meshrun.api.group_cells import run_on_ranks
 
         self._count += 1
         name = f"<cell {self._count}>"
         ast.parse(cell, name)
-        group = self._group_for(line.strip())
-        labels = group.labels
-        try:
-            values = group.call(run_cell, cell, name)
-        except (KeyboardInterrupt, GroupLost):
-            self._tell_lost(group)
-            raise
-        except BaseException as error:
-            self._tell_lost(group)
-            told = str(error.__cause__ or error).strip().strip('"').strip()
-            raise CellFailed(told) from None
-        texts: dict[str, list[str]] = {}
-        for label, value in zip(labels, values, strict=True):
-            if value is not None:
-                texts.setdefault(value, []).append(label)
-        for text, who in texts.items():
-            print(f"[{'all' if len(who) == len(labels) else ', '.join(who)}] {text}")
+        run_on_ranks(self._group_for(line.strip()), cell, name)
 
     def show(self, line: str) -> None:
         """``%mesh``: say which ranks there are; ``%mesh stop``: end them."""
@@ -101,11 +76,3 @@ class _Cells:
         self._group, self._line = WorkerGroup(mesh=mesh, options=options), line
         atexit.register(self._group.close)
         return self._group
-
-    def _tell_lost(self, group: WorkerGroup) -> None:
-        if not group.is_open:
-            print(
-                "meshrun: the ranks were stopped and their variables are lost; the next cell"
-                " starts new ones",
-                file=sys.stderr,
-            )

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
@@ -29,6 +29,7 @@ from meshrun.host.reactor import Reactor
 from meshrun.layout.spec import AnyMesh
 from meshrun.protocol.result import RankFailed
 from meshrun.worker.call_channel import Channel, accept, end_of_output, listen_in
+from meshrun.worker.serve_calls import SERVE
 
 if TYPE_CHECKING:
     from meshrun.cli.option import Option
@@ -113,6 +114,7 @@ class WorkerGroup:
         stdout: TextIO | None = None,
         stderr: TextIO | None = None,
         serve: str = "meshrun.worker.serve_calls",
+        program: Sequence[str] = (),
     ) -> None:
         from meshrun.cli.options import Options
 
@@ -121,6 +123,8 @@ class WorkerGroup:
             Options.nproc_per_node: nproc_per_node,
             Options.device: device,
             Options.shutdown_timeout: _SHUTDOWN_S,
+            Options.hang_timeout: 0,  # ranks that wait for a call do nothing
+            Options.max_restarts: 0,  # others would not have what earlier calls left
         }
         flags = to_flags(given, {Options.preload: preload}, options)
         self.members: tuple[Member, ...] = ()
@@ -133,11 +137,14 @@ class WorkerGroup:
         try:
             write_path(self._folder)
             listener = self._closing.enter_context(listen_in(self._folder))
-            words = ["meshrun.worker.serve_calls", self._folder, serve]
-            command, more = launcher_command(self._folder, [*flags, "--module"], words)
+            words, own = [*program], {SERVE: self._folder}
+            if not program:
+                flags.append("--module")
+                words, own = ["meshrun.worker.serve_calls", self._folder, serve], {}
+            command, more = launcher_command(self._folder, flags, words)
             self._process = subprocess.Popen(
                 command,
-                env={**os.environ, **(env or {}), **more},
+                env={**os.environ, **(env or {}), **more, **own},
                 cwd=cwd,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -177,16 +184,22 @@ class WorkerGroup:
         """
         message = pickle_call(function, args, kwargs)
         number, self._calls = self._calls, self._calls + 1  # one that is interrupted counts too
-        answers = self.exchange(message, timeout_s=timeout, failed=_has_raised)
-        if not answers.missing:
-            self._printed.wait_for(number, len(self.members))
-            self._said.wait_for(number, len(self.members))
+        try:
+            answers = self.exchange(message, timeout_s=timeout, failed=_has_raised)
+        finally:
+            if self.members:
+                self._printed.wait_for(number, len(self.members))
+                self._said.wait_for(number, len(self.members))
         if answers.is_rank_gone and answers.trouble is not None:
             raise answers.trouble  # others' errors are those of lost connections
         for member, (value, text, error) in answers.of.items():
             if value is None:
                 told = "\n".join(
-                    [f"{member.label}, pid {member.pid}:\n{text}", *_describe(answers)]
+                    [
+                        f"{member.label}, pid {member.pid}:\n{text.rstrip()}",
+                        *_describe_others(answers, member),
+                        *_describe(answers),
+                    ]
                 )
                 raised = unpickle_error(error) or GroupLost(f"{member.label} raised an exception")
                 raise raised from RankTraceback(told)
@@ -221,7 +234,8 @@ class WorkerGroup:
                 reactor.run_until(lambda: asking.is_done)
             except KeyboardInterrupt:
                 asking.interrupt()
-                reactor.run_until(lambda: asking.is_done, timeout_s=GRACE_S)
+                with contextlib.suppress(KeyboardInterrupt):  # a second one waits no longer
+                    reactor.run_until(lambda: asking.is_done, timeout_s=GRACE_S)
                 if asking.left:
                     self._end(0.0)
                 raise
@@ -447,6 +461,17 @@ def _where_calls_are(lines: Iterable[str]) -> Iterator[str]:
 
 def _has_raised(answer: tuple[bytes | None, str, bytes | None]) -> bool:
     return answer[0] is None
+
+
+def _describe_others(answers: Answers, first: Member) -> Iterator[str]:
+    """Say in a line what other ranks have raised."""
+    labels: dict[str, list[str]] = {}
+    for member, (value, text, _) in answers.of.items():
+        if value is None and member is not first:
+            *_, last = text.splitlines() or [""]
+            labels.setdefault(last, []).append(member.label)
+    for last, who in labels.items():
+        yield f"{', '.join(sorted(who))}: {last}"
 
 
 def _describe(answers: Answers) -> Iterator[str]:

@@ -168,6 +168,9 @@ class Options(ParsedOptions):
         details="`current_mesh()` in it builds the mesh on first use.")
     run_path = Switch(PROGRAM,
         "Run the script without starting a new interpreter, which is the default.", family=PET)
+    interactive = Switch(PROGRAM,
+        "Open a Python prompt whose input runs on every rank, after the program if there is one.",
+        family="", details="See [a prompt on all ranks](../how-to/prompt.md).")
     preload = Repeated(parse.one, "MODULE", PROGRAM,
         "Also import this module once per node, before ranks are forked. Repeatable.",
         in_launch=True, details="See [shared imports](../how-to/share-imports.md).")

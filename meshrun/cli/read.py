@@ -33,6 +33,8 @@ from meshrun.plan.request import (
 from meshrun.plan.scheduler_defaults import fit_to_hosts
 
 _PRELOAD = ("torch", "torch.distributed.device_mesh")
+_SERVES = "meshrun.worker.serve_calls"
+"""What ranks run whose input comes from a prompt."""
 _GRACE_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 _TEMPLATE_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 _DEADLINE_S = 30 * 86400.0
@@ -63,6 +65,8 @@ def read_program(options: Options, words: Sequence[str]) -> Program:
     Raises:
         UsageError: If there is none, or it is to be run in two ways.
     """
+    if options.interactive and words[:1] in ((), ("-",)):
+        return Program(kind="module", target=_SERVES)
     if not words:
         raise UsageError("no program given", hint="for example: meshrun --mesh dp=2 train.py")
     target, args = words[0], tuple(words[1:])

@@ -84,6 +84,10 @@ def run(options: Options, line: CommandLine, began: Began) -> int:
     if options.dry_run:
         show_plan(request, options)
         return 0
+    if options.interactive:
+        from meshrun.cli.interactive import interact
+
+        return interact(options, request, line, began)
     if request.remote is not None:
         return launch_on_hosts(request, line, report=options.report)
     return launch_here(

@@ -50,6 +50,7 @@ _OF_NO_JOB: Mapping[Option[Any], str] = {
     Options.hosts: _CHOSEN,
     Options.hostfile: _CHOSEN,
     Options.debug_rank: "a job has no terminal",
+    Options.interactive: "a job has no terminal",
 }
 """Options that make no sense for a job, and why."""
 

@@ -84,7 +84,12 @@ def become_rank(
         pass_breakpoints(partial(reporter.tell, BreakpointPassed))
     reporter.tell(RankReady)
     try:
-        run_program(program, source.code, lambda error: _tell(reporter, error))
+        if "MESHRUN_SERVE" in os.environ:
+            from meshrun.worker.serve_calls import serve_instead
+
+            serve_instead(partial(run_program, program, source.code, _tell_text))
+        else:
+            run_program(program, source.code, lambda error: _tell(reporter, error))
     except BaseException as error:
         ending.note(error)
         raise
@@ -134,6 +139,12 @@ def _tell(reporter: Reporter, error: BaseException, *, may_be_ours: bool = False
         traceback=raised.text,
         shown=shown,
     )
+
+
+def _tell_text(error: BaseException) -> None:
+    """Print what ``sys.exit`` was given; other errors are the caller's to print."""
+    if isinstance(error, SystemExit):
+        _write_to_stderr(f"{error.code}\n")
 
 
 def _went_through_hook(error: BaseException) -> bool:

@@ -1,7 +1,8 @@
 """A rank that stays: ``python -m meshrun.worker.serve_calls FOLDER MODULE``.
 
 It connects to the program that started it, and hands the channel to ``serve`` of the module; that
-of this one makes the calls that come, until the program has no more.
+of this one makes the calls that come, until the program has no more. A rank whose program is to
+be one of these calls serves in its place, if the variable ``MESHRUN_SERVE`` names the folder.
 """
 
 from __future__ import annotations
@@ -14,12 +15,42 @@ from typing import TYPE_CHECKING
 from meshrun.worker.function import restore_path
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
     from meshrun.worker.call_channel import Channel
+
+SERVE = "MESHRUN_SERVE"
+"""The variable with the folder of the caller whom a rank serves instead of running its program."""
+_programs: list[Callable[[], None]] = []
+"""What runs this rank's own program."""
+
+
+def run_own_program() -> None:
+    """Run the program of this rank, which serves in its place."""
+    _programs[0]()
+
+
+def serve_instead(program: Callable[[], None]) -> None:
+    """Serve the caller; one of its calls may run the program."""
+    _programs[:] = [program]
+    _connect_and_serve(os.environ.pop(SERVE), __name__)
 
 
 def run(folder: str, module: str) -> None:
-    """Connect, say which rank this is, and serve."""
+    """Serve with the caller's ``sys.path``, and a ``__main__`` that is as good as new."""
     restore_path(folder)
+    import builtins
+    from types import ModuleType
+
+    sys.modules["__main__"] = main = ModuleType("__main__")
+    main.__dict__["__builtins__"] = builtins
+    sys.argv[:] = [""]
+    _connect_and_serve(folder, module)
+
+
+def _connect_and_serve(folder: str, module: str) -> None:
+    """Connect, say which rank this is, and serve."""
     import pickle
     from importlib import import_module
 
@@ -46,13 +77,13 @@ def serve(channel: Channel) -> None:
 
     from meshrun.worker.call_channel import end_of_output
 
-    own = os.getpid()
+    own, calls = os.getpid(), _Calls()
     for number in count():
         try:
             call = channel.receive()
         except EOFError:
             return
-        answer = _make(call)
+        answer = calls.make(call)
         if os.getpid() != own:
             return
         for stream in (sys.stdout, sys.stderr):
@@ -60,23 +91,43 @@ def serve(channel: Channel) -> None:
         channel.send(answer)
 
 
-def _make(call: bytes) -> bytes:
-    import pickle
+class _Calls:
+    """Makes calls. A SIGINT interrupts one, and does nothing in between, when one is over."""
 
-    import cloudpickle
+    def __init__(self) -> None:
+        import signal
 
-    from meshrun.worker.program import format_raised
+        self._is_under_way = False
+        self._interrupt = signal.default_int_handler
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self._on_interrupt)
 
-    try:
-        function, args, kwargs = pickle.loads(call)  # noqa: S301 - our caller's
-        return pickle.dumps((cloudpickle.dumps(function(*args, **kwargs)), "", None))
-    except BaseException as error:  # also what is meant to end a program
-        text = format_raised(error).text
+    def make(self, call: bytes) -> bytes:
+        """Make one, and return the answer."""
+        import pickle
+
+        import cloudpickle
+
+        from meshrun.worker.program import format_raised
+
         try:
-            pickled = cloudpickle.dumps(error)
-        except Exception:
-            pickled = None
-        return pickle.dumps((None, text, pickled))
+            function, args, kwargs = pickle.loads(call)  # noqa: S301 - our caller's
+            self._is_under_way = True
+            value = cloudpickle.dumps(function(*args, **kwargs))
+            self._is_under_way = False
+            return pickle.dumps((value, "", None))
+        except BaseException as error:  # also what is meant to end a program
+            self._is_under_way = False
+            text = format_raised(error).text
+            try:
+                pickled = cloudpickle.dumps(error)
+            except Exception:
+                pickled = None
+            return pickle.dumps((None, text, pickled))
+
+    def _on_interrupt(self, signum: int, frame: FrameType | None) -> None:
+        if self._is_under_way:
+            self._interrupt(signum, frame)
 
 
 if __name__ == "__main__":

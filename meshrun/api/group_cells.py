@@ -1,0 +1,66 @@
+"""Cells that all ranks of a group run: what they return by coordinate, and what they raise."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from meshrun.api.remote_call import RankTraceback
+from meshrun.api.worker_group import GroupLost
+from meshrun.errors import MeshrunError
+from meshrun.worker.cells import run_cell
+
+if TYPE_CHECKING:
+    from meshrun.api.worker_group import WorkerGroup
+
+
+class CellFailed(MeshrunError):
+    """A cell raised on a rank; its message is the traceback there."""
+
+    def __init__(self, message: str, error: BaseException) -> None:
+        super().__init__(message)
+        self.error = error
+
+    def _render_traceback_(self) -> list[str]:
+        return self.message.splitlines()
+
+
+def run_on_ranks(group: WorkerGroup, cell: str, name: str, *, only: int | None = None) -> None:
+    """Run a cell on every rank, or on one, and print its value by coordinate.
+
+    Raises:
+        CellFailed: As :func:`call_on_ranks`, like all others.
+    """
+    labels = group.labels
+    texts: dict[str, list[str]] = {}
+    for label, value in zip(labels, call_on_ranks(group, run_cell, cell, name, only), strict=True):
+        if value is not None:
+            texts.setdefault(value, []).append(label)
+    for text, who in texts.items():
+        print(f"[{'all' if len(who) == len(labels) else ', '.join(who)}] {text}")
+
+
+def call_on_ranks(group: WorkerGroup, function: Callable[..., Any], *args: Any) -> list[Any]:
+    """Make a call for a person; return what each rank returned.
+
+    Raises:
+        CellFailed: With what the first rank raised.
+        GroupLost: If not all ranks have finished.
+        KeyboardInterrupt: If it was interrupted.
+    """
+    try:
+        return group.call(function, *args)
+    except (KeyboardInterrupt, GroupLost):
+        raise
+    except BaseException as error:
+        cause = error.__cause__
+        told = cause.text if isinstance(cause, RankTraceback) else str(error)
+        raise CellFailed(told.strip(), error) from None
+    finally:
+        if not group.is_open:
+            print(
+                "meshrun: the ranks were stopped and their variables are lost; the next cell"
+                " starts new ones",
+                file=sys.stderr,
+            )

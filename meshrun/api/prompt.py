@@ -1,0 +1,221 @@
+"""``meshrun --interactive``: a prompt whose input runs on every rank of a mesh."""
+
+from __future__ import annotations
+
+import atexit
+import code
+import importlib.util
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from meshrun import __version__
+from meshrun.api.group_cells import CellFailed, call_on_ranks, run_on_ranks
+from meshrun.api.worker_group import GroupLost, WorkerGroup
+from meshrun.errors import MeshrunError
+from meshrun.host.descriptors import say
+from meshrun.protocol.result import RankFailed
+from meshrun.wording import count
+from meshrun.worker.cells import complete
+from meshrun.worker.serve_calls import run_own_program
+
+_CANNOT_COMPILE = (OverflowError, SyntaxError, ValueError)
+_HISTORY = "~/.meshrun_history"
+_MOST_LINES = 1000
+
+
+def run_prompt(options: Sequence[str], program: Sequence[str]) -> int:
+    """Run a program on all ranks, then what is typed or piped; return the exit code.
+
+    Args:
+        options: Those of the launch, as on a command line.
+        program: Words of the program and its arguments; none for no program.
+
+    Raises:
+        MeshrunError: If the ranks cannot be started.
+        KeyboardInterrupt: If anything but a cell is interrupted.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if not program and not getattr(sys.flags, "safe_path", False):
+        sys.path[:1] = [os.getcwd()]  # as in Python's own prompt; ranks get this path
+    try:
+        prompt = _Prompt(options, program)
+    except RankFailed as failed:  # as the launcher has told
+        return failed.exit_code
+    try:
+        return prompt.run()
+    finally:
+        prompt.group.close()
+
+
+class _Prompt(code.InteractiveConsole):
+    """Reads inputs, and has them run where the ranks are."""
+
+    def __init__(self, options: Sequence[str], program: Sequence[str]) -> None:
+        super().__init__()
+        self._options, self._program = options, program
+        self.group = self._start()
+        self._only: int | None = None
+        self._count = 0
+        self._names: list[str] = []
+
+    def run(self) -> int:
+        """Run the program, and then all input; return the exit code."""
+        is_typed = sys.stdin.isatty()
+        try:
+            went_well = not self._program or self._run_program(is_typed)
+            if is_typed:
+                self._ask()
+            elif went_well:
+                went_well = self._run_piped(sys.stdin.buffer.read())
+        except SystemExit as error:
+            return _exit_code(error)
+        return 0 if is_typed or went_well else 1
+
+    def runsource(self, source: str, filename: str = "", symbol: str = "single") -> bool:  # noqa: ARG002
+        """Run an input on the ranks; return whether it has only begun."""
+        if source.startswith("%"):
+            self._choose(source)
+            return False
+        name = f"<cell {self._count + 1}>"
+        try:
+            if self.compile(source, name, symbol) is None:
+                return True
+        except _CANNOT_COMPILE as error:
+            _tell_uncompiled(error)
+            return False
+        self._count += 1
+        self._run(source, name)
+        return False
+
+    def _start(self) -> WorkerGroup:
+        return WorkerGroup(options=self._options, program=self._program)
+
+    def _ask(self) -> None:
+        labels = self.group.labels
+        _edit_lines(self._complete)
+        self._show_who("")
+        self.interact(
+            f"meshrun {__version__}: {count(len(labels), 'rank')}, {labels[0]} to {labels[-1]}; all"
+            " of them run each input, and Ctrl-D ends them",
+            exitmsg="",
+        )
+
+    def _run_program(self, is_typed: bool) -> bool:
+        """Run it; return whether it went well. Its end is not that of the prompt."""
+        try:
+            call_on_ranks(self.group, run_own_program)
+        except CellFailed as failed:
+            if isinstance(failed.error, SystemExit):
+                return _exit_code(failed.error) == 0
+            say(failed.message)
+        except GroupLost as lost:
+            _tell(lost)
+        except KeyboardInterrupt:
+            if not is_typed:
+                raise
+            say("KeyboardInterrupt")
+        else:
+            return True
+        return False
+
+    def _run_piped(self, data: bytes) -> bool:
+        """Run all of it as Python would, which prints no values; return whether it went well."""
+        try:
+            text = importlib.util.decode_source(data)
+            compile(text, "<stdin>", "exec", dont_inherit=True)
+        except _CANNOT_COMPILE as error:
+            _tell_uncompiled(error)
+            return False
+        return self._run(f"{text}\npass", "<stdin>")
+
+    def _run(self, cell: str, name: str) -> bool:
+        """Run a cell; return whether it went well.
+
+        Raises:
+            SystemExit: If a rank raised it.
+            KeyboardInterrupt: If it was interrupted.
+        """
+        try:
+            if not self.group.is_open:
+                self.group = self._start()
+            run_on_ranks(self.group, cell, name, only=self._only)
+        except CellFailed as failed:
+            if isinstance(failed.error, SystemExit):
+                raise failed.error from None
+            if not isinstance(failed.error, RankFailed):  # which the launcher has told
+                say(failed.message)
+        except MeshrunError as error:
+            _tell(error)
+        else:
+            return True
+        return False
+
+    def _choose(self, line: str) -> None:
+        """``%rank 3``: the next inputs are of this rank alone; ``%rank``: of all."""
+        word, _, which = line.strip().partition(" ")
+        labels = self.group.labels
+        if word != "%rank":
+            say(f"error: there is no `{word}`\n\nhint: %rank 3 or %rank, to choose who runs input")
+        elif not which.strip():
+            self._only = None
+            self._show_who("")
+        elif which.strip().isdecimal() and int(which) < len(labels):
+            self._only = int(which)
+            self._show_who(f"[{labels[self._only]}] ")
+        else:
+            say(f"error: %rank: `{which.strip()}` is not one of ranks 0 to {len(labels) - 1}")
+
+    def _complete(self, text: str, state: int) -> str | None:
+        """Return one of the names that begin so on the rank that is asked, for readline."""
+        if state == 0:
+            rank = self._only or 0
+            self._names = ["    "]
+            if text.strip():
+                self._names = self.group.call(complete, text, rank)[rank]
+        return self._names[state] if state < len(self._names) else None
+
+    @staticmethod
+    def _show_who(label: str) -> None:
+        sys.ps1, sys.ps2 = f"{label}>>> ", f"{label}... "
+
+
+def _tell(error: MeshrunError) -> None:
+    from meshrun.report.message import render_error
+
+    say(render_error(error))
+
+
+def _tell_uncompiled(error: Exception) -> None:
+    say("".join(traceback.format_exception_only(error)).rstrip())
+
+
+def _exit_code(error: SystemExit) -> int:
+    if error.code is None or isinstance(error.code, int):
+        return error.code or 0
+    say(str(error.code))
+    return 1
+
+
+def _edit_lines(completer: Callable[[str, int], str | None]) -> None:
+    """Edit, complete and remember lines as Python's own prompt does, if Python has readline."""
+    try:
+        import readline
+    except ImportError:
+        return
+    is_editline = "libedit" in (readline.__doc__ or "")
+    readline.parse_and_bind("bind ^I rl_complete" if is_editline else "tab: complete")
+    readline.set_completer(completer)
+    path = os.path.expanduser(_HISTORY)
+    readline.set_history_length(_MOST_LINES)
+    with suppress(OSError):
+        readline.read_history_file(path)
+
+    def save() -> None:
+        with suppress(OSError):
+            readline.write_history_file(path)
+
+    atexit.register(save)

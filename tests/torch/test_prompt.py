@@ -1,0 +1,125 @@
+"""``meshrun --interactive``: a prompt whose input runs on every rank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.kit import run_meshrun
+from tests.terminal import open_terminal
+
+pytestmark = pytest.mark.torch
+ON_TWO = ("--interactive", "--mesh", "dp=2", "--device", "cpu")
+SCRIPT = """\
+import sys
+import time
+import meshrun
+
+mesh = meshrun.current_mesh()
+
+
+def inverse(n):
+    return 1 / n
+
+
+def wait():
+    print("waiting", flush=True)
+    while True:
+        time.sleep(0.01)
+
+
+print("began with", sys.argv[1:])
+"""
+
+
+def test_a_prompt_after_a_script(tmp_path: Path) -> None:
+    """Its names are there; values, output and errors come by coordinate; Ctrl-C ends one input."""
+    script = tmp_path / "begin.py"
+    script.write_text(SCRIPT)
+    with open_terminal(*ON_TWO, script, "one", env={"HOME": str(tmp_path)}) as terminal:
+        terminal.wait_for("Ctrl-D ends them\n>>>")
+        for typed, shown in (
+            ("mesh.get_local_rank()\n", "[dp1] 1"),
+            ("_ * 0 + 7\n", "[all] 7"),
+            ("for n in range(2):\n    print('n is', n)\n\n", "[dp1] n is 1\n"),
+            ("1 +\n", "SyntaxError: invalid syntax"),
+            ("inverse(0)\n", "ZeroDivisionError: division by zero\ndp"),
+            ("wait()\n", "[dp1] waiting"),
+            ("\x03", "KeyboardInterrupt"),
+            ("%rank 1\n", "\n[dp1] >>>"),
+            ("mesh.get_lo\t) + 10\n", "[dp1] 11"),
+            ("%rank\n", "\n>>>"),
+            ("\x1b[A\x1b[A\n", "[dp0] 10"),
+        ):
+            before = "\n".join(terminal.all_lines).count(shown)
+            terminal.type(typed)
+            terminal.wait_for(shown, before + 1)
+        terminal.type("\x04")
+        code = terminal.wait()
+        lines = terminal.all_lines
+
+    assert code == 0
+    assert lines.count("[dp0] began with ['one']") == lines.count("[dp1] began with ['one']") == 1
+    assert not any("meshrun/" in line for line in lines[1:]), lines
+    assert terminal.modes_left == terminal.modes
+    assert "inverse(0)\nwait()\n" in (tmp_path / ".meshrun_history").read_text()
+
+
+def test_piped_input_runs_as_a_script() -> None:
+    """Whole, without values of expressions; the exit code is that of what it raised."""
+    piped = (
+        "from dataclasses import dataclass\nimport os\n"
+        "for n in range(1):\n    print('rank', os.environ['RANK'])\n"
+        "def add(n: int): return n\n"
+        "assert add.__annotations__ == {'n': int}\n"
+        "add(5)\n"
+        "raise SystemExit(3)\n"
+    )
+    ran = run_meshrun(*ON_TWO, "-", input=piped)
+
+    assert (ran.returncode, ran.stderr) == (3, "")
+    assert sorted(ran.stdout.splitlines()) == ["[dp0] rank 0", "[dp1] rank 1"]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("script", "piped", "code", "told"),
+    [
+        ("x = 1", "print('x is', x)\n1 / 0", 1, "ZeroDivisionError: division by zero"),
+        ("x = 1", "x +", 1, "SyntaxError: invalid syntax"),
+        ("1 / 0", "print('never')", 1, 'begin.py", line 1, in <module>'),
+        ("import sys\nsys.exit('enough')", "print('never')", 1, "enough"),
+        ("import sys\nsys.exit()", "print('x is', 1)", 0, ""),
+        ("x =", "print('never')", 1, "SyntaxError: invalid syntax"),
+        ("x = 1", "import os\nos._exit(4)", 1, "exited with code 4"),
+    ],
+)
+def test_scripts_and_pipes_that_fail(
+    script: str, piped: str, code: int, told: str, tmp_path: Path
+) -> None:
+    """What follows is not run, and each error is told once."""
+    (tmp_path / "begin.py").write_text(script)
+    ran = run_meshrun(*ON_TWO, tmp_path / "begin.py", input=piped)
+
+    assert ran.returncode == code
+    assert told in ran.stderr
+    assert "never" not in ran.stdout
+    assert ("x is 1" in ran.stdout) == ("x is" in piped)
+    assert ran.stderr.count("Traceback") <= 1
+
+
+@pytest.mark.nightly
+def test_ranks_that_cannot_be_interrupted_are_replaced(tmp_path: Path) -> None:
+    """A rank that waits in a collective for one that was interrupted; then variables are gone."""
+    with open_terminal(*ON_TWO, env={"HOME": str(tmp_path)}) as terminal:
+        terminal.wait_for("Ctrl-D ends them\n>>>")
+        terminal.type("import os, time, torch.distributed as dist\n")
+        terminal.type("print('in it'); dist.barrier() if dist.get_rank() else time.sleep(99)\n")
+        terminal.wait_for("[dp1] in it")
+        terminal.type("\x03")
+        terminal.wait_for("their variables are lost")
+        terminal.type("'dist' in globals()\n")
+        terminal.wait_for("[all] False")
+        terminal.type("exit(9)\n")
+        assert terminal.wait() == 9
