@@ -102,23 +102,26 @@ def _read_options(table: type[_Table], context: Any) -> _Table:
 def make_app(table: type[Options]) -> typer.Typer:
     """Return the command whose options are the rows of a table."""
 
-    def command(context: typer.Context, **_values: object) -> int:
+    def command(context: typer.Context, **_values: object) -> int | str:
+        """Return an exit code, or what to print."""
         options = _read_options(table, context)
         if options.help:
             from meshrun.cli.help import render_help
 
-            print(render_help(table, asked_help(context.meta[_LINE])))
-        elif options.version:
-            print(f"meshrun {__version__}")
-        elif options.print_completion is not None:
+            return render_help(table, asked_help(context.meta[_LINE]))
+        if options.version:
+            return f"meshrun {__version__}"
+        if options.print_completion is not None:
             from meshrun.cli.completion import render_completion
 
-            print(render_completion(options.print_completion, table))
-        else:
-            from meshrun.cli.run import run
+            return render_completion(options.print_completion, table)
+        if options.install_completion:
+            from meshrun.cli.install_completion import install_completion
 
-            return run(options, context.meta[_LINE], context.obj)
-        return 0
+            return install_completion(table, os.environ)
+        from meshrun.cli.run import run
+
+        return run(options, context.meta[_LINE], context.obj)
 
     hints: dict[str, Any] = {
         "context": typer.Context,
@@ -130,7 +133,7 @@ def make_app(table: type[Options]) -> typer.Typer:
         kind = bool if not row.takes_value else list[str] | None if row.repeats else str | None
         hints[row.name] = Annotated[kind, typer.Option(*row.flags, envvar=row.variable)]
         defaults[row.name] = None if row.takes_value else False
-    command.__annotations__ = {**hints, "return": int}
+    command.__annotations__ = {**hints, "return": int | str}
     command.__signature__ = Signature(  # type: ignore[attr-defined]
         [
             Parameter(name, Parameter.KEYWORD_ONLY, default=defaults.get(name), annotation=hint)
@@ -169,6 +172,9 @@ def run_command_line(began: Began, *, tell: Callable[[MeshrunError], None] = _te
             os.environ.pop(name, None)
     try:
         code = typer_app(standalone_mode=False, prog_name="meshrun", obj=began)
+        if isinstance(code, str):  # here typer does not see a broken pipe, of which it makes a 1
+            print(code)
+            code = 0
         sys.stdout.flush()
     except MeshrunError as error:
         tell(error)

@@ -35,6 +35,7 @@ class Option(Generic[_T]):
         *,
         details: str = "",
         brief: str = "",
+        suggested: tuple[str, ...] = (),
         unset: str = "",
         short: str = "",
         family: str = "MESHRUN",
@@ -50,6 +51,7 @@ class Option(Generic[_T]):
             help: One or two sentences, for the help, completion and the reference alike.
             details: Further Markdown, for the reference and the help of this option.
             brief: A few words, for the short help, which lists no option without them.
+            suggested: Values that a shell completes, unless the metavar lists them.
             unset: What holds if the option is not given, where the default does not say it.
             short: A flag of one letter, such as ``-n``.
             family: ``MESHRUN``, ``PET`` for torchrun's own, or nothing if no variable is read.
@@ -58,6 +60,8 @@ class Option(Generic[_T]):
         self.parse, self.default, self.metavar, self.panel = parse, default, metavar, panel
         self.help, self.details, self.brief, self.short = help, details, brief, short
         self.family, self.in_launch = family, in_launch
+        listed = metavar.split("|") if metavar.islower() and "|" in metavar else ()
+        self.suggested = suggested or tuple(listed)
         shown = f"{default:g}" if isinstance(default, int | float) else default
         self.unset = unset or (f"`{shown}`" if isinstance(shown, str) else "")
 

@@ -72,7 +72,8 @@ class Options(ParsedOptions):
     device = Option(check_device_type, "auto", "TYPE", MESH,
         "Device type: `auto`, `cpu`, `cuda` or another torch device type. `auto` uses the "
         "accelerator if there is one for each worker, otherwise `cpu`.", in_launch=True,
-        details="See [accelerators outside torch](../how-to/other-accelerators.md).")
+        details="See [accelerators outside torch](../how-to/other-accelerators.md).",
+        suggested=("auto", "cpu", "cuda", "xpu"))
     gpus: Option[Names | None] = Option(parse_gpus, None, "0,2-3", MESH,
         "GPUs of each node to use, by number, UUID or MIG name.", unset="all visible ones",
         details="Numbers count among the GPUs that `CUDA_VISIBLE_DEVICES` leaves. "
@@ -118,7 +119,8 @@ class Options(ParsedOptions):
         "such as `8,4`.", unset="what the mesh needs, else 1", family=PET, in_launch=True,
         details="`auto` is one per accelerator, or per core if there is none. `gpu`, `xpu` or "
         "another device type is one per device; `cpu` is one per core this process may use.",
-        brief="Workers per node")
+        brief="Workers per node",
+        suggested=("auto", "cpu", "gpu", "xpu"))
     nnodes = Option(parse_nnodes, None, "N|MIN:MAX", WORKERS,
         "Number of nodes, or a range within which nodes may join and leave.",
         unset="what the scheduler says, else 1", family=PET, in_launch=True,
@@ -129,7 +131,8 @@ class Options(ParsedOptions):
         "Bind each rank to the cores near its device: `node`, `socket`, `exclusive` or "
         "`core-complex`.", family=PET, details="By the kernel's topology: `exclusive` gives each "
         "rank its own share of the NUMA node's cores, `core-complex` cores that share a cache. "
-        "Ranks without an accelerator are spread over the NUMA nodes.")
+        "Ranks without an accelerator are spread over the NUMA nodes.",
+        suggested=("node", "socket", "exclusive", "core-complex"))
     nic_affinity = Switch(WORKERS,
         "Keep each rank to the network cards next to its GPU.", details="Sets variables of NCCL, "
         "gloo and UCX that are not set. See [network cards](../how-to/gpus.md#use-the-nearest-"
@@ -205,7 +208,8 @@ class Options(ParsedOptions):
         "`--dry-run`, print the job instead.", family="",
         details="See [how to submit](../how-to/submit.md). No variable sets it, because the job "
         "would inherit that variable.",
-        brief="Submit a job: slurm, kubernetes, ...")
+        brief="Submit a job: slurm, kubernetes, ...",
+        suggested=("slurm", "kubernetes", "jobset", "trainjob"))
     submit_arg = Repeated(parse.one, "ARG", SUBMIT,
         "Option for the scheduler's own command, such as `--partition=gpu`. Repeatable.",
         details="Several may stand in one: `'-p gpu -t 4:00:00'`.")
@@ -288,7 +292,8 @@ class Options(ParsedOptions):
         unset="`TORCH_ELASTIC_SHUTDOWN_TIMEOUT`, else 30", family=PET, in_launch=True)
     forward: Option[Signals] = Option(parse_signals, ((), ()), "USR1,...", FAILURES,
         "Signals to forward to the ranks without ending the launch.",
-        details="See [how to checkpoint](../how-to/checkpoint-when-preempted.md#another-signal).")
+        details="See [how to checkpoint](../how-to/checkpoint-when-preempted.md#another-signal).",
+        suggested=("USR1", "USR2", "HUP"))
     signals_to_handle = Option(parse_signals, None, "A,B", FAILURES,
         "Signals that end the launch and are forwarded to the ranks.",
         unset="`SIGTERM,SIGINT,SIGHUP`", family=PET, details="If given, this includes signals "
@@ -303,10 +308,12 @@ class Options(ParsedOptions):
 
     redirects = Option(parse_streams, NO_STREAMS, "STREAMS", LOGS,
         "Write streams to log files only: `1` stdout, `2` stderr, `3` both; or by local rank: "
-        "`0-3:1,4:3`.", unset="0", short="-r", family=PET, in_launch=True)
+        "`0-3:1,4:3`.", unset="0", short="-r", family=PET, in_launch=True,
+        suggested=("1", "2", "3"))
     tee = Option(parse_streams, NO_STREAMS, "STREAMS", LOGS,
         "Write streams to log files, and print them too.", unset="0", short="-t", family=PET,
-        in_launch=True)
+        in_launch=True,
+        suggested=("1", "2", "3"))
     log_dir = Option(parse.as_written, None, "DIR", LOGS,
         "Directory for log files.", unset="a temporary directory", family=PET, in_launch=True,
         details="See [logs](logs.md). `/dev/null` means no files.",
@@ -324,7 +331,8 @@ class Options(ParsedOptions):
     event_log_handler = Option(parse.as_written, "null", "NAME", LOGS,
         "Where torch elastic's events go: `null`, `console` or a plugin.", family=PET,
         details="A plugin is an entry point of `torchrun.event_log_handlers`: a `logging.Handler`, "
-        "or what makes one.")
+        "or what makes one.",
+        suggested=("null", "console"))
 
     standalone = Switch(RENDEZVOUS,
         "Run on this node alone, on a free port.", family=PET, details="With an id of its own. The "
@@ -333,7 +341,8 @@ class Options(ParsedOptions):
         "How nodes find each other: `static`, `c10d`, `etcd`, `etcd-v2` or a plugin.", family=PET,
         details="`static`: the first node is the one at the endpoint. `c10d`: the same without "
         "`--node-rank`, and `--nnodes` may be a range. Others are torch's own rendezvous, which "
-        "chooses the nodes and their order; a plugin is an entry point of `torchrun.handlers`.")
+        "chooses the nodes and their order; a plugin is an entry point of `torchrun.handlers`.",
+        suggested=("static", "c10d", "etcd", "etcd-v2"))
     rdzv_endpoint = Option(parse.as_written, None, "HOST[:PORT]", RENDEZVOUS,
         "Address of the rendezvous, usually that of the first node.",
         unset="what the scheduler says", family=PET, details="A name, an IPv4 or an `[IPv6]` "
@@ -371,7 +380,11 @@ class Options(ParsedOptions):
         "meshrun has no barrier at exit.", family=PET)
 
     print_completion = Option(parse.choice("bash", "zsh", "fish", "tcsh"), None, "SHELL", OTHER,
-        "Print a completion script for `bash`, `zsh`, `fish` or `tcsh`.", family="")
+        "Print a completion script for `bash`, `zsh`, `fish` or `tcsh`.", family="",
+        suggested=("bash", "zsh", "fish", "tcsh"))
+    install_completion = Switch(OTHER,
+        "Install completion for the shell that runs this: bash, zsh or fish.", family="",
+        details="See [how to complete options](../how-to/complete-options.md).")
     version = Switch(OTHER, "Print the version.", family="")
     help = Switch(OTHER,
         "Print all options, or those of a topic, such as `mesh`, or one option with its details. "

@@ -120,6 +120,16 @@ def test_a_reader_that_goes_away_ends_the_launch(fake_torch: object) -> None:
         assert process.wait(timeout=60) == -13
 
 
+def test_a_reader_that_is_gone_ends_the_help() -> None:
+    """``meshrun --help | true`` ends with SIGPIPE too."""
+    gone, pipe = os.pipe()
+    os.close(gone)
+    ours = subprocess.run(command("--help"), stdout=pipe, stderr=subprocess.PIPE, check=False)
+    os.close(pipe)
+
+    assert (ours.returncode, ours.stderr) == (-13, b"")
+
+
 def test_stdout_and_stderr_may_be_one_file(fake_torch: object, tmp_path: Path) -> None:
     """``> log 2>&1`` keeps lines whole and the file's offset shared with the shell."""
     log = tmp_path / "log"

@@ -275,15 +275,6 @@ def test_the_cause_is_passed_on_to_who_runs_meshrun(tmp_path: Path, fake_torch: 
     assert json.loads(path.read_text())["message"]["message"] == "ValueError: the loss is nan"
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish", "tcsh"])
-def test_completion_scripts_know_the_options(shell: str) -> None:
-    """Each option once, and no interpreter is started to complete."""
-    ours = run_meshrun("--print-completion", shell)
-
-    assert ours.returncode == 0
-    assert ours.stdout.count("max-restarts") >= 1
-
-
 def test_a_report_says_all_there_is(tmp_path: Path, fake_torch: object) -> None:
     """For programs: how each rank ended, the cause first."""
     path = tmp_path / "report.json"

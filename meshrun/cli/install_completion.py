@@ -1,0 +1,78 @@
+"""``--install-completion``: a script where the user's shell finds it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+from meshrun.cli.completion import render_completion
+from meshrun.cli.option import ParsedOptions
+from meshrun.errors import HostError, UsageError
+from meshrun.host.whole_file import write_whole
+
+_SHELLS = ("bash", "zsh", "fish")
+_OPTION = "--install-completion"
+
+
+def install_completion(
+    table: type[ParsedOptions], env: Mapping[str, str], shell: str | None = None
+) -> str:
+    """Write a completion script for a shell, by default the one that runs this.
+
+    Returns:
+        What was done.
+
+    Raises:
+        UsageError: If the shell has no such script.
+        HostError: If the home directory cannot be written.
+    """
+    shell = shell or _shell(env)
+    home = Path(env.get("HOME") or Path.home())
+    if shell == "fish":
+        config = Path(env.get("XDG_CONFIG_HOME") or home / ".config")
+        script, startup = config / "fish" / "completions" / "meshrun.fish", None
+    else:
+        data = Path(env.get("XDG_DATA_HOME") or home / ".local" / "share")
+        script = data / "meshrun" / f"completion.{shell}"
+        startup = Path((env.get("ZDOTDIR") if shell == "zsh" else None) or home) / f".{shell}rc"
+    try:
+        script.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(str(script), render_completion(shell, table) + "\n", _OPTION)
+        done = [f"wrote {script}"]
+        if startup is not None and _add_line(startup, _loads(script)):
+            done.append(f"added a line to {startup} that loads it")
+    except OSError as error:
+        raise HostError(f"{_OPTION}: cannot write `{error.filename}`: {error.strerror}") from error
+    return "\n".join([*done, f"start a new {shell} to use it; run this again after an upgrade"])
+
+
+def _loads(script: Path) -> str:
+    path = shlex.quote(str(script))
+    return f"[ -r {path} ] && . {path}  # completion of meshrun"
+
+
+def _add_line(startup: Path, line: str) -> bool:
+    """Append a line to a file unless it is there; return whether it was not."""
+    text = startup.read_text(errors="surrogateescape") if startup.exists() else ""
+    if line in text.splitlines():
+        return False
+    with startup.open("a") as file:
+        file.write(f"{'' if text.endswith(chr(10)) or not text else chr(10)}{line}\n")
+    return True
+
+
+def _shell(env: Mapping[str, str]) -> str:
+    """Return the nearest shell above this process, else the one for logins."""
+    import psutil
+
+    above = [process.name().lstrip("-") for process in psutil.Process().parents()]
+    login = os.path.basename(env.get("SHELL", ""))
+    for name in (*above, login):
+        if name in _SHELLS:
+            return name
+    raise UsageError(
+        f"{_OPTION} knows {', '.join(_SHELLS)}; none of them runs this, and SHELL is `{login}`",
+        hint="`meshrun --print-completion SHELL` prints a script to install by hand",
+    )

@@ -1,0 +1,115 @@
+"""Completion in the shells that people use, as they type."""
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from meshrun.cli.completion import render_completion
+from meshrun.cli.install_completion import install_completion
+from meshrun.cli.options import Options
+from meshrun.errors import HostError, UsageError
+from tests.terminal import Terminal
+
+CLEAR = "\25"
+"""Ctrl-U, which empties the line in all of them."""
+TYPED = {
+    "meshrun --mesh 2x4 --names alpha,beta --show be\t": "--show beta=",
+    "meshrun --mesh alpha=2,beta=4 --intra-node alpha,be\t": "--intra-node alpha,beta",
+    "meshrun --mesh=alpha=2,beta=4 --timeout=be\t": "--timeout=beta=",
+    "meshrun --start-method exec --redirects 3 --report no\t": "--report notes.txt",
+    "meshrun --log-dir lo\t": "--log-dir logs/",
+    "meshrun --max-restarts no\tX": "--max-restarts noX",
+    "meshrun --status-i\t": "meshrun --status-interval",
+    "meshrun --collapse tr\t": "--collapse train.py",
+    "meshrun train.py --status-i\tX": "meshrun train.py --status-iX",
+    "meshrun --format s\t": "--format svg",
+}
+"""What is typed, and what then stands on the line."""
+
+
+@contextmanager
+def open_shell(name: str, home: Path) -> Iterator[Terminal]:
+    """Yield a shell that reads what is typed, in a home of its own."""
+    env = {
+        "HOME": str(home), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "XDG_DATA_HOME": "", "XDG_CONFIG_HOME": "", "SHELL": "/bin/sh",
+    }  # fmt: skip
+    terminal = Terminal([name], env, 250, 40)
+    try:
+        terminal.type("echo re''ady\n")
+        terminal.wait_for("ready")
+        yield terminal
+    finally:
+        terminal.end()
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_what_is_typed_is_completed(
+    shell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After --install-completion, which changes nothing when it is run again."""
+    if shutil.which(shell) is None:
+        pytest.skip(f"needs {shell}")
+    (home := tmp_path / "home").mkdir()
+    (startup := home / f".{shell}rc").write_text("# mine")
+    (work := tmp_path / "work").mkdir()
+    (work / "logs").mkdir()
+    for name in ("notes.txt", "train.py"):
+        (work / name).touch()
+    # Else fish reads all man pages first.
+    (home / ".local" / "share" / "fish" / "generated_completions").mkdir(parents=True)
+    monkeypatch.delenv("ZDOTDIR", raising=False)
+    monkeypatch.chdir(work)
+    with open_shell(shell, home) as terminal:
+        for count in (1, 2):
+            terminal.type("meshrun --install-completion\n")
+            terminal.wait_for("run this again after an upgrade", count)
+        assert ("added a line" in "\n".join(terminal.all_lines)) == (shell != "fish")
+    with open_shell(shell, home) as terminal:
+        for keys, shown in TYPED.items():
+            terminal.type(CLEAR + keys)
+            terminal.wait_for(shown)
+
+    lines = startup.read_text().splitlines()
+    assert lines[0] == "# mine"
+    assert len(lines) == (1 if shell == "fish" else 2)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish", "tcsh"])
+def test_a_script_knows_every_option(shell: str) -> None:
+    """And starts no interpreter to complete."""
+    script = render_completion(shell, Options)
+
+    assert [row.flag for row in Options.rows() if row.flag[2:] not in script] == []
+    assert "python -m meshrun" not in script
+    assert "$(meshrun" not in script
+
+
+def test_what_is_suggested_is_accepted() -> None:
+    """A shell offers no value that is an error."""
+    for row in Options.rows():
+        for word in row.suggested:
+            row.value((word,) if row.repeats else word)
+
+
+def test_an_unknown_shell_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is written for it."""
+    monkeypatch.setattr("psutil.Process.parents", lambda _process: [])
+    env = {"SHELL": "/bin/nosh", "HOME": str(tmp_path)}
+
+    with pytest.raises(UsageError, match=r"bash, zsh, fish; .* SHELL is `nosh`"):
+        install_completion(Options, env)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_home_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    """By its path."""
+    (tmp_path / ".local").touch()
+
+    with pytest.raises(HostError, match=r"cannot write `.*/.local/share/meshrun`: Not a directory"):
+        install_completion(Options, {"HOME": str(tmp_path)}, "zsh")
