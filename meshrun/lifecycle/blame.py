@@ -116,7 +116,8 @@ def describe_lost_process(state: State) -> str | None:
 def describe_failure(state: State) -> str | None:
     """Return what ended this generation here, if that was no rank and may not happen again."""
     if state.hung is not None:
-        return f"no rank made progress for {state.hung.idle_s:.1f} s"
+        why = f": {state.hung.why}" if state.hung.why else ""
+        return f"no rank made progress for {state.hung.idle_s:.1f} s{why}"
     return describe_start_error(state) or describe_lost_process(state)
 
 

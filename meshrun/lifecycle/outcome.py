@@ -228,8 +228,8 @@ def find_trouble(state: State, host: str = "") -> MeshrunError | None:
     """Return what ended the launch from outside its ranks, or ``None``."""
     if state.hung is not None:
         return HangError(
-            f"no rank made progress for {state.hung.idle_s:.1f} s: none used its CPU, printed,"
-            " or called meshrun.heartbeat()",
+            f"no rank made progress for {state.hung.idle_s:.1f} s: "
+            + (state.hung.why or "none used its CPU, printed, or called meshrun.heartbeat()"),
             hint="the stacks above show where the ranks are; --hang-timeout sets the limit",
         )
     here = _trouble_here(state)

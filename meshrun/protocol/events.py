@@ -7,6 +7,7 @@ from typing import Any
 
 from meshrun.errors import MeshrunError
 from meshrun.protocol.checked import ExitCode, Line
+from meshrun.protocol.collectives import RankCalled, RankRecords, RankWaits
 from meshrun.protocol.generation import Cause, NodeOutcome
 from meshrun.protocol.rank_end import RankExited, RankRaised
 
@@ -181,6 +182,8 @@ class Hung:
 
     idle_s: float
     at_ns: int
+    why: str = ""
+    """Who waits in which collective, if that is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -350,7 +353,16 @@ FromZygote = (
     | GenerationEnded
 )
 FromRank = (
-    RankJoined | RankReady | RankRaised | RankBeat | BreakpointPassed | RankFinished | RankLeaves
+    RankJoined
+    | RankReady
+    | RankRaised
+    | RankBeat
+    | BreakpointPassed
+    | RankFinished
+    | RankLeaves
+    | RankRecords
+    | RankCalled
+    | RankWaits
 )
 FromNegotiation = Negotiated | NegotiationWaits | NegotiationFailed | GaveUp
 FromNodes = (

@@ -66,3 +66,9 @@ def _bearable(line: str) -> str:
     elif not line.endswith(".."):
         line = line.removesuffix(".")
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
+
+
+def timed_out(message: str, traceback: str) -> bool:
+    """Whether an exception means that a collective took longer than its group allows."""
+    is_torchs = "torch/distributed/" in traceback or "gloo/transport" in message
+    return is_torchs and bool(re.search(r"timed? ?out", message, re.IGNORECASE))

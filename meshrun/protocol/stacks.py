@@ -79,15 +79,20 @@ def parse_dump(text: str) -> Dump | None:
     if not threads:
         return None
     main = next((at for at, (current, _) in enumerate(threads) if current and fatal), -1)
-    stacks = [_without_ours(frames) for _, frames in threads]
-    told = stacks.pop(main)
-    return Dump(told, tuple(stacks), fatal)
+    stacks = [frames for _, frames in threads]
+    told = _without_ours(stacks.pop(main))
+    others = [frames for frames in stacks if not all(map(_is_ours, frames))]
+    return Dump(told, tuple(map(_without_ours, others)), fatal)
+
+
+def _is_ours(frame: Frame) -> bool:
+    return frame.file.startswith(_OURS)
 
 
 def _without_ours(frames: list[Frame]) -> tuple[Frame, ...]:
     """Leave out how a rank gets to its program."""
     until = len(frames)
-    while until and frames[until - 1].file.startswith(_OURS):
+    while until and _is_ours(frames[until - 1]):
         until -= 1
     return tuple(frames[:until] or frames)
 

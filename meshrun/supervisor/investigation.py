@@ -45,6 +45,7 @@ def gather(
             place=headline(crash.main, folder) if crash else "",
             why=_of_timer(state, verdict, timers)
             or _why(verdict, memory, why_empty)
+            or (monitor.why if verdict.rank == monitor.gave_up else None)
             or (why_gpu(verdict) if verdict.rank in state.ranks else None)
             or "",
         )

@@ -37,6 +37,7 @@ from meshrun.lifecycle.step import step
 from meshrun.plan.plan import LaunchPlan
 from meshrun.plan.rank_env import LaunchFacts
 from meshrun.protocol.caller import Caller
+from meshrun.protocol.collectives import RankCalled, RankRecords, RankWaits
 from meshrun.protocol.events import (
     BreakpointPassed,
     Event,
@@ -57,7 +58,8 @@ from meshrun.protocol.events import (
     ZygoteGone,
 )
 from meshrun.protocol.generation import Evidence, RankState
-from meshrun.protocol.rank_end import RankExited
+from meshrun.protocol.raised import timed_out
+from meshrun.protocol.rank_end import RankExited, RankRaised
 from meshrun.protocol.result import signal_name
 from meshrun.supervisor.gpu_errors import GpuErrors
 from meshrun.supervisor.gpu_wait import GpuWait
@@ -220,7 +222,7 @@ class Loop:
             self.evidence = self._gather()
         finally:
             self._workers.close()
-            self._monitor.stacks.close()
+            self._monitor.close()
             self._gpu_errors.close()
             self._output.close()
             self._terminal.close()
@@ -305,6 +307,7 @@ class Loop:
             self._happen(self._completed(news) if isinstance(news, Met) else news)
 
     def _happen(self, event: Event) -> None:
+        was_stopping = self.state.stopping
         self.state, actions = step(self.state, event)
         self._terminal.see(event)
         if isinstance(event, RankReady):
@@ -313,6 +316,8 @@ class Loop:
             self._output.end(event.rank, failed=event.wait_status != 0)
         for watch in self._watch:
             watch(event, self.state, self._console)
+        if not was_stopping and isinstance(event, RankRaised) and timed_out(*event.texts):
+            self._monitor.ask_others(event.rank)
         for action in actions:
             self._act(action)
         self._monitor.see(self.state)
@@ -350,6 +355,8 @@ class Loop:
                 self._monitor.watchdog.beat(message.rank)
             if isinstance(message, BreakpointPassed):
                 self._terminal.passed_breakpoint(self.plan.layout, message.rank)
+            elif isinstance(message, RankRecords | RankCalled | RankWaits):
+                self._monitor.hear(message)
             elif isinstance(message, FromNegotiation):
                 if self._nodes is not None:
                     self._nodes.peers.hear(message)
@@ -427,7 +434,8 @@ class Loop:
             case StartZygote(without_torch=without_torch):
                 self._start_zygote(without_torch=without_torch)
             case Signal(ranks=ranks, signum=signum, whole_group=whole_group):
-                self._workers.signal(ranks, signum, whole_group=whole_group)
+                send = partial(self._workers.signal, ranks, signum, whole_group=whole_group)
+                self._monitor.once_known(send)
             case EndGeneration(grace_s=grace_s):
                 self._gpu_wait.cancel()
                 self._workers.end_generation(grace_s)

@@ -1,24 +1,31 @@
-"""Prints where ranks are: on request, when a start stalls, when no rank makes progress."""
+"""Prints where ranks are, and in which collectives: on request, in a long start, in a hang."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from meshrun.console.console import Console
 from meshrun.host.reactor import Reactor
 from meshrun.host.usage import cpu_seconds_of_trees
 from meshrun.layout.labels import merged_label
+from meshrun.lifecycle.hung_collectives import find_hung
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
+from meshrun.protocol.collectives import RankCalled, RankRecords, RankWaits
 from meshrun.protocol.events import GenerationAborted, Hung
+from meshrun.protocol.stacks import current_folder, user_place
+from meshrun.supervisor.collective_requests import CollectiveRequests
 from meshrun.supervisor.stack_requests import ZYGOTE, StackRequests
 from meshrun.supervisor.watchdog import Watchdog
+from meshrun.wording import count
+
+_MOST_GROUPS = 6
 
 
 class Monitor:
-    """The stacks of ranks, and the watchdog that may ask for them.
+    """The stacks and collectives of ranks, and the watchdog that may ask for them.
 
     Args:
         happen: Called with what ends the ranks, once people were shown where they are.
@@ -38,6 +45,7 @@ class Monitor:
         self._happen, self._zygote_pid = happen, zygote_pid
         self._next_look = reactor.call_at(None, self._look)
         self.stacks = StackRequests(plan.layout, reactor, self._show)
+        self.collectives = CollectiveRequests(reactor, self._conclude)
         self.watchdog = Watchdog(
             start_timeout_s=plan.request.start_timeout_s,
             hang_timeout_s=plan.request.hang_timeout_s,
@@ -45,6 +53,13 @@ class Monitor:
         )
         reactor.on_skip(self.watchdog.skip)
         self._pids: dict[int, int] = {}
+        self._is_open = False
+        """Whether it is still to be said in which collectives ranks are."""
+        self.gave_up: int | None = None
+        """The rank whose collective timed out first."""
+        self._waiting: list[Callable[[], None]] = []
+        self.why = ""
+        """Who waits in which collective, of this generation, if ranks were asked."""
         self._then: Hung | GenerationAborted | None = None
         """What ends the ranks, once people were shown where they are."""
 
@@ -55,7 +70,9 @@ class Monitor:
 
     def begin(self) -> None:
         """A generation of ranks is started."""
-        self._then = None
+        self._then, self._is_open, self.why, self.gave_up = None, False, "", None
+        self._waiting.clear()
+        self.collectives.begin()
         self.watchdog.begin()
 
     def see(self, state: State) -> None:
@@ -63,43 +80,105 @@ class Monitor:
         self._state = state
         self._next_look.move(self.watchdog.next_look_ns(state))
 
-    def ask(self, why: str, *, then: Hung | GenerationAborted | None = None) -> None:
+    def ask(
+        self,
+        why: str,
+        *,
+        then: Hung | GenerationAborted | None = None,
+        without: int | None = None,
+    ) -> None:
         """Ask every rank for its stacks; they are printed once all have answered.
 
         Args:
             why: For people.
             then: What is to happen after that.
+            without: A rank that is not asked.
         """
         ranks = self._state.ranks
         self._then = self._then or then
         self._pids = {
             rank: known.pid
             for rank, known in ranks.items()
-            if known.pid is not None and known.exited is None
+            if known.pid is not None and known.exited is None and rank != without
         }
         asked = dict(self._pids)
         if any(known.pid is None for known in ranks.values()):
             asked[ZYGOTE] = self._zygote_pid()
         self._console.note(why)
+        self._is_open = True
         self.stacks.ask(asked)
+        self.collectives.ask(self._pids)
+
+    def hear(self, message: RankRecords | RankCalled | RankWaits) -> None:
+        """Take a rank's answer about its collectives."""
+        if isinstance(message, RankWaits):
+            self.watchdog.waits(message.rank, message.place)
+        else:
+            self.collectives.hear(message)
+
+    def ask_others(self, failed: int) -> None:
+        """Find out for whom a rank has waited that gave up, before the others are ended."""
+        if self._state.alive - {failed}:
+            self.gave_up = failed
+            why = "a collective timed out: showing where the other ranks are"
+            self.ask(why, without=failed)
+
+    def once_known(self, call: Callable[[], None]) -> None:
+        """Call once ranks have answered in which collectives they are; now if none is asked."""
+        self._waiting.append(call)
+        self._conclude()
+
+    def close(self) -> None:
+        """Let go of files and pipes."""
+        self.stacks.close()
+        self.collectives.close()
 
     def _look(self) -> None:
         if self.watchdog.stalls(self._state):
             self.ask(self._describe_stall(self._state))
+        if self.watchdog.looks_at_waits(self._state):
+            self.collectives.ask_who_waits(self._state.alive)
         if self._then is None and (idle_s := self.watchdog.idle_s(self._state)) is not None:
             hung = Hung(idle_s=idle_s, at_ns=time.monotonic_ns())
             self.ask(f"no rank has made progress for {idle_s:.1f} s", then=hung)
         self.see(self._state)
 
     def _show(self, lines: list[str]) -> None:
-        for line in lines:
-            self._console.print_line(line.encode(errors="backslashreplace"), to_stderr=True)
+        self._print(lines)
         if self._pids:
             self.stacks.tell_native(self._pids.values())
             self._pids = {}
+        self._conclude()
+
+    def _conclude(self) -> None:
+        """Say in which collectives ranks are, and go on, once all is known."""
+        if self._pids or self.collectives.is_under_way:
+            return
+        if self._is_open:
+            self._is_open = False
+            raised = {
+                rank: user_place(known.raised.traceback, current_folder())
+                for rank, known in self._state.ranks.items()
+                if known.raised is not None
+            }
+            places = {**raised, **self.stacks.places}
+            found = find_hung(self.collectives.called, self._plan.layout, places)
+            self.why = found[0].summary if found else ""
+            for finding in found[:_MOST_GROUPS]:
+                self._console.note(finding.summary)
+                self._print(f"    {line}" for line in finding.details)
+            if more := found[_MOST_GROUPS:]:
+                self._console.note(f"ranks wait in {count(len(more), 'other group')} too")
+        while self._waiting:
+            self._waiting.pop(0)()
         if self._then is not None and not self.stacks.is_under_way:
             then, self._then = self._then, None
+            then = replace(then, why=self.why) if isinstance(then, Hung) else then
             self._happen(replace(then, at_ns=time.monotonic_ns()))
+
+    def _print(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self._console.print_line(line.encode(errors="backslashreplace"), to_stderr=True)
 
     def _describe_stall(self, state: State) -> str:
         took = f"still starting after {self._plan.request.start_timeout_s:g} s"

@@ -62,6 +62,8 @@ class StackRequests:
         self._states: dict[int, SignalState] = {}
         self._deadline_ns: int | None = None
         self._native: _Native | None = None
+        self.places: dict[int, str] = {}
+        """Where in the program ranks are, of those that answered last."""
 
     def replan(self, layout: Layout) -> None:
         """Take the layout of other ranks; nobody is left to answer a question under way."""
@@ -93,6 +95,7 @@ class StackRequests:
             self._native = None
         self._deadline_ns = time.monotonic_ns() + _ANSWER_TAKES_NS
         self._states, self._begun, self._pids = {}, {}, dict(pids)
+        self.places = {}
         for rank, pid in pids.items():
             self._begun[rank] = self._size(rank)
             blocking = threads_blocking(pid, STACK_SIGNAL)
@@ -159,6 +162,8 @@ class StackRequests:
             dump = self._read(rank, self._begun[rank])
             if dump is not None and rank != ZYGOTE:
                 dumps[rank] = dump
+                if any(frame.is_users for frame in dump.main):
+                    self.places[rank] = headline(dump.main, current_folder())
             elif dump is not None:
                 yield from self._tell_one(_ZYGOTES_NAME, dump, [ZYGOTE])
         for ranks, dump in merge(dumps):

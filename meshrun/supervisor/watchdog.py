@@ -48,6 +48,10 @@ class Watchdog:
         self._spent: dict[int, float] = {}
         """CPU time of each rank when last some rank had worked."""
         self._beats: dict[int, int] = {}
+        self._places: dict[int, str] = {}
+        """Where in a collective each rank waits, as it answered last."""
+        self._waiting: set[int] = set()
+        """Ranks that have come no further in a collective between the last two looks."""
 
     def beat(self, rank: int) -> None:
         """A rank's program reported progress."""
@@ -57,6 +61,21 @@ class Watchdog:
         """A rank printed something."""
         if self._hang_timeout_ns and rank not in self._beats:
             self._active_ns = time.monotonic_ns()
+
+    def waits(self, rank: int, place: str) -> None:
+        """A rank answered where it waits in a collective; "" for not at all.
+
+        One that is still there used its CPU only to wait: NCCL spins.
+        """
+        if place and self._places.get(rank) == place:
+            self._waiting.add(rank)
+        self._places[rank] = place
+
+    def looks_at_waits(self, state: State) -> bool:
+        """Whether it is time to ask which ranks wait in a collective, for the next look."""
+        next_look_ns = self.next_look_ns(state)
+        is_due = next_look_ns is not None and time.monotonic_ns() >= next_look_ns
+        return is_due and bool(self._hang_timeout_ns) and _all_began(state)
 
     def skip(self, lost_ns: int) -> None:
         """Do not count this time, in which nobody could look and perhaps nobody could work."""
@@ -101,8 +120,12 @@ class Watchdog:
         pids = {
             known.pid: rank
             for rank, known in state.ranks.items()
-            if known.pid is not None and known.exited is None and rank not in self._beats
+            if known.pid is not None
+            and known.exited is None
+            and rank not in self._beats
+            and rank not in self._waiting
         }
+        self._waiting.clear()
         spent = self._cpu_seconds(pids) if pids else {}
         least_s = _LEAST_S + _LEAST_CPU * (now_ns - self._active_ns) / _NS
         worked = any(

@@ -67,7 +67,7 @@ class Workers:
         """Take what was not known yet, before ranks are started."""
         self.plan, self.facts, self._listener = plan, facts, listener
         self.ranks = {rank.rank: rank for rank in plan.ranks_of_node()}
-        allow_descriptors(5 * len(self.ranks) + plan.layout.nnodes + 64)
+        allow_descriptors(6 * len(self.ranks) + plan.layout.nnodes + 64)
         self._begun: dict[str, Any] | None = None
         """The layout of the last generation of ranks, if it was begun with this plan."""
 
@@ -150,7 +150,9 @@ class Workers:
             imports=() if self._method == "fork" else self.plan.modules_of_mesh,
         )
         streams = terminal.streams(rank.rank) or self._output.open(rank, files)
-        theirs = [*streams, self._monitor.stacks.open(rank.rank)]
+        monitor = self._monitor
+        questions = [monitor.stacks.open(rank.rank), monitor.collectives.open(rank.rank)]
+        theirs = [*streams, *questions]
         self.zygote.send(order, theirs)
         for end in theirs:
             os.close(end)

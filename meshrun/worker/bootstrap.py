@@ -16,15 +16,17 @@ from meshrun.mesh.late_settings import is_of_group, note
 from meshrun.plan.request import Program
 from meshrun.protocol.codec import StartRank
 from meshrun.protocol.events import BreakpointPassed, RankBeat, RankReady
+from meshrun.protocol.raised import timed_out
 from meshrun.protocol.rank_end import RankRaised
 from meshrun.worker.early_settings import EarlySettings, is_read_at_import
 from meshrun.worker.exit import Ending
+from meshrun.worker.flight_recorder import answer_questions, tell_failed_call
 from meshrun.worker.group_lifetime import guard_groups
 from meshrun.worker.late_variables import follow_environment
 from meshrun.worker.peer_connections import end_connections_with_rank
 from meshrun.worker.program import Source, format_raised, print_nothing, run_program
 from meshrun.worker.reporter import Reporter
-from meshrun.worker.stack_handler import tell_stacks
+from meshrun.worker.stack_handler import keep_high, tell_stacks
 from meshrun.worker.threads import raise_thread_counts
 from meshrun.worker.when_imported import when_imported
 
@@ -38,12 +40,14 @@ def become_rank(
     ending: Ending,
     gate_fd: int,
     stacks_fd: int,
+    questions_fd: int,
 ) -> None:
     """Turn this process into a rank and run the program in it.
 
     The caller has put the process into its own session, with its stdout and stderr in place.
     """
     tell_stacks(stacks_fd)
+    questions_fd = keep_high(questions_fd)
     set_environment(order)
     bind_to_cpus(order.cpus)
     program = program.for_local_rank(order.local_rank)
@@ -57,6 +61,8 @@ def become_rank(
         raise_thread_counts(os.environ)
         _seed_generators()
         when_imported("torch.distributed.distributed_c10d", guard_groups)
+        answer = partial(answer_questions, questions_fd, reporter)
+        when_imported("torch.distributed.distributed_c10d", answer)
         when_imported("torch.distributed.rendezvous", partial(_serve_env, dict(os.environ)))
         if "MESHRUN_MESH" in order.environment and not _is_mesh_late(order, source.settings):
             from meshrun.worker.adopt import adopt_process_group
@@ -132,6 +138,8 @@ def _tell(reporter: Reporter, error: BaseException, *, may_be_ours: bool = False
         shown = _went_through_hook(error)
     elif reporter.is_in_fork or sys.stderr is not sys.__stderr__:  # a file, or what copies to one
         _write_to_stderr(raised.text)
+    if timed_out(raised.message, raised.text):
+        tell_failed_call(reporter)
     reporter.tell(
         RankRaised,
         kind=raised.kind,

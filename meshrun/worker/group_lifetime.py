@@ -70,8 +70,8 @@ def guard_groups() -> None:
     for holder in (c10d.Reducer, getattr(c10d, "Logger", None)):  # a Logger holds a Reducer
         if holder is not None:
             _keep_alive(holder, (c10d.ProcessGroup, c10d.Reducer))
-    _call_around(c10d.ProcessGroup, "shutdown", before=destroyed.add)
-    _call_around(c10d.ProcessGroup, "_register_backend", after=_connected)
+    call_around(c10d.ProcessGroup, "shutdown", before=destroyed.add)
+    call_around(c10d.ProcessGroup, "_register_backend", after=_connected)
 
 
 def _connected(_: Any) -> None:
@@ -95,7 +95,7 @@ def _keep_alive(holder: type, kinds: tuple[type, ...]) -> None:
     holder.__init__ = __init__  # type: ignore[misc]
 
 
-def _call_around(
+def call_around(
     owner: type,
     name: str,
     *,

@@ -23,10 +23,7 @@ def tell_stacks(fd: int) -> None:
 
     A program whose own ``faulthandler`` is on keeps it.
     """
-    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    least = _HIGH_FD if soft == resource.RLIM_INFINITY or soft > _HIGH_FD else 3
-    high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, least)
-    os.close(fd)
+    high = keep_high(fd)
     if hasattr(faulthandler, "register"):  # not on Windows
         try:
             faulthandler.register(STACK_SIGNAL, file=high, all_threads=True)
@@ -37,3 +34,12 @@ def tell_stacks(fd: int) -> None:
         while _told:  # that of the process which was forked
             os.close(_told.pop())
         _told.append(high)
+
+
+def keep_high(fd: int) -> int:
+    """Move a descriptor to where programs do not close what they find, nor inherit it."""
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    least = _HIGH_FD if soft == resource.RLIM_INFINITY or soft > _HIGH_FD else 3
+    high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, least)
+    os.close(fd)
+    return high

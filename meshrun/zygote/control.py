@@ -9,7 +9,7 @@ from typing import Any
 from meshrun.protocol import codec
 from meshrun.protocol.events import FromZygote, NegotiationFailed, RankReady
 
-_FDS_PER_PACKET = 3
+_FDS_PER_PACKET = 4
 _LEFT_TO_LAUNCHER = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 

@@ -1,6 +1,6 @@
 """A rank as a new interpreter (``--start-method exec``), which the zygote starts.
 
-ORDER_FD REPORT_FD GATE_FD STACKS_FD ZYGOTE_PID KIND TARGET [ARGUMENT ...]
+ORDER_FD REPORT_FD GATE_FD STACKS_FD QUESTIONS_FD ZYGOTE_PID KIND TARGET [ARGUMENT ...]
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from meshrun.worker.sys_path import first_path, put_first
 
 def main(known_at_start: frozenset[str]) -> None:
     """Become the rank that the zygote has ordered, and run the program."""
-    order_fd, report_fd, gate_fd, stacks_fd, zygote_pid = map(int, sys.argv[1:6])
-    kind, target, *arguments = sys.argv[6:]
+    order_fd, report_fd, gate_fd, stacks_fd, questions_fd, zygote_pid = map(int, sys.argv[1:7])
+    kind, target, *arguments = sys.argv[7:]
     die_with_parent(zygote_pid)
     os.set_inheritable(gate_fd, False)
     order = codec.decode(os.read(order_fd, codec.PACKET_BYTES))
@@ -47,4 +47,5 @@ def main(known_at_start: frozenset[str]) -> None:
         ending=Ending(),
         gate_fd=gate_fd,
         stacks_fd=stacks_fd,
+        questions_fd=questions_fd,
     )

@@ -211,7 +211,7 @@ class ZygoteServer:
         return True
 
     def _in_rank(
-        self, order: StartRank, stdout: int, stderr: int, stacks: int
+        self, order: StartRank, stdout: int, stderr: int, stacks: int, questions: int
     ) -> Callable[[], None]:
         if order.debug:
             os.dup2(stdout, 0)
@@ -230,6 +230,7 @@ class ZygoteServer:
             ending=self._ending,
             gate_fd=self._gate_fd,
             stacks_fd=stacks,
+            questions_fd=questions,
         )
 
     def _fork_store(self, order: StartStore, fds: list[int]) -> Callable[[], None] | None:

@@ -23,10 +23,11 @@ def spawn_fresh(  # noqa: PLR0917
     stdout: int,
     stderr: int,
     stacks: int,
+    questions: int,
 ) -> int:
     """Start a rank as a new interpreter and return its process id; its order waits for it."""
     ours, theirs = packet_pair()  # a pipe has no room for the longest order
-    fds = (theirs.fileno(), reports.fileno(), gate_fd, stacks)
+    fds = (theirs.fileno(), reports.fileno(), gate_fd, stacks, questions)
     numbers = [str(number) for number in (*fds, os.getpid())]
     words = (*numbers, program.kind, program.target, *program.args)
     with ours, theirs:

@@ -149,3 +149,26 @@ def test_a_start_that_failed_does_not_stall(world: World) -> None:
     world.now_ns = 9 * S
 
     assert not watch.stalls(world.state)
+
+
+@pytest.mark.parametrize(("places", "hangs"), [(["a"], True), (["a", "b"], False), ([""], False)])
+def test_a_rank_that_spins_in_a_collective_makes_no_progress(
+    world: World, places: list[str], *, hangs: bool
+) -> None:
+    """Its CPU time counts only if it has come further since the look before."""
+    dog = Watchdog(start_timeout_s=0, hang_timeout_s=8, cpu_seconds=world.seconds)
+    idle_s = None
+    for second in range(40):
+        dog.waits(1, places[second % len(places)])
+        idle_s = idle_s or world.pass_time(dog, 1, cpu=1.0)
+
+    assert (idle_s is not None) == hangs
+
+
+def test_a_rank_that_no_longer_answers_is_not_taken_to_spin(world: World) -> None:
+    """It may compute and hold the interpreter's lock."""
+    dog = Watchdog(start_timeout_s=0, hang_timeout_s=8, cpu_seconds=world.seconds)
+    dog.waits(1, "a")
+    dog.waits(1, "a")
+
+    assert world.pass_time(dog, 100, cpu=1.0) is None

@@ -1,0 +1,228 @@
+"""From what each rank has called: who waits in which collective, for whom, and why. Pure.
+
+Ranks of a group call its collectives in one order, so the n-th call of each is the same one. Where
+the n-th calls differ, the program is wrong; where a rank has not made a call that others wait in,
+the others wait for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from meshrun.layout import Layout
+from meshrun.layout.labels import number_ranges
+from meshrun.protocol.collectives import Call, GroupCalls, RankCalled
+
+_SAME_INPUTS = frozenset({
+    "all_reduce", "allreduce", "broadcast", "reduce", "all_gather_into_tensor", "gather",
+    "reduce_scatter_tensor",
+})  # fmt: skip
+"""Collectives to which each rank gives tensors of the same shape."""
+_SAME_OUTPUTS = frozenset({"all_gather", "scatter", "reduce_scatter"})
+"""Of which each rank gets tensors of the same shape."""
+_KIB = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What is known of one group in which ranks wait."""
+
+    severity: int
+    """0 if the calls contradict each other, 1 if ranks are awaited, 2 if those wait elsewhere."""
+    summary: str
+    """In one line."""
+    details: tuple[str, ...]
+    """A line for each set of ranks at the same call."""
+
+
+def find_hung(
+    told: Mapping[int, RankCalled], layout: Layout, places: Mapping[int, str]
+) -> list[Finding]:
+    """Return what holds up each group in which a rank waits, the causes first.
+
+    Args:
+        told: What ranks have called, of those that answered.
+        layout: Names the dims.
+        places: Where in the program a rank is, such as ``all_reduce at train.py:41``.
+    """
+    groups: dict[tuple[str, tuple[int, ...]], dict[int, GroupCalls]] = {}
+    for rank, answer in told.items():
+        for group in answer.groups:
+            groups.setdefault((group.name, tuple(group.ranks)), {})[rank] = group
+    waiting = {
+        rank: (_name(layout, group), call)
+        for rank, answer in told.items()
+        for group in answer.groups
+        if (call := _under_way(group)) is not None
+    }
+    findings = [
+        _examine(_name(layout, next(iter(members.values()))), ranks, members, waiting, places)
+        for (_, ranks), members in groups.items()
+        if any(_under_way(group) is not None for group in members.values())
+    ]
+    return sorted(findings, key=lambda finding: finding.severity)
+
+
+def _examine(
+    name: str,
+    ranks: tuple[int, ...],
+    members: Mapping[int, GroupCalls],
+    waiting: Mapping[int, tuple[str, Call]],
+    places: Mapping[int, str],
+) -> Finding:
+    under_way = {rank: call for rank, of in members.items() if (call := _under_way(of)) is not None}
+    latest = max(call.number for call in under_way.values())
+    absent = [
+        rank
+        for rank, group in members.items()
+        if rank not in under_way and (not group.calls or group.calls[-1].number < latest)
+    ]
+    silent = [rank for rank in ranks if rank not in members]
+    details = [*_details_of_waiting(under_way, places), *_absent(absent, waiting, places)]
+    if silent:
+        details.append(f"{_ranks(silent)}: not known here")
+    if (found := _contradiction(members)) is not None:
+        return Finding(0, f"in {name}, {found}", tuple(details))
+    call = next(call for call in under_way.values() if call.number == latest)
+    behind = [rank for rank, each in under_way.items() if each.number < latest]
+    in_it = _ranks([rank for rank in under_way if rank not in behind])
+    wait = f"{in_it} {_verb(in_it, 'waits', 'wait')} in {_named(call)}"
+    late = sorted(absent + behind)
+    if not late and silent:
+        summary = f"in {name}, {wait}, and {_ranks(silent)} did not tell"
+    elif not late:
+        summary = f"in {name}, every rank is in {_named(call)}, which does not end"
+    else:
+        who = _ranks(late)
+        summary = f"in {name}, {wait}, which {who} {_verb(who, 'has', 'have')} not called"
+    is_elsewhere = any(rank in waiting for rank in absent)
+    return Finding(2 if is_elsewhere else 1, summary, tuple(details))
+
+
+def _details_of_waiting(under_way: Mapping[int, Call], places: Mapping[int, str]) -> Iterator[str]:
+    same: dict[tuple[Call, str], list[int]] = {}
+    for rank in sorted(under_way):
+        same.setdefault((under_way[rank], _place(places.get(rank, ""))), []).append(rank)
+    for (call, place), those in same.items():
+        at = f" at {place}" if place else ""
+        yield f"{_ranks(those)}: in {_named(call)}{_size(call)}{at}"
+
+
+def _absent(
+    absent: Iterable[int], waiting: Mapping[int, tuple[str, Call]], places: Mapping[int, str]
+) -> Iterator[str]:
+    same: dict[str, list[int]] = {}
+    for rank in sorted(absent):
+        where = places.get(rank, "")
+        text = where or "where is not known"
+        if rank in waiting:
+            group, call = waiting[rank]
+            at = _place(where)
+            text = f"in {_named(call)} of {group}" + (f" at {at}" if at else "")
+        same.setdefault(text, []).append(rank)
+    for text, those in same.items():
+        yield f"{_ranks(those)}: {text}"
+
+
+def _contradiction(members: Mapping[int, GroupCalls]) -> str | None:
+    """Return in what the calls of one number differ, the first one in which they do."""
+    by_number: dict[int, dict[int, Call]] = {}
+    for rank, group in members.items():
+        for call in group.calls:
+            by_number.setdefault(call.number, {})[rank] = call
+    for number in sorted(by_number):
+        calls = by_number[number]
+        ops = _sets({rank: call.op for rank, call in calls.items()})
+        if len(ops) > 1:
+            listed = _list({f"{op} on {{}}": ranks for op, ranks in ops.items()})
+            how = "different collectives"
+            if _is_reordered(members, number):
+                how = "the same collectives in a different order"
+            return f"the ranks call {how}: #{number} is {listed}"
+        told = _sets({rank: _compared(call) for rank, call in calls.items()})
+        if len(told) > 1:
+            listed = _list({f"{shape} on {{}}": ranks for shape, ranks in told.items()})
+            op = next(iter(calls.values())).op
+            return f"the ranks call {op} #{number} with different shapes or types: {listed}"
+    return None
+
+
+def _is_reordered(members: Mapping[int, GroupCalls], number: int) -> bool:
+    """Whether what one rank calls now, another calls before or after it, and the other way too."""
+    now = {
+        rank: call.op for rank, of in members.items() for call in of.calls if call.number == number
+    }
+    near = {
+        rank: {call.op for call in of.calls if call.number != number}
+        for rank, of in members.items()
+        if rank in now
+    }
+    others = set(now.values())
+    return all(others - {op} <= near[rank] for rank, op in now.items())
+
+
+def _compared(call: Call) -> str:
+    """Return what must be alike on all ranks."""
+    if call.op in _SAME_INPUTS:
+        return call.inputs
+    return call.outputs if call.op in _SAME_OUTPUTS else ""
+
+
+def _under_way(group: GroupCalls) -> Call | None:
+    return next((call for call in group.calls if not call.is_done), None)
+
+
+def _sets(values: Mapping[int, str]) -> dict[str, list[int]]:
+    """Return the ranks that have each value, the most common value first."""
+    found: dict[str, list[int]] = {}
+    for rank in sorted(values):
+        found.setdefault(values[rank], []).append(rank)
+    return dict(sorted(found.items(), key=lambda item: -len(item[1])))
+
+
+def _list(parts: Mapping[str, list[int]]) -> str:
+    return ", ".join(text.format(_ranks(ranks)) for text, ranks in parts.items())
+
+
+def _named(call: Call) -> str:
+    return f"{call.op} #{call.number}"
+
+
+def _size(call: Call) -> str:
+    if not call.n_bytes:
+        return ""
+    size, unit = float(call.n_bytes), "B"
+    for larger in ("KB", "MB", "GB"):
+        if size < _KIB:
+            break
+        size, unit = size / _KIB, larger
+    what = call.inputs or call.outputs
+    return f" ({what}, {size:.3g} {unit})" if what else ""
+
+
+def _ranks(ranks: Iterable[int]) -> str:
+    return f"rank {number_ranges(sorted(ranks))}"
+
+
+def _verb(ranks: str, one: str, several: str) -> str:
+    return one if ranks.removeprefix("rank ").isdecimal() else several
+
+
+def _place(headline: str) -> str:
+    """Return ``train.py:41`` of ``all_reduce at train.py:41``."""
+    return headline.rpartition(" at ")[2].partition(" in ")[0]
+
+
+def _name(layout: Layout, group: GroupCalls) -> str:
+    """Return the group as people know it: by its dim where it is one, and by its ranks."""
+    ranks, numbers = sorted(group.ranks), f"{{{number_ranges(sorted(group.ranks))}}}"
+    if group.description.startswith("mesh_"):
+        return f"the {group.description.removeprefix('mesh_')} group {numbers}"
+    if len(ranks) == layout.world_size:
+        return "the group of all ranks"
+    names = layout.mesh_dim_names or () if layout.mesh else ()
+    for dim, name in enumerate(names):
+        if ranks == list(layout.group(dim, ranks[0])):
+            return f"the {name} group {numbers}"
+    return f"the group {numbers}"

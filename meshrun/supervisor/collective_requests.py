@@ -1,0 +1,104 @@
+"""Asks ranks what they have called, through a pipe to each; they answer as they report."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+from meshrun.host.processes import is_stopped
+from meshrun.host.reactor import Reactor
+from meshrun.protocol.collectives import ALL_CALLS, WAITS, RankCalled, RankRecords
+
+_ANSWER_TAKES_NS = 1_500_000_000
+"""For a thread of the rank to get the interpreter's lock and read the recorder, if all are busy."""
+
+
+class CollectiveRequests:
+    """The pipe to each rank, and the question that is under way.
+
+    Args:
+        reactor: The loop's.
+        done: Called once all that were asked have answered, or will not.
+    """
+
+    def __init__(self, reactor: Reactor, done: Callable[[], None]) -> None:
+        self._pipes: dict[int, int] = {}
+        self._recording: set[int] = set()
+        """Ranks that answer."""
+        self._asked: set[int] = set()
+        self._done = done
+        self._deadline = reactor.call_at(None, self._give_up, skips=False)
+        self.called: dict[int, RankCalled] = {}
+        """What ranks have told last."""
+
+    def open(self, rank: int) -> int:
+        """Return what a new process of this rank reads questions from, for the caller to close."""
+        self._close(rank)
+        theirs, self._pipes[rank] = os.pipe()
+        os.set_blocking(self._pipes[rank], False)
+        return theirs
+
+    def begin(self) -> None:
+        """A generation of ranks is started."""
+        self._recording.clear()
+        self.called = {}
+        self._finish()
+
+    def ask(self, pids: Mapping[int, int]) -> None:
+        """Ask ranks what they have called; those that are stopped cannot answer.
+
+        What others have told stays, for they may have exited.
+        """
+        if not self.is_under_way:
+            self.called = {rank: told for rank, told in self.called.items() if rank not in pids}
+            able = {rank for rank in pids.keys() & self._recording if not is_stopped(pids[rank])}
+            self._asked = {rank for rank in able if self._write(rank, ALL_CALLS)}
+            if self._asked:
+                self._deadline.move(time.monotonic_ns() + _ANSWER_TAKES_NS)
+
+    def ask_who_waits(self, ranks: Iterable[int]) -> None:
+        """Ask ranks whether they wait in a collective."""
+        for rank in self._recording.intersection(ranks):
+            self._write(rank, WAITS)
+
+    def hear(self, message: RankRecords | RankCalled) -> None:
+        """Take what a rank says."""
+        if isinstance(message, RankRecords):
+            self._recording.add(message.rank)
+            return
+        self.called[message.rank] = message
+        if message.rank in self._asked:
+            self._asked.remove(message.rank)
+            if not self._asked:
+                self._give_up()
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether answers are awaited."""
+        return self._deadline.at_ns is not None
+
+    def close(self) -> None:
+        """Close all pipes."""
+        self._finish()
+        for rank in list(self._pipes):
+            self._close(rank)
+
+    def _give_up(self) -> None:
+        self._finish()
+        self._done()
+
+    def _finish(self) -> None:
+        self._asked = set()
+        self._deadline.cancel()
+
+    def _write(self, rank: int, question: bytes) -> bool:
+        """Return whether somebody may read it."""
+        with contextlib.suppress(OSError):  # it has exited, or has not answered for a long time
+            return os.write(self._pipes[rank], question) > 0
+        return False
+
+    def _close(self, rank: int) -> None:
+        if rank in self._pipes:
+            os.close(self._pipes.pop(rank))

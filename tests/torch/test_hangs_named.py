@@ -1,0 +1,47 @@
+"""A hang names the collective, its group by dim, and the ranks.
+
+``MESHRUN_REPEATS=20`` tries each case so often.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.kit import PROGRAMS, run_meshrun
+
+pytestmark = pytest.mark.torch
+REPEATS = int(os.environ.get("MESHRUN_REPEATS", "1"))
+MESH = ("--mesh", "dp=2,tp=2", "--device", "cpu")
+DIFFERENT = (
+    "in the tp group {2-3}, the ranks call different collectives: "
+    "#2 is all_reduce on rank 2, all_gather on rank 3"
+)
+LATE = "in the tp group {2-3}, rank 2 waits in all_reduce #2, which rank 3 has not called"
+
+
+@pytest.mark.parametrize(
+    ("how", "limit", "told"),
+    [
+        pytest.param("spin", "--hang-timeout", DIFFERENT),
+        pytest.param("late", "--timeout", LATE),
+        pytest.param("ops", "--hang-timeout", DIFFERENT, marks=pytest.mark.nightly),
+        pytest.param("late", "--hang-timeout", LATE, marks=pytest.mark.nightly),
+        pytest.param("ops", "--timeout", DIFFERENT, marks=pytest.mark.nightly),
+    ],
+)
+def test_a_hung_collective_is_named(how: str, limit: str, told: str) -> None:
+    """meshrun's own limit, or that of the group, which raises on the ranks that wait."""
+    for _ in range(REPEATS):
+        ours = run_meshrun(*MESH, limit, "2", PROGRAMS / "hung.py", how)
+
+        said = ours.stderr.partition(f"meshrun: {told}\n")
+        assert said[1], ours.stderr
+        assert "rank 2: in all_reduce #2 (float32[1024], 4 KB) at " in said[2]
+        assert "hung.py:" in said[2].partition("rank 3: ")[2].partition("\n")[0]
+        if limit == "--hang-timeout":
+            assert ours.returncode == 124
+            assert ours.stderr.rstrip().endswith(told)
+        elif how == "late":
+            assert f"({told})" in ours.stderr.rpartition("error: ")[2]

@@ -1,0 +1,161 @@
+"""Who waits in which collective, and why, from what each rank has called."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshrun.layout import Layout
+from meshrun.lifecycle.hung_collectives import find_hung
+from meshrun.protocol import codec
+from meshrun.protocol.collectives import Call, GroupCalls, RankCalled
+
+WORLD = tuple(range(8))
+TP0, TP1 = (0, 1, 2, 3), (4, 5, 6, 7)
+PP = ((0, 4), (1, 5), (2, 6), (3, 7))
+
+
+def layout() -> Layout:
+    return Layout.parse("dp=2,tp=4", nproc_per_node=(8,))
+
+
+def calls(*ops: str, done: int = 0) -> list[Call]:
+    """The first ``done`` have ended; ``op:shape`` has one."""
+    made = []
+    for at, text in enumerate(ops):
+        op, _, shape = text.partition(":")
+        made.append(
+            Call(number=at + 1, op=op, inputs=shape, outputs=shape, n_bytes=1024, is_done=at < done)
+        )
+    return made
+
+
+def told(by_rank: dict[int, dict[tuple[int, ...], list[Call]]]) -> dict[int, RankCalled]:
+    return {
+        rank: RankCalled(
+            rank=rank,
+            at_ns=0,
+            groups=[
+                GroupCalls(
+                    name=str(ranks),
+                    description="undefined",
+                    ranks=list(ranks),
+                    calls=made,
+                )
+                for ranks, made in groups.items()
+            ],
+        )
+        for rank, groups in by_rank.items()
+    }
+
+
+IN, OUT = ("all_reduce", "all_reduce"), ("all_reduce",)
+
+
+@pytest.mark.parametrize(
+    ("by_rank", "expected"),
+    [
+        pytest.param(
+            {rank: {TP1: calls(*(OUT if rank == 6 else IN), done=1)} for rank in TP1},
+            ["in the tp group {4-7}, rank 4-5,7 wait in all_reduce #2, which rank 6 has"
+             " not called"],
+            id="one is not there",
+        ),
+        pytest.param(
+            {rank: {TP1: calls() if rank == 6 else calls(*OUT, done=0)} for rank in TP1},
+            ["in the tp group {4-7}, rank 4-5,7 wait in all_reduce #1, which rank 6 has"
+             " not called"],
+            id="one has called nothing yet",
+        ),
+        pytest.param(
+            {
+                rank: {TP1: calls("barrier", "all_gather" if rank == 6 else "all_reduce", done=1)}
+                for rank in TP1
+            },
+            ["in the tp group {4-7}, the ranks call different collectives: "
+             "#2 is all_reduce on rank 4-5,7, all_gather on rank 6"],
+            id="different collectives",
+        ),
+        pytest.param(
+            {
+                rank: {
+                    TP1: calls("all_gather", done=0) if rank == 6 else calls(*IN, done=1)
+                }
+                for rank in TP1
+            },
+            ["in the tp group {4-7}, the ranks call different collectives: "
+             "#1 is all_reduce on rank 4-5,7, all_gather on rank 6"],
+            id="where the others are past it",
+        ),
+        pytest.param(
+            {
+                rank: {
+                    TP0: calls("barrier", "all_gather", "all_reduce", done=1)
+                    if rank
+                    else calls("barrier", "all_reduce", "all_gather", done=1)
+                }
+                for rank in TP0
+            },
+            ["in the tp group {0-3}, the ranks call the same collectives in a different order: "
+             "#2 is all_gather on rank 1-3, all_reduce on rank 0"],
+            id="another order",
+        ),
+        pytest.param(
+            {
+                rank: {TP0: calls(f"all_reduce:float32[{8 if rank == 2 else 4}]", done=0)}
+                for rank in TP0
+            },
+            ["in the tp group {0-3}, the ranks call all_reduce #1 with different shapes or types: "
+             "float32[4] on rank 0-1,3, float32[8] on rank 2"],
+            id="other shapes",
+        ),
+        pytest.param(
+            {
+                0: {TP0: calls(*OUT, done=0), PP[0]: calls()},
+                4: {PP[0]: calls("broadcast", done=0)},
+                1: {TP0: calls()}, 2: {TP0: calls(*OUT, done=0)}, 3: {TP0: calls(*OUT, done=0)},
+            },
+            ["in the tp group {0-3}, rank 0,2-3 wait in all_reduce #1, which rank 1 has not called",
+             "in the dp group {0,4}, rank 4 waits in broadcast #1, which rank 0 has not called"],
+            id="the cause comes first",
+        ),
+        pytest.param(
+            {rank: {WORLD: calls("barrier", done=0)} for rank in WORLD},
+            ["in the group of all ranks, every rank is in barrier #1, which does not end"],
+            id="all are in it",
+        ),
+        pytest.param(
+            {rank: {TP0: calls("barrier", done=0)} for rank in (0, 1)},
+            ["in the tp group {0-3}, rank 0-1 wait in barrier #1, and rank 2-3 did not tell"],
+            id="ranks of another node",
+        ),
+        pytest.param(
+            {rank: {(1, 2, 5): calls(f"all_to_all:float32[{rank}]", done=0)} for rank in (1, 2)},
+            ["in the group {1-2,5}, rank 1-2 wait in all_to_all #1, and rank 5 did not tell"],
+            id="shapes that may differ",
+        ),
+        pytest.param({rank: {TP0: calls(*IN, done=2)} for rank in TP0}, [], id="none waits"),
+    ],
+)  # fmt: skip
+def test_who_is_awaited(
+    by_rank: dict[int, dict[tuple[int, ...], list[Call]]], expected: list[str]
+) -> None:
+    """The group by its dim, the ranks, the call; what contradicts comes before who waits."""
+    assert [finding.summary for finding in find_hung(told(by_rank), layout(), {})] == expected
+
+
+def test_places_are_told() -> None:
+    """Where each rank is in the program, ranks at one place together."""
+    answers = told({rank: {TP1: calls(*(OUT if rank == 6 else IN), done=1)} for rank in TP1})
+    places = dict.fromkeys((4, 5, 7), "all_reduce at train.py:41")
+    (found,) = find_hung(answers, layout(), {**places, 6: "data.py:9 in load"})
+
+    assert found.details == (
+        "rank 4-5,7: in all_reduce #2 at train.py:41", "rank 6: data.py:9 in load",
+    )  # fmt: skip
+
+
+def test_an_answer_survives_its_packet() -> None:
+    """Groups and calls are values within a message."""
+    (answer,) = told({0: {WORLD: calls("all_reduce:float32[4]", "barrier", done=1)}}).values()
+
+    assert codec.decode(codec.encode(answer)) == answer
