@@ -26,7 +26,7 @@ from meshrun.worker.late_variables import follow_environment
 from meshrun.worker.peer_connections import end_connections_with_rank
 from meshrun.worker.program import Source, format_raised, print_nothing, run_program
 from meshrun.worker.reporter import Reporter
-from meshrun.worker.stack_handler import keep_high, tell_stacks
+from meshrun.worker.stack_handler import tell_stacks
 from meshrun.worker.threads import raise_thread_counts
 from meshrun.worker.when_imported import when_imported
 
@@ -47,7 +47,6 @@ def become_rank(
     The caller has put the process into its own session, with its stdout and stderr in place.
     """
     tell_stacks(stacks_fd)
-    questions_fd = keep_high(questions_fd)
     set_environment(order)
     bind_to_cpus(order.cpus)
     program = program.for_local_rank(order.local_rank)
@@ -61,8 +60,7 @@ def become_rank(
         raise_thread_counts(os.environ)
         _seed_generators()
         when_imported("torch.distributed.distributed_c10d", guard_groups)
-        answer = partial(answer_questions, questions_fd, reporter)
-        when_imported("torch.distributed.distributed_c10d", answer)
+        answer_questions(questions_fd, reporter)
         when_imported("torch.distributed.rendezvous", partial(_serve_env, dict(os.environ)))
         if "MESHRUN_MESH" in order.environment and not _is_mesh_late(order, source.settings):
             from meshrun.worker.adopt import adopt_process_group

@@ -17,12 +17,15 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from meshrun.protocol.codec import PACKET_BYTES
 from meshrun.protocol.collectives import WAITS, Call, GroupCalls, RankCalled, RankRecords, RankWaits
 from meshrun.worker.group_lifetime import call_around
 from meshrun.worker.reporter import Reporter
+from meshrun.worker.stack_handler import keep_high
+from meshrun.worker.when_imported import when_imported
 
 _MOST_CALLS = 8
 """Of a group; those under way come first."""
@@ -48,6 +51,11 @@ _TYPES = {
 
 def answer_questions(fd: int, reporter: Reporter) -> None:
     """Answer what is asked through the pipe ``fd``, once there is a first process group."""
+    follow = partial(_follow_groups, keep_high(fd), reporter)
+    when_imported("torch.distributed.distributed_c10d", follow)
+
+
+def _follow_groups(fd: int, reporter: Reporter) -> None:
     from torch._C import _distributed_c10d as c10d
 
     started: list[int] = []
