@@ -63,14 +63,7 @@ def become_rank(
         answer_questions(questions_fd, reporter)
         when_imported("torch.distributed.rendezvous", partial(_serve_env, dict(os.environ)))
         if "MESHRUN_MESH" in order.environment and not _is_mesh_late(order, source.settings):
-            from meshrun.worker.adopt import adopt_process_group
-            from meshrun.worker.process_group import join_mesh
-
-            with source.settings.in_effect():
-                for module in order.imports:
-                    import_module(module)
-                join_mesh(tuple(order.coordinate), reporter)
-            adopt_process_group()
+            _join(order, source, reporter)
         if "torch" in sys.modules:
             follow_environment(source.settings)
     except BaseException as error:
@@ -100,6 +93,17 @@ def become_rank(
     finally:
         if pulse.step is not None:  # it may have come too close to the step before
             reporter.tell(RankBeat, step=pulse.step)
+
+
+def _join(order: StartRank, source: Source, reporter: Reporter) -> None:
+    from meshrun.worker.adopt import adopt_process_group
+    from meshrun.worker.process_group import join_mesh
+
+    with source.settings.in_effect():
+        for module in order.imports:
+            import_module(module)
+        join_mesh(tuple(order.coordinate), reporter)
+    adopt_process_group()
 
 
 def _is_mesh_late(order: StartRank, settings: EarlySettings) -> bool:
