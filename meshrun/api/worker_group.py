@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from meshrun.api.child_launcher import copy_output, end_launcher
 from meshrun.api.launch import AnyText, launcher_command, mesh_options, read_result, to_flags
@@ -34,6 +34,7 @@ from meshrun.worker.serve_calls import SERVE
 if TYPE_CHECKING:
     from meshrun.cli.option import Option
 
+_R = TypeVar("_R")
 GRACE_S = 2.0
 """How long the other ranks may take once one has failed; they may wait for it forever."""
 _STACKS_S, _QUIET_S = 10.0, 0.3
@@ -167,8 +168,8 @@ class WorkerGroup:
     # ---- calls -----------------------------------------------------------------------------
 
     def call(
-        self, function: Callable[..., Any], *args: Any, timeout: float | None = None, **kwargs: Any
-    ) -> list[Any]:
+        self, function: Callable[..., _R], *args: Any, timeout: float | None = None, **kwargs: Any
+    ) -> list[_R]:
         """Have all ranks call a function; return what each returned, in rank order.
 
         Args:

@@ -15,7 +15,7 @@ PUBLIC = [
     "current_mesh", "data_shard", "has_mesh", "heartbeat", "init_mesh", "launch",
     "progress", "use_mesh",
 ]  # fmt: skip
-TOP_LEVEL = {"pyproject.toml", "meshrun", "tests", "examples", "docs", "README.md"}
+TOP_LEVEL = {"pyproject.toml", "meshrun", "tests", "examples", "docs", "README.md", "LICENSE"}
 TOOLS = Path(sys.executable).parent
 
 
