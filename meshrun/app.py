@@ -13,10 +13,11 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from meshrun.cluster import ClusterFacts, detect_cluster
+from meshrun.cluster import ClusterFacts
+from meshrun.cluster.here import detect_here
 from meshrun.errors import MeshrunError, UsageError
 from meshrun.host.cores import count_cores
-from meshrun.host.descriptors import has_terminal, say
+from meshrun.host.descriptors import say
 from meshrun.host.detect_host import detect_host
 from meshrun.host.machine import HostFacts
 from meshrun.host.outside_devices import count_with_torch
@@ -55,14 +56,20 @@ def ask_cluster(
     is_rank = "TORCHELASTIC_RUN_ID" in os.environ  # one that launches is no task of the scheduler
     if is_rank or request.remote is not None:
         return request, None
-    found = detect_cluster(os.environ, hostname=os.uname().nodename, terminal=has_terminal())
-    may_step = found is not None and found.shell is not None and not is_child
+    asked = request.rendezvous
+    says_where = bool(asked.endpoint or asked.master_addr or asked.standalone)
+    found = detect_here(together=not says_where and request.nnodes != 1)
+    may_step = False
+    if found is not None and found.shell is not None and not is_child:
+        able = _can_start(found)
+        found, may_step = able or found, able is not None
     if found is not None and found.system == "Slurm":
         request = replace(request, sigterm_repeats=True)
     try:
-        return fit_to_cluster(request, found, may_step=may_step and _has_srun()), found
+        return fit_to_cluster(request, found, may_step=may_step), found
     except UsageError as error:
-        if found is not None and found.nnodes is None:  # elsewhere all may look well
+        # Elsewhere all may look well.
+        if found is not None and found.nnodes is None and not found.is_one_of_several:
             decline(fit_nodes_to_cluster(request, found), error)
         raise
 
@@ -252,7 +259,10 @@ def _live(plan: LaunchPlan, console: Console) -> Live:
     return Live(plan, console, StatusView)
 
 
-def _has_srun() -> bool:
+def _can_start(facts: ClusterFacts) -> ClusterFacts | None:
+    """Return the facts of a shell that can start launchers on other nodes, ``None`` if not."""
     import shutil
 
-    return shutil.which("srun") is not None
+    if not facts.starter:
+        return facts if shutil.which("srun") else None
+    return facts if shutil.which(facts.starter) else replace(facts, starter="ssh")

@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.driver import driver  # noqa: F401
 from tests.engines.hosts import make_hosts  # noqa: F401 - fixtures
+from tests.engines.hydra import mpiexec  # noqa: F401
 from tests.engines.openmpi import mpirun  # noqa: F401
 from tests.engines.slurm import slurm  # noqa: F401
 from tests.engines.sshd import make_sshd  # noqa: F401

@@ -160,6 +160,10 @@ class Options(ParsedOptions):
         "Repeatable.", details="See [the environment](../how-to/hosts.md#environment).")
     ssh = Option(parse.as_written, "ssh", "COMMAND", HOSTS,
         "Command to run as ssh, such as `'ssh -F my_config'`.")
+    launcher = Option(parse.as_written, None, "NAME", HOSTS,
+        "What starts launchers on the hosts: `ssh`, `blaunch` of LSF, `qrsh` of Grid Engine, or a "
+        "plugin.", unset="what the scheduler has, else `ssh`",
+        details="A plugin is an entry point of [`meshrun.launchers`](../how-to/plugins.md).")
     connect_timeout = Option(parse_seconds, 10.0, "TIME", HOSTS,
         "How long to wait for a host to answer.")
 

@@ -26,11 +26,11 @@ from meshrun.plan.request import (
     LaunchRequest,
     LogRequest,
     Program,
-    Remote,
+    Reach,
     Rendezvous,
     StartMethod,
 )
-from meshrun.plan.scheduler_defaults import fit_to_hosts
+from meshrun.plan.scheduler_defaults import fit_to_hosts, remote_of
 
 _PRELOAD = ("torch", "torch.distributed.device_mesh")
 _SERVES = "meshrun.worker.serve_calls"
@@ -43,6 +43,7 @@ _PYTHON = re.compile(r"(.*/)?python[\d.]*")
 _DIM = re.compile(r"[A-Za-z_]\w*=(-?\d+|auto|\d+:\d*)")
 _OF_HOSTS = (
     *(Options.include, Options.exclude, Options.export, Options.ssh, Options.connect_timeout),
+    Options.launcher,
 )
 _Number = TypeVar("_Number", int, float)
 
@@ -156,6 +157,7 @@ def build_request(options: Options, program: Program) -> LaunchRequest:
         exit_codes=options.exit_code,
         event_log_handler=options.event_log_handler or Options.event_log_handler.default,
         rendezvous=_rendezvous(options, least_nodes),
+        reach=_reach(options),
         logs=_logs(options),
         console=_console(options),
         sources=given(options),
@@ -186,9 +188,6 @@ def on_hosts(request: LaunchRequest, options: Options) -> LaunchRequest:
     """
     text, path = options.hosts, options.hostfile
     if text is None and path is None:
-        for row in _OF_HOSTS:
-            if options.is_typed(row):
-                raise UsageError(f"{row.flag} requires --hosts or --hostfile")
         return request
     from meshrun.ssh.host_session import check_distinct
 
@@ -200,13 +199,32 @@ def on_hosts(request: LaunchRequest, options: Options) -> LaunchRequest:
     hosts = parse_hosts(text) if text is not None else _read_file(path or "")
     hosts = choose_hosts(hosts, include=options.include, exclude=options.exclude)
     check_distinct(hosts)
-    remote = Remote(
-        hosts=hosts,
+    return fit_to_hosts(request, remote_of(request.reach, hosts))
+
+
+def check_hosts(request: LaunchRequest, options: Options) -> None:
+    """Refuse what is typed for hosts alone, where neither the user nor a scheduler names any.
+
+    Raises:
+        UsageError: With the option; or if what is to start launchers on hosts is not there.
+    """
+    if request.remote is None:
+        for row in _OF_HOSTS:
+            if options.is_typed(row):
+                raise UsageError(f"{row.flag} requires --hosts or --hostfile")
+        return
+    from meshrun.ssh.starters import find_starter
+
+    find_starter(request.remote)
+
+
+def _reach(options: Options) -> Reach:
+    return Reach(
+        starter=options.launcher or "",
         ssh=_ssh_words(options.ssh or Options.ssh.default),
         connect_timeout_s=options.connect_timeout,
         export=options.export,
     )
-    return fit_to_hosts(request, remote)
 
 
 def _read_file(path: str) -> tuple[Host, ...]:

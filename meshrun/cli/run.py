@@ -19,6 +19,7 @@ from meshrun.cli.read import (
     build_rendezvous_request,
     build_request,
     check_accepted,
+    check_hosts,
     on_hosts,
     read_program,
 )
@@ -33,6 +34,7 @@ from meshrun.supervisor.program_file import read_source
 
 if TYPE_CHECKING:
     from meshrun.cli.began import Began
+    from meshrun.cluster import ClusterFacts
     from meshrun.plan.plan import LaunchPlan
 
 
@@ -51,7 +53,7 @@ OF_THE_CONTROLLER = {
     row.flag
     for row in (
         *(Options.hosts, Options.hostfile, Options.include, Options.exclude, Options.export),
-        *(Options.ssh, Options.connect_timeout, Options.report, Options.nnodes),
+        *(Options.ssh, Options.connect_timeout, Options.launcher, Options.report, Options.nnodes),
     )
 }
 """Options that the launchers of nodes are not given: they chose the hosts, or hold for all."""
@@ -73,6 +75,7 @@ def run(options: Options, line: CommandLine, began: Began) -> int:
     if began.hosts_present or began.caller is None:  # launch() knows which are the program's
         request = replace(request, told=(*request.told, *_misplaced(options, program, line)))
     if options.submit is not None:
+        check_hosts(request, options)
         from meshrun.cli.submit import submit
 
         if began.caller is not None:
@@ -88,10 +91,19 @@ def run(options: Options, line: CommandLine, began: Began) -> int:
         from meshrun.cli.interactive import interact
 
         return interact(options, request, line, began)
+    cluster = None
+    if request.remote is None and not began.hosts_present:
+        from meshrun import app
+
+        request, cluster = app.ask_cluster(request, is_child=began.caller is not None)
+    if not began.hosts_present:
+        check_hosts(request, options)
     if request.remote is not None:
+        for told in request.rendezvous.told:
+            say(f"meshrun: {told}")
         return launch_on_hosts(request, line, report=options.report)
     return launch_here(
-        request, line, show_timings=options.timings, report=options.report, began=began
+        request, line, cluster, show_timings=options.timings, report=options.report, began=began
     )
 
 
@@ -143,6 +155,7 @@ def show_plan(request: LaunchRequest, options: Options) -> None:
     for line in request.told:
         say(f"meshrun: {line}")
     request, cluster = app.ask_cluster(request)
+    check_hosts(request, options)
     plan = app.plan(request, check_host=False, cluster=cluster)
     print_plan(
         plan,
@@ -158,6 +171,7 @@ def show_plan(request: LaunchRequest, options: Options) -> None:
 def launch_here(
     request: LaunchRequest,
     line: CommandLine,
+    cluster: ClusterFacts | None,
     *,
     show_timings: bool,
     report: str | None,
@@ -168,12 +182,9 @@ def launch_here(
     from meshrun.report.failure import render_failure
     from meshrun.report.progress import StartProgress
 
-    cluster = None
     if began.hosts_present:
         rendezvous = replace(request.rendezvous, present=began.hosts_present)
         request = replace(request, rendezvous=rendezvous)
-    else:
-        request, cluster = app.ask_cluster(request, is_child=began.caller is not None)
     if request.rendezvous.step_of is not None:
         from meshrun.submit.srun_step import launch_on_nodes
 

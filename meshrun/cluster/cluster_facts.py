@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 
 _PORTS = range(20000, 30000)
@@ -55,6 +55,15 @@ class ClusterFacts:
     """Notes about variables that were ignored."""
     shell: str | None = None
     """What to type in this shell or batch script, which is inside an allocation and is no task."""
+    starter: str = ""
+    """What starts a process on one of ``hosts`` from this shell: ``ssh``, ``qrsh``, ...; or ``""``
+    where only the system itself can, as by ``srun``."""
+    one_a_node: str = "start one meshrun per node"
+    """What to type, or to do, to have one launcher on each node."""
+    is_one_of_several: bool = False
+    """Whether there are other processes, although nothing says how many."""
+    variables: tuple[tuple[str, str], ...] = field(default=(), compare=False, repr=False)
+    """Variables that were read and are set, with their values."""
 
 
 def derive_port(job_id: str) -> int:

@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from meshrun.cluster.cluster_facts import ClusterFacts
+from meshrun.cluster.aws_batch import detect_aws_batch
+from meshrun.cluster.azure_ml import detect_azure_ml
+from meshrun.cluster.cluster_facts import ClusterFacts, derive_port
+from meshrun.cluster.determined import detect_determined
+from meshrun.cluster.dstack import detect_dstack
+from meshrun.cluster.flux import detect_flux
+from meshrun.cluster.gridengine import detect_gridengine
+from meshrun.cluster.host_lists import place_of
+from meshrun.cluster.hydra import detect_hydra, detect_pmi
 from meshrun.cluster.kubernetes import (
     detect_indexed_job,
     detect_leader_worker_set,
     detect_pytorch_job,
     detect_trainer,
 )
-from meshrun.cluster.openmpi import detect_openmpi
+from meshrun.cluster.lsf import detect_jsrun, detect_lsf
+from meshrun.cluster.mvapich import detect_mvapich
+from meshrun.cluster.openmpi import detect_openmpi, detect_prrte
+from meshrun.cluster.pals import detect_pals
+from meshrun.cluster.pbs import detect_pbs
+from meshrun.cluster.sagemaker import detect_sagemaker
 from meshrun.cluster.skypilot import detect_skypilot
 from meshrun.cluster.slurm import detect_shell, detect_step
+from meshrun.cluster.tpu import detect_tpu
+from meshrun.cluster.vertex import detect_vertex
+from meshrun.cluster.volcano import detect_volcano
 from meshrun.errors import UsageError
+
+
+def _cannot_read(path: str) -> str:
+    raise FileNotFoundError(2, "No such file or directory", path)
 
 
 class Surroundings(NamedTuple):
@@ -24,27 +44,55 @@ class Surroundings(NamedTuple):
 
     env: Mapping[str, str]
     hostname: str
-    terminal: bool | None
+    """This machine's own name; pods carry their number in it."""
+    terminal: bool | None = None
+    """Whether this process has a controlling terminal, ``None`` if not known."""
+    read: Callable[[str], str] = _cannot_read
+    """Returns the text of a small file, such as a list of hosts, or raises an ``OSError``."""
 
 
 Detector = Callable[[Surroundings], ClusterFacts | None]
 
 DETECTORS: tuple[Detector, ...] = (
     lambda here: detect_openmpi(here.env),
+    lambda here: detect_prrte(here.env),
+    lambda here: detect_mvapich(here.env),
+    lambda here: detect_hydra(here.env),
+    lambda here: detect_jsrun(here.env, here.hostname, here.read),
     lambda here: detect_skypilot(here.env),
+    lambda here: detect_dstack(here.env),
+    lambda here: detect_flux(here.env),
     lambda here: detect_step(here.env, terminal=here.terminal),
+    lambda here: detect_pals(here.env),
+    lambda here: detect_sagemaker(here.env),
+    lambda here: detect_azure_ml(here.env),
+    lambda here: detect_vertex(here.env),
+    lambda here: detect_determined(here.env, here.read),
     lambda here: detect_trainer(here.env),
     lambda here: detect_pytorch_job(here.env, here.hostname),
+    lambda here: detect_volcano(here.env, here.hostname),
+    lambda here: detect_tpu(here.env),
     lambda here: detect_leader_worker_set(here.env),
     lambda here: detect_indexed_job(here.env, here.hostname),
+    lambda here: detect_aws_batch(here.env),
     lambda here: detect_shell(here.env, terminal=here.terminal),
+    lambda here: detect_lsf(here.env, here.hostname),
+    lambda here: detect_pbs(here.env, here.hostname, here.read),
+    lambda here: detect_gridengine(here.env, here.hostname, here.read),
+    lambda here: detect_pmi(here.env),
 )
-"""Innermost first: mpirun starts its daemons by srun, SkyPilot runs on Kubernetes and Slurm,
-Slurm's nodes may be pods, and every TrainJob and JobSet is made of Indexed Jobs."""
+"""Innermost first: mpirun starts its daemons by srun and within any job, SkyPilot and dstack run on
+Kubernetes and Slurm, Slurm and Flux set the variables of PALS, Slurm's nodes may be pods, every
+TrainJob and JobSet is made of Indexed Jobs, and a shell is around all."""
 
 
 def detect_cluster(
-    env: Mapping[str, str], *, hostname: str, terminal: bool | None = None
+    env: Mapping[str, str],
+    *,
+    hostname: str,
+    terminal: bool | None = None,
+    read: Callable[[str], str] = _cannot_read,
+    plug_ins: Iterable[Detector] = (),
 ) -> ClusterFacts | None:
     """Return what the scheduler or launcher around this process says of it.
 
@@ -53,23 +101,55 @@ def detect_cluster(
         hostname: This machine's own name; pods carry their number in it.
         terminal: Whether this process has a controlling terminal, ``None`` if not known. It tells
             a shell of ``srun --pty`` from the tasks of a step that was started in it.
+        read: Returns the text of a small file, or raises an ``OSError``.
+        plug_ins: Further detectors, which are asked first.
 
     Returns:
         The facts, or ``None`` where no system is recognised.
 
     Raises:
-        UsageError: If a variable of the innermost system is broken.
+        UsageError: If a variable of the innermost system is broken, or it has started this process
+            alone and a system around it several.
     """
     found: ClusterFacts | None = None
-    here = Surroundings(env, hostname, terminal)
-    for detect in DETECTORS:
-        outer = detect(here) if found is None else _or_none(detect, here)
+    around: list[ClusterFacts] = []
+    for detect in (*plug_ins, *DETECTORS):
+        noted = _Noting(env)
+        here = Surroundings(noted, hostname, terminal, read)
+        facts = detect(here) if found is None else _or_none(detect, here)
+        if facts is None:
+            continue
+        facts = replace(facts, variables=noted.found())
         if found is None:
-            found = outer
-        elif outer is not None:
-            note = f"{outer.system}: {outer.evidence}, around {found.system}"
-            found = replace(found, notes=(*found.notes, note))
-    return found
+            found = facts
+        else:
+            around.append(facts)
+    if found is None:
+        return None
+    _check_alone(found, around)
+    notes = [f"{outer.system}: {outer.evidence}, around {found.system}" for outer in around]
+    return _with_hosts(replace(found, notes=(*found.notes, *notes)), around, hostname)
+
+
+class _Noting(Mapping[str, str]):
+    """An environment that notes what is read of it."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self._env, self._names = env, dict[str, None]()
+
+    def __getitem__(self, name: str) -> str:
+        self._names[name] = None
+        return self._env[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._env)
+
+    def __len__(self) -> int:
+        return len(self._env)
+
+    def found(self) -> tuple[tuple[str, str], ...]:
+        """Return what was read and is set."""
+        return tuple((name, self._env[name]) for name in self._names if self._env.get(name))
 
 
 def _or_none(detect: Detector, here: Surroundings) -> ClusterFacts | None:
@@ -78,3 +158,46 @@ def _or_none(detect: Detector, here: Surroundings) -> ClusterFacts | None:
         return detect(here)
     except UsageError:
         return None
+
+
+def _check_alone(found: ClusterFacts, around: list[ClusterFacts]) -> None:
+    """Check that a system that started one process is not inside, or left from, one of several.
+
+    Raises:
+        UsageError: If it is: each of the several would launch by itself.
+    """
+    if found.shell is not None or found.task is None or found.task.world_size > 1:
+        return
+    for outer in around:
+        total = max(outer.nnodes or 1, outer.task.world_size if outer.task else 1)
+        if outer.shell is None and total > 1:
+            error = UsageError(
+                f"{found.system} started 1 process ({found.evidence}), but {outer.system} around"
+                f" it {total} ({outer.evidence})",
+                hint=f"start meshrun by one of them alone, or unset the variables of the other"
+                f" ({found.variables[0][0]}, {outer.variables[0][0]}, ...); --nnodes 1 launches on"
+                " this node alone",
+            )
+            error.is_told = bool(outer.node_rank or (outer.task and outer.task.rank))
+            raise error
+
+
+def _with_hosts(found: ClusterFacts, around: list[ClusterFacts], hostname: str) -> ClusterFacts:
+    """Return the facts with the hosts of the job around them, if that has them in the same order.
+
+    MPI's launchers tell processes neither hosts nor addresses, but start on the hosts of a job.
+    """
+    if found.head or found.task is None or found.node_rank is None:
+        return found
+    for outer in around:
+        same = len(outer.hosts) == found.nnodes
+        if same and place_of(hostname, outer.hosts) == found.node_rank:
+            job_id = found.job_id or outer.job_id
+            return replace(
+                found,
+                hosts=outer.hosts,
+                head=outer.hosts[:1],
+                job_id=job_id,
+                port=found.port or (derive_port(job_id) if job_id else None),
+            )
+    return found

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from meshrun.cluster.cluster_facts import ClusterFacts, derive_port
-from meshrun.cluster.numbers import read_index, read_number
+from meshrun.cluster.numbers import are_set, read_index, read_number
 
 _TRAINER = ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR",
             "PET_MASTER_PORT")  # fmt: skip
@@ -69,6 +69,9 @@ def detect_pytorch_job(env: Mapping[str, str], hostname: str) -> ClusterFacts | 
 def detect_leader_worker_set(env: Mapping[str, str]) -> ClusterFacts | None:
     """Return the facts of a pod of a group of a LeaderWorkerSet.
 
+    Raises:
+        UsageError: If a variable is broken, or only some are set.
+
     Source:
         LeaderWorkerSet's documentation, labels and environment variables.
     """
@@ -76,6 +79,7 @@ def detect_leader_worker_set(env: Mapping[str, str]) -> ClusterFacts | None:
     node_rank = read_index(env, nnodes, "LWS_WORKER_INDEX")
     leader = env.get("LWS_LEADER_ADDRESS")
     if nnodes is None or node_rank is None or not leader:
+        are_set(env, "LWS_GROUP_SIZE", "LWS_WORKER_INDEX", "LWS_LEADER_ADDRESS")
         return None
     return ClusterFacts(
         system="LeaderWorkerSet",

@@ -41,6 +41,24 @@ def read_index(env: Mapping[str, str], count: int | None, *names: str) -> int | 
     return number
 
 
+def are_set(env: Mapping[str, str], *names: str) -> bool:
+    """Whether all of some variables are set, which a system sets together.
+
+    Raises:
+        UsageError: If only some are, as where others did not get into a container.
+    """
+    missing = [name for name in names if not env.get(name)]
+    if missing and len(missing) < len(names):
+        given = [name for name in names if env.get(name)]
+        shown = ", ".join(f"{name}={env[name][:_SHOWN]}" for name in given)
+        raise UsageError(
+            f"{shown} {'is' if len(given) == 1 else 'are'} set without {', '.join(missing)}",
+            hint=f"unset {given[0]} if it is left over from another job; otherwise pass on all"
+            " variables that the system sets",
+        )
+    return not missing
+
+
 def broken(env: Mapping[str, str], name: str, wanted: str) -> UsageError:
     """Return the error of a variable that does not hold what it should."""
     return UsageError(

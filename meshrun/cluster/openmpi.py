@@ -1,15 +1,17 @@
-"""Open MPI: a process that ``mpirun`` started."""
+"""Open MPI and PRRTE: a process that ``mpirun`` or ``prterun`` started."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 
-from meshrun.cluster.cluster_facts import ClusterFacts, Task, derive_port
-from meshrun.cluster.numbers import read_index, read_number
-from meshrun.errors import UsageError
+from meshrun.cluster.cluster_facts import ClusterFacts, derive_port
+from meshrun.cluster.numbers import read_number
+from meshrun.cluster.tasks import read_task
 
 _PLACES = re.compile(r"tcp6?://([^;]*?):\d+(?=;|$)")
+_NAMESPACE = re.compile(r"prterun-(?P<host>[\w.-]+)-\d+@\d+")
+_ONE_A_NODE = "mpirun -npernode 1 --bind-to none meshrun ..."
 
 
 def detect_openmpi(env: Mapping[str, str]) -> ClusterFacts | None:
@@ -18,53 +20,59 @@ def detect_openmpi(env: Mapping[str, str]) -> ClusterFacts | None:
     No variable names the node: ``OMPI_COMM_WORLD_NODE_RANK`` is the rank within it.
 
     Raises:
-        UsageError: If a variable is broken.
+        UsageError: If a variable is broken, or only some are set.
 
     Source:
         mpirun(1), environment; Open MPI 4.1 for ``OMPI_MCA_orte_*``.
     """
-    world_size = read_number(env, "OMPI_COMM_WORLD_SIZE", least=1)
-    rank = read_index(env, world_size, "OMPI_COMM_WORLD_RANK")
-    if world_size is None or rank is None:
-        return None
-    local_world_size = read_number(env, "OMPI_COMM_WORLD_LOCAL_SIZE", least=1)
-    local_rank = read_index(env, local_world_size, "OMPI_COMM_WORLD_LOCAL_RANK")
-    if local_world_size is None or local_rank is None or local_world_size > world_size:
-        raise UsageError(
-            f"OMPI_COMM_WORLD_SIZE {world_size} contradicts OMPI_COMM_WORLD_LOCAL_SIZE"
-            f" `{env.get('OMPI_COMM_WORLD_LOCAL_SIZE', '')}` and OMPI_COMM_WORLD_LOCAL_RANK"
-            f" `{env.get('OMPI_COMM_WORLD_LOCAL_RANK', '')}`",
-        )
     nnodes = read_number(env, "OMPI_MCA_orte_num_nodes", least=1)
-    if nnodes is None and world_size % local_world_size == 0:
-        nnodes = world_size // local_world_size  # Open MPI 5 does not say it
-    is_even = nnodes is not None and nnodes * local_world_size == world_size
-    in_blocks = rank % local_world_size == local_rank if is_even else True
-    node_rank = 0 if nnodes == 1 else None
-    if nnodes is not None and is_even:
-        node_rank = rank // local_world_size if in_blocks else rank % nnodes
-    key = env.get("OMPI_MCA_orte_precondition_transports")
+    names = (f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
+    placed = read_task(env, *names, nnodes=nnodes)  # Open MPI 5 does not say the number of nodes
+    if placed is None:
+        return None
+    task, nnodes, node_rank = placed
     job_id = env.get("OMPI_MCA_ess_base_jobid") or env.get("PMIX_NAMESPACE")
-    task = Task(
-        rank=rank,
-        world_size=world_size,
-        local_rank=local_rank,
-        local_world_size=local_world_size,
-        per_node=(local_world_size,) * nnodes if nnodes is not None and is_even else (),
-        in_blocks=in_blocks,
-    )
     return ClusterFacts(
         system="Open MPI",
-        evidence=f"process {rank} of {world_size} (OMPI_COMM_WORLD_RANK)",
+        evidence=f"process {task.rank} of {task.world_size} (OMPI_COMM_WORLD_RANK)",
         job_id=job_id,
         nnodes=nnodes,
         node_rank=node_rank,
-        head=_addresses(env.get("OMPI_MCA_orte_hnp_uri", "")),
+        head=_addresses(env.get("OMPI_MCA_orte_hnp_uri", "")) or _host_of_prterun(env),
         port=derive_port(job_id) if job_id else None,
-        launchers_on_node=local_world_size,
-        launcher_on_node=local_rank,
+        launchers_on_node=task.local_world_size,
+        launcher_on_node=task.local_rank,
         task=task,
-        secret=key,
+        secret=env.get("OMPI_MCA_orte_precondition_transports"),
+        one_a_node=_ONE_A_NODE,
+    )
+
+
+def detect_prrte(env: Mapping[str, str]) -> ClusterFacts | None:
+    """Return the facts of a process that ``prterun`` started without any MPI's variables.
+
+    Nothing there says how many processes there are.
+
+    Raises:
+        UsageError: If a variable is broken.
+
+    Source:
+        PRRTE, ``setup_fork`` of its schizo components for ``PRTE_LAUNCHED``; PMIx, ``PMIX_RANK``.
+    """
+    rank = read_number(env, "PMIX_RANK")
+    if rank is None or not env.get("PRTE_LAUNCHED") or not env.get("PMIX_NAMESPACE"):
+        return None
+    job_id = env["PMIX_NAMESPACE"]
+    return ClusterFacts(
+        system="PRRTE",
+        evidence=f"process {rank} (PMIX_RANK)",
+        job_id=job_id,
+        nnodes=None,
+        node_rank=rank,
+        head=_host_of_prterun(env),
+        port=derive_port(job_id),
+        is_one_of_several=True,
+        one_a_node="prterun --map-by ppr:1:node --bind-to none meshrun --nnodes N ...",
     )
 
 
@@ -72,3 +80,13 @@ def _addresses(uri: str) -> tuple[str, ...]:
     """Return the addresses of mpirun's host, from ``2886.0;tcp://10.0.0.1,10.1.0.1:43537``."""
     listed = ",".join(match[1].strip("[]") for match in _PLACES.finditer(uri))
     return tuple(address for address in listed.split(",") if address)
+
+
+def _host_of_prterun(env: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the host of ``prterun``, or of Open MPI 5's ``mpirun``, which is one.
+
+    Source:
+        PRRTE: it names its first job ``prterun-HOST-PID@1``.
+    """
+    match = _NAMESPACE.fullmatch(env.get("PMIX_NAMESPACE", ""))
+    return (match["host"],) if match else ()

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from meshrun.cluster.cluster_facts import ClusterFacts, derive_port
-from meshrun.cluster.numbers import broken, read_index, read_number
+from meshrun.cluster.numbers import are_set, broken, read_index, read_number
 
 
 def detect_skypilot(env: Mapping[str, str]) -> ClusterFacts | None:
     """Return the facts of a node of a SkyPilot task; ``None`` in anything else.
 
     Raises:
-        UsageError: If a variable is broken.
+        UsageError: If a variable is broken, or only some are set.
 
     Source:
         SkyPilot's documentation, "Environment Variables and Secrets".
@@ -21,6 +21,7 @@ def detect_skypilot(env: Mapping[str, str]) -> ClusterFacts | None:
     nnodes = read_number(env, "SKYPILOT_NUM_NODES", least=1) or len(hosts) or None
     node_rank = read_index(env, nnodes, "SKYPILOT_NODE_RANK")
     if node_rank is None or nnodes is None:
+        are_set(env, "SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES")
         return None
     if hosts and len(hosts) != nnodes:
         raise broken(env, "SKYPILOT_NODE_IPS", f"{nnodes} addresses, as SKYPILOT_NUM_NODES says")

@@ -78,6 +78,7 @@ def detect_step(env: Mapping[str, str], *, terminal: bool | None = None) -> Clus
         launcher_on_node=local_rank,
         domain=_domain(env),
         task=task,
+        one_a_node=_RUN,
     )
 
 
@@ -97,6 +98,7 @@ def detect_shell(env: Mapping[str, str], *, terminal: bool | None = None) -> Clu
         job_id=job,
         nnodes=read_number(env, "SLURM_JOB_NUM_NODES", "SLURM_NNODES", least=1),
         node_rank=None,
+        hosts=_expanded(env, ("SLURM_JOB_NODELIST", "SLURM_NODELIST"), expand_hosts) or (),
         notes=(f"{why}, not a task",),
         shell=_RUN,
     )

@@ -103,6 +103,20 @@ def networks_of_interfaces() -> tuple[tuple[str, str], ...]:
     return tuple(dict.fromkeys(found))
 
 
+def networks_of_addresses() -> tuple[str, ...]:
+    """Return each address of this machine as ``10.0.0.4/16``, but loopback's and links'."""
+    import psutil
+
+    found = []
+    for _, entries in sorted(psutil.net_if_addrs().items()):
+        for entry in entries:
+            if entry.family in (socket.AF_INET, socket.AF_INET6) and entry.netmask:
+                address = ip_address(entry.address.partition("%")[0])
+                if not (address.is_loopback or address.is_link_local):
+                    found.append(f"{address}/{int(ip_address(entry.netmask)).bit_count()}")
+    return tuple(found)
+
+
 def own_addresses() -> dict[str, str]:
     """Return the interface of each address of this machine, loopback among them."""
     import psutil

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from meshrun.errors import HostError
+from meshrun.host.entry_points import entry_points
 from meshrun.host.machine import HostFacts
 from meshrun.start import own_command
 
@@ -41,19 +40,7 @@ def _brings_devices(kind: str = "", modules: Sequence[str] = ()) -> bool:
     if kind in _TORCHS_OWN or modules:
         return True
     autoload = os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "1"
-    return autoload and any(map(_has_back_end, sys.path))
-
-
-def _has_back_end(folder: str) -> bool:
-    """``importlib.metadata`` would tell too, but takes longer to import than this to read."""
-    for kind in ("dist-info", "egg-info"):
-        for path in Path(folder).glob(f"*.{kind}/entry_points.txt"):
-            try:
-                if b"[torch.backends]" in path.read_bytes():
-                    return True
-            except OSError:
-                continue
-    return False
+    return autoload and bool(entry_points("torch.backends"))
 
 
 def _ask_torch(kind: str, modules: Sequence[str]) -> tuple[str | None, int]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from meshrun.cluster import ClusterFacts, Task, detect_cluster
+from meshrun.cluster import ClusterFacts, Task
+from meshrun.cluster.here import detect_here
 from meshrun.errors import MeshError
-from meshrun.host.descriptors import has_terminal
 from meshrun.host.interfaces import interface_variables, own_address_towards, own_addresses, resolve
 
 _SET_BY_LAUNCHERS = ("RANK", "WORLD_SIZE")
@@ -22,7 +22,7 @@ def launch_environment() -> Mapping[str, str]:
         MeshError: If the ranks are not in blocks.
     """
     env = os.environ
-    facts = _facts(env)
+    facts = _facts(env, together=False)
     if facts is None or facts.task is None:
         return env
     return {**_ranks(facts, facts.task), **env}
@@ -35,7 +35,7 @@ def join_task() -> None:
         UsageError: If a scheduler's variable is broken.
         MeshError: If the ranks are not in blocks, or nothing says where they meet.
     """
-    facts = _facts(os.environ)
+    facts = _facts(os.environ, together="MASTER_ADDR" not in os.environ)
     if facts is None or facts.task is None:
         return
     ranks = _ranks(facts, facts.task)
@@ -43,11 +43,11 @@ def join_task() -> None:
         os.environ.setdefault(name, value)
 
 
-def _facts(env: Mapping[str, str]) -> ClusterFacts | None:
+def _facts(env: Mapping[str, str], *, together: bool) -> ClusterFacts | None:
     """Return the facts of a task among several that no launcher was started in."""
     if any(name in env for name in _SET_BY_LAUNCHERS):
         return None
-    facts = detect_cluster(env, hostname=os.uname().nodename, terminal=has_terminal())
+    facts = detect_here(together=together)
     alone = facts is None or facts.task is None or facts.task.world_size == 1
     return None if alone else facts
 

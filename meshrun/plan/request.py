@@ -94,16 +94,25 @@ class Rendezvous(RendezvousSettings):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Remote:
-    """Hosts to start a launcher on, and how to get there."""
+class Reach:
+    """How to get to other hosts."""
 
-    hosts: tuple[Host, ...]
+    starter: str = ""
+    """What starts a process on a host: ``ssh``, another that meshrun knows, or a plug-in; ``""``
+    for what the scheduler has, else ssh."""
     ssh: tuple[str, ...] = ("ssh",)
     """The words that run ssh."""
     connect_timeout_s: float = 10.0
     """How long each host may take to answer."""
     export: tuple[str, ...] = ()
     """Further variables that go to every host: names, or patterns such as ``WANDB_*``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remote(Reach):
+    """Hosts to start a launcher on, and how to get there."""
+
+    hosts: tuple[Host, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,6 +215,8 @@ class LaunchRequest:
     exit_codes: ExitCodes = "worker"
     event_log_handler: str = "null"
     rendezvous: Rendezvous = field(default_factory=Rendezvous)
+    reach: Reach = Reach()
+    """How to get to hosts, if there are any."""
     remote: Remote | None = None
     """The hosts that are to be launched on, where this launch starts them."""
     logs: LogRequest = field(default_factory=LogRequest)

@@ -9,7 +9,7 @@ from meshrun.cluster import ClusterFacts
 from meshrun.errors import UsageError
 from meshrun.plan.hostfile import Host
 from meshrun.plan.parse import format_nnodes
-from meshrun.plan.request import LaunchRequest, Remote
+from meshrun.plan.request import LaunchRequest, Reach, Remote
 from meshrun.wording import count
 
 
@@ -37,6 +37,15 @@ def fit_to_cluster(
     if request.nnodes == 1:
         return request
     _check_launchers(facts)
+    if facts.is_one_of_several and request.nnodes is None:
+        error = UsageError(
+            f"{facts.system} started several processes, and tells none of them how many"
+            f" ({facts.evidence})",
+            hint=f"pass --nnodes N, with one process on each node: {facts.one_a_node}; or"
+            " --nnodes 1 for a launch in each process",
+        )
+        error.is_told = bool(facts.node_rank)
+        raise error
     nnodes = request.nnodes or facts.nnodes or 1
     if facts.nnodes is not None and nnodes > facts.nnodes:
         raise UsageError(
@@ -137,6 +146,9 @@ def _on_several(request: LaunchRequest, facts: ClusterFacts, nnodes: int) -> Lau
         found.append(("--master-addr", facts.head[0]))
         if asked.master_port is None and port is not None:
             found.append(("--master-port", str(port)))
+    elif not (asked.endpoint or asked.master_addr) and asked.backend == "static":
+        _check_meeting(facts, changes.get("node_rank", asked.node_rank))
+        changes["master_port"] = asked.master_port or facts.port  # of the only one that listens
     node_rank = changes.get("node_rank", asked.node_rank)
     place = "" if node_rank is None else f"node {node_rank} of "
     notes = "".join(f"; ignored: {note}" for note in facts.notes)
@@ -147,6 +159,20 @@ def _on_several(request: LaunchRequest, facts: ClusterFacts, nnodes: int) -> Lau
         rendezvous=replace(asked, **changes),  # type: ignore[arg-type]
         sources=(*request.sources, *((name, value, facts.system) for name, value in found)),
     )
+
+
+def _check_meeting(facts: ClusterFacts, node_rank: object) -> None:
+    """Check that nodes that know no address of the first one are not many launches of one."""
+    if facts.task is None and node_rank == 0:
+        return  # the others are told its address
+    if facts.task is None and facts.job_id is None:
+        return
+    error = UsageError(
+        f"{facts.system} tells processes no address of the first node ({facts.evidence})",
+        hint="pass --rdzv-endpoint HOST:PORT, with the first node's name and a free port",
+    )
+    error.is_told = bool(facts.task and facts.task.rank)
+    raise error
 
 
 def note_few_cores(
@@ -182,7 +208,11 @@ def _in_shell(
 ) -> LaunchRequest:
     asked = request.rendezvous
     says_where = asked.endpoint or asked.master_addr or asked.node_rank is not None
+    if facts.starter and facts.hosts:
+        command = f"meshrun --nnodes {len(facts.hosts)} ..."
     if (request.nnodes or 1) > 1 and not says_where:
+        if facts.starter and facts.hosts and may_step:
+            return _on_hosts_of_job(request, facts)
         if may_step and asked.least_nodes is None:
             told = f"{facts.system}, {facts.evidence}: srun starts a launcher on each node"
             return replace(request, rendezvous=replace(asked, step_of=facts.job_id, told=(told,)))
@@ -190,13 +220,52 @@ def _in_shell(
         raise UsageError(
             f"--nnodes {request.nnodes} in a {facts.system} shell, which starts nothing on"
             f" other nodes ({why})",
-            hint=f"start one launcher per node: {command}",
+            hint="name the hosts with --hosts, or start one launcher per node"
+            if facts.starter
+            else f"start one launcher per node: {command}",
         )
     if request.nnodes is None and not says_where and (facts.nnodes or 1) > 1:
         told = f"{facts.system}, {facts.evidence}: launching on one of {facts.nnodes} nodes;"
-        on_all = f"--nnodes {facts.nnodes}" if may_step else command
+        on_all = f"--nnodes {facts.nnodes}" if may_step or facts.starter else command
         return replace(request, rendezvous=replace(asked, told=(f"{told} to use all: {on_all}",)))
     return request
+
+
+def _on_hosts_of_job(request: LaunchRequest, facts: ClusterFacts) -> LaunchRequest:
+    """Return the request with the hosts of a job, which meshrun reaches as those of ``--hosts``."""
+    nnodes, place = request.nnodes or 1, facts.node_rank
+    if nnodes > len(facts.hosts):
+        raise UsageError(
+            f"--nnodes {nnodes}, but {facts.system} allocated {len(facts.hosts)}"
+            f" ({facts.evidence}): {', '.join(facts.hosts[:8])}",
+            hint=f"use --nnodes {len(facts.hosts)}",
+        )
+    if place:
+        raise UsageError(
+            f"--nnodes {nnodes} on host {place} of {facts.system}'s {len(facts.hosts)}, counting"
+            f" from 0 ({facts.evidence}); the launch starts on the first, {facts.hosts[0]}",
+            hint="run meshrun once, in the job's script, and not by what starts a process on each"
+            " host; --nnodes 1 launches on this host alone",
+        )
+    hosts = tuple(Host(name) for name in facts.hosts[:nnodes])
+    reach = replace(request.reach, starter=request.reach.starter or facts.starter)
+    fitted = fit_to_hosts(request, remote_of(reach, hosts))
+    told = (
+        f"{facts.system}, {facts.evidence}: starting a launcher on each of {nnodes} hosts with"
+        f" {reach.starter}"
+    )
+    return replace(fitted, rendezvous=replace(fitted.rendezvous, told=(told,)))
+
+
+def remote_of(reach: Reach, hosts: tuple[Host, ...]) -> Remote:
+    """Return hosts with the way to them."""
+    return Remote(
+        hosts=hosts,
+        starter=reach.starter,
+        ssh=reach.ssh,
+        connect_timeout_s=reach.connect_timeout_s,
+        export=reach.export,
+    )
 
 
 def _check_launchers(facts: ClusterFacts) -> None:
@@ -215,9 +284,11 @@ def _check_launchers(facts: ClusterFacts) -> None:
     error = UsageError(
         f"{facts.system} started meshrun {found}, but one launcher starts all workers of a node"
         f" ({facts.evidence})",
-        hint=_one_a_node(facts),
+        hint=facts.one_a_node,
     )
-    error.is_told = bool(facts.launcher_on_node if task is None else task.rank)
+    # Where the counts of nodes differ and are not known, some tasks may not notice.
+    knows_all = task is not None and task.per_node
+    error.is_told = bool(task.rank if task is not None and knows_all else facts.launcher_on_node)
     raise error
 
 
@@ -229,11 +300,3 @@ def _told_alone(facts: ClusterFacts) -> tuple[str, ...]:
         f"{facts.system}, {facts.evidence}: {which}the number of nodes is unknown, so launching"
         " on one; use --nnodes N for more",
     )
-
-
-def _one_a_node(facts: ClusterFacts) -> str:
-    if facts.system == "Open MPI":
-        return "mpirun -npernode 1 --bind-to none meshrun ..."
-    if facts.system == "Slurm":
-        return "srun --ntasks-per-node=1 meshrun ..."
-    return "start one meshrun per node"

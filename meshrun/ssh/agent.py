@@ -17,6 +17,7 @@ from typing import IO, Any, NoReturn
 
 from meshrun.errors import MeshrunError
 from meshrun.host.leftovers import private_folder
+from meshrun.host.machine_id import boot_id, own_namespaces
 from meshrun.host.network import interface_of, is_loopback, outward_address
 from meshrun.host.processes import send_signal
 from meshrun.host.reactor import Reactor
@@ -285,13 +286,8 @@ class Agent:
 
 def _machine() -> str:
     """Return what tells this machine, or the container that looks like one, from all others."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            booted = file.read().strip()
-        spaces = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("net", "pid")]
-    except OSError:  # another system than Linux
-        return ""
-    return " ".join([booted, *spaces, os.uname().nodename])
+    booted, spaces = boot_id(), own_namespaces()
+    return " ".join([booted, *spaces, os.uname().nodename]) if booted and spaces else ""
 
 
 def _say(text: str) -> None:

@@ -16,7 +16,8 @@ from meshrun.ssh.foreground import suspend_foreground
 from meshrun.ssh.host_failure import Refusal, describe_silence, refusal_error
 from meshrun.ssh.host_session import HostSession, is_this_machine, same_machine
 from meshrun.ssh.pool import HostPool
-from meshrun.ssh.remote_command import BOOT_FOLDER, boot_command, ssh_command, without_own
+from meshrun.ssh.remote_command import BOOT_FOLDER, agent_command, boot_command, without_own
+from meshrun.ssh.starters import find_starter
 
 _LISTENS_IN_S = 10.0
 """What the first host may take to open the socket where the nodes meet."""
@@ -42,6 +43,7 @@ class Connector:
             raise InternalError("no hosts to launch on")
         self._request, self._remote, self._pool = request, request.remote, pool
         self._version = version
+        self._start = find_starter(self._remote)
 
     def connect(self) -> dict[int, Refusal]:
         """Have an agent on each host; return why there is none on those that can be done without.
@@ -89,19 +91,19 @@ class Connector:
             RendezvousError: If there is no ssh to go by.
         """
         host = self._remote.hosts[number]
-        remote, env = self._remote, without_own(os.environ)
+        env = without_own(os.environ)
         cwd: str | None = BOOT_FOLDER
         if is_this_machine(host):
             command = boot_command(sys.executable)
         else:
             env, cwd = dict(os.environ), None
-            command = ssh_command(remote.ssh, host, sys.executable, remote.connect_timeout_s)
+            command = self._start(host, agent_command(sys.executable))
         try:
             session = HostSession(number, host, command, env, cwd=cwd, reactor=self._pool.reactor)
         except OSError as error:
             raise RendezvousError(
                 f"cannot run `{command[0]}`: {error.strerror}",
-                hint="use --ssh to set the ssh command",
+                hint="use --ssh to set the ssh command, or --launcher for another way to the hosts",
             ) from error
         session.tell(
             nonce=session.nonce,

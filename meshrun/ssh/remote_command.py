@@ -50,19 +50,18 @@ def boot_command(interpreter: str) -> list[str]:
     return [interpreter, "-c", _BOOT]
 
 
+def agent_command(interpreter: str) -> str:
+    """Return the line for a host's shell that starts an agent; there is nothing secret in it."""
+    return f"cd {BOOT_FOLDER}; exec {shlex.join(boot_command(interpreter))}"
+
+
 def ssh_command(
-    ssh: Sequence[str], host: Host, interpreter: str, connect_timeout_s: float
+    ssh: Sequence[str], host: Host, command: str, connect_timeout_s: float
 ) -> list[str]:
-    """Return the words that start an agent on a host; there is nothing secret in them."""
+    """Return the words that run a line in a shell on a host."""
     seconds = max(1, int(connect_timeout_s) - 1)  # so that ssh says what is wrong before we do
     options = ["-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={seconds}"]
-    return [
-        *ssh,
-        *options,
-        "--",
-        host.destination,
-        f"cd {BOOT_FOLDER}; exec {shlex.join(boot_command(interpreter))}",
-    ]
+    return [*ssh, *options, "--", host.destination, command]
 
 
 def exported(env: Mapping[str, str], asked: Sequence[str]) -> dict[str, str]:

@@ -16,6 +16,7 @@ from tests.engines.hosts import Hosts
 
 _AGENT = """\
 #!/bin/sh
+while case $1 in -*) ;; *) false ;; esac; do shift; done
 host=$1
 shift
 case $host in
@@ -34,6 +35,16 @@ def mpirun_words(
 
     ``on`` is which hosts get processes, all if it is not given.
     """
+    agent = write_agent(hosts, folder)
+    used = range(len(hosts.names)) if on is None else on
+    places = ",".join(f"{hosts.addresses[host]}:{slots}" for host in used)
+    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    return ["mpirun", *root, "--mca", "plm_rsh_agent", str(agent),
+            "--mca", "oob_tcp_if_include", "eth0", "-H", places]  # fmt: skip
+
+
+def write_agent(hosts: Hosts, folder: Path) -> Path:
+    """Write a command that runs another on a host as ssh would, without ssh's options."""
     agent = folder / "agent"
     entries = [shlex.join(hosts.enter(host, from_a_host=True)) for host in range(len(hosts.names))]
     cases = "\n".join(
@@ -42,11 +53,7 @@ def mpirun_words(
     )
     agent.write_text(_AGENT.format(cases=cases))
     agent.chmod(0o755)
-    used = range(len(hosts.names)) if on is None else on
-    places = ",".join(f"{hosts.addresses[host]}:{slots}" for host in used)
-    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    return ["mpirun", *root, "--mca", "plm_rsh_agent", str(agent),
-            "--mca", "oob_tcp_if_include", "eth0", "-H", places]  # fmt: skip
+    return agent
 
 
 @pytest.fixture

@@ -52,6 +52,7 @@ def test_a_task_of_a_slurm_step() -> None:
         task=Task(
             rank=2, world_size=4, local_rank=0, local_world_size=1, per_node=(2, 1, 1)
         ),
+        one_a_node="srun --ntasks-per-node=1 meshrun ...",
     )  # fmt: skip
 
 
@@ -140,6 +141,7 @@ def test_a_process_of_mpirun() -> None:
         launcher_on_node=1,
         task=Task(rank=3, world_size=4, local_rank=1, local_world_size=2, per_node=(2, 2)),
         secret="4136b6c6b552b7cb-492945d51d07d3de",
+        one_a_node="mpirun -npernode 1 --bind-to none meshrun ...",
     )
 
 

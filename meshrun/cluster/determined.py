@@ -1,0 +1,51 @@
+"""Determined: the containers of a trial."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+
+from meshrun.cluster.cluster_facts import ClusterFacts, derive_port
+from meshrun.cluster.json_values import index_in, names_in
+from meshrun.errors import UsageError
+
+_FILE = "/run/determined/info/rendezvous.json"
+
+
+def detect_determined(env: Mapping[str, str], read: Callable[[str], str]) -> ClusterFacts | None:
+    """Return the facts of a container of a trial; ``None`` in anything else.
+
+    Raises:
+        UsageError: If the file of a trial is broken.
+
+    Source:
+        determined's ``_info.py``, ``RendezvousInfo``: written before any code of the user runs.
+    """
+    if env.get("DET_TASK_TYPE") != "TRIAL" or not env.get("DET_ALLOCATION_ID"):
+        return None
+    try:
+        found = json.loads(read(_FILE))
+    except (OSError, ValueError, RecursionError) as error:
+        raise _broken(f"cannot be read: {error}") from None
+    hosts = names_in(found.get("container_addrs")) if isinstance(found, dict) else ()
+    node_rank = index_in(found.get("container_rank"), len(hosts)) if hosts else None
+    if node_rank is None:
+        raise _broken("does not say which container this is (container_addrs, container_rank)")
+    job_id = env["DET_ALLOCATION_ID"]
+    return ClusterFacts(
+        system="Determined",
+        evidence=f"container {node_rank} of {len(hosts)} (DET_ALLOCATION_ID, {_FILE})",
+        job_id=job_id,
+        nnodes=len(hosts),
+        node_rank=node_rank,
+        hosts=hosts,
+        head=hosts[:1],
+        port=derive_port(job_id),
+    )
+
+
+def _broken(why: str) -> UsageError:
+    return UsageError(
+        f"DET_TASK_TYPE is TRIAL, but {_FILE} {why}",
+        hint="unset DET_TASK_TYPE outside a trial",
+    )

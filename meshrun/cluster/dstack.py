@@ -1,0 +1,40 @@
+"""dstack: the nodes of a task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from meshrun.cluster.cluster_facts import ClusterFacts, derive_port
+from meshrun.cluster.numbers import are_set, broken, read_index, read_number
+
+
+def detect_dstack(env: Mapping[str, str]) -> ClusterFacts | None:
+    """Return the facts of a node of a task; ``None`` in anything else.
+
+    Raises:
+        UsageError: If a variable is broken, or only some are set.
+
+    Source:
+        dstack's documentation, "System environment variables", and its runner, which sets them.
+    """
+    if not are_set(env, "DSTACK_NODE_RANK", "DSTACK_NODES_NUM"):
+        return None
+    nnodes = read_number(env, "DSTACK_NODES_NUM", least=1) or 1
+    node_rank = read_index(env, nnodes, "DSTACK_NODE_RANK") or 0
+    hosts = tuple(env.get("DSTACK_NODES_IPS", "").split())
+    if hosts and len(hosts) != nnodes:
+        raise broken(env, "DSTACK_NODES_IPS", f"{nnodes} addresses, as DSTACK_NODES_NUM says")
+    if nnodes > 1:
+        are_set(env, "DSTACK_NODES_NUM", "DSTACK_MASTER_NODE_IP")
+    address = env.get("DSTACK_MASTER_NODE_IP")
+    job_id = env.get("DSTACK_RUN_NAME") or address or "dstack"
+    return ClusterFacts(
+        system="dstack",
+        evidence=f"node {node_rank} of {nnodes} (DSTACK_NODE_RANK)",
+        job_id=job_id,
+        nnodes=nnodes,
+        node_rank=node_rank,
+        hosts=hosts,
+        head=(address,) if address else (),
+        port=derive_port(job_id),
+    )

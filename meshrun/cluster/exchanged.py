@@ -1,0 +1,95 @@
+"""What the processes of a job told each other, where the system tells them nothing of nodes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from ipaddress import ip_interface
+
+from meshrun.cluster.cluster_facts import ClusterFacts, derive_port
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """What one process tells the others."""
+
+    machine: str
+    """Names the machine and no other."""
+    host: str
+    addresses: tuple[str, ...]
+    """Its addresses with the lengths of their networks: ``10.0.0.4/16``."""
+    secret: str
+    """A random text; that of rank 0 becomes the launch's."""
+
+
+def format_peer(peer: Peer) -> str:
+    """Return a peer as one word."""
+    return ";".join((peer.machine, peer.host, ",".join(peer.addresses), peer.secret))
+
+
+def parse_peer(text: str) -> Peer:
+    """Return a peer from its word.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    machine, host, addresses, secret = text.split(";")
+    return Peer(
+        machine=machine, host=host, addresses=tuple(filter(None, addresses.split(","))),
+        secret=secret,
+    )  # fmt: skip
+
+
+def with_peers(facts: ClusterFacts, space: str, peers: Sequence[Peer]) -> ClusterFacts:
+    """Return the facts of a task with its node, all nodes and where they meet.
+
+    Args:
+        facts: What the environment told.
+        space: Names the job, and the launch within it.
+        peers: What each process told, by rank.
+    """
+    task = facts.task
+    if task is None or task.rank >= len(peers):
+        return facts
+    machines = list(dict.fromkeys(peer.machine for peer in peers))
+    node_of = [machines.index(peer.machine) for peer in peers]
+    counts = Counter(node_of)
+    node_rank = node_of[task.rank]
+    local_rank = node_of[: task.rank].count(node_rank)
+    first = [next(peer for peer in peers if peer.machine == machine) for machine in machines]
+    job_id = facts.job_id or space
+    return replace(
+        facts,
+        job_id=job_id,
+        nnodes=len(machines),
+        node_rank=node_rank,
+        hosts=tuple(peer.host for peer in first),
+        head=(*_addresses_for(first), first[0].host),
+        port=derive_port(space),
+        launchers_on_node=counts[node_rank],
+        launcher_on_node=local_rank,
+        secret=peers[0].secret,
+        task=replace(
+            task,
+            world_size=len(peers),
+            local_rank=local_rank,
+            local_world_size=counts[node_rank],
+            per_node=tuple(counts[node] for node in range(len(machines))),
+            in_blocks=node_of == sorted(node_of),
+        ),
+    )
+
+
+def _addresses_for(nodes: Sequence[Peer]) -> tuple[str, ...]:
+    """Return the addresses of the first node, those first whose network most nodes have.
+
+    An address that another node has too, as that of a container bridge, leads nowhere.
+    """
+    others = [text for node in nodes[1:] for text in node.addresses]
+    taken = {text.partition("/")[0] for text in others}
+    shared = Counter(ip_interface(text).network for text in others)
+    own = [ip_interface(text) for text in nodes[0].addresses]
+    usable = [each for each in own if str(each.ip) not in taken]
+    usable.sort(key=lambda each: (-shared[each.network], each.version))
+    return tuple(str(each.ip) for each in usable)

@@ -1,0 +1,50 @@
+"""Flux: a task of a job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from meshrun.cluster.cluster_facts import ClusterFacts, derive_port
+from meshrun.cluster.numbers import are_set, broken, read_index, read_number
+from meshrun.cluster.tasks import place_task
+
+_VARIABLES = (
+    *("FLUX_JOB_ID", "FLUX_JOB_SIZE", "FLUX_JOB_NNODES", "FLUX_TASK_RANK", "FLUX_TASK_LOCAL_ID"),
+)
+
+
+def detect_flux(env: Mapping[str, str]) -> ClusterFacts | None:
+    """Return the facts of a task of a Flux job; ``None`` in anything else.
+
+    The shell of ``flux alloc`` and the script of ``flux batch`` have none of these variables.
+
+    Raises:
+        UsageError: If a variable is broken, or only some are set.
+
+    Source:
+        flux-environment(7), "job environment".
+    """
+    if not are_set(env, *_VARIABLES):
+        return None
+    size = read_number(env, "FLUX_JOB_SIZE", least=1) or 1
+    nnodes = read_number(env, "FLUX_JOB_NNODES", least=1) or 1
+    if nnodes > size:
+        raise broken(env, "FLUX_JOB_NNODES", f"no more than FLUX_JOB_SIZE, which is {size}")
+    rank = read_index(env, size, "FLUX_TASK_RANK") or 0
+    local_rank = read_index(env, size, "FLUX_TASK_LOCAL_ID") or 0
+    # How many tasks a node has, no variable says: if not all have as many, it is at least this.
+    here = max(size // nnodes, local_rank + 1)
+    task, _, node_rank = place_task(rank, local_rank, size, here, nnodes=nnodes)
+    job_id = env["FLUX_JOB_ID"]
+    return ClusterFacts(
+        system="Flux",
+        evidence=f"task {rank} of job {job_id} (FLUX_TASK_RANK)",
+        job_id=job_id,
+        nnodes=nnodes,
+        node_rank=node_rank,
+        port=derive_port(job_id),
+        launchers_on_node=here,
+        launcher_on_node=local_rank,
+        task=task,
+        one_a_node="flux run -N NODES -n NODES --exclusive -o cpu-affinity=off meshrun ...",
+    )

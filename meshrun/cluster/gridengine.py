@@ -1,0 +1,30 @@
+"""Grid Engine: the script or shell of a parallel job, which knows its hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from meshrun.cluster.cluster_facts import ClusterFacts
+from meshrun.cluster.host_lists import describe_shell
+
+
+def detect_gridengine(
+    env: Mapping[str, str], hostname: str, read: Callable[[str], str]
+) -> ClusterFacts | None:
+    """Return the hosts of a job in a parallel environment; ``None`` outside one.
+
+    Source:
+        sge_pe(5), ``PE_HOSTFILE``: a line for each host, or for each queue on it, that begins with
+        its name; qrsh(1), ``-inherit``.
+    """
+    if not (env.get("PE_HOSTFILE") and env.get("JOB_ID")):
+        return None
+    return describe_shell(
+        "Grid Engine",
+        evidence=f"job {env['JOB_ID']} (JOB_ID, PE_HOSTFILE)",
+        job_id=".".join(filter(None, (env["JOB_ID"], env.get("SGE_TASK_ID")))),
+        path=env["PE_HOSTFILE"],
+        read=read,
+        hostname=hostname,
+        starter="qrsh",
+    )

@@ -1,0 +1,84 @@
+"""Asks around this very process; all else in this room only reads what it is handed."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from functools import partial
+
+from meshrun.cluster.cluster_facts import ClusterFacts
+from meshrun.cluster.detect import Detector, Surroundings, detect_cluster
+from meshrun.cluster.exchanged import Peer, format_peer, parse_peer, with_peers
+from meshrun.errors import UsageError
+from meshrun.host.descriptors import has_terminal
+from meshrun.host.entry_points import entry_points, load
+from meshrun.host.interfaces import networks_of_addresses
+from meshrun.host.machine_id import boot_id
+from meshrun.host.pmi import exchange
+
+PLUG_INS = "meshrun.clusters"
+"""The group of entry points that name detectors."""
+_MOST = 1 << 20
+_MOST_ADDRESSES = 12
+
+
+def detect_here(*, together: bool) -> ClusterFacts | None:
+    """Return what the scheduler or launcher around this process says of it.
+
+    Args:
+        together: Whether every process of the job comes here, so that they may tell each other
+            what the system does not tell them.
+
+    Raises:
+        UsageError: If a variable is broken, or a plug-in is.
+    """
+    facts = detect_cluster(
+        os.environ,
+        hostname=os.uname().nodename,
+        terminal=has_terminal(),
+        read=_read,
+        plug_ins=tuple(_plug_ins()),
+    )
+    is_one_of_several = facts is not None and facts.task is not None and facts.task.world_size > 1
+    if facts is None or not together or facts.head or not is_one_of_several:
+        return facts
+    found = exchange(os.environ, format_peer(_own_peer()))
+    if found is None:
+        return facts
+    space, words = found
+    try:
+        return with_peers(facts, space, [parse_peer(word) for word in words])
+    except ValueError:
+        return facts
+
+
+def _read(path: str) -> str:
+    with open(path, errors="replace") as file:
+        return file.read(_MOST)
+
+
+def _plug_ins() -> Iterator[Detector]:
+    for name, value in entry_points(PLUG_INS).items():
+        yield partial(_ask_plug_in, name, load(PLUG_INS, name, value))
+
+
+def _ask_plug_in(name: str, detect: Detector, here: Surroundings) -> ClusterFacts | None:
+    facts = detect(here)
+    if facts is None or isinstance(facts, ClusterFacts):
+        return facts
+    raise UsageError(
+        f"the plugin `{name}` of {PLUG_INS} returned {type(facts).__name__}, not ClusterFacts or"
+        " None",
+        hint="update or uninstall the package that brings it",
+    )
+
+
+def _own_peer() -> Peer:
+    host = os.uname().nodename
+    return Peer(
+        machine=f"{boot_id()}/{host}",
+        host=host,
+        addresses=networks_of_addresses()[:_MOST_ADDRESSES],
+        secret=secrets.token_hex(32),
+    )

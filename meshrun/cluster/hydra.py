@@ -1,0 +1,64 @@
+"""Hydra, the ``mpiexec`` of MPICH and of Intel MPI; and processes of which only PMI tells."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from meshrun.cluster.cluster_facts import ClusterFacts
+from meshrun.cluster.numbers import read_index, read_number
+from meshrun.cluster.tasks import read_task
+from meshrun.errors import UsageError
+
+
+def detect_hydra(env: Mapping[str, str]) -> ClusterFacts | None:
+    """Return the facts of a process that Hydra started; ``None`` in any other.
+
+    ``PMI_RANK`` and ``PMI_SIZE`` alone are of many systems; the other two only Hydra sets.
+
+    Raises:
+        UsageError: If a variable is broken, or only some are set.
+
+    Source:
+        What MPICH 4.0.2 and Intel MPI 2021.18 set; of the latter alone is ``I_MPI_HYDRA_UUID``.
+    """
+    if not (env.get("MPI_LOCALRANKID") or env.get("MPI_LOCALNRANKS")):
+        return None
+    names = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+    placed = read_task(env, *names)
+    if placed is None:
+        return None
+    task, nnodes, node_rank = placed
+    is_intels = bool(env.get("I_MPI_HYDRA_UUID"))
+    return ClusterFacts(
+        system="Intel MPI" if is_intels else "MPICH",
+        evidence=f"process {task.rank} of {task.world_size} (PMI_RANK, MPI_LOCALRANKID)",
+        job_id=None,
+        nnodes=nnodes,
+        node_rank=node_rank,
+        launchers_on_node=task.local_world_size,
+        launcher_on_node=task.local_rank,
+        task=task,
+        one_a_node="mpiexec -ppn 1 -genv I_MPI_PIN=off meshrun ..."
+        if is_intels
+        else "mpiexec -ppn 1 meshrun ...",
+    )
+
+
+def detect_pmi(env: Mapping[str, str]) -> ClusterFacts | None:
+    """Find that nothing but PMI tells of other processes.
+
+    Raises:
+        UsageError: If it does: which of them share a node is not known.
+    """
+    size = read_number(env, "PMI_SIZE", least=1)
+    rank = read_index(env, size, "PMI_RANK")
+    if rank is None or size is None or size == 1:
+        return None
+    error = UsageError(
+        f"PMI_RANK {rank} of PMI_SIZE {size}: something started meshrun {size} times, but nothing"
+        " says on which nodes",
+        hint="start one meshrun per node with --nnodes, --node-rank and --rdzv-endpoint, or unset"
+        " PMI_RANK and PMI_SIZE if they are left over from another job",
+    )
+    error.is_told = rank > 0
+    raise error

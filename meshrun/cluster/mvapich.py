@@ -1,0 +1,36 @@
+"""MVAPICH: a process that its ``mpirun_rsh`` or ``mpiexec`` started."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from meshrun.cluster.cluster_facts import ClusterFacts
+from meshrun.cluster.tasks import read_task
+
+
+def detect_mvapich(env: Mapping[str, str]) -> ClusterFacts | None:
+    """Return the facts of a process of MVAPICH; ``None`` in any other.
+
+    Raises:
+        UsageError: If a variable is broken, or only some are set.
+
+    Source:
+        MVAPICH2's user guide, and ``mpispawn.c``, which sets them.
+    """
+    names = (f"MV2_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
+    placed = read_task(env, *names)
+    if placed is None:
+        return None
+    task, nnodes, node_rank = placed
+    return ClusterFacts(
+        system="MVAPICH",
+        evidence=f"process {task.rank} of {task.world_size} (MV2_COMM_WORLD_RANK)",
+        job_id=None,
+        nnodes=nnodes,
+        node_rank=node_rank,
+        launchers_on_node=task.local_world_size,
+        launcher_on_node=task.local_rank,
+        task=task,
+        one_a_node="mpirun_rsh -np N -hostfile FILE MV2_ENABLE_AFFINITY=0 meshrun ..., with each"
+        " host once in the file",
+    )

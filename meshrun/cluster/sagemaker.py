@@ -1,0 +1,40 @@
+"""SageMaker: the containers of a training job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from meshrun.cluster.cluster_facts import ClusterFacts, derive_port
+from meshrun.cluster.json_values import names_in, read_json
+from meshrun.cluster.numbers import are_set, broken
+
+
+def detect_sagemaker(env: Mapping[str, str]) -> ClusterFacts | None:
+    """Return the facts of a container of a training job; ``None`` in anything else.
+
+    Raises:
+        UsageError: If a variable is broken, or only some are set.
+
+    Source:
+        sagemaker-training-toolkit, ``ENVIRONMENT_VARIABLES.md``; SageMaker's documentation for
+        ``TRAINING_JOB_NAME``.
+    """
+    if not are_set(env, "SM_HOSTS", "SM_CURRENT_HOST"):
+        return None
+    hosts = names_in(read_json(env, "SM_HOSTS"))
+    if not hosts or len({*hosts}) < len(hosts):
+        raise broken(env, "SM_HOSTS", "a list of different hosts")
+    if env["SM_CURRENT_HOST"] not in hosts:
+        raise broken(env, "SM_CURRENT_HOST", f"one of SM_HOSTS, {', '.join(hosts[:8])}")
+    node_rank = hosts.index(env["SM_CURRENT_HOST"])
+    job_id = env.get("TRAINING_JOB_NAME") or ",".join(hosts)
+    return ClusterFacts(
+        system="SageMaker",
+        evidence=f"host {node_rank} of {len(hosts)} (SM_CURRENT_HOST)",
+        job_id=job_id,
+        nnodes=len(hosts),
+        node_rank=node_rank,
+        hosts=hosts,
+        head=hosts[:1],
+        port=derive_port(job_id),
+    )

@@ -1,0 +1,57 @@
+"""Volcano: the pods of a job with the plug-ins ``svc`` and ``env``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from meshrun.cluster.cluster_facts import ClusterFacts, derive_port
+from meshrun.cluster.numbers import broken, read_number
+
+_OF_ONE_LAUNCH = ("MASTER", "WORKER")
+"""Tasks that are nodes of one launch, in node order; others are launches by themselves."""
+
+
+def detect_volcano(env: Mapping[str, str], hostname: str) -> ClusterFacts | None:
+    """Return the facts of a pod of a job; ``None`` in anything else.
+
+    Its name tells which task it is of: ``VC_TASK_INDEX`` counts within the task.
+
+    Raises:
+        UsageError: If a variable is broken.
+
+    Source:
+        Volcano's plug-ins: ``env`` for ``VC_TASK_INDEX``, ``svc`` for ``VC_<TASK>_HOSTS``,
+        ``pytorch`` for which tasks are one launch.
+    """
+    if read_number(env, "VC_TASK_INDEX") is None:
+        return None
+    own = hostname.partition(".")[0]
+    tasks = {
+        name.removeprefix("VC_").removesuffix("_HOSTS"): tuple(env[name].split(","))
+        for name in env
+        if name.startswith("VC_") and name.endswith("_HOSTS") and env[name]
+    }
+    task = next((task for task in tasks if own in map(_label, tasks[task])), None)
+    if task is None:
+        return None
+    index = list(map(_label, tasks[task])).index(own)
+    if str(index) != env["VC_TASK_INDEX"]:
+        raise broken(env, "VC_TASK_INDEX", f"{index}, the place of {own} in VC_{task}_HOSTS")
+    together = _OF_ONE_LAUNCH if task in _OF_ONE_LAUNCH else (task,)
+    hosts = tuple(host for name in together for host in tasks.get(name, ()))
+    node_rank = list(map(_label, hosts)).index(own)
+    job_id = hosts[0]
+    return ClusterFacts(
+        system="Volcano",
+        evidence=f"pod {index} of task {task.lower()} (VC_TASK_INDEX, VC_{task}_HOSTS)",
+        job_id=job_id,
+        nnodes=len(hosts),
+        node_rank=node_rank,
+        hosts=hosts,
+        head=hosts[:1],
+        port=derive_port(job_id),
+    )
+
+
+def _label(host: str) -> str:
+    return host.strip().partition(".")[0]

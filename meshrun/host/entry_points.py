@@ -1,0 +1,70 @@
+"""Plug-ins of installed packages, found by their entry points without ``importlib.metadata``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from meshrun.errors import UsageError
+
+
+def files_of_packages() -> Iterator[Path]:
+    """Yield the files that say which entry points the packages on the path have."""
+    for folder in dict.fromkeys(sys.path):
+        try:
+            names = sorted(os.listdir(folder or "."))
+        except OSError:
+            continue
+        for name in names:
+            if name.endswith((".dist-info", ".egg-info")):
+                yield Path(folder, name, "entry_points.txt")
+
+
+def entry_points(group: str) -> dict[str, str]:
+    """Return ``module:attribute`` of each entry point of a group, by name; the first of a name.
+
+    ``importlib.metadata`` would tell too, but takes longer to import than this to read.
+    """
+    found: dict[str, str] = {}
+    for path in files_of_packages():
+        try:
+            text = path.read_text(errors="replace")
+        except OSError:
+            continue
+        if f"[{group}]" in text:
+            for name, value in _section(text, group):
+                found.setdefault(name, value)
+    return found
+
+
+def load(group: str, name: str, value: str) -> Any:
+    """Return what an entry point names.
+
+    Raises:
+        UsageError: If it cannot be imported.
+    """
+    module, _, attribute = value.partition(":")
+    try:
+        found = import_module(module)
+        for part in attribute.partition("[")[0].strip().split("."):
+            found = getattr(found, part)
+    except Exception as error:
+        raise UsageError(
+            f"cannot load the plugin `{name}` of {group}: {value}: {type(error).__name__}: {error}",
+            hint="update or uninstall the package that brings it",
+        ) from error
+    return found
+
+
+def _section(text: str, group: str) -> Iterator[tuple[str, str]]:
+    is_in = False
+    for line in text.splitlines():
+        if line.startswith("["):
+            is_in = line.strip() == f"[{group}]"
+        elif is_in and "=" in line and not line.startswith(("#", ";")):
+            name, _, value = line.partition("=")
+            yield name.strip(), value.strip()

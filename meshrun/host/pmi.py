@@ -1,0 +1,77 @@
+"""What the processes of a job tell each other through the process manager that started them."""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Mapping
+
+_LONGEST = 1000
+"""Characters of a value; PMI's own limit is 1024."""
+_WAIT_S = 60.0
+"""How long all other processes may take to come."""
+
+
+def exchange(
+    env: Mapping[str, str], value: str, *, wait_s: float = _WAIT_S
+) -> tuple[str, list[str]] | None:
+    """Return the name of the job's space and each process's value, by rank; collective.
+
+    ``None`` where no process manager serves this, or it does not answer.
+
+    ``init`` and ``finalize`` are left to the program, where MPI may begin once. Intel's Hydra alone
+    calls it a failure if a process that asked anything ends without ``finalize``.
+
+    Source:
+        PMI-1's wire protocol, as Hydra and Flux serve it (Flux RFC 13).
+    """
+    try:
+        fd, rank, size = (int(env[f"PMI_{name}"]) for name in ("FD", "RANK", "SIZE"))
+    except (KeyError, ValueError):
+        return None
+    if len(value) > _LONGEST or set(value) & set(" \n="):
+        return None
+    manager = _Manager(fd, time.monotonic() + wait_s, is_strict="I_MPI_HYDRA_UUID" in env)
+    try:
+        return manager.exchange(rank, size, value)
+    except (OSError, ValueError, KeyError, EOFError):
+        return None
+
+
+class _Manager:
+    """The process manager at the other end of a descriptor."""
+
+    def __init__(self, fd: int, deadline: float, *, is_strict: bool) -> None:
+        self._fd, self._deadline, self._is_strict = fd, deadline, is_strict
+
+    def exchange(self, rank: int, size: int, value: str) -> tuple[str, list[str]]:
+        space = self._ask("cmd=get_my_kvsname")["kvsname"]
+        # Each launch of a script that has several has keys of its own.
+        turn = 0
+        while self._get(space, turn, rank) is not None:
+            turn += 1
+        self._ask(f"cmd=put kvsname={space} key=meshrun-{turn}-{rank} value={value}")
+        self._ask("cmd=barrier_in")
+        values = [self._get(space, turn, each) or "" for each in range(size)]
+        if self._is_strict:
+            self._ask("cmd=finalize")
+        return f"{space}.{turn}", values
+
+    def _get(self, space: str, turn: int, rank: int) -> str | None:
+        got = self._ask(f"cmd=get kvsname={space} key=meshrun-{turn}-{rank}")
+        return got["value"] if got.get("rc", "0") == "0" else None
+
+    def _ask(self, line: str) -> dict[str, str]:
+        os.write(self._fd, f"{line}\n".encode())
+        answer = b""
+        while not answer.endswith(b"\n"):
+            left_s = self._deadline - time.monotonic()
+            if left_s <= 0 or not select.select([self._fd], [], [], left_s)[0]:
+                raise TimeoutError
+            data = os.read(self._fd, 4096)
+            if not data:
+                raise EOFError
+            answer += data
+        pairs = (word.partition("=") for word in answer.decode(errors="replace").split())
+        return {name: text for name, _, text in pairs}
