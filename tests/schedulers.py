@@ -70,3 +70,95 @@ GROUP = variables(
     "LWS_LEADER_ADDRESS=vllm-0.vllm.default LWS_GROUP_SIZE=2 LWS_WORKER_INDEX=1"
     " KUBERNETES_SERVICE_HOST=10.96.0.1"
 )
+
+# ---- Systems that tests do not start, but for MPICH; recorded where it says so, else as documented
+
+# Of the last process of `mpiexec.hydra -n 2`, MPICH 4.0.2; recorded.
+HYDRA = variables("HYDI_CONTROL_FD=7 MPI_LOCALNRANKS=2 MPI_LOCALRANKID=1 PMI_FD=8 PMI_RANK=1"
+                  " PMI_SIZE=2 MPIR_CVAR_CH3_INTERFACE_HOSTNAME=vm")  # fmt: skip
+# Likewise Intel MPI 2021.18; recorded.
+INTEL = variables(
+    "HYDRA_BSTRAP_LAUNCHER=ssh HYDRA_BSTRAP_NODE_ID=0 HYDRA_LAUNCH_TYPE=2 I_MPI_HYDRA_TOPOLIB=ipl2"
+    " I_MPI_HYDRA_UUID=f8480000-70de-a5f8-e360-060001a10935 I_MPI_PIN_INFO=1 MPI_LOCALNRANKS=2"
+    " MPI_LOCALRANKID=1 PMI_FD=11 PMI_RANK=1 PMI_SIZE=2"
+)
+# Of `prterun -np 2` of PRRTE 3, and of `mpirun -np 2` of Open MPI 5.0.11, its last one; recorded.
+PRRTE = variables(
+    "PMIX_HOSTNAME=vm PMIX_NAMESPACE=prterun-vm-18539@1 PMIX_RANK=1 PMIX_SECURITY_MODE=native"
+    " PMIX_SERVER_URI41=prterun-vm-18539@0.0;tcp4://127.0.0.1:57455 PMIX_VERSION=5.0.11rc1"
+    " PRTE_LAUNCHED=1"
+)
+MPI_5 = {**PRRTE, **variables(
+    "OMPI_COMMAND=env OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=2"
+    " OMPI_COMM_WORLD_NODE_RANK=1 OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2"
+    " OMPI_MCA_num_procs=2 OMPI_UNIVERSE_SIZE=2 OMPI_WORLD_SIZE=2 PRTE_SHARED_FS=FALSE"
+)}  # fmt: skip
+# MVAPICH2's mpispawn.
+MVAPICH = variables("MV2_COMM_WORLD_RANK=3 MV2_COMM_WORLD_SIZE=4 MV2_COMM_WORLD_LOCAL_RANK=1"
+                    " MV2_COMM_WORLD_LOCAL_SIZE=2 PMI_ID=3")  # fmt: skip
+# HPE Cray's PALS with PBS: `mpiexec -n 2 --ppn 1`, the second one.
+PALS = variables(
+    "PALS_APID=0b5c7d0f-5e2c-4d8a-9f7e-1c2d3e4f5a6b PALS_RANKID=1 PALS_NODEID=1 PALS_LOCAL_RANKID=0"
+    " PALS_LOCAL_SIZE=1 PALS_DEPTH=1 PALS_SPOOL_DIR=/var/run/palsd/0b5c7d0f PMI_RANK=1 PMI_SIZE=2"
+    " PMI_LOCAL_RANK=0 PMI_LOCAL_SIZE=1 PMI_UNIVERSE_SIZE=2"
+)
+# flux-environment(7): `flux run -N 2 -n 2`.
+FLUX = variables(
+    "FLUX_JOB_ID=f2fw4RMkTmP9 FLUX_JOB_SIZE=2 FLUX_JOB_NNODES=2 FLUX_TASK_RANK=1"
+    " FLUX_TASK_LOCAL_ID=0 FLUX_URI=local:///run/flux/local PMI_FD=20 PMI_RANK=1 PMI_SIZE=2"
+)
+# LSF with the Job Step Manager, `jsrun --nrs 2 --rs_per_host 1`, with the launch node first.
+JSRUN = variables(
+    "LSB_JOBID=1234 LSB_DJOB_RANKFILE=/ranks LSB_MCPU_HOSTS=x JSM_NAMESPACE_RANK=1"
+    " JSM_NAMESPACE_SIZE=2 JSM_NAMESPACE_LOCAL_RANK=0 JSM_NAMESPACE_LOCAL_SIZE=1 PMIX_RANK=1"
+    " PMIX_NAMESPACE=1-26841 OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2"
+    " OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_LOCAL_SIZE=1"
+)
+# The scripts of jobs on two hosts.
+LSF = {"LSB_JOBID": "1234", "LSB_JOBINDEX": "0", "LSB_MCPU_HOSTS": "n1 8 n2 8",
+       "LSB_DJOB_NUMPROC": "16"}  # fmt: skip
+PBS = variables("PBS_JOBID=5.server PBS_NODEFILE=/nodes PBS_NODENUM=0 PBS_TASKNUM=1"
+                " PBS_ENVIRONMENT=PBS_BATCH PBS_O_HOST=login")  # fmt: skip
+GRIDENGINE = variables("JOB_ID=7 SGE_TASK_ID=undefined PE=mpi PE_HOSTFILE=/pe NHOSTS=2 NSLOTS=16"
+                       " QUEUE=all.q REQUEST=x")  # fmt: skip
+FILES = {
+    "/nodes": "n1.site\n" * 8 + "n2.site\n" * 8,
+    "/pe": "n1 8 all.q@n1 UNDEFINED\nn2 4 all.q@n2 UNDEFINED\nn2 4 long.q@n2 UNDEFINED\n",
+    "/ranks": "launch\n" + "n1\n" * 4 + "n2\n" * 4,
+    "/run/determined/info/rendezvous.json":
+        '{"container_addrs": ["10.0.0.4", "10.0.0.9"], "container_rank": 1,'
+        ' "container_slot_counts": [8, 8]}',
+}  # fmt: skip
+SAGEMAKER = {"SM_HOSTS": '["algo-1","algo-2"]', "SM_CURRENT_HOST": "algo-2", "SM_NUM_GPUS": "8",
+             "TRAINING_JOB_NAME": "mine-2026-07-06"}  # fmt: skip
+AWS_BATCH = {
+    "AWS_BATCH_JOB_ID": "b6ecbc5e-1b9f#2", "AWS_BATCH_JOB_ATTEMPT": "1",
+    "AWS_BATCH_JOB_NODE_INDEX": "2", "AWS_BATCH_JOB_NUM_NODES": "3",
+    "AWS_BATCH_JOB_MAIN_NODE_INDEX": "1",
+    "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS": "10.0.0.4",
+}  # fmt: skip
+AZURE_ML = variables("AZUREML_NODE_COUNT=2 NODE_RANK=1 MASTER_ADDR=10.0.0.4 MASTER_PORT=6105"
+                     " AZUREML_RUN_ID=calm_root_1 RANK=1 WORLD_SIZE=2 LOCAL_RANK=0")  # fmt: skip
+AZURE_OLD = variables("AZUREML_NODE_COUNT=2 AZ_BATCHAI_TASK_INDEX=1 AZUREML_RUN_ID=calm_root_1"
+                      " AZ_BATCH_MASTER_NODE=10.0.0.4:6000")  # fmt: skip
+VERTEX = {
+    "CLUSTER_SPEC": '{"cluster":{"workerpool0":["cmle-training-workerpool0-4c-0:2222"],'
+    '"workerpool1":["cmle-training-workerpool1-4c-0:2222","cmle-training-workerpool1-4c-1:2222"]},'
+    '"environment":"cloud","task":{"type":"workerpool1","index":1},"open_ports":[3333]}',
+    "CLOUD_ML_JOB_ID": "7136",
+}
+VOLCANO = variables(
+    "VC_TASK_INDEX=1 VK_TASK_INDEX=1 VC_MASTER_HOSTS=job-master-0.job VC_MASTER_NUM=1"
+    " VC_WORKER_HOSTS=job-worker-0.job,job-worker-1.job VC_WORKER_NUM=2"
+)
+DSTACK = {
+    "DSTACK_RUN_NAME": "mine", "DSTACK_NODE_RANK": "1", "DSTACK_NODES_NUM": "2",
+    "DSTACK_NODES_IPS": "10.0.0.4\n10.0.0.9", "DSTACK_MASTER_NODE_IP": "10.0.0.4",
+    "DSTACK_GPUS_PER_NODE": "8", "DSTACK_GPUS_NUM": "16",
+}  # fmt: skip
+DETERMINED = variables("DET_TASK_TYPE=TRIAL DET_ALLOCATION_ID=1.e7c0.1 DET_TASK_ID=1.e7c0"
+                       " DET_SLOT_IDS=[0] DET_TRIAL_ID=1")  # fmt: skip
+TPU = variables("TPU_WORKER_ID=1 TPU_WORKER_HOSTNAMES=job-0-0.job,job-0-1.job"
+                " JOB_COMPLETION_INDEX=1 KUBERNETES_SERVICE_HOST=10.96.0.1")  # fmt: skip
+SLICES = {**TPU, **variables("MEGASCALE_NUM_SLICES=3 MEGASCALE_SLICE_ID=2"
+                             " MEGASCALE_COORDINATOR_ADDRESS=job-a-0-0.job:8080")}  # fmt: skip

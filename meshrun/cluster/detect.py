@@ -54,11 +54,11 @@ class Surroundings(NamedTuple):
 Detector = Callable[[Surroundings], ClusterFacts | None]
 
 DETECTORS: tuple[Detector, ...] = (
+    lambda here: detect_jsrun(here.env, here.hostname, here.read),
     lambda here: detect_openmpi(here.env),
     lambda here: detect_prrte(here.env),
     lambda here: detect_mvapich(here.env),
     lambda here: detect_hydra(here.env),
-    lambda here: detect_jsrun(here.env, here.hostname, here.read),
     lambda here: detect_skypilot(here.env),
     lambda here: detect_dstack(here.env),
     lambda here: detect_flux(here.env),
@@ -81,9 +81,10 @@ DETECTORS: tuple[Detector, ...] = (
     lambda here: detect_gridengine(here.env, here.hostname, here.read),
     lambda here: detect_pmi(here.env),
 )
-"""Innermost first: mpirun starts its daemons by srun and within any job, SkyPilot and dstack run on
-Kubernetes and Slurm, Slurm and Flux set the variables of PALS, Slurm's nodes may be pods, every
-TrainJob and JobSet is made of Indexed Jobs, and a shell is around all."""
+"""Innermost first: jsrun sets Open MPI's variables too, mpirun starts its daemons by srun and within
+any job, SkyPilot and dstack run on Kubernetes and Slurm, Slurm and Flux set the variables of PALS,
+Slurm's nodes may be pods, every TrainJob and JobSet is made of Indexed Jobs, and a shell is around
+all."""
 
 
 def detect_cluster(

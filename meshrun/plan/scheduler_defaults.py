@@ -274,7 +274,9 @@ def _check_launchers(facts: ClusterFacts) -> None:
     total = max(facts.launchers_on_node, task.world_size if task is not None else 0)
     if facts.launchers_on_node == 1 and total <= nnodes:
         return
-    if nnodes == 1 or task is None:
+    if facts.nnodes is None and task is not None:
+        found = f"{total} times, {facts.launchers_on_node} of them on this node"
+    elif nnodes == 1 or task is None:
         found = f"{facts.launchers_on_node} times on this node"
     elif not task.per_node or len({*task.per_node}) == 1:
         found = f"{total} times on {nnodes} nodes"

@@ -64,7 +64,7 @@ def test_a_failure_on_one_host_ends_all(make_hosts: MakeHosts, mpiexec: Mpiexec)
     done = mpiexec(hosts, *command(*MESH, TOGETHER, "exit=3:3", "stay"))
 
     assert done.returncode == 3, done.stdout + done.stderr
-    wait_until(lambda: not any(hosts.processes(host) for host in range(2)))
+    wait_until(lambda: not any(hosts.processes(host) for host in range(2)), done.stderr.strip)
 
 
 @pytest.mark.nightly

@@ -14,20 +14,49 @@ from meshrun.errors import UsageError
 from meshrun.plan.request import LaunchRequest, Program
 from meshrun.plan.scheduler_defaults import fit_to_cluster
 from tests.schedulers import (
+    AWS_BATCH,
+    AZURE_ML,
+    AZURE_OLD,
     BATCH,
+    DETERMINED,
+    DSTACK,
+    FILES,
+    FLUX,
+    GRIDENGINE,
     GROUP,
+    HYDRA,
+    INTEL,
+    JSRUN,
+    LSF,
     MPI,
+    MPI_5,
+    MVAPICH,
+    PALS,
+    PBS,
+    PRRTE,
     PYTORCH_JOB,
+    SAGEMAKER,
     SALLOC,
     SKY,
+    SLICES,
     STEP,
     STEP_OF_DAEMON,
+    TPU,
     TRAINER,
+    VERTEX,
+    VOLCANO,
 )
 
 
+def read(path: str) -> str:
+    try:
+        return FILES[path]
+    except KeyError:
+        raise FileNotFoundError(path) from None
+
+
 def detect(env: dict[str, str], hostname: str = "here", **more: bool) -> ClusterFacts:
-    facts = detect_cluster(env, hostname=hostname, **more)
+    facts = detect_cluster(env, hostname=hostname, read=read, **more)
     assert facts is not None
     return facts
 
@@ -225,6 +254,194 @@ def test_pods(env: dict[str, str], hostname: str, expected: tuple[object, ...]) 
     assert (facts.task, facts.shell) == (None, None)
 
 
+@pytest.mark.parametrize(
+    ("env", "hostname", "expected"),
+    [
+        (SAGEMAKER, "x", ("SageMaker", 2, 1, ("algo-1",), "mine-2026-07-06")),
+        (AWS_BATCH, "x", ("AWS Batch", 3, 1, ("10.0.0.4",), "b6ecbc5e-1b9f/1")),
+        (AZURE_ML, "x", ("Azure ML", 2, 1, ("10.0.0.4",), "calm_root_1")),
+        (AZURE_OLD, "x", ("Azure ML", 2, 1, ("10.0.0.4",), "calm_root_1")),
+        (VERTEX, "x", ("Vertex AI", 3, 2, ("cmle-training-workerpool0-4c-0",), "7136")),
+        (VOLCANO, "job-worker-1", ("Volcano", 3, 2, ("job-master-0.job",), "job-master-0.job")),
+        (DSTACK, "x", ("dstack", 2, 1, ("10.0.0.4",), "mine")),
+        (DETERMINED, "x", ("Determined", 2, 1, ("10.0.0.4",), "1.e7c0.1")),
+        (TPU, "job-0-1", ("TPU slice", 2, 1, ("job-0-0.job",), "job-0-0.job")),
+        (SLICES, "job-0-1", ("TPU slice", 6, 5, ("job-a-0-0.job",), "job-a-0-0.job")),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_one_process_a_node(
+    env: dict[str, str], hostname: str, expected: tuple[object, ...]
+) -> None:
+    """Of systems in which each container or replica is a node."""
+    facts = detect(env, hostname)
+
+    assert (facts.system, facts.nnodes, facts.node_rank, facts.head, facts.job_id) == expected
+    assert (facts.task, facts.shell, facts.launchers_on_node) == (None, None, 1)
+    if env is not AZURE_ML:  # which names a port itself
+        assert facts.port == derive_port(str(facts.job_id))
+
+
+def test_the_main_node_of_aws_batch_is_told_no_address() -> None:
+    """The others come to it; it is node 0 whichever index it has."""
+    address = "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"
+    facts = detect({**AWS_BATCH, "AWS_BATCH_JOB_NODE_INDEX": "1", address: ""})
+
+    assert (facts.node_rank, facts.head, facts.port) == (0, (), derive_port("b6ecbc5e-1b9f/1"))
+
+
+@pytest.mark.parametrize(
+    ("env", "hostname", "expected"),
+    [
+        (HYDRA, "x", ("MPICH", 1, 0, (1, 2, 1, 2), ())),
+        (INTEL, "x", ("Intel MPI", 1, 0, (1, 2, 1, 2), ())),
+        (MPI_5, "x", ("Open MPI", 1, 0, (1, 2, 1, 2), ("vm",))),
+        (MVAPICH, "x", ("MVAPICH", 2, 1, (3, 4, 1, 2), ())),
+        (PALS, "x", ("PALS", 2, 1, (1, 2, 0, 1), ())),
+        ({**PALS, **PBS}, "n2", ("PALS", 2, 1, (1, 2, 0, 1), ("n1.site",))),
+        ({**PALS, **PBS}, "n1", ("PALS", 2, 1, (1, 2, 0, 1), ())),  # in another order
+        (FLUX, "x", ("Flux", 2, 1, (1, 2, 0, 1), ())),
+        ({**FLUX, "FLUX_JOB_SIZE": "4", "FLUX_TASK_RANK": "2"}, "x",
+         ("Flux", 2, 1, (2, 4, 0, 2), ())),
+        (JSRUN, "n2", ("jsrun", 2, 1, (1, 2, 0, 1), ("n1",))),
+        (JSRUN, "elsewhere", ("jsrun", 2, 1, (1, 2, 0, 1), ())),
+        ({**HYDRA, **SALLOC, "MPI_LOCALNRANKS": "1", "MPI_LOCALRANKID": "0"}, "sl1",
+         ("MPICH", 2, 1, (1, 2, 0, 1), ("sl0",))),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)  # fmt: skip
+def test_processes_of_launchers(
+    env: dict[str, str], hostname: str, expected: tuple[object, ...]
+) -> None:
+    """Their node follows from the counts; where the nodes meet, from the job around them."""
+    facts = detect(env, hostname)
+    task = facts.task
+
+    assert task is not None
+    numbers = (task.rank, task.world_size, task.local_rank, task.local_world_size)
+    assert (facts.system, facts.nnodes, facts.node_rank, numbers, facts.head) == expected
+    assert (facts.launchers_on_node, facts.launcher_on_node) == numbers[:1:-1]
+    assert "meshrun" in facts.one_a_node
+
+
+def test_prrte_does_not_say_how_many() -> None:
+    """Only that there are others."""
+    facts = detect(PRRTE)
+
+    assert (facts.system, facts.nnodes, facts.node_rank) == ("PRRTE", None, 1)
+    assert (facts.is_one_of_several, facts.head) == (True, ("vm",))
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        (LSF, ("LSF", "1234.0", ("n1", "n2"), "blaunch")),
+        (PBS, ("PBS", "5.server", ("n1.site", "n2.site"), "ssh")),
+        (GRIDENGINE, ("Grid Engine", "7.undefined", ("n1", "n2"), "qrsh")),
+    ],
+    ids=["LSF", "PBS", "Grid Engine"],
+)
+def test_a_script_knows_the_hosts_of_its_job(
+    env: dict[str, str], expected: tuple[object, ...]
+) -> None:
+    """Each once, and which of them it is on; it is no task."""
+    facts = detect(env, "n2")
+
+    assert (facts.system, facts.job_id, facts.hosts, facts.starter) == expected
+    assert (facts.nnodes, facts.node_rank, facts.task) == (2, 1, None)
+    assert facts.shell is not None
+
+
+def test_a_list_of_hosts_that_is_gone() -> None:
+    """As in a shell that outlived its job: no host is known, and why."""
+    facts = detect({**PBS, "PBS_NODEFILE": "/gone"})
+
+    assert (facts.hosts, facts.nnodes) == ((), None)
+    assert facts.notes == ("/gone cannot be read, or names no host",)
+
+
+def test_the_variables_that_were_read() -> None:
+    """With what they held; not those of others."""
+    facts = detect({**DSTACK, "HOME": "/root"})
+
+    assert dict(facts.variables) == {
+        name: value for name, value in DSTACK.items() if "GPUS" not in name
+    }
+
+
+@pytest.mark.parametrize(
+    ("env", "hostname", "names"),
+    [
+        (MPI, "x", ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"]),
+        (HYDRA, "x", ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"]),
+        (MVAPICH, "x", ["MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"]),
+        (PALS, "x", ["PALS_RANKID", "PALS_NODEID", "PALS_APID", "PALS_LOCAL_RANKID", "PMI_SIZE"]),
+        (FLUX, "x", ["FLUX_JOB_ID", "FLUX_JOB_SIZE", "FLUX_JOB_NNODES", "FLUX_TASK_RANK"]),
+        ({name: value for name, value in JSRUN.items() if "OMPI" not in name}, "n2",
+         ["JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_SIZE"]),
+        (SAGEMAKER, "x", ["SM_HOSTS", "SM_CURRENT_HOST"]),
+        (AWS_BATCH, "x", ["AWS_BATCH_JOB_NODE_INDEX", "AWS_BATCH_JOB_NUM_NODES",
+                          "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"]),
+        (AZURE_ML, "x", ["NODE_RANK", "MASTER_ADDR"]),
+        (DSTACK, "x", ["DSTACK_NODE_RANK", "DSTACK_NODES_NUM", "DSTACK_MASTER_NODE_IP"]),
+        (TPU, "job-0-1", ["TPU_WORKER_ID", "TPU_WORKER_HOSTNAMES"]),
+        (SLICES, "job-0-1", ["MEGASCALE_SLICE_ID", "MEGASCALE_COORDINATOR_ADDRESS"]),
+        (GROUP, "x", ["LWS_LEADER_ADDRESS", "LWS_GROUP_SIZE"]),
+        (SKY, "x", ["SKYPILOT_NODE_RANK"]),
+    ],
+)  # fmt: skip
+def test_half_of_the_variables(env: dict[str, str], hostname: str, names: list[str]) -> None:
+    """As where only some got into a container: an error that names those, and never a launch."""
+    for name in names:
+        with pytest.raises(UsageError, match=rf"set without .*{name}"):
+            detect_cluster({**env, name: ""}, hostname=hostname, read=read)
+
+
+def test_pmi_alone_is_no_launch() -> None:
+    """Something started several processes, and nothing says where they are; it is told once."""
+    with pytest.raises(UsageError, match="PMI_RANK 1 of PMI_SIZE 4") as error:
+        detect_cluster({"PMI_RANK": "1", "PMI_SIZE": "4"}, hostname="here")
+
+    assert error.value.is_told
+    assert detect_cluster({"PMI_RANK": "0", "PMI_SIZE": "1"}, hostname="here") is None
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"MASTER_ADDR": "h", "MASTER_PORT": "1", "RANK": "1", "WORLD_SIZE": "2"},
+        {"NODE_RANK": "1", "MASTER_ADDR": "h"},
+        {"JOB_ID": "7", "NHOSTS": "2", "HOSTS": "a b"},
+        {"PMIX_RANK": "1"},
+        {"CLUSTER_SPEC": '{"cluster": {"ps": []}}'},
+    ],
+)
+def test_names_that_many_use_are_not_enough(env: dict[str, str]) -> None:
+    """A second variable tells whose they are."""
+    assert detect_cluster(env, hostname="here", read=read) is None
+
+
+def test_one_process_inside_several_is_told() -> None:
+    """Such as `srun -N3 mpirun -n 1`, or variables of an earlier mpirun in the shell of srun."""
+    one = {name: value for name, value in MPI.items() if name.startswith("OMPI_COMM_WORLD")}
+    alone = {**one, **dict.fromkeys((name for name in one if "RANK" in name), "0"),
+             "OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}  # fmt: skip
+    with pytest.raises(UsageError, match=r"Open MPI started 1 process .*, but Slurm around it 4"):
+        detect_cluster({**STEP, **alone}, hostname="here")
+
+    assert detect({**SALLOC, **alone}).system == "Open MPI"
+
+
+def test_slurm_in_pods_and_mpirun_in_slurm() -> None:
+    """The innermost counts, and the others are named."""
+    in_pods = detect({**STEP, "JOB_COMPLETION_INDEX": "1", "KUBERNETES_SERVICE_HOST": "x"})
+    in_slurm = detect({**HYDRA, **STEP})
+
+    assert (in_pods.system, len(in_pods.notes)) == ("Slurm", 1)
+    assert "Kubernetes Indexed Job" in in_pods.notes[0]
+    assert (in_slurm.system, in_slurm.notes[0][:6]) == ("MPICH", "Slurm:")
+
+
 def test_a_rank_in_a_pod_is_no_pod_of_a_pytorch_job() -> None:
     """A launcher there sets LOCAL_RANK too, and another MASTER_ADDR is another job's."""
     assert detect_cluster({**PYTORCH_JOB, "LOCAL_RANK": "0"}, hostname="mnist-worker-1") is None
@@ -253,12 +470,27 @@ def test_a_rank_in_a_pod_is_no_pod_of_a_pytorch_job() -> None:
         (TRAINER, "PET_NODE_RANK", "4"),
         (GROUP, "LWS_WORKER_INDEX", "2"),
         ({}, "JOB_COMPLETION_INDEX", "1.5"),
+        (HYDRA, "PMI_RANK", "2"),
+        (HYDRA, "MPI_LOCALNRANKS", "3"),
+        (MVAPICH, "MV2_COMM_WORLD_LOCAL_RANK", "2"),
+        (PALS, "PALS_RANKID", "2"),
+        (FLUX, "FLUX_TASK_RANK", "2"),
+        (FLUX, "FLUX_JOB_NNODES", "3"),
+        (SAGEMAKER, "SM_HOSTS", "algo-1"),
+        (SAGEMAKER, "SM_CURRENT_HOST", "algo-3"),
+        (AWS_BATCH, "AWS_BATCH_JOB_NODE_INDEX", "3"),
+        (AZURE_ML, "NODE_RANK", "2"),
+        (VERTEX, "CLUSTER_SPEC", '{"cluster": "workerpool0"}'),
+        (DSTACK, "DSTACK_NODES_IPS", "10.0.0.4"),
+        (TPU, "TPU_WORKER_ID", "2"),
+        (LSF, "LSB_MCPU_HOSTS", "n1 8 n2"),
+        (PBS, "PBS_NODENUM", "x"),
     ],
 )
 def test_a_broken_variable_is_named(env: dict[str, str], name: str, value: str) -> None:
     """With what it holds, whatever that is."""
     with pytest.raises(UsageError, match=f"{name}.*`{re.escape(value)}`"):
-        detect_cluster({**env, name: value}, hostname="here")
+        detect_cluster({**env, name: value}, hostname="here", read=read)
 
 
 def test_half_a_slurm_step_is_told() -> None:
@@ -268,7 +500,9 @@ def test_half_a_slurm_step_is_told() -> None:
         detect_cluster(env, hostname="here")
 
 
-REAL = [STEP, BATCH, SALLOC, MPI, SKY, TRAINER, PYTORCH_JOB, GROUP]
+REAL = [STEP, BATCH, SALLOC, MPI, SKY, TRAINER, PYTORCH_JOB, GROUP, HYDRA, INTEL, MPI_5, PRRTE,
+        MVAPICH, PALS, FLUX, JSRUN, LSF, PBS, GRIDENGINE, SAGEMAKER, AWS_BATCH, AZURE_ML, AZURE_OLD,
+        VERTEX, VOLCANO, DSTACK, DETERMINED, SLICES]  # fmt: skip
 NAMES = sorted({name for env in REAL for name in env} | {"SLURM_PTY_PORT", "JOBSET_NAME"})
 VALUES = st.one_of(
     st.sampled_from(sorted({value for env in REAL for value in env.values()})),
@@ -285,7 +519,7 @@ def test_whatever_the_environment_holds(
     """There are facts that agree with themselves, nothing, or an error that says what is wrong."""
     env = {name: value for each in [*real, changed] for name, value in each.items()}
     try:
-        facts = detect_cluster(env, hostname=hostname)
+        facts = detect_cluster(env, hostname=hostname, read=read)
     except UsageError as error:
         assert any(name in error.message for name in env), error
         return

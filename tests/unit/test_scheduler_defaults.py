@@ -8,23 +8,27 @@ from typing import Any
 import pytest
 
 from meshrun.cluster import ClusterFacts, Task
+from meshrun.cluster.exchanged import Peer, format_peer, parse_peer, with_peers
 from meshrun.errors import UsageError
+from meshrun.plan.hostfile import Host
 from meshrun.plan.rendezvous_config import (
     DEFAULT_PORT,
     RendezvousConfig,
     format_endpoint,
     plan_rendezvous,
 )
-from meshrun.plan.request import LaunchRequest, Program, Rendezvous
+from meshrun.plan.request import LaunchRequest, Program, Reach, Remote, Rendezvous
 from meshrun.plan.scheduler_defaults import fit_to_cluster
 
 SLURM = ClusterFacts(
     system="Slurm", evidence="step 0 of job 7", job_id="7.0", nnodes=3, node_rank=1,
     hosts=("sl0", "sl1", "sl2"), head=("sl0", "10.77.0.1"), port=23456,
+    one_a_node="srun --ntasks-per-node=1 meshrun ...",
 )  # fmt: skip
 MPI = ClusterFacts(
     system="Open MPI", evidence="process 0 of 2", job_id="9", nnodes=2, node_rank=0,
     head=("10.77.0.1",), port=20001, secret="of the job", notes=("Slurm: job 7, around Open MPI",),
+    one_a_node="mpirun -npernode 1 --bind-to none meshrun ...",
 )  # fmt: skip
 INDEXED = ClusterFacts(
     system="Kubernetes Indexed Job", evidence="index 2", job_id="train", nnodes=None, node_rank=2,
@@ -34,6 +38,15 @@ SHELL = ClusterFacts(
     system="Slurm", evidence="job 3", job_id="3", nnodes=None, node_rank=None,
     notes=("SLURM_PROCID without SLURM_STEP_ID: a batch script, no task",),
     shell="srun --ntasks-per-node=1 meshrun ...",
+)  # fmt: skip
+
+SCRIPT = ClusterFacts(
+    system="PBS", evidence="job 5 (PBS_JOBID)", job_id="5", nnodes=2, node_rank=0,
+    hosts=("n1", "n2"), starter="qrsh", shell="meshrun --nnodes N ...", notes=("a script",),
+)  # fmt: skip
+HYDRA = ClusterFacts(
+    system="MPICH", evidence="process 0 of 2", job_id=None, nnodes=2, node_rank=0,
+    task=Task(rank=0, world_size=2, local_rank=0, local_world_size=1, per_node=(1, 1)),
 )  # fmt: skip
 
 
@@ -137,9 +150,20 @@ def test_nothing_is_changed_without_a_scheduler() -> None:
          "srun --ntasks-per-node=1 meshrun ..."),
         (SHELL, {"nnodes": 2}, "--nnodes 2 in a Slurm shell",
          "start one launcher per node: srun --ntasks-per-node=1 meshrun ..."),
+        (HYDRA, {}, "MPICH tells processes no address of the first node",
+         "pass --rdzv-endpoint HOST:PORT, with the first node's name and a free port"),
+        (replace(HYDRA, task=None, nnodes=None, is_one_of_several=True), {},
+         "MPICH started several processes",
+         "pass --nnodes N, with one process on each node: start one meshrun per node; or"
+         " --nnodes 1 for a launch in each process"),
+        (replace(HYDRA, nnodes=None), {}, "MPICH started meshrun 2 times, 1 of them on this node",
+         "start one meshrun per node"),
+        (replace(SCRIPT, hosts=(), nnodes=None), {"nnodes": 2}, r"in a PBS shell, .* \(a script\)",
+         "name the hosts with --hosts, or start one launcher per node"),
     ],
     ids=["more than there are", "a node too many", "a task a GPU", "a process a GPU",
-         "another system", "two on another node", "a shell"],
+         "another system", "two on another node", "a shell", "no address", "no number",
+         "other counts", "no list of hosts"],
 )  # fmt: skip
 def test_what_cannot_be(facts: ClusterFacts, asked: dict[str, Any], told: str, hint: str) -> None:
     """Told with the numbers, and what to type."""
@@ -170,6 +194,68 @@ def test_a_shell_in_an_allocation_launches_on_one_node() -> None:
     )
     with_srun = fit_to_cluster(request(), replace(SHELL, nnodes=2), may_step=True)
     assert with_srun.rendezvous.told[0].endswith(": --nnodes 2")
+
+
+def test_a_script_launches_on_the_hosts_of_its_job() -> None:
+    """By what the scheduler has for that, unless the user says another."""
+    asked = replace(request(2), reach=Reach(export=("WANDB_*",)))
+    by_qrsh = fit_to_cluster(asked, SCRIPT, may_step=True)
+    by_ssh = fit_to_cluster(
+        replace(asked, reach=Reach(starter="ssh")), SCRIPT, may_step=True
+    ).remote
+
+    hosts = (Host("n1"), Host("n2"))
+    assert by_qrsh.remote == Remote(hosts=hosts, starter="qrsh", export=("WANDB_*",))
+    assert by_ssh == Remote(hosts=hosts, starter="ssh")
+    assert by_qrsh.rendezvous.told[0].endswith("starting a launcher on each of 2 hosts with qrsh")
+    alone = fit_to_cluster(request(), SCRIPT, may_step=True)
+    assert alone.remote is None
+    assert alone.rendezvous.told[0].endswith("launching on one of 2 nodes; to use all: --nnodes 2")
+
+
+@pytest.mark.parametrize(
+    ("facts", "nnodes", "told"),
+    [
+        (SCRIPT, 3, r"--nnodes 3, but PBS allocated 2 .*: n1, n2"),
+        (replace(SCRIPT, node_rank=1), 2, "--nnodes 2 on host 1 of PBS's 2, .* the first, n1"),
+    ],
+)
+def test_a_script_cannot_launch(facts: ClusterFacts, nnodes: int, told: str) -> None:
+    """On more hosts than the job has, or a second time on the second of them."""
+    with pytest.raises(UsageError, match=told):
+        fit_to_cluster(request(nnodes), facts, may_step=True)
+
+
+def test_a_first_node_that_is_told_no_address_listens() -> None:
+    """At the port that the others come to."""
+    found = fitted(replace(SLURM, node_rank=0, head=(), hosts=())).rendezvous
+
+    assert (found.node_rank, found.master_addr, found.master_port) == (0, None, 23456)
+
+
+def peer(host: str, *addresses: str, secret: str = "") -> Peer:
+    return Peer(machine=f"boot/{host}", host=host, addresses=addresses, secret=secret)
+
+
+def test_what_processes_tell_each_other() -> None:
+    """The nodes, their processes, and the address of the first on the network that they share."""
+    peers = [
+        peer("a", "172.17.0.1/16", "192.168.0.4/24", "10.0.0.4/24", secret="of rank 0"),
+        peer("b", "172.17.0.1/16", "10.0.0.5/24"),
+        peer("b", "172.17.0.1/16", "10.0.0.5/24"),
+    ]
+    assert [parse_peer(format_peer(each)) for each in peers] == peers
+    task = Task(rank=2, world_size=3, local_rank=1, local_world_size=2)
+    found = with_peers(replace(HYDRA, task=task, nnodes=None, node_rank=None), "kvs.0", peers)
+
+    assert (found.nnodes, found.node_rank, found.hosts) == (2, 1, ("a", "b"))
+    assert found.head == ("10.0.0.4", "192.168.0.4", "a")
+    assert (found.job_id, found.secret) == ("kvs.0", "of rank 0")
+    assert found.task == Task(
+        rank=2, world_size=3, local_rank=1, local_world_size=2, per_node=(1, 2)
+    )
+    with pytest.raises(UsageError, match=r"3 times on 2 nodes \(1, 2\)"):
+        fitted(found)
 
 
 @pytest.mark.parametrize("asked", [{"endpoint": "h:1"}, {"master_addr": "h"}, {"node_rank": 0}])

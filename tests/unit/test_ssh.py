@@ -14,7 +14,7 @@ from meshrun.errors import UsageError
 from meshrun.plan.hostfile import Host
 from meshrun.ssh.framing import ERR, OUT, FrameSplitter, LineSplitter, frame, greeting, order
 from meshrun.ssh.host_failure import describe_end
-from meshrun.ssh.remote_command import devices_of, exported, ssh_command
+from meshrun.ssh.remote_command import agent_command, devices_of, exported, ssh_command
 
 FRAMES = st.lists(st.tuples(st.sampled_from([OUT, ERR]), st.binary(max_size=50)))
 TAKES_VALUE = {"--hosts": True, "--mesh": True, "--report": True, "--status": False, "-n": False}
@@ -114,7 +114,7 @@ def test_chosen_slots_are_devices() -> None:
 
 def test_ssh_is_given_little() -> None:
     """The user's own configuration decides the rest."""
-    words = ssh_command(["ssh", "-F", "x"], Host("ada@a"), "/usr/bin/python", 10)
+    words = ssh_command(["ssh", "-F", "x"], Host("ada@a"), agent_command("/usr/bin/python"), 10)
 
     assert words[:-1] == [
         "ssh", "-F", "x", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=9", "--", "ada@a",
