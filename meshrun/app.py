@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from meshrun.protocol.caller import Caller
     from meshrun.protocol.events import Met
     from meshrun.protocol.result import LaunchResult
+    from meshrun.report.detected import Detected
     from meshrun.supervisor.live import Live
     from meshrun.supervisor.loop import Watch
     from meshrun.supervisor.node_link import Meet
@@ -53,16 +54,7 @@ def ask_cluster(
     Raises:
         UsageError: If the request and the scheduler contradict each other.
     """
-    is_rank = "TORCHELASTIC_RUN_ID" in os.environ  # one that launches is no task of the scheduler
-    if is_rank or request.remote is not None:
-        return request, None
-    asked = request.rendezvous
-    says_where = bool(asked.endpoint or asked.master_addr or asked.standalone)
-    found = detect_here(together=not says_where and request.nnodes != 1)
-    may_step = False
-    if found is not None and found.shell is not None and not is_child:
-        able = _can_start(found)
-        found, may_step = able or found, able is not None
+    found, may_step = find_cluster(request, is_child=is_child)
     if found is not None and found.system == "Slurm":
         request = replace(request, sigterm_repeats=True)
     try:
@@ -72,6 +64,52 @@ def ask_cluster(
         if found is not None and found.nnodes is None and not found.is_one_of_several:
             decline(fit_nodes_to_cluster(request, found), error)
         raise
+
+
+def find_cluster(
+    request: LaunchRequest, *, is_child: bool = False
+) -> tuple[ClusterFacts | None, bool]:
+    """Return the scheduler's facts, and whether a launch here can start launchers on its nodes.
+
+    Raises:
+        UsageError: If a variable of the scheduler is broken.
+    """
+    if is_rank() or request.remote is not None:
+        return None, False
+    asked = request.rendezvous
+    says_where = bool(asked.endpoint or asked.master_addr or asked.standalone)
+    found = detect_here(together=not says_where and request.nnodes != 1)
+    if found is None or found.shell is None or is_child:
+        return found, False
+    able = _can_start(found)
+    return able or found, able is not None
+
+
+def is_rank() -> bool:
+    """Whether this process is a rank; one that launches is no task of the scheduler."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def find_out(request: LaunchRequest) -> Detected:
+    """Find out what a launch here would mean; starts nothing."""
+    from meshrun.rendezvous.secret import read_secret
+    from meshrun.report.detected import Detected
+
+    facts: ClusterFacts | None = None
+    try:
+        facts, may_step = find_cluster(request)
+        request = fit_to_cluster(request, facts, may_step=may_step)
+        planned = plan(request, check_host=False, cluster=facts)
+    except MeshrunError as error:
+        return Detected(facts=facts, request=request, error=error, is_rank=is_rank())
+    meeting = planned.rendezvous
+    return Detected(
+        facts=facts,
+        request=request,
+        plan=planned,
+        has_secret=meeting is not None and bool(read_secret(os.environ, meeting)),
+        is_rank=is_rank(),
+    )
 
 
 def plan(

@@ -191,6 +191,11 @@ class Options(ParsedOptions):
     dry_run = Switch(PREVIEW,
         "Print the plan and exit without starting anything.", short="-n",
         brief="Print the plan; start nothing")
+    where = Switch(PREVIEW,
+        "Print which scheduler is detected, from which variables, and what a launch here would "
+        "start, and exit without starting anything.", family="",
+        details="See [other schedulers](../how-to/other-schedulers.md#find-out-what-is-detected). "
+        "No program is needed; `--format json` prints JSON.")
     format = Option(parse.choice("text", "json", "svg"), "text", "text|json|svg", PREVIEW,
         "Format of the plan. `svg` draws the layout.", details="See [the JSON schema]"
         "(plan-json.md) and [pictures](../how-to/draw-a-layout.md).")

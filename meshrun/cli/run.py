@@ -64,6 +64,8 @@ _MOST_LOSSES = 3
 
 def run(options: Options, line: CommandLine, began: Began) -> int:
     """Do what the options say, and return the exit code."""
+    if options.where:
+        return show_where(options, line)
     is_launch = not options.dry_run and options.submit is None
     with _telling_others(options) if is_launch else nullcontext():
         check_accepted(options)
@@ -91,14 +93,19 @@ def run(options: Options, line: CommandLine, began: Began) -> int:
         from meshrun.cli.interactive import interact
 
         return interact(options, request, line, began)
+    return _launch(request, options, line, began)
+
+
+def _launch(request: LaunchRequest, options: Options, line: CommandLine, began: Began) -> int:
+    """Launch here, or on the hosts that the user or a scheduler names."""
     cluster = None
-    if request.remote is None and not began.hosts_present:
+    if not began.hosts_present:
         from meshrun import app
 
         request, cluster = app.ask_cluster(request, is_child=began.caller is not None)
-    if not began.hosts_present:
         check_hosts(request, options)
     if request.remote is not None:
+        _check_host(request, None)
         for told in request.rendezvous.told:
             say(f"meshrun: {told}")
         return launch_on_hosts(request, line, report=options.report)
@@ -166,6 +173,23 @@ def show_plan(request: LaunchRequest, options: Options) -> None:
         rank=options.rank,
     )
     app.check_gpus(plan)
+
+
+def show_where(options: Options, line: CommandLine) -> int:
+    """Print what is detected and what would be started, and return the exit code of a launch."""
+    from meshrun import app
+    from meshrun.report.detected import render_detected, render_detected_json
+    from meshrun.report.plan_output import print_text
+
+    if options.format == "svg":
+        raise UsageError("--where has no picture", hint="--format text or json")
+    program = (
+        read_program(options, line.program) if line.program else Program(kind="script", target="")
+    )
+    found = app.find_out(on_hosts(build_request(options, program), options))
+    render = render_detected_json if options.format == "json" else render_detected
+    print_text(f"{render(found)}\n", options.output)
+    return found.error.exit_code if found.error is not None else 0
 
 
 def launch_here(

@@ -81,7 +81,7 @@ DETECTORS: tuple[Detector, ...] = (
     lambda here: detect_gridengine(here.env, here.hostname, here.read),
     lambda here: detect_pmi(here.env),
 )
-"""Innermost first: jsrun sets Open MPI's variables too, mpirun starts its daemons by srun and within
+"""Innermost first: jsrun sets Open MPI's variables too, mpirun starts its daemons by srun and in
 any job, SkyPilot and dstack run on Kubernetes and Slurm, Slurm and Flux set the variables of PALS,
 Slurm's nodes may be pods, every TrainJob and JobSet is made of Indexed Jobs, and a shell is around
 all."""

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Iterator
 from functools import partial
 
 from meshrun.cluster.cluster_facts import ClusterFacts
 from meshrun.cluster.detect import Detector, Surroundings, detect_cluster
-from meshrun.cluster.exchanged import Peer, format_peer, parse_peer, with_peers
 from meshrun.errors import UsageError
 from meshrun.host.descriptors import has_terminal
 from meshrun.host.entry_points import entry_points, load
@@ -43,14 +41,7 @@ def detect_here(*, together: bool) -> ClusterFacts | None:
     is_one_of_several = facts is not None and facts.task is not None and facts.task.world_size > 1
     if facts is None or not together or facts.head or not is_one_of_several:
         return facts
-    found = exchange(os.environ, format_peer(_own_peer()))
-    if found is None:
-        return facts
-    space, words = found
-    try:
-        return with_peers(facts, space, [parse_peer(word) for word in words])
-    except ValueError:
-        return facts
+    return _ask_peers(facts)
 
 
 def _read(path: str) -> str:
@@ -74,11 +65,24 @@ def _ask_plug_in(name: str, detect: Detector, here: Surroundings) -> ClusterFact
     )
 
 
-def _own_peer() -> Peer:
+def _ask_peers(facts: ClusterFacts) -> ClusterFacts:
+    """Return the facts with what all processes of the job tell each other, if they can."""
+    import secrets
+
+    from meshrun.cluster.exchanged import Peer, format_peer, parse_peer, with_peers
+
     host = os.uname().nodename
-    return Peer(
+    own = Peer(
         machine=f"{boot_id()}/{host}",
         host=host,
         addresses=networks_of_addresses()[:_MOST_ADDRESSES],
         secret=secrets.token_hex(32),
     )
+    found = exchange(os.environ, format_peer(own))
+    if found is None:
+        return facts
+    space, words = found
+    try:
+        return with_peers(facts, space, [parse_peer(word) for word in words])
+    except ValueError:
+        return facts

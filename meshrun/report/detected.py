@@ -1,0 +1,175 @@
+"""What was detected around this process, and what a launch here would mean, as text or JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from meshrun import __version__
+from meshrun.cluster import ClusterFacts
+from meshrun.errors import MeshrunError
+from meshrun.plan.masking import MASK, Mask, is_secret
+from meshrun.plan.plan import LaunchPlan
+from meshrun.plan.request import LaunchRequest
+from meshrun.wording import count
+
+_MOST_NAMES = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Detected:
+    """What is known, as far as it could be found."""
+
+    facts: ClusterFacts | None
+    request: LaunchRequest
+    """Completed with the facts, if they fit."""
+    plan: LaunchPlan | None = None
+    """What would be started here; ``None`` after an error."""
+    error: MeshrunError | None = None
+    has_secret: bool = False
+    is_rank: bool = False
+    """Whether this process is a rank of a launch, whose scheduler is not its own."""
+
+
+def render_detected_json(found: Detected) -> str:
+    """Return it as one JSON object."""
+    return json.dumps(_as_dict(found), indent=2)
+
+
+def render_detected(found: Detected) -> str:
+    """Return it as lines of a name and what is found."""
+    rows = list(_rows(_as_dict(found)))
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:<{width}}  {text}".rstrip() for name, text in rows)
+
+
+def _as_dict(found: Detected) -> dict[str, Any]:
+    facts, error = found.facts, found.error
+    mask = Mask(os.environ)
+    return {
+        "meshrun": __version__,
+        "python": platform.python_version(),
+        "host": os.uname().nodename,
+        "in_rank": found.is_rank,
+        "system": facts.system if facts else None,
+        "evidence": facts.evidence if facts else None,
+        "notes": list(facts.notes) if facts else [],
+        "variables": {
+            name: MASK if is_secret(name) or value == facts.secret else mask.text(value)
+            for name, value in facts.variables
+        }
+        if facts
+        else {},
+        "job_id": facts.job_id if facts else None,
+        "allocation": {
+            "nodes": facts.nnodes,
+            "hosts": list(facts.hosts),
+            "node_rank": facts.node_rank,
+            "processes_on_node": facts.launchers_on_node,
+            "process_on_node": facts.launcher_on_node,
+        }
+        if facts
+        else None,
+        "launch": _launch(found),
+        "error": mask.text(error.message) if error else None,
+        "hint": mask.text(error.hint) if error and error.hint else None,
+    }
+
+
+def _launch(found: Detected) -> dict[str, Any] | None:
+    plan, request = found.plan, found.request
+    if plan is None:
+        return None
+    meeting = plan.rendezvous
+    step, remote = request.rendezvous.step_of, request.remote
+    starter = "srun" if step else remote.starter or "ssh" if remote else None
+    return {
+        "nodes": plan.layout.nnodes,
+        "node_rank": None if starter or (meeting and meeting.node_rank is None) else plan.node_rank,
+        "workers": list(plan.layout.nproc_per_node),
+        "device": plan.device_type,
+        "starter": starter,
+        "hosts": list(request.hosts),
+        "meeting": {
+            "backend": meeting.backend,
+            "host": meeting.host,
+            "port": meeting.port,
+            "also": [each for each in meeting.coordinators if each != meeting.host],
+            "run_id": meeting.run_id,
+            "secret": found.has_secret,
+        }
+        if meeting and starter is None
+        else None,
+    }
+
+
+def _rows(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "this host", f"{found['host']}, meshrun {found['meshrun']}, Python {found['python']}"
+    if found["in_rank"]:
+        yield "system", "not looked for: this process is a rank of another launch"
+    elif found["system"] is None:
+        yield "system", "none detected" if found["error"] is None else "unknown"
+    else:
+        yield "system", f"{found['system']}: {found['evidence']}"
+    for note in found["notes"]:
+        yield "note", note
+    for name, value in found["variables"].items():
+        yield "variable", f"{name}={value}"
+    if (allocation := found["allocation"]) is not None:
+        yield "allocation", _allocation(allocation)
+    launch = found["launch"]
+    if launch is not None:
+        yield from _launch_rows(launch)
+    if found["error"] is not None:
+        yield "error", found["error"]
+        if found["hint"]:
+            yield "hint", found["hint"]
+        yield "starts", "nothing"
+
+
+def _allocation(found: dict[str, Any]) -> str:
+    parts = ["nodes: unknown" if found["nodes"] is None else count(found["nodes"], "node")]
+    if found["hosts"]:
+        parts[0] += f" ({_names(found['hosts'])})"
+    if found["node_rank"] is not None:
+        parts.append(f"this is node {found['node_rank']}")
+    if found["processes_on_node"] > 1:
+        which = found["process_on_node"]
+        parts.append(f"process {which} of {found['processes_on_node']} on this node")
+    return ", ".join(parts)
+
+
+def _launch_rows(launch: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    nodes, workers = launch["nodes"], launch["workers"]
+    own = launch["node_rank"]
+    which = f", this is node {own}" if own is not None and nodes > 1 else ""
+    yield "nodes", f"{nodes}{which}"
+    each = {*workers}
+    on_each = count(workers[0], "worker") if len(each) == 1 else f"{_names(workers)} workers"
+    device = launch["device"] or "the device that the program chooses"
+    yield "workers", f"{on_each} on each node, on {device}" if nodes > 1 else f"{on_each}, {device}"
+    meeting = launch["meeting"]
+    if meeting is not None:
+        also = f" (also {_names(meeting['also'])})" if meeting["also"] else ""
+        where = f"{meeting['host'] or 'an address of node 0'}:{meeting['port'] or 'a free port'}"
+        secret = "with a secret" if meeting["secret"] else "without a secret"
+        yield "meeting", f"{where}{also}, id {meeting['run_id'] or 'random'}, {secret}"
+    elif launch["starter"] is None:
+        yield "meeting", "none: one node"
+    if launch["starter"] is None:
+        place = own if own is not None else 0
+        yield "starts", f"a launcher with {count(workers[place], 'worker')} on this host"
+    else:
+        where = (
+            f"each of {_names(launch['hosts'])}" if launch["hosts"] else f"each of {nodes} nodes"
+        )
+        yield "starts", f"a launcher on {where}, with {launch['starter']}"
+
+
+def _names(names: list[Any]) -> str:
+    more = f", ... ({len(names)} in all)" if len(names) > _MOST_NAMES else ""
+    return ", ".join(map(str, names[:_MOST_NAMES])) + more
