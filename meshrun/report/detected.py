@@ -15,6 +15,7 @@ from meshrun.errors import MeshrunError
 from meshrun.plan.masking import MASK, Mask, is_secret
 from meshrun.plan.plan import LaunchPlan
 from meshrun.plan.request import LaunchRequest
+from meshrun.protocol.printable import one_line
 from meshrun.wording import count
 
 _MOST_NAMES = 16
@@ -44,7 +45,7 @@ def render_detected(found: Detected) -> str:
     """Return it as lines of a name and what is found."""
     rows = list(_rows(_as_dict(found)))
     width = max(len(name) for name, _ in rows)
-    return "\n".join(f"{name:<{width}}  {text}".rstrip() for name, text in rows)
+    return "\n".join(f"{name:<{width}}  {one_line(text)}".rstrip() for name, text in rows)
 
 
 def _as_dict(found: Detected) -> dict[str, Any]:

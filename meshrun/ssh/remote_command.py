@@ -21,7 +21,8 @@ _OWN = (
     *("MESHRUN_EXPORT", "MESHRUN_CONNECT_TIMEOUT", "MESHRUN_REPORT", "MESHRUN_PARENT_*"),
     *("MESHRUN_SECRET_FILE", "MESHRUN_LISTENER", "MESHRUN_HOSTS_PRESENT"),
     *("PET_NNODES", "PET_NODE_RANK", "PET_STANDALONE"),
-    *("SSH_*", "SLURM_*", "PMIX_*", "PMI_*", "OMPI_*", "PRTE_*"),
+    *("SSH_*", "SLURM_*", "PMIX_*", "PMI_*", "OMPI_*", "PRTE_*", "MPI_LOCAL*", "HYDRA_*", "MV2_*"),
+    *("PALS_*", "FLUX_*", "JSM_*", "LSB_*", "PBS_*", "PE_HOSTFILE"),
 )
 """Names of those that never do: they say what holds for the controller or its host alone."""
 _OF_A_HOST = (
