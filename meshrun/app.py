@@ -90,8 +90,8 @@ def is_rank() -> bool:
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
-def find_out(request: LaunchRequest) -> Detected:
-    """Find out what a launch here would mean; starts nothing."""
+def find_out(request: LaunchRequest, *, version: str) -> Detected:
+    """Find out what a launch here would mean for this version of meshrun; starts nothing."""
     from meshrun.rendezvous.secret import read_secret
     from meshrun.report.detected import Detected
 
@@ -101,11 +101,14 @@ def find_out(request: LaunchRequest) -> Detected:
         request = fit_to_cluster(request, facts, may_step=may_step)
         planned = plan(request, check_host=False, cluster=facts)
     except MeshrunError as error:
-        return Detected(facts=facts, request=request, error=error, is_rank=is_rank())
+        return Detected(
+            facts=facts, request=request, version=version, error=error, is_rank=is_rank()
+        )
     meeting = planned.rendezvous
     return Detected(
         facts=facts,
         request=request,
+        version=version,
         plan=planned,
         has_secret=meeting is not None and bool(read_secret(os.environ, meeting)),
         is_rank=is_rank(),

@@ -186,7 +186,8 @@ def show_where(options: Options, line: CommandLine) -> int:
     program = (
         read_program(options, line.program) if line.program else Program(kind="script", target="")
     )
-    found = app.find_out(on_hosts(build_request(options, program), options))
+    request = on_hosts(build_request(options, program), options)
+    found = app.find_out(request, version=__version__)
     render = render_detected_json if options.format == "json" else render_detected
     print_text(f"{render(found)}\n", options.output)
     return found.error.exit_code if found.error is not None else 0

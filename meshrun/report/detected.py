@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from meshrun import __version__
 from meshrun.cluster import ClusterFacts
 from meshrun.errors import MeshrunError
 from meshrun.plan.masking import MASK, Mask, is_secret
@@ -28,6 +27,8 @@ class Detected:
     facts: ClusterFacts | None
     request: LaunchRequest
     """Completed with the facts, if they fit."""
+    version: str
+    """Of meshrun."""
     plan: LaunchPlan | None = None
     """What would be started here; ``None`` after an error."""
     error: MeshrunError | None = None
@@ -52,7 +53,7 @@ def _as_dict(found: Detected) -> dict[str, Any]:
     facts, error = found.facts, found.error
     mask = Mask(os.environ)
     return {
-        "meshrun": __version__,
+        "meshrun": found.version,
         "python": platform.python_version(),
         "host": os.uname().nodename,
         "in_rank": found.is_rank,
