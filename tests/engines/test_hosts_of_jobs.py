@@ -1,0 +1,75 @@
+"""A job's script on its first host, which starts launchers on the others by the site's own command.
+
+The command is a stand-in that enters a host as the real one would; its words are the real one's.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.engines.hosts import Hosts, MakeHosts
+from tests.engines.openmpi import write_agent
+from tests.kit import PROGRAMS, command, wait_until
+
+pytestmark = pytest.mark.torch
+SAYS = PROGRAMS / "nodes.py"
+TOGETHER = PROGRAMS / "together.py"
+MESH = ("--nnodes", "2", "--mesh", "dp=2,tp=2", "--device", "cpu", "--no-prefix")
+
+
+def job(hosts: Hosts, folder: Path, name: str, shifts: int) -> dict[str, str]:
+    """Put the command on a path of its own; return the variables of a job of Grid Engine or LSF."""
+    (folder / "bin").mkdir()
+    starter = folder / "bin" / name
+    agent = write_agent(hosts, folder)
+    starter.write_text(
+        f'#!/bin/sh\necho "$@" >> {folder}/words\n{"shift;" * shifts} exec {agent} "$@"\n'
+    )
+    starter.chmod(0o755)
+    (folder / "pe").write_text("".join(f"{host} 2 all.q@{host} <NULL>\n" for host in hosts.names))
+    path = f"{folder}/bin{os.pathsep}{os.environ['PATH']}"
+    if name == "qrsh":
+        return {"PATH": path, "JOB_ID": "7", "PE_HOSTFILE": f"{folder}/pe", "NHOSTS": "2"}
+    slots = " ".join(f"{host} 2" for host in hosts.names)
+    return {"PATH": path, "LSB_JOBID": "7", "LSB_MCPU_HOSTS": slots}
+
+
+@pytest.mark.parametrize(
+    ("name", "shifts"), [("qrsh", 1), pytest.param("blaunch", 0, marks=pytest.mark.nightly)]
+)
+def test_nnodes_is_enough(make_hosts: MakeHosts, tmp_path: Path, name: str, shifts: int) -> None:
+    """Hosts are those of the job; the first is here and needs no command."""
+    hosts = make_hosts(2)
+    env = job(hosts, tmp_path, name, shifts)
+    done = hosts.run(0, command(*MESH, SAYS), env=env)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "rank 3 of 4 on node1: dp 1 tp 1, sum 6" in done.stdout.splitlines()
+    assert f"starting a launcher on each of 2 hosts with {name}" in done.stderr
+    words = (tmp_path / "words").read_text().split()
+    assert words[: shifts + 1] == [*["-inherit"] * shifts, "node1"]
+
+
+@pytest.mark.nightly
+def test_a_failure_ends_all(make_hosts: MakeHosts, tmp_path: Path) -> None:
+    """With the rank's code; nothing is left on any host."""
+    hosts = make_hosts(2)
+    env = job(hosts, tmp_path, "qrsh", 1)
+    done = hosts.run(0, command(*MESH, TOGETHER, "exit=3:3", "stay"), env=env)
+
+    assert done.returncode == 3, done.stdout + done.stderr
+    wait_until(lambda: not any(hosts.processes(host) for host in range(2)), done.stderr.strip)
+
+
+@pytest.mark.nightly
+def test_another_host_of_the_job_starts_nothing(make_hosts: MakeHosts, tmp_path: Path) -> None:
+    """As where each host is told to run the same command."""
+    hosts = make_hosts(2)
+    done = hosts.run(1, command(*MESH, SAYS), env=job(hosts, tmp_path, "qrsh", 1))
+
+    assert done.returncode == 2
+    assert "--nnodes 2 on host 1 of Grid Engine's 2, counting from 0" in done.stderr
+    assert not (tmp_path / "words").exists()
