@@ -119,6 +119,10 @@ def make_app(table: type[Options]) -> typer.Typer:
             from meshrun.cli.install_completion import install_completion
 
             return install_completion(table, os.environ)
+        if options.report_bug:
+            from meshrun.cli.bug_report import render_bug_report
+
+            return render_bug_report(options, context.meta[_LINE])
         from meshrun.cli.run import run
 
         return run(options, context.meta[_LINE], context.obj)

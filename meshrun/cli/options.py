@@ -394,6 +394,11 @@ class Options(ParsedOptions):
     install_completion = Switch(OTHER,
         "Install completion for the shell that runs this: bash, zsh or fish.", family="",
         details="See [how to complete options](../how-to/complete-options.md).")
+    report_bug = Switch(OTHER,
+        "Print versions, machine, scheduler and plan for an issue, without secrets; start nothing.",
+        family="", details="Put it before the options and the program of the launch. Read what it "
+        "prints before you publish it: secrets are [masked by their names]"
+        "(../explanation/security.md#secrets).")
     version = Switch(OTHER, "Print the version.", family="")
     help = Switch(OTHER,
         "Print all options, or those of a topic, such as `mesh`, or one option with its details. "

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
+from meshrun import __version__
 from tests.kit import MARK, PROGRAMS, ROOT, run_meshrun, start_meshrun
 
 SECRET = "hunter2-of-this-test"
@@ -156,3 +158,32 @@ def _unsafe_in(tree: ast.AST) -> set[str]:
                 owner = function.value
                 uses |= {function.attr} if ast.unparse(owner) != "json" else set()
     return uses
+
+
+@pytest.mark.parametrize("program", ["train.py", "gone.py"])
+def test_a_bug_report_has_no_secret(program: str, tmp_path: Path, fake_torch: Path) -> None:
+    """Nor the user's name; it has versions, scheduler and plan, or the error there was."""
+    (home := tmp_path / "ada").mkdir()
+    (home / "train.py").touch()
+    env = {
+        "HOME": str(home), "WANDB_API_KEY": "hunter2hunter2", "MESHRUN_SECRET": "hunter3hunter3",
+        "NCCL_DEBUG": "INFO", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_NNODES": "1",
+        "SLURM_NODEID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "1",
+        "SLURM_STEP_NODELIST": "n1", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_TASKS_PER_NODE": "1",
+    }  # fmt: skip
+    ours = run_meshrun(
+        "--report-bug", "--mesh", "dp=2", home / program,
+        "--api-key", "hunter4", "--x=hunter2hunter2", env=env,
+    )  # fmt: skip
+    parts = dict(re.findall(r"^### ([^\n]+)\n\n```text\n(.*?)\n```$", ours.stdout, re.M | re.S))
+
+    assert (ours.returncode, ours.stderr) == (0, "")
+    assert not re.search("hunter|ada", ours.stdout)
+    assert parts["Versions"].startswith(f"meshrun {__version__}\nCPython 3.")
+    assert parts["Detected"].startswith("Slurm: step 0 of job 7")
+    assert "MESHRUN_SECRET=***" in parts["Environment"]
+    assert "NCCL_DEBUG=INFO" in parts["Environment"]
+    assert parts["Command line"].endswith(f"~/{program} --api-key *** --x=***")
+    expected = "mesh dp=2: 2 ranks" if program == "train.py" else "error: "
+    assert parts["Plan"].startswith(expected)
+    assert not fake_torch.exists()

@@ -1,0 +1,116 @@
+"""``--report-bug``: what a maintainer asks first, as Markdown for an issue, without secrets."""
+
+from __future__ import annotations
+
+import io
+import os
+import platform
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import redirect_stdout
+from importlib.metadata import PackageNotFoundError, version
+
+from meshrun import __version__
+from meshrun.cli.options import Options
+from meshrun.cli.read import build_request, on_hosts, read_program
+from meshrun.cli.words import CommandLine
+from meshrun.errors import MeshrunError
+from meshrun.plan.masking import MASK, Mask, is_secret
+from meshrun.wording import count, size
+
+_PACKAGES = ("torch", "numpy", "typer", "rich", "psutil", "threadpoolctl", "cloudpickle")
+_VARIABLES = re.compile(
+    r"(MESHRUN|PET|TORCH|TORCHELASTIC|NCCL|RCCL|GLOO|UCX|FI|OMP|MKL|OPENBLAS|GOMP|CUDA|NVIDIA|HIP|ROCR"
+    r"|ZE|SLURM|OMPI|PMI|PMIX|PRTE|HYDRA|KUBERNETES|JOB|SKYPILOT|MASTER|PYTHON)_"
+    r"|(RANK|LOCAL_RANK|WORLD_SIZE|NO_COLOR|TERM|CI)$"
+)
+"""Variables that change what meshrun, torch or their libraries do."""
+
+
+def render_bug_report(options: Options, line: CommandLine) -> str:
+    """Return the report; nothing is started, and torch is not imported."""
+    mask = Mask(options.env)
+    parts = {
+        "Versions": _versions(),
+        "Machine": _machine(),
+        "Detected": _cluster(),
+        "Environment": _environment(options.env, mask),
+        "Command line": [" ".join(["meshrun", *mask.words([*line.options, *line.program])])],
+        "Plan": _plan(options, line),
+    }
+    texts = ("\n".join(lines).rstrip() or "none" for lines in parts.values())
+    report = "\n".join(
+        f"### {title}\n\n```text\n{text}\n```\n" for title, text in zip(parts, texts, strict=True)
+    )
+    return _without_home(report, options.env).rstrip()
+
+
+def _versions() -> Iterator[str]:
+    yield f"meshrun {__version__}"
+    yield f"{platform.python_implementation()} {platform.python_version()} at {sys.executable}"
+    for name in _PACKAGES:
+        try:
+            yield f"{name} {version(name)}"
+        except PackageNotFoundError:
+            yield f"{name} is not installed"
+
+
+def _machine() -> Iterator[str]:
+    import psutil
+
+    from meshrun.host.detect_host import detect_host
+
+    libc = " ".join(platform.libc_ver())
+    yield f"{platform.system()} {platform.release()} on {platform.machine()}, {libc}"
+    facts = detect_host()
+    memory = size(psutil.virtual_memory().total)
+    yield f"{count(facts.usable_cores, 'usable core')}, {memory} of memory"
+    yield f"torch is built for {facts.accelerator or 'cpu'}"
+    yield from (f"GPU {number}: {gpu.label}" for number, gpu in enumerate(facts.gpus))
+
+
+def _cluster() -> Iterator[str]:
+    from meshrun.cluster import detect_cluster
+    from meshrun.host.descriptors import has_terminal
+
+    try:
+        found = detect_cluster(os.environ, hostname=os.uname().nodename, terminal=has_terminal())
+    except MeshrunError as error:
+        yield f"error: {error}"
+        return
+    if found is not None:
+        yield f"{found.system}: {found.evidence}"
+        yield from found.notes
+
+
+def _environment(env: Mapping[str, str], mask: Mask) -> Iterator[str]:
+    for name in sorted(filter(_VARIABLES.match, env)):
+        yield f"{name}={MASK if is_secret(name) else mask.text(env[name])}"
+
+
+def _plan(options: Options, line: CommandLine) -> Iterator[str]:
+    """Yield the lines of the plan, or of the error that there is instead."""
+    from meshrun import app
+    from meshrun.report.message import render_error
+    from meshrun.report.plan_output import print_plan
+
+    if not line.program:
+        yield "none; repeat the options and the program of the launch after --report-bug"
+        return
+    shown = io.StringIO()
+    try:
+        request = on_hosts(build_request(options, read_program(options, line.program)), options)
+        request, cluster = app.ask_cluster(request)
+        plan = app.plan(request, check_host=False, cluster=cluster)
+        with redirect_stdout(shown):
+            print_plan(plan, "text")
+    except MeshrunError as error:
+        yield Mask(options.env).text(render_error(error))
+    yield from map(str.rstrip, shown.getvalue().splitlines())
+
+
+def _without_home(text: str, env: Mapping[str, str]) -> str:
+    """Return a text in which the home directory, and so the user's name, is ``~``."""
+    home = env.get("HOME", "").rstrip("/")
+    return re.sub(rf"{re.escape(home)}(?=[/\s:]|$)", "~", text) if home else text
