@@ -200,7 +200,7 @@ def serve_caller() -> tuple[Caller, Callable[[MeshrunError], None]] | None:
             remove_if_forgotten(folder)
 
     def tell(error: MeshrunError) -> None:
-        with open(_error_file(folder), "w") as file:
+        with open(error_file(folder), "w") as file:
             file.write(render_error_json(error))
 
     clear_up()
@@ -266,8 +266,8 @@ def read_result(folder: str, code: int, *, began_ns: int) -> LaunchResult:
         MeshrunError: What it would have printed, if the launch could not be made.
     """
     report = os.path.join(folder, _REPORT)
-    if os.path.exists(_error_file(folder)):
-        with open(_error_file(folder)) as file:
+    if os.path.exists(error_file(folder)):
+        with open(error_file(folder)) as file:
             raise parse_error_json(file.read())
     if os.path.exists(report):
         with open(report) as file:
@@ -315,5 +315,6 @@ def _listed(values: AnyText) -> list[str]:
     return [values] if isinstance(values, str) else list(values)
 
 
-def _error_file(folder: str) -> str:
+def error_file(folder: str) -> str:
+    """Return where a launcher says why it cannot launch."""
     return os.path.join(folder, "error.json")

@@ -51,5 +51,6 @@ def _check(options: Options, request: LaunchRequest, began: Began) -> None:
     for name in _WAITS:
         if name in typed:
             raise UsageError(f"{flag} cannot be used with {name}: ranks wait for input")
-    if Options.report.flag in typed:
-        raise UsageError(f"{flag} cannot be used with {Options.report.flag}")
+    for name in (Options.report.flag, Options.watch.flag):
+        if name in typed:
+            raise UsageError(f"{flag} cannot be used with {name}")

@@ -178,6 +178,10 @@ class Options(ParsedOptions):
     interactive = Switch(PROGRAM,
         "Open a Python prompt whose input runs on every rank, after the program if there is one.",
         family="", details="See [a prompt on all ranks](../how-to/prompt.md).")
+    watch = Switch(PROGRAM,
+        "Launch again whenever the program, or a file of the project that it imports, changes.",
+        family="", details="Needs the extra `watch`. See [how to launch again at each change]"
+        "(../how-to/launch-at-each-change.md).")
     preload = Repeated(parse.one, "MODULE", PROGRAM,
         "Also import this module once per node, before ranks are forked. Repeatable.",
         in_launch=True, details="See [shared imports](../how-to/share-imports.md).")

@@ -93,6 +93,10 @@ def run(options: Options, line: CommandLine, began: Began) -> int:
         from meshrun.cli.interactive import interact
 
         return interact(options, request, line, began)
+    if options.watch:
+        from meshrun.cli.watch import watch_files
+
+        return _end_as(watch_files(request, line, began))
     return _launch(request, options, line, began)
 
 

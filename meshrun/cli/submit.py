@@ -51,6 +51,7 @@ _OF_NO_JOB: Mapping[Option[Any], str] = {
     Options.hostfile: _CHOSEN,
     Options.debug_rank: "a job has no terminal",
     Options.interactive: "a job has no terminal",
+    Options.watch: "a job runs once",
 }
 """Options that make no sense for a job, and why."""
 

@@ -57,7 +57,7 @@ def check_program(program: Program) -> None:
 
 def read_source(program: Program) -> str | None:
     """Return the text of a program's own file, as far as it is cheap to find and no command."""
-    path = None if program.kind == "command" else _file_of(program)
+    path = None if program.kind == "command" else file_of(program)
     try:
         if path is None or not stat.S_ISREG(os.stat(path).st_mode):
             return None
@@ -76,7 +76,7 @@ def digest_program(program: Program) -> tuple[str, str] | None:
     """
     import hashlib
 
-    path = _file_of(program)
+    path = file_of(program)
     if path is None:
         return None
     try:
@@ -94,7 +94,8 @@ def digest_program(program: Program) -> tuple[str, str] | None:
     return path, hashlib.sha256(content).hexdigest()
 
 
-def _file_of(program: Program) -> str | None:
+def file_of(program: Program) -> str | None:
+    """Return a program's own file, as far as it is cheap to find."""
     if program.kind == "command":
         import shutil
 

@@ -81,12 +81,7 @@ def become_rank(
         pass_breakpoints(partial(reporter.tell, BreakpointPassed))
     reporter.tell(RankReady)
     try:
-        if "MESHRUN_SERVE" in os.environ:
-            from meshrun.worker.serve_calls import serve_instead
-
-            serve_instead(partial(run_program, program, source.code, _tell_text))
-        else:
-            run_program(program, source.code, lambda error: _tell(reporter, error))
+        _run(program, source, reporter)
     except BaseException as error:
         ending.note(error)
         raise
@@ -104,6 +99,20 @@ def _join(order: StartRank, source: Source, reporter: Reporter) -> None:
             import_module(module)
         join_mesh(tuple(order.coordinate), reporter)
     adopt_process_group()
+
+
+def _run(program: Program, source: Source, reporter: Reporter) -> None:
+    """Run the program; for ``--watch``, note its files; for a prompt, when that asks for it."""
+    if (watched := os.environ.pop("MESHRUN_WATCH", None)) is not None:
+        from meshrun.worker.note_files import note_files
+
+        note_files(watched)
+    if "MESHRUN_SERVE" in os.environ:
+        from meshrun.worker.serve_calls import serve_instead
+
+        serve_instead(partial(run_program, program, source.code, _tell_text))
+    else:
+        run_program(program, source.code, lambda error: _tell(reporter, error))
 
 
 def _is_mesh_late(order: StartRank, settings: EarlySettings) -> bool:

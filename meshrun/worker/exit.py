@@ -29,9 +29,10 @@ from meshrun.worker.reporter import Reporter
 
 _CANNOT_FLUSH = 120
 """What ``python`` returns when its standard streams cannot be flushed at the end."""
-_LIBRARY_FOLDERS = tuple(
+LIBRARY_FOLDERS = tuple(
     {os.path.join(path, "") for path in (*sysconfig.get_paths().values(), sys.prefix)}
 )
+"""Of the standard library and of what is installed."""
 
 
 class Ending:
@@ -150,7 +151,7 @@ def _is_programs_own(module: object) -> bool:
     return (
         isinstance(module, ModuleType)
         and file is not None
-        and not (str(file).startswith(_LIBRARY_FOLDERS))
+        and not (str(file).startswith(LIBRARY_FOLDERS))
     )
 
 

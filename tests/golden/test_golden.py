@@ -49,6 +49,8 @@ ERRORS: dict[str, list[str]] = {
     "a prompt for a command": ["--interactive", "--no-python", "ls"],
     "a prompt and a debugger": ["--interactive", "--debug-rank", "1", "train.py"],
     "a prompt and restarts": ["--interactive", "--max-restarts", "1", "train.py"],
+    "a prompt that is watched": ["--interactive", "--watch"],
+    "two nodes that are watched": ["--watch", "--nnodes", "2", "train.py"],
     "one node and two": ["--standalone", "--nnodes", "2", "train.py"],
     "two ways to say what stands before lines": ["--prefix", "mesh", "--no-prefix", "train.py"],
     "a link that leads nowhere": ["gone.py"],

@@ -1,0 +1,105 @@
+"""``--watch``: each change of the program launches it again."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.kit import Running, start_meshrun, wait_until
+from tests.terminal import open_terminal
+
+pytest.importorskip("watchfiles")
+
+PROGRAM = """\
+import os, time
+from package import part
+
+print("part", part.value, "on", os.environ["RANK"], flush=True)
+while part.value % 2:
+    time.sleep(0.01)
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_torch: Path) -> Path:
+    """A folder with a program, which ends if the value of one of its modules is even."""
+    (folder := tmp_path / "project").mkdir()
+    (folder / "package").mkdir()
+    (folder / "package" / "__init__.py").touch()
+    (folder / "package" / "part.py").write_text("value = 1")
+    (folder / "train.py").write_text(PROGRAM)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def said(launch: Running, text: str, count: int = 1) -> None:
+    wait_until(lambda: launch.stderr.count(text) >= count, lambda: f"{text} in:\n{launch.stderr}")
+
+
+def test_changes_launch_again(project: Path, tmp_path: Path) -> None:
+    """Of a module too; an end or a mistake waits for the next one; others are none; Ctrl-C ends."""
+    part = project / "package" / "part.py"
+    with start_meshrun("--watch", "--nproc-per-node", "2", "train.py", folder=tmp_path) as launch:
+        launch.wait_for("part 1", 2)
+        (project / "other.py").write_text("")
+        part.write_text("value = 1")
+        part.write_text("value = 3")
+        launch.wait_for("part 3", 2)
+        part.write_text("value =")
+        said(launch, "exit code 1; waiting for a change in 3 files")
+        part.write_text("value = 2")
+        said(launch, "finished; waiting for a change")
+        (project / "train.py").write_text("import missing")
+        said(launch, "exit code 1; waiting", 2)
+        (project / "missing.py").write_text(
+            "import time\nprint('found', flush=True)\ntime.sleep(99)"
+        )
+        launch.wait_for("found", 2)
+        launch.signal(signal.SIGINT)
+
+        assert launch.wait() == 128 + signal.SIGINT
+        lines = launch.stdout.splitlines()
+        told = launch.stderr.splitlines()
+    assert sorted(lines) == [
+        *("[rank 0] found", "[rank 0] part 1 on 0", "[rank 0] part 2 on 0", "[rank 0] part 3 on 0"),
+        *("[rank 1] found", "[rank 1] part 1 on 1", "[rank 1] part 2 on 1", "[rank 1] part 3 on 1"),
+    ]
+    ends = [line for line in told if "changed" in line]
+    assert ends == [
+        "meshrun: package/part.py changed: stopping 2 ranks, up to 30 s",
+        "meshrun: package/part.py changed: stopping 2 ranks, up to 30 s",
+        "meshrun: package/part.py changed; launching again",
+        "meshrun: train.py changed; launching again",
+        "meshrun: missing.py changed; launching again",
+    ]
+    assert "error: stopped by SIGTERM" not in launch.stderr
+
+
+@pytest.mark.nightly
+def test_what_ends_it(project: Path, tmp_path: Path) -> None:
+    """SIGKILL leaves nothing; what no change of the program mends is an error."""
+    with start_meshrun("--watch", "train.py", folder=tmp_path) as launch:
+        launch.wait_for("part 1")
+        launch.process.kill()
+    with start_meshrun("--watch", "--log-dir", "/proc/none", "train.py", folder=tmp_path) as launch:
+        assert launch.wait() == 2
+        assert launch.stderr.startswith("error: cannot write to --log-dir")
+
+
+@pytest.mark.nightly
+def test_ctrl_c_of_a_debugger_is_no_end(project: Path) -> None:
+    """It takes a line back; the terminal is the rank's again after a change."""
+    (project / "train.py").write_text("x = 5\nbreakpoint()\nprint('x was', x)\n")
+    with open_terminal("--watch", "--debug-rank", "0", "train.py") as terminal:
+        terminal.wait_for("(Pdb)")
+        terminal.type("\x03")
+        terminal.wait_for("--KeyboardInterrupt--")
+        (project / "train.py").write_text("x = 6\nbreakpoint()\nprint('x was', x)\n")
+        terminal.wait_for("(Pdb)", 3)
+        terminal.type("c\n")
+        terminal.wait_for("x was 6")
+        terminal.wait_for("finished; waiting")
+        terminal.type("\x03")
+        assert terminal.wait() == 128 + signal.SIGINT

@@ -1,0 +1,70 @@
+"""Files that are watched, and what is a change of one."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from meshrun.cli.began import Began
+from meshrun.cli.watch import watch_files
+from meshrun.cli.words import CommandLine
+from meshrun.errors import HostError
+from meshrun.host.watched_files import WatchedFiles
+from meshrun.plan.request import LaunchRequest, Program
+
+here = pytest.mark.skipif(importlib.util.find_spec("watchfiles") is None, reason="no watchfiles")
+
+
+def test_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If it is missing."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    request = LaunchRequest(program=Program(kind="script", target="train.py"))
+    with pytest.raises(HostError) as caught:
+        watch_files(request, CommandLine((), (), {}), Began(time.monotonic_ns()))
+
+    assert caught.value.hint == "pip install 'meshrun[watch]'"
+
+
+@here
+def test_other_content_is_a_change(tmp_path: Path) -> None:
+    """Not another time, nor the same text again; one that goes or comes back is one, too."""
+    one, other = tmp_path / "one.py", tmp_path / "package" / "other.py"
+    other.parent.mkdir()
+    for path in (one, other):
+        path.write_text("x = 1")
+    files = WatchedFiles()
+    for path in (one, other):
+        files.add(str(path))
+
+    assert files.changed() == []
+    os.utime(one, (1, 1))
+    other.write_text("x = 1")
+    assert files.changed() == []
+    one.write_text("x = 2")
+    assert files.changed() == [str(one)]
+    assert files.changed() == []
+    shutil.rmtree(other.parent)
+    assert files.changed() == [str(other)]
+    other.parent.mkdir()
+    other.write_text("x = 1")
+    assert files.changed() == [str(other)]
+    (tmp_path / "third.py").write_text("")
+    assert files.changed() == []
+    assert files.beside() == {str(one), str(other), str(tmp_path / "third.py")}
+
+
+@here
+def test_a_file_that_changed_before_it_was_known(tmp_path: Path) -> None:
+    """A rank has read it as it was."""
+    path = tmp_path / "one.py"
+    path.write_text("x = 1")
+    files = WatchedFiles()
+    files.add(str(path), path.stat().st_mtime_ns - 1)
+
+    assert files.changed() == [str(path)]
+    assert files.changed() == []
