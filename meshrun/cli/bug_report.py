@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import platform
 import re
 import sys
@@ -17,6 +16,7 @@ from meshrun.cli.read import build_request, on_hosts, read_program
 from meshrun.cli.words import CommandLine
 from meshrun.errors import MeshrunError
 from meshrun.plan.masking import MASK, Mask, is_secret
+from meshrun.plan.request import Program
 from meshrun.wording import count, size
 
 _PACKAGES = ("torch", "numpy", "typer", "rich", "psutil", "threadpoolctl", "cloudpickle")
@@ -31,17 +31,17 @@ _VARIABLES = re.compile(
 def render_bug_report(options: Options, line: CommandLine) -> str:
     """Return the report; nothing is started, and torch is not imported."""
     mask = Mask(options.env)
+    detected, plan = _launch(options, line)
     parts = {
-        "Versions": _versions(),
-        "Machine": _machine(),
-        "Detected": _cluster(),
-        "Environment": _environment(options.env, mask),
-        "Command line": [" ".join(["meshrun", *mask.words([*line.options, *line.program])])],
-        "Plan": _plan(options, line),
+        "Versions": "\n".join(_versions()),
+        "Machine": "\n".join(_machine()),
+        "Detected": mask.text(detected),
+        "Environment": "\n".join(_environment(options.env, mask)),
+        "Command line": " ".join(["meshrun", *mask.words([*line.options, *line.program])]),
+        "Plan": mask.text(plan),
     }
-    texts = ("\n".join(lines).rstrip() or "none" for lines in parts.values())
     report = "\n".join(
-        f"### {title}\n\n```text\n{text}\n```\n" for title, text in zip(parts, texts, strict=True)
+        f"### {title}\n\n```text\n{text.rstrip() or 'none'}\n```\n" for title, text in parts.items()
     )
     return _without_home(report, options.env).rstrip()
 
@@ -70,44 +70,35 @@ def _machine() -> Iterator[str]:
     yield from (f"GPU {number}: {gpu.label}" for number, gpu in enumerate(facts.gpus))
 
 
-def _cluster() -> Iterator[str]:
-    from meshrun.cluster import detect_cluster
-    from meshrun.host.descriptors import has_terminal
-
-    try:
-        found = detect_cluster(os.environ, hostname=os.uname().nodename, terminal=has_terminal())
-    except MeshrunError as error:
-        yield f"error: {error}"
-        return
-    if found is not None:
-        yield f"{found.system}: {found.evidence}"
-        yield from found.notes
-
-
 def _environment(env: Mapping[str, str], mask: Mask) -> Iterator[str]:
     for name in sorted(filter(_VARIABLES.match, env)):
         yield f"{name}={MASK if is_secret(name) else mask.text(env[name])}"
 
 
-def _plan(options: Options, line: CommandLine) -> Iterator[str]:
-    """Yield the lines of the plan, or of the error that there is instead."""
+def _launch(options: Options, line: CommandLine) -> tuple[str, str]:
+    """Return what is detected, and the plan or the error that there is instead."""
     from meshrun import app
+    from meshrun.report.detected import render_detected
     from meshrun.report.message import render_error
     from meshrun.report.plan_output import print_plan
 
-    if not line.program:
-        yield "none; repeat the options and the program of the launch after --report-bug"
-        return
-    shown = io.StringIO()
+    detected, program = "", Program(kind="script", target="")
     try:
-        request = on_hosts(build_request(options, read_program(options, line.program)), options)
-        request, cluster = app.ask_cluster(request)
-        plan = app.plan(request, check_host=False, cluster=cluster)
-        with redirect_stdout(shown):
-            print_plan(plan, "text")
+        if line.program:
+            program = read_program(options, line.program)
+        found = app.find_out(
+            on_hosts(build_request(options, program), options), version=__version__
+        )
+        detected = render_detected(found)
+        if found.error is not None:
+            raise found.error
     except MeshrunError as error:
-        yield Mask(options.env).text(render_error(error))
-    yield from map(str.rstrip, shown.getvalue().splitlines())
+        return detected, render_error(error)
+    if not line.program or found.plan is None:
+        return detected, "none; repeat the options and the program of the launch after --report-bug"
+    with redirect_stdout(io.StringIO()) as shown:
+        print_plan(found.plan, "text")
+    return detected, re.sub(r"[ \t]+$", "", shown.getvalue(), flags=re.MULTILINE)
 
 
 def _without_home(text: str, env: Mapping[str, str]) -> str:
