@@ -17,6 +17,7 @@ from meshrun.protocol.collectives import RankCalled, RankRecords, RankWaits
 from meshrun.protocol.events import GenerationAborted, Hung
 from meshrun.protocol.stacks import current_folder, user_place
 from meshrun.supervisor.collective_requests import CollectiveRequests
+from meshrun.supervisor.nccl_ras import NcclRas
 from meshrun.supervisor.stack_requests import ZYGOTE, StackRequests
 from meshrun.supervisor.watchdog import Watchdog
 from meshrun.wording import count
@@ -46,6 +47,7 @@ class Monitor:
         self._next_look = reactor.call_at(None, self._look)
         self.stacks = StackRequests(plan.layout, reactor, self._show)
         self.collectives = CollectiveRequests(reactor, self._conclude)
+        self._nccl = NcclRas(reactor, self._conclude)
         self.watchdog = Watchdog(
             start_timeout_s=plan.request.start_timeout_s,
             hang_timeout_s=plan.request.hang_timeout_s,
@@ -108,6 +110,8 @@ class Monitor:
         self._is_open = True
         self.stacks.ask(asked)
         self.collectives.ask(self._pids)
+        if self._plan.device_type == "cuda":
+            self._nccl.ask()
 
     def hear(self, message: RankRecords | RankCalled | RankWaits) -> None:
         """Take a rank's answer about its collectives."""
@@ -132,6 +136,7 @@ class Monitor:
         """Let go of files and pipes."""
         self.stacks.close()
         self.collectives.close()
+        self._nccl.close()
 
     def _look(self) -> None:
         if self.watchdog.stalls(self._state):
@@ -152,7 +157,7 @@ class Monitor:
 
     def _conclude(self) -> None:
         """Say in which collectives ranks are, and go on, once all is known."""
-        if self._pids or self.collectives.is_under_way:
+        if self._pids or self.collectives.is_under_way or self._nccl.is_under_way:
             return
         if self._is_open:
             self._is_open = False
@@ -169,6 +174,9 @@ class Monitor:
                 self._print(f"    {line}" for line in finding.details)
             if more := found[_MOST_GROUPS:]:
                 self._console.note(f"ranks wait in {count(len(more), 'other group')} too")
+            if self._nccl.findings:
+                self._console.note("NCCL reports:")
+                self._print(f"    {line}" for line in self._nccl.findings)
         while self._waiting:
             self._waiting.pop(0)()
         if self._then is not None and not self.stacks.is_under_way:
