@@ -29,7 +29,7 @@ from meshrun.plan.scheduler_defaults import fit_nodes_to_cluster, fit_to_cluster
 from meshrun.supervisor.giving_up import decline, declining, inherit_listener
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from meshrun.console.console import Console
     from meshrun.plan.rank_env import LaunchFacts
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from meshrun.protocol.events import Met
     from meshrun.protocol.result import LaunchResult
     from meshrun.report.detected import Detected
-    from meshrun.supervisor.live import Live
-    from meshrun.supervisor.loop import Watch
+    from meshrun.report.watchers import Watcher
+    from meshrun.supervisor.loop import Observer, Watch
     from meshrun.supervisor.node_link import Meet
 
 
@@ -216,14 +216,17 @@ def launch(
     from meshrun.lifecycle.outcome import build_result, went_well
     from meshrun.lifecycle.stopwatch import Stopwatch
     from meshrun.protocol.error_record import pass_error_on
-    from meshrun.report.elastic_events import make_elastic_events
     from meshrun.report.listening import note_listening
+    from meshrun.report.watchers import make_watchers
     from meshrun.supervisor.launch_facts import complete, facts_at_start
     from meshrun.supervisor.loop import Loop
     from meshrun.supervisor.program_file import check_program
     from meshrun.supervisor.run_folder import make_run_folder
 
-    stopwatch, console = Stopwatch(began_ns or time.monotonic_ns()), Console()
+    stopwatch, console = (
+        Stopwatch(began_ns or time.monotonic_ns()),
+        Console(is_json=plan.request.console.is_json),
+    )
     run_id = plan.request.rendezvous.run_id or secrets.token_hex(8)
 
     def complete_plan(
@@ -231,8 +234,8 @@ def launch(
     ) -> tuple[LaunchPlan, LaunchFacts]:
         plan, facts = complete(plan, facts, met)
         planned(plan)
-        if events is not None:
-            events.plan = plan
+        for watcher in watchers:
+            watcher.replan(plan)
         note_listening(plan, facts, console)
         return plan, facts
 
@@ -240,7 +243,7 @@ def launch(
         listener = None
         with declining(rendezvous := inherit_listener(plan.rendezvous)):
             check_program(plan.program)
-            events = make_elastic_events(plan, run_id, console)
+            watchers = make_watchers(plan, run_id, console)
             if rendezvous is None:
                 listener = stack.enter_context(listen_on(plan.store_address, plan.store_port))
             meet = _meet_nodes(plan, rendezvous, paste)
@@ -256,10 +259,10 @@ def launch(
                 folder=folder,
                 store_listener=listener,
                 console=console,
-                watch=[each for each in (stopwatch.see, events, watch) if each is not None],
+                watch=[stopwatch.see, *watchers, *([watch] if watch is not None else [])],
                 complete=complete_plan,
                 meet=meet,
-                live=_live(plan, console) if plan.request.status else None,
+                observers=_observers(plan, console, watchers),
                 caller=caller,
             )
             remove_forgotten()  # while the zygote imports torch
@@ -276,8 +279,8 @@ def launch(
         log_folder=kept,
         evidence=loop.evidence,
     )
-    if events is not None:
-        events.end(state, result)
+    for watcher in watchers:
+        watcher.end(state, result)
     console.close()
     pass_error_on(result)
     return result
@@ -293,11 +296,16 @@ def _meet_nodes(
     return meet_nodes(plan, replace(rendezvous, paste=paste))
 
 
-def _live(plan: LaunchPlan, console: Console) -> Live:
-    from meshrun.report.status_view import StatusView
-    from meshrun.supervisor.live import Live
+def _observers(plan: LaunchPlan, console: Console, watchers: Sequence[Watcher]) -> list[Observer]:
+    from meshrun.supervisor.loop import Observer
 
-    return Live(plan, console, StatusView)
+    found: list[Observer] = [watcher for watcher in watchers if isinstance(watcher, Observer)]
+    if plan.request.status:
+        from meshrun.report.status_view import StatusView
+        from meshrun.supervisor.live import Live
+
+        found.append(Live(plan, console, StatusView))
+    return found
 
 
 def _can_start(facts: ClusterFacts) -> ClusterFacts | None:

@@ -267,6 +267,18 @@ class Options(ParsedOptions):
         "Give this rank the terminal for `breakpoint()`, such as `3` or `dp=0,tp=3`. The others "
         "wait.", details="No timeout applies meanwhile. See [how to debug one rank]"
         "(../how-to/debug-one-rank.md).")
+    metrics = Option(parse.listen_address, None, "[HOST]:PORT", OUTPUT,
+        "Serve metrics for Prometheus, and probes, at this port; on loopback without HOST.",
+        details="`/metrics`, `/healthz` and `/readyz`. See [metrics and events]"
+        "(../how-to/metrics.md).")
+    events = Option(parse.as_written, None, "FILE", OUTPUT,
+        "Append an event per line to this file as it happens, as JSON; `-` is stdout.",
+        details="See [the schema](../how-to/metrics.md#events).")
+    log_format: Option[Literal["text", "json"]] = Option(
+        parse.choice("text", "json"), "text", "text|json", OUTPUT,
+        "Print lines as they are, or each as a JSON object.",
+        details="With the time, the rank and its stream. See [lines as JSON](../how-to/metrics.md"
+        "#lines-as-json).")
     timings = Switch(OUTPUT,
         "Print at the end where the time went.")
     verbose = Switch(OUTPUT,

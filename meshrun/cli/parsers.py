@@ -77,6 +77,14 @@ def port(text: str, flag: str) -> int:
     return parse_integer(text, flag, most=65535)
 
 
+def listen_address(text: str, flag: str) -> tuple[str, int]:
+    """Return the address and the port of ``[HOST]:PORT``; loopback without an address."""
+    host, colon, number = text.rpartition(":")
+    if not colon and not number.isdecimal():
+        raise UsageError(f"{flag}: expected [HOST]:PORT, found `{text}`", hint=f"{flag} :9400")
+    return host.strip("[]") or "127.0.0.1", port(number, flag)
+
+
 def short(text: str, flag: str) -> str:
     """Return a name, which each rank has in several variables and some file systems in a path."""
     if len(text) > _LONGEST_NAME:

@@ -155,6 +155,8 @@ def build_request(options: Options, program: Program) -> LaunchRequest:
         forwarded_signals=_forwarded(options, stop_signals),
         stop_even_if_ignored=options.signals_to_handle is not None,
         exit_codes=options.exit_code,
+        events=options.events,
+        metrics=options.metrics,
         event_log_handler=options.event_log_handler or Options.event_log_handler.default,
         rendezvous=_rendezvous(options, least_nodes),
         reach=_reach(options),
@@ -403,7 +405,21 @@ def _console(options: Options) -> ConsoleRequest:
         collapse=options.collapse,
         nodes=options.console,
         verbose=options.verbose,
+        is_json=_log_format(options) == "json",
     )
+
+
+def _log_format(options: Options) -> str:
+    uses = {
+        Options.collapse.flag: options.collapse,
+        Options.debug_rank.flag: options.debug_rank is not None,
+        Options.status.flag: options.status,
+        Options.interactive.flag: options.interactive,
+    }
+    for flag, is_used in uses.items():
+        if options.log_format == "json" and is_used:
+            raise UsageError(f"--log-format json cannot be used with {flag}")
+    return options.log_format
 
 
 def _start_method(options: Options) -> StartMethod | None:

@@ -25,7 +25,7 @@ from meshrun.cli.read import (
 )
 from meshrun.cli.words import LAUNCHERS, CommandLine, misplaced
 from meshrun.errors import MeshrunError, NodeLostError, UsageError
-from meshrun.host.descriptors import allow_descriptors, say
+from meshrun.host.descriptors import allow_descriptors, say, say_as
 from meshrun.host.title import set_title
 from meshrun.plan.request import LaunchRequest, Program
 from meshrun.protocol.caller import MET
@@ -74,6 +74,10 @@ def run(options: Options, line: CommandLine, began: Began) -> int:
         if is_launch:
             _check_dry_run(options)
             _check_host(request, options.report)
+    if request.console.is_json:
+        from meshrun.console.json_lines import as_json_message
+
+        say_as(as_json_message)
     if began.hosts_present or began.caller is None:  # launch() knows which are the program's
         request = replace(request, told=(*request.told, *_misplaced(options, program, line)))
     if options.submit is not None:

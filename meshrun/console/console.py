@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Hashable, Sequence
 
+from meshrun.console.json_lines import as_json_lines
 from meshrun.console.lines import LineAssembler, Piece, Prefix
 from meshrun.console.outlet import Outlet, is_reader_gone, same_file
 from meshrun.console.panel import CLEAR_BELOW, panel_block
@@ -26,15 +27,18 @@ _COLOURS = (36, 33, 35, 32, 34, 31)
 class RankStream:
     """One of the two streams of a rank, on its way to an outlet."""
 
-    def __init__(self, outlet: Outlet, prefix: Prefix) -> None:
+    def __init__(self, outlet: Outlet, prefix: Prefix, **fields: object) -> None:
         self.outlet = outlet
         self.lines = LineAssembler(prefix)
+        self.fields = fields
+        """What each line has beside its text, if it is an object."""
 
 
 class Console:
     """Our stdout and stderr: whole lines, at most one changing line below them."""
 
-    def __init__(self, stdout: int = 1, stderr: int = 2) -> None:
+    def __init__(self, stdout: int = 1, stderr: int = 2, *, is_json: bool = False) -> None:
+        self._is_json = is_json
         self._out = Outlet(stdout)
         self._err = self._out if same_file(stdout, stderr) else Outlet(stderr)
         self._partial: dict[RankStream, int] = {}
@@ -61,6 +65,11 @@ class Console:
     def stream(self, *, rank: int, prefix: Prefix, to_stderr: bool) -> RankStream:
         """Return a new stream of a rank; ``prefix`` goes before each of its lines."""
         outlet = self._err if to_stderr else self._out
+        if self._is_json:
+            text = b"" if callable(prefix) else prefix
+            label = text.decode(errors="replace").strip("[] ")
+            stream = "stderr" if to_stderr else "stdout"
+            return RankStream(outlet, b"", source="rank", rank=rank, label=label, stream=stream)
         if outlet.moves_cursor and not os.environ.get("NO_COLOR"):
             prefix = _coloured(prefix, _COLOURS[rank % len(_COLOURS)])
         return RankStream(outlet, prefix)
@@ -72,7 +81,8 @@ class Console:
         pieces = stream.lines.feed(data) if data else stream.lines.finish()
         for piece in pieces:
             self._show(stream, stream.outlet, piece)
-        if stream.lines.pending and stream.outlet.is_terminal and not self._shared:
+        may_wait = stream.outlet.is_terminal and not (self._shared or self._is_json)
+        if stream.lines.pending and may_wait:
             self._partial.setdefault(stream, time.monotonic_ns())
         else:
             self._partial.pop(stream, None)
@@ -80,6 +90,13 @@ class Console:
     def print_line(self, line: bytes, *, to_stderr: bool) -> None:
         """Print a whole line that is nobody's own."""
         self._show(self, self._err if to_stderr else self._out, Piece(line + b"\n"))
+
+    def print_record(self, line: str) -> None:
+        """Print an object for programs to stdout, as it is."""
+        if self._is_json:
+            self._out.write(f"{line}\n".encode())
+        else:
+            self.print_line(line.encode(), to_stderr=False)
 
     def note(self, text: str) -> None:
         """Print a line of meshrun's own to stderr."""
@@ -101,7 +118,8 @@ class Console:
     @property
     def shows_status(self) -> bool:
         """Whether stderr is a terminal where a status line can come and go."""
-        return self._err.moves_cursor and not (self._shared or self._is_read_by_another)
+        is_free = not (self._shared or self._is_read_by_another or self._is_json)
+        return self._err.moves_cursor and is_free
 
     def set_status(self, text: str) -> None:
         """Show ``text`` below the lines of a terminal, in place of the last one; "" removes it."""
@@ -212,6 +230,13 @@ class Console:
         self.leave_terminal()
         self._bar, self._status, self._panel = None, b"", ()
 
+    def _as_json(self, owner: Hashable, text: bytes) -> bytes:
+        fields = owner.fields if isinstance(owner, RankStream) else {"source": "meshrun"}
+        shown = text.decode(errors="backslashreplace")
+        if owner is self:
+            shown = shown.removeprefix("meshrun: ")
+        return as_json_lines(shown, **fields).encode()
+
     def _begin_line(self, stream: RankStream) -> None:
         """Show a prompt where nothing can be taken back: its line is repeated once it is whole."""
         if self._open.pop(stream.outlet, None) is not None:
@@ -220,6 +245,10 @@ class Console:
         self._open[stream.outlet] = self._begin_line
 
     def _show(self, owner: Hashable, outlet: Outlet, piece: Piece) -> None:
+        if self._is_json:
+            if not piece.is_state:
+                outlet.write(self._as_json(owner, piece.text))
+            return
         if outlet is self._err and not piece.is_state:
             self._recent = (self._recent + piece.text[-_RECENT_BYTES:])[-_RECENT_BYTES:]
         if outlet.moves_cursor:

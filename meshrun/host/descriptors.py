@@ -7,6 +7,7 @@ import os
 import re
 import resource
 import sys
+from collections.abc import Callable
 from typing import TextIO, TypeGuard
 
 from meshrun.errors import HostError
@@ -43,12 +44,21 @@ def has_colors(fd: int) -> bool:
     return can and not os.environ.get("NO_COLOR")
 
 
+_spoken: list[Callable[[str], str]] = []
+
+
+def say_as(render: Callable[[str], str]) -> None:
+    """Have everything that is said from now on rendered first."""
+    _spoken.append(render)
+
+
 def say(text: str) -> None:
     """Print to stderr, ``error:`` and ``hint:`` in color on a terminal.
 
     If the terminal hung up or its disk is full, continue.
     """
-    if has_colors(2):
+    text = _spoken[-1](text) if _spoken else text
+    if has_colors(2) and not _spoken:
         text = _COLORED.sub(lambda found: f"\033[{_COLORS[found[0]]}m{found[0]}\033[0m", text)
     try:
         sys.stderr.write(f"{text}\n")

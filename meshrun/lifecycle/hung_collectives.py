@@ -79,11 +79,13 @@ def _examine(
         if rank not in under_way and (not group.calls or group.calls[-1].number < latest)
     ]
     silent = [rank for rank in ranks if rank not in members]
-    details = [*_details_of_waiting(under_way, places), *_absent(absent, waiting, places)]
+    details = [*_details(under_way, places), *_absent(absent, waiting, places)]
     if silent:
         details.append(f"{_ranks(silent)}: not known here")
     if (found := _contradiction(members)) is not None:
-        return Finding(0, f"in {name}, {found}", tuple(details))
+        text, number = found
+        calls = {rank: call for rank, of in members.items() for call in _numbered(of, number)}
+        return Finding(0, f"in {name}, {text}", tuple(_details(calls, places)))
     call = next(call for call in under_way.values() if call.number == latest)
     behind = [rank for rank, each in under_way.items() if each.number < latest]
     in_it = _ranks([rank for rank in under_way if rank not in behind])
@@ -100,7 +102,7 @@ def _examine(
     return Finding(2 if is_elsewhere else 1, summary, tuple(details))
 
 
-def _details_of_waiting(under_way: Mapping[int, Call], places: Mapping[int, str]) -> Iterator[str]:
+def _details(under_way: Mapping[int, Call], places: Mapping[int, str]) -> Iterator[str]:
     same: dict[tuple[Call, str], list[int]] = {}
     for rank in sorted(under_way):
         same.setdefault((under_way[rank], _place(places.get(rank, ""))), []).append(rank)
@@ -125,8 +127,8 @@ def _absent(
         yield f"{_ranks(those)}: {text}"
 
 
-def _contradiction(members: Mapping[int, GroupCalls]) -> str | None:
-    """Return in what the calls of one number differ, the first one in which they do."""
+def _contradiction(members: Mapping[int, GroupCalls]) -> tuple[str, int] | None:
+    """Return in what the calls of one number differ, and the first number in which they do."""
     by_number: dict[int, dict[int, Call]] = {}
     for rank, group in members.items():
         for call in group.calls:
@@ -139,20 +141,19 @@ def _contradiction(members: Mapping[int, GroupCalls]) -> str | None:
             how = "different collectives"
             if _is_reordered(members, number):
                 how = "the same collectives in a different order"
-            return f"the ranks call {how}: #{number} is {listed}"
+            return f"the ranks call {how}: #{number} is {listed}", number
         told = _sets({rank: _compared(call) for rank, call in calls.items()})
         if len(told) > 1:
             listed = _list({f"{shape} on {{}}": ranks for shape, ranks in told.items()})
             op = next(iter(calls.values())).op
-            return f"the ranks call {op} #{number} with different shapes or types: {listed}"
+            text = f"the ranks call {op} #{number} with different shapes or types: {listed}"
+            return text, number
     return None
 
 
 def _is_reordered(members: Mapping[int, GroupCalls], number: int) -> bool:
     """Whether what one rank calls now, another calls before or after it, and the other way too."""
-    now = {
-        rank: call.op for rank, of in members.items() for call in of.calls if call.number == number
-    }
+    now = {rank: call.op for rank, of in members.items() for call in _numbered(of, number)}
     near = {
         rank: {call.op for call in of.calls if call.number != number}
         for rank, of in members.items()
@@ -160,6 +161,10 @@ def _is_reordered(members: Mapping[int, GroupCalls], number: int) -> bool:
     }
     others = set(now.values())
     return all(others - {op} <= near[rank] for rank, op in now.items())
+
+
+def _numbered(group: GroupCalls, number: int) -> list[Call]:
+    return [call for call in group.calls if call.number == number]
 
 
 def _compared(call: Call) -> str:

@@ -154,6 +154,8 @@ class ConsoleRequest:
     """On which nodes lines of ranks are printed."""
     verbose: bool = False
     """Whether it is said what listens."""
+    is_json: bool = False
+    """Whether each line is a JSON object."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,6 +216,10 @@ class LaunchRequest:
     """The one rank that is given the terminal: a number, or conditions as for ``--show``."""
     exit_codes: ExitCodes = "worker"
     event_log_handler: str = "null"
+    events: str | None = None
+    """The file that events are appended to, or ``-``."""
+    metrics: tuple[str, int] | None = None
+    """Address and port to serve metrics at."""
     rendezvous: Rendezvous = field(default_factory=Rendezvous)
     reach: Reach = Reach()
     """How to get to hosts, if there are any."""

@@ -51,6 +51,8 @@ class RankCalled:
     rank: Rank
     at_ns: Time
     groups: list[GroupCalls]
+    has_failed: bool = False
+    """Whether that is not an answer: the last call has just failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

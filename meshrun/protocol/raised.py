@@ -70,5 +70,10 @@ def _bearable(line: str) -> str:
 
 def timed_out(message: str, traceback: str) -> bool:
     """Whether an exception means that a collective took longer than its group allows."""
-    is_torchs = "torch/distributed/" in traceback or "gloo/transport" in message
-    return is_torchs and bool(re.search(r"timed? ?out", message, re.IGNORECASE))
+    is_late = re.search(r"timed? ?out", message, re.IGNORECASE) is not None
+    return is_late and is_of_collective(message, traceback)
+
+
+def is_of_collective(message: str, traceback: str) -> bool:
+    """Whether an exception comes from a collective of torch."""
+    return "torch/distributed/" in traceback or "gloo/transport" in message

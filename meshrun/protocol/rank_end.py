@@ -21,11 +21,6 @@ class RankRaised:
     shown: bool
     """Whether the program's own excepthook has printed it already."""
 
-    @property
-    def texts(self) -> tuple[str, str]:
-        """Its message and its traceback."""
-        return self.message, self.traceback
-
     def shifted(self, by_ns: int) -> RankRaised:
         """Return it with its time in another machine's clock, ahead by ``by_ns``."""
         return replace(self, at_ns=self.at_ns + by_ns)

@@ -53,8 +53,7 @@ class ElasticEvents:
     """Turns what happens into torch-elastic's records, each one JSON object."""
 
     def __init__(self, plan: LaunchPlan, run_id: str, emit: Callable[[str], None]) -> None:
-        self.plan = plan
-        """Of the nodes that have met, once they have."""
+        self.replan(plan)
         self._run_id = run_id
         self._emit = emit
         self._began_s = time.time()
@@ -63,6 +62,10 @@ class ElasticEvents:
         """Record the start of a worker."""
         if isinstance(event, RankStarted):
             self._record("START", rank=event.rank)
+
+    def replan(self, plan: LaunchPlan) -> None:
+        """Take the plan as it is known now; the nodes may have met."""
+        self.plan = plan
 
     def end(self, state: State, result: LaunchResult) -> None:
         """Record how each worker ended, and the launch."""

@@ -42,6 +42,9 @@ def describe_listening(plan: LaunchPlan, facts: LaunchFacts, env: Mapping[str, s
         )
     if plan.rendezvous is not None and plan.node_rank == 0:
         lines.append("listening: the launcher at the endpoint, for nodes that know the secret")
+    if plan.request.metrics is not None:
+        host, port = plan.request.metrics
+        lines.append(f"listening: metrics on {host} port {port or 'chosen'} ({_who_reaches(host)})")
     lines.append("listening: nothing else; launcher and ranks talk over unnamed socket pairs")
     return lines
 

@@ -46,17 +46,22 @@ class CollectiveRequests:
         self.called = {}
         self._finish()
 
-    def ask(self, pids: Mapping[int, int]) -> None:
+    def ask(self, pids: Mapping[int, int], *, soon: bool = False) -> None:
         """Ask ranks what they have called; those that are stopped cannot answer.
 
-        What others have told stays, for they may have exited.
+        What a rank told whose call has failed stays: to the recorder, that call has ended.
+
+        Args:
+            pids: The processes of the ranks.
+            soon: Whether the answers are of little use if they take long.
         """
         if not self.is_under_way:
-            self.called = {rank: told for rank, told in self.called.items() if rank not in pids}
+            self.called = {rank: told for rank, told in self.called.items() if told.has_failed}
             able = {rank for rank in pids.keys() & self._recording if not is_stopped(pids[rank])}
             self._asked = {rank for rank in able if self._write(rank, ALL_CALLS)}
             if self._asked:
-                self._deadline.move(time.monotonic_ns() + _ANSWER_TAKES_NS)
+                takes_ns = _ANSWER_TAKES_NS // 5 if soon else _ANSWER_TAKES_NS
+                self._deadline.move(time.monotonic_ns() + takes_ns)
 
     def ask_who_waits(self, ranks: Iterable[int]) -> None:
         """Ask ranks whether they wait in a collective."""
@@ -68,7 +73,9 @@ class CollectiveRequests:
         if isinstance(message, RankRecords):
             self._recording.add(message.rank)
             return
-        self.called[message.rank] = message
+        known = self.called.get(message.rank)
+        if known is None or not known.has_failed:
+            self.called[message.rank] = message
         if message.rank in self._asked:
             self._asked.remove(message.rank)
             if not self._asked:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from meshrun.console.console import Console
 from meshrun.console.output import Output
@@ -58,13 +58,11 @@ from meshrun.protocol.events import (
     ZygoteGone,
 )
 from meshrun.protocol.generation import Evidence, RankState
-from meshrun.protocol.raised import timed_out
 from meshrun.protocol.rank_end import RankExited, RankRaised
 from meshrun.protocol.result import signal_name
 from meshrun.supervisor.gpu_errors import GpuErrors
 from meshrun.supervisor.gpu_wait import GpuWait
 from meshrun.supervisor.investigation import gather
-from meshrun.supervisor.live import Live
 from meshrun.supervisor.monitor import Monitor
 from meshrun.supervisor.pause import Pause
 from meshrun.supervisor.run_folder import RunFolder
@@ -80,6 +78,20 @@ _LATE_NS = 1_000_000_000
 _PAUSED_TURN_S = 0.1
 
 Watch = Callable[[Event, State, Console], None]
+
+
+@runtime_checkable
+class Observer(Protocol):
+    """What looks at the launch from time to time, or is asked about it."""
+
+    def begin(self, reactor: Reactor, state: State) -> None:
+        """Look from now on."""
+
+    def see(self, state: State) -> None:
+        """Take the launch as it is now."""
+
+    def replan(self, plan: LaunchPlan) -> None:
+        """Take the plan as it is known now; the nodes may have met."""
 
 
 class Loop:
@@ -105,11 +117,12 @@ class Loop:
         watch: Sequence[Watch],
         complete: Callable[[LaunchPlan, LaunchFacts, Met], tuple[LaunchPlan, LaunchFacts]],
         meet: Meet | None = None,
-        live: Live | None = None,
+        observers: Sequence[Observer] = (),
         caller: Caller | None = None,
     ) -> None:
         self._caller = caller
-        self._console, self._watch, self._complete, self._live = console, watch, complete, live
+        self._console, self._watch, self._complete = console, watch, complete
+        self._observers = observers
         self._asked = plan
         """As it was before nodes have met: they may meet again."""
         ranks = plan.layout.ranks_of_node(plan.node_rank)
@@ -141,8 +154,8 @@ class Loop:
             zygote_pid=lambda: self._workers.zygote.pid,
         )
         self._monitor.see(self.state)
-        if live is not None:
-            live.begin(self._reactor, self.state)
+        for observer in observers:
+            observer.begin(self._reactor, self.state)
         self._output = Output(
             plan, console, self._reactor, self._monitor.watchdog.printed, folder.open
         )
@@ -316,13 +329,13 @@ class Loop:
             self._output.end(event.rank, failed=event.wait_status != 0)
         for watch in self._watch:
             watch(event, self.state, self._console)
-        if not was_stopping and isinstance(event, RankRaised) and timed_out(*event.texts):
-            self._monitor.ask_others(event.rank)
+        if not was_stopping and isinstance(event, RankRaised):
+            self._monitor.see_raised(event)
         for action in actions:
             self._act(action)
         self._monitor.see(self.state)
-        if self._live is not None:
-            self._live.see(self.state)
+        for observer in self._observers:
+            observer.see(self.state)
 
     def _on_control(self) -> None:
         message = self._workers.zygote.receive()
@@ -474,9 +487,10 @@ class Loop:
         assert self._nodes is not None  # noqa: S101 - which have met
         self._nodes.hosts = met.hosts
         self._workers.replan(plan, facts, self._nodes.peers.listener)
-        for part in (self._monitor, self._output, self._live):
-            if part is not None:
-                part.replan(plan)
+        self._monitor.replan(plan)
+        self._output.replan(plan)
+        for observer in self._observers:
+            observer.replan(plan)
         return replace(met, ranks=tuple(self._workers.ranks))
 
     def _start_all(self, generation: int) -> None:

@@ -15,6 +15,8 @@ from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.collectives import RankCalled, RankRecords, RankWaits
 from meshrun.protocol.events import GenerationAborted, Hung
+from meshrun.protocol.raised import lost_connection, timed_out
+from meshrun.protocol.rank_end import RankRaised
 from meshrun.protocol.stacks import current_folder, user_place
 from meshrun.supervisor.collective_requests import CollectiveRequests
 from meshrun.supervisor.nccl_ras import NcclRas
@@ -57,6 +59,8 @@ class Monitor:
         self._pids: dict[int, int] = {}
         self._is_open = False
         """Whether it is still to be said in which collectives ranks are."""
+        self._is_quiet = False
+        """Whether that is said only if their calls contradict each other."""
         self.gave_up: int | None = None
         """The rank whose collective timed out first."""
         self._waiting: list[Callable[[], None]] = []
@@ -107,7 +111,7 @@ class Monitor:
         if any(known.pid is None for known in ranks.values()):
             asked[ZYGOTE] = self._zygote_pid()
         self._console.note(why)
-        self._is_open = True
+        self._is_open, self._is_quiet = True, False
         self.stacks.ask(asked)
         self.collectives.ask(self._pids)
         if self._plan.device_type == "cuda":
@@ -120,12 +124,22 @@ class Monitor:
         else:
             self.collectives.hear(message)
 
-    def ask_others(self, failed: int) -> None:
-        """Find out for whom a rank has waited that gave up, before the others are ended."""
-        if self._state.alive - {failed}:
-            self.gave_up = failed
+    def see_raised(self, event: RankRaised) -> None:
+        """Find out for whom a rank has waited that gave up, before the others are ended.
+
+        A rank whose peer gave up a moment before may only see that its connection is lost.
+        """
+        if not self._state.alive - {event.rank}:
+            return
+        self.gave_up = event.rank
+        if timed_out(event.message, event.traceback):
             why = "a collective timed out: showing where the other ranks are"
-            self.ask(why, without=failed)
+            self.ask(why, without=event.rank)
+        elif lost_connection(event):
+            self._is_open, self._is_quiet = True, True
+            pids = {rank: self._state.ranks[rank].pid for rank in self._state.alive - {event.rank}}
+            self.collectives.ask({rank: pid for rank, pid in pids.items() if pid}, soon=True)
+            self._conclude()
 
     def once_known(self, call: Callable[[], None]) -> None:
         """Call once ranks have answered in which collectives they are; now if none is asked."""
@@ -161,28 +175,33 @@ class Monitor:
             return
         if self._is_open:
             self._is_open = False
-            raised = {
-                rank: user_place(known.raised.traceback, current_folder())
-                for rank, known in self._state.ranks.items()
-                if known.raised is not None
-            }
-            places = {**raised, **self.stacks.places}
-            found = find_hung(self.collectives.called, self._plan.layout, places)
-            self.why = found[0].summary if found else ""
-            for finding in found[:_MOST_GROUPS]:
-                self._console.note(finding.summary)
-                self._print(f"    {line}" for line in finding.details)
-            if more := found[_MOST_GROUPS:]:
-                self._console.note(f"ranks wait in {count(len(more), 'other group')} too")
-            if self._nccl.findings:
-                self._console.note("NCCL reports:")
-                self._print(f"    {line}" for line in self._nccl.findings)
+            self._tell_collectives()
         while self._waiting:
             self._waiting.pop(0)()
         if self._then is not None and not self.stacks.is_under_way:
             then, self._then = self._then, None
             then = replace(then, why=self.why) if isinstance(then, Hung) else then
             self._happen(replace(then, at_ns=time.monotonic_ns()))
+
+    def _tell_collectives(self) -> None:
+        raised = {
+            rank: user_place(known.raised.traceback, current_folder())
+            for rank, known in self._state.ranks.items()
+            if known.raised is not None
+        }
+        places = {**raised, **self.stacks.places}
+        found = find_hung(self.collectives.called, self._plan.layout, places)
+        if self._is_quiet:
+            found = [finding for finding in found if not finding.severity]
+        self.why = found[0].summary if found else ""
+        for finding in found[:_MOST_GROUPS]:
+            self._console.note(finding.summary)
+            self._print(f"    {line}" for line in finding.details)
+        if more := found[_MOST_GROUPS:]:
+            self._console.note(f"ranks wait in {count(len(more), 'other group')} too")
+        if self._nccl.findings:
+            self._console.note("NCCL reports:")
+            self._print(f"    {line}" for line in self._nccl.findings)
 
     def _print(self, lines: Iterable[str]) -> None:
         for line in lines:

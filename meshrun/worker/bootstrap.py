@@ -16,7 +16,7 @@ from meshrun.mesh.late_settings import is_of_group, note
 from meshrun.plan.request import Program
 from meshrun.protocol.codec import StartRank
 from meshrun.protocol.events import BreakpointPassed, RankBeat, RankReady
-from meshrun.protocol.raised import timed_out
+from meshrun.protocol.raised import is_of_collective
 from meshrun.protocol.rank_end import RankRaised
 from meshrun.worker.early_settings import EarlySettings, is_read_at_import
 from meshrun.worker.exit import Ending
@@ -149,7 +149,7 @@ def _tell(reporter: Reporter, error: BaseException, *, may_be_ours: bool = False
         shown = _went_through_hook(error)
     elif reporter.is_in_fork or sys.stderr is not sys.__stderr__:  # a file, or what copies to one
         _write_to_stderr(raised.text)
-    if timed_out(raised.message, raised.text):
+    if is_of_collective(raised.message, raised.text):
         tell_failed_call(reporter)
     reporter.tell(
         RankRaised,

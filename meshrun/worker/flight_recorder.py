@@ -76,7 +76,7 @@ def tell_failed_call(reporter: Reporter) -> None:
     """Tell what this rank has called, the last call as one that has not ended."""
     with suppress(Exception):  # another torch's recorder; the exception is what counts
         if has_recorder():
-            reporter.tell(RankCalled, groups=read_calls(last_failed=True))
+            reporter.tell(RankCalled, groups=read_calls(last_failed=True), has_failed=True)
 
 
 def has_recorder() -> bool:

@@ -1,0 +1,120 @@
+"""A server for GET requests in a reactor: one short answer, then the connection is closed."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from meshrun.host.reactor import Reactor, Timer
+
+_MOST_BYTES = 16 * 1024
+_MOST_CLIENTS = 64
+_TAKES_NS = 5_000_000_000
+"""How long a client may take to ask and to read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a client gets."""
+
+    body: str
+    status: str = "200 OK"
+    content_type: str = "text/plain; charset=utf-8"
+
+
+@dataclass(slots=True)
+class _Client:
+    connection: socket.socket
+    timer: Timer
+    got: bytes = b""
+    left: bytes = b""
+
+
+class HttpServer:
+    """Serves on a socket that listens already.
+
+    Args:
+        listener: The socket.
+        reactor: Whoever waits.
+        answer: Called with the path and the headers, whose names are in lower case.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        reactor: Reactor,
+        answer: Callable[[str, Mapping[str, str]], Answer],
+    ) -> None:
+        self._listener, self._reactor, self._answer = listener, reactor, answer
+        self._clients: dict[int, _Client] = {}
+        listener.setblocking(False)
+        reactor.add_reader(listener, self._accept)
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:  # the client has gone, or no descriptor is left
+            return
+        if len(self._clients) >= _MOST_CLIENTS:
+            connection.close()
+            return
+        connection.setblocking(False)
+        timer = self._reactor.call_at(None, lambda: None)
+        client = self._clients[connection.fileno()] = _Client(connection, timer)
+        client.timer = self._reactor.call_at(
+            self._reactor.now_ns() + _TAKES_NS, partial(self._drop, client), skips=False
+        )
+        self._reactor.add_reader(connection, partial(self._read, client))
+
+    def _read(self, client: _Client) -> None:
+        try:
+            data = client.connection.recv(_MOST_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        client.got += data
+        head, end, _ = client.got.partition(b"\r\n\r\n")
+        if end and not client.left:
+            client.left = _render(self._respond(head.decode("latin-1")))
+            self._reactor.add_writer(client.connection, partial(self._write, client))
+        elif not data or len(client.got) > _MOST_BYTES:
+            self._drop(client)
+
+    def _respond(self, head: str) -> Answer:
+        request, *lines = head.split("\r\n")
+        words = request.split(" ")
+        if len(words) != 3 or words[0] not in ("GET", "HEAD"):
+            return Answer("only GET\n", "405 Method Not Allowed")
+        pairs = (line.partition(":") for line in lines)
+        headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
+        return self._answer(words[1].partition("?")[0], headers)
+
+    def _write(self, client: _Client) -> None:
+        try:
+            client.left = client.left[client.connection.send(client.left) :]
+        except BlockingIOError:
+            return
+        except OSError:
+            client.left = b""
+        if not client.left:
+            self._drop(client)
+
+    def _drop(self, client: _Client) -> None:
+        client.timer.cancel()
+        for number, known in list(self._clients.items()):
+            if known is client:
+                del self._clients[number]
+                self._reactor.remove(client.connection)
+                client.connection.close()
+
+
+def _render(answer: Answer) -> bytes:
+    body = answer.body.encode()
+    head = (
+        f"HTTP/1.1 {answer.status}\r\nContent-Type: {answer.content_type}\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode() + body

@@ -1,0 +1,299 @@
+"""Events of a launch for other programs, one JSON object a line: ``--events``.
+
+The classes here are the published schema, ``docs/reference/events.schema.json``. It has a version,
+which increases when a field is removed or changes its meaning.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+from meshrun import __version__
+from meshrun.console.console import Console
+from meshrun.errors import HostError
+from meshrun.lifecycle.state import State
+from meshrun.plan.plan import LaunchPlan
+from meshrun.protocol import events
+from meshrun.protocol.rank_end import RankExited, RankRaised
+from meshrun.protocol.result import LaunchResult, signal_name, split_wait_status
+
+SCHEMA_NAME = "meshrun.event"
+SCHEMA_VERSION = 1
+_SELDOM_S = 1.0
+"""Progress is told at most so often."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchStarted:
+    """The launcher of a node has started."""
+
+    program: str
+    mesh: str | None
+    version: str
+    """Of meshrun."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodesJoined:
+    """All nodes have joined."""
+
+    hosts: list[str]
+    world_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStarted:
+    """The process of a rank was started."""
+
+    rank: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankReady:
+    """A rank begins the program, with its mesh if there is one."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """A rank reported a further step than any before; at most one a second, and the last."""
+
+    rank: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFailed:
+    """An exception left the program of a rank."""
+
+    rank: int
+    exception: str
+    message: str
+    traceback: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankEnded:
+    """The process of a rank has ended."""
+
+    rank: int
+    exit_code: int | None
+    signal: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signalled:
+    """The launcher received a signal."""
+
+    signal: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoProgress:
+    """No rank has made progress for --hang-timeout."""
+
+    idle_s: float
+    why: str
+    """Which ranks wait in which collective, if that is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLost:
+    """Another node was lost."""
+
+    lost_node_rank: int
+    lost_host: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aborted:
+    """The ranks of this node are stopped because of another node."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restarted:
+    """The ranks are started again."""
+
+    restarts: int
+    """After failures, so far."""
+    rank: int | None
+    """The rank that was the cause."""
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchEnded:
+    """The launch has ended."""
+
+    exit_code: int
+    restarts: int
+    rank: int | None
+    """The rank that was the cause of a failure."""
+
+
+Record = (
+    LaunchStarted
+    | NodesJoined
+    | RankStarted
+    | RankReady
+    | Progress
+    | RankFailed
+    | RankEnded
+    | Signalled
+    | NoProgress
+    | NodeLost
+    | Aborted
+    | Restarted
+    | LaunchEnded
+)
+
+
+def record_name(kind: type) -> str:
+    """Return what a kind of event is called: ``rank_started``."""
+    return "".join(f"_{c.lower()}" if c.isupper() else c for c in kind.__name__).lstrip("_")
+
+
+def _ended(event: RankExited) -> RankEnded:
+    exit_code, signum = split_wait_status(event.wait_status)
+    name = None if signum is None else signal_name(signum)
+    return RankEnded(rank=event.rank, exit_code=exit_code, signal=name)
+
+
+_RECORDS: dict[type, Callable[[Any], Record]] = {
+    events.RankStarted: lambda event: RankStarted(rank=event.rank, pid=event.pid),
+    events.RankReady: lambda event: RankReady(rank=event.rank),
+    RankRaised: lambda event: RankFailed(
+        rank=event.rank,
+        exception=event.kind,
+        message=event.message,
+        traceback=event.traceback,
+    ),
+    RankExited: _ended,
+    events.SignalArrived: lambda event: Signalled(signal=signal_name(event.signum)),
+    events.Hung: lambda event: NoProgress(idle_s=round(event.idle_s, 3), why=event.why),
+    events.NodeLost: lambda event: NodeLost(
+        lost_node_rank=event.node_rank, lost_host=event.host, why=event.why
+    ),
+    events.GenerationAborted: lambda event: Aborted(why=event.why),
+}
+"""What is published as it is."""
+
+
+class EventLog:
+    """Turns what happens into lines.
+
+    Args:
+        plan: The launch.
+        run_id: Names it.
+        emit: Called with each line.
+    """
+
+    def __init__(self, plan: LaunchPlan, run_id: str, emit: Callable[[str], None]) -> None:
+        self.replan(plan)
+        self._run_id, self._emit = run_id, emit
+        self._host = os.uname().nodename
+        self._generation = 0
+        self._step = -1
+        self._last: Progress | None = None
+        """The last progress, while it was not told."""
+        self._told_step_s = 0.0
+
+    def __call__(self, event: events.Event, state: State, _console: Console) -> None:
+        """Write a line, if the event is a published one."""
+        if state.generation > self._generation:
+            self._generation, self._step = state.generation, -1
+            cause = state.causes[-1]
+            told = Restarted(restarts=state.restarts, rank=cause.rank, why=cause.description)
+            self._write(told)
+        if isinstance(event, RankExited) and self._last is not None:  # nothing is left untold
+            self._write(self._last)
+            self._last = None
+        record = self._record(event)
+        if record is not None:
+            self._write(record)
+
+    def replan(self, plan: LaunchPlan) -> None:
+        """Take the plan as it is known now; the nodes may have met."""
+        self.plan = plan
+
+    def end(self, _state: State, result: LaunchResult) -> None:
+        """Write the last line."""
+        rank = result.failures[0].rank if result.failures else None
+        self._write(LaunchEnded(exit_code=result.exit_code, restarts=result.restarts, rank=rank))
+
+    def _record(self, event: events.Event) -> Record | None:
+        if isinstance(event, events.LaunchBegan):
+            mesh, program = self.plan.layout.mesh, self.plan.program.target
+            name = str(mesh) if mesh else None
+            return LaunchStarted(program=program, mesh=name, version=__version__)
+        if isinstance(event, events.Met):
+            size = self.plan.layout.world_size
+            return NodesJoined(hosts=list(event.hosts), world_size=size)
+        if isinstance(event, events.RankBeat):
+            return None if event.step is None else self._progress(event.rank, event.step)
+        make = _RECORDS.get(type(event))
+        return None if make is None else make(event)
+
+    def _progress(self, rank: int, step: int) -> Progress | None:
+        now_s = time.monotonic()
+        if step <= self._step:
+            return None
+        self._step, self._last = step, Progress(rank=rank, step=step)
+        if now_s < self._told_step_s + _SELDOM_S:
+            return None
+        told, self._last, self._told_step_s = self._last, None, now_s
+        return told
+
+    def _write(self, record: Record) -> None:
+        values = {
+            "schema": {"name": SCHEMA_NAME, "version": SCHEMA_VERSION},
+            "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+            "run_id": self._run_id,
+            "host": self._host,
+            "node_rank": self.plan.node_rank,
+            "generation": self._generation,
+            "event": record_name(type(record)),
+            **asdict(record),
+        }
+        self._emit(json.dumps(values))
+
+
+def open_event_log(plan: LaunchPlan, run_id: str, console: Console) -> EventLog | None:
+    """Return what writes the events, if they are wanted.
+
+    Raises:
+        HostError: If the file cannot be opened.
+    """
+    path = plan.request.events
+    if path is None:
+        return None
+    if path == "-":
+        return EventLog(plan, run_id, console.print_record)
+    try:
+        # A pipe waits for no reader, and a full one for none either.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC
+        fd = os.open(path, flags, 0o600)
+    except OSError as error:
+        raise HostError(f"--events: cannot open `{path}`: {error.strerror}") from error
+    lost: list[str] = []
+
+    def emit(line: str) -> None:
+        try:
+            os.write(fd, f"{line}\n".encode())
+        except OSError as error:
+            if not lost:
+                lost.append(line)
+                console.note(f"cannot write to {path} ({error.strerror}); events are lost")
+
+    return EventLog(plan, run_id, emit)

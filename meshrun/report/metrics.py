@@ -1,0 +1,188 @@
+"""What a launch tells Prometheus and probes: ``--metrics``."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping
+
+from meshrun import __version__
+from meshrun.console.console import Console
+from meshrun.host.http_server import Answer, HttpServer
+from meshrun.host.reactor import Reactor
+from meshrun.host.sockets import listen_on
+from meshrun.host.usage import GpuMemory
+from meshrun.lifecycle.state import State
+from meshrun.lifecycle.status import RankPhase, phase_of
+from meshrun.plan.plan import LaunchPlan
+from meshrun.protocol.events import Event, NodeLost, RankBeat
+from meshrun.protocol.generation import Cause
+from meshrun.protocol.result import LaunchResult
+from meshrun.report.open_metrics import OPEN_METRICS, PLAIN, Family, Labels, render_metrics
+
+_PHASES: tuple[RankPhase, ...] = (
+    "starting", "joining", "running", "hung", "stopped", "ending", "ended", "failed",
+)  # fmt: skip
+_RATE_OVER_S = 60.0
+
+
+class Metrics:
+    """Counts what happens, and serves ``/metrics``, ``/healthz`` and ``/readyz``.
+
+    Args:
+        plan: The launch.
+        address: Where to listen: an address of this machine, and a port.
+
+    Raises:
+        UsageError: If the address is none of this machine's.
+        HostError: If the port is taken.
+    """
+
+    def __init__(self, plan: LaunchPlan, address: tuple[str, int]) -> None:
+        self._listener = listen_on(*address)
+        self.replan(plan)
+        self._began_s = time.monotonic()
+        self._restarts: Counter[str] = Counter()
+        self._lost_nodes = 0
+        self._steps: dict[int, int] = {}
+        self._beats: dict[int, float] = {}
+        self._history: deque[tuple[float, int]] = deque()
+        """When which step was first reached, for the last minute."""
+        self._generation = 0
+
+    @property
+    def place(self) -> str:
+        """Where it listens, as a URL."""
+        host, port = self._listener.getsockname()[:2]
+        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+    def replan(self, plan: LaunchPlan) -> None:
+        """Take the plan as it is known now; the nodes may have met."""
+        self._plan = plan
+        self._gpus = GpuMemory(plan.gpus) if plan.device_type == "cuda" else None
+
+    def begin(self, reactor: Reactor, state: State) -> None:
+        """Serve from now on."""
+        self._state = state
+        HttpServer(self._listener, reactor, self._answer)
+
+    def see(self, state: State) -> None:
+        """Take the launch as it is now."""
+        self._state = state
+        if state.generation > self._generation:
+            for cause in state.causes[self._generation :]:
+                if cause.is_failure:
+                    self._restarts[_reason(cause)] += 1
+            self._generation = state.generation
+            self._beats.clear()
+            self._history.clear()
+
+    def __call__(self, event: Event, _state: State, _console: Console) -> None:
+        """Count an event."""
+        now_s = time.monotonic()
+        if isinstance(event, RankBeat):
+            self._beats[event.rank] = now_s
+            if event.step is not None:
+                self._steps[event.rank] = event.step
+                self._reach(event.step, now_s)
+        elif isinstance(event, NodeLost):
+            self._lost_nodes += 1
+
+    def end(self, _state: State, _result: LaunchResult) -> None:
+        """Stop to serve."""
+        self._listener.close()
+
+    def _reach(self, step: int, now_s: float) -> None:
+        if not self._history or step > self._history[-1][1]:
+            self._history.append((now_s, step))
+        while self._history and self._history[0][0] < now_s - _RATE_OVER_S:
+            self._history.popleft()
+
+    def _answer(self, path: str, headers: Mapping[str, str]) -> Answer:
+        if path == "/metrics":
+            is_open = "application/openmetrics-text" in headers.get("accept", "")
+            text = render_metrics(self._families(), is_open=is_open)
+            return Answer(text, content_type=OPEN_METRICS if is_open else PLAIN)
+        if path == "/healthz":
+            if self._state.hung is not None:
+                return Answer("no rank makes progress\n", "503 Service Unavailable")
+            return Answer("ok\n")
+        if path == "/readyz":
+            ready = sum(known.ready for known in self._state.ranks.values())
+            total = len(self._state.ranks)
+            is_ready = ready == total and not self._state.stopping
+            status = "200 OK" if is_ready else "503 Service Unavailable"
+            return Answer(f"{ready} of {total} ranks run the program\n", status)
+        return Answer("use /metrics, /healthz or /readyz\n", "404 Not Found")
+
+    def _families(self) -> Iterator[Family]:
+        state, layout, now_s = self._state, self._plan.layout, time.monotonic()
+        mesh = str(layout.mesh) if layout.mesh else ""
+        info = {"version": __version__, "mesh": mesh, "node_rank": self._plan.node_rank}
+        yield _gauge("info", "The launch; the value is always 1.", ((info, 1),))
+        yield _gauge("uptime_seconds", "Time since the launch began.", now_s - self._began_s)
+        yield _gauge("nodes", "Nodes of the launch.", layout.nnodes)
+        yield _gauge("generation", "How often the ranks were started again.", state.generation)
+        reasons = tuple(({"reason": why}, n) for why, n in sorted(self._restarts.items()))
+        yield _counter("restarts", "Restarts after failures.", reasons)
+        yield _counter("node_losses", "Nodes that were lost.", self._lost_nodes)
+        phases = Counter(
+            phase_of(known, state, has_mesh=layout.mesh is not None)
+            for known in state.ranks.values()
+        )
+        counts = tuple(({"state": phase}, phases[phase]) for phase in _PHASES)
+        yield _gauge("ranks", "Ranks of this node by state.", counts)
+        if state.best_step is not None:
+            yield _gauge("step", "The furthest step that a rank reported.", state.best_step)
+        if (rate := self._steps_per_second(now_s)) is not None:
+            yield _gauge("steps_per_second", "Steps per second in the last minute.", rate)
+        steps = ((self._labels(rank), step) for rank, step in sorted(self._steps.items()))
+        yield _gauge("rank_step", "The furthest step of each rank.", tuple(steps))
+        ages = ((self._labels(rank), now_s - at_s) for rank, at_s in sorted(self._beats.items()))
+        yield _gauge("rank_heartbeat_age_seconds", "Time since the last heartbeat.", tuple(ages))
+        if self._gpus is not None:
+            used = (
+                (self._labels(rank), self._gpus.used_bytes(layout.local_rank(rank)))
+                for rank in state.ranks
+            )
+            known = tuple((labels, size) for labels, size in used if size is not None)
+            yield _gauge("gpu_memory_used_bytes", "Memory in use on the GPU of a rank.", known)
+
+    def _steps_per_second(self, now_s: float) -> float | None:
+        if len(self._history) < 2:
+            return None
+        (first_s, first), (_, last) = self._history[0], self._history[-1]
+        return (last - first) / (now_s - first_s)
+
+    def _labels(self, rank: int) -> Labels:
+        layout = self._plan.layout
+        names = layout.mesh_dim_names or ()
+        return {"rank": rank, **dict(zip(names, layout.coordinate(rank), strict=False))}
+
+
+def _reason(cause: Cause) -> str:
+    """Return one of few words: it is a label."""
+    if cause.raised is not None:
+        return cause.raised.kind
+    return "hang" if "no rank made progress" in cause.description else cause.description
+
+
+def _gauge(name: str, text: str, value: float | tuple[tuple[Labels, float], ...]) -> Family:
+    return Family(f"meshrun_{name}", "gauge", text, _samples(value))
+
+
+def _counter(name: str, text: str, value: float | tuple[tuple[Labels, float], ...]) -> Family:
+    return Family(f"meshrun_{name}", "counter", text, _samples(value))
+
+
+def _samples(value: float | tuple[tuple[Labels, float], ...]) -> tuple[tuple[Labels, float], ...]:
+    return value if isinstance(value, tuple) else (({}, value),)
+
+
+def serve_metrics(plan: LaunchPlan, console: Console) -> Metrics | None:
+    """Return what serves metrics, if they are wanted, and say where."""
+    if plan.request.metrics is None:
+        return None
+    metrics = Metrics(plan, plan.request.metrics)
+    console.note(f"metrics are at {metrics.place}/metrics")
+    return metrics

@@ -1,0 +1,49 @@
+"""Metrics as text for Prometheus: OpenMetrics 1.0, or the older text format 0.0.4. Pure.
+
+Source:
+    https://prometheus.io/docs/specs/om/open_metrics_spec/
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+OPEN_METRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+PLAIN = "text/plain; version=0.0.4; charset=utf-8"
+
+Labels = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One metric with all its samples."""
+
+    name: str
+    """Of a counter without ``_total``."""
+    kind: Literal["gauge", "counter"]
+    help: str
+    samples: tuple[tuple[Labels, float], ...]
+
+
+def render_metrics(families: Iterable[Family], *, is_open: bool) -> str:
+    """Return the text, as OpenMetrics if ``is_open``."""
+    return "".join(f"{line}\n" for line in _lines(families, is_open))
+
+
+def _lines(families: Iterable[Family], is_open: bool) -> Iterator[str]:
+    for family in families:
+        sample = f"{family.name}_total" if family.kind == "counter" else family.name
+        name = family.name if is_open else sample
+        yield f"# HELP {name} {_escaped(family.help)}"
+        yield f"# TYPE {name} {family.kind}"
+        for labels, value in family.samples:
+            shown = ",".join(f'{key}="{_escaped(str(text))}"' for key, text in labels.items())
+            yield f"{sample}{{{shown}}} {value:.12g}" if shown else f"{sample} {value:.12g}"
+    if is_open:
+        yield "# EOF"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

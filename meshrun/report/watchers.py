@@ -1,0 +1,48 @@
+"""Who is told of every event of a launch, for programs: files, metrics, torch-elastic's events."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from meshrun.console.console import Console
+from meshrun.lifecycle.state import State
+from meshrun.plan.plan import LaunchPlan
+from meshrun.protocol.events import Event
+from meshrun.protocol.result import LaunchResult
+
+
+class Watcher(Protocol):
+    """Is told what happens."""
+
+    def __call__(self, event: Event, state: State, console: Console, /) -> None:
+        """Take an event and the state after it."""
+
+    def replan(self, plan: LaunchPlan) -> None:
+        """Take the plan as it is known now; the nodes may have met."""
+
+    def end(self, state: State, result: LaunchResult, /) -> None:
+        """The launch is over."""
+
+
+def make_watchers(plan: LaunchPlan, run_id: str, console: Console) -> list[Watcher]:
+    """Return those that the request asks for; what nobody asks for is not imported.
+
+    Raises:
+        UsageError: If a plug-in or an address does not exist.
+        HostError: If a file or a port is not to be had.
+    """
+    request = plan.request
+    found: list[Watcher | None] = []
+    if request.event_log_handler != "null":
+        from meshrun.report.elastic_events import make_elastic_events
+
+        found.append(make_elastic_events(plan, run_id, console))
+    if request.events is not None:
+        from meshrun.report.launch_events import open_event_log
+
+        found.append(open_event_log(plan, run_id, console))
+    if request.metrics is not None:
+        from meshrun.report.metrics import serve_metrics
+
+        found.append(serve_metrics(plan, console))
+    return [watcher for watcher in found if watcher is not None]

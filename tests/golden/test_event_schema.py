@@ -1,0 +1,83 @@
+"""The published JSON Schema of events is made of their classes.
+
+``UPDATE_GOLDEN=1 python -m pytest tests/golden`` regenerates it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import re
+import types
+from dataclasses import fields
+from typing import Any, get_args, get_origin, get_type_hints
+
+from meshrun.report import launch_events
+from tests.kit import ROOT
+
+FILE = ROOT / "docs" / "reference" / "events.schema.json"
+PLAIN: dict[Any, str] = {int: "integer", float: "number", str: "string", type(None): "null"}
+
+
+def type_of(hint: Any) -> dict[str, Any]:
+    if get_origin(hint) is list:
+        return {"type": "array", "items": type_of(get_args(hint)[0])}
+    if get_origin(hint) is types.UnionType:
+        return {"type": [PLAIN[kind] for kind in get_args(hint)]}
+    return {"type": PLAIN[hint]}
+
+
+def described(kind: type) -> dict[str, str]:
+    """Return the text below each field."""
+    source = inspect.getsource(kind)
+    return dict(re.findall(r'^    (\w+): [^\n]*\n    """(.*?)"""', source, re.M | re.S))
+
+
+def event(kind: type) -> dict[str, Any]:
+    hints, texts = get_type_hints(kind), described(kind)
+    own = {
+        field.name: type_of(hints[field.name])
+        | ({"description": texts[field.name]} if field.name in texts else {})
+        for field in fields(kind)
+    }
+    name = launch_events.record_name(kind)
+    return {
+        "description": inspect.getdoc(kind),
+        "properties": {"event": {"const": name}, **own},
+        "required": ["event", *own],
+    }
+
+
+def render() -> str:
+    common = {
+        "schema": {
+            "type": "object",
+            "properties": {
+                "name": {"const": launch_events.SCHEMA_NAME},
+                "version": {"const": launch_events.SCHEMA_VERSION},
+            },
+            "required": ["name", "version"],
+        },
+        "time": {"type": "string", "format": "date-time", "description": "Of the node's clock."},
+        "run_id": {"type": "string", "description": "The same on all nodes."},
+        "host": {"type": "string"},
+        "node_rank": {"type": "integer"},
+        "generation": {"type": "integer", "description": "How often ranks were started again."},
+        "event": {"type": "string"},
+    }
+    schema = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "A line of meshrun --events",
+        "type": "object",
+        "properties": common,
+        "required": list(common),
+        "oneOf": [event(kind) for kind in get_args(launch_events.Record)],
+    }
+    return json.dumps(schema, indent=2) + "\n"
+
+
+def test_the_schema_is_as_published() -> None:
+    if os.environ.get("UPDATE_GOLDEN"):
+        FILE.write_text(render())
+    assert FILE.read_text() == render()
