@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
+from importlib.metadata import version
 from typing import Any
 
-from meshrun import __version__
 from meshrun.console.console import Console
 from meshrun.errors import HostError
 from meshrun.lifecycle.state import State
@@ -236,7 +236,7 @@ class EventLog:
         if isinstance(event, events.LaunchBegan):
             mesh, program = self.plan.layout.mesh, self.plan.program.target
             name = str(mesh) if mesh else None
-            return LaunchStarted(program=program, mesh=name, version=__version__)
+            return LaunchStarted(program=program, mesh=name, version=version("meshrun"))
         if isinstance(event, events.Met):
             size = self.plan.layout.world_size
             return NodesJoined(hosts=list(event.hosts), world_size=size)

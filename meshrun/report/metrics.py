@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
+from importlib.metadata import version
 
-from meshrun import __version__
 from meshrun.console.console import Console
 from meshrun.host.http_server import Answer, HttpServer
 from meshrun.host.reactor import Reactor
@@ -118,7 +118,7 @@ class Metrics:
     def _families(self) -> Iterator[Family]:
         state, layout, now_s = self._state, self._plan.layout, time.monotonic()
         mesh = str(layout.mesh) if layout.mesh else ""
-        info = {"version": __version__, "mesh": mesh, "node_rank": self._plan.node_rank}
+        info = {"version": version("meshrun"), "mesh": mesh, "node_rank": self._plan.node_rank}
         yield _gauge("info", "The launch; the value is always 1.", ((info, 1),))
         yield _gauge("uptime_seconds", "Time since the launch began.", now_s - self._began_s)
         yield _gauge("nodes", "Nodes of the launch.", layout.nnodes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from meshrun.host.processes import is_stopped
 from meshrun.host.reactor import Reactor
@@ -62,6 +62,13 @@ class CollectiveRequests:
             if self._asked:
                 takes_ns = _ANSWER_TAKES_NS // 5 if soon else _ANSWER_TAKES_NS
                 self._deadline.move(time.monotonic_ns() + takes_ns)
+
+    def expect_only(self, alive: Collection[int]) -> None:
+        """Wait for no answer of a rank that has exited."""
+        if self._asked and not self._asked <= set(alive):
+            self._asked.intersection_update(alive)
+            if not self._asked:
+                self._give_up()
 
     def ask_who_waits(self, ranks: Iterable[int]) -> None:
         """Ask ranks whether they wait in a collective."""

@@ -84,6 +84,7 @@ class Monitor:
     def see(self, state: State) -> None:
         """Take the launch as it is now."""
         self._state = state
+        self.collectives.expect_only(state.alive)
         self._next_look.move(self.watchdog.next_look_ns(state))
 
     def ask(
