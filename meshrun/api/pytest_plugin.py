@@ -140,6 +140,8 @@ class _MeshTests:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._ranks: OrderedDict[str, _TestRanks] = OrderedDict()
+        self._is_quit = False
+        """Whether a debugger was quit."""
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(
@@ -157,6 +159,8 @@ class _MeshTests:
         for report in self._run(item, wanted, nextitem if stays else None):
             item.ihook.pytest_runtest_logreport(report=report)
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        if self._is_quit:
+            pytest.exit("Quitting debugger")
         return True
 
     @pytest.hookimpl(trylast=True)
@@ -175,6 +179,7 @@ class _MeshTests:
             reports = ranks.run(item, nextitem, wanted.timeout_s)
         except MeshrunError as error:
             return list(_failed(item, f"error: {error}", when="setup"))
+        self._is_quit = ranks.is_quit
         if not ranks.is_open or any(report.failed for report in reports):
             self._ranks.pop(wanted.key).close()
         return reports
@@ -209,7 +214,11 @@ class _TestRanks:
             )
         except TypeError as error:
             raise UsageError(f"@pytest.mark.mesh: {error}", hint=f"it takes {_MARK}") from error
-        begin = Begin(list(config.args), _options_of(config), paths)
+        self._debugged: Member | None = None
+        """The rank that failed first, if it was debugged."""
+        self.is_quit = False
+        """Whether whoever debugged it has quit."""
+        begin = Begin(list(config.args), _options_of(config), paths, config.getoption("usepdb"))
         began = self._group.exchange(pickle.dumps(begin), timeout_s=_TIMEOUT_S)
         if began.missing:
             raise began.trouble or UsageError(f"the ranks' sessions did not begin: {began.why}")
@@ -232,7 +241,10 @@ class _TestRanks:
         self._output.seek(0)
         self._output.truncate()
         order = RunTest(item.nodeid, nextitem.nodeid if nextitem is not None else None)
-        answers = self._group.exchange(pickle.dumps(order), timeout_s=timeout_s, failed=_has_failed)
+        self._debugged = None
+        answers = self._group.exchange(
+            pickle.dumps(order), timeout_s=timeout_s, failed=_has_failed, takes=self._lend_terminal
+        )
         self._pass_warnings_on(answers.of)
         for member, done in answers.of.items():
             if done.text:
@@ -244,6 +256,26 @@ class _TestRanks:
         if stray:
             merged[-1].sections.append(("Output of ranks outside of tests", stray))
         return merged
+
+    def _lend_terminal(self, member: Member, message: object) -> bool:
+        """Have the first rank that fails debugged, and take no other."""
+        from meshrun.api.lent_terminal import lend_terminal
+        from meshrun.worker.debug_test import without_capture
+        from meshrun.worker.serve_tests import Debugged, MayDebug
+
+        if not isinstance(message, MayDebug):
+            return False
+        if self._debugged is not None:
+            member.channel.send(pickle.dumps(None))
+            return True
+        self._debugged = member
+        with without_capture(self._config), lend_terminal(member.pid) as terminal:
+            member.channel.send(pickle.dumps(terminal))
+            if terminal is not None:
+                self._config.hook.pytest_enter_pdb(config=self._config, pdb=None)
+                done: Debugged = pickle.loads(member.channel.receive())  # noqa: S301 - our ranks'
+                self.is_quit = done.quits
+        return True
 
     def _merged(self, answers: Answers) -> list[pytest.TestReport]:
         """Return a report of each phase that a rank has come to."""

@@ -215,6 +215,7 @@ class WorkerGroup:
         *,
         timeout_s: float | None = None,
         failed: Callable[[Any], bool] = lambda _: False,
+        takes: Callable[[Member, Any], bool] = lambda *_: False,
     ) -> Answers:
         """Send a message to all ranks and collect an answer of each; close if one is missing.
 
@@ -222,6 +223,8 @@ class WorkerGroup:
             message: What their ``serve`` understands.
             timeout_s: How long to wait.
             failed: Whether an answer means that others may wait for that rank in vain.
+            takes: Called with what comes; takes what is no answer yet, and replies. That time does
+                not count.
 
         Raises:
             GroupLost: If the group is closed.
@@ -229,7 +232,7 @@ class WorkerGroup:
         if not self.members:
             raise GroupLost("these workers were closed", hint="start a new group")
         with Reactor() as reactor:
-            asking = _Asking(self.members, reactor, failed)
+            asking = _Asking(self.members, reactor, failed, takes)
             asking.send(message, timeout_s)
             try:
                 reactor.run_until(lambda: asking.is_done)
@@ -344,11 +347,15 @@ class _Asking:
     """One message to all ranks, and their answers as they come."""
 
     def __init__(
-        self, members: Iterable[Member], reactor: Reactor, failed: Callable[[Any], bool]
+        self,
+        members: Iterable[Member],
+        reactor: Reactor,
+        failed: Callable[[Any], bool],
+        takes: Callable[[Member, Any], bool],
     ) -> None:
         self.left = {member.rank: member for member in members}
         self.answers = Answers()
-        self._reactor, self._failed = reactor, failed
+        self._reactor, self._failed, self._takes = reactor, failed, takes
 
     @property
     def is_done(self) -> bool:
@@ -370,14 +377,19 @@ class _Asking:
             send_signal(member.pid, signal.SIGINT)
 
     def _hear(self, member: Member) -> None:
-        self._reactor.remove(member.channel)
         try:
-            received = member.channel.receive()
+            answer = pickle.loads(member.channel.receive())  # noqa: S301 - our ranks'
+            came_ns = self._reactor.now_ns()
+            if self._takes(member, answer):
+                self._reactor.skip(self._reactor.now_ns() - came_ns)
+                return
         except EOFError:
+            self._reactor.remove(member.channel)
             self.answers.is_rank_gone = True
             self._give_up(f"{member.label} ended")
             return
-        self.answers.of[member] = answer = pickle.loads(received)  # noqa: S301 - our ranks'
+        self._reactor.remove(member.channel)
+        self.answers.of[member] = answer
         del self.left[member.rank]
         if self._failed(answer):
             self._give_up_in(GRACE_S, f"{member.label} failed")

@@ -6,7 +6,8 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -22,6 +23,30 @@ def stop_on_interrupt() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # whole lines, as python does on a terminal
             stream.reconfigure(line_buffering=True, write_through=False)
+
+
+@contextmanager
+def on_terminal(path: str) -> Iterator[None]:
+    """Have a terminal for standard input, output and errors while the block runs.
+
+    Raises:
+        OSError: If it cannot be opened.
+    """
+    terminal = os.open(path, os.O_RDWR | os.O_NOCTTY)
+    kept = [os.dup(fd) for fd in range(3)]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        for fd in range(3):
+            os.dup2(terminal, fd)
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for fd, before in enumerate(kept):
+            os.dup2(before, fd)
+        for fd in (terminal, *kept):
+            os.close(fd)
 
 
 def pass_breakpoints(passed: Callable[[], None]) -> None:

@@ -33,6 +33,8 @@ class Begin:
     options: dict[str, Any]
     paths: list[str]
     """The files whose tests run on ranks."""
+    debugs: bool
+    """Whether the first rank that fails a test is to be debugged (``--pdb``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,19 @@ class RunTest:
 
     nodeid: str
     next_nodeid: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class MayDebug:
+    """The test fails here: may this rank have the terminal? The reply is its name, or ``None``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Debugged:
+    """The terminal is free again."""
+
+    quits: bool
+    """Whether no further test is to run."""
 
 
 @dataclass(slots=True)
@@ -67,7 +82,7 @@ def serve(channel: Channel) -> None:
     config.args = begin.args
     # By this, other plug-ins know that another process writes the reports.
     config.workerinput = {"workerid": f"rank{os.environ['RANK']}"}  # type: ignore[attr-defined]
-    config.pluginmanager.register(_RankSession(channel, begin.paths, config), NAME)
+    config.pluginmanager.register(_RankSession(channel, begin, config), NAME)
     config.hook.pytest_cmdline_main(config=config)
 
 
@@ -79,8 +94,8 @@ def _plugins(begin: Begin) -> list[str]:
 class _RankSession:
     """Takes the place of the loop over all tests."""
 
-    def __init__(self, channel: Channel, paths: list[str], config: pytest.Config) -> None:
-        self._channel, self._paths, self._config = channel, paths, config
+    def __init__(self, channel: Channel, begin: Begin, config: pytest.Config) -> None:
+        self._channel, self._begin, self._config = channel, begin, config
         self._items: dict[str, pytest.Item] = {}
         self._done = TestDone()
         self._broken: list[str] = []
@@ -88,7 +103,7 @@ class _RankSession:
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self, session: pytest.Session) -> bool:
         """Collect these files and no others."""
-        for item in session.perform_collect(self._paths):
+        for item in session.perform_collect(self._begin.paths):
             self._items[item.nodeid] = item
         return True
 
@@ -113,6 +128,18 @@ class _RankSession:
         """Keep what became of a phase."""
         to_data = self._config.hook.pytest_report_to_serializable
         self._done.reports.append(to_data(config=self._config, report=report))
+
+    def pytest_exception_interact(self, call: pytest.CallInfo[Any], report: object) -> None:
+        """Debug a test that fails, if this is the first rank that it fails on."""
+        if not (self._begin.debugs and isinstance(report, pytest.TestReport) and call.excinfo):
+            return
+        self._channel.send(pickle.dumps(MayDebug()))
+        terminal = pickle.loads(self._channel.receive())  # noqa: S301
+        if terminal is not None:
+            from meshrun.worker.debug_test import debug_test
+
+            quits = debug_test(self._config, terminal, report, call.excinfo.tb)
+            self._channel.send(pickle.dumps(Debugged(quits)))
 
     def pytest_warning_recorded(
         self, warning_message: warnings.WarningMessage, when: str, nodeid: str, location: Any

@@ -66,7 +66,7 @@ def test_a_prompt_after_a_script(tmp_path: Path) -> None:
     assert "inverse(0)\nwait()\n" in (tmp_path / ".meshrun_history").read_text()
 
 
-def test_piped_input_runs_as_a_script() -> None:
+def test_piped_input_runs_as_a_script(fake_torch: Path) -> None:
     """Whole, without values of expressions; the exit code is that of what it raised."""
     piped = (
         "from dataclasses import dataclass\nimport os\n"
@@ -76,10 +76,10 @@ def test_piped_input_runs_as_a_script() -> None:
         "add(5)\n"
         "raise SystemExit(3)\n"
     )
-    ran = run_meshrun(*ON_TWO, "-", input=piped)
+    ran = run_meshrun("--interactive", "--nproc-per-node", "2", "-", input=piped)
 
     assert (ran.returncode, ran.stderr) == (3, "")
-    assert sorted(ran.stdout.splitlines()) == ["[dp0] rank 0", "[dp1] rank 1"]
+    assert sorted(ran.stdout.splitlines()) == ["[rank 0] rank 0", "[rank 1] rank 1"]
 
 
 @pytest.mark.nightly

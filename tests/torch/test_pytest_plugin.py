@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.terminal import Terminal
+
 pytestmark = pytest.mark.torch
 
 GOOD = """
@@ -254,13 +256,82 @@ def test_ranks_that_end_or_hang_are_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize("words", [["-n", "2"], ["-x"], ["--meshrun", "dp=2"]])
 def test_with_other_options(words: list[str], tmp_path: Path) -> None:
     """pytest-xdist's workers have ranks of their own; -x ends after the first failure."""
-    text = BAD[: BAD.index("@pytest.mark.mesh", BAD.index("test_one_fails"))] + (
+    text = BAD[: BAD.index("@pytest.mark.mesh", BAD.index("test_all_differ"))] + (
         "def test_plain(mesh, rank):\n    assert mesh.size() == 2\n"
     )
     cases, said = run_pytest(tmp_path, text, *words)
     found = {name: outcome(case) for name, case in cases.items()}
 
     assert found["test_all_differ"] == "failure", said
-    assert len(found) == (1 if words == ["-x"] else 3)
+    assert len(found) == (1 if words == ["-x"] else 2)
     if "-x" not in words:
         assert found["test_plain"] == ("passed" if "--meshrun" in words else "error")
+
+
+DEBUGGED = """
+import pytest
+import torch.distributed as dist
+
+
+@pytest.mark.mesh("dp=2", device="cpu", timeout=1)
+def test_fails(rank):
+    secret = rank * 10 + 7
+    print("printed on", rank)
+    if rank:
+        assert secret == 3
+    dist.barrier()
+
+
+@pytest.mark.mesh("dp=2", device="cpu")
+def test_all_fail(rank):
+    assert rank == 7
+
+
+@pytest.mark.mesh("dp=2", device="cpu")
+def test_never(rank):
+    pass
+"""
+
+
+def debug_tests(tmp_path: Path, text: str, *typed: str) -> list[str]:
+    """Run pytest --pdb in a terminal, type a line at each prompt, and return what was shown."""
+    (tmp_path / "test_it.py").write_text(text)
+    words = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--pdb", str(tmp_path)]
+    terminal = Terminal(words, {}, columns=100, rows=40)
+    try:
+        for prompts, line in enumerate(typed, 1):
+            terminal.wait_for("(Pdb)", prompts)
+            terminal.type(line)
+        code = terminal.wait()
+    finally:
+        terminal.end()
+    lines = terminal.all_lines
+    assert code == 2
+    assert any("Exit: Quitting debugger" in line for line in lines)
+    assert terminal.modes_left == terminal.modes
+    return lines
+
+
+def test_the_first_rank_that_fails_is_debugged(tmp_path: Path) -> None:
+    """With --pdb, in the terminal; Ctrl-C is the debugger's, q ends the session."""
+    text = DEBUGGED[DEBUGGED.index("@pytest.mark.mesh", DEBUGGED.index("def test_fails")) :]
+    lines = debug_tests(tmp_path, f"import pytest\n{text}", "p rank + 10\n", "\x03", "q\n")
+
+    assert lines.count("10") + lines.count("11") == 1
+    assert any(line.endswith("--KeyboardInterrupt--") for line in lines)
+    assert len([line for line in lines if "entering PDB on rank" in line]) == 1
+    assert any("1 failed in" in line for line in lines)
+
+
+@pytest.mark.nightly
+def test_others_wait_for_a_debugger(tmp_path: Path) -> None:
+    """No time limit counts meanwhile; the next test that fails is debugged, too."""
+    lines = debug_tests(
+        tmp_path, DEBUGGED, "import time; time.sleep(1.5)\n", "p secret * 2\n", "c\n", "q\n"
+    )
+
+    assert lines.count("34") == 1
+    assert lines.count("printed on 1") == 2  # once at the prompt, once in the report
+    assert len([line for line in lines if "entering PDB on rank" in line]) == 2
+    assert any("; not finished: dp0" in line for line in lines)
+    assert any("2 failed in" in line for line in lines)
