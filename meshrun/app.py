@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from meshrun.report.watchers import Watcher
     from meshrun.supervisor.loop import Observer, Watch
     from meshrun.supervisor.node_link import Meet
+    from meshrun.warm.client import WarmRun
 
 
 def ask_cluster(
@@ -264,6 +265,7 @@ def launch(
                 meet=meet,
                 observers=_observers(plan, console, watchers),
                 caller=caller,
+                warm=_warm(plan, console),
             )
             remove_forgotten()  # while the zygote imports torch
             state = loop.run()
@@ -306,6 +308,15 @@ def _observers(plan: LaunchPlan, console: Console, watchers: Sequence[Watcher]) 
 
         found.append(Live(plan, console, StatusView))
     return found
+
+
+def _warm(plan: LaunchPlan, console: Console) -> WarmRun | None:
+    idle_s = plan.request.warm_idle_s
+    if idle_s is None:
+        return None
+    from meshrun.warm.client import WarmRun
+
+    return WarmRun(plan.program, plan.request.preload, idle_s=idle_s, note=console.note)
 
 
 def _can_start(facts: ClusterFacts) -> ClusterFacts | None:

@@ -1,6 +1,6 @@
 """The entry point of each of meshrun's processes, and the command line that starts it.
 
-    python start.py launcher|zygote|rank|devices|logs-plugin|decline [WORD ...]
+    python start.py launcher|zygote|warm-server|rank|devices|logs-plugin|decline [WORD ...]
 
 It is run by its path: ``python -m`` and ``python -c`` put the working folder first on ``sys.path``,
 and anyone who can write there would choose what is imported.
@@ -15,6 +15,7 @@ _KNOWN_AT_START = frozenset(sys.modules)
 _PARTS = {
     "launcher": "meshrun.__main__",
     "zygote": "meshrun.zygote.main",
+    "warm-server": "meshrun.warm.warm_server",
     "rank": "meshrun.zygote.exec_rank",
     "devices": "meshrun.zygote.count_devices",
     "logs-plugin": "meshrun.zygote.logs_specs_process",
@@ -40,7 +41,7 @@ if __name__ == "__main__":
     _order_path()
     from importlib import import_module
 
-    # In a rank that was forked, main() returns, and the program runs from module level.
+    # In a process that was forked, main() returns; a rank's program runs from module level.
     run = import_module(_PARTS[sys.argv.pop(1)]).main(_KNOWN_AT_START)
-    if run is not None:
-        run()
+    while run is not None:
+        run = run()

@@ -17,6 +17,11 @@ def size(number: int) -> str:
     return f"{number / 2**30:.1f} GiB" if number >= 2**30 else f"{number / 2**20:.0f} MiB"
 
 
+def duration(seconds: float) -> str:
+    """Return a time: ``10 min``, ``90 s``."""
+    return f"{seconds / 60:g} min" if seconds >= 60 and seconds % 60 == 0 else f"{seconds:g} s"
+
+
 def plural(number: int, ending: str = "s") -> str:
     """Return what a noun ends in after ``number``."""
     return "" if number == 1 else ending

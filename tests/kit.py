@@ -80,6 +80,8 @@ class Running:
     def __init__(self, process: subprocess.Popen[bytes], folder: Path) -> None:
         self.process = process
         self._folder = folder
+        self.server: int | None = None
+        """The warm server that the launch's zygote is forked from, if it is."""
 
     @property
     def stdout(self) -> str:
@@ -103,8 +105,10 @@ class Running:
         found: list[int] = []
 
         def look() -> bool:
-            children = psutil.Process(self.process.pid).children()
-            found[:] = [child.pid for child in children]
+            parents = [psutil.Process(self.server or self.process.pid)]
+            if self.server is not None:  # a keeper stands between
+                parents = parents[0].children()
+            found[:] = [child.pid for parent in parents for child in parent.children()]
             return bool(found)
 
         wait_until(look, lambda: "no zygote")

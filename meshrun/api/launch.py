@@ -38,6 +38,7 @@ class _Options(TypedDict, total=False):
     device: str | None
     start_method: str | None
     preload: str | Sequence[str]
+    warm: bool
     max_restarts: int | None
     shutdown_timeout: float | str | None
     log_dir: str | os.PathLike[str] | None
@@ -84,6 +85,7 @@ def launch(
     device: str | None = None,
     start_method: str | None = None,
     preload: str | Sequence[str] = (),
+    warm: bool = False,
     max_restarts: int | None = None,
     shutdown_timeout: float | str | None = None,
     log_dir: str | os.PathLike[str] | None = None,
@@ -114,6 +116,7 @@ def launch(
         device: A torch device type, or ``auto``.
         start_method: ``fork`` or ``exec``.
         preload: Modules to import once per node.
+        warm: Whether to start from a warm server, and to leave one for the next launch.
         max_restarts: Maximum number of restarts of all ranks.
         shutdown_timeout: How long ranks may take to exit once asked to: 30 or ``"5m"``.
         log_dir: Where log files go.
@@ -154,7 +157,7 @@ def launch(
     if prefix is not True:
         given[Options.prefix] = prefix or "none"
     lists = {Options.preload: preload, Options.show: show, Options.hide: hide}
-    flags = to_flags(given, lists, options)
+    flags = [*["--warm"] * warm, *to_flags(given, lists, options)]
     if isinstance(args, str):
         raise UsageError(
             f"args must be a list, found the string `{args}`", hint="args=text.split()"

@@ -27,7 +27,7 @@ _LINE = "meshrun.line"
 """Where a context keeps its command line."""
 _SET_BY_A_LAUNCH = (
     *(Options.mesh, Options.device, Options.gpus, Options.flatten, Options.view),
-    *(Options.backend, Options.timeout, Options.pg_opt),
+    *(Options.backend, Options.timeout, Options.pg_opt, Options.warm),
 )
 """Options whose variables describe a rank to its program, and mean no launch inside it."""
 
@@ -123,6 +123,10 @@ def make_app(table: type[Options]) -> typer.Typer:
             from meshrun.cli.bug_report import render_bug_report
 
             return render_bug_report(options, context.meta[_LINE])
+        if options.warm_status or options.warm_stop:
+            from meshrun.report.warm_servers import render_servers, stop_servers
+
+            return stop_servers() if options.warm_stop else render_servers()
         from meshrun.cli.run import run
 
         return run(options, context.meta[_LINE], context.obj)

@@ -185,6 +185,14 @@ class Options(ParsedOptions):
     preload = Repeated(parse.one, "MODULE", PROGRAM,
         "Also import this module once per node, before ranks are forked. Repeatable.",
         in_launch=True, details="See [shared imports](../how-to/share-imports.md).")
+    warm = Switch(PROGRAM,
+        "Start ranks from a warm server, which has imported the program's libraries, and leave one "
+        "for the next run.", in_launch=True,
+        details="See [the second run](../how-to/warm-starts.md).")
+    warm_idle = Option(parse_seconds, 600.0, "TIME", PROGRAM,
+        "End a warm server after it was idle for this long.")
+    warm_status = Switch(PROGRAM, "List your warm servers and exit.", family="")
+    warm_stop = Switch(PROGRAM, "End your warm servers and exit; runs continue.", family="")
     start_method: Option[Literal["fork", "exec", "forkserver", "spawn"] | None] = Option(
         parse.choice("fork", "exec", "forkserver", "spawn"), None, "fork|exec", PROGRAM,
         "Fork ranks from one process per node that has imported torch, or (`exec`) start "

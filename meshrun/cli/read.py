@@ -141,6 +141,7 @@ def build_request(options: Options, program: Program) -> LaunchRequest:
         hang_timeout_s=_unless_debugged(options, options.hang_timeout),
         node_timeout_s=options.node_timeout,
         preload=(*_PRELOAD, *options.preload),
+        warm_idle_s=options.warm_idle if options.warm else None,
         role=options.role or Options.role.default,
         max_restarts=_unless_debugged(options, options.max_restarts),
         gpu_memory_wait=options.gpu_memory_wait,

@@ -217,7 +217,8 @@ def launch_here(
 
     if began.hosts_present:
         rendezvous = replace(request.rendezvous, present=began.hosts_present)
-        request = replace(request, rendezvous=rendezvous)
+        # What a host's agent starts ends with the launch.
+        request = replace(request, rendezvous=rendezvous, warm_idle_s=None)
     if request.rendezvous.step_of is not None:
         from meshrun.submit.srun_step import launch_on_nodes
 

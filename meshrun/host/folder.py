@@ -30,6 +30,10 @@ class Folder:
         name = path if above is None else os.path.basename(path)
         self._fd = os.open(name, _OPEN | os.O_NOFOLLOW, dir_fd=above)
 
+    def fileno(self) -> int:
+        """Return the descriptor that holds it."""
+        return self._fd
+
     @property
     def is_ours(self) -> bool:
         """Whether it belongs to this user."""

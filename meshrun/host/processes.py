@@ -185,6 +185,11 @@ def is_tidier(pid: int) -> bool:
     return _turn(pid) is _Turn.TIDIER
 
 
+def is_guard(pid: int) -> bool:
+    """Whether a process ends what is left once the launcher and the zygote have been killed."""
+    return _turn(pid) is _Turn.GUARD
+
+
 def become_guard() -> None:
     """Give this process the name by which :func:`end_children` knows to end it last."""
     if _LIBC is not None:
@@ -383,3 +388,19 @@ def marked_processes(entry: str) -> list[int]:
             except OSError:  # it has ended, or is somebody else's
                 continue
     return found
+
+
+def started_at(pid: int) -> str | None:
+    """Return when the kernel started a process, in ticks since boot; ``None`` if it has ended.
+
+    Source:
+        Field 22 of ``/proc/PID/stat``, proc(5).
+    """
+    state, *fields = _read_stat(pid)
+    return fields[18] if state not in ("", "Z", "X") else None
+
+
+def parent_of(pid: int) -> int:
+    """Return the parent of a process; 0 if there is no such process."""
+    _, *fields = _read_stat(pid)
+    return int(fields[0]) if fields else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+import struct
 import sys
 
 from meshrun.errors import HostError, UsageError
@@ -73,3 +74,19 @@ def _check_way_to(listener: socket.socket) -> None:
 def packet_pair() -> tuple[socket.socket, socket.socket]:
     """Return two connected sockets that keep the bounds of each packet."""
     return socket.socketpair(socket.AF_UNIX, _PACKETS)
+
+
+def peer_of(connection: socket.socket) -> tuple[int, int] | None:
+    """Return process and user at the other end of a local connection, or who made the pair.
+
+    ``None`` where the system does not tell (macOS).
+
+    Source:
+        unix(7): SO_PEERCRED is a struct of pid, uid and gid.
+    """
+    if not hasattr(socket, "SO_PEERCRED"):
+        return None
+    size = struct.calcsize("3i")
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    pid, uid, _ = struct.unpack("3i", credentials)
+    return pid, uid

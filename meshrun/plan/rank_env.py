@@ -23,6 +23,15 @@ LAUNCH_MARK = "MESHRUN_LAUNCH_MARK"
 """Set for everything that a launch starts, to a random value by which leftovers are found."""
 
 
+def zygote_environment(base: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of a zygote, but for the launch's mark.
+
+    Libraries start threads while they are imported; ranks get theirs later.
+    """
+    own = {name: value for name, value in base.items() if name not in SECRET_VARIABLES}
+    return {**own, **dict.fromkeys(THREAD_VARIABLES, "1")}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchFacts:
     """What is known of one launch only once it starts."""

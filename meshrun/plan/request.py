@@ -191,6 +191,8 @@ class LaunchRequest:
     node_timeout_s: float = 30.0
     """How long another node may be silent until it is lost."""
     preload: tuple[str, ...] = ()
+    warm_idle_s: float | None = None
+    """How long a warm server waits for the next run; ``None`` not to use one, nor to leave one."""
     role: str = "default"
     max_restarts: int = 0
     gpu_memory_wait: GpuMemoryWait | None = None

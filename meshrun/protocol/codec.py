@@ -62,6 +62,8 @@ class StartRank:
     """Whether it reads the zygote's stdin; else the null device."""
     debug: bool = False
     """Whether it is the rank that is debugged, with one terminal for all its streams."""
+    learn_to: str = ""
+    """The file in which it says at its end what it imported; "" for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

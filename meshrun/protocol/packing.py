@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 import math
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, is_dataclass
 from functools import cache
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 _PLAIN = (int, float, str, bool, type(None))
 
@@ -67,8 +67,10 @@ def take(hint: Any, value: Any, clean: Callable[[str], str] = str) -> Any:
         return _take_checked(args[0], hint.__metadata__, value, clean)
     if origin in (Union, types.UnionType):
         return _take_one_of(args, value, clean)
+    if origin is Literal:
+        return _take_literal(args, value)
     if origin in (list, tuple) and isinstance(value, list):
-        return origin(take(args[0], each, clean) for each in value)
+        return origin(_take_each(args[0], value, clean))
     if isinstance(value, dict) and hint is not Any:
         return _take_table(hint, value, clean)
     return _take_plain(hint, value, clean)
@@ -81,6 +83,18 @@ def _take_checked(
     for check in checks:
         taken = check(taken)
     return taken
+
+
+def _take_each(hint: Any, values: list[Any], clean: Callable[[str], str]) -> Iterable[Any]:
+    if hint is str and clean is str and {*map(type, values)} == {str}:
+        return values  # a thousand of them, at times
+    return (take(hint, each, clean) for each in values)
+
+
+def _take_literal(allowed: tuple[Any, ...], value: Any) -> Any:
+    if not isinstance(value, str) or value not in allowed:
+        raise ValueError(f"{value!r:.80} is none of {allowed}")
+    return value
 
 
 def _take_one_of(hints: tuple[Any, ...], value: Any, clean: Callable[[str], str]) -> Any:

@@ -72,6 +72,7 @@ from meshrun.supervisor.workers import Workers
 
 if TYPE_CHECKING:
     from meshrun.supervisor.node_link import Meet, Nodes
+    from meshrun.warm.client import WarmRun
 
 _LATE_NS = 1_000_000_000
 """More than a busy machine's delay in waking this process up."""
@@ -104,6 +105,7 @@ class Loop:
         watch: Each called with every event, the state after it and the console.
         complete: Returns plan and facts once the nodes have met.
         meet: Begins to meet the other nodes, if there are any.
+        warm: Where a zygote may be had without importing what it shares.
     """
 
     def __init__(
@@ -119,8 +121,9 @@ class Loop:
         meet: Meet | None = None,
         observers: Sequence[Observer] = (),
         caller: Caller | None = None,
+        warm: WarmRun | None = None,
     ) -> None:
-        self._caller = caller
+        self._caller, self._warm = caller, warm
         self._console, self._watch, self._complete = console, watch, complete
         self._observers = observers
         self._asked = plan
@@ -190,6 +193,7 @@ class Loop:
             terminal=self._terminal,
             reactor=self._reactor,
             note=console.note,
+            warm=warm,
             on_control=self._on_control,
             on_reports=self._on_reports,
         )
@@ -233,6 +237,8 @@ class Loop:
                 self._nodes.close()
             self._finish_output()
             self.evidence = self._gather()
+            if self._warm is not None and {*self.state.signals} <= {signal.SIGINT}:
+                self._warm.leave_server()
         finally:
             self._workers.close()
             self._monitor.close()
@@ -354,9 +360,13 @@ class Loop:
 
     def _on_zygote_gone(self) -> None:
         self._gpu_wait.cancel()
-        status = self._workers.wait_for_zygote()
+        status, kept = self._workers.wait_for_zygote()
         ended = end_children(grace_s=0.0, spare=self._not_ours)  # all that it had come to us
-        left = LeftoversEnded(count=0, survivors=list(ended.survivors), denied=list(ended.denied))
+        left = LeftoversEnded(
+            count=0,
+            survivors=[*kept.survivors, *ended.survivors],
+            denied=[*kept.denied, *ended.denied],
+        )
         if left.survivors or left.denied:
             self._happen(left)
         self._on_reports()

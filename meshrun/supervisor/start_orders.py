@@ -47,6 +47,7 @@ def start_order(
     stdin: bool = True,
     debug: int | None = None,
     imports: Sequence[str] = (),
+    learn_to: str = "",
 ) -> codec.StartRank:
     """Return the order to start a rank.
 
@@ -59,6 +60,7 @@ def start_order(
         stdin: Whether it reads ours.
         debug: The rank that is debugged, if one is; the others pass their breakpoints.
         imports: Modules to import before the mesh is built.
+        learn_to: The file in which it says at its end what it imported; "" for none.
 
     Raises:
         HostError: If the variables are more than an order can hold.
@@ -80,6 +82,7 @@ def start_order(
         stdin=stdin,
         debug=debug == rank.rank,
         imports=list(imports),
+        learn_to=learn_to,
     )
     if (size := len(codec.encode(order))) > codec.PACKET_BYTES:
         longest = max(order.environment, key=lambda name: len(order.environment[name]))

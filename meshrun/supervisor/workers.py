@@ -7,11 +7,11 @@ import os
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from meshrun.console.output import Output
 from meshrun.host.descriptors import allow_descriptors
-from meshrun.host.processes import handles_signal
+from meshrun.host.processes import Ended, handles_signal
 from meshrun.host.reactor import Reactor
 from meshrun.layout.labels import rank_label
 from meshrun.lifecycle.state import State
@@ -29,12 +29,16 @@ from meshrun.supervisor.terminal import Terminal
 from meshrun.supervisor.timers import Timers
 from meshrun.supervisor.zygote_client import ZygoteClient
 
+if TYPE_CHECKING:
+    from meshrun.warm.client import WarmRun
+
 
 class Workers:
     """The processes below the launcher.
 
     Args:
         listener: Where the store serves; ``None`` where it is on another node, or not yet known.
+        warm: Where a zygote may be had without importing what it shares.
     """
 
     def __init__(
@@ -49,13 +53,14 @@ class Workers:
         terminal: Terminal,
         reactor: Reactor,
         note: Callable[[str], None],
+        warm: WarmRun | None,
         on_control: Callable[[], None],
         on_reports: Callable[[], None],
     ) -> None:
         self._folder = folder
         self._output, self._monitor, self._terminal = output, monitor, terminal
         self._reactor, self._on_control, self._on_reports = reactor, on_control, on_reports
-        self._note = note
+        self._note, self._warm = note, warm
         self._orders = StartOrders(self._send_order)
         self._generation = 0
         self.timers: Timers | None = None
@@ -73,8 +78,8 @@ class Workers:
 
     # ---- starting --------------------------------------------------------------------------
 
-    def wait_for_zygote(self) -> int:
-        """Close the zygote's socket, wait for its end and return its wait status."""
+    def wait_for_zygote(self) -> tuple[int, Ended]:
+        """Wait for the zygote's end; return its wait status, and what its keeper could not end."""
         for end in (self.zygote.control, self.zygote.reports):
             self._reactor.remove(end)
         return self.zygote.wait()
@@ -128,6 +133,7 @@ class Workers:
                 scratch_dir=self._folder.removed_without_us,
                 stacks=stacks,
                 stdin=self._terminal.stdin,
+                warm=self._warm,
             )
         finally:
             os.close(stacks)
@@ -148,6 +154,7 @@ class Workers:
             stdin=terminal.has_stdin(rank.local_rank),
             debug=terminal.rank,
             imports=() if self._method == "fork" else self.plan.modules_of_mesh,
+            learn_to=self._warm.learn_to if self._warm and rank.local_rank == 0 else "",
         )
         streams = terminal.streams(rank.rank) or self._output.open(rank, files)
         monitor = self._monitor

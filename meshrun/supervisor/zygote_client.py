@@ -7,22 +7,40 @@ import secrets
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from meshrun.errors import HostError, InternalError
+from meshrun.host.processes import Ended
 from meshrun.host.sockets import packet_pair
-from meshrun.plan.rank_env import LAUNCH_MARK, SECRET_VARIABLES, THREAD_VARIABLES
+from meshrun.plan.rank_env import LAUNCH_MARK, zygote_environment
 from meshrun.plan.request import Program, StartMethod
 from meshrun.protocol import codec
 from meshrun.protocol.codec import Prepare, ToZygote
 from meshrun.protocol.events import FromNegotiation, FromRank, FromZygote
 from meshrun.start import own_command
 
+if TYPE_CHECKING:
+    from meshrun.warm.client import WarmRun, WarmZygote
+
 
 class ZygoteClient:
     """The running zygote.
 
     ``control`` carries its news and our orders, ``reports`` what ranks tell us themselves.
+
+    Args:
+        program: What ranks run.
+        method: How ranks start.
+        preload: Modules to import for them.
+        backends: Backends that torch has to know before the program's first line.
+        device: A device type to count before ranks are started; "" for none.
+        workers: As many of these devices are needed.
+        scratch_dir: Removed by the zygote if this process dies first; "" for none.
+        stacks: A descriptor for its stacks.
+        stdin: Its standard input, as for ``subprocess``; this process's if ``None``.
+        warm: Has a warm server fork it, if there is one.
     """
 
     def __init__(
@@ -37,32 +55,20 @@ class ZygoteClient:
         scratch_dir: str,
         stacks: int,
         stdin: int | None = None,
+        warm: WarmRun | None = None,
     ) -> None:
-        self.control, theirs = packet_pair()
-        self.reports, ranks_end = packet_pair()
         self._gate = -1
-        with theirs, ranks_end:
-            fds = (theirs.fileno(), ranks_end.fileno(), stacks)
-            words = (*map(str, fds), program.kind, program.target, *program.args)
-            try:
-                self._process = subprocess.Popen(
-                    own_command("zygote", *words, unbuffered=True),
-                    stdin=stdin,
-                    pass_fds=fds,
-                    start_new_session=True,
-                    # Libraries start threads while they are imported; ranks get theirs later.
-                    env={
-                        **{k: v for k, v in os.environ.items() if k not in SECRET_VARIABLES},
-                        **dict.fromkeys(THREAD_VARIABLES, "1"),
-                        LAUNCH_MARK: secrets.token_hex(8),
-                    },
-                )
-            except OSError as error:
-                raise HostError(
-                    f"cannot start `{sys.executable}`: {error.strerror}",
-                    hint="the machine may be out of processes or memory; see `ulimit -u` and `free"
-                    " -h`",
-                ) from error
+        mark = secrets.token_hex(8)
+        process: WarmZygote | _NewZygote | None = None
+        if warm is not None and method == "fork":
+            with self._new_sockets() as ends:
+                process = warm.start_zygote((*ends, stacks), mark=mark, stdin=stdin)
+            if process is None:  # a server that is late may still have the others' ends
+                self.close()
+        if process is None:
+            with self._new_sockets() as ends:
+                process = _NewZygote(program, (*ends, stacks), mark=mark, stdin=stdin)
+        self._process = process
         self.send(
             Prepare(
                 start_method=method,
@@ -74,6 +80,14 @@ class ZygoteClient:
             )
         )
         self.reports.setblocking(False)
+
+    @contextmanager
+    def _new_sockets(self) -> Iterator[tuple[int, int]]:
+        """Give the zygote's ends of new sockets."""
+        self.control, theirs = packet_pair()
+        self.reports, ranks_end = packet_pair()
+        with theirs, ranks_end:
+            yield theirs.fileno(), ranks_end.fileno()
 
     @property
     def pid(self) -> int:
@@ -134,13 +148,45 @@ class ZygoteClient:
         """End it at once; the kernel ends its ranks."""
         self._process.kill()
 
-    def wait(self) -> int:
-        """Wait for its end and return its wait status."""
-        code = self._process.wait()
-        return -code if code < 0 else code << 8
+    def wait(self) -> tuple[int, Ended]:
+        """Wait for its end; return its wait status, and what its keeper could not end."""
+        return self._process.wait()
 
     def close(self) -> None:
         """Close our ends of its sockets."""
         self.open_gate()
         self.control.close()
         self.reports.close()
+
+
+class _NewZygote:
+    """A zygote in an interpreter of its own, a child of this process."""
+
+    def __init__(
+        self, program: Program, fds: Sequence[int], *, mark: str, stdin: int | None
+    ) -> None:
+        words = (*map(str, fds), program.kind, program.target, *program.args)
+        try:
+            self._process = subprocess.Popen(
+                own_command("zygote", *words, unbuffered=True),
+                stdin=stdin,
+                pass_fds=fds,
+                start_new_session=True,
+                env={**zygote_environment(os.environ), LAUNCH_MARK: mark},
+            )
+        except OSError as error:
+            raise HostError(
+                f"cannot start `{sys.executable}`: {error.strerror}",
+                hint="the machine may be out of processes or memory; see `ulimit -u` and `free -h`",
+            ) from error
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def wait(self) -> tuple[int, Ended]:
+        code = self._process.wait()
+        return (-code if code < 0 else code << 8), Ended(0)  # its orphans come to us

@@ -54,7 +54,7 @@ def become_rank(
     set_title(f"rank {order.rank}{where}", program.target, *program.args)
     reporter = Reporter(reports, order.rank)
     pulse.send = lambda step: reporter.tell(RankBeat, step=step)
-    ending.arm(reporter, gate_fd)
+    ending.arm(reporter, gate_fd, order.learn_to)
     end_connections_with_rank(reporter)
     try:
         raise_thread_counts(os.environ)

@@ -25,6 +25,7 @@ from types import ModuleType
 
 from meshrun.protocol.events import RankFinished, RankLeaves
 from meshrun.worker.group_lifetime import PEERS_TAKE_S, destroyed
+from meshrun.worker.learnt import learn, write_learnt
 from meshrun.worker.reporter import Reporter
 
 _CANNOT_FLUSH = 120
@@ -45,12 +46,13 @@ class Ending:
         self._standing: frozenset[str] = frozenset()
         atexit.register(self._leave)
 
-    def arm(self, reporter: Reporter, gate_fd: int) -> None:
+    def arm(self, reporter: Reporter, gate_fd: int, learn_to: str = "") -> None:
         """In a rank, before the program runs: note what is imported and take over the end.
 
         Args:
             reporter: Told when the program is over.
             gate_fd: A pipe that is closed at its other end once all ranks may leave.
+            learn_to: The file in which to say at the end what was imported; "" for none.
 
         ``MESHRUN_FULL_EXIT=1`` leaves it to Python and the C library, for tools that hook theirs.
         """
@@ -60,6 +62,7 @@ class Ending:
         self._pid = os.getpid()
         self._reporter, self._gate_fd = reporter, gate_fd
         self._standing = frozenset(sys.modules)
+        self._learn_to, self._environment = learn_to, dict(os.environ) if learn_to else {}
         _disarm_finalizers()
 
     def note(self, error: BaseException) -> None:
@@ -83,6 +86,8 @@ class Ending:
         sys.setswitchinterval(3600.0)  # daemon threads do not run on while their globals vanish
         threading.excepthook = lambda _: None
         _flush_files()
+        if is_rank and self._learn_to:
+            write_learnt(self._learn_to, learn(sys.modules, self._environment, os.environ))
         if is_rank:  # a fork of it would wait forever for threads of groups, which it lacks
             _free_program(self._standing)
         status = self._status if _flush_streams() or self._status else _CANNOT_FLUSH

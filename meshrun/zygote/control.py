@@ -6,6 +6,7 @@ import signal
 import socket
 from typing import Any
 
+from meshrun.host.sockets import peer_of
 from meshrun.protocol import codec
 from meshrun.protocol.events import FromZygote, NegotiationFailed, RankReady
 
@@ -19,6 +20,15 @@ def send(control: socket.socket, event: FromZygote | RankReady | NegotiationFail
         control.send(codec.encode(event))
     except (BrokenPipeError, ConnectionError):
         pass
+
+
+def maker_of(control: socket.socket) -> int:
+    """Return the process that made the connection, the launcher; 0 where the system cannot tell.
+
+    By the time this process asks for its parent's id, init may be its parent.
+    """
+    peer = peer_of(control)
+    return 0 if peer is None else peer[0]
 
 
 def receive(control: socket.socket, fds: list[int] | None = None) -> codec.Message | None:

@@ -11,7 +11,6 @@ import os
 import select
 import signal
 import socket
-import sys
 import time
 from typing import NoReturn
 
@@ -24,6 +23,7 @@ from meshrun.host.processes import (
     send_signal,
 )
 from meshrun.plan.rank_env import LAUNCH_MARK
+from meshrun.zygote.control import maker_of
 
 _SWEEP_TAKES_S = 10.0
 _BETWEEN_S = 0.02
@@ -37,7 +37,7 @@ class Guard:
     def __init__(self, scratch_dir: str, control: socket.socket) -> None:
         self._scratch_dir = scratch_dir
         self._mark = os.environ.get(LAUNCH_MARK, "")
-        self._launcher = _maker_of(control)
+        self._launcher = _launcher_behind(control)
 
     def begin(self, zygote: int) -> None:
         """In the store's process, first of all: be woken by the zygote's end, or end with it."""
@@ -54,7 +54,7 @@ class Guard:
                 signal.pause()
         for process in (self._zygote, self._launcher):
             _wait_for_end(process)
-        _sweep(self._mark)
+        end_marked(self._mark)
         self.remove_scratch()
         os._exit(0)
 
@@ -65,16 +65,10 @@ class Guard:
             remove_if_forgotten(self._scratch_dir)
 
 
-def _maker_of(control: socket.socket) -> int:
-    """Return a descriptor of the launcher, which made this pair of sockets; -1 if it is dead.
-
-    By the time this process asks for its parent's id, init may be its parent.
-    """
-    try:
-        credentials = control.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    except (AttributeError, OSError):  # macOS
-        return -1
-    process = _process_fd(int.from_bytes(credentials[:4], sys.byteorder))
+def _launcher_behind(control: socket.socket) -> int:
+    """Return a descriptor of the launcher, which made this pair of sockets; -1 if it is dead."""
+    pid = maker_of(control)
+    process = _process_fd(pid) if pid else -1
     poll = select.poll()
     poll.register(control, 0)
     if process >= 0 and poll.poll(0):  # hung up, so the id may be another's by now
@@ -98,8 +92,8 @@ def _wait_for_end(process: int) -> None:
         poll.poll()
 
 
-def _sweep(mark: str) -> None:
-    """End all that carry the mark, until many looks find none: one may fork meanwhile."""
+def end_marked(mark: str) -> None:
+    """End all that carry a launch's mark, until many looks find none: one may fork meanwhile."""
     deadline = time.monotonic() + _SWEEP_TAKES_S
     clean = 0
     while clean < _CLEAN_LOOKS and time.monotonic() < deadline:

@@ -40,16 +40,43 @@ from meshrun.zygote.server import ZygoteServer
 
 def main(known_at_start: frozenset[str]) -> Callable[[], None]:
     """Serve as the zygote; return only in a rank, with what it is to run."""
-    control = socket.socket(fileno=int(sys.argv[1]))
-    reports = socket.socket(fileno=int(sys.argv[2]))
-    for inherited in (control, reports):
-        inherited.set_inheritable(False)
-    tell_stacks(int(sys.argv[3]))
+    control, reports, stacks = map(int, sys.argv[1:4])
     kind, target, *arguments = sys.argv[4:]
     assert kind in ("script", "module", "command")  # noqa: S101 - the launcher wrote it
     program = Program(kind=kind, target=target, args=tuple(arguments))  # type: ignore[arg-type]
+    return be_zygote(
+        socket.socket(fileno=control),
+        socket.socket(fileno=reports),
+        stacks,
+        program,
+        ending=Ending(),
+        known_at_start=known_at_start,
+    )
 
-    set_title("zygote", target, *arguments)
+
+def be_zygote(
+    control: socket.socket,
+    reports: socket.socket,
+    stacks: int,
+    program: Program,
+    *,
+    ending: Ending,
+    known_at_start: frozenset[str],
+) -> Callable[[], None]:
+    """Serve as the zygote; return only in a rank, with what it is to run.
+
+    Args:
+        control: Carries the launcher's orders and our news.
+        reports: Carries what ranks report.
+        stacks: A descriptor for the stacks of this process.
+        program: What ranks run.
+        ending: The end of a rank.
+        known_at_start: Modules that a new interpreter has before its program.
+    """
+    for inherited in (control, reports):
+        inherited.set_inheritable(False)
+    tell_stacks(stacks)
+    set_title("zygote", program.target, *program.args)
     die_with_parent(os.getppid())
     dispositions = leave_signals_to_launcher()
     become_subreaper()
@@ -57,7 +84,6 @@ def main(known_at_start: frozenset[str]) -> Callable[[], None]:
     if not isinstance(order, Prepare):
         os._exit(0)
     guard = Guard(order.scratch_dir, control)
-    ending = Ending()
     source = _load(control, program, order, known_at_start)
     forks = ZygoteServer(
         control=control,

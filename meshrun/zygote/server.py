@@ -50,7 +50,7 @@ from meshrun.protocol.result import signal_name
 from meshrun.worker.bootstrap import become_rank
 from meshrun.worker.exit import Ending
 from meshrun.worker.program import Source
-from meshrun.zygote.control import receive, send
+from meshrun.zygote.control import maker_of, receive, send
 from meshrun.zygote.guard import Guard
 from meshrun.zygote.spawn import spawn_command, spawn_fresh
 from meshrun.zygote.store import be_store
@@ -107,7 +107,8 @@ class ZygoteServer:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
         # There may be children to end from now on: wake, even if stopped, and see the socket close.
-        die_with_parent(launcher := os.getppid(), signal.SIGCONT)
+        die_with_parent(os.getppid(), signal.SIGCONT)
+        launcher = maker_of(self._control) or os.getppid()
         self._reactor.add_reader(self._woken, self._reap)
         self._reactor.add_reader(self._control, self._take_order)
         self._reactor.every(_LOOK_EVERY_S, partial(self._look_at_launcher, launcher))

@@ -15,7 +15,7 @@ import pytest
 
 from tests.chaos.drawing import MESHES, Case
 from tests.chaos.expecting import Expected
-from tests.kit import FAKES, PROGRAMS, Running, command, wait_until
+from tests.kit import FAKES, PROGRAMS, Running, command, run_meshrun, wait_until
 
 _LONG_S = 600
 _SHORT_S = 0.3
@@ -29,10 +29,12 @@ class Controller:
         self.logs = folder / "logs"
         self.logs.mkdir()
         self._master = self._reader = -1
+        self._server_pid: int | None = None
 
     def run(self) -> tuple[int, Running]:
         """Carry the case out; return the exit code and what was printed."""
-        with self._start() as running:
+        with self._server(), self._start() as running:
+            running.server = self._server_pid
             self._wait_for_phase(running)
             self._strike(running)
             if self.expected.restarts:
@@ -40,6 +42,31 @@ class Controller:
             if self.expected.is_done:
                 (self.folder / "go").touch()
             return running.wait(), running
+
+    @contextmanager
+    def _server(self) -> Iterator[None]:
+        """Have a warm server, if it is such a case."""
+        if not self.case.is_warm:
+            yield
+            return
+        (self.folder / "session").mkdir(mode=0o700)
+        (installed := self.folder / "site-packages").mkdir()
+        (installed / "torch").symlink_to(FAKES / "torch")
+        (trivial := self.folder / "trivial.py").touch()
+        (go := self.folder / "go").touch()
+        left = run_meshrun("--warm", trivial, env=self._environment())
+        go.unlink()
+        for place in self.folder.glob("at.*"):
+            place.unlink()
+        assert left.returncode == 0, left.stderr
+        path = self.folder / "session" / "meshrun"
+        wait_until(lambda: any(path.glob("*.json")), lambda: "a warm server")
+        self._server_pid = int(next(path.glob("*.json")).stem)
+        try:
+            yield
+        finally:
+            stopped = run_meshrun("--warm-stop", env=self._environment())
+            assert stopped.stdout == "stopped 1 warm server\n", stopped
 
     # ---- start -----------------------------------------------------------------------------
 
@@ -128,8 +155,10 @@ class Controller:
         case = self.case
         if case.real_torch:
             return {}
+        warm = {"MESHRUN_WARM": "1", "XDG_RUNTIME_DIR": str(self.folder / "session")}
         return {
-            "PYTHONPATH": str(FAKES),
+            **(warm if case.is_warm else {}),
+            "PYTHONPATH": str(self.folder / "site-packages" if case.is_warm else FAKES),
             "OMP_NUM_THREADS": "2",  # so that ranks set their threads, where they can be held
             "FAKE_TORCH_HOLDS_IN": str(self.folder),
             "FAKE_TORCH_HOLDS_AT": f"{case.place} {case.generation}",
@@ -183,6 +212,7 @@ class Controller:
     def _send(self, running: Running) -> None:
         case, launcher = self.case, running.process.pid
         if case.victim == "both":
+            os.kill(launcher, signal.SIGSTOP)  # so that it does not see the other's end
             for victim in (running.zygote(), launcher):
                 os.kill(victim, case.signum)
             return

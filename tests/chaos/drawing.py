@@ -71,13 +71,21 @@ class Case:
         """The rank that fails by itself in the first generation, so that there is a second."""
         return self.ranks - 1 if self.phase in ("again", "clearing") else None
 
+    @property
+    def is_warm(self) -> bool:
+        """Whether the zygote comes from a warm server; there it imports nothing."""
+        may_be = self.method == "fork" and not self.real_torch and self.phase != "importing"
+        is_drawn = random.Random(-self.number).random() < 0.35
+        return may_be and is_drawn and self.fault not in ("disk", "inodes", "descriptors")
+
     def __str__(self) -> str:
         shown = {
             "signal": f"{self.signum.name} to {self.victim}",
             "ctrl_c": f"{self.times} x ctrl-c",
         }
         words = [shown.get(self.fault, self.fault), self.phase, f"{self.ranks} ranks", self.output]
-        flags = ("has_mesh", "real_torch", "deaf", "children", "restarts", "watch", "on_terminal")
+        flags = ("has_mesh", "real_torch", "deaf", "children", "restarts", "watch", "on_terminal",
+                 "is_warm")  # fmt: skip
         words += [flag for flag in flags if getattr(self, flag)]
         if self.signum == signal.SIGSTOP and self.fault == "signal":
             words.append(f"then {self.then}")
@@ -143,4 +151,4 @@ def _draw_room(dice: random.Random, fault: Fault, ranks: int) -> int:
         return 1024 * dice.choice((8, 32, 100))
     if fault == "inodes":
         return dice.randint(1, 4 + 4 * ranks)
-    return dice.choice((10, 16, 24, 40, 5 * ranks + 63, 5 * ranks + 64, 5 * ranks + 70))
+    return dice.choice((10, 16, 24, 40, 5 * ranks + 50, 5 * ranks + 60, 5 * ranks + 90))

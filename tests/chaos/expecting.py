@@ -54,7 +54,7 @@ def _of_few_inodes(case: Case) -> Expected:
 
 
 def _of_few_descriptors(case: Case) -> Expected:
-    if case.room >= 5 * case.ranks + 64:
+    if case.room >= 5 * case.ranks + 90:
         return _done(case)
     return _ended(71, "the limit is |Too many open files")
 

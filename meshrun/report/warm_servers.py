@@ -1,0 +1,81 @@
+"""``--warm-status`` and ``--warm-stop``."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+
+from meshrun.errors import HostError
+from meshrun.warm.identity import Server
+from meshrun.warm.place import Place, stop_server, usual_place
+from meshrun.wording import count, duration, size
+
+
+def render_servers() -> str:
+    """Return what each warm server of this user is and holds, as a table."""
+    place = _place()
+    servers, starting = place.servers(), place.starting()
+    if not servers and not starting:
+        return "no warm servers"
+    rows = [("PID", "AGE", "IDLE", "ENDS AFTER", "MEMORY", "PACKAGES")]
+    now = time.time()
+    for found in servers:
+        server = found.server
+        rows.append(
+            (
+                str(server.pid),
+                _age(now - server.began),
+                _age(now - found.used),
+                f"{duration(server.idle_s)} idle",
+                _memory(server.pid),
+                _held(server),
+            )
+        )
+    rows.extend((str(pid), "", "", "", _memory(pid), "(importing)") for pid in starting)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+def stop_servers() -> str:
+    """End the warm servers of this user, and forget what programs imported.
+
+    Returns:
+        How many there were.
+
+    Raises:
+        HostError: If one does not end.
+    """
+    place = _place()
+    servers = [*place.starting(), *(found.server.pid for found in place.servers())]
+    left = [pid for pid in servers if not stop_server(place, pid)]
+    if left:
+        raise HostError(
+            f"{count(len(left), 'warm server')} did not end: {', '.join(map(str, left))}",
+            hint=f"`kill -KILL {' '.join(map(str, left))}` does no harm to a run",
+        )
+    place.remove()
+    return f"stopped {count(len(servers), 'warm server')}"
+
+
+def _place() -> Place:
+    try:
+        return Place(usual_place())
+    except OSError as error:
+        raise HostError(f"the folder of warm servers cannot be used: {error}") from error
+
+
+def _age(seconds: float) -> str:
+    whole = max(0, round(seconds))
+    return f"{whole} s" if whole < 120 else f"{whole // 60} min"
+
+
+def _memory(pid: int) -> str:
+    import psutil
+
+    with suppress(psutil.Error):
+        return size(psutil.Process(pid).memory_info().rss)
+    return "?"
+
+
+def _held(server: Server) -> str:
+    return ", ".join(("torch", *server.extra))

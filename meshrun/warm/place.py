@@ -1,0 +1,231 @@
+"""The private folder in which warm servers are found: a socket and a description of each."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import select
+import signal
+import socket
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+
+from meshrun.host.folder import Folder, who_else_may_write
+from meshrun.host.processes import started_at
+from meshrun.host.sockets import peer_of
+from meshrun.plan.request import Program
+from meshrun.protocol.packing import take
+from meshrun.warm.identity import Server
+from meshrun.warm.warm_messages import Stop, encode
+
+_ENDS_WITHIN_S = 5
+_LOCK = "lock"
+_WHY = "why"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A server that is alive, and when it was last used, in seconds since the epoch."""
+
+    server: Server
+    used: float
+
+
+class Place:
+    """The folder of this user's servers on this machine."""
+
+    def __init__(self, path: str) -> None:
+        """Hold it, and make it if it is not there.
+
+        Raises:
+            OSError: If it cannot be made, or could be another user's.
+        """
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o700)
+        self._folder = Folder(path)
+        mode = stat.S_IMODE(os.stat(path, follow_symlinks=False).st_mode)
+        why = None if self._folder.is_ours else "it belongs to another user"
+        why = why or (f"its mode is {mode:o}, not 700" if mode & 0o077 else None)
+        if why := why or who_else_may_write(os.path.dirname(path)):
+            self._folder.close()
+            raise PermissionError(f"`{path}` is not private: {why}")
+        self.path = path
+
+    def servers(self) -> list[Found]:
+        """Return the servers that are alive, the one used last first; forget the others."""
+        found = []
+        for name in os.listdir(self.path):
+            pid, _, kind = name.partition(".")
+            if kind == "json" and pid.isdecimal():
+                path = f"{self.path}/{name}"
+                if (server := self._read(path)) is None:
+                    self.forget(int(pid))
+                    continue
+                with contextlib.suppress(OSError):
+                    found.append(Found(server, os.stat(path).st_mtime))
+        return sorted(found, key=lambda each: -each.used)
+
+    def starting(self) -> list[int]:
+        """Return the servers that are still importing."""
+        found = []
+        for name in os.listdir(self.path):
+            pid, _, kind = name.partition(".")
+            if kind == "starting" and pid.isdecimal():
+                with contextlib.suppress(OSError), open(f"{self.path}/{name}") as file:
+                    if file.read() == started_at(int(pid)):
+                        found.append(int(pid))
+                        continue
+                self.forget(int(pid))
+        return found
+
+    def begin(self, pid: int) -> None:
+        """Have a server known as one that is still importing."""
+        self.write(f"{pid}.starting", started_at(pid) or "")
+
+    def describe(self, server: Server) -> None:
+        """Have it found from now on."""
+        self.write(f"{server.pid}.json", json.dumps(asdict(server)))
+        self._remove(f"{server.pid}.starting")
+
+    def note_use(self, pid: int) -> None:
+        """Note that a server was used now."""
+        with contextlib.suppress(OSError):
+            os.utime(f"{self.path}/{pid}.json")
+
+    def forget(self, pid: int) -> None:
+        """Remove the files of a server."""
+        for kind in ("starting", "json", "sock"):
+            self._remove(f"{pid}.{kind}")
+
+    def listen(self) -> socket.socket:
+        """Return the socket of this process as a server."""
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        listener.bind(self._socket(os.getpid()))
+        listener.listen(socket.SOMAXCONN)
+        return listener
+
+    def connect(self, pid: int) -> socket.socket:
+        """Return a connection to a server.
+
+        Raises:
+            OSError: If there is none, or it is not this user's.
+        """
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            connection.connect(self._socket(pid))
+            if not is_of_this_user(connection):
+                raise PermissionError("the warm server belongs to another user")
+        except OSError:
+            connection.close()
+            raise
+        return connection
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Start one server at a time, so that two runs do not leave two of the same."""
+        descriptor = self._folder.open(f"{self.path}/{_LOCK}", os.O_RDWR | os.O_CREAT)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def learnt(self, program: Program) -> str:
+        """Return the file in which a run of a program says what it imported."""
+        target = program.target if program.kind == "module" else os.path.abspath(program.target)
+        name = hashlib.blake2b(os.fsencode(f"{program.kind} {target}"), digest_size=8).hexdigest()
+        return f"{self.path}/learnt-{name}"
+
+    def say_why(self, reason: str) -> None:
+        """Leave word for the next run why no server was left."""
+        self.write(_WHY, reason)
+
+    def take_why(self) -> str | None:
+        """Return why the last run left no server, once."""
+        try:
+            with open(f"{self.path}/{_WHY}") as file:
+                reason = file.read()
+            os.unlink(f"{self.path}/{_WHY}")
+        except OSError:
+            return None
+        return reason
+
+    def write(self, name: str, text: str) -> None:
+        """Write a file of it, whole or not at all."""
+        temporary = f"{name}.{os.getpid()}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        with open(self._folder.open(f"{self.path}/{temporary}", flags), "w") as file:
+            file.write(text)
+        self._folder.rename(temporary, name)
+
+    def remove(self) -> None:
+        """Remove the folder with all that is in it."""
+        self._folder.remove()
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        self._folder.close()
+
+    def _remove(self, name: str) -> None:
+        with contextlib.suppress(OSError):
+            os.unlink(f"{self.path}/{name}")
+
+    def _read(self, path: str) -> Server | None:
+        try:
+            with open(path) as file:
+                server: Server = take(Server, json.load(file))
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+        return server if started_at(server.pid) == server.born else None
+
+    def _socket(self, pid: int) -> str:
+        # An address has at most 107 bytes, and a path may be longer.
+        return f"/proc/self/fd/{self._folder.fileno()}/{pid}.sock"
+
+
+def is_of_this_user(connection: socket.socket) -> bool:
+    """Whether the other end of a connection is a process of this user's."""
+    peer = peer_of(connection)
+    return peer is not None and peer[1] == os.geteuid()
+
+
+def usual_place() -> str:
+    """Return where this user's servers are: where the login session keeps such things, or /tmp."""
+    session = os.environ.get("XDG_RUNTIME_DIR", "")
+    if os.path.isabs(session) and os.path.isdir(session):
+        return os.path.join(session, "meshrun")
+    return os.path.join(tempfile.gettempdir(), f"meshrun-{os.geteuid()}")
+
+
+def stop_server(place: Place, pid: int) -> bool:
+    """Have a server end and wait until it has; runs that it began continue.
+
+    Returns:
+        Whether it has ended.
+    """
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        if pid in place.starting():
+            signal.pidfd_send_signal(process, signal.SIGTERM)
+        else:
+            with place.connect(pid) as connection:
+                connection.send(encode(Stop()))
+        poll = select.poll()
+        poll.register(process, select.POLLIN)
+        return bool(poll.poll(_ENDS_WITHIN_S * 1000))
+    except OSError:
+        return False
+    finally:
+        os.close(process)
+        if started_at(pid) is None:
+            place.forget(pid)

@@ -1,0 +1,302 @@
+"""A warm server: imports libraries once, then forks a zygote for each run that asks for one.
+
+    ASSIGNMENT_FD
+
+It belongs to no launch, opens no terminal, and is single-threaded as every zygote is. It ends when
+it was idle for long, with the login sessions that used it, or when it is told to.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any, NoReturn
+
+from meshrun.host.processes import started_at
+from meshrun.host.reactor import Reactor
+from meshrun.host.seen_variable import SeenVariable
+from meshrun.host.sockets import peer_of
+from meshrun.host.title import set_title
+from meshrun.plan.rank_env import LAUNCH_MARK
+from meshrun.warm.identity import (
+    BASE,
+    Server,
+    Source,
+    Wanted,
+    digests,
+    loaded_files,
+    mismatch,
+    packages,
+    set_too_late,
+    this_interpreter,
+    words_of,
+)
+from meshrun.warm.inherited import fixed_by_parent
+from meshrun.warm.keeper import serve_connection
+from meshrun.warm.place import Place, is_of_this_user, stop_server
+from meshrun.warm.session import leader_of_session
+from meshrun.warm.warm_messages import Assignment, decode
+from meshrun.worker.exit import Ending
+from meshrun.worker.learnt import is_own, stat_of
+from meshrun.zygote.fork_safety import ImportWatch, nvml_answers
+
+_HANDLED = {signal.SIGTERM, signal.SIGCHLD}
+MOST_SERVERS = 4
+"""Each holds about as much memory as the libraries that it has imported."""
+
+
+def main(known_at_start: frozenset[str]) -> Callable[[], object]:
+    """Serve; return only in a process that was forked for a run, with what it is to do."""
+    with open(int(sys.argv[1]), "rb") as file:
+        assignment = decode(file.read())
+    assert isinstance(assignment, Assignment)  # noqa: S101 - the launcher wrote it
+    set_title("warm-server")
+    server = WarmServer(assignment, known_at_start)
+    return server.serve()
+
+
+class WarmServer:
+    """This process, once it has imported what it is to hold."""
+
+    def __init__(self, assignment: Assignment, known_at_start: frozenset[str]) -> None:
+        self._ending = Ending()
+        self._known_at_start = known_at_start
+        self._mark = SeenVariable(LAUNCH_MARK)
+        self._place = Place(assignment.place)
+        self._idle_s = assignment.idle_s
+        self._keepers: set[int] = set()
+        self._sessions: dict[int, int] = {}
+        """A descriptor for each session's leader."""
+        self._reactor = Reactor()
+        self._idle = self._reactor.call_at(None, self._end)
+        self._is_over = False
+        """Whether a session that used this server has ended."""
+        self._in_child: Callable[[], object] | None = None
+        with self._place.locked():
+            if self._is_there(assignment):
+                os._exit(0)
+            described = self._import(assignment)
+            self._end_others()
+            self._listener = self._place.listen()
+            self._place.describe(described)
+        self._watch(assignment.session)
+
+    def serve(self) -> Callable[[], object]:
+        """Fork until it is time to end; return only in a fork."""
+        self._woken, self._wake = os.pipe()
+        for end in (self._woken, self._wake):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, lambda *_: self._end())
+        self._reactor.add_reader(self._woken, self._reap)
+        self._reactor.add_reader(self._listener, self._accept)
+        self._set_idle()
+        while self._in_child is None:
+            self._reactor.turn()
+        return self._in_child
+
+    def _is_there(self, assignment: Assignment) -> bool:
+        """Whether another run has left the same server meanwhile."""
+        wanted = Wanted(
+            interpreter=this_interpreter(),
+            fixed=fixed_by_parent(),
+            modules=tuple(assignment.modules),
+            environment=assignment.environment,
+            own_files=assignment.own_files,
+            changed=assignment.changed,
+        )
+        return any(mismatch(found.server, wanted) is None for found in self._place.servers())
+
+    def _import(self, assignment: Assignment) -> Server:
+        """Import what is there of the modules; end if forks of this process would not be right."""
+        watch = ImportWatch()
+        gc.disable()
+        with _reads_noted() as read, nvml_answers():
+            for module in BASE:
+                _import_if_there(module, watch)
+            base = packages(sys.modules)
+            for module in assignment.modules:
+                _import_if_there(module, watch)
+        gc.enable()
+        gc.freeze()  # what is shared stays out of the collector, and so stays shared
+        extra = packages(assignment.modules) - base
+        if why := self._why_unfit(assignment, watch, read if extra else ()):
+            if extra:
+                _write(assignment.refused, why)
+            self._place.say_why(why)
+            os._exit(0)
+        return Server(
+            pid=os.getpid(),
+            born=started_at(os.getpid()) or "",
+            began=time.time(),
+            idle_s=assignment.idle_s,
+            interpreter=this_interpreter(),
+            fixed=fixed_by_parent(),
+            base=sorted(base),
+            extra=sorted(extra),
+            environment=digests(assignment.environment, read),
+            read=sorted(read),
+            sources={
+                path: Source(stat=stat_of(path), words=words_of(path, read))
+                for path in assignment.own_files
+            },
+            files=loaded_files(sys.modules),
+        )
+
+    def _why_unfit(
+        self, assignment: Assignment, watch: ImportWatch, read: Collection[str]
+    ) -> str | None:
+        if (why := watch.why_unsafe()) is not None:
+            return why
+        for name, module in sys.modules.items():
+            path = getattr(module, "__file__", None)
+            if name != "__main__" and isinstance(path, str) and is_own(path):
+                return f"a library imports `{path}`, which is not installed"
+        if late := set_too_late(assignment.changed, read):
+            return f"the program sets {late[0]}, which a library reads while it is imported"
+        return None
+
+    def _end_others(self) -> None:
+        """Keep the number of servers, and with it their memory, within bounds."""
+        for found in self._place.servers()[MOST_SERVERS - 1 :]:
+            stop_server(self._place, found.server.pid)
+
+    # ---- runs ------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        connection, _ = self._listener.accept()
+        if not is_of_this_user(connection):
+            connection.close()
+            return
+        peer = peer_of(connection)
+        with _signals_held_back():
+            try:
+                pid = os.fork()
+            except OSError:  # the launcher sees the connection closed
+                connection.close()
+                return
+            if pid == 0:
+                self._leave()
+                self._in_child = partial(
+                    serve_connection, connection, self._mark, self._ending, self._known_at_start
+                )
+                return
+        connection.close()
+        self._keepers.add(pid)
+        self._place.note_use(os.getpid())
+        self._watch(leader_of_session(peer[0] if peer else 0))
+        self._set_idle()
+
+    def _leave(self) -> None:
+        """In a fork: be no server."""
+        signal.set_wakeup_fd(-1)
+        for signum in (signal.SIGTERM, signal.SIGCHLD):
+            signal.signal(signum, signal.SIG_DFL)
+        self._reactor.close()
+        self._listener.close()
+        self._place.close()
+        for fd in (self._woken, self._wake, *self._sessions):
+            os.close(fd)
+
+    def _reap(self) -> None:
+        os.read(self._woken, 4096)
+        with suppress(ChildProcessError):
+            while pid := os.waitpid(-1, os.WNOHANG)[0]:
+                self._keepers.discard(pid)
+        self._set_idle()
+
+    # ---- the end ---------------------------------------------------------------------------
+
+    def _watch(self, leader: int) -> None:
+        """End once all sessions of those that used this server are over."""
+        if not leader or leader in self._sessions.values():
+            return
+        try:
+            process = os.pidfd_open(leader)
+        except OSError:  # it has ended meanwhile
+            self._is_over = True
+            return
+        self._sessions[process] = leader
+        self._reactor.add_reader(process, partial(self._end_session, process))
+
+    def _end_session(self, process: int) -> None:
+        self._reactor.remove(process)
+        os.close(process)
+        del self._sessions[process]
+        self._is_over = True
+        self._set_idle()
+
+    def _set_idle(self) -> None:
+        if self._keepers:
+            self._idle.cancel()
+        elif self._is_over and not self._sessions:
+            self._end()
+        else:
+            self._idle.move(time.monotonic_ns() + int(self._idle_s * 1e9))
+
+    def _end(self) -> NoReturn:
+        self._place.forget(os.getpid())
+        os._exit(0)
+
+
+def _import_if_there(module: str, watch: ImportWatch) -> None:
+    with suppress(Exception):
+        importlib.import_module(module)
+    watch.imported(module)
+
+
+def _write(path: str, text: str) -> None:
+    with suppress(OSError), open(path, "w") as file:
+        file.write(text)
+
+
+@contextmanager
+def _signals_held_back() -> Iterator[None]:
+    """Have no signal meet a fork with our handlers."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
+
+
+@contextmanager
+def _reads_noted() -> Iterator[set[str]]:
+    """Give the names of variables that Python code reads while the block runs.
+
+    Whoever reads one after the other, in their order, makes a copy.
+    """
+    environ: Any = os.environ
+    noted = _NotedReads(environ._data)
+    environ._data = noted
+    try:
+        yield noted.names
+    finally:
+        environ._data = dict(noted.items())
+
+
+class _NotedReads(dict[bytes, bytes]):
+    """What ``os.environ`` holds its variables in."""
+
+    def __init__(self, variables: dict[bytes, bytes]) -> None:
+        super().__init__(variables)
+        self.names: set[str] = set()
+        self._copied: Iterator[bytes] = iter(())
+
+    def __iter__(self) -> Iterator[bytes]:
+        self._copied = iter(list(super().__iter__()))
+        return super().__iter__()
+
+    def __getitem__(self, key: bytes) -> bytes:
+        if next(self._copied, None) != key:
+            self._copied = iter(())
+            self.names.add(os.fsdecode(key))
+        return super().__getitem__(key)

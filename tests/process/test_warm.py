@@ -1,0 +1,398 @@
+"""Warm servers: what a run from one is, what makes one unfit, and what a death of each leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+
+from meshrun.warm.place import Found, Place, usual_place
+from meshrun.warm.session import leader_of_session
+from tests.kit import FAKES, PROGRAMS, command, run_meshrun, start_meshrun, wait_until
+
+LIBRARY = """\
+import os
+
+with open(os.environ["LIBRARY_IMPORTS"], "a") as file:
+    file.write(f"{os.getpid()}\\n")
+WHERE = os.environ.get("LIBRARY_HOME", "home")
+"""
+
+
+class Warm:
+    """Runs with ``--warm`` whose servers are in a folder of the test."""
+
+    def __init__(self, folder: Path, imports: Path) -> None:
+        self.folder, self.imports = folder, imports
+
+    def run(
+        self, *args: str | Path, env: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run to the end."""
+        return run_meshrun("--warm", *args, env=env)
+
+    def leave(self, *args: str | Path) -> int:
+        """Run, and wait for the server that is left; return its process id."""
+        before = {found.server.pid for found in self.servers()}
+        done = self.run(*args)
+        assert "leaving a warm server" in done.stderr, done.stderr
+        wait_until(
+            lambda: bool(self.new(before) or self.why()), lambda: f"a server after {done.stderr}"
+        )
+        assert self.new(before), self.why()
+        self.imports.unlink(missing_ok=True)
+        return self.new(before)[0]
+
+    def new(self, before: set[int]) -> list[int]:
+        """Return servers that were not there before."""
+        return [found.server.pid for found in self.servers() if found.server.pid not in before]
+
+    def servers(self) -> list[Found]:
+        """Return the servers that are there."""
+        if not os.path.isdir(usual_place()):
+            return []
+        place = Place(usual_place())
+        try:
+            return place.servers()
+        finally:
+            place.close()
+
+    def starting(self) -> list[int]:
+        """Return the servers that are still importing."""
+        place = Place(usual_place())
+        try:
+            return place.starting()
+        finally:
+            place.close()
+
+    def why(self) -> str:
+        """Return why no server was left."""
+        path = Path(usual_place(), "why")
+        return path.read_text() if path.exists() else ""
+
+
+@pytest.fixture
+def warm(fake_torch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Warm]:
+    """Give runs a torch that is quick and counts how often it is imported, and a library."""
+    (installed := tmp_path / "site-packages").mkdir()
+    (installed / "torch").symlink_to(FAKES / "torch")
+    (installed / "library.py").write_text(LIBRARY)
+    (session := tmp_path / "session").mkdir(mode=0o700)
+    monkeypatch.setenv("PYTHONPATH", str(installed))
+    monkeypatch.setenv("LIBRARY_IMPORTS", str(tmp_path / "library"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(session))
+    yield Warm(tmp_path, fake_torch)
+    stopped = run_meshrun("--warm-stop")
+    assert stopped.returncode == 0, stopped.stderr
+
+
+def text_of(path: Path) -> list[str]:
+    """Return the lines of a file that may not be there."""
+    return path.read_text().split() if path.exists() else []
+
+
+def program(folder: Path, source: str) -> Path:
+    """Write a program."""
+    (path := folder / "program.py").write_text(source)
+    return path
+
+
+def test_the_second_run_imports_nothing(warm: Warm, tmp_path: Path) -> None:
+    """It ends as the first does, and says nothing about it; a third may run at the same time."""
+    script = program(tmp_path, "import sys, torch\nprint('up')\nsys.exit(3)\n")
+    words = ("--nproc-per-node", "2", script)
+    server = warm.leave(*words)
+
+    with ThreadPoolExecutor() as pool:
+        runs = list(pool.map(lambda _: warm.run(*words), range(3)))
+
+    for done in runs:
+        assert done.returncode == 3
+        assert done.stdout.count("up") == 2
+        assert "warm" not in done.stderr
+    assert text_of(warm.imports) == []
+    assert [found.server.pid for found in warm.servers()] == [server]
+    listed = run_meshrun("--warm-status").stdout.splitlines()
+    assert listed[0].split() == ["PID", "AGE", "IDLE", "ENDS", "AFTER", "MEMORY", "PACKAGES"]
+    assert listed[1].split()[0] == str(server)
+
+
+def test_a_rank_is_as_from_a_fresh_start(warm: Warm, tmp_path: Path) -> None:
+    """Whatever a process has from its parent it has from the caller, and not from the server."""
+    script = PROGRAMS / "surroundings.py"
+    warm.leave("--nproc-per-node", "1", "--prefix", "none", script, "a")
+    (folder := tmp_path / "elsewhere").mkdir()
+    around = (
+        "cd $1; shift; umask 027; ulimit -S -n 900; ulimit -S -c 0; trap '' USR1; "
+        'echo 7 > /proc/self/oom_score_adj; exec taskset -c 0 "$@"'
+    )
+
+    def tell(*options: str) -> dict[str, object]:
+        words = command(*options, "--nproc-per-node", "1", "--prefix", "none", script, "b", "c")
+        done = subprocess.run(
+            ["sh", "-c", around, "sh", str(folder), *words],
+            env={**os.environ, "TZ": "Asia/Kathmandu", "OF_THE_CALLER": "1"},
+            input="what it reads",
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=90,
+        )
+        assert "fresh" not in done.stderr
+        told: dict[str, object] = json.loads(done.stdout)
+        return told
+
+    fresh = tell()
+    warm.imports.unlink()
+    assert tell("--warm") == fresh
+    assert text_of(warm.imports) == []
+
+
+USES_LIBRARY = "import torch, library\nprint('at', library.WHERE, flush=True)\n"
+
+
+def test_what_a_program_imported_is_there_next_time(warm: Warm, tmp_path: Path) -> None:
+    """Installed packages are learnt, and the program's own files are not held."""
+    (tmp_path / "own.py").write_text("import library\n")
+    script = program(tmp_path, f"import own\n{USES_LIBRARY}")
+    imported = tmp_path / "library"
+    warm.leave(script)
+    imported.unlink()
+
+    assert "at home" in warm.run(script).stdout
+    assert text_of(imported) == []
+
+    (tmp_path / "own.py").write_text("import library\n\nNEW = 1  # imports the same\n")
+    script.write_text(f"import own\n{USES_LIBRARY}print(own.NEW)\n")
+    done = warm.run(script)
+    assert (done.stdout.split()[-1], done.stderr) == ("1", "")
+    assert text_of(imported) == []
+
+
+@pytest.mark.nightly
+def test_another_environment_has_a_server_of_its_own(warm: Warm, tmp_path: Path) -> None:
+    """Each variable that an import has read makes a difference, and others make none."""
+    script = program(tmp_path, USES_LIBRARY)
+    server = warm.leave(script)
+    assert "fresh" not in warm.run(script, env={"LEARNING_RATE": "0.1"}).stderr
+    for number, name in enumerate(("LIBRARY_HOME", "PYTHONHASHSEED", "TORCH_LOGS", "LC_ALL")):
+        assert server in [found.server.pid for found in warm.servers()]
+        done = warm.run(script, env={name: str(number)})
+        assert f"starting fresh, not from the warm server: {name} has changed" in done.stderr
+        assert f"at {'0' if name == 'LIBRARY_HOME' else 'home'}" in done.stdout
+        wait_until(lambda: not warm.starting(), lambda: "the new server")
+    assert len(warm.servers()) == 4
+    assert server not in [found.server.pid for found in warm.servers()]
+
+
+def test_a_changed_library_ends_the_server(warm: Warm, tmp_path: Path) -> None:
+    """So does one that is installed, as it may shadow another."""
+    script = program(tmp_path, USES_LIBRARY)
+    server = warm.leave(script)
+    library = tmp_path / "site-packages" / "library.py"
+    library.write_text(LIBRARY.replace('"home"', '"another place"'))
+
+    done = warm.run(script)
+    assert f"starting fresh, not from the warm server: `{library}` has changed" in done.stderr
+    assert "at another place" in done.stdout
+    wait_until(lambda: not psutil.pid_exists(server), lambda: "the old one's end")
+    wait_until(lambda: len(warm.servers()) == 1, lambda: "the new one")
+    (tmp_path / "site-packages" / "new.py").touch()
+    assert "site-packages` has changed" in warm.run(script).stderr
+
+
+def test_a_program_that_imports_less_starts_fresh(warm: Warm, tmp_path: Path) -> None:
+    """What libraries do to each other at their import is gone with the import."""
+    script = program(tmp_path, USES_LIBRARY)
+    warm.leave(script)
+    script.write_text("import sys, torch\nprint('library' in sys.modules)\n")
+    done = warm.run(script)
+    assert f"the imports or variables in `{script}` have changed" in done.stderr
+    assert "False" in done.stdout
+
+
+LATE = "import os, torch\nos.environ['LIBRARY_HOME'] = 'set late'\nimport library\n"
+STARTS_A_THREAD = (
+    f"{LIBRARY}import threading\nthreading.Thread(target=threading.Event().wait).start()\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "library", "why"),
+    [
+        (LATE, LIBRARY, "the program sets LIBRARY_HOME, which a library reads"),
+        ("import torch, library, os\nos._exit", STARTS_A_THREAD, "`library` started 1 thread"),
+        (
+            "import torch, library\n",
+            f"{LIBRARY}import sys\nsys.path.insert(0, os.environ['TMPDIR'])\nimport owned\n",
+            "which is not installed",
+        ),
+    ],
+    ids=["variable", "thread", "own file"],
+)
+def test_what_a_fork_could_not_take_along_is_not_held(
+    warm: Warm, tmp_path: Path, source: str, library: str, why: str
+) -> None:
+    """The next run says why, and has torch at least."""
+    (tmp_path / "site-packages" / "library.py").write_text(
+        library.replace("Thread(", "Thread(daemon=True, ")
+    )
+    Path(os.environ["TMPDIR"], "owned.py").touch()
+    script = program(tmp_path, f"{source}\nprint('at', library.WHERE)\n")
+    first = warm.run(script)
+    wait_until(lambda: bool(warm.why()), lambda: "why")
+    assert why in warm.why()
+
+    second = warm.run(script)
+    assert second.stdout == first.stdout
+    wait_until(lambda: bool(warm.servers()), lambda: second.stderr)
+    warm.imports.unlink()
+    (tmp_path / "library").unlink()
+    assert warm.run(script).stdout == first.stdout
+    assert text_of(warm.imports) == []
+    assert len(text_of(tmp_path / "library")) == 1
+
+
+WAITS = """\
+import os, sys, time, subprocess, torch
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], start_new_session=True)
+print("rank", os.getpid(), flush=True)
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize(
+    "victim", ["server", "keeper", "zygote", "rank", "launcher", "keeper and zygote"]
+)
+def test_a_death_leaves_nothing(warm: Warm, tmp_path: Path, victim: str) -> None:
+    """Whoever is killed: the server's death harms no run, and a run's death harms no server."""
+    script = program(tmp_path, WAITS)
+    (go := tmp_path / "go").touch()
+    words = ("--warm", "--nproc-per-node", "2", script, go)
+    server = warm.leave(*words[1:])
+    go.unlink()
+    with start_meshrun(*words, folder=tmp_path) as running:
+        running.wait_for("rank", 2)
+        rank = psutil.Process(int(running.stdout.split()[-1]))
+        zygote = rank.parent()
+        assert zygote is not None
+        keeper = zygote.parent()
+        assert keeper is not None
+        assert keeper.ppid() == server
+        found = {
+            "server": [psutil.Process(server)],
+            "keeper": [keeper],
+            "zygote": [zygote],
+            "keeper and zygote": [keeper, zygote],
+            "rank": [rank],
+            "launcher": [psutil.Process(running.process.pid)],
+        }
+        mark = running_mark(rank)
+        for process in found[victim]:
+            process.kill()
+        if victim in ("server", "keeper"):
+            go.touch()
+        code = running.wait()
+    assert code == {"server": 0, "keeper": 0}.get(victim, 137 if victim != "zygote" else code)
+    wait_until(lambda: not marked(mark), lambda: str(marked(mark)))
+    go.touch()
+    assert warm.run(*words[1:]).returncode == 0
+    assert (server in [each.server.pid for each in warm.servers()]) == (victim != "server")
+
+
+def running_mark(process: psutil.Process) -> str:
+    """Return the mark of a launch."""
+    return process.environ()["MESHRUN_LAUNCH_MARK"]
+
+
+def marked(mark: str) -> list[int]:
+    """Return the processes of a launch."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("MESHRUN_LAUNCH_MARK") == mark:
+                found.append(process.pid)
+        except psutil.Error:
+            continue
+    return found
+
+
+def test_a_run_from_a_server_restarts_and_is_interrupted(warm: Warm, tmp_path: Path) -> None:
+    """A later generation comes from the same zygote; Ctrl-C leaves nothing but the server."""
+    script = program(
+        tmp_path,
+        "import os, sys, time, torch\n"
+        "print('rank', os.environ['TORCHELASTIC_RESTART_COUNT'], flush=True)\n"
+        "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n"
+        "    sys.exit(1)\n"
+        "if os.path.exists(sys.argv[1]):\n"
+        "    time.sleep(1000)\n",
+    )
+    words = ("--max-restarts", "1", "--nproc-per-node", "2", script, tmp_path / "stays")
+    server = warm.leave(*words)
+    (tmp_path / "stays").touch()
+    with start_meshrun("--warm", *words, folder=tmp_path) as running:
+        running.wait_for("rank 1", 2)
+        running.signal(signal.SIGINT)
+        assert running.wait() == 130
+    assert text_of(warm.imports) == []
+    assert [found.server.pid for found in warm.servers()] == [server]
+    wait_until(
+        lambda: not psutil.Process(server).children(),
+        lambda: str(psutil.Process(server).children()),
+    )
+
+
+def test_a_server_ends_when_idle_or_with_its_session(warm: Warm, tmp_path: Path) -> None:
+    """The session is that of whoever used it last."""
+    script = program(tmp_path, "import torch\n")
+    assert leader_of_session(os.getpid()) not in {0, os.getpid()}
+    idle = warm.leave("--warm-idle", "0.2", script)
+    wait_until(lambda: not psutil.pid_exists(idle), lambda: "the end of the idle one")
+
+    of_shell = subprocess.run(
+        ["setsid", "sh", "-c", '"$@"; echo $$', "sh", *command("--warm", script)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=90,
+    )
+    assert "leaving a warm server" in of_shell.stderr
+    wait_until(lambda: not warm.starting(), lambda: "the server of a session that is over")
+    wait_until(lambda: warm.servers() == [], lambda: f"the end of {len(warm.servers())}")
+
+
+def test_no_server_is_taken_from_a_folder_of_others(
+    warm: Warm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run is as without it, and says so."""
+    (session := tmp_path / "shared").mkdir()
+    (session / "meshrun").mkdir(mode=0o755)
+    script = program(tmp_path, "import torch\n")
+    done = warm.run(script, env={"XDG_RUNTIME_DIR": str(session)})
+    assert done.returncode == 0
+    assert "is not private: its mode is 755, not 700" in done.stderr
+    assert os.listdir(session / "meshrun") == []
+
+
+@pytest.mark.nightly
+def test_fifty_at_once(warm: Warm, tmp_path: Path) -> None:
+    """Without a server they leave one, and with one all are forked from it."""
+    script = program(tmp_path, "import torch\n")
+    for _ in range(2):
+        with ThreadPoolExecutor(50) as pool:
+            runs = list(pool.map(lambda _: warm.run("--nproc-per-node", "2", script), range(50)))
+        assert {done.returncode for done in runs} == {0}
+        wait_until(lambda: not warm.starting(), lambda: str(warm.starting()))
+        assert len(warm.servers()) == 1
+        imports = text_of(warm.imports)
+        warm.imports.unlink(missing_ok=True)
+    assert imports == []

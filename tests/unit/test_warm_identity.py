@@ -1,0 +1,159 @@
+"""When a warm server is as good as a fresh start: each part of the key changed once."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshrun.warm.identity import (
+    Mismatch,
+    Server,
+    Source,
+    Wanted,
+    digests,
+    mismatch,
+    stat_of,
+    words_of,
+)
+from meshrun.warm.inherited import fixed_by_parent, read_inherited
+from meshrun.warm.warm_messages import Charge, decode, encode
+from meshrun.worker.learnt import Learnt, learn, read_learnt, write_learnt
+
+READ = ["HF_HOME", "TORCH_LOGS"]
+ENVIRONMENT = {"HF_HOME": "/a", "TORCH_LOGS": "x", "LD_PRELOAD": "y", "OTHER": "z"}
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[Server, Wanted, Path, Path]:
+    """A server and a launch that it is right for; a file that it has loaded, and the program."""
+    (library := tmp_path / "library.py").write_text("1")
+    (program := tmp_path / "program.py").write_text("import transformers")
+    server = Server(
+        pid=1,
+        born="1",
+        began=0.0,
+        idle_s=600.0,
+        interpreter="python",
+        fixed={"Uid": "0"},
+        base=["torch", "numpy"],
+        extra=["transformers"],
+        environment=digests(ENVIRONMENT, READ),
+        read=READ,
+        sources={str(program): Source(stat=stat_of(str(program)), words=["transformers"])},
+        files={str(library): stat_of(str(library))},
+    )
+    wanted = Wanted(
+        interpreter="python",
+        fixed={"Uid": "0"},
+        modules=("torch", "torch.nn", "numpy", "transformers.models"),
+        environment=ENVIRONMENT,
+        own_files=[str(program)],
+    )
+    return server, wanted, library, program
+
+
+def test_nothing_else_matters(pair: tuple[Server, Wanted, Path, Path]) -> None:
+    server, wanted, _, program = pair
+    assert mismatch(server, wanted) is None
+    program.write_text("import transformers  # and a comment\nprint('HF_TOKEN')\n")
+    other = {**ENVIRONMENT, "OTHER": "w", "MESHRUN_X": "1"}
+    assert mismatch(server, replace(wanted, environment=other)) is None
+
+
+CHANGES: list[tuple[dict[str, Any], str, int | None]] = [
+    ({"interpreter": "python3.13"}, "it has another interpreter", None),
+    ({"fixed": {"Uid": "1"}}, "it has another Uid", None),
+    ({"fixed": {"cgroup": "/x"}}, "it has another cgroup", None),
+    ({"modules": ("torch", "lightning")}, "it holds other packages", None),
+    ({"modules": ("torch",)}, "it holds other packages", None),
+    ({"own_files": ["/other.py"]}, "it holds the packages of another program", None),
+    ({"environment": {**ENVIRONMENT, "HF_HOME": "/b"}}, "HF_HOME has changed", 1),
+    ({"environment": {**ENVIRONMENT, "PYTHONPATH": "/b"}}, "PYTHONPATH has changed", 1),
+    ({"environment": {**ENVIRONMENT, "LC_ALL": "C"}}, "LC_ALL has changed", 1),
+    ({"environment": {**ENVIRONMENT, "MKL_DYNAMIC": "0"}}, "MKL_DYNAMIC has changed", 1),
+    ({"environment": {"HF_HOME": "/a"}}, "LD_PRELOAD has changed", 2),
+    ({"changed": ["OTHER", "HF_HOME"]}, "the program sets HF_HOME", 0),
+]
+
+
+@pytest.mark.parametrize(("change", "why", "distance"), CHANGES, ids=[row[1] for row in CHANGES])
+def test_each_part_of_the_key(
+    pair: tuple[Server, Wanted, Path, Path],
+    change: dict[str, Any],
+    why: str,
+    distance: int | None,
+) -> None:
+    server, wanted, _, _ = pair
+    unlike = mismatch(server, replace(wanted, **change))
+    assert unlike is not None
+    assert (unlike.why, unlike.distance) == (why, distance)
+
+
+@pytest.mark.parametrize("how", ["longer", "as long", "gone"])
+def test_a_library_that_changes(pair: tuple[Server, Wanted, Path, Path], how: str) -> None:
+    server, wanted, library, _ = pair
+    if how == "gone":
+        library.unlink()
+    else:
+        library.write_text("12" if how == "longer" else "2")
+        os.utime(library, ns=(1, 1))
+    assert mismatch(server, wanted) == Mismatch(
+        f"`{library}` has changed", distance=0, is_forever=True
+    )
+
+
+@pytest.mark.parametrize(
+    "source", ["import transformers, peft", "", "import transformers\nset('HF_HOME')", "(", "\0"]
+)
+def test_a_program_that_changes(pair: tuple[Server, Wanted, Path, Path], source: str) -> None:
+    """Its imports, and the variables that it names; what is no longer Python is another."""
+    server, wanted, _, program = pair
+    program.write_text(source)
+    unlike = mismatch(server, wanted)
+    assert unlike is not None
+    assert unlike.is_forever
+    assert str(program) in unlike.why
+    without = replace(server, extra=[], base=[*server.base, "transformers"])
+    assert mismatch(without, wanted) is None  # what torch alone imports is there in any run
+
+
+def test_words(tmp_path: Path) -> None:
+    (path := tmp_path / "p.py").write_text(
+        "import a.b as c\nfrom .d import e\nfrom f import g, h\nx = 'HF_HOME', 'NO', b'HF_HOME'\n"
+    )
+    assert words_of(str(path), READ) == [".d.e", "HF_HOME", "a.b", "f.g", "f.h"]
+    assert words_of(str(tmp_path / "none.py"), READ) is None
+
+
+def test_what_a_charge_carries_survives() -> None:
+    """Texts that are not UTF-8 too, and all numbers."""
+    inherited = read_inherited({"A": "b\udcff"})
+    charge = Charge(kind="module", target="t", args=["\udcfe"], mark="m", inherited=inherited)
+    assert decode(encode(charge)) == charge
+    assert signal.SIGPIPE in inherited.ignored  # which every interpreter ignores
+    assert fixed_by_parent()["Uid"]
+    for text in (b"", b"{}", b'["Charge", {}]', encode(charge).replace(b'"module"', b'"shell"')):
+        with pytest.raises(ValueError, match="not a message"):
+            decode(text)
+
+
+def test_what_is_learnt(tmp_path: Path) -> None:
+    from tests import kit
+
+    installed = pytest
+    modules = {"pytest": installed, "other_name": installed, "tests.kit": kit, "json": os}
+    learnt = learn(modules, {"A": "1", "B": "2"}, {"A": "1", "C": "3"})
+    assert learnt.modules == ["pytest"]
+    assert learnt.own_files == [kit.__file__]
+    assert sorted(learnt.changed) == ["B", "C"]
+    write_learnt(str(tmp_path / "learnt"), learnt)
+    assert read_learnt(str(tmp_path / "learnt")) == learnt
+    (tmp_path / "broken").write_text('{"modules": 3}')
+    assert read_learnt(str(tmp_path / "broken")) is None
+    assert read_learnt(str(tmp_path / "none")) is None
+    write_learnt(str(tmp_path / "no" / "folder"), Learnt(modules=[], changed=[], own_files=[]))
