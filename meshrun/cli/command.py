@@ -104,32 +104,12 @@ def make_app(table: type[Options]) -> typer.Typer:
 
     def command(context: typer.Context, **_values: object) -> int | str:
         """Return an exit code, or what to print."""
-        options = _read_options(table, context)
-        if options.help:
-            from meshrun.cli.help import render_help
-
-            return render_help(table, asked_help(context.meta[_LINE]))
-        if options.version:
-            return f"meshrun {__version__}"
-        if options.print_completion is not None:
-            from meshrun.cli.completion import render_completion
-
-            return render_completion(options.print_completion, table)
-        if options.install_completion:
-            from meshrun.cli.install_completion import install_completion
-
-            return install_completion(table, os.environ)
-        if options.report_bug:
-            from meshrun.cli.bug_report import render_bug_report
-
-            return render_bug_report(options, context.meta[_LINE])
-        if options.warm_status or options.warm_stop:
-            from meshrun.report.warm_servers import render_servers, stop_servers
-
-            return stop_servers() if options.warm_stop else render_servers()
+        options, line = _read_options(table, context), context.meta[_LINE]
+        if (told := _tell_of(table, options, line)) is not None:
+            return told
         from meshrun.cli.run import run
 
-        return run(options, context.meta[_LINE], context.obj)
+        return run(options, line, context.obj)
 
     hints: dict[str, Any] = {
         "context": typer.Context,
@@ -155,6 +135,34 @@ def make_app(table: type[Options]) -> typer.Typer:
         add_help_option=False,
     )(command)
     return made
+
+
+def _tell_of(table: type[Options], options: Options, line: CommandLine) -> str | None:
+    """Return what to print where no launch, and no plan of one, is asked for."""
+    told: str | None = None
+    if options.help:
+        from meshrun.cli.help import render_help
+
+        told = render_help(table, asked_help(line))
+    elif options.version:
+        told = f"meshrun {__version__}"
+    elif options.print_completion is not None:
+        from meshrun.cli.completion import render_completion
+
+        told = render_completion(options.print_completion, table)
+    elif options.install_completion:
+        from meshrun.cli.install_completion import install_completion
+
+        told = install_completion(table, os.environ)
+    elif options.report_bug:
+        from meshrun.cli.bug_report import render_bug_report
+
+        told = render_bug_report(options, line)
+    elif options.warm_status or options.warm_stop:
+        from meshrun.report.warm_servers import render_servers, stop_servers
+
+        told = stop_servers() if options.warm_stop else render_servers()
+    return told
 
 
 typer_app = make_app(Options)
