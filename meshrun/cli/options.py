@@ -316,6 +316,11 @@ class Options(ParsedOptions):
         "Stop or restart the ranks if none uses its CPU, prints or calls `heartbeat()` for this "
         "long. `0` disables the check.", details="See [how to find a hang]"
         "(../how-to/find-a-hang.md).")
+    stragglers = Switch(FAILURES,
+        "Report a rank that others wait for in more than 10 % of the time.",
+        details="See [how to find slow ranks](../how-to/find-slow-ranks.md).")
+    straggler_time = Option(parse_seconds, 60.0, "TIME", FAILURES,
+        "How long a rank may be late until `--stragglers` reports it.")
     node_timeout = Option(parse_seconds, 30.0, "TIME", FAILURES,
         "Stop or restart the ranks if another node is silent for this long.",
         details="See [when a node fails](../how-to/several-nodes.md#when-a-node-fails) and "

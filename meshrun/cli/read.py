@@ -139,6 +139,7 @@ def build_request(options: Options, program: Program) -> LaunchRequest:
         else grace_s,
         start_timeout_s=_unless_debugged(options, options.start_timeout),
         hang_timeout_s=_unless_debugged(options, options.hang_timeout),
+        straggler_time_s=_straggler_time(options),
         node_timeout_s=options.node_timeout,
         preload=(*_PRELOAD, *options.preload),
         warm_idle_s=options.warm_idle if options.warm else None,
@@ -331,6 +332,14 @@ def _status_interval(options: Options) -> float | None:
     if interval_s is not None and not options.status:
         raise UsageError("--status-interval requires --status")
     return interval_s
+
+
+def _straggler_time(options: Options) -> float | None:
+    if options.stragglers:
+        return options.straggler_time
+    if options.is_typed(Options.straggler_time):
+        raise UsageError("--straggler-time requires --stragglers")
+    return None
 
 
 def _groups(options: Options) -> GroupOptions:

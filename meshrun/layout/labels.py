@@ -77,3 +77,24 @@ def number_ranges(numbers: list[int]) -> str:
             parts.append(f"{first}-{number}" if first < number else f"{number}")
             first = after if after is not None else first
     return ",".join(parts)
+
+
+def group_label(layout: Layout, ranks: Iterable[int], description: str = "") -> str:
+    """Return a process group as people know it: by its dim where it is one, and by its ranks.
+
+    Args:
+        layout: Where every rank sits.
+        ranks: The ranks of the group.
+        description: What torch says of it, ``mesh_tp`` for a group of a dim.
+    """
+    members = sorted(ranks)
+    numbers = f"{{{number_ranges(members)}}}"
+    if description.startswith("mesh_"):
+        return f"the {description.removeprefix('mesh_')} group {numbers}"
+    if len(members) == layout.world_size:
+        return "the group of all ranks"
+    names = (layout.mesh_dim_names or ()) if layout.mesh else ()
+    for dim, name in enumerate(names):
+        if members == list(layout.group(dim, members[0])):
+            return f"the {name} group {numbers}"
+    return f"the group {numbers}"

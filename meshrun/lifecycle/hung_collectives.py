@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from meshrun.layout import Layout
-from meshrun.layout.labels import number_ranges
+from meshrun.layout.labels import group_label, number_ranges
 from meshrun.protocol.collectives import Call, GroupCalls, RankCalled
 
 _SAME_INPUTS = frozenset({
@@ -220,14 +220,4 @@ def _place(headline: str) -> str:
 
 
 def _name(layout: Layout, group: GroupCalls) -> str:
-    """Return the group as people know it: by its dim where it is one, and by its ranks."""
-    ranks, numbers = sorted(group.ranks), f"{{{number_ranges(sorted(group.ranks))}}}"
-    if group.description.startswith("mesh_"):
-        return f"the {group.description.removeprefix('mesh_')} group {numbers}"
-    if len(ranks) == layout.world_size:
-        return "the group of all ranks"
-    names = layout.mesh_dim_names or () if layout.mesh else ()
-    for dim, name in enumerate(names):
-        if ranks == list(layout.group(dim, ranks[0])):
-            return f"the {name} group {numbers}"
-    return f"the group {numbers}"
+    return group_label(layout, group.ranks, group.description)

@@ -40,6 +40,7 @@ from meshrun.protocol.events import (
     RankBeat,
     RankFinished,
     RankJoined,
+    RankLate,
     RankLeaves,
     RankReady,
     RanksResumed,
@@ -387,5 +388,6 @@ STEPS: dict[type[Any], Callable[[State, Any], Step]] = {
     ZygoteGone: _zygote_gone,
     SignalArrived: _signalled,
     Hung: _hung,
+    RankLate: lambda state, _: (state, []),
     TimePassed: lambda state, event: _time_passed(state, event.at_ns),
 }

@@ -188,6 +188,8 @@ class LaunchRequest:
     """How long all ranks may take to begin the program until it is said where they are; 0: ever."""
     hang_timeout_s: float = 0.0
     """How long all ranks may make no progress before they are stopped; 0: no limit."""
+    straggler_time_s: float | None = None
+    """How long a rank may be late at collectives before that is reported; ``None``: ever."""
     node_timeout_s: float = 30.0
     """How long another node may be silent until it is lost."""
     preload: tuple[str, ...] = ()

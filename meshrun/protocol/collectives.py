@@ -66,5 +66,18 @@ class RankWaits:
     "" if no collective is under way."""
 
 
-ALL_CALLS, WAITS = b"c", b"w"
-"""The questions: what a rank has called, and whether it waits."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTimes:
+    """A rank's answer: when it began its last calls."""
+
+    rank: Rank
+    at_ns: Time
+    groups: list[GroupCalls]
+    """Without calls."""
+    calls: list[list[int]]
+    """Of each the index of its group, its number there, and when it began in wall-clock ns."""
+
+
+FromRecorder = RankRecords | RankCalled | RankWaits | RankTimes
+ALL_CALLS, WAITS, TIMES = b"c", b"w", b"t"
+"""The questions: what a rank has called, whether it waits, and when it began its calls."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from meshrun.errors import MeshrunError
 from meshrun.protocol.checked import ExitCode, Line
-from meshrun.protocol.collectives import RankCalled, RankRecords, RankWaits
+from meshrun.protocol.collectives import FromRecorder
 from meshrun.protocol.generation import Cause, NodeOutcome
 from meshrun.protocol.rank_end import RankExited, RankRaised
 
@@ -187,6 +187,19 @@ class Hung:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankLate:
+    """Others wait for a rank at collectives, or no longer do."""
+
+    rank: int
+    group: str
+    """Whose calls it begins late, for people."""
+    share: float
+    """Of the time, that the others wait for it; 0 if they no longer do."""
+    per_call_s: float
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Negotiated:
     """torch's rendezvous is done: how many nodes there are, and where the first one listens."""
 
@@ -360,9 +373,7 @@ FromRank = (
     | BreakpointPassed
     | RankFinished
     | RankLeaves
-    | RankRecords
-    | RankCalled
-    | RankWaits
+    | FromRecorder
 )
 FromNegotiation = Negotiated | NegotiationWaits | NegotiationFailed | GaveUp
 FromNodes = (
@@ -376,5 +387,13 @@ FromNodes = (
     | LaunchOver
 )
 Event = (
-    LaunchBegan | FromZygote | FromRank | FromNodes | ZygoteGone | SignalArrived | Hung | TimePassed
+    LaunchBegan
+    | FromZygote
+    | FromRank
+    | FromNodes
+    | ZygoteGone
+    | SignalArrived
+    | Hung
+    | RankLate
+    | TimePassed
 )

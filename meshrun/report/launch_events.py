@@ -106,6 +106,18 @@ class NoProgress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankLate:
+    """Others wait for a rank at collectives, or no longer do; with --stragglers."""
+
+    rank: int
+    group: str
+    """In whose calls it is late."""
+    share: float
+    """Of the time that the others wait for it; 0 once they no longer do."""
+    per_call_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLost:
     """Another node was lost."""
 
@@ -152,6 +164,7 @@ Record = (
     | RankEnded
     | Signalled
     | NoProgress
+    | RankLate
     | NodeLost
     | Aborted
     | Restarted
@@ -182,6 +195,12 @@ _RECORDS: dict[type, Callable[[Any], Record]] = {
     RankExited: _ended,
     events.SignalArrived: lambda event: Signalled(signal=signal_name(event.signum)),
     events.Hung: lambda event: NoProgress(idle_s=round(event.idle_s, 3), why=event.why),
+    events.RankLate: lambda event: RankLate(
+        rank=event.rank,
+        group=event.group,
+        share=round(event.share, 3),
+        per_call_s=round(event.per_call_s, 6),
+    ),
     events.NodeLost: lambda event: NodeLost(
         lost_node_rank=event.node_rank, lost_host=event.host, why=event.why
     ),

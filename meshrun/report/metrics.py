@@ -15,7 +15,7 @@ from meshrun.host.usage import GpuMemory
 from meshrun.lifecycle.state import State
 from meshrun.lifecycle.status import RankPhase, phase_of
 from meshrun.plan.plan import LaunchPlan
-from meshrun.protocol.events import Event, NodeLost, RankBeat
+from meshrun.protocol.events import Event, NodeLost, RankBeat, RankLate
 from meshrun.protocol.generation import Cause
 from meshrun.protocol.result import LaunchResult
 from meshrun.report.open_metrics import OPEN_METRICS, PLAIN, Family, Labels, render_metrics
@@ -46,6 +46,7 @@ class Metrics:
         self._lost_nodes = 0
         self._steps: dict[int, int] = {}
         self._beats: dict[int, float] = {}
+        self._late: dict[int, RankLate] = {}
         self._history: deque[tuple[float, int]] = deque()
         """When which step was first reached, for the last minute."""
         self._generation = 0
@@ -75,6 +76,7 @@ class Metrics:
                     self._restarts[_reason(cause)] += 1
             self._generation = state.generation
             self._beats.clear()
+            self._late.clear()
             self._history.clear()
 
     def __call__(self, event: Event, _state: State, _console: Console) -> None:
@@ -85,6 +87,8 @@ class Metrics:
             if event.step is not None:
                 self._steps[event.rank] = event.step
                 self._reach(event.step, now_s)
+        elif isinstance(event, RankLate):
+            self._late[event.rank] = event
         elif isinstance(event, NodeLost):
             self._lost_nodes += 1
 
@@ -140,6 +144,8 @@ class Metrics:
         yield _gauge("rank_step", "The furthest step of each rank.", tuple(steps))
         ages = ((self._labels(rank), now_s - at_s) for rank, at_s in sorted(self._beats.items()))
         yield _gauge("rank_heartbeat_age_seconds", "Time since the last heartbeat.", tuple(ages))
+        late = ((self._labels(rank), e.per_call_s) for rank, e in sorted(self._late.items()))
+        yield _gauge("rank_lateness_seconds", "By how much a rank is late at a call.", tuple(late))
         if self._gpus is not None:
             used = (
                 (self._labels(rank), self._gpus.used_bytes(layout.local_rank(rank)))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from meshrun.host.processes import is_stopped
 from meshrun.host.reactor import Reactor
-from meshrun.protocol.collectives import ALL_CALLS, WAITS, RankCalled, RankRecords
+from meshrun.protocol.collectives import ALL_CALLS, RankCalled, RankRecords
 
 _ANSWER_TAKES_NS = 1_500_000_000
 """For a thread of the rank to get the interpreter's lock and read the recorder, if all are busy."""
@@ -70,10 +70,10 @@ class CollectiveRequests:
             if not self._asked:
                 self._give_up()
 
-    def ask_who_waits(self, ranks: Iterable[int]) -> None:
-        """Ask ranks whether they wait in a collective."""
+    def put(self, question: bytes, ranks: Iterable[int]) -> None:
+        """Ask ranks something whose answers nobody waits for."""
         for rank in self._recording.intersection(ranks):
-            self._write(rank, WAITS)
+            self._write(rank, question)
 
     def hear(self, message: RankRecords | RankCalled) -> None:
         """Take what a rank says."""

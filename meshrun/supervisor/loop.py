@@ -37,7 +37,7 @@ from meshrun.lifecycle.step import step
 from meshrun.plan.plan import LaunchPlan
 from meshrun.plan.rank_env import LaunchFacts
 from meshrun.protocol.caller import Caller
-from meshrun.protocol.collectives import RankCalled, RankRecords, RankWaits
+from meshrun.protocol.collectives import FromRecorder
 from meshrun.protocol.events import (
     BreakpointPassed,
     Event,
@@ -378,7 +378,7 @@ class Loop:
                 self._monitor.watchdog.beat(message.rank)
             if isinstance(message, BreakpointPassed):
                 self._terminal.passed_breakpoint(self.plan.layout, message.rank)
-            elif isinstance(message, RankRecords | RankCalled | RankWaits):
+            elif isinstance(message, FromRecorder):
                 self._monitor.hear(message)
             elif isinstance(message, FromNegotiation):
                 if self._nodes is not None:

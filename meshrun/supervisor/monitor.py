@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 
 from meshrun.console.console import Console
 from meshrun.host.reactor import Reactor
@@ -13,14 +14,15 @@ from meshrun.layout.labels import merged_label
 from meshrun.lifecycle.hung_collectives import find_hung
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
-from meshrun.protocol.collectives import RankCalled, RankRecords, RankWaits
-from meshrun.protocol.events import GenerationAborted, Hung
+from meshrun.protocol.collectives import TIMES, WAITS, FromRecorder, RankTimes, RankWaits
+from meshrun.protocol.events import GenerationAborted, Hung, RankLate
 from meshrun.protocol.raised import lost_connection, timed_out
 from meshrun.protocol.rank_end import RankRaised
 from meshrun.protocol.stacks import current_folder, user_place
 from meshrun.supervisor.collective_requests import CollectiveRequests
 from meshrun.supervisor.nccl_ras import NcclRas
 from meshrun.supervisor.stack_requests import ZYGOTE, StackRequests
+from meshrun.supervisor.stragglers import Stragglers
 from meshrun.supervisor.watchdog import Watchdog
 from meshrun.wording import count
 
@@ -41,7 +43,7 @@ class Monitor:
         console: Console,
         reactor: Reactor,
         *,
-        happen: Callable[[Hung | GenerationAborted], None],
+        happen: Callable[[Hung | GenerationAborted | RankLate], None],
         zygote_pid: Callable[[], int],
     ) -> None:
         self._plan, self._console = plan, console
@@ -50,6 +52,11 @@ class Monitor:
         self.stacks = StackRequests(plan.layout, reactor, self._show)
         self.collectives = CollectiveRequests(reactor, self._conclude)
         self._nccl = NcclRas(reactor, self._conclude)
+        self.stragglers = (
+            Stragglers(plan, reactor, console.note, happen, partial(self.collectives.put, TIMES))
+            if plan.request.straggler_time_s is not None
+            else None
+        )
         self.watchdog = Watchdog(
             start_timeout_s=plan.request.start_timeout_s,
             hang_timeout_s=plan.request.hang_timeout_s,
@@ -73,6 +80,8 @@ class Monitor:
         """The nodes have met: this is the plan now."""
         self._plan = plan
         self.stacks.replan(plan.layout)
+        if self.stragglers is not None:
+            self.stragglers.replan(plan)
 
     def begin(self) -> None:
         """A generation of ranks is started."""
@@ -80,11 +89,15 @@ class Monitor:
         self._waiting.clear()
         self.collectives.begin()
         self.watchdog.begin()
+        if self.stragglers is not None:
+            self.stragglers.begin()
 
     def see(self, state: State) -> None:
         """Take the launch as it is now."""
         self._state = state
         self.collectives.expect_only(state.alive)
+        if self.stragglers is not None:
+            self.stragglers.see(state)
         self._next_look.move(self.watchdog.next_look_ns(state))
 
     def ask(
@@ -118,10 +131,13 @@ class Monitor:
         if self._plan.device_type == "cuda":
             self._nccl.ask()
 
-    def hear(self, message: RankRecords | RankCalled | RankWaits) -> None:
+    def hear(self, message: FromRecorder) -> None:
         """Take a rank's answer about its collectives."""
         if isinstance(message, RankWaits):
             self.watchdog.waits(message.rank, message.place)
+        elif isinstance(message, RankTimes):
+            if self.stragglers is not None:
+                self.stragglers.hear(message)
         else:
             self.collectives.hear(message)
 
@@ -157,7 +173,7 @@ class Monitor:
         if self.watchdog.stalls(self._state):
             self.ask(self._describe_stall(self._state))
         if self.watchdog.looks_at_waits(self._state):
-            self.collectives.ask_who_waits(self._state.alive)
+            self.collectives.put(WAITS, self._state.alive)
         if self._then is None and (idle_s := self.watchdog.idle_s(self._state)) is not None:
             hung = Hung(idle_s=idle_s, at_ns=time.monotonic_ns())
             self.ask(f"no rank has made progress for {idle_s:.1f} s", then=hung)

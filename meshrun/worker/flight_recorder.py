@@ -21,12 +21,22 @@ from functools import partial
 from typing import Any
 
 from meshrun.protocol.codec import PACKET_BYTES
-from meshrun.protocol.collectives import WAITS, Call, GroupCalls, RankCalled, RankRecords, RankWaits
+from meshrun.protocol.collectives import (
+    TIMES,
+    WAITS,
+    Call,
+    GroupCalls,
+    RankCalled,
+    RankRecords,
+    RankTimes,
+    RankWaits,
+)
 from meshrun.worker.group_lifetime import call_around
 from meshrun.worker.reporter import Reporter
 from meshrun.worker.stack_handler import keep_high
 from meshrun.worker.when_imported import when_imported
 
+_MOST_TIMES = 1000
 _MOST_CALLS = 8
 """Of a group; those under way come first."""
 _NAMES = {
@@ -93,6 +103,9 @@ def _answer(fd: int, reporter: Reporter) -> None:
                 return
             if question == WAITS:
                 reporter.tell(RankWaits, place=_place())
+            elif question == TIMES:
+                groups, calls = read_times()
+                reporter.tell(RankTimes, groups=groups, calls=calls)
             else:
                 reporter.tell(RankCalled, groups=read_calls())
         except OSError:  # the program has closed it
@@ -162,6 +175,33 @@ def read_calls(*, last_failed: bool = False) -> list[GroupCalls]:
     ]
     found.sort(key=lambda group: (all(call.is_done for call in group.calls), not group.calls))
     return list(_that_fit(found))
+
+
+def read_times() -> tuple[list[GroupCalls], list[list[int]]]:
+    """Return the groups of this process, and when its last calls began."""
+    from torch.distributed import distributed_c10d as dist
+
+    world = dist._world
+    entries = _recorded(with_calls=True).get("entries", ())
+    last = [entry for entry in entries if not entry["is_p2p"]][-_MOST_TIMES:]
+    described = {entry["process_group"][0]: entry["process_group"][1] for entry in last}
+    groups = [
+        GroupCalls(
+            name=name,
+            description=described[name],
+            ranks=sorted(world.pg_group_ranks[group]),
+            calls=[],
+        )
+        for group, name in world.pg_names.items()
+        if name in described and group in world.pg_group_ranks
+    ]
+    index = {group.name: at for at, group in enumerate(groups)}
+    calls = [
+        [index[name], entry["collective_seq_id"], entry["time_created_ns"]]
+        for entry in last
+        if (name := entry["process_group"][0]) in index
+    ]
+    return groups, calls
 
 
 def _that_fit(groups: list[GroupCalls]) -> Iterator[GroupCalls]:

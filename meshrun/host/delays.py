@@ -1,0 +1,53 @@
+"""What holds a process up: other processes on its cores, the hypervisor, the disk."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+_TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delays:
+    """Seconds since the process began; of the machine for ``steal_s``."""
+
+    cpu_s: float = 0.0
+    """On a core."""
+    runnable_s: float = 0.0
+    """Ready to run, but without a core."""
+    disk_s: float = 0.0
+    """Waiting for a disk; 0 unless the kernel counts it (``delayacct``)."""
+    steal_s: float = 0.0
+    """Taken by the hypervisor, on all cores."""
+
+    def __sub__(self, before: Delays) -> Delays:
+        return Delays(
+            cpu_s=self.cpu_s - before.cpu_s,
+            runnable_s=self.runnable_s - before.runnable_s,
+            disk_s=self.disk_s - before.disk_s,
+            steal_s=self.steal_s - before.steal_s,
+        )
+
+
+def read_delays(pid: int) -> Delays:
+    """Return them for the main thread of a process; zeros for what cannot be read.
+
+    Source:
+        proc(5): ``/proc/PID/schedstat``, field 42 of ``/proc/PID/stat`` and ``/proc/stat``.
+    """
+    try:
+        with open(f"/proc/{pid}/schedstat") as file:
+            cpu_ns, wait_ns, _ = map(int, file.read().split())
+        with open(f"/proc/{pid}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+        with open("/proc/stat") as file:
+            machine = file.readline().split()
+        return Delays(
+            cpu_s=cpu_ns / 1e9,
+            runnable_s=wait_ns / 1e9,
+            disk_s=int(fields[39]) / _TICKS,
+            steal_s=int(machine[8]) / _TICKS,
+        )
+    except (OSError, ValueError, IndexError):
+        return Delays()

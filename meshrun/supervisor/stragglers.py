@@ -1,0 +1,165 @@
+"""Reports ranks that others wait for, for as long as they do: ``--stragglers``."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+from meshrun.host.delays import Delays, read_delays
+from meshrun.host.nvml import open_nvml
+from meshrun.host.processes import is_stopped
+from meshrun.host.reactor import Reactor
+from meshrun.layout.labels import group_label, rank_label
+from meshrun.lifecycle.state import State
+from meshrun.lifecycle.stragglers import Late, find_late
+from meshrun.plan.plan import LaunchPlan
+from meshrun.protocol.collectives import RankTimes
+from meshrun.protocol.events import RankLate
+
+_SHARE = 0.1
+_MOST_S, _LEAST_S = 20.0, 0.5
+"""Between two questions: each costs a rank 30 ms in another thread (measured), 0.15 % of 20 s."""
+_ANSWER_TAKES_NS = 2_000_000_000
+_SM_CLOCK, _CORE_SENSOR = ctypes.c_uint(1), ctypes.c_uint(0)
+_LOOKS = 3
+"""How often at least a rank is looked at before it is called late."""
+
+
+class Stragglers:
+    """Asks ranks from time to time when they began their calls, and says who is late.
+
+    Args:
+        note: Shows people a line.
+        happen: Called for programs.
+        put: Asks ranks; each answers by :meth:`hear`.
+    """
+
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        reactor: Reactor,
+        note: Callable[[str], None],
+        happen: Callable[[RankLate], None],
+        put: Callable[[Iterable[int]], None],
+    ) -> None:
+        self.replan(plan)
+        self._note, self._happen, self._put = note, happen, put
+        limit_s = plan.request.straggler_time_s or 0.0
+        self._limit_ns = int(limit_s * 1e9)
+        self._every_ns = int(min(_MOST_S, max(_LEAST_S, limit_s / _LOOKS)) * 1e9)
+        self._timer = reactor.call_at(None, self._ask, skips=False)
+        self._close = reactor.call_at(None, self._judge, skips=False)
+        self._told: dict[int, RankTimes] = {}
+        self._asked_ns = self._from_ns = 0
+        """Wall-clock time of the last two questions."""
+        self.begin()
+
+    def replan(self, plan: LaunchPlan) -> None:
+        """Take the plan as it is known now; the nodes may have met."""
+        self._plan = plan
+
+    def begin(self) -> None:
+        """A generation of ranks is started."""
+        self._since: dict[int, int] = {}
+        self._reported: set[int] = set()
+        self._delays: dict[int, tuple[int, Delays]] = {}
+        self._timer.cancel()
+        self._close.cancel()
+
+    def see(self, state: State) -> None:
+        """Take the launch as it is now."""
+        self._state = state
+        is_running = bool(state.alive) and not state.stopping
+        if is_running and self._timer.at_ns is None and self._close.at_ns is None:
+            self._timer.move(time.monotonic_ns() + self._every_ns)
+        elif not is_running:
+            self._timer.cancel()
+            self._close.cancel()
+
+    def hear(self, answer: RankTimes) -> None:
+        """Take a rank's answer."""
+        self._told[answer.rank] = answer
+        if self._close.at_ns is not None and self._state.alive <= self._told.keys():
+            self._close.cancel()
+            self._judge()
+
+    def _ask(self) -> None:
+        self._told = {}
+        self._from_ns, self._asked_ns = self._asked_ns, time.time_ns()
+        self._close.move(time.monotonic_ns() + _ANSWER_TAKES_NS)
+        self._put(self._state.alive)
+
+    def _judge(self) -> None:
+        now_ns = time.monotonic_ns()
+        found = find_late(self._told, share=_SHARE, since_ns=self._from_ns)
+        late = {each.rank: each for each in found}
+        for rank in [rank for rank in self._since if rank not in late]:
+            del self._since[rank]
+            if rank in self._reported:
+                self._reported.remove(rank)
+                self._note(f"{self._name(rank)} is no longer late at collectives")
+                self._happen(RankLate(rank=rank, group="", share=0.0, per_call_s=0.0, at_ns=now_ns))
+        for rank, each in late.items():
+            since_ns = self._since.setdefault(rank, now_ns)
+            pid = self._state.ranks[rank].pid or 0
+            began_ns, before = self._delays.setdefault(rank, (now_ns, read_delays(pid)))
+            if now_ns - since_ns >= self._limit_ns and rank not in self._reported:
+                self._reported.add(rank)
+                why = [*self._why(rank, pid, before, (now_ns - began_ns) / 1e9)]
+                self._note(self._describe(each) + (f" ({', '.join(why)})" if why else ""))
+                self._happen(
+                    RankLate(
+                        rank=rank,
+                        group=self._group(each),
+                        share=each.share,
+                        per_call_s=each.per_call_s,
+                        at_ns=now_ns,
+                    )
+                )
+        self._timer.move(now_ns + self._every_ns)
+
+    def _describe(self, late: Late) -> str:
+        return (
+            f"{self._name(late.rank)} is late at collectives of {self._group(late)}:"
+            f" the others wait for it {late.share * 100:.0f} % of the time,"
+            f" {late.per_call_s * 1000:.3g} ms each time"
+        )
+
+    def _why(self, rank: int, pid: int, before: Delays, seconds: float) -> Iterator[str]:
+        """Say what may hold it up, of what can be seen."""
+        if seconds <= 0:
+            return
+        spent = read_delays(pid) - before
+        shares = (
+            (spent.cpu_s, "it used a core"),
+            (spent.runnable_s, "it waited for a core"),
+            (spent.disk_s, "it waited for a disk"),
+            (spent.steal_s, "the hypervisor took a core"),
+        )
+        for took_s, what in shares:
+            if took_s >= _SHARE * seconds:
+                yield f"{what} {min(1.0, took_s / seconds) * 100:.0f} % of the time"
+        if is_stopped(pid):
+            yield "it is suspended"
+        if self._plan.device_type == "cuda":
+            yield from self._gpu(rank)
+
+    def _gpu(self, rank: int) -> Iterator[str]:
+        index = self._plan.layout.local_rank(rank)
+        address = self._plan.gpus[index].address if index < len(self._plan.gpus) else None
+        with open_nvml() as nvml:
+            gpu = nvml.gpu_at(address) if nvml is not None and address is not None else None
+            if nvml is None or gpu is None:
+                return
+            mhz = nvml.number("nvmlDeviceGetClockInfo", gpu, _SM_CLOCK)
+            celsius = nvml.number("nvmlDeviceGetTemperature", gpu, _CORE_SENSOR)
+            if mhz is not None and celsius is not None:
+                yield f"its GPU runs at {mhz} MHz and {celsius} °C"
+
+    def _group(self, late: Late) -> str:
+        return group_label(self._plan.layout, late.group, late.description)
+
+    def _name(self, rank: int) -> str:
+        layout = self._plan.layout
+        return f"rank {rank} [{rank_label(layout, rank)}]" if layout.mesh else f"rank {rank}"

@@ -1,0 +1,86 @@
+"""Who is late at collectives, from when each rank began its calls."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from meshrun.lifecycle.stragglers import find_late
+from meshrun.protocol.collectives import GroupCalls, RankTimes
+
+MS = 1_000_000
+TP, DP = ((0, 1), (2, 3)), ((0, 2), (1, 3))
+
+
+def train(
+    *, slow: int | None = None, by_ms: float = 0.0, before: str = "tp", steps: int = 200,
+    noise_ms: float = 0.0, stages: tuple[float, float] = (10, 10), world: bool = False,
+) -> dict[int, RankTimes]:  # fmt: skip
+    """Play a training on dp=2,tp=2: compute, a call in tp, compute, a call in dp, and maybe all.
+
+    ``stages`` is what the ranks of each dp index take in ms, as of a pipeline.
+    """
+    dice = random.Random(4)
+    now = dict.fromkeys(range(4), 0.0)
+    calls: dict[int, list[list[int]]] = {rank: [] for rank in range(4)}
+    for step in range(1, steps + 1):
+        for index, (dim, groups) in enumerate((("tp", TP), ("dp", DP), ("all", ((0, 1, 2, 3),)))):
+            if dim == "all" and not world:
+                continue
+            for group in groups:
+                for rank in group:
+                    now[rank] += stages[rank // 2] + dice.random() * noise_ms
+                    now[rank] += by_ms if rank == slow and dim == before else 0.0
+                    calls[rank].append([index, step, int(now[rank] * MS)])
+                end = max(now[rank] for rank in group) + 0.1
+                now.update(dict.fromkeys(group, end))
+    told = {}
+    for rank in range(4):
+        members = [next(g for g in groups if rank in g) for groups in (TP, DP)]
+        groups = [
+            GroupCalls(name=str(ranks), description=f"mesh_{dim}", ranks=list(ranks), calls=[])
+            for dim, ranks in (*zip(("tp", "dp"), members, strict=True), ("all", (0, 1, 2, 3)))
+        ]
+        told[rank] = RankTimes(rank=rank, at_ns=0, groups=groups[: 3 if world else 2],
+                               calls=calls[rank])  # fmt: skip
+    return told
+
+
+@pytest.mark.parametrize("slow", range(4))
+@pytest.mark.parametrize("dim", ["tp", "dp"])
+def test_the_slow_rank_is_named_and_no_other(slow: int, dim: str) -> None:
+    """Ranks that only wait for it at another group's calls are not late."""
+    (late,) = find_late(train(slow=slow, by_ms=5, before=dim, noise_ms=2), share=0.1)
+
+    assert late.rank == slow
+    assert late.description == f"mesh_{dim}"
+    assert late.group == next(g for g in (TP if dim == "tp" else DP) if slow in g)
+    assert late.per_call_s == pytest.approx(0.005, rel=0.1)
+    assert late.share == pytest.approx(5 / 26, rel=0.2)
+
+
+def test_noise_makes_nobody_late() -> None:
+    """However large, as long as it is everybody's."""
+    assert find_late(train(noise_ms=30), share=0.1) == []
+
+
+def test_a_little_later_is_not_late() -> None:
+    assert find_late(train(slow=1, by_ms=1, noise_ms=2), share=0.1) == []
+
+
+def test_stages_may_differ() -> None:
+    """A pipeline's stage that has more to do is not late: its peers of the other dim are as slow."""
+    assert find_late(train(stages=(10, 20), world=True), share=0.1) == []
+
+
+def test_what_was_before_counts_no_more() -> None:
+    told = train(slow=1, by_ms=5)
+    until = max(at for _, _, at in told[0].calls)
+
+    assert find_late(told, share=0.1, since_ns=until + 1) == []
+
+
+def test_too_little_says_nothing() -> None:
+    assert find_late({}, share=0.1) == []
+    assert find_late(train(slow=1, by_ms=5, steps=2), share=0.1) == []
