@@ -336,6 +336,7 @@ class Loop:
         for watch in self._watch:
             watch(event, self.state, self._console)
         if not was_stopping and isinstance(event, RankRaised):
+            self._monitor.see(self.state)
             self._monitor.see_raised(event)
         for action in actions:
             self._act(action)

@@ -11,8 +11,8 @@ from meshrun.host.nvml import open_nvml
 from meshrun.host.processes import is_stopped
 from meshrun.host.reactor import Reactor
 from meshrun.layout.labels import group_label, rank_label
+from meshrun.lifecycle.lateness import Late, find_late
 from meshrun.lifecycle.state import State
-from meshrun.lifecycle.stragglers import Late, find_late
 from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.collectives import RankTimes
 from meshrun.protocol.events import RankLate

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from meshrun.lifecycle.stragglers import find_late
+from meshrun.lifecycle.lateness import find_late
 from meshrun.protocol.collectives import GroupCalls, RankTimes
 
 MS = 1_000_000
@@ -70,7 +70,7 @@ def test_a_little_later_is_not_late() -> None:
 
 
 def test_stages_may_differ() -> None:
-    """A pipeline's stage that has more to do is not late: its peers of the other dim are as slow."""
+    """A pipeline's stage that has more to do is not late: its peers in tp are as slow."""
     assert find_late(train(stages=(10, 20), world=True), share=0.1) == []
 
 
