@@ -3,14 +3,49 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import sys
 import termios
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING
 
 from meshrun.host.processes import is_foreground, send_signal
+from meshrun.worker.borrowed_terminal import Debugged, MayDebug
+
+if TYPE_CHECKING:
+    from meshrun.api.worker_group import Member
+
+
+class Lender:
+    """Lends the terminal to the first rank that asks for it in a call, and to no other.
+
+    Args:
+        before: What to do before, and after: give our own streams back to the terminal.
+    """
+
+    def __init__(self, before: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
+        self._before = before
+        self._has_lent = False
+        self.is_quit = False
+        """Whether whoever debugged has quit."""
+
+    def takes(self, member: Member, message: object) -> bool:
+        """Answer a rank that asks, and wait until it is done; leave other messages alone."""
+        if not isinstance(message, MayDebug):
+            return False
+        if self._has_lent:
+            member.channel.send(pickle.dumps(None))
+            return True
+        self._has_lent = True
+        with self._before(), lend_terminal(member.pid) as terminal:
+            member.channel.send(pickle.dumps(terminal))
+            if terminal is not None:
+                done: Debugged = pickle.loads(member.channel.receive())  # noqa: S301 - our ranks'
+                self.is_quit = done.quits
+        return True
 
 
 @contextmanager

@@ -214,8 +214,6 @@ class _TestRanks:
             )
         except TypeError as error:
             raise UsageError(f"@pytest.mark.mesh: {error}", hint=f"it takes {_MARK}") from error
-        self._debugged: Member | None = None
-        """The rank that failed first, if it was debugged."""
         self.is_quit = False
         """Whether whoever debugged it has quit."""
         begin = Begin(list(config.args), _options_of(config), paths, config.getoption("usepdb"))
@@ -236,15 +234,17 @@ class _TestRanks:
         self, item: pytest.Item, nextitem: pytest.Item | None, timeout_s: float
     ) -> list[pytest.TestReport]:
         """Run a test; return a report of each of its phases, over all ranks."""
+        from meshrun.api.lent_terminal import Lender
         from meshrun.worker.serve_tests import RunTest
 
         self._output.seek(0)
         self._output.truncate()
         order = RunTest(item.nodeid, nextitem.nodeid if nextitem is not None else None)
-        self._debugged = None
+        lender = Lender(self._debugging)
         answers = self._group.exchange(
-            pickle.dumps(order), timeout_s=timeout_s, failed=_has_failed, takes=self._lend_terminal
+            pickle.dumps(order), timeout_s=timeout_s, failed=_has_failed, takes=lender.takes
         )
+        self.is_quit = lender.is_quit
         self._pass_warnings_on(answers.of)
         for member, done in answers.of.items():
             if done.text:
@@ -257,25 +257,14 @@ class _TestRanks:
             merged[-1].sections.append(("Output of ranks outside of tests", stray))
         return merged
 
-    def _lend_terminal(self, member: Member, message: object) -> bool:
-        """Have the first rank that fails debugged, and take no other."""
-        from meshrun.api.lent_terminal import lend_terminal
+    @contextlib.contextmanager
+    def _debugging(self) -> Iterator[None]:
+        """Have the session stay out of the way of a debugger."""
         from meshrun.worker.debug_test import without_capture
-        from meshrun.worker.serve_tests import Debugged, MayDebug
 
-        if not isinstance(message, MayDebug):
-            return False
-        if self._debugged is not None:
-            member.channel.send(pickle.dumps(None))
-            return True
-        self._debugged = member
-        with without_capture(self._config), lend_terminal(member.pid) as terminal:
-            member.channel.send(pickle.dumps(terminal))
-            if terminal is not None:
-                self._config.hook.pytest_enter_pdb(config=self._config, pdb=None)
-                done: Debugged = pickle.loads(member.channel.receive())  # noqa: S301 - our ranks'
-                self.is_quit = done.quits
-        return True
+        with without_capture(self._config):
+            self._config.hook.pytest_enter_pdb(config=self._config, pdb=None)
+            yield
 
     def _merged(self, answers: Answers) -> list[pytest.TestReport]:
         """Return a report of each phase that a rank has come to."""

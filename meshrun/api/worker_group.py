@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from meshrun.api.child_launcher import copy_output, end_launcher
 from meshrun.api.launch import AnyText, launcher_command, mesh_options, read_result, to_flags
+from meshrun.api.lent_terminal import Lender
 from meshrun.api.remote_call import RankTraceback, pickle_call, unpickle_error, write_path
 from meshrun.errors import MeshrunError, UsageError
 from meshrun.host.leftovers import private_folder
@@ -186,7 +187,9 @@ class WorkerGroup:
         message = pickle_call(function, args, kwargs)
         number, self._calls = self._calls, self._calls + 1  # one that is interrupted counts too
         try:
-            answers = self.exchange(message, timeout_s=timeout, failed=_has_raised)
+            answers = self.exchange(
+                message, timeout_s=timeout, failed=_has_raised, takes=Lender().takes
+            )
         finally:
             if self.members:
                 self._printed.wait_for(number, len(self.members))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib import import_module
 from types import TracebackType
 from typing import Any
@@ -14,16 +14,6 @@ import pytest
 
 from meshrun.layout.labels import rank_label
 from meshrun.mesh.current_layout import current_layout
-from meshrun.worker.debuggers import on_terminal
-
-
-def debug_test(
-    config: pytest.Config, terminal: str, report: pytest.TestReport, frames: TracebackType
-) -> bool:
-    """Show a failure on a terminal, and debug it there; return whether the person has quit."""
-    with without_capture(config), suppress(OSError), on_terminal(terminal):
-        return _debug(config, report, frames)
-    return False
 
 
 @contextmanager
@@ -40,7 +30,8 @@ def without_capture(config: pytest.Config) -> Iterator[None]:
         capture.resume()
 
 
-def _debug(config: pytest.Config, report: pytest.TestReport, frames: TracebackType) -> bool:
+def debug_test(config: pytest.Config, report: pytest.TestReport, frames: TracebackType) -> bool:
+    """Show a failure and debug it, on standard streams; return whether the person has quit."""
     from _pytest.config import create_terminal_writer
 
     to = create_terminal_writer(config, sys.stdout)

@@ -7,8 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -26,48 +25,83 @@ def stop_on_interrupt() -> None:
 
 
 @contextmanager
-def on_terminal(path: str) -> Iterator[None]:
+def on_terminal(path: str) -> Iterator[Callable[[], None]]:
     """Have a terminal for standard input, output and errors while the block runs.
+
+    Yields:
+        What to call if somebody has put other files into their place meanwhile.
 
     Raises:
         OSError: If it cannot be opened.
     """
     terminal = os.open(path, os.O_RDWR | os.O_NOCTTY)
     kept = [os.dup(fd) for fd in range(3)]
-    sys.stdout.flush()
-    sys.stderr.flush()
-    try:
+
+    def use() -> None:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):  # a closed one
+                stream.flush()
         for fd in range(3):
             os.dup2(terminal, fd)
-        yield
+
+    try:
+        use()
+        yield use
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        use()
         for fd, before in enumerate(kept):
             os.dup2(before, fd)
         for fd in (terminal, *kept):
             os.close(fd)
 
 
+class _Breakpoints:
+    """What ``pdb`` does at a breakpoint in a rank that has no terminal of its own."""
+
+    def __init__(self) -> None:
+        self.asks: Callable[[], bool] | None = None
+        """Asks for a terminal; whether there is one."""
+        self.passed: Callable[[], None] = lambda: None
+        """Called where it continues instead."""
+
+    def patch(self) -> None:
+        """Have pdb ask, or continue, where it would read from stdin.
+
+        A debugger that has streams of its own, such as a remote one, stops as always.
+        """
+        pdb: Any = sys.modules["pdb"]
+        set_trace = pdb.Pdb.set_trace
+
+        def stop_or_pass(debugger: Any, frame: FrameType | None = None, **kwargs: Any) -> None:
+            if debugger.stdin is not sys.__stdin__ or (self.asks is not None and self.asks()):
+                set_trace(debugger, frame or sys._getframe(1), **kwargs)
+            elif self.asks is None:
+                self.passed()
+
+        pdb.Pdb.set_trace = stop_or_pass
+
+
+_breakpoints = _Breakpoints()
+_will_patch = False
+
+
 def pass_breakpoints(passed: Callable[[], None]) -> None:
-    """Let a rank without stdin continue where pdb would read from it.
-
-    A debugger that has streams of its own, such as a remote one, stops as always.
-    """
-    when_imported("pdb", partial(_pass_in_pdb, passed))  # importing it takes 20 ms
+    """Let a rank without stdin continue where pdb would read from it."""
+    _breakpoints.passed = passed
+    _patch_once()
 
 
-def _pass_in_pdb(passed: Callable[[], None]) -> None:
-    pdb: Any = sys.modules["pdb"]
-    set_trace = pdb.Pdb.set_trace
+def ask_at_breakpoints(asks: Callable[[], bool]) -> None:
+    """Let a rank continue where pdb would read from stdin, unless it is given a terminal."""
+    _breakpoints.asks = asks
+    _patch_once()
 
-    def stop_or_pass(self: Any, frame: FrameType | None = None, **kwargs: Any) -> None:
-        if self.stdin is sys.__stdin__:
-            passed()
-        else:
-            set_trace(self, frame or sys._getframe(1), **kwargs)
 
-    pdb.Pdb.set_trace = stop_or_pass
+def _patch_once() -> None:
+    global _will_patch  # noqa: PLW0603 - as pdb is one for the whole process
+    if not _will_patch:
+        _will_patch = True
+        when_imported("pdb", _breakpoints.patch)  # importing it takes 20 ms
 
 
 def _stop_here(signum: int, frame: FrameType | None) -> None:

@@ -73,11 +73,13 @@ def serve(channel: Channel) -> None:
     A call is pickled: (function, args, kwargs). So is the answer: (the pickled value, or ``None``
     if the call raised; the text of its traceback; the pickled exception, or ``None``).
     """
+    from contextlib import suppress
     from itertools import count
 
+    from meshrun.worker.borrowed_terminal import BorrowedTerminal
     from meshrun.worker.call_channel import end_of_output
 
-    own, calls = os.getpid(), _Calls()
+    own, calls, terminal = os.getpid(), _Calls(), BorrowedTerminal(channel)
     for number in count():
         try:
             call = channel.receive()
@@ -86,8 +88,10 @@ def serve(channel: Channel) -> None:
         answer = calls.make(call)
         if os.getpid() != own:
             return
+        terminal.give_back()
         for stream in (sys.stdout, sys.stderr):
-            print(f"{end_of_output(number)}{os.environ['RANK']}", file=stream, flush=True)
+            with suppress(OSError, ValueError):  # the call has closed it
+                print(f"{end_of_output(number)}{os.environ['RANK']}", file=stream, flush=True)
         channel.send(answer)
 
 

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from meshrun.wording import count
+from meshrun.worker.borrowed_terminal import BorrowedTerminal
+from meshrun.worker.debug_test import debug_test, without_capture
 
 if TYPE_CHECKING:
     from meshrun.worker.call_channel import Channel
@@ -43,19 +45,6 @@ class RunTest:
 
     nodeid: str
     next_nodeid: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class MayDebug:
-    """The test fails here: may this rank have the terminal? The reply is its name, or ``None``."""
-
-
-@dataclass(frozen=True, slots=True)
-class Debugged:
-    """The terminal is free again."""
-
-    quits: bool
-    """Whether no further test is to run."""
 
 
 @dataclass(slots=True)
@@ -96,6 +85,7 @@ class _RankSession:
 
     def __init__(self, channel: Channel, begin: Begin, config: pytest.Config) -> None:
         self._channel, self._begin, self._config = channel, begin, config
+        self._terminal = BorrowedTerminal(channel)
         self._items: dict[str, pytest.Item] = {}
         self._done = TestDone()
         self._broken: list[str] = []
@@ -133,13 +123,10 @@ class _RankSession:
         """Debug a test that fails, if this is the first rank that it fails on."""
         if not (self._begin.debugs and isinstance(report, pytest.TestReport) and call.excinfo):
             return
-        self._channel.send(pickle.dumps(MayDebug()))
-        terminal = pickle.loads(self._channel.receive())  # noqa: S301
-        if terminal is not None:
-            from meshrun.worker.debug_test import debug_test
-
-            quits = debug_test(self._config, terminal, report, call.excinfo.tb)
-            self._channel.send(pickle.dumps(Debugged(quits)))
+        with without_capture(self._config):
+            if self._terminal.borrow():
+                self._terminal.quits = debug_test(self._config, report, call.excinfo.tb)
+                self._terminal.give_back()
 
     def pytest_warning_recorded(
         self, warning_message: warnings.WarningMessage, when: str, nodeid: str, location: Any
@@ -173,6 +160,9 @@ class _RankSession:
             self._done.text = f"{type(error).__name__}: {error}"
         if os.getpid() != own:  # a child that the test has forked, and that returned from it
             os._exit(0)
+        if self._terminal.is_lent:  # for a breakpoint
+            with without_capture(self._config):
+                self._terminal.give_back()
         if left := ", ".join(before.left_behind()):
             place = (str(item.path), (item.location[1] or 0) + 1, item.name)
             message = pytest.PytestWarning(f"the test has left behind {left}")

@@ -49,8 +49,12 @@ def test_a_prompt_after_a_script(tmp_path: Path) -> None:
             ("\x03", "KeyboardInterrupt"),
             ("%rank 1\n", "\n[dp1] >>>"),
             ("mesh.get_lo\t) + 10\n", "[dp1] 11"),
+            ("breakpoint()\n", "(Pdb)"),
+            ("p mesh.get_local_rank() + 30\n", "\n31\n(Pdb)"),
+            ("\x03", "--KeyboardInterrupt--\n(Pdb)"),
+            ("c\n", "(Pdb) c\n[dp1] >>>"),
             ("%rank\n", "\n>>>"),
-            ("\x1b[A\x1b[A\n", "[dp0] 10"),
+            ("\x1b[A\x1b[A\x1b[A\n", "[dp0] 10"),
         ):
             before = "\n".join(terminal.all_lines).count(shown)
             terminal.type(typed)
@@ -107,6 +111,17 @@ def test_scripts_and_pipes_that_fail(
     assert "never" not in ran.stdout
     assert ("x is 1" in ran.stdout) == ("x is" in piped)
     assert ran.stderr.count("Traceback") <= 1
+
+
+@pytest.mark.nightly
+def test_a_killed_prompt_leaves_nothing(tmp_path: Path) -> None:
+    """As the tests' own fixture checks, whatever the ranks do."""
+    with open_terminal(*ON_TWO, env={"HOME": str(tmp_path)}) as terminal:
+        terminal.wait_for("Ctrl-D ends them\n>>>")
+        terminal.type("import sys, time; print('here'); sys.stdout.close(); time.sleep(99)\n")
+        terminal.wait_for("[dp1] here")
+        terminal.process.kill()
+        terminal.wait()
 
 
 @pytest.mark.nightly

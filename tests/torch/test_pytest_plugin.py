@@ -277,8 +277,10 @@ import torch.distributed as dist
 def test_fails(rank):
     secret = rank * 10 + 7
     print("printed on", rank)
-    if rank:
-        assert secret == 3
+    for n in range(2 * rank):
+        breakpoint()
+        print("at", n)
+    assert secret != 17
     dist.barrier()
 
 
@@ -325,13 +327,15 @@ def test_the_first_rank_that_fails_is_debugged(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_others_wait_for_a_debugger(tmp_path: Path) -> None:
-    """No time limit counts meanwhile; the next test that fails is debugged, too."""
+    """At breakpoints too; no time limit counts meanwhile; the next failure is debugged as well."""
     lines = debug_tests(
-        tmp_path, DEBUGGED, "import time; time.sleep(1.5)\n", "p secret * 2\n", "c\n", "q\n"
+        tmp_path,
+        DEBUGGED,
+        *("import time; time.sleep(1.5)\n", "c\n", "c\n", "p secret * 2\n", "c\n", "q\n"),
     )
 
     assert lines.count("34") == 1
-    assert lines.count("printed on 1") == 2  # once at the prompt, once in the report
+    assert lines.count("printed on 1") == lines.count("at 0") == 2  # and once in the report
     assert len([line for line in lines if "entering PDB on rank" in line]) == 2
     assert any("; not finished: dp0" in line for line in lines)
     assert any("2 failed in" in line for line in lines)

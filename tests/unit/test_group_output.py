@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import io
+import pickle
+import signal
+import sys
 import tracemalloc
+
+import pytest
 
 from meshrun.api.worker_group import _Output
 from meshrun.worker.call_channel import end_of_output
+from meshrun.worker.serve_calls import serve
 
 
 def test_long_sessions_take_no_more_memory() -> None:
@@ -33,6 +39,35 @@ def test_long_sessions_take_no_more_memory() -> None:
         tracemalloc.stop()
 
     assert after - before < 20_000
+
+
+def test_a_call_may_close_its_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is answered, and so is the next one."""
+
+    class Caller:
+        """Makes two calls, as a channel."""
+
+        def __init__(self) -> None:
+            self.calls = [pickle.dumps((sys.stdout.close, (), {})), pickle.dumps((int, ("7",), {}))]
+            self.values: list[object] = []
+
+        def receive(self) -> bytes:
+            if not self.calls:
+                raise EOFError
+            return self.calls.pop(0)
+
+        def send(self, answer: bytes) -> None:
+            self.values.append(pickle.loads(pickle.loads(answer)[0]))
+
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    try:
+        serve(caller := Caller())  # type: ignore[arg-type]
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+    assert caller.values == [None, 7]
 
 
 def test_what_is_kept_is_not_passed_on() -> None:
