@@ -67,6 +67,33 @@ def torchrun_ranks(ranks: int, what: str, *arguments: str, fork: bool = False) -
     return torchrun(name, *options, RANK_PROGRAM, what, SHAPES[ranks], *arguments)
 
 
+def accelerate_ranks(ranks: int, what: str) -> Command:
+    """Return the same launch by ``accelerate launch``."""
+    options = ("--multi_gpu", "--num_processes", str(ranks), "--mixed_precision", "no")
+    options = (
+        *options,
+        "--num_machines",
+        "1",
+        "--dynamo_backend",
+        "no",
+        "--main_process_port",
+        "0",
+    )
+    main = ("-m", "accelerate.commands.launch")
+    return python("accelerate launch", *main, *options, RANK_PROGRAM, what, SHAPES[ranks])
+
+
+def mpirun_ranks(ranks: int, what: str) -> Command:
+    """Return the same launch by ``mpirun``, with the variables that torch wants."""
+    set_up = (
+        "export RANK=$OMPI_COMM_WORLD_RANK WORLD_SIZE=$OMPI_COMM_WORLD_SIZE"
+        ' MASTER_ADDR=127.0.0.1 MASTER_PORT=29617; exec "$@"'
+    )
+    options = ("-np", str(ranks), "--oversubscribe", "--allow-run-as-root", "--bind-to", "none")
+    program = (sys.executable, RANK_PROGRAM, what, SHAPES[ranks])
+    return Command("mpirun", ("mpirun", *options, "sh", "-c", set_up, "sh", *program))
+
+
 def import_torch() -> Command:
     """Return the floor: one import of torch, which no launch can do without.
 

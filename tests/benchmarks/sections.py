@@ -14,9 +14,11 @@ from tests.benchmarks import failing, guarding, hosts, layouts, nodes, printing,
 from tests.benchmarks.commands import (
     RANK_PROGRAM,
     Command,
+    accelerate_ranks,
     import_torch,
     meshrun,
     meshrun_ranks,
+    mpirun_ranks,
     python,
     torchrun,
     torchrun_ranks,
@@ -47,6 +49,17 @@ def wall8(runs: int | None) -> str:
         import_torch(),
     ]
     return _wall("Wall time, 8 ranks", commands, [runs or 7] * 4)
+
+
+def launchers(runs: int | None) -> str:
+    """Measure 8 ranks, beside launchers that are not torch's."""
+    commands = [
+        meshrun_ranks(8, "reduce"),
+        torchrun_ranks(8, "reduce"),
+        accelerate_ranks(8, "reduce"),
+        mpirun_ranks(8, "reduce"),
+    ]
+    return _wall("Wall time of launchers, 8 ranks", commands, [runs or 5] * 4)
 
 
 def wall32(runs: int | None) -> str:
@@ -164,7 +177,7 @@ def ends(runs: int | None) -> str:
 
 
 _ALL = (
-    *(wall8, wall32, wall64, stalls, memory, cli, cpu, ends),
+    *(wall8, launchers, wall32, wall64, stalls, memory, cli, cpu, ends),
     *(failing.restart, failing.told, guarding.killed, guarding.report, guarding.stacks),
     *(printing.output, printing.slow, layouts.layout, standing.standing),
     *(nodes.nodes, nodes.stop, nodes.silence, nodes.lost, nodes.rendezvous, hosts.hosts),

@@ -116,6 +116,21 @@ def test_examples_learn(mesh: str, program: str) -> None:
     assert losses[-1] < losses[0] / 5
 
 
+@pytest.mark.torch
+@pytest.mark.nightly
+def test_the_recording_is_what_a_run_prints(tmp_path: Path) -> None:
+    """Of the README's programs, but for numbers, order and what meshrun says on the way."""
+    images = ROOT / "docs" / "images"
+    subprocess.run([sys.executable, images / "record.py", tmp_path], check=True)
+
+    def words(picture: Path) -> list[str]:
+        texts = re.findall(r">([^<]+)</text>", picture.read_text())
+        whole = (text for text in texts if text.strip() and not text.startswith("meshrun:"))
+        return sorted(re.sub(r"\d+", "N", text) for text in whole)
+
+    assert words(tmp_path / "run.svg") == words(images / "run.svg")
+
+
 GLOSSARY = (
     *("rank", "local rank", "node", "mesh dim", "coordinate", "group", "zygote", "generation"),
     *("coordinator", "spare", "preemption", "drain"),
