@@ -220,7 +220,7 @@ class Options(ParsedOptions):
     rank = Option(parse.as_written, None, "WHICH", PREVIEW,
         "Show everything about one rank instead, such as `5` or `dp=1,tp=1`.",
         details="As text or JSON. See [all about one rank]"
-        "(../how-to/place-ranks.md#all-about-one-rank).")
+        "(../how-to/place-ranks.md#inspect-one-rank).")
     all = Switch(PREVIEW,
         "Show every worker, even in a plan of more than 64 ranks.")
 

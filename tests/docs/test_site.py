@@ -1,0 +1,60 @@
+"""The documentation's site: every page is in its navigation, and it is built without a warning."""
+
+from __future__ import annotations
+
+import html
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from meshrun import __all__
+from tests.kit import ROOT
+
+DOCS = ROOT / "docs"
+
+
+def test_the_index_lists_every_page() -> None:
+    """But for decisions, which the sidebar lists by itself; the README leads to the index."""
+    listed = set(re.findall(r"^- \[.+\]\((.+\.md)\)$", (DOCS / "index.md").read_text(), re.M))
+    pages = {
+        str(path.relative_to(DOCS))
+        for path in DOCS.rglob("*.md")
+        if path.parent.name != "decisions" and path.name != "index.md"
+    }
+
+    assert listed == pages
+    assert "(docs/index.md)" in (ROOT / "README.md").read_text()
+
+
+def test_the_reference_of_docstrings_has_every_public_name() -> None:
+    page = (DOCS / "reference" / "api.md").read_text()
+
+    assert [name for name in __all__ if f":: meshrun.{name}\n" not in page] == []
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(300)
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    """Each link and anchor leads somewhere; docstrings, schemas and the sidebar are there."""
+    for needed in ("sphinx", "furo", "myst_parser", "sphinx_copybutton", "sphinxcontrib.mermaid"):
+        pytest.importorskip(needed, reason="needs the extra `site`")
+    built = subprocess.run(
+        [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-d", tmp_path / "doctrees",
+         DOCS, tmp_path / "site"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert built.returncode == 0, built.stderr
+    index = (tmp_path / "site" / "index.html").read_text()
+    api = html.unescape((tmp_path / "site" / "reference" / "api.html").read_text())
+
+    sidebar = index.partition('class="sidebar-tree"')[2].partition("</div>")[0]
+    captions = re.findall(r'class="caption-text">([^<]+)<', sidebar)
+    assert captions[:2] == ["Tutorial", "How to begin"]
+    assert captions[-1] == "Decisions"
+    assert "the part of it along some dims" in api
+    for name in ("plan", "report", "events"):
+        assert (tmp_path / "site" / f"{name}.schema.json").is_file()
+    assert "searchindex.js" in {path.name for path in (tmp_path / "site").iterdir()}
