@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
-from tests.benchmarks import failing, guarding, hosts, layouts, nodes, printing, standing
+from tests.benchmarks import failing, guarding, hosts, layouts, nodes, printing, standing, warming
 from tests.benchmarks.commands import (
     RANK_PROGRAM,
     Command,
@@ -179,7 +179,7 @@ def ends(runs: int | None) -> str:
 _ALL = (
     *(wall8, launchers, wall32, wall64, stalls, memory, cli, cpu, ends),
     *(failing.restart, failing.told, guarding.killed, guarding.report, guarding.stacks),
-    *(printing.output, printing.slow, layouts.layout, standing.standing),
+    *(printing.output, printing.slow, layouts.layout, standing.standing, warming.warm),
     *(nodes.nodes, nodes.stop, nodes.silence, nodes.lost, nodes.rendezvous, hosts.hosts),
 )
 SECTIONS: dict[str, Callable[[int | None], str]] = {section.__name__: section for section in _ALL}
