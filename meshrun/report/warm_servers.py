@@ -50,8 +50,9 @@ def stop_servers() -> str:
     left = [pid for pid in servers if not stop_server(place, pid)]
     if left:
         raise HostError(
-            f"{count(len(left), 'warm server')} did not end: {', '.join(map(str, left))}",
-            hint=f"`kill -KILL {' '.join(map(str, left))}` does no harm to a run",
+            f"{count(len(left), 'warm server')} did not end after SIGKILL:"
+            f" {', '.join(map(str, left))}",
+            hint="the kernel holds it, as when a network file system does not answer",
         )
     place.remove()
     return f"stopped {count(len(servers), 'warm server')}"

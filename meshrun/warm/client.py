@@ -34,7 +34,7 @@ from meshrun.wording import duration
 from meshrun.worker.early_settings import EarlySettings, is_read_at_import
 from meshrun.worker.learnt import Learnt, is_installed, read_learnt
 from meshrun.worker.program import read_program
-from meshrun.worker.sys_path import first_path, holds
+from meshrun.worker.sys_path import first_path, holds, on_path
 from meshrun.zygote.guard import end_marked
 
 _ANSWERS_WITHIN_S = 10.0
@@ -103,7 +103,8 @@ class WarmRun:
             return
         try:
             self._place = Place(usual_place())
-            self._settings = read_program(program).settings
+            with on_path(first_path(program)):
+                self._settings = read_program(program).settings
         except (OSError, SyntaxError, ValueError, SystemExit) as error:
             if self._place is None:
                 note(f"--warm has no effect: {error}")
@@ -130,10 +131,8 @@ class WarmRun:
             mark: Of the launch.
             stdin: Its standard input, as for ``subprocess``; this process's if ``None``.
         """
-        if self._place is None:
-            return None
         server = self._find()
-        if server is None:
+        if self._place is None or server is None:
             return None
         charge = Charge(
             kind=self._program.kind,
@@ -156,16 +155,22 @@ class WarmRun:
         """See to it that the next run of this program finds a server."""
         if self._place is None:
             return
+        try:
+            self._leave_server(self._place)
+        except OSError as error:
+            self._note(f"no warm server was left: {error.strerror}")
+
+    def _leave_server(self, place: Place) -> None:
         wanted = self._wanted()
-        for found in self._place.servers():
+        for found in place.servers():
             unlike = mismatch(found.server, wanted)
             if unlike is None:
                 return
             if unlike.is_forever:
-                stop_server(self._place, found.server.pid)
+                stop_server(place, found.server.pid)
         learnt = self._learnt()
         assignment = Assignment(
-            place=self._place.path,
+            place=place.path,
             modules=list(wanted.modules),
             own_files=learnt.own_files,
             changed=learnt.changed,
@@ -186,7 +191,7 @@ class WarmRun:
                 env={**wanted.environment, LAUNCH_MARK: _NO_MARK},
             )
         process.returncode = 0  # which nobody waits for
-        self._place.begin(process.pid)
+        place.begin(process.pid)
         self._note(
             f"leaving a warm server for the next run; it ends after {duration(self._idle_s)} idle"
         )
@@ -194,7 +199,8 @@ class WarmRun:
     # ---- finding one -----------------------------------------------------------------------
 
     def _find(self) -> Server | None:
-        assert self._place is not None  # noqa: S101
+        if self._place is None:
+            return None
         wanted = self._wanted()
         near: list[tuple[int, str]] = []
         for found in self._place.servers():

@@ -29,7 +29,6 @@ from meshrun.warm.warm_messages import (
     FDS,
     Charge,
     StartZygote,
-    Stop,
     ZygoteEnded,
     ZygoteForked,
     decode,
@@ -65,8 +64,6 @@ def serve_connection(
     try:
         packet, fds, _, _ = socket.recv_fds(connection, _PACKET, FDS)
         message = decode(packet)
-        if isinstance(message, Stop):
-            os.kill(os.getppid(), signal.SIGTERM)
         if not isinstance(message, StartZygote) or len(fds) != FDS:
             os._exit(0)
         charge = decode(_whole(fds[0]))

@@ -22,9 +22,8 @@ from meshrun.host.sockets import peer_of
 from meshrun.plan.request import Program
 from meshrun.protocol.packing import take
 from meshrun.warm.identity import Server
-from meshrun.warm.warm_messages import Stop, encode
 
-_ENDS_WITHIN_S = 5
+_ENDS_WITHIN_S = 30
 _LOCK = "lock"
 _WHY = "why"
 
@@ -58,17 +57,20 @@ class Place:
         self.path = path
 
     def servers(self) -> list[Found]:
-        """Return the servers that are alive, the one used last first; forget the others."""
+        """Return the servers that are alive, the one used last first; forget the others.
+
+        Those of another version may describe themselves otherwise, and are left alone.
+        """
         found = []
         for name in os.listdir(self.path):
             pid, _, kind = name.partition(".")
             if kind == "json" and pid.isdecimal():
                 path = f"{self.path}/{name}"
-                if (server := self._read(path)) is None:
+                if started_at(int(pid)) is None:
                     self.forget(int(pid))
-                    continue
-                with contextlib.suppress(OSError):
-                    found.append(Found(server, os.stat(path).st_mtime))
+                elif (server := self._read(path)) is not None:
+                    with contextlib.suppress(OSError):
+                        found.append(Found(server, os.stat(path).st_mtime))
         return sorted(found, key=lambda each: -each.used)
 
     def starting(self) -> list[int]:
@@ -83,6 +85,10 @@ class Place:
                         continue
                 self.forget(int(pid))
         return found
+
+    def has(self, pid: int) -> bool:
+        """Whether a server is alive, importing or not."""
+        return pid in (*self.starting(), *(found.server.pid for found in self.servers()))
 
     def begin(self, pid: int) -> None:
         """Have a server known as one that is still importing."""
@@ -205,7 +211,7 @@ def usual_place() -> str:
 
 
 def stop_server(place: Place, pid: int) -> bool:
-    """Have a server end and wait until it has; runs that it began continue.
+    """Kill a server and wait for its end; runs that it began continue.
 
     Returns:
         Whether it has ended.
@@ -213,19 +219,15 @@ def stop_server(place: Place, pid: int) -> bool:
     try:
         process = os.pidfd_open(pid)
     except ProcessLookupError:
+        place.forget(pid)
         return True
     try:
-        if pid in place.starting():
-            signal.pidfd_send_signal(process, signal.SIGTERM)
-        else:
-            with place.connect(pid) as connection:
-                connection.send(encode(Stop()))
+        if not place.has(pid):  # nobody else has taken its id since
+            return True
+        signal.pidfd_send_signal(process, signal.SIGKILL)
         poll = select.poll()
         poll.register(process, select.POLLIN)
         return bool(poll.poll(_ENDS_WITHIN_S * 1000))
-    except OSError:
-        return False
     finally:
         os.close(process)
-        if started_at(pid) is None:
-            place.forget(pid)
+        place.forget(pid)

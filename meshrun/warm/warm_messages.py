@@ -51,11 +51,6 @@ class Charge:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stop:
-    """Launcher to server: end; what was forked runs on."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ZygoteForked:
     """Keeper to launcher: it runs; a descriptor of the process comes with the packet."""
 
@@ -78,10 +73,10 @@ class Dismiss:
     """Launcher to keeper: it lives, and sees to what is left itself."""
 
 
-Message = Assignment | StartZygote | Charge | Stop | ZygoteForked | ZygoteEnded | Dismiss
+Message = Assignment | StartZygote | Charge | ZygoteForked | ZygoteEnded | Dismiss
 _TYPES: dict[str, type[Any]] = {
     kind.__name__: kind
-    for kind in (Assignment, StartZygote, Charge, Stop, ZygoteForked, ZygoteEnded, Dismiss)
+    for kind in (Assignment, StartZygote, Charge, ZygoteForked, ZygoteEnded, Dismiss)
 }
 
 

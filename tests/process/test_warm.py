@@ -370,17 +370,47 @@ def test_a_server_ends_when_idle_or_with_its_session(warm: Warm, tmp_path: Path)
     wait_until(lambda: warm.servers() == [], lambda: f"the end of {len(warm.servers())}")
 
 
-def test_no_server_is_taken_from_a_folder_of_others(
-    warm: Warm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_server_is_taken_from_a_folder_of_others(warm: Warm, tmp_path: Path) -> None:
     """The run is as without it, and says so."""
     (session := tmp_path / "shared").mkdir()
-    (session / "meshrun").mkdir(mode=0o755)
     script = program(tmp_path, "import torch\n")
-    done = warm.run(script, env={"XDG_RUNTIME_DIR": str(session)})
-    assert done.returncode == 0
-    assert "is not private: its mode is 755, not 700" in done.stderr
-    assert os.listdir(session / "meshrun") == []
+    (folder := session / "meshrun").mkdir(mode=0o755)
+    reasons = {0o755: "its mode is 755, not 700", 0o700: "it belongs to another user"}
+    for mode, why in reasons.items():
+        folder.chmod(mode)
+        if mode == 0o700:
+            if os.geteuid() != 0:
+                pytest.skip("only root can give a folder to another user")
+            os.chown(folder, 65534, 65534)
+        done = warm.run(script, env={"XDG_RUNTIME_DIR": str(session)})
+        assert done.returncode == 0
+        assert f"`{folder}` is not private: {why}" in done.stderr
+        assert os.listdir(folder) == []
+
+
+@pytest.mark.parametrize("what", ["module", "broken", "unclear", "command", "exec"])
+def test_programs_that_are_no_scripts(
+    warm: Warm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """A module comes from a server too; what cannot, or is broken, is as without one."""
+    monkeypatch.chdir(tmp_path)
+    source = "import torch\nprint('up')\n"
+    if what == "unclear":
+        source = f"import os, sys\nos.environ['TORCH_LOGS'] = sys.stdin.read()\n{source}"
+    script = program(tmp_path, "def" if what == "broken" else source)
+    words: dict[str, tuple[str | Path, ...]] = {
+        "module": ("-m", "program"),
+        "command": ("--no-python", "echo", "up"),
+        "exec": ("--start-method", "exec", script),
+    }
+    first, second = (warm.run(*words.get(what, (script,))) for _ in range(2))
+    if what in {"module", "broken"}:
+        wait_until(lambda: bool(warm.servers()), lambda: second.stderr)
+        warm.imports.unlink(missing_ok=True)
+        second = warm.run(*words.get(what, (script,)))
+        assert text_of(warm.imports) == []
+    assert (first.returncode, second.returncode) == ((1, 1) if what == "broken" else (0, 0))
+    assert ("SyntaxError" if what == "broken" else "up") in second.stdout + second.stderr
 
 
 @pytest.mark.nightly

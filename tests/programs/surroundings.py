@@ -26,7 +26,8 @@ def descriptors():
             target = os.readlink(f"/proc/self/fd/{number}")
         except OSError:
             continue
-        found[target.partition(":")[0]] = found.get(target.partition(":")[0], 0) + 1
+        kind = f"{target.partition(':')[0]} {os.get_inheritable(int(number))}"
+        found[kind] = found.get(kind, 0) + 1
     return found
 
 
