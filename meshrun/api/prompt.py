@@ -58,6 +58,7 @@ class _Prompt(code.InteractiveConsole):
         super().__init__()
         self._options, self._program = options, program
         self.group = self._start()
+        self._labels = self.group.labels
         self._only: int | None = None
         self._count = 0
         self._names: list[str] = []
@@ -95,7 +96,7 @@ class _Prompt(code.InteractiveConsole):
         return WorkerGroup(options=self._options, program=self._program)
 
     def _ask(self) -> None:
-        labels = self.group.labels
+        labels = self._labels
         _edit_lines(self._complete)
         self._show_who("")
         self.interact(
@@ -157,7 +158,7 @@ class _Prompt(code.InteractiveConsole):
     def _choose(self, line: str) -> None:
         """``%rank 3``: the next inputs are of this rank alone; ``%rank``: of all."""
         word, _, which = line.strip().partition(" ")
-        labels = self.group.labels
+        labels = self._labels
         if word != "%rank":
             say(f"error: there is no `{word}`\n\nhint: %rank 3 or %rank, to choose who runs input")
         elif not which.strip():

@@ -126,14 +126,17 @@ def test_a_killed_prompt_leaves_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_ranks_that_cannot_be_interrupted_are_replaced(tmp_path: Path) -> None:
-    """A rank that waits in a collective for one that was interrupted; then variables are gone."""
-    with open_terminal(*ON_TWO, env={"HOME": str(tmp_path)}) as terminal:
-        terminal.wait_for("Ctrl-D ends them\n>>>")
+    """A rank that waits in a collective for one that failed or was interrupted."""
+    script = tmp_path / "begin.py"
+    script.write_text("import torch.distributed as dist\n1 / dist.get_rank()\ndist.barrier()\n")
+    with open_terminal(*ON_TWO, script, env={"HOME": str(tmp_path)}) as terminal:
+        terminal.wait_for("dp0 failed; not finished: dp1")
+        terminal.wait_for("2 ranks, dp0 to dp1; all of them run each input")
         terminal.type("import os, time, torch.distributed as dist\n")
         terminal.type("print('in it'); dist.barrier() if dist.get_rank() else time.sleep(99)\n")
         terminal.wait_for("[dp1] in it")
         terminal.type("\x03")
-        terminal.wait_for("their variables are lost")
+        terminal.wait_for("their variables are lost", 2)
         terminal.type("'dist' in globals()\n")
         terminal.wait_for("[all] False")
         terminal.type("exit(9)\n")
