@@ -1,5 +1,6 @@
 """The examples print what follows from their mesh, and what they train learns."""
 
+import importlib.util
 import re
 import shutil
 from pathlib import Path
@@ -198,3 +199,61 @@ def test_the_table_has_the_command_of_each_example() -> None:
     }
 
     assert rows == commands
+
+
+@pytest.mark.parametrize("experts", ordinary([2, 1, 4], 2))
+def test_experts_learn_the_same_on_any_number_of_ranks(experts: int) -> None:
+    """The loss depends on the step alone, not on which rank has which expert."""
+    program = EXAMPLES / "experts.py"
+    mesh = ("--mesh", "dp=4", "--view", f"moe:edp=-1,ep={experts}")
+    ours = run_meshrun(*mesh, "--device", "cpu", "--no-prefix", program)
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", ours.stdout)]
+
+    assert (ours.returncode, ours.stderr) == (0, "")
+    assert losses == pytest.approx([0.6924, 0.6099, 0.5788, 0.4819], abs=1e-3)
+
+
+@pytest.mark.nightly
+def test_parts_of_a_sequence_are_attended_to_as_the_whole() -> None:
+    """By outputs and gradients; the program compares them."""
+    found = by_rank("dp=2,cp=2", run("dp=2,cp=2", "context.py"))
+    halves = ["tokens 0 to 15 are as in the whole"], ["tokens 16 to 31 are as in the whole"]
+
+    assert found == [*halves, *halves]
+
+
+@pytest.mark.nightly
+def test_replicas_answer_as_one_rank_would() -> None:
+    """The program compares them; one rank prints every prompt's answer."""
+    first, *others = by_rank("replica=2,tp=2", run("replica=2,tp=2", "inference.py"))
+
+    assert [line.partition(" -> ")[0] for line in first] == [
+        "a", "bad", "cab", "deaf", "e", "feed", "gag",
+    ]  # fmt: skip
+    assert others == [[], [], []]
+
+
+@pytest.mark.nightly
+@pytest.mark.integrations
+@pytest.mark.parametrize("library", ["lightning", "accelerate", "transformers"])
+def test_a_library_s_example_learns(library: str) -> None:
+    """On two ranks, of which one prints the loss."""
+    if importlib.util.find_spec(library) is None:
+        pytest.skip("needs the extra `integrations`")
+    name = {"transformers": "transformers_finetune.py"}.get(library, f"{library}_ddp.py")
+    ours = run_meshrun(
+        "--mesh", "dp=2", "--device", "cpu", EXAMPLES / name, env={"HF_HUB_OFFLINE": "1"}
+    )
+    losses = [float(loss) for loss in re.findall(r"\[dp0\] step +\d+  loss ([\d.]+)", ours.stdout)]
+
+    assert ours.returncode == 0, ours.stderr
+    assert losses[-1] < losses[0] / 5
+
+
+def test_the_readme_has_every_example() -> None:
+    """With the command that stands at its top."""
+    table = (EXAMPLES / "README.md").read_text()
+    for path in EXAMPLES.glob("*.py"):
+        command = re.search(r"^    (meshrun .*)$", path.read_text(), re.MULTILINE)
+        assert command is not None, path.name
+        assert f"| [{path.name}]({path.name}) | `{command[1]}` |" in table

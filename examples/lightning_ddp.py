@@ -1,0 +1,59 @@
+"""The Lightning Trainer with DDP, under meshrun.
+
+    meshrun --mesh dp=2 examples/lightning_ddp.py
+
+Lightning finds what torchrun would have set, so it starts no processes of its own; ``devices`` is
+the number of ranks on a node. On GPUs, set ``accelerator="gpu"``. On several nodes, add
+``num_nodes=current_layout().nnodes``.
+"""
+
+import lightning
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from meshrun import current_layout
+
+
+class Quadrants(lightning.LightningModule):
+    """Learns in which quadrant a point lies."""
+
+    def __init__(self) -> None:
+        """Make the layers."""
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 4))
+
+    def training_step(self, batch: list[torch.Tensor]) -> torch.Tensor:
+        """Return the loss of a batch, and print it now and then."""
+        points, quadrants = batch
+        loss = nn.functional.cross_entropy(self.net(points), quadrants)
+        if self.global_step % 10 == 0 and self.global_rank == 0:
+            print(f"step {self.global_step:2d}  loss {loss.item():.3f}")
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Return what takes the steps."""
+        return torch.optim.Adam(self.parameters(), lr=0.05)
+
+
+def main() -> None:
+    """Train for some steps; Lightning gives each rank its part of the data."""
+    lightning.seed_everything(0, verbose=False)
+    points = torch.rand(2048, 2) * 2 - 1
+    quadrants = (points[:, 0] > 0).long() + 2 * (points[:, 1] > 0).long()
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        devices=current_layout().world_size,
+        strategy="ddp",
+        max_steps=31,
+        max_epochs=-1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        enable_progress_bar=False,
+    )
+    trainer.fit(Quadrants(), DataLoader(TensorDataset(points, quadrants), batch_size=64))
+
+
+if __name__ == "__main__":
+    main()
