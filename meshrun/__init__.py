@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from meshrun.mesh.current import use_mesh as use_mesh
     from meshrun.mesh.current_layout import current_layout as current_layout
     from meshrun.mesh.data_shard import data_shard as data_shard
+    from meshrun.mesh.exclude_node import exclude_node as exclude_node
     from meshrun.mesh.heartbeat import heartbeat as heartbeat
     from meshrun.mesh.heartbeat import progress as progress
     from meshrun.protocol.result import LaunchResult as LaunchResult
@@ -38,6 +39,7 @@ __all__ = [
     "current_layout",
     "current_mesh",
     "data_shard",
+    "exclude_node",
     "has_mesh",
     "heartbeat",
     "init_mesh",
@@ -57,6 +59,7 @@ _HOME = {
     "current_layout": "meshrun.mesh.current_layout",
     "current_mesh": "meshrun.mesh.current",
     "data_shard": "meshrun.mesh.data_shard",
+    "exclude_node": "meshrun.mesh.exclude_node",
     "has_mesh": "meshrun.mesh.current",
     "heartbeat": "meshrun.mesh.heartbeat",
     "init_mesh": "meshrun.mesh.current",

@@ -99,6 +99,12 @@ class NodeLostError(RendezvousError):
     """Another node exited or stopped responding."""
 
 
+class NodeExcludedError(MeshrunError):
+    """A rank said that its node is not to be used (78): do not start again with the same nodes."""
+
+    exit_code = 78
+
+
 class InternalError(MeshrunError):
     """A bug in meshrun (70, sysexits SOFTWARE)."""
 

@@ -340,6 +340,9 @@ class Options(ParsedOptions):
         parse.choice("worker", "torchrun"), "worker", "worker|torchrun", FAILURES,
         "Exit with the failed rank's own code, or (`torchrun`) with 1 for any failure.",
         details="See [exit codes](exit-codes.md).")
+    node_history = Option(parse.as_written, None, "FILE", FAILURES,
+        "Append failures of nodes to this file, and name nodes that fail often.",
+        details="See [bad nodes](../how-to/leave-out-nodes.md).")
     report = Option(parse.as_written, None, "FILE", FAILURES,
         "Write the result to this file as JSON.", details="See [the schema](report-json.md). The "
         "file is replaced atomically; `-` is stdout.")

@@ -159,6 +159,7 @@ def build_request(options: Options, program: Program) -> LaunchRequest:
         exit_codes=options.exit_code,
         events=options.events,
         metrics=options.metrics,
+        node_history=options.node_history,
         event_log_handler=options.event_log_handler or Options.event_log_handler.default,
         rendezvous=_rendezvous(options, least_nodes),
         reach=_reach(options),

@@ -36,6 +36,7 @@ from meshrun.protocol.events import (
     Hung,
     LaunchBegan,
     LeftoversEnded,
+    NodeExcluded,
     ProgramBroken,
     RankBeat,
     RankFinished,
@@ -109,6 +110,17 @@ def _hung(state: State, event: Hung) -> Step:
     if not state.alive:
         return state, []  # they ended while they were asked where they are
     return stop(replace(state, hung=event), event.at_ns)
+
+
+def _excluded(state: State, event: NodeExcluded) -> Step:
+    """Leave the others, if they can continue without this node; else end the launch."""
+    if state.stopping or state.over:
+        return state, []
+    state, nodes = replace(state, excluded=event), state.nodes
+    if nodes is None or not nodes.may_leave:
+        return stop(state, event.at_ns)
+    state, actions = stop(replace(state, nodes=replace(nodes, link=Link.CUT_OFF)), event.at_ns)
+    return state, [Tell(what="leaves"), *actions]
 
 
 def _with_rank(state: State, rank: int, **changes: object) -> State:
@@ -388,6 +400,7 @@ STEPS: dict[type[Any], Callable[[State, Any], Step]] = {
     ZygoteGone: _zygote_gone,
     SignalArrived: _signalled,
     Hung: _hung,
+    NodeExcluded: _excluded,
     RankLate: lambda state, _: (state, []),
     TimePassed: lambda state, event: _time_passed(state, event.at_ns),
 }

@@ -7,7 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from meshrun.errors import HangError, HostError, InternalError, MeshrunError, NodeLostError
+from meshrun.errors import (
+    HangError,
+    HostError,
+    InternalError,
+    MeshrunError,
+    NodeExcludedError,
+    NodeLostError,
+)
 from meshrun.layout import Layout
 from meshrun.layout.labels import rank_label
 from meshrun.lifecycle.blame import (
@@ -233,6 +240,12 @@ def find_trouble(state: State, host: str = "") -> MeshrunError | None:
             hint="the stacks above show where the ranks are; --hang-timeout sets the limit",
         )
     here = _trouble_here(state)
+    if state.excluded is not None:
+        rank, reason = state.excluded.rank, state.excluded.reason
+        here = NodeExcludedError(
+            f"rank {rank} says that its node is not to be used: {reason}",
+            hint=f"leave the node out: {state.excluded.remedy}",
+        )
     if here is None:
         return _trouble_elsewhere(state)
     if host:

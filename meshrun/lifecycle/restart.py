@@ -98,7 +98,8 @@ def may_restart(state: State) -> bool:
 
 def may_go_on(state: State) -> bool:
     """Whether nothing has happened that ends the launch, whatever restarts are left."""
-    return not state.signals and state.broken is None and _others_allow_it(state)
+    is_over = state.signals or state.broken is not None or state.excluded is not None
+    return not is_over and _others_allow_it(state)
 
 
 def _others_allow_it(state: State) -> bool:

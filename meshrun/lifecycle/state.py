@@ -10,6 +10,7 @@ from meshrun.protocol.events import (
     Hung,
     LaunchOver,
     MeetingFailed,
+    NodeExcluded,
     NodeLost,
     ProgramBroken,
     StartFailed,
@@ -109,6 +110,8 @@ class State:
     """When this generation is to start, while that is waited for."""
     hung: Hung | None = None
     """Set once no rank made progress for too long."""
+    excluded: NodeExcluded | None = None
+    """Set once a rank of this node said that the node is not to be used."""
     step: int | None = None
     """How far a rank of this node has come, if one says."""
     zygote_gone: ZygoteGone | None = None

@@ -222,6 +222,8 @@ class LaunchRequest:
     event_log_handler: str = "null"
     events: str | None = None
     """The file that events are appended to, or ``-``."""
+    node_history: str | None = None
+    """The file that failures of nodes are appended to."""
     metrics: tuple[str, int] | None = None
     """Address and port to serve metrics at."""
     rendezvous: Rendezvous = field(default_factory=Rendezvous)

@@ -109,6 +109,17 @@ class BreakpointPassed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeExcluded:
+    """A rank's program called ``meshrun.exclude_node()``."""
+
+    rank: int
+    reason: str
+    remedy: str
+    """How to leave the node out, for people."""
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankFinished:
     """A rank's program is over and went well; the process waits for its peers to get there."""
 
@@ -371,6 +382,7 @@ FromRank = (
     | RankRaised
     | RankBeat
     | BreakpointPassed
+    | NodeExcluded
     | RankFinished
     | RankLeaves
     | FromRecorder

@@ -127,6 +127,14 @@ class NodeLost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeExcluded:
+    """A rank called meshrun.exclude_node()."""
+
+    rank: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Aborted:
     """The ranks of this node are stopped because of another node."""
 
@@ -166,6 +174,7 @@ Record = (
     | NoProgress
     | RankLate
     | NodeLost
+    | NodeExcluded
     | Aborted
     | Restarted
     | LaunchEnded
@@ -204,6 +213,7 @@ _RECORDS: dict[type, Callable[[Any], Record]] = {
     events.NodeLost: lambda event: NodeLost(
         lost_node_rank=event.node_rank, lost_host=event.host, why=event.why
     ),
+    events.NodeExcluded: lambda event: NodeExcluded(rank=event.rank, reason=event.reason),
     events.GenerationAborted: lambda event: Aborted(why=event.why),
 }
 """What is published as it is."""

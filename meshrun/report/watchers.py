@@ -45,4 +45,8 @@ def make_watchers(plan: LaunchPlan, run_id: str, console: Console) -> list[Watch
         from meshrun.report.metrics import serve_metrics
 
         found.append(serve_metrics(plan, console))
+    if request.node_history is not None:
+        from meshrun.report.node_history import NodeHistory
+
+        found.append(NodeHistory(plan, run_id, request.node_history, console))
     return [watcher for watcher in found if watcher is not None]

@@ -114,6 +114,8 @@ class Nodes:
             return
         if what == "leaves":
             why = describe_lost_process(state) or ""
+            if state.excluded is not None:
+                why = f"rank {state.excluded.rank} excludes it: {state.excluded.reason}"
             if state.signals:
                 why = f"it was {why_stopped(state)}"
             self.peers.tell(Leave(generation=state.generation, why=why))

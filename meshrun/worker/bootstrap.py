@@ -10,12 +10,15 @@ from functools import partial
 from importlib import import_module
 
 from meshrun.host.cores import bind_to_cpus
+from meshrun.host.exclusion import how_to_exclude, node_name
 from meshrun.host.title import set_title
+from meshrun.mesh.exclude_node import exclusion
 from meshrun.mesh.heartbeat import pulse
 from meshrun.mesh.late_settings import is_of_group, note
 from meshrun.plan.request import Program
 from meshrun.protocol.codec import StartRank
-from meshrun.protocol.events import BreakpointPassed, RankBeat, RankReady
+from meshrun.protocol.events import BreakpointPassed, NodeExcluded, RankBeat, RankReady
+from meshrun.protocol.printable import one_line
 from meshrun.protocol.raised import is_of_collective
 from meshrun.protocol.rank_end import RankRaised
 from meshrun.worker.early_settings import EarlySettings, is_read_at_import
@@ -53,6 +56,7 @@ def become_rank(
     where = f" [{order.label}]" if order.label else ""
     set_title(f"rank {order.rank}{where}", program.target, *program.args)
     reporter = Reporter(reports, order.rank)
+    exclusion.tell = partial(_exclude, reporter)
     pulse.send = lambda step: reporter.tell(RankBeat, step=step)
     ending.arm(reporter, gate_fd, order.learn_to)
     end_connections_with_rank(reporter)
@@ -125,6 +129,11 @@ def _is_mesh_late(order: StartRank, settings: EarlySettings) -> bool:
                 note(f"building the mesh at the first current_mesh(), because {place} sets {name}")
             return True
     return False
+
+
+def _exclude(reporter: Reporter, reason: str) -> None:
+    remedy = how_to_exclude(node_name(os.environ), os.environ)
+    reporter.tell(NodeExcluded, reason=one_line(reason), remedy=remedy)
 
 
 def _serve_env(env: dict[str, str]) -> None:

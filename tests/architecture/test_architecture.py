@@ -12,7 +12,7 @@ from tests.kit import ROOT
 PUBLIC = [
     "GroupLost", "LaunchResult", "Layout", "MeshError", "MeshrunError", "RankFailed",
     "WorkerGroup", "current_layout",
-    "current_mesh", "data_shard", "has_mesh", "heartbeat", "init_mesh", "launch",
+    "current_mesh", "data_shard", "exclude_node", "has_mesh", "heartbeat", "init_mesh", "launch",
     "progress", "use_mesh",
 ]  # fmt: skip
 TOP_LEVEL = {"pyproject.toml", "meshrun", "tests", "examples", "docs", "README.md", "LICENSE"}

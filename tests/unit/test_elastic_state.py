@@ -15,6 +15,7 @@ from meshrun.protocol.events import (
     GenerationAborted,
     MeetingFailed,
     Met,
+    NodeExcluded,
     NodeLost,
     ProgramBroken,
     TimePassed,
@@ -79,7 +80,17 @@ SHRINKS = [START, term(0, 1), CLEAR, IDLE, GO_ON]
 CUT_OFF: list[Event] = [*PARTICIPANT, CUT, *PARTICIPANT_ENDED, CLEARED]
 CUTS = [START, term(2, 3), CLEAR, IDLE]
 
+EXCLUDED = NodeExcluded(rank=2, reason="ECC", remedy="--exclude node1", at_ns=5 * S)
+
 HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
+    "a node that a rank excludes leaves alone": (
+        [*PARTICIPANT, EXCLUDED, *PARTICIPANT_ENDED],
+        [START, LEAVES, term(2, 3), FINISH],
+    ),
+    "the first node cannot leave": (
+        [*COORDINATOR, EXCLUDED, *COORDINATOR_ENDED, CLEARED, all_idle()],
+        [START, term(0, 1), FAILED, CLEAR, IDLE, THE_END],
+    ),
     "a lost node ends the ranks, and the coordinator goes on": (SHRUNK, SHRINKS),
     "with those that are left": ([*SHRUNK, again(0, 0)], [*SHRINKS, NEXT]),
     "two lost nodes are one change": (

@@ -15,6 +15,7 @@ from meshrun.lifecycle.step import step
 from meshrun.protocol.events import (
     Event,
     GenerationAborted,
+    NodeExcluded,
     RankFinished,
     StartFailed,
     ZygoteUnsafe,
@@ -49,6 +50,11 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
     "an exception counts before its process has ended": (
         [*STARTED, raised(1, 5), exited(1, 1 << 8, 6)],
         [term(0, 2)],
+    ),
+    "a node that a rank excludes starts no ranks again": (
+        [*STARTED, NodeExcluded(rank=1, reason="ECC", remedy="", at_ns=5 * S), exited(0, 15, 6),
+         exited(1, 15, 6), exited(2, 15, 6)],
+        [term(0, 1, 2), FINISH],
     ),
     "a second failure ends nobody again": (
         [*STARTED, exited(1, 9, 5), exited(0, 1 << 8, 5.1)],

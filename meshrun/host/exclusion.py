@@ -1,0 +1,27 @@
+"""How a scheduler is told to leave a node out, as a text to paste."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping
+
+
+def node_name(env: Mapping[str, str]) -> str:
+    """Return what the scheduler calls this machine; its host name where there is none.
+
+    ``NODE_NAME`` is what pods call it that are told (``spec.nodeName`` of the downward API).
+    """
+    if "KUBERNETES_SERVICE_HOST" in env and env.get("NODE_NAME"):
+        return env["NODE_NAME"]
+    return env.get("SLURMD_NODENAME") or os.uname().nodename
+
+
+def how_to_exclude(name: str, env: Mapping[str, str]) -> str:
+    """Return the command or the option that leaves a node out from now on."""
+    quoted = shlex.quote(name)
+    if "KUBERNETES_SERVICE_HOST" in env:
+        return f"kubectl taint nodes {quoted} meshrun=excluded:NoSchedule"
+    if "SLURM_JOB_ID" in env:
+        return f"sbatch --exclude={quoted}"
+    return f"--exclude {quoted} with --hosts or --hostfile"

@@ -1,0 +1,29 @@
+"""exclude_node(reason): a program says that its machine is not to be used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+class _Exclusion:
+    """Where it is told; a global, as the launcher is the same for every thread and library."""
+
+    def __init__(self) -> None:
+        self.tell: Callable[[str], None] | None = None
+
+
+exclusion = _Exclusion()
+
+
+def exclude_node(reason: str) -> None:
+    """Tell the launcher that this rank's node is not to be used, for example as its GPU is broken.
+
+    An elastic launch continues without the node if enough are left. Any other launch ends with exit
+    code 78 and is not restarted; the report says how to leave the node out next time. Does nothing
+    outside meshrun.
+
+    Args:
+        reason: For people, and for ``--node-history``.
+    """
+    if exclusion.tell is not None:
+        exclusion.tell(str(reason))

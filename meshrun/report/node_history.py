@@ -1,0 +1,158 @@
+"""Failures by host, across restarts and jobs: ``--node-history``.
+
+The file has a JSON object a line, so that nodes and jobs that share it can append to it. A failure
+is the node's if the program cannot be the reason: a broken device, a node that was lost, a process
+that was killed by something else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from meshrun.console.console import Console
+from meshrun.errors import HostError
+from meshrun.host.exclusion import how_to_exclude, node_name
+from meshrun.lifecycle.blame import describe_verdict, judge
+from meshrun.lifecycle.state import State
+from meshrun.plan.plan import LaunchPlan
+from meshrun.protocol.events import Event, NodeExcluded, NodeLost, RankStarted
+from meshrun.protocol.rank_end import RankExited, RankRaised
+from meshrun.protocol.result import LaunchResult
+from meshrun.wording import count
+
+_DAYS = 30
+_MANY = 3
+"""Failures of a node after which it is named."""
+_OF_NODE = re.compile(
+    r"CUDA error: (?!device-side assert|out of memory|an illegal memory)|ECC error|NVLink|\bXid\b"
+    r"|hardware error|Input/output error|cuda initialization"
+)
+_SIGNALS = frozenset({signal.SIGBUS, signal.SIGKILL})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """A line of the file."""
+
+    time: float
+    """Seconds since the epoch."""
+    host: str
+    run_id: str
+    reason: str
+
+
+class NodeHistory:
+    """Appends the failures of this node to a file, and names nodes that fail often."""
+
+    def __init__(self, plan: LaunchPlan, run_id: str, path: str, console: Console) -> None:
+        self._path, self._run_id, self._console = path, run_id, console
+        self._host = node_name(os.environ)
+        self._generation, self._has_line = -1, False
+        """The last one whose ranks were started, and whether it has failed."""
+        self.replan(plan)
+        known = read_history(path)
+        if not plan.node_rank:
+            self._tell(known)
+
+    def __call__(self, event: Event, state: State, _console: Console) -> None:
+        """Append a failure that is this node's, or of a node that was lost."""
+        if isinstance(event, NodeLost):
+            self._append(event.host, f"the node was lost: {event.why}")
+        elif isinstance(event, RankStarted) and state.generation != self._generation:
+            self._generation, self._has_line = state.generation, False
+        elif self._has_line:
+            return
+        elif isinstance(event, NodeExcluded):
+            self._has_line = True
+            self._append(self._host, f"excluded by rank {event.rank}: {event.reason}")
+        elif isinstance(event, RankExited | RankRaised) and (why := _why_of_node(state)):
+            self._has_line = True
+            self._append(self._host, why)
+
+    def replan(self, plan: LaunchPlan) -> None:
+        """Take the plan as it is known now; the nodes may have met."""
+        self._plan = plan
+
+    def end(self, _state: State, result: LaunchResult) -> None:
+        """Name nodes that fail often, after a launch that failed."""
+        if result.exit_code and not self._plan.node_rank:
+            self._tell(read_history(self._path))
+
+    def _append(self, host: str, reason: str) -> None:
+        line = {"time": time.time(), "host": host, "run_id": self._run_id, "reason": reason}
+        try:
+            fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                os.write(fd, f"{json.dumps(line)}\n".encode())
+            finally:
+                os.close(fd)
+        except OSError as error:
+            self._console.note(f"cannot write to {self._path} ({error.strerror})")
+
+    def _tell(self, known: Iterable[Failure]) -> None:
+        for line in describe_history(known, time.time()):
+            self._console.note(line)
+
+
+def read_history(path: str) -> list[Failure]:
+    """Return what a file has; nothing if there is none. Lines that are none are passed over.
+
+    Raises:
+        HostError: If it cannot be read.
+    """
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return list(_parse(file))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise HostError(f"--node-history: cannot read `{path}`: {error.strerror}") from error
+
+
+def describe_history(known: Iterable[Failure], now_s: float) -> Iterator[str]:
+    """Yield a line for each node that failed often of late."""
+    by_host: dict[str, list[Failure]] = {}
+    for failure in known:
+        if failure.time > now_s - _DAYS * 86400:
+            by_host.setdefault(failure.host, []).append(failure)
+    for host, failures in sorted(by_host.items(), key=lambda item: -len(item[1])):
+        if len(failures) >= _MANY:
+            last = max(failures, key=lambda failure: failure.time)
+            jobs = len({failure.run_id for failure in failures})
+            yield (
+                f"{host} failed {len(failures)} times in {count(jobs, 'job')} of the last"
+                f" {_DAYS} days, the last time because {last.reason}; to leave it out:"
+                f" {how_to_exclude(host, os.environ)}"
+            )
+
+
+def _parse(lines: Iterable[str]) -> Iterator[Failure]:
+    for line in lines:
+        try:
+            found = json.loads(line)
+            yield Failure(
+                time=float(found["time"]),
+                host=str(found["host"]),
+                run_id=str(found["run_id"]),
+                reason=str(found["reason"]),
+            )
+        except (ValueError, KeyError, TypeError):
+            continue
+
+
+def _why_of_node(state: State) -> str | None:
+    """Return how the first rank of this node failed, if the program cannot be the reason."""
+    for verdict in judge(state):
+        if verdict.rank not in state.ranks or verdict.is_consequence or verdict.asked_to_end:
+            continue
+        raised = verdict.raised
+        if verdict.signum in _SIGNALS or (raised and _OF_NODE.search(raised.message)):
+            return f"rank {verdict.rank} {describe_verdict(verdict)}"
+        return None
+    return None

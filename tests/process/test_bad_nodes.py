@@ -1,0 +1,75 @@
+"""Nodes that a program excludes, and nodes that fail often."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from meshrun.host.exclusion import how_to_exclude
+from meshrun.report.node_history import Failure, describe_history, read_history
+from tests.kit import run_meshrun
+
+HOST = os.uname().nodename
+PROGRAM = """
+import os, signal, sys, time
+from meshrun import exclude_node
+if os.environ["RANK"] == "1" and sys.argv[1] == "exclude":
+    exclude_node("the self-test failed\\nat GPU 1")
+elif os.environ["RANK"] == "1":
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "2":
+        raise ValueError("the loss is nan")
+    os.kill(os.getpid(), signal.SIGBUS)
+time.sleep(3600)
+"""
+
+
+def test_failures_are_counted_across_jobs(fake_torch: object, tmp_path: Path) -> None:
+    """An exclusion ends the launch with a code of its own; the program's own failures are none."""
+    program, history = tmp_path / "program.py", tmp_path / "history"
+    program.write_text(PROGRAM)
+    words = ("--nproc-per-node", "2", "--max-restarts", "2", "--node-history", history, program)
+    env = {"SLURMD_NODENAME": ""}
+    first = run_meshrun(*words, "exclude", env=env)
+    second = run_meshrun(*words, "kill", env=env)
+
+    assert first.returncode == 78
+    assert "hint: leave the node out: " in first.stderr
+    said = "error: rank 1 says that its node is not to be used: the self-test failed\\nat GPU 1\n"
+    assert first.stderr.endswith(said)
+    assert " failed " not in first.stderr
+    assert second.returncode == 1
+    reasons = [json.loads(line)["reason"] for line in history.read_text().splitlines()]
+    assert reasons == [
+        "excluded by rank 1: the self-test failed\\nat GPU 1",
+        *["rank 1 was killed by SIGBUS"] * 2,
+    ]
+    assert f"meshrun: {HOST} failed 3 times in 2 jobs of the last 30 days" in second.stderr
+
+
+def test_old_failures_and_other_lines_do_not_count(tmp_path: Path) -> None:
+    """A file that others write to, and that grows old."""
+    now, file = time.time(), tmp_path / "history"
+    lines = [{"time": now - 40 * 86400, "host": "a", "run_id": "1", "reason": "x"}] * 5
+    lines += [{"time": now, "host": "b", "run_id": str(run), "reason": "y"} for run in range(3)]
+    file.write_text("no JSON\n[]\n" + "".join(f"{json.dumps(line)}\n" for line in lines))
+
+    (told,) = describe_history(read_history(str(file)), now)
+    assert told.startswith("b failed 3 times in 3 jobs of the last 30 days")
+    assert read_history(str(tmp_path / "none")) == []
+    assert list(describe_history([Failure(time=now, host="c", run_id="1", reason="z")], now)) == []
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        ({"SLURM_JOB_ID": "7"}, "sbatch --exclude=gpu07"),
+        ({"KUBERNETES_SERVICE_HOST": "x"}, "kubectl taint nodes gpu07 meshrun=excluded:NoSchedule"),
+        ({}, "--exclude gpu07 with --hosts or --hostfile"),
+    ],
+)
+def test_how_to_leave_a_node_out(env: dict[str, str], expected: str) -> None:
+    assert how_to_exclude("gpu07", env) == expected
