@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import typer
 
+from meshrun import errors
 from meshrun.api import launch as api
 from meshrun.cli import words
 from meshrun.cli.command import make_app
@@ -115,6 +116,16 @@ def test_launch_takes_what_the_table_says() -> None:
     assert typed - own == taken
     assert named - own == taken
     assert described - own == taken
+
+
+def test_every_exit_code_of_an_error_is_on_its_page() -> None:
+    """With a meaning of its own, but for 1, which is any failure."""
+    page = (REFERENCE / "exit-codes.md").read_text()
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
+    codes = {kind.exit_code for kind in kinds if hasattr(kind, "exit_code")}
+
+    assert {1, 2, 69, 70, 71, 124} <= codes
+    assert [code for code in codes if f"\n| {code} | " not in page] == []
 
 
 def test_words_that_are_known_are_options() -> None:
