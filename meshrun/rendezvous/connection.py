@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import socket
 import time
 
@@ -18,18 +19,30 @@ from meshrun.rendezvous.handshake import (
 )
 from meshrun.rendezvous.messages import Beat, Message, MessageError, Parting, decode, encode
 
+BEAT_S = 1.0
+"""How often each side says that it is there, in a launch of up to 500 nodes."""
 _RTO_MAX_MS = 44
 """Of <netinet/tcp.h>, from Linux 6.15 on: the longest pause before a lost packet is sent again."""
 _CHUNK = 64 * 1024
-_SILENT_NS = 2_000_000_000
-"""More than the time between two beats."""
+_TRIPS = 2
+"""Round trips after which the clock at the other end is known well enough."""
 
 
 class Connection:
-    """A connected socket, owned by this object."""
+    """A connected socket, owned by this object.
+
+    Args:
+        connection: The socket.
+        handshake: This end's side of it.
+        beat_s: How often to say that this end is there; seldom where there are thousands.
+    """
 
     def __init__(
-        self, connection: socket.socket, handshake: CoordinatorHandshake | ParticipantHandshake
+        self,
+        connection: socket.socket,
+        handshake: CoordinatorHandshake | ParticipantHandshake,
+        *,
+        beat_s: float = BEAT_S,
     ) -> None:
         self._socket = connection
         self._socket.setblocking(False)
@@ -66,6 +79,14 @@ class Connection:
         self.ahead_ns = 0
         """By how much the other end's monotonic clock is ahead of ours, if known."""
         self._shortest_trip_ns: int | None = None
+        self._trips = 0
+        self._beats_ns = int(beat_s * 1e9)
+        self._silent_ns = 2 * self._beats_ns
+        """After so long it is not known any more what the other end does."""
+        self._next_beat_ns = self.began_ns
+        self._own_idle_s: float | None = None
+        if beat_s > BEAT_S:  # not all at once
+            self._next_beat_ns += int(random.random() * self._beats_ns)  # noqa: S311 - no secret
         if isinstance(handshake, CoordinatorHandshake):
             self._out += handshake.greeting
 
@@ -96,8 +117,8 @@ class Connection:
         """
         now_ns = time.monotonic_ns()
         if self._idle_ns is not None:
-            return max(self._told_ns, now_ns - _SILENT_NS) - self._idle_ns
-        return now_ns if now_ns - self.heard_ns > _SILENT_NS else None
+            return max(self._told_ns, now_ns - self._silent_ns) - self._idle_ns
+        return now_ns if now_ns - self.heard_ns > self._silent_ns else None
 
     def send(self, message: Message) -> None:
         """Send a message, or keep it until the handshake is done."""
@@ -106,6 +127,12 @@ class Connection:
         else:
             self._out += self._writer.frame(encode(message))
         self.flush()
+
+    def send_text(self, text: bytes) -> None:
+        """Send a message that was encoded for many, once the handshake is done."""
+        if self._writer is not None:
+            self._out += self._writer.frame(text)
+            self.flush()
 
     def _refuse(self, reason: str) -> None:
         """Tell an unauthenticated peer why it is rejected."""
@@ -150,6 +177,8 @@ class Connection:
                 self.close(str(error))
             except (FrameError, MessageError) as error:
                 self.close(str(error))
+            if len(received) < _CHUNK:
+                break  # of more, and of the end, the reactor tells
         self.flush()
         return messages
 
@@ -158,18 +187,32 @@ class Connection:
         if self.is_open:
             self.send(Parting(why=why))
 
-    def beat(self, *, idle_s: float | None = None) -> None:
-        """Say that this launcher is there."""
-        if self.is_open:
-            self.send(Beat(at_ns=time.monotonic_ns(), idle_s=idle_s))
+    def beat(self, *, idle_s: float | None = None) -> bool:
+        """Say that this launcher is there, if that is due; return whether it was said.
+
+        Where beats are seldom, a participant that knows the other clock answers them alone.
+        """
+        self._own_idle_s = idle_s
+        if not self.is_open:
+            return False
+        now_ns = time.monotonic_ns()
+        if self._beats_ns > BEAT_S * 1e9:
+            if now_ns < self._next_beat_ns:
+                return False
+            self._next_beat_ns = now_ns + self._beats_ns
+            if self._trips >= _TRIPS and isinstance(self._handshake, ParticipantHandshake):
+                return False
+        self.send(Beat(at_ns=now_ns, idle_s=idle_s))
+        return True
 
     def _heard(self, beat: Beat) -> None:
         now_ns = time.monotonic_ns()
         if beat.idle_s is not None:
             self._idle_ns, self._told_ns = int(beat.idle_s * 1e9), now_ns
         if beat.echo_ns is None:
-            self.send(Beat(at_ns=now_ns, echo_ns=beat.at_ns))
+            self.send(Beat(at_ns=now_ns, echo_ns=beat.at_ns, idle_s=self._own_idle_s))
             return
+        self._trips += 1
         trip_ns = now_ns - beat.echo_ns
         if self._shortest_trip_ns is None or trip_ns <= self._shortest_trip_ns:
             self._shortest_trip_ns = trip_ns

@@ -10,14 +10,15 @@ from functools import partial
 from meshrun.host.reactor import Reactor
 from meshrun.protocol.activity import Activity
 from meshrun.protocol.events import FromNodes
-from meshrun.rendezvous.connection import Connection
+from meshrun.rendezvous.connection import BEAT_S, Connection
 from meshrun.rendezvous.deadline import Deadline
-from meshrun.rendezvous.messages import Join
 
-BEAT_S = 1.0
-"""How often each side says that it is there."""
-_SILENT_S = 3 * BEAT_S
+_SILENT_BEATS = 3
 """After so long without a word it may be another launcher that speaks for a host."""
+_NODES_PER_S = 500
+"""To so many the coordinator says each second that it is there."""
+_LEAST_BEATS = 4
+"""So often a node is heard of within the time after which it is lost."""
 _GOODBYE_S = 2.0
 
 
@@ -70,15 +71,26 @@ class Connections:
         self.reactor.remove(connection)
 
 
+def beat_s(nnodes: int, node_timeout_s: float) -> float:
+    """Return how often nodes of a launch say that they are there: seldom where they are many."""
+    return max(BEAT_S, min(nnodes / _NODES_PER_S, node_timeout_s / _LEAST_BEATS))
+
+
 def find_silent(
-    host: str, infos: Mapping[int, Join], connections: Mapping[int, Connection]
+    numbers: Iterable[int], connections: Mapping[int, Connection], every_s: float
 ) -> list[int]:
-    """Return which connections to a host are silent, by number: it was cut off, and comes again."""
-    since_ns = time.monotonic_ns() - int(_SILENT_S * 1e9)
+    """Return which connections to a host are silent: it was cut off, and comes again.
+
+    Args:
+        numbers: Those to that host.
+        connections: All, by number.
+        every_s: How often each is heard of.
+    """
+    since_ns = time.monotonic_ns() - int(_SILENT_BEATS * every_s * 1e9)
     return [
         number
-        for number, connection in connections.items()
-        if number in infos and infos[number].host == host and connection.heard_ns < since_ns
+        for number in numbers
+        if number in connections and connections[number].heard_ns < since_ns
     ]
 
 

@@ -25,12 +25,23 @@ from meshrun.protocol.events import (
 )
 from meshrun.protocol.generation import Cause
 from meshrun.protocol.result import Resize
-from meshrun.rendezvous.connection import Connection
-from meshrun.rendezvous.connections import BEAT_S, find_silent, say_goodbye
+from meshrun.rendezvous.connection import BEAT_S, Connection
+from meshrun.rendezvous.connections import beat_s, find_silent, say_goodbye
 from meshrun.rendezvous.deadline import Deadline
 from meshrun.rendezvous.expected_nodes import check_settings
 from meshrun.rendezvous.membership import Choice, Membership, describe_shapes
-from meshrun.rendezvous.messages import Begin, End, Join, Message, Over, Refused, Waiting, Welcome
+from meshrun.rendezvous.messages import (
+    Begin,
+    End,
+    Join,
+    Message,
+    Over,
+    Refused,
+    SharedWelcome,
+    Waiting,
+    Welcome,
+    encode,
+)
 from meshrun.rendezvous.reachability import Reachability
 from meshrun.rendezvous.round import OWN, Round, over_event
 from meshrun.rendezvous.store_access import keep_to_nodes
@@ -102,8 +113,14 @@ class Coordinator:
             board.add(connection, partial(self._on_ready, number))
         self._round = Round(0, self._connections, world_size=0, board=board)
         self._listener = listener
+        self._every_s = beat_s(config.nnodes, config.node_timeout_s)
         self._unauthenticated = Unauthenticated(
-            listener, secret=node.secret, board=board, come=self._come
+            listener,
+            secret=node.secret,
+            board=board,
+            most=config.nnodes,
+            every_s=self._every_s,
+            come=self._come,
         )
         self._regroup()
 
@@ -126,8 +143,9 @@ class Coordinator:
                 self._round.tell(message)
 
     def _send_all(self, message: Message) -> None:
+        text = encode(message)
         for connection in (*self._connections.values(), *self._spares.values()):
-            connection.send(message)
+            connection.send_text(text)
             self._board.update(connection)
 
     # ---- time ------------------------------------------------------------------------------
@@ -139,15 +157,15 @@ class Coordinator:
         idle_s = idle_s_since(latest(activity.here_ns, activity.elsewhere_ns))
         timeout_s = self._config.node_timeout_s
         for number, connection in list(self._connections.items()):
-            connection.beat(idle_s=idle_s)
-            self._board.update(connection)
+            if connection.beat(idle_s=idle_s):
+                self._board.update(connection)
             if (silent_s := (now_ns - connection.heard_ns) / 1e9) > timeout_s:
                 why = f"{SILENT} for {silent_s:.0f} s"
                 connection.part(why)
                 self._lose(number, why)
         for number, connection in list(self._spares.items()):
-            connection.beat()
-            self._board.update(connection)
+            if connection.beat():
+                self._board.update(connection)
             if now_ns - connection.heard_ns > timeout_s * 1e9:
                 self._lose_spare(number, "it stopped responding")
         self._unauthenticated.look()
@@ -213,17 +231,18 @@ class Coordinator:
             raise left_out
         if not self._config.is_elastic:
             self._check_place(info)
-        for number, other in list(self._nodes.infos.items()):
-            if info.launcher and other.launcher == info.launcher and number != OWN:
-                (self._lose if number in self._connections else self._lose_spare)(
-                    number, "it reconnected"
-                )
+        before = self._nodes.of_launcher(info.launcher)
+        if before is not None and before != OWN:
+            (self._lose if before in self._connections else self._lose_spare)(
+                before, "it reconnected"
+            )
         number = next(self._counter)
         self._nodes.add(number, info)
         self._spares[number] = connection
         self._board.add(connection, partial(self._on_ready, number))
         if self._wish is not None:
-            self._regroup()
+            if len(self._nodes.infos) >= self._nodes.least:
+                self._regroup()
         elif not (
             self._over or self._round.is_done or self._round.is_ending or self._round.is_all_idle
         ):
@@ -271,10 +290,10 @@ class Coordinator:
 
     def _check_place(self, info: Join) -> None:
         """Check that a node is missing for which this one may stand."""
-        for number in find_silent(info.host, self._nodes.infos, self._connections):
+        for number in find_silent(self._nodes.on_host(info.host), self._connections, self._every_s):
             self._lose(number, "its launcher restarted")
         free, count = self._nodes.free_places, self._nodes.most
-        if free and info.node_rank in (None, *free):
+        if free and (info.node_rank is None or info.node_rank in free):
             return
         if info.node_rank in (None, *range(1, count)):
             hosts = ", ".join(each.host for each in self._nodes.infos.values())
@@ -399,40 +418,40 @@ class Coordinator:
             first = next(iter(self._connections.values()))
             info = nodes.infos[nodes.participants[1]]
             self._reach.try_out(info.host, first.their_address, info.reach_port)
-        for number, connection in self._connections.items():
-            connection.send(self._welcome(number, previous))
-            self._board.update(connection)
-        own = self._welcome(OWN, previous)
+        own = self._welcome(previous)
+        shared = SharedWelcome(own)
+        for rank, number in enumerate(self._numbers):
+            if number != OWN:
+                after = self._numbers[(rank + 1) % len(self._numbers)]
+                self._connections[number].send_text(shared.encode(rank, *self._port_of(after)))
+                self._board.update(self._connections[number])
         self._board.news.append(own.met(store_address=self._address, own_address=self._address))
 
-    def _welcome(self, number: int, previous: dict[str, Any]) -> Welcome:
+    def _welcome(self, previous: dict[str, Any]) -> Welcome:
+        """Return what this node would be told; the others are told the same of all."""
         assert self.store_listener is not None  # noqa: S101 - it was just opened
         nodes = self._nodes
-        next_address, next_port = self._port_after(number)
+        infos = [nodes.infos[number] for number in self._numbers]
         return Welcome(
-            node_rank=nodes.rank(number),
-            hosts=nodes.hosts,
-            nproc_per_node=[nodes.infos[participant].nproc for participant in nodes.participants],
+            node_rank=self._numbers.index(OWN),
+            hosts=[info.host for info in infos],
+            nproc_per_node=[info.nproc for info in infos],
             nodes_per_domain=list(nodes.layout.nodes_per_domain) if nodes.layout else [],
-            roles=[nodes.infos[participant].role for participant in nodes.participants],
+            roles=[info.role for info in infos],
             run_id=self._run_id,
             store_port=self.store_listener.getsockname()[1],
-            next_address=next_address,
-            next_port=next_port,
             # Tracebacks of long ago are of no use, and would make this longer each time.
             causes=[replace(each, raised=None) for each in self._causes[:-1]] + self._causes[-1:],
             previous=previous,
         )
 
-    def _port_after(self, number: int) -> tuple[str, int]:
-        """Return where the node after another one may be tried: address, "" for ours, and port."""
-        participants = self._nodes.participants
-        after = participants[(participants.index(number) + 1) % len(participants)]
+    def _port_of(self, number: int) -> tuple[str, int]:
+        """Return where a node may be tried by the one before it: address, "" for ours, and port."""
         if self._reach is None or self._causes:  # once is enough
             return "", 0
-        if after == OWN:
+        if number == OWN:
             return "", self._reach.port
-        return self._connections[after].their_address, self._nodes.infos[after].reach_port
+        return self._connections[number].their_address, self._nodes.infos[number].reach_port
 
     def _open_store(self) -> None:
         if self.store_listener is not None:

@@ -37,6 +37,8 @@ class ExpectedNodes:
     hosts: tuple[str, ...] = ()
     joined: dict[int, Join] = field(default_factory=dict)
     """By the number of the connection."""
+    _by_host: dict[str, set[int]] = field(default_factory=dict)
+    _by_rank: dict[int, int] = field(default_factory=dict)
     left_out: int = 0
     """How many are no longer awaited: they reported that they cannot take part."""
 
@@ -55,10 +57,21 @@ class ExpectedNodes:
         self._check_rank(info)
         check_settings(self.own, info)
         self.joined[number] = info
+        self._by_host.setdefault(info.host, set()).add(number)
+        if info.node_rank is not None:
+            self._by_rank[info.node_rank] = number
 
     def leave(self, number: int) -> None:
         """A node that had joined is gone."""
-        self.joined.pop(number, None)
+        info = self.joined.pop(number, None)
+        if info is not None:
+            self._by_host[info.host].discard(number)
+            if info.node_rank is not None:
+                del self._by_rank[info.node_rank]
+
+    def on_host(self, host: str) -> tuple[int, ...]:
+        """Return which have joined from a host."""
+        return tuple(self._by_host.get(host, ()))
 
     @property
     def is_complete(self) -> bool:
@@ -126,12 +139,11 @@ class ExpectedNodes:
                 f"{info.host} has --node-rank {info.node_rank} of {count(self.nnodes, 'node')}",
                 hint="node ranks count from 0",
             )
-        same = [other for other in self.joined.values() if other.node_rank == info.node_rank]
-        if info.node_rank == 0:
-            same = [self.own]
-        if same:
+        number = self._by_rank.get(info.node_rank)
+        same = self.own if info.node_rank == 0 else None if number is None else self.joined[number]
+        if same is not None:
             raise UsageError(
-                f"{same[0].host} and {info.host} both have --node-rank {info.node_rank}",
+                f"{same.host} and {info.host} both have --node-rank {info.node_rank}",
                 hint="pass each node its own --node-rank, or pass none to number nodes by name",
             )
 

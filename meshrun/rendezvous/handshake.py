@@ -14,7 +14,7 @@ from typing import Any
 
 from meshrun.protocol.printable import one_line
 
-VERSION = 3
+VERSION = 4
 """Of what launchers say to each other; launchers of another one do not talk."""
 LONGEST_LINE = 1024
 

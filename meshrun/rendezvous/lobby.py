@@ -13,13 +13,13 @@ from meshrun.host.interfaces import address_in
 from meshrun.plan.rendezvous_config import format_endpoint
 from meshrun.protocol.events import GaveUp, MeetingFailed
 from meshrun.protocol.printable import one_line
-from meshrun.rendezvous.connection import Connection
-from meshrun.rendezvous.connections import BEAT_S, find_silent, say_goodbye
+from meshrun.rendezvous.connection import BEAT_S, Connection
+from meshrun.rendezvous.connections import beat_s, find_silent, say_goodbye
 from meshrun.rendezvous.coordinator import Coordinator
 from meshrun.rendezvous.deadline import Deadline
 from meshrun.rendezvous.duplicate_coordinator import DuplicateCoordinator
 from meshrun.rendezvous.expected_nodes import ExpectedNodes, TooMany
-from meshrun.rendezvous.messages import Join, Message, Refused, Waiting
+from meshrun.rendezvous.messages import Join, Message, Refused, Waiting, encode
 from meshrun.rendezvous.this_node import ThisNode
 from meshrun.rendezvous.unauthenticated import Unauthenticated
 
@@ -59,6 +59,7 @@ class Lobby:
             own=node.info,
             hosts=config.hosts,
         )
+        self._every_s = beat_s(config.nnodes, config.node_timeout_s)
         self._connections: dict[int, Connection] = {}
         """To those who have said what they are."""
         self._counter = itertools.count()
@@ -71,7 +72,12 @@ class Lobby:
         """How many have not heard of the failure."""
         self._has_shown_command = False
         self._unauthenticated = Unauthenticated(
-            listener, secret=node.secret, board=board, come=self._come
+            listener,
+            secret=node.secret,
+            board=board,
+            most=config.nnodes,
+            every_s=self._every_s,
+            come=self._come,
         )
 
     def begin(self) -> None:
@@ -99,8 +105,8 @@ class Lobby:
         now_ns = time.monotonic_ns()
         self._unauthenticated.look()
         for number, connection in list(self._connections.items()):
-            connection.beat()
-            self._board.update(connection)
+            if connection.beat():
+                self._board.update(connection)
             if now_ns - connection.heard_ns > self._config.node_timeout_s * 1e9:
                 self._drop(number, "it stopped responding")
         if self._failure is None:
@@ -174,8 +180,9 @@ class Lobby:
 
     def _tell_all(self, text: str) -> None:
         self._board.note(text)
+        message = encode(Waiting(text=text))
         for connection in self._connections.values():
-            connection.send(Waiting(text=text))
+            connection.send_text(message)
             self._board.update(connection)
 
     def _endpoint(self) -> str:
@@ -220,7 +227,9 @@ class Lobby:
         if info.probe and info.probe == self._info.probe:
             self._stop_probing()  # it has reached itself
             return
-        for earlier in find_silent(info.host, self._expected.joined, self._connections):
+        for earlier in find_silent(
+            self._expected.on_host(info.host), self._connections, self._every_s
+        ):
             self._drop(earlier, "its host reconnected")
         is_late = self._config.is_elastic and self._config.last_call_s is None
         if is_late and info.node_rank is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -46,10 +46,17 @@ class Membership:
     """Of those that take part now."""
     _places: list[int | None] = field(init=False)
     """By node rank; ``None`` where a node was lost."""
-    _spares: list[int] = field(default_factory=list)
+    _rank_of: dict[int, int] = field(init=False)
+    _free: set[int] = field(default_factory=set)
+    _spares: dict[int, None] = field(default_factory=dict)
+    """In the order in which they came."""
+    _by_host: dict[str, set[int]] = field(default_factory=dict)
+    _by_launcher: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._places = list(self.infos)
+        self._place(self.infos)
+        for number, info in self.infos.items():
+            self._index(number, info)
 
     @property
     def hosts(self) -> list[str]:
@@ -57,9 +64,9 @@ class Membership:
         return [self.infos[number].host for number in self.participants]
 
     @property
-    def free_places(self) -> list[int]:
+    def free_places(self) -> Collection[int]:
         """Node ranks of which the node was lost."""
-        return [place for place, number in enumerate(self._places) if number is None]
+        return self._free
 
     @property
     def participants(self) -> list[int]:
@@ -68,20 +75,44 @@ class Membership:
 
     def rank(self, number: int) -> int:
         """Return the place of a node that takes part."""
-        return self._places.index(number)
+        return self._rank_of[number]
+
+    def on_host(self, host: str) -> Collection[int]:
+        """Return which nodes are on a host."""
+        return self._by_host.get(host, ())
+
+    def of_launcher(self, launcher: str) -> int | None:
+        """Return which node a launcher is, if it has said which launcher it is."""
+        return self._by_launcher.get(launcher) if launcher else None
 
     def add(self, number: int, info: Join) -> None:
         """Add a node, as a spare until nodes are chosen again."""
         self.infos[number] = info
-        self._spares.append(number)
+        self._index(number, info)
+        self._spares[number] = None
 
     def remove(self, number: int) -> None:
         """Remove a node; its place is kept for another."""
-        del self.infos[number]
+        info = self.infos.pop(number)
+        self._by_host[info.host].discard(number)
+        if self._by_launcher.get(info.launcher) == number:
+            del self._by_launcher[info.launcher]
         if number in self._spares:
-            self._spares.remove(number)
+            del self._spares[number]
         else:
-            self._places[self.rank(number)] = None
+            place = self._rank_of.pop(number)
+            self._places[place] = None
+            self._free.add(place)
+
+    def _index(self, number: int, info: Join) -> None:
+        self._by_host.setdefault(info.host, set()).add(number)
+        if info.launcher:
+            self._by_launcher[info.launcher] = number
+
+    def _place(self, numbers: Iterable[int]) -> None:
+        self._places = list(numbers)
+        self._rank_of = {number: place for place, number in enumerate(self.participants)}
+        self._free = set()
 
     def can_do_without(self, number: int) -> bool:
         """Whether the others are enough without a node that takes part."""
@@ -101,15 +132,18 @@ class Membership:
         Raises:
             MeshrunError: If too few are there, or the mesh does not fit any number of them.
         """
-        waiting = list(self._spares)
+        waiting = dict(self._spares)
+        told: dict[int | None, int] = {}
+        for spare in waiting:
+            told.setdefault(self.infos[spare].node_rank, spare)
         order: list[int] = []
         for place, number in enumerate(self._places):
             if number is not None:
                 order.append(number)
             elif waiting:
-                told = (each for each in waiting if self.infos[each].node_rank == place)
-                order.append(next(told, waiting[0]))
-                waiting.remove(order[-1])
+                meant = told.get(place, -1)
+                order.append(meant if meant in waiting else next(iter(waiting)))
+                del waiting[order[-1]]
         order += waiting
         if len(order) < self.least:
             raise MeshrunError(self.describe())
@@ -137,7 +171,8 @@ class Membership:
 
     def apply(self, choice: Choice) -> None:
         """Make it so."""
-        self._places, self._spares = list(choice.participants), list(choice.spares)
+        self._place(choice.participants)
+        self._spares = dict.fromkeys(choice.spares)
         self.layout = choice.layout
 
     def describe(self) -> str:

@@ -6,7 +6,10 @@ at what another machine said: annotations say what a value may be.
 
 from __future__ import annotations
 
+import base64
+import json
 import time
+import zlib
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, get_args
 
@@ -17,6 +20,7 @@ from meshrun.protocol.events import GaveUp, Met
 from meshrun.protocol.generation import Cause, NodeOutcome, Trouble
 from meshrun.protocol.packing import Within, pack, unpack
 from meshrun.protocol.printable import lines, one_line
+from meshrun.rendezvous.frames import LONGEST
 from meshrun.wording import count
 
 
@@ -266,12 +270,40 @@ Message = (
     Join | GaveUp | Waiting | Refused | Welcome | Beat | Parting | Failed | End | Finished
     | MayLeave | Idle | Leave | Begin | Over | Where
 )  # fmt: skip
+_OF_ONE_NODE = ("node_rank", "next_address", "next_port")
+"""What differs between the nodes that are welcomed."""
+_SHARED = b'["Welcome", {"shared"'
 _TYPES: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Message)}
 
 
 def encode(message: Message) -> bytes:
     """Return a message as text."""
+    if isinstance(message, Welcome):
+        return SharedWelcome(message).encode(
+            message.node_rank, message.next_address, message.next_port
+        )
+    if isinstance(message, Beat):  # thousands a second; a third of the time of asdict()
+        values = {"at_ns": message.at_ns, "echo_ns": message.echo_ns, "idle_s": message.idle_s}
+        return pack(Beat, values)
     return pack(type(message), asdict(message))
+
+
+class SharedWelcome:
+    """What all nodes are told alike when they have met: encoded once, and compressed.
+
+    A launch of 10,000 nodes has as many of these messages, each with all names: 2 GB otherwise.
+    """
+
+    def __init__(self, welcome: Welcome) -> None:
+        values = asdict(welcome)
+        shared = json.dumps({name: values[name] for name in values if name not in _OF_ONE_NODE})
+        self._text = base64.b64encode(zlib.compress(shared.encode())).decode()
+
+    def encode(self, node_rank: int, next_address: str, next_port: int) -> bytes:
+        """Return the message to one node as text."""
+        own = (node_rank, next_address, next_port)
+        values = dict(zip(_OF_ONE_NODE, own, strict=True))
+        return pack(Welcome, {"shared": self._text, **values})
 
 
 def decode(text: bytes) -> Message:
@@ -281,7 +313,20 @@ def decode(text: bytes) -> Message:
         MessageError: If it is none.
     """
     try:
+        if text.startswith(_SHARED):
+            text = _with_shared(text)
         message: Message = unpack(text, _TYPES, lines)
     except ValueError as error:
         raise MessageError(str(error)) from error
     return message
+
+
+def _with_shared(text: bytes) -> bytes:
+    try:
+        name, values = json.loads(text)
+        packed = base64.b64decode(values.pop("shared"), validate=True)
+        unpacker = zlib.decompressobj()
+        shared = json.loads(unpacker.decompress(packed, LONGEST))
+        return json.dumps([name, {**shared, **values}]).encode()
+    except (ValueError, TypeError, KeyError, AttributeError, zlib.error, RecursionError) as error:
+        raise ValueError(f"not a message: {text[:80]!r}") from error

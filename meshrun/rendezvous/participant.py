@@ -22,8 +22,8 @@ from meshrun.protocol.events import (
 )
 from meshrun.protocol.generation import Cause
 from meshrun.protocol.printable import one_line
-from meshrun.rendezvous.connection import Connection
-from meshrun.rendezvous.connections import BEAT_S
+from meshrun.rendezvous.connection import BEAT_S, Connection
+from meshrun.rendezvous.connections import beat_s
 from meshrun.rendezvous.deadline import Deadline
 from meshrun.rendezvous.handshake import ParticipantHandshake
 from meshrun.rendezvous.messages import (
@@ -243,7 +243,11 @@ class Participant:
             self._not_connected(os.strerror(code))
             return
         self._limit_try(_GREETING_S if self._misled is not None else _FIRST_GREETING_S)
-        self._connection = Connection(connection, ParticipantHandshake(self._secret))
+        self._connection = Connection(
+            connection,
+            ParticipantHandshake(self._secret),
+            beat_s=beat_s(self._config.nnodes, self._config.node_timeout_s),
+        )
         if self._reach is None and not self._config.is_elastic and not self._info.probe:
             self._reach = Reachability(self._connection.own_address, self._board)
             self._info = replace(self._info, reach_port=self._reach.port)

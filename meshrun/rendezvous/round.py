@@ -19,6 +19,7 @@ from meshrun.rendezvous.messages import (
     Message,
     Over,
     Where,
+    encode,
 )
 
 OWN = 0
@@ -109,24 +110,29 @@ class Round:
         return True
 
     def _leave_if_all_finished(self) -> None:
-        if self._finished >= {OWN, *self.connections}:
+        if self._are_all(self._finished):
             self.is_done = True
             self.broadcast(MayLeave(generation=self.generation))
             self._board.news.append(OthersFinished(at_ns=time.monotonic_ns()))
 
     def advance(self) -> None:
         """Once nothing is left on any node, ask this one what comes next."""
-        if self._idle >= {OWN, *self.connections}:
+        if self._are_all(self._idle):
             self.is_all_idle = True
             self._idle.discard(OWN)  # it is asked once
             outcomes = tuple(self.outcomes.values())
             self._board.news.append(AllIdle(outcomes=outcomes, at_ns=time.monotonic_ns()))
 
+    def _are_all(self, numbers: set[int]) -> bool:
+        """Whether these are all nodes; those that were lost may be among them."""
+        return len(numbers) > len(self.connections) and numbers >= {OWN, *self.connections}
+
     def broadcast(self, message: Message, *, but: int = OWN) -> None:
         """Tell all other nodes, or all but one."""
+        text = encode(message)
         for number, connection in self.connections.items():
             if number != but:
-                connection.send(message)
+                connection.send_text(text)
                 self._board.update(connection)
 
 

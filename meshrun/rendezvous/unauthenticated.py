@@ -11,7 +11,7 @@ from functools import partial
 from ipaddress import IPv4Address, IPv6Network, ip_address
 
 from meshrun.errors import MeshrunError
-from meshrun.rendezvous.connection import Connection
+from meshrun.rendezvous.connection import BEAT_S, Connection
 from meshrun.rendezvous.connections import Connections
 from meshrun.rendezvous.handshake import CoordinatorHandshake
 from meshrun.rendezvous.messages import Beat, Message, Refused
@@ -35,6 +35,8 @@ class Unauthenticated:
 
     Args:
         listener: Where nodes connect; the caller closes it.
+        most: How many may come at once, where that is more than otherwise.
+        every_s: How often beats go to those who belong to the launch.
         come: Called with the link, no longer watched and perhaps closed, and the first that it
             says once it has proved what it is.
     """
@@ -45,9 +47,12 @@ class Unauthenticated:
         *,
         secret: bytes,
         board: Connections,
+        most: int = 0,
+        every_s: float = BEAT_S,
         come: Callable[[Connection, list[Message]], None],
     ) -> None:
         self._listener, self._secret, self._board, self._come = listener, secret, board, come
+        self._every_s, self._most = every_s, max(_MOST, most)
         self._connections: dict[int, Connection] = {}
         """The oldest first."""
         self._by_origin: defaultdict[str, dict[int, Connection]] = defaultdict(dict)
@@ -79,7 +84,7 @@ class Unauthenticated:
 
     def _accept(self) -> None:
         for _ in range(_TAKEN_AT_ONCE):
-            if len(self._connections) >= _MOST and not self._make_room():
+            if len(self._connections) >= self._most and not self._make_room():
                 self._pause()
                 return
             try:
@@ -92,7 +97,8 @@ class Unauthenticated:
                     self._pause()
                     return
             else:
-                self._watch(Connection(connection, CoordinatorHandshake(self._secret)))
+                handshake = CoordinatorHandshake(self._secret)
+                self._watch(Connection(connection, handshake, beat_s=self._every_s))
 
     def _make_room(self) -> bool:
         """Send the oldest away: of the origin that has most, or else of all, but no young one."""

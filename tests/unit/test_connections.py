@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import socket
+
+import pytest
+
 from meshrun.host.reactor import Reactor
-from meshrun.rendezvous.connections import Connections
+from meshrun.host.sockets import listen_on
+from meshrun.rendezvous.connection import Connection
+from meshrun.rendezvous.connections import Connections, beat_s
+from meshrun.rendezvous.handshake import CoordinatorHandshake, ParticipantHandshake
+from meshrun.rendezvous.messages import Beat, Message
+from tests.parties import SECRET, Clock
 
 
 def test_lost_time_is_no_part_of_a_deadline() -> None:
@@ -15,3 +24,46 @@ def test_lost_time_is_no_part_of_a_deadline() -> None:
         second = connections.deadline(60)
 
     assert round(second.waited_s - first.waited_s) == 50
+
+
+@pytest.mark.parametrize(
+    ("nnodes", "timeout_s", "expected"),
+    [(2, 30, 1), (500, 30, 1), (1000, 30, 2), (10_000, 30, 7.5), (10_000, 4, 1), (2000, 300, 4)],
+)
+def test_how_often_nodes_say_that_they_are_there(
+    nnodes: int, timeout_s: float, expected: float
+) -> None:
+    """Each second; seldom where they are thousands, but several times before one is lost."""
+    assert beat_s(nnodes, timeout_s) == expected
+
+
+def test_one_way_is_enough_where_beats_are_seldom(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A participant that knows the coordinator's clock answers its beats, and sends none itself."""
+    clock = Clock(monkeypatch)
+    with listen_on("127.0.0.1", 0) as listener:
+        theirs = socket.create_connection(listener.getsockname())
+        ours, _ = listener.accept()
+    coordinator = Connection(ours, CoordinatorHandshake(SECRET), beat_s=5)
+    participant = Connection(theirs, ParticipantHandshake(SECRET), beat_s=5)
+    said: dict[Connection, list[Message]] = {coordinator: [], participant: []}
+    for second in range(60):
+        for each in (coordinator, participant):
+            if second:
+                each.beat(idle_s=3.0 if each is participant else None)
+            said[each] += each.receive()
+        clock.pass_s(1)
+    own = {
+        each: [beat for beat in beats if isinstance(beat, Beat) and beat.echo_ns is None]
+        for each, beats in said.items()
+    }
+
+    assert 10 <= len(own[participant]) <= 13  # of the coordinator, one in five seconds
+    assert 2 <= len(own[coordinator]) <= 4
+    assert (coordinator.closed, participant.closed) == (None, None)
+    echo = said[coordinator][-1]
+    assert isinstance(echo, Beat)
+    assert echo.idle_s == 3.0  # which a beat of its own would have told
+    for each in (coordinator, participant):
+        each.close("done")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import socket
 import types
+import zlib
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import is_dataclass
+from dataclasses import is_dataclass, replace
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
@@ -25,6 +27,7 @@ from meshrun.protocol.packing import Within
 from meshrun.protocol.result import Timings
 from meshrun.rendezvous.connection import Connection
 from meshrun.rendezvous.connections import Connections
+from meshrun.rendezvous.frames import LONGEST
 from meshrun.rendezvous.handshake import CoordinatorHandshake, ParticipantHandshake
 from meshrun.rendezvous.messages import (
     Begin,
@@ -34,6 +37,7 @@ from meshrun.rendezvous.messages import (
     Message,
     MessageError,
     Over,
+    SharedWelcome,
     Waiting,
     Welcome,
     decode,
@@ -335,3 +339,27 @@ def test_a_message_names_its_kind() -> None:
     assert json.loads(encode(End(generation=1, why="w", signum=15)))[0] == "End"
     assert Begin in KINDS
     assert Over in KINDS
+
+
+def test_what_all_nodes_are_told_is_encoded_once() -> None:
+    """And small: each of 10,000 nodes is told the names of all."""
+    names = [f"node{number}.cluster.example" for number in range(10_000)]
+    welcome = Welcome(
+        node_rank=0, hosts=names, nproc_per_node=[8] * 10_000, roles=["default"] * 10_000,
+        run_id="r", store_port=1,
+    )  # fmt: skip
+    text = SharedWelcome(welcome).encode(7, "10.0.0.8", 5)
+
+    assert decode(text) == replace(welcome, node_rank=7, next_address="10.0.0.8", next_port=5)
+    assert len(text) < 64 * 1024
+    assert decode(encode(welcome)) == welcome
+
+
+@pytest.mark.parametrize(
+    "shared", ["", "x", base64.b64encode(zlib.compress(b"[" * (LONGEST + 1))).decode(), 7, None]
+)
+def test_a_welcome_that_cannot_be_unpacked(shared: object) -> None:
+    """Nor grows beyond what a frame may have."""
+    values = {"shared": shared, "node_rank": 1, "next_address": "", "next_port": 0}
+    with pytest.raises(MessageError):
+        decode(json.dumps(["Welcome", values]).encode())

@@ -1,0 +1,265 @@
+"""A coordinator with thousands of participants: the real protocol, played by few processes.
+
+    python -m tests.benchmarks.scale [NODES ...]
+
+The coordinator is the real one, alone in its process. Participants are light: they shake hands,
+join, answer beats and say that they failed, but start nothing. All share the machine, so the CPU
+time of the coordinator says more than the time that passes.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import resource
+import socket
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from multiprocessing.connection import Connection as Pipe
+from typing import Any
+
+from meshrun.host.reactor import Reactor
+from meshrun.host.sockets import listen_on
+from meshrun.plan.rendezvous_config import RendezvousConfig
+from meshrun.protocol.generation import Cause, NodeOutcome
+from meshrun.rendezvous import connection as connection_module
+from meshrun.rendezvous.connection import Connection
+from meshrun.rendezvous.connections import Connections, beat_s
+from meshrun.rendezvous.coordinator import Coordinator
+from meshrun.rendezvous.handshake import ParticipantHandshake
+from meshrun.rendezvous.lobby import Lobby
+from meshrun.rendezvous.membership import fit_without_mesh
+from meshrun.rendezvous.messages import Begin, Failed, Join, Message, decode
+from meshrun.rendezvous.this_node import ThisNode
+
+SECRET = b"s" * 32
+_PROCESSES = 2
+_STEADY_S = 20.0
+_NODE_TIMEOUT_S = 30.0
+_RETRY_S = 0.5
+_AT_ONCE = 200
+"""Connections that one process makes before it looks what came."""
+
+
+class Participants:
+    """Some of the nodes, each from an address of its own."""
+
+    def __init__(self, numbers: range, nodes: int, port: int) -> None:
+        self.numbers, self._port = numbers, port
+        self.reactor = Reactor()
+        self._board = Connections(self.reactor, print)
+        self._every_s = beat_s(nodes, _NODE_TIMEOUT_S)
+        self.heard: dict[str, set[int]] = {}
+        self.connections: dict[int, Connection] = {}
+        self.reconnects = 0
+
+    def connect_all(self) -> None:
+        for place, number in enumerate(self.numbers):
+            self._connect(number)
+            if place % _AT_ONCE == 0:
+                self.reactor.turn(most_s=0)
+
+    def _connect(self, number: int) -> None:
+        own = f"127.{1 + number // 62500}.{number // 250 % 250}.{1 + number % 250}"
+        sock = socket.create_connection(("127.0.0.1", self._port), source_address=(own, 0))
+        link = Connection(sock, ParticipantHandshake(SECRET), beat_s=self._every_s)
+        self.connections[number] = link
+        self._board.add(link, partial(self._on_ready, number))
+        link.send(
+            Join(
+                host=f"node{number}.cluster.example", node_rank=number, nproc=8,
+                settings={"--mesh": "dp=-1,tp=8"}, launcher=f"{number:032}",
+            )
+        )  # fmt: skip
+        self._board.update(link)
+
+    def _on_ready(self, number: int) -> None:
+        link = self.connections[number]
+        for message in link.receive():
+            self.heard.setdefault(type(message).__name__, set()).add(number)
+        self._board.update(link)
+        if link.closed is not None and number not in self.heard.get("Welcome", ()):
+            self.reconnects += 1
+            self.reactor.call_later(_RETRY_S, partial(self._connect, number))
+
+    def beat(self) -> None:
+        for link in self.connections.values():
+            if link.beat(idle_s=0.0):
+                self._board.update(link)
+
+    def wait_for(self, name: str) -> None:
+        everyone = len(self.numbers)
+        self.reactor.run_until(lambda: len(self.heard.get(name, ())) >= everyone)
+
+    def cut(self) -> None:
+        """Lose all connections at once, and come again."""
+        self.heard.clear()
+        for number, link in list(self.connections.items()):
+            self._board.close(link, "cut")
+            self.reactor.call_later(random.random() * _RETRY_S, partial(self._connect, number))
+
+    def fail(self, number: int) -> None:
+        """Say that ranks of a node failed; it is not told that itself."""
+        link = self.connections[number]
+        link.send(Failed(generation=0, outcome=NodeOutcome(headline="rank 8 failed")))
+        self._board.update(link)
+        self.heard.setdefault("End", set()).add(number)
+
+
+def play_participants(numbers: range, nodes: int, port: int, pipe: Pipe) -> None:
+    """Be some of the nodes, and say when all of them know what."""
+    _many_descriptors()
+    connection_module.decode = _decode_lightly
+    played = Participants(numbers, nodes, port)
+    pipe.recv()
+    played.connect_all()
+    pipe.send(time.monotonic())
+    played.reactor.every(1.0, played.beat)
+    played.wait_for("Welcome")
+    pipe.send((time.monotonic(), played.reconnects))
+    while (order := _order(pipe, played.reactor)) != "end":
+        if order == "fail":
+            pipe.send(time.monotonic())
+            played.fail(numbers[0])
+        elif order == "wait":
+            played.wait_for("End")
+            pipe.send(time.monotonic())
+        elif order == "cut":
+            pipe.send(time.monotonic())
+            played.cut()
+            played.wait_for("Welcome")
+            pipe.send(time.monotonic())
+    os._exit(0)
+
+
+def _order(pipe: Pipe, reactor: Reactor) -> str:
+    while not pipe.poll():
+        reactor.turn(most_s=0.05)
+    return str(pipe.recv())
+
+
+class _Seen:
+    """A message that this end need not read: on real nodes each has a machine of its own for it."""
+
+
+class Welcome(_Seen):
+    """The place of a node."""
+
+
+def _decode_lightly(text: bytes) -> Message:
+    return Welcome() if text.startswith(b'["Welcome"') else decode(text)  # type: ignore[return-value]
+
+
+def _many_descriptors() -> None:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def play_coordinator(nodes: int, listener: socket.socket, pipe: Pipe) -> None:
+    """Be node 0, and answer what is asked for: memory and CPU time so far."""
+    _many_descriptors()
+    reactor = Reactor()
+    board = Connections(reactor, lambda _: None)
+    sides: list[Any] = []
+    own = Join(host="node0", node_rank=0, nproc=8, settings={"--mesh": "dp=-1,tp=8"})
+    config = RendezvousConfig(
+        nnodes=nodes, host="127.0.0.1", port=listener.getsockname()[1], timeout_s=600,
+        last_call_s=None, return_s=30, node_timeout_s=_NODE_TIMEOUT_S, run_id="run", node_rank=0,
+    )  # fmt: skip
+    node = ThisNode(config=config, info=own, secret=SECRET, board=board, fit=fit_without_mesh)
+    sides.append(Lobby(node, listener=listener, run_id="run", hand_over=sides.append))
+    pipe.send("ready")
+    while (order := _order(pipe, reactor)) != "end":
+        board.news.clear()
+        if order == "restart":
+            cause = Cause(rank=None, description="x", raised=None, ran_s=None, at_ns=0)
+            sides[-1].tell(Begin(generation=1, cause=cause))
+            continue
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        pipe.send((order, used.ru_maxrss * 1024, used.ru_utime + used.ru_stime, len(sides)))
+    assert isinstance(sides[-1], Coordinator)
+    os._exit(0)
+
+
+def measure(nodes: int) -> dict[str, float]:
+    """Return what it takes to have so many nodes."""
+    listener = listen_on("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    head, theirs = multiprocessing.Pipe()
+    processes = [_start(play_coordinator, nodes, listener, theirs)]
+    head.recv()
+    base = _ask(head)[1]
+    pipes, others_of = [], []
+    each = -(-(nodes - 1) // _PROCESSES)
+    for first in range(1, nodes, each):
+        ours, others = multiprocessing.Pipe()
+        others_of.append(others)
+        numbers = range(first, min(first + each, nodes))
+        processes.append(_start(play_participants, numbers, nodes, port, others))
+        pipes.append(ours)
+    began = time.monotonic()
+    for pipe in pipes:
+        pipe.send("connect")
+    connected = max(pipe.recv() for pipe in pipes)
+    met, reconnects = max(pipe.recv() for pipe in pipes)
+    before = _ask(head)
+    time.sleep(2 + 4 * beat_s(nodes, _NODE_TIMEOUT_S))
+    resting = _ask(head)
+    time.sleep(_STEADY_S)
+    after = _ask(head)
+    pipes[0].send("fail")
+    failed = pipes[0].recv()
+    for pipe in pipes:
+        pipe.send("wait")
+    told = max(pipe.recv() for pipe in pipes)
+    cpu_to_tell = _ask(head)[2] - after[2]
+    before_storm = _ask(head)[2]
+    for pipe in pipes:
+        pipe.send("cut")
+    cut = min(pipe.recv() for pipe in pipes)
+    head.send("restart")
+    back = max(pipe.recv() for pipe in pipes)
+    used = _ask(head)
+    for pipe in (head, *pipes):
+        pipe.send("end")
+    for process in processes:
+        process.join()
+        process.close()
+    for pipe in (head, theirs, *pipes, *others_of):
+        pipe.close()
+    listener.close()
+    return {
+        "nodes": nodes,
+        "connected_s": round(connected - began, 2),
+        "met_after_last_s": round(met - connected, 2),
+        "cpu_to_meet_s": round(before[2], 2),
+        "reconnects": reconnects,
+        "peak_MB": round(after[1] / 1e6),
+        "base_MB": round(base / 1e6),
+        "beats_core": round((after[2] - resting[2]) / _STEADY_S, 3),
+        "told_s": round(told - failed, 3),
+        "cpu_to_tell_s": round(cpu_to_tell, 3),
+        "back_after_cut_s": round(back - cut, 2),
+        "cpu_to_be_back_s": round(used[2] - before_storm, 2),
+        "peak_after_storm_MB": round(used[1] / 1e6),
+    }
+
+
+def _ask(pipe: Pipe) -> Any:
+    pipe.send("usage")
+    return pipe.recv()
+
+
+def _start(call: Callable[..., None], *args: Any) -> multiprocessing.Process:
+    process = multiprocessing.Process(target=call, args=args)
+    process.start()
+    return process
+
+
+if __name__ == "__main__":
+    for number in map(int, sys.argv[1:] or ["1000", "10000"]):
+        print(json.dumps(measure(number)), flush=True)
