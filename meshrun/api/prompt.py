@@ -39,12 +39,14 @@ def run_prompt(options: Sequence[str], program: Sequence[str]) -> int:
         KeyboardInterrupt: If anything but a cell is interrupted.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGQUIT, signal.SIG_IGN)
     if not program and not getattr(sys.flags, "safe_path", False):
         sys.path[:1] = [os.getcwd()]  # as in Python's own prompt; ranks get this path
     try:
         prompt = _Prompt(options, program)
     except RankFailed as failed:  # as the launcher has told
         return failed.exit_code
+    signal.signal(signal.SIGQUIT, lambda *_: prompt.group.show_where())
     try:
         return prompt.run()
     finally:

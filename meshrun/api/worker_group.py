@@ -265,6 +265,11 @@ class WorkerGroup:
         """Whether there are ranks to call."""
         return bool(self.members)
 
+    def show_where(self) -> None:
+        """Have the launcher say where its ranks are."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGQUIT)
+
     def close(self) -> None:
         """Have the ranks exit, and wait until nothing of them is left."""
         self._end(_CLOSE_S)
@@ -333,11 +338,10 @@ class WorkerGroup:
 
     def _ask_where(self) -> str:
         """Return what the launcher says about where its ranks are; it is not printed."""
-        assert self._process is not None  # noqa: S101 - the group is open
         self._said.keep()
         last = ""
         deadline = time.monotonic() + _STACKS_S
-        self._process.send_signal(signal.SIGQUIT)
+        self.show_where()
         while time.monotonic() < deadline:
             time.sleep(_QUIET_S)
             if last and self._said.kept == last:

@@ -46,6 +46,7 @@ def test_a_prompt_after_a_script(tmp_path: Path) -> None:
             ("1 +\n", "SyntaxError: invalid syntax"),
             ("inverse(0)\n", "ZeroDivisionError: division by zero\ndp"),
             ("wait()\n", "[dp1] waiting"),
+            ("\x1c", "\n    pids "),
             ("\x03", "KeyboardInterrupt"),
             ("%rank 1\n", "\n[dp1] >>>"),
             ("mesh.get_lo\t) + 10\n", "[dp1] 11"),
