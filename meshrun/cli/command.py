@@ -211,7 +211,8 @@ def run_command_line(began: Began, *, tell: Callable[[MeshrunError], None] = _te
             sys.exit(lost.exit_code)
         traceback.print_exc()
         bug = InternalError(
-            f"this is a bug in meshrun: {error}", hint="please report it with the traceback above"
+            f"this is a bug in meshrun: {error}",
+            hint="please report it with the traceback above and the output of --report-bug",
         )
         tell(bug)
         sys.exit(bug.exit_code)
