@@ -7,8 +7,9 @@ the others wait for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from meshrun.layout import Layout
 from meshrun.layout.labels import group_label, number_ranges
@@ -37,7 +38,12 @@ class Finding:
 
 
 def find_hung(
-    told: Mapping[int, RankCalled], layout: Layout, places: Mapping[int, str]
+    told: Mapping[int, RankCalled],
+    layout: Layout,
+    places: Mapping[int, str],
+    *,
+    own: Container[int],
+    why_silent: Mapping[int, str] = MappingProxyType({}),
 ) -> list[Finding]:
     """Return what holds up each group in which a rank waits, the causes first.
 
@@ -45,7 +51,15 @@ def find_hung(
         told: What ranks have called, of those that answered.
         layout: Names the dims.
         places: Where in the program a rank is, such as ``all_reduce at train.py:41``.
+        own: The ranks of this node.
+        why_silent: Why ranks gave no answer, such as ``is suspended``.
     """
+
+    def describe_silent(rank: int) -> str:
+        if rank not in own:
+            return "is on another node"
+        return why_silent.get(rank, "does not answer")
+
     groups: dict[tuple[str, tuple[int, ...]], dict[int, GroupCalls]] = {}
     for rank, answer in told.items():
         for group in answer.groups:
@@ -57,7 +71,14 @@ def find_hung(
         if (call := _under_way(group)) is not None
     }
     findings = [
-        _examine(_name(layout, next(iter(members.values()))), ranks, members, waiting, places)
+        _examine(
+            _name(layout, next(iter(members.values()))),
+            ranks,
+            members,
+            waiting=waiting,
+            places=places,
+            describe_silent=describe_silent,
+        )
         for (_, ranks), members in groups.items()
         if any(_under_way(group) is not None for group in members.values())
     ]
@@ -68,8 +89,10 @@ def _examine(
     name: str,
     ranks: tuple[int, ...],
     members: Mapping[int, GroupCalls],
+    *,
     waiting: Mapping[int, tuple[str, Call]],
     places: Mapping[int, str],
+    describe_silent: Callable[[int], str],
 ) -> Finding:
     under_way = {rank: call for rank, of in members.items() if (call := _under_way(of)) is not None}
     latest = max(call.number for call in under_way.values())
@@ -78,10 +101,13 @@ def _examine(
         for rank, group in members.items()
         if rank not in under_way and (not group.calls or group.calls[-1].number < latest)
     ]
-    silent = [rank for rank in ranks if rank not in members]
+    silent = _sets({rank: describe_silent(rank) for rank in ranks if rank not in members})
     details = [*_details(under_way, places), *_absent(absent, waiting, places)]
-    if silent:
-        details.append(f"{_ranks(silent)}: not known here")
+    for why, those in silent.items():
+        where = sorted({places[rank] for rank in those if rank in places})
+        details.append(
+            f"{_ranks(those)}: {_of(those, why)}{''.join(f', {place}' for place in where[:1])}"
+        )
     if (found := _contradiction(members)) is not None:
         text, number = found
         calls = {rank: call for rank, of in members.items() for call in _numbered(of, number)}
@@ -92,7 +118,10 @@ def _examine(
     wait = f"{in_it} {_verb(in_it, 'waits', 'wait')} in {_named(call)}"
     late = sorted(absent + behind)
     if not late and silent:
-        summary = f"in {name}, {wait}, and {_ranks(silent)} did not tell"
+        missing = ", and ".join(
+            f"{_ranks(those)} {_of(those, why)}" for why, those in silent.items()
+        )
+        summary = f"in {name}, {wait}, and {missing}"
     elif not late:
         summary = f"in {name}, every rank is in {_named(call)}, which does not end"
     else:
@@ -212,6 +241,13 @@ def _ranks(ranks: Iterable[int]) -> str:
 
 def _verb(ranks: str, one: str, several: str) -> str:
     return one if ranks.removeprefix("rank ").isdecimal() else several
+
+
+def _of(ranks: Sequence[int], verb: str) -> str:
+    """Return what one rank does, or is, for several."""
+    word, space, rest = verb.partition(" ")
+    several = {"is": "are", "has": "have", "does": "do"}
+    return verb if len(ranks) == 1 else f"{several.get(word, word)}{space}{rest}"
 
 
 def _place(headline: str) -> str:

@@ -207,7 +207,13 @@ class Monitor:
             if known.raised is not None
         }
         places = {**raised, **self.stacks.places}
-        found = find_hung(self.collectives.called, self._plan.layout, places)
+        found = find_hung(
+            self.collectives.called,
+            self._plan.layout,
+            places,
+            own=self._state.ranks,
+            why_silent=self.stacks.why_silent,
+        )
         if self._is_quiet:
             found = [finding for finding in found if not finding.severity]
         self.why = found[0].summary if found else ""

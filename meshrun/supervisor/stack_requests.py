@@ -64,6 +64,8 @@ class StackRequests:
         self._native: _Native | None = None
         self.places: dict[int, str] = {}
         """Where in the program ranks are, of those that answered last."""
+        self.why_silent: dict[int, str] = {}
+        """Why others did not: ``is suspended``."""
 
     def replan(self, layout: Layout) -> None:
         """Take the layout of other ranks; nobody is left to answer a question under way."""
@@ -95,7 +97,7 @@ class StackRequests:
             self._native = None
         self._deadline_ns = time.monotonic_ns() + _ANSWER_TAKES_NS
         self._states, self._begun, self._pids = {}, {}, dict(pids)
-        self.places = {}
+        self.places, self.why_silent = {}, {}
         for rank, pid in pids.items():
             self._begun[rank] = self._size(rank)
             blocking = threads_blocking(pid, STACK_SIGNAL)
@@ -174,6 +176,7 @@ class StackRequests:
                 yield f"{_ZYGOTES_NAME}: {_SILENT[state]}"
                 yield self._tell_pids([ZYGOTE])
             elif rank not in dumps and rank != ZYGOTE:
+                self.why_silent[rank] = _SILENT[state].partition(" (")[0]
                 silent.setdefault(state, []).append(rank)
         for state, ranks_without in silent.items():
             yield f"{self._name(ranks_without)}: {_SILENT[state]}"

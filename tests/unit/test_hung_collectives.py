@@ -125,12 +125,12 @@ IN, OUT = ("all_reduce", "all_reduce"), ("all_reduce",)
         ),
         pytest.param(
             {rank: {TP0: calls("barrier", done=0)} for rank in (0, 1)},
-            ["in the tp group {0-3}, rank 0-1 wait in barrier #1, and rank 2-3 did not tell"],
+            ["in the tp group {0-3}, rank 0-1 wait in barrier #1, and rank 2-3 do not answer"],
             id="ranks of another node",
         ),
         pytest.param(
             {rank: {(1, 2, 5): calls(f"all_to_all:float32[{rank}]", done=0)} for rank in (1, 2)},
-            ["in the group {1-2,5}, rank 1-2 wait in all_to_all #1, and rank 5 did not tell"],
+            ["in the group {1-2,5}, rank 1-2 wait in all_to_all #1, and rank 5 does not answer"],
             id="shapes that may differ",
         ),
         pytest.param({rank: {TP0: calls(*IN, done=2)} for rank in TP0}, [], id="none waits"),
@@ -140,17 +140,35 @@ def test_who_is_awaited(
     by_rank: dict[int, dict[tuple[int, ...], list[Call]]], expected: list[str]
 ) -> None:
     """The group by its dim, the ranks, the call; what contradicts comes before who waits."""
-    assert [finding.summary for finding in find_hung(told(by_rank), layout(), {})] == expected
+    assert [
+        finding.summary for finding in find_hung(told(by_rank), layout(), {}, own=WORLD)
+    ] == expected
 
 
 def test_places_are_told() -> None:
     """Where each rank is in the program, ranks at one place together."""
     answers = told({rank: {TP1: calls(*(OUT if rank == 6 else IN), done=1)} for rank in TP1})
     places = dict.fromkeys((4, 5, 7), "all_reduce at train.py:41")
-    (found,) = find_hung(answers, layout(), {**places, 6: "data.py:9 in load"})
+    (found,) = find_hung(answers, layout(), {**places, 6: "data.py:9 in load"}, own=WORLD)
 
     assert found.details == (
         "rank 4-5,7: in all_reduce #2 at train.py:41", "rank 6: data.py:9 in load",
+    )  # fmt: skip
+
+
+def test_it_is_said_why_a_rank_is_silent() -> None:
+    """It is on another node, or suspended, or computes without letting go of the interpreter."""
+    answers = told({rank: {TP1: calls(*OUT)} for rank in (4, 5)})
+    (found,) = find_hung(
+        answers, layout(), {6: "x.py:1 in f"}, own=(4, 5, 6), why_silent={6: "is suspended"}
+    )
+
+    assert found.summary == (
+        "in the tp group {4-7}, rank 4-5 wait in all_reduce #1, and rank 6 is suspended, and rank 7"
+        " is on another node"
+    )
+    assert found.details[1:] == (
+        "rank 6: is suspended, x.py:1 in f", "rank 7: is on another node",
     )  # fmt: skip
 
 
