@@ -105,9 +105,8 @@ def _examine(
     details = [*_details(under_way, places), *_absent(absent, waiting, places)]
     for why, those in silent.items():
         where = sorted({places[rank] for rank in those if rank in places})
-        details.append(
-            f"{_ranks(those)}: {_of(those, why)}{''.join(f', {place}' for place in where[:1])}"
-        )
+        at = f", {where[0]}" if where else ""
+        details.append(f"{_ranks(those)}: {_of(those, why)}{at}")
     if (found := _contradiction(members)) is not None:
         text, number = found
         calls = {rank: call for rank, of in members.items() for call in _numbered(of, number)}
@@ -118,10 +117,8 @@ def _examine(
     wait = f"{in_it} {_verb(in_it, 'waits', 'wait')} in {_named(call)}"
     late = sorted(absent + behind)
     if not late and silent:
-        missing = ", and ".join(
-            f"{_ranks(those)} {_of(those, why)}" for why, those in silent.items()
-        )
-        summary = f"in {name}, {wait}, and {missing}"
+        missing = [f"{_ranks(those)} {_of(those, why)}" for why, those in silent.items()]
+        summary = f"in {name}, {wait}, and {', and '.join(missing)}"
     elif not late:
         summary = f"in {name}, every rank is in {_named(call)}, which does not end"
     else:

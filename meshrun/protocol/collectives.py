@@ -51,6 +51,8 @@ class RankCalled:
     rank: Rank
     at_ns: Time
     groups: list[GroupCalls]
+    place: Line = ""
+    """Where in the program the rank is, if that is known."""
     has_failed: bool = False
     """Whether that is not an answer: the last call has just failed."""
 

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from meshrun.errors import MeshrunError
 from meshrun.protocol.checked import ExitCode, Line, Rank, Seconds, Signum, Time
+from meshrun.protocol.collectives import RankCalled
 from meshrun.protocol.rank_end import RankExited, RankRaised
 from meshrun.protocol.result import Resize
 
@@ -139,6 +140,8 @@ class NodeOutcome:
     ranks: Mapping[Rank, RankState] = field(default_factory=dict)
     """Those that failed, and the first that left."""
     evidence: Mapping[Rank, Evidence] = field(default_factory=dict)
+    calls: Mapping[Rank, RankCalled] = field(default_factory=dict)
+    """The collectives of ranks that were asked, in a hang."""
 
     def shifted(self, by_ns: int) -> NodeOutcome:
         """Return it with its times in another machine's clock, ahead by ``by_ns``."""

@@ -183,7 +183,8 @@ class _WithOutcome:
     @property
     def last_rank(self) -> int:
         """The highest rank it tells of; -1 for none."""
-        return max((*self.outcome.ranks, *self.outcome.evidence), default=-1)
+        outcome = self.outcome
+        return max((*outcome.ranks, *outcome.evidence, *outcome.calls), default=-1)
 
 
 class Failed(_WithOutcome):

@@ -39,6 +39,7 @@ from meshrun.plan.rank_env import LaunchFacts
 from meshrun.protocol.caller import Caller
 from meshrun.protocol.collectives import FromRecorder
 from meshrun.protocol.events import (
+    AllIdle,
     BreakpointPassed,
     Event,
     FromNegotiation,
@@ -323,6 +324,8 @@ class Loop:
         if isinstance(news, GenerationAborted) and news.is_hung and not self.state.stopping:
             self._monitor.ask(news.why, then=news)
         else:
+            if isinstance(news, AllIdle):
+                self.state, news = self._monitor.explain_hang(self.state, news)
             self._happen(self._completed(news) if isinstance(news, Met) else news)
 
     def _happen(self, event: Event) -> None:
@@ -335,9 +338,9 @@ class Loop:
             self._output.end(event.rank, failed=event.wait_status != 0)
         for watch in self._watch:
             watch(event, self.state, self._console)
-        if not was_stopping and isinstance(event, RankRaised):
+        if isinstance(event, RankRaised):
             self._monitor.see(self.state)
-            self._monitor.see_raised(event)
+            self._monitor.see_raised(event, was_stopping=was_stopping)
         for action in actions:
             self._act(action)
         self._monitor.see(self.state)
@@ -471,7 +474,8 @@ class Loop:
             case WakeAt(at_ns=at_ns):
                 self._wake.move(at_ns)
             case Tell() | Decide() if self._nodes is not None:
-                self._nodes.carry_out(action, self.state, self.plan.layout, self._gather)
+                calls = self._monitor.calls
+                self._nodes.carry_out(action, self.state, self.plan.layout, self._gather, calls)
 
     def _gather(self) -> Mapping[int, Evidence]:
         why_empty = partial(self._terminal.why_empty, self.plan.layout)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -11,11 +11,19 @@ from meshrun.console.console import Console
 from meshrun.host.reactor import Reactor
 from meshrun.host.usage import cpu_seconds_of_trees
 from meshrun.layout.labels import merged_label
-from meshrun.lifecycle.hung_collectives import find_hung
+from meshrun.lifecycle.hung_collectives import Finding, find_hung
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
-from meshrun.protocol.collectives import TIMES, WAITS, FromRecorder, RankTimes, RankWaits
-from meshrun.protocol.events import GenerationAborted, Hung, RankLate
+from meshrun.protocol.collectives import (
+    TIMES,
+    WAITS,
+    FromRecorder,
+    RankCalled,
+    RankTimes,
+    RankWaits,
+)
+from meshrun.protocol.events import AllIdle, GenerationAborted, Hung, RankLate
+from meshrun.protocol.generation import Trouble
 from meshrun.protocol.raised import lost_connection, timed_out
 from meshrun.protocol.rank_end import RankRaised
 from meshrun.protocol.stacks import current_folder, user_place
@@ -141,15 +149,21 @@ class Monitor:
         else:
             self.collectives.hear(message)
 
-    def see_raised(self, event: RankRaised) -> None:
+    def see_raised(self, event: RankRaised, *, was_stopping: bool) -> None:
         """Find out for whom a rank has waited that gave up, before the others are ended.
 
         A rank whose peer gave up a moment before may only see that its connection is lost.
         """
-        if not self._state.alive - {event.rank}:
+        is_late = timed_out(event.message, event.traceback)
+        if was_stopping:  # what is known by now has to do
+            if self.gave_up is not None and not self.why and is_late:
+                self._is_open, self._is_quiet = True, False
+                self._conclude()
+            return
+        if not self._state.alive - {event.rank} or self._is_open:
             return
         self.gave_up = event.rank
-        if timed_out(event.message, event.traceback):
+        if is_late:
             why = "a collective timed out: showing where the other ranks are"
             self.ask(why, without=event.rank)
         elif lost_connection(event):
@@ -201,30 +215,65 @@ class Monitor:
             self._happen(replace(then, at_ns=time.monotonic_ns()))
 
     def _tell_collectives(self) -> None:
+        found = self._find(self.calls, self._state.ranks)
+        if self._is_quiet:
+            found = [finding for finding in found if not finding.severity]
+        self.why = found[0].summary if found else ""
+        self._tell_findings(found)
+        if self._nccl.findings:
+            self._console.note("NCCL reports:")
+            self._print(f"    {line}" for line in self._nccl.findings)
+
+    @property
+    def calls(self) -> dict[int, RankCalled]:
+        """What ranks of this node have told of their collectives, with their places."""
         raised = {
             rank: user_place(known.raised.traceback, current_folder())
             for rank, known in self._state.ranks.items()
             if known.raised is not None
         }
         places = {**raised, **self.stacks.places}
-        found = find_hung(
-            self.collectives.called,
+        return {
+            rank: replace(told, place=places.get(rank, ""))
+            for rank, told in self.collectives.called.items()
+        }
+
+    def explain_hang(self, state: State, idle: AllIdle) -> tuple[State, AllIdle]:
+        """Say who waits for whom once all nodes have told, where that is more than was known."""
+        calls = {rank: told for each in idle.outcomes for rank, told in each.calls.items()}
+        is_hung = state.hung is not None or any(each.is_hung for each in idle.outcomes)
+        if not calls or not is_hung:
+            return state, idle
+        found = self._find({**self.calls, **calls}, range(self._plan.layout.world_size))
+        if not found or found[0].summary == self.why:
+            return state, idle
+        self._tell_findings(found)
+        why = found[0].summary
+        hung = None if state.hung is None else replace(state.hung, why=why)
+        outcomes = tuple(
+            replace(each, trouble=_because(each.trouble, why))
+            if each.is_hung and each.trouble
+            else each
+            for each in idle.outcomes
+        )
+        return replace(state, hung=hung), replace(idle, outcomes=outcomes)
+
+    def _find(self, calls: Mapping[int, RankCalled], own: Container[int]) -> list[Finding]:
+        places = {rank: told.place for rank, told in calls.items() if told.place}
+        return find_hung(
+            calls,
             self._plan.layout,
-            places,
-            own=self._state.ranks,
+            {**self.stacks.places, **places},
+            own=own,
             why_silent=self.stacks.why_silent,
         )
-        if self._is_quiet:
-            found = [finding for finding in found if not finding.severity]
-        self.why = found[0].summary if found else ""
+
+    def _tell_findings(self, found: Sequence[Finding]) -> None:
         for finding in found[:_MOST_GROUPS]:
             self._console.note(finding.summary)
             self._print(f"    {line}" for line in finding.details)
         if more := found[_MOST_GROUPS:]:
             self._console.note(f"ranks wait in {count(len(more), 'other group')} too")
-        if self._nccl.findings:
-            self._console.note("NCCL reports:")
-            self._print(f"    {line}" for line in self._nccl.findings)
 
     def _print(self, lines: Iterable[str]) -> None:
         for line in lines:
@@ -245,3 +294,8 @@ class Monitor:
         if state.nodes is None:
             return told
         return f"{told}; check that no firewall blocks ports between the nodes"
+
+
+def _because(trouble: Trouble, why: str) -> Trouble:
+    """Return the trouble of a hang with another reason."""
+    return replace(trouble, message=f"{trouble.message.partition(': ')[0]}: {why}")

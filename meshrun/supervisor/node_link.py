@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Literal
 
 from meshrun.errors import MeshrunError, RendezvousError
@@ -16,6 +16,7 @@ from meshrun.lifecycle.node_outcome import node_outcome
 from meshrun.lifecycle.outcome import decide, find_trouble, headline, why_stopped
 from meshrun.lifecycle.state import State
 from meshrun.protocol.codec import Negotiate
+from meshrun.protocol.collectives import RankCalled
 from meshrun.protocol.events import GaveUp
 from meshrun.protocol.generation import Cause, Evidence
 from meshrun.rendezvous.messages import Begin, Failed, Finished, Idle, Leave, Over, Where
@@ -95,12 +96,14 @@ class Nodes:
         state: State,
         layout: Layout,
         gather: Callable[[], Mapping[int, Evidence]],
+        calls: Mapping[int, RankCalled],
     ) -> None:
         """Report to the coordinator; or, as the coordinator, tell all nodes what comes next."""
         if isinstance(action, Decide):
             self._decide(action.next_after, state, layout)
         else:
-            self._tell(action.what, state, layout, gather() if action.what == "idle" else {})
+            is_idle = action.what == "idle"
+            self._tell(action.what, state, layout, gather() if is_idle else {}, calls)
 
     def _tell(
         self,
@@ -108,6 +111,7 @@ class Nodes:
         state: State,
         layout: Layout,
         evidence: Mapping[int, Evidence],
+        calls: Mapping[int, RankCalled],
     ) -> None:
         if what == "finished":
             self.peers.tell(Finished(generation=state.generation))
@@ -127,6 +131,8 @@ class Nodes:
             trouble=_trouble(state, self._host),
             evidence=evidence,
         )
+        if what == "idle":
+            outcome = replace(outcome, calls=calls)
         kind = Failed if what == "failed" else Idle
         self.peers.tell(kind(generation=state.generation, outcome=outcome))
 

@@ -528,3 +528,14 @@ def test_nodes_that_all_wait_are_hung(make_hosts: MakeHosts) -> None:
     assert end_all(launches) == [124, 124], launches[0].text + launches[1].text
     for launch in launches:
         assert "one_works.py:" in launch.text
+
+
+@pytest.mark.nightly
+def test_a_hang_across_nodes_names_the_rank(make_hosts: MakeHosts) -> None:
+    """Ranks of one node wait for one of the other: the last line says for whom."""
+    hosts = make_hosts(2)
+    launches = launch_on(hosts, *AT, "--hang-timeout", "3", PROGRAMS / "late.py")
+
+    assert end_all(launches) == [124, 124], launches[0].text + launches[1].text
+    late = "in the dp group {1,3}, rank 1 waits in all_reduce #1, which rank 3 has not called"
+    assert launches[0].text.rstrip().endswith(late)
