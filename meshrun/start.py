@@ -17,6 +17,7 @@ _PARTS = {
     "zygote": "meshrun.zygote.main",
     "warm-server": "meshrun.warm.warm_server",
     "rank": "meshrun.zygote.exec_rank",
+    "task": "meshrun.worker.task",
     "devices": "meshrun.zygote.count_devices",
     "logs-plugin": "meshrun.zygote.logs_specs_process",
     "decline": "meshrun.rendezvous.torch_decline",

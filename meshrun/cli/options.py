@@ -139,6 +139,11 @@ class Options(ParsedOptions):
         "network-card).")
     virtual_local_rank = Switch(WORKERS,
         "Let each rank see only its own device, as device 0 with `LOCAL_RANK=0`.", family=PET)
+    per_task = Switch(WORKERS,
+        "Where the scheduler starts a process per rank: run the program in it, with the mesh "
+        "built before its first line.", family="", details="As in `srun --ntasks-per-node=8 "
+        "meshrun --per-task --mesh dp=8 train.py`. See [a process per rank]"
+        "(../how-to/other-schedulers.md#a-process-per-rank).")
     role = Option(parse.short, "default", "NAME", WORKERS,
         "Value of `ROLE_NAME` for the workers.", family=PET, details="It may differ between "
         "nodes; `ROLE_RANK` and `ROLE_WORLD_SIZE` count the workers of each role.")

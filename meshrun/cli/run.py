@@ -106,6 +106,10 @@ def run(options: Options, line: CommandLine, began: Began) -> int:
 
 def _launch(request: LaunchRequest, options: Options, line: CommandLine, began: Began) -> int:
     """Launch here, or on the hosts that the user or a scheduler names."""
+    if options.per_task:
+        from meshrun.cli.per_task import become_rank
+
+        become_rank(options, request)
     cluster = None
     if not began.hosts_present:
         from meshrun import app

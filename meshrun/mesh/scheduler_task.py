@@ -36,10 +36,17 @@ def join_task() -> None:
         MeshError: If the ranks are not in blocks, or nothing says where they meet.
     """
     facts = _facts(os.environ, together="MASTER_ADDR" not in os.environ)
-    if facts is None or facts.task is None:
-        return
-    ranks = _ranks(facts, facts.task)
-    for name, value in {**_rendezvous(facts, facts.task, os.environ), **ranks}.items():
+    if facts is not None and facts.task is not None:
+        join_as(facts, facts.task)
+
+
+def join_as(facts: ClusterFacts, task: Task) -> None:
+    """Set what ``init_process_group()`` reads, for this task.
+
+    Raises:
+        MeshError: If the ranks are not in blocks, or nothing says where they meet.
+    """
+    for name, value in {**_rendezvous(facts, task, os.environ), **_ranks(facts, task)}.items():
         os.environ.setdefault(name, value)
 
 

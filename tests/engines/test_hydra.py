@@ -80,3 +80,12 @@ def test_ctrl_c_ends_all(make_hosts: MakeHosts, mpiexec: Mpiexec, tmp_path: Path
 
     job.wait(timeout=60)  # whose own code says nothing
     wait_until(lambda: not any(hosts.processes(host) for host in range(2)), output.read_text)
+
+
+@pytest.mark.nightly
+def test_each_process_becomes_its_rank(make_hosts: MakeHosts, mpiexec: Mpiexec) -> None:
+    """The addresses are exchanged once, before the program begins."""
+    done = mpiexec(make_hosts(2), *command("--per-task", *MESH, SAYS), slots=2, timeout=110)
+
+    assert done.returncode == 0, done.stderr
+    assert "rank 3 of 4 on node1: dp 1 tp 1, sum 6" in done.stdout.splitlines()

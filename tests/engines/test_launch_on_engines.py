@@ -64,6 +64,19 @@ def test_nodes_under_one_switch_are_a_domain(slurm: Slurm, tmp_path: Path) -> No
     assert refused.stdout == ""
 
 
+def test_each_task_becomes_its_rank(slurm: Slurm) -> None:
+    """On uneven nodes too; a mesh that does not fit is told once, before anything starts."""
+    srun = ("-N2", "-n3", "--kill-on-bad-exit")
+    words = ("--per-task", "--device", "cpu", "--mesh")
+    done = slurm.srun(*srun, *command(*words, "dp=3,tp=1", SAYS), timeout=110)
+    refused = slurm.srun(*srun[:2], *command(*words, "dp=2,tp=2", SAYS))
+
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines())[2] == "rank 2 of 3 on sl1: dp 2 tp 0, sum 3"
+    assert refused.returncode == 2
+    assert refused.stderr.count("error: mesh `dp=2,tp=2` needs 4 workers") == 1
+
+
 @pytest.mark.nightly
 def test_a_node_with_two_launchers_keeps_no_other_waiting(slurm: Slurm) -> None:
     """Those of the nodes with one know of it too, and end."""

@@ -1,0 +1,86 @@
+"""``--per-task``: under a scheduler that starts a process per rank, each becomes its rank."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import NoReturn
+
+from meshrun.cli.options import MESH, PROGRAM, Options
+from meshrun.cluster import ClusterFacts, Task
+from meshrun.errors import MeshrunError, UsageError
+from meshrun.plan.group_options import format_group_options
+from meshrun.plan.layout_env import format_layout
+from meshrun.plan.request import LaunchRequest
+from meshrun.start import own_command
+from meshrun.supervisor.program_file import check_program
+
+_ALSO = (Options.per_task, Options.nproc_per_node, Options.nnodes)
+_NEEDS_LAUNCHER = (
+    *(Options.gpus, Options.place, Options.no_python, Options.preload, Options.start_method),
+)
+"""Options of the mesh and the program that only a launcher carries out."""
+
+
+def become_rank(options: Options, request: LaunchRequest) -> NoReturn:
+    """Run the program in this process as the rank that the scheduler made it.
+
+    Raises:
+        UsageError: If no scheduler started a process per rank, or an option needs a launcher.
+        MeshError: If the ranks are not in blocks, or nothing says where they meet.
+    """
+    from meshrun import app
+    from meshrun.mesh.scheduler_task import join_as
+
+    _check(options)
+    facts, _ = app.find_cluster(request)
+    task = facts.task if facts is not None else None
+    if facts is None or task is None:
+        found = f"{facts.system}, {facts.evidence}" if facts else "no scheduler"
+        raise UsageError(
+            f"--per-task requires a scheduler that starts a process per rank, found {found}",
+            hint="for example: srun --ntasks-per-node=8 meshrun --per-task ...; without"
+            " --per-task, meshrun starts the ranks of a node itself",
+        )
+    try:
+        check_program(request.program)
+        plan = app.plan(_sized(request, facts, task), check_host=False)
+    except MeshrunError as error:
+        error.is_told = task.rank > 0
+        raise
+    if request.mesh is not None:
+        groups = format_group_options(request.groups)
+        os.environ.update(format_layout(plan.layout), MESHRUN_DEVICE=request.device, **groups)
+    join_as(facts, task)
+    program = request.program
+    when = request.mesh_init if request.mesh is not None else "lazy"
+    words = own_command("task", when, program.kind, program.target, *program.args)
+    os.execv(words[0], words)
+
+
+def _check(options: Options) -> None:
+    for row in options.of_the_launch():
+        may_be = row in _ALSO or (row.panel in (MESH, PROGRAM) and row not in _NEEDS_LAUNCHER)
+        if options.is_typed(row) and not may_be:
+            raise UsageError(
+                f"--per-task cannot be used with {row.flag}: there is no launcher around the ranks",
+                hint=f"remove {row.flag}, or start one launcher per node without --per-task",
+            )
+
+
+def _sized(request: LaunchRequest, facts: ClusterFacts, task: Task) -> LaunchRequest:
+    """Return the request with the nodes and ranks that the scheduler has started."""
+    counts = task.per_node or (task.world_size,)  # where nodes are not known, the mesh still is
+    for flag, asked, found in (
+        ("--nnodes", request.nnodes, facts.nnodes),
+        ("--nproc-per-node", request.nproc_per_node, task.local_world_size),
+    ):
+        if asked is not None and found is not None and asked not in (found, counts):
+            error = UsageError(
+                f"{flag} {asked}, but {facts.system} started {found} ({facts.evidence})",
+                hint=f"remove {flag}: with --per-task the scheduler decides",
+            )
+            error.is_told = task.rank > 0
+            raise error
+    rendezvous = replace(request.rendezvous, master_addr="0.0.0.0")  # noqa: S104 - of the plan alone
+    return replace(request, nnodes=len(counts), nproc_per_node=counts, rendezvous=rendezvous)

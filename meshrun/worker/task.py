@@ -1,0 +1,35 @@
+"""A rank that a scheduler started (``--per-task``), as a new interpreter in its process.
+
+eager|lazy KIND TARGET [ARGUMENT ...]
+"""
+
+from __future__ import annotations
+
+import sys
+
+from meshrun.plan.request import Program
+from meshrun.worker.program import format_raised, read_program, run_program
+from meshrun.worker.sys_path import first_path, put_first
+
+
+def main(known_at_start: frozenset[str]) -> None:
+    """Build the mesh, and run the program."""
+    when, kind, target, *arguments = sys.argv[1:]
+    program = Program(kind=kind, target=target, args=tuple(arguments))  # type: ignore[arg-type]
+    source = read_program(program)
+    if when == "eager":
+        from meshrun.mesh.current import current_mesh
+
+        with source.settings.in_effect():
+            current_mesh()
+    put_first(first_path(program), known_at_start=known_at_start)
+    run_program(program, source.code, _tell)
+
+
+def _tell(error: BaseException) -> None:
+    """Print what leaves the program, as the interpreter would, without our frames."""
+    text = format_raised(error).text
+    if isinstance(error, SystemExit) or sys.excepthook is sys.__excepthook__:
+        sys.stderr.write(text)
+    else:
+        sys.excepthook(type(error), error, error.__traceback__)
