@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from meshrun.check.judge import Requirement, parse_requirements
 from meshrun.cli import parsers as parse
 from meshrun.cli.option import Option, ParsedOptions, Repeated, Switch
 from meshrun.plan.device import check_device_type
@@ -204,6 +205,16 @@ class Options(ParsedOptions):
         "a fresh interpreter for each.", unset="`fork`", family=PET, in_launch=True,
         details="torchrun's `forkserver` means `fork`; its `spawn` means `exec` with `--run-path`, "
         "and nothing without it.")
+
+    check = Switch(PREVIEW,
+        "Measure the mesh instead of running a program: versions, limits, clocks, and the speed of "
+        "each rank, link and group. `quick` after the options takes seconds.", family="",
+        details="See [how to check a mesh](../how-to/check-a-mesh.md).")
+    check_path = Repeated(parse.one, "DIR", PREVIEW,
+        "With `--check`, also check that every rank can write to this directory. Repeatable.")
+    require: Option[tuple[Requirement, ...]] = Option(parse_requirements, (), "DIM>=RATE", PREVIEW,
+        "With `--check`, exit with 1 if the bus bandwidth of a dim is lower, such as "
+        "`tp>=300GB/s,dp>=40GB/s`.")
 
     dry_run = Switch(PREVIEW,
         "Print the plan and exit without starting anything.", short="-n",

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from meshrun import __version__
+from meshrun.cli.check import check_mesh, check_program
 from meshrun.cli.options import Options
 from meshrun.cli.read import (
     build_rendezvous_request,
@@ -69,7 +70,8 @@ def run(options: Options, line: CommandLine, began: Began) -> int:
     is_launch = not options.dry_run and options.submit is None
     with _telling_others(options) if is_launch else nullcontext():
         check_accepted(options)
-        program = read_program(options, line.program)
+        read = check_program if options.check else read_program
+        program = read(options, line.program)
         request = on_hosts(build_request(options, program), options)
         if is_launch:
             _check_dry_run(options)
@@ -93,6 +95,13 @@ def run(options: Options, line: CommandLine, began: Began) -> int:
     if options.dry_run:
         show_plan(request, options)
         return 0
+    return _start(request, options, line, began)
+
+
+def _start(request: LaunchRequest, options: Options, line: CommandLine, began: Began) -> int:
+    """Launch once, or as often as files change, or with a prompt, or to measure."""
+    if options.check:
+        return check_mesh(options, request, lambda asked: _launch(asked, options, line, began))
     if options.interactive:
         from meshrun.cli.interactive import interact
 
@@ -138,6 +147,8 @@ def _check_host(request: LaunchRequest, report: str | None) -> None:
 def _check_dry_run(options: Options) -> None:
     """Refuse what is typed for a dry run alone, where there is none."""
     for row in _OF_A_DRY_RUN:
+        if options.check and row in (Options.format, Options.output):
+            continue
         if options.is_typed(row):
             hint = "--node-rank is the rank of this node" if row is Options.rank else None
             raise UsageError(f"{row.flag} requires --dry-run", hint=hint)

@@ -1,0 +1,291 @@
+"""What the measurements of a check say of dims, ranks, nodes and links. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from statistics import median
+
+from meshrun.check.measured import BUS_FACTOR, Measured, RankMeasures
+from meshrun.errors import UsageError
+from meshrun.layout import Layout
+from meshrun.wording import count, size
+
+SLOW = 2.0
+"""So many times slower than its like, and it is told."""
+_CLOCKS_S = 1.0
+_SMALL_SHM = 1 << 30
+"""Bytes; a container has 64 MiB unless it is given more, and NCCL and loaders fill that."""
+_FREE_GPU = 0.9
+_REQUIREMENT = re.compile(r"(?P<dim>[\w+]+)\s*>=\s*(?P<number>\d+(\.\d+)?)\s*(?P<unit>[MG]B/s)")
+_UNITS = {"MB/s": 1e6, "GB/s": 1e9}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DimRow:
+    """One operation of one size over the groups of a dim."""
+
+    dim: str
+    op: str
+    bytes: int
+    seconds: tuple[float, float, float]
+    """Of the fastest group, the one in the middle and the slowest; a group is its slowest rank."""
+    bus: float
+    """Bus bandwidth of the slowest group, in bytes a second."""
+    slowest: tuple[int, ...]
+    """The ranks of that group."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Something that a user should know, and whether nodes are worse for it."""
+
+    text: str
+    hosts: tuple[str, ...] = ()
+    """Hosts to leave out for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requirement:
+    """The least bandwidth that the groups of a dim must have."""
+
+    dim: str
+    bus: float
+    text: str
+
+
+def parse_requirements(text: str, what: str) -> tuple[Requirement, ...]:
+    """Return what ``tp>=300GB/s,dp>=40GB/s`` asks for.
+
+    Raises:
+        UsageError: If it is not such a list.
+    """
+    found = []
+    for part in text.split(","):
+        match = _REQUIREMENT.fullmatch(part.strip())
+        if match is None:
+            raise UsageError(
+                f"{what}: `{part}` is no requirement",
+                hint="write dims and bandwidths, such as tp>=300GB/s,dp>=500MB/s",
+            )
+        bus = float(match["number"]) * _UNITS[match["unit"]]
+        found.append(Requirement(dim=match["dim"], bus=bus, text=part.strip()))
+    return tuple(found)
+
+
+def dim_rows(measured: Measured, layout: Layout) -> list[DimRow]:
+    """Return a row for each operation and size, in the order in which they were measured."""
+    seconds: dict[tuple[str, str, int], dict[int, float]] = {}
+    for rank in measured.ranks:
+        for each in rank.collectives:
+            seconds.setdefault((each.dim, each.op, each.bytes), {})[rank.rank] = each.seconds
+    rows = []
+    for (dim, op, length), by_rank in seconds.items():
+        groups = [tuple(group) for group in _groups(layout, dim)]
+        slowest = {group: max(by_rank[rank] for rank in group) for group in groups}
+        worst = max(groups, key=lambda group: slowest[group])
+        times = sorted(slowest.values())
+        members = len(worst)
+        moved = BUS_FACTOR[op] * length * (members - 1) / members
+        rows.append(
+            DimRow(
+                dim=dim,
+                op=op,
+                bytes=length,
+                seconds=(times[0], median(times), times[-1]),
+                bus=moved / times[-1],
+                slowest=worst,
+            )
+        )
+    return rows
+
+
+def best_bus(rows: Iterable[DimRow]) -> dict[str, float]:
+    """Return the bandwidth of all_reduce in each dim, at the size at which it is best."""
+    found: dict[str, float] = {}
+    for row in rows:
+        if row.op == "all_reduce":
+            found[row.dim] = max(found.get(row.dim, 0.0), row.bus)
+    return found
+
+
+def unmet(
+    requirements: Sequence[Requirement], rows: Sequence[DimRow], layout: Layout
+) -> list[Finding]:
+    """Return the requirements that are not met.
+
+    Raises:
+        UsageError: If one is of a dim that the mesh does not have.
+    """
+    best, found = best_bus(rows), []
+    for asked in requirements:
+        if asked.dim not in layout.dim_labels:
+            raise UsageError(
+                f"--require {asked.text}: the mesh has no dim `{asked.dim}`",
+                hint=f"its dims are {', '.join(layout.dim_labels)}",
+            )
+        has = best.get(asked.dim)
+        if has is not None and has < asked.bus:
+            worst = max((row for row in rows if row.dim == asked.dim), key=lambda row: row.bytes)
+            found.append(
+                Finding(
+                    text=f"{asked.text} is not met: the slowest group of {asked.dim} has"
+                    f" {show_rate(has)}, ranks {_ranks(worst.slowest)}"
+                )
+            )
+    return found
+
+
+def judge(measured: Measured, layout: Layout) -> list[Finding]:
+    """Return what is wrong or out of line, the gravest first.
+
+    The speed of ranks that share cores is by chance, and so is that of links within such a node.
+    """
+    by_chance = any(rank.shares_cores for rank in measured.ranks)
+    speeds = () if by_chance else (_slow_links, _slow_ranks, _slow_groups)
+    return list(
+        chain(
+            _differing(measured.ranks),
+            _paths(measured.ranks),
+            *(find(measured, layout) for find in speeds),
+            _lacks(measured.ranks),
+        )
+    )
+
+
+def failed_hosts(findings: Iterable[Finding]) -> dict[str, str]:
+    """Return the hosts to leave out, with why."""
+    return {host: finding.text for finding in findings for host in finding.hosts}
+
+
+def _differing(ranks: Sequence[RankMeasures]) -> Iterator[Finding]:
+    for name in ranks[0].facts:
+        by_value: dict[str, list[RankMeasures]] = {}
+        for rank in ranks:
+            by_value.setdefault(rank.facts.get(name, "none"), []).append(rank)
+        usual = max(by_value, key=lambda value: len(by_value[value]))
+        for value, others in by_value.items():
+            if value != usual:
+                hosts = tuple(dict.fromkeys(rank.host for rank in others))
+                yield Finding(
+                    text=f"{name} is {value} on {', '.join(hosts)}, and {usual} elsewhere",
+                    hosts=hosts,
+                )
+    for host, ahead_s in {rank.host: rank.clock_s for rank in ranks}.items():
+        if abs(ahead_s) > _CLOCKS_S:
+            word = "ahead of" if ahead_s > 0 else "behind"
+            yield Finding(text=f"the clock of {host} is {abs(ahead_s):.1f} s {word} rank 0's")
+
+
+def _paths(ranks: Sequence[RankMeasures]) -> Iterator[Finding]:
+    told: dict[tuple[str, str], list[str]] = {}
+    for rank in ranks:
+        for path, wrong in rank.paths.items():
+            if wrong:
+                told.setdefault((path, wrong), []).append(rank.host)
+    for (path, wrong), found in told.items():
+        hosts = tuple(dict.fromkeys(found))
+        yield Finding(text=f"`{path}` on {', '.join(hosts)}: {wrong}", hosts=hosts)
+
+
+def _slow_ranks(measured: Measured, _layout: Layout) -> Iterator[Finding]:
+    usual = median(rank.gflops for rank in measured.ranks)
+    for rank in measured.ranks:
+        if rank.gflops * SLOW < usual:
+            yield Finding(
+                text=f"rank {rank.rank} on {rank.host} multiplies matrices at"
+                f" {rank.gflops:.0f} GFLOPS, the median is {usual:.0f}",
+                hosts=(rank.host,),
+            )
+
+
+def _slow_links(measured: Measured, layout: Layout) -> Iterator[Finding]:
+    """Tell a bad node, all of whose links are slow, from a bad link between two good ones."""
+    hosts = {rank.rank: rank.host for rank in measured.ranks}
+    many_nodes = layout.nnodes > 1
+    rates: dict[frozenset[int], float] = {}
+    for rank in measured.ranks:
+        for each in rank.exchanges:
+            ends = (rank.rank, each.peer)
+            pair = frozenset(layout.node_rank(end) if many_nodes else end for end in ends)
+            rates[pair] = min(rates.get(pair, float("inf")), each.bytes / each.seconds)
+    if len(rates) < 2:
+        return
+    usual = sorted(rates.values())[len(rates) * 3 // 4]  # half of all may be a bad node's
+    slow = {pair for pair, rate in rates.items() if rate * SLOW < usual}
+
+    def name(unit: int) -> str:
+        return hosts[layout.rank_at(unit, 0)] if many_nodes else f"rank {unit}"
+
+    bad = []
+    for unit in sorted(set().union(*rates)):
+        links = [pair for pair in rates if unit in pair]
+        if len(links) > 1 and all(pair in slow for pair in links):
+            bad.append(unit)
+            best = max(rates[pair] for pair in links)
+            yield Finding(
+                text=f"all links of {name(unit)} are slow: {show_rate(best)} at best, where"
+                f" others have {show_rate(usual)}",
+                hosts=(hosts[layout.rank_at(unit, 0) if many_nodes else unit],),
+            )
+    for pair in sorted(slow, key=sorted):
+        if pair.isdisjoint(bad):
+            one, other = sorted(pair)
+            yield Finding(
+                text=f"the link between {name(one)} and {name(other)} is slow:"
+                f" {show_rate(rates[pair])}, where others have {show_rate(usual)}"
+            )
+
+
+def _slow_groups(measured: Measured, layout: Layout) -> Iterator[Finding]:
+    largest = {(row.dim, row.op): row for row in dim_rows(measured, layout)}
+    for row in largest.values():
+        _, middle, most = row.seconds
+        if most > SLOW * middle:
+            yield Finding(
+                text=f"{row.op} of {size_of(row.bytes)} takes {most * 1e3:.1f} ms in the group"
+                f" of {row.dim} with ranks {_ranks(row.slowest)}, {middle * 1e3:.1f} ms in others"
+            )
+
+
+def _lacks(ranks: Sequence[RankMeasures]) -> Iterator[Finding]:
+    small = {r.host: r.shm_bytes for r in ranks if r.shm_bytes is not None}
+    for host, found in small.items():
+        if found < _SMALL_SHM:
+            text = f"the shared memory of {host} has {size(found)}; a container needs --shm-size"
+            yield Finding(text=text)
+    for rank in ranks:
+        free, whole = rank.gpu_free_bytes, rank.gpu_bytes
+        if free is not None and whole and free < _FREE_GPU * whole:
+            yield Finding(
+                text=f"the GPU of rank {rank.rank} on {rank.host} has {size(free)} of"
+                f" {size(whole)} free"
+            )
+
+
+def _groups(layout: Layout, dim: str) -> Iterable[Sequence[int]]:
+    index = layout.dim_labels.index(dim)
+    return layout.groups(index)
+
+
+def _ranks(group: Sequence[int]) -> str:
+    shown = ", ".join(map(str, group[:8]))
+    return f"{shown} and {count(len(group) - 8, 'other')}" if len(group) > 8 else shown
+
+
+def show_rate(rate: float) -> str:
+    """Return bytes a second: ``37.2 GB/s``, ``512 MB/s``."""
+    for unit, name, digits in ((1e9, "GB/s", 1), (1e6, "MB/s", 0), (1e3, "kB/s", 0)):
+        if rate >= unit:
+            return f"{rate / unit:.{digits}f} {name}"
+    return f"{rate:.0f} B/s"
+
+
+def size_of(number: int) -> str:
+    """Return the size of a buffer: ``1 KiB``, ``256 MiB``."""
+    for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
+        if number >= unit:
+            return f"{number // unit} {name}"
+    return f"{number} B"

@@ -1,0 +1,76 @@
+"""``--check``: launch ranks that measure, and say what they found."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from meshrun.check.judge import dim_rows, judge, unmet
+from meshrun.check.measured import RESULT_FILE, Measured
+from meshrun.errors import UsageError
+from meshrun.host.leftovers import private_folder
+from meshrun.layout import Layout
+from meshrun.plan.request import LaunchRequest, Program
+from meshrun.protocol.packing import take
+
+if TYPE_CHECKING:
+    from meshrun.cli.options import Options
+
+_PROGRAM = "meshrun.worker.check_ranks"
+_MODES = ("quick", "full")
+_FOUND = 1
+"""The exit code if something was found."""
+
+
+def check_program(options: Options, words: tuple[str, ...]) -> Program:
+    """Return what ranks run, in place of the user's program.
+
+    Raises:
+        UsageError: If a program was given too, or there is no mesh to check.
+    """
+    if len(words) > 1 or (words and words[0] not in _MODES):
+        raise UsageError(
+            f"--check runs no program, found `{words[0]}`",
+            hint="--check quick, --check full, or the program without --check",
+        )
+    if options.format == "svg":
+        raise UsageError("--check has no picture", hint="--format text or json")
+    if options.mesh is None:
+        raise UsageError("--check requires --mesh", hint="such as --check --mesh dp=2,tp=4")
+    return Program(
+        kind="module", target=_PROGRAM, args=(words[0] if words else "full", *options.check_path)
+    )
+
+
+def check_mesh(
+    options: Options, request: LaunchRequest, launch: Callable[[LaunchRequest], int]
+) -> int:
+    """Launch the ranks that measure, print what they found, and return the exit code.
+
+    Where launchers on other hosts are started from here, the one of the first node prints it.
+
+    Raises:
+        UsageError: If ``--require`` names a dim that the mesh does not have.
+        HostError: If the result cannot be written.
+    """
+    with private_folder() as folder:
+        path = os.path.join(folder, "measured")
+        os.environ[RESULT_FILE] = path
+        code = launch(request)
+        if code or not os.path.exists(path):
+            return code
+        with open(path) as file:
+            measured: Measured = take(Measured, json.load(file))
+    from meshrun.report.check_result import check_as_json, render_check
+    from meshrun.report.plan_output import print_text
+
+    layout = Layout.from_dict(measured.layout)
+    findings = [
+        *unmet(options.require, dim_rows(measured, layout), layout),
+        *judge(measured, layout),
+    ]
+    render = check_as_json if options.format == "json" else render_check
+    print_text(f"{render(measured, layout, findings)}\n", options.output)
+    return _FOUND if findings else 0

@@ -1,0 +1,90 @@
+"""The report of ``--check``: a table by dim, what was found, and which hosts passed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from meshrun.check.judge import (
+    DimRow,
+    Finding,
+    best_bus,
+    dim_rows,
+    failed_hosts,
+    show_rate,
+    size_of,
+)
+from meshrun.check.measured import Measured
+from meshrun.layout import Layout
+from meshrun.wording import count
+
+_HEADER = ("DIM", "OPERATION", "SIZE", "MIN", "MEDIAN", "MAX", "BUS", "SLOWEST GROUP")
+
+
+def render_check(measured: Measured, layout: Layout, findings: Sequence[Finding]) -> str:
+    """Return the result as text."""
+    rows = dim_rows(measured, layout)
+    lines = [f"checked {count(layout.world_size, 'rank')} on {count(layout.nnodes, 'node')}", ""]
+    lines += _table(rows, layout)
+    told = (each for rank in measured.ranks for each in rank.unsupported)
+    missing = sorted({each.partition(":")[0] for each in told})
+    if missing:
+        lines += ["", f"not measured, as the backend does not have it: {', '.join(missing)}"]
+    if best := best_bus(rows):
+        shown = ", ".join(f"{dim} {show_rate(rate)}" for dim, rate in best.items())
+        lines += ["", f"slowest group of each dim, all_reduce at its best size: {shown}"]
+    if any(rank.shares_cores for rank in measured.ranks):
+        lines += ["", "ranks share cores, so their speeds are not compared"]
+    lines.append("")
+    lines += [f"found: {finding.text}" for finding in findings] or ["found nothing wrong"]
+    failed = failed_hosts(findings)
+    if failed:
+        passed = [host for host in _hosts(measured) if host not in failed]
+        if passed:
+            hosts = (f"  {line}" for line in hostfile(passed, measured))
+            lines += ["", "hosts that passed:", *hosts]
+    return "\n".join(lines)
+
+
+def check_as_json(measured: Measured, layout: Layout, findings: Sequence[Finding]) -> str:
+    """Return the result as JSON."""
+    failed = failed_hosts(findings)
+    hosts = _hosts(measured)
+    result = {
+        "schema": {"name": "meshrun.check", "version": 1},
+        "passed": not findings,
+        "hosts": {"passed": [host for host in hosts if host not in failed], "failed": failed},
+        "findings": [asdict(finding) for finding in findings],
+        "dims": [asdict(row) for row in dim_rows(measured, layout)],
+        "ranks": [asdict(rank) for rank in measured.ranks],
+    }
+    return json.dumps(result, indent=2)
+
+
+def hostfile(hosts: Sequence[str], measured: Measured) -> list[str]:
+    """Return lines for ``--hostfile``."""
+    everywhere = [rank.host for rank in measured.ranks]
+    return [f"{host} slots={everywhere.count(host)}" for host in hosts]
+
+
+def _table(rows: Sequence[DimRow], layout: Layout) -> list[str]:
+    cells: list[tuple[str, ...]] = [_HEADER]
+    for row in rows:
+        times = (f"{seconds * 1e3:.3f} ms" for seconds in row.seconds)
+        shown = ",".join(map(str, row.slowest[:6])) + (",..." if len(row.slowest) > 6 else "")
+        alone = len(row.slowest) == layout.world_size
+        slowest = "" if alone else shown
+        cells.append((row.dim, row.op, size_of(row.bytes), *times, show_rate(row.bus), slowest))
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if place in (0, 1, 7) else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in cells
+    ]
+
+
+def _hosts(measured: Measured) -> list[str]:
+    return list(dict.fromkeys(rank.host for rank in measured.ranks))

@@ -1,0 +1,248 @@
+"""The program of ``--check``: each rank measures, and rank 0 leaves what all have found.
+
+quick|full [PATH ...]
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from meshrun.check.measured import RESULT_FILE, Collective, Exchange, RankMeasures
+from meshrun.check.schedule import pairs_of
+from meshrun.host.cores import count_usable_cores
+from meshrun.layout import Layout
+from meshrun.mesh.current import current_mesh
+from meshrun.mesh.current_layout import current_layout
+
+_SIZES = {
+    "quick": (1 << 10, 1 << 20, 1 << 24),
+    "full": tuple(1 << power for power in range(10, 29, 3)),
+}
+_BUDGET_S = {"quick": 0.02, "full": 0.2}
+"""Seconds for one operation of one size, but for one call at least."""
+_EXCHANGED = {"quick": 1 << 22, "full": 1 << 26}
+_ROUNDS = {"quick": 3, "full": 15}
+_MATRIX = {"cpu": 512, "other": 4096}
+_MOST_CALLS = 50
+
+
+def main() -> None:
+    """Measure, gather and write."""
+    mode, *paths = sys.argv[1:]
+    mesh, layout = current_mesh(), current_layout()
+    device = torch.device(mesh.device_type)
+    rank = dist.get_rank()
+    clock_s = _clock_difference(rank, device)
+    collectives: list[Collective] = []
+    unsupported: list[str] = []
+    for index, dim in enumerate(layout.dim_labels):
+        group = mesh.get_group(index)
+        if dist.get_world_size(group) > 1:
+            found = _Groups(dim, group, device, mode, unsupported)
+            collectives.extend(found.measure())
+    exchanges = list(_exchange(layout, rank, device, mode))
+    free, whole = _gpu_memory(device)
+    here = layout.nproc_per_node[layout.node_rank()]
+    own = RankMeasures(
+        rank=rank,
+        host=socket.gethostname(),
+        facts=_facts(device),
+        clock_s=clock_s,
+        shares_cores=device.type == "cpu" and torch.get_num_threads() * here > count_usable_cores(),
+        shm_bytes=_shm_bytes(),
+        gpu_free_bytes=free,
+        gpu_bytes=whole,
+        paths={path: _why_not_writable(path) for path in paths},
+        gflops=_gflops(device, mode),
+        collectives=collectives,
+        unsupported=unsupported,
+        exchanges=exchanges,
+    )
+    _gather(own, layout)
+
+
+class _Groups:
+    """The collectives of one dim; all of its groups run them at the same time."""
+
+    def __init__(
+        self,
+        dim: str,
+        group: dist.ProcessGroup,
+        device: torch.device,
+        mode: str,
+        unsupported: list[str],
+    ) -> None:
+        self._dim, self._group, self._device, self._mode = dim, group, device, mode
+        self._unsupported = unsupported
+        self._members = dist.get_world_size(group)
+
+    def measure(self) -> Iterator[Collective]:
+        """Yield what each operation takes at each size."""
+        for op in ("all_reduce", "all_gather", "all_to_all"):
+            for length in _SIZES[self._mode]:
+                try:
+                    seconds = self._seconds(getattr(self, f"_{op}")(length))
+                except (RuntimeError, NotImplementedError) as error:
+                    self._unsupported.append(f"{op}: {str(error).splitlines()[0]}")
+                    break
+                yield Collective(dim=self._dim, op=op, bytes=length, seconds=seconds)
+
+    def _all_reduce(self, length: int) -> Callable[[], object]:
+        data = self._zeros(length)
+        return lambda: dist.all_reduce(data, group=self._group)
+
+    def _all_gather(self, length: int) -> Callable[[], object]:
+        whole = self._zeros(length)
+        part = whole[: whole.numel() // self._members].clone()
+        whole = whole[: part.numel() * self._members]
+        gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # since torch 2.13
+        return lambda: gather(whole, part, group=self._group)
+
+    def _all_to_all(self, length: int) -> Callable[[], object]:
+        sent = self._zeros(length)
+        sent = sent[: sent.numel() // self._members * self._members]
+        received = torch.empty_like(sent)
+        return lambda: dist.all_to_all_single(received, sent, group=self._group)
+
+    def _zeros(self, length: int) -> torch.Tensor:
+        return torch.zeros(max(length // 4, self._members), device=self._device)
+
+    def _seconds(self, call: Callable[[], object]) -> float:
+        call()
+        _wait(self._device)
+        one = torch.tensor(_timed(call, 1, self._device), device=self._device)
+        dist.all_reduce(one, op=dist.ReduceOp.MAX)  # so that all make as many calls
+        calls = int(min(_MOST_CALLS, max(1, _BUDGET_S[self._mode] / max(one.item(), 1e-6))))
+        return _timed(call, calls, self._device) / calls
+
+
+def _timed(call: Callable[[], object], calls: int, device: torch.device) -> float:
+    began = time.perf_counter()
+    for _ in range(calls):
+        call()
+    _wait(device)
+    return time.perf_counter() - began
+
+
+def _wait(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.accelerator.synchronize()
+
+
+def _exchange(layout: Layout, rank: int, device: torch.device, mode: str) -> Iterator[Exchange]:
+    """Exchange with one rank after the other, each of another node if there are several."""
+    length = _EXCHANGED[mode]
+    sent = torch.zeros(length // 4, device=device)
+    received = torch.empty_like(sent)
+    for peer in pairs_of(layout, rank, _ROUNDS[mode]):
+        dist.barrier()
+        if peer is None:
+            continue
+
+        def call(peer: int = peer) -> None:
+            works = dist.batch_isend_irecv(
+                [dist.P2POp(dist.isend, sent, peer), dist.P2POp(dist.irecv, received, peer)]
+            )
+            for work in works:
+                work.wait()
+
+        call()
+        _wait(device)
+        seconds = min(_timed(call, 1, device) for _ in range(3))
+        yield Exchange(peer=peer, bytes=length, seconds=seconds)
+
+
+def _gflops(device: torch.device, mode: str) -> float:
+    """Return the best of several matrix products; the whole machine computes at the same time."""
+    width = _MATRIX["cpu" if device.type == "cpu" else "other"]
+    kind = torch.float32 if device.type == "cpu" else torch.bfloat16
+    one = torch.randn(width, width, device=device, dtype=kind)
+    torch.mm(one, one)
+    _wait(device)
+    dist.barrier()
+    times = 5 if mode == "quick" else 20
+    seconds = min(_timed(lambda: torch.mm(one, one), 1, device) for _ in range(times))
+    return float(2 * width**3 / seconds / 1e9)
+
+
+def _clock_difference(rank: int, device: torch.device) -> float:
+    """Return by how much this clock is ahead of rank 0's: all read it as a barrier ends."""
+    clocks = torch.zeros(dist.get_world_size(), dtype=torch.float64, device=device)
+    dist.barrier()
+    clocks[rank] = time.time()
+    dist.all_reduce(clocks)
+    return float(clocks[rank] - clocks[0])
+
+
+def _facts(device: torch.device) -> dict[str, str]:
+    found = {"torch": torch.__version__, "Python": platform.python_version()}
+    if device.type == "cuda":
+        found["CUDA"] = str(torch.version.cuda or torch.version.hip)
+        found["GPU"] = torch.cuda.get_device_name()
+        with suppress(Exception):
+            found["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))
+        with suppress(OSError), open("/proc/driver/nvidia/version") as file:
+            found["NVIDIA driver"] = file.readline().split("  ")[1].strip()
+    import resource
+
+    for name, limit in (("ulimit -n", "RLIMIT_NOFILE"), ("ulimit -l", "RLIMIT_MEMLOCK")):
+        hard = resource.getrlimit(getattr(resource, limit))[1]
+        found[f"the hard limit of `{name}`"] = "unlimited" if hard < 0 else str(hard)
+    return found
+
+
+def _shm_bytes() -> int | None:
+    with suppress(OSError, AttributeError):
+        found = os.statvfs("/dev/shm")  # noqa: S108 - nothing is made there
+        return found.f_blocks * found.f_frsize
+    return None
+
+
+def _gpu_memory(device: torch.device) -> tuple[int | None, int | None]:
+    if device.type != "cuda":
+        return None, None
+    free, whole = torch.cuda.mem_get_info()
+    return free + torch.cuda.memory_reserved(), whole
+
+
+def _why_not_writable(path: str) -> str:
+    """Return why a file cannot be written to a folder, read and removed; "" if it can."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=path) as file:
+            file.write(b"meshrun")
+            file.flush()
+            os.fsync(file.fileno())
+            file.seek(0)
+            return "" if file.read() == b"meshrun" else "it holds something else than was written"
+    except OSError as error:
+        return error.strerror or str(error)
+
+
+def _gather(own: RankMeasures, layout: Layout) -> None:
+    store: Any = dist.distributed_c10d._get_default_store()
+    store.set(f"meshrun/check/{own.rank}", json.dumps(asdict(own)))
+    if own.rank == 0:
+        ranks = range(dist.get_world_size())
+        found = [json.loads(store.get(f"meshrun/check/{each}")) for each in ranks]
+        path = os.environ[RESULT_FILE]
+        with open(f"{path}.new", "w") as file:
+            json.dump({"layout": layout.to_dict(), "ranks": found}, file)
+        os.replace(f"{path}.new", path)
+    dist.barrier()
+
+
+if __name__ == "__main__":
+    main()
