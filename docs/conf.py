@@ -6,6 +6,7 @@ The navigation is made of the lists of ``index.md``, so that a page is listed in
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 from meshrun import __version__
@@ -49,6 +50,13 @@ html_show_sphinx = False
 html_theme_options = {"navigation_with_keys": True, "top_of_page_buttons": []}
 
 
+def _add_examples(_app: Any, page: str, source: list[str]) -> None:
+    """Show the table of examples, whose programs can be downloaded from the site."""
+    if page == "tutorial/examples":
+        text = (Path(__file__).parent.parent / "examples" / "README.md").read_text()
+        source[0] = re.sub(r"\]\((\w+\.py)\)", r"](../../examples/\1)", text)
+
+
 def _add_navigation(_app: Any, page: str, source: list[str]) -> None:
     """Give the sidebar what the index lists, a caption for each heading."""
     if page != "index":
@@ -67,3 +75,4 @@ def _toctree(caption: str, entries: list[str], *options: str) -> str:
 def setup(app: Any) -> None:
     """Register what is done to each page."""
     app.connect("source-read", _add_navigation)
+    app.connect("source-read", _add_examples)

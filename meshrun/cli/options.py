@@ -169,6 +169,7 @@ class Options(ParsedOptions):
     launcher = Option(parse.as_written, None, "NAME", HOSTS,
         "What starts launchers on the hosts: `ssh`, `blaunch` of LSF, `qrsh` of Grid Engine, or a "
         "plugin.", unset="what the scheduler has, else `ssh`",
+        suggested=("ssh", "blaunch", "qrsh"),
         details="A plugin is an entry point of [`meshrun.launchers`](../how-to/plugins.md).")
     connect_timeout = Option(parse_seconds, 10.0, "TIME", HOSTS,
         "How long to wait for a host to answer.")
