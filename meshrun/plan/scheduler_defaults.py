@@ -169,10 +169,16 @@ def _check_meeting(facts: ClusterFacts, node_rank: object) -> None:
         return
     error = UsageError(
         f"{facts.system} tells processes no address of the first node ({facts.evidence})",
-        hint="pass --rdzv-endpoint HOST:PORT, with the first node's name and a free port",
+        hint="pass --rdzv-endpoint HOST:PORT, with the first node's name and a free port"
+        + _if_stale(facts),
     )
     error.is_told = bool(facts.task and facts.task.rank)
     raise error
+
+
+def _if_stale(facts: ClusterFacts) -> str:
+    names = ", ".join(name for name, _ in facts.variables)
+    return f"; or unset {names} if they are left over from another job" if names else ""
 
 
 def note_few_cores(

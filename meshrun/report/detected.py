@@ -95,6 +95,7 @@ def _launch(found: Detected) -> dict[str, Any] | None:
         "workers": list(plan.layout.nproc_per_node),
         "device": plan.device_type,
         "starter": starter,
+        "notes": [told for told in plan.request.rendezvous.told if not _repeats(told, found.facts)],
         "hosts": list(request.hosts),
         "meeting": {
             "backend": meeting.backend,
@@ -107,6 +108,11 @@ def _launch(found: Detected) -> dict[str, Any] | None:
         if meeting and starter is None
         else None,
     }
+
+
+def _repeats(told: str, facts: ClusterFacts | None) -> bool:
+    """Whether a note for people says what stands here anyway."""
+    return facts is not None and told.startswith(f"{facts.system}, {facts.evidence}: node ")
 
 
 def _rows(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -154,6 +160,8 @@ def _launch_rows(launch: dict[str, Any]) -> Iterator[tuple[str, str]]:
     on_each = count(workers[0], "worker") if len(each) == 1 else f"{_names(workers)} workers"
     device = launch["device"] or "the device that the program chooses"
     yield "workers", f"{on_each} on each node, on {device}" if nodes > 1 else f"{on_each}, {device}"
+    for note in launch["notes"]:
+        yield "note", note
     meeting = launch["meeting"]
     if meeting is not None:
         also = f" (also {_names(meeting['also'])})" if meeting["also"] else ""

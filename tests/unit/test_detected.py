@@ -40,6 +40,7 @@ def test_a_node_of_several_as_json() -> None:
     }
     assert found["launch"] == {
         "nodes": 2, "node_rank": 1, "workers": [2, 2], "device": "cpu", "starter": None,
+        "notes": [],
         "hosts": [],
         "meeting": {"backend": "static", "host": "10.0.0.4", "port": found["launch"]["meeting"]
                     ["port"], "also": [], "run_id": "mine", "secret": True},
@@ -77,5 +78,6 @@ def test_a_script_with_hosts(tmp_path: Path) -> None:
     both, _ = where(env, "--nnodes", "2")
 
     assert alone["starts"] == "a launcher with 1 worker on this host"
+    assert alone["note"].endswith("launching on one of 2 nodes; to use all: --nnodes 2")
     assert both["starts"] == f"a launcher on each of {os.uname().nodename}, n2, with ssh"
     assert both["allocation"].endswith("this is node 0")

@@ -150,6 +150,10 @@ def test_nothing_is_changed_without_a_scheduler() -> None:
          "srun --ntasks-per-node=1 meshrun ..."),
         (SHELL, {"nnodes": 2}, "--nnodes 2 in a Slurm shell",
          "start one launcher per node: srun --ntasks-per-node=1 meshrun ..."),
+        (replace(HYDRA, variables=(("PMI_RANK", "0"), ("PMI_SIZE", "2"))), {},
+         "MPICH tells processes no address of the first node",
+         "pass --rdzv-endpoint HOST:PORT, with the first node's name and a free port; or unset"
+         " PMI_RANK, PMI_SIZE if they are left over from another job"),
         (HYDRA, {}, "MPICH tells processes no address of the first node",
          "pass --rdzv-endpoint HOST:PORT, with the first node's name and a free port"),
         (replace(HYDRA, task=None, nnodes=None, is_one_of_several=True), {},
@@ -162,7 +166,8 @@ def test_nothing_is_changed_without_a_scheduler() -> None:
          "name the hosts with --hosts, or start one launcher per node"),
     ],
     ids=["more than there are", "a node too many", "a task a GPU", "a process a GPU",
-         "another system", "two on another node", "a shell", "no address", "no number",
+         "another system", "two on another node", "a shell", "left over", "no address",
+         "no number",
          "other counts", "no list of hosts"],
 )  # fmt: skip
 def test_what_cannot_be(facts: ClusterFacts, asked: dict[str, Any], told: str, hint: str) -> None:
