@@ -92,8 +92,8 @@ def spell_out(
         name, equals, value = word.partition("=")
         if name.startswith("--"):
             name = _full_name(name.replace("_", "-"), options, torchruns)
-        elif equals and options.get(name, False):  # `-r=3`, as argparse reads it
-            rest.insert(0, value)
+        if equals and (name == "--help" or (name[1] != "-" and options.get(name, False))):
+            rest.insert(0, value)  # `-r=3`, as argparse reads it; `--help=TOPIC`
             equals = value = ""
         if name not in options and (name.startswith("--") or not _are_short(word, options)):
             raise UsageError(f"no such option: {name}", hint=_hint(name, options))

@@ -21,6 +21,7 @@ from meshrun.errors import MeshrunError, UsageError
 from meshrun.protocol.raised import RankRaised
 from meshrun.protocol.result import LaunchResult, RankFailure, Resize, Timings
 from meshrun.report.result_json import SCHEMA_NAME, SCHEMA_VERSION, render_result_json
+from meshrun.wording import DOCS
 from tests.kit import ROOT, run_meshrun
 
 validator = pytest.importorskip("jsonschema", reason="needs kubernetes-validate")
@@ -83,6 +84,7 @@ def render_report_schema() -> str:
     return json.dumps(
         {
             "$schema": "https://json-schema.org/draft/2020-12/schema",
+            "$id": f"{DOCS}/report.schema.json",
             "title": "meshrun --report",
             "type": "object",
             "properties": {"schema": name, **made["properties"]},
@@ -96,6 +98,7 @@ def check(value: Any, name: str) -> None:
     """Hold a value against a published schema, which has to know each of its fields."""
     schema = json.loads((REFERENCE / name).read_text())
     validator.Draft202012Validator.check_schema(schema)
+    assert schema["$id"] == f"{DOCS}/{name}"
     validator.validate(value, schema)
     assert list(unknown(value, schema)) == []
 

@@ -14,6 +14,7 @@ OPTIONS = {
     "--no-prefix": False,
     "--mesh": True,
     "--module": False,
+    "--help": False,
     "-m": False,
     "-r": True,
 }
@@ -31,6 +32,8 @@ OPTIONS = {
         ("-m --nproc 2 pkg --mesh_size", "-m --nproc-per-node 2 pkg --mesh_size"),
         ("-r 3 a.py --no_prefix", "-r 3 a.py --no_prefix"),
         ("-r=3 a.py -r=1", "-r 3 a.py -r=1"),
+        ("--help=mesh a.py", "--help mesh a.py"),
+        ("--hel=mesh", "--help mesh"),
         ("-r=0:1,1:2 -r= a.py", "-r 0:1,1:2 -r  a.py"),
         ("-m=x a.py", "-m=x a.py"),
         ("-mr 3 --nproc 2 a.py", "-mr 3 --nproc-per-node 2 a.py"),
