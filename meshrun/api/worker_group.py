@@ -29,6 +29,7 @@ from meshrun.host.processes import send_signal
 from meshrun.host.reactor import Reactor
 from meshrun.layout.spec import AnyMesh
 from meshrun.protocol.result import RankFailed
+from meshrun.supervisor.signals import SignalQueue
 from meshrun.worker.call_channel import Channel, accept, end_of_output, listen_in
 from meshrun.worker.serve_calls import SERVE
 
@@ -236,16 +237,17 @@ class WorkerGroup:
             raise GroupLost("these workers were closed", hint="start a new group")
         with Reactor() as reactor:
             asking = _Asking(self.members, reactor, failed, takes)
-            asking.send(message, timeout_s)
-            try:
-                reactor.run_until(lambda: asking.is_done)
-            except KeyboardInterrupt:
-                asking.interrupt()
-                with contextlib.suppress(KeyboardInterrupt):  # a second one waits no longer
-                    reactor.run_until(lambda: asking.is_done, timeout_s=GRACE_S)
-                if asking.left:
-                    self._end(0.0)
-                raise
+            with _interrupts_of(reactor, asking.interrupt):
+                try:
+                    asking.send(message, timeout_s)
+                    reactor.run_until(lambda: asking.is_done)
+                except KeyboardInterrupt:  # of a handler that is the program's own
+                    asking.interrupt()
+                    reactor.run_until(lambda: asking.is_done)
+        if asking.is_interrupted:
+            if asking.left:
+                self._end(0.0)
+            raise KeyboardInterrupt
         answers = asking.answers
         if answers.missing:
             if not answers.is_rank_gone:
@@ -362,6 +364,7 @@ class _Asking:
     ) -> None:
         self.left = {member.rank: member for member in members}
         self.answers = Answers()
+        self.is_interrupted = False
         self._reactor, self._failed, self._takes = reactor, failed, takes
 
     @property
@@ -379,9 +382,17 @@ class _Asking:
             self._give_up_in(timeout_s, f"not finished after {timeout_s:g} s")
 
     def interrupt(self) -> None:
-        """Have the ranks that have not answered interrupted, as by Ctrl-C."""
+        """Have the ranks that have not answered interrupted, as by Ctrl-C, and wait for a moment.
+
+        A second time waits no longer.
+        """
+        if self.is_interrupted:
+            self._give_up("interrupted")
+            return
+        self.is_interrupted = True
         for member in self.left.values():
             send_signal(member.pid, signal.SIGINT)
+        self._give_up_in(GRACE_S, "interrupted")
 
     def _hear(self, member: Member) -> None:
         try:
@@ -407,6 +418,33 @@ class _Asking:
     def _give_up(self, why: str) -> None:
         if not self.is_done:
             self.answers.why, self.answers.missing = why, tuple(self.left.values())
+
+
+@contextlib.contextmanager
+def _interrupts_of(reactor: Reactor, call: Callable[[], None]) -> Iterator[None]:
+    """Have Ctrl-C call something in a turn of the loop, in place of an exception anywhere in it.
+
+    A handler of the program's own stays.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signals = SignalQueue((signal.SIGINT,))
+
+    def hear() -> None:
+        for _ in signals.take():
+            call()
+
+    reactor.add_reader(signals, hear)
+    try:
+        yield
+        late = signals.take()
+    finally:
+        reactor.remove(signals)
+        signals.restore()
+    if late:
+        raise KeyboardInterrupt
 
 
 class _Output(io.TextIOBase):

@@ -74,6 +74,28 @@ def test_calls_are_made_by_all_ranks_and_what_they_leave_stays() -> None:
         group.call(add)
 
 
+def interrupt() -> None:
+    """Once all have begun, rank 0 interrupts the caller."""
+    import torch.distributed as dist
+
+    dist.barrier()
+    if dist.get_rank() == 0:
+        os.kill(int(os.environ["CALLER"]), signal.SIGINT)
+    while True:
+        time.sleep(0.01)
+
+
+def test_an_interrupt_ends_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On all ranks, which make the next one."""
+    monkeypatch.setenv("CALLER", str(os.getpid()))
+    with WorkerGroup(mesh="dp=2", device="cpu", stderr=io.StringIO()) as group:
+        for _ in range(3):
+            with pytest.raises(KeyboardInterrupt):
+                group.call(interrupt)
+            assert group.call(total, 2.0) == [2.0, 2.0]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 @pytest.mark.parametrize("how", ["raise", "exit"])
 def test_a_rank_that_fails_alone_ends_the_group(how: str) -> None:
     """Others wait for it: where they are is told, and the group is closed."""
