@@ -85,6 +85,29 @@ def find_hung(
     return sorted(findings, key=lambda finding: finding.severity)
 
 
+def describe_peers(told: Mapping[int, RankCalled], layout: Layout, rank: int, place: str) -> str:
+    """Return what a peer of a rank has called last that may be its call; "" if that is not known.
+
+    Args:
+        told: What ranks have called.
+        layout: Names the dims.
+        rank: The rank, which has not told.
+        place: Where it was, such as ``all_reduce at train.py:41``.
+    """
+    function = place.partition(" at ")[0]
+    found = [
+        (call.op not in function, call.is_done, peer, call, group)
+        for peer, answer in sorted(told.items())
+        for group in answer.groups
+        if peer != rank and rank in group.ranks
+        for call in group.calls[-1:]
+    ]
+    if not found:
+        return ""
+    _, _, peer, call, group = min(found, key=lambda each: each[:3])
+    return f"rank {peer} called {_named(call)}{_size(call)} of {_name(layout, group)}"
+
+
 def _examine(
     name: str,
     ranks: tuple[int, ...],

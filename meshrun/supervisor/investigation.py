@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Callable, Mapping
 
@@ -19,6 +20,8 @@ _MOST_LINES = 6
 _OF_EMPTY_STDIN = {("EOFError", "EOF when reading a line"), ("BdbQuit", "")}
 """What ``input()`` and pdb raise there."""
 _MOST_RANKS = 16
+_MISMATCH = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
+"""In gloo's ``tcp/pair.cc``."""
 
 
 def gather(
@@ -39,12 +42,14 @@ def gather(
     found = {}
     for verdict in judge(state)[:_MOST_RANKS]:
         crash = monitor.stacks.crash(verdict.rank) if verdict.signum is not None else None
+        place = headline(crash.main, folder) if crash else ""
         found[verdict.rank] = Evidence(
             last_lines=tuple(output.last_lines(verdict.rank)[-_MOST_LINES:]),
             stack=tuple(describe(crash.main, folder)) if crash else (),
-            place=headline(crash.main, folder) if crash else "",
+            place=place,
             why=_of_timer(state, verdict, timers)
             or _why(verdict, memory, why_empty)
+            or _why_mismatched(verdict, output, monitor, place)
             or (monitor.why if verdict.rank == monitor.gave_up else None)
             or (why_gpu(verdict) if verdict.rank in state.ranks else None)
             or "",
@@ -55,6 +60,17 @@ def gather(
 def _of_timer(state: State, verdict: Verdict, timers: Timers | None) -> str | None:
     known = state.ranks.get(verdict.rank)  # another node tells of its own
     return timers.why_ended(known.pid, verdict.signum) if timers is not None and known else None
+
+
+def _why_mismatched(verdict: Verdict, output: Output, monitor: Monitor, place: str) -> str | None:
+    """Return what gloo says as it ends a rank that gets more from a peer than it has asked for."""
+    said = "\n".join(output.last_lines(verdict.rank)) if verdict.signum == signal.SIGABRT else ""
+    found = _MISMATCH.search(said)
+    if found is None:
+        return None
+    peers = monitor.describe_peers(verdict.rank, place)
+    text = f"a peer sent {found[1]} bytes where {found[2]} were expected: the ranks call different"
+    return f"{text} collectives, or one with different shapes{peers and f'; {peers}'}"
 
 
 def _why(verdict: Verdict, memory: MemoryWatch, why_empty: Callable[[int], str]) -> str | None:

@@ -11,7 +11,7 @@ from meshrun.console.console import Console
 from meshrun.host.reactor import Reactor
 from meshrun.host.usage import cpu_seconds_of_trees
 from meshrun.layout.labels import merged_label
-from meshrun.lifecycle.hung_collectives import Finding, find_hung
+from meshrun.lifecycle.hung_collectives import Finding, describe_peers, find_hung
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.collectives import (
@@ -237,6 +237,10 @@ class Monitor:
             rank: replace(told, place=places.get(rank, ""))
             for rank, told in self.collectives.called.items()
         }
+
+    def describe_peers(self, rank: int, place: str) -> str:
+        """Return what a peer of a rank has called; "" if that is not known."""
+        return describe_peers(self.calls, self._plan.layout, rank, place)
 
     def explain_hang(self, state: State, idle: AllIdle) -> tuple[State, AllIdle]:
         """Say who waits for whom once all nodes have told, where that is more than was known."""

@@ -1,7 +1,7 @@
 """Ranks that wait for each other in collectives; argv[1] says how.
 
 ``ops``: rank 3 calls another collective than rank 2. ``spin``: the same, and each looks for the end
-without pause. ``late``: rank 3 calls nothing.
+without pause. ``late``: rank 3 calls nothing. ``shapes``: rank 3 has a smaller tensor.
 """
 
 import sys
@@ -22,7 +22,9 @@ group = current_mesh().get_group("tp")
 dist.all_reduce(tensor, group=group)
 if rank == 3 and how == "late":
     load()
-if rank == 3:
+if how == "shapes":
+    work = dist.all_reduce(tensor[: 8 if rank == 3 else 1024], group=group, async_op=True)
+elif rank == 3:
     parts = [torch.ones(1024), torch.ones(1024)]
     work = dist.all_gather(parts, tensor, group=group, async_op=True)
 else:

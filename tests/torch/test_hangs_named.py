@@ -45,3 +45,14 @@ def test_a_hung_collective_is_named(how: str, limit: str, told: str) -> None:
             assert ours.stderr.rstrip().endswith(told)
         elif how == "late":
             assert f"({told})" in ours.stderr.rpartition("error: ")[2]
+
+
+def test_shapes_that_gloo_aborts_for_are_named() -> None:
+    """The rank that gets more than it asked for is killed; its peer's call is told."""
+    for _ in range(REPEATS):
+        ours = run_meshrun(*MESH, PROGRAMS / "hung.py", "shapes")
+
+        assert ours.returncode == 134, ours.stderr
+        told = ours.stderr.rpartition("error: ")[2]
+        assert "rank 3 [dp1 tp1] was killed by SIGABRT (a peer sent " in told
+        assert "rank 2 called all_reduce #2 (float32[1024], 4 KB) of the tp group {2-3})" in told
