@@ -96,7 +96,7 @@ def describe_peers(told: Mapping[int, RankCalled], layout: Layout, rank: int, pl
     """
     function = place.partition(" at ")[0]
     found = [
-        (call.op not in function, call.is_done, peer, call, group)
+        ((call.op not in function, call.is_done, len(group.ranks), peer), call, group)
         for peer, answer in sorted(told.items())
         for group in answer.groups
         if peer != rank and rank in group.ranks
@@ -104,7 +104,7 @@ def describe_peers(told: Mapping[int, RankCalled], layout: Layout, rank: int, pl
     ]
     if not found:
         return ""
-    _, _, peer, call, group = min(found, key=lambda each: each[:3])
+    (*_, peer), call, group = min(found, key=lambda each: each[0])
     return f"rank {peer} called {_named(call)}{_size(call)} of {_name(layout, group)}"
 
 

@@ -13,6 +13,8 @@ _LOST_CONNECTION = re.compile(
     r"|remote process exited|failed to (recv|send|write|read)|recvValue failed|sendBytes failed"
 )
 """What torch's backends print when the other end of a collective is gone."""
+_GLOOS = "gloo/transport"
+"""Part of the place in gloo's source with which its messages begin."""
 _TORCHS = frozenset({"RuntimeError", "DistError", "DistBackendError", "DistNetworkError"})
 _FILE = re.compile(r'^ +File "(.*)", line \d+', re.MULTILINE)
 _CAUGHT_IN = re.compile(r"Caught \S+ in (.+)\.\nOriginal Traceback ")
@@ -44,6 +46,8 @@ def lost_connection(raised: RankRaised) -> bool:
     """Whether an exception means that torch lost a connection to a peer."""
     if raised.kind not in _TORCHS or not _LOST_CONNECTION.search(raised.message):
         return False
+    if _GLOOS in raised.message:  # also of `work.wait()`, which has no frame of torch's
+        return True
     files = _FILE.findall(raised.traceback)
     return not files or f"{os.sep}torch{os.sep}" in files[-1]
 
@@ -76,4 +80,4 @@ def timed_out(message: str, traceback: str) -> bool:
 
 def is_of_collective(message: str, traceback: str) -> bool:
     """Whether an exception comes from a collective of torch."""
-    return "torch/distributed/" in traceback or "gloo/transport" in message
+    return "torch/distributed/" in traceback or _GLOOS in message

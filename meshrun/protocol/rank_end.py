@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from dataclasses import dataclass, replace
 
 from meshrun.protocol.checked import Line, Rank, Time, WaitStatus
@@ -37,6 +39,11 @@ class RankExited:
     at_ns: Time
     unasked: bool = False
     """Whether it was at its end before it was sent any signal."""
+
+    @property
+    def aborted(self) -> bool:
+        """Whether native code ended it by SIGABRT, as gloo and NCCL's watchdog do."""
+        return os.WIFSIGNALED(self.wait_status) and os.WTERMSIG(self.wait_status) == signal.SIGABRT
 
     def shifted(self, by_ns: int) -> RankExited:
         """Return it with its time in another machine's clock, ahead by ``by_ns``."""

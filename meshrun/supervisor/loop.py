@@ -341,6 +341,9 @@ class Loop:
         if isinstance(event, RankRaised):
             self._monitor.see(self.state)
             self._monitor.see_raised(event, was_stopping=was_stopping)
+        if isinstance(event, RankExited) and event.aborted and not was_stopping:
+            self._monitor.see(self.state)
+            self._monitor.see_aborted(event.rank, self._output.last_lines(event.rank))
         for action in actions:
             self._act(action)
         self._monitor.see(self.state)

@@ -35,6 +35,9 @@ from meshrun.supervisor.watchdog import Watchdog
 from meshrun.wording import count
 
 _MOST_GROUPS = 6
+_TIMED_OUT = "a collective timed out: showing where the other ranks are"
+_WATCHDOG = "Watchdog caught collective operation timeout"
+"""What torch prints before it ends a rank whose NCCL collective takes too long."""
 
 
 class Monitor:
@@ -164,13 +167,26 @@ class Monitor:
             return
         self.gave_up = event.rank
         if is_late:
-            why = "a collective timed out: showing where the other ranks are"
-            self.ask(why, without=event.rank)
+            self.ask(_TIMED_OUT, without=event.rank)
         elif lost_connection(event):
-            self._is_open, self._is_quiet = True, True
-            pids = {rank: self._state.ranks[rank].pid for rank in self._state.alive - {event.rank}}
-            self.collectives.ask({rank: pid for rank, pid in pids.items() if pid}, soon=True)
-            self._conclude()
+            self._ask_quietly(event.rank)
+
+    def see_aborted(self, rank: int, last_lines: Iterable[str]) -> None:
+        """The same for a rank that native code has ended."""
+        if not self._state.alive or self._is_open:
+            return
+        self.gave_up = rank
+        if any(_WATCHDOG in line for line in last_lines):
+            self.ask(_TIMED_OUT, without=rank)
+        else:
+            self._ask_quietly(rank)
+
+    def _ask_quietly(self, failed: int) -> None:
+        """Ask the others, and say something only if calls contradict each other."""
+        self._is_open, self._is_quiet = True, True
+        pids = {rank: self._state.ranks[rank].pid for rank in self._state.alive - {failed}}
+        self.collectives.ask({rank: pid for rank, pid in pids.items() if pid}, soon=True)
+        self._conclude()
 
     def once_known(self, call: Callable[[], None]) -> None:
         """Call once ranks have answered in which collectives they are; now if none is asked."""

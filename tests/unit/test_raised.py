@@ -70,5 +70,7 @@ def test_what_torch_says_of_a_lost_peer() -> None:
     assert lost_connection(raised(said))
     assert lost_connection(raised(said, traceback=theirs))
     assert not lost_connection(raised(said, traceback=here))
+    by_gloo = f"[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] {said}"
+    assert lost_connection(raised(by_gloo, traceback=here))  # of work.wait()
     assert not lost_connection(raised(said, "ValueError"))
     assert not lost_connection(raised("out of memory"))
