@@ -24,7 +24,7 @@ def render_completion(shell: str, table: type[ParsedOptions]) -> str:
     if shell == "bash":
         cases = "\n".join(f"    {'|'.join(row.flags)}) {_bash(row)} ;;" for row in rows)
         return _BASH.replace("@CASES@", cases).replace("@FLAGS@", _flags(rows))
-    valued = [flag for row in rows if row.takes_value for flag in row.flags]
+    valued = [flag for row in rows if _may_have_value(row) for flag in row.flags]
     if shell == "fish":
         lines = "\n".join(map(_fish, rows))
         return _FISH.replace("@LINES@", lines).replace("@VALUED@", " ".join(valued))
@@ -113,7 +113,7 @@ complete -o default -F _meshrun meshrun"""
 
 
 def _bash(row: Option[Any]) -> str:
-    if not row.takes_value:
+    if not _may_have_value(row):
         return "kind=flag"
     if row.metavar in _AFTER_A_DIM:
         return f"kind=dims{_AFTER_A_DIM[row.metavar]}"
@@ -158,11 +158,12 @@ fi"""
 def _zsh(row: Option[Any], flag: str) -> str:
     text = _text(row).replace("[", "(").replace("]", ")").replace(":", "\\:")
     repeated = "*" * row.repeats
-    if not row.takes_value:
+    if not _may_have_value(row):
         return f"'{flag}[{text}]'"
     equals = "=" if flag.startswith("--") else ""
     metavar = row.metavar.replace("[", "(").replace("]", ")").replace(":", "\\:")
-    return f"'{repeated}{flag}{equals}[{text}]:{metavar}:{_zsh_value(row)}'"
+    colons = ":" if row.takes_value else "::"  # one that may be left out
+    return f"'{repeated}{flag}{equals}[{text}]{colons}{metavar}:{_zsh_value(row)}'"
 
 
 def _zsh_value(row: Option[Any]) -> str:
@@ -229,7 +230,7 @@ def _fish(row: Option[Any]) -> str:
 
 
 def _fish_value(row: Option[Any]) -> str:
-    if not row.takes_value:
+    if not _may_have_value(row):
         return ""
     if row.metavar == _FILES:
         return " -r -F"
@@ -238,6 +239,10 @@ def _fish_value(row: Option[Any]) -> str:
     if row.metavar in _AFTER_A_DIM:
         return f" -x -a '(__meshrun_dims \"{_AFTER_A_DIM[row.metavar]}\")'"
     return f" -x -a '{' '.join(row.suggested)}'" if row.suggested else " -x"
+
+
+def _may_have_value(row: Option[Any]) -> bool:
+    return row.takes_value or bool(row.suggested)
 
 
 def _text(row: Option[Any]) -> str:

@@ -451,7 +451,8 @@ class Options(ParsedOptions):
     version = Switch(OTHER, "Print the version.", family="")
     help = Switch(OTHER,
         "Print all options, or those of a topic, such as `mesh`, or one option with its details. "
-        "`-h` alone prints the most used ones.", metavar="[TOPIC]", short="-h", family="")
+        "`-h` alone prints the most used ones.",
+        metavar="[TOPIC]", suggested=tuple(TOPICS), short="-h", family="")
     # fmt: on
 
     def of_the_launch(self) -> tuple[Option[Any], ...]:

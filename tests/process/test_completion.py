@@ -27,6 +27,7 @@ TYPED = {
     "meshrun --status-i\t": "meshrun --status-interval",
     "meshrun --collapse tr\t": "--collapse train.py",
     "meshrun train.py --status-i\tX": "meshrun train.py --status-iX",
+    "meshrun --help rend\t": "--help rendezvous",
     "meshrun --format s\t": "--format svg",
 }
 """What is typed, and what then stands on the line."""
