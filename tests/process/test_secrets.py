@@ -29,6 +29,11 @@ _FROM_OURSELVES = {
     "api/pytest_plugin.py": _CALL_CHANNEL,
     "worker/serve_calls.py": _CALL_CHANNEL,
     "worker/serve_tests.py": _CALL_CHANNEL,
+    "api/lent_terminal.py": _CALL_CHANNEL,
+    "worker/borrowed_terminal.py": _CALL_CHANNEL,
+    "api/prompt.py": "what the user typed at the prompt",
+    "cluster/here.py": "an installed plug-in, by its entry point",
+    "ssh/starters.py": "an installed plug-in, by its entry point",
     "worker/cells.py": "a cell of the user's own notebook, which came that way",
 }
 """Modules that turn bytes into objects or code, and where the bytes come from."""
@@ -38,7 +43,8 @@ _UNPICKLE_NOTHING = (
     *("rendezvous/connection.py", "rendezvous/frames.py", "rendezvous/handshake.py"),
     *("rendezvous/messages.py", "rendezvous/participant.py", "rendezvous/coordinator.py"),
     *("rendezvous/lobby.py", "rendezvous/torch_backend.py", "rendezvous/torch_decline.py"),
-    "rendezvous/node_info.py",
+    *("rendezvous/node_info.py", "warm/warm_messages.py", "warm/keeper.py", "warm/client.py"),
+    *("warm/warm_server.py", "warm/place.py", "protocol/packing.py"),
 )
 
 
