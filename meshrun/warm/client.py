@@ -131,8 +131,11 @@ class WarmRun:
             mark: Of the launch.
             stdin: Its standard input, as for ``subprocess``; this process's if ``None``.
         """
-        server = self._find()
-        if self._place is None or server is None:
+        try:
+            server = self._find()
+        except OSError:  # the folder has been removed
+            return None
+        if server is None:
             return None
         charge = Charge(
             kind=self._program.kind,

@@ -270,7 +270,8 @@ while not os.path.exists(sys.argv[1]):
 
 
 @pytest.mark.parametrize(
-    "victim", ["server", "keeper", "zygote", "rank", "launcher", "keeper and zygote"]
+    "victim",
+    ["server", "keeper", "zygote", "rank", "launcher", "keeper and zygote", "folder"],
 )
 def test_a_death_leaves_nothing(warm: Warm, tmp_path: Path, victim: str) -> None:
     """Whoever is killed: the server's death harms no run, and a run's death harms no server."""
@@ -294,18 +295,25 @@ def test_a_death_leaves_nothing(warm: Warm, tmp_path: Path, victim: str) -> None
             "keeper and zygote": [keeper, zygote],
             "rank": [rank],
             "launcher": [psutil.Process(running.process.pid)],
+            "folder": [],
         }
         mark = running_mark(rank)
         for process in found[victim]:
             process.kill()
-        if victim in ("server", "keeper"):
+        if victim == "folder":  # with which the server is lost too
+            assert run_meshrun("--warm-stop").stdout == "stopped 1 warm server\n"
+        if victim in ("server", "keeper", "folder"):
             go.touch()
         code = running.wait()
-    assert code == {"server": 0, "keeper": 0}.get(victim, 137 if victim != "zygote" else code)
+    assert code == {"server": 0, "keeper": 0, "folder": 0}.get(
+        victim, 137 if victim != "zygote" else code
+    )
     wait_until(lambda: not marked(mark), lambda: str(marked(mark)))
     go.touch()
     assert warm.run(*words[1:]).returncode == 0
-    assert (server in [each.server.pid for each in warm.servers()]) == (victim != "server")
+    assert (server in [each.server.pid for each in warm.servers()]) == (
+        victim not in {"server", "folder"}
+    )
 
 
 def running_mark(process: psutil.Process) -> str:
