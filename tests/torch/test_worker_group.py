@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -37,8 +38,31 @@ def end_on(which: int, how: str) -> None:
     dist.barrier()
 
 
-def test_calls_are_made_by_all_ranks_and_what_they_leave_stays() -> None:
-    """Values come in the order of ranks, output before a call returns, errors one at a time."""
+def interrupt() -> None:
+    """Once all have begun, rank 0 interrupts the caller."""
+    import torch.distributed as dist
+
+    dist.barrier()
+    if dist.get_rank() == 0:
+        os.kill(int(os.environ["CALLER"]), signal.SIGINT)
+    while True:
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def interruptible(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Have SIGINT raise KeyboardInterrupt here, and ranks know whom to send it to."""
+    monkeypatch.setenv("CALLER", str(os.getpid()))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_calls_are_made_by_all_ranks_and_what_they_leave_stays(interruptible: None) -> None:
+    """Values come in the order of ranks, output before a call returns, errors one at a time.
+
+    Ctrl-C ends a call on all ranks, and no more than that.
+    """
     out, err = io.StringIO(), io.StringIO()
     here: dict[str, Any] = {"count": 0}
 
@@ -64,36 +88,18 @@ def test_calls_are_made_by_all_ranks_and_what_they_leave_stays() -> None:
             group.call(end_on, -1, "leave")
         with pytest.raises(meshrun.MeshrunError, match="cannot pickle"):
             group.call(print, threading.Lock())
+        for _ in range(3):
+            with pytest.raises(KeyboardInterrupt):
+                group.call(interrupt)
         for member in group.members:
             os.kill(member.pid, signal.SIGINT)  # of a call that is over
         assert group.call(add) == [3, 3]
 
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert here["count"] == 0
     assert err.getvalue() == ""
     with pytest.raises(GroupLost):
         group.call(add)
-
-
-def interrupt() -> None:
-    """Once all have begun, rank 0 interrupts the caller."""
-    import torch.distributed as dist
-
-    dist.barrier()
-    if dist.get_rank() == 0:
-        os.kill(int(os.environ["CALLER"]), signal.SIGINT)
-    while True:
-        time.sleep(0.01)
-
-
-def test_an_interrupt_ends_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On all ranks, which make the next one."""
-    monkeypatch.setenv("CALLER", str(os.getpid()))
-    with WorkerGroup(mesh="dp=2", device="cpu", stderr=io.StringIO()) as group:
-        for _ in range(3):
-            with pytest.raises(KeyboardInterrupt):
-                group.call(interrupt)
-            assert group.call(total, 2.0) == [2.0, 2.0]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 @pytest.mark.parametrize("how", ["raise", "exit"])
