@@ -47,6 +47,7 @@ def test_a_hung_collective_is_named(how: str, limit: str, told: str) -> None:
             assert f"({told})" in ours.stderr.rpartition("error: ")[2]
 
 
+@pytest.mark.nightly
 def test_shapes_that_gloo_aborts_for_are_named() -> None:
     """The rank that gets more than it asked for is killed; its peer's call is told."""
     for _ in range(REPEATS):

@@ -31,7 +31,7 @@ while not flag.item():
 
 
 @pytest.mark.parametrize(
-    ("slow", "seconds"), [(3, 12), pytest.param(-1, 60, marks=pytest.mark.nightly)]
+    ("slow", "seconds"), [(3, 6), pytest.param(-1, 60, marks=pytest.mark.nightly)]
 )
 def test_a_slow_rank_is_named(tmp_path: Path, slow: int, seconds: float) -> None:
     """By rank, dim and time; the event has the same."""
@@ -39,7 +39,7 @@ def test_a_slow_rank_is_named(tmp_path: Path, slow: int, seconds: float) -> None
         program, events = tmp_path / "train.py", tmp_path / f"events{repeat}"
         program.write_text(TRAIN)
         words = ("--mesh", "dp=2,tp=2", "--device", "cpu", "--stragglers")
-        watched = ("--straggler-time", "2", "--events", events)
+        watched = ("--straggler-time", "1", "--events", events)
         ours = run_meshrun(*words, *watched, program, str(slow), str(seconds), tmp_path / "no")
 
         assert ours.returncode == 0, ours.stderr
