@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.driver import driver  # noqa: F401
+from tests.engines.gridengine import gridengine  # noqa: F401
 from tests.engines.hosts import make_hosts  # noqa: F401 - fixtures
 from tests.engines.hydra import mpiexec  # noqa: F401
 from tests.engines.openmpi import mpirun  # noqa: F401

@@ -1,1 +1,1 @@
-"""Real parts of many-node launches on one machine: hosts, Slurm, Open MPI."""
+"""Real parts of many-node launches on one machine: hosts, Slurm, MPIs, Grid Engine."""

@@ -6,10 +6,12 @@ The command is a stand-in that enters a host as the real one would; its words ar
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 
 import pytest
 
+from tests.engines.gridengine import GridEngine
 from tests.engines.hosts import Hosts, MakeHosts
 from tests.engines.openmpi import write_agent
 from tests.kit import PROGRAMS, command, wait_until
@@ -73,3 +75,19 @@ def test_another_host_of_the_job_starts_nothing(make_hosts: MakeHosts, tmp_path:
     assert done.returncode == 2
     assert "--nnodes 2 on host 1 of Grid Engine's 2, counting from 0" in done.stderr
     assert not (tmp_path / "words").exists()
+
+
+@pytest.mark.nightly
+def test_a_real_grid_engine(gridengine: GridEngine) -> None:
+    """Its qrsh carries a launch, its failure and its exit code; nothing is left of either."""
+    launch = shlex.join(command(*MESH, SAYS))
+    failing = shlex.join(command(*MESH, TOGETHER, "exit=3:5", "stay"))
+    printed = gridengine.run_job(f"{launch}; echo code $?\n{failing}; echo code $?", nodes=2)
+
+    assert "starting a launcher on each of 2 hosts with qrsh" in printed
+    assert sum(" of 4 on node" in line for line in printed.splitlines()) == 4, printed
+    assert [line for line in printed.splitlines() if line.startswith("code ")] == [
+        "code 0",
+        "code 5",
+    ]
+    assert "rank 3 [dp1 tp1] exited with code 5" in printed
