@@ -38,9 +38,10 @@ def test_a_hung_collective_is_named(how: str, limit: str, told: str) -> None:
 
         said = ours.stderr.partition(f"meshrun: {told}\n")
         assert said[1], ours.stderr
-        assert "rank 2: in all_reduce #2 (float32[1024], 4 KB) at " in said[2]
-        assert "hung.py:" in said[2].partition("rank 3: ")[2].partition("\n")[0]
-        if limit == "--hang-timeout":
+        assert "rank 2: in all_reduce #2 (float32[1024], 4 KB)" in said[2]
+        if limit == "--hang-timeout":  # else a rank may be leaving as it is asked where it is
+            assert "hung.py:" in said[2].partition("rank 2: ")[2].partition("\n")[0]
+            assert "hung.py:" in said[2].partition("rank 3: ")[2].partition("\n")[0]
             assert ours.returncode == 124
             assert ours.stderr.rstrip().endswith(told)
         elif how == "late":
