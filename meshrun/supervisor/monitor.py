@@ -98,6 +98,7 @@ class Monitor:
         """A generation of ranks is started."""
         self._then, self._is_open, self.why, self.gave_up = None, False, "", None
         self._waiting.clear()
+        self._pids = {}  # whoever was asked has exited
         self.collectives.begin()
         self.watchdog.begin()
         if self.stragglers is not None:
