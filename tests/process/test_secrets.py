@@ -169,7 +169,7 @@ def _unsafe_in(tree: ast.AST) -> set[str]:
 @pytest.mark.parametrize(("mesh", "plan"), [("dp=2", "mesh dp=2: 2 ranks"), ("dp=0", "error: ")])
 def test_a_bug_report_has_no_secret(mesh: str, plan: str, tmp_path: Path, fake_torch: Path) -> None:
     """Nor the user's name; it has versions, scheduler and plan, or the error there was."""
-    (home := tmp_path / "ada").mkdir()
+    (home := tmp_path / "adalovelace").mkdir()
     (home / "train.py").touch()
     env = {
         "HOME": str(home), "WANDB_API_KEY": "hunter2hunter2", "MESHRUN_SECRET": "hunter3hunter3",
@@ -184,7 +184,7 @@ def test_a_bug_report_has_no_secret(mesh: str, plan: str, tmp_path: Path, fake_t
     parts = dict(re.findall(r"^### ([^\n]+)\n\n```text\n(.*?)\n```$", ours.stdout, re.M | re.S))
 
     assert (ours.returncode, ours.stderr) == (0, "")
-    assert not re.search("hunter|ada", ours.stdout)
+    assert not re.search("hunter|adalovelace", ours.stdout)
     assert parts["Versions"].startswith(f"meshrun {__version__}\nCPython 3.")
     assert "Slurm: step 0 of job 7" in parts["Detected"] or mesh == "dp=0"
     assert "MESHRUN_SECRET=***" in parts["Environment"]
