@@ -111,21 +111,26 @@ def best_bus(rows: Iterable[DimRow]) -> dict[str, float]:
     return found
 
 
-def unmet(
-    requirements: Sequence[Requirement], rows: Sequence[DimRow], layout: Layout
-) -> list[Finding]:
-    """Return the requirements that are not met.
+def check_dims(requirements: Sequence[Requirement], dims: Sequence[str]) -> None:
+    """Check that the mesh has the dims that are asked about.
 
     Raises:
-        UsageError: If one is of a dim that the mesh does not have.
+        UsageError: If it does not.
     """
-    best, found = best_bus(rows), []
     for asked in requirements:
-        if asked.dim not in layout.dim_labels:
+        if asked.dim not in dims:
             raise UsageError(
                 f"--require {asked.text}: the mesh has no dim `{asked.dim}`",
-                hint=f"its dims are {', '.join(layout.dim_labels)}",
+                hint=f"its dims are {', '.join(dims)}"
+                if dims
+                else "name its dims, as in --mesh dp=2,tp=4",
             )
+
+
+def unmet(requirements: Sequence[Requirement], rows: Sequence[DimRow]) -> list[Finding]:
+    """Return the requirements that are not met."""
+    best, found = best_bus(rows), []
+    for asked in requirements:
         has = best.get(asked.dim)
         if has is not None and has < asked.bus:
             worst = max((row for row in rows if row.dim == asked.dim), key=lambda row: row.bytes)

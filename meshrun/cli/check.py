@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from meshrun.check.judge import dim_rows, judge, unmet
+from meshrun.check.judge import check_dims, dim_rows, judge, unmet
 from meshrun.check.measured import RESULT_FILE, Measured
 from meshrun.errors import UsageError
 from meshrun.host.leftovers import private_folder
@@ -39,6 +39,7 @@ def check_program(options: Options, words: tuple[str, ...]) -> Program:
         raise UsageError("--check has no picture", hint="--format text or json")
     if options.mesh is None:
         raise UsageError("--check requires --mesh", hint="such as --check --mesh dp=2,tp=4")
+    _ = options.require  # read before anything is started
     return Program(
         kind="module", target=_PROGRAM, args=(words[0] if words else "full", *options.check_path)
     )
@@ -55,6 +56,8 @@ def check_mesh(
         UsageError: If ``--require`` names a dim that the mesh does not have.
         HostError: If the result cannot be written.
     """
+    dims = request.mesh.mesh_dim_names if request.mesh is not None else None
+    check_dims(options.require, dims or ())
     with private_folder() as folder:
         path = os.path.join(folder, "measured")
         os.environ[RESULT_FILE] = path
@@ -68,7 +71,7 @@ def check_mesh(
 
     layout = Layout.from_dict(measured.layout)
     findings = [
-        *unmet(options.require, dim_rows(measured, layout), layout),
+        *unmet(options.require, dim_rows(measured, layout)),
         *judge(measured, layout),
     ]
     render = check_as_json if options.format == "json" else render_check

@@ -46,10 +46,11 @@ def test_what_is_measured(tmp_path: Path) -> None:
         (("--check", "--nproc-per-node", "2"), "--check requires --mesh"),
         ((*MESH, "--format", "svg"), "--check has no picture"),
         ((*MESH, "--require", "tp"), "`tp` is no requirement"),
-        ((*MESH, "quick", "--require", "tp>=1GB/s"), "--check runs no program"),
+        ((*MESH, "--require", "tp>=1GB/s", "quick"), "the mesh has no dim `tp`"),
     ],
 )
 def test_what_cannot_be_checked(words: tuple[str, ...], says: str) -> None:
     done = run_meshrun(*words)
     assert done.returncode == 2
     assert says in done.stderr
+    assert "rank" not in done.stderr  # nothing was started

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from meshrun.check.judge import (
     best_bus,
+    check_dims,
     dim_rows,
     failed_hosts,
     judge,
@@ -156,13 +157,13 @@ def test_requirements() -> None:
     best = best_bus(rows)
     assert show_rate(best["dp"]) == "1.6 GB/s"  # 2 * 3/4 of a MiB in 1 ms
     met, not_met = parse_requirements("dp>=1.5GB/s", "--require"), "tp >= 300GB/s"
-    assert unmet(met, rows, LAYOUT) == []
-    (finding,) = unmet(parse_requirements(not_met, "--require"), rows, LAYOUT)
+    assert unmet(met, rows) == []
+    (finding,) = unmet(parse_requirements(not_met, "--require"), rows)
     assert finding.text == (
         "tp >= 300GB/s is not met: the slowest group of tp has 1.0 GB/s, ranks 0, 1"
     )
     with pytest.raises(UsageError, match="the mesh has no dim `pp`"):
-        unmet(parse_requirements("pp>=1GB/s", "--require"), rows, LAYOUT)
+        check_dims(parse_requirements("pp>=1GB/s", "--require"), LAYOUT.dim_labels)
     for text in ("", "tp", "tp>=3", "tp>=3Gbit/s", "tp<=3GB/s", "tp>=1GB/s;dp>=1GB/s"):
         with pytest.raises(UsageError, match="is no requirement"):
             parse_requirements(text, "--require")
