@@ -70,3 +70,27 @@ def derive_port(job_id: str) -> int:
     """Return a port for a job, the same one on every node."""
     digest = sha256(job_id.encode(errors="surrogateescape")).digest()
     return _PORTS[int.from_bytes(digest[:8], "big") % len(_PORTS)]
+
+
+def facts_of_hosts(
+    system: str, evidence: str, job_id: str, hosts: tuple[str, ...], node_rank: int
+) -> ClusterFacts:
+    """Return the facts of one of several hosts, where the system names all and has no port.
+
+    Args:
+        system: Its name.
+        evidence: What it was recognised by.
+        job_id: Names the job, alike on every host.
+        hosts: In node order; the first is node 0.
+        node_rank: The place of this one.
+    """
+    return ClusterFacts(
+        system=system,
+        evidence=evidence,
+        job_id=job_id,
+        nnodes=len(hosts),
+        node_rank=node_rank,
+        hosts=hosts,
+        head=hosts[:1],
+        port=derive_port(job_id),
+    )

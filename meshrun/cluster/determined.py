@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 
-from meshrun.cluster.cluster_facts import ClusterFacts, derive_port
+from meshrun.cluster.cluster_facts import ClusterFacts, facts_of_hosts
 from meshrun.cluster.json_values import index_in, names_in
 from meshrun.errors import UsageError
 
@@ -32,16 +32,8 @@ def detect_determined(env: Mapping[str, str], read: Callable[[str], str]) -> Clu
     if node_rank is None:
         raise _broken("does not say which container this is (container_addrs, container_rank)")
     job_id = env["DET_ALLOCATION_ID"]
-    return ClusterFacts(
-        system="Determined",
-        evidence=f"container {node_rank} of {len(hosts)} (DET_ALLOCATION_ID, {_FILE})",
-        job_id=job_id,
-        nnodes=len(hosts),
-        node_rank=node_rank,
-        hosts=hosts,
-        head=hosts[:1],
-        port=derive_port(job_id),
-    )
+    evidence = f"container {node_rank} of {len(hosts)} (DET_ALLOCATION_ID, {_FILE})"
+    return facts_of_hosts("Determined", evidence, job_id, hosts, node_rank)
 
 
 def _broken(why: str) -> UsageError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from meshrun.cluster.cluster_facts import ClusterFacts, derive_port
+from meshrun.cluster.cluster_facts import ClusterFacts, facts_of_hosts
 from meshrun.cluster.json_values import names_in, read_json
 from meshrun.cluster.numbers import are_set, broken
 
@@ -28,13 +28,5 @@ def detect_sagemaker(env: Mapping[str, str]) -> ClusterFacts | None:
         raise broken(env, "SM_CURRENT_HOST", f"one of SM_HOSTS, {', '.join(hosts[:8])}")
     node_rank = hosts.index(env["SM_CURRENT_HOST"])
     job_id = env.get("TRAINING_JOB_NAME") or ",".join(hosts)
-    return ClusterFacts(
-        system="SageMaker",
-        evidence=f"host {node_rank} of {len(hosts)} (SM_CURRENT_HOST)",
-        job_id=job_id,
-        nnodes=len(hosts),
-        node_rank=node_rank,
-        hosts=hosts,
-        head=hosts[:1],
-        port=derive_port(job_id),
-    )
+    evidence = f"host {node_rank} of {len(hosts)} (SM_CURRENT_HOST)"
+    return facts_of_hosts("SageMaker", evidence, job_id, hosts, node_rank)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from meshrun.cluster.cluster_facts import ClusterFacts, derive_port
+from meshrun.cluster.cluster_facts import ClusterFacts, facts_of_hosts
 from meshrun.cluster.json_values import index_in, names_in, read_json
 from meshrun.cluster.numbers import broken
 
@@ -38,13 +38,5 @@ def detect_vertex(env: Mapping[str, str]) -> ClusterFacts | None:
         raise broken(env, "CLUSTER_SPEC", "a task whose index is below the size of its pool")
     node_rank = len(pools[0]) * pool + index
     job_id = env.get("CLOUD_ML_JOB_ID") or hosts[0]
-    return ClusterFacts(
-        system="Vertex AI",
-        evidence=f"replica {index} of {task['type']} (CLUSTER_SPEC)",
-        job_id=job_id,
-        nnodes=len(hosts),
-        node_rank=node_rank,
-        hosts=hosts,
-        head=hosts[:1],
-        port=derive_port(job_id),
-    )
+    evidence = f"replica {index} of {task['type']} (CLUSTER_SPEC)"
+    return facts_of_hosts("Vertex AI", evidence, job_id, hosts, node_rank)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from meshrun.cluster.cluster_facts import ClusterFacts, derive_port
+from meshrun.cluster.cluster_facts import ClusterFacts, facts_of_hosts
 from meshrun.cluster.numbers import broken, read_number
 
 _OF_ONE_LAUNCH = ("MASTER", "WORKER")
@@ -41,16 +41,8 @@ def detect_volcano(env: Mapping[str, str], hostname: str) -> ClusterFacts | None
     hosts = tuple(host for name in together for host in tasks.get(name, ()))
     node_rank = list(map(_label, hosts)).index(own)
     job_id = hosts[0]
-    return ClusterFacts(
-        system="Volcano",
-        evidence=f"pod {index} of task {task.lower()} (VC_TASK_INDEX, VC_{task}_HOSTS)",
-        job_id=job_id,
-        nnodes=len(hosts),
-        node_rank=node_rank,
-        hosts=hosts,
-        head=hosts[:1],
-        port=derive_port(job_id),
-    )
+    evidence = f"pod {index} of task {task.lower()} (VC_TASK_INDEX, VC_{task}_HOSTS)"
+    return facts_of_hosts("Volcano", evidence, job_id, hosts, node_rank)
 
 
 def _label(host: str) -> str:
