@@ -8,6 +8,8 @@ import socket
 import struct
 from collections.abc import Iterator
 
+from meshrun.host.sockets import peer_of
+
 _HEAD = struct.Struct("!Q")
 _READ_BYTES = 1 << 20
 _LONGEST_PATH = 100
@@ -96,12 +98,10 @@ def connect_in(folder: str) -> Channel:
 
 def _checked(end: socket.socket) -> Channel | None:
     """Both ends decide what the other one runs: take none of another user's."""
-    if hasattr(socket, "SO_PEERCRED"):
-        size = struct.calcsize("3i")
-        _, uid, _ = struct.unpack("3i", end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
-        if uid != os.geteuid():
-            end.close()
-            return None
+    peer = peer_of(end)
+    if peer is not None and peer[1] != os.geteuid():
+        end.close()
+        return None
     return Channel(end)
 
 
