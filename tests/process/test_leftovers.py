@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -36,16 +37,28 @@ def end_with(code: int, folder: Path, *options: str) -> int:
 
 def kill_all(root: int) -> None:
     """Kill a launch so that none of its processes sees another one's end."""
-    processes = [psutil.Process(root), *psutil.Process(root).children(recursive=True)]
-    for signum in (signal.SIGSTOP, signal.SIGKILL):
-        for process in processes:
-            process.send_signal(signum)
-    wait_until(
-        lambda: all(
-            not each.is_running() or each.status() == psutil.STATUS_ZOMBIE for each in processes
-        ),
-        lambda: str(processes),
-    )
+    processes: list[psutil.Process] = []
+    found = [psutil.Process(root)]
+    while found:  # those that are stopped start no more
+        for process in found:
+            with suppress(psutil.NoSuchProcess):  # one that asked something, and ended
+                process.send_signal(signal.SIGSTOP)
+        processes += found
+        found = [
+            each for each in psutil.Process(root).children(recursive=True) if each not in processes
+        ]
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    wait_until(lambda: all(map(has_ended, processes)), lambda: str(processes))
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """Say whether a process is dead; its parent need not have heard of it."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def test_the_folder_of_the_dead_goes(fake_torch: object, tmp_path: Path) -> None:
