@@ -162,8 +162,10 @@ class Options(ParsedOptions):
     exclude = Option(parse.as_written, None, "A@B:0,2", HOSTS,
         "Use all hosts and slots except these.")
     export = Repeated(parse.variables, "NAME[,NAME]", HOSTS,
-        "Also pass these environment variables to the hosts, such as `WANDB_API_KEY` or `HF_*`. "
-        "Repeatable.", details="See [the environment](../how-to/hosts.md#environment).")
+        "Also pass these environment variables to the hosts, or to a job on Kubernetes, such as "
+        "`WANDB_API_KEY` or `HF_*`. Repeatable.",
+        details="See [the environment](../how-to/hosts.md#environment) of hosts, and [of a job]"
+        "(../how-to/submit.md#kubernetes).")
     ssh = Option(parse.as_written, "ssh", "COMMAND", HOSTS,
         "Command to run as ssh, such as `'ssh -F my_config'`.")
     launcher = Option(parse.as_written, None, "NAME", HOSTS,
@@ -242,15 +244,18 @@ class Options(ParsedOptions):
         "Show every worker, even in a plan of more than 64 ranks.")
 
     submit = Option(parse.as_written, None, "SCHEDULER", SUBMIT,
-        "Submit this launch as a job to `slurm`, `kubernetes`, `jobset` or `trainjob`. With "
-        "`--dry-run`, print the job instead.", family="",
+        "Submit this launch as a job to `slurm`, `kubernetes`, `jobset`, `trainjob` or "
+        "`leaderworkerset`. With `--dry-run`, print the job instead.", family="",
         details="See [how to submit](../how-to/submit.md). No variable sets it, because the job "
         "would inherit that variable.",
         brief="Submit a job: slurm, kubernetes, ...",
-        suggested=("slurm", "kubernetes", "jobset", "trainjob"))
+        suggested=("slurm", "kubernetes", "jobset", "trainjob", "leaderworkerset"))
     submit_arg = Repeated(parse.one, "ARG", SUBMIT,
         "Option for the scheduler's own command, such as `--partition=gpu`. Repeatable.",
         details="Several may stand in one: `'-p gpu -t 4:00:00'`.")
+    submit_patch = Repeated(parse.one, "FILE", SUBMIT,
+        "Change the manifests for Kubernetes by this strategic merge patch, in YAML. Repeatable.",
+        details="See [how to change a manifest](../how-to/submit.md#change-a-manifest).")
     image = Option(parse.as_written, None, "NAME", SUBMIT,
         "Container image for Kubernetes, with torch, meshrun and the program.")
 

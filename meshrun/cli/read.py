@@ -54,7 +54,7 @@ def check_accepted(options: Options) -> None:
     Raises:
         UsageError: If one cannot be read, or stands alone.
     """
-    for row in (Options.submit_arg, Options.image):
+    for row in (Options.submit_arg, Options.submit_patch, Options.image):
         if options.submit is None and options.is_typed(row):
             raise UsageError(f"{row.flag} requires --submit")
     _ = options.monitor_interval, options.exit_barrier_timeout, options.format
@@ -215,7 +215,7 @@ def check_hosts(request: LaunchRequest, options: Options) -> None:
     """
     if request.remote is None:
         for row in _OF_HOSTS:
-            if options.is_typed(row):
+            if options.is_typed(row) and (row is not Options.export or options.submit is None):
                 raise UsageError(f"{row.flag} requires --hosts or --hostfile")
         return
     from meshrun.ssh.starters import find_starter

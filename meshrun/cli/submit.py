@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from meshrun.cli.option import Option
@@ -20,9 +21,12 @@ from meshrun.plan.parse import parse_choice
 from meshrun.plan.plan import build_plan
 from meshrun.plan.request import LaunchRequest
 from meshrun.report.plan_output import print_text
+from meshrun.ssh.remote_command import asked_for
 from meshrun.start import own_command
 from meshrun.submit.job import Job, check_texts, job_name
 from meshrun.submit.manifests import KINDS, render_manifest, render_rest, render_workload
+from meshrun.submit.patch import Patch, read_patches
+from meshrun.submit.pod import why_no_probes
 from meshrun.submit.sbatch import output_of, render_sbatch
 from meshrun.submit.send import hand_in
 
@@ -34,10 +38,12 @@ _TOO_MUCH = (
 )
 _SCHEDULERS = ("slurm", *KINDS)
 _OF_THE_SUBMISSION = (
-    *(Options.submit, Options.submit_arg, Options.image, Options.module),
+    *(Options.submit, Options.submit_arg, Options.submit_patch, Options.image, Options.module),
+    *(Options.export, Options.rdzv_backend),  # the job has them in its own way
     # Without hosts of no effect:
-    *(Options.include, Options.exclude, Options.export, Options.ssh, Options.connect_timeout),
+    *(Options.include, Options.exclude, Options.ssh, Options.connect_timeout),
 )
+_ELASTIC = tuple(name for name, kind in KINDS.items() if kind.is_elastic)
 _FOUND_BY_THEMSELVES = "the nodes of a job find each other"
 _CHOSEN = "the scheduler chooses a job's hosts"
 _OF_NO_JOB: Mapping[Option[Any], str] = {
@@ -54,6 +60,10 @@ _OF_NO_JOB: Mapping[Option[Any], str] = {
     Options.watch: "a job runs once",
 }
 """Options that make no sense for a job, and why."""
+_OF_MANIFESTS: Sequence[tuple[Option[Any], str, str]] = (
+    (Options.submit_patch, "its job is no manifest", "use --submit-arg for options of sbatch"),
+    (Options.export, "its job has the environment of the shell", "remove --export"),
+)
 
 
 def submit(options: Options, request: LaunchRequest, line: CommandLine) -> int:
@@ -64,7 +74,7 @@ def submit(options: Options, request: LaunchRequest, line: CommandLine) -> int:
         HostError: If the scheduler is not here, or refuses.
     """
     scheduler = parse_choice(options.submit or "", Options.submit.flag, _SCHEDULERS)
-    _check(options)
+    _check(options, scheduler)
     dry_run, output = options.dry_run, options.output
     if output is not None and not dry_run:
         raise UsageError("--output requires --dry-run")
@@ -93,10 +103,14 @@ def _slurm(job: Job, dry_run: bool, output: str | None) -> int:
 
 def _kubernetes(kind: str, job: Job, dry_run: bool, output: str | None) -> int:
     manifest = render_manifest(job, kind)
+    if why := why_no_probes(job):
+        say(f"meshrun: no probes in the manifest: {why}; use --metrics 0.0.0.0:9400")
     if dry_run:
         print_text(manifest, output)
         return 0
-    other = f"`kubectl delete` the existing `{job.name}`, or set another name with --rdzv-id"
+    other = (
+        f"`kubectl delete` the existing `{job.name}`, or leave out --rdzv-id for a name of its own"
+    )
     created = hand_in(
         ["kubectl", "create", "-f", "-", "-o", "json"],
         render_workload(job, kind),
@@ -131,6 +145,8 @@ def _created(text: str) -> tuple[dict[str, Any], str]:
 
 
 def _job(scheduler: str, options: Options, request: LaunchRequest, line: CommandLine) -> Job:
+    if request.rendezvous.least_nodes is not None:
+        request = replace(request, rendezvous=replace(request.rendezvous, backend="c10d"))
     # The job runs elsewhere: what this machine has, or its scheduler says, counts for nothing.
     plan = build_plan(request, UNKNOWN_HOST, check_host=False)
     counts = plan.layout.nproc_per_node
@@ -146,23 +162,44 @@ def _job(scheduler: str, options: Options, request: LaunchRequest, line: Command
         pairs = (*pairs, ("--nnodes", "1"))
     words = (*(("-m",) if options.module else ()), *line.program_words)
     _warn_of_secrets([word for pair in pairs for word in pair], words)
-    check_texts(*words, *(word for pair in pairs for word in pair))
+    exported = () if scheduler == "slurm" else tuple(asked_for(os.environ, options.export).items())
+    texts = [word for pair in (*pairs, *exported) for word in pair]
+    check_texts(*words, *texts)
+    suffix = "" if scheduler == "slurm" else secrets.token_hex(3)
     return Job(
         plan=plan,
-        name=job_name(request.rendezvous.run_id, program.target),
+        name=job_name(request.rendezvous.run_id, program.target, suffix=suffix),
         options=pairs,
         program=words,
         extras=options.submit_arg,
         accelerators=0 if _on_cores(scheduler, request) else max(counts),
         image=options.image,
+        patches=() if scheduler == "slurm" else _patches(options.submit_patch),
+        exported=exported,
     )
 
 
-def _check(options: Options) -> None:
+def _patches(paths: Sequence[str]) -> tuple[Patch, ...]:
+    found: list[Patch] = []
+    for path in paths:
+        try:
+            with open(path) as file:
+                text = file.read()
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "not a text file"
+            raise UsageError(f"--submit-patch {path}: {why}") from error
+        found += read_patches(text, path)
+    return tuple(found)
+
+
+def _check(options: Options, scheduler: str) -> None:
     """Refuse what can be known of one node alone, or once the job runs."""
+    workers, nodes = options.nproc_per_node, options.nnodes
+    is_range = nodes is not None and nodes[0] < nodes[1]
+    own_backends = ("static", "c10d") if is_range else ("static",)
     for row, why in _OF_NO_JOB.items():
         source = options.source(row)
-        if not source or (row is Options.rdzv_backend and options.rdzv_backend == "static"):
+        if not source or (row is Options.rdzv_backend and options.rdzv_backend in own_backends):
             continue
         raise UsageError(
             f"--submit cannot be used with {row.flag}{options.in_variable(row)}: {why}",
@@ -174,18 +211,21 @@ def _check(options: Options) -> None:
                 f"--submit cannot be used with {row.flag}: a dry run prints the job itself",
                 hint=f"remove {row.flag}, or remove --submit to see the plan",
             )
-    workers, nodes = options.nproc_per_node, options.nnodes
     if isinstance(workers, str):
         raise UsageError(
             f"--submit cannot be used with --nproc-per-node {workers}: the devices and cores of"
             " the nodes are not known here",
             hint="use a number, such as --nproc-per-node 8",
         )
-    if nodes is not None and nodes[0] < nodes[1]:
+    if is_range and nodes is not None and scheduler not in _ELASTIC:
         raise UsageError(
-            f"--submit requires a fixed number of nodes, found --nnodes {nodes[0]}:{nodes[1]}",
-            hint=f"use --nnodes {nodes[1]}",
+            f"--submit {scheduler} requires a fixed number of nodes, found --nnodes"
+            f" {nodes[0]}:{nodes[1]}",
+            hint=f"use --nnodes {nodes[1]}, or --submit {' or '.join(_ELASTIC)}",
         )
+    for row, why, hint in _OF_MANIFESTS if scheduler == "slurm" else ():
+        if options.is_typed(row):
+            raise UsageError(f"--submit slurm cannot be used with {row.flag}: {why}", hint=hint)
 
 
 def words_again(options: Options) -> tuple[tuple[str, ...], ...]:

@@ -75,6 +75,20 @@ def exported(env: Mapping[str, str], asked: Sequence[str]) -> dict[str, str]:
     Raises:
         UsageError: If a name is asked for that is not set.
     """
+    wanted = asked_for(env, asked)
+    return {
+        name: value
+        for name, value in env.items()
+        if name in wanted or (_matches(name, EXPORTED) and not _matches(name, _OWN))
+    }
+
+
+def asked_for(env: Mapping[str, str], asked: Sequence[str]) -> dict[str, str]:
+    """Return the variables that ``--export`` names or matches.
+
+    Raises:
+        UsageError: If a name is asked for that is not set.
+    """
     for name in asked:
         if "=" in name:
             only = name.partition("=")[0]
@@ -86,10 +100,8 @@ def exported(env: Mapping[str, str], asked: Sequence[str]) -> dict[str, str]:
             raise UsageError(f"--export {name}: the variable is not set")
     found = {}
     for name, value in env.items():
-        wanted = name in asked or _matches(name, EXPORTED)
-        if not wanted and _matches(name, asked):
-            wanted = not _matches(name, _OF_A_HOST)
-        if wanted and not _matches(name, _OWN):
+        is_asked_for = name in asked or (_matches(name, asked) and not _matches(name, _OF_A_HOST))
+        if is_asked_for and not _matches(name, _OWN):
             found[name] = value
     return found
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from meshrun.errors import UsageError
 from meshrun.plan.plan import LaunchPlan
+from meshrun.submit.patch import Patch
 from meshrun.wording import count
 
 CORES_A_GPU = 4
 """For a rank and its loader workers; every node that has GPUs has so many a GPU."""
 CLEAR_UP_S = 30
 """What is left between the end of the ranks' grace and the scheduler's own SIGKILL."""
+_LONGEST_NAME = 36
+"""A name of DNS has 63 characters, and a pod's has a number, a kind and a random part as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +33,20 @@ class Job:
     accelerators: int
     """How many each node needs; 0 if ranks run on its cores."""
     image: str | None = None
+    patches: tuple[Patch, ...] = ()
+    """What the user changes in the manifests."""
+    exported: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    """Variables of this environment that go along."""
 
     @property
     def nnodes(self) -> int:
         """How many nodes."""
         return self.plan.layout.nnodes
+
+    @property
+    def least(self) -> int | None:
+        """How many nodes are enough; ``None`` if it takes all."""
+        return self.plan.request.rendezvous.least_nodes
 
     @property
     def workers(self) -> int:
@@ -62,21 +74,30 @@ class Job:
         layout = self.plan.layout
         mesh = f"mesh {layout.mesh}: " if layout.mesh is not None else ""
         nodes = count(self.nnodes, "node")
+        if self.least is not None:
+            nodes = f"{self.least} to {nodes}"
         counts = layout.nproc_per_node
         each = f"{counts[0]}" if len(set(counts)) == 1 else ",".join(map(str, counts))
-        return f"{mesh}{layout.world_size} ranks on {nodes} x {each}"
+        most = "up to " if self.least is not None else ""
+        return f"{mesh}{most}{layout.world_size} ranks on {nodes} x {each}"
 
 
-def job_name(run_id: str | None, target: str) -> str:
+def job_name(run_id: str | None, target: str, *, suffix: str = "") -> str:
     """Return a name that every scheduler takes: letters, digits and dashes, in lower case.
 
+    Args:
+        run_id: What the user calls the launch.
+        target: The program, whose name is taken otherwise.
+        suffix: What is added to that, where no two jobs may have the same name.
+
     Example:
-        >>> job_name(None, "src/Train_LM.py"), job_name("exp 7", "train.py")
-        ('train-lm', 'exp-7')
+        >>> job_name(None, "src/Train_LM.py", suffix="3f9a"), job_name("exp 7", "train.py")
+        ('train-lm-3f9a', 'exp-7')
     """
     text = run_id or re.sub(r"\.py$", "", target.rstrip("/").rpartition("/")[2])
-    name = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:40].strip("-")
-    return name if name[:1].isalpha() else f"job-{name}".rstrip("-")
+    name = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:_LONGEST_NAME].strip("-")
+    name = name if name[:1].isalpha() else f"job-{name}".rstrip("-")
+    return f"{name}-{suffix}" if suffix and not run_id else name
 
 
 def check_texts(*words: str) -> None:

@@ -1,48 +1,74 @@
-"""A job as Kubernetes manifests: an Indexed Job, a JobSet or a Kubeflow TrainJob. Pure.
+"""A job as Kubernetes manifests: a Job, a JobSet, a TrainJob or a LeaderWorkerSet. Pure.
 
 Sources:
-    Kubernetes 1.31, "Jobs", "Pod failure policy"; JobSet, "Failure Policy"; Kubeflow Trainer v2,
-    "TrainJob".
+    Kubernetes 1.33, "Jobs", "Pod failure policy", "Success policy", "Backoff limit per index";
+    JobSet, "Failure Policy"; Kubeflow Trainer v2, "TrainJob"; LeaderWorkerSet, "Concepts".
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from meshrun.errors import UsageError
 from meshrun.submit.job import Job
+from meshrun.submit.patch import apply_patches
+from meshrun.submit.pod import (
+    CONTAINER,
+    SECRET_KEY,
+    command_of,
+    pod_spec,
+    resources_of,
+    secret_name,
+    secrets_of,
+    variables_of,
+)
 from meshrun.submit.yaml import Explained, render_yaml
 
-PORT = 29500
-SECRET_KEY = "secret"  # noqa: S105 - the name of an entry
 _RESTARTS = 10
+_KEPT_S = 7 * 86400
 _LOST = 69
 _PREEMPTED = (75, 143)
 """SIGTERM came, and every rank ended well, or not: the second for programs that save nothing."""
-_RESOURCES = {"auto": "nvidia.com/gpu", "cuda": "nvidia.com/gpu", "hpu": "habana.ai/gaudi",
-              "xpu": "gpu.intel.com/xe", "npu": "huawei.com/Ascend910"}  # fmt: skip
 _RUNTIME = "torch-distributed"
 _Documents = list[dict[str, Any]]
+_DISRUPTED = {"onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One way to run a job on Kubernetes."""
+
+    render: Callable[[Job], _Documents]
+    """Makes the documents, of which the last one is the job itself."""
+    pod: tuple[str | int, ...] | None
+    """Where in that the pods' template is; ``None`` if it has none."""
+    counts: tuple[tuple[str | int, ...], ...]
+    """Where in that the number of nodes is."""
+    is_elastic: bool = False
+    """Whether nodes may come and go."""
 
 
 def render_manifest(job: Job, kind: str) -> str:
     """Return the documents that make the job; ``kind`` is one of :data:`KINDS`.
 
     Raises:
-        UsageError: If there is no image, or no name for the device's resource.
+        UsageError: If there is no image, no name for the device's resource, or a patch does not
+            fit.
     """
     if job.image is None:
         raise UsageError(
             "--submit: Kubernetes needs a container image",
             hint="pass --image registry/name:tag, an image with torch, meshrun and the program",
         )
-    documents = KINDS[kind](job)
+    documents = _documents(job, kind)
+    entries = [f"--from-literal={SECRET_KEY}=$(openssl rand -hex 32)"]
+    entries += [f'--from-literal={name}="${name}"' for name in secrets_of(job)]
     head = [
         f"# {job.summary}",
         "# Run this once, to create the secret by which the nodes recognize each other:",
-        f"# kubectl create secret generic {secret_name(job)}"
-        f" --from-literal={SECRET_KEY}=$(openssl rand -hex 32)",
+        f"# kubectl create secret generic {secret_name(job)} " + " \\\n#     ".join(entries),
     ]
     parts = [render_yaml(document) for document in documents]
     return "\n".join([*head, "---", ""]) + "---\n".join(parts)
@@ -50,11 +76,11 @@ def render_manifest(job: Job, kind: str) -> str:
 
 def render_workload(job: Job, kind: str) -> str:
     """Return the document of the job itself, the last of its manifest."""
-    return render_yaml(KINDS[kind](job)[-1])
+    return render_yaml(_documents(job, kind)[-1])
 
 
 def render_rest(job: Job, kind: str, secret: str, owner: Mapping[str, Any]) -> str:
-    """Return the documents in addition to the job; never shown, as they contain the secret.
+    """Return the documents in addition to the job; never shown, as they contain secrets.
 
     Args:
         job: What they are for.
@@ -62,11 +88,18 @@ def render_rest(job: Job, kind: str, secret: str, owner: Mapping[str, Any]) -> s
         secret: What its nodes know each other by.
         owner: The job as the API server knows it: once that is gone, they go too.
     """
-    *documents, _ = KINDS[kind](job)
+    *documents, _ = _documents(job, kind)
     rest = [*documents, _secret(job, secret)]
     for document in rest:
         document["metadata"] = {**document["metadata"], "ownerReferences": [dict(owner)]}
     return "---\n".join(map(render_yaml, rest))
+
+
+def _documents(job: Job, kind: str) -> _Documents:
+    how = KINDS[kind]
+    return apply_patches(
+        how.render(job), job.patches, pod=how.pod, counts=dict.fromkeys(how.counts, job.nnodes)
+    )
 
 
 def _secret(job: Job, secret: str) -> dict[str, Any]:
@@ -75,13 +108,8 @@ def _secret(job: Job, secret: str) -> dict[str, Any]:
         "kind": "Secret",
         "metadata": {"name": secret_name(job)},
         "type": "Opaque",
-        "stringData": {SECRET_KEY: secret},
+        "stringData": {SECRET_KEY: secret, **secrets_of(job)},
     }
-
-
-def secret_name(job: Job) -> str:
-    """Return the name of the Secret by which the job's nodes know each other."""
-    return f"{job.name}-meshrun"
 
 
 def _indexed_job(job: Job) -> _Documents:
@@ -97,25 +125,20 @@ def _indexed_job(job: Job) -> _Documents:
             "selector": {"batch.kubernetes.io/job-name": job.name},
         },
     }  # fmt: skip
-    return [
-        service,
-        {
-            "apiVersion": "batch/v1",
-            "kind": "Job",
-            "metadata": {"name": job.name},
-            "spec": _job_spec(job, f"{job.name}-0.{job.name}", subdomain=job.name),
-        },
-    ]
+    pod = pod_spec(job, f"{job.name}-0.{job.name}", restartPolicy="Never", subdomain=job.name)
+    ends = _ends_of_fixed(job) if job.least is None else _ends_of_elastic(job, job.least)
+    spec = {**_indexed(job), **ends, "ttlSecondsAfterFinished": _kept(), "template": {"spec": pod}}
+    return [service, _document("batch/v1", "Job", job, spec)]
 
 
 def _job_set(job: Job) -> _Documents:
-    spec = _job_spec(job, f"{job.name}-node-0-0.{job.name}", subdomain=None)
-    spec["backoffLimit"] = Explained(0, "No pod restarts on its own.")
-    evicted = {
-        "action": "Count",
-        "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
+    pod = pod_spec(job, f"{job.name}-node-0-0.{job.name}", restartPolicy="Never")
+    spec = {
+        **_indexed(job),
+        "backoffLimit": Explained(0, "No pod restarts on its own."),
+        "podFailurePolicy": _fail_unless_preempted([{"action": "Count", **_DISRUPTED}]),
+        "template": {"spec": pod},
     }
-    spec["podFailurePolicy"] = _fail_unless_preempted([evicted])
     failure = {
         "maxRestarts": _RESTARTS,
         "rules": [
@@ -123,149 +146,131 @@ def _job_set(job: Job) -> _Documents:
         ],
     }
     why = "A pod was preempted or drained, or a node was lost: restart all pods together."
-    return [
-        {
-            "apiVersion": "jobset.x-k8s.io/v1alpha2",
-            "kind": "JobSet",
-            "metadata": {"name": job.name},
-            "spec": {
-                "failurePolicy": Explained(failure, why),
-                "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
-                "replicatedJobs": [{"name": "node", "replicas": 1, "template": {"spec": spec}}],
-            },
-        }
-    ]
+    whole = {
+        "failurePolicy": Explained(failure, why),
+        "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
+        "ttlSecondsAfterFinished": _kept(),
+        "replicatedJobs": [{"name": "node", "replicas": 1, "template": {"spec": spec}}],
+    }
+    return [_document("jobset.x-k8s.io/v1alpha2", "JobSet", job, whole)]
 
 
 def _train_job(job: Job) -> _Documents:
-    limits = _limits(job)
     trainer: dict[str, Any] = {
         "image": job.image,
         "numNodes": job.nnodes,
         "numProcPerNode": Explained(
             job.workers, "The runtime passes these two and node 0's address in PET_ variables."
         ),
-        "command": _command(job, None),
-        "env": _env(job),
-    }  # fmt: skip
-    if limits:
-        trainer["resourcesPerNode"] = {"limits": limits}
-    return [
-        {
-            "apiVersion": "trainer.kubeflow.org/v1alpha1",
-            "kind": "TrainJob",
-            "metadata": {"name": job.name},
-            "spec": {
-                "runtimeRef": Explained(
-                    {"name": _RUNTIME},
-                    "The runtime sets how often the job may restart, and how long pods may"
-                    f" take to\nterminate: {job.grace_s} s are needed.",
-                ),
-                "trainer": trainer,
-            },
-        }
-    ]
+        "command": command_of(job, None),
+        "env": variables_of(job),
+        "resourcesPerNode": resources_of(job),
+    }
+    runtime = Explained(
+        {"name": _RUNTIME},
+        "The runtime sets how often the job may restart, and how long pods may take to"
+        f"\nterminate: {job.grace_s} s are needed.",
+    )
+    spec = {"runtimeRef": runtime, "trainer": trainer}
+    return [_document("trainer.kubeflow.org/v1alpha1", "TrainJob", job, spec)]
 
 
-KINDS: Mapping[str, Callable[[Job], _Documents]] = {
-    "kubernetes": _indexed_job,
-    "jobset": _job_set,
-    "trainjob": _train_job,
+def _leader_worker_set(job: Job) -> _Documents:
+    template = {
+        "size": Explained(job.nnodes, "Pods are told their number, and the leader's address."),
+        "restartPolicy": Explained(
+            "RecreateGroupOnPodRestart", "When a launcher exits, all nodes start again, always."
+        ),
+        "workerTemplate": {"spec": pod_spec(job, None)},
+    }
+    spec = {"replicas": 1, "leaderWorkerTemplate": template}
+    return [_document("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", job, spec)]
+
+
+KINDS: Mapping[str, Kind] = {
+    "kubernetes": Kind(
+        _indexed_job,
+        ("spec", "template"),
+        (("spec", "completions"), ("spec", "parallelism")),
+        is_elastic=True,
+    ),
+    "jobset": Kind(
+        _job_set,
+        ("spec", "replicatedJobs", 0, "template", "spec", "template"),
+        tuple(
+            ("spec", "replicatedJobs", 0, "template", "spec", name)
+            for name in ("completions", "parallelism")
+        ),
+    ),
+    "trainjob": Kind(_train_job, None, (("spec", "trainer", "numNodes"),)),
+    "leaderworkerset": Kind(
+        _leader_worker_set,
+        ("spec", "leaderWorkerTemplate", "workerTemplate"),
+        (("spec", "leaderWorkerTemplate", "size"),),
+    ),
 }
 
 
-def _job_spec(job: Job, head: str, *, subdomain: str | None) -> dict[str, Any]:
-    pod = {
-        "restartPolicy": "Never",
-        **({"subdomain": subdomain} if subdomain else {}),
-        "terminationGracePeriodSeconds": Explained(
-            job.grace_s,
-            "Ranks get --shutdown-timeout of this to save and exit; the rest is for meshrun.",
-        ),
-        "containers": [_container(job, head)],
-        "volumes": [
-            {"name": "shm", "emptyDir": {"medium": "Memory"}},
-        ],
-    }
+def _document(version: str, kind: str, job: Job, spec: dict[str, Any]) -> dict[str, Any]:
+    return {"apiVersion": version, "kind": kind, "metadata": {"name": job.name}, "spec": spec}
+
+
+def _kept() -> Explained:
+    return Explained(_KEPT_S, "Kept for a week once it has finished, with its log.")
+
+
+def _indexed(job: Job) -> dict[str, Any]:
     return {
         "completionMode": Explained("Indexed", "One pod per node; its index is the node rank."),
         "completions": job.nnodes,
         "parallelism": job.nnodes,
+    }
+
+
+def _ends_of_fixed(job: Job) -> dict[str, Any]:
+    return {
         "backoffLimit": Explained(
             _RESTARTS * job.nnodes, "When a node is lost, the pods of all other nodes fail too."
         ),
-        "podFailurePolicy": _fail_unless_preempted(
-            [
-                {"action": "Ignore",
-                 "onExitCodes": {"containerName": "meshrun", "operator": "In",
-                                 "values": [*_PREEMPTED]}},
-                {"action": "Ignore",
-                 "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-            ]
+        "podFailurePolicy": _fail_unless_preempted(_ignored()),
+    }
+
+
+def _ends_of_elastic(job: Job, least: int) -> dict[str, Any]:
+    """Return how pods and the job end if the others go on without a pod that fails."""
+    return {
+        "successPolicy": Explained(
+            {"rules": [{"succeededIndexes": "0"}]},
+            "Node 0 exits with 0 once all programs have finished, wherever pods still wait.",
         ),
-        "template": {"spec": pod},
-    }  # fmt: skip
+        "backoffLimitPerIndex": _RESTARTS,
+        "maxFailedIndexes": Explained(
+            job.nnodes - least, f"The launch needs {least} of the {job.nnodes} nodes."
+        ),
+        "podFailurePolicy": Explained(
+            {"rules": [*_ignored(), _unless_preempted("FailIndex")]},
+            "75, 143: the pod was preempted or drained. 69: it was cut off. In both cases it"
+            " starts\nagain and joins the others. Any other exit code is a failure of the node,"
+            " which is left\nout, or of the launch, which ends on every node.",
+        ),
+    }
 
 
-def _fail_unless_preempted(ignored: _Documents) -> Explained:
+def _ignored() -> _Documents:
+    exits = {"containerName": CONTAINER, "operator": "In", "values": [*_PREEMPTED]}
+    return [{"action": "Ignore", "onExitCodes": exits}, {"action": "Ignore", **_DISRUPTED}]
+
+
+def _fail_unless_preempted(before: _Documents) -> Explained:
     why = (
         "75, 143: a pod was preempted or drained, and every node stopped its ranks. 69:"
         " another\nnode was lost. In both cases all pods restart. Any other exit code is a"
         " failure that\nends the job."
     )
-    fail = {
-        "action": "FailJob",
-        "onExitCodes": {
-            "containerName": "meshrun",
-            "operator": "NotIn",
-            "values": [_LOST, *_PREEMPTED],
-        },
-    }
-    return Explained({"rules": [*ignored, fail]}, why)
+    return Explained({"rules": [*before, _unless_preempted("FailJob")]}, why)
 
 
-def _container(job: Job, head: str) -> dict[str, Any]:
-    limits = _limits(job)
-    return {
-        "name": "meshrun",
-        "image": job.image,
-        "command": _command(job, head),
-        "env": _env(job),
-        **({"resources": {"limits": limits}} if limits else {}),
-        "volumeMounts": Explained(
-            [{"name": "shm", "mountPath": "/dev/shm"}],  # noqa: S108 - of the container
-            "Loader workers and NCCL use shared memory; containers default to 64 MiB.",
-        ),
-    }
-
-
-def _command(job: Job, head: str | None) -> list[str]:
-    """Return the words of the container, whose ``$(NAME)`` Kubernetes would fill in."""
-    rendezvous = (
-        ("--master-addr", head, "--master-port", str(PORT)) if head and job.nnodes > 1 else ()
-    )
-    words = ["meshrun", *rendezvous, *(word for words in job.words for word in words)]
-    return [word.replace("$", "$$") for word in words]
-
-
-def _env(job: Job) -> list[Any]:
-    source = {"secretKeyRef": {"name": secret_name(job), "key": SECRET_KEY}}
-    return [
-        Explained(
-            {"name": "MESHRUN_SECRET", "valueFrom": source},
-            "The secret by which the nodes recognize each other.",
-        )
-    ]
-
-
-def _limits(job: Job) -> dict[str, int]:
-    if not job.accelerators:
-        return {}
-    device = job.plan.request.device
-    if device not in _RESOURCES:
-        known = [name for name in _RESOURCES if name != "auto"]
-        raise UsageError(
-            f"--submit: no known Kubernetes resource for device `{device}`",
-            hint=f"use --device {', '.join(known)} or cpu",
-        )
-    return {_RESOURCES[device]: job.accelerators}
+def _unless_preempted(action: str) -> dict[str, Any]:
+    values = [_LOST, *_PREEMPTED]
+    exits = {"containerName": CONTAINER, "operator": "NotIn", "values": values}
+    return {"action": action, "onExitCodes": exits}

@@ -24,7 +24,7 @@ class Explained:
 
 
 def render_yaml(document: Mapping[str, Any]) -> str:
-    """Return one document of mappings, lists, texts, numbers and switches."""
+    """Return one document of mappings, lists, texts, numbers, switches and nothings."""
     return "".join(f"{line}\n" for line in _mapping(document, ""))
 
 
@@ -56,7 +56,7 @@ def _mapping(values: Mapping[str, Any], indent: str) -> Iterator[str]:
         if isinstance(value, Explained):
             yield from (f"{indent}# {line}" for line in value.why.splitlines())
             value = value.value  # noqa: PLW2901 - the value itself
-        yield from _entry(f"{indent}{key}:", value, indent)
+        yield from _entry(f"{indent}{quote(key)}:", value, indent)
 
 
 def _entry(head: str, value: Any, indent: str) -> Iterator[str]:
@@ -86,8 +86,10 @@ def _list(values: list[Any], indent: str) -> Iterator[str]:
 def _scalar(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, int):
-        return str(value)
+    if value is None:
+        return "null"
+    if isinstance(value, int | float):
+        return repr(value)
     if isinstance(value, Mapping | list):
         return "{}" if isinstance(value, Mapping) else "[]"
     return quote(str(value))

@@ -33,6 +33,10 @@ GIVEN = {
     },
     "Job": {"JOB_COMPLETION_INDEX": "1"},
     "JobSet": {"JOB_COMPLETION_INDEX": "1"},
+    "LeaderWorkerSet": {
+        "LWS_LEADER_ADDRESS": "serve-0.serve.default", "LWS_GROUP_SIZE": "2",
+        "LWS_WORKER_INDEX": "1",
+    },
 }  # fmt: skip
 """What pods find in their environment; here the host's name does not tell a PyTorchJob."""
 
@@ -43,7 +47,7 @@ def known_parts(manifest: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield manifest
         return
     for part in walk(manifest["spec"]):
-        template = part.get("template", {}).get("spec", {})
+        template = part.get("template", part.get("workerTemplate", {})).get("spec", {})
         if "completions" in template:
             yield {"apiVersion": "batch/v1", "kind": "Job", "metadata": {}, "spec": template}
         elif "containers" in template:

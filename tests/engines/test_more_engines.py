@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.engines.hosts import Hosts, MakeHosts
 from tests.engines.openmpi import Mpirun
 from tests.engines.slurm import Slurm
-from tests.engines.together import Launch, all_gone, end_all, said
-from tests.kit import PROGRAMS, command, wait_until
+from tests.engines.together import Launch, all_gone, as_shell, end_all, said
+from tests.kit import PROGRAMS, command, run_meshrun, wait_until
 
 pytestmark = pytest.mark.torch
 SAYS = PROGRAMS / "nodes.py"
@@ -73,6 +75,39 @@ def test_an_indexed_job_needs_the_number_of_nodes(make_hosts: MakeHosts) -> None
     envs = [{"JOB_COMPLETION_INDEX": str(pod)} for pod in range(2)]
 
     check_mesh(start_pods(hosts, envs, "--nnodes", "2", *MESH, SAYS))
+
+
+@pytest.mark.nightly
+def test_pods_of_an_elastic_job_come_back(make_hosts: MakeHosts, tmp_path: Path) -> None:
+    """The words of the manifest: a pod that is preempted starts again and joins the others."""
+    hosts = make_hosts(2, name="train-")
+    manifest = run_meshrun(
+        "--submit", "kubernetes", "--image", "a", "--rdzv-id", "train", "--nnodes", "1:2",
+        "--rdzv-conf", "last_call_timeout=20", "--mesh", "dp=1:2", "--nproc-per-node", "1",
+        "--device", "cpu", "-n", PROGRAMS / "elastic.py", tmp_path,
+    )  # fmt: skip
+    *_, job = yaml.safe_load_all(manifest.stdout)
+    meshrun, *words = job["spec"]["template"]["spec"]["containers"][0]["command"]
+    for host in range(2):
+        hosts.add_name(host, "train-0.train", hosts.addresses[0])
+
+    def pod(index: int) -> Launch:
+        return Launch(hosts, index, words, env={"JOB_COMPLETION_INDEX": str(index)})
+
+    pods = [pod(1), pod(0)]  # in whatever order
+    for each in pods:
+        each.wait_for("in 0 on")
+    pods[0].send(signal.SIGTERM)
+    code = as_shell(pods[0].end())
+    pods[1].wait_for("in 1 on")
+    again = pod(1)
+    again.wait_for("in 2 on")
+    (tmp_path / "go").touch()
+    rules = job["spec"]["podFailurePolicy"]["rules"]
+
+    assert meshrun == "meshrun"
+    assert code in rules[0]["onExitCodes"]["values"]
+    assert end_all([again, pods[1]]) == [0, 0], pods[1].text
 
 
 @pytest.mark.nightly

@@ -167,7 +167,14 @@ ERRORS: dict[str, list[str]] = {
     "a job on as many cores as this machine has": [
         "--submit", "slurm", "--nnodes", "2", "--nproc-per-node", "auto", "train.py",
     ],
-    "a job on two or more nodes": ["--submit", "slurm", "--nnodes", "2:4", "train.py"],
+    "a job on two or more nodes": [
+        "--submit", "jobset", "--image", "a", "--nnodes", "2:4", "train.py",
+    ],
+    "a patch of a script": ["--submit", "slurm", "--submit-patch", "p.yaml", "train.py"],
+    "a patch that is not there": [
+        "--submit", "kubernetes", "--image", "a", "--submit-patch", "p.yaml", "train.py",
+    ],
+    "a variable of a job that has all": ["--submit", "slurm", "--export", "HOME", "train.py"],
     "a job on nodes that differ": [
         "--submit", "slurm", "--mesh", "12", "--nnodes", "2", "--nproc-per-node", "8,4", "train.py",
     ],
@@ -212,7 +219,22 @@ PAGES: dict[str, list[str]] = {
 
 
 _LAUNCH = ["--nnodes", "4", "--mesh", "dp=4,tp=8", "--device", "cuda"]
+_IMAGE = ["--image", "hub/train:3", "--rdzv-id", "train"]
 _PROGRAM = ["train.py", "--note", "it's $HOME"]
+_PATCH = """\
+metadata:
+  labels: {kueue.x-k8s.io/queue-name: research}
+---
+kind: Pod
+spec:
+  tolerations: [{key: nvidia.com/gpu, operator: Exists}]
+  containers:
+    - name: meshrun
+      resources: {limits: {rdma/hca: 8, memory: 900Gi}}
+      securityContext: {capabilities: {add: [IPC_LOCK]}}
+      volumeMounts: [{name: data, mountPath: /data}]
+  volumes: [{name: data, persistentVolumeClaim: {claimName: data}}]
+"""
 JOBS: dict[str, list[str]] = {
     "submit-slurm.sh": [
         "--submit", "slurm", *_LAUNCH, "--shutdown-timeout", "120",
@@ -222,9 +244,16 @@ JOBS: dict[str, list[str]] = {
         "--submit", "slurm", "--nnodes", "2", "--mesh", "dp=2,tp=4", "--device", "cpu",
         "--submit-arg=--exclusive", "--submit-arg=--no-requeue --output=logs/%j.txt",
     ],
-    "submit-kubernetes.yaml": ["--submit", "kubernetes", *_LAUNCH, "--image", "hub/train:3"],
-    "submit-jobset.yaml": ["--submit", "jobset", *_LAUNCH, "--image", "hub/train:3"],
-    "submit-trainjob.yaml": ["--submit", "trainjob", *_LAUNCH, "--image", "hub/train:3"],
+    "submit-kubernetes.yaml": [
+        "--submit", "kubernetes", *_LAUNCH, *_IMAGE, "--metrics", "0.0.0.0:9400",
+    ],
+    "submit-kubernetes-elastic.yaml": [
+        "--submit", "kubernetes", "--nnodes", "2:4", "--mesh", "dp=1:32", "--nproc-per-node", "8",
+        *_IMAGE, "--submit-patch", "patch.yaml", "--export", "HF_*",
+    ],
+    "submit-jobset.yaml": ["--submit", "jobset", *_LAUNCH, *_IMAGE],
+    "submit-trainjob.yaml": ["--submit", "trainjob", *_LAUNCH, *_IMAGE],
+    "submit-leaderworkerset.yaml": ["--submit", "leaderworkerset", *_LAUNCH, *_IMAGE],
 }  # fmt: skip
 
 
@@ -290,7 +319,9 @@ def test_page(name: str, folder: Path) -> None:
 @pytest.mark.parametrize("name", JOBS)
 def test_job(name: str, folder: Path) -> None:
     """What is handed to a scheduler, for people to read and keep."""
-    ours = run_meshrun(*JOBS[name], "--dry-run", *_PROGRAM)
+    (folder / "patch.yaml").write_text(_PATCH)
+    variables = {"HF_TOKEN": "hf_secret", "HF_HOME": "/data/$cache"}
+    ours = run_meshrun(*JOBS[name], "--dry-run", *_PROGRAM, env=variables)
 
     assert (ours.returncode, ours.stderr) == (0, "")
     compare(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -89,12 +90,18 @@ def calls(folder: Path) -> list[tuple[list[str], str]]:
 def test_kubectl_makes_a_job_that_owns_the_rest(folder: Path) -> None:
     """Its Service and a Secret that nobody sees, another one each time; options are words."""
     kubectl(folder, apply=("service/train created", 0))
-    words = ["--submit", "kubernetes", "--image", "a", "--submit-arg", "-n ml", "train.py"]
-    told = [run_meshrun(*words) for _ in range(2)]
-    shown = run_meshrun("-n", *words).stdout
+    words = ["--submit", "kubernetes", "--image", "a", "--submit-arg", "-n ml", "--rdzv-id",
+             "train", "--export", "HF_*", "--metrics", ":9400", "train.py"]  # fmt: skip
+    variables = {"HF_TOKEN": "hf_hush", "HF_HOME": "/data"}
+    told = [run_meshrun(*words, env=variables) for _ in range(2)]
+    shown = run_meshrun("-n", *words, env=variables).stdout
 
     printed = "job.batch/train created\nservice/train created\n"
-    assert [(ours.returncode, ours.stdout, ours.stderr) for ours in told] == [(0, printed, "")] * 2
+    why = (
+        "meshrun: no probes in the manifest: --metrics is open on 127.0.0.1 only, where nothing"
+        " outside the pod reaches it; use --metrics 0.0.0.0:9400\n"
+    )
+    assert [(ours.returncode, ours.stdout, ours.stderr) for ours in told] == [(0, printed, why)] * 2
     (create, job), (apply, rest), _, (_, other) = calls(folder)
     assert create == ["create", "-f", "-", "-o", "json", "-n", "ml"]
     assert apply == ["apply", "-f", "-", "-n", "ml"]
@@ -103,13 +110,16 @@ def test_kubectl_makes_a_job_that_owns_the_rest(folder: Path) -> None:
     secrets = [text.partition("  secret: ")[2].split()[0].strip('"') for text in (rest, other)]
     assert [len(secret) for secret in secrets] == [64, 64]
     assert secrets[0] != secrets[1]
+    assert rest.count("hf_hush") == 1
+    assert "hf_hush" not in shown
+    assert job.count("/data") == 1
 
 
 @pytest.mark.parametrize(
     ("answers", "told", "verbs"),
     [
         ({"create": ('Error (AlreadyExists): jobs.batch "train" already exists', 1)},
-         "hint: `kubectl delete` the existing `train`, or set another name with --rdzv-id",
+         "hint: `kubectl delete` the existing `train`, or leave out --rdzv-id for a name of its",
           ["create"]),
         ({"apply": ("forbidden", 1)}, "kubectl refused the job: forbidden",
          ["create", "apply", "delete"]),
@@ -123,11 +133,26 @@ def test_kubectl_that_refuses_is_heard(
 ) -> None:
     """With a way out, and nothing is left of half a job."""
     kubectl(folder, **answers)
-    ours = run_meshrun("--submit", "kubernetes", "--image", "a", "train.py")
+    ours = run_meshrun("--submit", "kubernetes", "--image", "a", "--rdzv-id", "train", "train.py")
 
     assert ours.returncode == 71
     assert told in ours.stderr
     assert [argv[0] for argv, _ in calls(folder)] == verbs
+
+
+def test_jobs_without_a_name_have_one_of_their_own(folder: Path) -> None:
+    """So that a second one of the same program is not refused."""
+    words = ["--submit", "jobset", "--image", "a", "-n", "train.py"]
+    names = [
+        re.search(
+            r"kind: JobSet\nmetadata:\n  name: (train-[0-9a-f]{6})\n", run_meshrun(*words).stdout
+        )
+        for _ in range(2)
+    ]
+
+    assert names[0] is not None
+    assert names[1] is not None
+    assert names[0][1] != names[1][1]
 
 
 def test_variables_are_written_out_and_none_submits(folder: Path) -> None:

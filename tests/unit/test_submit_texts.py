@@ -20,9 +20,11 @@ from meshrun.errors import UsageError
 from meshrun.host.machine import UNKNOWN_HOST
 from meshrun.layout.spec import parse_mesh
 from meshrun.plan.plan import build_plan
-from meshrun.plan.request import LaunchRequest, Program
+from meshrun.plan.request import LaunchRequest, Program, Rendezvous
 from meshrun.submit.job import Job, job_name
 from meshrun.submit.manifests import KINDS, render_manifest, render_rest
+from meshrun.submit.patch import Patch
+from meshrun.submit.pod import why_no_probes
 from meshrun.submit.sbatch import option_names, output_of, render_sbatch
 from meshrun.submit.yaml import quote
 
@@ -30,12 +32,16 @@ WORDS = st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_charac
 NAMES = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 
 
-def make_job(*args: str, extras: tuple[str, ...] = (), **changes: Any) -> Job:
+def make_job(
+    *args: str,
+    extras: tuple[str, ...] = (),
+    patches: tuple[Patch, ...] = (),
+    exported: tuple[tuple[str, str], ...] = (),
+    **changes: Any,
+) -> Job:
     request = LaunchRequest(
         program=Program(kind="script", target="train.py", args=args),
-        mesh=parse_mesh("dp=2,tp=4"),
-        nnodes=2,
-        **changes,
+        **{"mesh": parse_mesh("dp=2,tp=4"), "nnodes": 2, **changes},
     )
     return Job(
         plan=build_plan(request, UNKNOWN_HOST, check_host=False),
@@ -45,7 +51,15 @@ def make_job(*args: str, extras: tuple[str, ...] = (), **changes: Any) -> Job:
         extras=extras,
         accelerators=4,
         image="hub/train:3",
+        patches=patches,
+        exported=exported,
     )
+
+
+ELASTIC = {
+    "mesh": parse_mesh("dp=1:32"), "nnodes": 4, "nproc_per_node": 8,
+    "rendezvous": Rendezvous(backend="c10d", least_nodes=2),
+}  # fmt: skip
 
 
 def expand(word: str) -> str:
@@ -230,10 +244,11 @@ def test_options_are_said_again_wherever_they_came_from() -> None:
 @given(st.text(), st.one_of(st.none(), st.text(min_size=1)))
 def test_a_name_is_one_for_every_scheduler(target: str, run_id: str | None) -> None:
     """A label of DNS, with room for what is added."""
-    name = job_name(run_id, target)
+    name = job_name(run_id, target, suffix="0a1b2c")
 
     assert NAMES.fullmatch(name)
-    assert len(name) <= 44
+    assert len(f"{name}-node-0-99999-abcde") <= 63  # a pod of a JobSet
+    assert name.endswith("-0a1b2c") or run_id
 
 
 def manifest(kind: str, **changes: Any) -> list[dict[str, Any]]:
@@ -244,66 +259,173 @@ def manifest(kind: str, **changes: Any) -> list[dict[str, Any]]:
     return list(yaml.safe_load_all(text))
 
 
-def policy_of(kind: str) -> list[dict[str, Any]]:
+def policy_of(kind: str, **changes: Any) -> list[dict[str, Any]]:
     """Return the rules by which the controller of a Job judges a pod that failed."""
-    spec = next(each for each in manifest(kind) if each["kind"] in ("Job", "JobSet"))["spec"]
+    documents = manifest(kind, **changes)
+    spec = next(each for each in documents if each["kind"] in ("Job", "JobSet"))["spec"]
     for replicated in spec.get("replicatedJobs", []):
         spec = replicated["template"]["spec"]
     rules: list[dict[str, Any]] = spec["podFailurePolicy"]["rules"]
     return rules
 
 
-@pytest.mark.parametrize("kind", ["kubernetes", "jobset"])
+@pytest.mark.parametrize("kind", ["kubernetes", "jobset", "elastic"])
 @pytest.mark.parametrize(
     ("code", "is_disrupted", "fails"),
     [
         (143, True, False), (143, False, False), (75, True, False), (75, False, False),
         (69, False, False), (137, True, False), (137, False, True), (1, False, True),
-        (2, False, True),
+        (2, False, True), (78, False, True),
     ],
     ids=["drained", "with one that was drained", "preempted", "with it", "lost a node",
-         "drained and killed", "out of memory", "an exception", "a wrong command"],
+         "drained and killed", "out of memory", "an exception", "a wrong command", "excluded"],
 )  # fmt: skip
 def test_a_pod_that_was_drained_fails_no_job(
     kind: str, code: int, is_disrupted: bool, fails: bool
 ) -> None:
     """Nor do those of the other nodes, which end with it; by the first rule that fits."""
+    is_elastic = kind == "elastic"
+    rules = policy_of("kubernetes", **ELASTIC) if is_elastic else policy_of(kind)
     action = "Count"
-    for rule in reversed(policy_of(kind)):
+    for rule in reversed(rules):
         exits, conditions = rule.get("onExitCodes"), rule.get("onPodConditions")
         fits = conditions is not None and is_disrupted
         if exits is not None:
             fits = (code in exits["values"]) == (exits["operator"] == "In")
         action = rule["action"] if fits else action
 
-    assert (action == "FailJob") == fails
+    assert (action == ("FailIndex" if is_elastic else "FailJob")) == fails
     if kind == "kubernetes" and not fails and code != 69:
         assert action == "Ignore"  # however often it happens
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_manifests_are_valid(kind: str) -> None:
-    """Against the schemas of Kubernetes, misspelt fields too; a JobSet's Job by itself."""
+VARIATIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{kind: (kind, {"shutdown_timeout_s": 90.0}) for kind in KINDS},
+    "elastic": ("kubernetes", ELASTIC),
+    "with probes": ("jobset", {"metrics": ("0.0.0.0", 9400)}),
+    "with variables": (
+        "kubernetes", {"exported": (("HF_TOKEN", "hf_x"), ("HF_HOME", "/$(A) # \n: ")), },
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", VARIATIONS)
+def test_manifests_are_valid(name: str) -> None:
+    """Against the schemas of Kubernetes, misspelt fields too; what others define, by its parts."""
     validate = pytest.importorskip("kubernetes_validate", reason="needs kubernetes-validate")
-    documents = manifest(kind, shutdown_timeout_s=90.0)
+    kind, changes = VARIATIONS[name]
+    documents = manifest(kind, **changes)
     standard = [each for each in documents if each["apiVersion"] in ("v1", "batch/v1")]
     for document in documents:
-        for replicated in document["spec"].get("replicatedJobs", []) if "spec" in document else []:
-            name = {"metadata": {"name": "node"}}
-            standard.append(
-                {"apiVersion": "batch/v1", "kind": "Job", **name, **replicated["template"]}
-            )
+        standard += parts_of(document)
     for document in standard:
-        validate.validate(document, "1.31", strict=True)
+        validate.validate(document, "1.33", strict=True)
 
     assert {each["kind"] for each in standard} >= {
         "kubernetes": {"Service", "Job", "Secret"}, "jobset": {"Job", "Secret"},
-        "trainjob": {"Secret"},
+        "trainjob": {"Secret"}, "leaderworkerset": {"Pod", "Secret"},
     }[kind]  # fmt: skip
 
 
+def parts_of(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the Jobs of a JobSet and the pods of a LeaderWorkerSet as documents."""
+    name, spec = {"metadata": {"name": "node"}}, document.get("spec", {})
+    for replicated in spec.get("replicatedJobs", []):
+        yield {"apiVersion": "batch/v1", "kind": "Job", **name, **replicated["template"]}
+    if "leaderWorkerTemplate" in spec:
+        yield {
+            "apiVersion": "v1", "kind": "Pod", **name,
+            **spec["leaderWorkerTemplate"]["workerTemplate"],
+        }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [each for each in VARIATIONS if each != "trainjob"])
+def test_what_the_api_server_checks_by_itself(name: str) -> None:
+    """Beyond its schemas: fields that need each other, names that have to exist, their length."""
+    kind, changes = VARIATIONS[name]
+    for document in manifest(kind, **changes):
+        for each in (document, *parts_of(document)):
+            if each["kind"] == "Job":
+                check_job(each["spec"])
+            if each["kind"] == "Pod":
+                check_pod(each["spec"])
+
+
+def check_job(spec: dict[str, Any]) -> None:
+    """Check what the API server's ValidateJobSpec checks of the fields that are used."""
+    pod = spec["template"]["spec"]
+    names = {each["name"] for each in pod["containers"]}
+    rules = spec["podFailurePolicy"]["rules"]
+
+    assert pod["restartPolicy"] == "Never"
+    assert spec["completionMode"] == "Indexed"
+    assert spec["parallelism"] <= spec["completions"]
+    assert all(("onExitCodes" in rule) != ("onPodConditions" in rule) for rule in rules)
+    assert {
+        rule["onExitCodes"]["containerName"] for rule in rules if "onExitCodes" in rule
+    } <= names
+    has_indexes = "backoffLimitPerIndex" in spec
+    assert has_indexes or not any(rule["action"] == "FailIndex" for rule in rules)
+    assert has_indexes or "maxFailedIndexes" not in spec
+    assert 0 < spec.get("maxFailedIndexes", 1) <= spec["completions"]
+    assert not (has_indexes and "backoffLimit" in spec)
+    check_pod(pod)
+
+
+def check_pod(pod: dict[str, Any]) -> None:
+    """Check what the API server's ValidatePodSpec checks of the fields that are used."""
+    volumes = {each["name"] for each in pod["volumes"]}
+    for container in pod["containers"]:
+        ports = {each["name"] for each in container.get("ports", [])}
+        variables = [each["name"] for each in container["env"]]
+
+        assert {each["name"] for each in container["volumeMounts"]} <= volumes
+        assert len(set(variables)) == len(variables)
+        for probe in ("readinessProbe", "livenessProbe"):
+            if probe in container:
+                assert container[probe]["httpGet"]["port"] in ports
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_secrets_are_in_the_secret_alone(kind: str) -> None:
+    """Of exported variables the others are in the pod, as they are; nothing shows a secret."""
+    exported = (("HF_TOKEN", "hf_hush"), ("HF_HOME", "$(HOME)/$x"))
+    job = make_job(exported=exported)
+    *others, secret = manifest(kind, exported=exported)
+    (container,) = containers(others)
+    variables = {each["name"]: each for each in container["env"]}
+
+    assert "hf_hush" not in render_manifest(job, kind) + repr(job)
+    assert expand(variables["HF_HOME"]["value"]) == "$(HOME)/$x"
+    assert secret["stringData"] == {"secret": "x", "HF_TOKEN": "hf_hush"}
+    for name, key in (("MESHRUN_SECRET", "secret"), ("HF_TOKEN", "HF_TOKEN")):
+        source = variables[name]["valueFrom"]["secretKeyRef"]
+        assert source == {"name": secret["metadata"]["name"], "key": key}
+    assert 'HF_TOKEN="$HF_TOKEN"' in render_manifest(job, kind)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "why"),
+    [(None, None), (("0.0.0.0", 9400), None), (("::", 9400), None),
+     (("127.0.0.1", 9400), "127.0.0.1 only"), (("0.0.0.0", 0), "a free port")],
+)  # fmt: skip
+def test_probes_ask_the_port_of_metrics(metrics: tuple[str, int] | None, why: str | None) -> None:
+    """Where something outside the pod can; liveness is patient with ranks that save."""
+    job = make_job(metrics=metrics, shutdown_timeout_s=600.0)
+    (container,) = containers(manifest("kubernetes", metrics=metrics, shutdown_timeout_s=600.0))
+    alive = container.get("livenessProbe")
+
+    assert (alive is None) == (metrics is None or why is not None)
+    assert (why_no_probes(job) is None) == (why is None)
+    assert why is None or why in str(why_no_probes(job))
+    if alive is not None and metrics is not None:
+        assert container["ports"] == [{"name": "metrics", "containerPort": metrics[1]}]
+        assert alive["periodSeconds"] * alive["failureThreshold"] > 600
+
+
 MODELS = {"jobset": "JobsetV1alpha2JobSet", "trainjob": "TrainerV1alpha1TrainJob"}
-"""The generated model of what each kind makes, by its API group and version."""
+"""The generated model of what each kind makes, by its API group and version; LeaderWorkerSet's is
+in no package."""
 
 
 def is_valid(kind: str, document: dict[str, Any]) -> bool:
@@ -325,6 +447,44 @@ def fields(value: Any) -> Iterator[tuple[dict[str, Any], str]]:
             yield from fields(below)
 
 
+LEADER_WORKER_SET = {
+    "required": ["apiVersion", "kind", "metadata", "spec"],
+    "properties": {
+        "apiVersion": {"const": "leaderworkerset.x-k8s.io/v1"},
+        "spec": {
+            "required": ["leaderWorkerTemplate"],
+            "additionalProperties": False,
+            "properties": {
+                "replicas": {"type": "integer"},
+                "leaderWorkerTemplate": {
+                    "required": ["workerTemplate"],
+                    "additionalProperties": False,
+                    "properties": {
+                        "size": {"type": "integer", "minimum": 1},
+                        "restartPolicy": {
+                            "enum": ["RecreateGroupOnPodRestart", "RecreateGroupAfterStart", "None"]
+                        },
+                        "workerTemplate": {"type": "object"},
+                    },
+                },
+            },
+        },
+    },
+}
+"""What of its definition is used; its pods are checked as such."""
+
+
+def test_a_leader_worker_set_fits_its_definition() -> None:
+    """Which no package brings; its pods restart, as those of a StatefulSet have to."""
+    jsonschema = pytest.importorskip("jsonschema", reason="needs kubernetes-validate")
+    document = manifest("leaderworkerset")[0]
+    jsonschema.validate(document, LEADER_WORKER_SET)
+
+    (pod,) = parts_of(document)
+    assert "restartPolicy" not in pod["spec"]
+    assert "subdomain" not in pod["spec"]
+
+
 @pytest.mark.parametrize("kind", MODELS)
 def test_custom_resources_fit_their_own_schemas(kind: str) -> None:
     """Every one of their fields is known there, and of the right type."""
@@ -342,7 +502,7 @@ def test_a_field_that_is_wrong_does_not_fit(kind: str) -> None:
     document = manifest(kind)[0]
     tried = 0
     for parent, name in list(fields(document)):
-        if "/" in name:
+        if "/" in name or name == "cpu":
             continue
         value = parent.pop(name)
         parent[f"{name}s"] = value

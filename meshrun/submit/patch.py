@@ -1,0 +1,275 @@
+"""Strategic merge patches of a job's manifests, by the rules of Kubernetes. Pure.
+
+Source:
+    Kubernetes, "Update API Objects in Place Using kubectl patch", and the merge keys of its API.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from meshrun.errors import UsageError
+from meshrun.submit.yaml import Explained
+
+_KEYS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("containers", "initContainers", "ephemeralContainers", "env"), ("name",)),
+    **dict.fromkeys(("volumes", "imagePullSecrets", "schedulingGates"), ("name",)),
+    **dict.fromkeys(("resourceClaims", "claims", "replicatedJobs"), ("name",)),
+    "volumeMounts": ("mountPath",),
+    "volumeDevices": ("devicePath",),
+    "hostAliases": ("ip",),
+    "topologySpreadConstraints": ("topologyKey",),
+    "ports": ("containerPort", "port"),
+}
+"""By which field entries of a list are the same; other lists are replaced."""
+_DIRECTIVES = ("merge", "replace", "delete")
+_POD = "Pod"
+_CHOSEN_ELSEWHERE = {
+    "name": "set another name with --rdzv-id",
+    "namespace": "use --submit-arg=--namespace=...",
+}
+_GONE = object()
+Path = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """A document of a file of ``--submit-patch``."""
+
+    source: str
+    """The file."""
+    document: Mapping[str, Any]
+
+    def refuse(self, why: str, *, hint: str | None = None) -> UsageError:
+        """Return the error that names the file."""
+        return UsageError(f"--submit-patch {self.source}: {why}", hint=hint)
+
+
+def read_patches(text: str, source: str) -> tuple[Patch, ...]:
+    """Return the documents of a file: YAML, or a JSON object.
+
+    Raises:
+        UsageError: If it cannot be read, or is no patch.
+    """
+    try:
+        documents = _read(text)
+    except ImportError:
+        raise UsageError(
+            f"--submit-patch {source}: reading YAML needs PyYAML",
+            hint="pip install 'meshrun[kubernetes]', or write the patch as JSON",
+        ) from None
+    except ValueError as error:
+        raise UsageError(f"--submit-patch {source}: {' '.join(str(error).split())}") from error
+    patches = tuple(Patch(source, each) for each in documents if each is not None)
+    for patch in patches:
+        if not isinstance(patch.document, Mapping):
+            raise patch.refuse(
+                "expected fields of the manifest, found"
+                f" {'a list' if isinstance(patch.document, list) else repr(patch.document)}",
+                hint="for example: spec: {template: {spec: {serviceAccountName: train}}}",
+            )
+        _check_keys(patch, patch.document)
+    return patches
+
+
+def _read(text: str) -> list[Any]:
+    try:
+        return [json.loads(text)]
+    except ValueError:
+        import yaml  # which is not needed for JSON
+    try:
+        return list(yaml.safe_load_all(text))
+    except yaml.YAMLError as error:
+        raise ValueError(error) from error
+
+
+def _check_keys(patch: Patch, value: Any) -> None:
+    """Refuse names of fields that are none, such as ``on``, which YAML takes for true."""
+    for name in value if isinstance(value, Mapping) else ():
+        if not isinstance(name, str):
+            raise patch.refuse(f"the name of a field is text, found {name!r}")
+    below = value.values() if isinstance(value, Mapping) else value
+    for each in below if isinstance(value, Mapping | list) else ():
+        _check_keys(patch, each)
+
+
+def apply_patches(
+    documents: Sequence[dict[str, Any]],
+    patches: Sequence[Patch],
+    *,
+    pod: Path | None,
+    counts: Mapping[Path, int],
+) -> list[dict[str, Any]]:
+    """Return documents with the patches merged into them.
+
+    Args:
+        documents: What to change; the last one is the job itself.
+        patches: A patch without a kind is for the job, one of a Pod for its pods.
+        pod: Where in the job the pods' template is, if it has one.
+        counts: What the plan says of the number of nodes, which must stay.
+
+    Raises:
+        UsageError: If a patch is for none of them, or contradicts the plan.
+    """
+    found = list(documents)
+    for patch in patches:
+        number, path = _target(found, patch, pod)
+        found[number] = _at(found[number], path, patch)
+        for where, count in counts.items():
+            value = _plain(_look_up(found[-1], where))
+            if value != count:
+                raise patch.refuse(
+                    f"sets {_dotted(where)} to {value}, but the plan has {count} nodes",
+                    hint="use --nnodes",
+                )
+        if pod is not None:
+            _check_containers(_plain(_look_up(found[-1], pod)), patch)
+    return found
+
+
+def _target(
+    documents: Sequence[Mapping[str, Any]], patch: Patch, pod: Path | None
+) -> tuple[int, Path]:
+    kind, version = patch.document.get("kind"), patch.document.get("apiVersion")
+    last = len(documents) - 1
+    for name, hint in _CHOSEN_ELSEWHERE.items():
+        metadata = patch.document.get("metadata")
+        if isinstance(metadata, Mapping) and name in metadata:
+            raise patch.refuse(f"metadata.{name} would not match the other manifests", hint=hint)
+    if kind is None:
+        return last, ()
+    if kind == _POD:
+        if pod is None:
+            workload = documents[last]["kind"]
+            raise patch.refuse(
+                f"the pods of a {workload} are described by its runtime",
+                hint=f"patch the {workload} itself, with spec.runtimePatches",
+            )
+        return last, pod
+    for number, document in enumerate(documents):
+        if document["kind"] == kind and version in (None, document["apiVersion"]):
+            return number, ()
+    known = [f"{each['kind']} ({each['apiVersion']})" for each in documents]
+    raise patch.refuse(
+        f"it is for a {kind}{f' ({version})' if version else ''}, and the job has"
+        f" {', '.join(known)}",
+        hint="leave out kind and apiVersion for the job itself"
+        + ("" if pod is None else f", or write kind: {_POD} for its pods"),
+    )
+
+
+def _at(value: Any, path: Path, patch: Patch) -> Any:
+    """Return a value in which the patch is merged into what is at ``path``."""
+    if isinstance(value, Explained):
+        return Explained(_at(value.value, path, patch), value.why)
+    if not path:
+        own = ("apiVersion", "kind")
+        change = {name: each for name, each in patch.document.items() if name not in own}
+        return _merge_fields(value, change, patch)
+    first, *rest = path
+    copy = dict(value) if isinstance(value, Mapping) else list(value)
+    copy[first] = _at(value[first], tuple(rest), patch)  # type: ignore[index]
+    return copy
+
+
+def _merge(base: Any, change: Any, name: str, patch: Patch) -> Any:
+    plain = _plain(base)
+    if plain is not None and _shape(plain) != _shape(change):
+        raise patch.refuse(f"{name} is {_shape(plain)}, found {_shape(change)}: {change}")
+    if isinstance(change, Mapping):
+        merged = _merge_fields(plain or {}, change, patch)
+    elif isinstance(change, list) and name in _KEYS:
+        merged = _merge_entries(plain or [], change, name, patch)
+    elif isinstance(change, list) and name == "finalizers":
+        merged = [*(plain or []), *(each for each in change if each not in (plain or []))]
+    else:
+        return change
+    is_same = isinstance(base, Explained) and merged is not _GONE
+    return Explained(merged, base.why) if is_same else merged
+
+
+def _merge_fields(base: Mapping[str, Any], change: Mapping[str, Any], patch: Patch) -> Any:
+    directive = _directive(change, patch)
+    if directive == "delete":
+        return _GONE
+    merged = {} if directive == "replace" else dict(base)
+    for name, value in change.items():
+        if name == "$patch":
+            continue
+        after = _GONE if value is None else _merge(merged.get(name), value, name, patch)
+        if after is _GONE:
+            merged.pop(name, None)
+        else:
+            merged[name] = after
+    return merged
+
+
+def _merge_entries(base: list[Any], change: list[Any], name: str, patch: Patch) -> list[Any]:
+    merged = list(base)
+    for entry in change:
+        if not isinstance(entry, Mapping):
+            raise patch.refuse(f"entries of {name} are mappings, found {entry!r}")
+        directive = _directive(entry, patch)
+        key = next((key for key in _KEYS[name] if key in entry), None)
+        if key is None and directive == "replace":
+            merged.clear()
+            continue
+        if key is None:
+            raise patch.refuse(f"an entry of {name} has no {' or '.join(_KEYS[name])}: {entry}")
+        same = [at for at, each in enumerate(merged) if _plain(each).get(key) == entry[key]]
+        after = _merge(merged[same[0]] if same else None, entry, "", patch)
+        if after is _GONE:
+            merged = [each for at, each in enumerate(merged) if at not in same]
+        elif same:
+            merged[same[0]] = after
+        else:
+            merged.append(after)
+    return merged
+
+
+def _directive(change: Mapping[str, Any], patch: Patch) -> str | None:
+    for name in change:
+        if name.startswith("$") and name != "$patch":
+            raise patch.refuse(f"`{name}` is not supported", hint="use `$patch`, or null to remove")
+    directive: str | None = change.get("$patch")
+    if directive not in (None, *_DIRECTIVES):
+        raise patch.refuse(f"$patch is {', '.join(_DIRECTIVES)}, found {directive!r}")
+    return directive
+
+
+def _check_containers(template: Mapping[str, Any], patch: Patch) -> None:
+    """Refuse what was meant for the container of the ranks, under another name."""
+    spec = _plain(template.get("spec")) or {}
+    for container in map(_plain, _plain(spec.get("containers")) or []):
+        if "image" not in container:
+            raise patch.refuse(
+                f"adds a container `{container.get('name')}` without an image",
+                hint="the container of the ranks is named `meshrun`",
+            )
+
+
+def _shape(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "a mapping"
+    return "a list" if isinstance(value, list) else "a single value"
+
+
+def _look_up(value: Any, path: Path) -> Any:
+    for name in path:
+        value = _plain(value)
+        try:
+            value = value[name]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return value
+
+
+def _plain(value: Any) -> Any:
+    return value.value if isinstance(value, Explained) else value
+
+
+def _dotted(path: Path) -> str:
+    return "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in path)[1:]

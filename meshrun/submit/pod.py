@@ -1,0 +1,155 @@
+"""The pod of a node: its container, variables, resources and probes. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshrun.errors import UsageError
+from meshrun.plan.masking import is_secret
+from meshrun.submit.job import Job
+from meshrun.submit.yaml import Explained
+
+CONTAINER = "meshrun"
+PORT = 29500
+SECRET_KEY = "secret"  # noqa: S105 - the name of an entry
+_CORES_A_GPU = 3
+"""Not 4: a machine with 4 per GPU keeps a part of them for itself."""
+_EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - compared with what was asked for
+_RESOURCES = {"auto": "nvidia.com/gpu", "cuda": "nvidia.com/gpu", "hpu": "habana.ai/gaudi",
+              "xpu": "gpu.intel.com/xe", "npu": "huawei.com/Ascend910"}  # fmt: skip
+
+
+def pod_spec(job: Job, head: str | None, **more: Any) -> dict[str, Any]:
+    """Return the pod of each node.
+
+    Args:
+        job: What it runs.
+        head: The name of the first node's pod; ``None`` if the pods are told.
+        more: What stands before all else.
+    """
+    return {
+        **more,
+        "terminationGracePeriodSeconds": Explained(
+            job.grace_s,
+            "Ranks get --shutdown-timeout of this to save and exit; the rest is for meshrun.",
+        ),
+        "automountServiceAccountToken": Explained(
+            False, "Ranks need no access to the cluster, nor a variable for each of its services."
+        ),
+        "enableServiceLinks": False,
+        "containers": [_container(job, head)],
+        "volumes": [
+            {"name": "shm", "emptyDir": {"medium": "Memory"}},
+        ],
+    }
+
+
+def _container(job: Job, head: str | None) -> dict[str, Any]:
+    return {
+        "name": CONTAINER,
+        "image": job.image,
+        "command": command_of(job, head),
+        "env": variables_of(job),
+        "resources": resources_of(job),
+        "securityContext": {"allowPrivilegeEscalation": False},
+        **_probes(job),
+        "volumeMounts": Explained(
+            [{"name": "shm", "mountPath": "/dev/shm"}],  # noqa: S108 - of the container
+            "Loader workers and NCCL use shared memory; containers default to 64 MiB.",
+        ),
+    }
+
+
+def command_of(job: Job, head: str | None) -> list[str]:
+    """Return the words of the container, whose ``$(NAME)`` Kubernetes would fill in."""
+    rendezvous: tuple[str, ...] = ()
+    if head and job.least is not None:
+        rendezvous = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{head}:{PORT}")
+    elif head and job.nnodes > 1:
+        rendezvous = ("--master-addr", head, "--master-port", str(PORT))
+    words = ["meshrun", *rendezvous, *(word for words in job.words for word in words)]
+    return [_literal(word) for word in words]
+
+
+def variables_of(job: Job) -> list[Any]:
+    """Return the variables of the container; the value of a secret is in no manifest."""
+    own = Explained(
+        {"name": "MESHRUN_SECRET", "valueFrom": _from_secret(job, SECRET_KEY)},
+        "The secret by which the nodes recognize each other.",
+    )
+    theirs: list[dict[str, Any]] = [
+        {"name": name, "valueFrom": _from_secret(job, name)}
+        if is_secret(name)
+        else {"name": name, "value": _literal(value)}
+        for name, value in job.exported
+    ]
+    if not theirs:
+        return [own]
+    return [own, Explained(theirs[0], "From --export."), *theirs[1:]]
+
+
+def resources_of(job: Job) -> dict[str, Any]:
+    """Return what a node needs.
+
+    Raises:
+        UsageError: If the device has no known name in Kubernetes.
+    """
+    cores = {"cpu": job.accelerators * _CORES_A_GPU or job.workers}
+    why = "What a node must have free; pods may use more cores."
+    if not job.accelerators:
+        return {"requests": Explained(cores, why)}
+    device = job.plan.request.device
+    if device not in _RESOURCES:
+        known = [name for name in _RESOURCES if name != "auto"]
+        raise UsageError(
+            f"--submit: no known Kubernetes resource for device `{device}`",
+            hint=f"use --device {', '.join(known)} or cpu",
+        )
+    return {"requests": Explained(cores, why), "limits": {_RESOURCES[device]: job.accelerators}}
+
+
+def secret_name(job: Job) -> str:
+    """Return the name of the Secret by which the job's nodes know each other."""
+    return f"{job.name}-meshrun"
+
+
+def secrets_of(job: Job) -> dict[str, str]:
+    """Return the exported variables whose values only the Secret holds."""
+    return {name: value for name, value in job.exported if is_secret(name)}
+
+
+def why_no_probes(job: Job) -> str | None:
+    """Return why the metrics port cannot be probed, ``None`` if it can or none is asked for."""
+    if job.plan.request.metrics is None:
+        return None
+    host, port = job.plan.request.metrics
+    if host not in _EVERYWHERE:
+        return f"--metrics is open on {host} only, where nothing outside the pod reaches it"
+    return None if port else "--metrics uses a free port, which nothing outside the pod knows"
+
+
+def _probes(job: Job) -> dict[str, Any]:
+    if job.plan.request.metrics is None or why_no_probes(job) is not None:
+        return {}
+    port = job.plan.request.metrics[1]
+    return {
+        "ports": [{"name": "metrics", "containerPort": port}],
+        "readinessProbe": {"httpGet": {"path": "/readyz", "port": "metrics"}, "periodSeconds": 10},
+        "livenessProbe": Explained(
+            {
+                "httpGet": {"path": "/healthz", "port": "metrics"},
+                "periodSeconds": 30,
+                "failureThreshold": max(10, -(-2 * job.grace_s // 30)),
+            },
+            "For a launcher that no longer responds. It ends a launch whose ranks hang by itself.",
+        ),
+    }
+
+
+def _from_secret(job: Job, key: str) -> dict[str, Any]:
+    return {"secretKeyRef": {"name": secret_name(job), "key": key}}
+
+
+def _literal(text: str) -> str:
+    """Return a text in which Kubernetes fills in nothing."""
+    return text.replace("$", "$$")
