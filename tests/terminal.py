@@ -102,6 +102,13 @@ class Terminal:
             lambda: f"{count} x {text!r} in:\n" + "\n".join(self.all_lines),
         )
 
+    def wait_for_title(self, title: str) -> None:
+        """Wait until the window has this title."""
+        wait_until(
+            lambda: self.screen.title == title,
+            lambda: f"{self.screen.title!r}, not {title!r}, above:\n" + "\n".join(self.all_lines),
+        )
+
     def wait(self) -> int:
         """Wait for the end and return the exit code as a shell shows it."""
         code = self.process.wait(timeout=60)

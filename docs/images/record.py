@@ -40,21 +40,20 @@ def record(commands: Sequence[str], folder: Path) -> Text:
     """Run commands in a shell, one after the other, and return what its terminal shows."""
     env = {
         "PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin",
-        "PS1": r"\[\e[1;32m\]$\[\e[0m\] ", "MESHRUN_DEVICE": "cpu", "HOME": str(folder),
+        # Each prompt puts its number into the window's title, which the picture does not have.
+        "PS1": r"\[\e[1;32m\]$\[\e[0m\] \[\e]2;prompt \#\a\]",
+        "MESHRUN_DEVICE": "cpu", "HOME": str(folder),
     }  # fmt: skip
     shell = Terminal(["bash", "--norc", "--noprofile"], env, COLUMNS, 60)
     try:
-        shell.type(f"cd {folder}; clear; echo be''gun\n")
-        shell.wait_for("begun")
-        shell.type("clear\n")
-        for number, words in enumerate(commands):
-            shell.type(f"{words}\n: {number}''done\n")
-            shell.wait_for(f": {number}''done")
+        for number, words in enumerate([f"cd {folder}; clear", *commands], 1):
+            shell.wait_for_title(f"prompt {number}")
+            shell.type(f"{words}\n")
+        shell.wait_for_title(f"prompt {len(commands) + 2}")
         lines = [_line(shell, row) for row in range(len(shell.shown))]
     finally:
         shell.end()
-    kept = [line for line in lines if not re.search("''done|clear$|^begun|^\\$$", line.plain)]
-    return Text("\n").join(_elsewhere(line, folder) for line in kept)
+    return Text("\n").join(_elsewhere(line, folder) for line in lines if line.plain != "$")
 
 
 def _elsewhere(line: Text, folder: Path) -> Text:
