@@ -42,6 +42,7 @@ html_title = f"meshrun {__version__}"
 html_baseurl = DOCS + "/"
 html_static_path: list[str] = []
 html_extra_path = [
+    "../LICENSE",
     "reference/plan.schema.json",
     "reference/report.schema.json",
     "reference/events.schema.json",

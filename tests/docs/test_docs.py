@@ -6,9 +6,11 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
+from meshrun.wording import DOCS
 from tests.kit import ROOT
 
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
@@ -82,6 +84,17 @@ def test_links_lead_somewhere(page: Path) -> None:
     """Every relative link names a file or a folder."""
     for target in LINK.findall(page.read_text()):
         assert (page.parent / target).exists(), target
+
+
+def test_links_to_other_sites_are_addresses() -> None:
+    """All of them are on pages of the site, whose links the docs' workflow follows each night."""
+    elsewhere = {ROOT / "README.md", *(ROOT / ".github").rglob("*.md")}
+    for page in (*PAGES, ROOT / "examples" / "README.md", *elsewhere):
+        for found in re.findall(r"https?://[^\s<>`\"]+", page.read_text()):
+            address = urlsplit(found.rstrip(").,:;"))
+            here = address.hostname in {"127.0.0.1", "localhost"}
+            assert here or (address.scheme == "https" and "." in (address.hostname or "")), found
+            assert here or page not in elsewhere or found.startswith(DOCS), (page.name, found)
 
 
 def test_ci_runs_the_command_of_the_readme() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from meshrun import __all__
+from meshrun.wording import DOCS as SITE
 from tests.kit import ROOT
 
 DOCS = ROOT / "docs"
@@ -62,3 +64,9 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     for name in ("plan", "report", "events"):
         assert (tmp_path / "site" / f"{name}.schema.json").is_file()
     assert "searchindex.js" in {path.name for path in (tmp_path / "site").iterdir()}
+    with_addresses = runpy.run_path(str(DOCS / "package_metadata.py"))["with_addresses"]
+    readme = with_addresses((ROOT / "README.md").read_text(), SITE)
+    for address, anchor in re.findall(rf"\]\({SITE}/([^)#]*)#?([^)]*)\)", readme):
+        page = tmp_path / "site" / (address or "index.html")
+        assert page.is_file(), address
+        assert not anchor or f'id="{anchor}"' in page.read_text(), (address, anchor)

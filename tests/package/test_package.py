@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import meshrun
+from meshrun.wording import DOCS
 from tests.kit import ROOT
 
 HERE = Path(__file__).parent
@@ -71,7 +72,11 @@ def test_the_distributions_are_complete(dist: Path) -> None:
     below = f"meshrun-{meshrun.__version__}."
 
     assert tracked <= in_wheel
-    assert tracked | {"LICENSE", "README.md", "docs/reference/meshrun.1"} <= in_sdist
+    assert (
+        tracked
+        | {*("LICENSE", "README.md", "docs/reference/meshrun.1", "docs/package_metadata.py")}
+        <= in_sdist
+    )
     assert in_wheel - tracked - {name for name in in_wheel if name.startswith(below)} == set()
     assert {f"{below}dist-info/licenses/LICENSE", f"{below}data/data/share/man/man1/meshrun.1"} <= (
         in_wheel
@@ -80,18 +85,23 @@ def test_the_distributions_are_complete(dist: Path) -> None:
 
 @pytest.mark.nightly
 def test_their_metadata_is_what_an_index_takes(dist: Path) -> None:
-    """And a user gets no tool for building or testing with it."""
+    """Its links and pictures work there, and a user gets no tool for building or testing."""
     pytest.importorskip("twine", reason=NEEDS)
+    markdown = pytest.importorskip("readme_renderer.markdown", reason=NEEDS)
     run(sys.executable, "-m", "twine", "check", "--strict", *dist.iterdir())
     with zipfile.ZipFile(next(dist.glob("*.whl"))) as wheel:
         text = wheel.read(f"meshrun-{meshrun.__version__}.dist-info/METADATA").decode()
     metadata = message_from_string(text)
+    readme = str(markdown.render(metadata.get_payload()))
     required = [
         re.split(r"[^\w-]", line)[0]
         for line in metadata.get_all("Requires-Dist", [])
         if "extra ==" not in line
     ]
 
+    links = re.findall(r'(?:href|src)="([^#"][^"]*)"', readme)
+    assert [link for link in links if not link.startswith(DOCS)] == []
+    assert len(re.findall("<img ", readme)) == 2
     assert metadata["Version"] == meshrun.__version__
     assert metadata["License-Expression"] == "Apache-2.0"
     assert required == ["torch", "typer", "rich", "psutil", "threadpoolctl", "cloudpickle"]
