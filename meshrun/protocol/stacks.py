@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 import signal
-import sysconfig
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+
+from meshrun.host.users_files import LIBRARIES, OURS, is_users_file
 
 STACK_SIGNAL = getattr(signal, "SIGRTMAX", 64) - 3
 """Asks a rank for its stacks. Real-time signals are nobody else's, and Python can catch them."""
@@ -18,12 +19,6 @@ _TRACEBACK_FRAME = re.compile(r'^ +(?:\| +)?File "(.*)", line (\d+), in (.*)$', 
 _PARTS_OF_GROUP = re.compile(r"^ +\+-\+-", re.MULTILINE)
 """Where the tracebacks of what an ``ExceptionGroup`` holds begin, after its own."""
 _FATAL = re.compile(r"Fatal Python error: (.*)")
-_LIBRARIES = tuple({
-    os.path.realpath(path) + os.sep
-    for name in ("stdlib", "platstdlib", "purelib", "platlib")
-    if (path := sysconfig.get_path(name))
-})  # fmt: skip
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _MOST_FRAMES = 40
 _WRAPPERS = frozenset(
     {"wrapper", "inner", "_call_impl", "_wrapped_call_impl", "__call__", "<lambda>"}
@@ -42,8 +37,7 @@ class Frame:
     @property
     def is_users(self) -> bool:
         """Whether it is neither Python's nor an installed library's nor meshrun's."""
-        in_library = f"{os.sep}site-packages{os.sep}" in self.file or self.file.startswith("<")
-        return not (in_library or self.file.startswith((*_LIBRARIES, _OURS)))
+        return is_users_file(self.file)
 
     def place(self, folder: str) -> str:
         """Return ``train.py:41``, from ``folder`` where it lies below."""
@@ -86,7 +80,7 @@ def parse_dump(text: str) -> Dump | None:
 
 
 def _is_ours(frame: Frame) -> bool:
-    return frame.file.startswith(_OURS)
+    return frame.file.startswith(OURS)
 
 
 def _without_ours(frames: list[Frame]) -> tuple[Frame, ...]:
@@ -160,7 +154,7 @@ def short_path(file: str, folder: str) -> str:
     _, found, rest = file.rpartition(f"{os.sep}site-packages{os.sep}")
     if found:
         return rest
-    library = next((path for path in _LIBRARIES if file.startswith(path)), "")
+    library = next((path for path in LIBRARIES if file.startswith(path)), "")
     return file.removeprefix(library)
 
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from meshrun.host.processes import Ended
+from meshrun.host.users_files import is_installed
 from meshrun.plan.rank_env import LAUNCH_MARK, zygote_environment
 from meshrun.plan.request import Program
 from meshrun.start import own_command
@@ -32,7 +33,7 @@ from meshrun.warm.warm_messages import (
 )
 from meshrun.wording import duration
 from meshrun.worker.early_settings import EarlySettings, is_read_at_import
-from meshrun.worker.learnt import Learnt, is_installed, read_learnt
+from meshrun.worker.learnt import Learnt, read_learnt
 from meshrun.worker.program import read_program
 from meshrun.worker.sys_path import first_path, holds, on_path
 from meshrun.zygote.guard import end_marked

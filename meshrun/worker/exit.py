@@ -18,11 +18,11 @@ import os
 import select
 import signal
 import sys
-import sysconfig
 import threading
 import weakref
 from types import ModuleType
 
+from meshrun.host.users_files import is_users_file
 from meshrun.protocol.events import RankFinished, RankLeaves
 from meshrun.worker.group_lifetime import PEERS_TAKE_S, destroyed
 from meshrun.worker.learnt import learn, write_learnt
@@ -30,10 +30,6 @@ from meshrun.worker.reporter import Reporter
 
 _CANNOT_FLUSH = 120
 """What ``python`` returns when its standard streams cannot be flushed at the end."""
-LIBRARY_FOLDERS = tuple(
-    {os.path.join(path, "") for path in (*sysconfig.get_paths().values(), sys.prefix)}
-)
-"""Of the standard library and of what is installed."""
 
 
 class Ending:
@@ -151,13 +147,8 @@ def _free_program(standing: frozenset[str]) -> None:
 
 
 def _is_programs_own(module: object) -> bool:
-    """Whether a module is neither of the standard library nor installed."""
     file = getattr(module, "__file__", None)
-    return (
-        isinstance(module, ModuleType)
-        and file is not None
-        and not (str(file).startswith(LIBRARY_FOLDERS))
-    )
+    return isinstance(module, ModuleType) and file is not None and is_users_file(str(file))
 
 
 def _clear(module: ModuleType) -> None:

@@ -5,19 +5,15 @@ from __future__ import annotations
 import json
 import os
 import stat
-import sysconfig
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from types import ModuleType
 
+from meshrun.host.users_files import is_installed, is_users_file
 from meshrun.protocol.packing import take
 
 Stat = tuple[int, int]
 """Time of the last change in nanoseconds, and size in bytes; the size of a folder is 0."""
-
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_STANDARD = tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib"))
-_INSTALLED = ("/site-packages/", "/dist-packages/")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +53,8 @@ def learn(
 
 
 def is_own(path: str) -> bool:
-    """Whether a file is the user's: neither Python's, nor installed, nor ours."""
-    is_known = path.startswith((*_STANDARD, _OURS)) or is_installed(path)
-    return os.path.isfile(path) and os.path.isabs(path) and not is_known
+    """Whether there is such a file, and it is the user's."""
+    return is_users_file(path) and os.path.isabs(path) and os.path.isfile(path)
 
 
 def write_learnt(path: str, learnt: Learnt) -> None:
@@ -90,11 +85,6 @@ def stat_of(path: str) -> Stat | None:
     except OSError:
         return None
     return found.st_mtime_ns, 0 if stat.S_ISDIR(found.st_mode) else found.st_size
-
-
-def is_installed(path: str | None) -> bool:
-    """Whether a file was installed, into this environment or another that Python looks into."""
-    return path is not None and any(folder in path for folder in _INSTALLED)
 
 
 def _may_import(name: str, module: ModuleType) -> bool:

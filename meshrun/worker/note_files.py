@@ -8,7 +8,7 @@ from contextlib import suppress
 from types import CodeType
 from typing import Any
 
-from meshrun.worker.exit import LIBRARY_FOLDERS
+from meshrun.host.users_files import is_users_file
 
 WATCH = "MESHRUN_WATCH"
 """The variable with the file that is appended to: ``MTIME_NS PATH`` and NUL for each."""
@@ -25,7 +25,7 @@ def note_files(list_path: str) -> None:
         if not isinstance(path, str) or path in noted or not os.path.isabs(path):
             return
         noted.add(path)
-        if path.startswith(LIBRARY_FOLDERS):
+        if not is_users_file(path):
             return
         with suppress(OSError):  # it is gone, or whoever watches is about to end
             line = f"{os.stat(path).st_mtime_ns} {path}\0"
