@@ -7,6 +7,7 @@ from hashlib import sha256
 from typing import Any
 
 from meshrun.errors import UsageError
+from meshrun.host.entry_points import entry_points
 from meshrun.plan.parse import format_nnodes, parse_endpoint, parse_seconds
 from meshrun.plan.request import Rendezvous, RendezvousSettings
 from meshrun.protocol.events import Negotiated
@@ -157,9 +158,7 @@ def check_backend(backend: str) -> None:
     """
     if backend in _BACKENDS:
         return
-    from importlib.metadata import entry_points
-
-    if not list(entry_points(group="torchrun.handlers", name=backend)):
+    if backend not in entry_points("torchrun.handlers"):
         raise UsageError(
             f"--rdzv-backend: unknown backend `{backend}`",
             hint=f"use {', '.join(_BACKENDS)}, or an entry point in the group torchrun.handlers",

@@ -11,10 +11,10 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Iterator
-from importlib.metadata import entry_points
 
 from meshrun.console.console import Console
 from meshrun.errors import UsageError
+from meshrun.host.entry_points import entry_points, load
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.events import Event, RankStarted
@@ -33,14 +33,14 @@ def load_handler(name: str) -> logging.Handler | None:
     """
     if name in _BUILT_IN:
         return None
-    found = list(entry_points(group=ENTRY_POINTS, name=name))
-    if not found:
+    found = entry_points(ENTRY_POINTS)
+    if name not in found:
         raise UsageError(
             f"--event-log-handler: no handler named `{name}`",
             hint=f"use null, console, or an entry point in the group {ENTRY_POINTS}",
         )
+    loaded = load(ENTRY_POINTS, name, found[name])
     try:
-        loaded = found[0].load()
         handler = loaded if isinstance(loaded, logging.Handler) else loaded()
     except Exception as error:
         raise UsageError(f"cannot load --event-log-handler {name}: {error}") from error

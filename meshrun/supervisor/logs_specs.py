@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Mapping
-from importlib.metadata import entry_points
 from typing import Any
 
 from meshrun.errors import HostError, UsageError
+from meshrun.host.entry_points import entry_points
 from meshrun.plan.log_files import RankFiles, StreamFile
 from meshrun.plan.parse import Streams
 from meshrun.plan.request import LogRequest
@@ -27,7 +27,7 @@ class LogsPlugin:
             UsageError: If no package has a plug-in of that name.
         """
         self._name = logs.logs_specs or ""
-        if not list(entry_points(group=GROUP, name=self._name)):
+        if self._name not in entry_points(GROUP):
             raise UsageError(
                 f"--logs-specs: no plug-in named `{self._name}`",
                 hint=f"an installed package must register it as an entry point in {GROUP}",

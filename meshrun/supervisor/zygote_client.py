@@ -85,9 +85,11 @@ class ZygoteClient:
     def _new_sockets(self) -> Iterator[tuple[int, int]]:
         """Give the zygote's ends of new sockets."""
         self.control, theirs = packet_pair()
-        self.reports, ranks_end = packet_pair()
-        with theirs, ranks_end:
-            yield theirs.fileno(), ranks_end.fileno()
+        # Ours of theirs stays open: that nobody can report any more is no event, and would be one
+        # again and again until the zygote has ended.
+        self.reports, self._ranks_end = packet_pair()
+        with theirs:
+            yield theirs.fileno(), self._ranks_end.fileno()
 
     @property
     def pid(self) -> int:
@@ -155,8 +157,8 @@ class ZygoteClient:
     def close(self) -> None:
         """Close our ends of its sockets."""
         self.open_gate()
-        self.control.close()
-        self.reports.close()
+        for end in (self.control, self.reports, self._ranks_end):
+            end.close()
 
 
 class _NewZygote:

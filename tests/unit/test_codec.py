@@ -1,5 +1,9 @@
 """Packets on the control sockets."""
 
+import os
+import select
+import socket
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -84,6 +88,21 @@ def test_every_event_has_its_own_name() -> None:
     assert codec.decode(codec.encode(RankExited(rank=1, pid=2, wait_status=9, at_ns=4))) == (
         RankExited(rank=1, pid=2, wait_status=9, at_ns=4)
     )
+
+
+def test_the_end_of_the_last_that_could_report_is_no_event() -> None:
+    """It would be one again and again, until the zygote has ended."""
+    zygote = ZygoteClient.__new__(ZygoteClient)
+    with zygote._new_sockets() as ends:
+        reports = socket.socket(fileno=os.dup(ends[1]))
+    with reports:
+        reports.send(b"a report")
+    zygote._gate = -1
+    assert select.select([zygote.reports], [], [], 0)[0]
+    assert zygote.reports.recv(100) == b"a report"
+    assert not select.select([zygote.reports], [], [], 0)[0]
+    assert zygote.control.recv(100) == b""  # whose end is one
+    zygote.close()
 
 
 def test_an_order_to_a_zygote_that_was_let_go_of_is_none() -> None:
