@@ -43,23 +43,34 @@ class GpuUse:
         return f"GPU {self.gpu.label} has {size(self.used_bytes)} in use ({who})"
 
 
-def read_use(nvml: Nvml, gpus: Sequence[Gpu], *, by_whom: bool = True) -> list[GpuUse]:
-    """Return what is in use of each GPU, and by whom; one that does not answer is left out."""
+def read_use(
+    nvml: Nvml, gpus: Sequence[Gpu], *, by_whom: bool = True, zygote: int = 0
+) -> list[GpuUse]:
+    """Return what is in use of each GPU, and by whom; one that does not answer is left out.
+
+    Args:
+        nvml: Whom to ask.
+        gpus: Of which GPUs.
+        by_whom: Whether to ask for the processes too.
+        zygote: The process whose children are of this launch, as this process's are; 0 for none.
+    """
+    roots = (os.getpid(), zygote) if zygote else (os.getpid(),)
     found = []
     for gpu in gpus:
         handle = nvml.gpu_of(gpu.uuid) if gpu.uuid else None
         used = None if handle is None else nvml.used_bytes(handle)
         if handle is not None and used is not None:
-            holders = map(_holder, nvml.processes(handle)) if by_whom else ()
-            found.append(GpuUse(gpu=gpu, used_bytes=used, holders=tuple(holders)))
+            asked = nvml.processes(handle) if by_whom else ()
+            holders = tuple(_holder(process, roots) for process in asked)
+            found.append(GpuUse(gpu=gpu, used_bytes=used, holders=holders))
     return found
 
 
-def _holder(process: GpuProcess) -> Holder:
+def _holder(process: GpuProcess, roots: Sequence[int]) -> Holder:
     pid = process.pid
     return Holder(
         pid=pid,
         name=process_name(pid),
         used_bytes=process.used_bytes,
-        is_ours=pid == os.getpid() or is_below(pid, os.getpid()),
+        is_ours=any(pid == root or is_below(pid, root) for root in roots),
     )

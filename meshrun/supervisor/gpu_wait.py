@@ -35,14 +35,21 @@ class GpuWait:
         self._deadline = reactor.call_at(None, self._give_up)
         self._told = reactor.call_at(None, self._tell)
         self._gpus: Sequence[Gpu] = ()
+        self._zygote = 0
         self._then: Callable[[], None] = lambda: None
 
-    def hold(self, gpus: Sequence[Gpu], then: Callable[[], None]) -> None:
-        """Call ``then`` once none of these GPUs has more memory in use than it may."""
+    def hold(self, gpus: Sequence[Gpu], zygote: int, then: Callable[[], None]) -> None:
+        """Call ``then`` once none of these GPUs has more memory in use than it may.
+
+        Args:
+            gpus: Those of the ranks that are to be started.
+            zygote: The process that starts them.
+            then: Starts them.
+        """
         if self._asked is None:
             then()
             return
-        self._gpus, self._then = gpus, then
+        self._gpus, self._zygote, self._then = gpus, zygote, then
         now_ns = self._reactor.now_ns()
         self._deadline.move(now_ns + int(self._asked.timeout_s * 1e9))
         self._told.move(now_ns + int(_SOON_S * 1e9))
@@ -56,8 +63,8 @@ class GpuWait:
     def _over(self, *, by_whom: bool) -> list[GpuUse]:
         if self._nvml is None or self._asked is None:
             return []
-        limit, uses = self._asked.limit_bytes, read_use(self._nvml, self._gpus, by_whom=by_whom)
-        return [use for use in uses if use.used_bytes > limit]
+        uses = read_use(self._nvml, self._gpus, by_whom=by_whom, zygote=self._zygote)
+        return [use for use in uses if use.used_bytes > self._asked.limit_bytes]
 
     def _look(self) -> None:
         if not self._over(by_whom=False):

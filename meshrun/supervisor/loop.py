@@ -515,7 +515,7 @@ class Loop:
         start = partial(self._workers.start_all, generation)
         if generation:
             self._monitor.begin()  # from now on the start takes time
-            self._gpu_wait.hold(self.plan.used_gpus, start)
+            self._gpu_wait.hold(self.plan.used_gpus, self._workers.zygote.pid, start)
         else:
             start()
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from meshrun.host.processes import Ended
+from meshrun.host.processes import Ended, is_stopped
 from meshrun.host.users_files import is_installed
 from meshrun.plan.rank_env import LAUNCH_MARK, zygote_environment
 from meshrun.plan.request import Program
@@ -209,6 +209,11 @@ class WarmRun:
         near: list[tuple[int, str]] = []
         for found in self._place.servers():
             unlike = mismatch(found.server, wanted)
+            if unlike is None and is_stopped(found.server.pid):
+                self._note(
+                    f"starting fresh: the warm server (process {found.server.pid}) is stopped"
+                )
+                return None
             if unlike is None:
                 return found.server
             if unlike.distance is not None:

@@ -122,6 +122,11 @@ def test_the_second_run_imports_nothing(warm: Warm, tmp_path: Path) -> None:
     assert listed[0].split() == ["PID", "AGE", "IDLE", "ENDS", "AFTER", "MEMORY", "PACKAGES"]
     assert listed[1].split()[0] == str(server)
 
+    psutil.Process(server).suspend()
+    wait_until(lambda: psutil.Process(server).status() == psutil.STATUS_STOPPED, lambda: "a stop")
+    assert f"the warm server (process {server}) is stopped" in warm.run(*words).stderr
+    psutil.Process(server).resume()
+
 
 def test_a_rank_is_as_from_a_fresh_start(warm: Warm, tmp_path: Path) -> None:
     """Whatever a process has from its parent it has from the caller, and not from the server."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,13 +12,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from meshrun.errors import LayoutError, UsageError
+from meshrun.host.gpu_use import read_use
 from meshrun.host.gpus import listed_devices, see, visibility_variables, visible_gpus
 from meshrun.host.interfaces import networks_of_interfaces
 from meshrun.host.machine import Gpu, GpuLinks, HostFacts, Nics, Topology
 from meshrun.host.nics import add_nics
+from meshrun.host.nvml import load_nvml
 from meshrun.host.reactor import Reactor
 from meshrun.layout.spec import parse_mesh
 from meshrun.plan.gpu_choice import choose_gpus, parse_gpus
@@ -471,10 +475,22 @@ def test_without_a_driver_there_is_no_wait_for_memory(driver: Any) -> None:
     for each in (plan("dp=1", gpu_memory_wait=asked), on_cpu):
         driver([card("GPU-b2", 1, used=2 << 20)] if each is on_cpu else [])
         wait = GpuWait(each, Reactor(), notes.append)
-        wait.hold(each.used_gpus, partial(begun.append, "now"))
+        wait.hold(each.used_gpus, 0, partial(begun.append, "now"))
 
     assert notes == ["--gpu-memory-wait has no effect: NVML knows no GPU of this launch"] * 2
     assert begun == ["now"] * 2
+
+
+def test_ranks_of_a_warm_server_are_of_this_launch(driver: Any) -> None:
+    """Their zygote is none of our children."""
+    outside = psutil.Process(os.getppid())
+    gpu = Gpu(entry="0", index=0, uuid="GPU-a1")
+    driver([card("GPU-a1", 1, used=1 << 30, processes=[[outside.pid, 1 << 30]])])
+    nvml = load_nvml()
+    assert nvml is not None
+    for zygote, is_ours in ((0, False), (outside.pid, True), (outside.parents()[-1].pid, True)):
+        ((holder,),) = (use.holders for use in read_use(nvml, [gpu], zygote=zygote))
+        assert holder.is_ours is is_ours
 
 
 def test_only_gpus_that_ranks_use_are_waited_for() -> None:
