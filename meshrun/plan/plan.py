@@ -137,7 +137,7 @@ class LaunchPlan:
 
     def rank(self, rank: int) -> RankPlan:
         """Return the plan of one rank."""
-        local_rank, node_rank = self.layout.local_rank(rank), self.layout.node_rank(rank)
+        node_rank, local_rank = self.layout.slot(rank)
         is_here = node_rank == self.node_rank and local_rank < len(self.gpus)
         has_gpu = is_here and (bool(self.request.gpus) or self.device_type not in (None, "cpu"))
         return RankPlan(

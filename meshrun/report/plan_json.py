@@ -8,7 +8,7 @@ from typing import Any
 from meshrun.host.machine import Gpu
 from meshrun.layout import Layout
 from meshrun.plan.nic_affinity import nic_variables
-from meshrun.plan.plan import LaunchPlan
+from meshrun.plan.plan import LaunchPlan, RankPlan
 from meshrun.report.findings import communicators, find_problems
 
 SCHEMA_NAME = "meshrun.plan"
@@ -18,21 +18,22 @@ SCHEMA_VERSION = 1
 def render_plan_json(plan: LaunchPlan) -> str:
     """Return the plan as one JSON object: a line a rank, for eyes and for ``grep``."""
     head = json.dumps({"schema": {"name": SCHEMA_NAME, "version": SCHEMA_VERSION}, **_head(plan)})
-    ranks = ",\n  ".join(
-        json.dumps(
-            {
-                "rank": rank.rank,
-                "node_rank": rank.node_rank,
-                "local_rank": rank.local_rank,
-                "device": rank.device,
-                "coordinate": list(rank.coordinate),
-                "cpus": list(rank.cpus) if rank.cpus else None,
-                "gpu": gpu_to_dict(rank.gpu) if rank.gpu else None,
-            }
-        )
-        for rank in plan.ranks()
-    )
-    return f'{head[:-1]}, "ranks": [\n  {ranks}\n]}}'
+    ranks = json.dumps([_rank(rank) for rank in plan.ranks()])
+    # No text within has such quotes. One call for all takes a third of a call for each.
+    lines = ranks[1:-1].replace(', {"rank": ', ',\n  {"rank": ')
+    return f'{head[:-1]}, "ranks": [\n  {lines}\n]}}'
+
+
+def _rank(rank: RankPlan) -> dict[str, Any]:
+    return {
+        "rank": rank.rank,
+        "node_rank": rank.node_rank,
+        "local_rank": rank.local_rank,
+        "device": rank.device,
+        "coordinate": rank.coordinate,
+        "cpus": rank.cpus or None,
+        "gpu": gpu_to_dict(rank.gpu) if rank.gpu else None,
+    }
 
 
 def gpu_to_dict(gpu: Gpu) -> dict[str, Any]:
