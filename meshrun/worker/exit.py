@@ -40,7 +40,8 @@ class Ending:
         self._status = 0
         self._pid = 0
         self._standing: frozenset[str] = frozenset()
-        atexit.register(self._leave)
+        self._handler = self._leave
+        atexit.register(self._handler)
 
     def arm(self, reporter: Reporter, gate_fd: int, learn_to: str = "") -> None:
         """In a rank, before the program runs: note what is imported and take over the end.
@@ -85,6 +86,7 @@ class Ending:
         if is_rank and self._learn_to:
             write_learnt(self._learn_to, learn(sys.modules, self._environment, os.environ))
         if is_rank:  # a fork of it would wait forever for threads of groups, which it lacks
+            _drop_exit_handlers(self._handler)
             _free_program(self._standing)
         status = self._status if _flush_streams() or self._status else _CANNOT_FLUSH
         destroyed.hold()
@@ -121,6 +123,18 @@ def _flush_files() -> None:
                 continue
 
 
+def _drop_exit_handlers(running: object) -> None:
+    """Forget them, since they have run, and would keep the program's functions alive.
+
+    Since Python 3.14 they are called from a copy of their list, in which ``running`` is, too.
+    """
+    atexit._clear()
+    if sys.version_info >= (3, 14):
+        for handlers in (thing for thing in gc.get_objects() if type(thing) is list):
+            if any(type(entry) is tuple and entry and entry[0] is running for entry in handlers):
+                handlers.clear()
+
+
 def _free_program(standing: frozenset[str]) -> None:
     """Free what the program's own modules hold, in Python's order, so that files get written.
 
@@ -128,7 +142,6 @@ def _free_program(standing: frozenset[str]) -> None:
         ``finalize_modules`` in CPython's ``Python/pylifecycle.c``: modules are dropped, cycles
         collected, and what is still alive loses its names, the latest import first.
     """
-    atexit._clear()  # its handlers have run, and would keep the program's functions alive
     for name in ("last_type", "last_value", "last_traceback", "last_exc"):
         sys.__dict__.pop(name, None)
     own = [

@@ -367,8 +367,10 @@ def test_a_run_from_a_server_restarts_and_is_interrupted(warm: Warm, tmp_path: P
 def test_a_server_ends_when_idle_or_with_its_session(warm: Warm, tmp_path: Path) -> None:
     """The session is that of whoever used it last."""
     script = program(tmp_path, "import torch\n")
-    idle = warm.leave("--warm-idle", "0.2", script)
-    wait_until(lambda: not psutil.pid_exists(idle), lambda: "the end of the idle one")
+    warm.run("--warm-idle", "0.2", script)
+    wait_until(lambda: len(text_of(warm.imports)) == 2, lambda: "a server that imports torch")
+    wait_until(lambda: not warm.starting() and not warm.servers(), lambda: "the end of an idle one")
+    assert warm.why() == ""
 
     of_shell = subprocess.run(
         ["setsid", "sh", "-c", '"$@"; echo $$', "sh", *command("--warm", script)],

@@ -128,4 +128,5 @@ def main():
         step()
 
 
-main()
+if __name__ == "__main__":  # workers of a loader may import this file again
+    main()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -56,7 +57,7 @@ def test_cells_run_on_ranks_that_stay(tmp_path: Path) -> None:
     assert begin == ["ran"]
     assert sorted(total[:2]) == ["[dp0] on 0", "[dp1] on 1"]
     assert total[2:] == ["[all] 2.0", "ran"]
-    assert "ZeroDivisionError: float division by zero" in "\n".join(wrong)
+    assert re.search("ZeroDivisionError: (float )?division by zero", "\n".join(wrong))
     assert "return 1 / n" in "\n".join(wrong)
     assert not any("meshrun/" in line for line in wrong), wrong
     assert after == ["[dp0] 2.0", "[dp1] 3.0", "ran"]

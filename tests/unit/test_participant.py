@@ -7,7 +7,7 @@ import re
 import socket
 import struct
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from typing import Any, cast
 
@@ -149,14 +149,22 @@ def test_what_a_stranger_says_moves_no_cursor(parties: Parties, other: socket.so
     assert participant.notes[0].endswith(r": \x1b[2J\nmeshrun: all is well; retrying")
 
 
+@contextmanager
+def nobody(parties: Parties) -> Iterator[None]:
+    """Have a port refuse connections, whatever else starts meanwhile."""
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        parties.port = reserved.getsockname()[1]
+        yield
+
+
 def test_while_nobody_listens_people_are_told(parties: Parties) -> None:
     """Where it tries and what came of it, every few seconds."""
-    with closing(listen_on("127.0.0.1", 0)) as reserved:
-        parties.port = reserved.getsockname()[1]
-    participant = parties.participant(info("node1"))
-    parties.pass_s(9)
-    told = [note for note in participant.notes if "Connection refused" in note]
-    parties.remove(participant)
+    with nobody(parties):
+        participant = parties.participant(info("node1"))
+        parties.pass_s(9)
+        told = [note for note in participant.notes if "Connection refused" in note]
+        parties.remove(participant)
 
     assert len(told) == 2
     assert told[0].startswith(f"waiting for node 0 at 127.0.0.1:{parties.port}: ")
@@ -164,10 +172,9 @@ def test_while_nobody_listens_people_are_told(parties: Parties) -> None:
 
 def test_a_coordinator_that_never_comes_is_told(parties: Parties) -> None:
     """With the last reason, for how long it was the same, and what to look at."""
-    with closing(listen_on("127.0.0.1", 0)) as reserved:
-        parties.port = reserved.getsockname()[1]
-    participant = parties.participant(info("node1"), timeout_s=18.0)
-    parties.pass_s(20)
+    with nobody(parties):
+        participant = parties.participant(info("node1"), timeout_s=18.0)
+        parties.pass_s(20)
     error = participant.heard(MeetingFailed)[0].error
 
     assert error.exit_code == 69
