@@ -105,6 +105,10 @@ class NodeExcludedError(MeshrunError):
     exit_code = 78
 
 
+class CheckError(MeshrunError):
+    """The check before the program found something (1, as --check exits)."""
+
+
 class InternalError(MeshrunError):
     """A bug in meshrun (70, sysexits SOFTWARE)."""
 

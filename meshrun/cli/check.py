@@ -5,18 +5,15 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from meshrun.check.judge import check_dims, dim_rows, judge, unmet
 from meshrun.check.measured import RESULT_FILE, Measured
+from meshrun.cli.options import Options
 from meshrun.errors import UsageError
 from meshrun.host.leftovers import private_folder
 from meshrun.layout import Layout
 from meshrun.plan.request import LaunchRequest, Program
 from meshrun.protocol.packing import take
-
-if TYPE_CHECKING:
-    from meshrun.cli.options import Options
 
 _PROGRAM = "meshrun.worker.check_ranks"
 _MODES = ("quick", "full")
@@ -39,10 +36,26 @@ def check_program(options: Options, words: tuple[str, ...]) -> Program:
         raise UsageError("--check has no picture", hint="--format text or json")
     if options.mesh is None:
         raise UsageError("--check requires --mesh", hint="such as --check --mesh dp=2,tp=4")
-    _ = options.require  # read before anything is started
     return Program(
         kind="module", target=_PROGRAM, args=(words[0] if words else "full", *options.check_path)
     )
+
+
+def check_requirements(options: Options, request: LaunchRequest) -> None:
+    """Refuse what asks for a check where there is none, and requirements of no dim of the mesh.
+
+    Raises:
+        UsageError: With the option.
+    """
+    if options.check and options.check_first:
+        raise UsageError("--check-first cannot be used with --check, which runs no program")
+    if not (options.check or options.check_first):
+        for row in (Options.require, Options.check_path):
+            if options.is_typed(row):
+                raise UsageError(f"{row.flag} requires --check or --check-first")
+        return
+    dims = request.mesh.mesh_dim_names if request.mesh is not None else None
+    check_dims(options.require, dims or ())
 
 
 def check_mesh(
@@ -53,11 +66,8 @@ def check_mesh(
     Where launchers on other hosts are started from here, the one of the first node prints it.
 
     Raises:
-        UsageError: If ``--require`` names a dim that the mesh does not have.
         HostError: If the result cannot be written.
     """
-    dims = request.mesh.mesh_dim_names if request.mesh is not None else None
-    check_dims(options.require, dims or ())
     with private_folder() as folder:
         path = os.path.join(folder, "measured")
         os.environ[RESULT_FILE] = path

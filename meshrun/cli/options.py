@@ -214,10 +214,11 @@ class Options(ParsedOptions):
         "each rank, link and group. `quick` after the options takes seconds.", family="",
         details="See [how to check a mesh](../how-to/check-a-mesh.md).")
     check_path = Repeated(parse.one, "DIR", PREVIEW,
-        "With `--check`, also check that every rank can write to this directory. Repeatable.")
+        "With `--check` or `--check-first`, also check that every rank can write to this "
+        "directory. Repeatable.")
     require: Option[tuple[Requirement, ...]] = Option(parse_requirements, (), "DIM>=RATE", PREVIEW,
-        "With `--check`, exit with 1 if the bus bandwidth of a dim is lower, such as "
-        "`tp>=300GB/s,dp>=40GB/s`.")
+        "With `--check` or `--check-first`, exit with 1 if the bus bandwidth of a dim is lower, "
+        "such as `tp>=300GB/s,dp>=40GB/s`.")
 
     dry_run = Switch(PREVIEW,
         "Print the plan and exit without starting anything.", short="-n",
@@ -322,6 +323,10 @@ class Options(ParsedOptions):
         "restarts if [the program makes no progress]"
         "(../how-to/restart.md#report-progress).",
         brief="Restarts after failures")
+    check_first = Switch(FAILURES,
+        "Check the mesh as `--check quick` does, and start the program only if nothing is wrong.",
+        family="", details="A node that is to blame is left out if the others suffice. See "
+        "[how to check a mesh](../how-to/check-a-mesh.md#check-before-a-launch).")
     check_gpus = Switch(FAILURES,
         "Check the health of the GPUs before the start, and start nothing on those that cannot be "
         "relied on.", details="With `--dry-run` too. See [health](../how-to/gpus.md#check-the-"

@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from meshrun.cli.option import Option
 from meshrun.cli.options import Options
@@ -152,6 +152,7 @@ def build_request(options: Options, program: Program) -> LaunchRequest:
         virtual_local_rank=options.virtual_local_rank,
         numa_binding=options.numa_binding,
         check_gpus=options.check_gpus,
+        check_first=_check_first(options, program),
         nic_affinity=options.nic_affinity,
         stop_signals=stop_signals,
         forwarded_signals=_forwarded(options, stop_signals),
@@ -282,6 +283,18 @@ def _mesh(options: Options) -> MeshSpec | None:
         return parse_mesh(text, names)
 
 
+def _check_first(options: Options, program: Program) -> tuple[str, ...]:
+    if not options.check_first:
+        return ()
+    _need_mesh(options, Options.check_first)
+    if program.kind == "command":
+        raise UsageError(
+            f"--check-first requires a Python program, found the command `{program.target}`",
+            hint="run meshrun --check quick before the launch",
+        )
+    return ",".join(asked.text for asked in options.require), *options.check_path
+
+
 def _derived(options: Options) -> tuple[tuple[Flatten, ...], tuple[View, ...]]:
     _need_mesh(options, Options.flatten, Options.view)
     return parse_derived(options.flatten, options.view)
@@ -292,7 +305,7 @@ def _together(options: Options, row: Option[tuple[str, ...]]) -> tuple[str, ...]
     return options.value(row)
 
 
-def _need_mesh(options: Options, *rows: Option[tuple[str, ...]]) -> None:
+def _need_mesh(options: Options, *rows: Option[Any]) -> None:
     for row in rows:
         if options.mesh is None and options.value(row):
             raise UsageError(f"{row.flag} requires --mesh", hint="for example: --mesh dp=2,tp=4")

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from meshrun import __version__
-from meshrun.cli.check import check_mesh, check_program
+from meshrun.cli.check import check_mesh, check_program, check_requirements
 from meshrun.cli.options import Options
 from meshrun.cli.read import (
     build_rendezvous_request,
@@ -73,6 +73,7 @@ def run(options: Options, line: CommandLine, began: Began) -> int:
         read = check_program if options.check else read_program
         program = read(options, line.program)
         request = on_hosts(build_request(options, program), options)
+        check_requirements(options, request)
         if is_launch:
             _check_dry_run(options)
             _check_host(request, options.report)

@@ -32,6 +32,7 @@ from meshrun.lifecycle.shutdown import (
 )
 from meshrun.lifecycle.state import State, furthest, has_no_rank_left
 from meshrun.protocol.events import (
+    Checked,
     GenerationEnded,
     Hung,
     LaunchBegan,
@@ -121,6 +122,13 @@ def _excluded(state: State, event: NodeExcluded) -> Step:
         return stop(state, event.at_ns)
     state, actions = stop(replace(state, nodes=replace(nodes, link=Link.CUT_OFF)), event.at_ns)
     return state, [Tell(what="leaves"), *actions]
+
+
+def _checked(state: State, event: Checked) -> Step:
+    """End the launch if something is wrong, unless nodes that are to blame may be left out."""
+    if not event.findings or (event.hosts and state.nodes is not None):
+        return state, []  # ranks of these nodes say that they are not to be used
+    return stop(replace(state, failed_check=event), event.at_ns)
 
 
 def _with_rank(state: State, rank: int, **changes: object) -> State:
@@ -401,6 +409,7 @@ STEPS: dict[type[Any], Callable[[State, Any], Step]] = {
     SignalArrived: _signalled,
     Hung: _hung,
     NodeExcluded: _excluded,
+    Checked: _checked,
     RankLate: lambda state, _: (state, []),
     TimePassed: lambda state, event: _time_passed(state, event.at_ns),
 }

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from meshrun.errors import (
+    CheckError,
     HangError,
     HostError,
     InternalError,
@@ -241,10 +242,18 @@ def find_trouble(state: State, host: str = "") -> MeshrunError | None:
         )
     here = _trouble_here(state)
     if state.excluded is not None:
-        rank, reason = state.excluded.rank, state.excluded.reason
+        event = state.excluded
+        says = "excludes this node" if event.is_found else "says that its node is not to be used"
         here = NodeExcludedError(
-            f"rank {rank} says that its node is not to be used: {reason}",
-            hint=f"leave the node out: {state.excluded.remedy}",
+            f"{event.who} {says}: {event.reason}",
+            hint=f"leave the node out: {event.remedy}",
+        )
+    if state.failed_check is not None:
+        first, *others = state.failed_check.findings
+        more = f" (and {len(others)} more)" if others else ""
+        here = CheckError(
+            f"--check-first did not start the program: {first}{more}",
+            hint="--check in place of the program measures everything",
         )
     if here is None:
         return _trouble_elsewhere(state)

@@ -98,7 +98,8 @@ def may_restart(state: State) -> bool:
 
 def may_go_on(state: State) -> bool:
     """Whether nothing has happened that ends the launch, whatever restarts are left."""
-    is_over = state.signals or state.broken is not None or state.excluded is not None
+    found = (state.broken, state.excluded, state.failed_check)
+    is_over = state.signals or any(each is not None for each in found)
     return not is_over and _others_allow_it(state)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from meshrun.lifecycle.phases import Gate, Link, NodesPhase, Phase, Stop
 from meshrun.protocol.events import (
+    Checked,
     GenerationAborted,
     Hung,
     LaunchOver,
@@ -112,6 +113,8 @@ class State:
     """Set once no rank made progress for too long."""
     excluded: NodeExcluded | None = None
     """Set once a rank of this node said that the node is not to be used."""
+    failed_check: Checked | None = None
+    """Set once the check before the program found what ends the launch."""
     step: int | None = None
     """How far a rank of this node has come, if one says."""
     zygote_gone: ZygoteGone | None = None

@@ -203,6 +203,9 @@ class LaunchRequest:
     numa_binding: BindingMode | None = None
     check_gpus: bool = False
     """Whether GPUs are looked at before ranks are started there."""
+    check_first: tuple[str, ...] = ()
+    """What is checked before the program: requirements as ``--require`` has them, and then folders
+    that should be writable; empty for no check."""
     nic_affinity: bool = False
     """Whether each rank is kept to the network cards next to its GPU."""
     stop_signals: tuple[int, ...] = STOP_SIGNALS

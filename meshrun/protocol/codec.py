@@ -64,6 +64,9 @@ class StartRank:
     """Whether it is the rank that is debugged, with one terminal for all its streams."""
     learn_to: str = ""
     """The file in which it says at its end what it imported; "" for none."""
+    check: tuple[str, ...] = ()
+    """What to check before the program: requirements as ``--require`` has them, and then folders
+    that should be writable; empty for no check."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -109,14 +109,36 @@ class BreakpointPassed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """The check before the program is over; rank 0 says so."""
+
+    rank: int
+    findings: list[str]
+    """What is wrong, in a line each."""
+    hosts: list[str]
+    """Whose nodes are to blame; they are left out if the others suffice."""
+    speeds: str
+    """Of each dim, for people."""
+    seconds: float
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeExcluded:
-    """A rank's program called ``meshrun.exclude_node()``."""
+    """A rank's node is not to be used."""
 
     rank: int
     reason: str
     remedy: str
     """How to leave the node out, for people."""
+    is_found: bool = False
+    """Whether the check before the program says so; else the program does, by exclude_node()."""
     at_ns: int
+
+    @property
+    def who(self) -> str:
+        """Return who says so."""
+        return "the check before the program" if self.is_found else f"rank {self.rank}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -382,6 +404,7 @@ FromRank = (
     | RankRaised
     | RankBeat
     | BreakpointPassed
+    | Checked
     | NodeExcluded
     | RankFinished
     | RankLeaves

@@ -127,8 +127,19 @@ class NodeLost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """The check before the program is over; with --check-first."""
+
+    findings: list[str]
+    """What is wrong."""
+    hosts: list[str]
+    """Which are to blame."""
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeExcluded:
-    """A rank called meshrun.exclude_node()."""
+    """A rank called meshrun.exclude_node(), or the check before the program blames its node."""
 
     rank: int
     reason: str
@@ -174,6 +185,7 @@ Record = (
     | NoProgress
     | RankLate
     | NodeLost
+    | Checked
     | NodeExcluded
     | Aborted
     | Restarted
@@ -212,6 +224,9 @@ _RECORDS: dict[type, Callable[[Any], Record]] = {
     ),
     events.NodeLost: lambda event: NodeLost(
         lost_node_rank=event.node_rank, lost_host=event.host, why=event.why
+    ),
+    events.Checked: lambda event: Checked(
+        findings=event.findings, hosts=event.hosts, seconds=round(event.seconds, 3)
     ),
     events.NodeExcluded: lambda event: NodeExcluded(rank=event.rank, reason=event.reason),
     events.GenerationAborted: lambda event: Aborted(why=event.why),

@@ -21,7 +21,7 @@ from meshrun.host.exclusion import how_to_exclude, node_name
 from meshrun.lifecycle.blame import describe_verdict, judge
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
-from meshrun.protocol.events import Event, NodeExcluded, NodeLost, RankStarted
+from meshrun.protocol.events import Checked, Event, NodeExcluded, NodeLost, RankStarted
 from meshrun.protocol.rank_end import RankExited, RankRaised
 from meshrun.protocol.result import LaunchResult
 from meshrun.wording import count
@@ -70,7 +70,9 @@ class NodeHistory:
             return
         elif isinstance(event, NodeExcluded):
             self._has_line = True
-            self._append(self._host, f"excluded by rank {event.rank}: {event.reason}")
+            self._append(self._host, f"excluded by {event.who}: {event.reason}")
+        elif isinstance(event, Checked) and event.hosts and state.nodes is None:
+            self._append(self._host, f"the check before the program found: {event.findings[0]}")
         elif isinstance(event, RankExited | RankRaised) and (why := _why_of_node(state)):
             self._has_line = True
             self._append(self._host, why)

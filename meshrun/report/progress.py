@@ -14,6 +14,7 @@ from meshrun.lifecycle.restart import back_off
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.events import (
+    Checked,
     Event,
     GenerationAborted,
     GenerationEnded,
@@ -93,7 +94,7 @@ class StartProgress:
         if state.stopping and not self._told:
             self._told = True
             console.set_status("")
-            if not starts_again and not isinstance(event, MeetingFailed):
+            if not starts_again and not isinstance(event, MeetingFailed | Checked):
                 console.note(self._news(event, state))
         if state.stopping and not starts_again:
             self._tell_end(event, state, console)
@@ -114,6 +115,8 @@ class StartProgress:
             )
         if isinstance(event, LeftoversEnded):
             self._tell_leftovers(event, console)
+        if isinstance(event, Checked):
+            self._tell_check(event, console)
         if isinstance(event, LaunchBegan) and self._plan.passes_over_accelerators:
             console.note(f"the mesh is on the CPU: {self._plan.device_reason}")
         if isinstance(event, LaunchBegan) and not self._plan.node_rank:
@@ -123,6 +126,15 @@ class StartProgress:
         is_planned = isinstance(event, Met if self._plan.rendezvous is not None else LaunchBegan)
         if is_planned and self.is_first_node:
             self._tell_spares(console)
+
+    def _tell_check(self, event: Checked, console: Console) -> None:
+        layout = self._plan.layout
+        what = f"{count(layout.world_size, 'rank')} on {count(layout.nnodes, 'node')}"
+        speeds = f"; {event.speeds}" if event.speeds else ""
+        found = "" if event.findings else ", found nothing wrong"
+        console.note(f"checked {what} in {event.seconds:.1f} s{found}{speeds}")
+        for finding in event.findings:
+            console.note(f"found: {finding}")
 
     def _tell_spares(self, console: Console) -> None:
         spares = describe_spares(self._plan) if self._plan.spares else ""

@@ -119,7 +119,7 @@ class Nodes:
         if what == "leaves":
             why = describe_lost_process(state) or ""
             if state.excluded is not None:
-                why = f"rank {state.excluded.rank} excludes it: {state.excluded.reason}"
+                why = f"{state.excluded.who} excludes it: {state.excluded.reason}"
             if state.signals:
                 why = f"it was {why_stopped(state)}"
             self.peers.tell(Leave(generation=state.generation, why=why))

@@ -48,6 +48,7 @@ def start_order(
     debug: int | None = None,
     imports: Sequence[str] = (),
     learn_to: str = "",
+    check: tuple[str, ...] = (),
 ) -> codec.StartRank:
     """Return the order to start a rank.
 
@@ -61,6 +62,7 @@ def start_order(
         debug: The rank that is debugged, if one is; the others pass their breakpoints.
         imports: Modules to import before the mesh is built.
         learn_to: The file in which it says at its end what it imported; "" for none.
+        check: What is checked before the program, as ``codec.StartRank`` has it.
 
     Raises:
         HostError: If the variables are more than an order can hold.
@@ -83,6 +85,7 @@ def start_order(
         debug=debug == rank.rank,
         imports=list(imports),
         learn_to=learn_to,
+        check=check,
     )
     if (size := len(codec.encode(order))) > codec.PACKET_BYTES:
         longest = max(order.environment, key=lambda name: len(order.environment[name]))

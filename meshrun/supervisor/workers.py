@@ -75,6 +75,8 @@ class Workers:
         allow_descriptors(6 * len(self.ranks) + plan.layout.nnodes + 64)
         self._begun: dict[str, Any] | None = None
         """The layout of the last generation of ranks, if it was begun with this plan."""
+        self._is_first_here = True
+        """Whether this generation is the first with this plan, and so with these nodes."""
 
     # ---- starting --------------------------------------------------------------------------
 
@@ -98,6 +100,7 @@ class Workers:
         """Start the store and every rank of this node, as one generation."""
         self._output.end_generation()
         self._generation = generation
+        self._is_first_here = self._begun is None
         if self._begun is not None:  # else what was just settled says it
             self.facts = replace(self.facts, previous=json.dumps(self._begun))
         self._begun = {**self.plan.layout.to_dict(), "generation": generation}
@@ -144,17 +147,18 @@ class Workers:
     def _send_order(self, rank: RankPlan) -> None:
         files = self._folder.files(self._generation, rank.local_rank)
         environment = self._environment(rank, files.error_file)
-        lazy = self.plan.request.mesh_init == "lazy"
+        request = self.plan.request
         terminal, layout = self._terminal, self.plan.layout
         order = start_order(
             rank,
             environment,
-            lazy=lazy,
+            lazy=request.mesh_init == "lazy",
             label=rank_label(layout, rank.rank) if layout.mesh else "",
             stdin=terminal.has_stdin(rank.local_rank),
             debug=terminal.rank,
             imports=() if self._method == "fork" else self.plan.modules_of_mesh,
             learn_to=self._warm.learn_to if self._warm and rank.local_rank == 0 else "",
+            check=request.check_first if self._is_first_here else (),
         )
         streams = terminal.streams(rank.rank) or self._output.open(rank, files)
         monitor = self._monitor

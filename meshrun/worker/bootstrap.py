@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 from contextlib import suppress
@@ -61,6 +62,8 @@ def become_rank(
     ending.arm(reporter, gate_fd, order.learn_to)
     end_connections_with_rank(reporter)
     try:
+        if order.check:
+            _check_first(order, source, reporter)
         raise_thread_counts(os.environ)
         _seed_generators()
         when_imported("torch.distributed.distributed_c10d", guard_groups)
@@ -92,6 +95,20 @@ def become_rank(
     finally:
         if pulse.step is not None:  # it may have come too close to the step before
             reporter.tell(RankBeat, step=pulse.step)
+
+
+def _check_first(order: StartRank, source: Source, reporter: Reporter) -> None:
+    """Return only if nothing is wrong with the mesh."""
+    from meshrun.worker.check_first import check_first
+
+    reason = check_first(order, source.settings, reporter)
+    if reason is None:
+        return
+    is_one_of_several = int(os.environ["GROUP_WORLD_SIZE"]) > 1
+    if reason and is_one_of_several and order.local_rank == 0:
+        _exclude(reporter, reason, is_found=True)
+    while True:  # the launcher says when to end
+        signal.pause()
 
 
 def _join(order: StartRank, source: Source, reporter: Reporter) -> None:
@@ -131,9 +148,9 @@ def _is_mesh_late(order: StartRank, settings: EarlySettings) -> bool:
     return False
 
 
-def _exclude(reporter: Reporter, reason: str) -> None:
+def _exclude(reporter: Reporter, reason: str, *, is_found: bool = False) -> None:
     remedy = how_to_exclude(node_name(os.environ), os.environ)
-    reporter.tell(NodeExcluded, reason=one_line(reason), remedy=remedy)
+    reporter.tell(NodeExcluded, reason=one_line(reason), remedy=remedy, is_found=is_found)
 
 
 def _serve_env(env: dict[str, str]) -> None:

@@ -1,6 +1,8 @@
 """The program of ``--check``: each rank measures, and rank 0 leaves what all have found.
 
 quick|full [PATH ...]
+
+``--check-first`` measures in the same way, in forks of the ranks.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
@@ -20,16 +22,20 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from meshrun.check.measured import RESULT_FILE, Collective, Exchange, RankMeasures
+from meshrun.check.measured import RESULT_FILE, Collective, Exchange, Measured, RankMeasures
 from meshrun.check.schedule import pairs_of
 from meshrun.host.cores import count_usable_cores
 from meshrun.layout import Layout
 from meshrun.mesh.current import current_mesh
 from meshrun.mesh.current_layout import current_layout
+from meshrun.protocol.packing import take
 
+_FULL = tuple(1 << power for power in range(10, 29, 3))
 _SIZES = {
-    "quick": (1 << 10, 1 << 20, 1 << 24),
-    "full": tuple(1 << power for power in range(10, 29, 3)),
+    ("quick", "cpu"): (1 << 10, 1 << 20, 1 << 22),
+    ("quick", "other"): (1 << 10, 1 << 20, 1 << 27),  # what a fast link takes to be busy
+    ("full", "cpu"): _FULL,
+    ("full", "other"): _FULL,
 }
 _BUDGET_S = {"quick": 0.02, "full": 0.2}
 """Seconds for one operation of one size, but for one call at least."""
@@ -42,6 +48,22 @@ _MOST_CALLS = 50
 def main() -> None:
     """Measure, gather and write."""
     mode, *paths = sys.argv[1:]
+    measured = gather(measure(mode, paths))
+    if measured is not None:
+        path = os.environ[RESULT_FILE]
+        with open(f"{path}.new", "w") as file:
+            json.dump(asdict(measured), file)
+        os.replace(f"{path}.new", path)
+    dist.barrier()
+
+
+def measure(mode: str, paths: Sequence[str]) -> RankMeasures:
+    """Return what this rank finds; collective.
+
+    Args:
+        mode: ``quick`` or ``full``.
+        paths: Folders that should be writable.
+    """
     mesh, layout = current_mesh(), current_layout()
     device = torch.device(mesh.device_type)
     rank = dist.get_rank()
@@ -56,7 +78,7 @@ def main() -> None:
     exchanges = list(_exchange(layout, rank, device, mode))
     free, whole = _gpu_memory(device)
     here = layout.nproc_per_node[layout.node_rank()]
-    own = RankMeasures(
+    return RankMeasures(
         rank=rank,
         host=socket.gethostname(),
         facts=_facts(device),
@@ -71,7 +93,18 @@ def main() -> None:
         unsupported=unsupported,
         exchanges=exchanges,
     )
-    _gather(own, layout)
+
+
+def gather(own: RankMeasures) -> Measured | None:
+    """Return what all ranks have found, on rank 0."""
+    store: Any = dist.distributed_c10d._get_default_store()
+    store.set(f"meshrun/check/{own.rank}", json.dumps(asdict(own)))
+    if own.rank:
+        return None
+    ranks = range(dist.get_world_size())
+    found = [json.loads(store.get(f"meshrun/check/{each}")) for each in ranks]
+    measured: Measured = take(Measured, {"layout": current_layout().to_dict(), "ranks": found})
+    return measured
 
 
 class _Groups:
@@ -92,7 +125,7 @@ class _Groups:
     def measure(self) -> Iterator[Collective]:
         """Yield what each operation takes at each size."""
         for op in ("all_reduce", "all_gather", "all_to_all"):
-            for length in _SIZES[self._mode]:
+            for length in _SIZES[self._mode, _kind(self._device)]:
                 try:
                     seconds = self._seconds(getattr(self, f"_{op}")(length))
                 except RuntimeError as error:  # which NotImplementedError is, too
@@ -123,10 +156,15 @@ class _Groups:
     def _seconds(self, call: Callable[[], object]) -> float:
         call()
         _wait(self._device)
-        one = torch.tensor(_timed(call, 1, self._device), device=self._device)
+        own_s = _timed(call, 1, self._device)
+        one = torch.tensor(own_s, device=self._device)
         dist.all_reduce(one, op=dist.ReduceOp.MAX)  # so that all make as many calls
-        calls = int(min(_MOST_CALLS, max(1, _BUDGET_S[self._mode] / max(one.item(), 1e-6))))
-        return _timed(call, calls, self._device) / calls
+        calls = int(min(_MOST_CALLS, _BUDGET_S[self._mode] / max(one.item(), 1e-6)))
+        return _timed(call, calls, self._device) / calls if calls > 1 else own_s
+
+
+def _kind(device: torch.device) -> str:
+    return "cpu" if device.type == "cpu" else "other"
 
 
 def _timed(call: Callable[[], object], calls: int, device: torch.device) -> float:
@@ -167,7 +205,7 @@ def _exchange(layout: Layout, rank: int, device: torch.device, mode: str) -> Ite
 
 def _gflops(device: torch.device, mode: str) -> float:
     """Return the best of several matrix products; the whole machine computes at the same time."""
-    width = _MATRIX["cpu" if device.type == "cpu" else "other"]
+    width = _MATRIX[_kind(device)]
     kind = torch.float32 if device.type == "cpu" else torch.bfloat16
     one = torch.randn(width, width, device=device, dtype=kind)
     torch.mm(one, one)
@@ -229,19 +267,6 @@ def _why_not_writable(path: str) -> str:
             return "" if file.read() == b"meshrun" else "it holds something else than was written"
     except OSError as error:
         return error.strerror or str(error)
-
-
-def _gather(own: RankMeasures, layout: Layout) -> None:
-    store: Any = dist.distributed_c10d._get_default_store()
-    store.set(f"meshrun/check/{own.rank}", json.dumps(asdict(own)))
-    if own.rank == 0:
-        ranks = range(dist.get_world_size())
-        found = [json.loads(store.get(f"meshrun/check/{each}")) for each in ranks]
-        path = os.environ[RESULT_FILE]
-        with open(f"{path}.new", "w") as file:
-            json.dump({"layout": layout.to_dict(), "ranks": found}, file)
-        os.replace(f"{path}.new", path)
-    dist.barrier()
 
 
 if __name__ == "__main__":

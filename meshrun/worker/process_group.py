@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +23,22 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 
-def join_mesh(coordinate: tuple[int, ...], reporter: Reporter) -> None:
+def join_mesh(
+    coordinate: tuple[int, ...],
+    reporter: Reporter,
+    *,
+    purpose: str = "",
+    timeout_s: float | None = None,
+) -> None:
     """Set the device, join the process group and build the mesh that the environment describes.
 
     The mesh becomes the current one, for torch's own calls in the main thread too.
+
+    Args:
+        coordinate: Where the plan has this rank.
+        reporter: Told once this rank has joined.
+        purpose: Of a group beside the program's, so that the two do not meet in the store.
+        timeout_s: Of all groups; ``None`` for what the environment says.
 
     Raises:
         InternalError: If the mesh puts this rank elsewhere than the plan does.
@@ -34,12 +47,14 @@ def join_mesh(coordinate: tuple[int, ...], reporter: Reporter) -> None:
 
     env = os.environ
     options = read_group_options()
+    if timeout_s is not None:
+        options = replace(options, timeouts_s=(("", timeout_s),))
     device_type = env["MESHRUN_DEVICE"]
     backend = select_device(device_type, int(env["LOCAL_RANK"]))
     seconds = options.timeout_s("")
     more: dict[str, Any] = {} if seconds is None else {"timeout": timedelta(seconds=seconds)}
     hook = sys.excepthook
-    store = connect_store(env, f"meshrun/{env['MESHRUN_GENERATION']}")
+    store = connect_store(env, f"meshrun/{env['MESHRUN_GENERATION']}{purpose}")
     if more:  # as torch does with a store of its own making
         store.set_timeout(more["timeout"])
     dist.init_process_group(

@@ -24,6 +24,10 @@ class Reporter:
         """Whether this process is a fork of the rank, and not the rank."""
         return os.getpid() != self._pid
 
+    def of_fork(self) -> Reporter:
+        """Return what reports from this process, a fork of the rank, in the rank's name."""
+        return Reporter(self._socket, self._rank)
+
     def tell(self, event: Callable[..., FromRank], /, **values: object) -> None:
         """Report that something has happened now, unless this is a fork of the rank."""
         if self.is_in_fork:

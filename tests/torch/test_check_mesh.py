@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
-from tests.kit import run_meshrun
+from tests.kit import PROGRAMS, run_meshrun
 
 pytestmark = pytest.mark.torch
 MESH = ("--check", "--mesh", "dp=2", "--device", "cpu")
@@ -31,12 +32,41 @@ def test_what_is_measured(tmp_path: Path) -> None:
     assert {(row["dim"], row["op"]) for row in told["dims"]} == {
         ("dp", op) for op in ("all_reduce", "all_gather", "all_to_all")
     }
-    assert {row["bytes"] for row in told["dims"]} == {1 << 10, 1 << 20, 1 << 24}
+    assert {row["bytes"] for row in told["dims"]} == {1 << 10, 1 << 20, 1 << 22}
     assert [rank["exchanges"][0]["peer"] for rank in told["ranks"]] == [1, 0]
     assert all(rank["gflops"] > 0 for rank in told["ranks"])
     texts = [finding["text"] for finding in told["findings"]]
     assert texts[0].startswith("dp>=900GB/s is not met: the slowest group of dp has ")
     assert any(text.startswith(f"`{no_folder}` on ") for text in texts)
+
+
+def test_a_check_before_the_program(tmp_path: Path) -> None:
+    """The program is not started, nor restarted, if a requirement is not met."""
+    history = tmp_path / "history"
+    words = ("--mesh", "dp=2", "--device", "cpu", "--max-restarts", "2", "--node-history", history)
+    program = PROGRAMS / "describe.py"
+    needs = ("--require", "dp>=900GB/s", "--check-path", tmp_path / "none")
+    done = run_meshrun("--check-first", *needs, *words, program)
+    assert done.returncode == 1, done.stderr
+    assert done.stdout == ""
+    told = re.sub(r"[\d.]+ ([MG]B/)?s\b", "#", done.stderr)
+    assert "meshrun: checked 2 ranks on 1 node in #; dp #\n" in told
+    assert "meshrun: found: dp>=900GB/s is not met: " in told
+    assert "error: --check-first did not start the program: dp>=900GB/s is not met: " in told
+    assert "(and 1 more)" in told
+    assert len(history.read_text().splitlines()) == 1
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("method", ["fork", "exec"])
+def test_the_program_finds_no_trace_of_the_check(method: str) -> None:
+    """No thread, no group, no variable; its own mesh works."""
+    words = ("--mesh-init", "lazy", "--mesh", "dp=2", "--device", "cpu", "--start-method", method)
+    program = PROGRAMS / "untouched.py"
+    done = run_meshrun("--check-first", *words, program)
+    assert done.returncode == 0, done.stderr
+    assert "found nothing wrong" in done.stderr
+    assert done.stdout.count("untouched") == 2
 
 
 @pytest.mark.parametrize(
@@ -47,6 +77,9 @@ def test_what_is_measured(tmp_path: Path) -> None:
         ((*MESH, "--format", "svg"), "--check has no picture"),
         ((*MESH, "--require", "tp"), "`tp` is no requirement"),
         ((*MESH, "--require", "tp>=1GB/s", "quick"), "the mesh has no dim `tp`"),
+        ((*MESH, "--check-first"), "--check-first cannot be used with --check"),
+        (("--check-first", "--mesh", "dp=2", "--no-python", "true"), "requires a Python program"),
+        (("--check-path", "/tmp", "--mesh", "dp=2", "x.py"), "requires --check or --check-first"),
     ],
 )
 def test_what_cannot_be_checked(words: tuple[str, ...], says: str) -> None:

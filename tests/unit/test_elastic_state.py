@@ -11,6 +11,7 @@ from meshrun.lifecycle.actions import Action, Decide, StartAll, StartZygote, Tel
 from meshrun.lifecycle.outcome import decide
 from meshrun.lifecycle.state import NodesState, State
 from meshrun.protocol.events import (
+    Checked,
     Event,
     GenerationAborted,
     MeetingFailed,
@@ -80,6 +81,9 @@ SHRINKS = [START, term(0, 1), CLEAR, IDLE, GO_ON]
 CUT_OFF: list[Event] = [*PARTICIPANT, CUT, *PARTICIPANT_ENDED, CLEARED]
 CUTS = [START, term(2, 3), CLEAR, IDLE]
 
+CHECKED = Checked(
+    rank=0, findings=["a link is slow"], hosts=[], speeds="", seconds=1.0, at_ns=5 * S
+)
 EXCLUDED = NodeExcluded(rank=2, reason="ECC", remedy="--exclude node1", at_ns=5 * S)
 
 HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
@@ -89,6 +93,14 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
     ),
     "the first node cannot leave": (
         [*COORDINATOR, EXCLUDED, *COORDINATOR_ENDED, CLEARED, all_idle()],
+        [START, term(0, 1), FAILED, CLEAR, IDLE, THE_END],
+    ),
+    "a check that blames a node leaves it to that node": (
+        [*COORDINATOR, replace(CHECKED, hosts=["node1"])],
+        [START],
+    ),
+    "a check that blames none ends the launch": (
+        [*COORDINATOR, CHECKED, *COORDINATOR_ENDED, CLEARED, all_idle()],
         [START, term(0, 1), FAILED, CLEAR, IDLE, THE_END],
     ),
     "a lost node ends the ranks, and the coordinator goes on": (SHRUNK, SHRINKS),

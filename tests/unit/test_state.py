@@ -13,6 +13,7 @@ from meshrun.lifecycle.shutdown import ZYGOTE_GRACE_S
 from meshrun.lifecycle.state import NodesState, State
 from meshrun.lifecycle.step import step
 from meshrun.protocol.events import (
+    Checked,
     Event,
     GenerationAborted,
     NodeExcluded,
@@ -38,6 +39,7 @@ from tests.histories import (
 )
 
 FINISH_AT_ONCE = EndZygote(grace_s=0.0)
+CHECKED = Checked(rank=0, findings=[], hosts=[], speeds="dp 1 GB/s", seconds=1.0, at_ns=5 * S)
 
 HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
     "ranks start when the zygote is ready": ([READY], [StartAll(generation=0)]),
@@ -56,6 +58,12 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
          exited(1, 15, 6), exited(2, 15, 6)],
         [term(0, 1, 2), FINISH],
     ),
+    "a check that finds something ends the launch": (
+        [*STARTED, replace(CHECKED, findings=["dp is slow"], hosts=["a"]), exited(0, 15, 6),
+         exited(1, 15, 6), exited(2, 15, 6)],
+        [term(0, 1, 2), FINISH],
+    ),
+    "one that finds nothing does not": ([*STARTED, CHECKED], []),
     "a second failure ends nobody again": (
         [*STARTED, exited(1, 9, 5), exited(0, 1 << 8, 5.1)],
         [term(0, 2)],

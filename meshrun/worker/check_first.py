@@ -1,0 +1,142 @@
+"""The check before the program (``--check-first``), in a fork of each rank.
+
+The fork joins a process group of its own, measures and exits. The program then finds the rank as it
+is without a check: no group, no thread, no memory in use on the device.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib import import_module
+from typing import Any, NoReturn
+
+from meshrun.check.judge import (
+    Finding,
+    best_bus,
+    dim_rows,
+    failed_hosts,
+    judge,
+    parse_requirements,
+    show_rate,
+    unmet,
+)
+from meshrun.check.measured import Measured
+from meshrun.host.processes import die_with_parent
+from meshrun.host.title import set_title
+from meshrun.layout import Layout
+from meshrun.protocol.codec import StartRank
+from meshrun.protocol.events import Checked
+from meshrun.protocol.packing import pack, unpack
+from meshrun.protocol.rank_end import RankRaised
+from meshrun.worker.early_settings import EarlySettings
+from meshrun.worker.process_group import join_mesh
+from meshrun.worker.program import Raised, format_raised
+from meshrun.worker.reporter import Reporter
+from meshrun.worker.threads import raise_thread_counts
+
+_TIMEOUT_S = 120.0
+"""How long one collective of the check may take."""
+_VERDICT = "meshrun/check/verdict"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What the check found, the same on every rank."""
+
+    findings: list[Finding]
+    speeds: str
+    """Of each dim, for people."""
+
+
+def check_first(order: StartRank, settings: EarlySettings, reporter: Reporter) -> str | None:
+    """Check the mesh together with all other ranks.
+
+    Returns:
+        Why this rank's node is to be left out of the launch; "" if another is the reason why ranks
+        are not to go on, or all; ``None`` if nothing is wrong.
+    """
+    verdict = _in_fork(order, settings, reporter)
+    if isinstance(verdict, Raised):
+        raised = {"kind": verdict.kind, "message": verdict.message, "traceback": verdict.text}
+        reporter.tell(RankRaised, **raised, shown=False)
+        os._exit(1)
+    failed = failed_hosts(verdict.findings)
+    return failed.get(socket.gethostname(), "") if verdict.findings else None
+
+
+def _in_fork(order: StartRank, settings: EarlySettings, reporter: Reporter) -> Verdict | Raised:
+    """Return what a fork of this process found; end as it did if it was killed."""
+    told, telling = os.pipe()
+    rank = os.getpid()
+    fork = os.fork()
+    if fork == 0:
+        die_with_parent(rank)
+        os.close(told)
+        _be_fork(order, settings, reporter, telling)
+    os.close(telling)
+    with open(told, "rb") as file:
+        text = file.read()
+    _, status = os.waitpid(fork, 0)
+    if os.WIFSIGNALED(status):
+        signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
+        os.kill(rank, os.WTERMSIG(status))
+    kinds: dict[str, type[Any]] = {"Verdict": Verdict, "Raised": Raised}
+    found: Verdict | Raised = unpack(text, kinds)
+    return found
+
+
+def _be_fork(
+    order: StartRank, settings: EarlySettings, reporter: Reporter, telling: int
+) -> NoReturn:
+    set_title(f"check of rank {order.rank}")
+    found: Verdict | Raised
+    try:
+        raise_thread_counts(os.environ)
+        with settings.in_effect():
+            for module in order.imports:
+                import_module(module)
+            join_mesh(tuple(order.coordinate), reporter, purpose="/check", timeout_s=_TIMEOUT_S)
+        found = _check(order, partial(reporter.of_fork().tell, Checked))
+    except BaseException as error:
+        found = format_raised(error, may_be_ours=True)
+    with open(telling, "wb") as file:
+        file.write(pack(type(found), asdict(found)))
+    os._exit(0)
+
+
+def _check(order: StartRank, tell: Callable[..., None]) -> Verdict:
+    """Return the verdict, which is rank 0's; it is told before others can act upon it."""
+    began_s = time.monotonic()
+    import torch.distributed as dist
+
+    from meshrun.worker.check_ranks import gather, measure
+
+    require, *paths = order.check
+    measured = gather(measure("quick", paths))
+    store: Any = dist.distributed_c10d._get_default_store()
+    if measured is not None:
+        verdict = _judge(measured, require)
+        tell(
+            findings=[finding.text for finding in verdict.findings],
+            hosts=list(failed_hosts(verdict.findings)),
+            speeds=verdict.speeds,
+            seconds=time.monotonic() - began_s,
+        )
+        store.set(_VERDICT, pack(Verdict, asdict(verdict)))
+        return verdict
+    told: Verdict = unpack(store.get(_VERDICT), {"Verdict": Verdict})
+    return told
+
+
+def _judge(measured: Measured, require: str) -> Verdict:
+    layout = Layout.from_dict(measured.layout)
+    rows = dim_rows(measured, layout)
+    asked = parse_requirements(require, "--require") if require else ()
+    speeds = ", ".join(f"{dim} {show_rate(rate)}" for dim, rate in best_bus(rows).items())
+    return Verdict(findings=[*unmet(asked, rows), *judge(measured, layout)], speeds=speeds)
