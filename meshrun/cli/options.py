@@ -258,7 +258,8 @@ class Options(ParsedOptions):
         "Change the manifests for Kubernetes by this strategic merge patch, in YAML. Repeatable.",
         details="See [how to change a manifest](../how-to/submit.md#change-a-manifest).")
     image = Option(parse.as_written, None, "NAME", SUBMIT,
-        "Container image for Kubernetes, with torch, meshrun and the program.")
+        "Container image for Kubernetes, with torch, meshrun and the program; with Slurm, for "
+        "pyxis.")
 
     show = Repeated(parse.one, "WHERE", OUTPUT,
         "Print only the output of these ranks, such as `dp=0`, `tp=1-3` or `rank=0,3`. "

@@ -275,11 +275,23 @@ def launch_here(
     bare, unseen = request.console.prefix != "mesh", progress.without_what_was_seen(result)
     if not told and (text := render_failure(unseen, told_lost=progress.told_lost, bare=bare)):
         say(text)
+    if plan.is_elastic and _is_other_task(cluster):
+        return 0  # srun returns the worst code of all nodes, and the launch has that of the first
+    return _end_with(request, result)
+
+
+def _end_with(request: LaunchRequest, result: LaunchResult) -> int:
+    """Return the exit code of a launch, or end by the signal that ended it."""
     if request.exit_codes == "torchrun":
         return int(result.exit_code != 0)
     if result.signum is not None and not result.preempted:
         end_by_signal(result.signum)
     return result.exit_code
+
+
+def _is_other_task(cluster: ClusterFacts | None) -> bool:
+    """Whether a scheduler started this process, and another one on the first node."""
+    return cluster is not None and cluster.task is not None and bool(cluster.node_rank)
 
 
 def give_up(options: Options, error: MeshrunError) -> None:

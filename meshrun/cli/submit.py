@@ -29,6 +29,7 @@ from meshrun.submit.patch import Patch, read_patches
 from meshrun.submit.pod import why_no_probes
 from meshrun.submit.sbatch import output_of, render_sbatch
 from meshrun.submit.send import hand_in
+from meshrun.submit.slurm_options import names_container
 
 _GPUS = (
     "--device cpu needs no GPUs; --submit-arg=--gres=... requests them by the name they have here"
@@ -43,7 +44,7 @@ _OF_THE_SUBMISSION = (
     # Without hosts of no effect:
     *(Options.include, Options.exclude, Options.ssh, Options.connect_timeout),
 )
-_ELASTIC = tuple(name for name, kind in KINDS.items() if kind.is_elastic)
+_ELASTIC = ("slurm", *(name for name, kind in KINDS.items() if kind.is_elastic))
 _FOUND_BY_THEMSELVES = "the nodes of a job find each other"
 _CHOSEN = "the scheduler chooses a job's hosts"
 _OF_NO_JOB: Mapping[Option[Any], str] = {
@@ -160,11 +161,14 @@ def _job(scheduler: str, options: Options, request: LaunchRequest, line: Command
     pairs = words_again(options)
     if request.nnodes is None:
         pairs = (*pairs, ("--nnodes", "1"))
+    if scheduler == "slurm" and request.rendezvous.least_nodes is not None:
+        pairs = (*pairs, ("--rdzv-backend", "c10d"))
     words = (*(("-m",) if options.module else ()), *line.program_words)
     _warn_of_secrets([word for pair in pairs for word in pair], words)
     exported = () if scheduler == "slurm" else tuple(asked_for(os.environ, options.export).items())
     texts = [word for pair in (*pairs, *exported) for word in pair]
     check_texts(*words, *texts)
+    in_image = options.image is not None or names_container(options.submit_arg)
     suffix = "" if scheduler == "slurm" else secrets.token_hex(3)
     return Job(
         plan=plan,
@@ -172,7 +176,7 @@ def _job(scheduler: str, options: Options, request: LaunchRequest, line: Command
         options=pairs,
         program=words,
         extras=options.submit_arg,
-        accelerators=0 if _on_cores(scheduler, request) else max(counts),
+        accelerators=0 if _on_cores(scheduler, request, in_image=in_image) else max(counts),
         image=options.image,
         patches=() if scheduler == "slurm" else _patches(options.submit_patch),
         exported=exported,
@@ -244,11 +248,11 @@ def _pair(option: str, value: str) -> tuple[str, ...]:
     return (f"{option}={value}",) if value.startswith("-") else (option, value)
 
 
-def _on_cores(scheduler: str, request: LaunchRequest) -> bool:
-    """Whether ranks need no accelerators: asked for, or this torch, which Slurm's nodes see too."""
+def _on_cores(scheduler: str, request: LaunchRequest, *, in_image: bool) -> bool:
+    """Whether ranks need no accelerators: asked for, or this torch, if Slurm's nodes use it too."""
     if request.device != "auto":
         return request.device == "cpu"
-    return scheduler == "slurm" and accelerator_of_torch() is None
+    return scheduler == "slurm" and not in_image and accelerator_of_torch() is None
 
 
 def _warn_of_secrets(*parts: list[str] | tuple[str, ...]) -> None:

@@ -53,6 +53,7 @@ def detect_step(env: Mapping[str, str], *, terminal: bool | None = None) -> Clus
             f" SLURM_STEP_TASKS_PER_NODE `{env.get('SLURM_STEP_TASKS_PER_NODE')}` do not match"
             f" the step's {nnodes} nodes and {world_size} tasks"
         )
+    hosts, counts = _in_node_order(env, hosts, counts)
     here = counts[node_rank]
     local_rank = read_index(env, here, "SLURM_LOCALID") or 0
     job, step = env["SLURM_JOB_ID"], _step(env)
@@ -92,16 +93,52 @@ def detect_shell(env: Mapping[str, str], *, terminal: bool | None = None) -> Clu
     why = _why_no_task(env, terminal) if job else None
     if why is None:
         return None
+    components = _components(env)
+    hosts = tuple(host for component in components for host in component)
+    hosts = _expanded(env, ("SLURM_JOB_NODELIST", "SLURM_NODELIST"), expand_hosts) or hosts
     return ClusterFacts(
         system="Slurm",
         evidence=f"job {job} (SLURM_JOB_ID)",
         job_id=job,
-        nnodes=read_number(env, "SLURM_JOB_NUM_NODES", "SLURM_NNODES", least=1),
+        nnodes=read_number(env, "SLURM_JOB_NUM_NODES", "SLURM_NNODES", least=1)
+        or len(hosts)
+        or None,
         node_rank=None,
-        hosts=_expanded(env, ("SLURM_JOB_NODELIST", "SLURM_NODELIST"), expand_hosts) or (),
+        hosts=hosts,
         notes=(f"{why}, not a task",),
-        shell=_RUN,
+        shell=_RUN
+        if not components
+        else _RUN.replace(" ", f" --het-group=0-{len(components) - 1} ", 1),
     )
+
+
+def _components(env: Mapping[str, str]) -> list[tuple[str, ...]]:
+    """Return the nodes of each component of a heterogeneous job; nothing in any other.
+
+    Source:
+        "Heterogeneous Job Support", environment variables; Slurm 22.05 for what they hold.
+    """
+    found = []
+    for number in range(read_number(env, "SLURM_HET_SIZE") or 0):
+        nodes = _expanded(env, (f"SLURM_JOB_NODELIST_HET_GROUP_{number}",), expand_hosts)
+        if nodes is None:
+            break
+        found.append(nodes)
+    return found
+
+
+def _in_node_order(
+    env: Mapping[str, str], hosts: tuple[str, ...], counts: tuple[int, ...]
+) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Return a step's nodes, and the tasks of each, as they are numbered.
+
+    A step of several components lists its nodes by name, but numbers them by component.
+    """
+    count_of = dict(zip(hosts, counts, strict=True))
+    numbered = [host for nodes in _components(env) for host in nodes if host in count_of]
+    if sorted(numbered) != sorted(hosts):
+        return hosts, counts
+    return tuple(numbered), tuple(count_of[host] for host in numbered)
 
 
 def _why_no_task(env: Mapping[str, str], terminal: bool | None) -> str | None:

@@ -47,13 +47,18 @@ def fit_to_cluster(
         error.is_told = bool(facts.node_rank)
         raise error
     nnodes = request.nnodes or facts.nnodes or 1
-    if facts.nnodes is not None and nnodes > facts.nnodes:
+    if facts.nnodes is not None and (asked.least_nodes or nnodes) > facts.nnodes:
         raise UsageError(
-            f"--nnodes {nnodes}, but {facts.system} allocated {facts.nnodes} ({facts.evidence})",
+            f"--nnodes {format_nnodes(asked.least_nodes, nnodes)}, but {facts.system} allocated"
+            f" {facts.nnodes} ({facts.evidence})",
             hint=f"remove --nnodes: it defaults to {facts.nnodes} here",
         )
+    if facts.nnodes is not None and facts.task is not None:
+        nnodes = min(nnodes, facts.nnodes)  # others cannot come later
     if nnodes == 1:
-        return replace(request, rendezvous=replace(asked, told=_told_alone(facts)))
+        alone = replace(asked, least_nodes=None, told=_told_alone(facts))
+        given = request.nnodes if asked.least_nodes is None else 1
+        return replace(request, nnodes=given, rendezvous=alone)
     return _on_several(request, facts, nnodes)
 
 
@@ -219,9 +224,8 @@ def _in_shell(
     if (request.nnodes or 1) > 1 and not says_where:
         if facts.starter and facts.hosts and may_step:
             return _on_hosts_of_job(request, facts)
-        if may_step and asked.least_nodes is None:
-            told = f"{facts.system}, {facts.evidence}: srun starts a launcher on each node"
-            return replace(request, rendezvous=replace(asked, step_of=facts.job_id, told=(told,)))
+        if may_step:
+            return _in_a_step(request, facts)
         why = "; ".join(facts.notes) or facts.evidence
         raise UsageError(
             f"--nnodes {request.nnodes} in a {facts.system} shell, which starts nothing on"
@@ -235,6 +239,16 @@ def _in_shell(
         on_all = f"--nnodes {facts.nnodes}" if may_step or facts.starter else command
         return replace(request, rendezvous=replace(asked, told=(f"{told} to use all: {on_all}",)))
     return request
+
+
+def _in_a_step(request: LaunchRequest, facts: ClusterFacts) -> LaunchRequest:
+    """Return the request with the nodes of the job on which srun is to start a launcher."""
+    asked, nnodes = request.rendezvous, request.nnodes or 1
+    if asked.least_nodes is not None and facts.nnodes is not None:
+        nnodes = max(asked.least_nodes, min(nnodes, facts.nnodes))
+    told = f"{facts.system}, {facts.evidence}: srun starts a launcher on each node"
+    rendezvous = replace(asked, step_of=facts.job_id, told=(told,))
+    return replace(request, nnodes=nnodes, rendezvous=rendezvous)
 
 
 def _on_hosts_of_job(request: LaunchRequest, facts: ClusterFacts) -> LaunchRequest:

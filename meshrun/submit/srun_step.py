@@ -8,12 +8,14 @@ import signal
 import subprocess
 from collections.abc import Sequence
 
+from meshrun.errors import UsageError
 from meshrun.host.descriptors import say
 from meshrun.host.machine import UNKNOWN_HOST
 from meshrun.host.processes import die_with_parent
 from meshrun.plan.plan import check_elsewhere
 from meshrun.plan.request import LaunchRequest
 from meshrun.start import own_command
+from meshrun.submit.slurm_options import how_tasks_end
 from meshrun.supervisor.program_file import check_program
 from meshrun.supervisor.signals import SignalQueue
 
@@ -32,16 +34,16 @@ def launch_on_nodes(request: LaunchRequest, words: Sequence[str], *, job: str) -
         UsageError: If the request does not fit together, before anything is started.
     """
     nnodes = request.nnodes or 1
+    which = _which(nnodes)
     _check(request)
     say(f"meshrun: Slurm, job {job}: starting a launcher on each of {nnodes} nodes with srun")
     # The step may use all that the job has on each node: some clusters bind a task to one core
     # else. What the job says of its tasks is for other steps than this one.
     name = f"meshrun-{secrets.token_hex(4)}"
     srun = [
-        *("srun", f"--job-name={name}", f"--nodes={nnodes}", f"--ntasks={nnodes}"),
+        *("srun", f"--job-name={name}", *which),
         *("--ntasks-per-node=1", "--cpu-bind=none", "--export=ALL"),
-        # Launchers end together; to kill the others at once would take their exit codes.
-        *("--kill-on-bad-exit=0", "--wait=60"),
+        *how_tasks_end(is_elastic=request.rendezvous.least_nodes is not None),
     ]
     passed_on = (*request.stop_signals, *request.forwarded_signals, signal.SIGQUIT)
     caught = SignalQueue(
@@ -62,6 +64,29 @@ def launch_on_nodes(request: LaunchRequest, words: Sequence[str], *, job: str) -
     caught.restore()
     code = process.returncode
     return code if code >= 0 else 128 - code
+
+
+def _which(nnodes: int) -> list[str]:
+    """Return the options of srun for one task on each node; of a heterogeneous job on all.
+
+    Raises:
+        UsageError: If it is to be some nodes of a heterogeneous job.
+    """
+    size = int(os.environ.get("SLURM_HET_SIZE") or 0)
+    if not size:
+        return [f"--nodes={nnodes}", f"--ntasks={nnodes}"]
+    counts = [
+        int(os.environ.get(f"SLURM_JOB_NUM_NODES_HET_GROUP_{number}") or 0)
+        for number in range(size)
+    ]
+    if sum(counts) != nnodes:
+        raise UsageError(
+            f"--nnodes {nnodes}, but the components of the Slurm job have"
+            f" {' + '.join(map(str, counts))} nodes",
+            hint=f"use --nnodes {sum(counts)}, or name components: srun --het-group=0"
+            " --ntasks-per-node=1 meshrun ...",
+        )
+    return [f"--het-group=0-{size - 1}"]
 
 
 def _check(request: LaunchRequest) -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
+import shlex
+import subprocess
 from pathlib import Path
 
+import psutil
 import pytest
 
-from tests.engines.slurm import Slurm
+from tests.engines.slurm import Slurm, start_slurm, why_no_slurm
 from tests.kit import PROGRAMS, command, run_meshrun, wait_until
 
 pytestmark = pytest.mark.torch
 NODES = PROGRAMS / "nodes.py"
+ELASTIC = PROGRAMS / "elastic.py"
 REQUEUED = PROGRAMS / "requeued.py"
 PATIENT = """\
 import os, signal
@@ -128,6 +132,86 @@ def test_a_cancelled_job_does_not_go_on(slurm: Slurm, tmp_path: Path) -> None:
     shown = slurm.run(["scontrol", "show", "job", job]).stdout
     assert "JobState=CANCELLED" in shown
     assert "Restarts=0" in shown
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_an_elastic_job_continues_without_a_machine(tmp_path: Path) -> None:
+    """It has as many nodes as there are; one is lost, and the job succeeds on the others."""
+    if (reason := why_no_slurm()) is not None:
+        pytest.skip(reason)
+    with start_slurm(own_name="loopback") as slurm:
+        sent = slurm.run(
+            command("--submit", "slurm", "--nnodes", "2:8", "--mesh", "dp=1:8", "--device", "cpu",
+                    "--nproc-per-node", "1", "--submit-arg=--output=out", ELASTIC, tmp_path),
+            cwd=tmp_path, env={"TMPDIR": str(tmp_path)},  # where a lost machine leaves its folder
+        )  # fmt: skip
+        job, output = sent.stdout.strip(), tmp_path / "out"
+        wait_for(output, " of 3 in 0 on", 3)
+        slurm.hosts.kill_all(2)
+        wait_for(output, " of 2 in 1 on", 2)
+        (tmp_path / "go").touch()
+        slurm.wait_gone(job)
+
+        shown = slurm.run(["scontrol", "show", "job", job]).stdout
+        assert "JobState=COMPLETED" in shown, output.read_text() + shown
+        assert "Restarts=0 " in shown, shown
+
+
+@pytest.mark.nightly
+def test_a_range_of_nodes_in_a_shell_uses_those_of_the_job(slurm: Slurm, tmp_path: Path) -> None:
+    """Three of eight; one leaves alone, and the step has the code of the launch."""
+    words = command(
+        "--nnodes", "2:8", "--rdzv-backend", "c10d", "--mesh", "dp=1:8", "--nproc-per-node", "1",
+        ELASTIC, tmp_path,
+    )  # fmt: skip
+    output = tmp_path / "out"
+    script = tmp_path / "script"
+    script.write_text(f"#!/bin/bash\n{shlex.join(map(str, words))} > {output} 2>&1; echo $?\n")
+    script.chmod(0o755)
+    shell = slurm.popen("salloc", "--nodes=3", script, stdout=subprocess.PIPE, text=True)
+    wait_for(output, " of 3 in 0 on", 3)
+    (launcher,) = [
+        process for process in map(psutil.Process, slurm.hosts.processes(2))
+        if "meshrun launcher" in " ".join(process.cmdline())
+    ]  # fmt: skip
+    launcher.terminate()
+    wait_for(output, " of 2 in 1 on", 2)
+    (tmp_path / "go").touch()
+
+    assert shell.communicate(timeout=90)[0] == "0\n", output.read_text()
+
+
+@pytest.mark.nightly
+def test_tasks_of_an_array_do_not_meet(slurm: Slurm, tmp_path: Path) -> None:
+    """They run at the same time on the same nodes, each with an output of its own."""
+    sent = slurm.run(
+        command("--submit", "slurm", "--nnodes", "2", "--mesh", "dp=2", "--device", "cpu",
+                "--no-prefix", "--submit-arg=--array=3-4", NODES),
+        cwd=tmp_path,
+    )  # fmt: skip
+    job = sent.stdout.strip()
+    slurm.wait_gone(job)
+
+    assert sent.stderr.endswith(f"output: {tmp_path}/nodes-{job}_%a.out\n")
+    for task in (3, 4):
+        printed = (tmp_path / f"nodes-{job}_{task}.out").read_text()
+        assert re.findall(r"rank (\d) of 2.*, sum 1", printed).__len__() == 2, printed
+
+
+@pytest.mark.nightly
+def test_a_heterogeneous_job_is_one_launch(slurm: Slurm) -> None:
+    """Its nodes are numbered by component, not by name; a step or a shell uses all of them."""
+    words = shlex.join(map(str, command("--nnodes", "3", "--mesh", "dp=3", "--no-prefix", NODES)))
+    other = words.replace("--nnodes 3", "--nnodes 2")
+    step = f"srun --het-group=0,1 --ntasks-per-node=1 {words.replace('--nnodes 3', '')}"
+    shell = slurm.salloc(
+        "--nodes=1", "--nodelist=sl2", ":", "--nodes=2", "sh", "-c", f"{step}; {words}; {other}"
+    )
+
+    assert shell.stdout.count("rank 0 of 3 on sl2: dp 0, sum 3") == 2, shell.stderr
+    assert shell.stdout.count(", sum 3") == 6
+    assert "--nnodes 2, but the components of the Slurm job have 1 + 2 nodes" in shell.stderr
 
 
 @pytest.mark.nightly

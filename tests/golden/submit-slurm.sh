@@ -36,7 +36,7 @@ srun --nodes=4 --ntasks-per-node=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" \
 code=$?
 
 # 75: preempted, and every rank exited with 0 after SIGTERM: requeue. 69: a node was lost, or the
-# nodes did not find each other: requeue up to ten times.
+# nodes did not find each other: requeue up to ten times. Any other code ends the job.
 if [ "$code" -eq 75 ] || { [ "$code" -eq 69 ] && [ "${SLURM_RESTART_COUNT:-0}" -lt 10 ]; }; then
     scontrol requeue "$SLURM_JOB_ID" && exit 0
 fi

@@ -174,6 +174,10 @@ ERRORS: dict[str, list[str]] = {
     "a patch that is not there": [
         "--submit", "kubernetes", "--image", "a", "--submit-patch", "p.yaml", "train.py",
     ],
+    "fewer GPUs than workers": [
+        "--submit", "slurm", "--nnodes", "2", "--nproc-per-node", "8", "--device", "cuda",
+        "--submit-arg=--gres=gpu:a100:4", "-n", "train.py",
+    ],
     "a variable of a job that has all": ["--submit", "slurm", "--export", "HOME", "train.py"],
     "a job on nodes that differ": [
         "--submit", "slurm", "--mesh", "12", "--nnodes", "2", "--nproc-per-node", "8,4", "train.py",
@@ -243,6 +247,11 @@ JOBS: dict[str, list[str]] = {
     "submit-slurm-own-choice.sh": [
         "--submit", "slurm", "--nnodes", "2", "--mesh", "dp=2,tp=4", "--device", "cpu",
         "--submit-arg=--exclusive", "--submit-arg=--no-requeue --output=logs/%j.txt",
+    ],
+    "submit-slurm-elastic.sh": [
+        "--submit", "slurm", "--nnodes", "2:8", "--mesh", "dp=1:64", "--nproc-per-node", "8",
+        "--image", "nvcr.io#nvidia/pytorch:1", "--submit-arg",
+        "--array=0-3 --container-mounts=/data:/data",
     ],
     "submit-kubernetes.yaml": [
         "--submit", "kubernetes", *_LAUNCH, *_IMAGE, "--metrics", "0.0.0.0:9400",

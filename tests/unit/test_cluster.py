@@ -24,6 +24,8 @@ from tests.schedulers import (
     FLUX,
     GRIDENGINE,
     GROUP,
+    HET_SHELL,
+    HET_STEP,
     HYDRA,
     INTEL,
     JSRUN,
@@ -104,6 +106,24 @@ def test_the_block_or_leaf_switch_of_a_slurm_node(address: str, pattern: str, do
 
     assert facts.domain == domain
     assert fit_to_cluster(request, replace(facts, task=None)).rendezvous.domain == domain
+
+
+def test_a_step_of_a_heterogeneous_job() -> None:
+    """Its nodes are listed by name, with the tasks of each, but numbered by component."""
+    facts = detect(HET_STEP)
+    of_one = {"SLURM_NTASKS": "3", "SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "sl[0-1]",
+              "SLURM_STEP_NODELIST": "sl[0-1]", "SLURM_STEP_NUM_NODES": "2", "SLURM_NODEID": "0",
+              "SLURM_STEP_NUM_TASKS": "3", "SLURM_STEP_TASKS_PER_NODE": "2,1",
+              "SLURM_PROCID": "0"}  # fmt: skip
+    alone = detect({**HET_STEP, **of_one})
+    shell = detect(HET_SHELL)
+
+    assert (facts.hosts, facts.node_rank, facts.head) == (("sl2", "sl0", "sl1"), 1, ("sl2",))
+    assert facts.task is not None
+    assert (facts.task.per_node, facts.task.in_blocks) == ((2, 2, 1), True)
+    assert alone.hosts == ("sl0", "sl1")
+    assert (shell.nnodes, shell.hosts) == (3, ("sl2", "sl0", "sl1"))
+    assert shell.shell == "srun --het-group=0-1 --ntasks-per-node=1 meshrun ..."
 
 
 def test_several_tasks_on_a_slurm_node() -> None:

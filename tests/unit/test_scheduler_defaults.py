@@ -106,6 +106,26 @@ def test_what_the_user_says_counts_first(asked: dict[str, Any], kept: dict[str, 
     assert found.hosts == SLURM.hosts
 
 
+def test_a_range_ends_with_the_nodes_of_the_step() -> None:
+    """Where tasks are started together, none comes later; one that is alone is not elastic."""
+    task = Task(rank=1, world_size=3, local_rank=0, local_world_size=1, per_node=(1, 1, 1))
+    asked = {"nnodes": 8, "least_nodes": 1, "backend": "c10d"}
+    found = fitted(replace(SLURM, task=task), **asked)
+    pod = fitted(replace(INDEXED, nnodes=3), **asked)
+    only = Task(rank=0, world_size=1, local_rank=0, local_world_size=1, per_node=(1,))
+    alone = fitted(replace(SLURM, nnodes=1, node_rank=0, task=only), **asked)
+    shell = fit_to_cluster(request(**asked), replace(SHELL, nnodes=3), may_step=True)
+
+    assert (found.nnodes, found.rendezvous.least_nodes) == (3, 1)
+    assert found.rendezvous.master_addr == "sl0"
+    assert pod.nnodes == 8
+    assert (alone.nnodes, alone.rendezvous.least_nodes) == (1, None)
+    assert plan_rendezvous(alone.rendezvous, nnodes=1, node_timeout_s=9.0) is None
+    assert (shell.nnodes, shell.rendezvous.step_of) == (3, "3")
+    with pytest.raises(UsageError, match="--nnodes 4:8, but Slurm allocated 3"):
+        fitted(SLURM, **{**asked, "least_nodes": 4})
+
+
 def test_fewer_nodes_than_there_are() -> None:
     """The first ones, as the scheduler counts them."""
     found = fitted(SLURM, nnodes=2)

@@ -20,7 +20,7 @@ from tests.unit.test_submit_texts import containers, make_job
 
 def patched(kind: str, text: str) -> list[dict[str, Any]]:
     """Return the documents of a job with a patch."""
-    job = make_job(patches=read_patches(text, "p.yaml"))
+    job = make_job(image="a", patches=read_patches(text, "p.yaml"))
     return list(yaml.safe_load_all(render_manifest(job, kind)))
 
 
@@ -94,7 +94,7 @@ def test_a_patch_does_what_kustomize_does(tmp_path: Path, patch: str) -> None:
         pytest.skip("needs kubectl")
     named = yaml.safe_load(patch)
     named.setdefault("metadata", {})["name"] = "train"
-    (tmp_path / "job.yaml").write_text(render_manifest(make_job(), "kubernetes"))
+    (tmp_path / "job.yaml").write_text(render_manifest(make_job(image="a"), "kubernetes"))
     (tmp_path / "kustomization.yaml").write_text(
         f"resources: [job.yaml]\npatches: [{{patch: {json.dumps(json.dumps(named))}}}]\n"
     )
@@ -133,7 +133,7 @@ def test_patches_follow_each_other() -> None:
         "spec: {activeDeadlineSeconds: 1}\n---\nkind: Service\nmetadata: {labels: {a: b}}\n---\n"
     )
     second = '{"spec": {"activeDeadlineSeconds": 2}}'
-    job = make_job(patches=(*read_patches(first, "a"), *read_patches(second, "b")))
+    job = make_job(image="a", patches=(*read_patches(first, "a"), *read_patches(second, "b")))
     text = render_manifest(job, "kubernetes")
     service, workload = yaml.safe_load_all(text)
 

@@ -25,7 +25,8 @@ from meshrun.submit.job import Job, job_name
 from meshrun.submit.manifests import KINDS, render_manifest, render_rest
 from meshrun.submit.patch import Patch
 from meshrun.submit.pod import why_no_probes
-from meshrun.submit.sbatch import option_names, output_of, render_sbatch
+from meshrun.submit.sbatch import output_of, render_sbatch
+from meshrun.submit.slurm_options import option_names
 from meshrun.submit.yaml import quote
 
 WORDS = st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")))
@@ -35,6 +36,7 @@ NAMES = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 def make_job(
     *args: str,
     extras: tuple[str, ...] = (),
+    image: str | None = None,
     patches: tuple[Patch, ...] = (),
     exported: tuple[tuple[str, str], ...] = (),
     **changes: Any,
@@ -50,7 +52,7 @@ def make_job(
         program=("train.py", *args),
         extras=extras,
         accelerators=4,
-        image="hub/train:3",
+        image=image,
         patches=patches,
         exported=exported,
     )
@@ -93,7 +95,7 @@ def test_a_text_is_the_same_in_yaml(text: str) -> None:
 @given(words=WORDS)
 def test_words_are_the_same_in_a_container(kind: str, words: list[str]) -> None:
     """After YAML, and after Kubernetes has filled in variables."""
-    job = make_job(*words, "$(HOME)", "$$(HOME)", "$")
+    job = make_job(*words, "$(HOME)", "$$(HOME)", "$", image="a")
     documents = list(yaml.safe_load_all(render_manifest(job, kind)))
     (container,) = containers(documents)
     typed = ["--mesh", "dp=2,tp=4", "--nnodes", "2", "train.py", *job.program[1:]]
@@ -146,7 +148,7 @@ def test_each_run_of_a_job_draws_a_secret(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("code", "restarts", "asked"),
     [(0, "", 0), (75, "", 1), (143, "", 0), (75, "40", 1), (69, "", 1), (69, "9", 1),
-     (69, "10", 0), (1, "", 0)],
+     (69, "10", 0), (1, "", 0), (78, "", 0)],
 )  # fmt: skip
 def test_a_job_that_was_preempted_or_lost_a_node_is_requeued(
     tmp_path: Path, code: int, restarts: str, asked: int
@@ -187,7 +189,12 @@ def test_what_the_user_says_to_sbatch_counts(extra: str, gone: str) -> None:
     assert f"#SBATCH {extra}\n" in theirs
 
 
-@pytest.mark.parametrize("extra", ["--nodes=4", "-N 4", "-n8", "gpu", "-p 'gpu", "--comment=a\nb"])
+@pytest.mark.parametrize(
+    "extra",
+    ["--nodes=4", "-N 4", "-n8", "--ntasks-per-gpu=1", "gpu", "-p 'gpu", "--comment=a\nb",
+     "--gpus-per-node=2", "--gres=gpu:a100:2,nvme:1", "--gres=gpu", "-G7", "--gpus=a100:3,h100:3",
+     "--gpus-per-task 1"],
+)  # fmt: skip
 def test_what_contradicts_the_plan_is_refused(extra: str) -> None:
     """As is what sbatch could not read."""
     with pytest.raises(UsageError, match="--submit-arg"):
@@ -216,6 +223,50 @@ def test_a_signal_that_would_end_the_job_is_refused(asked: str, found: str) -> N
         assert f"--signal={passed}\n" in render_sbatch(job, launcher=["python"], folder="/")
 
 
+@pytest.mark.parametrize(
+    "extra", ["--gres=gpu:a100:4", "-G8", "--gres=nvme:1", "--gpus-per-node=a100:2,h100:2",
+              "--gpus-per-node=all", "--gres=gpu:a100:2(S:0)"],
+)  # fmt: skip
+def test_enough_gpus_or_an_unknown_number_are_the_users_choice(extra: str) -> None:
+    """Only fewer than there are workers to use them contradict the plan."""
+    script = render_sbatch(make_job(extras=(extra,)), launcher=["python"], folder="/")
+
+    assert f"#SBATCH {extra}\n" in script
+
+
+@pytest.mark.parametrize(
+    ("extras", "image", "rest", "srun"),
+    [
+        ((), "hub/train:3", "", "--container-image=hub/train:3"),
+        (("--container-image=a#b:1",), "hub/train:3", "", "'--container-image=a#b:1'"),
+        (("-p gpu --container-image a --container-mounts '/a b:/b' -t 4",), None, "-p gpu -t 4",
+         "--container-image a --container-mounts '/a b:/b'"),
+        (("--container-image=a --no-container-mount-home", "--container-writable --mem 0"), None,
+         "--mem 0", "--container-image=a --no-container-mount-home --container-writable"),
+        (("--container=/bundle",), None, "", "--container=/bundle"),
+    ],
+)  # fmt: skip
+def test_a_container_is_around_the_launcher(
+    extras: tuple[str, ...], image: str | None, rest: str, srun: str
+) -> None:
+    """And not around the script, which calls srun; it starts the image's meshrun."""
+    job = make_job(extras=extras, image=image)
+    script = render_sbatch(job, launcher=["/my/python", "start.py"], folder="/")
+    directives = [line for line in script.splitlines() if line.startswith("#SBATCH")]
+
+    assert f"    {srun} \\\n    meshrun \\\n" in script
+    assert not any("container" in line for line in directives)
+    assert not rest or f"#SBATCH {rest}" in directives
+
+
+def test_mounts_alone_are_no_container() -> None:
+    """A name of one may be the site's default: what is said of it goes to srun all the same."""
+    job = make_job(extras=("--container-mounts=/a:/b",))
+    script = render_sbatch(job, launcher=["/my/python"], folder="/")
+
+    assert "    --container-mounts=/a:/b \\\n    /my/python \\\n" in script
+
+
 def test_output_is_where_the_user_says() -> None:
     """As far as the pattern can be told."""
     folder = "/home/me"
@@ -223,6 +274,7 @@ def test_output_is_where_the_user_says() -> None:
     assert output_of("7", make_job(), folder) == "/home/me/train-7.out"
     assert output_of("7", make_job(extras=("-o /logs/%j.txt",)), folder) == "/logs/7.txt"
     assert output_of("7", make_job(extras=("-omine",)), folder) == "/home/me/mine"
+    assert output_of("7", make_job(extras=("-a 1-3",)), folder) == "/home/me/train-7_%a.out"
     assert output_of("7", make_job(extras=("--output=a/%x",)), folder) == "/home/me/a/train"
     assert option_names(["-p gpu -o x", "--time=1"]) == {"-p", "--output", "--time"}
 
@@ -253,7 +305,7 @@ def test_a_name_is_one_for_every_scheduler(target: str, run_id: str | None) -> N
 
 def manifest(kind: str, **changes: Any) -> list[dict[str, Any]]:
     """Return the documents of a manifest, its Secret too."""
-    job = make_job(**changes)
+    job = make_job(**changes, image="hub/train:3")
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "train", "uid": "u"}
     text = render_manifest(job, kind) + "---\n" + render_rest(job, kind, "x", owner)
     return list(yaml.safe_load_all(text))
@@ -390,7 +442,7 @@ def check_pod(pod: dict[str, Any]) -> None:
 def test_secrets_are_in_the_secret_alone(kind: str) -> None:
     """Of exported variables the others are in the pod, as they are; nothing shows a secret."""
     exported = (("HF_TOKEN", "hf_hush"), ("HF_HOME", "$(HOME)/$x"))
-    job = make_job(exported=exported)
+    job = make_job(exported=exported, image="a")
     *others, secret = manifest(kind, exported=exported)
     (container,) = containers(others)
     variables = {each["name"]: each for each in container["env"]}
