@@ -222,7 +222,7 @@ def test_a_script_of_the_user_needs_no_srun(slurm: Slurm) -> None:
     printed = slurm.sbatch(f"{' '.join(words)}\n{' '.join(fails)}\necho code $?", "--nodes=2")
 
     assert re.findall(r"rank \d of 4.* sum 6", printed).__len__() == 4, printed
-    assert printed.count("srun starts a launcher on each of 2 nodes") == 2
+    assert printed.count("starting a launcher on each of 2 nodes with srun") == 2
     assert printed.splitlines()[-1] == "code 7", printed
 
 
@@ -290,7 +290,7 @@ def test_one_node_needs_no_srun(slurm: Slurm) -> None:
     )
 
     assert printed.stdout.count("of 2 on sl0") == 4, printed.stderr
-    assert "srun starts" not in printed.stderr
+    assert "with srun" not in printed.stderr
     assert printed.stderr.count("one of 2 nodes; to use all: --nnodes 2") == 1
 
 
