@@ -39,6 +39,27 @@ class DimRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LinkRates:
+    """Links between nodes, or between the ranks of one node, by the two at their ends."""
+
+    rates: dict[frozenset[int], float]
+    """Bytes a second."""
+    usual: float
+    slow: frozenset[frozenset[int]]
+    """Those with less than half of what is usual."""
+
+    @property
+    def bad_ends(self) -> list[int]:
+        """Return the nodes, or ranks, of which all links are slow."""
+        found = []
+        for unit in sorted(set().union(*self.rates)):
+            links = [pair for pair in self.rates if unit in pair]
+            if len(links) > 1 and self.slow.issuperset(links):
+                found.append(unit)
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """Something that a user should know, and whether nodes are worse for it."""
 
@@ -87,19 +108,36 @@ def dim_rows(measured: Measured, layout: Layout) -> list[DimRow]:
         slowest = {group: max(by_rank[rank] for rank in group) for group in groups}
         worst = max(groups, key=lambda group: slowest[group])
         times = sorted(slowest.values())
-        members = len(worst)
-        moved = BUS_FACTOR[op] * length * (members - 1) / members
         rows.append(
             DimRow(
                 dim=dim,
                 op=op,
                 bytes=length,
                 seconds=(times[0], median(times), times[-1]),
-                bus=moved / times[-1],
+                bus=_bus(op, length, len(worst), times[-1]),
                 slowest=worst,
             )
         )
     return rows
+
+
+def group_rates(
+    measured: Measured, layout: Layout, dim: str, length: int
+) -> Iterator[tuple[tuple[int, ...], float]]:
+    """Yield each group of a dim with its bus bandwidth in all_reduce of a buffer."""
+    seconds = {
+        rank.rank: each.seconds
+        for rank in measured.ranks
+        for each in rank.collectives
+        if (each.dim, each.op, each.bytes) == (dim, "all_reduce", length)
+    }
+    for group in map(tuple, _groups(layout, dim)):
+        slowest = max(seconds[rank] for rank in group)
+        yield group, _bus("all_reduce", length, len(group), slowest)
+
+
+def _bus(op: str, length: int, members: int, seconds: float) -> float:
+    return BUS_FACTOR[op] * length * (members - 1) / members / seconds
 
 
 def best_bus(rows: Iterable[DimRow]) -> dict[str, float]:
@@ -161,8 +199,12 @@ def judge(measured: Measured, layout: Layout) -> list[Finding]:
 
 
 def failed_hosts(findings: Iterable[Finding]) -> dict[str, str]:
-    """Return the hosts to leave out, with why."""
-    return {host: finding.text for finding in findings for host in finding.hosts}
+    """Return the hosts to leave out, each with the gravest reason."""
+    failed: dict[str, str] = {}
+    for finding in findings:
+        for host in finding.hosts:
+            failed.setdefault(host, finding.text)
+    return failed
 
 
 def _differing(ranks: Sequence[RankMeasures]) -> Iterator[Finding]:
@@ -206,9 +248,8 @@ def _slow_ranks(measured: Measured, _layout: Layout) -> Iterator[Finding]:
             )
 
 
-def _slow_links(measured: Measured, layout: Layout) -> Iterator[Finding]:
-    """Tell a bad node, all of whose links are slow, from a bad link between two good ones."""
-    hosts = {rank.rank: rank.host for rank in measured.ranks}
+def link_rates(measured: Measured, layout: Layout) -> LinkRates:
+    """Return the bandwidth of each link between nodes, of one node between ranks."""
     many_nodes = layout.nnodes > 1
     rates: dict[frozenset[int], float] = {}
     for rank in measured.ranks:
@@ -216,25 +257,32 @@ def _slow_links(measured: Measured, layout: Layout) -> Iterator[Finding]:
             ends = (rank.rank, each.peer)
             pair = frozenset(layout.node_rank(end) if many_nodes else end for end in ends)
             rates[pair] = min(rates.get(pair, float("inf")), each.bytes / each.seconds)
+    # Half of all may be a bad node's.
+    usual = sorted(rates.values())[len(rates) * 3 // 4] if rates else 0.0
+    by_chance = any(rank.shares_cores for rank in measured.ranks)
+    slow = frozenset(pair for pair, rate in rates.items() if rate * SLOW < usual and not by_chance)
+    return LinkRates(rates=rates, usual=usual, slow=slow)
+
+
+def _slow_links(measured: Measured, layout: Layout) -> Iterator[Finding]:
+    """Tell a bad node, all of whose links are slow, from a bad link between two good ones."""
+    hosts = {rank.rank: rank.host for rank in measured.ranks}
+    many_nodes, found = layout.nnodes > 1, link_rates(measured, layout)
+    rates, usual, slow = found.rates, found.usual, found.slow
     if len(rates) < 2:
         return
-    usual = sorted(rates.values())[len(rates) * 3 // 4]  # half of all may be a bad node's
-    slow = {pair for pair, rate in rates.items() if rate * SLOW < usual}
 
     def name(unit: int) -> str:
         return hosts[layout.rank_at(unit, 0)] if many_nodes else f"rank {unit}"
 
-    bad = []
-    for unit in sorted(set().union(*rates)):
-        links = [pair for pair in rates if unit in pair]
-        if len(links) > 1 and all(pair in slow for pair in links):
-            bad.append(unit)
-            best = max(rates[pair] for pair in links)
-            yield Finding(
-                text=f"all links of {name(unit)} are slow: {show_rate(best)} at best, where"
-                f" others have {show_rate(usual)}",
-                hosts=(hosts[layout.rank_at(unit, 0) if many_nodes else unit],),
-            )
+    bad = found.bad_ends
+    for unit in bad:
+        best = max(rate for pair, rate in rates.items() if unit in pair)
+        yield Finding(
+            text=f"all links of {name(unit)} are slow: {show_rate(best)} at best, where"
+            f" others have {show_rate(usual)}",
+            hosts=(hosts[layout.rank_at(unit, 0) if many_nodes else unit],),
+        )
     for pair in sorted(slow, key=sorted):
         if pair.isdisjoint(bad):
             one, other = sorted(pair)

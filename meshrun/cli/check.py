@@ -32,8 +32,6 @@ def check_program(options: Options, words: tuple[str, ...]) -> Program:
             f"--check runs no program, found `{words[0]}`",
             hint="--check quick, --check full, or the program without --check",
         )
-    if options.format == "svg":
-        raise UsageError("--check has no picture", hint="--format text or json")
     if options.mesh is None:
         raise UsageError("--check requires --mesh", hint="such as --check --mesh dp=2,tp=4")
     return Program(
@@ -76,6 +74,7 @@ def check_mesh(
             return code
         with open(path) as file:
             measured: Measured = take(Measured, json.load(file))
+    from meshrun.report.check_picture import render_check_svg
     from meshrun.report.check_result import check_as_json, render_check
     from meshrun.report.plan_output import print_text
 
@@ -84,6 +83,9 @@ def check_mesh(
         *unmet(options.require, dim_rows(measured, layout)),
         *judge(measured, layout),
     ]
-    render = check_as_json if options.format == "json" else render_check
-    print_text(f"{render(measured, layout, findings)}\n", options.output)
+    render = {"json": check_as_json, "svg": render_check_svg}.get(options.format, render_check)
+    text = render(measured, layout, findings)
+    print_text(text if text.endswith("\n") else f"{text}\n", options.output)
+    if options.format == "svg" and options.output not in (None, "-"):  # a table is seen at once
+        print_text(f"{render_check(measured, layout, findings)}\n", None)
     return _FOUND if findings else 0

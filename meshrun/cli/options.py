@@ -229,8 +229,8 @@ class Options(ParsedOptions):
         details="See [other schedulers](../how-to/other-schedulers.md#find-out-what-is-detected). "
         "No program is needed; `--format json` prints JSON.")
     format = Option(parse.choice("text", "json", "svg"), "text", "text|json|svg", PREVIEW,
-        "Format of the plan. `svg` draws the layout.", details="See [the JSON schema]"
-        "(plan-json.md) and [pictures](../how-to/draw-a-layout.md).")
+        "Format of the plan, or of what `--check` found. `svg` draws the layout.", details="See "
+        "[the JSON schema](plan-json.md) and [pictures](../how-to/draw-a-layout.md).")
     output = Option(parse.as_written, None, "FILE", PREVIEW,
         "Write the plan to this file.", unset="stdout", short="-o", details="A file is replaced "
         "atomically; an existing device or pipe is written to; `-` is stdout.")

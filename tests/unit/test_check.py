@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import xml.etree.ElementTree as ET
 from dataclasses import asdict, replace
 
 import pytest
@@ -25,9 +26,11 @@ from meshrun.check.schedule import meetings, pairs_of
 from meshrun.errors import UsageError
 from meshrun.layout import Layout
 from meshrun.protocol.packing import take
+from meshrun.report.check_picture import render_check_svg
 from meshrun.report.check_result import check_as_json, render_check
 
 MIB = 1 << 20
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 @given(st.integers(1, 40))
@@ -150,6 +153,31 @@ def test_ranks_that_share_cores_are_not_compared() -> None:
     shared = changed(changed(found, 0, shares_cores=True), 3, gflops=1.0)
     assert judge(shared, LAYOUT) == []
     assert "ranks share cores" in render_check(shared, LAYOUT, [])
+
+
+@pytest.mark.parametrize(
+    ("layout", "slow", "drawn"),
+    [
+        (LAYOUT, [(1, 2)], ["1 and 2: 100 MB/s"]),
+        (LAYOUT, [(1, other) for other in (0, 2, 3)], []),  # its frame says it
+        (Layout.parse("dp=2,tp=4"), [(1, 6)], ["1 and 6: 100 MB/s"]),
+        (Layout.parse("dp=64,tp=8", nproc_per_node=(8,) * 64), [(3, 40)], ["3 and 40: 100 MB/s"]),
+        (Layout.parse("dp=4", nproc_per_node=(1, 3)), [], []),
+    ],
+)
+def test_a_picture(layout: Layout, slow: list[tuple[int, int]], drawn: list[str]) -> None:
+    """A map of the links and of each dim, with every rank; red is what is slow."""
+    found = measured(layout, {frozenset(pair): 1e8 for pair in slow})
+    picture = ET.fromstring(render_check_svg(found, layout, judge(found, layout)))
+    titles = [title.text or "" for title in picture.iter(f"{SVG}title")]
+    for rank in range(layout.world_size):
+        cells = [text for text in titles if text.startswith(f"rank {rank}: ")]
+        assert len(cells) == 1 + len(layout.dim_labels)
+    red = [part for part in picture.iter() if part.get("class") == "slow"]
+    arcs = [part.findtext(f"{SVG}title") for part in red if part.tag == f"{SVG}path"]
+    assert arcs == drawn
+    assert len(red) - len(arcs) == (len(slow) > 1)
+    assert "in GB/s" in "".join(text.text or "" for text in picture.iter(f"{SVG}text"))
 
 
 def test_requirements() -> None:

@@ -1,0 +1,256 @@
+"""The result of ``--check`` as a picture: each rank by its speed, with slow links. Pure.
+
+One map of the links, and one of each dim; nodes and ranks stand where a picture of the layout has
+them. Colours are by the logarithm, from the slowest of a map to its fastest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, log
+from statistics import median
+
+from meshrun.check.judge import (
+    Finding,
+    LinkRates,
+    dim_rows,
+    group_rates,
+    link_rates,
+    show_rate,
+    size_of,
+)
+from meshrun.check.measured import Measured
+from meshrun.layout import Layout
+from meshrun.report.svg_geometry import MARGIN, Sheet, arrange
+from meshrun.report.svg_style import (
+    PLAIN,
+    RAMP_STEPS,
+    node_label,
+    number,
+    rect,
+    style_sheet,
+    text,
+    width_of,
+    words,
+)
+from meshrun.wording import count
+
+_HEAD = 34.0
+_ROW = 18.0
+_SWATCHES = 16
+_SWATCH = 14.0
+_SPREAD = 1.5
+"""Below it, the speeds of a map are alike, and so are its colours."""
+_RED = "red: less than half of the usual bandwidth, on one link or on all of a node or rank"
+_STYLE = ".meshrun .slow,.meshrun .slow rect{fill:none;stroke:#e5484d;stroke-width:2.5}"
+_Places = Mapping[int, tuple[float, float, float, float]]
+"""Left, top, width and height."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Map:
+    """The ranks, coloured by one speed."""
+
+    title: str
+    rates: Mapping[int, float]
+    """Bytes a second, by rank; a rank that was not measured has none."""
+    links: LinkRates | None = None
+    """Whose slow ones are drawn."""
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Return the speeds of the first and the last colour."""
+        most = max(self.rates.values())
+        return min(*self.rates.values(), most / _SPREAD), most
+
+    @property
+    def unit(self) -> tuple[str, float]:
+        """Return the unit in which cells show speeds, and its bytes a second."""
+        return ("GB/s", 1e9) if self.ends[1] >= 1e9 else ("MB/s", 1e6)
+
+    def color(self, rank: int) -> str:
+        """Return the class of a rank's cell."""
+        if rank not in self.rates:
+            return PLAIN
+        least, most = self.ends
+        return _step(log(self.rates[rank] / least) / log(most / least))
+
+    def show(self, rate: float) -> str:
+        """Return a speed in that unit, with three digits or fewer after the point: ``0.71``."""
+        amount = rate / self.unit[1]
+        return f"{amount:.{0 if amount >= 10 else 1 if amount >= 1 else 2}f}"
+
+
+def render_check_svg(measured: Measured, layout: Layout, findings: Sequence[Finding]) -> str:
+    """Return the result as an SVG that needs nothing beside itself."""
+    hosts = {layout.node_rank(rank.rank): rank.host for rank in measured.ranks}
+    maps = [_links(measured, layout), *_dims(measured, layout)]
+    drawn: list[str] = []
+    top, right = _HEAD + 8, 0.0
+    for each in maps:
+        if each.rates:
+            parts, top, width = _draw(each, layout, hosts, top)
+            drawn += parts
+            right = max(right, width)
+    head = (
+        f"check of {layout.mesh}: {count(layout.world_size, 'rank')} on"
+        f" {count(layout.nnodes, 'node')}"
+    )
+    told = [f"found: {finding.text}" for finding in findings] or ["found nothing wrong"]
+    if any(rank.shares_cores for rank in measured.ranks):
+        told.insert(0, "ranks share cores, so their speeds are not compared")
+    for line in told:
+        drawn.append(text(MARGIN, top + 12, line, "soft"))
+        top += _ROW
+        right = max(right, MARGIN + width_of(line, 11))
+    width, height = ceil(max(right, MARGIN + width_of(head, 18)) + MARGIN), ceil(top + MARGIN)
+    classes = {*map(_step_class, range(RAMP_STEPS))}
+    return "\n".join(
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" class="meshrun" role="img"'
+            f' width="{width}" height="{height}" viewBox="0 0 {width} {height}">',
+            f"<title>{words(head)}</title>",
+            f"<desc>{words('. '.join(told))}</desc>",
+            style_sheet({name for name in classes if f" {name}" in "".join(drawn)}),
+            f"<style>{_STYLE}</style>",
+            '<rect class="page" width="100%" height="100%"/>',
+            text(MARGIN, _HEAD - 8, head, "head"),
+            *drawn,
+            "</svg>\n",
+        )
+    )
+
+
+def _links(measured: Measured, layout: Layout) -> _Map:
+    own = {
+        each.rank: median(exchange.bytes / exchange.seconds for exchange in each.exchanges)
+        for each in measured.ranks
+        if each.exchanges
+    }
+    between = "nodes" if layout.nnodes > 1 else "ranks"
+    title = f"links between {between}, the median of each rank"
+    return _Map(title, own, link_rates(measured, layout))
+
+
+def _dims(measured: Measured, layout: Layout) -> Iterator[_Map]:
+    largest = {row.dim: row.bytes for row in dim_rows(measured, layout) if row.op == "all_reduce"}
+    for dim, length in largest.items():
+        title = f"{dim}, bus bandwidth of each group in all_reduce of {size_of(length)}"
+        rates = group_rates(measured, layout, dim, length)
+        yield _Map(title, {rank: rate for group, rate in rates for rank in group})
+
+
+def _draw(
+    shown: _Map, layout: Layout, hosts: Mapping[int, str], top: float
+) -> tuple[list[str], float, float]:
+    """Return what draws a map from ``top`` on, and where it ends below and on the right."""
+    sheet = arrange(Layout(mesh=None, nproc_per_node=layout.nproc_per_node), top + 2 * _ROW + 6)
+    key, right = _key(shown, top + _ROW)
+    title = f"{shown.title}, in {shown.unit[0]}"
+    parts = [text(MARGIN, top + 12, title), *key]
+    right = max(right, MARGIN + width_of(title, 12))
+    for box in sheet.boxes:
+        host = hosts.get(box.node, "")
+        about = f"<title>{words(host)}</title>"
+        frame = rect(box.x, box.y, box.width, box.height, ' class="box" rx="6"')
+        parts += [f"<g>{about}{frame}</g>"]
+        middle = sheet.cells.height / 2 + 12 if sheet.arrangement == "rows" else 14
+        parts.append(text(box.x + 8, box.y + middle, node_label(box.node), "soft"))
+    parts.append("<g>" if sheet.cells.detailed else '<g class="small">')
+    at: dict[int, tuple[float, float]] = {}
+    for box in sheet.boxes:
+        for place, bare in enumerate(box.ranks):
+            rank = layout.rank_at(box.node, place)
+            at[rank] = sheet.cells.corners[bare]
+            parts.append(_cell(shown, rank, at[rank], sheet))
+    parts.append("</g>")
+    bottom = max(box.y + box.height for box in sheet.boxes)
+    right = max(right, sheet.right)
+    if shown.links is not None and shown.links.slow:
+        places = _places(layout, sheet, at)
+        parts += _bad_ends(shown.links, places)
+        parts += _arcs(shown.links, places, sheet)
+        bottom, right = bottom + 30, max(right + 44, MARGIN + width_of(_RED, 11))
+        parts.append(text(MARGIN, bottom, _RED, "soft"))
+    return parts, bottom + 22, right
+
+
+def _places(layout: Layout, sheet: Sheet, at: Mapping[int, tuple[float, float]]) -> _Places:
+    """Return where the ends of links are: nodes, or the ranks of one."""
+    if layout.nnodes > 1:
+        return {box.node: (box.x, box.y, box.width, box.height) for box in sheet.boxes}
+    return {rank: (x, y, sheet.cells.width, sheet.cells.height) for rank, (x, y) in at.items()}
+
+
+def _bad_ends(links: LinkRates, places: _Places) -> Iterator[str]:
+    for unit in links.bad_ends:
+        if unit in places:
+            x, y, width, height = places[unit]
+            outline = rect(x - 2, y - 2, width + 4, height + 4, ' rx="7"')
+            yield f'<g class="slow">{outline}</g>'
+
+
+def _cell(shown: _Map, rank: int, corner: tuple[float, float], sheet: Sheet) -> str:
+    (x, y), cells = corner, sheet.cells
+    rate = shown.rates.get(rank)
+    told = "not measured" if rate is None else show_rate(rate)
+    short = "" if rate is None else shown.show(rate)
+    middle = number(x + cells.width / 2)
+    below = cells.detailed and rate is not None
+    baseline = 13.0 if below else cells.height / 2 + (4.6 if cells.detailed else 3.2)
+    amount = f'<text class="at" x="{middle}" y="{number(y + 25)}">{short}</text>' if below else ""
+    size = f'width="{number(cells.width)}" height="{number(cells.height)}" rx="3"'
+    return (
+        f'<g class="cell {shown.color(rank)}"><title>rank {rank}: {told}</title>'
+        f'<rect x="{number(x)}" y="{number(y)}" {size}/>'
+        f'<text x="{middle}" y="{number(y + baseline)}">{rank}</text>{amount}</g>'
+    )
+
+
+def _arcs(links: LinkRates, places: _Places, sheet: Sheet) -> Iterator[str]:
+    """Draw slow links whose ends are good: below what stands in a line, beside what is in rows."""
+    bad = set(links.bad_ends)
+    for pair in sorted(links.slow, key=sorted):
+        one, other = sorted(pair)
+        if bad & pair or not places.keys() >= pair:
+            continue
+        x1, y1, width, height = places[one]
+        x2, y2, *_ = places[other]
+        if y1 == y2:
+            ends = (x1 + width / 2, y1 + height, x2 + width / 2, y2 + height)
+            bend = ((ends[0] + ends[2]) / 2, y1 + height + 36)
+        else:
+            ends = (x1 + width, y1 + height / 2, x2 + width, y2 + height / 2)
+            bend = (
+                max(x1, x2) + width + (76 if sheet.arrangement == "rows" else 30),
+                (y1 + y2) / 2,
+            )
+        x1, y1, x2, y2 = ends
+        path = f"M{number(x1)} {number(y1)}Q{number(bend[0])} {number(bend[1])}"
+        about = f"{one} and {other}: {show_rate(links.rates[pair])}"
+        yield (
+            f'<path class="slow" d="{path} {number(x2)} {number(y2)}"><title>{about}</title></path>'
+        )
+
+
+def _key(shown: _Map, y: float) -> tuple[list[str], float]:
+    """Return what says which colour is which speed, and where it ends."""
+    least, most = map(shown.show, shown.ends)
+    x = MARGIN + width_of(least, 11) + 6
+    parts = [text(MARGIN, y + 12, least, "soft")]
+    for swatch in range(_SWATCHES):
+        name = _step(swatch / (_SWATCHES - 1))
+        drawn = rect(x + swatch * _SWATCH, y + 1, _SWATCH, _SWATCH)
+        parts.append(f'<g class="cell {name}">{drawn}</g>')
+    x += _SWATCHES * _SWATCH + 6
+    parts.append(text(x, y + 12, most, "soft"))
+    return parts, x + width_of(most, 11)
+
+
+def _step(part: float) -> str:
+    return _step_class(round(part * (RAMP_STEPS - 1)))
+
+
+def _step_class(step: int) -> str:
+    return f"r{step}"
