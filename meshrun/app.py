@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from meshrun.cluster import ClusterFacts
 from meshrun.cluster.here import detect_here
-from meshrun.errors import MeshrunError, UsageError
+from meshrun.errors import HostError, MeshrunError, UsageError
 from meshrun.host.cores import count_cores
 from meshrun.host.descriptors import say
 from meshrun.host.detect_host import detect_host
@@ -165,16 +165,42 @@ def check_gpus(plan: LaunchPlan) -> None:
     examine_gpus(plan, lambda text: say(f"meshrun: {text}"))
 
 
+def check_node(plan: LaunchPlan) -> None:
+    """Check that this node is fit for ranks, as far as that is asked for.
+
+    Raises:
+        HostError: If a GPU cannot be relied on.
+        NodeExcludedError: If the node has failed too often.
+    """
+    request = plan.request
+    path, most = request.node_history, request.max_node_failures
+    if path is not None and most is not None:
+        from meshrun.report.node_history import check_own_history
+
+        check_own_history(path, most)
+    try:
+        check_gpus(plan)
+    except HostError as error:
+        if path is not None:
+            from meshrun.host.exclusion import node_name
+            from meshrun.report.node_history import note_failure
+
+            run_id = request.rendezvous.run_id or ""
+            note_failure(path, node_name(os.environ), run_id, error.message)
+        raise
+
+
 def plan_or_decline(request: LaunchRequest, cluster: ClusterFacts | None) -> LaunchPlan:
     """Decide everything about a launch; if it is impossible, tell the other nodes.
 
     Raises:
         UsageError: If the request is inconsistent, with the numbers.
         HostError: If its GPUs were to be checked, and one cannot be relied on.
+        NodeExcludedError: If this node has failed too often.
     """
     try:
         planned = plan(request, cluster=cluster)
-        check_gpus(planned)
+        check_node(planned)
         return planned
     except MeshrunError as error:
         decline(request, error)

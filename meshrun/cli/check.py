@@ -6,10 +6,11 @@ import json
 import os
 from collections.abc import Callable
 
-from meshrun.check.judge import check_dims, dim_rows, judge, unmet
+from meshrun.check.judge import check_dims, dim_rows, failed_hosts, judge, unmet
 from meshrun.check.measured import RESULT_FILE, Measured
 from meshrun.cli.options import Options
 from meshrun.errors import UsageError
+from meshrun.host.descriptors import say
 from meshrun.host.leftovers import private_folder
 from meshrun.layout import Layout
 from meshrun.plan.request import LaunchRequest, Program
@@ -83,6 +84,13 @@ def check_mesh(
         *unmet(options.require, dim_rows(measured, layout)),
         *judge(measured, layout),
     ]
+    if request.node_history is not None:
+        from meshrun.report.node_history import note_failure
+
+        for host, why in failed_hosts(findings).items():
+            why_not = note_failure(request.node_history, host, "", f"--check found: {why}")
+            if why_not is not None:
+                say(f"meshrun: {why_not}")
     render = {"json": check_as_json, "svg": render_check_svg}.get(options.format, render_check)
     text = render(measured, layout, findings)
     print_text(text if text.endswith("\n") else f"{text}\n", options.output)

@@ -371,6 +371,10 @@ class Options(ParsedOptions):
     node_history = Option(parse.as_written, None, "FILE", FAILURES,
         "Append failures of nodes to this file, and name nodes that fail often.",
         details="See [bad nodes](../how-to/leave-out-nodes.md).")
+    max_node_failures = Option(parse_integer, None, "N", FAILURES,
+        "Start no rank on a node with more failures in `--node-history` than this.",
+        unset="no limit", details="Of the last 30 days. The node is left out if the others "
+        "suffice.")
     report = Option(parse.as_written, None, "FILE", FAILURES,
         "Write the result to this file as JSON.", details="See [the schema](report-json.md). The "
         "file is replaced atomically; `-` is stdout.")

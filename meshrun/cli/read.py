@@ -161,6 +161,7 @@ def build_request(options: Options, program: Program) -> LaunchRequest:
         events=options.events,
         metrics=options.metrics,
         node_history=options.node_history,
+        max_node_failures=_max_node_failures(options),
         event_log_handler=options.event_log_handler or Options.event_log_handler.default,
         rendezvous=_rendezvous(options, least_nodes),
         reach=_reach(options),
@@ -281,6 +282,12 @@ def _mesh(options: Options) -> MeshSpec | None:
         return None
     with options.reading(Options.mesh):
         return parse_mesh(text, names)
+
+
+def _max_node_failures(options: Options) -> int | None:
+    if options.is_typed(Options.max_node_failures) and options.node_history is None:
+        raise UsageError("--max-node-failures requires --node-history")
+    return options.max_node_failures
 
 
 def _check_first(options: Options, program: Program) -> tuple[str, ...]:

@@ -327,9 +327,11 @@ def launch_on_hosts(
     set_title("controller", *sys.argv[1:])
     words = line.words(without=OF_THE_CONTROLLER)
     losses: list[float] = []
+    excluded: dict[str, str] = {}
     ended: int | None = None
     while ended is None:
-        controller, lost = Controller(request, words, version=__version__), None
+        controller = Controller(request, words, version=__version__, excluded=excluded)
+        lost = None
         try:
             ended = controller.run()
         except Stopped as stopped:

@@ -227,6 +227,8 @@ class LaunchRequest:
     """The file that events are appended to, or ``-``."""
     node_history: str | None = None
     """The file that failures of nodes are appended to."""
+    max_node_failures: int | None = None
+    """How many a node may have there; ``None`` for any number."""
     metrics: tuple[str, int] | None = None
     """Address and port to serve metrics at."""
     rendezvous: Rendezvous = field(default_factory=Rendezvous)

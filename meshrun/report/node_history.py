@@ -12,11 +12,11 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from meshrun.console.console import Console
-from meshrun.errors import HostError
+from meshrun.errors import HostError, NodeExcludedError
 from meshrun.host.exclusion import how_to_exclude, node_name
 from meshrun.lifecycle.blame import describe_verdict, judge
 from meshrun.lifecycle.state import State
@@ -45,6 +45,37 @@ class Failure:
     host: str
     run_id: str
     reason: str
+
+
+def note_failure(path: str, host: str, run_id: str, reason: str) -> str | None:
+    """Append a failure to the file; return why that cannot be done."""
+    line = {"time": time.time(), "host": host, "run_id": run_id, "reason": reason}
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            os.write(fd, f"{json.dumps(line)}\n".encode())
+        finally:
+            os.close(fd)
+    except OSError as error:
+        return f"cannot write to {path} ({error.strerror})"
+    return None
+
+
+def check_own_history(path: str, most: int) -> None:
+    """Check that this node has not failed too often of late.
+
+    Raises:
+        NodeExcludedError: If it has.
+        HostError: If the file cannot be read.
+    """
+    host = node_name(os.environ)
+    own = [failure for failure in read_history(path) if failure.host == host]
+    recent = _recent(own, time.time())
+    if len(recent) > most:
+        raise NodeExcludedError(
+            f"{_describe(recent)}; --max-node-failures is {most}",
+            hint=f"leave the node out: {how_to_exclude(host, os.environ)}",
+        )
 
 
 class NodeHistory:
@@ -87,15 +118,8 @@ class NodeHistory:
             self._tell(read_history(self._path))
 
     def _append(self, host: str, reason: str) -> None:
-        line = {"time": time.time(), "host": host, "run_id": self._run_id, "reason": reason}
-        try:
-            fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            try:
-                os.write(fd, f"{json.dumps(line)}\n".encode())
-            finally:
-                os.close(fd)
-        except OSError as error:
-            self._console.note(f"cannot write to {self._path} ({error.strerror})")
+        if (why_not := note_failure(self._path, host, self._run_id, reason)) is not None:
+            self._console.note(why_not)
 
     def _tell(self, known: Iterable[Failure]) -> None:
         for line in describe_history(known, time.time()):
@@ -120,18 +144,25 @@ def read_history(path: str) -> list[Failure]:
 def describe_history(known: Iterable[Failure], now_s: float) -> Iterator[str]:
     """Yield a line for each node that failed often of late."""
     by_host: dict[str, list[Failure]] = {}
-    for failure in known:
-        if failure.time > now_s - _DAYS * 86400:
-            by_host.setdefault(failure.host, []).append(failure)
+    for failure in _recent(known, now_s):
+        by_host.setdefault(failure.host, []).append(failure)
     for host, failures in sorted(by_host.items(), key=lambda item: -len(item[1])):
         if len(failures) >= _MANY:
-            last = max(failures, key=lambda failure: failure.time)
-            jobs = len({failure.run_id for failure in failures})
-            yield (
-                f"{host} failed {len(failures)} times in {count(jobs, 'job')} of the last"
-                f" {_DAYS} days, the last time because {last.reason}; to leave it out:"
-                f" {how_to_exclude(host, os.environ)}"
-            )
+            yield f"{_describe(failures)}; to leave it out: {how_to_exclude(host, os.environ)}"
+
+
+def _recent(known: Iterable[Failure], now_s: float) -> list[Failure]:
+    return [failure for failure in known if failure.time > now_s - _DAYS * 86400]
+
+
+def _describe(failures: Sequence[Failure]) -> str:
+    """Return how often a node failed, and how the last time."""
+    last = max(failures, key=lambda failure: failure.time)
+    jobs = len({failure.run_id for failure in failures})
+    return (
+        f"{last.host} failed {count(len(failures), 'time')} in {count(jobs, 'job')} of the last"
+        f" {_DAYS} days, the last time because {last.reason}"
+    )
 
 
 def _parse(lines: Iterable[str]) -> Iterator[Failure]:

@@ -12,7 +12,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from meshrun.errors import InternalError, MeshrunError
+from meshrun.errors import InternalError, MeshrunError, NodeExcludedError
 from meshrun.host.processes import is_stopped
 from meshrun.plan.request import LaunchRequest
 from meshrun.protocol.result import signal_name
@@ -37,12 +37,20 @@ class Controller:
 
     Args:
         words: The command line of each node's launcher, but for what tells nodes apart.
+        excluded: Hosts that were found unfit, with why; those of this launch are added.
     """
 
-    def __init__(self, request: LaunchRequest, words: Sequence[str], *, version: str) -> None:
+    def __init__(
+        self,
+        request: LaunchRequest,
+        words: Sequence[str],
+        *,
+        version: str,
+        excluded: dict[str, str],
+    ) -> None:
         if request.remote is None:
             raise InternalError("no hosts to launch on")
-        self._request, self._words = request, words
+        self._request, self._words, self._excluded = request, words, excluded
         self._env = {
             **exported(os.environ, request.remote.export),
             "MESHRUN_SECRET": os.environ.get("MESHRUN_SECRET") or secrets.token_hex(32),
@@ -121,6 +129,9 @@ class Controller:
         """Have a launcher started on each host that can be used."""
         for number, why in unusable.items():
             self._retry.add(self._sessions[number], why)
+        for session in self._sessions:
+            if not session.is_done and (unfit := self._excluded.get(session.host.name)):
+                self._retry.give_up(session, Refusal(session.host.name, unfit))
         usable = [session for session in self._sessions if not session.is_done]
         self._rendezvous, self._first = self._connector.meet(usable), usable[0]
         self._present = min(len(usable), self._request.nnodes or len(usable))
@@ -203,6 +214,8 @@ class Controller:
         """A launcher has ended, and said so."""
         session.is_done = True
         session.hang_up()
+        if (unfit := _why_unfit(session, code)) is not None and self._can_exclude(session, unfit):
+            return
         if self._can_spare(session):
             if code:
                 self._retry.add(session, self._describe(session, code), tell=False)
@@ -211,6 +224,19 @@ class Controller:
             self._end_others(at_once=False)
         if "error" in session.files and self._end.at_ns is None:
             self._end.move(self._pool.reactor.now_ns() + int(_OTHERS_TELL_S * 1e9))
+
+    def _can_exclude(self, session: HostSession, unfit: str) -> bool:
+        """Continue without a host whose launcher says that it is not to be used, if that may be."""
+        why = Refusal(session.host.name, unfit)
+        self._excluded[why.host] = unfit
+        if self._can_spare(session):
+            self._retry.give_up(session, why)
+            return True
+        left = len(self._sessions) - len(self._excluded)
+        if self._is_closing or left < (self._request.rendezvous.least_nodes or len(self._sessions)):
+            return False
+        self._lose(why, session)  # the first, without which the others begin again
+        return True
 
     def _describe(self, session: HostSession, code: int) -> Refusal:
         from meshrun.report.result_json import parse_error_json
@@ -279,3 +305,19 @@ class Controller:
         if len(sessions) < len(self._sessions):
             error.message = f"host {sessions[0].host.name}: {error.message}"
         return error
+
+
+def _why_unfit(session: HostSession, code: int) -> str | None:
+    """Return why a host is not to be used, if its launcher ended for that."""
+    if code != NodeExcludedError.exit_code:
+        return None
+    from meshrun.report.result_json import parse_error_json, parse_result_json
+
+    trouble: MeshrunError | None = None
+    if text := session.files.get("error"):
+        trouble = parse_error_json(text)
+    elif text := session.files.get("report"):  # which it does not leave if another is the reason
+        trouble = parse_result_json(text).trouble
+    if not isinstance(trouble, NodeExcludedError):
+        return None
+    return trouble.message

@@ -59,6 +59,13 @@ class HostRetry:
         if tell:
             self._tell(absence)
 
+    def give_up(self, session: HostSession, why: Refusal) -> None:
+        """Continue without a host, for good."""
+        session.close()
+        session.is_done = True
+        self._pool.screen.end(session.number)
+        self._tell(_Absence(why, is_told=False))
+
     def _leave_alone(self, number: int, why: Refusal, *, is_told: bool) -> _Absence:
         """Have a host tried again after twice the time of before."""
         wait_s = min(2 * self._waits.get(number, _FIRST_TRY_S / 2), _LONGEST_S)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,7 @@ PROGRAM = PROGRAMS / "elastic.py"
 
 
 def start(
-    sshd: Sshd, folder: Path, *, nnodes: str, hosts: str | None = None, here: int = 0
+    sshd: Sshd, folder: Path, *more: str, nnodes: str, hosts: str | None = None, here: int = 0
 ) -> Launch:
     """Launch one rank on each host, from one of them."""
     return Launch(
@@ -28,6 +30,7 @@ def start(
         [
             *("--ssh", sshd.ssh, "--hosts", hosts or sshd.all, "--nnodes", nnodes),
             *("--nproc-per-node", "1", "--mesh", "dp=1:8,tp=1", "--node-timeout", "4"),
+            *more,
             *(PROGRAM, str(folder)),
         ],
     )
@@ -125,3 +128,26 @@ def test_hosts_beyond_the_most_are_spares(make_sshd: MakeSshd, tmp_path: Path) -
 
     assert run.end() == 0, run.text
     assert places(run, 1) == ["0 of 2 on node0", "1 of 2 on node2"]
+
+
+@pytest.mark.parametrize("bad", [0, pytest.param(1, marks=pytest.mark.nightly)])
+def test_a_host_that_is_excluded_is_not_tried_again(
+    make_sshd: MakeSshd, tmp_path: Path, bad: int
+) -> None:
+    """The others continue without it; without the first, they begin again."""
+    sshd = make_sshd(2)
+    history, broken = tmp_path / "history", "x" * 3
+    line = {"time": time.time(), "host": f"node{bad}", "run_id": "1", "reason": broken}
+    history.write_text(f"{json.dumps(line)}\n" * 2)
+    (tmp_path / "go").touch()
+    run = start(
+        *(sshd, tmp_path, "--node-history", str(history), "--max-node-failures", "1"),
+        nnodes="1:2",
+        here=1 - bad,
+    )
+    assert run.end() == 0, run.text
+    why = f"node{bad} failed 2 times in 1 job of the last 30 days, the last time because {broken}"
+    assert f"host node{bad}" in run.text
+    assert f"{why}; --max-node-failures is 1" in run.text
+    assert places(run, 0) == [f"0 of 1 on node{1 - bad}"]
+    all_gone(sshd)

@@ -63,6 +63,23 @@ def test_old_failures_and_other_lines_do_not_count(tmp_path: Path) -> None:
     assert list(describe_history([Failure(time=now, host="c", run_id="1", reason="z")], now)) == []
 
 
+def test_a_node_that_failed_too_often_starts_nothing(tmp_path: Path) -> None:
+    """Only its own failures count, and only late ones."""
+    file, now = tmp_path / "history", time.time()
+    own = {"time": now, "host": HOST, "run_id": "1", "reason": "ECC"}
+    old, other = {**own, "time": now - 40 * 86400}, {**own, "host": "b"}
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in (own, own, old, other, other)))
+    env = {"SLURMD_NODENAME": ""}
+    words = ("--nproc-per-node", "1", "--node-history", file, "--max-node-failures")
+    done = run_meshrun(*words, "1", tmp_path / "none.py", env=env)
+    assert done.returncode == 78
+    assert f"error: {HOST} failed 2 times in 1 job of the last 30 days" in done.stderr
+    assert "hint: leave the node out: " in done.stderr
+    assert run_meshrun(*words, "2", "--no-python", "true", env=env).returncode == 0
+    alone = run_meshrun("--max-node-failures", "2", "--no-python", "true")
+    assert "--max-node-failures requires --node-history" in alone.stderr
+
+
 @pytest.mark.parametrize(
     ("env", "expected"),
     [

@@ -130,11 +130,13 @@ def test_gpus_are_chosen(fake_torch: Path, fake_driver: Callable[[list[Any]], No
     assert [one["CUDA_VISIBLE_DEVICES"] for one in found] == ["0,3", "0,3"]
 
 
-def test_gpus_are_checked(fake_torch: Path, fake_driver: Callable[[list[Any]], None]) -> None:
+def test_gpus_are_checked(
+    fake_torch: Path, fake_driver: Callable[[list[Any]], None], tmp_path: Path
+) -> None:
     """A broken one ends the launch before anything starts; others are warned of."""
     broken = {"nvmlDeviceGetTotalEccErrors 1 0": 2}
     fake_driver([card("GPU-0", 1, links=["switch", None]), card("GPU-1", 2, **broken)])
-    words = ("--check-gpus", PROGRAMS / "echo.py")
+    words = ("--check-gpus", "--node-history", tmp_path / "history", PROGRAMS / "echo.py")
 
     for how in ((), ("--dry-run",)):
         refused = run_meshrun("--gpus", "0,1", *how, *words)
@@ -142,6 +144,8 @@ def test_gpus_are_checked(fake_torch: Path, fake_driver: Callable[[list[Any]], N
         assert "meshrun: GPU 1: 2 uncorrected memory errors" in refused.stderr
         assert "error: --check-gpus: 1 of 2 GPUs cannot be relied on: 1" in refused.stderr
         assert refused.stdout.startswith("no mesh: 1 rank") == bool(how)
+    (line,) = (tmp_path / "history").read_text().splitlines()
+    assert "1 of 2 GPUs cannot be relied on" in json.loads(line)["reason"]
     ours = run_meshrun("--gpus", "0", *words)
     assert ours.returncode == 0, ours.stderr
     assert "meshrun: GPU 0: 1 of 2 NVLinks are down" in ours.stderr
