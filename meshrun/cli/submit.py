@@ -161,8 +161,6 @@ def _job(scheduler: str, options: Options, request: LaunchRequest, line: Command
     pairs = words_again(options)
     if request.nnodes is None:
         pairs = (*pairs, ("--nnodes", "1"))
-    if scheduler == "slurm" and request.rendezvous.least_nodes is not None:
-        pairs = (*pairs, ("--rdzv-backend", "c10d"))
     words = (*(("-m",) if options.module else ()), *line.program_words)
     _warn_of_secrets([word for pair in pairs for word in pair], words)
     exported = () if scheduler == "slurm" else tuple(asked_for(os.environ, options.export).items())

@@ -9,7 +9,7 @@ from meshrun.cluster import ClusterFacts
 from meshrun.errors import UsageError
 from meshrun.plan.hostfile import Host
 from meshrun.plan.parse import format_nnodes
-from meshrun.plan.request import LaunchRequest, Reach, Remote
+from meshrun.plan.request import LaunchRequest, Reach, Remote, Rendezvous
 from meshrun.wording import count
 
 
@@ -137,6 +137,9 @@ def _on_several(request: LaunchRequest, facts: ClusterFacts, nnodes: int) -> Lau
     if request.nnodes is None:
         found.append(("--nnodes", str(nnodes)))
     changes: dict[str, object] = {"hosts": facts.hosts[:nnodes], "domain": facts.domain}
+    changes["backend"] = _backend(asked)
+    if changes["backend"] != asked.backend:
+        found.append(("--rdzv-backend", _backend(asked)))
     if facts.secret is not None:
         changes["secret"] = facts.secret
     if asked.node_rank is None and facts.node_rank is not None:
@@ -151,7 +154,7 @@ def _on_several(request: LaunchRequest, facts: ClusterFacts, nnodes: int) -> Lau
         found.append(("--master-addr", facts.head[0]))
         if asked.master_port is None and port is not None:
             found.append(("--master-port", str(port)))
-    elif not (asked.endpoint or asked.master_addr) and asked.backend == "static":
+    elif not (asked.endpoint or asked.master_addr) and changes["backend"] == "static":
         _check_meeting(facts, changes.get("node_rank", asked.node_rank))
         changes["master_port"] = asked.master_port or facts.port  # of the only one that listens
     node_rank = changes.get("node_rank", asked.node_rank)
@@ -247,8 +250,14 @@ def _in_a_step(request: LaunchRequest, facts: ClusterFacts) -> LaunchRequest:
     if asked.least_nodes is not None and facts.nnodes is not None:
         nnodes = max(asked.least_nodes, min(nnodes, facts.nnodes))
     told = f"{facts.system}, {facts.evidence}: srun starts a launcher on each node"
-    rendezvous = replace(asked, step_of=facts.job_id, told=(told,))
+    rendezvous = replace(asked, backend=_backend(asked), step_of=facts.job_id, told=(told,))
     return replace(request, nnodes=nnodes, rendezvous=rendezvous)
+
+
+def _backend(asked: Rendezvous) -> str:
+    """Return the rendezvous that was asked for, or the one in which nodes may come and go."""
+    is_fixed = asked.least_nodes is None or asked.backend != "static"
+    return asked.backend if is_fixed else "c10d"
 
 
 def _on_hosts_of_job(request: LaunchRequest, facts: ClusterFacts) -> LaunchRequest:

@@ -162,8 +162,7 @@ def test_an_elastic_job_continues_without_a_machine(tmp_path: Path) -> None:
 def test_a_range_of_nodes_in_a_shell_uses_those_of_the_job(slurm: Slurm, tmp_path: Path) -> None:
     """Three of eight; one leaves alone, and the step has the code of the launch."""
     words = command(
-        "--nnodes", "2:8", "--rdzv-backend", "c10d", "--mesh", "dp=1:8", "--nproc-per-node", "1",
-        ELASTIC, tmp_path,
+        "--nnodes", "2:8", "--mesh", "dp=1:8", "--nproc-per-node", "1", ELASTIC, tmp_path
     )  # fmt: skip
     output = tmp_path / "out"
     script = tmp_path / "script"

@@ -32,7 +32,6 @@ srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --cpus-per-task="$SLURM_
     --mesh dp=1:64 \
     --nproc-per-node 8 \
     --nnodes 2:8 \
-    --rdzv-backend c10d \
     train.py --note 'it'"'"'s $HOME'
 code=$?
 

@@ -109,7 +109,7 @@ def test_what_the_user_says_counts_first(asked: dict[str, Any], kept: dict[str, 
 def test_a_range_ends_with_the_nodes_of_the_step() -> None:
     """Where tasks are started together, none comes later; one that is alone is not elastic."""
     task = Task(rank=1, world_size=3, local_rank=0, local_world_size=1, per_node=(1, 1, 1))
-    asked = {"nnodes": 8, "least_nodes": 1, "backend": "c10d"}
+    asked = {"nnodes": 8, "least_nodes": 1}
     found = fitted(replace(SLURM, task=task), **asked)
     pod = fitted(replace(INDEXED, nnodes=3), **asked)
     only = Task(rank=0, world_size=1, local_rank=0, local_world_size=1, per_node=(1,))
@@ -117,6 +117,9 @@ def test_a_range_ends_with_the_nodes_of_the_step() -> None:
     shell = fit_to_cluster(request(**asked), replace(SHELL, nnodes=3), may_step=True)
 
     assert (found.nnodes, found.rendezvous.least_nodes) == (3, 1)
+    assert ("--rdzv-backend", "c10d", "Slurm") in found.sources
+    assert found.rendezvous.backend == pod.rendezvous.backend == shell.rendezvous.backend == "c10d"
+    assert fitted(SLURM, **asked, backend="etcd").rendezvous.backend == "etcd"
     assert found.rendezvous.master_addr == "sl0"
     assert pod.nnodes == 8
     assert (alone.nnodes, alone.rendezvous.least_nodes) == (1, None)
