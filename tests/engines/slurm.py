@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from tests.engines.accounting import CONF, start_accounting
 from tests.engines.hosts import Hosts, why_no_hosts
 from tests.kit import wait_until
 
@@ -50,13 +51,14 @@ TopologyPlugin=topology/tree
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
-AccountingStorageType=accounting_storage/none
+{accounting}
 MpiDefault=none
 SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1
 ReturnToService=2
 SlurmdTimeout=20
 KillWait=30
 """
+_NO_RECORDS = "AccountingStorageType=accounting_storage/none"
 _TOPOLOGY = """\
 SwitchName=leaf0 Nodes=sl[0-1]
 SwitchName=leaf1 Nodes=sl2
@@ -124,21 +126,24 @@ class Slurm:
 
 
 @contextmanager
-def start_slurm(**host_options: Any) -> Iterator[Slurm]:
-    """Start a cluster of three nodes; everything ends with the block."""
+def start_slurm(*, records: bool = False, **host_options: Any) -> Iterator[Slurm]:
+    """Start a cluster of three nodes, which may record jobs; everything ends with the block."""
     # A short path: it holds a socket. Not of a test: it may outlive one.
     folder = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))
     try:
         with Hosts(_NODES, name="sl", **host_options) as hosts:
-            _configure(hosts, folder)
+            _configure(hosts, folder, accounting=CONF if records else _NO_RECORDS)
             slurm = Slurm(hosts, folder)
-            _start(slurm, folder / "munge")
+            _start_munge(slurm, folder / "munge")
+            if records:
+                start_accounting(hosts, folder)
+            _start(slurm)
             yield slurm
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _configure(hosts: Hosts, folder: Path) -> None:
+def _configure(hosts: Hosts, folder: Path, *, accounting: str) -> None:
     last = len(hosts.names) - 1
     text = _CONF.format(
         first=hosts.names[0],
@@ -147,6 +152,7 @@ def _configure(hosts: Hosts, folder: Path) -> None:
         addresses=f"10.77.0.[1-{last + 1}]",
         user=subprocess.check_output(["id", "-un"], text=True).strip(),
         folder=folder,
+        accounting=accounting.format(first=hosts.names[0], folder=folder),
     )
     (folder / "slurm.conf").write_text(text)
     (folder / "topology.conf").write_text(_TOPOLOGY)
@@ -160,20 +166,27 @@ def _configure(hosts: Hosts, folder: Path) -> None:
     (folder / "gres.conf").write_text("".join(gpus))
 
 
-def _start(slurm: Slurm, munge: Path) -> None:
+def _start_munge(slurm: Slurm, munge: Path) -> None:
     munge.mkdir(mode=0o700)
     (munge / "key").write_bytes(os.urandom(128))
     (munge / "key").chmod(0o600)
     files = {"key": "key", "socket": "socket", "pid": "pid", "log": "log", "seed": "seed"}
     options = {"key": "key-file", "pid": "pid-file", "log": "log-file", "seed": "seed-file"}
     words = [f"--{options.get(each, each)}={munge / name}" for each, name in files.items()]
-    daemons = [(0, ["munged", "--force", *words]), (0, ["slurmctld", "-i"])]
-    daemons += [(host, ["slurmd", "-N", name]) for host, name in enumerate(slurm.hosts.names)]
-    for host, daemon in daemons:
-        started = slurm.hosts.run(host, daemon, env=slurm.env)
-        if started.returncode:
-            raise OSError(f"{daemon[0]}: {started.stderr.strip()}\n{slurm.log()}")
+    _run_daemon(slurm, 0, ["munged", "--force", *words])
+
+
+def _start(slurm: Slurm) -> None:
+    _run_daemon(slurm, 0, ["slurmctld", "-i"])
+    for host, name in enumerate(slurm.hosts.names):
+        _run_daemon(slurm, host, ["slurmd", "-N", name])
     slurm.wait_idle()
+
+
+def _run_daemon(slurm: Slurm, host: int, words: Sequence[str]) -> None:
+    started = slurm.hosts.run(host, words, env=slurm.env)
+    if started.returncode:
+        raise OSError(f"{words[0]}: {started.stderr.strip()}\n{slurm.log()}")
 
 
 def why_no_slurm() -> str | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.engines.accounting import why_no_accounting
 from tests.engines.slurm import Slurm, start_slurm, why_no_slurm
 from tests.kit import PROGRAMS, command, run_meshrun, wait_until
 
@@ -132,6 +133,34 @@ def test_a_cancelled_job_does_not_go_on(slurm: Slurm, tmp_path: Path) -> None:
     shown = slurm.run(["scontrol", "show", "job", job]).stdout
     assert "JobState=CANCELLED" in shown
     assert "Restarts=0" in shown
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_sacct_shows_what_became_of_jobs(tmp_path: Path) -> None:
+    """Preempted: it ran twice and completed. Its node was excluded: it failed with 78, once."""
+    if (reason := why_no_slurm() or why_no_accounting()) is not None:
+        pytest.skip(reason)
+    excluded = tmp_path / "excluded.py"
+    excluded.write_text("import meshrun\n\nmeshrun.exclude_node('its disk is slow')\n")
+    nodes = ("--nnodes", "2", "--nproc-per-node", "1", "--device", "cpu")
+    with start_slurm(own_name="loopback", records=True) as slurm:
+        failed, _ = submit(slurm, tmp_path, *nodes, excluded)
+        preempted, output = submit(slurm, tmp_path, *nodes, REQUEUED)
+        wait_for(output, "trains in run 0", 2)
+        slurm.scancel("--signal=TERM", preempted)
+        wait_for(output, "trains in run 1", 2)
+        shown = ["sacct", "--allocations", "--duplicates", "--noheader", "--parsable2"]
+        shown += ["--format=JobID,State,ExitCode"]
+
+        def records() -> list[str]:
+            return sorted(slurm.run(shown).stdout.splitlines())
+
+        wait_until(lambda: "COMPLETED" in " ".join(records()), lambda: f"{records()}")
+
+        assert records() == [
+            f"{failed}|FAILED|78:0", f"{preempted}|COMPLETED|0:0", f"{preempted}|REQUEUED|0:0",
+        ]  # fmt: skip
 
 
 @pytest.mark.slow
