@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -44,6 +45,8 @@ _OF_THE_SUBMISSION = (
     # Without hosts of no effect:
     *(Options.include, Options.exclude, Options.ssh, Options.connect_timeout),
 )
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
+"""Not what bash calls the functions that it exports."""
 _ELASTIC = ("slurm", *(name for name, kind in KINDS.items() if kind.is_elastic))
 _FOUND_BY_THEMSELVES = "the nodes of a job find each other"
 _CHOSEN = "the scheduler chooses a job's hosts"
@@ -163,7 +166,7 @@ def _job(scheduler: str, options: Options, request: LaunchRequest, line: Command
         pairs = (*pairs, ("--nnodes", "1"))
     words = (*(("-m",) if options.module else ()), *line.program_words)
     _warn_of_secrets([word for pair in pairs for word in pair], words)
-    exported = () if scheduler == "slurm" else tuple(asked_for(os.environ, options.export).items())
+    exported = () if scheduler == "slurm" else _exported(options.export)
     texts = [word for pair in (*pairs, *exported) for word in pair]
     check_texts(*words, *texts)
     in_image = options.image is not None or names_container(options.submit_arg)
@@ -178,6 +181,15 @@ def _job(scheduler: str, options: Options, request: LaunchRequest, line: Command
         image=options.image,
         patches=() if scheduler == "slurm" else _patches(options.submit_patch),
         exported=exported,
+    )
+
+
+def _exported(asked: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Return variables that pods can have, without the secret, as each job has its own."""
+    return tuple(
+        (name, value)
+        for name, value in asked_for(os.environ, asked).items()
+        if _VARIABLE.fullmatch(name) and name != "MESHRUN_SECRET"
     )
 
 

@@ -68,10 +68,21 @@ def render_manifest(job: Job, kind: str) -> str:
     head = [
         f"# {job.summary}",
         "# Run this once, to create the secret by which the nodes recognize each other:",
-        f"# kubectl create secret generic {secret_name(job)} " + " \\\n#     ".join(entries),
+        *_continued(f"kubectl create secret generic {secret_name(job)}", entries),
     ]
     parts = [render_yaml(document) for document in documents]
     return "\n".join([*head, "---", ""]) + "---\n".join(parts)
+
+
+def _continued(command: str, options: list[str]) -> list[str]:
+    """Return a command as comment lines, with its options below it if there are several."""
+    if len(options) == 1:
+        return [f"# {command} {options[0]}"]
+    return [
+        f"# {command} \\",
+        *(f"#     {each} \\" for each in options[:-1]),
+        f"#     {options[-1]}",
+    ]
 
 
 def render_workload(job: Job, kind: str) -> str:

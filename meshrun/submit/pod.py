@@ -11,7 +11,7 @@ from meshrun.submit.yaml import Explained
 
 CONTAINER = "meshrun"
 PORT = 29500
-SECRET_KEY = "secret"  # noqa: S105 - the name of an entry
+SECRET_KEY = "meshrun-secret"  # noqa: S105 - the name of an entry, which no variable has
 _CORES_A_GPU = 3
 """Not 4: a machine with 4 per GPU keeps a part of them for itself."""
 _EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - compared with what was asked for

@@ -8,6 +8,7 @@ import signal
 import subprocess
 from collections.abc import Sequence
 
+from meshrun.cluster.numbers import read_number
 from meshrun.errors import UsageError
 from meshrun.host.descriptors import say
 from meshrun.host.machine import UNKNOWN_HOST
@@ -72,11 +73,11 @@ def _which(nnodes: int) -> list[str]:
     Raises:
         UsageError: If it is to be some nodes of a heterogeneous job.
     """
-    size = int(os.environ.get("SLURM_HET_SIZE") or 0)
+    size = read_number(os.environ, "SLURM_HET_SIZE")
     if not size:
         return [f"--nodes={nnodes}", f"--ntasks={nnodes}"]
     counts = [
-        int(os.environ.get(f"SLURM_JOB_NUM_NODES_HET_GROUP_{number}") or 0)
+        read_number(os.environ, f"SLURM_JOB_NUM_NODES_HET_GROUP_{number}") or 0
         for number in range(size)
     ]
     if sum(counts) != nnodes:

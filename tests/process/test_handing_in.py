@@ -91,8 +91,10 @@ def test_kubectl_makes_a_job_that_owns_the_rest(folder: Path) -> None:
     """Its Service and a Secret that nobody sees, another one each time; options are words."""
     kubectl(folder, apply=("service/train created", 0))
     words = ["--submit", "kubernetes", "--image", "a", "--submit-arg", "-n ml", "--rdzv-id",
-             "train", "--export", "HF_*", "--metrics", ":9400", "train.py"]  # fmt: skip
-    variables = {"HF_TOKEN": "hf_hush", "HF_HOME": "/data"}
+             "train", "--export", "HF_*,*SECRET,BASH_*", "--metrics", ":9400",
+             "train.py"]  # fmt: skip
+    variables = {"HF_TOKEN": "hf_hush", "HF_HOME": "/data", "MESHRUN_SECRET": "of this shell",
+                 "BASH_FUNC_f%%": "() { :; }"}  # fmt: skip
     told = [run_meshrun(*words, env=variables) for _ in range(2)]
     shown = run_meshrun("-n", *words, env=variables).stdout
 
@@ -107,12 +109,16 @@ def test_kubectl_makes_a_job_that_owns_the_rest(folder: Path) -> None:
     assert apply == ["apply", "-f", "-", "-n", "ml"]
     assert shown.endswith(job)
     assert rest.count("ownerReferences:") == rest.count("kind: Job") == rest.count("uid: u-1") == 2
-    secrets = [text.partition("  secret: ")[2].split()[0].strip('"') for text in (rest, other)]
+    secrets = [
+        text.partition("  meshrun-secret: ")[2].split()[0].strip('"') for text in (rest, other)
+    ]
     assert [len(secret) for secret in secrets] == [64, 64]
     assert secrets[0] != secrets[1]
     assert rest.count("hf_hush") == 1
     assert "hf_hush" not in shown
-    assert job.count("/data") == 1
+    assert job.count("/data") == job.count("name: MESHRUN_SECRET") == 1
+    assert "of this shell" not in job + rest
+    assert "BASH_FUNC" not in job
 
 
 @pytest.mark.parametrize(

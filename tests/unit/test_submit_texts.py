@@ -449,8 +449,8 @@ def test_secrets_are_in_the_secret_alone(kind: str) -> None:
 
     assert "hf_hush" not in render_manifest(job, kind) + repr(job)
     assert expand(variables["HF_HOME"]["value"]) == "$(HOME)/$x"
-    assert secret["stringData"] == {"secret": "x", "HF_TOKEN": "hf_hush"}
-    for name, key in (("MESHRUN_SECRET", "secret"), ("HF_TOKEN", "HF_TOKEN")):
+    assert secret["stringData"] == {"meshrun-secret": "x", "HF_TOKEN": "hf_hush"}
+    for name, key in (("MESHRUN_SECRET", "meshrun-secret"), ("HF_TOKEN", "HF_TOKEN")):
         source = variables[name]["valueFrom"]["secretKeyRef"]
         assert source == {"name": secret["metadata"]["name"], "key": key}
     assert 'HF_TOKEN="$HF_TOKEN"' in render_manifest(job, kind)
