@@ -37,13 +37,16 @@ class Late:
     """torch's, of that group."""
 
 
-def find_late(told: Mapping[int, RankTimes], *, share: float, since_ns: int = 0) -> list[Late]:
+def find_late(
+    told: Mapping[int, RankTimes], *, share: float, since_ns: int = 0, unsure_ns: int = 0
+) -> list[Late]:
     """Return the ranks that spend at least this share of the time on what peers do not.
 
     Args:
         told: What ranks have answered.
         share: From 0 to 1.
         since_ns: Calls that began before this wall-clock time do not count.
+        unsure_ns: By how much the clocks of their nodes may be misjudged.
     """
     began: dict[Call, dict[int, int]] = {}
     own: dict[int, list[tuple[int, Call]]] = {}
@@ -69,7 +72,8 @@ def find_late(told: Mapping[int, RankTimes], *, share: float, since_ns: int = 0)
         }
         excess = (total_ns - median(totals[peer] for peer in peers) for peers in peers_of.values())
         late_ns = min(excess, default=0.0)
-        if not elapsed_ns or late_ns < share * elapsed_ns:
+        calls = sum(of.calls for of in work[rank].values())
+        if not elapsed_ns or late_ns < share * elapsed_ns + unsure_ns * calls:
             continue
         name = max(work[rank], key=lambda name: work[rank][name].total_ns)
         per_call_s = late_ns / work[rank][name].calls / 1e9

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshrun.protocol.checked import Line, Rank, Time
 
@@ -78,6 +78,16 @@ class RankTimes:
     """Without calls."""
     calls: list[list[int]]
     """Of each the index of its group, its number there, and when it began in wall-clock ns."""
+
+    def last(self, most: int) -> RankTimes:
+        """Return it with the last calls alone."""
+        return replace(self, calls=self.calls[-most:])
+
+    def shifted(self, by_ns: int) -> RankTimes:
+        """Return it by a clock that is ahead by so much, without calls of groups it lacks."""
+        sound = (call for call in self.calls if len(call) == 3 and 0 <= call[0] < len(self.groups))
+        calls = [[group, number, at_ns + by_ns] for group, number, at_ns in sound]
+        return replace(self, calls=calls)
 
 
 FromRecorder = RankRecords | RankCalled | RankWaits | RankTimes

@@ -7,7 +7,7 @@ from typing import Any
 
 from meshrun.errors import MeshrunError
 from meshrun.protocol.checked import ExitCode, Line
-from meshrun.protocol.collectives import FromRecorder
+from meshrun.protocol.collectives import FromRecorder, RankTimes
 from meshrun.protocol.generation import Cause, NodeOutcome
 from meshrun.protocol.rank_end import RankExited, RankRaised
 
@@ -343,6 +343,22 @@ class GenerationAborted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TimesAsked:
+    """The first node asks when ranks of this node have begun their last collectives."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimesTold:
+    """Another node's answer, by this node's monotonic clock; told to the coordinator alone."""
+
+    answers: list[RankTimes]
+    unsure_ns: int
+    """By how much the clock of the other node may be misjudged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OthersFinished:
     """The program of every rank of every node is over."""
 
@@ -413,6 +429,8 @@ FromRank = (
 FromNegotiation = Negotiated | NegotiationWaits | NegotiationFailed | GaveUp
 FromNodes = (
     Met
+    | TimesAsked
+    | TimesTold
     | MeetingFailed
     | NodeLost
     | GenerationAborted

@@ -24,6 +24,8 @@ BEAT_S = 1.0
 _RTO_MAX_MS = 44
 """Of <netinet/tcp.h>, from Linux 6.15 on: the longest pause before a lost packet is sent again."""
 _CHUNK = 64 * 1024
+_DRIFT = 1e-4
+"""How fast two clocks may drift apart, so that a later round trip counts though it was longer."""
 _TRIPS = 2
 """Round trips after which the clock at the other end is known well enough."""
 
@@ -78,6 +80,7 @@ class Connection:
         """How long ranks at the other end had been idle, and when that was told."""
         self.ahead_ns = 0
         """By how much the other end's monotonic clock is ahead of ours, if known."""
+        self._shortest_at_ns = 0
         self._shortest_trip_ns: int | None = None
         self._trips = 0
         self._beats_ns = int(beat_s * 1e9)
@@ -214,9 +217,17 @@ class Connection:
             return
         self._trips += 1
         trip_ns = now_ns - beat.echo_ns
-        if self._shortest_trip_ns is None or trip_ns <= self._shortest_trip_ns:
-            self._shortest_trip_ns = trip_ns
+        if self._shortest_trip_ns is None or trip_ns <= self._shortest_trip_ns + int(
+            _DRIFT * (now_ns - self._shortest_at_ns)
+        ):
+            self._shortest_trip_ns, self._shortest_at_ns = trip_ns, now_ns
             self.ahead_ns = beat.at_ns - (beat.echo_ns + now_ns) // 2
+
+    @property
+    def unsure_ns(self) -> int:
+        """By how much that may be wrong."""
+        age_ns = time.monotonic_ns() - self._shortest_at_ns
+        return (self._shortest_trip_ns or 0) // 2 + int(_DRIFT * age_ns)
 
     def end_writing(self) -> None:
         """Say that nothing more will come, once all is written."""

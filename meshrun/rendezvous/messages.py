@@ -11,11 +11,13 @@ import json
 import time
 import zlib
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from typing import Annotated, Any, get_args
 
 from meshrun.errors import MeshrunError, RendezvousError
 from meshrun.layout import MAX_RANKS, Layout
 from meshrun.protocol.checked import ExitCode, Line, Signum, Time
+from meshrun.protocol.collectives import RankTimes
 from meshrun.protocol.events import GaveUp, Met
 from meshrun.protocol.generation import Cause, NodeOutcome, Trouble
 from meshrun.protocol.packing import Within, pack, unpack
@@ -267,9 +269,30 @@ class Where:
     why: Line = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskTimes:
+    """To participants: when have ranks begun their last collectives?"""
+
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Times:
+    """Participant to coordinator: its ranks' answers, by its monotonic clock."""
+
+    generation: Generation
+    answers: list[RankTimes]
+
+    @property
+    def last_rank(self) -> int:
+        """The highest rank it tells of; -1 for none."""
+        groups = (group.ranks for answer in self.answers for group in answer.groups)
+        return max((*(answer.rank for answer in self.answers), *chain(*groups)), default=-1)
+
+
 Message = (
     Join | GaveUp | Waiting | Refused | Welcome | Beat | Parting | Failed | End | Finished
-    | MayLeave | Idle | Leave | Begin | Over | Where
+    | MayLeave | Idle | Leave | Begin | Over | Where | AskTimes | Times
 )  # fmt: skip
 _OF_ONE_NODE = ("node_rank", "next_address", "next_port")
 """What differs between the nodes that are welcomed."""

@@ -19,6 +19,7 @@ from meshrun.protocol.events import (
     NextBegins,
     NodeLost,
     OthersFinished,
+    TimesAsked,
 )
 from meshrun.protocol.generation import Cause
 from meshrun.protocol.printable import one_line
@@ -27,6 +28,7 @@ from meshrun.rendezvous.connections import beat_s
 from meshrun.rendezvous.deadline import Deadline
 from meshrun.rendezvous.handshake import ParticipantHandshake
 from meshrun.rendezvous.messages import (
+    AskTimes,
     Begin,
     End,
     Idle,
@@ -331,8 +333,10 @@ class Participant:
                 self._welcome(message)
             case End():
                 news.append(generation_aborted(message))
-            case MayLeave():
-                news.append(OthersFinished(at_ns=now_ns))
+            case MayLeave() | AskTimes():
+                is_end = isinstance(message, MayLeave)
+                asked = TimesAsked(generation=message.generation)
+                news.append(OthersFinished(at_ns=now_ns) if is_end else asked)
             case Begin():
                 self._take_part()
                 news.append(

@@ -5,11 +5,18 @@ from __future__ import annotations
 import time
 from dataclasses import asdict
 
-from meshrun.protocol.events import AllIdle, GenerationAborted, LaunchOver, OthersFinished
+from meshrun.protocol.events import (
+    AllIdle,
+    GenerationAborted,
+    LaunchOver,
+    OthersFinished,
+    TimesTold,
+)
 from meshrun.protocol.generation import NodeOutcome
 from meshrun.rendezvous.connection import Connection
 from meshrun.rendezvous.connections import Connections
 from meshrun.rendezvous.messages import (
+    AskTimes,
     End,
     Failed,
     Finished,
@@ -18,6 +25,7 @@ from meshrun.rendezvous.messages import (
     MayLeave,
     Message,
     Over,
+    Times,
     Where,
     encode,
 )
@@ -64,7 +72,7 @@ class Round:
             case Idle():
                 self._idle.add(OWN)
                 self.advance()
-            case Where():
+            case Where() | AskTimes():
                 self.broadcast(message)
 
     def hear(self, number: int, connection: Connection, message: Message) -> None:
@@ -72,7 +80,7 @@ class Round:
         if getattr(message, "generation", None) != self.generation:
             return
         match message:
-            case Failed() | Idle() if message.last_rank >= self._world_size:
+            case Failed() | Idle() | Times() if message.last_rank >= self._world_size:
                 connection.close(f"it reported rank {message.last_rank} of {self._world_size}")
             case Failed():
                 self._fail(number, self._keep(number, connection, message))
@@ -85,6 +93,9 @@ class Round:
                 self._leave_if_all_finished()
             case Leave():
                 connection.close(message.why)
+            case Times():
+                answers = [answer.shifted(-connection.ahead_ns) for answer in message.answers]
+                self._board.news.append(TimesTold(answers=answers, unsure_ns=connection.unsure_ns))
 
     def _keep(self, number: int, connection: Connection, said: Failed | Idle) -> NodeOutcome:
         outcome = self.outcomes[number] = said.outcome.shifted(-connection.ahead_ns)

@@ -56,6 +56,8 @@ from meshrun.protocol.events import (
     SignalArrived,
     StartFailed,
     TimePassed,
+    TimesAsked,
+    TimesTold,
     ZygoteGone,
 )
 from meshrun.protocol.generation import Evidence, RankState
@@ -205,6 +207,8 @@ class Loop:
         note, negotiate = self._console.note, self._workers.negotiate
         nodes = meet(self._reactor, note, self._monitor.ask, negotiate)
         self._monitor.watchdog.activity = nodes.peers.activity
+        if self._monitor.stragglers is not None:
+            self._monitor.stragglers.tell_nodes = nodes.peers.tell
         return nodes
 
     def _arrange(self) -> None:
@@ -321,7 +325,10 @@ class Loop:
         self._happen(TimePassed(at_ns=time.monotonic_ns()))
 
     def _hear(self, news: FromNodes) -> None:
-        if isinstance(news, GenerationAborted) and news.is_hung and not self.state.stopping:
+        if isinstance(news, TimesAsked | TimesTold):
+            if self._monitor.stragglers is not None:
+                self._monitor.stragglers.hear_node(news)
+        elif isinstance(news, GenerationAborted) and news.is_hung and not self.state.stopping:
             self._monitor.ask(news.why, then=news)
         else:
             if isinstance(news, AllIdle):

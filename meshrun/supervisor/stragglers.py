@@ -15,13 +15,16 @@ from meshrun.lifecycle.lateness import Late, find_late
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.collectives import RankTimes
-from meshrun.protocol.events import RankLate
+from meshrun.protocol.events import RankLate, TimesAsked, TimesTold
+from meshrun.rendezvous.messages import AskTimes, Times
 
 _SHARE = 0.1
 _MOST_S, _LEAST_S = 20.0, 0.5
 """Between two questions: each costs a rank 30 ms in another thread (measured), 0.15 % of 20 s."""
 _ANSWER_TAKES_NS = 2_000_000_000
 _SM_CLOCK, _CORE_SENSOR = ctypes.c_uint(1), ctypes.c_uint(0)
+_MOST_CALLS, _FEWEST_CALLS = 20_000, 20
+"""That ranks of other nodes tell of: in all, but of each rank at least so many."""
 _LOOKS = 3
 """How often at least a rank is looked at before it is called late."""
 
@@ -51,6 +54,11 @@ class Stragglers:
         self._timer = reactor.call_at(None, self._ask, skips=False)
         self._close = reactor.call_at(None, self._judge, skips=False)
         self._told: dict[int, RankTimes] = {}
+        self._expected: frozenset[int] = frozenset()
+        """Ranks whose answers are awaited."""
+        self._unsure_ns = 0
+        self.tell_nodes: Callable[[AskTimes | Times], None] = lambda _: None
+        """Tells the other nodes, if there are any."""
         self._asked_ns = self._from_ns = 0
         """Wall-clock time of the last two questions."""
         self.begin()
@@ -71,29 +79,57 @@ class Stragglers:
         """Take the launch as it is now."""
         self._state = state
         is_running = bool(state.alive) and not state.stopping
-        if is_running and self._timer.at_ns is None and self._close.at_ns is None:
+        if is_running and self._asks and self._timer.at_ns is None and self._close.at_ns is None:
             self._timer.move(time.monotonic_ns() + self._every_ns)
         elif not is_running:
             self._timer.cancel()
             self._close.cancel()
 
+    @property
+    def _asks(self) -> bool:
+        """Whether this node is the one that judges."""
+        return self._state.nodes is None or self._state.nodes.is_coordinator
+
     def hear(self, answer: RankTimes) -> None:
         """Take a rank's answer."""
         self._told[answer.rank] = answer
-        if self._close.at_ns is not None and self._state.alive <= self._told.keys():
+        if self._close.at_ns is not None and self._expected <= self._told.keys():
             self._close.cancel()
             self._judge()
 
+    def hear_node(self, news: TimesAsked | TimesTold) -> None:
+        """Answer the first node; or, as the first, take another's answer."""
+        if isinstance(news, TimesAsked):
+            if news.generation == self._state.generation and not self._asks:
+                self._put_to(self._state.alive, _ANSWER_TAKES_NS)
+            return
+        self._unsure_ns = max(self._unsure_ns, news.unsure_ns)
+        for answer in news.answers:
+            self.hear(answer.shifted(time.time_ns() - time.monotonic_ns()))
+
     def _ask(self) -> None:
-        self._told = {}
         self._from_ns, self._asked_ns = self._asked_ns, time.time_ns()
-        self._close.move(time.monotonic_ns() + _ANSWER_TAKES_NS)
+        self._unsure_ns = 0
+        if self._state.nodes is None:
+            self._put_to(self._state.alive, _ANSWER_TAKES_NS)
+        else:
+            self.tell_nodes(AskTimes(generation=self._state.generation))
+            self._put_to(range(self._plan.layout.world_size), 2 * _ANSWER_TAKES_NS)
+
+    def _put_to(self, ranks: Iterable[int], takes_ns: int) -> None:
+        self._told, self._expected = {}, frozenset(ranks)
+        self._close.move(time.monotonic_ns() + takes_ns)
         self._put(self._state.alive)
 
     def _judge(self) -> None:
+        if not self._asks:
+            by_ns = time.monotonic_ns() - time.time_ns()
+            most = max(_FEWEST_CALLS, _MOST_CALLS // self._plan.layout.world_size)
+            answers = [answer.last(most).shifted(by_ns) for answer in self._told.values()]
+            self.tell_nodes(Times(generation=self._state.generation, answers=answers))
+            return
         now_ns = time.monotonic_ns()
-        found = find_late(self._told, share=_SHARE, since_ns=self._from_ns)
-        late = {each.rank: each for each in found}
+        late = {each.rank: each for each in self._find()}
         for rank in [rank for rank in self._since if rank not in late]:
             del self._since[rank]
             if rank in self._reported:
@@ -102,11 +138,12 @@ class Stragglers:
                 self._happen(RankLate(rank=rank, group="", share=0.0, per_call_s=0.0, at_ns=now_ns))
         for rank, each in late.items():
             since_ns = self._since.setdefault(rank, now_ns)
-            pid = self._state.ranks[rank].pid or 0
+            known = self._state.ranks.get(rank)
+            pid = (known and known.pid) or 0
             began_ns, before = self._delays.setdefault(rank, (now_ns, read_delays(pid)))
             if now_ns - since_ns >= self._limit_ns and rank not in self._reported:
                 self._reported.add(rank)
-                why = [*self._why(rank, pid, before, (now_ns - began_ns) / 1e9)]
+                why = [*self._why(rank, pid, before, (now_ns - began_ns) / 1e9)] if pid else []
                 self._note(self._describe(each) + (f" ({', '.join(why)})" if why else ""))
                 self._happen(
                     RankLate(
@@ -118,6 +155,19 @@ class Stragglers:
                     )
                 )
         self._timer.move(now_ns + self._every_ns)
+
+    def _find(self) -> Iterator[Late]:
+        """Compare the ranks of each node on its own clock, and then all."""
+        layout = self._plan.layout
+        by_node: dict[int, dict[int, RankTimes]] = {}
+        for rank, answer in self._told.items():
+            by_node.setdefault(layout.node_rank(rank), {})[rank] = answer
+        for told in by_node.values():
+            yield from find_late(told, share=_SHARE, since_ns=self._from_ns)
+        if len(by_node) > 1:
+            yield from find_late(
+                self._told, share=_SHARE, since_ns=self._from_ns, unsure_ns=self._unsure_ns
+            )
 
     def _describe(self, late: Late) -> str:
         return (
@@ -162,4 +212,6 @@ class Stragglers:
 
     def _name(self, rank: int) -> str:
         layout = self._plan.layout
-        return f"rank {rank} [{rank_label(layout, rank)}]" if layout.mesh else f"rank {rank}"
+        label = f" [{rank_label(layout, rank)}]" if layout.mesh else ""
+        is_elsewhere = rank not in self._state.ranks
+        return f"rank {rank}{label}" + f" on node {layout.node_rank(rank)}" * is_elsewhere

@@ -47,6 +47,13 @@ def train(
     return told
 
 
+def test_clocks_that_may_be_misjudged_blame_nobody() -> None:
+    """Half of 5 ms too many for a call in tp and dp each: more than 2 ms, less than 3."""
+    told = train(slow=3, by_ms=5)
+    assert [late.rank for late in find_late(told, share=0.01, unsure_ns=2 * MS)] == [3]
+    assert find_late(told, share=0.01, unsure_ns=3 * MS) == []
+
+
 @pytest.mark.parametrize("slow", range(4))
 @pytest.mark.parametrize("dim", ["tp", "dp"])
 def test_the_slow_rank_is_named_and_no_other(slow: int, dim: str) -> None:

@@ -14,12 +14,21 @@ from typing import Any, cast
 import pytest
 
 from meshrun.host.sockets import listen_on
-from meshrun.protocol.events import AllIdle, MeetingFailed, Met, NextBegins, NodeLost
+from meshrun.protocol.collectives import GroupCalls, RankTimes
+from meshrun.protocol.events import (
+    AllIdle,
+    MeetingFailed,
+    Met,
+    NextBegins,
+    NodeLost,
+    TimesAsked,
+    TimesTold,
+)
 from meshrun.protocol.generation import NodeOutcome, RankState
 from meshrun.protocol.rank_end import RankExited
 from meshrun.rendezvous.connection import Connection
 from meshrun.rendezvous.handshake import VERSION, CoordinatorHandshake
-from meshrun.rendezvous.messages import Begin, Failed, Idle, Welcome
+from meshrun.rendezvous.messages import AskTimes, Begin, Failed, Idle, Times, Welcome
 from meshrun.rendezvous.participant import Participant
 from tests.parties import SECRET, WHY, Parties, Party, S, info
 
@@ -261,6 +270,29 @@ def test_times_of_another_clock_come_out_as_ours(parties: Parties, ahead_ns: int
     assert abs(rank.exited.at_ns - true_ns) <= S
     assert rank.finished_ns == rank.exited.at_ns
     assert rank.pid == 7
+
+
+@pytest.mark.parametrize("ahead_ns", [3600 * S, -900 * S], ids=["ahead", "behind"])
+def test_times_of_calls_come_out_as_ours(parties: Parties, ahead_ns: int) -> None:
+    """The coordinator asks; what no group or rank of the launch has is dropped."""
+    coordinator, participant = met(parties, ahead_ns=ahead_ns)
+    coordinator.tell(AskTimes(generation=0))
+    parties.until(lambda: participant.heard(TimesAsked))
+    at_ns, true_ns = participant.now_ns(), coordinator.now_ns()
+    group = GroupCalls(name="0", description="mesh_dp", ranks=[0, 1], calls=[])
+    answer = RankTimes(rank=1, at_ns=0, groups=[group], calls=[[0, 7, at_ns], [3, 8, at_ns], [0]])
+    participant.tell(Times(generation=0, answers=[answer]))
+    parties.until(lambda: coordinator.heard(TimesTold))
+    (told,) = coordinator.heard(TimesTold)
+    ((place, number, began_ns),) = told.answers[0].calls
+
+    assert (place, number) == (0, 7)
+    # The clock of these tests moves by half a second where turns are skipped.
+    assert abs(began_ns - true_ns) <= S
+    assert 0 < told.unsure_ns <= S
+    participant.tell(Times(generation=0, answers=[replace(answer, rank=2)]))
+    parties.until(lambda: coordinator.heard(NodeLost))
+    assert "it reported rank 2 of 2" in coordinator.heard(NodeLost)[0].why
 
 
 def test_a_participant_may_go_while_it_looks_for_the_coordinator(parties: Parties) -> None:
