@@ -88,7 +88,7 @@ def parse_requirements(text: str, what: str) -> tuple[Requirement, ...]:
         match = _REQUIREMENT.fullmatch(part.strip())
         if match is None:
             raise UsageError(
-                f"{what}: `{part}` is no requirement",
+                f"cannot parse {what} `{part}`",
                 hint="write dims and bandwidths, such as tp>=300GB/s,dp>=500MB/s",
             )
         bus = float(match["number"]) * _UNITS[match["unit"]]

@@ -95,10 +95,11 @@ def _check_target(options: Options, target: str, args: tuple[str, ...]) -> None:
             hint=f"leave it out: meshrun ... {rest}",
         )
     if _DIM.fullmatch(target):
-        joined = f"{options.mesh},{target}" if options.mesh and not options.names else target
+        has_dims = options.mesh and not options.names
+        meant = f"separate dims with commas: --mesh {options.mesh},{target}"
         raise UsageError(
             f"expected a program, found `{target}`",
-            hint=f"separate dims with commas: --mesh {joined}",
+            hint=meant if has_dims else f"a mesh follows its option: --mesh {target}",
         )
     if target.isdigit():
         raise UsageError(

@@ -147,7 +147,7 @@ class _Reader:
         if not word:
             raise self._error("missing dim", at, word, self._forms)
         near = get_close_matches(word, self._counts, n=1, cutoff=0.5)
-        nearest = f"`{near[0]}`? " if near else ""
+        nearest = f"did you mean `{near[0]}`? " if near else ""
         *others, last = (f"`{key}`" for key in self._counts)
         hint = f"{nearest}there are {', '.join(others)} and {last}"
         mesh = self._layout.mesh

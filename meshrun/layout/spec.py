@@ -173,12 +173,15 @@ def _not_a_pair(text: str, position: int, item: str) -> SpecError:
             position=position + len(name),
             hint=_meant(text) or f"`{name or 'dp'}={size or 2}`",
         )
+    is_size = _SIZE.fullmatch(item) is not None
     return SpecError(
-        f"`{item}` has no size",
+        f"dim of size {item} has no name" if is_size else f"`{item}` has no size",
         text=text,
         position=position,
         length=len(item),
-        hint=f"`{(item if _NAME.fullmatch(item) else 'dp')}=2`, or `-1` to infer it",
+        hint="name each dim, as in `dp=2,tp=4`, or none of them, as in `2x4`"
+        if is_size
+        else f"`{(item if _NAME.fullmatch(item) else 'dp')}=2`, or `-1` to infer it",
     )
 
 

@@ -229,9 +229,11 @@ def _options_of(backend: str, settings: list[tuple[str, str]]) -> Any:
 def set_timeout(group: ProcessGroup, seconds: float | None) -> None:
     """Set the timeout of a group's collectives; nothing for ``None``."""
     if seconds is not None:
-        from torch.distributed import distributed_c10d as c10d
+        import torch.distributed as dist
 
-        c10d._set_pg_timeout(timedelta(seconds=seconds), group)
+        # Public since torch 2.15, which warns of the other.
+        change = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
+        change(timedelta(seconds=seconds), group)
 
 
 # ---- parts ----------------------------------------------------------------------------------

@@ -27,6 +27,9 @@ def check_device_type(name: str, what: str) -> str:
     Raises:
         UsageError: If it is a slip of the pen.
     """
+    if name == "gpu":
+        hint = "did you mean `cuda`? `auto` is the accelerator that torch finds"
+        raise UsageError(f"{what}: unknown device type `gpu`", hint=hint)
     near = get_close_matches(name, TYPES, n=1, cutoff=0.7)
     if near and name.isalpha() and name not in TYPES:
         raise UsageError(f"{what}: unknown device type `{name}`", hint=f"did you mean `{near[0]}`?")

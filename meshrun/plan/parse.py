@@ -25,6 +25,7 @@ _TIME_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _TRUE = frozenset({"1", "true", "yes", "on", "y", "t"})
 _FALSE = frozenset({"0", "false", "no", "off", "n", "f", ""})
 _COUNT_WORDS = ("auto", "gpu", "cpu", "xpu")
+_TIMES = "write seconds, or numbers with ms, s, m, h or d: `90`, `90s`, `5m`, `1h30m`"
 _STREAMS = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?:([0-3])")
 _LOCAL_RANKS = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?")
 """No node has a million workers, and a longer number could fill the memory."""
@@ -66,13 +67,12 @@ def parse_seconds(text: str, what: str, *, least: float = 0.0, most: float = LON
         seconds = float(word)
     except ValueError:
         parts = _TIME_PART.findall(word)
-        is_whole = bool(parts) and "".join(map("".join, parts)) == word
-        seconds = sum(float(number) * _UNITS_S[unit] for number, unit in parts) if is_whole else -1
+        if not parts or "".join(map("".join, parts)) != word:
+            raise UsageError(f"{what} expects a time, found `{text}`", hint=_TIMES) from None
+        seconds = sum(float(number) * _UNITS_S[unit] for number, unit in parts)
     if not least <= seconds <= most:
-        raise UsageError(
-            f"{what} must be between {least:g} and {most:,.0f} seconds, found `{text}`",
-            hint="write seconds, or numbers with ms, s, m, h or d: `90`, `90s`, `5m`, `1h30m`",
-        )
+        bounds = f"{least:g} and {most:,.0f} seconds"
+        raise UsageError(f"{what} must be between {bounds}, found `{text}`", hint=_TIMES)
     return seconds
 
 

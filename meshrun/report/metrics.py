@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 
 from meshrun.console.console import Console
+from meshrun.errors import HostError, UsageError
 from meshrun.host.http_server import Answer, HttpServer
 from meshrun.host.reactor import Reactor
 from meshrun.host.sockets import listen_on
@@ -39,7 +41,7 @@ class Metrics:
     """
 
     def __init__(self, plan: LaunchPlan, address: tuple[str, int]) -> None:
-        self._listener = listen_on(*address)
+        self._listener = _listen(*address)
         self.replan(plan)
         self._began_s = time.monotonic()
         self._restarts: Counter[str] = Counter()
@@ -164,6 +166,16 @@ class Metrics:
         layout = self._plan.layout
         names = layout.mesh_dim_names or ()
         return {"rank": rank, **dict(zip(names, layout.coordinate(rank), strict=False))}
+
+
+def _listen(address: str, port: int) -> socket.socket:
+    try:
+        return listen_on(address, port)
+    except (HostError, UsageError) as error:
+        raise type(error)(
+            f"--metrics: {error.message}",
+            hint="use an address of this machine and a free port; 0 is any free one",
+        ) from error
 
 
 def _reason(cause: Cause) -> str:

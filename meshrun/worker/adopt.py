@@ -15,6 +15,7 @@ from datetime import timedelta
 from typing import Any
 
 from meshrun.errors import MeshError
+from meshrun.mesh.build import set_timeout
 from meshrun.worker.process_group import connect_store
 
 _INIT_PARAMETERS = (
@@ -121,7 +122,7 @@ def _take_over(asked: Mapping[str, Any]) -> None:
     timeout = asked.get("timeout")
     if isinstance(timeout, timedelta):
         for group in list(c10d._world.pg_map):
-            c10d._set_pg_timeout(timeout, group)
+            set_timeout(group, timeout.total_seconds())
     backend = str(asked.get("backend") or "").lower()
     if backend and ":" not in backend:
         # The program asks get_backend() for the name it gave.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -57,16 +58,17 @@ def join_mesh(
     store = connect_store(env, f"meshrun/{env['MESHRUN_GENERATION']}{purpose}")
     if more:  # as torch does with a store of its own making
         store.set_timeout(more["timeout"])
-    dist.init_process_group(
-        backend,
-        store=store,
-        rank=int(env["RANK"]),
-        world_size=int(env["WORLD_SIZE"]),
-        **more,
-    )
-    sys.excepthook = hook  # torch's prefixes each line with the rank, and so does the console
-    reporter.tell(RankJoined)
-    built = build_mesh(read_layout(env), device_type, options)
+    with _without_lines_of_gloo():
+        dist.init_process_group(
+            backend,
+            store=store,
+            rank=int(env["RANK"]),
+            world_size=int(env["WORLD_SIZE"]),
+            **more,
+        )
+        sys.excepthook = hook  # torch's prefixes each line with the rank, and so does the console
+        reporter.tell(RankJoined)
+        built = build_mesh(read_layout(env), device_type, options)
     set_timeout(dist.group.WORLD, seconds)
     found = tuple(built.mesh.get_coordinate() or ())
     if found != coordinate:
@@ -77,6 +79,27 @@ def join_mesh(
     process.built = built
     built.mesh.__enter__()
     note_settings()
+
+
+@contextmanager
+def _without_lines_of_gloo() -> Iterator[None]:
+    """Drop the line that torch 2.10's gloo prints to stdout for each rank of each group.
+
+    Not while NCCL may print there, too.
+    """
+    import torch
+
+    if not torch.__version__.startswith("2.10.") or "NCCL_DEBUG" in os.environ:
+        yield
+        return
+    stdout, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
+    try:
+        yield
+    finally:
+        os.dup2(stdout, 1)
+        os.close(stdout)
 
 
 def _wait_for_all(store: Store, world_size: int) -> None:

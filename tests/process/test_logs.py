@@ -50,7 +50,7 @@ def test_torchruns_prefixes(fake_torch: object, tmp_path: Path) -> None:
     program.write_text(
         "import os, sys\n"
         "print('out', flush=True)\n"
-        "print('err', file=sys.stderr, flush=True)\n"
+        "print('err', os.environ['RANK'], file=sys.stderr, flush=True)\n"
         "if os.environ['RANK'] == '1':\n"
         "    os.environ['NOT_SET']\n"
     )
@@ -61,8 +61,9 @@ def test_torchruns_prefixes(fake_torch: object, tmp_path: Path) -> None:
     told = text_of(tmp_path / "logs", "attempt_0/1/stderr.log").splitlines()
 
     assert sorted(ours.stdout.splitlines()) == ["[default0]:out", "out"]
-    assert {"err", "[default1]:err", "[rank1]: KeyError: 'NOT_SET'"} <= {*ours.stderr.splitlines()}
-    assert told[:2] == ["err", "[rank1]: Traceback (most recent call last):"]
+    shown = {*ours.stderr.splitlines()}
+    assert {"err 0", "[default1]:err 1", "[rank1]: KeyError: 'NOT_SET'"} <= shown
+    assert told[:2] == ["err 1", "[rank1]: Traceback (most recent call last):"]
     assert told[-1] == "[rank1]: KeyError: 'NOT_SET'"
     assert f"       {program.name}:5 in <module>, on " in ours.stderr.replace(f"{tmp_path}/", "")
 

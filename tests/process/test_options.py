@@ -63,7 +63,7 @@ def test_and_so_may_its_opposite(no: str, fake_torch: object) -> None:
         ),
         ("MESHRUN_MESH", "dp=", "in MESHRUN_MESH"),
         ("PET_REDIRECTS", "9", "in PET_REDIRECTS"),
-        ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "x", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT must be between 0"),
+        ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "x", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT expects a time"),
         ("PET_NNODES", "2", "--nnodes 2 in PET_NNODES asks for more"),
     ],
 )

@@ -32,7 +32,7 @@ class Broken(Dataset):
 
 
 def load():
-    for _ in DataLoader(Broken(), num_workers=1):
+    for _ in DataLoader(Broken(), num_workers=1, multiprocessing_context="fork"):
         pass
 
 

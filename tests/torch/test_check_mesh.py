@@ -74,7 +74,7 @@ def test_the_program_finds_no_trace_of_the_check(method: str) -> None:
     [
         ((*MESH, "train.py"), "--check runs no program, found `train.py`"),
         (("--check", "--nproc-per-node", "2"), "--check requires --mesh"),
-        ((*MESH, "--require", "tp"), "`tp` is no requirement"),
+        ((*MESH, "--require", "tp"), "cannot parse --require `tp`"),
         ((*MESH, "--require", "tp>=1GB/s", "quick"), "the mesh has no dim `tp`"),
         ((*MESH, "--check-first"), "--check-first cannot be used with --check"),
         (("--check-first", "--mesh", "dp=2", "--no-python", "true"), "requires a Python program"),

@@ -63,10 +63,7 @@ def test_a_dim_has_a_timeout_of_its_own_and_a_late_setting_is_noticed() -> None:
     ("option", "message"),
     [
         (("--timeout", "pp=3s"), "--timeout: the mesh has no dim `pp`"),
-        (
-            ("--timeout", "soon"),
-            "--timeout must be between 0.001 and 1,000,000,000 seconds, found `soon`",
-        ),
+        (("--timeout", "soon"), "--timeout expects a time, found `soon`"),
         (("--backend", "pp=gloo"), "--backend: the mesh has no dim `pp`"),
         (("--pg-opt", "tp"), "--pg-opt cannot read `tp`"),
         (("--mesh-init", "never"), "--mesh-init must be eager or lazy, found `never`"),
@@ -106,7 +103,8 @@ def test_init_mesh_needs_no_launcher() -> None:
         "print(meshrun.current_mesh('tp').size())"
     )
 
-    assert (alone.returncode, alone.stdout) == (0, "1\n"), alone.stderr
+    # gloo of torch 2.10 prints something, too
+    assert (alone.returncode, alone.stdout.splitlines()[-1:]) == (0, ["1"]), alone.stderr
 
 
 @pytest.mark.nightly

@@ -126,7 +126,12 @@ def test_a_large_mesh_is_one_product() -> None:
     [
         ("", "expected ranks, found nothing", "", "write `dp=0`, `tp=0`, `rank=0` or"),
         ("  ", "expected ranks, found nothing", "", "write `dp=0`, `tp=0`, `rank=0` or"),
-        ("dp=0,pt=1", "mesh `dp=2,tp=4` has no dim `pt`", "pt", "`tp`? there are `dp`, `tp`, "),
+        (
+            "dp=0,pt=1",
+            "mesh `dp=2,tp=4` has no dim `pt`",
+            "pt",
+            "did you mean `tp`? there are `dp`, `tp`, ",
+        ),
         ("DP=0", "mesh `dp=2,tp=4` has no dim `DP`", "DP", "there are `dp`, `tp`, `rank` and"),
         ("=0", "missing dim", "", "write `dp=0`"),
         ("tp=1-4", "dim `tp` has no index 4: its size is 4", "4", "`tp` ranges from 0 to 3"),
