@@ -57,6 +57,7 @@ class StartProgress:
         self._console: Console | None = None
         self._survivors: set[int] = set()
         self._generation = 0
+        self._is_checking = bool(plan.request.check_first)
 
     @property
     def is_first_node(self) -> bool:
@@ -128,7 +129,7 @@ class StartProgress:
             self._tell_spares(console)
 
     def _tell_check(self, event: Checked, console: Console) -> None:
-        layout = self._plan.layout
+        layout, self._is_checking = self._plan.layout, False
         what = f"{count(layout.world_size, 'rank')} on {count(layout.nnodes, 'node')}"
         speeds = f"; {event.speeds}" if event.speeds else ""
         found = "" if event.findings else ", found nothing wrong"
@@ -261,7 +262,9 @@ class StartProgress:
         if began < total:
             return f"started {began} of {total} ranks ({elapsed})"
         if self._has_mesh and joined < total:
-            return f"{joined} of {total} ranks joined ({elapsed})"
+            is_checking = self._is_checking and not joined
+            what = "checking the mesh" if is_checking else f"{joined} of {total} ranks joined"
+            return f"{what} ({elapsed})"
         what = "built their mesh" if self._has_mesh else "are ready"
         return f"{ready} of {total} ranks {what} ({elapsed})"
 
