@@ -21,6 +21,8 @@ _PARTS = {
     "devices": "meshrun.zygote.count_devices",
     "logs-plugin": "meshrun.zygote.logs_specs_process",
     "decline": "meshrun.rendezvous.torch_decline",
+    "ray-driver": "meshrun.actors.driver",
+    "ray-way": "meshrun.actors.way",
 }
 
 

@@ -30,7 +30,9 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-class _Options(TypedDict, total=False):
+class LaunchOptions(TypedDict, total=False):
+    """Parameters of ``launch()`` that say how, for any program."""
+
     mesh: AnyMesh | None
     names: str | Sequence[str] | None
     nproc_per_node: int | str | None
@@ -58,7 +60,7 @@ def launch(
     *,
     args: Sequence[str | os.PathLike[str]] = (),
     module: bool = False,
-    **flags: Unpack[_Options],
+    **flags: Unpack[LaunchOptions],
 ) -> LaunchResult: ...
 
 
@@ -68,7 +70,7 @@ def launch(
     *,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
-    **flags: Unpack[_Options],
+    **flags: Unpack[LaunchOptions],
 ) -> list[_R]: ...
 
 

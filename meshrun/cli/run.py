@@ -55,6 +55,7 @@ OF_THE_CONTROLLER = {
     for row in (
         *(Options.hosts, Options.hostfile, Options.include, Options.exclude, Options.export),
         *(Options.ssh, Options.connect_timeout, Options.launcher, Options.report, Options.nnodes),
+        *(Options.submit, Options.submit_arg),
     )
 }
 """Options that the launchers of nodes are not given: they chose the hosts, or hold for all."""
@@ -83,6 +84,10 @@ def run(options: Options, line: CommandLine, began: Began) -> int:
         say_as(as_json_message)
     if began.hosts_present or began.caller is None:  # launch() knows which are the program's
         request = replace(request, told=(*request.told, *_misplaced(options, program, line)))
+    if options.submit == "ray":
+        from meshrun.cli.on_ray import launch_on_ray
+
+        return launch_on_ray(options, request, line, began)
     if options.submit is not None:
         check_hosts(request, options)
         from meshrun.cli.submit import submit

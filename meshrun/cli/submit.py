@@ -38,7 +38,7 @@ _GPUS = (
 _TOO_MUCH = (
     "`sinfo -o '%P %c %G'` lists what nodes have; --submit-arg=--cpus-per-task=8 requests less"
 )
-_SCHEDULERS = ("slurm", *KINDS)
+_SCHEDULERS = ("slurm", *KINDS, "ray")
 _OF_THE_SUBMISSION = (
     *(Options.submit, Options.submit_arg, Options.submit_patch, Options.image, Options.module),
     *(Options.export, Options.rdzv_backend),  # the job has them in its own way
@@ -47,7 +47,7 @@ _OF_THE_SUBMISSION = (
 )
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 """Not what bash calls the functions that it exports."""
-_ELASTIC = ("slurm", *(name for name, kind in KINDS.items() if kind.is_elastic))
+_ELASTIC = ("slurm", *(name for name, kind in KINDS.items() if kind.is_elastic), "ray")
 _FOUND_BY_THEMSELVES = "the nodes of a job find each other"
 _CHOSEN = "the scheduler chooses a job's hosts"
 _OF_NO_JOB: Mapping[Option[Any], str] = {
@@ -78,7 +78,7 @@ def submit(options: Options, request: LaunchRequest, line: CommandLine) -> int:
         HostError: If the scheduler is not here, or refuses.
     """
     scheduler = parse_choice(options.submit or "", Options.submit.flag, _SCHEDULERS)
-    _check(options, scheduler)
+    check_job(options, scheduler)
     dry_run, output = options.dry_run, options.output
     if output is not None and not dry_run:
         raise UsageError("--output requires --dry-run")
@@ -206,11 +206,15 @@ def _patches(paths: Sequence[str]) -> tuple[Patch, ...]:
     return tuple(found)
 
 
-def _check(options: Options, scheduler: str) -> None:
-    """Refuse what can be known of one node alone, or once the job runs."""
+def check_job(options: Options, scheduler: str) -> None:
+    """Refuse what can be known of one node alone, or once the job runs.
+
+    Raises:
+        UsageError: With the option.
+    """
     workers, nodes = options.nproc_per_node, options.nnodes
     is_range = nodes is not None and nodes[0] < nodes[1]
-    own_backends = ("static", "c10d") if is_range else ("static",)
+    own_backends = ("static", "c10d") if is_range and scheduler != "ray" else ("static",)
     for row, why in _OF_NO_JOB.items():
         source = options.source(row)
         if not source or (row is Options.rdzv_backend and options.rdzv_backend in own_backends):

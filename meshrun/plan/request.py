@@ -113,6 +113,9 @@ class Remote(Reach):
     """Hosts to start a launcher on, and how to get there."""
 
     hosts: tuple[Host, ...]
+    way: tuple[str, ...] = ()
+    """The words of a process here that starts an agent on the host whose name follows them, where
+    what chose the hosts has a way of its own to them; ``starter`` is its name then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

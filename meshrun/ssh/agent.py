@@ -26,7 +26,7 @@ from meshrun.host.title import set_title
 from meshrun.protocol.caller import MET, PARENT_FOLDER, PARENT_PID, WHY
 from meshrun.protocol.result import signal_name
 from meshrun.ssh.framing import BEAT_S, ERR, OUT, LineSplitter, frame, greeting, news
-from meshrun.ssh.remote_command import without_own
+from meshrun.ssh.remote_command import ADDRESS, without_own
 from meshrun.ssh.write_buffer import WriteBuffer
 from meshrun.start import own_command
 
@@ -114,7 +114,7 @@ class Agent:
         """Return which machine this is, by which addresses others may reach it, and who asks."""
         theirs, _, own, _ = (os.environ.get("SSH_CONNECTION", "") + "   ").split(" ")[:4]
         return {
-            "own": own,
+            "own": os.environ.pop(ADDRESS, "") or own,
             "theirs": theirs,
             "outward": outward_address() or "",
             "machine": _machine(),

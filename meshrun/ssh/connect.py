@@ -73,7 +73,8 @@ class Connector:
         if total - len(refusals) < least:
             found = [refusals[number] for number in sorted(refusals)]
             raise refusal_error(found, total, least)
-        self._check_distinct()
+        if not self._remote.way:  # which may lead to parts of a machine
+            self._check_distinct()
         return refusals
 
     def _check_distinct(self) -> None:
@@ -93,13 +94,16 @@ class Connector:
         host = self._remote.hosts[number]
         env = without_own(os.environ)
         cwd: str | None = BOOT_FOLDER
-        if is_this_machine(host):
-            command = boot_command(sys.executable)
+        starter = self._remote.starter or "ssh"
+        if not self._remote.way and is_this_machine(host):
+            command, starter = boot_command(sys.executable), ""
         else:
             env, cwd = dict(os.environ), None
             command = self._start(host, agent_command(sys.executable))
         try:
-            session = HostSession(number, host, command, env, cwd=cwd, reactor=self._pool.reactor)
+            session = HostSession(
+                number, host, command, env, cwd=cwd, reactor=self._pool.reactor, starter=starter
+            )
         except OSError as error:
             raise RendezvousError(
                 f"cannot run `{command[0]}`: {error.strerror}",
@@ -129,7 +133,9 @@ class Connector:
             return session.finish()
         timeout_s = self._remote.connect_timeout_s
         if time.monotonic() - session.began > timeout_s:
-            return describe_silence(name, destination, timeout_s, session.said)
+            return describe_silence(
+                name, destination, timeout_s, session.said, starter=session.starter
+            )
         return None
 
     def meet(self, sessions: Sequence[HostSession]) -> list[str]:

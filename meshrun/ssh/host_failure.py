@@ -46,17 +46,17 @@ class Refusal:
 
 
 def describe_end(
-    host: str, destination: str, code: int, said: str, interpreter: str, *, is_here: bool = False
+    host: str, destination: str, code: int, said: str, interpreter: str, *, starter: str = "ssh"
 ) -> Refusal:
-    """Return why there is no agent after ssh exited.
+    """Return why there is no agent after ssh, or another starter, exited.
 
     Args:
         host: Its name, for people.
         destination: As ssh was given it.
-        code: ssh's exit code.
+        code: The starter's exit code.
         said: What it printed, or the shell there, or Python.
         interpreter: What was to be run there.
-        is_here: Whether the agent was started without ssh, on this machine.
+        starter: Its name; ``""`` if the agent was started on this machine, without any.
     """
     lines = _telling(said)
     if code in _NO_COMMAND:
@@ -72,28 +72,30 @@ def describe_end(
             "install it there, or set PYTHONPATH to its location",
         )
     if code < 0:
-        return Refusal(
-            host, f"{'its agent' if is_here else 'ssh'} was killed by {signal_name(-code)}"
-        )
+        return Refusal(host, f"{starter or 'its agent'} was killed by {signal_name(-code)}")
     if code == _SSH and not lines:
         return Refusal(
-            host, "ssh failed without a message, as when the process it started was killed"
+            host, f"{starter} failed without a message, as when the process it started was killed"
         )
-    what = {0: "its agent exited", _SSH: "ssh failed"}.get(
-        code, f"the process that ssh started exited with code {code}"
+    what = {0: "its agent exited", _SSH: f"{starter} failed"}.get(
+        code, f"the process that {starter} started exited with code {code}"
     )
-    hint = next((hint for word, hint in _HINTS if word in said), None)
+    hint = next((hint for word, hint in _HINTS if word in said), "test with `ssh {host} true`")
     return Refusal(
         host,
         what + _quoted(lines[-_MOST_LINES:]),
-        (hint or "test with `ssh {host} true`").format(host=destination),
+        hint.format(host=destination) if starter == "ssh" else None,
     )
 
 
-def describe_silence(host: str, destination: str, timeout_s: float, said: str) -> Refusal:
+def describe_silence(
+    host: str, destination: str, timeout_s: float, said: str, *, starter: str = "ssh"
+) -> Refusal:
     """Return what there is to say of a host that has not answered in time."""
     lines = _telling(said)[-_MOST_LINES:]
-    hint = f"test with `ssh {destination} true`; --connect-timeout allows more time"
+    hint = "--connect-timeout allows more time"
+    if starter == "ssh":
+        hint = f"test with `ssh {destination} true`; {hint}"
     if lines and lines[-1].endswith((":", "?")):
         hint = f"ssh asked for input: {_WITHOUT_PASSWORD.format(host=destination)}"
     return Refusal(host, f"no answer within {timeout_s:g} s{_quoted(lines)}", hint)

@@ -34,6 +34,7 @@ class HostSession:
 
     Args:
         cwd: Its folder; the current one if ``None``.
+        starter: The name of what the command is; ``""`` if it is the agent itself.
     """
 
     def __init__(
@@ -45,8 +46,9 @@ class HostSession:
         *,
         cwd: str | None,
         reactor: Reactor,
+        starter: str,
     ) -> None:
-        self.number, self.host, self._reactor = number, host, reactor
+        self.number, self.host, self._reactor, self.starter = number, host, reactor, starter
         self.nonce = secrets.token_hex(16)
         self._frames = FrameSplitter(self.nonce)
         own = os.getpid()
@@ -109,7 +111,7 @@ class HostSession:
             self.read(fd, lambda *_: None)
         return describe_end(
             self.host.name, self.host.destination, self._process.returncode, self.said,
-            sys.executable, is_here=is_this_machine(self.host),
+            sys.executable, starter=self.starter,
         )  # fmt: skip
 
     def ends_within(self, deadline: float) -> bool:

@@ -30,6 +30,8 @@ _OF_A_HOST = (
     *("SHLVL", "_", "DISPLAY", "XAUTHORITY", "XDG_*", "DBUS_*", "MAIL", "TTY", "TMUX*", "STY"),
 )
 """Names of those that a pattern such as ``*`` does not mean."""
+ADDRESS = "MESHRUN_NODE_ADDRESS"
+"""Says to an agent by which address of its host others reach it, where that is known."""
 _DEVICES = ("CUDA_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 _BOOT = (
     "import sys;"

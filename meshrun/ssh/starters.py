@@ -29,6 +29,8 @@ def find_starter(remote: Remote) -> Starter:
     Raises:
         UsageError: If there is no such thing, or it cannot be loaded.
     """
+    if remote.way:
+        return lambda host, _: [*remote.way, host.destination]
     if remote.starter in ("", "ssh"):
         return lambda host, line: ssh_command(remote.ssh, host, line, remote.connect_timeout_s)
     if remote.starter in _OF_SCHEDULERS:

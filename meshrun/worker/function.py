@@ -12,6 +12,9 @@ from typing import IO, Any
 
 # Nothing that is not loaded yet is imported here: the caller's sys.path comes first.
 
+FOLDER_VARIABLE = "MESHRUN_CALL_FOLDER"
+"""Says where a copy of the folder is on this node, if it is not the caller's."""
+
 
 def path_file(folder: str) -> str:
     """Return the file with the caller's ``sys.path``, entries separated by NUL."""
@@ -129,4 +132,5 @@ def _keep_error(folder: str, rank: int, error: BaseException) -> None:
 
 
 if __name__ == "__main__":
-    run(sys.argv.pop())
+    _folder = sys.argv.pop()
+    run(os.environ.pop(FOLDER_VARIABLE, _folder))

@@ -148,6 +148,6 @@ def test_why_there_is_no_agent(code: int, said: str, why: str, hint: str) -> Non
 
 def test_an_agent_of_this_machine_needs_no_ssh() -> None:
     """So it is the agent that was killed."""
-    refusal = describe_end("a", "a", -9, "", "/p", is_here=True)
+    refusal = describe_end("a", "a", -9, "", "/p", starter="")
 
     assert refusal.why == "its agent was killed by SIGKILL"

@@ -1,0 +1,309 @@
+"""The placement group, the actor on each of its nodes, and what runs there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pickle
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from meshrun.actors import node_actor
+from meshrun.actors.bundles import (
+    PlacementRequest,
+    Resources,
+    count_placeable,
+    describe_lack,
+    format_resources,
+)
+from meshrun.actors.way import LOST
+from meshrun.ssh.remote_command import ADDRESS, boot_command
+from meshrun.wording import count, duration
+from meshrun.worker.function import FOLDER_VARIABLE, call_file, path_file
+
+_DOMAIN = "ray.io/gpu-domain"
+"""The label that nodes share if NVLink connects them."""
+_NODE_ID = "ray.io/node-id"
+_ROOM_S = 1.0
+"""How long a node that was lost, or not there at first, may take to be found when it is tried."""
+_IN_USE_S = 60.0
+"""How long resources may be in use by others."""
+_CHUNK = 256 * 1024
+_RESULT = ".pkl"
+_HINT = "`ray status` shows what is in use; --submit-arg timeout=10m waits for more nodes"
+
+Show = Callable[[int, bytes], Awaitable[None]]
+"""Takes a piece of a stream: 1 stdout, 2 stderr."""
+
+
+class Refused(Exception):
+    """Ray cannot do what is asked for."""
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message, self.hint = message, hint
+
+
+class NodeGroup:
+    """One actor for each node of a launch.
+
+    Args:
+        ray: The module, connected.
+        asked: What each node needs.
+        call: The folder with a call for the ranks to make, which takes their answers.
+    """
+
+    def __init__(self, ray: Any, asked: PlacementRequest, *, call: str | None) -> None:
+        from ray import cloudpickle
+
+        self._ray, self._asked, self._call = ray, asked, call
+        cloudpickle.register_pickle_by_value(node_actor)
+        self._actor = ray.remote(concurrency_groups={"out": 1})(node_actor.NodeActor)
+        self._bundles = asked.bundles(node["Resources"] for node in self._nodes())
+        self._groups: dict[int, tuple[Any, int]] = {}
+        """The placement group of each node of the launch, and its bundle there."""
+        self._places: dict[int, str] = {}
+        """The id of the node in the cluster that each is, or was last."""
+        self._ready: dict[int, Any] = {}
+        """Actors that nothing has run in."""
+        self._used: dict[int, Any] = {}
+        self._made: list[Any] = []
+        """All placement groups."""
+
+    @property
+    def description(self) -> str:
+        """What is asked for, for people."""
+        each = " each" if len(self._bundles) > 1 else ""
+        return (
+            f"{count(len(self._bundles), 'node')} with {format_resources(self._bundles[0])}{each}"
+        )
+
+    # ---- placing ----------------------------------------------------------------------------
+
+    async def place(self) -> list[tuple[str, int]]:
+        """Have an actor on each node; return (name, workers) of each.
+
+        Raises:
+            Refused: If there are too few resources.
+        """
+        group = self._make_group(self._bundles[: self._count_at_first()])
+        limit_s = _IN_USE_S if self._asked.timeout_s is None else self._asked.timeout_s
+        if not await _within(group.ready(), limit_s):
+            raise self._lack(f"; waited {duration(limit_s)}")
+        actors = [self._make_actor(group, bundle) for bundle in range(group.bundle_count)]
+        try:
+            found = await asyncio.gather(*(actor.find_node.remote() for actor in actors))
+        except self._ray.exceptions.RayError as error:
+            raise Refused(f"Ray cannot start an actor: {first_line(error)}") from error
+        nodes = [self._node(node_id) for node_id in found]
+        order = list(range(len(nodes)))
+        if len(set(self._asked.workers)) == 1:  # any node may be any
+            order.sort(key=lambda number: _place_of(nodes[number]))
+        for number, bundle in enumerate(order):
+            self._groups[number], self._ready[number] = (group, bundle), actors[bundle]
+            self._places[number] = found[bundle]
+        later = [f"ray-{number}" for number in range(len(nodes), len(self._bundles))]
+        names = _names([nodes[bundle] for bundle in order]) + later
+        return list(zip(names, self._asked.workers, strict=True))
+
+    def _count_at_first(self) -> int:
+        """Return on how many nodes to start.
+
+        Raises:
+            Refused: If the cluster is too small.
+        """
+        nodes, strategy = self._nodes(), self._asked.strategy
+        free = self._free()
+        total = [node["Resources"] for node in nodes]
+        most = count_placeable(self._bundles, total, strategy)
+        if self._asked.timeout_s is None and most < self._asked.least:
+            raise self._lack("")
+        now = count_placeable(
+            self._bundles, [free.get(node["NodeID"], {}) for node in nodes], strategy
+        )
+        return max(now, self._asked.least)
+
+    def _make_group(self, bundles: Sequence[Resources], *, apart: bool = False) -> Any:
+        """Return a new placement group.
+
+        Args:
+            bundles: What each of its nodes needs.
+            apart: Whether these may not be nodes of the launch.
+
+        Raises:
+            Refused: If this Ray cannot make one as it was asked for.
+        """
+        from ray.util import placement_group
+
+        asked, how = self._asked, dict[str, Any](strategy=self._asked.strategy)
+        if asked.domain:
+            how = {"topology_strategy": {_NODE_ID: asked.strategy, asked.domain: "STRICT_PACK"}}
+        if apart and asked.strategy == "STRICT_SPREAD":
+            taken = f"!in({','.join(sorted(self._places.values()))})"
+            how["bundle_label_selector"] = [{_NODE_ID: taken} for _ in bundles]
+        try:
+            self._made.append(made := placement_group([dict(each) for each in bundles], **how))
+        except TypeError:  # an argument that it does not know
+            raise Refused(
+                f"Ray {self._ray.__version__} cannot place nodes by their labels",
+                "update Ray, or remove --submit-arg domain or the range of --nnodes",
+            ) from None
+        return made
+
+    def _make_actor(self, group: Any, bundle: int) -> Any:
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        more = dict(group.bundle_specs[bundle])
+        known = {
+            option: more.pop(name)
+            for name, option in (("CPU", "num_cpus"), ("GPU", "num_gpus"), ("memory", "memory"))
+            if name in more
+        }
+        place = PlacementGroupSchedulingStrategy(group, bundle)
+        return self._actor.options(**known, resources=more, scheduling_strategy=place).remote()
+
+    def _nodes(self) -> list[dict[str, Any]]:
+        return [node for node in self._ray.nodes() if node["Alive"]]
+
+    def _node(self, node_id: str) -> dict[str, Any]:
+        return next((node for node in self._ray.nodes() if node["NodeID"] == node_id), {})
+
+    def _free(self) -> dict[str, Resources]:
+        return dict(self._ray._private.state.available_resources_per_node())
+
+    def _lack(self, waited: str) -> Refused:
+        nodes, free = self._nodes(), self._free()
+        found = [
+            (name, node["Resources"], free.get(node["NodeID"], {}))
+            for name, node in zip(_names(nodes), nodes, strict=True)
+        ]
+        return Refused(describe_lack(self._bundles, found) + waited, _HINT)
+
+    # ---- running ----------------------------------------------------------------------------
+
+    async def run(
+        self,
+        number: int,
+        orders: asyncio.StreamReader,
+        show: Show,
+        end: Callable[[int], None],
+    ) -> None:
+        """Run an agent on a node until it ends, in a new actor if the former is of no use.
+
+        Args:
+            number: The place of the node in the launch.
+            orders: What the agent is to read.
+            show: Takes what it writes.
+            end: Takes its exit code.
+        """
+        if (before := self._used.pop(number, None)) is not None:
+            self._ray.kill(before)
+        if number not in self._groups:
+            self._groups[number] = self._make_group([self._bundles[number]], apart=True), 0
+        group, bundle = self._groups[number]
+        if not await _within(group.ready(), _ROOM_S):
+            needed = format_resources(self._bundles[number])
+            await show(2, f"no other node of the cluster has {needed}\n".encode())
+            end(LOST)
+            return
+        actor = self._used[number] = self._ready.pop(number, None) or self._make_actor(
+            group, bundle
+        )
+        feeding = None
+        try:
+            await self._start(actor, number)
+            feeding = asyncio.create_task(_feed(actor, orders))
+            read = actor.read.options(concurrency_group="out")
+            while not isinstance(found := await read.remote(), int):
+                for stream, data in found:
+                    await show(stream, data)
+            end(found)
+            await self._collect(actor)
+        except self._ray.exceptions.RayError as error:
+            await show(2, f"{first_line(error)}\n".encode())
+            end(LOST)
+        finally:
+            if feeding is not None:
+                feeding.cancel()
+            self._ray.kill(actor)
+
+    async def _start(self, actor: Any, number: int) -> None:
+        self._places[number] = await actor.find_node.remote()
+        node = self._node(self._places[number])
+        context = self._ray.get_runtime_context()
+        await actor.start.remote(
+            boot_command("")[1:],
+            {"RAY_ADDRESS": context.gcs_address, ADDRESS: node.get("NodeManagerAddress", "")},
+            cpus=int(self._bundles[number]["CPU"]),
+            workers=self._asked.workers[number],
+            files=None if self._call is None else (FOLDER_VARIABLE, _call_in(self._call)),
+        )
+
+    async def _collect(self, actor: Any) -> None:
+        """Fetch what ranks returned or raised."""
+        if self._call is not None:
+            for name in await actor.list_files.remote():
+                if name.endswith(_RESULT) and name != os.path.basename(call_file("")):
+                    _keep(os.path.join(self._call, name), await actor.read_file.remote(name))
+        await actor.close.remote()
+
+    def remove(self) -> None:
+        """Give all resources back, whatever runs."""
+        for group in self._made:
+            self._ray.util.remove_placement_group(group)
+
+
+async def _feed(actor: Any, orders: asyncio.StreamReader) -> None:
+    """Pass on what an agent is to read, and that nothing follows."""
+    while data := await orders.read(_CHUNK):
+        await actor.write.remote(data)
+    await actor.write.remote(b"")
+
+
+def _call_in(folder: str) -> dict[str, bytes]:
+    """Return the files of a call."""
+    contents = {}
+    for path in (call_file(folder), path_file(folder)):
+        with open(path, "rb") as file:
+            contents[os.path.basename(path)] = file.read()
+    return contents
+
+
+def _keep(path: str, content: bytes) -> None:
+    """Write a rank's answer, unless there is one of a later generation, from another node."""
+    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+        if pickle.load(file)[0] > pickle.loads(content)[0]:  # noqa: S301 - our ranks wrote them
+            return
+    with open(f"{path}.part", "wb") as part:
+        part.write(content)
+    os.replace(part.name, path)
+
+
+async def _within(work: Awaitable[object], limit_s: float) -> bool:
+    """Whether something is done within so many seconds."""
+    done, _ = await asyncio.wait([asyncio.ensure_future(work)], timeout=limit_s)
+    return bool(done)
+
+
+def _place_of(node: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Return what nodes are sorted by: those of one domain follow each other."""
+    labels = node.get("Labels", {})
+    return labels.get(_DOMAIN, ""), node.get("NodeManagerAddress", ""), node.get("NodeID", "")
+
+
+def _names(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a name of each node; Ray may have several on one machine."""
+    plain = [str(node.get("NodeManagerHostname", "")) for node in nodes]
+    return [
+        name if plain.count(name) == 1 else f"{name}/{str(node.get('NodeID', ''))[:8]}"
+        for name, node in zip(plain, nodes, strict=True)
+    ]
+
+
+def first_line(error: BaseException) -> str:
+    """Return what an error says of its cause, without Ray's names of things."""
+    lines = [line for line in str(error).splitlines() if line.strip() and line[0] != "\t"]
+    if len(lines) > 1 and lines[0].startswith("The actor died"):
+        del lines[0]
+    return lines[0].strip() if lines else type(error).__name__

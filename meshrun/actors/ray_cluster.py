@@ -1,0 +1,93 @@
+"""A Ray cluster as a launch sees it: hosts, and a way to them."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import socket
+import subprocess
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict
+
+from meshrun.actors.bundles import PlacementRequest
+from meshrun.errors import HostError
+from meshrun.host.leftovers import private_folder
+from meshrun.plan.hostfile import Host
+from meshrun.plan.request import Reach, Remote
+from meshrun.start import own_command
+
+_ENDS_IN_S = 10.0
+
+
+class RayCluster:
+    """The process that is connected to the cluster, below this one.
+
+    Args:
+        call: The folder with a call for the ranks to make, which takes their answers.
+        grace_s: What a launch may take to end.
+    """
+
+    def __init__(self, *, call: str | None, grace_s: float) -> None:
+        self._call, self._grace_s = call, grace_s
+        self._owner = os.getpid()
+        self._holder = ExitStack()
+        own, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                own_command("ray-driver"), stdin=theirs.fileno(), start_new_session=True
+            )
+        self._control = own
+        atexit.register(self.close)
+
+    def place(self, asked: PlacementRequest, reach: Reach, note: Callable[[str], None]) -> Remote:
+        """Return the hosts that the cluster provides.
+
+        Args:
+            asked: What they need.
+            reach: What the user says of the way to hosts.
+            note: Takes what people are to know meanwhile.
+
+        Raises:
+            HostError: If the cluster cannot provide them, or there is none.
+        """
+        address = os.path.join(self._holder.enter_context(private_folder()), "ray")
+        order = {
+            "placement": asdict(asked),
+            "call": self._call,
+            "grace_s": self._grace_s,
+            "address": address,
+        }
+        self._control.sendall(json.dumps(order).encode() + b"\n")
+        with self._control.makefile("rb") as lines:
+            for line in lines:
+                answer = json.loads(line)
+                if "note" in answer:
+                    note(answer["note"])
+                elif "error" in answer:
+                    raise HostError(answer["error"], hint=answer["hint"])
+                else:
+                    hosts = tuple(Host(name, workers) for name, workers in answer["hosts"])
+                    way = own_command("ray-way", address)
+                    return Remote(
+                        hosts=hosts,
+                        way=tuple(way),
+                        starter="Ray",
+                        connect_timeout_s=reach.connect_timeout_s,
+                        export=reach.export,
+                    )
+        raise HostError(f"the process that is connected to Ray ended with {self._process.wait()}")
+
+    def close(self) -> None:
+        """End what runs, and give its resources back."""
+        if os.getpid() != self._owner:  # a fork of it
+            return
+        atexit.unregister(self.close)
+        self._control.close()
+        try:
+            self._process.wait(self._grace_s + _ENDS_IN_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._holder.close()

@@ -1,0 +1,30 @@
+"""The process that stands for a node here: hands its streams to the one that is connected to Ray.
+
+It ends as the agent on the node does.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+
+LOST = 255
+"""How it ends if the node is lost, as ssh does."""
+
+
+def main(_: object) -> None:
+    """Serve one node: ``ADDRESS NAME``."""
+    address, name = sys.argv[1:]
+    with socket.socket(socket.AF_UNIX) as way:
+        try:
+            way.connect(address)
+            socket.send_fds(way, [name.encode()], [0, 1, 2])
+        except OSError as error:
+            os.write(2, f"the connection to Ray is gone: {error.strerror}\n".encode())
+            sys.exit(LOST)
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for stream in (0, 1, 2):
+            os.dup2(nothing, stream)
+        ended = way.recv(16)
+    os._exit(int(ended) if ended else LOST)

@@ -1,0 +1,78 @@
+"""``--submit ray``: a launch on nodes of a Ray cluster, which this process waits for."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+from meshrun.actors.bundles import read_placement, render_placement
+from meshrun.actors.ray_cluster import RayCluster
+from meshrun.cli.began import Began
+from meshrun.cli.options import Options
+from meshrun.cli.submit import check_job
+from meshrun.cli.words import CommandLine
+from meshrun.errors import UsageError
+from meshrun.host.descriptors import say
+from meshrun.host.machine import UNKNOWN_HOST
+from meshrun.plan.plan import build_plan
+from meshrun.plan.request import LaunchRequest
+from meshrun.plan.scheduler_defaults import fit_to_hosts
+from meshrun.report.plan_output import print_text
+from meshrun.supervisor.program_file import check_program
+
+_OF_OTHERS = (
+    *(Options.image, Options.submit_patch, Options.ssh, Options.launcher),
+    *(Options.include, Options.exclude),
+)
+_CALL = "meshrun.worker.function"
+_CONNECT_TIMEOUT_S = 60.0
+"""What a node may take to answer, where an interpreter with Ray has to start there first."""
+_DEVICES = (
+    *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"),
+    *("ONEAPI_DEVICE_SELECTOR", "HABANA_VISIBLE_MODULES", "ASCEND_RT_VISIBLE_DEVICES"),
+)
+"""Variables that Ray sets on each node, whatever they are here."""
+
+
+def launch_on_ray(options: Options, request: LaunchRequest, line: CommandLine, began: Began) -> int:
+    """Launch on nodes of a Ray cluster, or print what would be asked of it; return the exit code.
+
+    Raises:
+        UsageError: If an option makes no sense there.
+        HostError: If the cluster cannot provide the nodes, or there is none.
+    """
+    from meshrun.cli.run import launch_on_hosts
+
+    check_job(options, "ray")
+    for row in _OF_OTHERS:
+        if options.is_typed(row):
+            raise UsageError(f"--submit ray cannot be used with {row.flag}")
+    if options.output is not None and not options.dry_run:
+        raise UsageError("--output requires --dry-run")
+    least = request.rendezvous.least_nodes
+    request = replace(request, nnodes=request.nnodes or 1)
+    # What this machine has, or its scheduler says, counts for nothing.
+    plan = build_plan(request, UNKNOWN_HOST, check_host=False)
+    asked = read_placement(
+        options.submit_arg,
+        workers=plan.layout.nproc_per_node,
+        least=least or plan.layout.nnodes,
+        device=request.device,
+    )
+    if options.dry_run:
+        print_text(render_placement(asked), options.output)
+        return 0
+    check_program(request.program)
+    is_call = began.caller is not None and request.program.target == _CALL
+    grace_s = request.shutdown_timeout_s + request.node_timeout_s
+    cluster = RayCluster(call=request.program.args[-1] if is_call else None, grace_s=grace_s)
+    try:
+        reach = request.reach
+        if not options.is_typed(Options.connect_timeout):
+            reach = replace(reach, connect_timeout_s=_CONNECT_TIMEOUT_S)
+        remote = cluster.place(asked, reach, lambda text: say(f"meshrun: {text}"))
+        for name in _DEVICES:
+            os.environ.pop(name, None)
+        return launch_on_hosts(fit_to_hosts(request, remote), line, report=options.report)
+    finally:
+        cluster.close()

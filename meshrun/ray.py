@@ -1,0 +1,105 @@
+"""Launches on the nodes of a Ray cluster, from a program that may itself be connected to it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
+
+from meshrun.protocol.result import LaunchResult
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from meshrun.api.launch import LaunchOptions
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+@overload
+def launch(
+    program: str | os.PathLike[str],
+    *,
+    args: Sequence[str | os.PathLike[str]] = (),
+    module: bool = False,
+    resources: Mapping[str, float] | None = None,
+    strategy: str | None = None,
+    domain: str | None = None,
+    timeout: float | str | None = None,
+    address: str | None = None,
+    **flags: Unpack[LaunchOptions],
+) -> LaunchResult: ...
+
+
+@overload
+def launch(
+    program: Callable[_P, _R],
+    *,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    resources: Mapping[str, float] | None = None,
+    strategy: str | None = None,
+    domain: str | None = None,
+    timeout: float | str | None = None,
+    address: str | None = None,
+    **flags: Unpack[LaunchOptions],
+) -> list[_R]: ...
+
+
+def launch(
+    program: Any,
+    *,
+    resources: Mapping[str, float] | None = None,
+    strategy: str | None = None,
+    domain: str | None = None,
+    timeout: float | str | None = None,
+    address: str | None = None,
+    **flags: Any,
+) -> Any:
+    """Launch a script or a function on nodes of a Ray cluster, and wait for it to finish.
+
+    Args:
+        program: As for :func:`meshrun.launch`.
+        resources: What each node needs, by Ray's names: by default a CPU for each rank, and a GPU
+            if the cluster has any.
+        strategy: ``STRICT_SPREAD``, by which each launcher has a node to itself, or another of
+            Ray's for placement groups.
+        domain: A label that all nodes have to share, such as ``ray.io/gpu-domain``.
+        timeout: How long to wait for these nodes: 60 or ``"10m"``.
+        address: The cluster; by default the one that this process is connected to, or what
+            ``RAY_ADDRESS`` says, or the one on this machine.
+        **flags: As for :func:`meshrun.launch`.
+
+    Returns:
+        For a script, its result, even if it failed; for a function, what each rank returned,
+        in rank order.
+
+    Raises:
+        UsageError: If the request is invalid; nothing was started.
+        HostError: If there is no cluster, or it cannot provide the nodes.
+        RankFailed: If a rank of a function failed without an exception that can be raised here.
+        Exception: What the first rank to fail raised, if ``program`` is a function; its
+            ``__cause__`` shows the rank's traceback.
+    """
+    from meshrun.api.launch import launch as launch_here
+
+    asked = {**(resources or {}), "strategy": strategy, "domain": domain, "timeout": timeout}
+    words = [f"--submit-arg={name}={value}" for name, value in asked.items() if value is not None]
+    options = flags.pop("options", ())
+    if (address := address or _connected()) is not None:
+        flags["env"] = {**(flags.get("env") or {}), "RAY_ADDRESS": address}
+    return launch_here(
+        program,
+        options=["--submit=ray", *words, *([options] if isinstance(options, str) else options)],
+        **flags,
+    )
+
+
+def _connected() -> str | None:
+    """Return the address of the cluster that this process is connected to, if it is."""
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return None
+    return str(ray.get_runtime_context().gcs_address)
