@@ -21,6 +21,7 @@ from meshrun.host.title import set_title
 
 _NOTE_S = 5.0
 """After which it is said that resources are waited for."""
+_CONNECT_S = 10.0
 _LONGEST_NAME = 1024
 
 
@@ -31,7 +32,6 @@ class _Over(Exception):
 def main(_: object) -> None:
     """Serve the launch at the other end of the socket that stdin is."""
     control = socket.socket(fileno=os.dup(0))
-    os.dup2(2, 1)  # Ray talks to people
     set_title("ray-driver")
     with control.makefile("rb") as lines:
         order = json.loads(lines.readline())
@@ -82,12 +82,15 @@ def _connect() -> Any:
         raise Refused(
             f"cannot import ray: {error}", "install it with pip install 'meshrun[ray]'"
         ) from error
+    address = os.environ.get("RAY_ADDRESS") or "auto"
+    host, colon, port = address.rpartition(":")
     try:
-        address = os.environ.get("RAY_ADDRESS") or "auto"
+        if colon and "/" not in host:  # Ray would try for more than a minute
+            socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
         ray.init(address=address, log_to_driver=False, logging_level="error")
     except Exception as error:  # of many kinds, for each way in which there is none
         raise Refused(
-            f"cannot connect to a Ray cluster: {first_line(error)}",
+            f"cannot connect to a Ray cluster at {address}: {first_line(error)}",
             "run this on a node of the cluster, or with `ray job submit`; RAY_ADDRESS chooses"
             " a cluster",
         ) from error

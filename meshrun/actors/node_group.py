@@ -27,6 +27,8 @@ _DOMAIN = "ray.io/gpu-domain"
 _NODE_ID = "ray.io/node-id"
 _ROOM_S = 1.0
 """How long a node that was lost, or not there at first, may take to be found when it is tried."""
+_ASKED, _ASKED_AFTER_S = 8, 0.25
+"""How often, and after how long, it is asked whether a node still lives that did not answer."""
 _IN_USE_S = 60.0
 """How long resources may be in use by others."""
 _CHUNK = 256 * 1024
@@ -221,7 +223,7 @@ class NodeGroup:
             end(found)
             await self._collect(actor)
         except self._ray.exceptions.RayError as error:
-            await show(2, f"{first_line(error)}\n".encode())
+            await show(2, f"{await self._why_lost(number, error)}\n".encode())
             end(LOST)
         finally:
             if feeding is not None:
@@ -239,6 +241,16 @@ class NodeGroup:
             workers=self._asked.workers[number],
             files=None if self._call is None else (FOLDER_VARIABLE, _call_in(self._call)),
         )
+
+    async def _why_lost(self, number: int, error: Exception) -> str:
+        """Return why an actor is of no use, which Ray may find out a moment later."""
+        if not isinstance(error, getattr(self._ray.exceptions, "ActorUnavailableError", ())):
+            return first_line(error)
+        for _ in range(_ASKED):
+            if not self._node(self._places.get(number, "")).get("Alive"):
+                return "its node died"
+            await asyncio.sleep(_ASKED_AFTER_S)
+        return "its node does not answer"
 
     async def _collect(self, actor: Any) -> None:
         """Fetch what ranks returned or raised."""
@@ -302,8 +314,8 @@ def _names(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def first_line(error: BaseException) -> str:
-    """Return what an error says of its cause, without Ray's names of things."""
+    """Return what an error says of its cause, without Ray's names of things and its advice."""
     lines = [line for line in str(error).splitlines() if line.strip() and line[0] != "\t"]
-    if len(lines) > 1 and lines[0].startswith("The actor died"):
+    if len(lines) > 1 and lines[0].startswith("The actor died unexpectedly"):
         del lines[0]
-    return lines[0].strip() if lines else type(error).__name__
+    return lines[0].strip().partition(". ")[0].rstrip(".") if lines else type(error).__name__

@@ -13,12 +13,15 @@ from dataclasses import asdict
 
 from meshrun.actors.bundles import PlacementRequest
 from meshrun.errors import HostError
+from meshrun.host.descriptors import say
 from meshrun.host.leftovers import private_folder
 from meshrun.plan.hostfile import Host
 from meshrun.plan.request import Reach, Remote
+from meshrun.protocol.printable import one_line
 from meshrun.start import own_command
 
 _ENDS_IN_S = 10.0
+_MOST_LINES = 8
 
 
 class RayCluster:
@@ -33,12 +36,18 @@ class RayCluster:
         self._call, self._grace_s = call, grace_s
         self._owner = os.getpid()
         self._holder = ExitStack()
-        own, theirs = socket.socketpair()
+        self._folder = self._holder.enter_context(private_folder())
+        log = open(os.path.join(self._folder, "log"), "w+")  # noqa: SIM115 - closed in close()
+        self._log = self._holder.enter_context(log)
+        self._control, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                own_command("ray-driver"), stdin=theirs.fileno(), start_new_session=True
+                own_command("ray-driver"),
+                stdin=theirs.fileno(),
+                stdout=self._log,  # Ray's threads say at length what is said here in a line
+                stderr=self._log,
+                start_new_session=True,
             )
-        self._control = own
         atexit.register(self.close)
 
     def place(self, asked: PlacementRequest, reach: Reach, note: Callable[[str], None]) -> Remote:
@@ -52,7 +61,7 @@ class RayCluster:
         Raises:
             HostError: If the cluster cannot provide them, or there is none.
         """
-        address = os.path.join(self._holder.enter_context(private_folder()), "ray")
+        address = os.path.join(self._folder, "ray")
         order = {
             "placement": asdict(asked),
             "call": self._call,
@@ -77,7 +86,7 @@ class RayCluster:
                         connect_timeout_s=reach.connect_timeout_s,
                         export=reach.export,
                     )
-        raise HostError(f"the process that is connected to Ray ended with {self._process.wait()}")
+        raise self._broken(self._process.wait())
 
     def close(self) -> None:
         """End what runs, and give its resources back."""
@@ -89,5 +98,11 @@ class RayCluster:
             self._process.wait(self._grace_s + _ENDS_IN_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait()
+        if code := self._process.wait():
+            say(f"meshrun: {self._broken(code).message}")
         self._holder.close()
+
+    def _broken(self, code: int) -> HostError:
+        self._log.seek(0)
+        last = one_line(" / ".join(self._log.read().splitlines()[-_MOST_LINES:]))
+        return HostError(f"the process that is connected to Ray ended with code {code}: {last}")

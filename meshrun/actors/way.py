@@ -24,7 +24,9 @@ def main(_: object) -> None:
             os.write(2, f"the connection to Ray is gone: {error.strerror}\n".encode())
             sys.exit(LOST)
         nothing = os.open(os.devnull, os.O_RDWR)
-        for stream in (0, 1, 2):
+        for stream in (0, 1):  # whose other end sees when the agent closes them
             os.dup2(nothing, stream)
         ended = way.recv(16)
+    if not ended:
+        os.write(2, b"the process that is connected to it was lost\n")
     os._exit(int(ended) if ended else LOST)

@@ -52,7 +52,8 @@ def launch_on_ray(options: Options, request: LaunchRequest, line: CommandLine, b
     least = request.rendezvous.least_nodes
     request = replace(request, nnodes=request.nnodes or 1)
     # What this machine has, or its scheduler says, counts for nothing.
-    plan = build_plan(request, UNKNOWN_HOST, check_host=False)
+    settled = replace(request, rendezvous=replace(request.rendezvous, least_nodes=None))
+    plan = build_plan(settled, UNKNOWN_HOST, check_host=False)
     asked = read_placement(
         options.submit_arg,
         workers=plan.layout.nproc_per_node,

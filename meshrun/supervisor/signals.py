@@ -37,6 +37,7 @@ class SignalQueue:
             if even_if_ignored or signum in always or before != signal.SIG_IGN:
                 self._before[signum] = before
                 signal.signal(signum, lambda number, _: self._caught.append(number))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, self._before)  # as Ray's workers block SIGINT
         self._wakeup_fd = signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
 
     def fileno(self) -> int:
