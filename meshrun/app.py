@@ -350,5 +350,5 @@ def _can_start(facts: ClusterFacts) -> ClusterFacts | None:
     import shutil
 
     if not facts.starter:
-        return facts if shutil.which("srun") else None
+        return facts if facts.system == "Slurm" and shutil.which("srun") else None
     return facts if shutil.which(facts.starter) else replace(facts, starter="ssh")

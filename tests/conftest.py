@@ -20,6 +20,7 @@ from tests.engines.gridengine import gridengine  # noqa: F401
 from tests.engines.hosts import make_hosts  # noqa: F401 - fixtures
 from tests.engines.hydra import mpiexec  # noqa: F401
 from tests.engines.openmpi import mpirun  # noqa: F401
+from tests.engines.ray_nodes import ray_cluster, ray_nodes  # noqa: F401
 from tests.engines.slurm import slurm  # noqa: F401
 from tests.engines.sshd import make_sshd  # noqa: F401
 from tests.kit import FAKES, MARK, end_marked, marked_processes, wait_until

@@ -177,3 +177,13 @@ TPU = variables("TPU_WORKER_ID=1 TPU_WORKER_HOSTNAMES=job-0-0.job,job-0-1.job"
                 " JOB_COMPLETION_INDEX=1 KUBERNETES_SERVICE_HOST=10.96.0.1")  # fmt: skip
 SLICES = {**TPU, **variables("MEGASCALE_NUM_SLICES=3 MEGASCALE_SLICE_ID=2"
                              " MEGASCALE_COORDINATOR_ADDRESS=job-a-0-0.job:8080")}  # fmt: skip
+
+# Of an actor of Ray 2.60.
+RAY_WORKER = variables(
+    "RAY_JOB_ID=04000000 RAY_RAYLET_PID=13668 RAY_CLIENT_MODE=0 RAY_LD_PRELOAD_ON_WORKERS=0"
+    " OMP_NUM_THREADS=2"
+)
+# Of the entry point of a job, by job_supervisor.py of Ray 2.60.
+RAY_JOB = variables(
+    'RAY_ADDRESS=10.0.0.4:6379 RAY_JOB_CONFIG_JSON_ENV_VAR={"runtime_env":{},"metadata":{}}'
+)

@@ -64,7 +64,7 @@ def read_placement(
     """
     found: dict[str, Any] = {}
     more: dict[str, float] = {}
-    for word in (word for extra in extras for word in shlex.split(extra)):
+    for word in (word for extra in extras for word in _words(extra)):
         name, equals, value = word.partition("=")
         where = f"--submit-arg {name}"
         if not equals or not value:
@@ -86,6 +86,13 @@ def read_placement(
     return PlacementRequest(
         workers=workers, least=least, accelerator=accelerator, more=tuple(more.items()), **found
     )
+
+
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"--submit-arg cannot read `{text}`: {error}") from None
 
 
 def _quantity(text: str, where: str) -> float:
@@ -143,22 +150,26 @@ def format_resources(resources: Resources) -> str:
     return ", ".join(f"{resources[name]:g} {name}" for name in first)
 
 
+def describe_bundles(bundles: Sequence[Resources], domain: str = "") -> str:
+    """Return ``2 nodes with 8 GPU, 8 CPU each``."""
+    each = " each" if len(bundles) > 1 else ""
+    same = f" and the same {domain}" if domain else ""
+    return f"{count(len(bundles), 'node')} with {format_resources(bundles[0])}{each}{same}"
+
+
 def describe_lack(
-    bundles: Sequence[Resources], nodes: Sequence[tuple[str, Resources, Resources]]
+    asked: str, nodes: Sequence[tuple[str, Resources, Resources]], names: Iterable[str]
 ) -> str:
-    """Return why bundles cannot be placed.
+    """Return why nodes cannot be had.
 
     Args:
-        bundles: What each node of the launch needs.
+        asked: What was asked for.
         nodes: (name, all resources, those that are free) of each node of the cluster.
+        names: The resources that matter.
     """
-    each = " each" if len(bundles) > 1 else ""
-    lines = [
-        f"the Ray cluster cannot provide {count(len(bundles), 'node')} with"
-        f" {format_resources(bundles[0])}{each}; it has"
-        + (f" {count(len(nodes), 'node')}:" if nodes else " no node")
-    ]
-    names = list(dict.fromkeys(name for bundle in bundles for name in bundle))
+    has = f"{count(len(nodes), 'node')}:" if nodes else "no node"
+    lines = [f"the Ray cluster cannot provide {asked}; it has {has}"]
+    names = list(names)
     for node, total, free in nodes[:_MOST_SHOWN]:
         has = format_resources({name: total.get(name, 0.0) for name in names})
         left = format_resources({name: free.get(name, 0.0) for name in names})

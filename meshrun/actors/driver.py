@@ -17,6 +17,7 @@ from typing import Any
 
 from meshrun.actors.bundles import PlacementRequest
 from meshrun.actors.node_group import NodeGroup, Refused, first_line
+from meshrun.host.leftovers import private_folder
 from meshrun.host.title import set_title
 
 _NOTE_S = 5.0
@@ -35,12 +36,13 @@ def main(_: object) -> None:
     set_title("ray-driver")
     with control.makefile("rb") as lines:
         order = json.loads(lines.readline())
-    try:
-        asyncio.run(_serve(control, order))
-    except Refused as refused:
-        _answer(control, error=refused.message, hint=refused.hint)
-    except _Over:
-        pass
+    with private_folder() as folder:
+        try:
+            asyncio.run(_serve(control, order, os.path.join(folder, "ways")))
+        except Refused as refused:
+            _answer(control, error=refused.message, hint=refused.hint)
+        except _Over:
+            pass
     os._exit(0)  # whatever threads of Ray's are doing
 
 
@@ -49,7 +51,7 @@ def _answer(control: socket.socket, **values: object) -> None:
         control.sendall(json.dumps(values).encode() + b"\n")
 
 
-async def _serve(control: socket.socket, order: Mapping[str, Any]) -> None:
+async def _serve(control: socket.socket, order: Mapping[str, Any], address: str) -> None:
     loop, over = asyncio.get_running_loop(), asyncio.Event()
 
     def hear() -> None:
@@ -61,8 +63,8 @@ async def _serve(control: socket.socket, order: Mapping[str, Any]) -> None:
     group = NodeGroup(ray, PlacementRequest(**order["placement"]), call=order["call"])
     try:
         hosts = await _place(group, over, lambda text: _answer(control, note=text))
-        ways = _Ways(group, order["address"], [name for name, _ in hosts])
-        _answer(control, hosts=hosts)
+        ways = _Ways(group, address, [name for name, _ in hosts])
+        _answer(control, hosts=hosts, address=address)
         await over.wait()
         await ways.end(order["grace_s"])
     finally:

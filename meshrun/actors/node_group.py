@@ -14,12 +14,14 @@ from meshrun.actors.bundles import (
     PlacementRequest,
     Resources,
     count_placeable,
+    describe_bundles,
     describe_lack,
     format_resources,
 )
 from meshrun.actors.way import LOST
+from meshrun.protocol.result import signal_name
 from meshrun.ssh.remote_command import ADDRESS, boot_command
-from meshrun.wording import count, duration
+from meshrun.wording import duration
 from meshrun.worker.function import FOLDER_VARIABLE, call_file, path_file
 
 _DOMAIN = "ray.io/gpu-domain"
@@ -76,10 +78,7 @@ class NodeGroup:
     @property
     def description(self) -> str:
         """What is asked for, for people."""
-        each = " each" if len(self._bundles) > 1 else ""
-        return (
-            f"{count(len(self._bundles), 'node')} with {format_resources(self._bundles[0])}{each}"
-        )
+        return describe_bundles(self._bundles[-self._asked.least :], self._asked.domain)
 
     # ---- placing ----------------------------------------------------------------------------
 
@@ -92,7 +91,7 @@ class NodeGroup:
         group = self._make_group(self._bundles[: self._count_at_first()])
         limit_s = _IN_USE_S if self._asked.timeout_s is None else self._asked.timeout_s
         if not await _within(group.ready(), limit_s):
-            raise self._lack(f"; waited {duration(limit_s)}")
+            raise self._lack(f" within {duration(limit_s)}")
         actors = [self._make_actor(group, bundle) for bundle in range(group.bundle_count)]
         try:
             found = await asyncio.gather(*(actor.find_node.remote() for actor in actors))
@@ -180,7 +179,8 @@ class NodeGroup:
             (name, node["Resources"], free.get(node["NodeID"], {}))
             for name, node in zip(_names(nodes), nodes, strict=True)
         ]
-        return Refused(describe_lack(self._bundles, found) + waited, _HINT)
+        asked = self.description + waited
+        return Refused(describe_lack(asked, found, self._bundles[0]), _HINT)
 
     # ---- running ----------------------------------------------------------------------------
 
@@ -220,7 +220,9 @@ class NodeGroup:
             while not isinstance(found := await read.remote(), int):
                 for stream, data in found:
                     await show(stream, data)
-            end(found)
+            if found < 0:
+                await show(2, f"its agent was killed by {signal_name(-found)}\n".encode())
+            end(LOST if found < 0 else found)
             await self._collect(actor)
         except self._ray.exceptions.RayError as error:
             await show(2, f"{await self._why_lost(number, error)}\n".encode())

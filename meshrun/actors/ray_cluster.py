@@ -7,14 +7,14 @@ import json
 import os
 import socket
 import subprocess
+import tempfile
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import asdict
 
 from meshrun.actors.bundles import PlacementRequest
 from meshrun.errors import HostError
 from meshrun.host.descriptors import say
-from meshrun.host.leftovers import private_folder
+from meshrun.host.leftovers import remove_if_forgotten
 from meshrun.plan.hostfile import Host
 from meshrun.plan.request import Reach, Remote
 from meshrun.protocol.printable import one_line
@@ -35,10 +35,8 @@ class RayCluster:
     def __init__(self, *, call: str | None, grace_s: float) -> None:
         self._call, self._grace_s = call, grace_s
         self._owner = os.getpid()
-        self._holder = ExitStack()
-        self._folder = self._holder.enter_context(private_folder())
-        log = open(os.path.join(self._folder, "log"), "w+")  # noqa: SIM115 - closed in close()
-        self._log = self._holder.enter_context(log)
+        self._folder = ""
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in close()
         self._control, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
@@ -61,13 +59,7 @@ class RayCluster:
         Raises:
             HostError: If the cluster cannot provide them, or there is none.
         """
-        address = os.path.join(self._folder, "ray")
-        order = {
-            "placement": asdict(asked),
-            "call": self._call,
-            "grace_s": self._grace_s,
-            "address": address,
-        }
+        order = {"placement": asdict(asked), "call": self._call, "grace_s": self._grace_s}
         self._control.sendall(json.dumps(order).encode() + b"\n")
         with self._control.makefile("rb") as lines:
             for line in lines:
@@ -78,7 +70,8 @@ class RayCluster:
                     raise HostError(answer["error"], hint=answer["hint"])
                 else:
                     hosts = tuple(Host(name, workers) for name, workers in answer["hosts"])
-                    way = own_command("ray-way", address)
+                    way = own_command("ray-way", answer["address"])
+                    self._folder = os.path.dirname(answer["address"])
                     return Remote(
                         hosts=hosts,
                         way=tuple(way),
@@ -100,7 +93,8 @@ class RayCluster:
             self._process.kill()
         if code := self._process.wait():
             say(f"meshrun: {self._broken(code).message}")
-        self._holder.close()
+        self._log.close()
+        remove_if_forgotten(self._folder)
 
     def _broken(self, code: int) -> HostError:
         self._log.seek(0)

@@ -246,14 +246,16 @@ class Options(ParsedOptions):
 
     submit = Option(parse.as_written, None, "SCHEDULER", SUBMIT,
         "Submit this launch as a job to `slurm`, `kubernetes`, `jobset`, `trainjob` or "
-        "`leaderworkerset`. With `--dry-run`, print the job instead.", family="",
+        "`leaderworkerset`, or run it on nodes of a `ray` cluster. With `--dry-run`, print the job "
+        "instead.", family="",
         details="See [how to submit](../how-to/submit.md). No variable sets it, because the job "
         "would inherit that variable.",
         brief="Submit a job: slurm, kubernetes, ...",
-        suggested=("slurm", "kubernetes", "jobset", "trainjob", "leaderworkerset"))
+        suggested=("slurm", "kubernetes", "jobset", "trainjob", "leaderworkerset", "ray"))
     submit_arg = Repeated(parse.one, "ARG", SUBMIT,
         "Option for the scheduler's own command, such as `--partition=gpu`. Repeatable.",
-        details="Several may stand in one: `'-p gpu -t 4:00:00'`.")
+        details="Several may stand in one: `'-p gpu -t 4:00:00'`. For Ray, [what each node needs]"
+        "(../how-to/ray.md#resources): `CPU=16`.")
     submit_patch = Repeated(parse.one, "FILE", SUBMIT,
         "Change the manifests for Kubernetes by this strategic merge patch, in YAML. Repeatable.",
         details="See [how to change a manifest](../how-to/submit.md#change-a-manifest).")

@@ -26,6 +26,7 @@ from meshrun.cluster.mvapich import detect_mvapich
 from meshrun.cluster.openmpi import detect_openmpi, detect_prrte
 from meshrun.cluster.pals import detect_pals
 from meshrun.cluster.pbs import detect_pbs
+from meshrun.cluster.ray_worker import detect_ray
 from meshrun.cluster.sagemaker import detect_sagemaker
 from meshrun.cluster.skypilot import detect_skypilot
 from meshrun.cluster.slurm import detect_shell, detect_step
@@ -61,6 +62,7 @@ DETECTORS: tuple[Detector, ...] = (
     lambda here: detect_hydra(here.env),
     lambda here: detect_skypilot(here.env),
     lambda here: detect_dstack(here.env),
+    lambda here: detect_ray(here.env),
     lambda here: detect_flux(here.env),
     lambda here: detect_step(here.env, terminal=here.terminal),
     lambda here: detect_pals(here.env),
@@ -82,8 +84,8 @@ DETECTORS: tuple[Detector, ...] = (
     lambda here: detect_pmi(here.env),
 )
 """Innermost first: jsrun sets Open MPI's variables too, mpirun starts its daemons by srun and in
-any job, SkyPilot and dstack run on Kubernetes and Slurm, Slurm and Flux set the variables of PALS,
-Slurm's nodes may be pods, every TrainJob and JobSet is made of Indexed Jobs, and a shell is around
+any job, SkyPilot and dstack run on Ray, Kubernetes and Slurm, Ray's workers have the variables of
+what started its cluster, Slurm and Flux set the variables of PALS, Slurm's nodes may be pods, every TrainJob and JobSet is made of Indexed Jobs, and a shell is around
 all."""
 
 

@@ -37,6 +37,8 @@ from tests.schedulers import (
     PBS,
     PRRTE,
     PYTORCH_JOB,
+    RAY_JOB,
+    RAY_WORKER,
     SAGEMAKER,
     SALLOC,
     SKY,
@@ -370,6 +372,17 @@ def test_a_script_knows_the_hosts_of_its_job(
     assert (facts.system, facts.job_id, facts.hosts, facts.starter) == expected
     assert (facts.nnodes, facts.node_rank, facts.task) == (2, 1, None)
     assert facts.shell is not None
+
+
+@pytest.mark.parametrize("env", [RAY_WORKER, RAY_JOB], ids=["worker", "job"])
+def test_a_process_of_ray(env: dict[str, str]) -> None:
+    """It is one, of nodes that nobody names; what started the cluster is around it."""
+    facts, in_a_step = detect(env), detect({**env, **STEP_OF_DAEMON})
+
+    assert (facts.system, facts.nnodes, facts.task, facts.head) == ("Ray", None, None, ())
+    assert "meshrun --submit ray" in (facts.shell or "")
+    assert (in_a_step.system, len(in_a_step.notes)) == ("Ray", 1)
+    assert detect({**env, **SKY}).system == "SkyPilot"
 
 
 def test_a_list_of_hosts_that_is_gone() -> None:

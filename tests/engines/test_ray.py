@@ -1,0 +1,194 @@
+"""--submit ray and meshrun.ray.launch() on a real Ray cluster of two nodes."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+import meshrun
+import meshrun.ray
+from tests.engines.ray_nodes import RayNodes
+from tests.kit import PROGRAMS, run_meshrun, start_meshrun, wait_until
+
+pytestmark = pytest.mark.slow
+ON_RAY = ("--submit", "ray", "--nnodes", "2", "--nproc-per-node", "2")
+SAY = """\
+import os, signal, sys
+rank = os.environ["RANK"]
+if rank == sys.argv[1]:
+    raise ValueError("the loss is nan")
+signal.pause()
+"""
+
+
+def wait_until_idle(nodes: RayNodes) -> None:
+    """Wait until Ray has all resources back."""
+    wait_until(nodes.is_idle, lambda: f"{nodes.ask('free')} free, {nodes.ask('groups')} groups")
+
+
+def find(words: str) -> list[psutil.Process]:
+    """Return the processes with these words in what ``ps`` shows of them."""
+    return [
+        each
+        for each in psutil.process_iter(["cmdline"])
+        if words in " ".join(each.info["cmdline"] or ())
+    ]
+
+
+def below(process: psutil.Process, words: str) -> psutil.Process:
+    """Return the process below another one that ``ps`` shows with these words."""
+    return next(
+        each for each in process.children(recursive=True) if words in " ".join(each.cmdline())
+    )
+
+
+@pytest.mark.torch
+def test_a_function_on_all_nodes(ray_nodes: RayNodes) -> None:
+    """Its mesh spans them, a value too large for a message comes back, and resources are free."""
+
+    def add_up(base: int) -> tuple[int, dict[str, int], str, bytes]:
+        import torch
+        import torch.distributed as dist
+
+        mesh = meshrun.current_mesh()
+        total = torch.tensor([base + dist.get_rank()])
+        dist.all_reduce(total)
+        place = {name: mesh.get_local_rank(name) for name in mesh.mesh_dim_names}
+        node = os.environ["RAY_RAYLET_PID"]
+        return int(total), place, node, bytes(1 << 20)
+
+    found = meshrun.ray.launch(add_up, args=[10], nnodes=2, mesh="dp=2,tp=2")
+    totals, places, nodes, values = zip(*found, strict=True)
+
+    assert totals == (46,) * 4
+    assert [(place["dp"], place["tp"]) for place in places] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert nodes[0] == nodes[1] != nodes[2] == nodes[3]
+    assert {len(value) for value in values} == {1 << 20}
+    wait_until_idle(ray_nodes)
+
+
+def test_a_failure_on_one_node_is_the_one_cause(
+    fake_torch: object, ray_nodes: RayNodes, tmp_path: Path
+) -> None:
+    """It is told once, its exit code is that of the command, and ranks share the node's CPUs."""
+    program = tmp_path / "fails.py"
+    program.write_text(SAY)
+    result = run_meshrun(*ON_RAY, program, "3")
+
+    assert result.returncode == 1
+    assert result.stderr.count("error:") == 1, result.stderr
+    assert "error: rank 3 raised ValueError: the loss is nan" in result.stderr
+    wait_until_idle(ray_nodes)
+
+
+def test_an_interrupt_ends_all(fake_torch: object, ray_nodes: RayNodes, tmp_path: Path) -> None:
+    """As Ctrl-C: within the grace time, by SIGINT, and the placement group is gone."""
+    with start_meshrun(*ON_RAY, PROGRAMS / "wait.py", folder=tmp_path) as running:
+        running.wait_for("up", 4)
+        assert ray_nodes.ask("free") == 0
+        running.signal(signal.SIGINT)
+        assert running.wait() == 128 + signal.SIGINT, running.stderr
+    assert "stopped by Ctrl-C" in running.stderr
+    wait_until_idle(ray_nodes)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("who", "ends"),
+    [
+        ("", (137, "")),
+        ("controller", (71, "was killed by SIGKILL")),
+        ("ray-driver", (69, "the process that is connected to it was lost")),
+        ("ray::NodeActor", (69, "Ray failed: The actor")),
+        ("agent", (69, "its agent was killed")),
+    ],
+)
+def test_whoever_is_killed_nothing_is_left(
+    fake_torch: object, ray_nodes: RayNodes, tmp_path: Path, who: str, ends: tuple[int, str]
+) -> None:
+    """The launch ends with what was lost, and Ray has its resources back."""
+    with start_meshrun(*ON_RAY, PROGRAMS / "wait.py", "children", folder=tmp_path) as running:
+        running.wait_for("up", 4)
+        own = psutil.Process(running.process.pid)
+        at_other_places = {"": [own], "ray::NodeActor": find(who), "agent": find("meshrun agent")}
+        victims = at_other_places.get(who) or [below(own, who)]
+        victims[0].kill()
+        assert running.wait() == ends[0], running.stderr
+    assert ends[1] in running.stderr
+    wait_until_idle(ray_nodes)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--nnodes", "3"), r"provide 3 nodes with 2 CPU each; it has 2 nodes:\n.*2 CPU"),
+        (("--device", "cuda"), "provide 2 nodes with 2 GPU, 2 CPU each"),
+        (("--submit-arg", "special=1"), "with 1 special, 2 CPU each"),
+        (
+            ("--submit-arg", "domain=ray.io/gpu-domain", "--submit-arg", "timeout=2"),
+            "2 CPU each and the same ray.io/gpu-domain within 2 s; it has 2 nodes",
+        ),
+    ],
+)
+def test_too_few_resources_start_nothing(
+    fake_torch: Path, ray_nodes: RayNodes, words: tuple[str, ...], why: str
+) -> None:
+    """What was asked for is told, and what there is."""
+    result = run_meshrun(*ON_RAY, *words, PROGRAMS / "wait.py")
+
+    assert result.returncode == 71
+    assert re.search(f"error: the Ray cluster .*{why}", result.stderr), result.stderr
+    assert not fake_torch.exists()
+    wait_until_idle(ray_nodes)
+
+
+@pytest.mark.nightly
+def test_where_there_is_no_cluster(fake_torch: Path, ray_cluster: RayNodes) -> None:
+    """It is told at once, and which one was meant."""
+    result = run_meshrun(*ON_RAY, PROGRAMS / "wait.py", env={"RAY_ADDRESS": "127.0.0.1:1"})
+
+    assert result.returncode == 71
+    assert "error: cannot connect to a Ray cluster at 127.0.0.1:1: " in result.stderr
+
+
+@pytest.mark.nightly
+def test_what_a_function_raises_is_raised_here(fake_torch: object, ray_nodes: RayNodes) -> None:
+    """With the rank's traceback; and a script's result is returned."""
+
+    def fail() -> None:
+        if os.environ["RANK"] == "2":
+            raise KeyError("weights")
+        signal.pause()
+
+    with pytest.raises(KeyError, match="weights") as raised:
+        meshrun.ray.launch(fail, nnodes=2, nproc_per_node=2)
+    result = meshrun.ray.launch(PROGRAMS / "affinity.py", nnodes=2, nproc_per_node=2)
+
+    assert "in fail" in str(raised.value.__cause__)
+    assert (result.exit_code, result.failures) == (0, ())
+    wait_until_idle(ray_nodes)
+
+
+@pytest.mark.nightly
+def test_a_node_that_is_lost_and_replaced(
+    fake_torch: object, ray_nodes: RayNodes, tmp_path: Path
+) -> None:
+    """With a range of nodes the launch continues; the bundle finds another node later."""
+    words = (*ON_RAY, "--nnodes", "1:2", PROGRAMS / "wait.py")
+    with start_meshrun(*words, folder=tmp_path) as running:
+        running.wait_for("up", 4)
+        ray_nodes.ask("lose")
+        running.wait_for("up", 6)
+        ray_nodes.ask("add")
+        running.wait_for("up", 10)
+        running.signal(signal.SIGTERM)
+        assert running.wait() == 143, running.stderr
+    assert "continuing without host" in running.stderr
+    assert "runs with" in running.stderr
+    wait_until_idle(ray_nodes)
