@@ -47,7 +47,7 @@ _OF_THE_SUBMISSION = (
 )
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 """Not what bash calls the functions that it exports."""
-_ELASTIC = ("slurm", *(name for name, kind in KINDS.items() if kind.is_elastic), "ray")
+_ELASTIC = ("slurm", *(name for name, kind in KINDS.items() if kind.is_elastic))
 _FOUND_BY_THEMSELVES = "the nodes of a job find each other"
 _CHOSEN = "the scheduler chooses a job's hosts"
 _OF_NO_JOB: Mapping[Option[Any], str] = {
@@ -235,7 +235,7 @@ def check_job(options: Options, scheduler: str) -> None:
             " the nodes are not known here",
             hint="use a number, such as --nproc-per-node 8",
         )
-    if is_range and nodes is not None and scheduler not in _ELASTIC:
+    if is_range and nodes is not None and scheduler not in (*_ELASTIC, "ray"):
         raise UsageError(
             f"--submit {scheduler} requires a fixed number of nodes, found --nnodes"
             f" {nodes[0]}:{nodes[1]}",

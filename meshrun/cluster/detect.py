@@ -85,8 +85,8 @@ DETECTORS: tuple[Detector, ...] = (
 )
 """Innermost first: jsrun sets Open MPI's variables too, mpirun starts its daemons by srun and in
 any job, SkyPilot and dstack run on Ray, Kubernetes and Slurm, Ray's workers have the variables of
-what started its cluster, Slurm and Flux set the variables of PALS, Slurm's nodes may be pods, every TrainJob and JobSet is made of Indexed Jobs, and a shell is around
-all."""
+what started its cluster, Slurm and Flux set the variables of PALS, Slurm's nodes may be pods, every
+TrainJob and JobSet is made of Indexed Jobs, and a shell is around all."""
 
 
 def detect_cluster(

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from meshrun.cluster.cluster_facts import ClusterFacts
 
+_RUN = "meshrun --submit ray --nnodes N ..."
 _OF_A_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 _EVIDENCE = {"RAY_RAYLET_PID": "a worker process", _OF_A_JOB: "the entry point of a job"}
 
@@ -25,5 +26,5 @@ def detect_ray(env: Mapping[str, str]) -> ClusterFacts | None:
         job_id=None,
         nnodes=None,
         node_rank=None,
-        shell="meshrun --submit ray --nnodes N ...",
+        shell=_RUN,
     )

@@ -108,7 +108,7 @@ def test_launch_takes_what_the_table_says() -> None:
     """Its parameters, their types and their description are options, but for a few of its own."""
     own = {"program", "args", "kwargs", "env", "cwd", "options"}
     taken = {row.name for row in Options.rows() if row.in_launch}
-    typed = set(api._Options.__annotations__) | {"module"}
+    typed = set(api.LaunchOptions.__annotations__) | {"module"}
     named = set(inspect.signature(api.launch).parameters)
     about = (inspect.getdoc(api.launch) or "").partition("Returns:")[0]
     described = set(re.findall(r"^    (\w+): ", about, re.MULTILINE))
