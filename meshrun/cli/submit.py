@@ -45,6 +45,8 @@ _OF_THE_SUBMISSION = (
     # Without hosts of no effect:
     *(Options.include, Options.exclude, Options.ssh, Options.connect_timeout),
 )
+_APPLY = ("kubectl", "apply", "--server-side", "--force-conflicts", "-f", "-")
+"""By the server, as kubectl itself would repeat the objects in annotations, secrets too."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 """Not what bash calls the functions that it exports."""
 _ELASTIC = ("slurm", *(name for name, kind in KINDS.items() if kind.is_elastic))
@@ -125,7 +127,7 @@ def _kubernetes(kind: str, job: Job, dry_run: bool, output: str | None) -> int:
     # What is left of an earlier job of that name may be there still. The secret is never printed.
     rest = render_rest(job, kind, secrets.token_hex(32), owner)
     try:
-        printed = hand_in(["kubectl", "apply", "-f", "-"], rest, extras=job.extras)
+        printed = hand_in(_APPLY, rest, extras=job.extras)
     except HostError:
         hand_in(["kubectl", "delete", "-f", "-"], render_workload(job, kind), extras=job.extras)
         raise

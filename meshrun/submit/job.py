@@ -79,7 +79,7 @@ class Job:
         counts = layout.nproc_per_node
         each = f"{counts[0]}" if len(set(counts)) == 1 else ",".join(map(str, counts))
         most = "up to " if self.least is not None else ""
-        return f"{mesh}{most}{layout.world_size} ranks on {nodes} x {each}"
+        return f"{mesh}{most}{count(layout.world_size, 'rank')} on {nodes} x {each}"
 
 
 def job_name(run_id: str | None, target: str, *, suffix: str = "") -> str:

@@ -71,7 +71,10 @@ def read_patches(text: str, source: str) -> tuple[Patch, ...]:
                 f" {'a list' if isinstance(patch.document, list) else repr(patch.document)}",
                 hint="for example: spec: {template: {spec: {serviceAccountName: train}}}",
             )
-        _check_keys(patch, patch.document)
+        try:
+            _check_keys(patch, patch.document)
+        except RecursionError:
+            raise patch.refuse("it contains itself, by an alias") from None
     return patches
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from meshrun import launch
 from meshrun.errors import UsageError
 from tests.kit import run_meshrun
+from tests.kubernetes_api import api_server
 
 NOTES = """\
 import json, sys
@@ -106,7 +108,7 @@ def test_kubectl_makes_a_job_that_owns_the_rest(folder: Path) -> None:
     assert [(ours.returncode, ours.stdout, ours.stderr) for ours in told] == [(0, printed, why)] * 2
     (create, job), (apply, rest), _, (_, other) = calls(folder)
     assert create == ["create", "-f", "-", "-o", "json", "-n", "ml"]
-    assert apply == ["apply", "-f", "-", "-n", "ml"]
+    assert apply == ["apply", "--server-side", "--force-conflicts", "-f", "-", "-n", "ml"]
     assert shown.endswith(job)
     assert rest.count("ownerReferences:") == rest.count("kind: Job") == rest.count("uid: u-1") == 2
     secrets = [
@@ -144,6 +146,29 @@ def test_kubectl_that_refuses_is_heard(
     assert ours.returncode == 71
     assert told in ours.stderr
     assert [argv[0] for argv, _ in calls(folder)] == verbs
+
+
+def test_the_real_kubectl_sends_the_job_and_what_it_owns(folder: Path) -> None:
+    """And a secret in no place but the Secret's own, not even in an annotation."""
+    if shutil.which("kubectl") is None:
+        pytest.skip("needs kubectl")
+    variables = {"HF_TOKEN": "hf_hush", "HOME": str(folder), "KUBECONFIG": "/dev/null"}
+    with api_server() as (url, sent):
+        ours = run_meshrun(
+            "--submit", "kubernetes", "--image", "a", "--rdzv-id", "train", "--export", "HF_TOKEN",
+            f"--submit-arg=--server={url} --namespace=ml", "train.py", env=variables,
+        )  # fmt: skip
+    (_, path, job), *others = sent
+    rest = {each["kind"]: each for _, _, each in others}
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "train", "uid": "uid-0"}
+
+    assert ours.returncode == 0, ours.stderr
+    assert path.startswith("/apis/batch/v1/namespaces/ml/jobs?")
+    assert job["spec"]["completionMode"] == "Indexed"
+    assert set(rest) == {"Service", "Secret"}
+    assert all(each["metadata"]["ownerReferences"] == [owner] for each in rest.values())
+    assert rest["Secret"].pop("stringData")["HF_TOKEN"] == "hf_hush"
+    assert "hf_hush" not in json.dumps(sent) + ours.stdout + ours.stderr
 
 
 def test_jobs_without_a_name_have_one_of_their_own(folder: Path) -> None:

@@ -163,6 +163,7 @@ def test_patches_follow_each_other() -> None:
         ("- op: add", "expected fields of the manifest, found a list"),
         ("text", "expected fields of the manifest, found 'text'"),
         ("spec: {on: 1}", "the name of a field is text, found True"),
+        ("spec: &spec {more: *spec}", "it contains itself"),
         ("spec: [", "p.yaml: while parsing a flow node"),
         ("a: \0", "p.yaml: unacceptable character"),
     ],
