@@ -28,7 +28,7 @@ def dump_here() -> str:
 def test_the_main_thread_is_told_from_the_others() -> None:
     """Whoever asks; frames are innermost first."""
     waiting = threading.Event()
-    other = threading.Thread(target=waiting.wait)
+    other = threading.Thread(target=waiting.wait, daemon=True)
     other.start()
     found = parse_dump(dump_here())
     waiting.set()
