@@ -70,9 +70,10 @@ def test_a_job_runs_on_its_nodes(slurm: Slurm, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_a_preempted_job_goes_on(slurm: Slurm, tmp_path: Path) -> None:
+@pytest.mark.parametrize("nnodes", ["2", "1:2"], ids=["fixed", "elastic"])
+def test_a_preempted_job_goes_on(slurm: Slurm, tmp_path: Path, nnodes: str) -> None:
     """Its ranks take SIGTERM well, so it is requeued and runs again."""
-    job, output = submit(slurm, tmp_path, "--nnodes", "2", "--nproc-per-node", "1", REQUEUED)
+    job, output = submit(slurm, tmp_path, "--nnodes", nnodes, "--nproc-per-node", "1", REQUEUED)
     wait_for(output, "trains in run 0", 2)
     slurm.scancel("--signal=TERM", job)  # as Slurm does before the time limit
     wait_for(output, "trains in run 1", 2)

@@ -361,8 +361,12 @@ VARIATIONS: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "version",
+    ["1.33", *(pytest.param(each, marks=pytest.mark.nightly) for each in ("1.31", "1.37"))],
+)
 @pytest.mark.parametrize("name", VARIATIONS)
-def test_manifests_are_valid(name: str) -> None:
+def test_manifests_are_valid(name: str, version: str) -> None:
     """Against the schemas of Kubernetes, misspelt fields too; what others define, by its parts."""
     validate = pytest.importorskip("kubernetes_validate", reason="needs kubernetes-validate")
     kind, changes = VARIATIONS[name]
@@ -371,7 +375,7 @@ def test_manifests_are_valid(name: str) -> None:
     for document in documents:
         standard += parts_of(document)
     for document in standard:
-        validate.validate(document, "1.33", strict=True)
+        validate.validate(document, version, strict=True)
 
     assert {each["kind"] for each in standard} >= {
         "kubernetes": {"Service", "Job", "Secret"}, "jobset": {"Job", "Secret"},
