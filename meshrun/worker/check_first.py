@@ -11,6 +11,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import import_module
@@ -84,7 +85,8 @@ def _in_fork(order: StartRank, settings: EarlySettings, reporter: Reporter) -> V
         text = file.read()
     _, status = os.waitpid(fork, 0)
     if os.WIFSIGNALED(status):
-        signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
+        with suppress(OSError):  # that of SIGKILL cannot be changed, nor has to be
+            signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
         os.kill(rank, os.WTERMSIG(status))
     kinds: dict[str, type[Any]] = {"Verdict": Verdict, "Raised": Raised}
     found: Verdict | Raised = unpack(text, kinds)
@@ -94,20 +96,25 @@ def _in_fork(order: StartRank, settings: EarlySettings, reporter: Reporter) -> V
 def _be_fork(
     order: StartRank, settings: EarlySettings, reporter: Reporter, telling: int
 ) -> NoReturn:
-    set_title(f"check of rank {order.rank}")
-    found: Verdict | Raised
+    try:
+        set_title(f"check of rank {order.rank}")
+        found = _find(order, settings, reporter)
+        with open(telling, "wb") as file:
+            file.write(pack(type(found), asdict(found)))
+    finally:
+        os._exit(0)  # whatever happens, the program is not this process's
+
+
+def _find(order: StartRank, settings: EarlySettings, reporter: Reporter) -> Verdict | Raised:
     try:
         raise_thread_counts(os.environ)
         with settings.in_effect():
             for module in order.imports:
                 import_module(module)
             join_mesh(tuple(order.coordinate), reporter, purpose="/check", timeout_s=_TIMEOUT_S)
-        found = _check(order, partial(reporter.of_fork().tell, Checked))
+        return _check(order, partial(reporter.of_fork().tell, Checked))
     except BaseException as error:
-        found = format_raised(error, may_be_ours=True)
-    with open(telling, "wb") as file:
-        file.write(pack(type(found), asdict(found)))
-    os._exit(0)
+        return format_raised(error, may_be_ours=True)
 
 
 def _check(order: StartRank, tell: Callable[..., None]) -> Verdict:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import signal
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
-from tests.kit import PROGRAMS, run_meshrun
+from tests.kit import PROGRAMS, run_meshrun, start_meshrun, wait_until
 
 pytestmark = pytest.mark.torch
 MESH = ("--check", "--mesh", "dp=2", "--device", "cpu")
@@ -55,6 +58,30 @@ def test_a_check_before_the_program(tmp_path: Path) -> None:
     assert "error: --check-first did not start the program: dp>=900GB/s is not met: " in told
     assert "(and 1 more)" in told
     assert len(history.read_text().splitlines()) == 1
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGKILL, 137), (signal.SIGINT, 130)])
+def test_a_check_that_is_cut_short(tmp_path: Path, signum: signal.Signals, code: int) -> None:
+    """A rank ends as its check does; Ctrl-C ends all, without a traceback."""
+    words = ("--check-first", "--mesh", "dp=2", "--device", "cpu", PROGRAMS / "describe.py")
+    with start_meshrun(*words, folder=tmp_path) as run:
+        checks: list[psutil.Process] = []
+
+        def look() -> bool:
+            below = psutil.Process(run.process.pid).children(recursive=True)
+            with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+                checks[:] = [p for p in below if "check of rank 1" in " ".join(p.cmdline())]
+            return bool(checks)
+
+        wait_until(look, lambda: run.stderr)
+        if signum == signal.SIGKILL:
+            checks[0].kill()
+        else:
+            run.signal(signum)
+        assert run.wait() == code, run.stderr
+    assert "Traceback" not in run.stderr
+    assert run.stdout == ""
 
 
 @pytest.mark.nightly
