@@ -17,6 +17,7 @@ from tests.kit import PROGRAMS, ROOT, let_pass, ranks_below, wait_for_states
 pytestmark = pytest.mark.torch
 STEPS = PROGRAMS / "steps.py"
 LIMIT_S = 6.0
+REPEATS = int(os.environ.get("MESHRUN_REPEATS", "1"))
 AT = ("--nnodes", "2", "--rdzv-endpoint", "node0:29500", "--nproc-per-node", "1")
 
 
@@ -102,7 +103,7 @@ def test_a_slow_rank_is_named_among_those_of_other_nodes(
 
     If none is slow, nothing is said.
     """
-    for _ in range(int(os.environ.get("MESHRUN_REPEATS", "1"))):
+    for _ in range(REPEATS):
         hosts, go = make_hosts(2), tmp_path / "go"
         go.unlink(missing_ok=True)
         words = (*AT, "--mesh", "dp=2,tp=1", "--stragglers", "--straggler-time", "1")
