@@ -26,6 +26,8 @@ def test_what_is_measured(tmp_path: Path) -> None:
         "--require",
         "dp>=900GB/s",
         *paths,
+        "--node-history",
+        tmp_path / "history",
         "--format",
         "json",
         "quick",
@@ -41,6 +43,8 @@ def test_what_is_measured(tmp_path: Path) -> None:
     texts = [finding["text"] for finding in told["findings"]]
     assert texts[0].startswith("dp>=900GB/s is not met: the slowest group of dp has ")
     assert any(text.startswith(f"`{no_folder}` on ") for text in texts)
+    (line,) = (tmp_path / "history").read_text().splitlines()
+    assert json.loads(line)["reason"].startswith(f"--check found: `{no_folder}` on ")
 
 
 def test_a_check_before_the_program(tmp_path: Path) -> None:
