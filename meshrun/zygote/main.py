@@ -152,7 +152,13 @@ def _preload(module: str) -> None:
         importlib.import_module(module)
     except ModuleNotFoundError as error:
         missing = error.name or ""
-        if not f"{module}.".startswith(f"{missing}.") or missing == "torch":
+        if missing == "torch":
+            raise UsageError(
+                f"torch is not installed for {sys.executable}",
+                hint="install it there, or start meshrun with the Python that has it:"
+                " python -m meshrun",
+            ) from error
+        if not f"{module}.".startswith(f"{missing}."):
             raise  # a module of the user's imports what is not there
         known = [found.name for found in iter_modules()]
         near = get_close_matches(missing, known, n=1) if "." not in missing else []

@@ -121,6 +121,16 @@ def test_a_preload_that_fails_is_told_once(fake_torch: Path) -> None:
     assert ours.stdout == ""
 
 
+def test_a_python_without_torch_is_told(tmp_path: Path) -> None:
+    """By its name, for there may be another one that has it."""
+    missing = "raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')\n"
+    (tmp_path / "torch.py").write_text(missing)
+    ours = run_meshrun(PROGRAMS / "echo.py", env={"PYTHONPATH": str(tmp_path)})
+
+    assert (ours.returncode, ours.stdout) == (2, "")
+    assert ours.stderr.splitlines()[0] == f"error: torch is not installed for {sys.executable}"
+
+
 def test_torch_is_imported_once_a_node(fake_torch: Path) -> None:
     """Eight ranks, one import."""
     ours = run_meshrun("--nproc-per-node", "8", PROGRAMS / "echo.py")

@@ -24,6 +24,7 @@ _FROM_OURSELVES = {
     "worker/program.py": "the user's own program, from its file",
     "zygote/logs_specs_process.py": "an installed plug-in, by its entry point",
     "rendezvous/torch_handler.py": "torch's rendezvous, from its store: of its own types only",
+    "submit/patch.py": "what whoever submits adds to a manifest, by YAML's safe loader",
     "report/elastic_events.py": "an installed plug-in, by its entry point",
     "api/worker_group.py": _CALL_CHANNEL,
     "api/pytest_plugin.py": _CALL_CHANNEL,
