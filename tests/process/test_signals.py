@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from meshrun.supervisor.signals import SignalQueue
 from tests.kit import PROGRAMS, run_meshrun, start_meshrun, wait_until
 
 USR1 = signal.SIGUSR1
@@ -156,3 +157,15 @@ def test_a_third_signal_ends_all_at_once(fake_torch: object, tmp_path: Path) -> 
         "meshrun: SIGTERM again: killing both now",
         "meshrun: stopped by SIGTERM",
     ]
+
+
+def test_a_blocked_signal_is_caught() -> None:
+    """As SIGINT is in all that a worker of Ray starts."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+    queue = SignalQueue([signal.SIGUSR1])
+    try:
+        signal.raise_signal(signal.SIGUSR1)
+        assert queue.wait() == [signal.SIGUSR1]
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        queue.restore()
