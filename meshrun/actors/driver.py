@@ -23,6 +23,7 @@ from meshrun.host.title import set_title
 _NOTE_S = 5.0
 """After which it is said that resources are waited for."""
 _CONNECT_S = 10.0
+_HINT = "run this on a node of the cluster, or with `ray job submit`; RAY_ADDRESS chooses a cluster"
 _LONGEST_NAME = 1024
 
 
@@ -85,16 +86,17 @@ def _connect() -> Any:
             f"cannot import ray: {error}", "install it with pip install 'meshrun[ray]'"
         ) from error
     address = os.environ.get("RAY_ADDRESS") or "auto"
+    if "://" in address:  # a dashboard, or Ray Client
+        raise Refused(f"--submit ray needs HOST:PORT of a cluster, found `{address}`", _HINT)
     host, colon, port = address.rpartition(":")
     try:
-        if colon and "/" not in host:  # Ray would try for more than a minute
+        if colon:  # Ray would try for more than a minute
             socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
         ray.init(address=address, log_to_driver=False, logging_level="error")
     except Exception as error:  # of many kinds, for each way in which there is none
         raise Refused(
             f"cannot connect to a Ray cluster at {address}: {first_line(error)}",
-            "run this on a node of the cluster, or with `ray job submit`; RAY_ADDRESS chooses"
-            " a cluster",
+            _HINT,
         ) from error
     return ray
 

@@ -149,12 +149,21 @@ def test_too_few_resources_start_nothing(
 
 
 @pytest.mark.nightly
-def test_where_there_is_no_cluster(fake_torch: Path, ray_cluster: RayNodes) -> None:
+@pytest.mark.parametrize(
+    ("address", "why"),
+    [
+        ("127.0.0.1:1", "cannot connect to a Ray cluster at 127.0.0.1:1: "),
+        ("ray://127.0.0.1:10001", "--submit ray needs HOST:PORT of a cluster, found `ray://"),
+    ],
+)
+def test_where_there_is_no_cluster(
+    fake_torch: Path, ray_cluster: RayNodes, address: str, why: str
+) -> None:
     """It is told at once, and which one was meant."""
-    result = run_meshrun(*ON_RAY, PROGRAMS / "wait.py", env={"RAY_ADDRESS": "127.0.0.1:1"})
+    result = run_meshrun(*ON_RAY, PROGRAMS / "wait.py", env={"RAY_ADDRESS": address})
 
     assert result.returncode == 71
-    assert "error: cannot connect to a Ray cluster at 127.0.0.1:1: " in result.stderr
+    assert f"error: {why}" in result.stderr
 
 
 @pytest.mark.nightly
