@@ -231,7 +231,7 @@ def set_timeout(group: ProcessGroup, seconds: float | None) -> None:
     if seconds is not None:
         import torch.distributed as dist
 
-        # Public since torch 2.15, which warns of the other.
+        # Public since torch 2.14, which warns of the other.
         change = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
         change(timedelta(seconds=seconds), group)
 

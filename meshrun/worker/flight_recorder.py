@@ -39,6 +39,7 @@ from meshrun.worker.when_imported import when_imported
 _MOST_TIMES = 1000
 _MOST_CALLS = 8
 """Of a group; those under way come first."""
+_SIZES = {"TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"}
 _NAMES = {
     "_all_gather_base": "all_gather_into_tensor",
     "_allgather_base": "all_gather_into_tensor",
@@ -68,6 +69,9 @@ def answer_questions(fd: int, reporter: Reporter) -> None:
 def _follow_groups(fd: int, reporter: Reporter) -> None:
     from torch._C import _distributed_c10d as c10d
 
+    torch = sys.modules["torch"]
+    if str(torch.__version__).startswith("2.10.") and not _SIZES & os.environ.keys():
+        os.environ["TORCH_FR_BUFFER_SIZE"] = "2000"  # as later versions do by themselves
     started: list[int] = []
 
     def start(_: object) -> None:

@@ -19,6 +19,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from meshrun.worker.peer_connections import close_connections_on_exec
@@ -46,7 +47,8 @@ class _Destroyed:
         self.hold()
         self._timer = threading.Timer(PEERS_TAKE_S, self.close)
         self._timer.daemon = True
-        self._timer.start()
+        with suppress(RuntimeError):  # Python 3.12 starts no thread while it ends
+            self._timer.start()
 
     def hold(self) -> None:
         """Keep them until this process ends."""
