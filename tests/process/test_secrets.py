@@ -20,6 +20,7 @@ _UNSAFE_CALLS = {"eval", "exec", "compile", "__import__", "load", "loads"}
 _CALL_CHANNEL = "a socket in a private folder of the caller; each end refuses another user's"
 _FROM_OURSELVES = {
     "api/remote_call.py": "a function of launch(): through files in a private folder of its caller",
+    "actors/node_group.py": "the same, from ranks on nodes of a Ray cluster",
     "worker/function.py": "the same, in the rank",
     "worker/program.py": "the user's own program, from its file",
     "zygote/logs_specs_process.py": "an installed plug-in, by its entry point",
