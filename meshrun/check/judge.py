@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from statistics import median
 
 from meshrun.check.measured import BUS_FACTOR, Measured, RankMeasures
-from meshrun.errors import UsageError
+from meshrun.check.requirements import Requirement
 from meshrun.layout import Layout
 from meshrun.wording import count, size
 
@@ -19,8 +18,6 @@ _CLOCKS_S = 1.0
 _SMALL_SHM = 1 << 30
 """Bytes; a container has 64 MiB unless it is given more, and NCCL and loaders fill that."""
 _FREE_GPU = 0.9
-_REQUIREMENT = re.compile(r"(?P<dim>[\w+]+)\s*>=\s*(?P<number>\d+(\.\d+)?)\s*(?P<unit>[MG]B/s)")
-_UNITS = {"MB/s": 1e6, "GB/s": 1e9}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,34 +63,6 @@ class Finding:
     text: str
     hosts: tuple[str, ...] = ()
     """Hosts to leave out for it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Requirement:
-    """The least bandwidth that the groups of a dim must have."""
-
-    dim: str
-    bus: float
-    text: str
-
-
-def parse_requirements(text: str, what: str) -> tuple[Requirement, ...]:
-    """Return what ``tp>=300GB/s,dp>=40GB/s`` asks for.
-
-    Raises:
-        UsageError: If it is not such a list.
-    """
-    found = []
-    for part in text.split(","):
-        match = _REQUIREMENT.fullmatch(part.strip())
-        if match is None:
-            raise UsageError(
-                f"cannot parse {what} `{part}`",
-                hint="write dims and bandwidths, such as tp>=300GB/s,dp>=500MB/s",
-            )
-        bus = float(match["number"]) * _UNITS[match["unit"]]
-        found.append(Requirement(dim=match["dim"], bus=bus, text=part.strip()))
-    return tuple(found)
 
 
 def dim_rows(measured: Measured, layout: Layout) -> list[DimRow]:
@@ -147,22 +116,6 @@ def best_bus(rows: Iterable[DimRow]) -> dict[str, float]:
         if row.op == "all_reduce":
             found[row.dim] = max(found.get(row.dim, 0.0), row.bus)
     return found
-
-
-def check_dims(requirements: Sequence[Requirement], dims: Sequence[str]) -> None:
-    """Check that the mesh has the dims that are asked about.
-
-    Raises:
-        UsageError: If it does not.
-    """
-    for asked in requirements:
-        if asked.dim not in dims:
-            raise UsageError(
-                f"--require {asked.text}: the mesh has no dim `{asked.dim}`",
-                hint=f"its dims are {', '.join(dims)}"
-                if dims
-                else "name its dims, as in --mesh dp=2,tp=4",
-            )
 
 
 def unmet(requirements: Sequence[Requirement], rows: Sequence[DimRow]) -> list[Finding]:

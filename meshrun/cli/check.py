@@ -6,15 +6,12 @@ import json
 import os
 from collections.abc import Callable
 
-from meshrun.check.judge import check_dims, dim_rows, failed_hosts, judge, unmet
-from meshrun.check.measured import RESULT_FILE, Measured
+from meshrun.check.requirements import check_dims
 from meshrun.cli.options import Options
 from meshrun.errors import UsageError
 from meshrun.host.descriptors import say
 from meshrun.host.leftovers import private_folder
-from meshrun.layout import Layout
 from meshrun.plan.request import LaunchRequest, Program
-from meshrun.protocol.packing import take
 
 _PROGRAM = "meshrun.worker.check_ranks"
 _MODES = ("quick", "full")
@@ -67,6 +64,11 @@ def check_mesh(
     Raises:
         HostError: If the result cannot be written.
     """
+    from meshrun.check.judge import dim_rows, failed_hosts, judge, unmet
+    from meshrun.check.measured import RESULT_FILE, Measured
+    from meshrun.layout import Layout
+    from meshrun.protocol.packing import take
+
     with private_folder() as folder:
         path = os.path.join(folder, "measured")
         os.environ[RESULT_FILE] = path

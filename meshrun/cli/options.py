@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from meshrun.check.judge import Requirement, parse_requirements
+from meshrun.check.requirements import Requirement, parse_requirements
 from meshrun.cli import parsers as parse
 from meshrun.cli.option import Option, ParsedOptions, Repeated, Switch
 from meshrun.plan.device import check_device_type

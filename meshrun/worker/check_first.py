@@ -17,17 +17,9 @@ from functools import partial
 from importlib import import_module
 from typing import Any, NoReturn
 
-from meshrun.check.judge import (
-    Finding,
-    best_bus,
-    dim_rows,
-    failed_hosts,
-    judge,
-    parse_requirements,
-    show_rate,
-    unmet,
-)
+from meshrun.check.judge import Finding, best_bus, dim_rows, failed_hosts, judge, show_rate, unmet
 from meshrun.check.measured import Measured
+from meshrun.check.requirements import parse_requirements
 from meshrun.host.processes import die_with_parent
 from meshrun.host.title import set_title
 from meshrun.layout import Layout

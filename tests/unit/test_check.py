@@ -10,18 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshrun.check.judge import (
-    best_bus,
-    check_dims,
-    dim_rows,
-    failed_hosts,
-    judge,
-    parse_requirements,
-    show_rate,
-    size_of,
-    unmet,
-)
+from meshrun.check.judge import best_bus, dim_rows, failed_hosts, judge, show_rate, size_of, unmet
 from meshrun.check.measured import Collective, Exchange, Measured, RankMeasures
+from meshrun.check.requirements import check_dims, parse_requirements
 from meshrun.check.schedule import meetings, pairs_of
 from meshrun.errors import UsageError
 from meshrun.layout import Layout

@@ -1,0 +1,56 @@
+"""The bandwidths that ``--require`` asks of the dims of a mesh. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from meshrun.errors import UsageError
+
+_REQUIREMENT = re.compile(r"(?P<dim>[\w+]+)\s*>=\s*(?P<number>\d+(\.\d+)?)\s*(?P<unit>[MG]B/s)")
+_UNITS = {"MB/s": 1e6, "GB/s": 1e9}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requirement:
+    """The least bandwidth that the groups of a dim must have."""
+
+    dim: str
+    bus: float
+    text: str
+
+
+def parse_requirements(text: str, what: str) -> tuple[Requirement, ...]:
+    """Return what ``tp>=300GB/s,dp>=40GB/s`` asks for.
+
+    Raises:
+        UsageError: If it is not such a list.
+    """
+    found = []
+    for part in text.split(","):
+        match = _REQUIREMENT.fullmatch(part.strip())
+        if match is None:
+            raise UsageError(
+                f"cannot parse {what} `{part}`",
+                hint="write dims and bandwidths, such as tp>=300GB/s,dp>=500MB/s",
+            )
+        bus = float(match["number"]) * _UNITS[match["unit"]]
+        found.append(Requirement(dim=match["dim"], bus=bus, text=part.strip()))
+    return tuple(found)
+
+
+def check_dims(requirements: Sequence[Requirement], dims: Sequence[str]) -> None:
+    """Check that the mesh has the dims that are asked about.
+
+    Raises:
+        UsageError: If it does not.
+    """
+    for asked in requirements:
+        if asked.dim not in dims:
+            raise UsageError(
+                f"--require {asked.text}: the mesh has no dim `{asked.dim}`",
+                hint=f"its dims are {', '.join(dims)}"
+                if dims
+                else "name its dims, as in --mesh dp=2,tp=4",
+            )
