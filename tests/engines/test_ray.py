@@ -72,6 +72,7 @@ def test_a_function_on_all_nodes(ray_nodes: RayNodes) -> None:
     wait_until_idle(ray_nodes)
 
 
+@pytest.mark.nightly
 def test_a_failure_on_one_node_is_the_one_cause(
     fake_torch: object, ray_nodes: RayNodes, tmp_path: Path
 ) -> None:

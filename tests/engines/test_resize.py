@@ -64,6 +64,7 @@ def test_a_lost_node_is_gone_on_without(make_hosts: MakeHosts, tmp_path: Path) -
     all_gone(hosts)
 
 
+@pytest.mark.nightly  # as a host that comes back does
 def test_a_node_that_comes_later_takes_part(make_hosts: MakeHosts, tmp_path: Path) -> None:
     """The mesh grows, with the newcomer at its end; it knows generation and shape before."""
     hosts = make_hosts(3)

@@ -87,8 +87,6 @@ CASES = (
          SEEN, "--gpu=${local_rank}", "$$x", "$local_rank", "${other}", "$", "$$$1",
          env=(("CUDA_VISIBLE_DEVICES", "4,5"), ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3"),
               ("PYTHONPATH", "inside:/nowhere"))),
-    case("module", *TWO, "--standalone", "-r", "0:3", "-t", "2", "--log-dir", "FOLDER",
-         "-m", "seen", "a", "--b"),
     case("static", *TWO, "--master_addr=127.0.0.1", "--master_port=PORT", "--node_rank=0",
          "--duplicate-stdout-filters", "apple,orange", "--duplicate-stderr-filters", "pear",
          "-t", "3", "--log-dir", "FOLDER",
@@ -100,6 +98,8 @@ CASES = (
 )  # fmt: skip
 """Of the ordinary set: options that do not touch each other share a command line."""
 MORE = (
+    case("module", *TWO, "--standalone", "-r", "0:3", "-t", "2", "--log-dir", "FOLDER",
+         "-m", "seen", "a", "--b"),
     case("plain", *TWO, "seen.py", "a", "b", "--help", "", "--", "-x", "snow \u2603"),
     case("command", *TWO, "--no-python", sys.executable, "seen.py", "${local_rank}"),
     case("static-alone", *TWO, "--master_addr=127.0.0.1", "--master_port=PORT", "--node_rank=0",
