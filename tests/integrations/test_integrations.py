@@ -62,7 +62,7 @@ def test_lightning_fabric_trains(launch: tuple[str, ...]) -> None:
     trained(launch, "fabric.py")
 
 
-@pytest.mark.nightly  # the costliest of these; an example trains with Lightning too
+@pytest.mark.nightly  # the costliest of these
 def test_the_lightning_trainer_trains(launch: tuple[str, ...], tmp_path: Path) -> None:
     """Two steps with DDP, and a checkpoint by one rank."""
     needs("lightning")
