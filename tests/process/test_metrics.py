@@ -107,7 +107,10 @@ def test_lines_and_events_as_json(fake_torch: object, tmp_path: Path) -> None:
     """Everything that is printed is an object a line, events on stdout among them."""
     program = tmp_path / "fail.py"
     program.write_text(
-        "import os, sys, time\nprint('one\\n\\x1b[1mtwo')\nprint('bar\\rdone', file=sys.stderr)\n"
+        "import os, sys, time\n"
+        "print('one\\n\\x1b[1mtwo', flush=True)\nprint('bar\\rdone', file=sys.stderr)\n"
+        "open(f'{sys.argv[0]}.{os.environ[\"RANK\"]}', 'x').close()\n"
+        "while not os.path.exists(f'{sys.argv[0]}.0'):\n    time.sleep(0.01)\n"
         "if os.environ['RANK'] == '1':\n    sys.exit(3)\n"
     )
     words = ("--nproc-per-node", "2", "--log-format", "json", "--events", "-")
