@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from meshrun.errors import UsageError
-from meshrun.plan.parse import parse_choice, parse_seconds
+from meshrun.plan.parse import parse_choice, parse_seconds, split_words
 from meshrun.wording import count
 
 Resources = Mapping[str, float]
@@ -64,7 +63,7 @@ def read_placement(
     """
     found: dict[str, Any] = {}
     more: dict[str, float] = {}
-    for word in (word for extra in extras for word in _words(extra)):
+    for word in (word for extra in extras for word in split_words(extra, "--submit-arg")):
         name, equals, value = word.partition("=")
         where = f"--submit-arg {name}"
         if not equals or not value:
@@ -86,13 +85,6 @@ def read_placement(
     return PlacementRequest(
         workers=workers, least=least, accelerator=accelerator, more=tuple(more.items()), **found
     )
-
-
-def _words(text: str) -> list[str]:
-    try:
-        return shlex.split(text)
-    except ValueError as error:
-        raise UsageError(f"--submit-arg cannot read `{text}`: {error}") from None
 
 
 def _quantity(text: str, where: str) -> float:

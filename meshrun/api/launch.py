@@ -174,11 +174,12 @@ def launch(
             return _launched(folder, flags, words, env=environ, cwd=place, stdin=None)
 
     from meshrun.api.remote_call import raise_failure, read_values, write_call
+    from meshrun.worker.function import PROGRAM
 
     flags += ["--module", "--allow-different-programs"]  # each caller has a folder of its own
     with private_folder() as folder:
         write_call(folder, program, args, kwargs or {})
-        words = ["meshrun.worker.function", folder]
+        words = [PROGRAM, folder]
         result = _launched(folder, flags, words, env=environ, cwd=place, stdin=subprocess.DEVNULL)
         if result.exit_code:
             raise_failure(folder, result)

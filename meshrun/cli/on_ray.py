@@ -19,12 +19,12 @@ from meshrun.plan.request import LaunchRequest
 from meshrun.plan.scheduler_defaults import fit_to_hosts
 from meshrun.report.plan_output import print_text
 from meshrun.supervisor.program_file import check_program
+from meshrun.worker.function import PROGRAM
 
 _OF_OTHERS = (
     *(Options.image, Options.submit_patch, Options.ssh, Options.launcher),
     *(Options.include, Options.exclude),
 )
-_CALL = "meshrun.worker.function"
 _CONNECT_TIMEOUT_S = 60.0
 """What a node may take to answer, where an interpreter with Ray has to start there first."""
 _DEVICES = (
@@ -64,7 +64,7 @@ def launch_on_ray(options: Options, request: LaunchRequest, line: CommandLine, b
         print_text(render_placement(asked), options.output)
         return 0
     check_program(request.program)
-    is_call = began.caller is not None and request.program.target == _CALL
+    is_call = began.caller is not None and request.program.target == PROGRAM
     grace_s = request.shutdown_timeout_s + request.node_timeout_s
     cluster = RayCluster(call=request.program.args[-1] if is_call else None, grace_s=grace_s)
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -120,6 +121,18 @@ def parse_choice(text: str, what: str, choices: Sequence[str]) -> str:
         f"{what} must be {', '.join(choices[:-1])} or {choices[-1]}, found `{text}`",
         hint=f"did you mean `{near[0]}`?" if near else None,
     )
+
+
+def split_words(text: str, what: str) -> list[str]:
+    """Return the words of a text as a shell reads them.
+
+    Raises:
+        UsageError: If a quotation has no end.
+    """
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"{what} cannot read `{text}`: {error}") from None
 
 
 def parse_nnodes(text: str, what: str) -> tuple[int, int]:

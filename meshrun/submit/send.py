@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from meshrun.errors import HostError
+from meshrun.plan.parse import split_words
 
 Hints = Mapping[str, str]
 
@@ -29,16 +29,19 @@ def hand_in(
         hints: What to try where a word stands in a refusal.
 
     Raises:
+        UsageError: If what the user adds cannot be read.
         HostError: If the command is not here, or refuses.
     """
+    theirs = [word for extra in extras for word in split_words(extra, "--submit-arg")]
     name = command[0]
     if shutil.which(name) is None:
         raise HostError(
             f"{name} is not installed on this machine",
             hint=f"write the job with --dry-run -o FILE, and run {name} where it is installed",
         )
-    words = [*command, *(word for extra in extras for word in shlex.split(extra))]
-    done = subprocess.run(words, input=text, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*command, *theirs], input=text, capture_output=True, text=True, check=False
+    )
     if done.returncode:
         said = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
         hint = next((hint for word, hint in hints.items() if word in said), None)

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterable, Iterator, Mapping
 
 from meshrun.errors import UsageError
+from meshrun.plan.parse import split_words
 from meshrun.plan.request import LaunchRequest
 from meshrun.submit.job import Job
 
@@ -45,7 +46,7 @@ def names_container(extras: Iterable[str]) -> bool:
 def options_in(extras: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Yield (full name, value) of each option, whatever stands after it if it takes none."""
     for text in extras:
-        words = _split(text)
+        words = split_words(text, "--submit-arg")
         for word, following in zip(words, [*words[1:], ""], strict=True):
             name, equals, value = word.partition("=")
             if name.startswith("--"):
@@ -64,7 +65,7 @@ def container_options(job: Job) -> list[str]:
 
 def split_containers(text: str) -> tuple[str, list[str]]:
     """Return what is for sbatch, as it was written if that is all, and the words for srun."""
-    words, rest, found = _split(text), list[str](), list[str]()
+    words, rest, found = split_words(text, "--submit-arg"), list[str](), list[str]()
     takes_value = False
     for word in words:
         if word.startswith(_CONTAINER):
@@ -155,10 +156,3 @@ def _check_signal(asked: str, request: LaunchRequest) -> None:
             f"--submit-arg --signal={asked}: {signum.name} would end meshrun",
             hint=f"add --forward {signum.name.removeprefix('SIG')} to pass it to the ranks instead",
         )
-
-
-def _split(text: str) -> list[str]:
-    try:
-        return shlex.split(text)
-    except ValueError as error:
-        raise UsageError(f"--submit-arg cannot read `{text}`: {error}") from None

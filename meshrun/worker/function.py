@@ -12,6 +12,8 @@ from typing import IO, Any
 
 # Nothing that is not loaded yet is imported here: the caller's sys.path comes first.
 
+PROGRAM = "meshrun.worker.function"
+"""This module, as a launch names what its ranks run."""
 FOLDER_VARIABLE = "MESHRUN_CALL_FOLDER"
 """Says where a copy of the folder is on this node, if it is not the caller's."""
 

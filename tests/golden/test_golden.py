@@ -191,6 +191,10 @@ ERRORS: dict[str, list[str]] = {
         "--submit", "slurm", "--nnodes", "2", "--submit-arg=-N4", "-n", "train.py",
     ],
     "no option of sbatch": ["--submit", "slurm", "--submit-arg=partition=gpu", "-n", "train.py"],
+    "quotation of kubectl": [
+        "--submit", "kubernetes", "--image", "a", "--nnodes", "1", "--nproc-per-node", "1",
+        "--submit-arg=--namespace='x", "train.py",
+    ],
     "a device that Kubernetes has no name for": [
         "--submit", "kubernetes", "--image", "a", "--device", "mps", "-n", "train.py",
     ],
