@@ -156,7 +156,7 @@ def check_gpus(plan: LaunchPlan) -> None:
     """Look at the GPUs that ranks will use, if that is asked for, and tell what is wrong with them.
 
     Raises:
-        HostError: If one cannot be relied on.
+        HostError: If one fails the check.
     """
     if not plan.request.check_gpus:
         return
@@ -169,7 +169,7 @@ def check_node(plan: LaunchPlan) -> None:
     """Check that this node is fit for ranks, as far as that is asked for.
 
     Raises:
-        HostError: If a GPU cannot be relied on.
+        HostError: If a GPU fails the check.
         NodeExcludedError: If the node has failed too often.
     """
     request = plan.request
@@ -195,7 +195,7 @@ def plan_or_decline(request: LaunchRequest, cluster: ClusterFacts | None) -> Lau
 
     Raises:
         UsageError: If the request is inconsistent, with the numbers.
-        HostError: If its GPUs were to be checked, and one cannot be relied on.
+        HostError: If its GPUs were to be checked, and one failed.
         NodeExcludedError: If this node has failed too often.
     """
     try:

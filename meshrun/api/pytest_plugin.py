@@ -219,7 +219,7 @@ class _TestRanks:
         begin = Begin(list(config.args), _options_of(config), paths, config.getoption("usepdb"))
         began = self._group.exchange(pickle.dumps(begin), timeout_s=_TIMEOUT_S)
         if began.missing:
-            raise began.trouble or UsageError(f"the ranks' sessions did not begin: {began.why}")
+            raise began.trouble or UsageError(f"the ranks' sessions did not start: {began.why}")
 
     @property
     def is_open(self) -> bool:

@@ -196,7 +196,7 @@ def _slow_ranks(measured: Measured, _layout: Layout) -> Iterator[Finding]:
         if rank.gflops * SLOW < usual:
             yield Finding(
                 text=f"rank {rank.rank} on {rank.host} multiplies matrices at"
-                f" {rank.gflops:.0f} GFLOPS, the median is {usual:.0f}",
+                f" {rank.gflops:.0f} GFLOPS; the median is {usual:.0f}",
                 hosts=(rank.host,),
             )
 
@@ -233,7 +233,7 @@ def _slow_links(measured: Measured, layout: Layout) -> Iterator[Finding]:
         best = max(rate for pair, rate in rates.items() if unit in pair)
         yield Finding(
             text=f"all links of {name(unit)} are slow: {show_rate(best)} at best, where"
-            f" others have {show_rate(usual)}",
+            f" the others have {show_rate(usual)}",
             hosts=(hosts[layout.rank_at(unit, 0) if many_nodes else unit],),
         )
     for pair in sorted(slow, key=sorted):
@@ -241,7 +241,7 @@ def _slow_links(measured: Measured, layout: Layout) -> Iterator[Finding]:
             one, other = sorted(pair)
             yield Finding(
                 text=f"the link between {name(one)} and {name(other)} is slow:"
-                f" {show_rate(rates[pair])}, where others have {show_rate(usual)}"
+                f" {show_rate(rates[pair])}, while the others have {show_rate(usual)}"
             )
 
 
@@ -260,7 +260,7 @@ def _lacks(ranks: Sequence[RankMeasures]) -> Iterator[Finding]:
     small = {r.host: r.shm_bytes for r in ranks if r.shm_bytes is not None}
     for host, found in small.items():
         if found < _SMALL_SHM:
-            text = f"the shared memory of {host} has {size(found)}; a container needs --shm-size"
+            text = f"{host} has {size(found)} of shared memory; a container needs --shm-size"
             yield Finding(text=text)
     for rank in ranks:
         free, whole = rank.gpu_free_bytes, rank.gpu_bytes

@@ -277,7 +277,7 @@ class Options(ParsedOptions):
         parse.choice("mesh", "torchrun", "none"), "mesh", "mesh|torchrun|none", OUTPUT,
         "What to print before each line: the rank's mesh coordinate, what torchrun prints, or "
         "nothing.", in_launch=True, details="torchrun prints nothing, or `[default0]:` where "
-        "output is teed. See [logs](logs.md#what-stands-before-a-line).")
+        "output is teed. See [logs](logs.md#the-prefix-of-a-line).")
     no_prefix = Switch(OUTPUT,
         "Same as `--prefix none`.")
     console: Option[Literal["all", "first-node"]] = Option(
@@ -331,8 +331,8 @@ class Options(ParsedOptions):
         family="", details="A node that is to blame is left out if the others suffice. See "
         "[how to check a mesh](../how-to/check-a-mesh.md#check-before-a-launch).")
     check_gpus = Switch(FAILURES,
-        "Check the health of the GPUs before the start, and start nothing on those that cannot be "
-        "relied on.", details="With `--dry-run` too. See [health](../how-to/gpus.md#check-the-"
+        "Check the health of the GPUs before the start, and start nothing on unhealthy "
+        "ones.", details="With `--dry-run` too. See [health](../how-to/gpus.md#check-the-"
         "health-of-gpus).")
     gpu_memory_wait: Option[GpuMemoryWait | None] = Option(
         parse_gpu_memory_wait, None, "SIZE,TIME", FAILURES,

@@ -67,8 +67,8 @@ _OF_NO_JOB: Mapping[Option[Any], str] = {
 }
 """Options that make no sense for a job, and why."""
 _OF_MANIFESTS: Sequence[tuple[Option[Any], str, str]] = (
-    (Options.submit_patch, "its job is no manifest", "use --submit-arg for options of sbatch"),
-    (Options.export, "its job has the environment of the shell", "remove --export"),
+    (Options.submit_patch, "a Slurm job has no manifest", "use --submit-arg for options of sbatch"),
+    (Options.export, "a Slurm job inherits the environment of the shell", "remove --export"),
 )
 
 

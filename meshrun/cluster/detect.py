@@ -176,7 +176,7 @@ def _check_alone(found: ClusterFacts, around: list[ClusterFacts]) -> None:
         if outer.shell is None and total > 1:
             error = UsageError(
                 f"{found.system} started 1 process ({found.evidence}), but {outer.system} around"
-                f" it {total} ({outer.evidence})",
+                f" it started {total} ({outer.evidence})",
                 hint=f"start meshrun by one of them alone, or unset the variables of the other"
                 f" ({found.variables[0][0]}, {outer.variables[0][0]}, ...); --nnodes 1 launches on"
                 " this node alone",

@@ -61,7 +61,7 @@ def _ask_plug_in(name: str, detect: Detector, here: Surroundings) -> ClusterFact
     raise UsageError(
         f"the plugin `{name}` of {PLUG_INS} returned {type(facts).__name__}, not ClusterFacts or"
         " None",
-        hint="update or uninstall the package that brings it",
+        hint="update or uninstall the package that provides it",
     )
 
 

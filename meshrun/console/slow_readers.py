@@ -11,7 +11,7 @@ LAST_WORDS_TAKE_S = 2.0
 
 def dropped_note(count: int) -> str:
     """Return the note about bytes that no reader took."""
-    return f"dropped {count:,} bytes of output, since its reader takes no more"
+    return f"dropped {count:,} bytes of output: its reader does not keep up"
 
 
 class SlowReaders:

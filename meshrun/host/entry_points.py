@@ -55,7 +55,7 @@ def load(group: str, name: str, value: str) -> Any:
     except Exception as error:
         raise UsageError(
             f"cannot load the plugin `{name}` of {group}: {value}: {type(error).__name__}: {error}",
-            hint="update or uninstall the package that brings it",
+            hint="update or uninstall the package that provides it",
         ) from error
     return found
 

@@ -36,7 +36,7 @@ class MemoryWatch:
         new = _read_field(self._proc / "vmstat", "oom_kill") - self._in_machine
         if new > 0:
             # Those that reached the limit of somebody else's group count here too.
-            killed = f"the kernel killed {count(new, 'process')} on this machine for it meanwhile"
+            killed = f"the kernel killed {count(new, 'process')} on this machine meanwhile"
             return f"possibly out of memory: {killed}"
         return None
 

@@ -29,7 +29,7 @@ _PROCESS = struct.Struct("=I4xQII")
 _MOST_PROCESSES = 256
 _INIT_ERRORS = {
     9: "its kernel module is not loaded",
-    18: "its library and its kernel module are of different versions",
+    18: "its library and its kernel module have different versions",
 }
 
 Handle = ctypes.c_void_p
@@ -178,7 +178,7 @@ def why_no_nvml() -> tuple[str, bool]:
         code = int(ctypes.CDLL(_LIBRARY).nvmlInit_v2())
     except (OSError, AttributeError):
         return f"{_LIBRARY} is not installed", False
-    return _INIT_ERRORS.get(code, f"NVML answers with error {code}"), True
+    return _INIT_ERRORS.get(code, f"NVML returned error {code}"), True
 
 
 @contextmanager

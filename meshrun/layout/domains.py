@@ -24,7 +24,7 @@ def split_nodes(nnodes: int, size: int) -> tuple[int, ...]:
     if size > nnodes:
         raise LayoutError(
             f"--domain-size {size} is more than the {count(nnodes, 'node')} of this launch",
-            hint=f"--domain-size {nnodes} says that all nodes share one domain",
+            hint=f"use --domain-size {nnodes} if all nodes share one domain",
         )
     whole, rest = divmod(nnodes, size)
     return (size,) * whole + ((rest,) if rest else ())

@@ -532,7 +532,7 @@ class Layout:
 
     def _known_domains(self) -> Parts:
         if self._domains is None:
-            hint = "--domain-size says how many nodes share one"
+            hint = "--domain-size sets how many nodes share one"
             raise LayoutError("no domains are known", hint=hint)
         return self._domains
 

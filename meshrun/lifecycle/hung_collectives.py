@@ -143,7 +143,7 @@ def _examine(
         missing = [f"{_ranks(those)} {_of(those, why)}" for why, those in silent.items()]
         summary = f"in {name}, {wait}, and {', and '.join(missing)}"
     elif not late:
-        summary = f"in {name}, every rank is in {_named(call)}, which does not end"
+        summary = f"in {name}, every rank is in {_named(call)}, which does not complete"
     else:
         who = _ranks(late)
         summary = f"in {name}, {wait}, which {who} {_verb(who, 'has', 'have')} not called"
@@ -166,7 +166,7 @@ def _absent(
     same: dict[str, list[int]] = {}
     for rank in sorted(absent):
         where = places.get(rank, "")
-        text = where or "where is not known"
+        text = where or "at an unknown call"
         if rank in waiting:
             group, call = waiting[rank]
             at = _place(where)

@@ -227,7 +227,7 @@ def _hint_of_loss(why: str) -> str:
     if SILENT in why:
         return (
             "check that the machine is up and the network between the nodes works; a longer"
-            " --node-timeout rides out short outages"
+            " --node-timeout tolerates short outages"
         )
     return "the output of its launcher or scheduler may show why it exited"
 
@@ -243,7 +243,7 @@ def find_trouble(state: State, host: str = "") -> MeshrunError | None:
     here = _trouble_here(state)
     if state.excluded is not None:
         event = state.excluded
-        says = "excludes this node" if event.is_found else "says that its node is not to be used"
+        says = "excludes this node" if event.is_found else "reported that its node must not be used"
         here = NodeExcludedError(
             f"{event.who} {says}: {event.reason}",
             hint=f"leave the node out: {event.remedy}",
@@ -273,7 +273,7 @@ def _trouble_here(state: State) -> MeshrunError | None:
     if isinstance(state.lost_process, StoreEnded):
         return HostError(f"{what}, and the ranks need it")
     trouble = HostError(
-        f"{what}, and took the ranks with it",
+        f"{what}, and the ranks ended with it",
         hint="if nobody killed it on purpose, look for the out-of-memory killer in `dmesg`",
     )
     exit_code, signum = split_wait_status(state.lost_process.wait_status)

@@ -73,16 +73,16 @@ class Link(Enum):
 PHASES: Mapping[Phase, Mapping[Phase, str]] = {
     Phase.IMPORTING: {
         Phase.WAITING: "the zygote is ready",
-        Phase.RUNNING: "the zygote is ready, and all nodes are there",
+        Phase.RUNNING: "the zygote is ready, and all nodes have joined",
         Phase.CLEARING: "another node failed",
-        Phase.ENDING: "a signal, or the nodes did not meet",
+        Phase.ENDING: "a signal, or the rendezvous failed",
         Phase.OVER: "the zygote died",
     },
     Phase.WAITING: {
-        Phase.RUNNING: "all nodes are there, and no back-off is left",
+        Phase.RUNNING: "all nodes have joined, and the back-off has passed",
         Phase.IMPORTING: "the zygote died, and is replaced",
         Phase.CLEARING: "another node failed",
-        Phase.ENDING: "a signal, or the nodes did not meet",
+        Phase.ENDING: "a signal, or the rendezvous failed",
         Phase.OVER: "the zygote died",
     },
     Phase.RUNNING: {
@@ -95,7 +95,7 @@ PHASES: Mapping[Phase, Mapping[Phase, str]] = {
         Phase.RUNNING: "the next generation starts",
         Phase.WAITING: "the next generation starts after a back-off",
         Phase.IMPORTING: "the next generation needs another zygote",
-        Phase.ENDING: "the launch is over",
+        Phase.ENDING: "the launch ended",
         Phase.OVER: "the zygote died, and the coordinator has decided",
     },
     Phase.ENDING: {Phase.OVER: "the zygote ended"},
@@ -106,7 +106,7 @@ PHASES: Mapping[Phase, Mapping[Phase, str]] = {
 STOPS: Mapping[Stop, Mapping[Stop, str]] = {
     Stop.NONE: {Stop.ASKED: "a failure, a signal, or the end of another node's ranks"},
     Stop.ASKED: {
-        Stop.KILLED: "the shutdown timeout is over, or a third signal came",
+        Stop.KILLED: "the shutdown timeout expired, or a third signal came",
         Stop.NONE: "the next generation starts",
     },
     Stop.KILLED: {Stop.NONE: "the next generation starts"},
@@ -115,17 +115,17 @@ STOPS: Mapping[Stop, Mapping[Stop, str]] = {
 
 NODES_PHASES: Mapping[NodesPhase, Mapping[NodesPhase, str]] = {
     NodesPhase.MEETING: {
-        NodesPhase.RUNNING: "all nodes are there",
+        NodesPhase.RUNNING: "all nodes have joined",
         NodesPhase.OVER: "the launch ended without this node",
     },
     NodesPhase.RUNNING: {
-        NodesPhase.IDLE: "nothing is left on this node",
-        NodesPhase.REGROUPING: "nothing is left on any node, and ranks start again",
+        NodesPhase.IDLE: "all processes on this node ended",
+        NodesPhase.REGROUPING: "all processes on all nodes ended, and ranks start again",
         NodesPhase.OVER: "the coordinator ended the launch",
     },
     NodesPhase.IDLE: {
         NodesPhase.RUNNING: "the next generation starts",
-        NodesPhase.REGROUPING: "nothing is left on any node, and ranks start again",
+        NodesPhase.REGROUPING: "all processes on all nodes ended, and ranks start again",
         NodesPhase.OVER: "the coordinator ended the launch",
     },
     NodesPhase.REGROUPING: {
@@ -142,7 +142,7 @@ LINKS: Mapping[Link, Mapping[Link, str]] = {
         Link.RETURNING: "the connection was lost, in an elastic launch",
         Link.CUT_OFF: "the coordinator was lost, or this node leaves",
     },
-    Link.RETURNING: {Link.UP: "it was let in again", Link.CUT_OFF: "it was not, in time"},
+    Link.RETURNING: {Link.UP: "it was accepted again", Link.CUT_OFF: "it was not accepted in time"},
     Link.CUT_OFF: {},
 }
 """What may follow each state of the link to the coordinator."""

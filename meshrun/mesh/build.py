@@ -175,8 +175,8 @@ def check_registered(names: Sequence[str]) -> None:
             raise UsageError(
                 f"--backend: torch {torch.__version__} has no backend `{name}`; it has"
                 f" {', '.join(known)}",
-                hint="one of another package is there once that is imported: --preload MODULE, or"
-                " --mesh-init lazy if the program imports it",
+                hint="for a backend of another package, import the package first: --preload MODULE,"
+                " or --mesh-init lazy if the program imports it",
             )
 
 

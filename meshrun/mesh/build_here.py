@@ -90,7 +90,7 @@ def select_device(device_type: str, index: int) -> str:
     except ValueError as error:
         raise MeshError(
             f"torch has no backend for groups of {device_type} devices",
-            hint="the package that brings the devices has to register one, by"
+            hint="the package that provides this device type must register one with"
             " `torch.distributed.Backend.register_backend(..., devices=[...])`; without --mesh, the"
             " program chooses the backend",
         ) from error

@@ -21,7 +21,7 @@ _THROTTLES = {
 """Bits of nvml.h that tell of trouble; others come with idling, load, or settings."""
 _OF_PROGRAMS = frozenset({13, 31, 43, 45, 68, 69})
 """XIDs that a program's own mistake can cause."""
-_RESET = "reset it with `nvidia-smi --gpu-reset -i {}`, or restart the machine"
+_RESET = "reset it with `nvidia-smi --gpu-reset -i {}`, or reboot the machine"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ def unfit_gpus(findings: Sequence[GpuFinding], gpus: Sequence[Gpu]) -> HostError
     if not unfit:
         return None
     return HostError(
-        f"--check-gpus: {len(unfit)} of {count(len(gpus), 'GPU')} cannot be relied on:"
+        f"--check-gpus: {len(unfit)} of {count(len(gpus), 'GPU')} failed the check:"
         f" {', '.join(unfit)}",
         hint="leave them out with --gpus, or repair them as the lines above say",
     )
@@ -58,14 +58,14 @@ def unfit_gpus(findings: Sequence[GpuFinding], gpus: Sequence[Gpu]) -> HostError
 
 def _problems(health: GpuHealth, xids: Sequence[Xid]) -> Iterator[GpuFinding]:
     if not health.answers:
-        what, advice = "the driver does not reach it", "see `nvidia-smi` and the kernel log"
+        what, advice = "the driver cannot reach it", "see `nvidia-smi` and the kernel log"
         yield GpuFinding(health.gpu, what, advice, is_severe=True)
         return
     yield from _of_memory(health)
     yield from _of_speed(health)
     if health.use is not None and health.use.holders:
         holders = "; ".join(map(str, health.use.holders))
-        what = f"other processes have memory on it: {holders}"
+        what = f"other processes use its memory: {holders}"
         yield GpuFinding(health.gpu, what, "end them, or use other GPUs")
     yield from _in_log(health.gpu, xids)
 
@@ -76,10 +76,10 @@ def _of_memory(health: GpuHealth) -> Iterator[GpuFinding]:
         what = f"{count(health.ecc_errors, 'uncorrected memory error')} since its last reset"
         yield GpuFinding(gpu, what, reset, is_severe=True)
     if health.remap_failed:
-        what = "broken rows of its memory could not be remapped"
+        what = "faulty rows of its memory could not be remapped"
         yield GpuFinding(gpu, what, "have it replaced", is_severe=True)
     if health.remap_pending:
-        what = "broken memory is to be remapped at its next reset"
+        what = "faulty memory will be remapped at its next reset"
         yield GpuFinding(gpu, what, reset, is_severe=True)
 
 
@@ -101,9 +101,9 @@ def _in_log(gpu: Gpu, xids: Sequence[Xid]) -> Iterator[GpuFinding]:
     own = [xid for xid in xids if xid.is_on(gpu.address)]
     times = Counter(xid.number for xid in own)
     for number, last in {xid.number: xid for xid in own}.items():
-        what = f"{last}, {times[number]} x in the kernel log since the machine was started"
+        what = f"{last}, {times[number]} x in the kernel log since boot"
         is_program = number in _OF_PROGRAMS
-        advice = "a program can cause it" if is_program else _RESET.format(_number(gpu))
+        advice = "a program can cause this" if is_program else _RESET.format(_number(gpu))
         yield GpuFinding(gpu, what, advice)
 
 

@@ -105,7 +105,7 @@ def choose_gpus(
         if gpu.mig_uuids and len(chosen) > 1:
             raise UsageError(
                 f"--gpus {entry} is divided into {count(len(gpu.mig_uuids), 'MIG instance')}, of"
-                " which CUDA shows a process one",
+                " which CUDA shows a process only one",
                 hint=f"name instances, such as {gpu.mig_uuids[0]}, with --virtual-local-rank",
             )
     if facts.visibility[0] == _XPU:  # the order of its list says nothing

@@ -382,8 +382,8 @@ def _check_visible(
 ) -> None:
     if request.virtual_local_rank and device_type not in (None, *COUNTED):
         raise UsageError(
-            f"--virtual-local-rank: no variable is known that shows a rank its own {device_type}"
-            " device alone",
+            f"--virtual-local-rank does not know a variable that limits a rank to one {device_type}"
+            " device",
             hint="without it, each rank uses the device of its local rank",
         )
     visible = facts.visible_devices

@@ -39,7 +39,7 @@ def fit_to_cluster(
     _check_launchers(facts)
     if facts.is_one_of_several and request.nnodes is None:
         error = UsageError(
-            f"{facts.system} started several processes, and tells none of them how many"
+            f"{facts.system} started several processes, but tells none of them how many"
             f" ({facts.evidence})",
             hint=f"pass --nnodes N, with one process on each node: {facts.one_a_node}; or"
             " --nnodes 1 for a launch in each process",
@@ -273,8 +273,8 @@ def _on_hosts_of_job(request: LaunchRequest, facts: ClusterFacts) -> LaunchReque
         raise UsageError(
             f"--nnodes {nnodes} on host {place} of {facts.system}'s {len(facts.hosts)}, counting"
             f" from 0 ({facts.evidence}); the launch starts on the first, {facts.hosts[0]}",
-            hint="run meshrun once, in the job's script, and not by what starts a process on each"
-            " host; --nnodes 1 launches on this host alone",
+            hint="run meshrun once, in the job's script, not through a command that starts it on"
+            " each host; --nnodes 1 launches on this host alone",
         )
     hosts = tuple(Host(name) for name in facts.hosts[:nnodes])
     reach = replace(request.reach, starter=request.reach.starter or facts.starter)

@@ -27,7 +27,7 @@ class Caller:
     def why_ended(self) -> str:
         """Why this launcher was sent a signal by it, or by its end; "" if it was not."""
         if os.getppid() != self.pid:
-            return "the process that started it is gone"
+            return "the process that started it has exited"
         try:
             with open(os.path.join(self.folder, WHY)) as file:
                 return file.read()

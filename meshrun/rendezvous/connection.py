@@ -249,7 +249,7 @@ class Connection:
             line, newline, rest = self._line.partition(b"\n")
             if not newline:
                 if len(self._line) > LONGEST_LINE:
-                    raise HandshakeError("whatever answers is not a meshrun launcher")
+                    raise HandshakeError("what answers there is not a meshrun launcher")
                 return []
             self._line, received = bytearray(), bytes(rest)
             self._shake(bytes(line))

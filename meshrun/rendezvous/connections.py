@@ -112,4 +112,4 @@ def say_goodbye(connections: Iterable[Connection], board: Connections) -> None:
                 last.add(connection, partial(hear, connection))
         reactor.run_until(lambda: not reactor.watched, timeout_s=_GOODBYE_S)
     for connection in connections:
-        connection.close("the launch is over")
+        connection.close("the launch has ended")

@@ -469,7 +469,7 @@ class Coordinator:
     def close(self) -> None:
         """Have what was said arrive, as far as the others still listen, and let them go."""
         self._beats.cancel()
-        self._unauthenticated.close("the launch is over")
+        self._unauthenticated.close("the launch has ended")
         self._listener.close()
         if self._reach is not None:
             self._reach.close()

@@ -114,14 +114,14 @@ def _read(line: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         values = None
     if not isinstance(values, dict):
-        raise HandshakeError("whatever answers is not a meshrun launcher")
+        raise HandshakeError("what answers there is not a meshrun launcher")
     return values
 
 
 def _text(values: dict[str, Any], name: str) -> str:
     value = values.get(name)
     if not isinstance(value, str) or not value.isascii():
-        raise HandshakeError("whatever answers is not a meshrun launcher")
+        raise HandshakeError("what answers there is not a meshrun launcher")
     return value
 
 

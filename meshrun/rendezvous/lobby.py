@@ -297,5 +297,5 @@ class Lobby:
         self._beats.cancel()
         self._stop_probing()
         self._fail(RendezvousError(f"{self._info.host} exited before all nodes had joined"))
-        self._unauthenticated.close("the launch is over")
+        self._unauthenticated.close("the launch has ended")
         say_goodbye(self._connections.values(), self._board)

@@ -161,7 +161,7 @@ class Welcome:
                 f"node 0 ({self.hosts[0]}) expects node {self.node_rank} to be {found[0]} with"
                 f" {count(found[1], 'worker')} of launch {one_line(self.run_id, 80)}, but this is"
                 f" {own[0]} with {count(own[1], 'worker')}",
-                hint="another launch may use this endpoint; MESHRUN_SECRET keeps launches apart",
+                hint="another launch may use this endpoint; set a MESHRUN_SECRET for each launch",
             )
 
 
@@ -253,7 +253,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Over:
-    """To participants: the launch is over."""
+    """To participants: the launch has ended."""
 
     exit_code: ExitCode
     signum: Signum | None

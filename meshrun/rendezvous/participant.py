@@ -262,7 +262,7 @@ class Participant:
             self._fail(
                 RendezvousError(
                     f"{who} was lost: {self._lost}",
-                    hint="its launcher is gone, and a launch cannot continue without node 0; its"
+                    hint="its launcher exited, and a launch cannot continue without node 0; its"
                     " output may show why it exited",
                 )
             )

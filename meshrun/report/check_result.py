@@ -30,7 +30,10 @@ def render_check(measured: Measured, layout: Layout, findings: Sequence[Finding]
     told = (each for rank in measured.ranks for each in rank.unsupported)
     missing = sorted({each.partition(":")[0] for each in told})
     if missing:
-        lines += ["", f"not measured, as the backend does not have it: {', '.join(missing)}"]
+        lines += [
+            "",
+            f"not measured, because the backend does not support it: {', '.join(missing)}",
+        ]
     if best := best_bus(rows):
         shown = ", ".join(f"{dim} {show_rate(rate)}" for dim, rate in best.items())
         lines += ["", f"slowest group of each dim, all_reduce at its best size: {shown}"]

@@ -68,7 +68,7 @@ def _head(plan: LaunchPlan) -> Iterator[str]:
         yield f"domains: {describe_domains(layout)}"
     elif plan.waits_for_domains:
         here = f" (this one is in {plan.domain})" if plan.domain else ""
-        yield f"domains: known once all nodes have joined{here}, and --intra-domain checked then"
+        yield f"domains: known once all nodes have joined{here}; --intra-domain is checked then"
     for finding in find_problems(layout):
         yield f"problem: {finding.problem}"
         yield f"         {finding.fix}"

@@ -128,7 +128,9 @@ class Metrics:
         yield _gauge("info", "The launch; the value is always 1.", ((info, 1),))
         yield _gauge("uptime_seconds", "Time since the launch began.", now_s - self._began_s)
         yield _gauge("nodes", "Nodes of the launch.", layout.nnodes)
-        yield _gauge("generation", "How often the ranks were started again.", state.generation)
+        yield _gauge(
+            "generation", "Number of times that the ranks were restarted.", state.generation
+        )
         reasons = tuple(({"reason": why}, n) for why, n in sorted(self._restarts.items()))
         yield _counter("restarts", "Restarts after failures.", reasons)
         yield _counter("node_losses", "Nodes that were lost.", self._lost_nodes)
@@ -139,15 +141,15 @@ class Metrics:
         counts = tuple(({"state": phase}, phases[phase]) for phase in _PHASES)
         yield _gauge("ranks", "Ranks of this node by state.", counts)
         if state.best_step is not None:
-            yield _gauge("step", "The furthest step that a rank reported.", state.best_step)
+            yield _gauge("step", "The highest step that a rank reported.", state.best_step)
         if (rate := self._steps_per_second(now_s)) is not None:
             yield _gauge("steps_per_second", "Steps per second in the last minute.", rate)
         steps = ((self._labels(rank), step) for rank, step in sorted(self._steps.items()))
-        yield _gauge("rank_step", "The furthest step of each rank.", tuple(steps))
+        yield _gauge("rank_step", "The highest step of each rank.", tuple(steps))
         ages = ((self._labels(rank), now_s - at_s) for rank, at_s in sorted(self._beats.items()))
         yield _gauge("rank_heartbeat_age_seconds", "Time since the last heartbeat.", tuple(ages))
         late = ((self._labels(rank), e.per_call_s) for rank, e in sorted(self._late.items()))
-        yield _gauge("rank_lateness_seconds", "By how much a rank is late at a call.", tuple(late))
+        yield _gauge("rank_lateness_seconds", "How late a rank is at each collective.", tuple(late))
         if self._gpus is not None:
             used = (
                 (self._labels(rank), self._gpus.used_bytes(layout.local_rank(rank)))

@@ -160,8 +160,8 @@ def _describe(failures: Sequence[Failure]) -> str:
     last = max(failures, key=lambda failure: failure.time)
     jobs = len({failure.run_id for failure in failures})
     return (
-        f"{last.host} failed {count(len(failures), 'time')} in {count(jobs, 'job')} of the last"
-        f" {_DAYS} days, the last time because {last.reason}"
+        f"{last.host} failed {count(len(failures), 'time')} in {count(jobs, 'job')} in the last"
+        f" {_DAYS} days, most recently because {last.reason}"
     )
 
 

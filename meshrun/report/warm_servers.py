@@ -52,7 +52,7 @@ def stop_servers() -> str:
         raise HostError(
             f"{count(len(left), 'warm server')} did not end after SIGKILL:"
             f" {', '.join(map(str, left))}",
-            hint="the kernel holds it, as when a network file system does not answer",
+            hint="the kernel cannot end it, perhaps because a network file system does not respond",
         )
     place.remove()
     return f"stopped {count(len(servers), 'warm server')}"
@@ -62,7 +62,7 @@ def _place() -> Place:
     try:
         return Place(usual_place())
     except OSError as error:
-        raise HostError(f"the folder of warm servers cannot be used: {error}") from error
+        raise HostError(f"cannot use the folder of warm servers: {error}") from error
 
 
 def _age(seconds: float) -> str:

@@ -295,7 +295,7 @@ class Controller:
 
     def _why_ending(self) -> str:
         """Return why launchers are ended, for what each of them says to the others."""
-        return f"host {self._lost[0].host} was lost" if self._lost else "the launch is over"
+        return f"host {self._lost[0].host} was lost" if self._lost else "the launch has ended"
 
     def _told_error(self, sessions: Sequence[HostSession]) -> MeshrunError:
         """Return why the launch could not be made: once, though every launcher may say it."""

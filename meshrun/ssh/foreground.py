@@ -47,7 +47,7 @@ def fork_controller(request: LaunchRequest) -> int | None:
     if -code in (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT):
         raise HostError(
             f"the process that talks to the hosts was killed by {signal_name(-code)};"
-            " each host ends what runs there"
+            " each host stops its ranks"
         )
     return code
 

@@ -75,7 +75,7 @@ def describe_end(
         return Refusal(host, f"{starter or 'its agent'} was killed by {signal_name(-code)}")
     if code == _SSH and not lines:
         return Refusal(
-            host, f"{starter} failed without a message, as when the process it started was killed"
+            host, f"{starter} failed without a message; the process it started may have been killed"
         )
     what = {0: "its agent exited", _SSH: f"{starter} failed"}.get(
         code, f"the process that {starter} started exited with code {code}"

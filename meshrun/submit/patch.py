@@ -74,7 +74,7 @@ def read_patches(text: str, source: str) -> tuple[Patch, ...]:
         try:
             _check_keys(patch, patch.document)
         except RecursionError:
-            raise patch.refuse("it contains itself, by an alias") from None
+            raise patch.refuse("it contains itself through an alias") from None
     return patches
 
 

@@ -18,7 +18,7 @@ def examine_gpus(plan: LaunchPlan, tell: Callable[[str], None]) -> None:
     """Tell a line for each thing that is wrong with the GPUs that ranks will use.
 
     Raises:
-        HostError: If one cannot be relied on.
+        HostError: If one fails the check.
     """
     gpus = plan.used_gpus
     where = f"{os.uname().nodename}: " if plan.layout.nnodes > 1 else ""
@@ -30,15 +30,15 @@ def examine_gpus(plan: LaunchPlan, tell: Callable[[str], None]) -> None:
             why, is_severe = why_no_nvml()
             if is_severe:
                 raise HostError(
-                    f"--check-gpus: NVIDIA's driver is out of order: {why}",
-                    hint="load it again, or restart the machine",
+                    f"--check-gpus: the NVIDIA driver does not work: {why}",
+                    hint="reload it, or reboot the machine",
                 )
             tell(f"{where}--check-gpus: {why}; no GPU was checked")
             return
         health = read_health(nvml, gpus)
     xids = read_xids()
     if xids is None:
-        tell(f"{where}this user may not read the kernel log; it was not searched for XIDs")
+        tell(f"{where}no permission to read the kernel log, so it was not searched for XIDs")
     findings = find_gpu_problems(health, xids or ())
     for finding in findings:
         tell(f"{where}{finding}")

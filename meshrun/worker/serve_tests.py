@@ -165,7 +165,7 @@ class _RankSession:
                 self._terminal.give_back()
         if left := ", ".join(before.left_behind()):
             place = (str(item.path), (item.location[1] or 0) + 1, item.name)
-            message = pytest.PytestWarning(f"the test has left behind {left}")
+            message = pytest.PytestWarning(f"the test left behind {left}")
             told = warnings.WarningMessage(message, pytest.PytestWarning, place[0], place[1])
             self._done.warnings.append((told, "runtest", item.nodeid, place))
 

@@ -38,7 +38,9 @@ def test_failures_are_counted_across_jobs(fake_torch: object, tmp_path: Path) ->
 
     assert first.returncode == 78
     assert "hint: leave the node out: " in first.stderr
-    said = "error: rank 1 says that its node is not to be used: the self-test failed\\nat GPU 1\n"
+    said = (
+        "error: rank 1 reported that its node must not be used: the self-test failed\\nat GPU 1\n"
+    )
     assert first.stderr.endswith(said)
     assert " failed " not in first.stderr
     assert second.returncode == 1

@@ -142,10 +142,10 @@ def test_gpus_are_checked(
         refused = run_meshrun("--gpus", "0,1", *how, *words)
         assert (refused.returncode, fake_torch.exists()) == (71, False)
         assert "meshrun: GPU 1: 2 uncorrected memory errors" in refused.stderr
-        assert "error: --check-gpus: 1 of 2 GPUs cannot be relied on: 1" in refused.stderr
+        assert "error: --check-gpus: 1 of 2 GPUs failed the check: 1" in refused.stderr
         assert refused.stdout.startswith("no mesh: 1 rank") == bool(how)
     (line,) = (tmp_path / "history").read_text().splitlines()
-    assert "1 of 2 GPUs cannot be relied on" in json.loads(line)["reason"]
+    assert "1 of 2 GPUs failed the check" in json.loads(line)["reason"]
     ours = run_meshrun("--gpus", "0", *words)
     assert ours.returncode == 0, ours.stderr
     assert "meshrun: GPU 0: 1 of 2 NVLinks are down" in ours.stderr

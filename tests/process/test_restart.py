@@ -175,7 +175,7 @@ def test_a_zygote_that_is_lost_once_too_often_ends_the_launch(
         assert running.wait() == 137
     why = "the process that starts the ranks was killed by SIGKILL"
     assert f"meshrun: restart 1 of 1, because {why}\n" in running.stderr
-    assert f"error: {why}, and took the ranks with it\n" in running.stderr
+    assert f"error: {why}, and the ranks ended with it\n" in running.stderr
     assert len(fake_torch.read_text().splitlines()) == 2
 
 

@@ -216,7 +216,7 @@ def test_tests_run_on_ranks_that_stay(tmp_path: Path) -> None:
     assert {outcome(case) for case in cases.values()} == {"passed", "skipped"}, said
     assert len(cases) == 15
     assert said.count("UserWarning: careful") == 1
-    assert "the test has left behind 1 thread (left over)" in said
+    assert "the test left behind 1 thread (left over)" in said
 
 
 def test_each_failure_is_one(tmp_path: Path) -> None:

@@ -98,11 +98,13 @@ def test_a_bad_node_is_told_from_a_bad_link(nodes: int) -> None:
     layout = Layout.parse("dp=-1", nproc_per_node=(1,) * nodes)
     link = measured(layout, {frozenset({1, 2}): 1e8})
     assert [finding.text for finding in judge(link, layout)] == [
-        "the link between n1 and n2 is slow: 100 MB/s, where others have 2.0 GB/s"
+        "the link between n1 and n2 is slow: 100 MB/s, while the others have 2.0 GB/s"
     ]
     node = measured(layout, {frozenset({2, other}): 2e8 for other in range(nodes) if other != 2})
     (finding,) = judge(node, layout)
-    assert finding.text.startswith("all links of n2 are slow: 200 MB/s at best, where others have")
+    assert finding.text.startswith(
+        "all links of n2 are slow: 200 MB/s at best, while the others have"
+    )
     assert failed_hosts([finding]) == {"n2": finding.text}
     text = render_check(node, layout, [finding])
     passed = "".join(f"\n  n{each} slots=1" for each in range(nodes) if each != 2)
@@ -118,9 +120,9 @@ def test_whatever_else_is_wrong() -> None:
     cases = {
         "torch is 2.12 on n1, and 2.13 elsewhere": {"facts": {"torch": "2.12"}},
         "the clock of n1 is 3.0 s behind rank 0's": {"clock_s": -3.0},
-        "rank 3 on n1 multiplies matrices at 10 GFLOPS, the median is 100": {"gflops": 10.0},
+        "rank 3 on n1 multiplies matrices at 10 GFLOPS; the median is 100": {"gflops": 10.0},
         "`/data` on n1: Permission denied": {"paths": {"/data": "Permission denied"}},
-        "the shared memory of n1 has 64 MiB; a container needs --shm-size": {"shm_bytes": 64 * MIB},
+        "n1 has 64 MiB of shared memory; a container needs --shm-size": {"shm_bytes": 64 * MIB},
         "the GPU of rank 3 on n1 has 1.0 GiB of 80.0 GiB free": {
             "gpu_free_bytes": 1 << 30,
             "gpu_bytes": 80 << 30,

@@ -459,7 +459,9 @@ def test_one_process_inside_several_is_told() -> None:
     one = {name: value for name, value in MPI.items() if name.startswith("OMPI_COMM_WORLD")}
     alone = {**one, **dict.fromkeys((name for name in one if "RANK" in name), "0"),
              "OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}  # fmt: skip
-    with pytest.raises(UsageError, match=r"Open MPI started 1 process .*, but Slurm around it 4"):
+    with pytest.raises(
+        UsageError, match=r"Open MPI started 1 process .*, but Slurm around it started 4"
+    ):
         detect_cluster({**STEP, **alone}, hostname="here")
 
     assert detect({**SALLOC, **alone}).system == "Open MPI"

@@ -303,7 +303,7 @@ def test_nothing_is_renumbered_that_is_right_already() -> None:
         ("dp=4,tp=8", {"domain_size": 0}, "--domain-size must be at least 1, found 0", None),
         ("dp=4,tp=8", {"domain_size": 18},
          "--domain-size 18 is more than the 8 nodes of this launch",
-         "--domain-size 8 says that all nodes share one domain"),
+         "use --domain-size 8 if all nodes share one domain"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_said_with_its_numbers(

@@ -81,8 +81,8 @@ def test_gpus_that_are_well(monkeypatch: pytest.MonkeyPatch) -> None:
     ("answers", "problem", "advice", "is_severe"),
     [
         ({"nvmlDeviceGetTotalEccErrors 1 0": 3}, "3 uncorrected memory errors", "reset", True),
-        ({"nvmlDeviceGetRemappedRows": [0, 1, 1, 0]}, "to be remapped", "--gpu-reset -i 1", True),
-        ({"nvmlDeviceGetRetiredPagesPendingStatus": 1}, "to be remapped", "reset", True),
+        ({"nvmlDeviceGetRemappedRows": [0, 1, 1, 0]}, "will be remapped", "--gpu-reset -i 1", True),
+        ({"nvmlDeviceGetRetiredPagesPendingStatus": 1}, "will be remapped", "reset", True),
         ({"nvmlDeviceGetRemappedRows": [0, 1, 0, 1]}, "could not be remapped", "replaced", True),
         ({"nvmlDeviceGetCurrentClocksEventReasons": 0x44}, "too hot", "PERFORMANCE", False),
         ({"nvmlDeviceGetCurrentClocksEventReasons": 0x80}, "power supply", "PERFORMANCE", False),
@@ -113,7 +113,7 @@ def test_what_is_wrong_with_a_gpu(
     assert advice in line.rpartition(";")[2]
     assert (error is not None) == is_severe
     if error is not None:
-        assert error.message == "--check-gpus: 1 of 2 GPUs cannot be relied on: 1"
+        assert error.message == "--check-gpus: 1 of 2 GPUs failed the check: 1"
         assert (error.exit_code, "--gpus" in str(error.hint)) == (71, True)
 
 
@@ -129,12 +129,12 @@ def test_a_throttled_gpu_of_an_older_driver(monkeypatch: pytest.MonkeyPatch) -> 
 def test_gpus_that_do_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is lost, the whole driver, and a container without its library."""
     (line,), error = examine(monkeypatch, [], card("GPU-0", 1, **WELL), None)
-    assert line.startswith("GPU 1: the driver does not reach it")
+    assert line.startswith("GPU 1: the driver cannot reach it")
     assert error is not None
     plan = launch(monkeypatch, [card("GPU-0", 1)])
 
     monkeypatch.setattr(ctypes, "CDLL", lambda _: SimpleNamespace(nvmlInit_v2=lambda: 18))
-    with pytest.raises(HostError, match="library and its kernel module are of different versions"):
+    with pytest.raises(HostError, match="library and its kernel module have different versions"):
         examine_gpus(plan, print)
 
     def missing(name: str) -> None:
@@ -212,15 +212,14 @@ def test_xids_of_the_gpus_of_a_launch_are_told(monkeypatch: pytest.MonkeyPatch) 
 
     assert examine(monkeypatch, log, *cards) == (
         [
-            "GPU 0: XID 13, 1 x in the kernel log since the machine was started; a program can"
-            " cause it",
-            "GPU 1: XID 79 (off the bus), 2 x in the kernel log since the machine was started;"
-            " reset it with `nvidia-smi --gpu-reset -i 1`, or restart the machine",
+            "GPU 0: XID 13, 1 x in the kernel log since boot; a program can cause this",
+            "GPU 1: XID 79 (off the bus), 2 x in the kernel log since boot;"
+            " reset it with `nvidia-smi --gpu-reset -i 1`, or reboot the machine",
         ],
         None,
     )
     (unread, well), _ = examine(monkeypatch, None, *cards)
-    assert "may not read the kernel log" in unread
+    assert "no permission to read the kernel log" in unread
     assert well == "2 GPUs checked, nothing found"
 
 

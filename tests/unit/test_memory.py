@@ -54,7 +54,7 @@ def test_a_machine_without_memory_is_told(tmp_path: Path) -> None:
     write(proc / "vmstat", "oom_kill 9\n")
 
     assert watch.why_killed() == (
-        "possibly out of memory: the kernel killed 2 processes on this machine for it meanwhile"
+        "possibly out of memory: the kernel killed 2 processes on this machine meanwhile"
     )
     assert MemoryWatch(tmp_path / "nothing", tmp_path / "nothing").why_killed() is None
 

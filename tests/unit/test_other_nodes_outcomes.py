@@ -213,7 +213,7 @@ def test_a_failure_elsewhere_is_named_with_its_host_and_evidence() -> None:
 def test_trouble_is_told_with_its_host() -> None:
     """By the node that has it, to all; by the coordinator of its own, too."""
     layout, hosts = solve_layout(parse_mesh("dp=4"), nnodes=2), ["node0", "node1"]
-    killed = "the process that starts the ranks was killed by SIGKILL, and took the ranks with it"
+    killed = "the process that starts the ranks was killed by SIGKILL, and the ranks ended with it"
     participant, _ = play([*PARTICIPANT, KILLED_ZYGOTE])
     line = headline(participant, layout, hosts, "node1")
     outcome = node_outcome(

@@ -130,7 +130,7 @@ def test_ssh_is_given_little() -> None:
          "`ssh ada@a` once"),
         (255, "mux: gone", "ssh failed: mux: gone", "test with `ssh ada@a true`"),
         (255, "\x1b]0;x\x07gone", r"ssh failed: \x1b]0;x\x07gone", "test with `ssh ada@a true`"),
-        (255, "", "ssh failed without a message, as when the process it started was killed", ""),
+        (255, "", "ssh failed without a message; the process it started may have been killed", ""),
         (0, "nothing was heard", "its agent exited: nothing was heard", "test"),
         (-9, "", "ssh was killed by SIGKILL", ""),
         (1, "Traceback\nModuleNotFoundError: No module named 'meshrun'", "/p there has no meshrun",

@@ -51,5 +51,5 @@ def test_a_launcher_out_of_descriptors_takes_connections_later() -> None:
 
             assert notes == ["a connection could not be accepted: Too many open files"]
             assert caller.recv(1)  # the greeting
-            unauthenticated.close("the launch is over")
+            unauthenticated.close("the launch has ended")
             assert not reactor.watched
