@@ -109,7 +109,11 @@ def make_app(table: type[Options]) -> typer.Typer:
             return told
         from meshrun.cli.run import run
 
-        return run(options, line, context.obj)
+        try:
+            return run(options, line, context.obj)
+        except MeshrunError as error:
+            error.message += options.behind(error.message)
+            raise
 
     hints: dict[str, Any] = {
         "context": typer.Context,

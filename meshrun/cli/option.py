@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -175,6 +176,22 @@ class ParsedOptions:
         except UsageError as error:
             error.message += self.in_variable(row)
             raise
+
+    def behind(self, message: str) -> str:
+        """Return `` (NAME=text)`` for options of a message that variables give, unless it says so.
+
+        A message names an option, or else quotes its text.
+        """
+        given = [row for row in self.rows() if self.in_variable(row)]
+        found = []
+        for row in given:
+            name = str(row.variable)
+            texts = self.values[row.name] if row.repeats else (self.values[row.name],)
+            is_quoted = "--" not in message and any(f"`{text}`" in message for text in texts)
+            is_named = re.search(rf"(?<![\w-]){row.flag}(?![\w-])", message) is not None
+            if (is_named or is_quoted) and name not in message:
+                found.append(f"{name}={self.env.get(name, '')}")
+        return f" ({', '.join(found)})" if found else ""
 
     def value(self, row: Option[_T]) -> _T:
         """Return the value of a row."""

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar
 from meshrun.cli.option import Option
 from meshrun.cli.options import Options
 from meshrun.cli.parsers import doubtful_fields
+from meshrun.cli.variables import check_variables, tell_unknown
 from meshrun.errors import UsageError
 from meshrun.layout import Flatten, View, parse_derived
 from meshrun.layout.spec import MeshSpec, parse_mesh
@@ -58,6 +59,7 @@ def check_accepted(options: Options) -> None:
         if options.submit is None and options.is_typed(row):
             raise UsageError(f"{row.flag} requires --submit")
     _ = options.monitor_interval, options.exit_barrier_timeout, options.format
+    check_variables(options)
 
 
 def read_program(options: Options, words: Sequence[str]) -> Program:
@@ -271,6 +273,7 @@ def _told(options: Options, unknown_signals: Sequence[str]) -> Iterator[str]:
     if options.log_line_prefix_template is None:
         for why, _ in doubtful_fields(options.env.get(_TEMPLATE_VARIABLE, "")):
             yield f"{_TEMPLATE_VARIABLE}: {why}"
+    yield from tell_unknown(options.env)
 
 
 def _mesh(options: Options) -> MeshSpec | None:

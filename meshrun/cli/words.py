@@ -182,10 +182,17 @@ def _are_short(word: str, options: Mapping[str, bool]) -> bool:
     return True
 
 
-def _hint(name: str, options: Collection[str]) -> str:
-    """Return what a name that is no option may have been meant for."""
+def nearest(
+    name: str, options: Collection[str], *, most: int = 2, cutoff: float = 0.7
+) -> list[str]:
+    """Return the options that a name may have been meant for, the nearest first."""
     plain = name.lstrip("-").replace("_", "-")
     meant = f"--{plain}" if f"--{plain}" in options else _MEANT.get(plain)
-    near = [meant] if meant else get_close_matches(f"--{plain}", options, n=2, cutoff=0.7)
+    return [meant] if meant else get_close_matches(f"--{plain}", options, n=most, cutoff=cutoff)
+
+
+def _hint(name: str, options: Collection[str]) -> str:
+    """Return what a name that is no option may have been meant for."""
+    near = nearest(name, options)
     meant = " or ".join(f"`{option}`" for option in near)
     return f"did you mean {meant}?" if near else "see `meshrun --help`"

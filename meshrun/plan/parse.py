@@ -108,6 +108,11 @@ def parse_flag(text: str, what: str) -> bool:
     return word in _TRUE
 
 
+def is_on(text: str | None, *, unset: bool = False) -> bool:
+    """Return whether a variable that :func:`parse_flag` has passed says yes."""
+    return unset if text is None or not text.strip() else text.strip().lower() in _TRUE
+
+
 def parse_choice(text: str, what: str, choices: Sequence[str]) -> str:
     """Return ``text`` if it is one of ``choices``.
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from meshrun.host.admission import admit_only
 from meshrun.host.interfaces import own_addresses
+from meshrun.plan.parse import is_on
 from meshrun.plan.rendezvous_config import format_endpoint
 from meshrun.rendezvous.connection import Connection
 from meshrun.rendezvous.connections import Connections
@@ -17,7 +18,7 @@ def keep_to_nodes(
     listener: socket.socket, connections: Iterable[Connection], board: Connections
 ) -> None:
     """Let only this node, and the peers of ``connections``, connect to ``listener``."""
-    if os.environ.get("MESHRUN_OPEN_STORE") == "1":
+    if is_on(os.environ.get("MESHRUN_OPEN_STORE")):
         return
     theirs = (connection.their_address for connection in connections if connection.their_address)
     try:

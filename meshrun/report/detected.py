@@ -95,7 +95,10 @@ def _launch(found: Detected) -> dict[str, Any] | None:
         "workers": list(plan.layout.nproc_per_node),
         "device": plan.device_type,
         "starter": starter,
-        "notes": [told for told in plan.request.rendezvous.told if not _repeats(told, found.facts)],
+        "notes": [
+            *plan.request.told,
+            *(told for told in plan.request.rendezvous.told if not _repeats(told, found.facts)),
+        ],
         "hosts": list(request.hosts),
         "meeting": {
             "backend": meeting.backend,

@@ -13,6 +13,7 @@ from meshrun.host.processes import SignalState, send_signal, signal_state, threa
 from meshrun.host.reactor import Reactor
 from meshrun.layout import Layout
 from meshrun.layout.labels import merged_label, number_ranges
+from meshrun.plan.parse import is_on
 from meshrun.protocol.stacks import (
     STACK_SIGNAL,
     Dump,
@@ -145,7 +146,7 @@ class StackRequests:
     def tell_native(self, pids: Iterable[int]) -> None:
         """Have py-spy, if it is there, tell the native stacks of some processes next."""
         program = shutil.which("py-spy")
-        if program is not None and os.environ.get("MESHRUN_NATIVE_STACKS") != "0":
+        if program is not None and is_on(os.environ.get("MESHRUN_NATIVE_STACKS"), unset=True):
             self._native = _Native(program, list(pids)[:_MOST_NATIVE])
             self._look_again()
 

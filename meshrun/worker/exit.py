@@ -23,6 +23,7 @@ import weakref
 from types import ModuleType
 
 from meshrun.host.users_files import is_users_file
+from meshrun.plan.parse import is_on
 from meshrun.protocol.events import RankFinished, RankLeaves
 from meshrun.worker.group_lifetime import PEERS_TAKE_S, destroyed
 from meshrun.worker.learnt import learn, write_learnt
@@ -53,7 +54,7 @@ class Ending:
 
         ``MESHRUN_FULL_EXIT=1`` leaves it to Python and the C library, for tools that hook theirs.
         """
-        if os.environ.get("MESHRUN_FULL_EXIT", "0") not in ("", "0"):
+        if is_on(os.environ.get("MESHRUN_FULL_EXIT")):
             return
         self._armed = True
         self._pid = os.getpid()

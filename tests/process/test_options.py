@@ -24,11 +24,15 @@ def test_variables_are_options(fake_torch: object) -> None:
     """As Kubeflow's trainer sets them."""
     numbers = {"PET_NPROC_PER_NODE": "2", "PET_NNODES": "1", "PET_NODE_RANK": "0"}
     others = {"PET_MASTER_ADDR": "127.0.0.1", "PET_MAX_RESTARTS": "3", "PET_ROLE": "trainer"}
-    found = environments(env={**numbers, **others})
+    env = {**numbers, **others, "MESHRUN_MAX_RESTART": "5"}
+    ours = run_meshrun("--no-prefix", PROGRAMS / "environment.py", env=env)
+    found = [json.loads(line) for line in ours.stdout.splitlines()]
 
     assert [one["WORLD_SIZE"] for one in found] == ["2", "2"]
     assert {one["ROLE_NAME"] for one in found} == {"trainer"}
     assert {one["TORCHELASTIC_MAX_RESTARTS"] for one in found} == {"3"}
+    slip = "meshrun: unknown environment variable MESHRUN_MAX_RESTART; did you mean"
+    assert ours.stderr.count(slip) == 1, ours.stderr
 
 
 def test_the_command_line_counts_first(fake_torch: object) -> None:
@@ -62,6 +66,7 @@ def test_and_so_may_its_opposite(no: str, fake_torch: object) -> None:
             "PET_STANDALONE must be true or false, 1 or 0, found `perhaps`",
         ),
         ("MESHRUN_MESH", "dp=", "in MESHRUN_MESH"),
+        ("MESHRUN_NAMES", "a,b", "--names requires --mesh (MESHRUN_NAMES=a,b)"),
         ("PET_REDIRECTS", "9", "in PET_REDIRECTS"),
         ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "x", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT expects a time"),
         ("PET_NNODES", "2", "--nnodes 2 in PET_NNODES asks for more"),

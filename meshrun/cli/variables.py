@@ -1,0 +1,92 @@
+"""Environment variables by their names: what a name that meshrun does not know was meant for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from meshrun.cli.option import Option
+from meshrun.cli.options import PET, Options
+from meshrun.cli.words import nearest
+from meshrun.host.entry_points import entry_points
+from meshrun.plan.parse import parse_flag
+
+GROUP = "meshrun.variables"
+"""Entry points of packages whose names are variables that they read."""
+SWITCHES = ("MESHRUN_OPEN_STORE", "MESHRUN_NATIVE_STACKS", "MESHRUN_FULL_EXIT")
+"""Variables of no option that are true or false."""
+READ = (*SWITCHES, "MESHRUN_SECRET", "MESHRUN_SECRET_FILE", "MESHRUN_DATA_DIMS")
+"""Variables of no option that users set."""
+BETWEEN_LAUNCHERS = frozenset(
+    f"MESHRUN_{name}"
+    for name in (
+        *("PARENT_PID", "PARENT_FOLDER", "HOSTS_PRESENT", "LISTENER", "NODE_ADDRESS"),
+        *("LAUNCH_MARK", "CALL_FOLDER", "SERVE", "WATCH", "CHECK_FILE"),
+    )
+)
+"""Variables that one process of meshrun sets for another."""
+IN_RANK = "MESHRUN_GENERATION"
+"""A rank has it, and so has all that it starts."""
+_CLOSE = 0.8
+"""How much like an option a name of PET's has to be: other programs have such names as well."""
+_SERVICE = "_SERVICE_HOST"
+
+
+def check_variables(options: Options) -> None:
+    """Read every variable that is set, even where nothing asks for its value.
+
+    Raises:
+        UsageError: With the variable and the text that it cannot have.
+    """
+    for row in options.rows():
+        if options.in_variable(row):
+            options.value(row)
+    for name in SWITCHES:
+        parse_flag(options.env.get(name, ""), name)
+
+
+def tell_unknown(env: Mapping[str, str]) -> Iterator[str]:
+    """Yield a line for each variable that looks like one of meshrun's and is none.
+
+    A launch inside a rank says nothing: the outer one has.
+    """
+    if IN_RANK in env:
+        return
+    rows = Options.rows()
+    known = {*(row.variable for row in rows), *READ, *BETWEEN_LAUNCHERS}
+    unknown = sorted(
+        name for name in env if name.startswith(("MESHRUN_", "PET_")) and name not in known
+    )
+    if not unknown:
+        return
+    others = {*entry_points(GROUP), *_of_services(unknown)}
+    for name in unknown:
+        meant = _meant(name, rows)
+        if name not in others and (meant or not name.startswith(PET)):
+            yield f"unknown environment variable {name}{meant}"
+
+
+def _meant(name: str, rows: Sequence[Option[object]]) -> str:
+    """Return what to set or to type instead."""
+    family, _, rest = name.partition("_")
+    if family == PET:
+        instead = {row.flag: row.variable for row in rows if row.variable}
+    else:
+        instead = {row.flag: row.variable or row.flag for row in rows}
+        instead |= {_as_flag(other.partition("_")[2]): other for other in READ}
+    near = nearest(_as_flag(rest), instead, most=1, cutoff=_CLOSE if family == PET else 0.7)
+    if not near:
+        return ""
+    if instead[near[0]] == near[0]:
+        return f"; {near[0]} has no variable, pass it on the command line"
+    return f"; did you mean {instead[near[0]]}?"
+
+
+def _as_flag(name: str) -> str:
+    return f"--{name.lower().replace('_', '-')}"
+
+
+def _of_services(names: Sequence[str]) -> Iterator[str]:
+    """Yield those that Kubernetes sets in each pod for a service whose name begins alike."""
+    services = [name.removesuffix(_SERVICE) for name in names if name.endswith(_SERVICE)]
+    for service in services:
+        yield from (n for n in names if n.startswith((f"{service}_SERVICE_", f"{service}_PORT")))

@@ -1,0 +1,138 @@
+"""Environment variables: bad values, and names that meshrun does not know."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshrun.cli.options import Options
+from meshrun.cli.read import check_accepted
+from meshrun.cli.variables import BETWEEN_LAUNCHERS, READ, tell_unknown
+from meshrun.errors import UsageError
+from tests.kit import ROOT
+
+NAME = re.compile(r"\bMESHRUN_[A-Z_]*[A-Z]\b")
+
+
+def from_variables(env: dict[str, str]) -> Options:
+    """Return options that variables alone give, as the command line reads them."""
+    rows = [row for row in Options.rows() if row.variable in env]
+    texts: dict[str, Any] = {
+        row.name: (env[row.variable],) if row.repeats else env[row.variable] for row in rows
+    }
+    return Options(texts, {row.name: str(row.variable) for row in rows}, env)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("MESHRUN_MISH", "; did you mean MESHRUN_MESH?"),
+        ("MESHRUN_MAX_RESTARTS", "; did you mean PET_MAX_RESTARTS?"),
+        ("MESHRUN_MAX_RESTART", "; did you mean PET_MAX_RESTARTS?"),
+        ("MESHRUN_NPROC_PER_NODE", "; did you mean PET_NPROC_PER_NODE?"),  # of ranks alone
+        ("MESHRUN_NUM_NODES", "; did you mean PET_NNODES?"),
+        ("MESHRUN_SECRETFILE", "; did you mean MESHRUN_SECRET_FILE?"),
+        ("MESHRUN_SUBMIT", "; --submit has no variable, pass it on the command line"),
+        ("MESHRUN_XYZ", ""),
+        ("PET_MESH", "; did you mean MESHRUN_MESH?"),
+        ("PET_N_PROC_PER_NODE", "; did you mean PET_NPROC_PER_NODE?"),
+        ("PET_DATA_DIR", None),
+        ("PET_PRINT_COMPLETION", None),
+        ("PET_XYZ", None),
+        ("PETS", None),
+        ("MESHRUN_MESH", None),
+        ("PET_NNODES", None),
+        ("MESHRUN_OPEN_STORE", None),
+        ("MESHRUN_LISTENER", None),
+        ("meshrun_mish", None),
+    ],
+)
+def test_a_name_that_nobody_knows_is_told(name: str, said: str | None) -> None:
+    """Others have names that begin with PET, which have to look like an option's to be told."""
+    told = list(tell_unknown({name: "1", "PATH": "/bin"}))
+
+    assert told == ([] if said is None else [f"unknown environment variable {name}{said}"])
+
+
+def test_a_launch_inside_a_rank_tells_none() -> None:
+    """The outer launch has told of the user's, and set the others."""
+    env = {"MESHRUN_MISH": "2", "MESHRUN_RUN_ID": "x", "MESHRUN_GENERATION": "0"}
+    assert list(tell_unknown(env)) == []
+
+
+def test_variables_of_a_kubernetes_service_are_not_told() -> None:
+    """Each pod has those of all services, whatever their names."""
+    ours = {"MESHRUN_UI_SERVICE_HOST", "MESHRUN_UI_SERVICE_PORT_HTTP", "MESHRUN_UI_PORT_80_TCP"}
+    assert list(tell_unknown(dict.fromkeys(ours, "1"))) == []
+    told = list(tell_unknown(dict.fromkeys({*ours, "MESHRUN_MASTER_PORT"}, "1")))
+    assert told == [
+        "unknown environment variable MESHRUN_MASTER_PORT; did you mean PET_MASTER_PORT?"
+    ]
+
+
+def test_variables_that_a_package_declares_are_not_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By entry points, which are not loaded."""
+    info = tmp_path / "acme-1.dist-info"
+    info.mkdir()
+    (info / "entry_points.txt").write_text("[meshrun.variables]\nMESHRUN_ACME = not_there\n")
+    env = {"MESHRUN_ACME": "1", "MESHRUN_ACNE": "1"}
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    assert [line.split()[3].rstrip(";") for line in tell_unknown(env)] == ["MESHRUN_ACNE"]
+
+
+def test_every_variable_of_the_code_is_known_or_documented() -> None:
+    """A new one is either an option's, one for users, one between launchers, or one of a rank."""
+    page = (ROOT / "docs" / "reference" / "environment.md").read_text()
+    documented = {*NAME.findall(page)}
+    known = {str(row.variable) for row in Options.rows()} | {*READ} | BETWEEN_LAUNCHERS
+    used = {
+        name
+        for path in (ROOT / "meshrun").rglob("*.py")
+        for name in NAME.findall(path.read_text())
+        if name != "MESHRUN_PARENT_"
+    }
+
+    assert used - known - documented == set()
+    assert set(READ) <= documented
+    assert not BETWEEN_LAUNCHERS & documented - {"MESHRUN_LAUNCH_MARK"}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("MESHRUN_WARM_IDLE", "x", "--warm-idle expects a time, found `x` in MESHRUN_WARM_IDLE"),
+        ("MESHRUN_REQUIRE", "x", "cannot parse --require `x` in MESHRUN_REQUIRE"),
+        ("MESHRUN_STRAGGLER_TIME", "x", "found `x` in MESHRUN_STRAGGLER_TIME"),
+        ("PET_MONITOR_INTERVAL", "x", "found `x` in PET_MONITOR_INTERVAL"),
+        ("MESHRUN_OPEN_STORE", "perhaps", "MESHRUN_OPEN_STORE must be true or false"),
+        ("MESHRUN_FULL_EXIT", "2", "MESHRUN_FULL_EXIT must be true or false, 1 or 0, found `2`"),
+    ],
+)
+def test_a_bad_value_is_an_error_even_where_it_is_not_used(
+    name: str, text: str, message: str
+) -> None:
+    """As on the command line."""
+    with pytest.raises(UsageError, match=re.escape(message)):
+        check_accepted(from_variables({name: text}))
+
+
+@pytest.mark.parametrize(
+    ("message", "behind"),
+    [
+        ("--names requires --mesh", " (MESHRUN_NAMES=a,b)"),
+        ("--names-of x", ""),
+        ("--names in MESHRUN_NAMES", ""),
+        ("`zz` is not an index or range of a dim", " (MESHRUN_SHOW=zz)"),
+        ("--nnodes expects a number, found `zz`", ""),
+        ("no program given", ""),
+    ],
+)
+def test_an_error_shows_the_variable_behind_an_option(message: str, behind: str) -> None:
+    """An option that is named, or else a text that is quoted."""
+    assert from_variables({"MESHRUN_NAMES": "a,b", "MESHRUN_SHOW": "zz"}).behind(message) == behind
