@@ -232,7 +232,7 @@ def _slow_links(measured: Measured, layout: Layout) -> Iterator[Finding]:
     for unit in bad:
         best = max(rate for pair, rate in rates.items() if unit in pair)
         yield Finding(
-            text=f"all links of {name(unit)} are slow: {show_rate(best)} at best, where"
+            text=f"all links of {name(unit)} are slow: {show_rate(best)} at best, while"
             f" the others have {show_rate(usual)}",
             hosts=(hosts[layout.rank_at(unit, 0) if many_nodes else unit],),
         )
