@@ -186,7 +186,9 @@ def check_node(plan: LaunchPlan) -> None:
             from meshrun.report.node_history import note_failure
 
             run_id = request.rendezvous.run_id or ""
-            note_failure(path, node_name(os.environ), run_id, error.message)
+            why_not = note_failure(path, node_name(os.environ), run_id, error.message)
+            if why_not is not None:
+                say(f"meshrun: {why_not}")
         raise
 
 

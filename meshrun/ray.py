@@ -7,15 +7,25 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
+from meshrun.api.launch import LaunchOptions
+from meshrun.api.launch import launch as launch_here
 from meshrun.protocol.result import LaunchResult
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from meshrun.api.launch import LaunchOptions
-
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+
+
+class RayOptions(LaunchOptions, total=False):
+    """Parameters of ``launch()`` here: those of :func:`meshrun.launch`, and of the cluster."""
+
+    resources: Mapping[str, float] | None
+    strategy: str | None
+    domain: str | None
+    timeout: float | str | None
+    address: str | None
 
 
 @overload
@@ -24,12 +34,7 @@ def launch(
     *,
     args: Sequence[str | os.PathLike[str]] = (),
     module: bool = False,
-    resources: Mapping[str, float] | None = None,
-    strategy: str | None = None,
-    domain: str | None = None,
-    timeout: float | str | None = None,
-    address: str | None = None,
-    **flags: Unpack[LaunchOptions],
+    **flags: Unpack[RayOptions],
 ) -> LaunchResult: ...
 
 
@@ -39,12 +44,7 @@ def launch(
     *,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
-    resources: Mapping[str, float] | None = None,
-    strategy: str | None = None,
-    domain: str | None = None,
-    timeout: float | str | None = None,
-    address: str | None = None,
-    **flags: Unpack[LaunchOptions],
+    **flags: Unpack[RayOptions],
 ) -> list[_R]: ...
 
 
@@ -83,8 +83,6 @@ def launch(
         Exception: What the first rank to fail raised, if ``program`` is a function; its
             ``__cause__`` shows the rank's traceback.
     """
-    from meshrun.api.launch import launch as launch_here
-
     asked = {**(resources or {}), "strategy": strategy, "domain": domain, "timeout": timeout}
     words = [f"--submit-arg={name}={value}" for name, value in asked.items() if value is not None]
     options = flags.pop("options", ())

@@ -14,6 +14,7 @@ from meshrun.cli.words import CommandLine
 from meshrun.errors import UsageError
 from meshrun.host.descriptors import say
 from meshrun.host.machine import UNKNOWN_HOST
+from meshrun.host.visibility import CUDA, HIP, OUTSIDE_TORCH, ROCR, XPU
 from meshrun.plan.plan import build_plan
 from meshrun.plan.request import LaunchRequest
 from meshrun.plan.scheduler_defaults import fit_to_hosts
@@ -27,10 +28,7 @@ _OF_OTHERS = (
 )
 _CONNECT_TIMEOUT_S = 60.0
 """What a node may take to answer, where an interpreter with Ray has to start there first."""
-_DEVICES = (
-    *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"),
-    *("ONEAPI_DEVICE_SELECTOR", "HABANA_VISIBLE_MODULES", "ASCEND_RT_VISIBLE_DEVICES"),
-)
+_DEVICES = (CUDA, HIP, ROCR, XPU, *OUTSIDE_TORCH)
 """Variables that Ray sets on each node, whatever they are here."""
 
 

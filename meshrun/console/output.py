@@ -21,7 +21,7 @@ from meshrun.console.console import Console, RankStream
 from meshrun.console.line_copy import LineCopy
 from meshrun.console.prefix import line_prefix
 from meshrun.console.repeats import Repeats
-from meshrun.host.file_watch import FileWatch
+from meshrun.host.inotify import WriteNotices
 from meshrun.host.log_file import Opener, append_to_log, open_log
 from meshrun.host.reactor import Reactor
 from meshrun.plan.log_files import RankFiles, StreamFile
@@ -87,7 +87,7 @@ class Output:
         self._prints_once = plan.request.console.prefix != "torchrun"
         self._errors: dict[int, RankStream] = {}
         """Where stderr of each rank is printed."""
-        self._watch: FileWatch[_Source] = FileWatch()
+        self._watch: WriteNotices[_Source] = WriteNotices()
         if self._watch.fileno() >= 0:
             reactor.add_reader(self._watch.fileno(), self._on_written)
 

@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from meshrun.host.cores import count_usable_cores
 from meshrun.host.devices import accelerator_of, build_of_torch
 from meshrun.host.gpu_links import read_domain, read_gpu_links
-from meshrun.host.gpus import listed_devices, visibility_variables, visible_gpus
+from meshrun.host.gpus import visible_gpus
 from meshrun.host.interfaces import networks_of_interfaces
 from meshrun.host.machine import HostFacts
 from meshrun.host.nics import add_nics
 from meshrun.host.topology import read_topology
+from meshrun.host.visibility import listed_devices, visibility_variables
 
 
 def detect_host(

@@ -6,7 +6,7 @@ import importlib.util
 import re
 from pathlib import Path
 
-from meshrun.host.gpus import Build
+from meshrun.host.visibility import Build
 
 _BUILD = re.compile(r"^(cuda|hip|xpu)\b[^=]*=\s*'", re.MULTILINE)
 _BUILDS: tuple[Build, ...] = ("hip", "cuda", "xpu")

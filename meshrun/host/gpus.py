@@ -6,38 +6,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 from meshrun.host.machine import Gpu
 from meshrun.host.nvml import Handle, Nvml, open_nvml
 from meshrun.host.pci import numa_node
 from meshrun.host.sysfs import read_text
+from meshrun.host.visibility import CUDA, HIP, ROCR, XPU, Build
 
-Build = Literal["cuda", "hip", "xpu"]
-"""What a torch was built for."""
-_CUDA, _HIP, _ROCR = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
-_XPU = "ZE_AFFINITY_MASK"
 _INTEL = "0x8086"
-
-
-def visibility_variables(vendor: Build | None, env: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the variable that chooses among the GPUs of a vendor, and those that must agree.
-
-    HIP reads its own variable first, and then the one of CUDA, which some programs read.
-    """
-    if vendor == "xpu":
-        return (_XPU,)
-    if vendor == "hip" or (vendor is None and env.get(_HIP)):
-        return _HIP, _CUDA
-    return (_CUDA,)
-
-
-def listed_devices(names: Sequence[str], env: Mapping[str, str]) -> tuple[str, ...] | None:
-    """Return the entries of a visibility variable, ``None`` if it is not set."""
-    if not any(name in env for name in names):
-        return None
-    listed = next((env[name] for name in names if env.get(name)), "")
-    return tuple(part.strip() for part in listed.split(",") if part.strip())
 
 
 def visible_gpus(
@@ -59,14 +35,14 @@ def visible_gpus(
     ``CUDA_DEVICE_ORDER`` is ``PCI_BUS_ID``.
     """
     if build == "xpu":
-        return build, _placed(see(_intel_gpus(sysfs), env.get(_XPU)), sysfs)
+        return build, _placed(see(_intel_gpus(sysfs), env.get(XPU)), sysfs)
     if build != "hip" and ((found := _nvidia_gpus(dev)) or build == "cuda"):
-        return "cuda", _placed(see(found, env.get(_CUDA)), sysfs)
+        return "cuda", _placed(see(found, env.get(CUDA)), sysfs)
     if not (found := _amd_gpus(sysfs)):
         return build, ()
-    seen = see(found, env.get(_ROCR))
+    seen = see(found, env.get(ROCR))
     seen = tuple(replace(gpu, entry=str(place)) for place, gpu in enumerate(seen))
-    return "hip", _placed(see(seen, env.get(_HIP) or env.get(_CUDA)), sysfs)
+    return "hip", _placed(see(seen, env.get(HIP) or env.get(CUDA)), sysfs)
 
 
 def see(present: Sequence[Gpu], listed: str | None) -> tuple[Gpu, ...]:

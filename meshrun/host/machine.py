@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
+from meshrun.host.visibility import CUDA
+
 LEVELS = ("PIX", "PXB", "PHB", "NODE", "SYS")
 """Ways over PCI, the nearest first, as ``nvidia-smi topo`` calls them."""
 NEARNESS = ("same switch", "same root", "same NUMA node", "another NUMA node")
@@ -131,7 +133,7 @@ class HostFacts:
     """Accelerators visible to this process."""
     visible_devices: tuple[str, ...] | None = None
     """What the visibility variable lists, or ``None`` if it is not set."""
-    visibility: tuple[str, ...] = ("CUDA_VISIBLE_DEVICES",)
+    visibility: tuple[str, ...] = (CUDA,)
     """The visibility variable of this machine's accelerators, and others that must agree."""
     gpus: tuple[Gpu, ...] = ()
     """The visible accelerators by local index, as far as they are known."""

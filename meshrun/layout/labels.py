@@ -19,6 +19,11 @@ def rank_label(layout: Layout, rank: int) -> str:
     return " ".join(f"{name}{index}" for name, index in pairs)
 
 
+def rank_name(layout: Layout, rank: int) -> str:
+    """Return ``rank 7 [dp1 tp3]``, or ``rank 7`` without a mesh."""
+    return f"rank {rank} [{rank_label(layout, rank)}]" if layout.mesh else f"rank {rank}"
+
+
 def merged_label(layout: Layout, ranks: Iterable[int]) -> str:
     """Return one label for a set of ranks, with their number.
 

@@ -75,8 +75,7 @@ def _node_lost(state: State, event: NodeLost) -> Step:
         alone, actions = stop(alone, event.at_ns, others_know=True)
         return finish(alone, actions, event.at_ns)
     if known.is_coordinator and may_restart(state):  # perhaps it is started again
-        why = f"node {event.node_rank} ({event.host}) was lost: {event.why}"
-        lost = GenerationAborted(why=why, signum=0, at_ns=event.at_ns)
+        lost = GenerationAborted(why=str(event), signum=0, at_ns=event.at_ns)
         state = replace(state, nodes=replace(known, change=known.change or lost))
         state, actions = stop(state, event.at_ns, others_know=True)
         return finish(state, actions, event.at_ns)

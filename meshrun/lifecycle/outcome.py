@@ -17,7 +17,7 @@ from meshrun.errors import (
     NodeLostError,
 )
 from meshrun.layout import Layout
-from meshrun.layout.labels import rank_label
+from meshrun.layout.labels import rank_label, rank_name
 from meshrun.lifecycle.blame import (
     Verdict,
     describe_lost_process,
@@ -141,9 +141,8 @@ def headline(state: State, layout: Layout, hosts: Sequence[str], host: str) -> s
     if not (verdicts := judge(state)):
         return ""
     rank = verdicts[0].rank
-    label = f" [{rank_label(layout, rank)}]" if layout.mesh else ""
     host = f" on {hosts[layout.node_rank(rank)]}" if len(hosts) > 1 else ""
-    return f"rank {rank}{label}{host} {describe_verdict(verdicts[0])}"
+    return f"{rank_name(layout, rank)}{host} {describe_verdict(verdicts[0])}"
 
 
 def _outcomes(state: State) -> tuple[NodeOutcome, ...]:
@@ -216,10 +215,7 @@ def _trouble_elsewhere(state: State) -> MeshrunError | None:
         if outcome.trouble is not None:
             return outcome.trouble.as_error()
     if (lost := nodes.lost) is not None and (nodes.is_coordinator or nodes.over is None):
-        return NodeLostError(
-            f"node {lost.node_rank} ({lost.host}) was lost: {lost.why}",
-            hint=_hint_of_loss(lost.why),
-        )
+        return NodeLostError(str(lost), hint=_hint_of_loss(lost.why))
     return None
 
 

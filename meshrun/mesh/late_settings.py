@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import sys
 
+from meshrun.host.visibility import CUDA, HIP
+
 _PREFIXES = ("NCCL_", "TORCH_NCCL_", "GLOO_", "UCX_", "RCCL_")
 _NAMES = (
-    "CUDA_VISIBLE_DEVICES",
-    "HIP_VISIBLE_DEVICES",
+    *(CUDA, HIP),
     "CUDA_DEVICE_MAX_CONNECTIONS",
     "TORCH_CPP_LOG_LEVEL",
     "TORCH_DISTRIBUTED_DEBUG",

@@ -14,6 +14,7 @@ from dataclasses import replace
 from meshrun.errors import LayoutError, UsageError
 from meshrun.host.gpus import match_uuid
 from meshrun.host.machine import Gpu, HostFacts
+from meshrun.host.visibility import CUDA, XPU
 from meshrun.wording import count
 
 _KINDS = (
@@ -23,7 +24,6 @@ _KINDS = (
 )
 _MOST = 4096
 _ARE_GPUS = ("cuda", "xpu")
-_CUDA, _XPU = "CUDA_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"
 
 
 def parse_gpus(text: str, flag: str) -> tuple[str, ...]:
@@ -108,7 +108,7 @@ def choose_gpus(
                 " which CUDA shows a process only one",
                 hint=f"name instances, such as {gpu.mig_uuids[0]}, with --virtual-local-rank",
             )
-    if facts.visibility[0] == _XPU:  # the order of its list says nothing
+    if facts.visibility[0] == XPU:  # the order of its list says nothing
         chosen.sort(key=lambda found: found[1])
     places, gpus = [place for _, place, _ in chosen], tuple(gpu for _, _, gpu in chosen)
     return replace(
@@ -134,7 +134,7 @@ def _find(entry: str, facts: HostFacts) -> tuple[int, Gpu]:
             return int(number), replace(gpu, entry=f"{gpu.entry}.{tile}")
         return int(number), replace(gpu, entry=gpu.uuid) if _needs_uuid(facts) else gpu
     if any(not gpu.uuid for gpu in visible):
-        if facts.visibility[0] != _CUDA:
+        if facts.visibility[0] != CUDA:
             raise UsageError(
                 f"--gpus {entry}: the UUIDs of this machine's GPUs are unknown", hint="use numbers"
             )
@@ -148,12 +148,12 @@ def _find(entry: str, facts: HostFacts) -> tuple[int, Gpu]:
     if not found:
         raise _not_here(entry, facts, "`nvidia-smi -L` lists them; use numbers where nodes differ")
     place, gpu = found[0]
-    return place, replace(gpu, entry=gpu.uuid) if facts.visibility[0] == _CUDA else gpu
+    return place, replace(gpu, entry=gpu.uuid) if facts.visibility[0] == CUDA else gpu
 
 
 def _needs_uuid(facts: HostFacts) -> bool:
     """Whether CUDA's own numbers are not those of ``nvidia-smi``: it has the fastest first."""
-    is_numbered = facts.visible_devices is None and facts.visibility[0] == _CUDA
+    is_numbered = facts.visible_devices is None and facts.visibility[0] == CUDA
     return is_numbered and len({gpu.model for gpu in facts.gpus}) > 1
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from meshrun.errors import UsageError
 from meshrun.host.machine import UNKNOWN_HOST, Gpu, GpuLinks, HostFacts
+from meshrun.host.visibility import CUDA
 from meshrun.layout import Layout, count_slots, solve_layout
 from meshrun.layout.selection import find_debugged, select_ranks
 from meshrun.layout.spec import INFERRED
@@ -86,7 +87,7 @@ class LaunchPlan:
     bound_cpus: tuple[tuple[int, ...], ...] | None
     """Logical CPUs of each local rank; ``None`` without ``--numa-binding``."""
     visible_devices: tuple[str, ...] | None
-    visibility: tuple[str, ...] = ("CUDA_VISIBLE_DEVICES",)
+    visibility: tuple[str, ...] = (CUDA,)
     """The variable that chooses among this machine's accelerators, and others that must agree."""
     gpus: tuple[Gpu, ...] = ()
     """The accelerators of this machine that the launch may use, by local index, where known."""

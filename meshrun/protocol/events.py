@@ -328,6 +328,9 @@ class NodeLost:
     why: str
     at_ns: int
 
+    def __str__(self) -> str:
+        return f"node {self.node_rank} ({self.host}) was lost: {self.why}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationAborted:

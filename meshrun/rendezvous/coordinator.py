@@ -317,12 +317,11 @@ class Coordinator:
         self._nodes.remove(node_rank)
         if self._over:
             return
-        self._loss = f"node {rank} ({host}) was lost: {why}"
+        lost = NodeLost(node_rank=rank, host=host, why=why, at_ns=time.monotonic_ns())
+        self._loss = str(lost)
         if not self._config.is_elastic:
             self._end_for(self._loss)
-            now_ns = time.monotonic_ns()
-            news = NodeLost(node_rank=rank, host=host, why=why, at_ns=now_ns)
-            self._board.news.append(news)
+            self._board.news.append(lost)
         elif not self._round.is_done:
             self._change(self._loss)
         self._round.advance()

@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 
 from meshrun.console.console import Console
-from meshrun.layout.labels import merged_label, rank_label
+from meshrun.layout.labels import merged_label, rank_name
 from meshrun.lifecycle.blame import describe_lost_process, describe_wait_status
 from meshrun.lifecycle.phases import Phase
 from meshrun.lifecycle.restart import back_off
@@ -218,7 +218,7 @@ class StartProgress:
         cause = state.causes[-1]
         if not cause.is_failure:
             return  # it was told when it happened
-        who = "" if cause.rank is None else f"{self._name(cause.rank)} "
+        who = "" if cause.rank is None else f"{rank_name(self._plan.layout, cause.rank)} "
         which = f"restart {state.restarts} of {state.max_restarts}"
         wait_s, why_wait = back_off(state.causes)
         if wait_s:
@@ -278,20 +278,21 @@ class StartProgress:
                 elif lost_connection(event):
                     what = "lost a connection to a peer"
                     self.told_lost = frozenset({rank})
-                return f"{self._name(rank)} {what}{_ending_others(rest - 1)}"
+                return f"{rank_name(self._plan.layout, rank)} {what}{_ending_others(rest - 1)}"
             case RankExited(rank=rank, wait_status=status):
                 code, signum = split_wait_status(status)
                 end = (
                     f"was killed by {signal_name(signum)}" if signum else f"exited with code {code}"
                 )
-                return f"{self._name(rank)} {end}{_ending_others(rest)}"
+                return f"{rank_name(self._plan.layout, rank)} {end}{_ending_others(rest)}"
             case SignalArrived(signum=signum, why=why):
                 ending = f"stopping {count(rest, 'rank')}, up to {state.shutdown_timeout_s:g} s"
                 has_run = state.generation or any(known.pid for known in state.ranks.values())
                 none = "all ranks have exited" if has_run else "no rank was started"
                 return f"{why or signal_name(signum)}: {ending if rest else none}"
             case GenerationAborted() | NodeLost():
-                return describe_others(event) + _ending_all(rest)
+                what = event.why if isinstance(event, GenerationAborted) else str(event)
+                return what + _ending_all(rest)
             case StoreEnded() | ZygoteGone() if lost := describe_lost_process(state):
                 return lost + _ending_all(rest)
             case _:
@@ -304,13 +305,6 @@ class StartProgress:
             return merged_label(self._plan.layout, alive)
         return "both" if len(alive) == 2 else f"all {len(alive)}"
 
-    def _name(self, rank: int | None) -> str:
-        if rank is None:
-            return ""
-        if not self._has_mesh:
-            return f"rank {rank}"
-        return f"rank {rank} [{rank_label(self._plan.layout, rank)}]"
-
 
 def _is_next(event: Event, state: State) -> bool:
     """Whether another generation of ranks is about to start."""
@@ -319,13 +313,6 @@ def _is_next(event: Event, state: State) -> bool:
     if state.nodes is not None and state.nodes.is_met:
         return isinstance(event, Met) and bool(event.causes)
     return isinstance(event, GenerationEnded | ZygoteGone) and not state.over
-
-
-def describe_others(event: GenerationAborted | NodeLost) -> str:
-    """Return what happened on another node."""
-    if isinstance(event, GenerationAborted):
-        return event.why
-    return f"node {event.node_rank} ({event.host}) was lost: {event.why}"
 
 
 def describe_resize(resize: Resize, *, verb: str = "runs") -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from meshrun.errors import UsageError
+from meshrun.host.visibility import CUDA, XPU
 from meshrun.plan.hostfile import Host
 
 EXPORTED = (
@@ -32,7 +33,6 @@ _OF_A_HOST = (
 """Names of those that a pattern such as ``*`` does not mean."""
 ADDRESS = "MESHRUN_NODE_ADDRESS"
 """Says to an agent by which address of its host others reach it, where that is known."""
-_DEVICES = ("CUDA_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 _BOOT = (
     "import sys;"
     "sys.path[:]=[path for path in sys.path if path];"
@@ -117,7 +117,7 @@ def devices_of(host: Host) -> dict[str, str]:
     """Return the variables that show a host's launcher the slots that were chosen."""
     if host.chosen is None:
         return {}
-    return dict.fromkeys(_DEVICES, ",".join(map(str, host.chosen)))
+    return dict.fromkeys((CUDA, XPU), ",".join(map(str, host.chosen)))
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:

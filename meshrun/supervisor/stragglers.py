@@ -11,7 +11,7 @@ from meshrun.host.delays import Delays, read_delays
 from meshrun.host.nvml import open_nvml
 from meshrun.host.processes import is_stopped
 from meshrun.host.reactor import Reactor
-from meshrun.layout.labels import group_label, rank_label
+from meshrun.layout.labels import group_label, rank_name
 from meshrun.lifecycle.lateness import Late, find_late
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
@@ -219,6 +219,5 @@ class Stragglers:
 
     def _name(self, rank: int) -> str:
         layout = self._plan.layout
-        label = f" [{rank_label(layout, rank)}]" if layout.mesh else ""
         is_elsewhere = rank not in self._state.ranks
-        return f"rank {rank}{label}" + f" on node {layout.node_rank(rank)}" * is_elsewhere
+        return rank_name(layout, rank) + f" on node {layout.node_rank(rank)}" * is_elsewhere

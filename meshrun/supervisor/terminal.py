@@ -21,7 +21,7 @@ from meshrun.errors import UsageError
 from meshrun.host.processes import is_foreground
 from meshrun.host.reactor import Reactor
 from meshrun.layout import Layout
-from meshrun.layout.labels import rank_label
+from meshrun.layout.labels import rank_name
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.events import Event, ZygoteGone
@@ -118,8 +118,8 @@ class Terminal:
         """Say once that a rank did not stop where it would have with a stdin."""
         if self.rank is None and not self._is_told:
             self._is_told = True
-            who = f"rank {rank} [{rank_label(layout, rank)}]" if layout.mesh else f"rank {rank}"
-            self._console.note(f"{who} skipped a breakpoint: {self.why_empty(layout, rank)}")
+            why = self.why_empty(layout, rank)
+            self._console.note(f"{rank_name(layout, rank)} skipped a breakpoint: {why}")
 
     def streams(self, rank: int) -> list[int]:
         """Return the debugged rank's stdout and stderr, for the caller to hand over and close."""

@@ -16,6 +16,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from meshrun.host.visibility import CUDA, HIP, XPU
+
 _AT_IMPORT = (
     "TORCH", "PYTORCH_", "AOT", "INDUCTOR_", "PT2_", "FX_", "KINETO_", "TRITON_",
     "KMP_", "GOMP_", "OMP_", "MKL", "DNNL_", "ONEDNN_", "OPENBLAS_", "NUMEXPR_", "NPY_", "NUMPY_",
@@ -32,8 +34,7 @@ _THREADS = (
 """Those that can be followed after the import."""
 _BY_US = ("RANK", "LOCAL_", "WORLD_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "MESHRUN_")
 """How variables begin that tell a rank of the launch, and that the mesh is made with."""
-_DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
-_OF_A_RANK = (*_BY_US, *_DEVICES, *_THREADS)
+_OF_A_RANK = (*_BY_US, CUDA, HIP, XPU, *_THREADS)
 """Variables that a rank finds in its environment, and this process does not."""
 _PURE: dict[str, Callable[..., Any]] = {
     "str": str,

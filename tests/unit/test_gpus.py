@@ -17,12 +17,13 @@ import pytest
 
 from meshrun.errors import LayoutError, UsageError
 from meshrun.host.gpu_use import read_use
-from meshrun.host.gpus import listed_devices, see, visibility_variables, visible_gpus
+from meshrun.host.gpus import see, visible_gpus
 from meshrun.host.interfaces import networks_of_interfaces
 from meshrun.host.machine import Gpu, GpuLinks, HostFacts, Nics, Topology
 from meshrun.host.nics import add_nics
 from meshrun.host.nvml import load_nvml
 from meshrun.host.reactor import Reactor
+from meshrun.host.visibility import listed_devices, visibility_variables
 from meshrun.layout.spec import parse_mesh
 from meshrun.plan.gpu_choice import choose_gpus, parse_gpus
 from meshrun.plan.nic_affinity import nic_variables, note_no_nics

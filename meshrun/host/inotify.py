@@ -15,8 +15,8 @@ _Key = TypeVar("_Key")
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
-class FileWatch(Generic[_Key]):
-    """Tells once of each watched file that it was written to; then it has to be armed again.
+class WriteNotices(Generic[_Key]):
+    """Tells once of each file that it was written to; then it has to be armed again.
 
     A writer of many lines so costs one notice for all that is read at once.
     """
