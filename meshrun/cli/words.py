@@ -25,6 +25,17 @@ _ELSEWHERE = {
 _TOPIC = re.compile(r"[a-z][a-z_-]*")
 """A word after ``--help`` that is not a program."""
 _MEANT = {word: option for option, words in _ELSEWHERE.items() for word in words.split()}
+_FORMATS, _TIMES = re.compile("text|json|svg"), re.compile(r"[\d.]+\w*")
+_OF_A_SWITCH = {
+    "--dry-run": (_FORMATS, "--dry-run --format {}"),
+    "--where": (_FORMATS, "--where --format {}"),
+    "--check": (re.compile("quick|full"), "--check ... {}, after the options"),
+    "--status": (_TIMES, "--status --status-interval {}"),
+    "--stragglers": (_TIMES, "--stragglers --straggler-time {}"),
+    "--warm": (_TIMES, "--warm --warm-idle {}"),
+}
+"""Values that are given to options without one, and how to say what they mean."""
+_OFF = re.compile("0|no|off|false", re.IGNORECASE)
 LAUNCHERS = frozenset({"--mesh", "--nnodes", "--standalone", "--hosts", "--hostfile"})
 """Options of one word that few programs have as well."""
 
@@ -95,6 +106,8 @@ def spell_out(
         if equals and (name == "--help" or (name[1] != "-" and options.get(name, False))):
             rest.insert(0, value)  # `-r=3`, as argparse reads it; `--help=TOPIC`
             equals = value = ""
+        if equals and name.startswith("--") and options.get(name) is False:
+            raise UsageError(f"{name} takes no value, found `{value}`", hint=_instead(name, value))
         if name not in options and (name.startswith("--") or not _are_short(word, options)):
             raise UsageError(f"no such option: {name}", hint=_hint(name, options))
         spelled.append(f"{name}{equals}{value}")
@@ -137,7 +150,9 @@ def spell_known(
         try:
             spelled = spell_out([word], options, torchruns)
         except UsageError:
-            if "=" not in word and rest and not rest[0].startswith("-"):
+            if "=" in word:
+                known += _switch_alone(word, options, torchruns)
+            elif rest and not rest[0].startswith("-"):
                 del rest[0]
             continue
         if takes_next(spelled[-1], options):
@@ -146,6 +161,15 @@ def spell_known(
             spelled.append(rest.pop(0))
         known += spelled
     return known
+
+
+def _switch_alone(word: str, options: Mapping[str, bool], torchruns: Collection[str]) -> list[str]:
+    """Return the switch of a word that gives it a value, if it is one."""
+    try:
+        (name,) = spell_out([word.partition("=")[0]], options, torchruns)
+    except UsageError:
+        return []
+    return [] if takes_next(name, options) else [name]
 
 
 def misplaced(args: Sequence[str], options: Collection[str]) -> list[str]:
@@ -189,6 +213,14 @@ def nearest(
     plain = name.lstrip("-").replace("_", "-")
     meant = f"--{plain}" if f"--{plain}" in options else _MEANT.get(plain)
     return [meant] if meant else get_close_matches(f"--{plain}", options, n=most, cutoff=cutoff)
+
+
+def _instead(name: str, value: str) -> str:
+    """Return what to write where a switch was given a value."""
+    pattern, instead = _OF_A_SWITCH.get(name, (None, ""))
+    if pattern is not None and pattern.fullmatch(value):
+        return instead.format(value)
+    return f"leave out {name if _OFF.fullmatch(value) else f'`={value}`'}"
 
 
 def _hint(name: str, options: Collection[str]) -> str:

@@ -17,6 +17,7 @@ from meshrun.plan.plan import LaunchPlan, build_plan
 from meshrun.plan.request import Program
 from meshrun.report.findings import describe_spares, find_problems
 from meshrun.report.one_rank import environment_of, render_rank_json
+from meshrun.report.plan_json import render_plan_json
 
 
 def plan(**values: object) -> LaunchPlan:
@@ -57,6 +58,34 @@ def test_what_is_wrong_comes_with_what_helps(
 
 
 @pytest.mark.parametrize(
+    "values",
+    [
+        {"mesh": "dp=2,tp=4", "nnodes": "2"},
+        {"mesh": "8", "nnodes": "3", "nproc_per_node": "4,1,3", "node_rank": "1",
+         "rdzv_endpoint": "a:1"},
+        {"mesh": "pp=2,dp=2,cp=2,tp=2", "nnodes": "5", "nproc_per_node": "4,4,4,2,2",
+         "intra_node": ["cp"], "place": "auto"},
+        {"mesh": "dp=4", "device": "cuda", "virtual_local_rank": True},
+        {"nproc_per_node": "3", "nnodes": "2"},
+        {"mesh": "1"},
+    ],
+)  # fmt: skip
+def test_json_has_what_the_plan_says_of_each_rank(values: dict[str, object]) -> None:
+    """Though only one rank of each local rank is encoded."""
+    asked = plan(**values)
+    text = render_plan_json(asked)
+
+    assert json.loads(text)["ranks"] == [
+        {"rank": rank.rank, "node_rank": rank.node_rank, "local_rank": rank.local_rank,
+         "device": rank.device, "coordinate": list(rank.coordinate), "cpus": None, "gpu": None}
+        for rank in asked.ranks()
+    ]  # fmt: skip
+    assert (
+        sum(line.startswith('  {"rank": ') for line in text.splitlines()) == asked.layout.world_size
+    )
+
+
+@pytest.mark.parametrize(
     ("mesh", "size", "found"),
     [
         ("tp=16,dp=2", 4, [("tp: 2 of 2 groups cross domains",
@@ -85,7 +114,6 @@ def test_a_dry_run_says_what_each_dim_stays_within(capsys: pytest.CaptureFixture
     """As a table and as JSON; the same of one rank, whose environment has the domains."""
     from meshrun.report.dry_run import print_dry_run
     from meshrun.report.one_rank import print_rank
-    from meshrun.report.plan_json import render_plan_json
 
     placed = plan(mesh="pp=2,dp=2,cp=2,tp=2", nnodes="5", nproc_per_node="4,4,4,2,2",
                   domain_size="2", intra_domain=["cp"], place="auto")  # fmt: skip

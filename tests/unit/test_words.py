@@ -59,6 +59,7 @@ def test_options_are_spelled_out(given: str, meant: str) -> None:
         ("--mish a.py --mesh 2 b.py", "--mesh 2"),
         ("-x -- --mesh 2", ""),
         ("--mish", ""),
+        ("--modul=1 --mish=2 --nnode=x --mesh 2", "--module --nnodes=x --mesh 2"),
     ],
 )
 def test_what_can_be_read_of_a_line_that_cannot(given: str, known: str) -> None:
@@ -109,6 +110,27 @@ def test_the_program_begins_where_the_parser_says(
     for names in (["--hosts"], ["--module", "--role", "--tee"]):
         assert read(line.words(without=names)).program == line.program
     assert "--node-rank" not in command_for_others(line)
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("--dry-run=json", "--dry-run --format json"),
+        ("--dry_r=svg", "--dry-run --format svg"),
+        ("--dry-run=1", "leave out `=1`"),
+        ("--dry-run=no", "leave out --dry-run"),
+        ("--where=json", "--where --format json"),
+        ("--check=quick", "--check ... quick, after the options"),
+        ("--warm=5m", "--warm --warm-idle 5m"),
+        ("--collapse=yes", "leave out `=yes`"),
+    ],
+)
+def test_a_switch_with_a_value_is_refused(word: str, hint: str) -> None:
+    """What was meant is said, as a plan in a format of several."""
+    with pytest.raises(UsageError, match=r"--[a-z-]+ takes no value, found `\w+`") as caught:
+        read([word, "--mesh", "2", "a.py"])
+
+    assert caught.value.hint == hint
 
 
 def read(words: list[str]) -> CommandLine:
