@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 DOCS = "https://meshrun.readthedocs.io/en/stable"
 """The address of the documentation."""
 _ES = ("s", "x", "ch", "sh")
@@ -20,6 +22,17 @@ def size(number: int) -> str:
 def duration(seconds: float) -> str:
     """Return a time: ``10 min``, ``90 s``."""
     return f"{seconds / 60:g} min" if seconds >= 60 and seconds % 60 == 0 else f"{seconds:g} s"
+
+
+def number_ranges(numbers: Iterable[int]) -> str:
+    """Return ``0-2,5``, as the kernel lists CPUs."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    return ",".join("-".join(map(str, run)) for run in runs)
 
 
 def plural(number: int, ending: str = "s") -> str:

@@ -107,7 +107,8 @@ def count_placeable(bundles: Sequence[Resources], nodes: Sequence[Resources], st
     """
     left = [dict(node) for node in nodes]
     for placed, bundle in enumerate(bundles):
-        node = next((node for node in left if _fits(bundle, node)), None)
+        fitting = (node for node in left if all(node.get(k, 0.0) >= v for k, v in bundle.items()))
+        node = next(fitting, None)
         if node is None:
             return placed
         if strategy == "STRICT_SPREAD":
@@ -115,10 +116,6 @@ def count_placeable(bundles: Sequence[Resources], nodes: Sequence[Resources], st
         for name, needed in bundle.items():
             node[name] = node.get(name, 0.0) - needed
     return len(bundles)
-
-
-def _fits(bundle: Resources, node: Resources) -> bool:
-    return all(node.get(name, 0.0) >= needed for name, needed in bundle.items())
 
 
 def render_placement(asked: PlacementRequest) -> str:

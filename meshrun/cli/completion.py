@@ -22,18 +22,15 @@ def render_completion(shell: str, table: type[ParsedOptions]) -> str:
         names = " ".join(row.flag[2:] for row in rows)
         return f"complete meshrun 'c/--/({names})/' 'p/*/f/'"
     if shell == "bash":
+        flags = " ".join(flag for row in rows for flag in reversed(row.flags))
         cases = "\n".join(f"    {'|'.join(row.flags)}) {_bash(row)} ;;" for row in rows)
-        return _BASH.replace("@CASES@", cases).replace("@FLAGS@", _flags(rows))
+        return _BASH.replace("@CASES@", cases).replace("@FLAGS@", flags)
     valued = [flag for row in rows if _may_have_value(row) for flag in row.flags]
     if shell == "fish":
         lines = "\n".join(map(_fish, rows))
         return _FISH.replace("@LINES@", lines).replace("@VALUED@", " ".join(valued))
     lines = " \\\n    ".join(_zsh(row, flag) for row in rows for flag in row.flags)
     return _ZSH.replace("@LINES@", lines)
-
-
-def _flags(rows: tuple[Option[Any], ...]) -> str:
-    return " ".join(flag for row in rows for flag in reversed(row.flags))
 
 
 # ---- bash ----------------------------------------------------------------------------------

@@ -41,16 +41,13 @@ def install_completion(
         script.parent.mkdir(parents=True, exist_ok=True)
         write_whole(str(script), render_completion(shell, table) + "\n", _OPTION)
         done = [f"wrote {script}"]
-        if startup is not None and _add_line(startup, _loads(script)):
+        path = shlex.quote(str(script))
+        line = f"[ -r {path} ] && . {path}  # completion of meshrun"
+        if startup is not None and _add_line(startup, line):
             done.append(f"added a line to {startup} that loads it")
     except OSError as error:
         raise HostError(f"{_OPTION}: cannot write `{error.filename}`: {error.strerror}") from error
     return "\n".join([*done, f"start a new {shell} to use it; run this again after an upgrade"])
-
-
-def _loads(script: Path) -> str:
-    path = shlex.quote(str(script))
-    return f"[ -r {path} ] && . {path}  # completion of meshrun"
 
 
 def _add_line(startup: Path, line: str) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from functools import partial
 
 from meshrun.cluster.cluster_facts import ClusterFacts
@@ -36,7 +35,10 @@ def detect_here(*, together: bool) -> ClusterFacts | None:
         hostname=os.uname().nodename,
         terminal=has_terminal(),
         read=_read,
-        plug_ins=tuple(_plug_ins()),
+        plug_ins=tuple(
+            partial(_ask_plug_in, name, load(PLUG_INS, name, value))
+            for name, value in entry_points(PLUG_INS).items()
+        ),
     )
     is_one_of_several = facts is not None and facts.task is not None and facts.task.world_size > 1
     if facts is None or not together or facts.head or not is_one_of_several:
@@ -47,11 +49,6 @@ def detect_here(*, together: bool) -> ClusterFacts | None:
 def _read(path: str) -> str:
     with open(path, errors="replace") as file:
         return file.read(_MOST)
-
-
-def _plug_ins() -> Iterator[Detector]:
-    for name, value in entry_points(PLUG_INS).items():
-        yield partial(_ask_plug_in, name, load(PLUG_INS, name, value))
 
 
 def _ask_plug_in(name: str, detect: Detector, here: Surroundings) -> ClusterFacts | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
 from ipaddress import ip_address, ip_network
 from typing import Any
 
@@ -88,33 +89,25 @@ def own_address_towards(address: str) -> str | None:
 
 def networks_of_interfaces() -> tuple[tuple[str, str], ...]:
     """Return (interface, network) of each address of this machine, but loopback's and links'."""
-    import psutil
-
-    found = []
-    for interface, entries in sorted(psutil.net_if_addrs().items()):
-        for entry in entries:
-            if entry.family not in (socket.AF_INET, socket.AF_INET6) or not entry.netmask:
-                continue
-            address = ip_address(entry.address.partition("%")[0])
-            bits = int(ip_address(entry.netmask)).bit_count()
-            if not (address.is_loopback or address.is_link_local):
-                network = ip_network(f"{address}/{bits}", strict=False)
-                found.append((interface, str(network)))
+    found = ((name, str(ip_network(text, strict=False))) for name, text in _addresses_in_networks())
     return tuple(dict.fromkeys(found))
 
 
 def networks_of_addresses() -> tuple[str, ...]:
     """Return each address of this machine as ``10.0.0.4/16``, but loopback's and links'."""
+    return tuple(text for _, text in _addresses_in_networks())
+
+
+def _addresses_in_networks() -> Iterator[tuple[str, str]]:
     import psutil
 
-    found = []
-    for _, entries in sorted(psutil.net_if_addrs().items()):
+    for interface, entries in sorted(psutil.net_if_addrs().items()):
         for entry in entries:
             if entry.family in (socket.AF_INET, socket.AF_INET6) and entry.netmask:
                 address = ip_address(entry.address.partition("%")[0])
                 if not (address.is_loopback or address.is_link_local):
-                    found.append(f"{address}/{int(ip_address(entry.netmask)).bit_count()}")
-    return tuple(found)
+                    bits = int(ip_address(entry.netmask)).bit_count()
+                    yield interface, f"{address}/{bits}"
 
 
 def own_addresses() -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -149,17 +149,6 @@ class HostFacts:
 
 UNKNOWN_HOST = HostFacts(hostname="", usable_cores=1, accelerator=None, accelerator_count=0)
 """A machine elsewhere, of which nothing is known here."""
-
-
-def format_cpus(cpus: Iterable[int]) -> str:
-    """Return numbers in the kernel's list format: ``0-2,5``."""
-    runs: list[list[int]] = []
-    for cpu in sorted(set(cpus)):
-        if runs and cpu == runs[-1][-1] + 1:
-            runs[-1][1:] = [cpu]
-        else:
-            runs.append([cpu])
-    return ",".join("-".join(str(end) for end in run) for run in runs)
 
 
 def parse_cpus(text: str) -> tuple[int, ...]:

@@ -314,7 +314,7 @@ def threads_blocking(pid: int, signum: int) -> frozenset[str]:
     bit, found = 1 << (signum - 1), set()
     try:
         for task in os.listdir(f"/proc/{pid}/task"):
-            if int(_read_status(f"/proc/{pid}/task/{task}/status")["SigBlk"], 16) & bit:
+            if int(read_status(f"/proc/{pid}/task/{task}/status")["SigBlk"], 16) & bit:
                 found.add(task)
     except (OSError, KeyError, ValueError):
         pass
@@ -340,9 +340,9 @@ def signal_state(pid: int, signum: int, blocking: frozenset[str] = frozenset()) 
         return bool(int(status[mask], 16) & bit)
 
     try:
-        status = _read_status(f"/proc/{pid}/status")
+        status = read_status(f"/proc/{pid}/status")
         tasks = os.listdir(f"/proc/{pid}/task")
-        threads = {task: _read_status(f"/proc/{pid}/task/{task}/status") for task in tasks}
+        threads = {task: read_status(f"/proc/{pid}/task/{task}/status") for task in tasks}
     except (OSError, ValueError):
         return SignalState.GONE
     found = SignalState.DONE
@@ -366,7 +366,8 @@ def handles_signal(pid: int, signum: int) -> bool:
     return str(pid) in threads_blocking(pid, signum)  # for sigwait()
 
 
-def _read_status(path: str) -> dict[str, str]:
+def read_status(path: str) -> dict[str, str]:
+    """Return the fields of a status in /proc (proc_pid_status(5))."""
     with open(path) as file:
         pairs = (line.partition(":") for line in file)
         return {name: value.strip() for name, _, value in pairs}

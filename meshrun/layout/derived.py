@@ -280,11 +280,12 @@ def _error(message: str, text: str, at: int, wrong: str, hint: str | None = None
 def _shortened(axis: Axis, world_size: int) -> str:
     """The first groups, the middle left out where there is much: ``{0,1,..,7} {8,9,..,15} ..``."""
     groups = list(islice(axis.groups(world_size), 3))
-    shown = " ".join(_shortened_group(group) for group in groups[:2])
+    shown = " ".join(shortened_group(group) for group in groups[:2])
     return shown + (" .." if len(groups) > 2 else "")
 
 
-def _shortened_group(group: range | list[int]) -> str:
+def shortened_group(group: range | list[int]) -> str:
+    """Return a group's ranks, the middle left out where there are many: ``{0,1,..,7}``."""
     if len(group) <= 4:
         return "{" + ",".join(map(str, group)) + "}"
     return f"{{{group[0]},{group[1]},..,{group[-1]}}}"

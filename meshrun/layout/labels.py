@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 
 from meshrun.layout.layout import Layout
+from meshrun.wording import number_ranges
 
 
 def rank_label(layout: Layout, rank: int) -> str:
@@ -68,20 +69,9 @@ def _by_dim(layout: Layout, ranks: list[int]) -> str:
     if math.prod(len(found) for found in indices) != len(ranks):
         return ""
     return " ".join(
-        f"{name}*" if 1 < len(found) == size else f"{name}{number_ranges(sorted(found))}"
+        f"{name}*" if 1 < len(found) == size else f"{name}{number_ranges(found)}"
         for name, size, found in zip(names, layout.sizes, indices, strict=True)
     )
-
-
-def number_ranges(numbers: list[int]) -> str:
-    """Return ``0-2,5`` for ascending numbers."""
-    parts = []
-    first = numbers[0]
-    for number, after in zip(numbers, [*numbers[1:], None], strict=True):
-        if after != number + 1:
-            parts.append(f"{first}-{number}" if first < number else f"{number}")
-            first = after if after is not None else first
-    return ",".join(parts)
 
 
 def group_label(layout: Layout, ranks: Iterable[int], description: str = "") -> str:

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from meshrun.layout import Layout
-from meshrun.layout.labels import group_label, number_ranges
+from meshrun.layout.labels import group_label
 from meshrun.protocol.collectives import Call, GroupCalls, RankCalled
+from meshrun.wording import number_ranges
 
 _SAME_INPUTS = frozenset({
     "all_reduce", "allreduce", "broadcast", "reduce", "all_gather_into_tensor", "gather",
@@ -256,7 +257,7 @@ def _size(call: Call) -> str:
 
 
 def _ranks(ranks: Iterable[int]) -> str:
-    return f"rank {number_ranges(sorted(ranks))}"
+    return f"rank {number_ranges(ranks)}"
 
 
 def _verb(ranks: str, one: str, several: str) -> str:

@@ -50,14 +50,16 @@ def read_layout(env: Mapping[str, str]) -> Layout:
         restarts = read_number("MESHRUN_GENERATION", env)
         if restarts is None:
             restarts = read_number("TORCHELASTIC_RESTART_COUNT", env)
+        rank = read_number("RANK", env)
+        previous, slots = env.get("MESHRUN_PREVIOUS"), env.get("MESHRUN_SLOT_ORDER")
         return Layout(
             mesh=mesh,
             nproc_per_node=counts,
             nodes_per_domain=_domains(env, len(counts)),
             generation=restarts or 0,
-            slot_order=_slot_order(env) if mesh else None,
-            own_rank=_own_rank(env, sum(counts)),
-            previous=_previous(env),
+            slot_order=tuple(slots.split(",")) if slots and mesh else None,
+            own_rank=0 if rank is None and sum(counts) == 1 else rank,  # one rank needs no number
+            previous=Layout.from_dict(json.loads(previous)) if previous else None,
             # They belong to the mesh, and are left over where there is none.
             flattens=flattens if mesh else (),
             views=views if mesh else (),
@@ -71,15 +73,6 @@ def read_layout(env: Mapping[str, str]) -> Layout:
 def not_a_launch(error: Exception) -> MeshError:
     """Return the error of an environment that cannot be read."""
     return MeshError(f"the environment does not describe a launch: {error}")
-
-
-def _previous(env: Mapping[str, str]) -> Layout | None:
-    text = env.get("MESHRUN_PREVIOUS")
-    return Layout.from_dict(json.loads(text)) if text else None
-
-
-def _slot_order(env: Mapping[str, str]) -> tuple[str, ...] | None:
-    return tuple(env["MESHRUN_SLOT_ORDER"].split(",")) if "MESHRUN_SLOT_ORDER" in env else None
 
 
 def _domains(env: Mapping[str, str], nnodes: int) -> tuple[int, ...]:
@@ -98,12 +91,6 @@ def _misfit(mesh: MeshSpec, ranks: int) -> MeshError:
         )
     hint = f"launch with `meshrun --mesh {mesh} ...`, or write `-1` for the size that may vary"
     return MeshError(f"MESHRUN_MESH `{mesh}` needs {mesh.known_size} ranks, but {has}", hint=hint)
-
-
-def _own_rank(env: Mapping[str, str], world_size: int) -> int | None:
-    """Return the rank of this process; a launch of one needs no number."""
-    rank = read_number("RANK", env)
-    return 0 if rank is None and world_size == 1 else rank
 
 
 def _workers(env: Mapping[str, str]) -> tuple[int, ...]:

@@ -44,7 +44,8 @@ class Mask:
         shown: list[str] = []
         before = ""
         for word in words:
-            is_value = _is_option(before) and is_secret(before) and not word.startswith("-")
+            is_option = before.startswith("-") and "=" not in before
+            is_value = is_option and is_secret(before) and not word.startswith("-")
             shown.append(MASK if is_value else self._word(word))
             before = word
         return tuple(shown)
@@ -56,10 +57,6 @@ class Mask:
     def _word(self, word: str) -> str:
         name, equals, _ = word.partition("=")
         return f"{name}={MASK}" if equals and is_secret(name) else self.text(word)
-
-
-def _is_option(word: str) -> bool:
-    return word.startswith("-") and "=" not in word
 
 
 def _mask_pair(pair: re.Match[str]) -> str:

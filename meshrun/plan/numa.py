@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Literal
 
 from meshrun.errors import UsageError
-from meshrun.host.machine import Cpu, Topology, format_cpus
-from meshrun.wording import count, plural
+from meshrun.host.machine import Cpu, Topology
+from meshrun.wording import count, number_ranges, plural
 
 BindingMode = Literal["node", "socket", "exclusive", "core-complex"]
 
@@ -100,7 +100,7 @@ def _cache_for(near: Sequence[Cpu], place: int) -> list[Cpu]:
 
 def _no_cpus(mode: BindingMode, topology: Topology, local_rank: int) -> UsageError:
     cpus = count(len(topology.cpus), "CPU")
-    where = f"node{plural(len(topology.nodes))} {format_cpus(topology.nodes)}"
+    where = f"node{plural(len(topology.nodes))} {number_ranges(topology.nodes)}"
     return UsageError(
         f"--numa-binding {mode} binds local rank {local_rank} to NUMA node"
         f" {topology.accelerator_nodes[local_rank]}, where accelerator {local_rank} is, but"

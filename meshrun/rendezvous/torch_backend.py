@@ -82,7 +82,8 @@ def negotiate(order: Negotiate, reports: socket.socket, program_path: str | None
             fail(f"after {time.monotonic() - began:.0f} s: {last}"[:2000])
         else:
             fail(_describe(error)[:2000], hint=_hint(order, error))
-    _stay()
+    while True:
+        signal.pause()
 
 
 def _hint(order: Negotiate, error: BaseException) -> str:
@@ -103,11 +104,6 @@ def _hint(order: Negotiate, error: BaseException) -> str:
 
 def _in_background(run: Callable[..., None], *args: Any) -> None:
     threading.Thread(target=run, args=args, daemon=True).start()
-
-
-def _stay() -> NoReturn:
-    while True:
-        signal.pause()
 
 
 def _describe(error: BaseException) -> str:

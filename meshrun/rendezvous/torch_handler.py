@@ -32,14 +32,14 @@ _KNOWN = {
 
 def make_handler(order: Negotiate) -> Any:
     """Return torch's handler, or a plug-in's."""
-    _read_own_types_only()
-    from torch.distributed.elastic.rendezvous import RendezvousParameters
+    from torch.distributed.elastic.rendezvous import RendezvousParameters, dynamic_rendezvous
     from torch.distributed.elastic.rendezvous.registry import (
         _register_default_handlers,
         _register_out_of_tree_handlers,
         get_rendezvous_handler,
     )
 
+    dynamic_rendezvous.pickle = PickleFilter
     with contextlib.suppress(Exception):
         _register_default_handlers()
         _register_out_of_tree_handlers()
@@ -56,13 +56,6 @@ def make_handler(order: Negotiate) -> Any:
     )
     _quicken(handler, order.nnodes)
     return handler
-
-
-def _read_own_types_only() -> None:
-    """Have torch's rendezvous in this process read nothing else."""
-    from torch.distributed.elastic.rendezvous import dynamic_rendezvous
-
-    dynamic_rendezvous.pickle = PickleFilter
 
 
 class PickleFilter:

@@ -10,8 +10,9 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from meshrun.host.machine import GpuLinks, format_cpus
+from meshrun.host.machine import GpuLinks
 from meshrun.layout import Layout
+from meshrun.layout.derived import shortened_group
 from meshrun.layout.layout import Between
 from meshrun.plan.plan import LaunchPlan
 from meshrun.report.findings import (
@@ -21,7 +22,7 @@ from meshrun.report.findings import (
     find_problems,
 )
 from meshrun.report.page import Page, new_table
-from meshrun.wording import count
+from meshrun.wording import count, number_ranges
 
 MOST_ROWS = 64
 """A plan of more ranks is summed up unless every row is asked for."""
@@ -44,7 +45,9 @@ def print_dry_run(
     if plan.layout.mesh is not None:
         if small and (grid := _grid(plan.layout)) is not None:
             parts += [Text("\nrank at each coordinate"), grid]
-        parts += [Text("\ndims"), _dims(plan.layout), Text(_communicators(plan))]
+        names = communicators(plan.layout, plan.request.groups)
+        told = f"communicators per rank: {len(names)} ({', '.join(names)})"
+        parts += [Text("\ndims"), _dims(plan.layout), Text(told)]
     parts += _of_this_machine(plan)
     if small:
         parts += [Text("\nworkers"), _workers(plan)]
@@ -96,11 +99,6 @@ def _workers_of_nodes(layout: Layout) -> str:
     return f"with {few}{', ..' if len(counts) > _MOST_COLUMNS else ''} workers"
 
 
-def _communicators(plan: LaunchPlan) -> str:
-    names = communicators(plan.layout, plan.request.groups)
-    return f"communicators per rank: {len(names)} ({', '.join(names)})"
-
-
 def _grid(layout: Layout) -> Table | None:
     """The mesh with the fastest dim across; ``None`` where it is too wide to be read."""
     columns = layout.sizes[-1]
@@ -135,7 +133,7 @@ def _dims(layout: Layout) -> Table:
     for label, dim in dims:
         size = layout.size(dim)
         groups = layout.world_size // size
-        shown = " ".join(_some(group) for group in islice(layout.groups(dim), 2))
+        shown = " ".join(shortened_group(group) for group in islice(layout.groups(dim), 2))
         more = " ..." if groups > 2 else ""
         between: tuple[Between, ...] = ("nodes", "domains") if domains else ("nodes",)
         crosses = (f"{layout.count_crossing(dim, each):,} of {groups:,}" for each in between)
@@ -196,13 +194,6 @@ def _weakest_links(plan: LaunchPlan, links: GpuLinks) -> Iterator[str]:
             yield f"{label}: slowest link on this node {weakest}, between gpus {devices}"
 
 
-def _some(group: range | list[int]) -> str:
-    """A group's ranks, the middle left out where there are many: ``{0,1,..,7}``."""
-    if len(group) <= _FEW:
-        return "{" + ",".join(str(rank) for rank in group) + "}"
-    return f"{{{group[0]},{group[1]},..,{group[-1]}}}"
-
-
 def _workers(plan: LaunchPlan) -> Table:
     table = new_table()
     for header in _headers(plan):
@@ -243,8 +234,11 @@ def _nodes(plan: LaunchPlan) -> Table:
         if not ranks:
             table.add_row(str(node), *name, "none", "", "")
             continue
-        ends = (_coordinate(layout.coordinate(rank)) for rank in (ranks[0], ranks[-1]))
-        span = f"{ranks[0]}-{ranks[-1]}" if isinstance(ranks, range) else _some(ranks)
+        ends = (
+            f"({','.join(map(str, layout.coordinate(rank)))})" if layout.mesh else ""
+            for rank in (ranks[0], ranks[-1])
+        )
+        span = f"{ranks[0]}-{ranks[-1]}" if isinstance(ranks, range) else shortened_group(ranks)
         table.add_row(str(node), *name, span, *ends)
     return table
 
@@ -277,7 +271,7 @@ def _cells(plan: LaunchPlan) -> Iterator[tuple[str, ...]]:
         domain = (str(plan.layout.domain(rank.rank)),) if plan.layout.nodes_per_domain else ()
         numbers = (str(rank.rank), *domain, str(rank.node_rank), *host, str(rank.local_rank))
         device = (rank.device,) if rank.device else ()
-        bound = (format_cpus(rank.cpus),) if rank.cpus else ()
+        bound = (number_ranges(rank.cpus),) if rank.cpus else ()
         yield (*numbers, *device, *bound, *(str(index) for index in rank.coordinate))
 
 
@@ -287,7 +281,3 @@ def _rows(plan: LaunchPlan) -> Iterator[str]:
     widths = [max(len(header), 8) for header in headers]
     for cells in (headers, *_cells(plan)):
         yield " ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
-
-
-def _coordinate(coordinate: tuple[int, ...]) -> str:
-    return "(" + ",".join(str(index) for index in coordinate) + ")" if coordinate else ""

@@ -76,7 +76,8 @@ def _lines(result: LaunchResult, told_lost: Collection[int], bare: bool) -> Iter
     yield from _told(first)
     yield f"error: {describe_rank(first)} {describe_end(first)}"
     at = f"{first.place}, " if first.place and not _was_quit(first) else ""
-    yield f"       {at}on {first.host}, pid {first.pid}" + _after(result)
+    after = f", after {count(result.restarts, 'restart')}" if result.restarts else ""
+    yield f"       {at}on {first.host}, pid {first.pid}{after}"
     if result.no_restart is not None:
         yield f"       not restarted: {result.no_restart}"
     if result.log_folder is not None:
@@ -91,12 +92,6 @@ def _told(first: RankFailure) -> Iterator[str]:
             yield f"{describe_rank(first)}, {what}:"
             yield from (f"    {line}" for line in lines)
             yield ""
-
-
-def _after(result: LaunchResult) -> str:
-    if not result.restarts:
-        return ""
-    return f", after {count(result.restarts, 'restart')}"
 
 
 def describe_rank(failure: RankFailure) -> str:

@@ -11,13 +11,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from meshrun.host.machine import format_cpus
 from meshrun.layout import Layout
 from meshrun.plan.masking import MASK, Mask, is_secret
 from meshrun.plan.plan import LaunchPlan, RankPlan
 from meshrun.plan.rank_env import LaunchFacts, rank_environment
 from meshrun.report.page import Page, new_table
 from meshrun.report.plan_json import gpu_to_dict
+from meshrun.wording import number_ranges
 
 _MOST_PEERS = 8
 _LATER = "(chosen at launch)"
@@ -101,7 +101,7 @@ def _head(plan: LaunchPlan, rank: RankPlan) -> Iterator[str]:
         index = gpu.entry if gpu.index is None else gpu.index
         yield f"gpu: {index} {gpu.uuid}{numa}{nics}"
     if rank.cpus:
-        yield f"cpus: {format_cpus(rank.cpus)}"
+        yield f"cpus: {number_ranges(rank.cpus)}"
     program = plan.program.for_local_rank(rank.local_rank)
     python = "" if program.kind == "command" else "python "
     yield f"runs: {python}{shlex.join(program.argv)}"

@@ -108,7 +108,10 @@ def _head(plan: LaunchPlan) -> dict[str, Any]:
             for option, value, source in plan.request.sources
         ],
         "dims": [_dim(layout, dim) for dim in range(len(layout.sizes))],
-        "derived_dims": [_derived_dim(layout, dim) for dim in layout.derived_dims],
+        "derived_dims": [
+            {"name": dim, "size": layout.size(dim), **_groups(layout, dim)}
+            for dim in layout.derived_dims
+        ],
     }
 
 
@@ -120,10 +123,6 @@ def _dim(layout: Layout, dim: int) -> dict[str, Any]:
         "stride": layout.group(dim, 0).step if size > 1 else 1,
         **_groups(layout, dim),
     }
-
-
-def _derived_dim(layout: Layout, dim: str) -> dict[str, Any]:
-    return {"name": dim, "size": layout.size(dim), **_groups(layout, dim)}
 
 
 def _groups(layout: Layout, dim: int | str) -> dict[str, Any]:

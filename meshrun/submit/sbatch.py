@@ -119,7 +119,8 @@ def _directives(job: Job, folder: str, theirs: set[str]) -> Iterator[str]:
         kept = [
             each
             for each in options
-            if options is groups[-1][1] or not _is_taken(each.partition("=")[0], theirs)
+            if options is groups[-1][1]
+            or theirs.isdisjoint(_SAME_CHOICE.get(name := each.partition("=")[0], (name,)))
         ]
         if why and kept:
             yield f"# {why}"
@@ -134,10 +135,6 @@ def _nodes(job: Job) -> Iterator[tuple[str, list[str]]]:
         # With a number of tasks per node, Slurm would allocate the fewest nodes.
         yield "The job continues if a node fails.", ["--no-kill"]
         yield one, [f"--nodes={job.least}-{job.nnodes}"]
-
-
-def _is_taken(name: str, theirs: set[str]) -> bool:
-    return bool(theirs.intersection(_SAME_CHOICE.get(name, (name,))))
 
 
 def _quote(text: str) -> str:

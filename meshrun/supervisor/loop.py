@@ -170,7 +170,9 @@ class Loop:
         self._gpu_wait = GpuWait(plan, self._reactor, console.note)
         self.evidence: Mapping[int, Evidence] = {}
         """What is known of ranks that failed, once the launch is over."""
-        self._wake = self._reactor.call_at(None, self._pass_time)
+        self._wake = self._reactor.call_at(
+            None, lambda: self._happen(TimePassed(at_ns=time.monotonic_ns()))
+        )
         self._was_continued = False
         self._signalled_ns = self._ended_ns = 0
         self._slow_readers = SlowReaders(console, self._reactor)
@@ -320,9 +322,6 @@ class Loop:
     def _hear_nodes(self) -> None:
         for news in self._nodes.peers.news() if self._nodes is not None else ():
             self._hear(news)
-
-    def _pass_time(self) -> None:
-        self._happen(TimePassed(at_ns=time.monotonic_ns()))
 
     def _hear(self, news: FromNodes) -> None:
         if isinstance(news, TimesAsked | TimesTold):

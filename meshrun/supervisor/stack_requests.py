@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from meshrun.host.processes import SignalState, send_signal, signal_state, threads_blocking
 from meshrun.host.reactor import Reactor
 from meshrun.layout import Layout
-from meshrun.layout.labels import merged_label, number_ranges
+from meshrun.layout.labels import merged_label
 from meshrun.plan.parse import is_on
 from meshrun.protocol.stacks import (
     STACK_SIGNAL,
@@ -23,7 +23,7 @@ from meshrun.protocol.stacks import (
     merge,
     parse_dump,
 )
-from meshrun.wording import count, plural
+from meshrun.wording import count, number_ranges, plural
 
 ZYGOTE = -1
 """Stands for the zygote."""

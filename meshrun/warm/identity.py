@@ -151,12 +151,11 @@ def digests(environment: Mapping[str, str], read: Collection[str]) -> dict[str, 
     return {
         name: hashlib.blake2b(os.fsencode(value), digest_size=8).hexdigest()
         for name, value in environment.items()
-        if _matters(name) or (name in read and not name.startswith(_OURS))
+        if name.startswith(_FOR_PYTHON)
+        or name in _LANGUAGE
+        or is_read_at_import(name)
+        or (name in read and not name.startswith(_OURS))
     }
-
-
-def _matters(name: str) -> bool:
-    return name.startswith(_FOR_PYTHON) or name in _LANGUAGE or is_read_at_import(name)
 
 
 def words_of(path: str, read: Collection[str]) -> list[str] | None:

@@ -11,6 +11,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from meshrun.host.processes import read_status
+
 _OF_STATUS = (
     "Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs",
     "Seccomp", "Seccomp_filters", "Mems_allowed",
@@ -64,7 +66,7 @@ class Inherited:
 
 def read_inherited(environment: Mapping[str, str]) -> Inherited:
     """Return what a process started by this one with this environment would have."""
-    ignored = int(_status()["SigIgn"], 16)
+    ignored = int(read_status("/proc/self/status")["SigIgn"], 16)
     os.umask(umask := os.umask(0o077))
     return Inherited(
         environment=dict(environment),
@@ -82,7 +84,7 @@ def fixed_by_parent() -> dict[str, str]:
 
     Where two processes differ in any of it, neither's forks can stand for children of the other.
     """
-    status = _status()
+    status = read_status("/proc/self/status")
     found = {name: status.get(name, "") for name in _OF_STATUS}
     found.update({name: _read(name) for name in _READ})
     for name in sorted(os.listdir("/proc/self/ns")):
@@ -111,11 +113,6 @@ def _memory_policy() -> str:
     with contextlib.suppress(OSError, IndexError), open("/proc/self/numa_maps", "rb") as file:
         return file.readline().split()[1].decode()
     return ""
-
-
-def _status() -> dict[str, str]:
-    with open("/proc/self/status") as file:
-        return {name: value.strip() for name, _, value in (line.partition(":") for line in file)}
 
 
 def _read(name: str) -> str:

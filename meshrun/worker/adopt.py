@@ -93,7 +93,7 @@ def _check_compatible(asked: Mapping[str, Any]) -> None:
                 hint="remove the argument, or launch without --mesh",
             )
     backends = _backends(str(asked.get("backend") or ""))
-    have_backends = _backends(_backend_names())
+    have_backends = _backends(str(dist.get_backend_config()))
     if missing := backends - have_backends - {"undefined"}:
         raise MeshError(
             f"init_process_group(`{asked['backend']}`) conflicts with meshrun's process group,"
@@ -106,12 +106,6 @@ def _check_compatible(asked: Mapping[str, Any]) -> None:
 def _backends(text: str) -> set[str]:
     """Return the backends in ``nccl`` or in ``cpu:gloo,cuda:nccl``."""
     return {part.rpartition(":")[2].strip().lower() for part in text.split(",") if part.strip()}
-
-
-def _backend_names() -> str:
-    import torch.distributed as dist
-
-    return str(dist.get_backend_config())
 
 
 def _take_over(asked: Mapping[str, Any]) -> None:

@@ -112,19 +112,24 @@ def _keep_value(folder: str, rank: int, value: object) -> None:
     os.replace(file.name, path)
 
 
+def pickle_error(error: BaseException) -> bytes | None:
+    """Return an exception for the caller, ``None`` if it cannot be pickled."""
+    import cloudpickle
+
+    try:
+        return bytes(cloudpickle.dumps(error))
+    except Exception:
+        return None
+
+
 def _keep_error(folder: str, rank: int, error: BaseException) -> None:
     import pickle
 
-    import cloudpickle
-
     from meshrun.worker.program import format_raised
 
-    try:
-        pickled = cloudpickle.dumps(error)
-    except Exception:
-        pickled = None
     path = error_file(folder, rank)
-    record = (int(os.environ["MESHRUN_GENERATION"]), format_raised(error).text, pickled)
+    generation = int(os.environ["MESHRUN_GENERATION"])
+    record = (generation, format_raised(error).text, pickle_error(error))
     try:
         with open(f"{path}.part", "wb") as file:
             pickle.dump(record, file)

@@ -59,7 +59,8 @@ def read_program(program: Program) -> Source:
             tree, path, os.environ, folder=folder, package=package, args=program.args
         )
         return Source(None, tuple(_torch_imports(tree)), settings)
-    if program.kind == "command" or is_archive(program.target) or _is_byte_code(program.target):
+    is_compiled = program.target.endswith(".pyc")
+    if program.kind == "command" or is_compiled or is_archive(program.target):
         return Source()
     path = os.path.abspath(program.target)
     with open(path, "rb") as file:
@@ -194,10 +195,6 @@ def _run_as_main(module: str, alter_argv: bool) -> None:
 
 def print_nothing(*_: object) -> None:
     """An excepthook for what has been told already."""
-
-
-def _is_byte_code(path: str) -> bool:
-    return path.endswith(".pyc")
 
 
 def _is_ours(filename: str) -> bool:

@@ -12,7 +12,7 @@ import sys
 from typing import TYPE_CHECKING
 
 # Nothing that is not loaded yet is imported here: the caller's sys.path comes first.
-from meshrun.worker.function import restore_path
+from meshrun.worker.function import pickle_error, restore_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -122,12 +122,7 @@ class _Calls:
             return pickle.dumps((value, "", None))
         except BaseException as error:  # also what is meant to end a program
             self._is_under_way = False
-            text = format_raised(error).text
-            try:
-                pickled = cloudpickle.dumps(error)
-            except Exception:
-                pickled = None
-            return pickle.dumps((None, text, pickled))
+            return pickle.dumps((None, format_raised(error).text, pickle_error(error)))
 
     def _on_interrupt(self, signum: int, frame: FrameType | None) -> None:
         if self._is_under_way:

@@ -66,18 +66,15 @@ def serve(channel: Channel) -> None:
 
     begin = pickle.loads(channel.receive())  # noqa: S301 - our caller's
     temporary = os.path.join(begin.options["basetemp"], f"rank{os.environ['RANK']}")
-    own = {"plugins": _plugins(begin), "basetemp": temporary}
+    # Without what belongs to the session beside us, or to meshrun itself.
+    without = ("no:terminal", "no:faulthandler", "no:cacheprovider")
+    own = {"plugins": [*begin.options.get("plugins", ()), *without], "basetemp": temporary}
     config = Config.fromdictargs({**begin.options, **own}, begin.args)
     config.args = begin.args
     # By this, other plug-ins know that another process writes the reports.
     config.workerinput = {"workerid": f"rank{os.environ['RANK']}"}  # type: ignore[attr-defined]
     config.pluginmanager.register(_RankSession(channel, begin, config), NAME)
     config.hook.pytest_cmdline_main(config=config)
-
-
-def _plugins(begin: Begin) -> list[str]:
-    """Leave out what belongs to the session beside us, or to meshrun itself."""
-    return [*begin.options.get("plugins", ()), "no:terminal", "no:faulthandler", "no:cacheprovider"]
 
 
 class _RankSession:

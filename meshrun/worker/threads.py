@@ -28,7 +28,9 @@ def raise_thread_counts(env: Mapping[str, str]) -> None:
 
     Both read the variables once, while they are imported, and they were imported with 1.
     """
-    threads = _positive(env.get("OMP_NUM_THREADS", "")) or _share(env)
+    workers = _positive(env.get("LOCAL_WORLD_SIZE", "")) or 1
+    share = max(1, count_usable_cores() // workers)
+    threads = _positive(env.get("OMP_NUM_THREADS", "")) or share
     torch = sys.modules.get("torch")
     if torch is not None and threads != _have["torch"]:
         torch.set_num_threads(threads)
@@ -42,12 +44,6 @@ def raise_thread_counts(env: Mapping[str, str]) -> None:
         if had is None:  # the program's environment is not ours to change
             os.environ.pop(_SET_BY_THREADPOOLCTL, None)
         threadpool_limits(limits=blas, user_api="blas")
-
-
-def _share(env: Mapping[str, str]) -> int:
-    """Return the cores for one of the node's workers, where nothing says how many threads."""
-    workers = _positive(env.get("LOCAL_WORLD_SIZE", "")) or 1
-    return max(1, count_usable_cores() // workers)
 
 
 def _positive(text: str) -> int | None:

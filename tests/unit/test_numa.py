@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshrun.errors import UsageError
-from meshrun.host.machine import Cpu, Topology, format_cpus, parse_cpus
+from meshrun.host.machine import Cpu, Topology, parse_cpus
 from meshrun.plan.numa import BINDING_MODES, BindingMode, bind_cpus
+from meshrun.wording import number_ranges
 from tests.machines import BIG, Machine, machines
 
 
@@ -48,7 +49,7 @@ def test_modes(mode: BindingMode, local_rank: int, cpus: str, tmp_path: Path) ->
 
     bound = bind_cpus(mode, BIG.read(tmp_path), local_rank=local_rank, nproc=8)
 
-    assert format_cpus(bound) == cpus
+    assert number_ranges(bound) == cpus
 
 
 def test_a_node_lies_on_the_socket_of_its_lowest_cpu() -> None:
@@ -88,7 +89,7 @@ def test_ranks_without_an_accelerator_are_spread(
 
     bound = [bind_cpus(mode, topology, local_rank=rank, nproc=nproc) for rank in range(nproc)]
 
-    assert [format_cpus(each) for each in bound] == cpus
+    assert [number_ranges(each) for each in bound] == cpus
 
 
 def test_ranks_beyond_the_accelerators_share_with_those_that_have_one(tmp_path: Path) -> None:
@@ -99,7 +100,7 @@ def test_ranks_beyond_the_accelerators_share_with_those_that_have_one(tmp_path: 
 
     bound = [bind_cpus("exclusive", topology, local_rank=rank, nproc=4) for rank in range(4)]
 
-    assert [format_cpus(each) for each in bound] == ["4", "5", "6", "7"]
+    assert [number_ranges(each) for each in bound] == ["4", "5", "6", "7"]
 
 
 @given(topology=topologies(), nproc=st.integers(1, 12), mode=st.sampled_from(BINDING_MODES))
@@ -218,14 +219,14 @@ def test_a_rank_that_is_not_there_is_a_mistake(local_rank: int) -> None:
 )
 def test_lists_of_cpus(cpus: tuple[int, ...], text: str) -> None:
     """As the kernel writes them."""
-    assert format_cpus(cpus) == text
+    assert number_ranges(cpus) == text
     assert parse_cpus(text + "\n") == cpus
 
 
 @given(st.frozensets(st.integers(0, 300)))
 def test_a_list_of_cpus_is_read_as_it_was_written(cpus: frozenset[int]) -> None:
     """Whatever its order was."""
-    assert parse_cpus(format_cpus(cpus)) == tuple(sorted(cpus))
+    assert parse_cpus(number_ranges(cpus)) == tuple(sorted(cpus))
 
 
 @pytest.mark.parametrize("text", ["a", "3-1", "-1", "1-", "1-2-3", "0x1"])
