@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -16,6 +17,21 @@ from meshrun.plan.request import LaunchRequest, Program
 from meshrun.protocol.checked import Line
 from meshrun.rendezvous import messages
 from tests.kit import ROOT
+
+
+def test_the_examples_of_additions_apply() -> None:
+    """Lines that the page leaves as they are, or replaces, stand in the files that it names."""
+    page = (ROOT / "docs" / "contributing.md").read_text()
+    looked_up = 0
+    for block in re.findall(r"^```diff\n(.*?)^```", page, re.MULTILINE | re.DOTALL):
+        text = ""
+        for line in block.splitlines():
+            if line.startswith(" # "):
+                text = (ROOT / line[3:].partition(",")[0]).read_text()
+            elif not line.startswith("+"):
+                assert f"\n{line[1:]}\n" in text, line
+                looked_up += 1
+    assert looked_up
 
 
 def test_a_scheduler_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,9 +77,9 @@ def test_an_exit_code_is_one_row() -> None:
     assert missing_codes() == set()
 
     class QuotaError(MeshrunError):
-        exit_code = 73
+        exit_code = 250
 
-    assert missing_codes() == {73}
+    assert missing_codes() == {250}
     del QuotaError
 
 
