@@ -21,7 +21,7 @@ def main(_known_at_start: object = None) -> None:
     from meshrun.cli.began import Began
     from meshrun.cli.command import run_command_line
 
-    present, _, told = os.environ.pop("MESHRUN_HOSTS_PRESENT", "").partition(" ")
+    present, _, mark = os.environ.pop("MESHRUN_HOSTS_PRESENT", "").partition(" ")
     caller = None
     if "MESHRUN_PARENT_PID" in os.environ:
         from meshrun.api.launch import serve_caller
@@ -30,9 +30,9 @@ def main(_known_at_start: object = None) -> None:
     if caller is None:
         run_command_line(Began(_BEGAN_NS))
     known, tell = caller
-    is_told, count = bool(told), int(present or 0)
+    is_quiet, count = bool(mark), int(present or 0)
     run_command_line(
-        Began(_BEGAN_NS, hosts_present=count, is_told=is_told, caller=known), tell=tell
+        Began(_BEGAN_NS, hosts_present=count, is_quiet=is_quiet, caller=known), tell=tell
     )
 
 

@@ -147,9 +147,11 @@ def plan(
     planned = build_plan(request, facts, check_host=check_host)
     workers = planned.layout.nproc_per_node[planned.node_rank]
     cores = count_cores()
-    told = note_few_cores(planned.request, cluster, workers=workers, bound=cores[0], cores=cores[1])
-    told = replace(told, told=(*told.told, *note_no_nics(planned)))
-    return replace(planned, request=told)
+    request = note_few_cores(
+        planned.request, cluster, workers=workers, bound=cores[0], cores=cores[1]
+    )
+    request = replace(request, notes=(*request.notes, *note_no_nics(planned)))
+    return replace(planned, request=request)
 
 
 def check_gpus(plan: LaunchPlan) -> None:

@@ -15,7 +15,7 @@ class Began:
     """Monotonic time at which the user's wait began."""
     hosts_present: int = 0
     """As one of how many another meshrun started it at first; 0 if none did."""
-    is_told: bool = False
+    is_quiet: bool = False
     """Whether another one of them tells people what concerns all."""
     caller: Caller | None = None
     """Who started it and uses it, if anybody does."""

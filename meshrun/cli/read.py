@@ -171,7 +171,7 @@ def build_request(options: Options, program: Program) -> LaunchRequest:
         logs=_logs(options),
         console=_console(options),
         sources=given(options),
-        told=tuple(_told(options, unknown)),
+        notes=tuple(_notes(options, unknown)),
     )
 
 
@@ -266,7 +266,7 @@ def given(options: Options) -> tuple[tuple[str, str, str], ...]:
     return tuple(found)
 
 
-def _told(options: Options, unknown_signals: Sequence[str]) -> Iterator[str]:
+def _notes(options: Options, unknown_signals: Sequence[str]) -> Iterator[str]:
     """What does not count, as torchrun passes over it too, for people."""
     for name in unknown_signals:
         yield f"--signals-to-handle: {no_signal(name)}; ignoring it"

@@ -83,7 +83,7 @@ def run(options: Options, line: CommandLine, began: Began) -> int:
 
         say_as(as_json_message)
     if began.hosts_present or began.caller is None:  # launch() knows which are the program's
-        request = replace(request, told=(*request.told, *_misplaced(options, program, line)))
+        request = replace(request, notes=(*request.notes, *_misplaced(options, program, line)))
     if options.submit == "ray":
         from meshrun.cli.on_ray import launch_on_ray
 
@@ -133,8 +133,8 @@ def _launch(request: LaunchRequest, options: Options, line: CommandLine, began: 
         check_hosts(request, options)
     if request.remote is not None:
         _check_host(request, None)
-        for told in request.rendezvous.told:
-            say(f"meshrun: {told}")
+        for note in request.rendezvous.notes:
+            say(f"meshrun: {note}")
         return launch_on_hosts(request, line, report=options.report)
     return launch_here(
         request, line, cluster, show_timings=options.timings, report=options.report, began=began
@@ -188,7 +188,7 @@ def show_plan(request: LaunchRequest, options: Options) -> None:
     from meshrun import app
     from meshrun.report.plan_output import print_plan
 
-    for line in request.told:
+    for line in request.notes:
         say(f"meshrun: {line}")
     request, cluster = app.ask_cluster(request)
     check_hosts(request, options)
@@ -246,7 +246,7 @@ def launch_here(
         return launch_on_nodes(request, line.words(), job=request.rendezvous.step_of)
     plan = app.plan_or_decline(request, cluster)
     set_title("launcher", *sys.argv[1:])
-    quiet = began.is_told
+    quiet = began.is_quiet
     progress = StartProgress(plan, quiet=quiet)
 
     def replan(plan: LaunchPlan) -> None:

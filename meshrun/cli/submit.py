@@ -84,8 +84,8 @@ def submit(options: Options, request: LaunchRequest, line: CommandLine) -> int:
     dry_run, output = options.dry_run, options.output
     if output is not None and not dry_run:
         raise UsageError("--output requires --dry-run")
-    for told in request.told:
-        say(f"meshrun: {told}")
+    for note in request.notes:
+        say(f"meshrun: {note}")
     job = _job(scheduler, options, request, line)
     if scheduler == "slurm":
         return _slurm(job, dry_run, output)

@@ -174,7 +174,7 @@ class Output:
             times.append(self._look_at_ns)
         return min((at for at in times if at is not None), default=None)
 
-    def pause_or_go_on(self) -> None:
+    def pause_or_resume(self) -> None:
         """Read ranks only while the reader of our own output keeps up."""
         if self._reading != self._console.is_full:
             return
@@ -355,7 +355,7 @@ class Output:
             give_up: Whether the readers of our own output have had their time.
         """
         while (self._pipes or self._tails or self._console.waiting) and not give_up():
-            self.pause_or_go_on()
+            self.pause_or_resume()
             if self._console.is_full or not (self._pipes or self._tails):
                 flush()
                 continue

@@ -16,7 +16,7 @@ from meshrun.lifecycle.phases import Gate, Link, NodesPhase, Phase
 from meshrun.lifecycle.restart import (
     cause_of_change,
     decide_restart,
-    may_go_on,
+    may_continue,
     may_restart,
 )
 from meshrun.lifecycle.shutdown import Step, end_zygote, leave, mark_stopped, say_idle
@@ -106,7 +106,7 @@ def _all_idle(state: State, event: AllIdle) -> Step:
         ranks.update(outcome.ranks)
     nodes = replace(_known(state), ranks=ranks, outcomes=event.outcomes)
     state = replace(state, nodes=nodes)
-    if nodes.change is not None and may_go_on(state):
+    if nodes.change is not None and may_continue(state):
         return _regroup(state, cause_of_change(state, nodes.change))
     if not state.stopping:  # every rank ended well
         return state, [Decide(next_after=None)]

@@ -93,10 +93,10 @@ def _failure_of_no_rank(state: State) -> str | None:
 
 def may_restart(state: State) -> bool:
     """Whether a restart is left, and the launch is not over for another reason."""
-    return state.max_restarts > state.restarts and may_go_on(state)
+    return state.max_restarts > state.restarts and may_continue(state)
 
 
-def may_go_on(state: State) -> bool:
+def may_continue(state: State) -> bool:
     """Whether nothing has happened that ends the launch, whatever restarts are left."""
     found = (state.broken, state.excluded, state.failed_check)
     is_over = state.signals or any(each is not None for each in found)

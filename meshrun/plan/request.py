@@ -89,7 +89,7 @@ class Rendezvous(RendezvousSettings):
     master_port: int | None = None
     step_of: str | None = None
     """The Slurm job whose ``srun`` is to start a launcher on each node, from this shell of it."""
-    told: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     """Notes about the facts of a scheduler."""
 
 
@@ -243,7 +243,7 @@ class LaunchRequest:
     console: ConsoleRequest = field(default_factory=ConsoleRequest)
     sources: tuple[tuple[str, str, str], ...] = ()
     """(option, value, where it came from) of each that was given."""
-    told: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     """Notes about options that are ignored."""
 
     @property

@@ -18,7 +18,7 @@ def fit_to_cluster(
 ) -> LaunchRequest:
     """Return the request with the nodes, and where they meet, as the scheduler says.
 
-    What the user said counts first; what was found is in ``sources``, and in ``told`` for people.
+    What the user said counts first; what was found is in ``sources``, and in ``notes`` for people.
 
     Args:
         request: What the user said.
@@ -56,7 +56,7 @@ def fit_to_cluster(
     if facts.nnodes is not None and facts.task is not None:
         nnodes = min(nnodes, facts.nnodes)  # others cannot come later
     if nnodes == 1:
-        alone = replace(asked, least_nodes=None, told=_told_alone(facts))
+        alone = replace(asked, least_nodes=None, notes=_note_alone(facts))
         given = request.nnodes if asked.least_nodes is None else 1
         return replace(request, nnodes=given, rendezvous=alone)
     return _on_several(request, facts, nnodes)
@@ -160,7 +160,7 @@ def _on_several(request: LaunchRequest, facts: ClusterFacts, nnodes: int) -> Lau
     node_rank = changes.get("node_rank", asked.node_rank)
     place = "" if node_rank is None else f"node {node_rank} of "
     notes = "".join(f"; ignored: {note}" for note in facts.notes)
-    changes["told"] = (f"{facts.system}, {facts.evidence}: {place}{nnodes} nodes{notes}",)
+    changes["notes"] = (f"{facts.system}, {facts.evidence}: {place}{nnodes} nodes{notes}",)
     return replace(
         request,
         nnodes=nnodes,
@@ -206,7 +206,7 @@ def note_few_cores(
     asked = request.rendezvous
     shared = f"{count(workers, 'worker')} to {bound} of {count(cores, 'core')}"
     line = f"{facts.system} binds {shared}: {_unbound(facts, workers)}"
-    return replace(request, rendezvous=replace(asked, told=(*asked.told, line)))
+    return replace(request, rendezvous=replace(asked, notes=(*asked.notes, line)))
 
 
 def _unbound(facts: ClusterFacts, workers: int) -> str:
@@ -238,9 +238,9 @@ def _in_shell(
             else f"start one launcher per node: {command}",
         )
     if request.nnodes is None and not says_where and (facts.nnodes or 1) > 1:
-        told = f"{facts.system}, {facts.evidence}: launching on one of {facts.nnodes} nodes;"
+        note = f"{facts.system}, {facts.evidence}: launching on one of {facts.nnodes} nodes;"
         on_all = f"--nnodes {facts.nnodes}" if may_step or facts.starter else command
-        return replace(request, rendezvous=replace(asked, told=(f"{told} to use all: {on_all}",)))
+        return replace(request, rendezvous=replace(asked, notes=(f"{note} to use all: {on_all}",)))
     return request
 
 
@@ -249,8 +249,8 @@ def _in_a_step(request: LaunchRequest, facts: ClusterFacts) -> LaunchRequest:
     asked, nnodes = request.rendezvous, request.nnodes or 1
     if asked.least_nodes is not None and facts.nnodes is not None:
         nnodes = max(asked.least_nodes, min(nnodes, facts.nnodes))
-    told = f"{facts.system}, {facts.evidence}: srun starts a launcher on each node"
-    rendezvous = replace(asked, backend=_backend(asked), step_of=facts.job_id, told=(told,))
+    note = f"{facts.system}, {facts.evidence}: srun starts a launcher on each node"
+    rendezvous = replace(asked, backend=_backend(asked), step_of=facts.job_id, notes=(note,))
     return replace(request, nnodes=nnodes, rendezvous=rendezvous)
 
 
@@ -279,11 +279,11 @@ def _on_hosts_of_job(request: LaunchRequest, facts: ClusterFacts) -> LaunchReque
     hosts = tuple(Host(name) for name in facts.hosts[:nnodes])
     reach = replace(request.reach, starter=request.reach.starter or facts.starter)
     fitted = fit_to_hosts(request, remote_of(reach, hosts))
-    told = (
+    note = (
         f"{facts.system}, {facts.evidence}: starting a launcher on each of {nnodes} hosts with"
         f" {reach.starter}"
     )
-    return replace(fitted, rendezvous=replace(fitted.rendezvous, told=(told,)))
+    return replace(fitted, rendezvous=replace(fitted.rendezvous, notes=(note,)))
 
 
 def remote_of(reach: Reach, hosts: tuple[Host, ...]) -> Remote:
@@ -323,7 +323,7 @@ def _check_launchers(facts: ClusterFacts) -> None:
     raise error
 
 
-def _told_alone(facts: ClusterFacts) -> tuple[str, ...]:
+def _note_alone(facts: ClusterFacts) -> tuple[str, ...]:
     if facts.nnodes is not None:
         return ()
     which = "" if facts.node_rank is None else f"this is node {facts.node_rank}; "

@@ -120,7 +120,7 @@ class Coordinator:
             board=board,
             most=config.nnodes,
             every_s=self._every_s,
-            come=self._come,
+            on_join=self._on_join,
         )
         self._regroup()
 
@@ -213,7 +213,7 @@ class Coordinator:
         else:
             self._lose(number, connection.closed)
 
-    def _come(self, connection: Connection, said: Sequence[Message]) -> None:
+    def _on_join(self, connection: Connection, said: Sequence[Message]) -> None:
         info = next((message for message in said if isinstance(message, Join | GaveUp)), None)
         if info is None or connection.closed is not None:
             connection.close("it gave up")
@@ -365,12 +365,12 @@ class Coordinator:
             return
         self._wish = self._deadline = None
         if list(choice.participants) == list(self._ran):
-            self._go_on(generation)
+            self._continue(generation)
         else:
             self._begin(generation, choice)
         self._tell_spares()
 
-    def _go_on(self, generation: int) -> None:
+    def _continue(self, generation: int) -> None:
         """Begin the next generation with the nodes of the last."""
         cause = self._causes[-1]
         self._round.broadcast(Begin(generation=generation, cause=cause))

@@ -18,7 +18,7 @@ class DuplicateCoordinator:
     """Connects to the endpoint as a participant would, until it gets an answer.
 
     That may be this node itself, where the address is a translated or a service's one; the node
-    recognises its own card. What comes of the tries is said to nobody: most endpoints never answer.
+    recognizes its own message. Nothing is printed of the tries: most endpoints never answer.
     """
 
     def __init__(self, node: ThisNode) -> None:

@@ -77,7 +77,7 @@ class Lobby:
             board=board,
             most=config.nnodes,
             every_s=self._every_s,
-            come=self._come,
+            on_join=self._on_join,
         )
 
     def begin(self) -> None:
@@ -192,19 +192,19 @@ class Lobby:
             address = self._config.host or self._info.host
         return format_endpoint(address, port)
 
-    def _come(self, connection: Connection, said: list[Message]) -> None:
+    def _on_join(self, connection: Connection, said: list[Message]) -> None:
         number = next(self._counter)
         self._connections[number] = connection
         if connection.closed is None:
             self._board.add(connection, partial(self._on_ready, number))
-        self._heed(number, connection, said)
+        self._handle(number, connection, said)
 
     def _on_ready(self, number: int) -> None:
         connection = self._connections.get(number)
         if connection is not None:
-            self._heed(number, connection, connection.receive())
+            self._handle(number, connection, connection.receive())
 
-    def _heed(self, number: int, connection: Connection, said: list[Message]) -> None:
+    def _handle(self, number: int, connection: Connection, said: list[Message]) -> None:
         for message in said:
             if self._failure is not None and isinstance(message, Join | GaveUp):
                 self._refuse(number, self._failure)
@@ -214,7 +214,7 @@ class Lobby:
             elif isinstance(message, GaveUp) and self._config.is_elastic:
                 self._refuse(number, message.as_error())  # it waits for an answer
                 self._drop(number, message.reason)
-                self._go_on_without(message)
+                self._continue_without(message)
             elif isinstance(message, GaveUp):
                 self._fail(message.as_error())
         if self._connections.get(number) is connection:
@@ -244,7 +244,7 @@ class Lobby:
         if self._failure is None and self._expected.is_complete:
             self._meet()
 
-    def _go_on_without(self, word: GaveUp) -> None:
+    def _continue_without(self, word: GaveUp) -> None:
         """In an elastic launch, continue without a node that failed before it joined."""
         self._tell_all(f"{word.host} cannot take part: {word.reason}")
         self._expected.left_out += self._config.last_call_s is None

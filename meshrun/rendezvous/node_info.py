@@ -41,7 +41,7 @@ class NodeInfo:
 
 
 def read_info(text: bytes, key: str) -> NodeInfo:
-    """Return the card that ``text`` is, found under ``key``.
+    """Return what ``text`` says of a node, found under ``key``.
 
     Raises:
         RendezvousError: If it is none.

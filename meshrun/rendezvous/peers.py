@@ -148,9 +148,9 @@ class Peers:
             case GaveUp() if self._side is None:
                 self._fail(event.as_error())
             case Negotiated():
-                self._go_on(event)
+                self._connect_as_negotiated(event)
 
-    def _go_on(self, found: Negotiated) -> None:
+    def _connect_as_negotiated(self, found: Negotiated) -> None:
         """torch's rendezvous is done: the launchers connect."""
         if self._negotiation is None or self._side is not None:
             return

@@ -37,7 +37,7 @@ class Unauthenticated:
         listener: Where nodes connect; the caller closes it.
         most: How many may come at once, where that is more than otherwise.
         every_s: How often beats go to those who belong to the launch.
-        come: Called with the link, no longer watched and perhaps closed, and the first that it
+        on_join: Called with the link, no longer watched and perhaps closed, and the first that it
             says once it has proved what it is.
     """
 
@@ -49,9 +49,10 @@ class Unauthenticated:
         board: Connections,
         most: int = 0,
         every_s: float = BEAT_S,
-        come: Callable[[Connection, list[Message]], None],
+        on_join: Callable[[Connection, list[Message]], None],
     ) -> None:
-        self._listener, self._secret, self._board, self._come = listener, secret, board, come
+        self._listener, self._secret, self._board = listener, secret, board
+        self._on_join = on_join
         self._every_s, self._most = every_s, max(_MOST, most)
         self._connections: dict[int, Connection] = {}
         """The oldest first."""
@@ -124,7 +125,7 @@ class Unauthenticated:
         said: list[Message] = [each for each in connection.receive() if not isinstance(each, Beat)]
         if said:
             self._board.drop(self._take_out(number))
-            self._come(connection, said)
+            self._on_join(connection, said)
         elif connection.closed is not None:
             self._drop(number, connection.closed)
         else:

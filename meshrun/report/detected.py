@@ -96,8 +96,8 @@ def _launch(found: Detected) -> dict[str, Any] | None:
         "device": plan.device_type,
         "starter": starter,
         "notes": [
-            *plan.request.told,
-            *(told for told in plan.request.rendezvous.told if not _repeats(told, found.facts)),
+            *plan.request.notes,
+            *(note for note in plan.request.rendezvous.notes if not _repeats(note, found.facts)),
         ],
         "hosts": list(request.hosts),
         "meeting": {
@@ -113,9 +113,9 @@ def _launch(found: Detected) -> dict[str, Any] | None:
     }
 
 
-def _repeats(told: str, facts: ClusterFacts | None) -> bool:
+def _repeats(note: str, facts: ClusterFacts | None) -> bool:
     """Whether a note for people says what stands here anyway."""
-    return facts is not None and told.startswith(f"{facts.system}, {facts.evidence}: node ")
+    return facts is not None and note.startswith(f"{facts.system}, {facts.evidence}: node ")
 
 
 def _rows(found: dict[str, Any]) -> Iterator[tuple[str, str]]:

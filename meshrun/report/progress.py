@@ -121,7 +121,7 @@ class StartProgress:
         if isinstance(event, LaunchBegan) and self._plan.passes_over_accelerators:
             console.note(f"the mesh is on the CPU: {self._plan.device_reason}")
         if isinstance(event, LaunchBegan) and not self._plan.node_rank:
-            for line in (*self._plan.request.told, *self._plan.request.rendezvous.told):
+            for line in (*self._plan.request.notes, *self._plan.request.rendezvous.notes):
                 console.note(line)
         # What other nodes have is known once they have met, and may change as they come and go.
         is_planned = isinstance(event, Met if self._plan.rendezvous is not None else LaunchBegan)

@@ -16,7 +16,7 @@ from meshrun.supervisor.signals import SignalQueue
 
 
 class HostPool:
-    """Every host's station, the console they share, and the signals that come meanwhile.
+    """Every host's session, the console they share, and the signals that come meanwhile.
 
     Time in which a reader of our output keeps us from listening counts for nothing.
     """

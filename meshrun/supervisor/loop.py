@@ -286,7 +286,7 @@ class Loop:
     def _turn(self) -> None:
         """Wait for something to happen and deal with it."""
         self._slow_readers.watch()
-        self._output.pause_or_go_on()
+        self._output.pause_or_resume()
         is_paused = self._pause.is_on and not self._output.has_more
         # What is due moves with the time while ranks are stopped.
         self._reactor.wait(least_s=_PAUSED_TURN_S if is_paused else 0.0)

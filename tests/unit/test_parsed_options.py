@@ -71,7 +71,7 @@ def test_a_template_has_known_fields_alone() -> None:
 
     found = build_request(Options({}, {}, {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "$x"}), PROGRAM)
     assert found.console.template == "$x"
-    assert found.told == ("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE: unknown field `$x`",)
+    assert found.notes == ("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE: unknown field `$x`",)
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def test_everything_is_found_in_a_step_of_slurm() -> None:
     assert found.rendezvous == Rendezvous(
         node_rank=1, run_id="7.0", master_addr="sl0", master_port=23456,
         coordinators=("sl0", "10.77.0.1"), hosts=("sl0", "sl1", "sl2"),
-        told=("Slurm, step 0 of job 7: node 1 of 3 nodes",),
+        notes=("Slurm, step 0 of job 7: node 1 of 3 nodes",),
     )  # fmt: skip
     assert found.sources == tuple(
         (name, value, "Slurm")
@@ -84,7 +84,7 @@ def test_a_job_of_mpirun_has_a_secret() -> None:
 
     assert found.secret == "of the job"
     assert "of the job" not in repr(found)
-    assert found.told[0].endswith("node 0 of 2 nodes; ignored: Slurm: job 7, around Open MPI")
+    assert found.notes[0].endswith("node 0 of 2 nodes; ignored: Slurm: job 7, around Open MPI")
 
 
 @pytest.mark.parametrize(
@@ -217,11 +217,11 @@ def test_a_shell_in_an_allocation_launches_on_one_node() -> None:
     told = fitted(replace(SHELL, nnodes=2))
 
     assert told.nnodes is None
-    assert told.rendezvous.told[0].endswith(
+    assert told.rendezvous.notes[0].endswith(
         "one of 2 nodes; to use all: srun --ntasks-per-node=1 meshrun ..."
     )
     with_srun = fit_to_cluster(request(), replace(SHELL, nnodes=2), may_step=True)
-    assert with_srun.rendezvous.told[0].endswith(": --nnodes 2")
+    assert with_srun.rendezvous.notes[0].endswith(": --nnodes 2")
 
 
 def test_a_script_launches_on_the_hosts_of_its_job() -> None:
@@ -235,10 +235,10 @@ def test_a_script_launches_on_the_hosts_of_its_job() -> None:
     hosts = (Host("n1"), Host("n2"))
     assert by_qrsh.remote == Remote(hosts=hosts, starter="qrsh", export=("WANDB_*",))
     assert by_ssh == Remote(hosts=hosts, starter="ssh")
-    assert by_qrsh.rendezvous.told[0].endswith("starting a launcher on each of 2 hosts with qrsh")
+    assert by_qrsh.rendezvous.notes[0].endswith("starting a launcher on each of 2 hosts with qrsh")
     alone = fit_to_cluster(request(), SCRIPT, may_step=True)
     assert alone.remote is None
-    assert alone.rendezvous.told[0].endswith("launching on one of 2 nodes; to use all: --nnodes 2")
+    assert alone.rendezvous.notes[0].endswith("launching on one of 2 nodes; to use all: --nnodes 2")
 
 
 @pytest.mark.parametrize(
@@ -297,11 +297,11 @@ def test_an_indexed_job_needs_the_number_of_nodes() -> None:
     alone, several = fitted(INDEXED), fitted(INDEXED, nnodes=4)
 
     assert alone.nnodes is None
-    assert alone.rendezvous.told == (
+    assert alone.rendezvous.notes == (
         "Kubernetes Indexed Job, index 2: this is node 2; the number of nodes is unknown, so"
         " launching on one; use --nnodes N for more",
     )
-    assert several.rendezvous.told == ("Kubernetes Indexed Job, index 2: node 2 of 4 nodes",)
+    assert several.rendezvous.notes == ("Kubernetes Indexed Job, index 2: node 2 of 4 nodes",)
     assert (several.rendezvous.node_rank, several.rendezvous.master_addr) == (2, "train-0.svc")
 
 

@@ -37,7 +37,7 @@ def test_a_launcher_out_of_descriptors_takes_connections_later() -> None:
 
         board = Connections(reactor, notes.append)
         unauthenticated = Unauthenticated(
-            listener, secret=b"s" * 32, board=board, come=lambda *_: None
+            listener, secret=b"s" * 32, board=board, on_join=lambda *_: None
         )
         with socket.create_connection(listener.getsockname(), timeout=10) as caller:
             with no_more_descriptors():
