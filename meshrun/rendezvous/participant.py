@@ -451,4 +451,4 @@ class Participant:
             self._connecting.close()
         if self._connection is not None:
             self._connection.flush()
-            self._board.close(self._connection, "the launch is over")
+            self._board.close(self._connection, "the launch has ended")

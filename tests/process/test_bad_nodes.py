@@ -49,7 +49,7 @@ def test_failures_are_counted_across_jobs(fake_torch: object, tmp_path: Path) ->
         "excluded by rank 1: the self-test failed\\nat GPU 1",
         *["rank 1 was killed by SIGBUS"] * 2,
     ]
-    assert f"meshrun: {HOST} failed 3 times in 2 jobs of the last 30 days" in second.stderr
+    assert f"meshrun: {HOST} failed 3 times in 2 jobs in the last 30 days" in second.stderr
 
 
 def test_old_failures_and_other_lines_do_not_count(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_old_failures_and_other_lines_do_not_count(tmp_path: Path) -> None:
     file.write_text("no JSON\n[]\n" + "".join(f"{json.dumps(line)}\n" for line in lines))
 
     (told,) = describe_history(read_history(str(file)), now)
-    assert told.startswith("b failed 3 times in 3 jobs of the last 30 days")
+    assert told.startswith("b failed 3 times in 3 jobs in the last 30 days")
     assert read_history(str(tmp_path / "none")) == []
     assert list(describe_history([Failure(time=now, host="c", run_id="1", reason="z")], now)) == []
 
@@ -75,7 +75,7 @@ def test_a_node_that_failed_too_often_starts_nothing(tmp_path: Path) -> None:
     words = ("--nproc-per-node", "1", "--node-history", file, "--max-node-failures")
     done = run_meshrun(*words, "1", tmp_path / "none.py", env=env)
     assert done.returncode == 78
-    assert f"error: {HOST} failed 2 times in 1 job of the last 30 days" in done.stderr
+    assert f"error: {HOST} failed 2 times in 1 job in the last 30 days" in done.stderr
     assert "hint: leave the node out: " in done.stderr
     assert run_meshrun(*words, "2", "--no-python", "true", env=env).returncode == 0
     alone = run_meshrun("--max-node-failures", "2", "--no-python", "true")
