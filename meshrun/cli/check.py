@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 
@@ -67,7 +66,7 @@ def check_mesh(
     from meshrun.check.judge import dim_rows, failed_hosts, judge, unmet
     from meshrun.check.measured import RESULT_FILE, Measured
     from meshrun.layout import Layout
-    from meshrun.protocol.packing import take
+    from meshrun.protocol.packing import read_json, take
 
     with private_folder() as folder:
         path = os.path.join(folder, "measured")
@@ -76,7 +75,7 @@ def check_mesh(
         if code or not os.path.exists(path):
             return code
         with open(path) as file:
-            measured: Measured = take(Measured, json.load(file))
+            measured: Measured = take(Measured, read_json(file.read()))
     from meshrun.report.check_picture import render_check_svg
     from meshrun.report.check_result import check_as_json, render_check
     from meshrun.report.plan_output import print_text

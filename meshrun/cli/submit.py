@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import secrets
@@ -21,6 +20,7 @@ from meshrun.plan.masking import Mask
 from meshrun.plan.parse import parse_choice
 from meshrun.plan.plan import build_plan
 from meshrun.plan.request import LaunchRequest
+from meshrun.protocol.packing import read_json
 from meshrun.report.plan_output import print_text
 from meshrun.ssh.remote_command import asked_for
 from meshrun.start import own_command
@@ -140,7 +140,7 @@ def _kubernetes(kind: str, job: Job, dry_run: bool, output: str | None) -> int:
 def _created(text: str) -> tuple[dict[str, Any], str]:
     """Return (the owner of what belongs to a job, its name for people), as kubectl printed it."""
     try:
-        found = json.loads(text)
+        found = read_json(text)
         version, kind, metadata = found["apiVersion"], found["kind"], found["metadata"]
         name, uid = metadata["name"], metadata["uid"]
     except (ValueError, KeyError, TypeError) as error:

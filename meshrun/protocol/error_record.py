@@ -14,6 +14,7 @@ from contextlib import suppress
 from meshrun.errors import MeshrunError
 from meshrun.host.log_file import Opener
 from meshrun.host.whole_file import write_whole
+from meshrun.protocol.packing import read_json
 from meshrun.protocol.rank_end import RankRaised
 from meshrun.protocol.result import LaunchResult
 
@@ -24,7 +25,7 @@ def read_record(path: str, rank: int, opener: Opener) -> RankRaised | None:
     """Return the exception in an error file, or ``None`` if there is none to be read."""
     try:
         with open(path, "rb", opener=opener) as file:
-            message = json.loads(file.read(_MOST_BYTES))["message"]
+            message = read_json(file.read(_MOST_BYTES))["message"]
         if isinstance(message, str):
             headline, trace = message, message
         else:

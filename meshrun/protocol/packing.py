@@ -37,6 +37,18 @@ def pack(kind: type[Any], values: Mapping[str, object]) -> bytes:
     return json.dumps([kind.__name__, values]).encode()
 
 
+def read_json(text: str | bytes) -> Any:
+    """Return what a text of JSON says.
+
+    Raises:
+        ValueError: If it is none, or is nested too deeply to be read.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
 def unpack(text: bytes, kinds: Mapping[str, type[Any]], clean: Callable[[str], str] = str) -> Any:
     """Return what ``pack`` made ``text`` of; fields with a default may be missing.
 
@@ -49,9 +61,9 @@ def unpack(text: bytes, kinds: Mapping[str, type[Any]], clean: Callable[[str], s
         ValueError: If it is none of ``kinds``, or a field has a value that it cannot have.
     """
     try:
-        name, values = json.loads(text)
+        name, values = read_json(text)
         return take(kinds[name], values, clean)
-    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, OverflowError) as error:
         raise ValueError(f"not a message: {text[:80]!r}") from error
 
 

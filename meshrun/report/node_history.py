@@ -11,22 +11,27 @@ import json
 import os
 import re
 import signal
+import stat
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from meshrun.console.console import Console
-from meshrun.errors import HostError, NodeExcludedError
+from meshrun.errors import HostError, MeshrunError, NodeExcludedError
 from meshrun.host.exclusion import how_to_exclude, node_name
+from meshrun.host.whole_file import check_target
 from meshrun.lifecycle.blame import describe_verdict, judge
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.events import Checked, Event, NodeExcluded, NodeLost, RankStarted
+from meshrun.protocol.packing import read_json
+from meshrun.protocol.printable import one_line
 from meshrun.protocol.rank_end import RankExited, RankRaised
 from meshrun.protocol.result import LaunchResult
 from meshrun.wording import count
 
 _DAYS = 30
+_DAY_S = 86400
 _MANY = 3
 """Failures of a node after which it is named."""
 _OF_NODE = re.compile(
@@ -50,10 +55,17 @@ class Failure:
 def note_failure(path: str, host: str, run_id: str, reason: str) -> str | None:
     """Append a failure to the file; return why that cannot be done."""
     line = {"time": time.time(), "host": host, "run_id": run_id, "reason": reason}
+    text = f"{json.dumps(line)}\n".encode()
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        fd = os.open(
+            path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666
+        )
         try:
-            os.write(fd, f"{json.dumps(line)}\n".encode())
+            size = os.fstat(fd).st_size
+            if size and os.pread(fd, 1, size - 1) != b"\n":  # half a line, as a full disk leaves it
+                text = b"\n" + text
+            while text:
+                text = text[os.write(fd, text) :]
         finally:
             os.close(fd)
     except OSError as error:
@@ -115,7 +127,10 @@ class NodeHistory:
     def end(self, _state: State, result: LaunchResult) -> None:
         """Name nodes that fail often, after a launch that failed."""
         if result.exit_code and not self._plan.node_rank:
-            self._tell(read_history(self._path))
+            try:
+                self._tell(read_history(self._path))
+            except MeshrunError as error:  # it was there at the start
+                self._console.note(error.message)
 
     def _append(self, host: str, reason: str) -> None:
         if (why_not := note_failure(self._path, host, self._run_id, reason)) is not None:
@@ -130,15 +145,24 @@ def read_history(path: str) -> list[Failure]:
     """Return what a file has; nothing if there is none. Lines that are none are passed over.
 
     Raises:
-        HostError: If it cannot be read.
+        UsageError: If the path cannot name a file.
+        HostError: If it cannot be read, or could not be written.
     """
+    check_target(path, "--node-history")
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
+        with open(path, encoding="utf-8", errors="replace", opener=_open_at_once) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise HostError(f"--node-history: `{path}` is not a regular file")
             return list(_parse(file))
     except FileNotFoundError:
         return []
     except OSError as error:
         raise HostError(f"--node-history: cannot read `{path}`: {error.strerror}") from error
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a file without waiting for whoever writes to it, should it be a pipe."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def describe_history(known: Iterable[Failure], now_s: float) -> Iterator[str]:
@@ -152,7 +176,8 @@ def describe_history(known: Iterable[Failure], now_s: float) -> Iterator[str]:
 
 
 def _recent(known: Iterable[Failure], now_s: float) -> list[Failure]:
-    return [failure for failure in known if failure.time > now_s - _DAYS * 86400]
+    begin_s, end_s = now_s - _DAYS * _DAY_S, now_s + _DAY_S  # clocks of nodes differ
+    return [failure for failure in known if begin_s < failure.time < end_s]
 
 
 def _describe(failures: Sequence[Failure]) -> str:
@@ -168,14 +193,14 @@ def _describe(failures: Sequence[Failure]) -> str:
 def _parse(lines: Iterable[str]) -> Iterator[Failure]:
     for line in lines:
         try:
-            found = json.loads(line)
+            found = read_json(line)
             yield Failure(
                 time=float(found["time"]),
-                host=str(found["host"]),
+                host=one_line(str(found["host"])),
                 run_id=str(found["run_id"]),
-                reason=str(found["reason"]),
+                reason=one_line(str(found["reason"])),
             )
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError):
             continue
 
 

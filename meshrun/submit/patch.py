@@ -6,12 +6,12 @@ Source:
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from meshrun.errors import UsageError
+from meshrun.protocol.packing import read_json
 from meshrun.submit.yaml import Explained
 
 _KEYS: Mapping[str, tuple[str, ...]] = {
@@ -80,13 +80,15 @@ def read_patches(text: str, source: str) -> tuple[Patch, ...]:
 
 def _read(text: str) -> list[Any]:
     try:
-        return [json.loads(text)]
+        return [read_json(text)]
     except ValueError:
         import yaml  # which is not needed for JSON
     try:
         return list(yaml.safe_load_all(text))
     except yaml.YAMLError as error:
         raise ValueError(error) from error
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def _check_keys(patch: Patch, value: Any) -> None:

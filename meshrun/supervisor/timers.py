@@ -10,7 +10,6 @@ Source:
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import stat
 import time
@@ -22,6 +21,7 @@ from meshrun.errors import HostError
 from meshrun.host.processes import is_below, send_signal
 from meshrun.host.reactor import Reactor
 from meshrun.host.reactor import Timer as Alarm
+from meshrun.protocol.packing import read_json
 
 _ENABLED = "TORCHELASTIC_ENABLE_FILE_TIMER"
 _FILE = "TORCHELASTIC_TIMER_FILE"
@@ -94,7 +94,7 @@ class Timers:
 
     def _take(self, line: bytes) -> None:
         try:
-            request = json.loads(line)
+            request = read_json(line)
             timer = _Timer(
                 int(request["pid"]),
                 str(request["scope_id"]),

@@ -39,7 +39,10 @@ from meshrun.worker.sys_path import first_path, holds, on_path
 from meshrun.zygote.guard import end_marked
 
 _ANSWERS_WITHIN_S = 10.0
+_WOKEN_EVERY_S = 0.2
 _PACKET = 64 * 1024
+_PROCESSES = 2
+"""Whose descriptors the keeper sends: the zygote's and its own."""
 _TITLE = " " * 200
 """Room for the titles of the processes that are forked from a server."""
 _NO_MARK = "0" * 16
@@ -53,26 +56,34 @@ class WarmZygote:
     _process: int
     """A descriptor of it."""
     _keeper: socket.socket
+    _keeper_process: int
     _mark: str
 
     def kill(self) -> None:
         """End it at once; the kernel ends its ranks."""
-        with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._process, signal.SIGKILL)
+        _send_signal(self._process, signal.SIGKILL)
 
     def wait(self) -> tuple[int, Ended]:
         """Wait until nothing of it is left; return its wait status, and what could not be ended."""
-        ended, _ = _receive(self._keeper)
+        ended = self._hear()
         with suppress(OSError):
             self._keeper.send(encode(Dismiss()))
-            self._keeper.recv(_PACKET)  # its end
+            self._hear()  # its end
         if not isinstance(ended, ZygoteEnded):  # the keeper was killed
             self.kill()
             end_marked(self._mark)
             ended = ZygoteEnded(wait_status=signal.SIGKILL, survivors=[], denied=[])
         self._keeper.close()
         os.close(self._process)
+        os.close(self._keeper_process)
         return ended.wait_status, Ended(0, tuple(ended.survivors), tuple(ended.denied))
+
+    def _hear(self) -> Message | None:
+        """Return what the keeper says, ``None`` at its end; one that was stopped is woken."""
+        while True:
+            with suppress(TimeoutError):
+                return _receive(self._keeper)[0]
+            _send_signal(self._keeper_process, signal.SIGCONT)
 
 
 class WarmRun:
@@ -268,18 +279,20 @@ class WarmRun:
 
     def _ask(self, pid: int, charge: Charge, fds: Sequence[int]) -> WarmZygote | None:
         assert self._place is not None  # noqa: S101
-        connection = self._place.connect(pid)
+        connection = self._place.connect(pid, _ANSWERS_WITHIN_S)
         folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
         try:
-            connection.settimeout(_ANSWERS_WITHIN_S)
             with _in_memory(encode(charge)) as text:
                 socket.send_fds(connection, [encode(StartZygote())], [text, folder, *fds])
-            forked, process = _receive(connection)
-            if not isinstance(forked, ZygoteForked) or len(process) != 1:
+            forked, processes = _receive(connection)
+            if not isinstance(forked, ZygoteForked) or len(processes) != _PROCESSES:
+                for process in processes:
+                    os.close(process)
                 connection.close()
                 return None
-            connection.settimeout(None)
-            return WarmZygote(forked.pid, process[0], connection, charge.mark)
+            connection.settimeout(_WOKEN_EVERY_S)
+            zygote, keeper = processes
+            return WarmZygote(forked.pid, zygote, connection, keeper, charge.mark)
         except OSError:
             connection.close()
             raise
@@ -287,9 +300,14 @@ class WarmRun:
             os.close(folder)
 
 
+def _send_signal(process: int, signum: int) -> None:
+    with suppress(ProcessLookupError):
+        signal.pidfd_send_signal(process, signum)
+
+
 def _receive(connection: socket.socket) -> tuple[Message | None, list[int]]:
     try:
-        packet, fds, _, _ = socket.recv_fds(connection, _PACKET, 1)
+        packet, fds, _, _ = socket.recv_fds(connection, _PACKET, _PROCESSES)
         return (decode(packet) if packet else None), fds
     except (ConnectionError, ValueError):
         return None, []

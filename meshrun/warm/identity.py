@@ -123,7 +123,7 @@ def _changed_files(server: Server) -> Iterator[Mismatch]:
             why = f"the imports or variables in `{path}` have changed"
             yield Mismatch(why, distance=0, is_forever=True)
     for path, before in server.files.items():
-        if stat_of(path) != tuple(before):
+        if not isinstance(before, list | tuple) or stat_of(path) != tuple(before):
             yield Mismatch(f"`{path}` has changed", distance=0, is_forever=True)
 
 

@@ -99,6 +99,13 @@ def fixed_by_parent() -> dict[str, str]:
     return found
 
 
+def process_namespace() -> str:
+    """Return in which namespace this process's ids of others hold; "" if the system has none."""
+    with contextlib.suppress(OSError):
+        return os.readlink("/proc/self/ns/pid")
+    return ""
+
+
 def is_supported() -> bool:
     """Whether this system tells all of this."""
     return sys.platform == "linux" and os.path.exists("/proc/self/ns")

@@ -89,7 +89,9 @@ def serve_connection(
     os.chdir("/")
     process = os.pidfd_open(pid)
     connection.settimeout(None)
-    _tell(connection, ZygoteForked(pid=pid), process)
+    itself = os.pidfd_open(keeper)
+    _tell(connection, ZygoteForked(pid=pid), process, itself)
+    os.close(itself)
     _keep(connection, pid, process)
     os._exit(0)
 

@@ -20,8 +20,9 @@ from meshrun.host.folder import Folder, who_else_may_write
 from meshrun.host.processes import started_at
 from meshrun.host.sockets import peer_of
 from meshrun.plan.request import Program
-from meshrun.protocol.packing import take
+from meshrun.protocol.packing import read_json, take
 from meshrun.warm.identity import Server
+from meshrun.warm.inherited import process_namespace
 
 _ENDS_WITHIN_S = 30
 _LOCK = "lock"
@@ -59,18 +60,24 @@ class Place:
     def servers(self) -> list[Found]:
         """Return the servers that are alive, the one used last first; forget the others.
 
-        Those of another version may describe themselves otherwise, and are left alone.
+        Those of another version may describe themselves otherwise, and are left alone; so are those
+        of another container that has the same folder.
         """
         found = []
         for name in os.listdir(self.path):
             pid, _, kind = name.partition(".")
-            if kind == "json" and pid.isdecimal():
-                path = f"{self.path}/{name}"
-                if started_at(int(pid)) is None:
-                    self.forget(int(pid))
-                elif (server := self._read(path)) is not None:
-                    with contextlib.suppress(OSError):
-                        found.append(Found(server, os.stat(path).st_mtime))
+            if kind != "json" or not pid.isdecimal():
+                continue
+            path = f"{self.path}/{name}"
+            server = self._read(path)
+            if server is not None and server.fixed.get("pid namespace") != process_namespace():
+                continue
+            born = started_at(int(pid))
+            if born is None or (server is not None and born != server.born):
+                self.forget(int(pid))
+            elif server is not None:
+                with contextlib.suppress(OSError):
+                    found.append(Found(server, os.stat(path).st_mtime))
         return sorted(found, key=lambda each: -each.used)
 
     def starting(self) -> list[int]:
@@ -80,7 +87,10 @@ class Place:
             pid, _, kind = name.partition(".")
             if kind == "starting" and pid.isdecimal():
                 with contextlib.suppress(OSError), open(f"{self.path}/{name}") as file:
-                    if file.read() == started_at(int(pid)):
+                    namespace, _, born = file.read().partition(" ")
+                    if namespace != process_namespace():
+                        continue
+                    if born == started_at(int(pid)):
                         found.append(int(pid))
                         continue
                 self.forget(int(pid))
@@ -92,12 +102,25 @@ class Place:
 
     def begin(self, pid: int) -> None:
         """Have a server known as one that is still importing."""
-        self.write(f"{pid}.starting", started_at(pid) or "")
+        self.write(f"{pid}.starting", f"{process_namespace()} {started_at(pid)}")
 
     def describe(self, server: Server) -> None:
         """Have it found from now on."""
         self.write(f"{server.pid}.json", json.dumps(asdict(server)))
         self._remove(f"{server.pid}.starting")
+
+    def knows(self, pid: int) -> bool:
+        """Whether a server that has described itself can still be found."""
+        return os.path.exists(f"{self.path}/{pid}.json")
+
+    def watch(self) -> None:
+        """Have this process get SIGIO whenever something is removed from the folder.
+
+        Source:
+            ``F_NOTIFY``, fcntl(2); few kernels are built without it.
+        """
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(self._folder, fcntl.F_NOTIFY, fcntl.DN_DELETE | fcntl.DN_MULTISHOT)
 
     def note_use(self, pid: int) -> None:
         """Note that a server was used now."""
@@ -116,13 +139,14 @@ class Place:
         listener.listen(socket.SOMAXCONN)
         return listener
 
-    def connect(self, pid: int) -> socket.socket:
+    def connect(self, pid: int, timeout_s: float) -> socket.socket:
         """Return a connection to a server.
 
         Raises:
-            OSError: If there is none, or it is not this user's.
+            OSError: If there is none, it does not accept it in time, or it is not this user's.
         """
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection.settimeout(timeout_s)
         try:
             connection.connect(self._socket(pid))
             if not is_of_this_user(connection):
@@ -186,10 +210,10 @@ class Place:
     def _read(self, path: str) -> Server | None:
         try:
             with open(path) as file:
-                server: Server = take(Server, json.load(file))
-        except (OSError, ValueError, TypeError, KeyError):
+                server: Server = take(Server, read_json(file.read()))
+        except (OSError, ValueError, TypeError, KeyError, OverflowError):
             return None
-        return server if started_at(server.pid) == server.born else None
+        return server if f"{server.pid}.json" == os.path.basename(path) else None
 
     def _socket(self, pid: int) -> str:
         # An address has at most 107 bytes, and a path may be longer.

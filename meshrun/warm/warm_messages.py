@@ -52,7 +52,7 @@ class Charge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZygoteForked:
-    """Keeper to launcher: it runs; a descriptor of the process comes with the packet."""
+    """Keeper to launcher: it runs; descriptors of it and of the keeper come with the packet."""
 
     pid: int
 

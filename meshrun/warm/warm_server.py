@@ -47,7 +47,8 @@ from meshrun.worker.exit import Ending
 from meshrun.worker.learnt import is_own, stat_of
 from meshrun.zygote.fork_safety import ImportWatch, nvml_answers
 
-_HANDLED = {signal.SIGTERM, signal.SIGCHLD}
+_HANDLED = {signal.SIGTERM, signal.SIGCHLD, signal.SIGIO}
+_STARTS_WITHIN_S = 600
 MOST_SERVERS = 4
 """Each holds about as much memory as the libraries that it has imported."""
 
@@ -79,6 +80,7 @@ class WarmServer:
         self._is_over = False
         """Whether a session that used this server has ended."""
         self._in_child: Callable[[], object] | None = None
+        signal.alarm(_STARTS_WITHIN_S)  # who hangs in an import, or waits for another that does
         with self._place.locked():
             if self._is_there(assignment):
                 os._exit(0)
@@ -86,6 +88,7 @@ class WarmServer:
             self._end_others()
             self._listener = self._place.listen()
             self._place.describe(described)
+        signal.alarm(0)
         self._watch(assignment.session)
 
     def serve(self) -> Callable[[], object]:
@@ -94,9 +97,11 @@ class WarmServer:
         for end in (self._woken, self._wake):
             os.set_blocking(end, False)
         signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for signum in (signal.SIGCHLD, signal.SIGIO):
+            signal.signal(signum, lambda *_: None)
         signal.signal(signal.SIGTERM, lambda *_: self._end())
-        self._reactor.add_reader(self._woken, self._reap)
+        self._place.watch()
+        self._reactor.add_reader(self._woken, self._wake_up)
         self._reactor.add_reader(self._listener, self._accept)
         self._set_idle()
         while self._in_child is None:
@@ -198,7 +203,7 @@ class WarmServer:
     def _leave(self) -> None:
         """In a fork: be no server."""
         signal.set_wakeup_fd(-1)
-        for signum in (signal.SIGTERM, signal.SIGCHLD):
+        for signum in _HANDLED:
             signal.signal(signum, signal.SIG_DFL)
         self._reactor.close()
         self._listener.close()
@@ -206,8 +211,10 @@ class WarmServer:
         for fd in (self._woken, self._wake, *self._sessions):
             os.close(fd)
 
-    def _reap(self) -> None:
+    def _wake_up(self) -> None:
         os.read(self._woken, 4096)
+        if not self._place.knows(os.getpid()):  # as where /tmp was cleared: no run can find it
+            self._end()
         with suppress(ChildProcessError):
             while pid := os.waitpid(-1, os.WNOHANG)[0]:
                 self._keepers.discard(pid)

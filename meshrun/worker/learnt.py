@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from types import ModuleType
 
 from meshrun.host.users_files import is_installed, is_users_file
-from meshrun.protocol.packing import take
+from meshrun.protocol.packing import read_json, take
 
 Stat = tuple[int, int]
 """Time of the last change in nanoseconds, and size in bytes; the size of a folder is 0."""
@@ -72,8 +72,8 @@ def read_learnt(path: str) -> Learnt | None:
     """Return what was written there, if anything can be read."""
     try:
         with open(path) as file:
-            learnt: Learnt = take(Learnt, json.load(file))
-    except (OSError, ValueError, TypeError, KeyError):
+            learnt: Learnt = take(Learnt, read_json(file.read()))
+    except (OSError, ValueError, TypeError, KeyError, OverflowError):
         return None
     return learnt
 

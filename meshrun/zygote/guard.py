@@ -12,6 +12,7 @@ import select
 import signal
 import socket
 import time
+from contextlib import suppress
 from typing import NoReturn
 
 from meshrun.host.leftovers import remove_if_forgotten
@@ -52,8 +53,10 @@ class Guard:
         if self._zygote < 0:
             while True:
                 signal.pause()
-        for process in (self._zygote, self._launcher):
-            _wait_for_end(process)
+        _wait_for_end(self._launcher)
+        with suppress(OSError):  # of a keeper's that is stopped too, the kernel wakes none
+            signal.pidfd_send_signal(self._zygote, signal.SIGCONT)
+        _wait_for_end(self._zygote)
         end_marked(self._mark)
         self.remove_scratch()
         os._exit(0)

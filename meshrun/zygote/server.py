@@ -348,6 +348,7 @@ class ZygoteServer:
         ended = self._end_children(grace_s)
         if launcher_is_gone:
             self._guard.remove_scratch()
+            send_signal(os.getppid(), signal.SIGCONT)  # a keeper that is stopped waits for our end
         else:
             self._tell(ended)
         os._exit(0)

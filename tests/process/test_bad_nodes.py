@@ -6,11 +6,13 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from meshrun.errors import HostError, UsageError
 from meshrun.host.exclusion import how_to_exclude
-from meshrun.report.node_history import Failure, describe_history, read_history
+from meshrun.report.node_history import Failure, describe_history, note_failure, read_history
 from tests.kit import run_meshrun
 
 HOST = os.uname().nodename
@@ -55,12 +57,24 @@ def test_failures_are_counted_across_jobs(fake_torch: object, tmp_path: Path) ->
 def test_old_failures_and_other_lines_do_not_count(tmp_path: Path) -> None:
     """A file that others write to, and that grows old."""
     now, file = time.time(), tmp_path / "history"
+    lines: list[dict[str, Any]]
     lines = [{"time": now - 40 * 86400, "host": "a", "run_id": "1", "reason": "x"}] * 5
     lines += [{"time": now, "host": "b", "run_id": str(run), "reason": "y"} for run in range(3)]
-    file.write_text("no JSON\n[]\n" + "".join(f"{json.dumps(line)}\n" for line in lines))
+    lines += [{**lines[0], "time": each} for each in (float("inf"), now + 10**9, 10**400)]
+    broken = f'no JSON\n[]\n{"[" * 100_000}\n{{"ti'  # and what a full disk left
+    file.write_text(broken)
+    for line in lines[-6:-3]:
+        assert note_failure(str(file), "b", line["run_id"], "y\n\x1b[31m") is None
+    with file.open("a") as opened:
+        opened.writelines(f"{json.dumps(line)}\n" for line in (*lines[:5], *lines[-3:]))
 
     (told,) = describe_history(read_history(str(file)), now)
     assert told.startswith("b failed 3 times in 3 jobs in the last 30 days")
+    assert r"because y\n\x1b[31m; to leave" in told
+    os.mkfifo(fifo := tmp_path / "fifo")
+    for wrong in (fifo, "/dev/zero", tmp_path / "none" / "history"):
+        with pytest.raises((HostError, UsageError), match="--node-history"):
+            read_history(str(wrong))
     assert read_history(str(tmp_path / "none")) == []
     assert list(describe_history([Failure(time=now, host="c", run_id="1", reason="z")], now)) == []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -14,7 +15,15 @@ import psutil
 import pytest
 
 from meshrun.warm.place import Found, Place, usual_place
-from tests.kit import FAKES, PROGRAMS, command, run_meshrun, start_meshrun, wait_until
+from tests.kit import (
+    FAKES,
+    PROGRAMS,
+    command,
+    run_meshrun,
+    start_meshrun,
+    wait_for_states,
+    wait_until,
+)
 
 LIBRARY = """\
 import os
@@ -276,7 +285,10 @@ while not os.path.exists(sys.argv[1]):
 
 @pytest.mark.parametrize(
     "victim",
-    ["server", "keeper", "zygote", "rank", "launcher", "keeper and zygote", "folder"],
+    [
+        *("server", "keeper", "zygote", "rank", "launcher", "keeper and zygote"),
+        *("stopped keeper", "stopped keeper and zygote, launcher", "folder", "removed folder"),
+    ],
 )
 def test_a_death_leaves_nothing(warm: Warm, tmp_path: Path, victim: str) -> None:
     """Whoever is killed: the server's death harms no run, and a run's death harms no server."""
@@ -300,24 +312,30 @@ def test_a_death_leaves_nothing(warm: Warm, tmp_path: Path, victim: str) -> None
             "keeper and zygote": [keeper, zygote],
             "rank": [rank],
             "launcher": [psutil.Process(running.process.pid)],
-            "folder": [],
         }
         mark = running_mark(rank)
-        for process in found[victim]:
+        if victim.startswith("stopped"):
+            held = [keeper, zygote] if "zygote" in victim else [keeper]
+            for process in held:
+                process.suspend()
+            wait_for_states(held, stopped=True)
+        for process in found.get(victim.rpartition(", ")[2], []):
             process.kill()
         if victim == "folder":  # with which the server is lost too
             assert run_meshrun("--warm-stop").stdout == "stopped 1 warm server\n"
-        if victim in ("server", "keeper", "folder"):
+        if victim == "removed folder":
+            shutil.rmtree(usual_place())
+            wait_until(lambda: not psutil.pid_exists(server), lambda: "the server's end")
+        goes_well = victim in ("server", "keeper", "stopped keeper", "folder", "removed folder")
+        if goes_well:
             go.touch()
         code = running.wait()
-    assert code == {"server": 0, "keeper": 0, "folder": 0}.get(
-        victim, 137 if victim != "zygote" else code
-    )
+    assert code == (0 if goes_well else code if victim == "zygote" else 137)
     wait_until(lambda: not marked(mark), lambda: str(marked(mark)))
     go.touch()
     assert warm.run(*words[1:]).returncode == 0
     assert (server in [each.server.pid for each in warm.servers()]) == (
-        victim not in {"server", "folder"}
+        victim not in {"server", "folder", "removed folder"}
     )
 
 

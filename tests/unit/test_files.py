@@ -13,6 +13,7 @@ from meshrun.host.folder import Folder, make_folder, who_else_may_write
 from meshrun.host.leftovers import private_folder, remove_if_forgotten
 from meshrun.host.reactor import Reactor
 from meshrun.host.whole_file import check_target, write_whole
+from meshrun.protocol.error_record import read_record
 from meshrun.supervisor.timers import Timers
 from meshrun.worker.function import open_own
 
@@ -162,6 +163,14 @@ def test_what_is_unpickled_is_this_user_s(tmp_path: Path) -> None:
 def test_a_path_that_names_no_file_is_told_before(path: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         check_target(path, "--report")
+
+
+def test_an_error_file_that_cannot_be_read_is_none(tmp_path: Path) -> None:
+    """A program wrote it, perhaps."""
+    path = tmp_path / "error.json"
+    for text in ("", "[]", "[" * 100_000, '{"message": {}}'):
+        path.write_text(text)
+        assert read_record(str(path), 0, os.open) is None
 
 
 def test_a_timer_pipe_takes_the_place_of_a_pipe_alone(tmp_path: Path) -> None:

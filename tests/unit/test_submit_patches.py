@@ -166,6 +166,7 @@ def test_patches_follow_each_other() -> None:
         ("spec: &spec {more: *spec}", "it contains itself"),
         ("spec: [", "p.yaml: while parsing a flow node"),
         ("a: \0", "p.yaml: unacceptable character"),
+        ("[" * 100_000, "p.yaml: it is nested too deeply"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused(text: str, told: str) -> None:

@@ -153,7 +153,8 @@ def test_what_is_learnt(tmp_path: Path) -> None:
     assert sorted(learnt.changed) == ["B", "C"]
     write_learnt(str(tmp_path / "learnt"), learnt)
     assert read_learnt(str(tmp_path / "learnt")) == learnt
-    (tmp_path / "broken").write_text('{"modules": 3}')
-    assert read_learnt(str(tmp_path / "broken")) is None
+    for broken in ('{"modules": 3}', "[" * 100_000):
+        (tmp_path / "broken").write_text(broken)
+        assert read_learnt(str(tmp_path / "broken")) is None
     assert read_learnt(str(tmp_path / "none")) is None
     write_learnt(str(tmp_path / "no" / "folder"), Learnt(modules=[], changed=[], own_files=[]))
