@@ -100,7 +100,7 @@ class NodeLostError(RendezvousError):
 
 
 class NodeExcludedError(MeshrunError):
-    """A rank said that its node is not to be used (78): do not start again with the same nodes."""
+    """A rank reported that its node must not be used (78): do not restart with the same nodes."""
 
     exit_code = 78
 

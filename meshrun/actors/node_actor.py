@@ -46,7 +46,7 @@ class NodeActor:
         """Run this interpreter.
 
         Args:
-            words: What stands after it.
+            words: Its arguments.
             env: Variables in addition to those of this process.
             cpus: How many this actor has of Ray.
             workers: Among how many ranks they are shared.

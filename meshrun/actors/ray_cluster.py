@@ -53,7 +53,7 @@ class RayCluster:
 
         Args:
             asked: What they need.
-            reach: What the user says of the way to hosts.
+            reach: The user's options for connecting to hosts.
             note: Takes what people are to know meanwhile.
 
         Raises:

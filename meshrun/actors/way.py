@@ -1,4 +1,4 @@
-"""The process that stands for a node here: hands its streams to the one that is connected to Ray.
+"""The process that represents a node here: hands its streams to the one connected to Ray.
 
 It ends as the agent on the node does.
 """

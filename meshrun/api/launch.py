@@ -14,7 +14,7 @@ from meshrun.errors import HostError, MeshrunError, UsageError
 from meshrun.host.leftovers import is_temporary, private_folder, remove_if_forgotten
 from meshrun.layout.spec import AnyMesh, mesh_text
 from meshrun.protocol.caller import PARENT_FOLDER, PARENT_PID, Caller
-from meshrun.protocol.result import LaunchResult, Timings, signal_name
+from meshrun.protocol.result import LaunchResult, Timings, describe_exit
 from meshrun.report.result_json import parse_error_json, parse_result_json, render_error_json
 from meshrun.start import own_command
 
@@ -286,9 +286,7 @@ def _unreported(code: int, timings: Timings) -> LaunchResult:
     signum = -code if code < 0 else None
     trouble = None
     if code:
-        end = (
-            f"exited with code {code}" if signum is None else f"was killed by {signal_name(signum)}"
-        )
+        end = describe_exit(code, signum)
         trouble = HostError(f"the launcher {end} before it could report a result")
         trouble.exit_code = code if signum is None else 128 + signum
     return LaunchResult(

@@ -259,7 +259,7 @@ class _TestRanks:
 
     @contextlib.contextmanager
     def _debugging(self) -> Iterator[None]:
-        """Have the session stay out of the way of a debugger."""
+        """Have the session leave the terminal to a debugger."""
         from meshrun.worker.debug_test import without_capture
 
         with without_capture(self._config):

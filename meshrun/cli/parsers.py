@@ -106,7 +106,7 @@ def rendezvous_settings(text: str, flag: str) -> tuple[tuple[str, str], ...]:
 
 
 def template(text: str, flag: str) -> str:
-    """Return a template for what stands before a line."""
+    """Return a template for the prefix of a line."""
     for why, hint in doubtful_fields(text):
         raise UsageError(f"{flag}: {why}", hint=hint)
     return text

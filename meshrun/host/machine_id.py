@@ -6,7 +6,7 @@ import os
 
 
 def boot_id() -> str:
-    """Return a random text that holds until the machine is started again; nothing if unknown."""
+    """Return a random text that is the same until the next boot; nothing if unknown."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return file.read().strip()

@@ -173,7 +173,7 @@ def load_nvml() -> Nvml | None:
 
 
 def why_no_nvml() -> tuple[str, bool]:
-    """Return why :func:`load_nvml` gives nothing, and whether the driver itself is out of order."""
+    """Return why :func:`load_nvml` gives nothing, and whether the driver itself does not work."""
     try:
         code = int(ctypes.CDLL(_LIBRARY).nvmlInit_v2())
     except (OSError, AttributeError):

@@ -237,7 +237,7 @@ def _has_children() -> bool:
 
 
 def _wait_for_child(timeout_s: float) -> None:
-    """Wait until a child ends or the time is over."""
+    """Wait until a child ends or the time has passed."""
     if hasattr(signal, "sigtimedwait"):
         signal.sigtimedwait({signal.SIGCHLD}, timeout_s)
     else:  # macOS

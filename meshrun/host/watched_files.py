@@ -15,7 +15,7 @@ from typing import Any
 _LOOK_MS = 1000
 """How often to look where nothing is announced, as of a file system that others write to."""
 _QUIET_MS = 100
-"""A burst of writes is over after that."""
+"""A burst of writes has ended after that."""
 
 
 _Content = tuple[tuple[int, ...], bytes]

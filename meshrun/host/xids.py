@@ -61,7 +61,7 @@ class XidWatch:
 
 
 def read_xids(path: Path = _KMSG) -> list[Xid] | None:
-    """Return the XIDs since the machine was started; ``None`` if this user may not read the log.
+    """Return the XIDs since boot; ``None`` if this user may not read the log.
 
     Source:
         kernel, Documentation/ABI/testing/dev-kmsg; journalctl(1) for users of its groups.

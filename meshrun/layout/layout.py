@@ -45,7 +45,7 @@ class Layout:
         mesh: The solved spec (no ``-1``), or ``None`` where a launch has no mesh.
         nproc_per_node: Number of workers on each node, in node order.
         nodes_per_domain: Number of nodes in each NVLink domain, in node order; empty if unknown.
-        generation: How often the ranks have been started again.
+        generation: How often the ranks have been restarted.
         slot_order: Dims of the mesh, slowest first, in whose order ranks take the slots of the
             nodes; ``None`` for the mesh's own, in which ranks are numbered node by node.
         own_rank: The rank of this process, or ``None`` where there is none.
@@ -431,7 +431,7 @@ class Layout:
         return all(len({self.local_rank(rank) for rank in group}) == 1 for group in groups)
 
     def within(self, dim: str | int) -> Within | None:
-        """Return what every group of ``dim`` lies within.
+        """Return what every group of ``dim`` is within.
 
         Returns:
             ``node`` or ``domain``, else ``rail`` if the ranks of each group have one local rank,

@@ -39,9 +39,9 @@ class Wish:
     slots: tuple[int, ...]
     """Workers that each node may have."""
     in_node: tuple[int, ...] = ()
-    """Dims each of whose groups lies within one node."""
+    """Dims each of whose groups is within one node."""
     in_domain: tuple[int, ...] = ()
-    """Dims each of whose groups lies within one domain."""
+    """Dims each of whose groups is within one domain."""
     nodes_per_domain: tuple[int, ...] = ()
 
     @property
@@ -73,7 +73,7 @@ def place(
     nodes_per_domain: Sequence[int] = (),
     renumber: bool = False,
 ) -> Placement:
-    """Place a mesh so that each group of some dims lies within one node or domain.
+    """Place a mesh so that each group of some dims is within one node or domain.
 
     Args:
         mesh: The spec; one size may be left open.

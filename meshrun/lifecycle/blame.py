@@ -9,7 +9,7 @@ from meshrun.lifecycle.state import State
 from meshrun.protocol.events import STORE, ZygoteGone
 from meshrun.protocol.raised import headline, lost_connection
 from meshrun.protocol.rank_end import RankRaised
-from meshrun.protocol.result import LEFT_EARLY, signal_name, split_wait_status
+from meshrun.protocol.result import LEFT_EARLY, describe_exit, split_wait_status
 
 _CONSEQUENT = 2
 """Distance of a rank that lost its connection to another; those that obeyed are farther."""
@@ -92,11 +92,9 @@ def describe_verdict(verdict: Verdict) -> str:
     """Return how a rank ended, in a few words."""
     if verdict.raised is not None and verdict.raised.kind != "SystemExit":
         return f"raised {headline(verdict.raised)}"
-    if verdict.signum is not None:
-        return f"was killed by {signal_name(verdict.signum)}"
     if verdict.left_early:
         return LEFT_EARLY
-    return f"exited with code {verdict.exit_code}"
+    return describe_exit(verdict.exit_code, verdict.signum)
 
 
 def describe_lost_process(state: State) -> str | None:
@@ -110,7 +108,7 @@ def describe_lost_process(state: State) -> str | None:
         what = "hosts the ranks' store"
     else:
         what = "guards the ranks"
-    return f"the process that {what} {describe_wait_status(lost.wait_status)}"
+    return f"the process that {what} {describe_exit(*split_wait_status(lost.wait_status))}"
 
 
 def describe_failure(state: State) -> str | None:
@@ -127,14 +125,6 @@ def describe_start_error(state: State) -> str | None:
         return None
     who = f"rank {failed.rank}" if failed.rank != STORE else "the process of the ranks' store"
     return f"{who} could not be started: {failed.error}"
-
-
-def describe_wait_status(wait_status: int) -> str:
-    """Return how a process ended: ``was killed by SIGKILL``, ``exited with code 3``."""
-    exit_code, signum = split_wait_status(wait_status)
-    if signum is not None:
-        return f"was killed by {signal_name(signum)}"
-    return f"exited with code {exit_code}"
 
 
 def _has_failed(state: State, rank: int) -> bool:

@@ -127,7 +127,7 @@ def _excluded(state: State, event: NodeExcluded) -> Step:
 def _checked(state: State, event: Checked) -> Step:
     """End the launch if something is wrong, unless nodes that are to blame may be left out."""
     if not event.findings or (event.hosts and state.nodes is not None):
-        return state, []  # ranks of these nodes say that they are not to be used
+        return state, []  # ranks of these nodes report that they must not be used
     return stop(replace(state, failed_check=event), event.at_ns)
 
 

@@ -98,7 +98,7 @@ def _generation_aborted(state: State, event: GenerationAborted) -> Step:
 
 
 def _all_idle(state: State, event: AllIdle) -> Step:
-    """Decide for every node: the ranks start again, or the launch is over."""
+    """Decide for every node: the ranks are restarted, or the launch has ended."""
     if _known(state).phase in (NodesPhase.MEETING, NodesPhase.OVER):
         return state, []
     ranks: dict[int, RankState] = {}

@@ -93,7 +93,7 @@ class State:
     causes: tuple[Cause, ...] = ()
     """Why each generation before this one ended."""
     no_restart: str | None = None
-    """Why ranks are not started again although restarts are left, if that is so."""
+    """Why ranks are not restarted although restarts are left, if that is so."""
     deadline_ns: int | None = None
     sigterm_repeats: bool = False
     """Whether only the first SIGTERM counts."""
@@ -112,7 +112,7 @@ class State:
     hung: Hung | None = None
     """Set once no rank made progress for too long."""
     excluded: NodeExcluded | None = None
-    """Set once a rank of this node said that the node is not to be used."""
+    """Set once a rank of this node reported that the node must not be used."""
     failed_check: Checked | None = None
     """Set once the check before the program found what ends the launch."""
     step: int | None = None
@@ -136,7 +136,7 @@ class State:
 
     @property
     def generation(self) -> int:
-        """How often ranks have been started again."""
+        """How often the ranks were restarted."""
         return len(self.causes)
 
     @property

@@ -1,4 +1,4 @@
-"""exclude_node(reason): a program says that its machine is not to be used."""
+"""exclude_node(reason): a program reports that its node must not be used."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ exclusion = _Exclusion()
 
 
 def exclude_node(reason: str) -> None:
-    """Tell the launcher that this rank's node is not to be used, for example as its GPU is broken.
+    """Tell the launcher that this rank's node must not be used, for example as its GPU is broken.
 
     An elastic launch continues without the node if enough are left. Any other launch ends with exit
     code 78 and is not restarted; the report says how to leave the node out next time. Does nothing

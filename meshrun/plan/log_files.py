@@ -3,7 +3,7 @@
     DIR/<run id>_<random>/attempt_<n>/<local rank>/{stdout.log,stderr.log,error.json}
     DIR/<run id>_<random>/attempt_<n>/{filtered_stdout.log,filtered_stderr.log}
 
-Where there are several nodes, the name of the node stands after the run's id.
+If there are several nodes, the name of the node follows the run's id.
 
 Source:
     ``DefaultLogsSpecs.reify`` in torch 2.13's ``distributed/elastic/multiprocessing/api.py``.

@@ -25,7 +25,7 @@ def is_secret(name: str) -> bool:
 
 
 class Mask:
-    """Hides the secrets of an environment, and what stands beside a secret's name."""
+    """Hides the secrets of an environment, and what follows a secret's name."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
         found = {value for name, value in env.items() if is_secret(name)}

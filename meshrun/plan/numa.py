@@ -67,7 +67,7 @@ def _homes(topology: Topology, nproc: int) -> list[int | None]:
 
 
 def _socket_around(topology: Topology, near: Sequence[Cpu]) -> list[Cpu]:
-    """Return the CPUs of all nodes of the socket; a node lies where its lowest CPU does."""
+    """Return the CPUs of all nodes of the socket; a node is where its lowest CPU is."""
     lowest_last = sorted(topology.cpus, key=lambda cpu: -cpu.index)
     socket_of_node = {cpu.node: cpu.socket for cpu in lowest_last}
     socket = socket_of_node[near[0].node]

@@ -110,7 +110,7 @@ class Reach:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remote(Reach):
-    """Hosts to start a launcher on, and how to get there."""
+    """Hosts to start a launcher on, and how to connect to them."""
 
     hosts: tuple[Host, ...]
     way: tuple[str, ...] = ()
@@ -146,7 +146,7 @@ class ConsoleRequest:
     """What is seen of the ranks' output."""
 
     prefix: Literal["mesh", "torchrun", "none"] = "mesh"
-    """What stands before each line: a coordinate, what torchrun has there, or nothing."""
+    """The prefix of each line: a coordinate, what torchrun prints there, or nothing."""
     template: str | None = None
     """Text before each line, with ``${rank}``, ``${coordinate}`` and others in it."""
     show: tuple[str, ...] = ()

@@ -287,7 +287,7 @@ def _on_hosts_of_job(request: LaunchRequest, facts: ClusterFacts) -> LaunchReque
 
 
 def remote_of(reach: Reach, hosts: tuple[Host, ...]) -> Remote:
-    """Return hosts with the way to them."""
+    """Return hosts with the options for connecting to them."""
     return Remote(
         hosts=hosts,
         starter=reach.starter,

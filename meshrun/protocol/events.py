@@ -110,7 +110,7 @@ class BreakpointPassed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """The check before the program is over; rank 0 says so."""
+    """The check before the program has ended; rank 0 reports it."""
 
     rank: int
     findings: list[str]
@@ -125,7 +125,7 @@ class Checked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeExcluded:
-    """A rank's node is not to be used."""
+    """A rank's node must not be used."""
 
     rank: int
     reason: str
@@ -143,7 +143,7 @@ class NodeExcluded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFinished:
-    """A rank's program is over and went well; the process waits for its peers to get there."""
+    """A rank's program has ended without an error; its process waits for those of its peers."""
 
     rank: int
     at_ns: int
@@ -151,7 +151,7 @@ class RankFinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankLeaves:
-    """A rank's program is over with another status than 0; its connections are closed next."""
+    """A rank's program has ended with a status other than 0; its connections are closed next."""
 
     rank: int
     at_ns: int
@@ -363,7 +363,7 @@ class TimesTold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OthersFinished:
-    """The program of every rank of every node is over."""
+    """The program of every rank of every node has ended."""
 
     at_ns: int
 
@@ -388,7 +388,7 @@ class NextBegins:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchOver:
-    """The launch is over on every node."""
+    """The launch has ended on every node."""
 
     exit_code: int
     signum: int | None

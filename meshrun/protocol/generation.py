@@ -42,7 +42,7 @@ class RankState:
 
     @property
     def finished(self) -> bool:
-        """Whether its program is over and it waits for its peers, or has waited."""
+        """Whether its program has ended and it waits for its peers, or has waited."""
         return self.finished_ns is not None
 
     def shifted(self, by_ns: int) -> RankState:

@@ -1,4 +1,4 @@
-"""Dataclasses as JSON and back, ``[name of the type, its fields]``, checked on the way in. Pure.
+"""Dataclasses as JSON and back, ``[name of the type, its fields]``, checked when read. Pure.
 
 Both kinds of messages use it, so that neither takes what the other would refuse. An annotation may
 ask for more than a type: what stands in ``Annotated`` beside it takes each value and returns it,

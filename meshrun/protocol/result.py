@@ -135,6 +135,13 @@ def split_wait_status(status: int) -> tuple[int | None, int | None]:
     return os.waitstatus_to_exitcode(status), None
 
 
+def describe_exit(exit_code: int | None, signum: int | None) -> str:
+    """Return how a process ended: ``was killed by SIGKILL``, ``exited with code 3``."""
+    if signum is None:
+        return f"exited with code {exit_code}"
+    return f"was killed by {signal_name(signum)}"
+
+
 def signal_name(signum: int) -> str:
     """Return ``SIGKILL`` for 9, and ``signal 40`` for one without a name."""
     try:

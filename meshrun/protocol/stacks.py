@@ -40,7 +40,7 @@ class Frame:
         return is_users_file(self.file)
 
     def place(self, folder: str) -> str:
-        """Return ``train.py:41``, from ``folder`` where it lies below."""
+        """Return ``train.py:41``, relative to ``folder`` if it is below that."""
         return f"{short_path(self.file, folder)}:{self.line}"
 
 
@@ -143,7 +143,7 @@ def current_folder() -> str:
 
 
 def short_path(file: str, folder: str) -> str:
-    """Return a path from ``folder``, or from the folder of libraries, where it lies below.
+    """Return a path relative to ``folder``, or to the folder of libraries, if it is below one.
 
     Args:
         file: The path.

@@ -223,7 +223,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MayLeave:
-    """To participants: every rank's program is over."""
+    """To participants: every rank's program has ended."""
 
     generation: Generation
 

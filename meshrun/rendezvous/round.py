@@ -57,7 +57,7 @@ class Round:
         self.is_ending = False
         """Whether the nodes were told to end their ranks."""
         self.is_done = False
-        """Whether every program is over."""
+        """Whether every program has ended."""
         self.is_all_idle = False
         """Whether nothing is left on any node, so that what comes next was asked for."""
 
@@ -155,5 +155,5 @@ def generation_aborted(end: End) -> GenerationAborted:
 
 
 def over_event(message: Over) -> LaunchOver:
-    """Return the news that the launch is over."""
+    """Return the news that the launch has ended."""
     return LaunchOver(**asdict(message), at_ns=time.monotonic_ns())

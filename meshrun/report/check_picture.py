@@ -209,7 +209,7 @@ def _cell(shown: _Map, rank: int, corner: tuple[float, float], sheet: Sheet) -> 
 
 
 def _arcs(links: LinkRates, places: _Places, sheet: Sheet) -> Iterator[str]:
-    """Draw slow links whose ends are good: below what stands in a line, beside what is in rows."""
+    """Draw slow links whose ends are good: below ranks in a line, beside ranks in rows."""
     bad = set(links.bad_ends)
     for pair in sorted(links.slow, key=sorted):
         one, other = sorted(pair)

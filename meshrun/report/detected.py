@@ -114,7 +114,7 @@ def _launch(found: Detected) -> dict[str, Any] | None:
 
 
 def _repeats(note: str, facts: ClusterFacts | None) -> bool:
-    """Whether a note for people says what stands here anyway."""
+    """Whether a note for people says the same anyway."""
     return facts is not None and note.startswith(f"{facts.system}, {facts.evidence}: node ")
 
 

@@ -244,7 +244,7 @@ def _nodes(plan: LaunchPlan) -> Table:
 
 
 def _host(text: str, hosts: Sequence[str]) -> tuple[str, ...]:
-    """Return what stands in the column for hosts, if there is one."""
+    """Return the text of the column for hosts, if there is one."""
     return (text,) if hosts else ()
 
 

@@ -7,7 +7,13 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 
 from meshrun.protocol.raised import as_torch_prints, headline, lost_connection
-from meshrun.protocol.result import LEFT_EARLY, LaunchResult, RankFailure, signal_name
+from meshrun.protocol.result import (
+    LEFT_EARLY,
+    LaunchResult,
+    RankFailure,
+    describe_exit,
+    signal_name,
+)
 from meshrun.report.message import render_error
 from meshrun.wording import count
 
@@ -101,14 +107,12 @@ def describe_rank(failure: RankFailure) -> str:
 
 def describe_end(failure: RankFailure) -> str:
     """Return how a rank ended, in the words of its exception, its signal or its exit code."""
+    end = describe_exit(failure.exit_code, failure.signum)
     if failure.signum is not None:
-        name = signal_name(failure.signum)
         why = failure.why or _EXPLAINED.get(failure.signum)  # type: ignore[call-overload]
-        end = f"was killed by {name}" + (f" ({why})" if why else "")
+        end += f" ({why})" if why else ""
     elif failure.exit_code == 0:
         end = LEFT_EARLY
-    else:
-        end = f"exited with code {failure.exit_code}"
     if _was_quit(failure):
         return f"was quit in its debugger, exit code {failure.exit_code}"
     if failure.raised is None:

@@ -128,7 +128,7 @@ class NodeLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """The check before the program is over; with --check-first."""
+    """The check before the program has ended; with --check-first."""
 
     findings: list[str]
     """What is wrong."""
@@ -154,7 +154,7 @@ class Aborted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restarted:
-    """The ranks are started again."""
+    """The ranks are restarted."""
 
     restarts: int
     """After failures, so far."""

@@ -33,7 +33,7 @@ class Page(Console):
 
 
 class _Table(Table):
-    """A table that goes on below itself where the window is too narrow, its first column repeated.
+    """A table that continues below itself if the window is too narrow, its first column repeated.
 
     No header and no value is cut; a column that is too wide alone is folded.
     """

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from meshrun.console.console import Console
 from meshrun.layout.labels import merged_label, rank_name
-from meshrun.lifecycle.blame import describe_lost_process, describe_wait_status
+from meshrun.lifecycle.blame import describe_lost_process
 from meshrun.lifecycle.phases import Phase
 from meshrun.lifecycle.restart import back_off
 from meshrun.lifecycle.state import State
@@ -33,7 +33,13 @@ from meshrun.protocol.events import (
 )
 from meshrun.protocol.raised import headline, lost_connection
 from meshrun.protocol.rank_end import RankExited, RankRaised
-from meshrun.protocol.result import LaunchResult, Resize, signal_name, split_wait_status
+from meshrun.protocol.result import (
+    LaunchResult,
+    Resize,
+    describe_exit,
+    signal_name,
+    split_wait_status,
+)
 from meshrun.report.findings import describe_spares
 from meshrun.wording import count
 
@@ -168,7 +174,7 @@ class StartProgress:
     def _tell_lost_zygote(self, event: ZygoteGone, state: State, console: Console) -> None:
         """Say that it ended between two generations, where that costs only time."""
         if not (state.over or state.lost_process or state.phase is Phase.ENDING or state.broken):
-            how = describe_wait_status(event.wait_status)
+            how = describe_exit(*split_wait_status(event.wait_status))
             console.note(f"the process that starts the ranks {how}; starting another")
 
     def _tell_start(self, state: State, console: Console) -> None:
@@ -213,7 +219,7 @@ class StartProgress:
             console.set_status(f"{total - left} of {total} ranks exited" if left else "")
 
     def _tell_restart(self, state: State, console: Console) -> None:
-        """Say why ranks are started again, and which of the restarts this is."""
+        """Say why ranks are restarted, and which of the restarts this is."""
         self._generation = state.generation
         cause = state.causes[-1]
         if not cause.is_failure:
@@ -280,10 +286,7 @@ class StartProgress:
                     self.told_lost = frozenset({rank})
                 return f"{rank_name(self._plan.layout, rank)} {what}{_ending_others(rest - 1)}"
             case RankExited(rank=rank, wait_status=status):
-                code, signum = split_wait_status(status)
-                end = (
-                    f"was killed by {signal_name(signum)}" if signum else f"exited with code {code}"
-                )
+                end = describe_exit(*split_wait_status(status))
                 return f"{rank_name(self._plan.layout, rank)} {end}{_ending_others(rest)}"
             case SignalArrived(signum=signum, why=why):
                 ending = f"stopping {count(rest, 'rank')}, up to {state.shutdown_timeout_s:g} s"

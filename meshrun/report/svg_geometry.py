@@ -151,7 +151,7 @@ class Sheet:
     right: float
     bottom: float
     gap: tuple[float, float] | None = None
-    """Middle of the place in the grid that stands for the nodes left out."""
+    """Middle of the place in the grid that represents the nodes left out."""
 
     def middle(self, rank: int) -> float:
         """Return the x in the middle of a rank's cell."""
@@ -379,7 +379,7 @@ class _Grid:
         return (wide + 2 * _PAD, high + _LABEL + _PAD) if self.is_framed else (wide, high)
 
     def corner(self, number: int) -> tuple[float, float]:
-        """Return where the first node of a domain stands."""
+        """Return where the first node of a domain is."""
         row, column = divmod(number, self.across)
         inset = (_PAD, _LABEL) if self.is_framed else (0.0, 0.0)
         return column * self.pitch[0] + inset[0], row * self.pitch[1] + inset[1]
@@ -413,7 +413,7 @@ def _drawn_by_domain(
     groups: list[tuple[int | None, list[int | None]]] = [
         (domain, [*members]) for domain, members in by_domain
     ]
-    if len(nodes) < layout.nnodes:  # the last node stands behind the gap
+    if len(nodes) < layout.nnodes:  # the last node follows the gap
         if len(groups[-1][1]) > 1:
             groups[-1][1].insert(-1, None)
         else:
@@ -484,7 +484,7 @@ def lines_of_nodes(layout: Layout, dim: int) -> list[Line]:
 
 
 def bundle_heads(layout: Layout, dim: int, lines: Sequence[Line]) -> tuple[str, str]:
-    """Return what stands above a dim's bundles: its name, and how many groups each line is."""
+    """Return the text above a dim's bundles: its name, and how many groups each line is."""
     counts = sorted({line.groups for line in lines})
     shown = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]}-{counts[-1]}"
     return shorten(layout.dim_labels[dim]), f"{shown} group{plural(counts[-1])} each"

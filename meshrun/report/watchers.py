@@ -21,7 +21,7 @@ class Watcher(Protocol):
         """Take the plan as it is known now; the nodes may have met."""
 
     def end(self, state: State, result: LaunchResult, /) -> None:
-        """The launch is over."""
+        """The launch has ended."""
 
 
 def make_watchers(plan: LaunchPlan, run_id: str, console: Console) -> list[Watcher]:

@@ -214,7 +214,7 @@ class Controller:
         """A launcher has ended, and said so."""
         session.is_done = True
         session.hang_up()
-        if (unfit := _why_unfit(session, code)) is not None and self._can_exclude(session, unfit):
+        if (unfit := _why_unfit(session, code)) is not None and self._exclude(session, unfit):
             return
         if self._can_spare(session):
             if code:
@@ -225,8 +225,8 @@ class Controller:
         if "error" in session.files and self._end.at_ns is None:
             self._end.move(self._pool.reactor.now_ns() + int(_OTHERS_TELL_S * 1e9))
 
-    def _can_exclude(self, session: HostSession, unfit: str) -> bool:
-        """Continue without a host whose launcher says that it is not to be used, if that may be."""
+    def _exclude(self, session: HostSession, unfit: str) -> bool:
+        """Leave out a host whose launcher says so; return whether enough hosts are left."""
         why = Refusal(session.host.name, unfit)
         self._excluded[why.host] = unfit
         if self._can_spare(session):
@@ -308,7 +308,7 @@ class Controller:
 
 
 def _why_unfit(session: HostSession, code: int) -> str | None:
-    """Return why a host is not to be used, if its launcher ended for that."""
+    """Return why a launcher excludes its own host, if it ended for that reason."""
     if code != NodeExcludedError.exit_code:
         return None
     from meshrun.report.result_json import parse_error_json, parse_result_json

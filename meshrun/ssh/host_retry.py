@@ -24,7 +24,7 @@ class _Absence:
     is_told: bool
     """Whether people know of it."""
     session: HostSession | None = None
-    """The way there, while it is tried."""
+    """The connection, while it is tried."""
 
 
 class HostRetry:
@@ -47,7 +47,7 @@ class HostRetry:
         """Continue without a host.
 
         Args:
-            session: The way there; it is closed.
+            session: Its connection; it is closed.
             why: What is wrong.
             tell: Whether to say so at once, rather than when it is tried again: at the end of a
                 launch its launchers end one after the other.

@@ -30,7 +30,7 @@ _SSH_ENDS_IN_S = 2.0
 
 
 class HostSession:
-    """A host and the way there.
+    """A host and the command that connects to it.
 
     Args:
         cwd: Its folder; the current one if ``None``.
@@ -59,7 +59,7 @@ class HostSession:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # so that a Ctrl-C does not end the way there
+            start_new_session=True,  # so that Ctrl-C does not end the connection
             preexec_fn=lambda: die_with_parent(own, signal.SIGTERM),  # noqa: PLW1509 - one thread
         )
         stdin, self._stdout, stderr = (
@@ -177,7 +177,7 @@ class HostSession:
                 self._stdin.close()
 
     def close(self) -> None:
-        """End the way there, whatever it is doing."""
+        """End the connection, whatever it is doing."""
         self.finish()
         for fd, pipe in self._pipes.items():
             self._reactor.remove(fd)
@@ -211,7 +211,7 @@ def check_distinct(hosts: Sequence[Host]) -> None:
 
 
 def same_machine(host: str, other: str) -> UsageError:
-    """Return the error of a machine that stands in the list under two names."""
+    """Return the error of a machine that is in the list under two names."""
     return UsageError(
         f"{host} and {other} are the same machine",
         hint=f"use {host}:8 to run 8 workers on it; to try two nodes on one machine, run meshrun"

@@ -60,7 +60,7 @@ class HostPool:
             self.reactor.skip(self.reactor.now_ns() - self.reactor.asleep_ns)
         self.reactor.hear()
         self.reactor.look()
-        # Half of what the launch may take to end: hosts that are heard again need the rest.
+        # Half of what the launch may take to end: hosts that respond again need the rest.
         if is_full and not self._left_s(self._waits_since + self._shutdown_timeout_s / 2):
             self._dropped += self.console.drop_waiting()
         self.console.show_waiting()

@@ -248,7 +248,7 @@ def _ends_of_fixed(job: Job) -> dict[str, Any]:
 
 
 def _ends_of_elastic(job: Job, least: int) -> dict[str, Any]:
-    """Return how pods and the job end if the others go on without a pod that fails."""
+    """Return how pods and the job end if the others continue without a pod that fails."""
     return {
         "successPolicy": Explained(
             {"rules": [{"succeededIndexes": "0"}]},

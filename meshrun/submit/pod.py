@@ -25,7 +25,7 @@ def pod_spec(job: Job, head: str | None, **more: Any) -> dict[str, Any]:
     Args:
         job: What it runs.
         head: The name of the first node's pod; ``None`` if the pods are told.
-        more: What stands before all else.
+        more: What comes first.
     """
     return {
         **more,

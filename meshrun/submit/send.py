@@ -26,7 +26,7 @@ def hand_in(
         command: Its words.
         text: The script or manifest.
         extras: What the user adds to the words.
-        hints: What to try where a word stands in a refusal.
+        hints: What to try if a refusal contains a word.
 
     Raises:
         UsageError: If what the user adds cannot be read.

@@ -27,7 +27,7 @@ _HARMLESS = (signal.SIGCONT, signal.SIGCHLD, signal.SIGURG, signal.SIGWINCH, sig
 
 
 def how_tasks_end(*, is_elastic: bool) -> list[str]:
-    """Return the options of srun for launchers, which end together, or go on without others."""
+    """Return the options of srun for launchers, which end together, or continue without others."""
     # To kill the others at once would take their exit codes.
     once_one_has = ["--no-kill", "--wait=0"] if is_elastic else ["--wait=60"]
     return ["--kill-on-bad-exit=0", *once_one_has]

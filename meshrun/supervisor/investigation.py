@@ -58,7 +58,7 @@ def gather(
 
 
 def _of_timer(state: State, verdict: Verdict, timers: Timers | None) -> str | None:
-    known = state.ranks.get(verdict.rank)  # another node tells of its own
+    known = state.ranks.get(verdict.rank)  # another node reports its own
     return timers.why_ended(known.pid, verdict.signum) if timers is not None and known else None
 
 

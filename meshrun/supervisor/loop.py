@@ -169,7 +169,7 @@ class Loop:
         self._gpu_errors = GpuErrors(plan)
         self._gpu_wait = GpuWait(plan, self._reactor, console.note)
         self.evidence: Mapping[int, Evidence] = {}
-        """What is known of ranks that failed, once the launch is over."""
+        """What is known of ranks that failed, once the launch has ended."""
         self._wake = self._reactor.call_at(
             None, lambda: self._happen(TimePassed(at_ns=time.monotonic_ns()))
         )
@@ -299,7 +299,7 @@ class Loop:
             self._happen(SignalArrived(signum=signal.SIGPIPE, at_ns=time.monotonic_ns()))
 
     def _look_at_terminal(self) -> bool:
-        """Leave it to whose it is; return whether ranks are heard again, or are not."""
+        """Give the terminal to its owner; return whether ranks' output was held or released."""
         if self._terminal.takes_keys(self.state):
             self._suspend("a rank tried to read the terminal from the background")
         return self._terminal.look()

@@ -218,7 +218,7 @@ class Monitor:
         self._conclude()
 
     def _conclude(self) -> None:
-        """Say in which collectives ranks are, and go on, once all is known."""
+        """Say in which collectives ranks are, and continue, once all is known."""
         if self._pids or self.collectives.is_under_way or self._nccl.is_under_way:
             return
         if self._is_open:

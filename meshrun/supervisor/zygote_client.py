@@ -97,7 +97,7 @@ class ZygoteClient:
         return self._process.pid
 
     def send(self, order: ToZygote, fds: Sequence[int] = ()) -> None:
-        """Send an order; one that no longer gets there is answered by ``receive``'s end."""
+        """Send an order; one that no longer arrives is answered by ``receive``'s end."""
         if self.control.fileno() < 0:
             return
         try:

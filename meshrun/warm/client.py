@@ -50,7 +50,7 @@ _NO_MARK = "0" * 16
 
 @dataclass(frozen=True, slots=True)
 class WarmZygote:
-    """A zygote that a warm server has forked, as its keeper tells of it."""
+    """A zygote that a warm server has forked, as its keeper describes it."""
 
     pid: int
     _process: int

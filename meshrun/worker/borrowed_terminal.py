@@ -25,7 +25,7 @@ class Debugged:
 
 
 class BorrowedTerminal:
-    """Asked for at the first breakpoint of a call, and given back when the call is over."""
+    """Asked for at the first breakpoint of a call, and given back when the call has ended."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel

@@ -51,8 +51,8 @@ def check_first(order: StartRank, settings: EarlySettings, reporter: Reporter) -
     """Check the mesh together with all other ranks.
 
     Returns:
-        Why this rank's node is to be left out of the launch; "" if another is the reason why ranks
-        are not to go on, or all; ``None`` if nothing is wrong.
+        Why this rank's node is to be left out of the launch; "" if the ranks must not continue for
+        another reason; ``None`` if nothing is wrong.
     """
     verdict = _in_fork(order, settings, reporter)
     if isinstance(verdict, Raised):

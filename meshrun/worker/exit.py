@@ -48,7 +48,7 @@ class Ending:
         """In a rank, before the program runs: note what is imported and take over the end.
 
         Args:
-            reporter: Told when the program is over.
+            reporter: Told when the program has ended.
             gate_fd: A pipe that is closed at its other end once all ranks may leave.
             learn_to: The file in which to say at the end what was imported; "" for none.
 

@@ -33,7 +33,7 @@ _CLEAN_LOOKS = 12
 
 
 class Guard:
-    """Made in the zygote, so that it knows the launcher; stands in the store's process."""
+    """Made in the zygote, so that it knows the launcher; runs in the store's process."""
 
     def __init__(self, scratch_dir: str, control: socket.socket) -> None:
         self._scratch_dir = scratch_dir

@@ -63,7 +63,10 @@ def render() -> str:
         "run_id": {"type": "string", "description": "The same on all nodes."},
         "host": {"type": "string"},
         "node_rank": {"type": "integer"},
-        "generation": {"type": "integer", "description": "How often ranks were started again."},
+        "generation": {
+            "type": "integer",
+            "description": "How often the ranks were restarted.",
+        },
         "event": {"type": "string"},
     }
     schema = {
