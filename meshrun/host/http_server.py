@@ -1,7 +1,8 @@
-"""A server for GET requests in a reactor: one short answer, then the connection is closed."""
+"""A server for GET and HEAD in a reactor: one short answer, then the connection is closed."""
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from meshrun.host.reactor import Reactor, Timer
 
 _MOST_BYTES = 16 * 1024
 _MOST_CLIENTS = 64
+_PAUSE_S = 1.0
+"""How long no client is accepted once there are no descriptors left."""
 _TAKES_NS = 5_000_000_000
 """How long a client may take to ask and to read."""
 
@@ -50,16 +53,22 @@ class HttpServer:
         self._listener, self._reactor, self._answer = listener, reactor, answer
         self._clients: dict[int, _Client] = {}
         listener.setblocking(False)
-        reactor.add_reader(listener, self._accept)
+        self._listen()
+
+    def _listen(self) -> None:
+        if self._listener.fileno() >= 0:
+            self._reactor.add_reader(self._listener, self._accept)
 
     def _accept(self) -> None:
         try:
             connection, _ = self._listener.accept()
-        except OSError:  # the client has gone, or no descriptor is left
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE) and not self._drop_oldest():
+                self._reactor.remove(self._listener)  # the clients wait in the queue
+                self._reactor.call_later(_PAUSE_S, self._listen)
             return
         if len(self._clients) >= _MOST_CLIENTS:
-            connection.close()
-            return
+            self._drop_oldest()
         connection.setblocking(False)
         timer = self._reactor.call_at(None, lambda: None)
         client = self._clients[connection.fileno()] = _Client(connection, timer)
@@ -67,6 +76,13 @@ class HttpServer:
             self._reactor.now_ns() + _TAKES_NS, partial(self._drop, client), skips=False
         )
         self._reactor.add_reader(connection, partial(self._read, client))
+
+    def _drop_oldest(self) -> bool:
+        """Send the slowest client away, if there is one, so that others are served."""
+        for client in self._clients.values():
+            self._drop(client)
+            return True
+        return False
 
     def _read(self, client: _Client) -> None:
         try:
@@ -77,20 +93,22 @@ class HttpServer:
             data = b""
         client.got += data
         head, end, _ = client.got.partition(b"\r\n\r\n")
-        if end and not client.left:
-            client.left = _render(self._respond(head.decode("latin-1")))
+        if end:
+            client.left = self._respond(head.decode("latin-1"))
+            self._reactor.remove(client.connection)  # one that says no more may still read
             self._reactor.add_writer(client.connection, partial(self._write, client))
         elif not data or len(client.got) > _MOST_BYTES:
             self._drop(client)
 
-    def _respond(self, head: str) -> Answer:
+    def _respond(self, head: str) -> bytes:
         request, *lines = head.split("\r\n")
         words = request.split(" ")
         if len(words) != 3 or words[0] not in ("GET", "HEAD"):
-            return Answer("only GET\n", "405 Method Not Allowed")
+            return _render(Answer("only GET and HEAD\n", "405 Method Not Allowed"))
         pairs = (line.partition(":") for line in lines)
         headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
-        return self._answer(words[1].partition("?")[0], headers)
+        answer = self._answer(words[1].partition("?")[0], headers)
+        return _render(answer, is_head=words[0] == "HEAD")
 
     def _write(self, client: _Client) -> None:
         try:
@@ -111,10 +129,10 @@ class HttpServer:
                 client.connection.close()
 
 
-def _render(answer: Answer) -> bytes:
+def _render(answer: Answer, *, is_head: bool = False) -> bytes:
     body = answer.body.encode()
     head = (
         f"HTTP/1.1 {answer.status}\r\nContent-Type: {answer.content_type}\r\n"
         f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     )
-    return head.encode() + body
+    return head.encode() + (b"" if is_head else body)

@@ -62,6 +62,11 @@ def write_whole(path: str, text: str, option: str, *, is_private: bool = False) 
         raise HostError(f"cannot write `{path}`: {why}") from error
 
 
+def open_at_once(path: str, flags: int) -> int:
+    """Open a file without waiting for whoever writes to it, should it be a pipe."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
 def _resolve(path: str, option: str) -> str:
     """Return where a path leads; a pipe without a name is where it is."""
     target = os.path.realpath(path)

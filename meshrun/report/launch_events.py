@@ -330,14 +330,28 @@ def open_event_log(plan: LaunchPlan, run_id: str, console: Console) -> EventLog 
         fd = os.open(path, flags, 0o600)
     except OSError as error:
         raise HostError(f"--events: cannot open `{path}`: {error.strerror}") from error
-    lost: list[str] = []
+    return EventLog(plan, run_id, WholeLines(fd, path, console.note).write)
 
-    def emit(line: str) -> None:
+
+class WholeLines:
+    """Writes whole lines to a file, or a pipe that may be full; lines that do not fit are lost."""
+
+    def __init__(self, fd: int, path: str, note: Callable[[str], None]) -> None:
+        self._fd, self._path, self._note = fd, path, note
+        self._rest = b""
+        """Of a line that was begun."""
+        self._is_told = False
+
+    def write(self, line: str) -> None:
+        """Write a line if any of it goes at once; what is left of it is written with the next."""
+        begun, text = self._rest, f"{line}\n".encode()
+        written, why = 0, "its reader is slow"
         try:
-            os.write(fd, f"{line}\n".encode())
+            written = os.write(self._fd, begun + text)
         except OSError as error:
-            if not lost:
-                lost.append(line)
-                console.note(f"cannot write to {path} ({error.strerror}); events are lost")
-
-    return EventLog(plan, run_id, emit)
+            why = error.strerror or str(error)
+        is_lost = written <= len(begun)
+        self._rest = begun[written:] if is_lost else (begun + text)[written:]
+        if is_lost and not self._is_told:
+            self._is_told = True
+            self._note(f"cannot write to {self._path} ({why}); events are lost")

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from meshrun.console.console import Console
 from meshrun.errors import HostError, MeshrunError, NodeExcludedError
 from meshrun.host.exclusion import how_to_exclude, node_name
-from meshrun.host.whole_file import check_target
+from meshrun.host.whole_file import check_target, open_at_once
 from meshrun.lifecycle.blame import describe_verdict, judge
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
@@ -150,7 +150,7 @@ def read_history(path: str) -> list[Failure]:
     """
     check_target(path, "--node-history")
     try:
-        with open(path, encoding="utf-8", errors="replace", opener=_open_at_once) as file:
+        with open(path, encoding="utf-8", errors="replace", opener=open_at_once) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise HostError(f"--node-history: `{path}` is not a regular file")
             return list(_parse(file))
@@ -158,11 +158,6 @@ def read_history(path: str) -> list[Failure]:
         return []
     except OSError as error:
         raise HostError(f"--node-history: cannot read `{path}`: {error.strerror}") from error
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    """Open a file without waiting for whoever writes to it, should it be a pipe."""
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def describe_history(known: Iterable[Failure], now_s: float) -> Iterator[str]:

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from meshrun.host.folder import Folder, who_else_may_write
 from meshrun.host.processes import started_at
 from meshrun.host.sockets import peer_of
+from meshrun.host.whole_file import open_at_once
 from meshrun.plan.request import Program
 from meshrun.protocol.packing import read_json, take
 from meshrun.warm.identity import Server
@@ -86,7 +87,10 @@ class Place:
         for name in os.listdir(self.path):
             pid, _, kind = name.partition(".")
             if kind == "starting" and pid.isdecimal():
-                with contextlib.suppress(OSError), open(f"{self.path}/{name}") as file:
+                with (
+                    contextlib.suppress(OSError),
+                    open(f"{self.path}/{name}", opener=open_at_once) as file,
+                ):
                     namespace, _, born = file.read().partition(" ")
                     if namespace != process_namespace():
                         continue
@@ -179,7 +183,7 @@ class Place:
     def take_why(self) -> str | None:
         """Return why the last run left no server, once."""
         try:
-            with open(f"{self.path}/{_WHY}") as file:
+            with open(f"{self.path}/{_WHY}", opener=open_at_once) as file:
                 reason = file.read()
             os.unlink(f"{self.path}/{_WHY}")
         except OSError:
@@ -209,7 +213,7 @@ class Place:
 
     def _read(self, path: str) -> Server | None:
         try:
-            with open(path) as file:
+            with open(path, opener=open_at_once) as file:
                 server: Server = take(Server, read_json(file.read()))
         except (OSError, ValueError, TypeError, KeyError, OverflowError):
             return None

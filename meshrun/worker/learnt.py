@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from types import ModuleType
 
 from meshrun.host.users_files import is_installed, is_users_file
+from meshrun.host.whole_file import open_at_once
 from meshrun.protocol.packing import read_json, take
 
 Stat = tuple[int, int]
@@ -71,7 +72,7 @@ def write_learnt(path: str, learnt: Learnt) -> None:
 def read_learnt(path: str) -> Learnt | None:
     """Return what was written there, if anything can be read."""
     try:
-        with open(path) as file:
+        with open(path, opener=open_at_once) as file:
             learnt: Learnt = take(Learnt, read_json(file.read()))
     except (OSError, ValueError, TypeError, KeyError, OverflowError):
         return None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import re
 import shutil
 import socket
@@ -14,6 +16,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from meshrun.report.launch_events import WholeLines
 from tests.kit import ROOT, Running, run_meshrun, start_meshrun, wait_until
 
 SCHEMA = json.loads((ROOT / "docs" / "reference" / "events.schema.json").read_text())
@@ -144,6 +147,26 @@ def test_nothing_starts_without_the_port_or_the_file(fake_torch: object, tmp_pat
     assert f"error: --metrics: port {port} on 127.0.0.1 is in use" in in_use.stderr
     assert "--events: cannot open `" in no_folder.stderr
     assert "--metrics: expected [HOST]:PORT, found `somewhere`" in unclear.stderr
+
+
+def test_a_pipe_that_is_full_loses_whole_events() -> None:
+    """What its reader gets later are lines, and that some are lost is said once."""
+    told: list[str] = []
+    reader, writer = os.pipe2(os.O_NONBLOCK)
+    fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 8192)
+    lines, got = WholeLines(writer, "pipe", told.append), b""
+    for begin in range(0, 20, 5):
+        for number in range(begin, begin + 5):
+            lines.write(json.dumps({"number": number, "text": "x" * 6000}))
+        got += os.read(reader, 65536)
+    os.close(writer)
+    os.close(reader)
+
+    *whole, _rest = got.decode().split("\n")
+    assert [json.loads(line)["number"] for line in whole][:2] == [0, 1]
+    assert len(whole) > 3
+    assert len(told) == 1
+    assert told[0].endswith("; events are lost")
 
 
 @pytest.mark.nightly

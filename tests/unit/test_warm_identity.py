@@ -156,5 +156,7 @@ def test_what_is_learnt(tmp_path: Path) -> None:
     for broken in ('{"modules": 3}', "[" * 100_000):
         (tmp_path / "broken").write_text(broken)
         assert read_learnt(str(tmp_path / "broken")) is None
+    os.mkfifo(tmp_path / "pipe")
+    assert read_learnt(str(tmp_path / "pipe")) is None
     assert read_learnt(str(tmp_path / "none")) is None
     write_learnt(str(tmp_path / "no" / "folder"), Learnt(modules=[], changed=[], own_files=[]))
