@@ -27,7 +27,7 @@ from meshrun.worker.function import FOLDER_VARIABLE, call_file, path_file
 _DOMAIN = "ray.io/gpu-domain"
 """The label that nodes share if NVLink connects them."""
 _NODE_ID = "ray.io/node-id"
-_ROOM_S = 1.0
+_ROOM_S = 1
 """How long a node that was lost, or not there at first, may take to be found when it is tried."""
 _ASKED, _ASKED_AFTER_S = 8, 0.25
 """How often, and after how long, it is asked whether a node still lives that did not answer."""
@@ -114,16 +114,26 @@ class NodeGroup:
         Raises:
             Refused: If the cluster is too small.
         """
-        nodes, strategy = self._nodes(), self._asked.strategy
-        free = self._free()
-        total = [node["Resources"] for node in nodes]
-        most = count_placeable(self._bundles, total, strategy)
-        if self._asked.timeout_s is None and most < self._asked.least:
+        total = {node["NodeID"]: node["Resources"] for node in self._nodes()}
+        if self._asked.timeout_s is None and self._count(total) < self._asked.least:
             raise self._lack("")
-        now = count_placeable(
-            self._bundles, [free.get(node["NodeID"], {}) for node in nodes], strategy
+        return max(self._count(self._free()), self._asked.least)
+
+    def _count(self, having: Mapping[str, Resources]) -> int:
+        """Return for how many nodes of the launch there are these resources, in one domain."""
+        domains: dict[str, list[Resources]] = {}
+        for node in self._nodes():
+            label = self._label(node) if self._asked.domain else "any"
+            domains.setdefault(label, []).append(having.get(node["NodeID"], {}))
+        domains.pop("", None)
+        strategy = self._asked.strategy
+        return max(
+            (count_placeable(self._bundles, d, strategy) for d in domains.values()), default=0
         )
-        return max(now, self._asked.least)
+
+    def _label(self, node: Mapping[str, Any]) -> str:
+        """Return the domain of a node that has to be that of all; "" if it has none."""
+        return str(node.get("Labels", {}).get(self._asked.domain, ""))
 
     def _make_group(self, bundles: Sequence[Resources], *, apart: bool = False) -> Any:
         """Return a new placement group.
@@ -138,11 +148,15 @@ class NodeGroup:
         from ray.util import placement_group
 
         asked, how = self._asked, dict[str, Any](strategy=self._asked.strategy)
-        if asked.domain:
-            how = {"topology_strategy": {_NODE_ID: asked.strategy, asked.domain: "STRICT_PACK"}}
+        selector: dict[str, str] = {}
         if apart and asked.strategy == "STRICT_SPREAD":
-            taken = f"!in({','.join(sorted(self._places.values()))})"
-            how["bundle_label_selector"] = [{_NODE_ID: taken} for _ in bundles]
+            selector[_NODE_ID] = f"!in({','.join(sorted(self._places.values()))})"
+        if apart and asked.domain:
+            selector[asked.domain] = self._label(self._node(next(iter(self._places.values()))))
+        elif asked.domain:
+            how = {"topology_strategy": {_NODE_ID: asked.strategy, asked.domain: "STRICT_PACK"}}
+        if selector:
+            how["bundle_label_selector"] = [selector for _ in bundles]
         try:
             self._made.append(made := placement_group([dict(each) for each in bundles], **how))
         except TypeError:  # an argument that it does not know
@@ -179,6 +193,11 @@ class NodeGroup:
             (name, node["Resources"], free.get(node["NodeID"], {}))
             for name, node in zip(_names(nodes), nodes, strict=True)
         ]
+        if self._asked.domain:
+            labels = [self._label(node) or "no label" for node in nodes]
+            found = [
+                (f"{n} ({label})", *has) for label, (n, *has) in zip(labels, found, strict=True)
+            ]
         asked = self.description + waited
         return Refused(describe_lack(asked, found, self._bundles[0]), _HINT)
 
@@ -204,7 +223,8 @@ class NodeGroup:
         if number not in self._groups:
             self._groups[number] = self._make_group([self._bundles[number]], apart=True), 0
         group, bundle = self._groups[number]
-        if not await _within(group.ready(), _ROOM_S):
+        # Not `ready()`, which is a task in older versions, and takes a worker's start.
+        if not await asyncio.to_thread(group.wait, _ROOM_S):
             needed = format_resources(self._bundles[number])
             await show(2, f"no other node of the cluster has {needed}\n".encode())
             end(LOST)

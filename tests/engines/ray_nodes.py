@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from importlib.util import find_spec
+from inspect import signature
 from typing import Any
 
 import pytest
@@ -95,16 +96,17 @@ def _hold() -> None:
 
     import ray
     from ray.cluster_utils import Cluster
-    from ray.util import placement_group_table
+    from ray.util import placement_group, placement_group_table
 
     some = {"num_cpus": _CORES, "object_store_memory": 80_000_000, "include_log_monitor": False}
-    head = {**some, "include_dashboard": False, "labels": {_DOMAIN: "one"}}
+    has_domains = "topology_strategy" in signature(placement_group).parameters
+
+    def of(domain: str) -> dict[str, Any]:
+        return {**some, "labels": {_DOMAIN: domain}} if has_domains else some
+
+    head = {**of("one"), "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=head)
-
-    def add() -> Any:
-        return cluster.add_node(**some, labels={_DOMAIN: "two"}, wait=False)
-
-    node = add()
+    added = [cluster.add_node(**of("two"), wait=False)]
     cluster.wait_for_nodes()
     ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
     for line in sys.stdin:
@@ -117,9 +119,13 @@ def _hold() -> None:
             table = placement_group_table().values()
             answer = sum(group["state"] != "REMOVED" for group in table)
         elif line == "lose\n":
-            cluster.remove_node(node, allow_graceful=False)
+            cluster.remove_node(added.pop(), allow_graceful=False)
         elif line == "add\n":
-            node = add()
+            added.append(cluster.add_node(**of("two"), wait=False))
+        elif line == "raylets\n":  # of the nodes that were added
+            answer = [str(node.all_processes["raylet"][0].process.pid) for node in added]
+        elif line == "has domains\n":
+            answer = has_domains
         print(json.dumps(answer), file=answers)
     ray.shutdown()
     cluster.shutdown()

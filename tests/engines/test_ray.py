@@ -17,6 +17,7 @@ from tests.kit import PROGRAMS, run_meshrun, start_meshrun, wait_until
 
 pytestmark = pytest.mark.slow
 ON_RAY = ("--submit", "ray", "--nnodes", "2", "--nproc-per-node", "2")
+DOMAIN = ("--submit-arg", "domain=ray.io/gpu-domain")
 SAY = """\
 import os, signal, sys
 rank = os.environ["RANK"]
@@ -131,10 +132,7 @@ def test_whoever_is_killed_nothing_is_left(
         (("--nnodes", "3"), r"provide 3 nodes with 2 CPU each; it has 2 nodes:\n.*2 CPU"),
         (("--device", "cuda"), "provide 2 nodes with 2 GPU, 2 CPU each"),
         (("--submit-arg", "special=1"), "with 1 special, 2 CPU each"),
-        (
-            ("--submit-arg", "domain=ray.io/gpu-domain", "--submit-arg", "timeout=2"),
-            "2 CPU each and the same ray.io/gpu-domain within 2 s; it has 2 nodes",
-        ),
+        (DOMAIN, r"2 CPU each and the same ray.io/gpu-domain; it has 2 nodes:\n.*\(one\): 2 CPU"),
     ],
 )
 def test_too_few_resources_start_nothing(
@@ -182,6 +180,30 @@ def test_what_a_function_raises_is_raised_here(fake_torch: object, ray_nodes: Ra
 
     assert "in fail" in str(raised.value.__cause__)
     assert (result.exit_code, result.failures) == (0, ())
+    wait_until_idle(ray_nodes)
+
+
+@pytest.mark.nightly
+def test_all_nodes_share_a_label(fake_torch: object, ray_nodes: RayNodes, tmp_path: Path) -> None:
+    """Those of one NVLink domain are chosen; a node of another one does not replace a lost one."""
+    if not ray_nodes.ask("has domains"):
+        pytest.skip("needs a Ray that places bundles by labels")
+    program = tmp_path / "where.py"
+    program.write_text(
+        "import os, signal\nprint('up', os.environ['RAY_RAYLET_PID'], flush=True)\nsignal.pause()\n"
+    )
+    ray_nodes.ask("add")
+    wait_until(lambda: ray_nodes.ask("free") == 6, lambda: f"{ray_nodes.ask('free')} free")
+    with start_meshrun(*ON_RAY, *DOMAIN, "--nnodes", "1:2", program, folder=tmp_path) as running:
+        for at_first, what in ((0, ""), (4, "lose"), (6, "add")):
+            _ = ray_nodes.ask(what) if what else None
+            now = 2 if what == "lose" else 4
+            running.wait_for("up", at_first + now)
+            used = re.findall(r"up (\d+)", running.stdout)[at_first:]
+            assert sorted(set(used)) == sorted(ray_nodes.ask("raylets"))
+        running.signal(signal.SIGTERM)
+        assert running.wait() == 143, running.stderr
+    ray_nodes.ask("lose")
     wait_until_idle(ray_nodes)
 
 
