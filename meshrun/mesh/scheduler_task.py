@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from meshrun.cluster import ClusterFacts, Task
-from meshrun.cluster.here import detect_here
 from meshrun.errors import MeshError
 from meshrun.host.interfaces import interface_variables, own_address_towards, own_addresses, resolve
+
+if TYPE_CHECKING:
+    from meshrun.cluster import ClusterFacts, Task
 
 _SET_BY_LAUNCHERS = ("RANK", "WORLD_SIZE")
 _SAY_IT = "set MASTER_ADDR to an address of the first node and MASTER_PORT to a free port on it"
@@ -54,6 +56,8 @@ def _facts(env: Mapping[str, str], *, together: bool) -> ClusterFacts | None:
     """Return the facts of a task among several that no launcher was started in."""
     if any(name in env for name in _SET_BY_LAUNCHERS):
         return None
+    from meshrun.cluster.here import detect_here  # all detectors, which meshrun's ranks do not need
+
     facts = detect_here(together=together)
     alone = facts is None or facts.task is None or facts.task.world_size == 1
     return None if alone else facts

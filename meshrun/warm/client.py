@@ -16,7 +16,7 @@ from meshrun.host.users_files import is_installed
 from meshrun.plan.rank_env import LAUNCH_MARK, zygote_environment
 from meshrun.plan.request import Program
 from meshrun.start import own_command
-from meshrun.warm.identity import Server, Wanted, mismatch, this_interpreter
+from meshrun.warm.identity import Mismatch, Server, Wanted, mismatch, this_interpreter
 from meshrun.warm.inherited import fixed_by_parent, is_supported, read_inherited
 from meshrun.warm.place import Place, stop_server, usual_place
 from meshrun.warm.session import leader_of_session
@@ -46,6 +46,7 @@ _PROCESSES = 2
 _TITLE = " " * 200
 """Room for the titles of the processes that are forked from a server."""
 _NO_MARK = "0" * 16
+_NOT_FROM_IT = "starting fresh, not from the warm server"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,8 @@ class WarmRun:
         self._program, self._preload, self._idle_s, self._note = program, preload, idle_s, note
         self._place: Place | None = None
         self._settings = EarlySettings()
+        self._used = 0
+        """The process id of the server that this run is from; 0 for none."""
         if program.kind == "command":
             note("--warm has no effect on a command that is not Python")
             return
@@ -158,12 +161,19 @@ class WarmRun:
         )
         try:
             with _standard_input(stdin) as opened:
-                zygote = self._ask(server.pid, charge, (opened, 1, 2, *fds))
+                zygote, unlike = self._ask(server, charge, (opened, 1, 2, *fds))
         except (OSError, ValueError):
-            zygote = None
+            zygote, unlike = None, None
+        if unlike is not None:
+            self._note(f"{_NOT_FROM_IT}: {unlike.why}")
+            if zygote is not None:
+                zygote.kill()
+                zygote.wait()
+            return None
         if zygote is None:
             self._note(f"the warm server (process {server.pid}) did not answer; starting fresh")
             return None
+        self._used = server.pid
         return zygote
 
     def leave_server(self) -> None:
@@ -179,6 +189,8 @@ class WarmRun:
         wanted = self._wanted()
         for found in place.servers():
             unlike = mismatch(found.server, wanted)
+            if unlike is None and found.server.pid != self._used:  # else it has been looked at
+                unlike = place.changed_library(found.server)
             if unlike is None:
                 return
             if unlike.is_forever:
@@ -214,6 +226,7 @@ class WarmRun:
     # ---- finding one -----------------------------------------------------------------------
 
     def _find(self) -> Server | None:
+        """Return the server that is asked to fork, whose libraries are looked at meanwhile."""
         if self._place is None:
             return None
         wanted = self._wanted()
@@ -230,7 +243,7 @@ class WarmRun:
             if unlike.distance is not None:
                 near.append((unlike.distance, unlike.why))
         if near:
-            self._note(f"starting fresh, not from the warm server: {min(near)[1]}")
+            self._note(f"{_NOT_FROM_IT}: {min(near)[1]}")
         elif why := self._place.take_why():
             self._note(f"starting fresh: no warm server was left: {why}")
         return None
@@ -277,22 +290,26 @@ class WarmRun:
 
     # ---- asking it -------------------------------------------------------------------------
 
-    def _ask(self, pid: int, charge: Charge, fds: Sequence[int]) -> WarmZygote | None:
+    def _ask(
+        self, server: Server, charge: Charge, fds: Sequence[int]
+    ) -> tuple[WarmZygote | None, Mismatch | None]:
+        """Have a server fork; return the zygote, and why it is no good if a library changed."""
         assert self._place is not None  # noqa: S101
-        connection = self._place.connect(pid, _ANSWERS_WITHIN_S)
+        connection = self._place.connect(server.pid, _ANSWERS_WITHIN_S)
         folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
         try:
             with _in_memory(encode(charge)) as text:
                 socket.send_fds(connection, [encode(StartZygote())], [text, folder, *fds])
+            unlike = self._place.changed_library(server)
             forked, processes = _receive(connection)
             if not isinstance(forked, ZygoteForked) or len(processes) != _PROCESSES:
                 for process in processes:
                     os.close(process)
                 connection.close()
-                return None
+                return None, unlike
             connection.settimeout(_WOKEN_EVERY_S)
             zygote, keeper = processes
-            return WarmZygote(forked.pid, zygote, connection, keeper, charge.mark)
+            return WarmZygote(forked.pid, zygote, connection, keeper, charge.mark), unlike
         except OSError:
             connection.close()
             raise

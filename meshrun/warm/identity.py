@@ -55,11 +55,6 @@ class Server:
     """Variables that Python code read while it was imported."""
     sources: dict[str, Source]
     """The files of the program that the further packages are for."""
-    files: Any
-    """A :data:`Stat` for each file that it has loaded, and for folders where Python looks for more.
-
-    They are thousands, and are checked as they are compared.
-    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,11 +83,26 @@ class Mismatch:
 
 
 def mismatch(server: Server, wanted: Wanted) -> Mismatch | None:
-    """Return why a server is not what a launch needs; ``None`` if it is."""
+    """Return why a server is not what a launch needs; ``None`` if it is, unless a library changed.
+
+    Those have thousands of files: :func:`changed_library` looks at them.
+    """
     reasons = chain(
-        _other_process(server, wanted), _other_variables(server, wanted), _changed_files(server)
+        _other_process(server, wanted), _other_variables(server, wanted), _changed_program(server)
     )
     return next(reasons, None)
+
+
+def changed_library(files: Mapping[str, Any]) -> Mismatch | None:
+    """Return which file a server had loaded before it was changed, if any.
+
+    Args:
+        files: What :func:`loaded_files` returned there; checked as it is compared.
+    """
+    for path, before in files.items():
+        if not isinstance(before, list | tuple) or stat_of(path) != tuple(before):
+            return Mismatch(f"`{path}` has changed", distance=0, is_forever=True)
+    return None
 
 
 def _other_process(server: Server, wanted: Wanted) -> Iterator[Mismatch]:
@@ -117,14 +127,11 @@ def _other_variables(server: Server, wanted: Wanted) -> Iterator[Mismatch]:
         yield Mismatch(f"the program sets {late[0]}", distance=0, is_forever=True)
 
 
-def _changed_files(server: Server) -> Iterator[Mismatch]:
+def _changed_program(server: Server) -> Iterator[Mismatch]:
     for path, source in server.sources.items() if server.extra else ():
         if stat_of(path) != source.stat and words_of(path, server.read) != source.words:
             why = f"the imports or variables in `{path}` have changed"
             yield Mismatch(why, distance=0, is_forever=True)
-    for path, before in server.files.items():
-        if not isinstance(before, list | tuple) or stat_of(path) != tuple(before):
-            yield Mismatch(f"`{path}` has changed", distance=0, is_forever=True)
 
 
 def this_interpreter() -> str:

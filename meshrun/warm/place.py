@@ -12,7 +12,7 @@ import signal
 import socket
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
@@ -22,8 +22,9 @@ from meshrun.host.sockets import peer_of
 from meshrun.host.whole_file import open_at_once
 from meshrun.plan.request import Program
 from meshrun.protocol.packing import read_json, take
-from meshrun.warm.identity import Server
+from meshrun.warm.identity import Mismatch, Server, changed_library
 from meshrun.warm.inherited import process_namespace
+from meshrun.worker.learnt import Stat
 
 _ENDS_WITHIN_S = 30
 _LOCK = "lock"
@@ -108,8 +109,9 @@ class Place:
         """Have a server known as one that is still importing."""
         self.write(f"{pid}.starting", f"{process_namespace()} {started_at(pid)}")
 
-    def describe(self, server: Server) -> None:
-        """Have it found from now on."""
+    def describe(self, server: Server, files: Mapping[str, Stat]) -> None:
+        """Have it found from now on, with the files that it has loaded."""
+        self.write(f"{server.pid}.files", json.dumps(files))
         self.write(f"{server.pid}.json", json.dumps(asdict(server)))
         self._remove(f"{server.pid}.starting")
 
@@ -126,6 +128,14 @@ class Place:
         with contextlib.suppress(OSError):
             fcntl.fcntl(self._folder, fcntl.F_NOTIFY, fcntl.DN_DELETE | fcntl.DN_MULTISHOT)
 
+    def changed_library(self, server: Server) -> Mismatch | None:
+        """Return why its libraries are no longer those that a new interpreter would import."""
+        try:
+            with open(f"{self.path}/{server.pid}.files") as file:
+                return changed_library(read_json(file.read()))
+        except (OSError, ValueError, TypeError, AttributeError):
+            return Mismatch("the list of its files cannot be read", is_forever=True)
+
     def note_use(self, pid: int) -> None:
         """Note that a server was used now."""
         with contextlib.suppress(OSError):
@@ -133,7 +143,7 @@ class Place:
 
     def forget(self, pid: int) -> None:
         """Remove the files of a server."""
-        for kind in ("starting", "json", "sock"):
+        for kind in ("starting", "json", "files", "sock"):
             self._remove(f"{pid}.{kind}")
 
     def listen(self) -> socket.socket:

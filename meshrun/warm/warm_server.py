@@ -84,10 +84,10 @@ class WarmServer:
         with self._place.locked():
             if self._is_there(assignment):
                 os._exit(0)
-            described = self._import(assignment)
+            described, files = self._import(assignment), loaded_files(sys.modules)
             self._end_others()
             self._listener = self._place.listen()
-            self._place.describe(described)
+            self._place.describe(described, files)
         signal.alarm(0)
         self._watch(assignment.session)
 
@@ -118,7 +118,11 @@ class WarmServer:
             own_files=assignment.own_files,
             changed=assignment.changed,
         )
-        return any(mismatch(found.server, wanted) is None for found in self._place.servers())
+        return any(
+            mismatch(found.server, wanted) is None
+            and self._place.changed_library(found.server) is None
+            for found in self._place.servers()
+        )
 
     def _import(self, assignment: Assignment) -> Server:
         """Import what is there of the modules; end if forks of this process would not be right."""
@@ -131,6 +135,7 @@ class WarmServer:
             for module in assignment.modules:
                 _import_if_there(module, watch)
         gc.enable()
+        self._ending.leave_standing()
         gc.freeze()  # what is shared stays out of the collector, and so stays shared
         extra = packages(assignment.modules) - base
         if why := self._why_unfit(assignment, watch, read if extra else ()):
@@ -153,7 +158,6 @@ class WarmServer:
                 path: Source(stat=stat_of(path), words=words_of(path, read))
                 for path in assignment.own_files
             },
-            files=loaded_files(sys.modules),
         )
 
     def _why_unfit(

@@ -22,12 +22,15 @@ from meshrun.protocol.events import BreakpointPassed, NodeExcluded, RankBeat, Ra
 from meshrun.protocol.printable import one_line
 from meshrun.protocol.raised import is_of_collective
 from meshrun.protocol.rank_end import RankRaised
+from meshrun.worker.adopt import adopt_process_group, serve_env_rendezvous
+from meshrun.worker.debuggers import pass_breakpoints, stop_on_interrupt
 from meshrun.worker.early_settings import EarlySettings, is_read_at_import
 from meshrun.worker.exit import Ending
 from meshrun.worker.flight_recorder import answer_questions, tell_failed_call
 from meshrun.worker.group_lifetime import guard_groups
 from meshrun.worker.late_variables import follow_environment
 from meshrun.worker.peer_connections import end_connections_with_rank
+from meshrun.worker.process_group import join_mesh
 from meshrun.worker.program import Source, format_raised, print_nothing, run_program
 from meshrun.worker.reporter import Reporter
 from meshrun.worker.stack_handler import tell_stacks
@@ -68,7 +71,9 @@ def become_rank(
         _seed_generators()
         when_imported("torch.distributed.distributed_c10d", guard_groups)
         answer_questions(questions_fd, reporter)
-        when_imported("torch.distributed.rendezvous", partial(_serve_env, dict(os.environ)))
+        when_imported(
+            "torch.distributed.rendezvous", partial(serve_env_rendezvous, dict(os.environ))
+        )
         if "MESHRUN_MESH" in order.environment and not _is_mesh_late(order, source.settings):
             _join(order, source, reporter)
         if "torch" in sys.modules:
@@ -79,12 +84,8 @@ def become_rank(
         sys.excepthook = print_nothing
         raise
     if order.debug:
-        from meshrun.worker.debuggers import stop_on_interrupt
-
         stop_on_interrupt()
     elif not order.stdin:
-        from meshrun.worker.debuggers import pass_breakpoints
-
         pass_breakpoints(partial(reporter.tell, BreakpointPassed))
     reporter.tell(RankReady)
     try:
@@ -112,9 +113,6 @@ def _check_first(order: StartRank, source: Source, reporter: Reporter) -> None:
 
 
 def _join(order: StartRank, source: Source, reporter: Reporter) -> None:
-    from meshrun.worker.adopt import adopt_process_group
-    from meshrun.worker.process_group import join_mesh
-
     with source.settings.in_effect():
         for module in order.imports:
             import_module(module)
@@ -151,12 +149,6 @@ def _is_mesh_late(order: StartRank, settings: EarlySettings) -> bool:
 def _exclude(reporter: Reporter, reason: str, *, is_found: bool = False) -> None:
     remedy = how_to_exclude(node_name(os.environ), os.environ)
     reporter.tell(NodeExcluded, reason=one_line(reason), remedy=remedy, is_found=is_found)
-
-
-def _serve_env(env: dict[str, str]) -> None:
-    from meshrun.worker.adopt import serve_env_rendezvous
-
-    serve_env_rendezvous(env)
 
 
 def set_environment(order: StartRank) -> None:

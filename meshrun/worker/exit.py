@@ -44,8 +44,17 @@ class Ending:
         self._handler = self._leave
         atexit.register(self._handler)
 
+    def leave_standing(self) -> None:
+        """Have what is imported so far left as it is at the end of this process and of its forks.
+
+        Done before ranks are forked, so that none copies the memory that this writes to.
+        """
+        if len(sys.modules) != len(self._standing):
+            self._standing = frozenset(sys.modules)
+            _disarm_finalizers()
+
     def arm(self, reporter: Reporter, gate_fd: int, learn_to: str = "") -> None:
-        """In a rank, before the program runs: note what is imported and take over the end.
+        """In a rank, before the program runs: take over the end.
 
         Args:
             reporter: Told when the program has ended.
@@ -59,9 +68,8 @@ class Ending:
         self._armed = True
         self._pid = os.getpid()
         self._reporter, self._gate_fd = reporter, gate_fd
-        self._standing = frozenset(sys.modules)
         self._learn_to, self._environment = learn_to, dict(os.environ) if learn_to else {}
-        _disarm_finalizers()
+        self.leave_standing()
 
     def note(self, error: BaseException) -> None:
         """Remember the status with which ``error`` ends a process."""
@@ -188,7 +196,7 @@ def _flush_streams() -> bool:
 
 
 def _disarm_finalizers() -> None:
-    """Leave standing, too, what imports before the fork asked to have undone at exit.
+    """Leave standing, too, what imports asked to have undone at exit.
 
     torch unregisters each of its operator libraries this way, 70 ms of every rank's end.
     """

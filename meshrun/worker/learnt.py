@@ -63,7 +63,7 @@ def write_learnt(path: str, learnt: Learnt) -> None:
     temporary = f"{path}.{os.getpid()}"
     try:
         with open(temporary, "x") as file:
-            json.dump(asdict(learnt), file)
+            file.write(json.dumps(asdict(learnt)))  # several times as fast as json.dump
         os.replace(temporary, path)
     except OSError:
         pass

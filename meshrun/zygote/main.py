@@ -85,6 +85,7 @@ def be_zygote(
         os._exit(0)
     guard = Guard(order.scratch_dir, control)
     source = _load(control, program, order, known_at_start)
+    ending.leave_standing()
     forks = ZygoteServer(
         control=control,
         reports=reports,

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from meshrun.warm.identity import (
-    Mismatch,
     Server,
     Source,
     Wanted,
@@ -21,6 +20,7 @@ from meshrun.warm.identity import (
     words_of,
 )
 from meshrun.warm.inherited import fixed_by_parent, read_inherited
+from meshrun.warm.place import Place
 from meshrun.warm.warm_messages import Charge, decode, encode
 from meshrun.worker.learnt import Learnt, learn, read_learnt, write_learnt
 
@@ -29,9 +29,8 @@ ENVIRONMENT = {"HF_HOME": "/a", "TORCH_LOGS": "x", "LD_PRELOAD": "y", "OTHER": "
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> tuple[Server, Wanted, Path, Path]:
+def pair(tmp_path: Path) -> tuple[Server, Wanted, Path]:
     """A server and a launch that it is right for; a file that it has loaded, and the program."""
-    (library := tmp_path / "library.py").write_text("1")
     (program := tmp_path / "program.py").write_text("import transformers")
     server = Server(
         pid=1,
@@ -45,7 +44,6 @@ def pair(tmp_path: Path) -> tuple[Server, Wanted, Path, Path]:
         environment=digests(ENVIRONMENT, READ),
         read=READ,
         sources={str(program): Source(stat=stat_of(str(program)), words=["transformers"])},
-        files={str(library): stat_of(str(library))},
     )
     wanted = Wanted(
         interpreter="python",
@@ -54,11 +52,11 @@ def pair(tmp_path: Path) -> tuple[Server, Wanted, Path, Path]:
         environment=ENVIRONMENT,
         own_files=[str(program)],
     )
-    return server, wanted, library, program
+    return server, wanted, program
 
 
-def test_nothing_else_matters(pair: tuple[Server, Wanted, Path, Path]) -> None:
-    server, wanted, _, program = pair
+def test_nothing_else_matters(pair: tuple[Server, Wanted, Path]) -> None:
+    server, wanted, program = pair
     assert mismatch(server, wanted) is None
     program.write_text("import transformers  # and a comment\nprint('HF_TOKEN')\n")
     other = {**ENVIRONMENT, "OTHER": "w", "MESHRUN_X": "1"}
@@ -83,36 +81,49 @@ CHANGES: list[tuple[dict[str, Any], str, int | None]] = [
 
 @pytest.mark.parametrize(("change", "why", "distance"), CHANGES, ids=[row[1] for row in CHANGES])
 def test_each_part_of_the_key(
-    pair: tuple[Server, Wanted, Path, Path],
+    pair: tuple[Server, Wanted, Path],
     change: dict[str, Any],
     why: str,
     distance: int | None,
 ) -> None:
-    server, wanted, _, _ = pair
+    server, wanted, _ = pair
     unlike = mismatch(server, replace(wanted, **change))
     assert unlike is not None
     assert (unlike.why, unlike.distance) == (why, distance)
 
 
-@pytest.mark.parametrize("how", ["longer", "as long", "gone"])
-def test_a_library_that_changes(pair: tuple[Server, Wanted, Path, Path], how: str) -> None:
-    server, wanted, library, _ = pair
+@pytest.mark.parametrize("how", ["longer", "as long", "gone", "unlisted"])
+def test_a_library_that_changes(
+    pair: tuple[Server, Wanted, Path], tmp_path: Path, how: str
+) -> None:
+    """Or whose state nobody knows any more."""
+    (library := tmp_path / "library.py").write_text("1")
+    server, _, _ = pair
+    place = Place(str(tmp_path / "place"))
+    place.describe(server, {str(library): stat_of(str(library)) or (0, 0)})
+    assert place.changed_library(server) is None
+
+    why = f"`{library}` has changed"
     if how == "gone":
         library.unlink()
+    elif how == "unlisted":
+        (tmp_path / "place" / f"{server.pid}.files").write_text("[]")
+        why = "the list of its files cannot be read"
     else:
         library.write_text("12" if how == "longer" else "2")
         os.utime(library, ns=(1, 1))
-    assert mismatch(server, wanted) == Mismatch(
-        f"`{library}` has changed", distance=0, is_forever=True
-    )
+    unlike = place.changed_library(server)
+    place.close()
+    assert unlike is not None
+    assert (unlike.why, unlike.is_forever) == (why, True)
 
 
 @pytest.mark.parametrize(
     "source", ["import transformers, peft", "", "import transformers\nset('HF_HOME')", "(", "\0"]
 )
-def test_a_program_that_changes(pair: tuple[Server, Wanted, Path, Path], source: str) -> None:
+def test_a_program_that_changes(pair: tuple[Server, Wanted, Path], source: str) -> None:
     """Its imports, and the variables that it names; what is no longer Python is another."""
-    server, wanted, _, program = pair
+    server, wanted, program = pair
     program.write_text(source)
     unlike = mismatch(server, wanted)
     assert unlike is not None
