@@ -28,6 +28,7 @@ class Terminal:
         self._stream = pyte.ByteStream(self.screen)
         self.raw = b""
         self._lock = threading.Lock()
+        self._lines: tuple[int, list[str]] = (-1, [])
         self._master, self.slave = pty.openpty()
         self._set_size(columns, rows)
         self.modes: list[Any] = termios.tcgetattr(self.slave)
@@ -65,6 +66,7 @@ class Terminal:
         """Change the size of the window."""
         with self._lock:
             self.screen.resize(rows, columns)
+            self._lines = (-1, [])
         self._set_size(columns, rows)
 
     def type(self, text: str) -> None:
@@ -89,11 +91,16 @@ class Terminal:
     def all_lines(self) -> list[str]:
         """What has scrolled away, then what is shown."""
         with self._lock:
+            drawn = len(self.raw)
+            if self._lines[0] == drawn:  # a wait looks often, and a screen is long to read
+                return self._lines[1]
             gone = [
                 "".join(row[column].data for column in range(self.screen.columns)).rstrip()
                 for row in self.screen.history.top
             ]
-        return gone + self.shown
+        lines = gone + self.shown
+        self._lines = (drawn, lines)
+        return lines
 
     def wait_for(self, text: str, count: int = 1) -> None:
         """Wait until the text has been shown so many times."""

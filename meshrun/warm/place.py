@@ -22,7 +22,7 @@ from meshrun.host.sockets import peer_of
 from meshrun.host.whole_file import open_at_once
 from meshrun.plan.request import Program
 from meshrun.protocol.packing import read_json, take
-from meshrun.warm.identity import Mismatch, Server, changed_library
+from meshrun.warm.identity import Mismatch, Server, changed_library, this_interpreter
 from meshrun.warm.inherited import process_namespace
 from meshrun.worker.learnt import Stat
 
@@ -181,9 +181,10 @@ class Place:
             os.close(descriptor)
 
     def learnt(self, program: Program) -> str:
-        """Return the file in which a run of a program says what it imported."""
+        """Return the file in which a run of a program by this interpreter says what it imported."""
         target = program.target if program.kind == "module" else os.path.abspath(program.target)
-        name = hashlib.blake2b(os.fsencode(f"{program.kind} {target}"), digest_size=8).hexdigest()
+        what = f"{this_interpreter()} {program.kind} {target}"
+        name = hashlib.blake2b(os.fsencode(what), digest_size=8).hexdigest()
         return f"{self.path}/learnt-{name}"
 
     def say_why(self, reason: str) -> None:

@@ -48,11 +48,13 @@ def test_torchruns_prefixes(fake_torch: object, tmp_path: Path) -> None:
     """Bare lines, ``[default0]:`` where they are teed, ``[rank1]:`` in tracebacks, files too."""
     program = tmp_path / "program.py"
     program.write_text(
-        "import os, sys\n"
+        "import os, sys, time\n"
         "print('out', flush=True)\n"
         "print('err', os.environ['RANK'], file=sys.stderr, flush=True)\n"
         "if os.environ['RANK'] == '1':\n"
+        "    while not os.path.exists(f'{sys.argv[0]}.0'): time.sleep(0.01)\n"
         "    os.environ['NOT_SET']\n"
+        "open(f'{sys.argv[0]}.0', 'x').close()\n"
     )
     ours = run_meshrun(
         "--nproc-per-node", "2", "--prefix", "torchrun", "-t", "0:1,1:2",
@@ -65,7 +67,7 @@ def test_torchruns_prefixes(fake_torch: object, tmp_path: Path) -> None:
     assert {"err 0", "[default1]:err 1", "[rank1]: KeyError: 'NOT_SET'"} <= shown
     assert told[:2] == ["err 1", "[rank1]: Traceback (most recent call last):"]
     assert told[-1] == "[rank1]: KeyError: 'NOT_SET'"
-    assert f"       {program.name}:5 in <module>, on " in ours.stderr.replace(f"{tmp_path}/", "")
+    assert f"       {program.name}:6 in <module>, on " in ours.stderr.replace(f"{tmp_path}/", "")
 
 
 def test_ranges_of_ranks_have_any_number_of_digits(fake_torch: object, tmp_path: Path) -> None:
