@@ -49,7 +49,7 @@ _APPLY = ("kubectl", "apply", "--server-side", "--force-conflicts", "-f", "-")
 """By the server, as kubectl itself would repeat the objects in annotations, secrets too."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 """Not what bash calls the functions that it exports."""
-_ELASTIC = ("slurm", *(name for name, kind in KINDS.items() if kind.is_elastic))
+_ELASTIC = ("slurm", *(name for name, kind in KINDS.items() if not kind.why_fixed))
 _FOUND_BY_THEMSELVES = "the nodes of a job find each other"
 _CHOSEN = "the scheduler chooses a job's hosts"
 _OF_NO_JOB: Mapping[Option[Any], str] = {
@@ -242,8 +242,9 @@ def check_job(options: Options, scheduler: str) -> None:
     if is_range and nodes is not None and scheduler not in (*_ELASTIC, "ray"):
         raise UsageError(
             f"--submit {scheduler} requires a fixed number of nodes, found --nnodes"
-            f" {nodes[0]}:{nodes[1]}",
-            hint=f"use --nnodes {nodes[1]}, or --submit {' or '.join(_ELASTIC)}",
+            f" {nodes[0]}:{nodes[1]}: {KINDS[scheduler].why_fixed}",
+            hint=f"use --nnodes {nodes[1]}, or --submit {', '.join(_ELASTIC[:-1])} or"
+            f" {_ELASTIC[-1]}",
         )
     for row, why, hint in _OF_MANIFESTS if scheduler == "slurm" else ():
         if options.is_typed(row):

@@ -46,8 +46,8 @@ class Kind:
     """Where in that the pods' template is; ``None`` if it has none."""
     counts: tuple[tuple[str | int, ...], ...]
     """Where in that the number of nodes is."""
-    is_elastic: bool = False
-    """Whether nodes may come and go."""
+    why_fixed: str = ""
+    """Why nodes may not come and go; "" if they may."""
 
 
 def render_manifest(job: Job, kind: str) -> str:
@@ -144,21 +144,22 @@ def _indexed_job(job: Job) -> _Documents:
 
 def _job_set(job: Job) -> _Documents:
     pod = pod_spec(job, f"{job.name}-node-0-0.{job.name}", restartPolicy="Never")
-    spec = {
-        **_indexed(job),
-        "backoffLimit": Explained(0, "No pod restarts on its own."),
-        "podFailurePolicy": _fail_unless_preempted([{"action": "Count", **_DISRUPTED}]),
-        "template": {"spec": pod},
-    }
-    failure = {
-        "maxRestarts": _RESTARTS,
-        "rules": [
-            {"name": "failed", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
-        ],
-    }
-    why = "A pod was preempted or drained, or a node was lost: restart all pods together."
+    if job.least is None:
+        ends = {
+            "backoffLimit": Explained(0, "No pod restarts on its own."),
+            "podFailurePolicy": _fail_unless_preempted([{"action": "Count", **_DISRUPTED}]),
+        }
+        failed = {"action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
+        failure = Explained(
+            {"maxRestarts": _RESTARTS, "rules": [{"name": "failed", **failed}]},
+            "A pod was preempted or drained, or a node was lost: restart all pods together.",
+        )
+    else:
+        ends = _ends_of_elastic(job, job.least)
+        failure = Explained({"maxRestarts": 0}, "Each pod restarts on its own.")
+    spec = {**_indexed(job), **ends, "template": {"spec": pod}}
     whole = {
-        "failurePolicy": Explained(failure, why),
+        "failurePolicy": failure,
         "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
         "ttlSecondsAfterFinished": _kept(),
         "replicatedJobs": [{"name": "node", "replicas": 1, "template": {"spec": spec}}],
@@ -203,7 +204,6 @@ KINDS: Mapping[str, Kind] = {
         _indexed_job,
         ("spec", "template"),
         (("spec", "completions"), ("spec", "parallelism")),
-        is_elastic=True,
     ),
     "jobset": Kind(
         _job_set,
@@ -213,11 +213,18 @@ KINDS: Mapping[str, Kind] = {
             for name in ("completions", "parallelism")
         ),
     ),
-    "trainjob": Kind(_train_job, None, (("spec", "trainer", "numNodes"),)),
+    "trainjob": Kind(
+        _train_job,
+        None,
+        (("spec", "trainer", "numNodes"),),
+        why_fixed="a TrainJob tells its pods one number of nodes, and its runtime decides how they"
+        " restart",
+    ),
     "leaderworkerset": Kind(
         _leader_worker_set,
         ("spec", "leaderWorkerTemplate", "workerTemplate"),
         (("spec", "leaderWorkerTemplate", "size"),),
+        why_fixed="the pods of a LeaderWorkerSet restart together",
     ),
 }
 

@@ -171,7 +171,7 @@ ERRORS: dict[str, list[str]] = {
         "--submit", "slurm", "--nnodes", "2", "--nproc-per-node", "auto", "train.py",
     ],
     "a job on two or more nodes": [
-        "--submit", "jobset", "--image", "a", "--nnodes", "2:4", "train.py",
+        "--submit", "trainjob", "--image", "a", "--nnodes", "2:4", "train.py",
     ],
     "a patch of a script": ["--submit", "slurm", "--submit-patch", "p.yaml", "train.py"],
     "a patch that is not there": [

@@ -321,7 +321,7 @@ def policy_of(kind: str, **changes: Any) -> list[dict[str, Any]]:
     return rules
 
 
-@pytest.mark.parametrize("kind", ["kubernetes", "jobset", "elastic"])
+@pytest.mark.parametrize("kind", ["kubernetes", "jobset", "elastic", "elastic jobset"])
 @pytest.mark.parametrize(
     ("code", "is_disrupted", "fails"),
     [
@@ -336,8 +336,9 @@ def test_a_pod_that_was_drained_fails_no_job(
     kind: str, code: int, is_disrupted: bool, fails: bool
 ) -> None:
     """Nor do those of the other nodes, which end with it; by the first rule that fits."""
-    is_elastic = kind == "elastic"
-    rules = policy_of("kubernetes", **ELASTIC) if is_elastic else policy_of(kind)
+    is_elastic = kind not in KINDS
+    name, changes = VARIATIONS[kind]
+    rules = policy_of(name, **changes)
     action = "Count"
     for rule in reversed(rules):
         exits, conditions = rule.get("onExitCodes"), rule.get("onPodConditions")
@@ -354,6 +355,7 @@ def test_a_pod_that_was_drained_fails_no_job(
 VARIATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     **{kind: (kind, {"shutdown_timeout_s": 90.0}) for kind in KINDS},
     "elastic": ("kubernetes", ELASTIC),
+    "elastic jobset": ("jobset", ELASTIC),
     "with probes": ("jobset", {"metrics": ("0.0.0.0", 9400)}),
     "with variables": (
         "kubernetes", {"exported": (("HF_TOKEN", "hf_x"), ("HF_HOME", "/$(A) # \n: ")), },
@@ -548,6 +550,7 @@ def test_custom_resources_fit_their_own_schemas(kind: str) -> None:
     group, _, version = document["apiVersion"].partition("/")
 
     assert is_valid(kind, document)
+    assert kind == "trainjob" or is_valid(kind, manifest(kind, **ELASTIC)[0])
     model = f"{group.partition('.')[0]}{version}{document['kind']}"
     assert model.lower() == MODELS[kind].lower()
 
