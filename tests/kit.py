@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
+import pytest
 
 ROOT = Path(__file__).parent.parent
 PROGRAMS = Path(__file__).parent / "programs"
@@ -45,6 +47,17 @@ def run_meshrun(
         check=False,
         **kwargs,
     )
+
+
+def within(*unshared: str, prepare: str) -> list[str]:
+    """Return words that run a command in namespaces of its own, where ``prepare`` has run."""
+    words = ["unshare", *unshared, "sh", "-c", f'{prepare}; exec "$@"', "sh"]
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run([*words, "true"], capture_output=True, check=False).returncode
+    ):
+        pytest.skip("no namespace can be made here")
+    return words
 
 
 @contextmanager

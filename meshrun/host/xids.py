@@ -21,6 +21,15 @@ _XID = re.compile(
     re.IGNORECASE,
 )
 _LONGEST = 100
+_FATAL = frozenset({46, 48, 62, 64, 74, 79, 95, 119, 120, 140})
+"""After these a GPU has to be reset or replaced before anything can run on it.
+
+Source:
+    NVIDIA, "Analyzing Xid Errors with the Xid Catalog" and "Health Validation, Xid Checks".
+"""
+_RECOVERY = 154
+_NEEDS_RECOVERY = re.compile(r" to 0x0*[1-9a-f]", re.IGNORECASE)
+"""In the text of XID 154: from now on the driver wants a reset, a reboot or a drained node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +44,13 @@ class Xid:
     def is_on(self, address: str | None) -> bool:
         """Whether it is of the GPU with this address."""
         return address is not None and address.rpartition(".")[0].lower() == self.address
+
+    @property
+    def is_fatal(self) -> bool:
+        """Whether nothing can run on the GPU until somebody resets or replaces it."""
+        if self.number == _RECOVERY:
+            return _NEEDS_RECOVERY.search(self.text) is not None
+        return self.number in _FATAL
 
     def __str__(self) -> str:
         return f"XID {self.number}" + (f" ({self.text})" if self.text else "")

@@ -239,7 +239,8 @@ def find_trouble(state: State, host: str = "") -> MeshrunError | None:
     here = _trouble_here(state)
     if state.excluded is not None:
         event = state.excluded
-        says = "excludes this node" if event.is_found else "reported that its node must not be used"
+        is_program = event.found_by == "program"
+        says = "reported that its node must not be used" if is_program else "excludes this node"
         here = NodeExcludedError(
             f"{event.who} {says}: {event.reason}",
             hint=f"leave the node out: {event.remedy}",

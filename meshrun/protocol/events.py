@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from meshrun.errors import MeshrunError
 from meshrun.protocol.checked import ExitCode, Line
@@ -131,14 +131,15 @@ class NodeExcluded:
     reason: str
     remedy: str
     """How to leave the node out, for people."""
-    is_found: bool = False
-    """Whether the check before the program says so; else the program does, by exclude_node()."""
+    found_by: Literal["program", "check", "driver"] = "program"
+    """Whose word it is: exclude_node()'s, that of the check before the program, or a GPU's."""
     at_ns: int
 
     @property
     def who(self) -> str:
         """Return who says so."""
-        return "the check before the program" if self.is_found else f"rank {self.rank}"
+        names = {"check": "the check before the program", "driver": "the driver of the GPUs"}
+        return names.get(self.found_by, f"rank {self.rank}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

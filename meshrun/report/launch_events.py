@@ -139,7 +139,7 @@ class Checked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeExcluded:
-    """A rank called meshrun.exclude_node(), or the check before the program blames its node."""
+    """A node is excluded: by exclude_node(), the check before the program, or a broken GPU."""
 
     rank: int
     reason: str

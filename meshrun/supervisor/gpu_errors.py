@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
+from meshrun.host.machine import Gpu
 from meshrun.host.xids import Xid, XidWatch
 from meshrun.lifecycle.blame import Verdict
 from meshrun.plan.plan import LaunchPlan
@@ -27,11 +29,21 @@ class GpuErrors:
         raised = verdict.raised
         if raised is not None and not _OF_GPUS.search(f"{raised.kind} {raised.message}"):
             return None
-        self._seen += self._watch.read()
-        own = plan.rank(verdict.rank).gpu
+        found = self._of_rank(verdict.rank, plan)
+        return ", ".join(dict.fromkeys(f"{xid} on GPU {gpu.label}" for xid, gpu in found)) or None
+
+    def why_unfit(self, rank: int, plan: LaunchPlan) -> str | None:
+        """Return which error makes a GPU of this rank useless for the next generation, if any."""
+        fatal = (
+            f"{xid} on GPU {gpu.label}" for xid, gpu in self._of_rank(rank, plan) if xid.is_fatal
+        )
+        return next(fatal, None)
+
+    def _of_rank(self, rank: int, plan: LaunchPlan) -> Iterator[tuple[Xid, Gpu]]:
+        self._seen += self._watch.read() if self._watch is not None else ()
+        own = plan.rank(rank).gpu
         gpus = plan.used_gpus if own is None else (own,)
-        pairs = ((xid, gpu) for xid in self._seen for gpu in gpus if xid.is_on(gpu.address))
-        return ", ".join(dict.fromkeys(f"{xid} on GPU {gpu.label}" for xid, gpu in pairs)) or None
+        return ((xid, gpu) for xid in self._seen for gpu in gpus if xid.is_on(gpu.address))
 
     def close(self) -> None:
         """Let go of the kernel's log."""

@@ -15,6 +15,7 @@ from meshrun.console.console import Console
 from meshrun.console.output import Output
 from meshrun.console.slow_readers import LAST_WORDS_TAKE_S, SlowReaders, dropped_note
 from meshrun.errors import MeshrunError
+from meshrun.host.exclusion import how_to_exclude, node_name
 from meshrun.host.memory import MemoryWatch
 from meshrun.host.processes import become_subreaper, end_children, is_stopped, list_children
 from meshrun.host.reactor import Reactor
@@ -50,6 +51,7 @@ from meshrun.protocol.events import (
     LeftoversEnded,
     MeetingFailed,
     Met,
+    NodeExcluded,
     RankBeat,
     RankReady,
     RankStarted,
@@ -369,7 +371,22 @@ class Loop:
             raised = self.state.ranks[message.rank].raised
             if (raised := self._workers.match_error_file(message, raised)) is not None:
                 self._happen(raised)
+            if message.wait_status and not self.state.stopping:
+                self._leave_out_unfit(message)
         self._happen(message)
+
+    def _leave_out_unfit(self, event: RankExited) -> None:
+        """Start no rank again on a GPU that only a reset can help."""
+        if (why := self._gpu_errors.why_unfit(event.rank, self.plan)) is not None:
+            self._happen(
+                NodeExcluded(
+                    rank=event.rank,
+                    reason=why,
+                    remedy=how_to_exclude(node_name(os.environ), os.environ),
+                    found_by="driver",
+                    at_ns=event.at_ns,
+                )
+            )
 
     def _on_zygote_gone(self) -> None:
         self._gpu_wait.cancel()

@@ -9,6 +9,7 @@ import sys
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
+from typing import Literal
 
 from meshrun.host.cores import bind_to_cpus
 from meshrun.host.exclusion import how_to_exclude, node_name
@@ -107,7 +108,7 @@ def _check_first(order: StartRank, source: Source, reporter: Reporter) -> None:
         return
     is_one_of_several = int(os.environ["GROUP_WORLD_SIZE"]) > 1
     if reason and is_one_of_several and order.local_rank == 0:
-        _exclude(reporter, reason, is_found=True)
+        _exclude(reporter, reason, found_by="check")
     while True:  # the launcher says when to end
         signal.pause()
 
@@ -146,9 +147,11 @@ def _is_mesh_late(order: StartRank, settings: EarlySettings) -> bool:
     return False
 
 
-def _exclude(reporter: Reporter, reason: str, *, is_found: bool = False) -> None:
+def _exclude(
+    reporter: Reporter, reason: str, *, found_by: Literal["program", "check"] = "program"
+) -> None:
     remedy = how_to_exclude(node_name(os.environ), os.environ)
-    reporter.tell(NodeExcluded, reason=one_line(reason), remedy=remedy, is_found=is_found)
+    reporter.tell(NodeExcluded, reason=one_line(reason), remedy=remedy, found_by=found_by)
 
 
 def set_environment(order: StartRank) -> None:

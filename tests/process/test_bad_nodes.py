@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import pytest
 from meshrun.errors import HostError, UsageError
 from meshrun.host.exclusion import how_to_exclude
 from meshrun.report.node_history import Failure, describe_history, note_failure, read_history
-from tests.kit import run_meshrun
+from tests.kit import run_meshrun, within
+from tests.nvml import card
 
 HOST = os.uname().nodename
 PROGRAM = """
@@ -52,6 +54,49 @@ def test_failures_are_counted_across_jobs(fake_torch: object, tmp_path: Path) ->
         *["rank 1 was killed by SIGBUS"] * 2,
     ]
     assert f"meshrun: {HOST} failed 3 times in 2 jobs in the last 30 days" in second.stderr
+
+
+@pytest.mark.parametrize(
+    ("xid", "code", "generations"),
+    [
+        ("79, pid=1, name=python, GPU has fallen off the bus.", 78, 1),
+        ("154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)", 78, 1),
+        ("31, pid=1, name=python, MMU Fault", 1, 2),
+    ],
+)
+def test_no_rank_starts_again_on_a_gpu_that_needs_a_reset(
+    fake_driver: Callable[[list[Any]], None], tmp_path: Path, xid: str, code: int, generations: int
+) -> None:
+    """As the driver's errors say; what a program can cause is no reason."""
+    (log := tmp_path / "kmsg").write_text("4,1,1,-;NVRM: Xid (PCI:0000:02:00): 79, an old one\n")
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, time\n"
+        "if os.environ['RANK'] == '0':\n    time.sleep(3600)\n"
+        "print('started', flush=True)\n"
+        "with open('/dev/kmsg', 'a') as log:\n"
+        f"    log.write('4,2,2,-;NVRM: Xid (PCI:0000:02:00): {xid}\\n')\n"
+        "raise RuntimeError('CUDA error: unspecified launch failure')\n"
+    )
+    fake_driver([card("GPU-0", 1), card("GPU-1", 2)])
+    history = tmp_path / "history"
+    ours = run_meshrun(
+        *("--nproc-per-node", "2", "--max-restarts", "1", "--node-history", history, program),
+        around=within("--mount", prepare=f"mount --bind {log} /dev/kmsg"),
+    )
+
+    assert (ours.returncode, ours.stdout.count("started")) == (code, generations), ours.stderr
+    number, _, text = xid.partition(", ")
+    on_gpu = f"XID {number} ({text.rpartition('python, ')[2]}) on GPU 1"
+    last = ours.stderr.splitlines()[-1]
+    if code == 78:
+        assert last == f"error: the driver of the GPUs excludes this node: {on_gpu}"
+        reason = f"excluded by the driver of the GPUs: {on_gpu}"
+    else:
+        assert f"({on_gpu}" in ours.stderr
+        reason = "rank 1 raised RuntimeError: CUDA error: unspecified launch failure"
+    assert "RuntimeError: CUDA error: unspecified launch failure" in ours.stderr
+    assert {json.loads(line)["reason"] for line in history.read_text().splitlines()} == {reason}
 
 
 def test_old_failures_and_other_lines_do_not_count(tmp_path: Path) -> None:

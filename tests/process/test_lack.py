@@ -22,6 +22,7 @@ from tests.kit import (
     marked_processes,
     run_meshrun,
     wait_until,
+    within,
 )
 
 RANKS = 4
@@ -83,17 +84,6 @@ def test_a_full_process_table(
         ) in ours.stderr
     assert "Traceback" not in ours.stderr
     assert list(folder.iterdir()) == []
-
-
-def within(*unshared: str, prepare: str) -> list[str]:
-    """Return words that run a command in namespaces of its own, where ``prepare`` has run."""
-    words = ["unshare", *unshared, "sh", "-c", f'{prepare}; exec "$@"', "sh"]
-    if (
-        shutil.which("unshare") is None
-        or subprocess.run([*words, "true"], capture_output=True, check=False).returncode
-    ):
-        pytest.skip("no namespace can be made here")
-    return words
 
 
 LONG = "9" * 100_000
