@@ -135,13 +135,13 @@ class Options(ParsedOptions):
         "Ranks without an accelerator are spread over the NUMA nodes.",
         suggested=("node", "socket", "exclusive", "core-complex"))
     nic_affinity = Switch(WORKERS,
-        "Keep each rank to the network cards next to its GPU.", details="Sets variables of NCCL, "
+        "Keep each rank to the network cards nearest its GPU.", details="Sets variables of NCCL, "
         "gloo and UCX that are not set. See [network cards](../how-to/gpus.md#use-the-nearest-"
         "network-card).")
     virtual_local_rank = Switch(WORKERS,
         "Let each rank see only its own device, as device 0 with `LOCAL_RANK=0`.", family=PET)
     per_task = Switch(WORKERS,
-        "Where the scheduler starts a process per rank: run the program in it, with the mesh "
+        "If the scheduler starts a process per rank, run the program in it, with the mesh "
         "built before its first line.", family="", details="As in `srun --ntasks-per-node=8 "
         "meshrun --per-task --mesh dp=8 train.py`. See [a process per rank]"
         "(../how-to/other-schedulers.md#a-process-per-rank).")
@@ -199,7 +199,7 @@ class Options(ParsedOptions):
         "for the next run.", in_launch=True,
         details="See [the second run](../how-to/warm-starts.md).")
     warm_idle = Option(parse_seconds, 600.0, "TIME", PROGRAM,
-        "End a warm server after it was idle for this long.")
+        "End a warm server after it has been idle for this long.")
     warm_status = Switch(PROGRAM, "List your warm servers and exit.", family="")
     warm_stop = Switch(PROGRAM, "End your warm servers and exit; runs continue.", family="")
     start_method: Option[Literal["fork", "exec", "forkserver", "spawn"] | None] = Option(
@@ -347,10 +347,10 @@ class Options(ParsedOptions):
         "long. `0` disables the check.", details="See [how to find a hang]"
         "(../how-to/find-a-hang.md).")
     stragglers = Switch(FAILURES,
-        "Report a rank that others wait for in more than 10 % of the time.",
+        "Report a rank that others wait for more than 10 % of the time.",
         details="See [how to find slow ranks](../how-to/find-slow-ranks.md).")
     straggler_time = Option(parse_seconds, 60.0, "TIME", FAILURES,
-        "How long a rank may be late until `--stragglers` reports it.")
+        "How long a rank may be late before `--stragglers` reports it.")
     node_timeout = Option(parse_seconds, 30.0, "TIME", FAILURES,
         "Stop or restart the ranks if another node is silent for this long.",
         details="See [when a node fails](../how-to/several-nodes.md#when-a-node-fails) and "

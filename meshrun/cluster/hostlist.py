@@ -71,6 +71,6 @@ def _numbers(text: str) -> Iterator[str]:
         if int(last) - int(first) >= _MOST:
             raise ValueError(f"more than {_MOST:,} nodes")
         if int(last) < int(first):
-            raise ValueError(f"range `{word}` runs backwards")
+            raise ValueError(f"range `{word}` is reversed")
         for number in range(int(first), int(last) + 1):
             yield str(number).zfill(len(first))

@@ -161,7 +161,7 @@ class _Reader:
         if match[2] is not None:
             last = self._read_index(at + match.start(2), match[2], key)
         if last < first:
-            raise self._error(f"range `{text}` runs backwards", at, text, f"`{last}-{first}`")
+            raise self._error(f"range `{text}` is reversed", at, text, f"`{last}-{first}`")
         return range(first, last + 1)
 
     def _read_index(self, at: int, digits: str, key: str) -> int:

@@ -294,7 +294,7 @@ class _Sizes:
         last = self._number(position, item, most) if most else None
         if last is not None and last < first:
             hint = f"`{last}:{first}`"
-            raise self._error(f"the range `{item}` runs backwards", position, item, hint)
+            raise self._error(f"the range `{item}` is reversed", position, item, hint)
         return first, last
 
     def _number(self, position: int, item: str, digits: str) -> int:

@@ -1,4 +1,4 @@
-"""The variables that keep a rank to the network cards next to its GPU. Pure.
+"""The variables that keep a rank to the network cards nearest its GPU. Pure.
 
 Each of them may differ between the ranks of a node. NCCL and UCX connect cards of one fabric; gloo
 and NCCL's sockets connect every two ranks, so an interface counts only if it is in the network by

@@ -363,8 +363,8 @@ def _workers(request: LaunchRequest, facts: HostFacts) -> int | tuple[int, ...] 
     if kind in ("auto", facts.accelerator) and facts.accelerator_count:
         return facts.accelerator_count
     raise UsageError(
-        f"--nproc-per-node {asked}: this machine has no {kind} device"
-        + (f" but {facts.accelerator}" if facts.accelerator_count else ""),
+        f"--nproc-per-node {asked}: this machine has no device of type `{kind}`"
+        + (f", only `{facts.accelerator}`" if facts.accelerator_count else ""),
         hint="use a number, auto, or cpu for one worker per core",
     )
 

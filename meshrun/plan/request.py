@@ -210,7 +210,7 @@ class LaunchRequest:
     """What is checked before the program: requirements as ``--require`` has them, and then folders
     that should be writable; empty for no check."""
     nic_affinity: bool = False
-    """Whether each rank is kept to the network cards next to its GPU."""
+    """Whether each rank is kept to the network cards nearest its GPU."""
     stop_signals: tuple[int, ...] = STOP_SIGNALS
     forwarded_signals: tuple[int, ...] = ()
     """Signals that are passed to ranks alone, and end nothing."""

@@ -82,7 +82,7 @@ ERRORS: dict[str, list[str]] = {
     "a device with an index": ["--mesh", "2", "--device", "cuda:0", "train.py"],
     "a device that is not here": ["--mesh", "2", "--device", "cuda", "train.py"],
     "a time below zero": ["--shutdown-timeout", "-1", "train.py"],
-    "a range that runs backwards": ["--mesh", "dp=8:2", "train.py"],
+    "a reversed range": ["--mesh", "dp=8:2", "train.py"],
     "a range that needs more": ["--mesh", "dp=4:8,tp=4", "--nproc-per-node", "8", "train.py"],
     "two open sizes": ["--mesh", "dp=-1,tp=2:4", "train.py"],
     "nodes that differ, too few numbers": [

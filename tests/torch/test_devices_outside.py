@@ -125,7 +125,7 @@ def test_two_nodes_with_two_devices_each(device: str, make_hosts: MakeHosts, pro
         ),
         pytest.param(
             ("--nproc-per-node", "foo"),
-            "--nproc-per-node foo: this machine has no foo device",
+            "--nproc-per-node foo: this machine has no device of type `foo`",
             marks=pytest.mark.nightly,
         ),
         pytest.param(

@@ -138,7 +138,7 @@ def test_a_large_mesh_is_one_product() -> None:
         ("rank=2,8", "no rank 8 in a world of 8", "8", "`rank` ranges from 0 to 7"),
         ("local_rank=9", "no local rank 9: nodes have at most 4 workers", "9", "0 to 3"),
         ("rank=" + "9" * 5000, "no rank 99999", "9" * 5000, "`rank` ranges from 0 to 7"),
-        ("tp=3 - 1", "range `3 - 1` runs backwards", "3 - 1", "`1-3`"),
+        ("tp=3 - 1", "range `3 - 1` is reversed", "3 - 1", "`1-3`"),
         ("dp=0,tp=1,dp=1", "`dp` is given twice", "dp=1", "`dp=0,2-3`"),
         ("dp=", "missing index", "", "write `dp=0`"),
         ("dp=0,", "missing index", "", "write `dp=0`"),
