@@ -44,7 +44,7 @@ def run_prompt(options: Sequence[str], program: Sequence[str]) -> int:
         sys.path[:1] = [os.getcwd()]  # as in Python's own prompt; ranks get this path
     try:
         prompt = _Prompt(options, program)
-    except RankFailed as failed:  # as the launcher has told
+    except RankFailed as failed:  # which the launcher has reported
         return failed.exit_code
     signal.signal(signal.SIGQUIT, lambda *_: prompt.group.show_where())
     try:
@@ -149,7 +149,7 @@ class _Prompt(code.InteractiveConsole):
         except CellFailed as failed:
             if isinstance(failed.error, SystemExit):
                 raise failed.error from None
-            if not isinstance(failed.error, RankFailed):  # which the launcher has told
+            if not isinstance(failed.error, RankFailed):  # which the launcher has reported
                 say(failed.message)
         except MeshrunError as error:
             _tell(error)

@@ -13,7 +13,7 @@ from meshrun.layout import Layout
 from meshrun.wording import count, size
 
 SLOW = 2.0
-"""So many times slower than its like, and it is told."""
+"""How many times slower than the others something must be to be reported."""
 _CLOCKS_S = 1.0
 _SMALL_SHM = 1 << 30
 """Bytes; a container has 64 MiB unless it is given more, and NCCL and loaders fill that."""

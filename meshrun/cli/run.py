@@ -359,7 +359,7 @@ def launch_on_hosts(
 
 
 def _with_loss(told: LaunchResult | None, lost: MeshrunError) -> LaunchResult:
-    """Return what node 0 told of a launch that lost a host, or that alone if it told nothing."""
+    """Return node 0's report of a launch that lost a host, or that alone if it has none."""
     if told is None:
         told = LaunchResult(
             exit_code=lost.exit_code,

@@ -1,4 +1,4 @@
-"""What the processes of a job told each other, where the system tells them nothing of nodes."""
+"""What the processes of a job tell each other if the system says nothing about nodes."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def detect_pytorch_job(env: Mapping[str, str], hostname: str) -> ClusterFacts | 
         job_id=pod["job"],
         nnodes=nnodes,
         node_rank=node_rank,
-        head=(hostname if address == "localhost" else address,),  # the first pod is told that
+        head=(hostname if address == "localhost" else address,),  # which the first pod gets
         port=read_number(env, "MASTER_PORT"),
         notes=("here RANK and WORLD_SIZE count pods, not processes",),
     )

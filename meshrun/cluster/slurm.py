@@ -145,7 +145,7 @@ def _why_no_task(env: Mapping[str, str], terminal: bool | None) -> str | None:
     """Return what shows that a process of a job is no task of a step, ``None`` if it is one."""
     step = _step(env)
     if step is None:
-        # A batch script is told the number 0 as a task is.
+        # A batch script has the number 0, as a task has.
         kind = "a batch script" if env.get("SLURM_PROCID") else "an salloc shell"
         seen = "SLURM_PROCID" if env.get("SLURM_PROCID") else "SLURM_JOB_ID"
         return f"{seen} without SLURM_STEP_ID: {kind}"

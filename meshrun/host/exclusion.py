@@ -1,4 +1,4 @@
-"""How a scheduler is told to leave a node out, as a text to paste."""
+"""How to have a scheduler leave a node out, as a text to paste."""
 
 from __future__ import annotations
 

@@ -62,6 +62,6 @@ class GpuMemory:
         self._gpus = [gpu.uuid and self._nvml and self._nvml.gpu_of(gpu.uuid) for gpu in gpus]
 
     def used_bytes(self, index: int) -> int | None:
-        """Return what is in use on a GPU, by whomever; ``None`` if that cannot be told."""
+        """Return what is in use on a GPU, by any process; ``None`` if that is unknown."""
         gpu = self._gpus[index] if index < len(self._gpus) else None
         return self._nvml.used_bytes(gpu) if self._nvml and gpu else None

@@ -57,7 +57,7 @@ def merged_label(layout: Layout, ranks: Iterable[int]) -> str:
 
 
 def _by_dim(layout: Layout, ranks: list[int]) -> str:
-    """Return ``dp0-1 tp*``, or ``""`` if the ranks cannot be told so."""
+    """Return ``dp0-1 tp*``, or ``""`` if the ranks cannot be named so."""
     names = layout.mesh_dim_names
     if names is None:
         return ""

@@ -41,7 +41,7 @@ class NodesState:
     ranks: dict[int, RankState] = field(default_factory=dict)
     """Ranks of other nodes that failed, or left first; at the coordinator, once nothing is left."""
     outcomes: tuple[NodeOutcome, ...] = ()
-    """What else the others told of this generation."""
+    """What else the others reported of this generation."""
 
     @property
     def for_next_generation(self) -> NodesState:
@@ -157,7 +157,7 @@ class State:
 
     @property
     def best_step(self) -> int | None:
-        """How far a rank of any node has come; of others that is told once nothing is left."""
+        """How far a rank of any node has come; other nodes report it once nothing is left."""
         told = self.nodes.outcomes if self.nodes is not None else ()
         return furthest(self.step, *(outcome.step for outcome in told))
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 class _Exclusion:
-    """Where it is told; a global, as the launcher is the same for every thread and library."""
+    """Where it is reported; a global, as every thread and library has the same launcher."""
 
     def __init__(self) -> None:
         self.tell: Callable[[str], None] | None = None

@@ -17,7 +17,7 @@ _NAMES = (
 
 
 class _Noted:
-    """What the variables were when the process group was made; ``None`` before, and once told."""
+    """What the variables were when the process group was made; ``None`` otherwise."""
 
     values: dict[str, str] | None = None
 

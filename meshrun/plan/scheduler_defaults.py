@@ -172,7 +172,7 @@ def _on_several(request: LaunchRequest, facts: ClusterFacts, nnodes: int) -> Lau
 def _check_meeting(facts: ClusterFacts, node_rank: object) -> None:
     """Check that nodes that know no address of the first one are not many launches of one."""
     if facts.task is None and node_rank == 0:
-        return  # the others are told its address
+        return  # the others know its address
     if facts.task is None and facts.job_id is None:
         return
     error = UsageError(

@@ -343,7 +343,7 @@ class GenerationAborted:
     is_hung: bool = False
     """Whether no rank on any node makes progress."""
     resizes: bool = False
-    """Whether it is because nodes came or went; told to the coordinator alone."""
+    """Whether it is because nodes came or went; only the coordinator gets it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -355,7 +355,7 @@ class TimesAsked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimesTold:
-    """Another node's answer, by this node's monotonic clock; told to the coordinator alone."""
+    """Another node's answer, by this node's monotonic clock; only the coordinator gets it."""
 
     answers: list[RankTimes]
     unsure_ns: int
@@ -371,7 +371,7 @@ class OthersFinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllIdle:
-    """Nothing of this generation is left on any node; told to the coordinator alone."""
+    """Nothing of this generation is left on any node; only the coordinator gets it."""
 
     outcomes: tuple[NodeOutcome, ...]
     """Of the other nodes that still answer."""

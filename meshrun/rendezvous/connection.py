@@ -77,7 +77,7 @@ class Connection:
         """When it was made, and when the last whole message of the other end's had come."""
         self._idle_ns: int | None = None
         self._told_ns = self.heard_ns
-        """How long ranks at the other end had been idle, and when that was told."""
+        """How long ranks at the other end had been idle, and when that was reported."""
         self.ahead_ns = 0
         """By how much the other end's monotonic clock is ahead of ours, if known."""
         self._shortest_at_ns = 0

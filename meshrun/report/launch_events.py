@@ -26,7 +26,7 @@ from meshrun.protocol.result import LaunchResult, signal_name, split_wait_status
 SCHEMA_NAME = "meshrun.event"
 SCHEMA_VERSION = 1
 _SELDOM_S = 1.0
-"""Progress is told at most so often."""
+"""The shortest time between two events of progress."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,7 +250,7 @@ class EventLog:
         self._generation = 0
         self._step = -1
         self._last: Progress | None = None
-        """The last progress, while it was not told."""
+        """The last progress, while it is not written."""
         self._told_step_s = 0.0
 
     def __call__(self, event: events.Event, state: State, _console: Console) -> None:

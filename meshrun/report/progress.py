@@ -166,7 +166,7 @@ class StartProgress:
             )
 
     def _take_new(self, pids: list[int]) -> list[int]:
-        """Return those that were not told yet."""
+        """Return those that were not shown yet."""
         new = sorted({*pids} - self._survivors)
         self._survivors.update(new)
         return new
@@ -223,7 +223,7 @@ class StartProgress:
         self._generation = state.generation
         cause = state.causes[-1]
         if not cause.is_failure:
-            return  # it was told when it happened
+            return  # it was reported when it happened
         who = "" if cause.rank is None else f"{rank_name(self._plan.layout, cause.rank)} "
         which = f"restart {state.restarts} of {state.max_restarts}"
         wait_s, why_wait = back_off(state.causes)

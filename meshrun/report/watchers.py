@@ -1,4 +1,4 @@
-"""Who is told of every event of a launch, for programs: files, metrics, torch-elastic's events."""
+"""Those that get every event of a launch, for programs: files, metrics, torch-elastic's events."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from meshrun.protocol.result import LaunchResult
 
 
 class Watcher(Protocol):
-    """Is told what happens."""
+    """Gets the events of a launch."""
 
     def __call__(self, event: Event, state: State, console: Console, /) -> None:
         """Take an event and the state after it."""

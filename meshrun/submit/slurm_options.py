@@ -56,7 +56,7 @@ def options_in(extras: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def container_options(job: Job) -> list[str]:
-    """Return what srun is told of a container, since the script itself runs outside of it."""
+    """Return srun's options for a container, since the script itself runs outside of it."""
     theirs = [word for _, words in map(split_containers, job.extras) for word in words]
     if job.image is None or names_container(job.extras):
         return theirs

@@ -106,7 +106,7 @@ def _environment() -> dict[str, str]:
 def _pass_on(signum: int, job: str, name: str, srun: subprocess.Popen[bytes]) -> None:
     """Send a signal to the launchers; srun itself would kill them on SIGTERM."""
     if _ask("squeue", "--noheader", f"--jobs={job}", "--format=%T") == "COMPLETING":
-        return  # a job that is cancelled has told them
+        return  # a job that is cancelled has signalled them
     listed = _ask("squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i %j")
     steps = [line.split()[0] for line in listed.splitlines() if line.split()[1:] == [name]]
     if steps:

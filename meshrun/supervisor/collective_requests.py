@@ -31,7 +31,7 @@ class CollectiveRequests:
         self._done = done
         self._deadline = reactor.call_at(None, self._give_up, skips=False)
         self.called: dict[int, RankCalled] = {}
-        """What ranks have told last."""
+        """The last answer of each rank."""
 
     def open(self, rank: int) -> int:
         """Return what a new process of this rank reads questions from, for the caller to close."""

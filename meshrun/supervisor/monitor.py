@@ -243,7 +243,7 @@ class Monitor:
 
     @property
     def calls(self) -> dict[int, RankCalled]:
-        """What ranks of this node have told of their collectives, with their places."""
+        """What ranks of this node have reported of their collectives, with their places."""
         raised = {
             rank: user_place(known.raised.traceback, current_folder())
             for rank, known in self._state.ranks.items()
@@ -260,7 +260,7 @@ class Monitor:
         return describe_peers(self.calls, self._plan.layout, rank, place)
 
     def explain_hang(self, state: State, idle: AllIdle) -> tuple[State, AllIdle]:
-        """Say who waits for whom once all nodes have told, where that is more than was known."""
+        """Say who waits for whom once all nodes have answered, if that is more than was known."""
         calls = {rank: told for each in idle.outcomes for rank, told in each.calls.items()}
         is_hung = state.hung is not None or any(each.is_hung for each in idle.outcomes)
         if not calls or not is_hung:

@@ -110,7 +110,7 @@ def _find(order: StartRank, settings: EarlySettings, reporter: Reporter) -> Verd
 
 
 def _check(order: StartRank, tell: Callable[..., None]) -> Verdict:
-    """Return the verdict, which is rank 0's; it is told before others can act upon it."""
+    """Return the verdict, which is rank 0's; it is reported before others can act upon it."""
     began_s = time.monotonic()
     import torch.distributed as dist
 

@@ -194,7 +194,7 @@ def _run_as_main(module: str, alter_argv: bool) -> None:
 
 
 def print_nothing(*_: object) -> None:
-    """An excepthook for what has been told already."""
+    """An excepthook for what has been reported already."""
 
 
 def _is_ours(filename: str) -> bool:
