@@ -307,7 +307,7 @@ class WorkerGroup:
         self.members = tuple(found[rank] for rank in sorted(found))
         if len(found) < world_size:
             raise self._end(_CLOSE_S) or UsageError(
-                "no rank was started, so there is nobody to call",
+                "no rank was started, so there are none to call",
                 hint="remove the option that starts nothing, such as --dry-run",
             )
 
