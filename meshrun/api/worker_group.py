@@ -311,14 +311,14 @@ class WorkerGroup:
                 hint="remove the option that starts nothing, such as --dry-run",
             )
 
-    def _end(self, patience_s: float) -> MeshrunError | None:
+    def _end(self, grace_s: float) -> MeshrunError | None:
         """Let the ranks exit, or stop them after a while; return how the launch had failed."""
         for member in self.members:
             member.channel.close()
         process, self.members, self._process, trouble = self._process, (), None, None
         if process is not None:
             try:
-                process.wait(patience_s)
+                process.wait(grace_s)
             except subprocess.TimeoutExpired:
                 process.terminate()
                 process.wait()

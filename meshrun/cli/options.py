@@ -189,7 +189,7 @@ class Options(ParsedOptions):
         family="", details="See [a prompt on all ranks](../how-to/prompt.md).")
     watch = Switch(PROGRAM,
         "Launch again whenever the program, or a file of the project that it imports, changes.",
-        family="", details="Needs the extra `watch`. See [how to launch again at each change]"
+        family="", details="Needs the extra `watch`. See [how to launch again after each change]"
         "(../how-to/launch-at-each-change.md).")
     preload = Repeated(parse.one, "MODULE", PROGRAM,
         "Also import this module once per node, before ranks are forked. Repeatable.",

@@ -30,7 +30,7 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class Locality:
     """Which groups belong together, and the machines for them.
 
     Groups in one node are in one domain too, and all dims of a level are taken together.
@@ -88,28 +88,28 @@ def place(
             and what would help.
     """
     solved = solve_sizes(mesh, slots)
-    wish = Wish(
+    locality = Locality(
         slots=tuple(slots),
         in_node=_indices(mesh, together, "--intra-node"),
         in_domain=_indices(mesh, within, "--intra-domain"),
         nodes_per_domain=tuple(nodes_per_domain),
     )
-    if wish.in_domain and not wish.nodes_per_domain:
+    if locality.in_domain and not locality.nodes_per_domain:
         raise LayoutError(
             f"--intra-domain {','.join(within)}: no domains are known",
             hint="say how many consecutive nodes share one, such as --domain-size 18",
         )
     straight = Placement(mesh=solved, nproc_per_node=fill(slots, solved.known_size))
-    if _first_crossing(straight, wish) is None:
+    if _first_crossing(straight, locality) is None:
         return straight
-    packed = _pack(mesh, solved, wish)
+    packed = _pack(mesh, solved, locality)
     if packed is None:
-        raise _does_not_fit(solved, wish)
-    if _first_crossing(packed, wish) is None:
+        raise _does_not_fit(solved, locality)
+    if _first_crossing(packed, locality) is None:
         return packed
-    order = _find_order(packed, wish)
+    order = _find_order(packed, locality)
     if not renumber:
-        raise _crosses(packed, wish, order)
+        raise _crosses(packed, locality, order)
     return replace(packed, slot_order=tuple(names_of(mesh)[dim] for dim in order))
 
 
@@ -130,13 +130,13 @@ def _indices(mesh: MeshSpec, dims: Sequence[str], option: str) -> tuple[int, ...
 
 
 def _first_crossing(
-    placement: Placement, wish: Wish, order: Sequence[int] = ()
+    placement: Placement, locality: Locality, order: Sequence[int] = ()
 ) -> tuple[int, Parts] | None:
     """Return a dim that crosses where it may not, and the nodes or domains that it crosses.
 
     Args:
         placement: Where the ranks go.
-        wish: Where groups may not cross.
+        locality: Where groups may not cross.
         order: Of dims, slowest first, in which ranks take the slots, if not that of the mesh.
     """
     sizes, counts = placement.mesh.sizes, placement.nproc_per_node
@@ -144,44 +144,44 @@ def _first_crossing(
     if order:
         moved = Moved.to(sizes, order)
         axes = [moved.axis(axis) or axis for axis in axes]
-    levels = [(wish.in_node, Parts.of(counts))]
-    if wish.in_domain:
-        levels.append((wish.in_domain, Parts.of(sums_of(counts, wish.nodes_per_domain))))
+    levels = [(locality.in_node, Parts.of(counts))]
+    if locality.in_domain:
+        levels.append((locality.in_domain, Parts.of(sums_of(counts, locality.nodes_per_domain))))
     found = ((dim, parts) for dims, parts in levels for dim in dims)
     return next((each for each in found if axes[each[0]].count_crossing(each[1])), None)
 
 
-def _find_order(packed: Placement, wish: Wish) -> list[int]:
+def _find_order(packed: Placement, locality: Locality) -> list[int]:
     """Return an order of dims in which nothing crosses; other dims move as little as possible.
 
     Dims for one node come last. Those for one domain move past no more dims than they have to, so
     that the others stay near: ``cp,dp,tp`` becomes ``dp,cp,tp``, not ``dp,tp,cp``.
     """
-    inner = sorted(wish.in_node)
-    outer = sorted({*wish.in_domain} - {*inner})
+    inner = sorted(locality.in_node)
+    outer = sorted({*locality.in_domain} - {*inner})
     others = [dim for dim in range(packed.mesh.ndim) if dim not in (*inner, *outer)]
     at_first = sum(dim < min(outer, default=dim + 1) for dim in others)
     orders = (
         [*others[:slower], *outer, *others[slower:], *inner]
         for slower in range(at_first, len(others) + 1)
     )
-    return next(order for order in orders if _first_crossing(packed, wish, order) is None)
+    return next(order for order in orders if _first_crossing(packed, locality, order) is None)
 
 
 # ---- packing -------------------------------------------------------------------------------
 
 
-def _pack(mesh: MeshSpec, solved: MeshSpec, wish: Wish) -> Placement | None:
+def _pack(mesh: MeshSpec, solved: MeshSpec, locality: Locality) -> Placement | None:
     """Put whole blocks of the ranks that belong together on nodes; ``None`` if they do not fit."""
     if mesh.is_inferred:
-        solved = _largest_that_packs(mesh, solved, wish)
+        solved = _largest_that_packs(mesh, solved, locality)
     if 0 in solved.sizes:
         return None
-    inner, outer = wish.blocks(solved)
+    inner, outer = locality.blocks(solved)
     left = solved.known_size
     used: list[int] = []
-    nodes = iter(wish.slots)
-    for size in wish.units:
+    nodes = iter(locality.slots)
+    for size in locality.units:
         slots = [next(nodes) for _ in range(size)]
         room = sum(each // inner for each in slots) * inner
         share = min(room - room % outer, left)
@@ -190,18 +190,18 @@ def _pack(mesh: MeshSpec, solved: MeshSpec, wish: Wish) -> Placement | None:
     return None if left else Placement(mesh=solved, nproc_per_node=tuple(used))
 
 
-def _largest_that_packs(mesh: MeshSpec, solved: MeshSpec, wish: Wish) -> MeshSpec:
+def _largest_that_packs(mesh: MeshSpec, solved: MeshSpec, locality: Locality) -> MeshSpec:
     """Return the spec with the largest open size whose blocks fit; with 0 if none does."""
     open_dim = mesh.sizes.index(INFERRED)
     largest, least = solved.sizes[open_dim], (mesh.bounds or (1, None))[0]
-    inner, outer = wish.blocks(mesh.with_size(open_dim, 1))
+    inner, outer = locality.blocks(mesh.with_size(open_dim, 1))
     rows = mesh.known_size // outer
-    room = wish.room(inner)
-    if open_dim in wish.in_node:
-        sizes = range(min(largest, max(wish.slots) // inner), 0, -1)
-        fits = (n for n in sizes if _count_blocks(wish.room(inner * n), outer // inner) >= rows)
+    room = locality.room(inner)
+    if open_dim in locality.in_node:
+        sizes = range(min(largest, max(locality.slots) // inner), 0, -1)
+        fits = (n for n in sizes if _count_blocks(locality.room(inner * n), outer // inner) >= rows)
         size = next(fits, 0)
-    elif open_dim in wish.in_domain:
+    elif open_dim in locality.in_domain:
         sizes = range(min(largest, max(room) * inner // outer), 0, -1)
         size = next((n for n in sizes if _count_blocks(room, n * outer // inner) >= rows), 0)
     else:
@@ -217,9 +217,9 @@ def _count_blocks(room: Counter[int], each: int) -> int:
 # ---- errors --------------------------------------------------------------------------------
 
 
-def _crosses(packed: Placement, wish: Wish, order: list[int]) -> LayoutError:
+def _crosses(packed: Placement, locality: Locality, order: list[int]) -> LayoutError:
     mesh, names = packed.mesh, names_of(packed.mesh)
-    found = _first_crossing(packed, wish)
+    found = _first_crossing(packed, locality)
     assert found is not None  # noqa: S101 - the caller has looked
     dim, parts = found
     axis = axes_of(mesh.sizes)[dim]
@@ -232,7 +232,7 @@ def _crosses(packed: Placement, wish: Wish, order: list[int]) -> LayoutError:
     what = names[dim] if mesh.mesh_dim_names else f"dim {dim}"
     cross = "crosses" if crossing == 1 else "cross"
     message = f"{crossing:,} of {groups:,} groups of {what} {cross}"
-    if dim in wish.in_node:
+    if dim in locality.in_node:
         message = f"--intra-node: {message} nodes"
     else:
         first, at = next(
@@ -242,7 +242,7 @@ def _crosses(packed: Placement, wish: Wish, order: list[int]) -> LayoutError:
         )
         where = f"domains {', '.join(map(str, at[:4]))}{', ..' if len(at) > 4 else ''}"
         message = (
-            f"--intra-domain: {message} domains ({_size_of(wish)}); the first one,"
+            f"--intra-domain: {message} domains ({_size_of(locality)}); the first one,"
             f" {_ranks(first)}, is in {where}"
         )
     move = f"put {what} last" if dim == order[-1] else "reorder the dims"
@@ -259,47 +259,51 @@ def _ranks(group: Sequence[int]) -> str:
     return f"ranks {','.join(shown)}"
 
 
-def _size_of(wish: Wish) -> str:
+def _size_of(locality: Locality) -> str:
     """Return how large domains are: ``18 nodes each, the last 10``, or ``of 18, 10, 18 nodes``."""
-    sizes, size = wish.nodes_per_domain, shorten_domains(wish.nodes_per_domain)
+    sizes, size = locality.nodes_per_domain, shorten_domains(locality.nodes_per_domain)
     if isinstance(size, int):
         last = f", the last {sizes[-1]}" if sizes[-1] < size else ""
         return f"{count(size, 'node')} each{last}"
     return f"of {', '.join(map(str, sizes[:4]))}{', ..' if len(sizes) > 4 else ''} nodes"
 
 
-def _does_not_fit(mesh: MeshSpec, wish: Wish) -> LayoutError:
-    inner, outer = wish.blocks(mesh)
-    held = sum(slots // inner for slots in wish.slots)
-    if inner > max(wish.slots) or held * inner < mesh.known_size:
-        return _does_not_fit_nodes(mesh, wish, inner, held)
+def _does_not_fit(mesh: MeshSpec, locality: Locality) -> LayoutError:
+    inner, outer = locality.blocks(mesh)
+    held = sum(slots // inner for slots in locality.slots)
+    if inner > max(locality.slots) or held * inner < mesh.known_size:
+        return _does_not_fit_nodes(mesh, locality, inner, held)
     message = (
-        f"--intra-domain: {_joined(mesh, wish.in_domain_too)} needs {outer} ranks in one domain"
+        f"--intra-domain: {_joined(mesh, locality.in_domain_too)} needs {outer} ranks in one domain"
     )
-    largest = max(wish.room(inner)) * inner
+    largest = max(locality.room(inner)) * inner
     if outer > largest:
-        nodes = max(wish.nodes_per_domain)
+        nodes = max(locality.nodes_per_domain)
         return LayoutError(
             f"{message}, but the largest domain has room for only {count(largest, 'rank')} on"
             f" {count(nodes, 'node')}",
             hint="use smaller or fewer dims",
         )
-    blocks = _count_blocks(wish.room(inner), outer // inner)
-    workers = sums_of([slots - slots % inner for slots in wish.slots], wish.nodes_per_domain)
+    blocks = _count_blocks(locality.room(inner), outer // inner)
+    workers = sums_of(
+        [slots - slots % inner for slots in locality.slots], locality.nodes_per_domain
+    )
     hint = f"a block size that divides {math.gcd(*workers)} fills every domain"
-    free = [names_of(mesh)[dim] for dim in range(mesh.ndim) if dim not in wish.in_domain_too]
+    free = [names_of(mesh)[dim] for dim in range(mesh.ndim) if dim not in locality.in_domain_too]
     if free:
         hint += f"; an inferred size, such as {free[0]}=-1, leaves the rest of a domain spare"
     return LayoutError(
-        f"{message}, but domains ({_size_of(wish)}) hold only {blocks:,} of the"
+        f"{message}, but domains ({_size_of(locality)}) hold only {blocks:,} of the"
         f" {mesh.known_size // outer:,} such blocks",
         hint=hint,
     )
 
 
-def _does_not_fit_nodes(mesh: MeshSpec, wish: Wish, block: int, held: int) -> LayoutError:
-    message = f"--intra-node: {_joined(mesh, wish.in_node)} needs {block} ranks on one node, but"
-    most = max(wish.slots)
+def _does_not_fit_nodes(mesh: MeshSpec, locality: Locality, block: int, held: int) -> LayoutError:
+    message = (
+        f"--intra-node: {_joined(mesh, locality.in_node)} needs {block} ranks on one node, but"
+    )
+    most = max(locality.slots)
     if block > most:
         largest = f"the largest node has only {count(most, 'worker')}"
         return LayoutError(f"{message} {largest}", hint="use smaller or fewer dims")

@@ -164,9 +164,9 @@ class Agent:
             return
         self._heard_ns = self._reactor.now_ns()
         for words in self._lines.feed(received):
-            self._obey(words)
+            self._handle(words)
 
-    def _obey(self, words: Mapping[str, Any]) -> None:
+    def _handle(self, words: Mapping[str, Any]) -> None:
         if "listen" in words:
             self._listen(words["listen"])
         elif "start" in words:

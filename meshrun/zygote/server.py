@@ -320,7 +320,7 @@ class ZygoteServer:
         if not self._stopped:
             self._stopped_ns = time.monotonic_ns()
         for pid in self._pids.keys() - self._stopped:
-            if not is_stopped(pid):  # else somebody else's wish
+            if not is_stopped(pid):  # else another process stopped it
                 self._stopped.add(pid)
                 send_signal_to_group(pid, signal.SIGSTOP)
 
