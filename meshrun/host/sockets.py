@@ -24,7 +24,9 @@ def listen_on(address: str, port: int) -> socket.socket:
         HostError: If the port is taken.
     """
     try:
-        found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
+        # As bytes where it can be: for text Python loads the tables of international names.
+        name = address.encode() if address.isascii() else address
+        found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
     except OSError as error:
         raise UsageError(
             f"`{address}` does not resolve to an address: {error.strerror}",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from decimal import Decimal
 from difflib import get_close_matches
 
 from meshrun.errors import UsageError
@@ -156,6 +155,8 @@ def _parse_timeout(text: str) -> tuple[str, float]:
 
 def _format_seconds(seconds: float) -> str:
     """Return a duration with all its digits, and no exponent."""
+    from decimal import Decimal  # slow to import, and few groups have a timeout of their own
+
     return f"{Decimal(repr(seconds)):f}".removesuffix(".0") + "s"
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from meshrun.console.console import Console
 from meshrun.host.reactor import Reactor
@@ -30,9 +31,11 @@ from meshrun.protocol.stacks import current_folder, user_place
 from meshrun.supervisor.collective_requests import CollectiveRequests
 from meshrun.supervisor.nccl_ras import NcclRas
 from meshrun.supervisor.stack_requests import ZYGOTE, StackRequests
-from meshrun.supervisor.stragglers import Stragglers
 from meshrun.supervisor.watchdog import Watchdog
 from meshrun.wording import count
+
+if TYPE_CHECKING:
+    from meshrun.supervisor.stragglers import Stragglers
 
 _MOST_GROUPS = 6
 _TIMED_OUT = "a collective timed out: showing where the other ranks are"
@@ -63,11 +66,12 @@ class Monitor:
         self.stacks = StackRequests(plan.layout, reactor, self._show)
         self.collectives = CollectiveRequests(reactor, self._conclude)
         self._nccl = NcclRas(reactor, self._conclude)
-        self.stragglers = (
-            Stragglers(plan, reactor, console.note, happen, partial(self.collectives.put, TIMES))
-            if plan.request.straggler_time_s is not None
-            else None
-        )
+        self.stragglers: Stragglers | None = None
+        if plan.request.straggler_time_s is not None:
+            from meshrun.supervisor.stragglers import Stragglers  # it computes with statistics
+
+            put = partial(self.collectives.put, TIMES)
+            self.stragglers = Stragglers(plan, reactor, console.note, happen, put)
         self.watchdog = Watchdog(
             start_timeout_s=plan.request.start_timeout_s,
             hang_timeout_s=plan.request.hang_timeout_s,

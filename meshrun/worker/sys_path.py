@@ -16,6 +16,9 @@ from contextlib import contextmanager
 from meshrun.plan.request import Program
 
 _OURS = "meshrun"
+_ZIP_END = b"PK\5\6"
+_ZIP_END_BYTES = 22 + 0xFFFF
+"""The record at the end of an archive, with the longest comment (PKWARE's APPNOTE, 4.3.16)."""
 
 
 def first_path(program: Program) -> str | None:
@@ -37,9 +40,22 @@ def first_path(program: Program) -> str | None:
 
 def is_archive(path: str) -> bool:
     """Whether ``python path`` would look for a ``__main__`` module inside it."""
-    import zipfile
+    if os.path.isdir(path):
+        return True
+    if not _ends_like_zip(path):
+        return False
+    import zipfile  # slow to import, and next to no program is one
 
-    return os.path.isdir(path) or zipfile.is_zipfile(path)
+    return zipfile.is_zipfile(path)
+
+
+def _ends_like_zip(path: str) -> bool:
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _ZIP_END_BYTES))
+            return _ZIP_END in file.read(_ZIP_END_BYTES)
+    except OSError:
+        return False
 
 
 def holds(folder: str | None, modules: Iterable[str]) -> bool:
