@@ -16,7 +16,7 @@ from meshrun.cli.read import build_request, on_hosts, read_program
 from meshrun.cli.words import CommandLine
 from meshrun.errors import MeshrunError
 from meshrun.plan.masking import MASK, Mask, is_secret
-from meshrun.plan.request import Program
+from meshrun.plan.rank_program import Program
 from meshrun.wording import count, size
 
 _PACKAGES = ("torch", "numpy", "typer", "rich", "psutil", "threadpoolctl", "cloudpickle")

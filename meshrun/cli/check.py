@@ -10,7 +10,8 @@ from meshrun.cli.options import Options
 from meshrun.errors import UsageError
 from meshrun.host.descriptors import say
 from meshrun.host.leftovers import private_folder
-from meshrun.plan.request import LaunchRequest, Program
+from meshrun.plan.rank_program import Program
+from meshrun.plan.request import LaunchRequest
 
 _PROGRAM = "meshrun.worker.check_ranks"
 _MODES = ("quick", "full")

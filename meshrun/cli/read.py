@@ -21,12 +21,12 @@ from meshrun.layout.spec import MeshSpec, parse_mesh
 from meshrun.plan.group_options import GroupOptions, parse_group_options
 from meshrun.plan.hostfile import Host, choose_hosts, parse_hostfile, parse_hosts
 from meshrun.plan.parse import no_signal, parse_seconds
+from meshrun.plan.rank_program import Program
 from meshrun.plan.request import (
     STOP_SIGNALS,
     ConsoleRequest,
     LaunchRequest,
     LogRequest,
-    Program,
     Reach,
     Rendezvous,
     StartMethod,

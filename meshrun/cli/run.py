@@ -28,7 +28,8 @@ from meshrun.cli.words import LAUNCHERS, CommandLine, misplaced
 from meshrun.errors import MeshrunError, NodeLostError, UsageError
 from meshrun.host.descriptors import allow_descriptors, say, say_as
 from meshrun.host.title import set_title
-from meshrun.plan.request import LaunchRequest, Program
+from meshrun.plan.rank_program import Program
+from meshrun.plan.request import LaunchRequest
 from meshrun.protocol.caller import MET
 from meshrun.protocol.result import LaunchResult, Timings
 from meshrun.supervisor.program_file import read_source

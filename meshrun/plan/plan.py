@@ -26,14 +26,9 @@ from meshrun.plan.device import (
 from meshrun.plan.gpu_choice import check_enough, choose_gpus
 from meshrun.plan.numa import bind_cpus
 from meshrun.plan.parse import parse_endpoint
+from meshrun.plan.rank_program import Program
 from meshrun.plan.rendezvous_config import RendezvousConfig, plan_rendezvous
-from meshrun.plan.request import (
-    ConsoleRequest,
-    LaunchRequest,
-    Program,
-    Rendezvous,
-    StartMethod,
-)
+from meshrun.plan.request import ConsoleRequest, LaunchRequest, Rendezvous, StartMethod
 from meshrun.wording import count
 
 LOOPBACK_ADDRESS = "127.0.0.1"

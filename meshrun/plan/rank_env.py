@@ -19,9 +19,6 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS
 SECRET_VARIABLES = ("MESHRUN_SECRET", "MESHRUN_SECRET_FILE")
 """By which launchers of several nodes know each other; nobody else is given them."""
 
-LAUNCH_MARK = "MESHRUN_LAUNCH_MARK"
-"""Set for everything that a launch starts, to a random value by which leftovers are found."""
-
 
 def zygote_environment(base: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of a zygote, but for the launch's mark.

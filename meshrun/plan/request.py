@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass, field, replace
-from string import Template
+from dataclasses import dataclass, field
 from typing import Literal
 
 from meshrun.layout import Flatten, View
@@ -13,8 +12,8 @@ from meshrun.plan.group_options import GroupOptions
 from meshrun.plan.hostfile import Host
 from meshrun.plan.numa import BindingMode
 from meshrun.plan.parse import NO_STREAMS, GpuMemoryWait, Streams
+from meshrun.plan.rank_program import Program
 
-ProgramKind = Literal["script", "module", "command"]
 StartMethod = Literal["fork", "exec"]
 ExitCodes = Literal["worker", "torchrun"]
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -25,31 +24,6 @@ TEMPLATE_FIELDS = (
     *("role_name", "local_rank", "rank", "hostname", "host", "node_rank", "coordinate", "time"),
 )
 """What ``--log-line-prefix-template`` fills in."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
-    """What each rank runs: a script by path, a module by name, or any command; and its arguments.
-
-    ``${local_rank}`` in an argument stands for the rank's number on its node.
-    """
-
-    kind: ProgramKind
-    target: str
-    args: tuple[str, ...] = ()
-
-    @property
-    def argv(self) -> tuple[str, ...]:
-        """The words that would run the same program once, without the interpreter."""
-        flag = ("-m",) if self.kind == "module" else ()
-        return (*flag, self.target, *self.args)
-
-    def for_local_rank(self, local_rank: int) -> Program:
-        """Return the program with ``${local_rank}`` filled in, by the rules of torchrun."""
-        if not any("$" in arg for arg in self.args):
-            return self
-        filled = (Template(arg).safe_substitute(local_rank=local_rank) for arg in self.args)
-        return replace(self, args=tuple(filled))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

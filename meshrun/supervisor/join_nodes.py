@@ -19,8 +19,8 @@ from meshrun.plan.group_options import format_group_options
 from meshrun.plan.masking import Mask
 from meshrun.plan.parse import format_nnodes
 from meshrun.plan.plan import LaunchPlan
+from meshrun.plan.rank_program import Program
 from meshrun.plan.rendezvous_config import RendezvousConfig
-from meshrun.plan.request import Program
 from meshrun.protocol.codec import Negotiate
 from meshrun.protocol.events import GaveUp
 from meshrun.rendezvous.connections import Connections

@@ -7,7 +7,7 @@ import stat
 import sys
 
 from meshrun.errors import HostError, ProgramError
-from meshrun.plan.request import Program
+from meshrun.plan.rank_program import Program
 from meshrun.protocol.stacks import current_folder
 
 _LONGEST_SOURCE = 4 * 1024 * 1024

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING
 from meshrun.errors import HostError, InternalError
 from meshrun.host.processes import Ended
 from meshrun.host.sockets import packet_pair
-from meshrun.plan.rank_env import LAUNCH_MARK, zygote_environment
-from meshrun.plan.request import Program, StartMethod
+from meshrun.plan.rank_env import zygote_environment
+from meshrun.plan.rank_program import Program
+from meshrun.plan.request import StartMethod
 from meshrun.protocol import codec
 from meshrun.protocol.codec import Prepare, ToZygote
 from meshrun.protocol.events import FromNegotiation, FromRank, FromZygote
 from meshrun.start import own_command
+from meshrun.zygote.guard import LAUNCH_MARK
 
 if TYPE_CHECKING:
     from meshrun.warm.client import WarmRun, WarmZygote

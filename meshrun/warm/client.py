@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from meshrun.host.processes import Ended, is_stopped
 from meshrun.host.users_files import is_installed
-from meshrun.plan.rank_env import LAUNCH_MARK, zygote_environment
-from meshrun.plan.request import Program
+from meshrun.plan.rank_env import zygote_environment
+from meshrun.plan.rank_program import Program
 from meshrun.start import own_command
 from meshrun.warm.identity import Mismatch, Server, Wanted, mismatch, this_interpreter
 from meshrun.warm.inherited import fixed_by_parent, is_supported, read_inherited
@@ -36,7 +36,7 @@ from meshrun.worker.early_settings import EarlySettings, is_read_at_import
 from meshrun.worker.learnt import Learnt, read_learnt
 from meshrun.worker.program import read_program
 from meshrun.worker.sys_path import first_path, holds, on_path
-from meshrun.zygote.guard import end_marked
+from meshrun.zygote.guard import LAUNCH_MARK, end_marked
 
 _ANSWERS_WITHIN_S = 10.0
 _WOKEN_EVERY_S = 0.2

@@ -24,7 +24,7 @@ from meshrun.host.processes import (
 )
 from meshrun.host.seen_variable import SeenVariable
 from meshrun.host.title import set_title
-from meshrun.plan.request import Program
+from meshrun.plan.rank_program import Program
 from meshrun.warm.warm_messages import (
     FDS,
     Charge,

@@ -20,7 +20,7 @@ from meshrun.host.folder import Folder, who_else_may_write
 from meshrun.host.processes import started_at
 from meshrun.host.sockets import peer_of
 from meshrun.host.whole_file import open_at_once
-from meshrun.plan.request import Program
+from meshrun.plan.rank_program import Program
 from meshrun.protocol.packing import read_json, take
 from meshrun.warm.identity import Mismatch, Server, changed_library, this_interpreter
 from meshrun.warm.inherited import process_namespace

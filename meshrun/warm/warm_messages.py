@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from meshrun.plan.request import ProgramKind
+from meshrun.plan.rank_program import ProgramKind
 from meshrun.protocol.packing import pack, unpack
 from meshrun.warm.inherited import Inherited
 

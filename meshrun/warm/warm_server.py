@@ -24,7 +24,6 @@ from meshrun.host.reactor import Reactor
 from meshrun.host.seen_variable import SeenVariable
 from meshrun.host.sockets import peer_of
 from meshrun.host.title import set_title
-from meshrun.plan.rank_env import LAUNCH_MARK
 from meshrun.warm.identity import (
     BASE,
     Server,
@@ -46,6 +45,7 @@ from meshrun.warm.warm_messages import Assignment, decode
 from meshrun.worker.exit import Ending
 from meshrun.worker.learnt import is_own, stat_of
 from meshrun.zygote.fork_safety import ImportWatch, nvml_answers
+from meshrun.zygote.guard import LAUNCH_MARK
 
 _HANDLED = {signal.SIGTERM, signal.SIGCHLD, signal.SIGIO}
 _STARTS_WITHIN_S = 600

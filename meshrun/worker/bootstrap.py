@@ -17,7 +17,7 @@ from meshrun.host.title import set_title
 from meshrun.mesh.exclude_node import exclusion
 from meshrun.mesh.heartbeat import pulse
 from meshrun.mesh.late_settings import is_of_group, note
-from meshrun.plan.request import Program
+from meshrun.plan.rank_program import Program
 from meshrun.protocol.codec import StartRank
 from meshrun.protocol.events import BreakpointPassed, NodeExcluded, RankBeat, RankReady
 from meshrun.protocol.printable import one_line

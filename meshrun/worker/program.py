@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from importlib.machinery import SourceFileLoader
 
-from meshrun.plan.request import Program
+from meshrun.plan.rank_program import Program
 from meshrun.worker.early_settings import EarlySettings, read_early_settings
 from meshrun.worker.sys_path import first_path, is_archive
 

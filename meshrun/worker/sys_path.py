@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from meshrun.plan.request import Program
+from meshrun.plan.rank_program import Program
 
 _OURS = "meshrun"
 _ZIP_END = b"PK\5\6"

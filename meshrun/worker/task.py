@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from meshrun.plan.request import Program
+from meshrun.plan.rank_program import Program
 from meshrun.worker.program import format_raised, read_program, run_program
 from meshrun.worker.sys_path import first_path, put_first
 

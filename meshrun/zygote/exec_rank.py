@@ -17,7 +17,7 @@ if _ON_INTERRUPT is signal.default_int_handler:
 import socket
 
 from meshrun.host.processes import die_with_parent
-from meshrun.plan.request import Program
+from meshrun.plan.rank_program import Program
 from meshrun.protocol import codec
 from meshrun.worker.bootstrap import become_rank
 from meshrun.worker.exit import Ending

@@ -23,8 +23,10 @@ from meshrun.host.processes import (
     marked_processes,
     send_signal,
 )
-from meshrun.plan.rank_env import LAUNCH_MARK
 from meshrun.zygote.control import maker_of
+
+LAUNCH_MARK = "MESHRUN_LAUNCH_MARK"
+"""Set for everything that a launch starts, to a random value by which leftovers are found."""
 
 _SWEEP_TAKES_S = 10.0
 _BETWEEN_S = 0.02

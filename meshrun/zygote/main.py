@@ -23,7 +23,7 @@ from meshrun.errors import UsageError
 from meshrun.host.processes import become_subreaper, die_with_parent
 from meshrun.host.title import set_title
 from meshrun.mesh.build import check_registered
-from meshrun.plan.request import Program
+from meshrun.plan.rank_program import Program
 from meshrun.protocol.codec import Prepare
 from meshrun.protocol.events import ProgramBroken, ZygoteReady, ZygoteUnsafe
 from meshrun.worker.early_settings import EarlySettings, is_read_at_import

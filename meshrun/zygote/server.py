@@ -22,7 +22,7 @@ from meshrun.host.processes import (
     send_signal_to_group,
 )
 from meshrun.host.reactor import Reactor
-from meshrun.plan.request import Program
+from meshrun.plan.rank_program import Program
 from meshrun.protocol import codec
 from meshrun.protocol.codec import (
     ClearUp,

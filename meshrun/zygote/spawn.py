@@ -9,7 +9,7 @@ import subprocess
 from meshrun.host.cores import bind_to_cpus
 from meshrun.host.processes import die_with_parent
 from meshrun.host.sockets import packet_pair
-from meshrun.plan.request import Program
+from meshrun.plan.rank_program import Program
 from meshrun.protocol import codec
 from meshrun.protocol.codec import StartRank
 from meshrun.start import own_command

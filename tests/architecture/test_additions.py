@@ -13,7 +13,8 @@ from meshrun.cluster import detect
 from meshrun.cluster.cluster_facts import ClusterFacts
 from meshrun.errors import MeshrunError
 from meshrun.host.machine import HostFacts
-from meshrun.plan.request import LaunchRequest, Program
+from meshrun.plan.rank_program import Program
+from meshrun.plan.request import LaunchRequest
 from meshrun.protocol.checked import Line
 from meshrun.rendezvous import messages
 from tests.kit import ROOT

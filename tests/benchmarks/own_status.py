@@ -11,7 +11,8 @@ import sys
 
 from meshrun.app import launch, plan
 from meshrun.layout.spec import parse_mesh
-from meshrun.plan.request import LaunchRequest, Program
+from meshrun.plan.rank_program import Program
+from meshrun.plan.request import LaunchRequest
 from meshrun.protocol.result import signal_name
 
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from meshrun.cluster import ClusterFacts, Task, derive_port, detect_cluster
 from meshrun.errors import UsageError
-from meshrun.plan.request import LaunchRequest, Program
+from meshrun.plan.rank_program import Program
+from meshrun.plan.request import LaunchRequest
 from meshrun.plan.scheduler_defaults import fit_to_cluster
 from tests.schedulers import (
     AWS_BATCH,

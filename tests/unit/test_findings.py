@@ -14,7 +14,7 @@ from meshrun.host.machine import HostFacts
 from meshrun.layout import Layout
 from meshrun.layout.selection import find_rank
 from meshrun.plan.plan import LaunchPlan, build_plan
-from meshrun.plan.request import Program
+from meshrun.plan.rank_program import Program
 from meshrun.report.findings import describe_spares, find_problems
 from meshrun.report.one_rank import environment_of, render_rank_json
 from meshrun.report.plan_json import render_plan_json

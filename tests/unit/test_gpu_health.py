@@ -17,7 +17,8 @@ from meshrun.host.machine import HostFacts
 from meshrun.host.xids import Xid, XidWatch, read_xids
 from meshrun.layout.spec import parse_mesh
 from meshrun.plan.plan import LaunchPlan, build_plan
-from meshrun.plan.request import LaunchRequest, Program
+from meshrun.plan.rank_program import Program
+from meshrun.plan.request import LaunchRequest
 from meshrun.protocol.rank_end import RankRaised
 from meshrun.rendezvous.expected_nodes import check_settings
 from meshrun.supervisor import check_gpus

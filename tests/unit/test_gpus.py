@@ -30,7 +30,8 @@ from meshrun.plan.nic_affinity import nic_variables, note_no_nics
 from meshrun.plan.parse import GpuMemoryWait
 from meshrun.plan.plan import LaunchPlan, build_plan
 from meshrun.plan.rank_env import LaunchFacts, rank_environment
-from meshrun.plan.request import LaunchRequest, Program
+from meshrun.plan.rank_program import Program
+from meshrun.plan.request import LaunchRequest
 from meshrun.supervisor.gpu_wait import GpuWait
 from tests.machines import put
 from tests.nvml import FakeNvml, card

@@ -12,7 +12,8 @@ from meshrun.cli.options import Options
 from meshrun.cli.read import on_hosts
 from meshrun.errors import UsageError
 from meshrun.plan.hostfile import Host, choose_hosts, parse_hostfile, parse_hosts
-from meshrun.plan.request import LaunchRequest, Program
+from meshrun.plan.rank_program import Program
+from meshrun.plan.request import LaunchRequest
 
 NAMES = st.from_regex(r"[a-z][a-z0-9]{0,6}(\.[a-z]{1,3})?", fullmatch=True)
 HOSTS = st.lists(

@@ -9,7 +9,7 @@ from meshrun.cli.read import build_request
 from meshrun.host.machine import HostFacts
 from meshrun.plan.plan import LaunchPlan, build_plan
 from meshrun.plan.rank_env import LaunchFacts
-from meshrun.plan.request import Program
+from meshrun.plan.rank_program import Program
 from meshrun.report.listening import describe_listening
 
 

@@ -17,7 +17,7 @@ from meshrun.cli.read import build_request
 from meshrun.host.machine import HostFacts
 from meshrun.plan.masking import MASK, Mask, is_secret
 from meshrun.plan.plan import LaunchPlan, build_plan
-from meshrun.plan.request import Program
+from meshrun.plan.rank_program import Program
 from meshrun.report.plan_output import print_plan
 
 SECRET_NAMES = (

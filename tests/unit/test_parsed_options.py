@@ -9,7 +9,8 @@ import pytest
 from meshrun.cli.options import Options
 from meshrun.cli.read import build_request
 from meshrun.errors import UsageError
-from meshrun.plan.request import TEMPLATE_FIELDS, LaunchRequest, Program
+from meshrun.plan.rank_program import Program
+from meshrun.plan.request import TEMPLATE_FIELDS, LaunchRequest
 
 PROGRAM = Program(kind="script", target="x.py")
 

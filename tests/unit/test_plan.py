@@ -10,7 +10,8 @@ from meshrun.host.machine import HostFacts
 from meshrun.layout.spec import parse_mesh
 from meshrun.plan.plan import build_plan, complete_plan, depends_on_count
 from meshrun.plan.rank_env import LaunchFacts, rank_environment
-from meshrun.plan.request import LaunchRequest, Program
+from meshrun.plan.rank_program import Program
+from meshrun.plan.request import LaunchRequest
 
 PROGRAM = Program(kind="script", target="train.py")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from meshrun.plan.request import Program
+from meshrun.plan.rank_program import Program
 from meshrun.rendezvous.expected_nodes import PROGRAM_FILE
 from meshrun.supervisor.join_nodes import describe_program
 

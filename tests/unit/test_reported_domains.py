@@ -14,7 +14,8 @@ from meshrun.host.machine import HostFacts
 from meshrun.layout.spec import parse_mesh
 from meshrun.plan.hostfile import Host
 from meshrun.plan.plan import LaunchPlan, build_plan, complete_plan
-from meshrun.plan.request import LaunchRequest, Program, Remote, Rendezvous
+from meshrun.plan.rank_program import Program
+from meshrun.plan.request import LaunchRequest, Remote, Rendezvous
 from meshrun.protocol.events import MeetingFailed, Met
 from meshrun.rendezvous.expected_nodes import ExpectedNodes
 from meshrun.rendezvous.membership import Membership, fit_nodes

@@ -11,13 +11,14 @@ from meshrun.cluster import ClusterFacts, Task
 from meshrun.cluster.exchanged import Peer, format_peer, parse_peer, with_peers
 from meshrun.errors import UsageError
 from meshrun.plan.hostfile import Host
+from meshrun.plan.rank_program import Program
 from meshrun.plan.rendezvous_config import (
     DEFAULT_PORT,
     RendezvousConfig,
     format_endpoint,
     plan_rendezvous,
 )
-from meshrun.plan.request import LaunchRequest, Program, Reach, Remote, Rendezvous
+from meshrun.plan.request import LaunchRequest, Reach, Remote, Rendezvous
 from meshrun.plan.scheduler_defaults import fit_to_cluster
 
 SLURM = ClusterFacts(

@@ -20,7 +20,8 @@ from meshrun.errors import UsageError
 from meshrun.host.machine import UNKNOWN_HOST
 from meshrun.layout.spec import parse_mesh
 from meshrun.plan.plan import build_plan
-from meshrun.plan.request import LaunchRequest, Program, Rendezvous
+from meshrun.plan.rank_program import Program
+from meshrun.plan.request import LaunchRequest, Rendezvous
 from meshrun.submit.job import Job, job_name
 from meshrun.submit.manifests import KINDS, render_manifest, render_rest
 from meshrun.submit.patch import Patch

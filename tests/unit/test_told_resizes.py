@@ -14,7 +14,7 @@ from meshrun.host.machine import HostFacts
 from meshrun.lifecycle.phases import NodesPhase
 from meshrun.lifecycle.state import NodesState, State
 from meshrun.plan.plan import build_plan, complete_plan
-from meshrun.plan.request import Program
+from meshrun.plan.rank_program import Program
 from meshrun.protocol.events import LaunchBegan, Met, TimePassed
 from meshrun.protocol.generation import Cause, RankState
 from meshrun.protocol.result import Resize

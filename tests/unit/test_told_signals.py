@@ -11,7 +11,7 @@ from meshrun.host.machine import HostFacts
 from meshrun.lifecycle.phases import Stop
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import build_plan
-from meshrun.plan.request import Program
+from meshrun.plan.rank_program import Program
 from meshrun.protocol.events import SignalArrived
 from meshrun.protocol.generation import RankState
 from meshrun.report.progress import StartProgress

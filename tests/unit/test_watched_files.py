@@ -15,7 +15,8 @@ from meshrun.cli.watch import watch_files
 from meshrun.cli.words import CommandLine
 from meshrun.errors import HostError
 from meshrun.host.watched_files import WatchedFiles
-from meshrun.plan.request import LaunchRequest, Program
+from meshrun.plan.rank_program import Program
+from meshrun.plan.request import LaunchRequest
 
 here = pytest.mark.skipif(importlib.util.find_spec("watchfiles") is None, reason="no watchfiles")
 

@@ -1,0 +1,34 @@
+"""What each rank runs, as a value. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from string import Template
+from typing import Literal
+
+ProgramKind = Literal["script", "module", "command"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """What each rank runs: a script by path, a module by name, or any command; and its arguments.
+
+    ``${local_rank}`` in an argument stands for the rank's number on its node.
+    """
+
+    kind: ProgramKind
+    target: str
+    args: tuple[str, ...] = ()
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        """The words that would run the same program once, without the interpreter."""
+        flag = ("-m",) if self.kind == "module" else ()
+        return (*flag, self.target, *self.args)
+
+    def for_local_rank(self, local_rank: int) -> Program:
+        """Return the program with ``${local_rank}`` filled in, by the rules of torchrun."""
+        if not any("$" in arg for arg in self.args):
+            return self
+        filled = (Template(arg).safe_substitute(local_rank=local_rank) for arg in self.args)
+        return replace(self, args=tuple(filled))
