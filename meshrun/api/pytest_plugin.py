@@ -180,7 +180,7 @@ class _MeshTests:
         except MeshrunError as error:
             return list(_failed(item, f"error: {error}", when="setup"))
         self._is_quit = ranks.is_quit
-        if not ranks.is_open or any(report.failed for report in reports):
+        if not ranks.is_open or ranks.is_spent or any(report.failed for report in reports):
             self._ranks.pop(wanted.key).close()
         return reports
 
@@ -216,6 +216,8 @@ class _TestRanks:
             raise UsageError(f"@pytest.mark.mesh: {error}", hint=f"it takes {_MARK}") from error
         self.is_quit = False
         """Whether whoever debugged it has quit."""
+        self.is_spent = False
+        """Whether the last test left ranks that no other can use."""
         begin = Begin(list(config.args), _options_of(config), paths, config.getoption("usepdb"))
         began = self._group.exchange(pickle.dumps(begin), timeout_s=_TIMEOUT_S)
         if began.missing:
@@ -245,6 +247,7 @@ class _TestRanks:
             pickle.dumps(order), timeout_s=timeout_s, failed=_has_failed, takes=lender.takes
         )
         self.is_quit = lender.is_quit
+        self.is_spent = any(done.is_last for done in answers.of.values())
         self._pass_warnings_on(answers.of)
         for member, done in answers.of.items():
             if done.text:

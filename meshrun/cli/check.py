@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Callable
+from contextlib import ExitStack
 
 from meshrun.check.requirements import check_dims
 from meshrun.cli.options import Options
@@ -69,8 +71,9 @@ def check_mesh(
     from meshrun.layout import Layout
     from meshrun.protocol.packing import read_json, take
 
-    with private_folder() as folder:
-        path = os.path.join(folder, "measured")
+    with ExitStack() as held:
+        atexit.register(held.close)  # a launch that was stopped ends by the signal
+        path = os.path.join(held.enter_context(private_folder()), "measured")
         os.environ[RESULT_FILE] = path
         code = launch(request)
         if code or not os.path.exists(path):

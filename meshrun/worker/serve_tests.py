@@ -56,6 +56,8 @@ class TestDone:
     """(message, when, test, place) of each."""
     text: str = ""
     """Why there are no reports."""
+    is_last: bool = False
+    """Whether no other test can run on these ranks, as it ended what they share."""
 
     __test__ = False  # no test, whatever its name
 
@@ -161,10 +163,16 @@ class _RankSession:
             with without_capture(self._config):
                 self._terminal.give_back()
         if left := ", ".join(before.left_behind()):
-            place = (str(item.path), (item.location[1] or 0) + 1, item.name)
-            message = pytest.PytestWarning(f"the test left behind {left}")
-            told = warnings.WarningMessage(message, pytest.PytestWarning, place[0], place[1])
-            self._done.warnings.append((told, "runtest", item.nodeid, place))
+            self._warn(item, f"the test left behind {left}")
+        if before.lost_its_group():
+            self._done.is_last = True
+            self._warn(item, "the test destroyed the process group; others get new ranks")
+
+    def _warn(self, item: pytest.Item, text: str) -> None:
+        place = (str(item.path), (item.location[1] or 0) + 1, item.name)
+        message = pytest.PytestWarning(text)
+        told = warnings.WarningMessage(message, pytest.PytestWarning, place[0], place[1])
+        self._done.warnings.append((told, "runtest", item.nodeid, place))
 
 
 class _Held:
@@ -172,8 +180,13 @@ class _Held:
 
     def __init__(self) -> None:
         self._threads = set(threading.enumerate())
+        self._world = _world()
         self._groups = _count_groups()
         self._cuda_bytes = _cuda_bytes()
+
+    def lost_its_group(self) -> bool:
+        """Whether the group over all ranks is gone, with which their mesh was made."""
+        return self._world is not None and _world() is not self._world
 
     def left_behind(self) -> Iterator[str]:
         """Say what there is more than before."""
@@ -184,6 +197,12 @@ class _Held:
             yield count(groups, "process group")
         if (more := _cuda_bytes() - self._cuda_bytes) > 0:
             yield f"{more / 2**20:.1f} MiB on its GPU"
+
+
+def _world() -> object:
+    import torch.distributed as dist
+
+    return dist.group.WORLD if dist.is_available() else None
 
 
 def _count_groups() -> int:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests.kit import PROGRAMS, ROOT, run_meshrun, start_meshrun, wait_until
 
@@ -87,6 +88,20 @@ def test_the_folder_of_a_dead_caller_goes(fake_torch: object, tmp_path: Path) ->
     assert len(folders()) == 2
 
     assert end_with(0, tmp_path) == 0
+    assert folders() == set()
+
+
+def test_a_check_that_is_stopped_leaves_no_folder(
+    fake_torch: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends by the signal, as every launch does."""
+    (held := tmp_path / "held").mkdir()
+    monkeypatch.setenv("FAKE_TORCH_HOLDS_IN", str(held))
+    monkeypatch.setenv("FAKE_TORCH_HOLDS_AT", "importing 0")
+    with start_meshrun("--check", "--mesh", "dp=2", "--device", "cpu", folder=tmp_path) as running:
+        wait_until((held / "at.0.zygote").exists, lambda: running.stderr)
+        running.signal(signal.SIGTERM)
+        assert running.wait() == 143
     assert folders() == set()
 
 

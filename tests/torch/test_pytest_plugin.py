@@ -104,6 +104,14 @@ def test_parameters_come_first(mesh):
 
 def test_after_all():
     assert PIDS == [os.getpid()]
+
+
+def test_ends_the_group():
+    dist.destroy_process_group()
+
+
+def test_has_another_group(mesh):
+    dist.all_reduce(torch.ones(1), group=mesh.get_group())
 """
 
 BAD = """
@@ -214,9 +222,10 @@ def test_tests_run_on_ranks_that_stay(tmp_path: Path) -> None:
 
     assert {name for name, case in cases.items() if outcome(case) == "skipped"} == skipped
     assert {outcome(case) for case in cases.values()} == {"passed", "skipped"}, said
-    assert len(cases) == 15
+    assert len(cases) == 17
     assert said.count("UserWarning: careful") == 1
     assert "the test left behind 1 thread (left over)" in said
+    assert said.count("the test destroyed the process group; others get new ranks") == 1
 
 
 def test_each_failure_is_one(tmp_path: Path) -> None:
