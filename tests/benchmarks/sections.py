@@ -10,7 +10,17 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
-from tests.benchmarks import failing, guarding, hosts, layouts, nodes, printing, standing, warming
+from tests.benchmarks import (
+    checking,
+    failing,
+    guarding,
+    hosts,
+    layouts,
+    nodes,
+    printing,
+    standing,
+    warming,
+)
 from tests.benchmarks.commands import (
     RANK_PROGRAM,
     Command,
@@ -180,6 +190,7 @@ _ALL = (
     *(wall8, launchers, wall32, wall64, stalls, memory, cli, cpu, ends),
     *(failing.restart, failing.told, guarding.killed, guarding.report, guarding.stacks),
     *(printing.output, printing.slow, layouts.layout, standing.standing, warming.warm),
+    *(checking.check, checking.observers),
     *(nodes.nodes, nodes.stop, nodes.silence, nodes.lost, nodes.rendezvous, hosts.hosts),
 )
 SECTIONS: dict[str, Callable[[int | None], str]] = {section.__name__: section for section in _ALL}
