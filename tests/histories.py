@@ -9,16 +9,8 @@ from meshrun.lifecycle.actions import Action, EndGeneration, EndZygote, Signal, 
 from meshrun.lifecycle.local import LEFTOVER_GRACE_S
 from meshrun.lifecycle.state import NodesState, State
 from meshrun.lifecycle.step import step
-from meshrun.protocol.events import (
-    Event,
-    GenerationEnded,
-    RankStarted,
-    SignalArrived,
-    StoreEnded,
-    TimePassed,
-    ZygoteGone,
-    ZygoteReady,
-)
+from meshrun.protocol.events import Event, SignalArrived, TimePassed, ZygoteGone
+from meshrun.protocol.from_zygote import GenerationEnded, RankStarted, StoreEnded, ZygoteReady
 from meshrun.protocol.generation import RankState
 from meshrun.protocol.rank_end import RankExited, RankRaised
 

@@ -15,8 +15,8 @@ from meshrun.protocol.events import (
     NextBegins,
     NodeLost,
     OthersFinished,
-    RankFinished,
 )
+from meshrun.protocol.from_zygote import RankFinished
 from meshrun.protocol.generation import Cause, NodeOutcome, RankState, Trouble
 from tests.histories import READY, S, exited, started
 from tests.histories import play as play_events

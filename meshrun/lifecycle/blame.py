@@ -6,7 +6,8 @@ import signal
 from dataclasses import dataclass, replace
 
 from meshrun.lifecycle.state import State
-from meshrun.protocol.events import STORE, ZygoteGone
+from meshrun.protocol.events import ZygoteGone
+from meshrun.protocol.from_zygote import STORE
 from meshrun.protocol.raised import headline, lost_connection
 from meshrun.protocol.rank_end import RankRaised
 from meshrun.protocol.result import LEFT_EARLY, describe_exit, split_wait_status

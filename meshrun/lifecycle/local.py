@@ -32,26 +32,28 @@ from meshrun.lifecycle.shutdown import (
 )
 from meshrun.lifecycle.state import State, furthest, has_no_rank_left
 from meshrun.protocol.events import (
-    Checked,
-    GenerationEnded,
     Hung,
     LaunchBegan,
+    RankLate,
+    SignalArrived,
+    TimePassed,
+    ZygoteGone,
+)
+from meshrun.protocol.from_zygote import (
+    Checked,
+    GenerationEnded,
     LeftoversEnded,
     NodeExcluded,
     ProgramBroken,
     RankBeat,
     RankFinished,
     RankJoined,
-    RankLate,
     RankLeaves,
     RankReady,
     RanksResumed,
     RankStarted,
-    SignalArrived,
     StartFailed,
     StoreEnded,
-    TimePassed,
-    ZygoteGone,
     ZygoteReady,
     ZygoteUnsafe,
 )

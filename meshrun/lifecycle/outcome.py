@@ -26,7 +26,8 @@ from meshrun.lifecycle.blame import (
     judge,
 )
 from meshrun.lifecycle.state import State
-from meshrun.protocol.events import SILENT, StoreEnded
+from meshrun.protocol.events import SILENT
+from meshrun.protocol.from_zygote import StoreEnded
 from meshrun.protocol.generation import Evidence, NodeOutcome
 from meshrun.protocol.result import (
     PREEMPTED,

@@ -6,17 +6,19 @@ from dataclasses import dataclass, field, replace
 
 from meshrun.lifecycle.phases import Gate, Link, NodesPhase, Phase, Stop
 from meshrun.protocol.events import (
-    Checked,
     GenerationAborted,
     Hung,
     LaunchOver,
     MeetingFailed,
-    NodeExcluded,
     NodeLost,
+    ZygoteGone,
+)
+from meshrun.protocol.from_zygote import (
+    Checked,
+    NodeExcluded,
     ProgramBroken,
     StartFailed,
     StoreEnded,
-    ZygoteGone,
 )
 from meshrun.protocol.generation import Cause, NodeOutcome, RankState
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 
-from meshrun.protocol.events import Event, RankJoined, RankReady, RankStarted, ZygoteReady
+from meshrun.protocol.events import Event
+from meshrun.protocol.from_zygote import RankJoined, RankReady, RankStarted, ZygoteReady
 from meshrun.protocol.rank_end import RankExited
 from meshrun.protocol.result import Timings
 

@@ -10,7 +10,7 @@ from meshrun.errors import UsageError
 from meshrun.host.entry_points import entry_points
 from meshrun.plan.parse import format_nnodes, parse_endpoint, parse_seconds
 from meshrun.plan.request import Rendezvous, RendezvousSettings
-from meshrun.protocol.events import Negotiated
+from meshrun.protocol.from_zygote import Negotiated
 
 DEFAULT_PORT = 29500
 """torchrun's default."""

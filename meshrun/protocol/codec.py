@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, get_args
 
 from meshrun.errors import InternalError
-from meshrun.protocol.events import FromNegotiation, FromRank, FromZygote
+from meshrun.protocol.from_zygote import FromNegotiation, FromRank, FromZygote
 from meshrun.protocol.packing import pack, unpack
 
 PACKET_BYTES = 160 * 1024

@@ -15,14 +15,8 @@ from meshrun.host.interfaces import address_in
 from meshrun.host.sockets import listen_on
 from meshrun.plan.rendezvous_config import format_endpoint
 from meshrun.protocol.activity import idle_s_since, latest
-from meshrun.protocol.events import (
-    SILENT,
-    GaveUp,
-    GenerationAborted,
-    MeetingFailed,
-    NextBegins,
-    NodeLost,
-)
+from meshrun.protocol.events import SILENT, GenerationAborted, MeetingFailed, NextBegins, NodeLost
+from meshrun.protocol.from_zygote import GaveUp
 from meshrun.protocol.generation import Cause
 from meshrun.protocol.result import Resize
 from meshrun.rendezvous.connection import BEAT_S, Connection

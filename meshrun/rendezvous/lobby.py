@@ -11,7 +11,8 @@ from functools import partial
 from meshrun.errors import MeshrunError, RendezvousError
 from meshrun.host.interfaces import address_in
 from meshrun.plan.rendezvous_config import format_endpoint
-from meshrun.protocol.events import GaveUp, MeetingFailed
+from meshrun.protocol.events import MeetingFailed
+from meshrun.protocol.from_zygote import GaveUp
 from meshrun.protocol.printable import one_line
 from meshrun.rendezvous.connection import BEAT_S, Connection
 from meshrun.rendezvous.connections import beat_s, find_silent, say_goodbye

@@ -18,7 +18,8 @@ from meshrun.errors import MeshrunError, RendezvousError
 from meshrun.layout import MAX_RANKS, Layout
 from meshrun.protocol.checked import ExitCode, Line, Signum, Time
 from meshrun.protocol.collectives import RankTimes
-from meshrun.protocol.events import GaveUp, Met
+from meshrun.protocol.events import Met
+from meshrun.protocol.from_zygote import GaveUp
 from meshrun.protocol.generation import Cause, NodeOutcome, Trouble
 from meshrun.protocol.packing import Within, pack, unpack
 from meshrun.protocol.printable import lines, one_line

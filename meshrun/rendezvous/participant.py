@@ -14,13 +14,13 @@ from meshrun.host.network import Lookup, interface_of, is_loopback
 from meshrun.plan.rendezvous_config import format_endpoint, port_aside
 from meshrun.protocol.events import (
     SILENT,
-    GaveUp,
     MeetingFailed,
     NextBegins,
     NodeLost,
     OthersFinished,
     TimesAsked,
 )
+from meshrun.protocol.from_zygote import GaveUp
 from meshrun.protocol.generation import Cause
 from meshrun.protocol.printable import one_line
 from meshrun.rendezvous.connection import BEAT_S, Connection

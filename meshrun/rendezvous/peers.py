@@ -23,11 +23,10 @@ from meshrun.plan.rendezvous_config import (
 )
 from meshrun.protocol.activity import Activity
 from meshrun.protocol.codec import Negotiate
-from meshrun.protocol.events import (
+from meshrun.protocol.events import FromNodes, MeetingFailed
+from meshrun.protocol.from_zygote import (
     FromNegotiation,
-    FromNodes,
     GaveUp,
-    MeetingFailed,
     Negotiated,
     NegotiationFailed,
     NegotiationWaits,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from meshrun.errors import RendezvousError
 from meshrun.host.network import Lookup
 from meshrun.plan.rendezvous_config import RendezvousConfig
-from meshrun.protocol.events import GaveUp
+from meshrun.protocol.from_zygote import GaveUp
 from meshrun.rendezvous.connections import Connections
 from meshrun.rendezvous.messages import Message
 

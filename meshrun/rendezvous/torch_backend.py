@@ -25,11 +25,7 @@ from meshrun.host.title import set_title
 from meshrun.plan.rendezvous_config import format_endpoint
 from meshrun.protocol import codec
 from meshrun.protocol.codec import Negotiate
-from meshrun.protocol.events import (
-    Negotiated,
-    NegotiationFailed,
-    NegotiationWaits,
-)
+from meshrun.protocol.from_zygote import Negotiated, NegotiationFailed, NegotiationWaits
 from meshrun.rendezvous.expected_nodes import natural
 from meshrun.rendezvous.node_info import NodeInfo, foreign, read_info
 from meshrun.rendezvous.torch_decline import hear_who_gives_up

@@ -24,7 +24,7 @@ from meshrun.host.reactor import Reactor
 from meshrun.host.title import set_title
 from meshrun.protocol import codec
 from meshrun.protocol.codec import Negotiate
-from meshrun.protocol.events import GaveUp
+from meshrun.protocol.from_zygote import GaveUp
 from meshrun.rendezvous.messages import MessageError, decode, encode
 from meshrun.start import own_command
 

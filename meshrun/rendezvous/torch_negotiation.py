@@ -12,7 +12,7 @@ from meshrun.host.reactor import Reactor
 from meshrun.host.sockets import listen_on
 from meshrun.plan.rendezvous_config import DEFAULT_PORT, RendezvousConfig
 from meshrun.protocol.codec import Negotiate
-from meshrun.protocol.events import GaveUp
+from meshrun.protocol.from_zygote import GaveUp
 from meshrun.rendezvous.endpoint import Endpoint
 from meshrun.rendezvous.torch_decline import Declining
 

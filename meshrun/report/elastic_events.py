@@ -17,7 +17,8 @@ from meshrun.errors import UsageError
 from meshrun.host.entry_points import entry_points, load
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
-from meshrun.protocol.events import Event, RankStarted
+from meshrun.protocol.events import Event
+from meshrun.protocol.from_zygote import RankStarted
 from meshrun.protocol.result import LaunchResult, split_wait_status
 
 ENTRY_POINTS = "torchrun.event_log_handlers"

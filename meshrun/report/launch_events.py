@@ -19,7 +19,7 @@ from meshrun.console.console import Console
 from meshrun.errors import HostError
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
-from meshrun.protocol import events
+from meshrun.protocol import events, from_zygote
 from meshrun.protocol.rank_end import RankExited, RankRaised
 from meshrun.protocol.result import LaunchResult, signal_name, split_wait_status
 
@@ -205,8 +205,8 @@ def _ended(event: RankExited) -> RankEnded:
 
 
 _RECORDS: dict[type, Callable[[Any], Record]] = {
-    events.RankStarted: lambda event: RankStarted(rank=event.rank, pid=event.pid),
-    events.RankReady: lambda event: RankReady(rank=event.rank),
+    from_zygote.RankStarted: lambda event: RankStarted(rank=event.rank, pid=event.pid),
+    from_zygote.RankReady: lambda event: RankReady(rank=event.rank),
     RankRaised: lambda event: RankFailed(
         rank=event.rank,
         exception=event.kind,
@@ -225,10 +225,10 @@ _RECORDS: dict[type, Callable[[Any], Record]] = {
     events.NodeLost: lambda event: NodeLost(
         lost_node_rank=event.node_rank, lost_host=event.host, why=event.why
     ),
-    events.Checked: lambda event: Checked(
+    from_zygote.Checked: lambda event: Checked(
         findings=event.findings, hosts=event.hosts, seconds=round(event.seconds, 3)
     ),
-    events.NodeExcluded: lambda event: NodeExcluded(rank=event.rank, reason=event.reason),
+    from_zygote.NodeExcluded: lambda event: NodeExcluded(rank=event.rank, reason=event.reason),
     events.GenerationAborted: lambda event: Aborted(why=event.why),
 }
 """What is published as it is."""
@@ -284,7 +284,7 @@ class EventLog:
         if isinstance(event, events.Met):
             size = self.plan.layout.world_size
             return NodesJoined(hosts=list(event.hosts), world_size=size)
-        if isinstance(event, events.RankBeat):
+        if isinstance(event, from_zygote.RankBeat):
             return None if event.step is None else self._progress(event.rank, event.step)
         make = _RECORDS.get(type(event))
         return None if make is None else make(event)

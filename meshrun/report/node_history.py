@@ -23,7 +23,8 @@ from meshrun.host.whole_file import check_target, open_at_once
 from meshrun.lifecycle.blame import describe_verdict, judge
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
-from meshrun.protocol.events import Checked, Event, NodeExcluded, NodeLost, RankStarted
+from meshrun.protocol.events import Event, NodeLost
+from meshrun.protocol.from_zygote import Checked, NodeExcluded, RankStarted
 from meshrun.protocol.packing import read_json
 from meshrun.protocol.printable import one_line
 from meshrun.protocol.rank_end import RankExited, RankRaised

@@ -14,21 +14,23 @@ from meshrun.lifecycle.restart import back_off
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.events import (
-    Checked,
     Event,
     GenerationAborted,
-    GenerationEnded,
     LaunchBegan,
-    LeftoversEnded,
     MeetingFailed,
     Met,
     NextBegins,
     NodeLost,
-    RanksResumed,
     SignalArrived,
-    StoreEnded,
     TimePassed,
     ZygoteGone,
+)
+from meshrun.protocol.from_zygote import (
+    Checked,
+    GenerationEnded,
+    LeftoversEnded,
+    RanksResumed,
+    StoreEnded,
     ZygoteUnsafe,
 )
 from meshrun.protocol.raised import headline, lost_connection

@@ -22,7 +22,7 @@ from meshrun.plan.plan import LaunchPlan
 from meshrun.plan.rank_program import Program
 from meshrun.plan.rendezvous_config import RendezvousConfig
 from meshrun.protocol.codec import Negotiate
-from meshrun.protocol.events import GaveUp
+from meshrun.protocol.from_zygote import GaveUp
 from meshrun.rendezvous.connections import Connections
 from meshrun.rendezvous.expected_nodes import PROGRAM_FILE
 from meshrun.rendezvous.membership import fit_nodes

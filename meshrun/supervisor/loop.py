@@ -41,26 +41,28 @@ from meshrun.protocol.caller import Caller
 from meshrun.protocol.collectives import FromRecorder
 from meshrun.protocol.events import (
     AllIdle,
-    BreakpointPassed,
     Event,
-    FromNegotiation,
     FromNodes,
     GenerationAborted,
-    GenerationEnded,
     LaunchBegan,
-    LeftoversEnded,
     MeetingFailed,
     Met,
-    NodeExcluded,
-    RankBeat,
-    RankReady,
-    RankStarted,
     SignalArrived,
-    StartFailed,
     TimePassed,
     TimesAsked,
     TimesTold,
     ZygoteGone,
+)
+from meshrun.protocol.from_zygote import (
+    BreakpointPassed,
+    FromNegotiation,
+    GenerationEnded,
+    LeftoversEnded,
+    NodeExcluded,
+    RankBeat,
+    RankReady,
+    RankStarted,
+    StartFailed,
 )
 from meshrun.protocol.generation import Evidence, RankState
 from meshrun.protocol.rank_end import RankExited, RankRaised

@@ -17,7 +17,7 @@ from meshrun.lifecycle.outcome import decide, find_trouble, headline, why_stoppe
 from meshrun.lifecycle.state import State
 from meshrun.protocol.codec import Negotiate
 from meshrun.protocol.collectives import RankCalled
-from meshrun.protocol.events import GaveUp
+from meshrun.protocol.from_zygote import GaveUp
 from meshrun.protocol.generation import Cause, Evidence
 from meshrun.rendezvous.messages import Begin, Failed, Finished, Idle, Leave, Over, Where
 from meshrun.rendezvous.peers import Peers

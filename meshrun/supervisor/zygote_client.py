@@ -19,7 +19,7 @@ from meshrun.plan.rank_program import Program
 from meshrun.plan.request import StartMethod
 from meshrun.protocol import codec
 from meshrun.protocol.codec import Prepare, ToZygote
-from meshrun.protocol.events import FromNegotiation, FromRank, FromZygote
+from meshrun.protocol.from_zygote import FromNegotiation, FromRank, FromZygote
 from meshrun.start import own_command
 from meshrun.zygote.guard import LAUNCH_MARK
 

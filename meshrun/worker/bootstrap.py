@@ -19,7 +19,7 @@ from meshrun.mesh.heartbeat import pulse
 from meshrun.mesh.late_settings import is_of_group, note
 from meshrun.plan.rank_program import Program
 from meshrun.protocol.codec import StartRank
-from meshrun.protocol.events import BreakpointPassed, NodeExcluded, RankBeat, RankReady
+from meshrun.protocol.from_zygote import BreakpointPassed, NodeExcluded, RankBeat, RankReady
 from meshrun.protocol.printable import one_line
 from meshrun.protocol.raised import is_of_collective
 from meshrun.protocol.rank_end import RankRaised

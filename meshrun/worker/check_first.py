@@ -24,7 +24,7 @@ from meshrun.host.processes import die_with_parent
 from meshrun.host.title import set_title
 from meshrun.layout import Layout
 from meshrun.protocol.codec import StartRank
-from meshrun.protocol.events import Checked
+from meshrun.protocol.from_zygote import Checked
 from meshrun.protocol.packing import pack, unpack
 from meshrun.protocol.rank_end import RankRaised
 from meshrun.worker.early_settings import EarlySettings

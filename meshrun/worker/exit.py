@@ -24,7 +24,7 @@ from types import ModuleType
 
 from meshrun.host.users_files import is_users_file
 from meshrun.plan.parse import is_on
-from meshrun.protocol.events import RankFinished, RankLeaves
+from meshrun.protocol.from_zygote import RankFinished, RankLeaves
 from meshrun.worker.group_lifetime import PEERS_TAKE_S, destroyed
 from meshrun.worker.learnt import learn, write_learnt
 from meshrun.worker.reporter import Reporter

@@ -15,7 +15,7 @@ import stat
 import sys
 from collections.abc import Iterator
 
-from meshrun.protocol.events import RankFinished
+from meshrun.protocol.from_zygote import RankFinished
 from meshrun.worker.reporter import Reporter
 
 _CLOSED_BY_EXEC = 0o2000000

@@ -17,7 +17,7 @@ from meshrun.mesh.build_here import read_group_options, select_device
 from meshrun.mesh.current import process
 from meshrun.mesh.late_settings import note_settings
 from meshrun.plan.layout_env import read_layout
-from meshrun.protocol.events import RankJoined
+from meshrun.protocol.from_zygote import RankJoined
 from meshrun.worker.reporter import Reporter
 
 if TYPE_CHECKING:

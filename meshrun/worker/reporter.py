@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from meshrun.protocol import codec
-from meshrun.protocol.events import FromRank
+from meshrun.protocol.from_zygote import FromRank
 
 
 class Reporter:

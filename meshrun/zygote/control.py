@@ -8,7 +8,7 @@ from typing import Any
 
 from meshrun.host.sockets import peer_of
 from meshrun.protocol import codec
-from meshrun.protocol.events import FromZygote, NegotiationFailed, RankReady
+from meshrun.protocol.from_zygote import FromZygote, NegotiationFailed, RankReady
 
 _FDS_PER_PACKET = 4
 _LEFT_TO_LAUNCHER = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)

@@ -25,7 +25,7 @@ from meshrun.host.title import set_title
 from meshrun.mesh.build import check_registered
 from meshrun.plan.rank_program import Program
 from meshrun.protocol.codec import Prepare
-from meshrun.protocol.events import ProgramBroken, ZygoteReady, ZygoteUnsafe
+from meshrun.protocol.from_zygote import ProgramBroken, ZygoteReady, ZygoteUnsafe
 from meshrun.worker.early_settings import EarlySettings, is_read_at_import
 from meshrun.worker.exit import Ending
 from meshrun.worker.program import Source, format_raised, read_program

@@ -34,7 +34,7 @@ from meshrun.protocol.codec import (
     StartStore,
     SuspendRanks,
 )
-from meshrun.protocol.events import (
+from meshrun.protocol.from_zygote import (
     STORE,
     GenerationEnded,
     LeftoversEnded,

@@ -9,7 +9,8 @@ import pytest
 from meshrun.lifecycle.blame import Verdict, describe_verdict, judge
 from meshrun.lifecycle.state import State
 from meshrun.lifecycle.step import step
-from meshrun.protocol.events import Event, RankFinished, RankStarted
+from meshrun.protocol.events import Event
+from meshrun.protocol.from_zygote import RankFinished, RankStarted
 from meshrun.protocol.generation import RankState
 from meshrun.protocol.rank_end import RankExited, RankRaised
 

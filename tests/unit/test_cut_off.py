@@ -7,16 +7,8 @@ import pytest
 from meshrun.lifecycle.actions import Action, EndZygote
 from meshrun.lifecycle.state import NodesState, State
 from meshrun.lifecycle.step import step
-from meshrun.protocol.events import (
-    Event,
-    GenerationEnded,
-    LaunchBegan,
-    Met,
-    NodeLost,
-    RankStarted,
-    ZygoteGone,
-    ZygoteReady,
-)
+from meshrun.protocol.events import Event, LaunchBegan, Met, NodeLost, ZygoteGone
+from meshrun.protocol.from_zygote import GenerationEnded, RankStarted, ZygoteReady
 from meshrun.protocol.rank_end import RankExited
 
 LOST = NodeLost(node_rank=0, host="node0", why="silence", at_ns=5)

@@ -10,7 +10,6 @@ import pytest
 from meshrun.layout import Layout
 from meshrun.protocol.events import (
     AllIdle,
-    GaveUp,
     GenerationAborted,
     LaunchOver,
     MeetingFailed,
@@ -18,6 +17,7 @@ from meshrun.protocol.events import (
     NextBegins,
     NodeLost,
 )
+from meshrun.protocol.from_zygote import GaveUp
 from meshrun.protocol.generation import NodeOutcome
 from meshrun.rendezvous.messages import Begin, Finished, Idle, Join, Leave, Over
 from tests.parties import WHY, Parties, Party, info

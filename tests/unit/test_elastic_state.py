@@ -11,17 +11,15 @@ from meshrun.lifecycle.actions import Action, Decide, StartAll, StartZygote, Tel
 from meshrun.lifecycle.outcome import decide
 from meshrun.lifecycle.state import NodesState, State
 from meshrun.protocol.events import (
-    Checked,
     Event,
     GenerationAborted,
     MeetingFailed,
     Met,
-    NodeExcluded,
     NodeLost,
-    ProgramBroken,
     TimePassed,
     ZygoteGone,
 )
+from meshrun.protocol.from_zygote import Checked, NodeExcluded, ProgramBroken
 from meshrun.protocol.generation import Cause
 from tests.histories import (
     BY_FORCE,

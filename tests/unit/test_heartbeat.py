@@ -8,7 +8,7 @@ import pytest
 
 from meshrun.mesh import heartbeat as home
 from meshrun.protocol import codec
-from meshrun.protocol.events import RankBeat
+from meshrun.protocol.from_zygote import RankBeat
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ from contextlib import suppress
 
 import pytest
 
-from meshrun.protocol.events import GaveUp, MeetingFailed, Met
+from meshrun.protocol.events import MeetingFailed, Met
+from meshrun.protocol.from_zygote import GaveUp
 from meshrun.rendezvous.frames import FrameWriter
 from meshrun.rendezvous.handshake import ParticipantHandshake
 from meshrun.rendezvous.messages import Waiting, encode

@@ -14,7 +14,8 @@ from meshrun.lifecycle.actions import Action, OpenGate, Signal, StartAll, StartZ
 from meshrun.lifecycle.phases import NodesPhase, Phase
 from meshrun.lifecycle.state import NodesState, State
 from meshrun.lifecycle.step import step
-from meshrun.protocol.events import Event, GenerationAborted, ProgramBroken, StartFailed, TimePassed
+from meshrun.protocol.events import Event, GenerationAborted, TimePassed
+from meshrun.protocol.from_zygote import ProgramBroken, StartFailed
 from tests.histories import (
     BY_FORCE,
     CLEAR,

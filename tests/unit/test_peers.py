@@ -14,14 +14,8 @@ from meshrun.host.reactor import Reactor
 from meshrun.host.sockets import listen_on
 from meshrun.plan.rendezvous_config import RendezvousConfig
 from meshrun.protocol.codec import Negotiate
-from meshrun.protocol.events import (
-    FromNodes,
-    MeetingFailed,
-    Met,
-    Negotiated,
-    NegotiationFailed,
-    NegotiationWaits,
-)
+from meshrun.protocol.events import FromNodes, MeetingFailed, Met
+from meshrun.protocol.from_zygote import Negotiated, NegotiationFailed, NegotiationWaits
 from meshrun.rendezvous.connections import Connections
 from meshrun.rendezvous.peers import Peers
 from meshrun.rendezvous.this_node import ThisNode

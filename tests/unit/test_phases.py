@@ -27,10 +27,15 @@ from meshrun.protocol.events import (
     AllIdle,
     Event,
     GenerationAborted,
-    GenerationEnded,
     Hung,
     LaunchBegan,
     NodeLost,
+    SignalArrived,
+    TimePassed,
+    ZygoteGone,
+)
+from meshrun.protocol.from_zygote import (
+    GenerationEnded,
     ProgramBroken,
     RankBeat,
     RankFinished,
@@ -38,11 +43,8 @@ from meshrun.protocol.events import (
     RankLeaves,
     RankReady,
     RankStarted,
-    SignalArrived,
     StartFailed,
     StoreEnded,
-    TimePassed,
-    ZygoteGone,
     ZygoteReady,
     ZygoteUnsafe,
 )

@@ -12,10 +12,9 @@ from meshrun.lifecycle.phases import NodesPhase
 from meshrun.lifecycle.shutdown import ZYGOTE_GRACE_S
 from meshrun.lifecycle.state import NodesState, State
 from meshrun.lifecycle.step import step
-from meshrun.protocol.events import (
+from meshrun.protocol.events import Event, GenerationAborted
+from meshrun.protocol.from_zygote import (
     Checked,
-    Event,
-    GenerationAborted,
     NodeExcluded,
     RankFinished,
     StartFailed,

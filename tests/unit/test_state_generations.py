@@ -9,7 +9,8 @@ from meshrun.layout.spec import parse_mesh
 from meshrun.lifecycle.actions import Action, StartAll, StartZygote
 from meshrun.lifecycle.outcome import build_result
 from meshrun.lifecycle.shutdown import ZYGOTE_GRACE_S
-from meshrun.protocol.events import Event, ProgramBroken, RankReady, StartFailed
+from meshrun.protocol.events import Event
+from meshrun.protocol.from_zygote import ProgramBroken, RankReady, StartFailed
 from meshrun.protocol.result import Timings
 from tests.histories import (
     BY_FORCE,

@@ -8,7 +8,8 @@ from meshrun.errors import HostError
 from meshrun.layout import solve_layout
 from meshrun.layout.spec import parse_mesh
 from meshrun.lifecycle.outcome import build_result
-from meshrun.protocol.events import Event, ProgramBroken, RankLeaves, StartFailed, StoreEnded
+from meshrun.protocol.events import Event
+from meshrun.protocol.from_zygote import ProgramBroken, RankLeaves, StartFailed, StoreEnded
 from meshrun.protocol.result import LaunchResult, Timings
 from tests.histories import (
     GONE,

@@ -25,15 +25,17 @@ from meshrun.lifecycle.step import step
 from meshrun.protocol.events import (
     Event,
     GenerationAborted,
-    GenerationEnded,
     Hung,
     NextBegins,
-    RankBeat,
-    RankReady,
-    RankStarted,
     SignalArrived,
     TimePassed,
     ZygoteGone,
+)
+from meshrun.protocol.from_zygote import (
+    GenerationEnded,
+    RankBeat,
+    RankReady,
+    RankStarted,
     ZygoteReady,
 )
 from meshrun.protocol.generation import Cause, RankState

@@ -14,7 +14,7 @@ from meshrun.host.machine import HostFacts
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import build_plan
 from meshrun.plan.rank_program import Program
-from meshrun.protocol.events import LeftoversEnded
+from meshrun.protocol.from_zygote import LeftoversEnded
 from meshrun.protocol.generation import RankState
 from meshrun.report.progress import StartProgress
 
