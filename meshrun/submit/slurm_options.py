@@ -47,7 +47,7 @@ def options_in(extras: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Yield (full name, value) of each option, whatever stands after it if it takes none."""
     for text in extras:
         words = split_words(text, "--submit-arg")
-        for word, following in zip(words, [*words[1:], ""], strict=True):
+        for word, following in zip(words, [*words, ""][1:], strict=True):
             name, equals, value = word.partition("=")
             if name.startswith("--"):
                 yield name, value if equals else following

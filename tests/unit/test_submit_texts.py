@@ -277,7 +277,7 @@ def test_output_is_where_the_user_says() -> None:
     assert output_of("7", make_job(extras=("-omine",)), folder) == "/home/me/mine"
     assert output_of("7", make_job(extras=("-a 1-3",)), folder) == "/home/me/train-7_%a.out"
     assert output_of("7", make_job(extras=("--output=a/%x",)), folder) == "/home/me/a/train"
-    assert option_names(["-p gpu -o x", "--time=1"]) == {"-p", "--output", "--time"}
+    assert option_names(["-p gpu -o x", "", "--time=1"]) == {"-p", "--output", "--time"}
 
 
 def test_options_are_said_again_wherever_they_came_from() -> None:
