@@ -55,7 +55,16 @@ def test_a_job_runs_on_its_nodes(slurm: Slurm, tmp_path: Path) -> None:
     folder = tmp_path / "it's a #1 $folder"
     folder.mkdir()
     job, output = submit(
-        slurm, folder, "--nnodes", "2", "--mesh", "dp=2,tp=2", "--no-prefix", NODES
+        slurm,
+        folder,
+        "--nnodes",
+        "2",
+        "--mesh",
+        "dp=2,tp=2",
+        "--device",
+        "cpu",
+        "--no-prefix",
+        NODES,
     )
     slurm.wait_gone(job)
 
