@@ -143,7 +143,10 @@ def _launch(request: LaunchRequest, options: Options, line: CommandLine, began: 
 
 
 def _check_host(request: LaunchRequest, report: str | None) -> None:
-    """Check that this process may open what it has to."""
+    """Check that this process has a folder, and may open what it has to."""
+    from meshrun.supervisor.program_file import check_folder
+
+    check_folder()
     allow_descriptors(_FEWEST_FILES + 4 * len(request.hosts))
     if report is not None:
         from meshrun.host.whole_file import check_target

@@ -31,6 +31,7 @@ from meshrun.submit.pod import why_no_probes
 from meshrun.submit.sbatch import output_of, render_sbatch
 from meshrun.submit.send import hand_in
 from meshrun.submit.slurm_options import names_container
+from meshrun.supervisor.program_file import check_folder
 
 _GPUS = (
     "--device cpu needs no GPUs; --submit-arg=--gres=... requests them by the name they have here"
@@ -93,7 +94,7 @@ def submit(options: Options, request: LaunchRequest, line: CommandLine) -> int:
 
 
 def _slurm(job: Job, dry_run: bool, output: str | None) -> int:
-    folder = os.getcwd()
+    folder = check_folder()
     script = render_sbatch(job, launcher=own_command("launcher"), folder=folder)
     check_texts(script)
     if dry_run:

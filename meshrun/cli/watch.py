@@ -22,6 +22,7 @@ from meshrun.host.watched_files import WatchedFiles
 from meshrun.plan.request import LaunchRequest
 from meshrun.protocol.caller import PARENT_FOLDER, PARENT_PID, WHY
 from meshrun.protocol.result import signal_name
+from meshrun.protocol.stacks import current_folder
 from meshrun.report.message import render_error
 from meshrun.report.result_json import parse_error_json
 from meshrun.start import own_command
@@ -178,7 +179,8 @@ class _Noted:
 
 
 def _describe(changed: Sequence[str]) -> str:
-    first = os.path.relpath(changed[0])
+    folder = current_folder()
+    first = os.path.relpath(changed[0], folder) if folder else changed[0]
     rest = len(changed) - 1
     return f"{first} and {count(rest, 'other file')} changed" if rest else f"{first} changed"
 

@@ -15,6 +15,17 @@ _LARGEST = 64 * 1024 * 1024
 """Bytes of a program's file that is read to be compared with other nodes'."""
 
 
+def check_folder() -> str:
+    """Return the current folder.
+
+    Raises:
+        HostError: If somebody has removed it.
+    """
+    if not (folder := current_folder()):
+        raise HostError("the current folder no longer exists", hint="`cd` to an existing folder")
+    return folder
+
+
 def check_program(program: Program) -> None:
     """Say what ``python`` would say of a program that cannot be opened.
 
@@ -22,8 +33,7 @@ def check_program(program: Program) -> None:
         ProgramError: With the exit code that ``python`` would have.
         HostError: If there is no folder to run it in: torch cannot be imported then.
     """
-    if not current_folder():
-        raise HostError("the current folder no longer exists", hint="`cd` to an existing folder")
+    check_folder()
     if program.kind == "module":
         return
     path = program.target

@@ -198,3 +198,19 @@ def test_what_every_launch_needs_is_missed_at_once(
     assert error.startswith(f"error: {told}")
     assert (empty, hint[:6]) == ("", "hint: ")
     assert not fake_torch.exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--watch",), ("--report", "report"), ("--hosts", "a"), ("--submit", "slurm", "--dry-run")],
+)
+def test_no_launch_begins_in_a_folder_that_was_removed(
+    words: tuple[str, ...], fake_torch: Path
+) -> None:
+    """However it is to be made."""
+    removed = ("sh", "-c", 'cd "$(mktemp -d)" && rmdir "$PWD" && exec "$@"', "sh")
+    ours = run_meshrun(*words, PROGRAMS / "echo.py", around=removed)
+
+    assert ours.returncode == 71
+    assert ours.stderr.startswith("error: the current folder no longer exists\n")
+    assert not fake_torch.exists()
