@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import stat
 import time
 from collections.abc import Callable, Mapping
@@ -22,10 +23,13 @@ from meshrun.host.processes import is_below, send_signal
 from meshrun.host.reactor import Reactor
 from meshrun.host.reactor import Timer as Alarm
 from meshrun.protocol.packing import read_json
+from meshrun.protocol.printable import one_line
 
 _ENABLED = "TORCHELASTIC_ENABLE_FILE_TIMER"
 _FILE = "TORCHELASTIC_TIMER_FILE"
 _READ_BYTES = 64 * 1024
+_MOST_PIDS = 1 << 22
+"""The kernel's ``PID_MAX_LIMIT``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +92,8 @@ class Timers:
             data = self._rest + os.read(self._fd, _READ_BYTES)
         except BlockingIOError:
             return
-        *lines, self._rest = data.split(b"\n")
+        *lines, rest = data.split(b"\n")
+        self._rest = rest[:_READ_BYTES]  # what is longer is no request
         for line in lines:
             self._take(line)
 
@@ -97,13 +102,15 @@ class Timers:
             request = read_json(line)
             timer = _Timer(
                 int(request["pid"]),
-                str(request["scope_id"]),
+                one_line(str(request["scope_id"])),
                 float(request["expiration_time"]),
                 int(request["signal"]),
             )
             in_ns = int(max(0.0, timer.expires_s - time.time()) * 1e9)
         except (ValueError, OverflowError, KeyError, TypeError):
             return  # anybody of this user may write to the pipe
+        if not (0 < timer.pid < _MOST_PIDS and timer.signum < signal.NSIG):
+            return
         if (before := self._running.pop((timer.pid, timer.scope), None)) is not None:
             before.cancel()
         if timer.expires_s >= 0:

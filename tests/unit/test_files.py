@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from pathlib import Path
@@ -192,3 +193,20 @@ def test_a_timer_pipe_takes_the_place_of_a_pipe_alone(tmp_path: Path) -> None:
     timers.close()
 
     assert (pipe.read_text(), link.is_symlink()) == ("kept", True)
+
+
+def test_what_no_timer_says_is_passed_over(tmp_path: Path) -> None:
+    """Ranks and others of this user may write to the pipe."""
+    told: list[str] = []
+    own = {"pid": os.getpid(), "scope_id": "a", "expiration_time": 1.0, "signal": 0}
+    broken = [{"pid": -1}, {"pid": 0}, {"pid": 1 << 40}, {"signal": 999}, {"signal": -9},
+              {"expiration_time": 10**400}, {"scope_id": [], "signal": 999}]  # fmt: skip
+    lines = [json.dumps({**own, "signal": 15, **each}) for each in broken]
+    with Reactor() as reactor:
+        timers = Timers(str(tmp_path / "pipe"), reactor, zygote_pid=os.getppid, note=told.append)
+        with open(tmp_path / "pipe", "w") as pipe:
+            pipe.write("\n".join([*lines, "[" * 20_000, "", "x" * 30_000]))
+        for _ in range(3):
+            reactor.turn(most_s=1)
+        timers.close()
+    assert told == []
