@@ -26,7 +26,7 @@ from meshrun.protocol.stacks import current_folder
 from meshrun.report.message import render_error
 from meshrun.report.result_json import parse_error_json
 from meshrun.start import own_command
-from meshrun.supervisor.program_file import file_of
+from meshrun.supervisor.program_file import check_folder, file_of
 from meshrun.supervisor.signals import SignalQueue
 from meshrun.wording import count
 from meshrun.worker.note_files import WATCH
@@ -66,7 +66,7 @@ class _Watch:
 
     def __init__(self, request: LaunchRequest, line: CommandLine) -> None:
         self._words = line.words(without={Options.watch.flag})
-        self._files, folders = WatchedFiles(), [os.getcwd()]
+        self._files, folders = WatchedFiles(), [check_folder()]
         if (own := file_of(request.program)) is not None:
             self._files.add(os.path.realpath(own))
             folders.append(os.path.dirname(os.path.realpath(own)))
