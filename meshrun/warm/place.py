@@ -205,9 +205,13 @@ class Place:
         """Write a file of it, whole or not at all."""
         temporary = f"{name}.{os.getpid()}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-        with open(self._folder.open(f"{self.path}/{temporary}", flags), "w") as file:
-            file.write(text)
-        self._folder.rename(temporary, name)
+        try:
+            with open(self._folder.open(f"{self.path}/{temporary}", flags), "w") as file:
+                file.write(text)
+            self._folder.rename(temporary, name)
+        except OSError:
+            self._remove(temporary)
+            raise
 
     def remove(self) -> None:
         """Remove the folder with all that is in it."""

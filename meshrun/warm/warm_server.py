@@ -86,8 +86,11 @@ class WarmServer:
                 os._exit(0)
             described, files = self._import(assignment), loaded_files(sys.modules)
             self._end_others()
-            self._listener = self._place.listen()
-            self._place.describe(described, files)
+            try:
+                self._listener = self._place.listen()
+                self._place.describe(described, files)
+            except OSError:  # the disk is full, or the folder is gone
+                self._end()
         signal.alarm(0)
         self._watch(assignment.session)
 

@@ -6,6 +6,7 @@ import json
 import os
 import stat
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from types import ModuleType
 
@@ -66,7 +67,8 @@ def write_learnt(path: str, learnt: Learnt) -> None:
             file.write(json.dumps(asdict(learnt)))  # several times as fast as json.dump
         os.replace(temporary, path)
     except OSError:
-        pass
+        with suppress(OSError):
+            os.unlink(temporary)
 
 
 def read_learnt(path: str) -> Learnt | None:

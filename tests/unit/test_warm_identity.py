@@ -167,6 +167,14 @@ def test_what_is_learnt(tmp_path: Path) -> None:
     for broken in ('{"modules": 3}', "[" * 100_000):
         (tmp_path / "broken").write_text(broken)
         assert read_learnt(str(tmp_path / "broken")) is None
+    (tmp_path / "taken").mkdir()
+    write_learnt(str(tmp_path / "taken"), learnt)
+    place = Place(str(tmp_path / "place"))
+    (tmp_path / "place" / "why").mkdir()
+    with pytest.raises(IsADirectoryError):  # as where the disk is full
+        place.say_why("any")
+    place.close()
+    assert [path.name for path in tmp_path.glob("**/*.*")] == []
     os.mkfifo(tmp_path / "pipe")
     assert read_learnt(str(tmp_path / "pipe")) is None
     assert read_learnt(str(tmp_path / "none")) is None
