@@ -128,6 +128,8 @@ class TimesAsked:
     """The first node asks when ranks of this node have begun their last collectives."""
 
     generation: int
+    late: list[int]
+    """Ranks of any node that were late when it last asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +139,8 @@ class TimesTold:
     answers: list[RankTimes]
     unsure_ns: int
     """By how much the clock of the other node may be misjudged."""
+    why: dict[int, str]
+    """What holds up those of its ranks that are late, as far as can be seen there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from typing import Annotated, Any, get_args
 
 from meshrun.errors import MeshrunError, RendezvousError
 from meshrun.layout import MAX_RANKS, Layout
-from meshrun.protocol.checked import ExitCode, Line, Signum, Time
+from meshrun.protocol.checked import ExitCode, Line, Rank, Signum, Time
 from meshrun.protocol.collectives import RankTimes
 from meshrun.protocol.events import Met
 from meshrun.protocol.from_zygote import GaveUp
@@ -275,6 +275,8 @@ class AskTimes:
     """To participants: when have ranks begun their last collectives?"""
 
     generation: Generation
+    late: list[Rank] = field(default_factory=list)
+    """Ranks of any node that were late when last asked: what holds them up?"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,12 +285,15 @@ class Times:
 
     generation: Generation
     answers: list[RankTimes]
+    why: dict[Rank, Line] = field(default_factory=dict)
+    """What holds up those of its ranks that are late, as far as can be seen."""
 
     @property
     def last_rank(self) -> int:
         """The highest rank it tells of; -1 for none."""
         groups = (group.ranks for answer in self.answers for group in answer.groups)
-        return max((*(answer.rank for answer in self.answers), *chain(*groups)), default=-1)
+        ranks = (answer.rank for answer in self.answers)
+        return max((*ranks, *chain(*groups), *self.why), default=-1)
 
 
 Message = (

@@ -319,24 +319,27 @@ class Participant:
         else:
             self._update()
 
+    def _wait(self, message: Waiting) -> None:
+        if message.has_begun and not self._met:
+            self._is_spare, self._lost = True, ""
+        self._board.note(message.text)
+
     def _hear(self, message: Message) -> None:
         now_ns = time.monotonic_ns()
         news = self._board.news
         match message:
-            case Waiting(text=text):
-                if message.has_begun and not self._met:
-                    self._is_spare, self._lost = True, ""
-                self._board.note(text)
+            case Waiting():
+                self._wait(message)
             case Refused():
                 self._fail(message.as_error())
             case Welcome() if self._gave_up is None:
                 self._welcome(message)
             case End():
                 news.append(generation_aborted(message))
-            case MayLeave() | AskTimes():
-                is_end = isinstance(message, MayLeave)
-                asked = TimesAsked(generation=message.generation)
-                news.append(OthersFinished(at_ns=now_ns) if is_end else asked)
+            case MayLeave():
+                news.append(OthersFinished(at_ns=now_ns))
+            case AskTimes():
+                news.append(TimesAsked(generation=message.generation, late=message.late))
             case Begin():
                 self._take_part()
                 news.append(

@@ -95,7 +95,9 @@ class Round:
                 connection.close(message.why)
             case Times():
                 answers = [answer.shifted(-connection.ahead_ns) for answer in message.answers]
-                self._board.news.append(TimesTold(answers=answers, unsure_ns=connection.unsure_ns))
+                self._board.news.append(
+                    TimesTold(answers=answers, unsure_ns=connection.unsure_ns, why=message.why)
+                )
 
     def _keep(self, number: int, connection: Connection, said: Failed | Idle) -> NodeOutcome:
         outcome = self.outcomes[number] = said.outcome.shifted(-connection.ahead_ns)

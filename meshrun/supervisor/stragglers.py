@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from meshrun.host.delays import Delays, read_delays
@@ -75,6 +75,9 @@ class Stragglers:
         self._since: dict[int, int] = {}
         self._reported: set[int] = set()
         self._delays: dict[int, tuple[int, Delays]] = {}
+        """Of a late rank of this node: since when it is watched, and its delays until then."""
+        self._elsewhere: dict[int, str] = {}
+        """What other nodes say holds up late ranks of theirs."""
         self._timer.cancel()
         self._close.cancel()
 
@@ -104,8 +107,10 @@ class Stragglers:
         """Answer the first node; or, as the first, take another's answer."""
         if isinstance(news, TimesAsked):
             if news.generation == self._state.generation and not self._asks:
+                self._watch(news.late)
                 self._put_to(self._state.alive, _ANSWER_TAKES_NS)
             return
+        self._elsewhere.update(news.why)
         self._unsure_ns = max(self._unsure_ns, news.unsure_ns)
         for answer in news.answers:
             self.hear(answer.shifted(time.time_ns() - time.monotonic_ns()))
@@ -118,7 +123,7 @@ class Stragglers:
         else:
             from meshrun.rendezvous.messages import AskTimes
 
-            self.tell_nodes(AskTimes(generation=self._state.generation))
+            self.tell_nodes(AskTimes(generation=self._state.generation, late=[*self._since]))
             self._put_to(range(self._plan.layout.world_size), 2 * _ANSWER_TAKES_NS)
 
     def _put_to(self, ranks: Iterable[int], takes_ns: int) -> None:
@@ -133,10 +138,12 @@ class Stragglers:
             answers = [answer.last(most).shifted(by_ns) for answer in self._told.values()]
             from meshrun.rendezvous.messages import Times
 
-            self.tell_nodes(Times(generation=self._state.generation, answers=answers))
+            reasons = {rank: self._why(rank) for rank in self._delays}
+            self.tell_nodes(Times(generation=self._state.generation, answers=answers, why=reasons))
             return
         now_ns = time.monotonic_ns()
         late = {each.rank: each for each in self._find()}
+        self._watch(late)
         for rank in [rank for rank in self._since if rank not in late]:
             del self._since[rank]
             if rank in self._reported:
@@ -145,13 +152,10 @@ class Stragglers:
                 self._happen(RankLate(rank=rank, group="", share=0.0, per_call_s=0.0, at_ns=now_ns))
         for rank, each in late.items():
             since_ns = self._since.setdefault(rank, now_ns)
-            known = self._state.ranks.get(rank)
-            pid = (known and known.pid) or 0
-            began_ns, before = self._delays.setdefault(rank, (now_ns, read_delays(pid)))
             if now_ns - since_ns >= self._limit_ns and rank not in self._reported:
                 self._reported.add(rank)
-                why = [*self._why(rank, pid, before, (now_ns - began_ns) / 1e9)] if pid else []
-                self._note(self._describe(each) + (f" ({', '.join(why)})" if why else ""))
+                why = self._why(rank) if rank in self._delays else self._elsewhere.get(rank, "")
+                self._note(self._describe(each) + (f" ({why})" if why else ""))
                 self._happen(
                     RankLate(
                         rank=rank,
@@ -183,9 +187,28 @@ class Stragglers:
             f" {late.per_call_s * 1000:.3g} ms each time"
         )
 
-    def _why(self, rank: int, pid: int, before: Delays, seconds: float) -> Iterator[str]:
-        """Say what may hold it up, of what can be seen."""
-        if seconds <= 0:
+    def _watch(self, late: Collection[int]) -> None:
+        """Watch late ranks of this node from now on; forget what is known of all others."""
+        for rank in late:
+            if rank not in self._delays and (pid := self._pid(rank)):
+                self._delays[rank] = time.monotonic_ns(), read_delays(pid)
+        for rank in self._delays.keys() - {*late}:
+            del self._delays[rank]
+        for rank in self._elsewhere.keys() - {*late}:
+            del self._elsewhere[rank]
+
+    def _pid(self, rank: int) -> int:
+        known = self._state.ranks.get(rank)
+        return (known and known.pid) or 0
+
+    def _why(self, rank: int) -> str:
+        """Return what may hold up a rank of this node, of what can be seen; "" for nothing."""
+        began_ns, before = self._delays[rank]
+        seconds = (time.monotonic_ns() - began_ns) / 1e9
+        return ", ".join(self._reasons(rank, self._pid(rank), before, seconds))
+
+    def _reasons(self, rank: int, pid: int, before: Delays, seconds: float) -> Iterator[str]:
+        if seconds <= 0 or not pid:
             return
         spent = read_delays(pid) - before
         shares = (

@@ -95,23 +95,25 @@ def test_a_training_goes_on_on_fewer_nodes(make_hosts: MakeHosts, tmp_path: Path
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("slow", [0, 1, -1])
+@pytest.mark.parametrize(("slow", "how"), [(0, "sleeps"), (1, "works"), (-1, "sleeps")])
 def test_a_slow_rank_is_named_among_those_of_other_nodes(
-    make_hosts: MakeHosts, tmp_path: Path, slow: int
+    make_hosts: MakeHosts, tmp_path: Path, slow: int, how: str
 ) -> None:
     """Each node has one rank, and so nothing to compare it with; the first node says which.
 
-    If none is slow, nothing is said.
+    Also why, as its own node sees it. If none is slow, nothing is said.
     """
     for _ in range(REPEATS):
         hosts, go = make_hosts(2), tmp_path / "go"
         go.unlink(missing_ok=True)
         words = (*AT, "--mesh", "dp=2,tp=1", "--stragglers", "--straggler-time", "1")
-        args = (str(slow), "20" if slow < 0 else "60", go, "sleeps")
+        args = (str(slow), "20" if slow < 0 else "60", go, how)
         launches = launch_on(hosts, *words, PROGRAMS / "straggling.py", *args)
         if slow >= 0:
             where = " on node 1" if slow else ""
             launches[0].wait_for(f"rank {slow} [dp{slow} tp0]{where} is late at collectives of ")
+            if how == "works":
+                launches[0].wait_for(" ms each time (it used a core ")
             go.touch()
 
         assert end_all(launches) == [0, 0], launches[0].text + launches[1].text

@@ -276,14 +276,16 @@ def test_times_of_another_clock_come_out_as_ours(parties: Parties, ahead_ns: int
 def test_times_of_calls_come_out_as_ours(parties: Parties, ahead_ns: int) -> None:
     """The coordinator asks; what no group or rank of the launch has is dropped."""
     coordinator, participant = met(parties, ahead_ns=ahead_ns)
-    coordinator.tell(AskTimes(generation=0))
+    coordinator.tell(AskTimes(generation=0, late=[1]))
     parties.until(lambda: participant.heard(TimesAsked))
+    assert participant.heard(TimesAsked)[0].late == [1]
     at_ns, true_ns = participant.now_ns(), coordinator.now_ns()
     group = GroupCalls(name="0", description="mesh_dp", ranks=[0, 1], calls=[])
     answer = RankTimes(rank=1, at_ns=0, groups=[group], calls=[[0, 7, at_ns], [3, 8, at_ns], [0]])
-    participant.tell(Times(generation=0, answers=[answer]))
+    participant.tell(Times(generation=0, answers=[answer], why={1: "it waited\nfor a disk"}))
     parties.until(lambda: coordinator.heard(TimesTold))
     (told,) = coordinator.heard(TimesTold)
+    assert told.why == {1: "it waited\\nfor a disk"}
     ((place, number, began_ns),) = told.answers[0].calls
 
     assert (place, number) == (0, 7)
