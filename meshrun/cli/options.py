@@ -447,12 +447,15 @@ class Options(ParsedOptions):
         details="The first node listens there if it has no endpoint; on one node the ranks' store "
         "does if no port is given.")
     allow_different_programs = Switch(RENDEZVOUS,
-        "Allow nodes to run different programs or arguments.")
+        "Allow nodes to run different programs or arguments.",
+        details="Nodes of different `--role` always may.")
 
     monitor_interval = Option(parse_seconds, None, "TIME", ACCEPTED,
         "meshrun waits for events and does not poll.", family=PET)
     exit_barrier_timeout = Option(parse_seconds, None, "TIME", ACCEPTED,
         "meshrun has no barrier at exit.", family=PET)
+    use_env = Switch(ACCEPTED,
+        "Of `torch.distributed.launch`: ranks always have `LOCAL_RANK`.", family="")
 
     print_completion = Option(parse.choice("bash", "zsh", "fish", "tcsh"), None, "SHELL", OTHER,
         "Print a completion script for `bash`, `zsh`, `fish` or `tcsh`.", family="",

@@ -278,15 +278,15 @@ def parse_settings(text: str, what: str) -> tuple[tuple[str, str], ...]:
     """Return the pairs in ``k=v,k=v``, which may stand in quotes that no shell took away.
 
     Raises:
-        UsageError: If a part has no ``=`` or no key.
+        UsageError: If a part has no ``=``, no key or no value.
     """
     pairs = []
     text = text.strip()
     if text[:1] in ("'", '"') and text[1:].endswith(text[0]):
         text = text[1:-1]
     for part in filter(None, (part.strip() for part in text.split(","))):
-        key, equals, value = part.partition("=")
-        if not equals or not key.strip():
+        key, _, value = part.partition("=")
+        if not (key.strip() and value.strip()):
             raise UsageError(f"{what} expects key=value,key=value, found `{part}`")
         pairs.append((key.strip(), value.strip()))
     return tuple(pairs)
@@ -307,12 +307,17 @@ def parse_endpoint(text: str) -> tuple[str, int | None]:
     Brackets may be left out where only one reading is an address: ``fd00::1:29500``, ``fd00::1``.
 
     Raises:
-        UsageError: If the port is not a number up to 65535, or it may be one or a part of the
-            address.
+        UsageError: If there is no host before the port, or the port is not a number up to 65535,
+            or it may be one or a part of the address.
     """
     host, colon, port = text.strip().rpartition(":")
     if not colon or text.strip().endswith("]"):
         return text.strip().strip("[]"), None
+    if not host.strip("[]") or " " in host:
+        raise UsageError(
+            f"--rdzv-endpoint {text} has no valid host before the port",
+            hint="host:port; a variable for the host may be empty",
+        )
     if ":" in host and not host.endswith("]"):
         is_whole, is_apart = _is_ipv6(text.strip()), _is_ipv6(host)
         if is_whole and is_apart:

@@ -166,8 +166,8 @@ def check_settings(first: Join, info: Join) -> None:
 
 
 def _check_program(first: Join, info: Join) -> None:
-    """Check that a node runs the program of the first one, if both sent it."""
-    if not (first.program and info.program):
+    """Check that a node runs the program of the first one, if both sent it and have one role."""
+    if first.role != info.role or not (first.program and info.program):
         return
     for part in dict.fromkeys([*first.program, *info.program]):
         own, other = first.program.get(part, _NOTHING), info.program.get(part, _NOTHING)

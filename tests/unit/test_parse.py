@@ -9,6 +9,7 @@ import pytest
 from meshrun.errors import UsageError
 from meshrun.plan.parse import (
     no_signal,
+    parse_endpoint,
     parse_gpu_memory_wait,
     parse_nnodes,
     parse_seconds,
@@ -38,11 +39,18 @@ def test_a_quote_without_its_like_belongs_to_the_text() -> None:
     assert parse_settings("'timeout=5\"", "--rdzv-conf") == (("'timeout", '5"'),)
 
 
-@pytest.mark.parametrize("text", ["'", "timeout", "=5"])
+@pytest.mark.parametrize("text", ["'", "timeout", "=5", "timeout=", "timeout=5,is_host= "])
 def test_settings_that_are_none(text: str) -> None:
     """Each has a key and a value."""
     with pytest.raises(UsageError, match="key=value"):
         parse_settings(text, "--rdzv-conf")
+
+
+@pytest.mark.parametrize("text", [":29500", " :0", "[]:1", "node 1:29500", "node1 :29500"])
+def test_an_endpoint_names_a_host(text: str) -> None:
+    """Else each node would take itself for the first one, where a variable was empty."""
+    with pytest.raises(UsageError, match="no valid host"):
+        parse_endpoint(text)
 
 
 @pytest.mark.parametrize("text", ["0", "2:", ":2", "1:2:3", "two"])
