@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import uuid
@@ -121,3 +124,22 @@ def parties(monkeypatch: pytest.MonkeyPatch) -> Iterator[Parties]:
 def pytest_xdist_auto_num_workers() -> int:
     """One test more than there are cores: most of them wait for processes."""
     return (os.cpu_count() or 1) + 1
+
+
+@pytest.fixture
+def as_nobody() -> Iterator[tuple[list[str], Path]]:
+    """Return words that run a command as a user without processes, and a folder of that user."""
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("only root, with setpriv, can be a user who has no process yet")
+    uid = random.SystemRandom().randrange(100_000, 2_000_000_000)
+    words = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
+    # The Python that runs this may lie where only root can look.
+    words += [f"--{kind}-caps=+dac_override,+dac_read_search" for kind in ("inh", "ambient")]
+    folder = Path(tempfile.mkdtemp(prefix="of_nobody_", dir="/tmp"))
+    os.chown(folder, uid, uid)
+    try:
+        if subprocess.run([*words, "true"], capture_output=True, check=False).returncode != 0:
+            pytest.skip("setpriv may not make another user of us here")
+        yield words, folder
+    finally:
+        shutil.rmtree(folder)

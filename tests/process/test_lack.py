@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import os
-import random
 import re
 import resource
-import shutil
 import subprocess
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,25 +24,6 @@ from tests.kit import (
 RANKS = 4
 NEEDED = 3 + RANKS
 """Launcher, zygote, store, and the ranks."""
-
-
-@pytest.fixture
-def as_nobody() -> Iterator[tuple[list[str], Path]]:
-    """Return words that run a command as a user without processes, and a folder of that user."""
-    if os.geteuid() != 0 or shutil.which("setpriv") is None:
-        pytest.skip("only root, with setpriv, can be a user who has no process yet")
-    uid = random.SystemRandom().randrange(100_000, 2_000_000_000)
-    words = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
-    # The Python that runs this may lie where only root can look.
-    words += [f"--{kind}-caps=+dac_override,+dac_read_search" for kind in ("inh", "ambient")]
-    folder = Path(tempfile.mkdtemp(prefix="of_nobody_", dir="/tmp"))
-    os.chown(folder, uid, uid)
-    try:
-        if subprocess.run([*words, "true"], capture_output=True, check=False).returncode != 0:
-            pytest.skip("setpriv may not make another user of us here")
-        yield words, folder
-    finally:
-        shutil.rmtree(folder)
 
 
 @pytest.mark.parametrize("room", range(1, NEEDED + 1))

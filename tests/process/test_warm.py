@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -31,6 +32,37 @@ import os
 with open(os.environ["LIBRARY_IMPORTS"], "a") as file:
     file.write(f"{os.getpid()}\\n")
 WHERE = os.environ.get("LIBRARY_HOME", "home")
+"""
+
+ASKS = """\
+import os, socket, sys
+from meshrun.warm.inherited import read_inherited
+from meshrun.warm.warm_messages import Charge, StartZygote, encode
+charge = Charge(
+    kind="script", target="none.py", args=[], mark="0" * 16, inherited=read_inherited(os.environ)
+)
+text = os.fdopen(os.memfd_create("charge"), "w+b")
+text.write(encode(charge))
+text.flush()
+(control, ours), null = socket.socketpair(), os.open(os.devnull, os.O_RDWR)
+server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+server.connect(sys.argv[1])
+try:
+    fds = [text.fileno(), os.open("/", os.O_RDONLY), *[null] * 3, control.fileno()]
+    socket.send_fds(server, [encode(StartZygote())], [*fds, null, null])
+    print("answered" if server.recv(1000) else "refused")
+except ConnectionError:
+    print("refused")
+"""
+LISTENS = """\
+import os, socket, sys
+os.unlink(sys.argv[1])
+listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+listener.bind(sys.argv[1])
+os.chmod(sys.argv[1], 0o666)
+listener.listen()
+print("listening", flush=True)
+print("got something" if listener.accept()[0].recv(1000) else "got nothing", flush=True)
 """
 
 
@@ -418,6 +450,31 @@ def test_no_server_is_taken_from_a_folder_of_others(warm: Warm, tmp_path: Path) 
         assert done.returncode == 0
         assert f"`{folder}` is not private: {why}" in done.stderr
         assert os.listdir(folder) == []
+
+
+def test_another_user_is_not_served_and_not_believed(
+    warm: Warm, as_nobody: tuple[list[str], Path], tmp_path: Path
+) -> None:
+    """Both ends check whose the other is; that user may enter any folder here, as root may."""
+    as_other, _ = as_nobody
+    script = program(tmp_path, "import torch\n")
+    server = warm.leave(script)
+    name = f"{server}.sock"
+    words = {"cwd": usual_place(), "stdout": subprocess.PIPE, "text": True}
+    asks = [sys.executable, "-c", ASKS, name]
+    for who, answer in (([], "answered\n"), (as_other, "refused\n")):
+        asked = subprocess.run([*who, *asks], check=True, **words)  # type: ignore[call-overload]
+        assert asked.stdout == answer
+    assert psutil.pid_exists(server)
+    assert warm.run(script).stderr == ""
+
+    listens = [*as_other, sys.executable, "-c", LISTENS, name]
+    with subprocess.Popen(listens, **words) as impostor:  # type: ignore[call-overload]
+        assert impostor.stdout.readline() == "listening\n"
+        done = warm.run(script)
+        assert impostor.stdout.readline() == "got nothing\n"
+    assert done.returncode == 0
+    assert f"the warm server (process {server}) did not answer; starting fresh" in done.stderr
 
 
 @pytest.mark.parametrize("what", ["module", "broken", "unclear", "command", "exec"])
