@@ -189,7 +189,8 @@ class GenerationEnded:
 class Negotiated:
     """torch's rendezvous is done: how many nodes there are, and where the first one listens."""
 
-    node_rank: int
+    node_rank: int | None
+    """``None`` in a launch that already runs."""
     nnodes: int
     coordinator_address: str
     coordinator_port: int

@@ -171,13 +171,11 @@ class Coordinator:
             is_elastic = self._config.is_elastic
             lost = f"{self._loss}; " if self._loss and not is_elastic else ""
             option = "--rdzv-conf join_timeout=TIME" if is_elastic else "--node-timeout TIME"
-            instead = "start another node with the same command to join"
-            if self._config.asks_torch:  # which leads new ones to a launch of their own
-                instead = f"use c10d: with {self._config.backend} no new node can join"
             self._fail(
                 RendezvousError(
                     f"{lost}after {deadline.waited_s:.0f} s {self._nodes.describe()}",
-                    hint=f"{instead}; {option} sets how long to wait",
+                    hint=f"start another node with the same command to join; {option} sets how long"
+                    " to wait",
                 )
             )
         elif deadline.takes_note():

@@ -28,14 +28,17 @@ from meshrun.protocol.codec import Negotiate
 from meshrun.protocol.from_zygote import Negotiated, NegotiationFailed, NegotiationWaits
 from meshrun.rendezvous.expected_nodes import natural
 from meshrun.rendezvous.node_info import NodeInfo, foreign, read_info
-from meshrun.rendezvous.torch_decline import hear_who_gives_up
+from meshrun.rendezvous.torch_decline import hear_who_gives_up, read, store_of
 from meshrun.rendezvous.torch_handler import make_handler
 
 if TYPE_CHECKING:
+    from torch.distributed import Store
     from torch.distributed.elastic.rendezvous.api import RendezvousInfo
 
 _TELL_EVERY_S = 5.0
 _TELL_FIRST_S = 3.0
+_ANSWERS_S = 3.0
+"""How long the machine of the first node may take to accept a connection."""
 
 
 def negotiate(order: Negotiate, reports: socket.socket, program_path: str | None) -> NoReturn:
@@ -64,13 +67,9 @@ def negotiate(order: Negotiate, reports: socket.socket, program_path: str | None
         _tell(reports, NegotiationFailed(text=text, at_ns=time.monotonic_ns(), **hint))
 
     try:
-        done = threading.Event()
         handler = make_handler(order)
-        _in_background(_tell_who_waits, order, done, say)
-        _in_background(hear_who_gives_up, order, handler, done, partial(_tell, reports))
-        found = handler.next_rendezvous()
-        done.set()
-        _tell(reports, _exchange(order, found))
+        store = store_of(handler)
+        _tell(reports, find_running(order, store) or _meet(order, handler, store, reports, say))
         if hasattr(handler, "_stop_heartbeats"):  # they would complain as soon as the host ends
             handler._stop_heartbeats()
     except BaseException as error:
@@ -80,6 +79,24 @@ def negotiate(order: Negotiate, reports: socket.socket, program_path: str | None
             fail(_describe(error)[:2000], hint=_hint(order, error))
     while True:
         signal.pause()
+
+
+def _meet(
+    order: Negotiate,
+    handler: Any,
+    store: Store | None,
+    reports: socket.socket,
+    say: Callable[[str], None],
+) -> Negotiated:
+    done = threading.Event()
+    _in_background(_tell_who_waits, order, done, say)
+    _in_background(hear_who_gives_up, order, handler, done, partial(_tell, reports))
+    found = handler.next_rendezvous()
+    done.set()
+    met = _exchange(order, found)
+    if met.node_rank == 0:
+        announce_running(order, store, met)
+    return met
 
 
 def _hint(order: Negotiate, error: BaseException) -> str:
@@ -156,6 +173,45 @@ def _exchange(order: Negotiate, found: RendezvousInfo) -> Negotiated:
         secret=coordinator.secret,
         at_ns=time.monotonic_ns(),
     )
+
+
+def announce_running(order: Negotiate, store: Store | None, met: Negotiated) -> None:
+    """Write where this node, the first one, listens, for nodes that are started later."""
+    if store is None:
+        return
+    info = NodeInfo(
+        host=order.host, address=met.coordinator_address, port=order.port, secret=met.secret
+    )
+    with contextlib.suppress(Exception):  # all others have met
+        store.set(_running_key(order), info.to_text())
+
+
+def find_running(order: Negotiate, store: Store | None) -> Negotiated | None:
+    """Return where the first node of this launch listens, if the launch already runs.
+
+    Without it, a node that is started again would meet nobody but others of its kind, and run
+    the program a second time beside the nodes that are left.
+    """
+    if store is None:
+        return None
+    key = _running_key(order)
+    with contextlib.suppress(Exception):  # what others wrote, or the first node is gone
+        if text := read(store, key):
+            info = read_info(text, key)
+            socket.create_connection((info.address, info.port), timeout=_ANSWERS_S).close()
+            return Negotiated(
+                node_rank=None,
+                nnodes=order.nnodes,
+                coordinator_address=info.address,
+                coordinator_port=info.port,
+                secret=info.secret,
+                at_ns=time.monotonic_ns(),
+            )
+    return None
+
+
+def _running_key(order: Negotiate) -> str:
+    return f"meshrun/{order.run_id}/running"
 
 
 def _is_everywhere(address: str) -> bool:

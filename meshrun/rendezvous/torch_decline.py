@@ -102,9 +102,9 @@ def hear_who_gives_up(
         if (store := store_of(handler)) is None:
             return
         key, told = _keys(order)
-        first = _read(store, key)
+        first = read(store, key)
         while not done.wait(_EVERY_S):
-            if (text := _read(store, key)) in (b"", first):
+            if (text := read(store, key)) in (b"", first):
                 continue
             with contextlib.suppress(MessageError):
                 word = decode(text.partition(b" ")[2])
@@ -137,7 +137,8 @@ def _keys(order: Negotiate) -> tuple[str, str]:
     return f"meshrun/{order.run_id}/gave up", f"meshrun/{order.run_id}/told"
 
 
-def _read(store: Store, key: str) -> bytes:
+def read(store: Store, key: str) -> bytes:
+    """Return what stands under ``key``; nothing if nothing does."""
     with contextlib.suppress(Exception):  # etcd's fails if there is no key at all
         return store.get(key) if store.check([key]) else b""
     return b""

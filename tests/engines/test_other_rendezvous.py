@@ -181,19 +181,25 @@ def test_a_back_end_that_nobody_brings_is_told(make_hosts: MakeHosts) -> None:
 
 
 @pytest.mark.nightly
-def test_a_lost_node_is_gone_on_without_through_etcd(hosts_and_etcd: Hosts, tmp_path: Path) -> None:
-    """What comes after the first meeting is the launchers' own."""
+@pytest.mark.parametrize("backend", ["etcd", "etcd-v2"])
+def test_a_node_leaves_and_is_started_again(
+    hosts_and_etcd: Hosts, backend: str, tmp_path: Path
+) -> None:
+    """It finds the launch that continues without it, and starts none of its own."""
     hosts = hosts_and_etcd
-    launches = launch_on(
-        hosts, "--nnodes", "1:2", "--rdzv-backend", "etcd", "--rdzv-id", "j", "--rdzv-endpoint",
+    words = (
+        "--nnodes", "1:2", "--rdzv-backend", backend, "--rdzv-id", "j", "--rdzv-endpoint",
         f"{hosts.addresses[0]}:2379", "--mesh", "dp=1:2", "--nproc-per-node", "1",
         PROGRAMS / "elastic.py", tmp_path,
     )  # fmt: skip
+    launches = launch_on(hosts, *words)
     for launch in launches:
         launch.wait_for("in 0 on")
     launches[1].process.kill()
     launches[0].wait_for("generation 1 runs without node1")
+    launches[1] = Launch(hosts, 1, words)
+    launches[0].wait_for("generation 2 runs with node1")
     (tmp_path / "go").touch()
 
-    assert launches[0].end() == 0, launches[0].text
+    assert end_all(launches) == [0, 0], launches[0].text + launches[1].text
     wait_until(lambda: not hosts.processes(1), lambda: str(hosts.processes(1)))

@@ -1,0 +1,61 @@
+"""A node that is started while its launch already runs, and torch's store that both see."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import pytest
+
+from meshrun.protocol.codec import Negotiate
+from meshrun.protocol.from_zygote import Negotiated
+from meshrun.rendezvous.torch_backend import announce_running, find_running
+
+
+class Texts(dict[str, bytes]):
+    """A store, as torch's are used."""
+
+    def set(self, key: str, text: str) -> None:
+        self[key] = text.encode()
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self for key in keys)
+
+
+def order(port: int, run_id: str = "job") -> Negotiate:
+    return Negotiate(
+        backend="etcd", endpoint_host="etcd0", endpoint_port=2379, run_id=run_id, least_nodes=1,
+        nnodes=4, conf={}, timeout_s=60.0, host="node0", address="127.0.0.1", port=port,
+    )  # fmt: skip
+
+
+def begin(store: Any, port: int) -> None:
+    """Have the first node of a launch listen at ``port``."""
+    met = Negotiated(
+        node_rank=0, nnodes=2, coordinator_address="127.0.0.1", coordinator_port=port,
+        secret="drawn", at_ns=0,
+    )  # fmt: skip
+    announce_running(order(port), store, met)
+
+
+def test_a_launch_is_found_for_as_long_as_its_first_node_listens() -> None:
+    """By its name; once that node is gone, nodes meet anew."""
+    store: Any = Texts()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        assert find_running(order(1), store) is None
+        begin(store, port)
+        found = find_running(order(1), store)
+        assert find_running(order(1, "another"), store) is None
+
+    assert found is not None
+    assert (found.node_rank, found.nnodes) == (None, 4)
+    assert (found.coordinator_address, found.coordinator_port) == ("127.0.0.1", port)
+    assert found.secret == "drawn"
+    assert find_running(order(1), store) is None
+
+
+@pytest.mark.parametrize("store", [None, Texts({"meshrun/job/running": b"!"})], ids=str)
+def test_a_store_that_says_nothing_of_it(store: Any) -> None:
+    """A plug-in's may be unknown, and others can write to any."""
+    assert find_running(order(1), store) is None
