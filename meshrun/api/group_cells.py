@@ -60,7 +60,7 @@ def call_on_ranks(group: WorkerGroup, function: Callable[..., Any], *args: Any) 
     finally:
         if not group.is_open:
             print(
-                "meshrun: the ranks were stopped and their variables are lost; the next cell"
-                " starts new ones",
+                "meshrun: the ranks were stopped and their variables are lost; new ranks start"
+                " with the next input",
                 file=sys.stderr,
             )

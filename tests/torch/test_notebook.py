@@ -65,7 +65,7 @@ def test_cells_run_on_ranks_that_stay(tmp_path: Path) -> None:
     assert known == ["dp=2 --device cpu: 2 ranks", "ran"]
     assert "dp1 failed; not finished: dp0" in lost
     assert lost[-1] == "failed"
-    assert "the next cell starts new ones" in ran.stderr
+    assert "new ranks start with the next input" in ran.stderr
     assert fresh == ["[all] False", "ran"]
     assert stop == ["ran"]
     assert bad[0].startswith("error: `x` is not a size")
