@@ -63,7 +63,7 @@ def test_no_secret_of_the_environment_is_in_a_plan(
     rank: str | None, name: str, secret: str, output_format: str
 ) -> None:
     """Wherever on the command line it was typed, and in every format."""
-    values = {"mesh": "dp=2", "rdzv_conf": f"a={secret}".partition(",")[0], "role": secret}
+    values = {"mesh": "dp=2", "rdzv_conf": f"a=b{secret}".partition(",")[0], "role": secret}
     shown = plan((secret, f"--x={secret}", "--y", f"a{secret}b"), values)
     if output_format == "svg" and rank is not None:
         return
