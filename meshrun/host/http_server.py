@@ -79,10 +79,10 @@ class HttpServer:
 
     def _drop_oldest(self) -> bool:
         """Send the slowest client away, if there is one, so that others are served."""
-        for client in self._clients.values():
-            self._drop(client)
-            return True
-        return False
+        oldest = next(iter(self._clients.values()), None)
+        if oldest is not None:
+            self._drop(oldest)
+        return oldest is not None
 
     def _read(self, client: _Client) -> None:
         try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import TYPE_CHECKING
 
 from meshrun.host.delays import Delays, read_delays
 from meshrun.host.nvml import open_nvml
@@ -17,9 +16,7 @@ from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.collectives import RankTimes
 from meshrun.protocol.events import RankLate, TimesAsked, TimesTold
-
-if TYPE_CHECKING:  # else only where there are other nodes
-    from meshrun.rendezvous.messages import AskTimes, Times
+from meshrun.rendezvous.messages import AskTimes, Times
 
 _SHARE = 0.1
 _MOST_S, _LEAST_S = 20.0, 0.5
@@ -121,8 +118,6 @@ class Stragglers:
         if self._state.nodes is None:
             self._put_to(self._state.alive, _ANSWER_TAKES_NS)
         else:
-            from meshrun.rendezvous.messages import AskTimes
-
             self.tell_nodes(AskTimes(generation=self._state.generation, late=[*self._since]))
             self._put_to(range(self._plan.layout.world_size), 2 * _ANSWER_TAKES_NS)
 
@@ -136,8 +131,6 @@ class Stragglers:
             by_ns = time.monotonic_ns() - time.time_ns()
             most = max(_FEWEST_CALLS, _MOST_CALLS // self._plan.layout.world_size)
             answers = [answer.last(most).shifted(by_ns) for answer in self._told.values()]
-            from meshrun.rendezvous.messages import Times
-
             reasons = {rank: self._why(rank) for rank in self._delays}
             self.tell_nodes(Times(generation=self._state.generation, answers=answers, why=reasons))
             return

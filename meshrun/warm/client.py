@@ -161,20 +161,17 @@ class WarmRun:
         )
         try:
             with _standard_input(stdin) as opened:
-                zygote, unlike = self._ask(server, charge, (opened, 1, 2, *fds))
+                answer = self._ask(server, charge, (opened, 1, 2, *fds))
         except (OSError, ValueError):
-            zygote, unlike = None, None
-        if unlike is not None:
-            self._note(f"{_NOT_FROM_IT}: {unlike.why}")
-            if zygote is not None:
-                zygote.kill()
-                zygote.wait()
-            return None
-        if zygote is None:
+            answer = None
+        if isinstance(answer, WarmZygote):
+            self._used = server.pid
+            return answer
+        if answer is None:
             self._note(f"the warm server (process {server.pid}) did not answer; starting fresh")
-            return None
-        self._used = server.pid
-        return zygote
+        else:
+            self._note(f"{_NOT_FROM_IT}: {answer.why}")
+        return None
 
     def leave_server(self) -> None:
         """See to it that the next run of this program finds a server."""
@@ -292,8 +289,8 @@ class WarmRun:
 
     def _ask(
         self, server: Server, charge: Charge, fds: Sequence[int]
-    ) -> tuple[WarmZygote | None, Mismatch | None]:
-        """Have a server fork; return the zygote, and why it is no good if a library changed."""
+    ) -> WarmZygote | Mismatch | None:
+        """Have a server fork; return the zygote, or which library changed, or neither."""
         assert self._place is not None  # noqa: S101
         connection = self._place.connect(server.pid, _ANSWERS_WITHIN_S)
         folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
@@ -306,10 +303,14 @@ class WarmRun:
                 for process in processes:
                     os.close(process)
                 connection.close()
-                return None, unlike
+                return unlike
             connection.settimeout(_WOKEN_EVERY_S)
-            zygote, keeper = processes
-            return WarmZygote(forked.pid, zygote, connection, keeper, charge.mark), unlike
+            process, keeper = processes
+            zygote = WarmZygote(forked.pid, process, connection, keeper, charge.mark)
+            if unlike is not None:
+                zygote.kill()
+                zygote.wait()
+            return unlike or zygote
         except OSError:
             connection.close()
             raise

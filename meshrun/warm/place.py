@@ -70,8 +70,7 @@ class Place:
             pid, _, kind = name.partition(".")
             if kind != "json" or not pid.isdecimal():
                 continue
-            path = f"{self.path}/{name}"
-            server = self._read(path)
+            server = self._read(name)
             if server is not None and server.fixed.get("pid namespace") != process_namespace():
                 continue
             born = started_at(int(pid))
@@ -79,7 +78,7 @@ class Place:
                 self.forget(int(pid))
             elif server is not None:
                 with contextlib.suppress(OSError):
-                    found.append(Found(server, os.stat(path).st_mtime))
+                    found.append(Found(server, os.stat(f"{self.path}/{name}").st_mtime))
         return sorted(found, key=lambda each: -each.used)
 
     def starting(self) -> list[int]:
@@ -88,11 +87,8 @@ class Place:
         for name in os.listdir(self.path):
             pid, _, kind = name.partition(".")
             if kind == "starting" and pid.isdecimal():
-                with (
-                    contextlib.suppress(OSError),
-                    open(f"{self.path}/{name}", opener=open_at_once) as file,
-                ):
-                    namespace, _, born = file.read().partition(" ")
+                with contextlib.suppress(OSError):
+                    namespace, _, born = self._text(name).partition(" ")
                     if namespace != process_namespace():
                         continue
                     if born == started_at(int(pid)):
@@ -131,8 +127,7 @@ class Place:
     def changed_library(self, server: Server) -> Mismatch | None:
         """Return why its libraries are no longer those that a new interpreter would import."""
         try:
-            with open(f"{self.path}/{server.pid}.files") as file:
-                return changed_library(read_json(file.read()))
+            return changed_library(read_json(self._text(f"{server.pid}.files")))
         except (OSError, ValueError, TypeError, AttributeError):
             return Mismatch("the list of its files cannot be read", is_forever=True)
 
@@ -194,8 +189,7 @@ class Place:
     def take_why(self) -> str | None:
         """Return why the last run left no server, once."""
         try:
-            with open(f"{self.path}/{_WHY}", opener=open_at_once) as file:
-                reason = file.read()
+            reason = self._text(_WHY)
             os.unlink(f"{self.path}/{_WHY}")
         except OSError:
             return None
@@ -226,13 +220,16 @@ class Place:
         with contextlib.suppress(OSError):
             os.unlink(f"{self.path}/{name}")
 
-    def _read(self, path: str) -> Server | None:
+    def _text(self, name: str) -> str:
+        with open(f"{self.path}/{name}", opener=open_at_once) as file:
+            return file.read()
+
+    def _read(self, name: str) -> Server | None:
         try:
-            with open(path, opener=open_at_once) as file:
-                server: Server = take(Server, read_json(file.read()))
+            server: Server = take(Server, read_json(self._text(name)))
         except (OSError, ValueError, TypeError, KeyError, OverflowError):
             return None
-        return server if f"{server.pid}.json" == os.path.basename(path) else None
+        return server if f"{server.pid}.json" == name else None
 
     def _socket(self, pid: int) -> str:
         # An address has at most 107 bytes, and a path may be longer.

@@ -101,14 +101,15 @@ class ZygoteServer:
         self._reactor = Reactor(selector=selectors.PollSelector())  # which no child inherits
         self._in_child: Callable[[], None] | None = None
         """What this process is to run, once it is a child."""
+        self._parent = os.getppid()
 
     def serve(self) -> Callable[[], None]:
         """Follow orders until the launcher is done or dead; return only in a forked rank."""
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
         # There may be children to end from now on: wake, even if stopped, and see the socket close.
-        die_with_parent(os.getppid(), signal.SIGCONT)
-        launcher = maker_of(self._control) or os.getppid()
+        die_with_parent(self._parent, signal.SIGCONT)
+        launcher = maker_of(self._control) or self._parent
         self._reactor.add_reader(self._woken, self._reap)
         self._reactor.add_reader(self._control, self._take_order)
         self._reactor.every(_LOOK_EVERY_S, partial(self._look_at_launcher, launcher))
@@ -348,7 +349,8 @@ class ZygoteServer:
         ended = self._end_children(grace_s)
         if launcher_is_gone:
             self._guard.remove_scratch()
-            send_signal(os.getppid(), signal.SIGCONT)  # a keeper that is stopped waits for our end
+            if os.getppid() == self._parent:  # a keeper, which waits for our end and may be stopped
+                send_signal(self._parent, signal.SIGCONT)
         else:
             self._tell(ended)
         os._exit(0)

@@ -92,7 +92,7 @@ def test_each_part_of_the_key(
     assert (unlike.why, unlike.distance) == (why, distance)
 
 
-@pytest.mark.parametrize("how", ["longer", "as long", "gone", "unlisted"])
+@pytest.mark.parametrize("how", ["longer", "as long", "gone", "unlisted", "a pipe"])
 def test_a_library_that_changes(
     pair: tuple[Server, Wanted, Path], tmp_path: Path, how: str
 ) -> None:
@@ -106,8 +106,11 @@ def test_a_library_that_changes(
     why = f"`{library}` has changed"
     if how == "gone":
         library.unlink()
-    elif how == "unlisted":
-        (tmp_path / "place" / f"{server.pid}.files").write_text("[]")
+    elif how in ("unlisted", "a pipe"):
+        (files := tmp_path / "place" / f"{server.pid}.files").write_text("[]")
+        if how == "a pipe":
+            files.unlink()
+            os.mkfifo(files)
         why = "the list of its files cannot be read"
     else:
         library.write_text("12" if how == "longer" else "2")
