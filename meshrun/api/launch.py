@@ -7,7 +7,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar, overload
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypedDict, TypeVar, overload
 
 from meshrun.api.child_launcher import run_launcher
 from meshrun.errors import HostError, MeshrunError, UsageError
@@ -206,13 +207,17 @@ def serve_caller() -> tuple[Caller, Callable[[MeshrunError], None]] | None:
             remove_if_forgotten(folder)
 
     def tell(error: MeshrunError) -> None:
-        with open(error_file(folder), "w") as file:
+        with suppress(FileNotFoundError), open(error_file(folder), "w") as file:  # nobody waits
             file.write(render_error_json(error))
+
+    def leave(*_: object) -> NoReturn:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the exit handlers run once, to their end
+        sys.exit(128 + signal.SIGTERM)
 
     clear_up()
     atexit.register(clear_up)
     # Until the launch has handlers of its own: exit handlers run, an inherited SIG_IGN is gone.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    signal.signal(signal.SIGTERM, leave)
     die_with_parent(int(caller), signal.SIGTERM)
     return Caller(int(caller), folder), tell
 

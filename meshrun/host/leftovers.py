@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import secrets
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -18,6 +20,9 @@ from meshrun.host.folder import Folder, make_folder
 PREFIX = "meshrun_"
 """What names of temporary folders begin with."""
 _LOCK = "held"
+_UNFINISHED = f"{_LOCK}.new"
+_NAME = re.compile(PREFIX + "[0-9a-f]{16}")
+_NOBODY_WAITS_S = 3600.0
 
 
 def temporary_path() -> str:
@@ -35,14 +40,14 @@ def hold(folder: Folder) -> int:
     A file system without locks keeps the folder forever; the descriptor is -1 then.
     """
     try:
-        descriptor = folder.open(f"{folder.path}/{_LOCK}.new", os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        descriptor = folder.open(f"{folder.path}/{_UNFINISHED}", os.O_RDWR | os.O_CREAT | os.O_EXCL)
     except OSError:
         return -1
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         # A folder that hosts share may have locks that each host sees alone.
         os.write(descriptor, os.uname().nodename.encode())
-        folder.rename(f"{_LOCK}.new", _LOCK)  # no one ever sees it without its lock
+        folder.rename(_UNFINISHED, _LOCK)  # no one ever sees it without its lock
     except OSError:
         os.close(descriptor)
         return -1
@@ -114,7 +119,7 @@ def _is_forgotten(folder: Folder) -> bool:
     try:
         descriptor = folder.open(f"{folder.path}/{_LOCK}", os.O_RDONLY)
     except OSError:
-        return False
+        return _was_never_held(folder)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return os.read(descriptor, 1024) == os.uname().nodename.encode()
@@ -122,3 +127,11 @@ def _is_forgotten(folder: Folder) -> bool:
         return False
     finally:
         os.close(descriptor)
+
+
+def _was_never_held(folder: Folder) -> bool:
+    """Whether its creator was killed between making the folder and holding it."""
+    is_named_by_us = _NAME.fullmatch(os.path.basename(folder.path)) is not None
+    if not is_named_by_us or not {*os.listdir(folder.fileno())} <= {_UNFINISHED}:
+        return False
+    return time.time() - os.stat(folder.fileno()).st_mtime > _NOBODY_WAITS_S

@@ -48,7 +48,7 @@ def die_with_parent(parent_pid: int, signum: int = signal.SIGKILL) -> None:
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
     if os.getppid() != parent_pid:
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), signum)
 
 
 def list_children() -> list[int]:

@@ -91,6 +91,23 @@ def test_the_folder_of_a_dead_caller_goes(fake_torch: object, tmp_path: Path) ->
     assert folders() == set()
 
 
+@pytest.mark.parametrize("content", [[], ["held.new"]])
+def test_a_folder_whose_maker_was_killed_at_once_goes(
+    fake_torch: object, tmp_path: Path, content: list[str]
+) -> None:
+    """It never came to hold it; one made now may still come to that."""
+    old, new = (Path(os.environ["TMPDIR"]) / f"meshrun_{name * 16}" for name in "ab")
+    for folder in (old, new):
+        folder.mkdir()
+        for name in content:
+            (folder / name).touch()
+    os.utime(old, (0, 0))
+
+    assert end_with(0, tmp_path) == 0
+    assert folders() == {new}
+    shutil.rmtree(new)
+
+
 def test_a_check_that_is_stopped_leaves_no_folder(
     fake_torch: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,6 +125,7 @@ def test_a_check_that_is_stopped_leaves_no_folder(
 def test_the_folder_of_the_living_stays(fake_torch: object, tmp_path: Path) -> None:
     """As does one that only has such a name, and one with logs that were asked for."""
     (alike := Path(os.environ["TMPDIR"]) / "meshrun_notes").mkdir()
+    os.utime(alike, (0, 0))
     assert end_with(5, tmp_path, "--tee", "3") == 5
     (logs,) = folders() - {alike}
     with start_meshrun("--nproc-per-node", "2", WAIT, folder=tmp_path) as running:

@@ -40,6 +40,25 @@ def wait():
     print("up", flush=True)
     signal.pause()
 """
+SLOW = """\
+import os, signal, sys, time
+
+def wait(caller=os.getppid()):
+    open(os.environ["SLOW_SAYS"], "w").close()
+    while os.getppid() == caller:
+        time.sleep(0.001)
+
+def slow(signum, handler, change=signal.signal):
+    if signum == signal.SIGTERM and os.environ["SLOW_BEFORE"] == "handler":
+        wait()
+    found = change(signum, handler)
+    if signum == signal.SIGTERM and os.environ["SLOW_BEFORE"] == "request":
+        wait()
+    return found
+
+if "launcher" in sys.orig_argv:
+    signal.signal = slow
+"""
 BODY = """\
 points = meshrun.launch(function, nproc_per_node=2, device="cpu")
 print([type(point) is Point and point.rank for point in points])
@@ -145,6 +164,24 @@ def test_a_caller_that_is_killed_early_leaves_nothing(fake_torch: Path, tmp_path
     caller = subprocess.Popen([sys.executable, "script.py"], cwd=tmp_path)
     try:
         wait_until(lambda: bool(psutil.Process(caller.pid).children()), lambda: "no launcher")
+    finally:
+        caller.kill()
+    caller.wait()
+
+
+@pytest.mark.parametrize("before", ["handler", "request"])
+def test_a_caller_that_is_killed_at_the_wrong_moment_leaves_nothing(
+    fake_torch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str
+) -> None:
+    """After its launcher has looked, and before the kernel is asked to tell of its end."""
+    (tmp_path / "script.py").write_text(SCRIPT + "meshrun.launch(wait, device='cpu')\n")
+    (tmp_path / "sitecustomize.py").write_text(SLOW)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("SLOW_BEFORE", before)
+    monkeypatch.setenv("SLOW_SAYS", str(says := tmp_path / "says"))
+    caller = subprocess.Popen([sys.executable, "script.py"], cwd=tmp_path)
+    try:
+        wait_until(says.exists, lambda: "no launcher got that far")
     finally:
         caller.kill()
     caller.wait()
