@@ -190,14 +190,27 @@ def marked_processes(mark: str) -> list[str]:
     found, wanted = [], f"{MARK}={mark}".encode()
     for pid in filter(str.isdecimal, os.listdir("/proc")):
         try:
-            with open(f"/proc/{pid}/environ", "rb") as environment:
-                if wanted not in environment.read():
-                    continue
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
-            found.append(f"{pid} {words.decode(errors='replace')}")
+            values = _environment(pid)
+            if wanted in values or (not values and _is_in_exec(pid)):
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
+                found.append(f"{pid} {words.decode(errors='replace')}")
         except OSError:  # it has ended, or is another user's
             continue
     return found
+
+
+def _environment(pid: str) -> bytes:
+    with open(f"/proc/{pid}/environ", "rb") as environment:
+        return environment.read()
+
+
+def _is_in_exec(pid: str) -> bool:
+    """Whether a process is executing a program: for a moment it has no environment to be seen."""
+    if Path(f"/proc/{pid}/cmdline").read_bytes():
+        return bool(_environment(pid))  # it was; else it was started without an environment
+    state, *numbers = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    is_of_kernel = int(numbers[5]) & 0x00200000  # PF_KTHREAD in the kernel's sched.h
+    return state not in "ZX" and not is_of_kernel
 
 
 def end_marked(mark: str) -> None:
