@@ -17,6 +17,9 @@ from meshrun.protocol.packing import read_json, take
 Stat = tuple[int, int]
 """Time of the last change in nanoseconds, and size in bytes; the size of a folder is 0."""
 
+_OURS = ("meshrun", "threadpoolctl")
+"""What each rank imports, or does not, whatever its program is: see :mod:`meshrun.worker.threads`."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learnt:
@@ -97,4 +100,4 @@ def _may_import(name: str, module: ModuleType) -> bool:
 
 
 def _is_ours(name: str) -> bool:
-    return name.partition(".")[0] == "meshrun"
+    return name.partition(".")[0] in _OURS

@@ -130,7 +130,8 @@ def test_hosts_beyond_the_most_are_spares(make_sshd: MakeSshd, tmp_path: Path) -
     assert places(run, 1) == ["0 of 2 on node0", "1 of 2 on node2"]
 
 
-@pytest.mark.parametrize("bad", [0, pytest.param(1, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("bad", [0, 1])
 def test_a_host_that_is_excluded_is_not_tried_again(
     make_sshd: MakeSshd, tmp_path: Path, bad: int
 ) -> None:

@@ -56,6 +56,7 @@ def test_a_program_that_is_not_there_on_one_node_ends_all(
     all_gone(hosts)
 
 
+@pytest.mark.nightly
 def test_a_log_folder_that_one_node_refuses_ends_all(
     make_hosts: MakeHosts, fake_torch: Path, tmp_path: Path
 ) -> None:

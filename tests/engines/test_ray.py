@@ -88,6 +88,7 @@ def test_a_failure_on_one_node_is_the_one_cause(
     wait_until_idle(ray_nodes)
 
 
+@pytest.mark.nightly
 def test_an_interrupt_ends_all(fake_torch: object, ray_nodes: RayNodes, tmp_path: Path) -> None:
     """As Ctrl-C: within the grace time, by SIGINT, and the placement group is gone."""
     with start_meshrun(*ON_RAY, PROGRAMS / "wait.py", folder=tmp_path) as running:

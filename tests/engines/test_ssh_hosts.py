@@ -74,6 +74,7 @@ def test_one_host_elsewhere(make_sshd: MakeSshd) -> None:
     all_gone(sshd)
 
 
+@pytest.mark.nightly
 def test_a_hostfile_says_the_workers(make_sshd: MakeSshd, tmp_path: Path) -> None:
     """Slots that differ, and one host left out."""
     sshd = make_sshd(3)

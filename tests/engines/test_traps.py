@@ -255,7 +255,8 @@ def test_an_endpoint_on_another_node_than_the_first_is_told(
     assert "10.77.0.2 is an address of this machine, which is not node 0" in launches[1].text
 
 
-@pytest.mark.parametrize("backend", ["static", pytest.param("c10d", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("backend", ["static", "c10d"])
 def test_a_closed_firewall_is_told(
     make_hosts: MakeHosts, backend: str, request: pytest.FixtureRequest
 ) -> None:

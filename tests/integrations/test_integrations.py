@@ -78,6 +78,7 @@ def test_accelerate_trains(launch: tuple[str, ...]) -> None:
     trained(launch, "accelerated.py")
 
 
+@pytest.mark.nightly
 def test_the_transformers_trainer_trains(launch: tuple[str, ...], tmp_path: Path) -> None:
     """Two steps of a tiny model."""
     needs("accelerate")

@@ -89,6 +89,7 @@ def test_ranks_without_a_mesh_read_parts_of_their_own() -> None:
     assert found == [expected(layout, rank, (rank, 2)) for rank in range(2)]
 
 
+@pytest.mark.nightly
 def test_torchruns_ranks_are_told_the_same() -> None:
     """With MESHRUN_MESH set, and the size left open worked out from WORLD_SIZE."""
     torchrun = ("-m", "torch.distributed.run", "--nproc-per-node=4", PROGRAMS / "told.py")

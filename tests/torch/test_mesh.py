@@ -168,10 +168,8 @@ def test_a_second_group_in_one_program_is_still_torchs_error() -> None:
     assert "ValueError: trying to initialize the default process group twice!" in ours.stderr
 
 
-@pytest.mark.parametrize(
-    "methods",
-    ordinary(["fork spawn forkserver", "spawn"], "spawn"),
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("methods", ["fork spawn forkserver", "spawn"])
 def test_loader_workers_of_every_start_method_work(methods: str) -> None:
     """They run beside the mesh and are not given it."""
     ours = run_meshrun("--mesh", "dp=1", "--no-prefix", PROGRAMS / "loader.py", *methods.split())

@@ -96,7 +96,7 @@ CASES = (
               ("PYTHONWARNINGS", "ignore::UserWarning"), ("OMP_NUM_THREADS", "3"),
               ("PYTHONDONTWRITEBYTECODE", "1"))),
 )  # fmt: skip
-"""Of the ordinary set: options that do not touch each other share a command line."""
+"""Options that do not touch each other share a command line; the first is of the ordinary set."""
 MORE = (
     case("module", *TWO, "--standalone", "-r", "0:3", "-t", "2", "--log-dir", "FOLDER",
          "-m", "seen", "a", "--b"),
@@ -208,7 +208,7 @@ def bare(text: str) -> list[str]:
     return sorted(re.findall(r"(?:\[\w+\]:)?\w+ of \d on std\w+$", text, re.MULTILINE))
 
 
-@pytest.mark.parametrize("case", ordinary([*CASES, *MORE], *CASES), ids=str)
+@pytest.mark.parametrize("case", ordinary([*CASES, *MORE], "together"), ids=str)
 def test_a_command_line_means_the_same(case: Case, place: Path) -> None:
     """To both: as many ranks, which see the same, print the same and write the same files."""
     theirs, ours = launch(case, place)

@@ -15,6 +15,7 @@ import pytest
 import meshrun
 from meshrun.api.remote_call import RankTraceback
 from meshrun.api.worker_group import GroupLost, WorkerGroup
+from tests.variations import ordinary
 
 pytestmark = pytest.mark.torch
 
@@ -102,7 +103,7 @@ def test_calls_are_made_by_all_ranks_and_what_they_leave_stays(interruptible: No
         group.call(add)
 
 
-@pytest.mark.parametrize("how", ["raise", "exit"])
+@pytest.mark.parametrize("how", ordinary(["raise", "exit"], "exit"))
 def test_a_rank_that_fails_alone_ends_the_group(how: str) -> None:
     """Others wait for it: where they are is told, and the group is closed."""
     with WorkerGroup(mesh="dp=2", device="cpu", stderr=io.StringIO()) as group:

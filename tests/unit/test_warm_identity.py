@@ -159,8 +159,11 @@ def test_what_a_charge_carries_survives() -> None:
 def test_what_is_learnt(tmp_path: Path) -> None:
     from tests import kit
 
+    import threadpoolctl  # which ranks import where they have more than one core each
+
     installed = pytest
     modules = {"pytest": installed, "other_name": installed, "tests.kit": kit, "json": os}
+    modules["threadpoolctl"] = threadpoolctl
     learnt = learn(modules, {"A": "1", "B": "2"}, {"A": "1", "C": "3"})
     assert learnt.modules == ["pytest"]
     assert learnt.own_files == [kit.__file__]

@@ -27,8 +27,8 @@ def hold(place):
     with open(f"{name}~", "w") as file:
         file.write(str(os.getpid()))
     os.rename(f"{name}~", name)
-    while not os.path.exists(f"{folder}/go"):
-        time.sleep(0.002)
+    while not (os.access(f"{folder}/go", os.F_OK) or time.sleep(0.002)):
+        pass  # in one line of Python: whoever looks at the stack finds the same one each time
 
 
 hold("importing")
