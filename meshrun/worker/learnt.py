@@ -18,7 +18,7 @@ Stat = tuple[int, int]
 """Time of the last change in nanoseconds, and size in bytes; the size of a folder is 0."""
 
 _OURS = ("meshrun", "threadpoolctl")
-"""What each rank imports, or does not, whatever its program is: see :mod:`meshrun.worker.threads`."""
+"""What ranks may import whatever their program is, :mod:`meshrun.worker.threads` among it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

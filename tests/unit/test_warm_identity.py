@@ -157,9 +157,9 @@ def test_what_a_charge_carries_survives() -> None:
 
 
 def test_what_is_learnt(tmp_path: Path) -> None:
-    from tests import kit
-
     import threadpoolctl  # which ranks import where they have more than one core each
+
+    from tests import kit
 
     installed = pytest
     modules = {"pytest": installed, "other_name": installed, "tests.kit": kit, "json": os}
