@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import re
+import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tests.benchmarks.commands import RANK_PROGRAM, meshrun, meshrun_ranks
-from tests.benchmarks.processes import NotMeasured, time_to_end
+from tests.benchmarks.commands import RANK_PROGRAM, Command, meshrun, meshrun_ranks
+from tests.benchmarks.processes import NotMeasured, read_output, time_to_end
 from tests.benchmarks.table import Samples, render_samples
 from tests.engines.hosts import Hosts, why_no_hosts
 
 _HOSTS = 8
 _WITHIN_S = 300.0
 _PLAIN, _CHECK = "a launch", "--check quick"
-_STEPS = 2000
+_STEPS = 4000
 _PROGRAM = str(Path(__file__).with_name("steps_program.py"))
 
 
@@ -53,35 +54,60 @@ def check(runs: int | None) -> str:
 
 
 def observers(runs: int | None) -> str:
-    """Measure a step of 10 ms with and without all that watches a launch."""
-    samples: Samples = {"no observer": [], "all observers": []}
+    """Measure the CPU time of launches with and without all that watches a launch.
+
+    Two run at once: what disturbs the machine disturbs both. What observers delay costs CPU time
+    too, as the steps are work, not time; what they take from a core that would idle counts as well.
+    """
+    repeats = read_output(_steps("calibrate", 0, 0)).strip()
+    seconds: Samples = {"no observer": [], "all observers": []}
+    added: Samples = {"all observers": []}
     with tempfile.TemporaryDirectory() as folder:
         watched = (
             *("--stragglers", "--hang-timeout", "60", "--metrics", "127.0.0.1:0"),
             *("--events", f"{folder}/events", "--node-history", f"{folder}/history"),
         )
-        for _ in range(runs or 6):
-            for name, options in (("no observer", ()), ("all observers", watched)):
-                samples[name].append(_step_ms(options))
-                _tell(f"{name}: {samples[name][-1]} ms")
-    return render_samples("A step of 10 ms, 2 ranks on 2 cores", "ms", samples, digits=3)
-
-
-def _step_ms(options: tuple[str, ...]) -> float:
-    words = ("--mesh", "2x1", "--names", "dp,tp", "--no-prefix", "--device", "cpu", *options)
-    command = meshrun("meshrun", *words, _PROGRAM, str(_STEPS))
-    ran = subprocess.run(
-        command.argv,
-        env={**command.environment, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=_WITHIN_S,
-        check=False,
+        commands = [
+            _steps("no observer", _STEPS, repeats),
+            _steps("all observers", _STEPS, repeats, *watched),
+        ]
+        for _ in range(runs or 8):
+            commands.reverse()  # none is always the first
+            found = dict(zip((each.name for each in commands), _cpu_s(commands), strict=True))
+            for name, value in found.items():
+                seconds[name].append(value)
+                _tell(f"{name}: {value:.2f} s")
+            added["all observers"].append((found["all observers"] / found["no observer"] - 1) * 100)
+    return "\n".join(
+        (
+            render_samples(f"2 ranks, {_STEPS} steps of 10 ms, CPU time of a launch", "s", seconds),
+            render_samples("Of each two at once, added", "%", added),
+        )
     )
-    found = re.search(r"^step ([\d.]+) ms$", ran.stdout, re.MULTILINE)
-    if found is None:
-        raise NotMeasured(f"exit code {ran.returncode}: {ran.stderr[-2000:]}")
-    return float(found[1])
+
+
+def _steps(name: str, steps: int, repeats: object, *options: str) -> Command:
+    """Return a launch of steps that are work of so many repeats; of 0 steps, it is found out."""
+    ranks = ("--mesh", "2x1" if steps else "1x1", "--names", "dp,tp", "--device", "cpu")
+    words = (*ranks, "--no-prefix", *options, _PROGRAM, str(steps), str(repeats))
+    command = meshrun(name, *words)
+    return replace(command, extra_environment={"OMP_NUM_THREADS": "1"})
+
+
+def _cpu_s(commands: Sequence[Command]) -> list[float]:
+    """Return the CPU time of each of some commands that run at once, their descendants' with it."""
+    running = [
+        subprocess.Popen(each.argv, env=each.environment, stdout=subprocess.DEVNULL)
+        for each in commands
+    ]
+    found = []
+    for process in running:
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            raise NotMeasured(f"exit code {process.returncode}")
+        found.append(used.ru_utime + used.ru_stime)
+    return found
 
 
 def _on_hosts(*words: str) -> float:

@@ -1,4 +1,7 @@
-"""What each rank runs to time its steps: ``steps_program.py STEPS``; rank 0 prints their mean."""
+"""What each rank runs to be watched: ``steps_program.py STEPS REPEATS``.
+
+A step is so many repeats of the same work; without a step, it is printed how many take 10 ms.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +14,22 @@ import torch.distributed as dist
 from meshrun import current_mesh, progress
 
 STEP_S = 0.010
-WARM_UP = 100
+TRIED_S = 2.0
 
-steps = int(sys.argv[1])
+steps, repeats = int(sys.argv[1]), int(sys.argv[2])
 groups = [current_mesh()[name].get_group() for name in ("dp", "tp")]
 rows = torch.ones(64, 64)
 gradient = torch.ones(4096)
-for step in range(WARM_UP + steps):
-    if step == WARM_UP:
-        dist.barrier()
-        began = time.perf_counter()
-    until = time.perf_counter() + STEP_S
-    while time.perf_counter() < until:  # Python's own work, which a thread of ours would hold up
+for step in range(steps):
+    for _ in range(repeats):
         rows @ rows
     for group in groups:
         dist.all_reduce(gradient, group=group)
     progress(step)
-if dist.get_rank() == 0:
-    print(f"step {(time.perf_counter() - began) / steps * 1000:.4f} ms", flush=True)
+if not steps:
+    done, began = 0, time.process_time()
+    while time.process_time() < began + TRIED_S:
+        rows @ rows
+        done += 1
+    print(int(done * STEP_S / TRIED_S), flush=True)
 dist.destroy_process_group()

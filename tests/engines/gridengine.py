@@ -43,6 +43,7 @@ class GridEngine:
 
     def __init__(self, hosts: Hosts, folder: Path) -> None:
         self.hosts, self._folder = hosts, folder
+        self.output = folder / "job.out"
         self._root = folder / "root"
         self.env = {"SGE_ROOT": str(self._root), "SGE_CELL": "default", "SGE_ND": "1",
                     "SGE_QMASTER_PORT": "6444", "SGE_EXECD_PORT": "6445"}  # fmt: skip
@@ -82,14 +83,26 @@ class GridEngine:
 
     def run_job(self, script: str, *, nodes: int) -> str:
         """Run a script as a job over some hosts to its end; return what it printed."""
-        path, output = self._folder / "job.sh", self._folder / "job.out"
+        done = self.hosts.run(0, self._qsub(script, nodes, "-sync", "y"), env=self.env, timeout=110)
+        assert self.output.exists(), done.stdout + done.stderr
+        return self.output.read_text()
+
+    def start_job(self, script: str, *options: str, nodes: int) -> None:
+        """Run a script as a job over some hosts; what it prints is in :attr:`output`."""
+        done = self.hosts.run(0, self._qsub(script, nodes, "-N", "mine", *options), env=self.env)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def qdel(self) -> None:
+        """Cancel the job that was started."""
+        self._ask("qdel", "mine")
+        wait_until(lambda: self._ask("qstat").stdout == "", lambda: self._ask("qstat").stdout)
+
+    def _qsub(self, script: str, nodes: int, *options: str) -> list[str]:
+        path = self._folder / "job.sh"
         path.write_text(f"#!/bin/sh\n{script}\n")
         path.chmod(0o755)
-        submit = ("qsub", "-sync", "y", "-V", "-cwd", "-j", "y", "-o", str(output), "-pe", "mp",
-                  str(2 * nodes), "-b", "y", str(path))  # fmt: skip
-        done = self.hosts.run(0, submit, env=self.env, timeout=110)
-        assert output.exists(), done.stdout + done.stderr
-        return output.read_text()
+        return ["qsub", *options, "-V", "-cwd", "-j", "y", "-o", str(self.output), "-pe", "mp",
+                str(2 * nodes), "-b", "y", str(path)]  # fmt: skip
 
     def _tool(self, *words: str) -> None:
         env = {**os.environ, **self.env}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -91,3 +92,31 @@ def test_a_real_grid_engine(gridengine: GridEngine) -> None:
         "code 5",
     ]
     assert "rank 3 [dp1 tp1] exited with code 5" in printed
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("options", [(), ("-notify",)])
+def test_qdel_leaves_nothing(gridengine: GridEngine, options: tuple[str, ...]) -> None:
+    """It kills the job on its first host, and what it started on the others."""
+    launch = shlex.join(command(*MESH, TOGETHER, "save", "stay"))
+    gridengine.start_job(launch, *options, nodes=2)
+    output = gridengine.output
+    wait_until(
+        lambda: output.exists() and output.read_text().count("met 4") == 4,
+        lambda: output.read_text() if output.exists() else "no output",
+    )
+    gridengine.qdel()
+
+    wait_until(lambda: not ours(gridengine.hosts), lambda: str(ours(gridengine.hosts)))
+
+
+def ours(hosts: Hosts) -> list[str]:
+    """Return the processes of launches on all hosts, beside which are the cluster's own."""
+    found = []
+    for host in range(len(hosts.names)):
+        for pid in hosts.processes(host):
+            with suppress(OSError):
+                words = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+                if "meshrun" in words:
+                    found.append(f"{host}: {words}")
+    return found
