@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -98,6 +99,8 @@ def _connect() -> Any:
             f"cannot connect to a Ray cluster at {address}: {first_line(error)}",
             _HINT,
         ) from error
+    # `ray job stop` sends it to every process, and Ray would leave; the launch says when to end.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     return ray
 
 

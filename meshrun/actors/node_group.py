@@ -327,11 +327,15 @@ def _place_of(node: Mapping[str, Any]) -> tuple[str, str, str]:
 
 
 def _names(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a name of each node; Ray may have several on one machine."""
+    """Return a name for each; a machine may have several nodes of Ray, and a node several bundles."""
     plain = [str(node.get("NodeManagerHostname", "")) for node in nodes]
-    return [
+    ids = [
         name if plain.count(name) == 1 else f"{name}/{str(node.get('NodeID', ''))[:8]}"
         for name, node in zip(plain, nodes, strict=True)
+    ]
+    return [
+        name if ids.count(name) == 1 else f"{name}/{ids[:at].count(name) + 1}"
+        for at, name in enumerate(ids)
     ]
 
 

@@ -6,6 +6,7 @@ It ends as the agent on the node does.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 
@@ -15,6 +16,7 @@ LOST = 255
 
 def main(_: object) -> None:
     """Serve one node: ``ADDRESS NAME``."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # `ray job stop` sends it to every process
     address, name = sys.argv[1:]
     with socket.socket(socket.AF_UNIX) as way:
         try:

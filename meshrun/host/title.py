@@ -1,4 +1,4 @@
-"""The title of meshrun's own processes in ``ps``."""
+"""The title of meshrun's own processes in ``ps``, and of its threads in ``top -H``."""
 
 from __future__ import annotations
 
@@ -32,3 +32,12 @@ def set_title(*words: str) -> None:
         pass
     finally:
         os.close(memory)
+
+
+def name_thread(name: str) -> None:
+    """Give the calling thread a name of up to 15 letters; where that cannot be, change nothing."""
+    try:
+        with open("/proc/thread-self/comm", "w") as file:
+            file.write(name)
+    except OSError:  # not Linux, or a sandbox
+        pass

@@ -20,6 +20,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from meshrun.host.title import name_thread
 from meshrun.protocol.codec import PACKET_BYTES
 from meshrun.protocol.collectives import (
     TIMES,
@@ -36,6 +37,8 @@ from meshrun.worker.reporter import Reporter
 from meshrun.worker.stack_handler import keep_high
 from meshrun.worker.when_imported import when_imported
 
+THREAD = "meshrun-answers"
+"""What the thread is called in ``top -H``."""
 _MOST_TIMES = 1000
 _MOST_CALLS = 8
 """Of a group; those under way come first."""
@@ -100,6 +103,7 @@ def has_recorder() -> bool:
 
 
 def _answer(fd: int, reporter: Reporter) -> None:
+    name_thread(THREAD)
     while True:
         try:
             question = os.read(fd, 1)

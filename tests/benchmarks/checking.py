@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
+
+from meshrun.worker.flight_recorder import THREAD
 from tests.benchmarks.commands import RANK_PROGRAM, Command, meshrun, meshrun_ranks
 from tests.benchmarks.processes import NotMeasured, read_output, time_to_end
 from tests.benchmarks.table import Samples, render_samples
@@ -19,7 +20,8 @@ from tests.engines.hosts import Hosts, why_no_hosts
 _HOSTS = 8
 _WITHIN_S = 300.0
 _PLAIN, _CHECK = "a launch", "--check quick"
-_STEPS = 4000
+_STEPS = 100_000
+_SAMPLED_S = 60.0
 _PROGRAM = str(Path(__file__).with_name("steps_program.py"))
 
 
@@ -54,34 +56,28 @@ def check(runs: int | None) -> str:
 
 
 def observers(runs: int | None) -> str:
-    """Measure the CPU time of launches with and without all that watches a launch.
+    """Measure the CPU time of what observes two ranks that work: the launcher, a thread in each.
 
-    Two run at once: what disturbs the machine disturbs both. What observers delay costs CPU time
-    too, as the steps are work, not time; what they take from a core that would idle counts as well.
+    A step's wall time varies by more than this costs.
     """
     repeats = read_output(_steps("calibrate", 0, 0)).strip()
-    seconds: Samples = {"no observer": [], "all observers": []}
-    added: Samples = {"all observers": []}
-    with tempfile.TemporaryDirectory() as folder:
-        watched = (
-            *("--stragglers", "--hang-timeout", "60", "--metrics", "127.0.0.1:0"),
-            *("--events", f"{folder}/events", "--node-history", f"{folder}/history"),
-        )
-        commands = [
-            _steps("no observer", _STEPS, repeats),
-            _steps("all observers", _STEPS, repeats, *watched),
-        ]
-        for _ in range(runs or 8):
-            commands.reverse()  # none is always the first
-            found = dict(zip((each.name for each in commands), _cpu_s(commands), strict=True))
-            for name, value in found.items():
-                seconds[name].append(value)
-                _tell(f"{name}: {value:.2f} s")
-            added["all observers"].append((found["all observers"] / found["no observer"] - 1) * 100)
+    launcher: Samples = {"no observer": [], "all observers": []}
+    threads: Samples = {"no observer": [], "all observers": []}
+    for _ in range(runs or 5):
+        with tempfile.TemporaryDirectory() as folder:
+            watched = (
+                *("--stragglers", "--hang-timeout", "60", "--metrics", "127.0.0.1:0"),
+                *("--events", f"{folder}/events", "--node-history", f"{folder}/history"),
+            )
+            for name, options in (("no observer", ()), ("all observers", watched)):
+                used = _used_by_observers(_steps(name, _STEPS, repeats, *options))
+                launcher[name].append(used[0])
+                threads[name].append(used[1])
+                _tell(f"{name}: launcher {used[0]:.3f} %, a rank's thread {used[1]:.3f} %")
     return "\n".join(
         (
-            render_samples(f"2 ranks, {_STEPS} steps of 10 ms, CPU time of a launch", "s", seconds),
-            render_samples("Of each two at once, added", "%", added),
+            render_samples("Launcher of 2 ranks", "% of a core", launcher, digits=3),
+            render_samples("A thread in each rank", "% of a core", threads, digits=3),
         )
     )
 
@@ -94,20 +90,39 @@ def _steps(name: str, steps: int, repeats: object, *options: str) -> Command:
     return replace(command, extra_environment={"OMP_NUM_THREADS": "1"})
 
 
-def _cpu_s(commands: Sequence[Command]) -> list[float]:
-    """Return the CPU time of each of some commands that run at once, their descendants' with it."""
-    running = [
-        subprocess.Popen(each.argv, env=each.environment, stdout=subprocess.DEVNULL)
-        for each in commands
-    ]
-    found = []
-    for process in running:
-        _, status, used = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        if process.returncode:
-            raise NotMeasured(f"exit code {process.returncode}")
-        found.append(used.ru_utime + used.ru_stime)
-    return found
+def _used_by_observers(command: Command) -> tuple[float, float]:
+    """Return what the launcher used while ranks worked, and a rank's thread, in % of a core."""
+    with subprocess.Popen(
+        command.argv,
+        env=command.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        try:
+            if process.stdout is None or process.stdout.readline() != "up\n":
+                raise NotMeasured("the program did not begin")
+            began, before = time.monotonic(), _cpu_ns(process.pid)
+            time.sleep(_SAMPLED_S)
+            after, seconds = _cpu_ns(process.pid), time.monotonic() - began
+        finally:
+            process.terminate()
+    launcher, threads = ((b - a) / seconds / 1e7 for a, b in zip(before, after, strict=True))
+    return launcher, threads / 2
+
+
+def _cpu_ns(launcher: int) -> tuple[int, int]:
+    """Return the CPU time of a launcher, and of the threads by which its ranks answer it."""
+    threads = 0
+    for process in psutil.Process(launcher).children(recursive=True):
+        for task in Path(f"/proc/{process.pid}/task").iterdir():
+            if (task / "comm").read_text().strip() == THREAD:
+                threads += _scheduled_ns(task)
+    return sum(map(_scheduled_ns, Path(f"/proc/{launcher}/task").iterdir())), threads
+
+
+def _scheduled_ns(task: Path) -> int:
+    return int((task / "schedstat").read_text().split()[0])
 
 
 def _on_hosts(*words: str) -> float:

@@ -15,12 +15,15 @@ from meshrun import current_mesh, progress
 
 STEP_S = 0.010
 TRIED_S = 2.0
+WARM_UP = 100
 
 steps, repeats = int(sys.argv[1]), int(sys.argv[2])
 groups = [current_mesh()[name].get_group() for name in ("dp", "tp")]
 rows = torch.ones(64, 64)
 gradient = torch.ones(4096)
 for step in range(steps):
+    if step == WARM_UP and dist.get_rank() == 0:
+        print("up", flush=True)
     for _ in range(repeats):
         rows @ rows
     for group in groups:

@@ -101,6 +101,35 @@ def test_an_interrupt_ends_all(fake_torch: object, ray_nodes: RayNodes, tmp_path
 
 
 @pytest.mark.nightly
+def test_a_job_that_is_stopped_ends_in_order(
+    fake_torch: object, ray_nodes: RayNodes, tmp_path: Path
+) -> None:
+    """``ray job stop`` sends SIGTERM to every process of a job, and SIGKILL 3 s later."""
+    with start_meshrun(*ON_RAY, PROGRAMS / "wait.py", folder=tmp_path) as running:
+        running.wait_for("up", 4)
+        own = psutil.Process(running.process.pid)
+        for each in (*own.children(recursive=True), own):
+            each.send_signal(signal.SIGTERM)
+        assert running.wait() == 128 + signal.SIGTERM, running.stderr
+    assert "SIGTERM: stopping 2 ranks" in running.stderr
+    assert "lost" not in running.stderr
+    assert "connected to Ray" not in running.stderr
+    wait_until_idle(ray_nodes)
+
+
+@pytest.mark.nightly
+def test_launchers_may_share_a_node(fake_torch: object, ray_nodes: RayNodes) -> None:
+    """Each has a name of its own."""
+    one = ("--submit", "ray", "--nnodes", "2", "--nproc-per-node", "1")
+    result = run_meshrun(*one, "--submit-arg", "strategy=PACK", PROGRAMS / "echo.py")
+
+    assert result.returncode == 0, result.stderr
+    assert "out 0" in result.stdout
+    assert "out 1" in result.stdout
+    wait_until_idle(ray_nodes)
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("who", "ends"),
     [
