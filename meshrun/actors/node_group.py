@@ -327,7 +327,7 @@ def _place_of(node: Mapping[str, Any]) -> tuple[str, str, str]:
 
 
 def _names(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a name for each; a machine may have several nodes of Ray, and a node several bundles."""
+    """Return a name for each; a machine may have several nodes, and a node several bundles."""
     plain = [str(node.get("NodeManagerHostname", "")) for node in nodes]
     ids = [
         name if plain.count(name) == 1 else f"{name}/{str(node.get('NodeID', ''))[:8]}"
