@@ -11,8 +11,8 @@ Source:
 from __future__ import annotations
 
 import _thread
-import json
 import os
+import pickle
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -99,7 +99,7 @@ def tell_failed_call(reporter: Reporter) -> None:
 def has_recorder() -> bool:
     """Whether torch records the collectives of this process."""
     c10d = sys.modules.get("torch._C._distributed_c10d")
-    return hasattr(c10d, "_dump_fr_trace_json")
+    return hasattr(c10d, "_dump_fr_trace")
 
 
 def _answer(fd: int, reporter: Reporter) -> None:
@@ -126,7 +126,8 @@ def _recorded(*, with_calls: bool) -> dict[str, Any]:
     from torch._C import _distributed_c10d
 
     c10d: Any = _distributed_c10d  # whose stubs lack it
-    recorded: dict[str, Any] = json.loads(c10d._dump_fr_trace_json(with_calls))
+    # Of this very process; as JSON, which has the same names, it takes 1.7 times as long.
+    recorded: dict[str, Any] = pickle.loads(c10d._dump_fr_trace(with_calls, False))  # noqa: S301
     return recorded
 
 
