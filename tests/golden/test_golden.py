@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit import PROGRAMS, ROOT, run_meshrun
+import meshrun
+from tests.kit import PROGRAMS, run_meshrun
 
 HERE = Path(__file__).parent
 
@@ -343,7 +344,7 @@ def test_job(name: str, folder: Path) -> None:
     compare(
         name,
         ours.stdout.replace(str(folder), "/home/me/run").replace(
-            f"{sys.executable} {ROOT}/", "python /home/me/"
+            f"{sys.executable} {Path(meshrun.__file__).parent}/", "python /home/me/meshrun/"
         ),
     )
     assert max(len(line) for line in ours.stdout.splitlines()) <= 100
