@@ -23,6 +23,7 @@ _FROM_OURSELVES = {
     "actors/node_group.py": "the same, from ranks on nodes of a Ray cluster",
     "worker/function.py": "the same, in the rank",
     "worker/program.py": "the user's own program, from its file",
+    "worker/flight_recorder.py": "what torch has recorded, from torch in the same process",
     "zygote/logs_specs_process.py": "an installed plug-in, by its entry point",
     "rendezvous/torch_handler.py": "torch's rendezvous, from its store: of its own types only",
     "submit/patch.py": "what whoever submits adds to a manifest, by YAML's safe loader",
