@@ -142,6 +142,19 @@ class Hosts:
         holder = self._holder(host)
         return [pid for pid in processes_in(network_of(holder)) if pid != holder]
 
+    def launches(self) -> list[str]:
+        """Return a line for each process of a launch on any host; daemons of a cluster are none."""
+        found = []
+        for host in range(len(self.names)):
+            for pid in self.processes(host):
+                try:
+                    words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
+                except OSError:  # it has ended
+                    continue
+                if b"meshrun" in words:
+                    found.append(f"{self.names[host]}: {pid} {words.decode(errors='replace')}")
+        return found
+
     def kill_all(self, host: int) -> None:
         """Kill every process of a host at once; the host is there for new ones.
 

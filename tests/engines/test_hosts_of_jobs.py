@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shlex
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -107,16 +106,5 @@ def test_qdel_leaves_nothing(gridengine: GridEngine, options: tuple[str, ...]) -
     )
     gridengine.qdel()
 
-    wait_until(lambda: not ours(gridengine.hosts), lambda: str(ours(gridengine.hosts)))
-
-
-def ours(hosts: Hosts) -> list[str]:
-    """Return the processes of launches on all hosts, beside which are the cluster's own."""
-    found = []
-    for host in range(len(hosts.names)):
-        for pid in hosts.processes(host):
-            with suppress(OSError):
-                words = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
-                if "meshrun" in words:
-                    found.append(f"{host}: {words}")
-    return found
+    hosts = gridengine.hosts
+    wait_until(lambda: not hosts.launches(), lambda: str(hosts.launches()))

@@ -170,21 +170,7 @@ def test_scancel_ends_every_rank(slurm: Slurm, tmp_path: Path) -> None:
     assert "SIGTERM: stopping 2 ranks" in output.read_text()
     slurm.wait_idle()
     hosts = slurm.hosts
-    wait_until(lambda: not _programs(hosts), lambda: f"{_programs(hosts)}\n{output.read_text()}")
-
-
-def _programs(hosts: Hosts) -> list[int]:
-    """Return the processes on hosts that were started by this Python, other than daemons."""
-    found = []
-    for host in range(len(hosts.names)):
-        for pid in hosts.processes(host):
-            try:
-                words = Path(f"/proc/{pid}/cmdline").read_bytes()
-            except OSError:
-                continue
-            if b"meshrun" in words:
-                found.append(pid)
-    return found
+    wait_until(lambda: not hosts.launches(), lambda: f"{hosts.launches()}\n{output.read_text()}")
 
 
 @pytest.mark.nightly

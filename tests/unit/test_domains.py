@@ -219,7 +219,7 @@ def test_a_domain_of_one_node_is_that_node_and_one_of_all_never_fails(
     assert bool(seats(alone, in_node, in_domain)) == bool(seats(alone, both, []))
     as_domains, as_nodes = seats(alone, [], in_domain), seats(alone, in_domain, [])
     assert [node for node, _ in as_domains] == [node for node, _ in as_nodes]
-    if place == "contiguous":  # else the order within a node is open
+    if place == "contiguous":  # else dims of a node come last, of a domain no later than they must
         assert as_domains == as_nodes
     assert seats([len(slots)], [], in_domain) == [
         (node, local) for node, count in enumerate(slots) for local in range(count)

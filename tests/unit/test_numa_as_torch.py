@@ -100,7 +100,7 @@ def test_ranks_are_bound_as_torch_binds_them(
     assert compared == len(machine.gpu_nodes) * len(BINDING_MODES)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=settings.default.max_examples // 8, deadline=None)
 @given(machine=machines())
 def test_ranks_of_any_machine_are_bound_as_torch_binds_them(machine: Machine) -> None:
     """And where torch refuses, so does meshrun."""
