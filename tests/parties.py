@@ -25,12 +25,12 @@ from tests.kit import wait_until
 
 SECRET = b"s" * 32
 S = 1_000_000_000
-_TURN_NS = 1_000_000
+_TURN_NS = 20_000_000
 _News = TypeVar("_News")
 
 
 class Clock:
-    """The monotonic clock that the parties see; each turn of theirs takes a millisecond."""
+    """The monotonic clock that the parties see; each turn of theirs takes 20 ms."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_ns = 1_000 * S

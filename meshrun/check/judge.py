@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from statistics import median
@@ -210,11 +210,18 @@ def link_rates(measured: Measured, layout: Layout) -> LinkRates:
             ends = (rank.rank, each.peer)
             pair = frozenset(layout.node_rank(end) if many_nodes else end for end in ends)
             rates[pair] = min(rates.get(pair, float("inf")), each.bytes / each.seconds)
+    usual, slow = compare_links(rates)
+    by_chance = any(rank.shares_cores for rank in measured.ranks)
+    return LinkRates(rates=rates, usual=usual, slow=frozenset() if by_chance else slow)
+
+
+def compare_links(
+    rates: Mapping[frozenset[int], float],
+) -> tuple[float, frozenset[frozenset[int]]]:
+    """Return what is usual, and the links that have less than half of it."""
     # Half of all may be a bad node's.
     usual = sorted(rates.values())[len(rates) * 3 // 4] if rates else 0.0
-    by_chance = any(rank.shares_cores for rank in measured.ranks)
-    slow = frozenset(pair for pair, rate in rates.items() if rate * SLOW < usual and not by_chance)
-    return LinkRates(rates=rates, usual=usual, slow=slow)
+    return usual, frozenset(pair for pair, rate in rates.items() if rate * SLOW < usual)
 
 
 def _slow_links(measured: Measured, layout: Layout) -> Iterator[Finding]:

@@ -17,11 +17,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from itertools import accumulate
+from statistics import median
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from meshrun.check.judge import compare_links
 from meshrun.check.measured import RESULT_FILE, Collective, Exchange, Measured, RankMeasures
 from meshrun.check.schedule import pairs_of
 from meshrun.host.cores import count_usable_cores
@@ -43,6 +46,11 @@ _EXCHANGED = {"quick": 1 << 22, "full": 1 << 26}
 _ROUNDS = {"quick": 3, "full": 15}
 _MATRIX = {"cpu": 512, "other": 4096}
 _MOST_CALLS = 50
+_EXCHANGING_S = {"quick": 0.05, "full": 0.2}
+"""Seconds for the exchanges of two ranks, but for three at least, or one that takes long."""
+_LONG_S = 1.0
+_AGAIN_S = {"quick": 1.0, "full": 10.0}
+"""Seconds for one more exchange of all that seem slow; the slowest of them are sure to be."""
 
 
 def main() -> None:
@@ -75,7 +83,7 @@ def measure(mode: str, paths: Sequence[str]) -> RankMeasures:
         if dist.get_world_size(group) > 1:
             found = _Groups(dim, group, device, mode, unsupported)
             collectives.extend(found.measure())
-    exchanges = list(_exchange(layout, rank, device, mode))
+    exchanges = _Exchanges(layout, device, mode).measure()
     free, whole = _gpu_memory(device)
     here = layout.nproc_per_node[layout.node_rank()]
     return RankMeasures(
@@ -159,7 +167,7 @@ class _Groups:
         own_s = _timed(call, 1, self._device)
         one = torch.tensor(own_s, device=self._device)
         dist.all_reduce(one, op=dist.ReduceOp.MAX)  # so that all make as many calls
-        calls = int(min(_MOST_CALLS, _BUDGET_S[self._mode] / max(one.item(), 1e-6)))
+        calls = _calls_in(_BUDGET_S[self._mode], one.item())
         return _timed(call, calls, self._device) / calls if calls > 1 else own_s
 
 
@@ -175,32 +183,92 @@ def _timed(call: Callable[[], object], calls: int, device: torch.device) -> floa
     return time.perf_counter() - began
 
 
+def _calls_in(budget_s: float, one_s: float) -> int:
+    return int(min(_MOST_CALLS, budget_s / max(one_s, 1e-6)))
+
+
 def _wait(device: torch.device) -> None:
     if device.type != "cpu":
         torch.accelerator.synchronize()
 
 
-def _exchange(layout: Layout, rank: int, device: torch.device, mode: str) -> Iterator[Exchange]:
-    """Exchange with one rank after the other, each of another node if there are several."""
-    length = _EXCHANGED[mode]
-    sent = torch.zeros(length // 4, device=device)
-    received = torch.empty_like(sent)
-    for peer in pairs_of(layout, rank, _ROUNDS[mode]):
-        dist.barrier()
-        if peer is None:
-            continue
+class _Exchanges:
+    """Exchanges with one rank after the other, each of another node if there are several."""
 
-        def call(peer: int = peer) -> None:
-            works = dist.batch_isend_irecv(
-                [dist.P2POp(dist.isend, sent, peer), dist.P2POp(dist.irecv, received, peer)]
-            )
-            for work in works:
-                work.wait()
+    def __init__(self, layout: Layout, device: torch.device, mode: str) -> None:
+        self._layout, self._mode = layout, mode
+        self._rank = dist.get_rank()
+        self._sent = torch.zeros(_EXCHANGED[mode] // 4, device=device)
+        self._received = torch.empty_like(self._sent)
 
-        call()
-        _wait(device)
-        seconds = min(_timed(call, 1, device) for _ in range(3))
-        yield Exchange(peer=peer, bytes=length, seconds=seconds)
+    def measure(self) -> list[Exchange]:
+        """Return what each takes; collective.
+
+        What seems slow is measured again while all others wait: a bad link stays slow, and what
+        was in the way by chance is gone.
+        """
+        peers = list(pairs_of(self._layout, self._rank, _ROUNDS[self._mode]))
+        seconds = []
+        for peer in peers:
+            dist.barrier()
+            seconds.append(0.0 if peer is None else self._measured(peer))
+        for pair in self._slow_pairs(peers, seconds):
+            dist.barrier()
+            if self._rank in pair:
+                (peer,) = pair - {self._rank}
+                turn = peers.index(peer)
+                seconds[turn] = min(seconds[turn], self._measured(peer))
+        return [
+            Exchange(peer=peer, bytes=_EXCHANGED[self._mode], seconds=each)
+            for peer, each in zip(peers, seconds, strict=True)
+            if peer is not None
+        ]
+
+    def _slow_pairs(
+        self, peers: Sequence[int | None], seconds: Sequence[float]
+    ) -> list[frozenset[int]]:
+        """Return the ranks between which something seems slow, the same to all; collective."""
+        met = [[-1 if peer is None else peer, s] for peer, s in zip(peers, seconds, strict=True)]
+        mine = self._sent.new_tensor(met)
+        every = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+        dist.all_gather(every, mine)
+        longest: dict[frozenset[int], float] = {}
+        for rank, row in enumerate(every):
+            for peer, s in row.tolist():
+                if peer >= 0:
+                    pair = frozenset((rank, int(peer)))
+                    longest[pair] = max(longest.get(pair, 0.0), s)
+        slow = compare_links({pair: 1 / s for pair, s in longest.items()})[1]
+        again = sorted(slow, key=lambda pair: (longest[pair], sorted(pair)))
+        spent = accumulate(longest[pair] for pair in again)
+        return [pair for pair, s in zip(again, spent, strict=True) if s <= _AGAIN_S[self._mode]]
+
+    def _measured(self, peer: int) -> float:
+        """Return the median seconds of an exchange with a peer."""
+        self._agree(peer, 0.0)  # which connects
+        seconds = [self._timed(peer)]
+        longest_s = self._agree(peer, seconds[0])  # so that both make as many calls
+        fewest = 2 if longest_s < _LONG_S else 0
+        calls = _calls_in(_EXCHANGING_S[self._mode], longest_s)
+        for _ in range(max(calls, fewest)):
+            seconds.append(self._timed(peer))
+            self._agree(peer, 0.0)  # or what one sends ahead, the other finds there already
+        return median(seconds)
+
+    def _agree(self, peer: int, seconds: float) -> float:
+        """Return the longer time of both; each has received all that the other sent before."""
+        own, theirs = self._sent.new_tensor([seconds]), self._sent.new_zeros(1)
+        _swap(peer, own, theirs)
+        return float(max(own.item(), theirs.item()))
+
+    def _timed(self, peer: int) -> float:
+        return _timed(lambda: _swap(peer, self._sent, self._received), 1, self._sent.device)
+
+
+def _swap(peer: int, sent: torch.Tensor, received: torch.Tensor) -> None:
+    ours, theirs = dist.P2POp(dist.isend, sent, peer), dist.P2POp(dist.irecv, received, peer)
+    for work in dist.batch_isend_irecv([ours, theirs]):
+        work.wait()
 
 
 def _gflops(device: torch.device, mode: str) -> float:

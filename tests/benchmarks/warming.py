@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import tempfile
 import time
@@ -24,24 +25,31 @@ from tests.benchmarks.table import Samples, render_samples, render_table
 _IDLE_S = 20.0
 _IMPORTS_S = 120.0
 _MIB = 1024 * 1024
+LIBRARIES = (
+    "import transformers",  # little else is imported until a model is asked for
+    "from transformers import AutoModelForCausalLM, Trainer",
+    "import lightning",
+)
 _HOLDS_TORCH = "import os, sys, time, torch; print('ready', flush=True); open(sys.argv[1]).read()"
 
 
 def warm(runs: int | None) -> str:
-    """Measure a run of 8 ranks from a warm server, with torch alone and with transformers too."""
+    """Measure a run of 8 ranks from a warm server, with torch alone and with each library too."""
     with tempfile.TemporaryDirectory() as folder:
-        other = Path(folder, "with_transformers.py")
-        text = Path(RANK_PROGRAM).read_text()
-        other.write_text(text.replace("import torch\n", "import torch\nimport transformers\n", 1))
-        name = "import torch, transformers"
-        both = python(f"`python -c '{name}'`", "-c", name)
-        return "\n".join(
-            (
-                _compare(folder, "torch", RANK_PROGRAM, import_torch(), runs or 7),
-                _compare(folder, "torch and transformers", str(other), both, runs or 3),
-                _idle_server(folder),
-            )
-        )
+        parts = [_compare(folder, "torch", RANK_PROGRAM, import_torch(), runs or 7)]
+        for number, statement in enumerate(filter(_can_be_run, LIBRARIES)):
+            program = Path(folder, f"with_library_{number}.py")  # what is learnt goes by its name
+            text = Path(RANK_PROGRAM).read_text()
+            program.write_text(text.replace("import torch\n", f"import torch\n{statement}\n", 1))
+            code = f"import torch; {statement}"
+            plain = python(f"`python -c '{code}'`", "-c", code)
+            parts.append(_compare(folder, f"torch; {statement}", str(program), plain, runs or 3))
+        return "\n".join((*parts, _idle_server(folder)))
+
+
+def _can_be_run(statement: str) -> bool:
+    """Whether the library of an import statement is installed."""
+    return importlib.util.find_spec(statement.split()[1]) is not None
 
 
 def _compare(folder: str, what: str, program: str, plain: Command, runs: int) -> str:

@@ -124,14 +124,32 @@ class Hosts:
 
         The rules of the machine itself are others: each host has a network of its own.
         """
-        if shutil.which("nft") is None:
-            pytest.skip("losing packets by rule needs nft")
         chain = "add chain inet lost in { type filter hook input priority 0; }"
         rule = f"add rule inet lost in iifname eth0 {which} drop"
-        for words in ("add table inet lost", chain, rule):
-            done = self.run(host, ["nft", *words.split()])
+        self._change_network(host, "nft", "add table inet lost", chain, rule)
+
+    def slow(self, host: int, *, towards: int | None = None) -> None:
+        """Have what one host sends, to all or to another, pass at 64 megabits a second.
+
+        A limit of nftables is none: it lets pass what it would have for a second, all at once.
+        """
+        there = f"{self.addresses[towards]}/32" if towards is not None else "0.0.0.0/0"
+        self._change_network(
+            host,
+            "tc",
+            "qdisc add dev eth0 root handle 1: htb default 1",
+            "class add dev eth0 parent 1: classid 1:1 htb quantum 60000 rate 100gbit",
+            "class add dev eth0 parent 1: classid 1:2 htb quantum 60000 rate 64mbit burst 64k",
+            f"filter add dev eth0 parent 1: protocol ip u32 match ip dst {there} flowid 1:2",
+        )
+
+    def _change_network(self, host: int, tool: str, *changes: str) -> None:
+        if shutil.which(tool) is None:
+            pytest.skip(f"this change of a network needs {tool}")
+        for words in changes:
+            done = self.run(host, [tool, *words.split()])
             if done.returncode:
-                pytest.skip(f"nft {words}: {done.stderr.strip()}")
+                pytest.skip(f"{tool} {words}: {done.stderr.strip()}")
 
     def add_name(self, host: int, name: str, address: str) -> None:
         """Have a name lead to an address on one host from now on."""

@@ -1,8 +1,13 @@
-"""``--check`` on several hosts, with one slow link and with one slow host."""
+"""``--check`` on several hosts, with one slow link and with one slow host.
+
+``MESHRUN_REPEATS=20`` tries each case so often, with each host and each link in turn.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -12,38 +17,41 @@ from tests.engines.together import Launch, launch_on
 from tests.kit import PROGRAMS
 
 pytestmark = pytest.mark.torch
+REPEATS = int(os.environ.get("MESHRUN_REPEATS", "1"))
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("what", ["link", "node"])
-def test_what_is_slow_is_named(make_hosts: MakeHosts, what: str) -> None:
-    """A link between two hosts, or all links of one: that host is left out of the host file."""
-    hosts = make_hosts(3, name="n")
-    slow = "limit rate over 8 mbytes/second burst 64 kbytes"
-    hosts.drop(2, slow if what == "node" else f"ip saddr {hosts.addresses[1]} {slow}")
-    words = ("--check", "--mesh", "dp=3", "--nproc-per-node", "1", "--device", "cpu", "quick")
+@pytest.mark.parametrize("turn", range(REPEATS))
+@pytest.mark.parametrize("what", ["link", "node", "nothing"])
+def test_what_is_slow_is_named(make_hosts: MakeHosts, what: str, turn: int) -> None:
+    """One link, or all links of a host, which then leaves the host file; a healthy one is not."""
+    hosts = make_hosts(3 + turn % 2, name="n")
+    pairs = list(combinations(range(len(hosts.names)), 2))
+    one, other = pairs[turn // 2 % len(pairs)]
+    if what != "nothing":
+        hosts.slow(other, towards=one if what == "link" else None)
+    count = str(len(hosts.names))
+    words = ("--check", "--mesh", f"dp={count}", "--nproc-per-node", "1", "--device", "cpu")
+    meet = ("--nnodes", count, "--rdzv-endpoint", f"{hosts.addresses[0]}:29400")
     launches = launch_on(
-        hosts,
-        *words,
-        each=lambda host: (
-            "--nnodes",
-            "3",
-            "--node-rank",
-            str(host),
-            "--rdzv-endpoint",
-            f"{hosts.addresses[0]}:29400",
-        ),
+        hosts, *words, "quick", each=lambda host: (*meet, "--node-rank", str(host))
     )
 
     assert {each.end() for each in launches} <= {0, 1}
     told = launches[0].text
+    named = [line for line in told.splitlines() if " slow: " in line]
     if what == "node":
-        assert "found: all links of n2 are slow: " in told, told
-        assert "n2 slots=1" not in told.partition("hosts that passed:")[2]
+        assert len(named) == 1, told
+        assert f"found: all links of n{other} are slow: " in named[0], told
+        assert f"n{other} slots=1" not in told.partition("hosts that passed:")[2]
+    elif what == "link":
+        assert len(named) == 1, told
+        assert f"found: the link between n{one} and n{other} is slow: " in named[0], told
     else:
-        assert "found: the link between n1 and n2 is slow: " in told, told
+        assert not named, told
 
 
+@pytest.mark.nightly
 def test_a_bad_node_is_left_out_before_the_program(make_hosts: MakeHosts, tmp_path: Path) -> None:
     """One that differs from the others leaves; they are checked again, and run the program."""
     hosts = make_hosts(2)

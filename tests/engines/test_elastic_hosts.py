@@ -42,7 +42,8 @@ def places(run: Launch, generation: int) -> list[str]:
     return sorted(f"{rank} on {host}" for rank, of, host in said if of == str(generation))
 
 
-@pytest.mark.parametrize("what", ["agent", pytest.param("launcher", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("what", ["agent", "launcher"])
 def test_a_lost_host_is_gone_on_without_and_comes_back(
     make_sshd: MakeSshd, tmp_path: Path, what: str
 ) -> None:

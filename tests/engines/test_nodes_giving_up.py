@@ -188,6 +188,7 @@ while True:
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("differs", "more"),
     [("secret", []), ("id", []), ("id", ["--rdzv-backend", "c10d", "--nnodes", "2:4"])],

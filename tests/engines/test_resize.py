@@ -48,6 +48,7 @@ def ranks(launch: Launch, generation: int) -> list[str]:
     return sorted(line for line in lines if f" in {generation} on " in line)
 
 
+@pytest.mark.nightly
 def test_a_lost_node_is_gone_on_without(make_hosts: MakeHosts, tmp_path: Path) -> None:
     """The others start again with a smaller mesh, in their order, and know the one before."""
     hosts = make_hosts(3)
@@ -64,7 +65,6 @@ def test_a_lost_node_is_gone_on_without(make_hosts: MakeHosts, tmp_path: Path) -
     all_gone(hosts)
 
 
-@pytest.mark.nightly  # as a host that comes back does
 def test_a_node_that_comes_later_takes_part(make_hosts: MakeHosts, tmp_path: Path) -> None:
     """The mesh grows, with the newcomer at its end; it knows generation and shape before."""
     hosts = make_hosts(3)

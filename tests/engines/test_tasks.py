@@ -49,6 +49,7 @@ def test_a_batch_script_starts_a_mesh_by_srun(slurm: Slurm) -> None:
     ], printed
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("own_name", ["loopback", "nothing"])
 def test_mpirun_is_enough_for_a_mesh(make_hosts: MakeHosts, mpirun: Mpirun, own_name: str) -> None:
     """Over two hosts whose names lead to loopback, or nowhere."""

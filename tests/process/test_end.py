@@ -200,6 +200,7 @@ def test_a_launch_ends_while_torch_is_imported(
         assert running.wait() == 128 + signum
 
 
+@pytest.mark.nightly
 def test_a_stopped_zygote_does_not_keep_the_launch(fake_torch: object, tmp_path: Path) -> None:
     """A zygote that no longer answers is ended, and its ranks with it."""
     with start(tmp_path) as running:

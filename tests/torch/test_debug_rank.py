@@ -60,6 +60,7 @@ def end_prompt(terminal: Terminal) -> None:
 
 
 @pytest.mark.torch
+@pytest.mark.nightly
 def test_ctrl_c_at_the_prompt_is_pdbs() -> None:
     """Ctrl-C takes back the line that is being typed; the launch goes on to its end."""
     with open_terminal(*MESH, "--debug-rank", "0", PROGRAMS / "debugged.py") as terminal:

@@ -143,19 +143,15 @@ def test_devices_that_are_not_there(words: tuple[str, ...], error: str, program:
     assert f"error: {error}" in ours.stderr
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "words",
     [
         ("--mesh", "dp=-1"),
-        *(
-            pytest.param(words, marks=pytest.mark.nightly)
-            for words in (
-                ("--mesh", "dp=-1", "--device", "sim"),
-                ("--mesh", "dp=2"),
-                ("--mesh", "dp=2", "--nproc-per-node", "sim"),
-                ("--mesh", "dp=-1", "--nproc-per-node", "auto"),
-            )
-        ),
+        ("--mesh", "dp=-1", "--device", "sim"),
+        ("--mesh", "dp=2"),
+        ("--mesh", "dp=2", "--nproc-per-node", "sim"),
+        ("--mesh", "dp=-1", "--nproc-per-node", "auto"),
     ],
 )
 def test_torch_counts_where_a_plan_depends_on_it(words: tuple[str, ...], program: Path) -> None:

@@ -105,6 +105,7 @@ def test_slices_of_three_dims() -> None:
         ]
 
 
+@pytest.mark.nightly
 def test_hsdp_shards_are_alike_on_both_replicas() -> None:
     """Four shards of 25, and a step that averages the gradients 0 to 7 moves all by 3.5."""
     mesh = "replicate=2,shard=4"

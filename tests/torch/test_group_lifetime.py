@@ -24,7 +24,7 @@ from tests.variations import ordinary
             ("at once", ("--mesh", "2x2", "--names", "a,b")),
             ("at once", ()),
         ],
-        "subgroups",
+        ("return", ()),
     ),
 )
 def test_groups_may_die_in_any_way(how: str, options: tuple[str, ...]) -> None:

@@ -24,9 +24,9 @@ LATE = "in the tp group {2-3}, rank 2 waits in all_reduce #2, which rank 3 has n
 @pytest.mark.parametrize(
     ("how", "limit", "told"),
     [
-        pytest.param("spin", "--hang-timeout", DIFFERENT),
+        pytest.param("ops", "--hang-timeout", DIFFERENT),
         pytest.param("late", "--timeout", LATE),
-        pytest.param("ops", "--hang-timeout", DIFFERENT, marks=pytest.mark.nightly),
+        pytest.param("spin", "--hang-timeout", DIFFERENT, marks=pytest.mark.nightly),
         pytest.param("late", "--hang-timeout", LATE, marks=pytest.mark.nightly),
         pytest.param("ops", "--timeout", DIFFERENT, marks=pytest.mark.nightly),
     ],

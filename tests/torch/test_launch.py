@@ -65,7 +65,7 @@ def test_args_and_kwargs_reach_every_rank(fake_torch: Path) -> None:
     assert run(add, args=(10,), kwargs={"right": 100}, nproc_per_node=3) == [110, 111, 112]
 
 
-@pytest.mark.parametrize("method", ["fork", "exec"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("exec", marks=pytest.mark.nightly)])
 def test_closures_and_lambdas_travel(method: str, fake_torch: Path) -> None:
     """With what they close over; the program's own arguments stay out of it."""
     offset = 5

@@ -13,6 +13,7 @@ import pytest
 import meshrun
 from tests.kit import wait_until
 from tests.launching import python, rank, run
+from tests.variations import ordinary
 
 pytestmark = pytest.mark.torch
 
@@ -86,7 +87,7 @@ def test_a_rank_may_launch(fake_torch: Path) -> None:
     assert run(nested, nproc_per_node=2) == [[0, 1], [0, 1]]
 
 
-@pytest.mark.parametrize("guard", [True, False])
+@pytest.mark.parametrize("guard", ordinary([True, False], False))
 def test_functions_of_a_script_need_no_guard(guard: bool, fake_torch: Path, tmp_path: Path) -> None:
     """The script is run once, by its caller; its classes are the same there and back."""
     body = f"if __name__ == '__main__':\n    {BODY.replace(chr(10), chr(10) + '    ')}"

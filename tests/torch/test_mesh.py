@@ -21,7 +21,7 @@ def asked(text: str) -> list[dict[str, object]]:
     return sorted(found, key=lambda entry: entry["rank"])  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("method", ["fork", "exec"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("exec", marks=pytest.mark.nightly)])
 def test_every_rank_has_its_mesh(method: str) -> None:
     """A real DeviceMesh, ready beforehand, one object for each question and thread."""
     shape = MESH if method == "fork" else ("--mesh", "dp=1,tp=2")
@@ -46,6 +46,7 @@ def test_every_rank_has_its_mesh(method: str) -> None:
         }
 
 
+@pytest.mark.nightly
 def test_torchrun_builds_the_same_mesh_on_first_use() -> None:
     """With MESHRUN_MESH set, the program needs no meshrun to start it."""
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
@@ -160,6 +161,7 @@ def test_programs_that_make_the_group_themselves_run(words: list[str], mesh: lis
     assert sorted(ours.stdout.splitlines(), reverse=True) == expected
 
 
+@pytest.mark.nightly
 def test_a_second_group_in_one_program_is_still_torchs_error() -> None:
     """Only the first call is answered with the ready group."""
     ours = run_meshrun("--mesh", "dp=2", PROGRAMS / "own_init.py", "twice")

@@ -53,11 +53,8 @@ def test_a_value_that_comes_too_late_is_told_by_name() -> None:
     assert [line.split()[3] for line in told] == ["TORCHDYNAMO_VERBOSE"]
 
 
-@pytest.mark.parametrize(
-    "counts",
-    [pytest.param((), marks=pytest.mark.nightly), ("3", "1")],
-    ids=["left alone", "fewer in the end"],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("counts", [(), ("3", "1")], ids=["left alone", "fewer in the end"])
 def test_a_single_worker_has_the_threads_of_python(counts: tuple[str, ...], tmp_path: Path) -> None:
     """Nothing sets OMP_NUM_THREADS for it; torch had one thread as it was imported."""
     program = tmp_path / "program.py"

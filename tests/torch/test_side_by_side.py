@@ -291,7 +291,8 @@ def check_port(launched: Launch) -> None:
         assert launched.environment(rank)["MASTER_PORT"] == launched.port
 
 
-@pytest.mark.parametrize("case", ordinary(ENDS, "again"), ids=str)
+@pytest.mark.nightly
+@pytest.mark.parametrize("case", ENDS, ids=str)
 def test_bad_ends_are_alike(case: Case, place: Path) -> None:
     """With --exit-code torchrun the code is torchrun's; the other ranks saw the same."""
     theirs, ours = launch(case, place)

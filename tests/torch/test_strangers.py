@@ -114,6 +114,7 @@ def test_ranks_meet_whatever_strangers_send(
         finish(running, tmp_path)
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(
     resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 4096, reason="too few descriptors here"
 )
@@ -128,6 +129,7 @@ def test_idle_connections_keep_no_rank_out(
         finish(running, tmp_path)
 
 
+@pytest.mark.nightly
 def test_a_slow_client_holds_nobody_up(
     connect: Callable[[int, int], list[socket.socket]], tmp_path: Path
 ) -> None:

@@ -133,6 +133,7 @@ def test_the_layouts_answers_are_right_on_any_nodes(nodes: tuple[int, ...]) -> N
 
 
 @pytest.mark.torch
+@pytest.mark.nightly
 def test_every_call_is_right_in_real_ranks() -> None:
     """The meshes and groups, too, and what the launcher told all ranks is the same."""
     asked = rows()
