@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import posixpath
 import shlex
 import signal
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from meshrun.errors import UsageError
 from meshrun.plan.parse import split_words
@@ -55,12 +56,42 @@ def options_in(extras: Iterable[str]) -> Iterator[tuple[str, str]]:
                 yield _SHORT.get(name[:2], name[:2]), word[2:] or following
 
 
-def container_options(job: Job) -> list[str]:
-    """Return srun's options for a container, since the script itself runs outside of it."""
+def container_options(job: Job, folder: str) -> list[str]:
+    """Return srun's options for a container, since the script itself runs outside of it.
+
+    Without a folder of the user's choice, pyxis would start in one of the image's, where the
+    program is not and where files are lost at the end.
+
+    Raises:
+        UsageError: If pyxis cannot mount the folder.
+    """
     theirs = [word for _, words in map(split_containers, job.extras) for word in words]
-    if job.image is None or names_container(job.extras):
+    asked = dict(options_in(job.extras))
+    if job.image is None and not names_container(job.extras):
         return theirs
-    return [f"--container-image={job.image}", *theirs]
+    folder = posixpath.join(folder, asked.get("--chdir", "")).rstrip("/")
+    if folder and not {"--container", "--container-workdir"} & asked.keys():
+        theirs = [*_mount(theirs, folder), f"--container-workdir={folder}"]
+    if job.image is not None and not names_container(job.extras):
+        theirs.insert(0, f"--container-image={job.image}")
+    return theirs
+
+
+def _mount(words: Sequence[str], folder: str) -> list[str]:
+    """Return srun's options with a folder among the mounts; of two options one would count."""
+    if {",", ":"} & {*folder}:
+        raise UsageError(
+            f"--submit: pyxis cannot mount `{folder}`, whose name contains a comma or a colon",
+            hint="submit from another folder, or pass --submit-arg=--container-workdir=PATH",
+        )
+    ahead = list(words)
+    for at, word in enumerate(ahead):
+        name, equals, value = word.partition("=")
+        if name == "--container-mounts" and equals:
+            return [*ahead[:at], f"{name}={folder},{value}", *ahead[at + 1 :]]
+        if name == "--container-mounts" and at + 1 < len(ahead):
+            return [*ahead[: at + 1], f"{folder},{ahead[at + 1]}", *ahead[at + 2 :]]
+    return [f"--container-mounts={folder}", *ahead]
 
 
 def split_containers(text: str) -> tuple[str, list[str]]:

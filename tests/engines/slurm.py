@@ -119,6 +119,16 @@ class Slurm:
             lambda: f"{len(self.hosts.names)} idle nodes:\n{self.run(['sinfo', '-lN']).stdout}",
         )
 
+    @contextmanager
+    def plug_in(self, library: Path, argument: str | Path) -> Iterator[None]:
+        """Have srun and its steps load a plugin, which adds options."""
+        stack = self._folder / "plugstack.conf"
+        stack.write_text(f"required {library} {argument}\n")
+        try:
+            yield
+        finally:
+            stack.unlink()
+
     def log(self) -> str:
         """Return the ends of the daemons' logs."""
         logs = sorted([*self._folder.glob("*.log"), *self._folder.glob("munge/log")])

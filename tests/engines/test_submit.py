@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -12,7 +15,7 @@ import pytest
 
 from tests.engines.accounting import why_no_accounting
 from tests.engines.slurm import Slurm, start_slurm, why_no_slurm
-from tests.kit import PROGRAMS, command, run_meshrun, wait_until
+from tests.kit import FAKES, PROGRAMS, command, run_meshrun, wait_until
 
 pytestmark = pytest.mark.torch
 NODES = PROGRAMS / "nodes.py"
@@ -75,6 +78,57 @@ def test_a_job_runs_on_its_nodes(slurm: Slurm, tmp_path: Path) -> None:
         "rank 2 of 4: dp 1 tp 0, sum 6",
         "rank 3 of 4: dp 1 tp 1, sum 6",
     ], output.read_text()
+
+
+@pytest.fixture
+def containers(slurm: Slurm, tmp_path: Path) -> Iterator[tuple[Path, Path]]:
+    """Give an image, and a folder that its containers see only if it is mounted."""
+    compiler, library = shutil.which(os.environ.get("CC", "cc")), tmp_path / "containers.so"
+    if compiler is None or not Path("/usr/include/slurm/spank.h").exists():
+        pytest.skip("a plugin of Slurm's needs a C compiler and libslurm-dev")
+    source = FAKES / "slurm" / "containers.c"
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True, timeout=60)
+    image, hidden = tmp_path / "image", tmp_path / "home"
+    (image / "bin").mkdir(parents=True)
+    launcher = image / "bin" / "meshrun"
+    launcher.write_text(f'#!/bin/sh\nexec {shlex.join(map(str, command()))} "$@"\n')
+    launcher.chmod(0o755)
+    hidden.mkdir()
+    with slurm.plug_in(library, hidden):
+        yield image, hidden
+
+
+@pytest.mark.nightly
+def test_a_job_in_containers_works_in_its_folder(
+    slurm: Slurm, containers: tuple[Path, Path]
+) -> None:
+    """The image's launcher runs a program of that folder, which leaves its files there.
+
+    Mounts of the user's are there as well; who says where to start, starts there.
+    """
+    image, hidden = containers
+    folder, data = hidden / "me" / "project", hidden / "data"
+    folder.mkdir(parents=True)
+    data.mkdir()
+    (data / "text").write_text("42")
+    program = f"""\
+import os
+name = "saved-" + os.environ["RANK"]
+with open("{hidden}/mounted/text") as data, open(name, "w") as saved:
+    saved.write(os.getcwd() + " " + data.read())
+"""
+    (folder / "train.py").write_text(program)
+    two = ("--image", image, "--nnodes", "2", "--nproc-per-node", "1", "--device", "cpu")
+    mounts = ("--submit-arg", f"--container-mounts={data}:{hidden}/mounted")
+    job, output = submit(slurm, folder, *two, *mounts, "train.py")
+    slurm.wait_gone(job)
+    elsewhere = ("--submit-arg", f"--container-workdir={image}")
+    job, other = submit(slurm, folder, *two, *elsewhere, "train.py")
+    slurm.wait_gone(job)
+
+    saved = {path.name: path.read_text() for path in folder.glob("saved-*")}
+    assert saved == dict.fromkeys(("saved-0", "saved-1"), f"{folder} 42"), output.read_text()
+    assert f"error: can't open file '{image}/train.py'" in other.read_text()
 
 
 @pytest.mark.slow

@@ -238,26 +238,46 @@ def test_enough_gpus_or_an_unknown_number_are_the_users_choice(extra: str) -> No
 @pytest.mark.parametrize(
     ("extras", "image", "rest", "srun"),
     [
-        ((), "hub/train:3", "", "--container-image=hub/train:3"),
-        (("--container-image=a#b:1",), "hub/train:3", "", "'--container-image=a#b:1'"),
+        ((), "hub/train:3", "",
+         "--container-image=hub/train:3 --container-mounts=/me --container-workdir=/me"),
+        (("--container-image=a#b:1",), "hub/train:3", "",
+         "--container-mounts=/me '--container-image=a#b:1' --container-workdir=/me"),
         (("-p gpu --container-image a --container-mounts '/a b:/b' -t 4",), None, "-p gpu -t 4",
-         "--container-image a --container-mounts '/a b:/b'"),
+         "--container-image a --container-mounts '/me,/a b:/b' --container-workdir=/me"),
+        (("--chdir=/run --container-mounts=/a",), "b", "--chdir=/run",
+         "--container-image=b --container-mounts=/run,/a --container-workdir=/run"),
+        (("-D run",), "b", "-D run",
+         "--container-image=b --container-mounts=/me/run --container-workdir=/me/run"),
+        (("--container-workdir=/code",), "b", "", "--container-image=b --container-workdir=/code"),
         (("--container-image=a --no-container-mount-home", "--container-writable --mem 0"), None,
-         "--mem 0", "--container-image=a --no-container-mount-home --container-writable"),
+         "--mem 0", "--container-mounts=/me --container-image=a --no-container-mount-home"
+         " --container-writable --container-workdir=/me"),
         (("--container=/bundle",), None, "", "--container=/bundle"),
     ],
 )  # fmt: skip
 def test_a_container_is_around_the_launcher(
     extras: tuple[str, ...], image: str | None, rest: str, srun: str
 ) -> None:
-    """And not around the script, which calls srun; it starts the image's meshrun."""
+    """And not around the script, which calls srun; it starts the image's meshrun.
+
+    Where the user does not say where to start in there, it is the folder of the job.
+    """
     job = make_job(extras=extras, image=image)
-    script = render_sbatch(job, launcher=["/my/python", "start.py"], folder="/")
+    script = render_sbatch(job, launcher=["/my/python", "start.py"], folder="/me")
     directives = [line for line in script.splitlines() if line.startswith("#SBATCH")]
 
     assert f"    {srun} \\\n    meshrun \\\n" in script
     assert not any("container" in line for line in directives)
     assert not rest or f"#SBATCH {rest}" in directives
+
+
+def test_a_folder_that_pyxis_cannot_mount() -> None:
+    """Its name has what separates mounts; it need not, for who says where to start."""
+    with pytest.raises(UsageError, match="cannot mount `/my,self`"):
+        render_sbatch(make_job(image="a"), launcher=["meshrun"], folder="/my,self")
+    job = make_job(image="a", extras=("--container-workdir=/code",))
+
+    assert "--container-mounts" not in render_sbatch(job, launcher=["meshrun"], folder="/my,self")
 
 
 def test_mounts_alone_are_no_container() -> None:
