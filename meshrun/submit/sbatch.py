@@ -72,8 +72,11 @@ def render_sbatch(job: Job, *, launcher: Sequence[str], folder: str) -> str:
         srun += ' --cpus-per-task="$SLURM_CPUS_PER_TASK"'
     ends = " ".join(how_tasks_end(is_elastic=is_elastic))
     command = [f"{srun} \\\n    {ends} --export=ALL"]
-    if container := container_options(job, folder):
-        command.append(" ".join(map(_quote, container)))
+    for word in map(_quote, container_options(job, folder)):
+        if word.lstrip("'").startswith("-"):
+            command.append(word)
+        else:  # the value of the option before
+            command[-1] += f" {word}"
     if job.image is not None or names_container(job.extras):
         launcher = ["meshrun"]  # the image's
     command.append(" ".join(map(_quote, launcher)))

@@ -27,7 +27,9 @@ export MESHRUN_SECRET=$(head -c 32 /dev/urandom | od -An -v -tx1 | tr -d ' \n')
 # Since Slurm 22.05, srun does not inherit --cpus-per-task.
 srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" \
     --kill-on-bad-exit=0 --no-kill --wait=0 --export=ALL \
-    '--container-image=nvcr.io#nvidia/pytorch:1' --container-mounts=/home/me/run,/data:/data --container-workdir=/home/me/run \
+    '--container-image=nvcr.io#nvidia/pytorch:1' \
+    --container-mounts=/home/me/run,/data:/data \
+    --container-workdir=/home/me/run \
     meshrun \
     --mesh dp=1:64 \
     --nproc-per-node 8 \

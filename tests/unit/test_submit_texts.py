@@ -266,7 +266,7 @@ def test_a_container_is_around_the_launcher(
     script = render_sbatch(job, launcher=["/my/python", "start.py"], folder="/me")
     directives = [line for line in script.splitlines() if line.startswith("#SBATCH")]
 
-    assert f"    {srun} \\\n    meshrun \\\n" in script
+    assert f" {srun} meshrun " in script.replace(" \\\n    ", " ")
     assert not any("container" in line for line in directives)
     assert not rest or f"#SBATCH {rest}" in directives
 
