@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from inspect import signature
 from typing import Any
@@ -22,13 +23,13 @@ _DOMAIN = "ray.io/gpu-domain"
 
 
 class RayNodes:
-    """The cluster; ``address`` is what RAY_ADDRESS has to be."""
+    """The cluster; ``address`` is what RAY_ADDRESS has to be, and ``gpus`` what a node claims."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, *, gpus: int = 0, **env: str) -> None:
         self._holder = subprocess.Popen(
-            [sys.executable, "-m", "tests.engines.ray_nodes"],
+            [sys.executable, "-m", "tests.engines.ray_nodes", str(gpus)],
             cwd=ROOT,
-            env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "TMPDIR": folder},
+            env={**os.environ, **env, "RAY_USAGE_STATS_ENABLED": "0", "TMPDIR": folder},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -66,13 +67,13 @@ class RayNodes:
             holder.stdin.close()
 
 
-@pytest.fixture(scope="module")
-def ray_cluster() -> Iterator[RayNodes]:
-    """Give a cluster, whose daemons are none of a test's own."""
+@contextmanager
+def start_ray(**how: Any) -> Iterator[RayNodes]:
+    """Start a cluster; everything ends with the block."""
     if find_spec("ray") is None:
         pytest.skip("needs the package ray")
     folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # names of sockets are short
-    nodes = RayNodes(folder)
+    nodes = RayNodes(folder, **how)
     try:
         if not nodes.begin():
             pytest.skip("Ray starts no cluster on this machine; what it said is on stderr")
@@ -82,6 +83,13 @@ def ray_cluster() -> Iterator[RayNodes]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.fixture(scope="module")
+def ray_cluster() -> Iterator[RayNodes]:
+    """Give a cluster, whose daemons are none of a test's own."""
+    with start_ray() as nodes:
+        yield nodes
+
+
 @pytest.fixture
 def ray_nodes(ray_cluster: RayNodes, monkeypatch: pytest.MonkeyPatch) -> RayNodes:
     """Give the cluster to a test whose launches find it."""
@@ -89,7 +97,15 @@ def ray_nodes(ray_cluster: RayNodes, monkeypatch: pytest.MonkeyPatch) -> RayNode
     return ray_cluster
 
 
-def _hold() -> None:
+class _User:
+    """An actor of somebody else's."""
+
+    def gpus(self) -> tuple[str, str]:
+        """Return the node, and which GPUs of it are this actor's."""
+        return os.environ["RAY_RAYLET_PID"], os.environ["CUDA_VISIBLE_DEVICES"]
+
+
+def _hold(gpus: int) -> None:
     """Start a cluster and do what stdin says until it ends."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # where Ray prints
@@ -102,34 +118,41 @@ def _hold() -> None:
     has_domains = "topology_strategy" in signature(placement_group).parameters
 
     def of(domain: str) -> dict[str, Any]:
-        return {**some, "labels": {_DOMAIN: domain}} if has_domains else some
+        labels = {"labels": {_DOMAIN: domain}} if has_domains else {}
+        return {**some, **labels, "num_gpus": gpus}
 
     head = {**of("one"), "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     added = [cluster.add_node(**of("two"), wait=False)]
     cluster.wait_for_nodes()
     ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
+    users = []
+
+    def use_gpus() -> list[tuple[str, str]]:
+        how = {"num_cpus": 0, "num_gpus": 1, "scheduling_strategy": "SPREAD"}
+        users.extend(ray.remote(_User).options(**how).remote() for _ in range(2))
+        found: list[tuple[str, str]] = ray.get([user.gpus.remote() for user in users])
+        return found
+
+    can = {
+        "address": lambda: cluster.address,
+        "free": lambda: ray.available_resources().get("CPU", 0),
+        "free GPUs": lambda: ray.available_resources().get("GPU", 0),
+        "groups": lambda: sum(
+            group["state"] != "REMOVED" for group in placement_group_table().values()
+        ),
+        "lose": lambda: cluster.remove_node(added.pop(), allow_graceful=False),
+        "add": lambda: added.append(cluster.add_node(**of("two"), wait=False)),
+        # Of the nodes that were added.
+        "raylets": lambda: [str(node.all_processes["raylet"][0].process.pid) for node in added],
+        "has domains": lambda: has_domains,
+        "use a GPU of each node": use_gpus,
+    }
     for line in sys.stdin:
-        answer: object = None
-        if line == "address\n":
-            answer = cluster.address
-        elif line == "free\n":
-            answer = ray.available_resources().get("CPU", 0)
-        elif line == "groups\n":
-            table = placement_group_table().values()
-            answer = sum(group["state"] != "REMOVED" for group in table)
-        elif line == "lose\n":
-            cluster.remove_node(added.pop(), allow_graceful=False)
-        elif line == "add\n":
-            added.append(cluster.add_node(**of("two"), wait=False))
-        elif line == "raylets\n":  # of the nodes that were added
-            answer = [str(node.all_processes["raylet"][0].process.pid) for node in added]
-        elif line == "has domains\n":
-            answer = has_domains
-        print(json.dumps(answer), file=answers)
+        print(json.dumps(can[line.rstrip()]()), file=answers)
     ray.shutdown()
     cluster.shutdown()
 
 
 if __name__ == "__main__":
-    _hold()
+    _hold(int(sys.argv[1]))

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 import meshrun
 import meshrun.ray
-from tests.engines.ray_nodes import RayNodes
+from tests.engines.ray_nodes import RayNodes, start_ray
 from tests.kit import PROGRAMS, run_meshrun, start_meshrun, wait_until
+from tests.nvml import card
 
 pytestmark = pytest.mark.slow
 ON_RAY = ("--submit", "ray", "--nnodes", "2", "--nproc-per-node", "2")
@@ -256,3 +260,28 @@ def test_a_node_that_is_lost_and_replaced(
     assert "continuing without host" in running.stderr
     assert "runs with" in running.stderr
     wait_until_idle(ray_nodes)
+
+
+@pytest.mark.nightly
+def test_ranks_have_the_gpus_that_ray_gives_their_node(
+    fake_torch: object,
+    fake_driver: Callable[[list[Any]], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Which are not those that another program of the cluster uses."""
+    fake_driver([card(f"GPU-{bus}", bus) for bus in range(3)])
+    with start_ray(gpus=3, PYTHONPATH="") as nodes:
+        monkeypatch.setenv("RAY_ADDRESS", nodes.address)
+        used = dict(nodes.ask("use a GPU of each node"))
+        result = run_meshrun(
+            *ON_RAY, "--export", "FAKE_*", "--no-prefix", PROGRAMS / "environment.py"
+        )
+        wait_until(lambda: nodes.ask("free GPUs") == 4, lambda: f"{nodes.ask('free GPUs')} free")
+
+    assert result.returncode == 0, result.stderr
+    ranks = [json.loads(line) for line in result.stdout.splitlines()]
+    given = {one["RAY_RAYLET_PID"]: one["CUDA_VISIBLE_DEVICES"] for one in ranks}
+    assert sorted(one["RANK"] for one in ranks) == ["0", "1", "2", "3"]
+    assert given.keys() == used.keys()
+    for node, gpus in given.items():
+        assert sorted([*gpus.split(","), used[node]]) == ["0", "1", "2"]
