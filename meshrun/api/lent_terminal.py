@@ -16,7 +16,7 @@ from meshrun.host.processes import is_foreground, send_signal
 from meshrun.worker.borrowed_terminal import Debugged, MayDebug
 
 if TYPE_CHECKING:
-    from meshrun.api.worker_group import Member
+    from meshrun.api.answers import Member
 
 
 class Lender:

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from meshrun.api.worker_group import Answers, Member, WorkerGroup
+    from meshrun.api.answers import Answers, Member
+    from meshrun.api.worker_group import WorkerGroup
     from meshrun.layout import Layout
     from meshrun.worker.serve_tests import TestDone
 

@@ -3,81 +3,49 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import pickle
-import re
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
+from meshrun.api.answers import (
+    Answers,
+    Asking,
+    Member,
+    describe_missing,
+    describe_others,
+    has_raised,
+    interrupts_of,
+)
 from meshrun.api.child_launcher import copy_output, end_launcher
 from meshrun.api.launch import AnyText, launcher_command, mesh_options, read_result, to_flags
 from meshrun.api.lent_terminal import Lender
+from meshrun.api.rank_output import RankOutput
 from meshrun.api.remote_call import RankTraceback, pickle_call, unpickle_error, write_path
 from meshrun.errors import MeshrunError, UsageError
 from meshrun.host.leftovers import private_folder
-from meshrun.host.processes import send_signal
 from meshrun.host.reactor import Reactor
 from meshrun.layout.spec import AnyMesh
 from meshrun.protocol.result import RankFailed
-from meshrun.supervisor.signals import SignalQueue
-from meshrun.worker.call_channel import Channel, accept, end_of_output, listen_in
+from meshrun.worker.call_channel import accept, listen_in
 from meshrun.worker.serve_calls import SERVE
 
 if TYPE_CHECKING:
     from meshrun.cli.option import Option
 
 _R = TypeVar("_R")
-GRACE_S = 2.0
-"""How long the other ranks may take once one has failed; they may wait for it forever."""
 _STACKS_S, _QUIET_S = 10.0, 0.3
 """How long the launcher may take to say where ranks are, and when it has."""
 _SHUTDOWN_S = 5
 _CLOSE_S = 10.0
 _LOOK_S = 0.05
-_OUTPUT_S = 2.0
-_END = end_of_output(0)[0]
-_PREFIX = re.compile(r"(?:\[[^\]\n]*\] )?")
 _ABOVE = ("<frozen runpy>", "meshrun/worker/", "pluggy/", "_pytest/")
 """In the frames above a call or a test."""
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """A rank of a group."""
-
-    rank: int
-    pid: int
-    label: str
-    """Its coordinate, such as ``dp0 tp1``."""
-    channel: Channel
-
-
-@dataclass(slots=True)
-class Answers:
-    """What the ranks have answered to one message."""
-
-    of: dict[Member, Any] = field(default_factory=dict)
-    """Unpickled, in the order in which they came."""
-    missing: tuple[Member, ...] = ()
-    """The ranks that have not."""
-    why: str = ""
-    """Why no longer is waited for them."""
-    is_rank_gone: bool = False
-    """Whether that is because a rank has ended."""
-    stacks: str = ""
-    """Where they are."""
-    trouble: MeshrunError | None = None
-    """How the launch has ended, if it has."""
 
 
 class GroupLost(MeshrunError):
@@ -132,7 +100,7 @@ class WorkerGroup:
         flags = to_flags(given, {Options.preload: preload}, options)
         self.members: tuple[Member, ...] = ()
         self._process: subprocess.Popen[bytes] | None = None
-        self._printed, self._said = _Output("stdout", stdout), _Output("stderr", stderr)
+        self._printed, self._said = RankOutput("stdout", stdout), RankOutput("stderr", stderr)
         self._calls = 0
         self._closing = contextlib.ExitStack()
         self._folder = self._closing.enter_context(private_folder())
@@ -189,7 +157,7 @@ class WorkerGroup:
         number, self._calls = self._calls, self._calls + 1  # one that is interrupted counts too
         try:
             answers = self.exchange(
-                message, timeout_s=timeout, failed=_has_raised, takes=Lender().takes
+                message, timeout_s=timeout, failed=has_raised, takes=Lender().takes
             )
         finally:
             if self.members:
@@ -202,14 +170,14 @@ class WorkerGroup:
                 told = "\n".join(
                     [
                         f"{member.label}, pid {member.pid}:\n{text.rstrip()}",
-                        *_describe_others(answers, member),
-                        *_describe(answers),
+                        *describe_others(answers, member),
+                        *describe_missing(answers),
                     ]
                 )
                 raised = unpickle_error(error) or GroupLost(f"{member.label} raised an exception")
                 raise raised from RankTraceback(told)
         if answers.missing:
-            raise GroupLost("\n".join(_describe(answers)))
+            raise GroupLost("\n".join(describe_missing(answers)))
         values = {member.rank: value for member, (value, _, _) in answers.of.items()}
         return [pickle.loads(values[rank]) for rank in sorted(values)]  # noqa: S301 - our ranks'
 
@@ -236,8 +204,8 @@ class WorkerGroup:
         if not self.members:
             raise GroupLost("these workers were closed", hint="start a new group")
         with Reactor() as reactor:
-            asking = _Asking(self.members, reactor, failed, takes)
-            with _interrupts_of(reactor, asking.interrupt):
+            asking = Asking(self.members, reactor, failed, takes)
+            with interrupts_of(reactor, asking.interrupt):
                 try:
                     asking.send(message, timeout_s)
                     reactor.run_until(lambda: asking.is_done)
@@ -352,157 +320,6 @@ class WorkerGroup:
         return "\n".join(_where_calls_are(last.splitlines()[1:]))
 
 
-class _Asking:
-    """One message to all ranks, and their answers as they come."""
-
-    def __init__(
-        self,
-        members: Iterable[Member],
-        reactor: Reactor,
-        failed: Callable[[Any], bool],
-        takes: Callable[[Member, Any], bool],
-    ) -> None:
-        self.left = {member.rank: member for member in members}
-        self.answers = Answers()
-        self.is_interrupted = False
-        self._reactor, self._failed, self._takes = reactor, failed, takes
-
-    @property
-    def is_done(self) -> bool:
-        """Whether nothing more is waited for."""
-        return not self.left or bool(self.answers.why)
-
-    def send(self, message: bytes, timeout_s: float | None) -> None:
-        """Send it, and listen."""
-        for member in self.left.values():
-            with contextlib.suppress(OSError):  # its end is noticed when it is read
-                member.channel.send(message)
-            self._reactor.add_reader(member.channel, partial(self._hear, member))
-        if timeout_s is not None:
-            self._give_up_in(timeout_s, f"not finished after {timeout_s:g} s")
-
-    def interrupt(self) -> None:
-        """Have the ranks that have not answered interrupted, as by Ctrl-C, and wait for a moment.
-
-        A second time waits no longer.
-        """
-        if self.is_interrupted:
-            self._give_up("interrupted")
-            return
-        self.is_interrupted = True
-        for member in self.left.values():
-            send_signal(member.pid, signal.SIGINT)
-        self._give_up_in(GRACE_S, "interrupted")
-
-    def _hear(self, member: Member) -> None:
-        try:
-            answer = pickle.loads(member.channel.receive())  # noqa: S301 - our ranks'
-            came_ns = self._reactor.now_ns()
-            if self._takes(member, answer):
-                self._reactor.skip(self._reactor.now_ns() - came_ns)
-                return
-        except EOFError:
-            self._reactor.remove(member.channel)
-            self.answers.is_rank_gone = True
-            self._give_up(f"{member.label} ended")
-            return
-        self._reactor.remove(member.channel)
-        self.answers.of[member] = answer
-        del self.left[member.rank]
-        if self._failed(answer):
-            self._give_up_in(GRACE_S, f"{member.label} failed")
-
-    def _give_up_in(self, seconds: float, why: str) -> None:
-        self._reactor.call_later(seconds, partial(self._give_up, why))
-
-    def _give_up(self, why: str) -> None:
-        if not self.is_done:
-            self.answers.why, self.answers.missing = why, tuple(self.left.values())
-
-
-@contextlib.contextmanager
-def _interrupts_of(reactor: Reactor, call: Callable[[], None]) -> Iterator[None]:
-    """Have Ctrl-C call something in a turn of the loop, in place of an exception anywhere in it.
-
-    A handler of the program's own stays.
-    """
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield
-        return
-    signals = SignalQueue((signal.SIGINT,))
-
-    def hear() -> None:
-        for _ in signals.take():
-            call()
-
-    reactor.add_reader(signals, hear)
-    try:
-        yield
-        late = signals.take()
-    finally:
-        reactor.remove(signals)
-        signals.restore()
-    if late:
-        raise KeyboardInterrupt
-
-
-class _Output(io.TextIOBase):
-    """Passes a stream of the ranks on, line by line, and knows whose call has said all."""
-
-    def __init__(self, name: str, to: TextIO | None) -> None:
-        self._name, self._to = name, to
-        self._line = ""
-        self._is_passed_on = True
-        self.kept = ""
-        """What was said since :meth:`keep`."""
-        self._ends: Counter[str] = Counter()
-        self._changed = threading.Condition()
-
-    def write(self, text: str) -> int:
-        """Take some of it."""
-        *lines, self._line = (self._line + text).split("\n")
-        shown = []
-        for line in lines:
-            said, mark, rest = line.partition(_END)
-            if not mark:
-                shown.append(f"{line}\n")
-                continue
-            if not _PREFIX.fullmatch(said):
-                shown.append(f"{said}\n")
-            with self._changed:
-                self._ends[rest.partition(_END)[0]] += 1
-                self._changed.notify_all()
-        self._pass_on("".join(shown))
-        return len(text)
-
-    def flush(self) -> None:
-        """All is passed on at once."""
-
-    def keep(self) -> None:
-        """Pass nothing on any more, and keep it instead."""
-        self._is_passed_on = False
-
-    def wait_for(self, call: int, ranks: int) -> None:
-        """Wait until all ranks have said what they say in a call; who closes a stream says none."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._ends[str(call)] >= ranks, _OUTPUT_S)
-            self._ends.clear()  # calls are made one after the other
-
-    def close(self) -> None:
-        """Pass on the beginning of a line that was never ended."""
-        self._pass_on(self._line)
-        self._line = ""
-
-    def _pass_on(self, text: str) -> None:
-        if not self._is_passed_on:
-            self.kept += text
-        elif text:
-            to = self._to or getattr(sys, self._name)
-            to.write(text)
-            to.flush()
-
-
 def _where_calls_are(lines: Iterable[str]) -> Iterator[str]:
     """Leave out ranks that wait for the next call, and the frames that lead to the caller's own."""
     is_idle = is_above = False
@@ -515,26 +332,3 @@ def _where_calls_are(lines: Iterable[str]) -> Iterator[str]:
             is_above = False
         if not is_idle:
             yield line
-
-
-def _has_raised(answer: tuple[bytes | None, str, bytes | None]) -> bool:
-    return answer[0] is None
-
-
-def _describe_others(answers: Answers, first: Member) -> Iterator[str]:
-    """Say in a line what other ranks have raised."""
-    labels: dict[str, list[str]] = {}
-    for member, (value, text, _) in answers.of.items():
-        if value is None and member is not first:
-            *_, last = text.splitlines() or [""]
-            labels.setdefault(last, []).append(member.label)
-    for last, who in labels.items():
-        yield f"{', '.join(sorted(who))}: {last}"
-
-
-def _describe(answers: Answers) -> Iterator[str]:
-    """Say which ranks have not finished, and where they are."""
-    if answers.missing:
-        who = ", ".join(member.label for member in answers.missing)
-        yield f"{answers.why}; not finished: {who}"
-        yield from answers.stacks.splitlines()

@@ -224,7 +224,7 @@ def run_command_line(began: Began, *, tell: Callable[[MeshrunError], None] = _te
 
 
 def _end_by(signum: int) -> None:
-    from meshrun.cli.run import end_by_signal
+    from meshrun.cli.end import end_by_signal
 
     end_by_signal(signum)
 

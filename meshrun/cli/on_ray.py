@@ -39,7 +39,7 @@ def launch_on_ray(options: Options, request: LaunchRequest, line: CommandLine, b
         UsageError: If an option makes no sense there.
         HostError: If the cluster cannot provide the nodes, or there is none.
     """
-    from meshrun.cli.run import launch_on_hosts
+    from meshrun.cli.on_hosts import launch_on_hosts
 
     check_job(options, "ray")
     for row in _OF_OTHERS:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import shlex
-import signal
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -15,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from meshrun import __version__
 from meshrun.cli.check import check_mesh, check_program, check_requirements
+from meshrun.cli.end import end_as, end_by_signal
 from meshrun.cli.options import Options
 from meshrun.cli.read import (
     build_rendezvous_request,
@@ -31,7 +29,7 @@ from meshrun.host.title import set_title
 from meshrun.plan.rank_program import Program
 from meshrun.plan.request import LaunchRequest
 from meshrun.protocol.caller import MET
-from meshrun.protocol.result import LaunchResult, Timings
+from meshrun.protocol.result import LaunchResult
 from meshrun.supervisor.program_file import read_source
 
 if TYPE_CHECKING:
@@ -51,18 +49,6 @@ _OF_ONE_NODE = {
     )
 }
 """Options that differ between nodes."""
-OF_THE_CONTROLLER = {
-    row.flag
-    for row in (
-        *(Options.hosts, Options.hostfile, Options.include, Options.exclude, Options.export),
-        *(Options.ssh, Options.connect_timeout, Options.launcher, Options.report, Options.nnodes),
-        *(Options.submit, Options.submit_arg),
-    )
-}
-"""Options that the launchers of nodes are not given: they chose the hosts, or hold for all."""
-_SOON_S = 600.0
-_MOST_LOSSES = 3
-"""How often a launch on hosts may restart within that time, as its first host was lost."""
 
 
 def run(options: Options, line: CommandLine, began: Began) -> int:
@@ -116,7 +102,7 @@ def _start(request: LaunchRequest, options: Options, line: CommandLine, began: B
     if options.watch:
         from meshrun.cli.watch import watch_files
 
-        return _end_as(watch_files(request, line, began))
+        return end_as(watch_files(request, line, began))
     return _launch(request, options, line, began)
 
 
@@ -136,6 +122,8 @@ def _launch(request: LaunchRequest, options: Options, line: CommandLine, began: 
         _check_host(request, None)
         for note in request.rendezvous.notes:
             say(f"meshrun: {note}")
+        from meshrun.cli.on_hosts import launch_on_hosts
+
         return launch_on_hosts(request, line, report=options.report)
     return launch_here(
         request, line, cluster, show_timings=options.timings, report=options.report, began=began
@@ -315,84 +303,6 @@ def give_up(options: Options, error: MeshrunError) -> None:
         decline(request, error)
 
 
-def launch_on_hosts(
-    request: LaunchRequest,
-    line: CommandLine,
-    *,
-    report: str | None,
-) -> int:
-    """Launch on the hosts that were named and return the exit code, or end by the signal."""
-    from meshrun.host.detect_host import detect_host
-    from meshrun.plan.plan import check_elsewhere
-    from meshrun.report.result_json import parse_result_json, write_report
-    from meshrun.ssh.connect import Stopped
-    from meshrun.ssh.controller import Controller
-    from meshrun.ssh.foreground import fork_controller
-    from meshrun.ssh.host_failure import FirstLost, HostLost
-
-    check_elsewhere(request, detect_host())
-    if (controlled := fork_controller(request)) is not None:
-        return _end_as(controlled)
-    set_title("controller", *sys.argv[1:])
-    words = line.words(without=OF_THE_CONTROLLER)
-    losses: list[float] = []
-    excluded: dict[str, str] = {}
-    ended: int | None = None
-    while ended is None:
-        controller = Controller(request, words, version=__version__, excluded=excluded)
-        lost = None
-        try:
-            ended = controller.run()
-        except Stopped as stopped:
-            ended = -stopped.signum
-        except HostLost as error:
-            lost = error
-            if not isinstance(error, FirstLost):
-                raise
-            losses = [at for at in (*losses, time.monotonic()) if time.monotonic() - at < _SOON_S]
-            if len(losses) > _MOST_LOSSES:
-                raise
-            say("meshrun: restarting with the remaining hosts")
-        finally:
-            told = controller.report and parse_result_json(controller.report)
-            if lost is not None:
-                told = _with_loss(told or None, lost)
-            if report is not None and told:
-                write_report(told, report)
-    return _end_as(ended)
-
-
-def _with_loss(told: LaunchResult | None, lost: MeshrunError) -> LaunchResult:
-    """Return node 0's report of a launch that lost a host, or that alone if it has none."""
-    if told is None:
-        told = LaunchResult(
-            exit_code=lost.exit_code,
-            signum=None,
-            failures=(),
-            broken_program=None,
-            trouble=lost,
-            timings=Timings(began_ns=time.monotonic_ns(), ended_ns=time.monotonic_ns()),
-        )
-    return replace(told, exit_code=lost.exit_code, signum=None, trouble=lost)
-
-
-def _end_as(ended: int) -> int:
-    """End by signal n for -n, or return an exit code."""
-    if ended < 0:
-        end_by_signal(-ended)
-        return 128 - ended  # the first process of a container ends by no signal of its own
-    return ended
-
-
 def command_for_others(line: CommandLine) -> str:
     """Return the command line for the other nodes, where ``ENDPOINT`` is yet to be filled in."""
     return f"meshrun --rdzv-endpoint ENDPOINT {shlex.join(line.words(without=_OF_ONE_NODE))}"
-
-
-def end_by_signal(signum: int) -> None:
-    """End as the signal would have, so that the shell sees the truth."""
-    atexit._run_exitfuncs()  # which a signal skips
-    sys.stdout.flush()
-    sys.stderr.flush()
-    signal.signal(signum, signal.SIG_DFL)
-    os.kill(os.getpid(), signum)

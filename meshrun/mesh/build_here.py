@@ -14,8 +14,8 @@ from meshrun.errors import MeshError
 from meshrun.layout import Layout, parse_derived, solve_layout
 from meshrun.layout.spec import parse_mesh
 from meshrun.mesh.build import BuiltMesh, build_mesh, set_timeout
-from meshrun.mesh.current import process
 from meshrun.mesh.current_layout import current_layout
+from meshrun.mesh.of_process import process
 from meshrun.mesh.scheduler_task import join_task, launch_environment
 from meshrun.plan.group_options import GroupOptions, parse_group_options
 from meshrun.plan.layout_env import read_count, read_number

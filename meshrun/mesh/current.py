@@ -12,23 +12,14 @@ from typing import TYPE_CHECKING
 from meshrun.errors import MeshError
 from meshrun.layout.spec import AnyMesh, mesh_text
 from meshrun.mesh.build import BuiltMesh, not_in_a_child, slice_mesh
+from meshrun.mesh.build_here import build_from_environment, build_here, layout_of
 from meshrun.mesh.late_settings import tell_late_settings
+from meshrun.mesh.of_process import process
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 _entered = threading.local()
-
-
-class Process:
-    """The one mesh of this process; a plain global, so that every thread sees the same."""
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self.built: BuiltMesh | None = None
-
-
-process = Process()
 
 
 def current_mesh(*dims: str, fallback: str | None = None) -> DeviceMesh:
@@ -122,8 +113,6 @@ def init_mesh(
         SpecError: If a spec cannot be parsed.
         MeshError: If the world has a different size, or another mesh already exists.
     """
-    from meshrun.mesh.build_here import build_here, layout_of
-
     spec = mesh_text(spec)
     with process.lock:
         layout = layout_of(spec, names, flatten, views)
@@ -147,8 +136,6 @@ def _own_mesh(fallback: str | None) -> BuiltMesh:
     if process.built is None:
         if os.environ.get("MESHRUN_WORKER_PID", str(os.getpid())) != str(os.getpid()):
             raise not_in_a_child()
-        from meshrun.mesh.build_here import build_from_environment
-
         process.built = build_from_environment(fallback)
     process.built.check_valid()
     return process.built

@@ -14,8 +14,8 @@ from meshrun.errors import InternalError
 from meshrun.host.name_service import names_from_files_only
 from meshrun.mesh.build import build_mesh, set_timeout
 from meshrun.mesh.build_here import read_group_options, select_device
-from meshrun.mesh.current import process
 from meshrun.mesh.late_settings import note_settings
+from meshrun.mesh.of_process import process
 from meshrun.plan.layout_env import read_layout
 from meshrun.protocol.from_zygote import RankJoined
 from meshrun.worker.reporter import Reporter

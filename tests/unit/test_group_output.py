@@ -10,7 +10,7 @@ import tracemalloc
 
 import pytest
 
-from meshrun.api.worker_group import _Output
+from meshrun.api.rank_output import RankOutput
 from meshrun.worker.call_channel import end_of_output
 from meshrun.worker.serve_calls import serve
 
@@ -18,7 +18,7 @@ from meshrun.worker.serve_calls import serve
 def test_long_sessions_take_no_more_memory() -> None:
     """Neither what was printed stays, nor anything of calls that were made."""
     shown = io.StringIO()
-    output = _Output("stdout", shown)
+    output = RankOutput("stdout", shown)
 
     def call(number: int) -> None:
         for rank in range(2):
@@ -73,7 +73,7 @@ def test_a_call_may_close_its_streams(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_kept_is_not_passed_on() -> None:
     """From then on, and no text before."""
     shown = io.StringIO()
-    output = _Output("stderr", shown)
+    output = RankOutput("stderr", shown)
     output.write("before\nand aft")
     output.keep()
     output.write("er\n")

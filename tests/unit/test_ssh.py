@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshrun.cli.run import OF_THE_CONTROLLER
+from meshrun.cli.on_hosts import OF_THE_CONTROLLER
 from meshrun.cli.words import CommandLine
 from meshrun.errors import UsageError
 from meshrun.plan.hostfile import Host
