@@ -28,6 +28,7 @@ _FROM_OURSELVES = {
     "rendezvous/torch_handler.py": "torch's rendezvous, from its store: of its own types only",
     "submit/patch.py": "what whoever submits adds to a manifest, by YAML's safe loader",
     "report/elastic_events.py": "an installed plug-in, by its entry point",
+    "api/answers.py": _CALL_CHANNEL,
     "api/worker_group.py": _CALL_CHANNEL,
     "api/pytest_plugin.py": _CALL_CHANNEL,
     "worker/serve_calls.py": _CALL_CHANNEL,
