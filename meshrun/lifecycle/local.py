@@ -116,8 +116,11 @@ def _hung(state: State, event: Hung) -> Step:
 
 
 def _excluded(state: State, event: NodeExcluded) -> Step:
-    """Leave the others, if they can continue without this node; else end the launch."""
-    if state.stopping or state.over:
+    """Leave the others, if they can continue without this node; else end the launch.
+
+    That a rank has failed is no reason not to: ranks would start again on this node.
+    """
+    if state.signals or state.excluded is not None or state.over:
         return state, []
     state, nodes = replace(state, excluded=event), state.nodes
     if nodes is None or not nodes.may_leave:

@@ -110,11 +110,11 @@ class NodeHistory:
             self._append(event.host, f"the node was lost: {event.why}")
         elif isinstance(event, RankStarted) and state.generation != self._generation:
             self._generation, self._has_line = state.generation, False
-        elif self._has_line:
-            return
-        elif isinstance(event, NodeExcluded):
+        elif isinstance(event, NodeExcluded) and state.excluded is event:
             self._has_line = True
             self._append(self._host, f"excluded by {event.who}: {event.reason}")
+        elif self._has_line:
+            return
         elif isinstance(event, Checked) and event.hosts and state.nodes is None:
             self._append(self._host, f"the check before the program found: {event.findings[0]}")
         elif isinstance(event, RankExited | RankRaised) and (why := _why_of_node(state)):

@@ -373,11 +373,11 @@ class Loop:
             raised = self.state.ranks[message.rank].raised
             if (raised := self._workers.match_error_file(message, raised)) is not None:
                 self._happen(raised)
-            if message.wait_status and not self.state.stopping:
+            if message.wait_status:
                 self._leave_out_unfit(message)
         self._happen(message)
 
-    def _leave_out_unfit(self, event: RankExited) -> None:
+    def _leave_out_unfit(self, event: RankExited | RankRaised) -> None:
         """Start no rank again on a GPU that only a reset can help."""
         if (why := self._gpu_errors.why_unfit(event.rank, self.plan)) is not None:
             self._happen(
@@ -417,6 +417,8 @@ class Loop:
                     self._nodes.peers.hear(message)
             else:
                 self._happen(message)
+                if isinstance(message, RankRaised):
+                    self._leave_out_unfit(message)
 
     def _on_signals(self) -> None:
         for signum in self._signals.take():

@@ -89,6 +89,10 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [*PARTICIPANT, EXCLUDED, *PARTICIPANT_ENDED],
         [START, LEAVES, term(2, 3), FINISH],
     ),
+    "as one does whose ranks are ended already": (
+        [*PARTICIPANT, DIES[0], EXCLUDED, EXCLUDED, DIES[1]],
+        [START, term(3), FAILED, LEAVES, FINISH],
+    ),
     "the first node cannot leave": (
         [*COORDINATOR, EXCLUDED, *COORDINATOR_ENDED, CLEARED, all_idle()],
         [START, term(0, 1), FAILED, CLEAR, IDLE, THE_END],

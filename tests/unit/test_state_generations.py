@@ -10,7 +10,7 @@ from meshrun.lifecycle.actions import Action, StartAll, StartZygote
 from meshrun.lifecycle.outcome import build_result
 from meshrun.lifecycle.shutdown import ZYGOTE_GRACE_S
 from meshrun.protocol.events import Event
-from meshrun.protocol.from_zygote import ProgramBroken, RankReady, StartFailed
+from meshrun.protocol.from_zygote import NodeExcluded, ProgramBroken, RankReady, StartFailed
 from meshrun.protocol.result import Timings
 from tests.histories import (
     BY_FORCE,
@@ -32,6 +32,7 @@ from tests.histories import (
 )
 
 NOW = StartAll(generation=0)
+EXCLUDED = NodeExcluded(rank=0, reason="ECC", remedy="", at_ns=5 * S)
 LOST_ONE = [exited(1, 9, 5), exited(0, 15, 6), exited(2, 15, 6)]
 RUNNING = [*STARTED, *(RankReady(rank=rank, at_ns=4 * S) for rank in range(3))]
 NO_MODULE = [
@@ -66,6 +67,11 @@ RESTARTS: dict[str, tuple[int, list[Event], list[Action]]] = {
         3,
         [*STARTED, *LOST_ONE, signalled(15, 6.5), CLEARED],
         [term(0, 2), CLEAR, BY_FORCE],
+    ),
+    "a node that must not be used is not, though its ranks are ended already": (
+        3,
+        [*STARTED, raised(1, 5), EXCLUDED, *(exited(r, 15, 6) for r in range(3))],
+        [term(0, 2), FINISH],
     ),
     "a zygote that does not clear up is ended by force": (
         3,
