@@ -144,7 +144,9 @@ def _with_rank(state: State, rank: int, **changes: object) -> State:
 def _started(state: State, event: RankStarted) -> Step:
     state = _with_rank(state, event.rank, pid=event.pid)
     state = replace(state, alive=state.alive | {event.rank})
-    if not state.stopping:
+    # A rank may be heard of on another channel that it has raised before that it has started.
+    ends_by_itself = state.ranks[event.rank].raised is not None and not state.killed
+    if not state.stopping or ends_by_itself:
         return state, []
     signum = signal.SIGKILL if state.killed else signal.SIGTERM
     return _signal_ranks(state, (event.rank,), signum, event.at_ns)

@@ -71,6 +71,10 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [*STARTED, exited(1, 9, 5), passed(34.9), passed(35)],
         [term(0, 2), kill(0, 2)],
     ),
+    "a rank that raised before its start was told ends by itself": (
+        [*STARTED[:1], raised(1, 5), *STARTED[1:], passed(35)],
+        [term(0), term(2), kill(0, 1, 2)],
+    ),
     "a rank that raised and does not end is killed too": (
         [*STARTED, raised(1, 5), exited(0, 15, 6), exited(2, 15, 6), passed(35)],
         [term(0, 2), kill(1)],
