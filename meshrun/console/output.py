@@ -115,7 +115,8 @@ class Output:
         ends = []
         for to_stderr, file in ((False, files.stdout), (True, files.stderr)):
             copy_path = files.filtered_stderr if to_stderr else files.filtered_stdout
-            copy = self._copy(rank, to_stderr, copy_path)
+            teed = file.path is not None and file.printed
+            copy = self._copy(rank, to_stderr, copy_path) if teed else None
             source, end = self._open_stream(rank, file, to_stderr, shown and file.printed)
             if to_stderr:
                 self._tail.pop(rank.rank, None)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
 
@@ -17,9 +19,10 @@ from meshrun.errors import UsageError
 from meshrun.host.entry_points import entry_points, load
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
-from meshrun.protocol.events import Event
+from meshrun.protocol.error_record import render_record
+from meshrun.protocol.events import AllIdle, Event, Met, NextBegins
 from meshrun.protocol.from_zygote import RankStarted
-from meshrun.protocol.result import LaunchResult, split_wait_status
+from meshrun.protocol.result import LaunchResult, signal_name, split_wait_status
 
 ENTRY_POINTS = "torchrun.event_log_handlers"
 """Group in which a package names its ``logging.Handler``, or what makes one."""
@@ -57,12 +60,23 @@ class ElasticEvents:
         self.replan(plan)
         self._run_id = run_id
         self._emit = emit
-        self._began_s = time.time()
+        self._began_ns = self._waits_since_ns = time.monotonic_ns()
+        self._waited_ns = 0
+        self._generation: int | None = None
+        """The last one whose ranks were started."""
 
     def __call__(self, event: Event, state: State, console: Console) -> None:  # noqa: ARG002
-        """Record the start of a worker."""
-        if isinstance(event, RankStarted):
-            self._record("START", rank=event.rank)
+        """Record the start of a worker, and before the first one, how long nodes took to meet."""
+        if isinstance(event, AllIdle):
+            self._waits_since_ns = event.at_ns
+        elif isinstance(event, Met | NextBegins):
+            self._waited_ns = time.monotonic_ns() - self._waits_since_ns
+        elif isinstance(event, RankStarted):
+            if state.generation != self._generation:
+                self._generation = state.generation
+                self._record("RENDEZVOUS", state, duration_ms=self._waited_ns / 1e6)
+                self._record("ASSIGN_WORKER_RANKS", state, duration_ms=0.0)
+            self._record("START", state, rank=event.rank)
 
     def replan(self, plan: LaunchPlan) -> None:
         """Take the plan as it is known now; the nodes may have met."""
@@ -70,57 +84,73 @@ class ElasticEvents:
 
     def end(self, state: State, result: LaunchResult) -> None:
         """Record how each worker ended, and the launch."""
+        if self._generation is None:
+            waited_ms = (time.monotonic_ns() - self._waits_since_ns) / 1e6
+            self._record("RENDEZVOUS", state, duration_ms=waited_ms)
+        failed = {failure.rank for failure in result.failures}
         for rank, known in state.ranks.items():
-            status = known.exited.wait_status if known.exited else 0
-            code, signum = split_wait_status(status)
-            failed = any(failure.rank == rank for failure in result.failures)
+            if known.pid is None:
+                continue
+            code, signum = split_wait_status(known.exited.wait_status if known.exited else 0)
+            exit_code = None if rank not in failed else -signum if signum is not None else code
             told = known.told_to_end_ns is not None
-            how = "TERMINATED" if failed and told else "FAILED" if failed else "SUCCEEDED"
-            raised = None if known.raised is None else known.raised.traceback
-            exit_code = None if not failed else -signum if signum is not None else code
-            pid = known.pid if failed else None
-            self._record(how, rank=rank, exit_code=exit_code, worker_pid=pid, raw_error=raised)
-        self._record("FAILED" if result.exit_code else "SUCCEEDED", restarts=result.restarts)
+            if rank not in failed:
+                how, error = "SUCCEEDED", None
+            elif known.raised is not None:
+                how = "TERMINATED" if told else "FAILED"
+                error = render_record(known.raised, exit_code or 1)
+            else:
+                how = "TERMINATED" if told else "FAILED"
+                error = None if told else json.dumps({"message": "<NONE>"})
+            self._record(how, state, rank=rank, exit_code=exit_code, raw_error=error)
+        if result.exit_code:
+            why = str(result.trouble) if result.trouble else None
+            stopped = result.signum and f"received {signal_name(result.signum)}"
+            self._record("FAILED", state, raw_error=why or stopped or None)
+        else:
+            self._record("SUCCEEDED", state)
 
     def _record(
         self,
-        state: str,
+        what: str,
+        state: State,
         *,
         rank: int | None = None,
         exit_code: int | None = None,
-        worker_pid: int | None = None,
         raw_error: str | None = None,
-        restarts: int = 0,
+        duration_ms: float | None = None,
     ) -> None:
         details = dict(self._details(rank))
+        pid = None if rank is None else state.ranks[rank].pid
         if rank is not None:
-            details.update(exit_code=(exit_code,), worker_pid=(worker_pid,))
+            details.update(exit_code=(exit_code,), worker_pid=(pid if exit_code else None,))
         record = {
-            "name": f"torchelastic.worker.status.{state}",
+            "name": f"torchelastic.worker.status.{what}",
             "source": "AGENT" if rank is None else "WORKER",
             "timestamp": 0,  # torch-elastic leaves it at that
             "metadata": {
                 "run_id": self._run_id,
                 "global_rank": rank,
                 "group_rank": self.plan.node_rank,
-                "worker_id": None if rank is None else str(worker_pid or rank),
+                "worker_id": None if rank is None else str(pid),
                 "role": self.plan.request.role,
                 "hostname": socket.gethostname(),
-                "state": state,
-                "total_run_time": int(time.time() - self._began_s),
+                "state": what,
+                "total_run_time": int((time.monotonic_ns() - self._began_ns) / 1e9),
                 "rdzv_backend": self.plan.request.rendezvous.backend,
                 "raw_error": raw_error,
                 "metadata": json.dumps(details),
-                "agent_restarts": restarts,
-                "duration_ms": None,
+                "agent_restarts": state.restarts,
+                "duration_ms": duration_ms,
             },
         }
         self._emit(json.dumps(record))
 
     def _details(self, rank: int | None) -> Iterator[tuple[str, object]]:
-        layout = self.plan.layout
+        layout, program = self.plan.layout, self.plan.program
         yield "group_world_size", layout.nnodes
-        yield "entry_point", self.plan.program.target
+        executable = program.target if program.kind == "command" else sys.executable
+        yield "entry_point", os.path.basename(executable)
         if rank is not None:
             yield "local_rank", (layout.local_rank(rank),)
             role_rank, role_world_size = self.plan.place_in_role(rank)

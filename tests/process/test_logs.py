@@ -138,10 +138,11 @@ def test_a_log_ends_with_the_exception(
 
 
 def test_matching_lines_are_copied(fake_torch: object, tmp_path: Path) -> None:
-    """All ranks' lines with one of the words, in torchrun's words."""
+    """Teed lines with one of the words, in torchrun's words."""
     run_meshrun(
-        "--nproc-per-node", "2", "-t", "3", "--log-dir", tmp_path / "logs", "--role", "trainer",
-        "--duplicate-stdout-filters", "out 1,nothing", "--duplicate-stderr-filters", "err", ECHO,
+        "--nproc-per-node", "2", "-t", "0:2,1:3", "--role", "trainer",
+        "--log-dir", tmp_path / "logs",
+        "--duplicate-stdout-filters", "out,nothing", "--duplicate-stderr-filters", "err", ECHO,
     )  # fmt: skip
 
     copied = text_of(tmp_path / "logs", "attempt_0/filtered_stdout.log")

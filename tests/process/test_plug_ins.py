@@ -15,10 +15,46 @@ def test_events_go_to_the_console(fake_torch: object) -> None:
     events = [json.loads(line) for line in ours.stderr.splitlines() if line.startswith("{")]
 
     assert [(event["source"], event["metadata"]["state"]) for event in events] == [
+        ("AGENT", "RENDEZVOUS"),
+        ("AGENT", "ASSIGN_WORKER_RANKS"),
         ("WORKER", "START"),
         ("WORKER", "SUCCEEDED"),
         ("AGENT", "SUCCEEDED"),
     ]
+
+
+def test_events_tell_generations_and_failures_apart(fake_torch: object, tmp_path: Path) -> None:
+    """A worker is its process id from start to end, and an error is what ``@record`` writes."""
+    (program := tmp_path / "fails.py").write_text(
+        "import os, signal\n"
+        "if os.environ['RANK'] == '0':\n    raise RuntimeError('oops')\n"
+        "signal.pause()\n"
+    )
+    words = ("--nproc-per-node", "2", "--max-restarts", "1", "--event-log-handler", "console")
+    ours = run_meshrun(*words, program)
+    events = [json.loads(line) for line in ours.stderr.splitlines() if line.startswith("{")]
+    workers = [each["metadata"] for each in events if each["source"] == "WORKER"]
+    second, ended = workers[2:4], workers[4:]
+
+    assert [each["agent_restarts"] for each in workers] == [0, 0, 1, 1, 1, 1]
+    assert {each["worker_id"] for each in second} == {each["worker_id"] for each in ended}
+    assert [each["state"] for each in ended] == ["FAILED", "TERMINATED"]
+    assert json.loads(ended[0]["raw_error"])["message"]["message"] == "RuntimeError: oops"
+    assert ended[1]["raw_error"] is None
+
+
+def test_events_of_nodes_that_do_not_meet(fake_torch: object) -> None:
+    """No worker has an end without a start, and the launch says why."""
+    ours = run_meshrun(
+        "--nnodes", "2", "--nproc-per-node", "2", "--master-port", "0", "--node-rank", "0",
+        "--rdzv-conf", "timeout=1", "--event-log-handler", "console", PROGRAMS / "echo.py",
+    )  # fmt: skip
+    events = [json.loads(line) for line in ours.stderr.splitlines() if line.startswith("{")]
+
+    told = [(event["source"], event["metadata"]["state"]) for event in events]
+    assert told == [("AGENT", "RENDEZVOUS"), ("AGENT", "FAILED")], ours.stderr
+    assert events[0]["metadata"]["duration_ms"] >= 1000
+    assert "1 of 2 nodes joined" in events[1]["metadata"]["raw_error"]
 
 
 @pytest.fixture
@@ -63,7 +99,7 @@ def test_events_go_to_a_plug_in(plug_in: Path, tmp_path: Path, fake_torch: objec
 
     assert ours.returncode == 0, ours.stderr
     assert [json.loads(line)["source"] for line in path.read_text().splitlines()] == [
-        "WORKER", "WORKER", "AGENT",
+        "AGENT", "AGENT", "WORKER", "WORKER", "AGENT",
     ]  # fmt: skip
 
 
