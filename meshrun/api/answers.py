@@ -102,7 +102,7 @@ class Asking:
         except EOFError:
             self._reactor.remove(member.channel)
             self.answers.is_rank_gone = True
-            self._give_up(f"{member.label} ended")
+            self._give_up(f"{member.label} exited during the call")
             return
         self._reactor.remove(member.channel)
         self.answers.of[member] = answer

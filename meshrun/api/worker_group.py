@@ -102,6 +102,13 @@ class WorkerGroup:
         self._process: subprocess.Popen[bytes] | None = None
         self._printed, self._said = RankOutput("stdout", stdout), RankOutput("stderr", stderr)
         self._calls = 0
+        self._turn, self._owner = threading.RLock(), os.getpid()
+        """Held by the thread whose call is under way."""
+        self._asks_in: int | None = None
+        """The thread that waits for answers."""
+        self._was_hung_up = False
+        """Whether the group was closed meanwhile."""
+        self._output: threading.Thread | None = None
         self._closing = contextlib.ExitStack()
         self._folder = self._closing.enter_context(private_folder())
         self._began_ns = time.monotonic_ns()
@@ -128,8 +135,9 @@ class WorkerGroup:
                 (self._process.stdout, self._printed),
                 (self._process.stderr, self._said),
             ]
-            self._output = threading.Thread(target=copy_output, args=[streams], daemon=True)
-            self._output.start()
+            output = threading.Thread(target=copy_output, args=[streams], daemon=True)
+            output.start()
+            self._output = output
             self._accept(listener)
         except BaseException:
             self._end(0.0)
@@ -154,15 +162,18 @@ class WorkerGroup:
             KeyboardInterrupt: If it was interrupted; the ranks were, too.
         """
         message = pickle_call(function, args, kwargs)
-        number, self._calls = self._calls, self._calls + 1  # one that is interrupted counts too
-        try:
-            answers = self.exchange(
-                message, timeout_s=timeout, failed=has_raised, takes=Lender().takes
-            )
-        finally:
-            if self.members:
-                self._printed.wait_for(number, len(self.members))
-                self._said.wait_for(number, len(self.members))
+        with self._turn:
+            number, self._calls = self._calls, self._calls + 1  # one that is interrupted counts too
+            try:
+                answers = self.exchange(
+                    message, timeout_s=timeout, failed=has_raised, takes=Lender().takes
+                )
+            finally:
+                if self.members:
+                    self._printed.wait_for(number, len(self.members))
+                    self._said.wait_for(number, len(self.members))
+        if self._was_hung_up and answers.missing:
+            raise GroupLost("these workers were closed during the call")
         if answers.is_rank_gone and answers.trouble is not None:
             raise answers.trouble  # others' errors are those of lost connections
         for member, (value, text, error) in answers.of.items():
@@ -201,17 +212,33 @@ class WorkerGroup:
         Raises:
             GroupLost: If the group is closed.
         """
+        if os.getpid() != self._owner:
+            raise GroupLost(f"these workers are those of process {self._owner}, not of its fork")
+        with self._turn:
+            return self._exchange(message, timeout_s, failed, takes)
+
+    def _exchange(
+        self,
+        message: bytes,
+        timeout_s: float | None,
+        failed: Callable[[Any], bool],
+        takes: Callable[[Member, Any], bool],
+    ) -> Answers:
         if not self.members:
             raise GroupLost("these workers were closed", hint="start a new group")
-        with Reactor() as reactor:
-            asking = Asking(self.members, reactor, failed, takes)
-            with interrupts_of(reactor, asking.interrupt):
-                try:
-                    asking.send(message, timeout_s)
-                    reactor.run_until(lambda: asking.is_done)
-                except KeyboardInterrupt:  # of a handler that is the program's own
-                    asking.interrupt()
-                    reactor.run_until(lambda: asking.is_done)
+        self._asks_in = threading.get_ident()
+        try:
+            with Reactor() as reactor:
+                asking = Asking(self.members, reactor, failed, takes)
+                with interrupts_of(reactor, asking.interrupt):
+                    try:
+                        asking.send(message, timeout_s)
+                        reactor.run_until(lambda: asking.is_done)
+                    except KeyboardInterrupt:  # of a handler that is the program's own
+                        asking.interrupt()
+                        reactor.run_until(lambda: asking.is_done)
+        finally:
+            self._asks_in = None
         if asking.is_interrupted:
             if asking.left:
                 self._end(0.0)
@@ -241,8 +268,20 @@ class WorkerGroup:
             self._process.send_signal(signal.SIGQUIT)
 
     def close(self) -> None:
-        """Have the ranks exit, and wait until nothing of them is left."""
-        self._end(_CLOSE_S)
+        """Have the ranks exit, and wait until nothing of them is left.
+
+        A call that is under way in another thread raises :class:`GroupLost`.
+        """
+        if os.getpid() != self._owner:
+            return
+        if self._asks_in is not None:
+            self._was_hung_up = True
+            for member in self.members:
+                member.channel.hang_up()
+            if self._asks_in == threading.get_ident():  # a handler of a signal; the call closes it
+                return
+        with self._turn:
+            self._end(_CLOSE_S)
 
     def __enter__(self) -> WorkerGroup:
         """Return the group, to be closed at the end of the block."""
@@ -283,21 +322,30 @@ class WorkerGroup:
         """Let the ranks exit, or stop them after a while; return how the launch had failed."""
         for member in self.members:
             member.channel.close()
-        process, self.members, self._process, trouble = self._process, (), None, None
+        process, self.members, trouble = self._process, (), None
         if process is not None:
             try:
                 process.wait(grace_s)
-            except subprocess.TimeoutExpired:
-                process.terminate()
-                process.wait()
+            except BaseException as error:
+                _stop(process)
+                self._let_go(process, _CLOSE_S)  # who is impatient wants nothing left all the same
+                if not isinstance(error, subprocess.TimeoutExpired):
+                    raise
             else:
                 trouble = self._trouble(process.returncode)
-            self._output.join()
-            self._printed.close()
-            self._said.close()
-            end_launcher(process)
+                self._let_go(process, None)
         self._closing.close()
         return trouble
+
+    def _let_go(self, process: subprocess.Popen[bytes], within_s: float | None) -> None:
+        """Bring out what is left of the output of a launcher that has ended, and forget it."""
+        if self._output is not None:
+            self._output.join(within_s)
+        self._printed.close()
+        self._said.close()
+        end_launcher(process)
+        self._process = None
+        self._closing.close()
 
     def _trouble(self, code: int) -> MeshrunError | None:
         try:
@@ -318,6 +366,18 @@ class WorkerGroup:
                 break
             last = self._said.kept
         return "\n".join(_where_calls_are(last.splitlines()[1:]))
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """Have a launcher end its ranks and itself; one that does not, because it is stopped, dies."""
+    process.terminate()
+    try:
+        process.wait(_SHUTDOWN_S + _CLOSE_S)
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        process.kill()
+        process.wait()
 
 
 def _where_calls_are(lines: Iterable[str]) -> Iterator[str]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
 from collections.abc import Callable
 from contextlib import ExitStack
 
 from meshrun.check.requirements import check_dims
+from meshrun.cli.end import end_by_signal
 from meshrun.cli.options import Options
 from meshrun.errors import UsageError
 from meshrun.host.descriptors import say
@@ -52,8 +54,15 @@ def check_requirements(options: Options, request: LaunchRequest) -> None:
             if options.is_typed(row):
                 raise UsageError(f"{row.flag} requires --check or --check-first")
         return
+    if "" in options.check_path:
+        raise UsageError("--check-path is empty")
     dims = request.mesh.mesh_dim_names if request.mesh is not None else None
     check_dims(options.require, dims or ())
+
+
+def _end_by(signum: int, _frame: object) -> None:
+    end_by_signal(signum)
+    os._exit(128 + signum)  # the first process of a container
 
 
 def check_mesh(
@@ -73,6 +82,9 @@ def check_mesh(
 
     with ExitStack() as held:
         atexit.register(held.close)  # a launch that was stopped ends by the signal
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(signum) is signal.SIG_DFL:  # until the launch has its own handlers
+                signal.signal(signum, _end_by)
         path = os.path.join(held.enter_context(private_folder()), "measured")
         os.environ[RESULT_FILE] = path
         code = launch(request)

@@ -6,6 +6,7 @@ which increases when a field is removed or changes its meaning.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
@@ -329,7 +330,8 @@ def open_event_log(plan: LaunchPlan, run_id: str, console: Console) -> EventLog 
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC
         fd = os.open(path, flags, 0o600)
     except OSError as error:
-        raise HostError(f"--events: cannot open `{path}`: {error.strerror}") from error
+        why = "no process reads it" if error.errno == errno.ENXIO else error.strerror
+        raise HostError(f"--events: cannot open `{path}`: {why}") from error
     return EventLog(plan, run_id, WholeLines(fd, path, console.note).write)
 
 

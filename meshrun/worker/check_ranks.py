@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import signal
 import socket
 import sys
 import tempfile
@@ -55,6 +56,7 @@ _AGAIN_S = {"quick": 1.0, "full": 10.0}
 
 def main() -> None:
     """Measure, gather and write."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a traceback of ours would tell nobody anything
     mode, *paths = sys.argv[1:]
     measured = gather(measure(mode, paths))
     if measured is not None:

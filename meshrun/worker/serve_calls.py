@@ -80,6 +80,7 @@ def serve(channel: Channel) -> None:
     from meshrun.worker.call_channel import end_of_output
 
     own, calls, terminal = os.getpid(), _Calls(), BorrowedTerminal(channel)
+    rank = os.environ["RANK"]
     for number in count():
         try:
             call = channel.receive()
@@ -91,8 +92,9 @@ def serve(channel: Channel) -> None:
         terminal.give_back()
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):  # the call has closed it
-                print(f"{end_of_output(number)}{os.environ['RANK']}", file=stream, flush=True)
-        channel.send(answer)
+                print(f"{end_of_output(number)}{rank}", file=stream, flush=True)
+        with suppress(OSError):  # the caller is gone, or waits no longer; no call will come
+            channel.send(answer)
 
 
 class _Calls:

@@ -105,10 +105,10 @@ class _RankSession:
     def pytest_runtestloop(self) -> bool:
         """Run the tests that come."""
         while True:
-            self._channel.send(pickle.dumps(self._done))
             try:
+                self._channel.send(pickle.dumps(self._done))
                 order: RunTest = pickle.loads(self._channel.receive())  # noqa: S301
-            except EOFError:
+            except (EOFError, OSError):  # nobody waits any longer
                 return True
             self._done = TestDone()
             self._run(order)

@@ -108,15 +108,19 @@ def test_a_folder_whose_maker_was_killed_at_once_goes(
     shutil.rmtree(new)
 
 
+@pytest.mark.parametrize("is_early", [False, True])
 def test_a_check_that_is_stopped_leaves_no_folder(
-    fake_torch: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    is_early: bool, fake_torch: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It ends by the signal, as every launch does."""
+    """It ends by the signal, as every launch does, also before it has begun to launch."""
     (held := tmp_path / "held").mkdir()
     monkeypatch.setenv("FAKE_TORCH_HOLDS_IN", str(held))
     monkeypatch.setenv("FAKE_TORCH_HOLDS_AT", "importing 0")
     with start_meshrun("--check", "--mesh", "dp=2", "--device", "cpu", folder=tmp_path) as running:
-        wait_until((held / "at.0.zygote").exists, lambda: running.stderr)
+        if is_early:
+            wait_until(folders, lambda: running.stderr)
+        else:
+            wait_until((held / "at.0.zygote").exists, lambda: running.stderr)
         running.signal(signal.SIGTERM)
         assert running.wait() == 143
     assert folders() == set()

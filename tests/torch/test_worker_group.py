@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import signal
@@ -15,6 +16,7 @@ import pytest
 import meshrun
 from meshrun.api.remote_call import RankTraceback
 from meshrun.api.worker_group import GroupLost, WorkerGroup
+from tests.kit import wait_until
 from tests.variations import ordinary
 
 pytestmark = pytest.mark.torch
@@ -101,6 +103,49 @@ def test_calls_are_made_by_all_ranks_and_what_they_leave_stays(interruptible: No
     assert err.getvalue() == ""
     with pytest.raises(GroupLost):
         group.call(add)
+
+
+def test_a_group_belongs_to_all_threads_of_its_process_and_to_no_fork() -> None:
+    """Each call gets its own answers; one that is under way as the group is closed ends."""
+    found: dict[int, object] = {}
+
+    def ask(number: int) -> None:
+        found[number] = [group.call(abs, number) for _ in range(20)]
+
+    def wait_long() -> None:
+        with pytest.raises(GroupLost, match="closed during the call") as caught:
+            group.call(wait_on_rank_1)
+        found[-1] = caught.value
+
+    with WorkerGroup(mesh="dp=2", device="cpu", stderr=io.StringIO()) as group:
+        group.call(os.environ.clear)
+        threads = [threading.Thread(target=ask, args=[number]) for number in (1, 2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert found == {number: [[number] * 2] * 20 for number in (1, 2)}
+        if (child := os.fork()) == 0:
+            with contextlib.suppress(GroupLost):
+                group.call(abs, 3)
+                os._exit(1)
+            group.close()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert group.call(abs, 4) == [4, 4]
+        waits = threading.Thread(target=wait_long)
+        waits.start()
+        wait_until(lambda: group._asks_in is not None, lambda: "no call is under way")
+        group.close()
+        waits.join()
+    assert isinstance(found[-1], GroupLost)
+
+
+def wait_on_rank_1() -> None:
+    import torch.distributed as dist
+
+    if dist.get_rank() == 1:
+        time.sleep(1)
 
 
 @pytest.mark.parametrize("how", ordinary(["raise", "exit"], "exit"))
