@@ -276,4 +276,7 @@ def _trouble_here(state: State) -> MeshrunError | None:
     )
     exit_code, signum = split_wait_status(state.lost_process.wait_status)
     trouble.exit_code = 128 + signum if signum is not None else exit_code or InternalError.exit_code
+    refusal = state.nodes.failed if state.nodes is not None else None
+    if refusal is not None and what in refusal.error.message:
+        trouble.message = refusal.error.message  # which says why the others go on without this node
     return trouble

@@ -201,7 +201,7 @@ def test_cores_that_mpirun_binds_to_are_told(make_hosts: MakeHosts, mpirun: Mpir
     free = mpirun(hosts, "-npernode", "1", "--bind-to", "none", *words)
 
     assert (bound.returncode, free.returncode) == (0, 0), bound.stderr + free.stderr
-    told = "2 workers share 1 core"
+    told = "binds 2 workers to 1 of "
     assert told in bound.stderr
     assert "mpirun --bind-to none" in bound.stderr
     assert told not in free.stderr

@@ -89,7 +89,7 @@ def test_a_training_goes_on_on_fewer_nodes(make_hosts: MakeHosts, tmp_path: Path
     alone = Launch(hosts, 0, ["--mesh", "dp=1", *words, str(saved + 15)])
 
     assert alone.end() == 0, alone.text
-    assert f"from step {saved} on, with {{'dp': 1}}\n" in alone.text
+    assert f"from step {saved} on, with {{'dp': 1}}" in alone.text
     steps = [int(number) for number in re.findall(r"step (\d+): ", alone.text)]
     assert steps == list(range(saved + 1, saved + 16))
 
