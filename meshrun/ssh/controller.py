@@ -269,6 +269,12 @@ class Controller:
         if self._can_spare(session):
             self._retry.add(session, why)
             return
+        has_result = self._first is not None and self._first.ended is not None
+        if self._is_elastic and has_result and session is not self._first:
+            self._console.note(f"host {why.host} was lost: {why.why}")  # which ranks no longer need
+            session.is_done = True
+            session.close()
+            return
         if not self._lost:
             self._may_restart = self._is_elastic and not self._is_closing
             self._console.note(f"host {why.host} was lost: {why.why}")

@@ -13,7 +13,7 @@ import pytest
 
 from tests.engines.hosts import MakeHosts
 from tests.engines.together import Launch, all_gone, end_all, launch_on, said
-from tests.kit import PROGRAMS
+from tests.kit import PROGRAMS, wait_until
 
 pytestmark = pytest.mark.torch
 SAYS = PROGRAMS / "nodes.py"
@@ -96,8 +96,9 @@ def test_names_do_not_matter_where_an_address_is_given(make_hosts: MakeHosts, ba
 def test_nodes_meet_over_ipv6(make_hosts: MakeHosts, backend: str, form: str) -> None:
     """An endpoint with an IPv6 address, also one of the link, and without brackets."""
     hosts = make_hosts(2, ipv6=True)
-    shown = hosts.run(0, ["ip", "-6", "addr", "show", "dev", "eth0", "scope", "link"]).stdout
-    of_link = shown.partition("inet6 ")[2].partition("/")[0]
+    show = ["ip", "-6", "addr", "show", "dev", "eth0", "scope", "link", "-tentative"]
+    wait_until(lambda: "inet6 " in hosts.run(0, show).stdout, lambda: "no address of the link")
+    of_link = hosts.run(0, show).stdout.partition("inet6 ")[2].partition("/")[0]
     endpoint = form.format(hosts.addresses_v6[0], of_link)
     launches = launch_on(
         hosts, "--nnodes", "2", "--rdzv-backend", backend, "--rdzv-endpoint", endpoint, *MESH, SAYS
