@@ -20,10 +20,13 @@ def decline(request: LaunchRequest, error: MeshrunError) -> None:
         check_backend(rendezvous.backend)
     except UsageError:  # a slip on this node alone: the others wait at the endpoint
         rendezvous = replace(rendezvous, backend="static")
+    nnodes = request.nnodes or 1
+    if rendezvous.node_rank is not None and rendezvous.node_rank >= nnodes:
+        rendezvous = replace(rendezvous, node_rank=None)  # it may be node 0, for whom others wait
     try:
         config = plan_rendezvous(
             rendezvous,
-            nnodes=request.nnodes or 1,
+            nnodes=nnodes,
             node_timeout_s=request.node_timeout_s,
         )
     except UsageError:
