@@ -72,7 +72,8 @@ def nothing_left(
 ) -> Iterator[None]:
     """Fail the test that leaves a process, or a file in the temporary folder."""
     mark = uuid.uuid4().hex
-    (folder := tmp_path_factory.getbasetemp() / mark[:8]).mkdir()
+    # A short name, for sockets' paths, that is drawn again where it exists.
+    folder = Path(tempfile.mkdtemp(prefix="", dir=tmp_path_factory.getbasetemp()))
     monkeypatch.setenv(MARK, mark)
     monkeypatch.setenv("TMPDIR", str(folder))
     monkeypatch.setattr(tempfile, "tempdir", None)
