@@ -91,7 +91,7 @@ def fixed_by_parent() -> dict[str, str]:
         found[f"{name} namespace"] = os.readlink(f"/proc/self/ns/{name}")
     root = os.stat("/")
     found["root"] = f"{root.st_dev}:{root.st_ino}"
-    found["nice"] = str(os.getpriority(os.PRIO_PROCESS, 0))
+    found["nice value"] = str(os.getpriority(os.PRIO_PROCESS, 0))
     found["scheduler"] = f"{os.sched_getscheduler(0)} {os.sched_getparam(0).sched_priority}"
     found["memory policy"] = _memory_policy()
     for name in _LIMITS:

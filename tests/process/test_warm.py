@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -73,10 +73,10 @@ class Warm:
         self.folder, self.imports = folder, imports
 
     def run(
-        self, *args: str | Path, env: dict[str, str] | None = None
+        self, *args: str | Path, env: dict[str, str] | None = None, around: Sequence[str] = ()
     ) -> subprocess.CompletedProcess[str]:
         """Run to the end."""
-        return run_meshrun("--warm", *args, env=env)
+        return run_meshrun("--warm", *args, env=env, around=around)
 
     def leave(self, *args: str | Path) -> int:
         """Run, and wait for the server that is left; return its process id."""
@@ -236,6 +236,19 @@ def test_another_environment_has_a_server_of_its_own(warm: Warm, tmp_path: Path)
         wait_until(lambda: not warm.starting(), lambda: "the new server")
     assert len(warm.servers()) == 4
     assert server not in [found.server.pid for found in warm.servers()]
+
+
+def test_another_priority_has_a_server_of_its_own(warm: Warm, tmp_path: Path) -> None:
+    """So has whatever else a process cannot be given once it runs; the server there is stays."""
+    script = program(tmp_path, "import os, torch; print('nice', os.nice(0))")
+    server = warm.leave(script)
+    done = warm.run(script, around=["nice", "-n", "5"])
+    assert "starting fresh, not from the warm server: it has another nice value" in done.stderr
+    assert "nice 5" in done.stdout
+    wait_until(lambda: len(warm.servers()) == 2, lambda: "the new server")
+    assert "fresh" not in warm.run(script, around=["nice", "-n", "5"]).stderr
+    assert "fresh" not in warm.run(script).stderr
+    assert server in [found.server.pid for found in warm.servers()]
 
 
 def test_a_changed_library_ends_the_server(warm: Warm, tmp_path: Path) -> None:

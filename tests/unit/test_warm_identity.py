@@ -65,8 +65,8 @@ def test_nothing_else_matters(pair: tuple[Server, Wanted, Path]) -> None:
 
 CHANGES: list[tuple[dict[str, Any], str, int | None]] = [
     ({"interpreter": "python3.13"}, "it has another interpreter", None),
-    ({"fixed": {"Uid": "1"}}, "it has another Uid", None),
-    ({"fixed": {"cgroup": "/x"}}, "it has another cgroup", None),
+    ({"fixed": {"Uid": "1"}}, "it has another Uid", 1),
+    ({"fixed": {"cgroup": "/x"}}, "it has another cgroup", 1),
     ({"modules": ("torch", "lightning")}, "it holds other packages", None),
     ({"modules": ("torch",)}, "it holds other packages", None),
     ({"own_files": ["/other.py"]}, "it holds the packages of another program", None),
