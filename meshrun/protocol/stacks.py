@@ -20,6 +20,7 @@ _PARTS_OF_GROUP = re.compile(r"^ +\+-\+-", re.MULTILINE)
 """Where the tracebacks of what an ``ExceptionGroup`` holds begin, after its own."""
 _FATAL = re.compile(r"Fatal Python error: (.*)")
 _MOST_FRAMES = 40
+_IMPORT = "<frozen importlib"
 _WRAPPERS = frozenset(
     {"wrapper", "inner", "_call_impl", "_wrapped_call_impl", "__call__", "<lambda>"}
 )
@@ -161,8 +162,10 @@ def short_path(file: str, folder: str) -> str:
 def _unwrapped(calls: tuple[Frame, ...]) -> str:
     """Return the call that the user made, rather than a decorator around it.
 
-    "" where none is written there: ``x[0]`` calls ``__getitem__``, and ``Linear()`` ``__init__``.
+    ``import`` runs a module; "" where none is written: ``x[0]`` calls ``__getitem__``, and ``Linear()`` ``__init__``.
     """
+    if calls and (calls[-1].function == "<module>" or calls[-1].file.startswith(_IMPORT)):
+        return "import"
     names = [frame.function for frame in reversed(calls)]
     made = next((name for name in names if name not in _WRAPPERS), next(iter(names), ""))
     return "" if made.startswith("__") and made.endswith("__") else made

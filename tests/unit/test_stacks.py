@@ -96,6 +96,15 @@ def test_a_stack_is_told_by_the_call_that_the_user_made() -> None:
     ]
 
 
+def test_an_import_is_told_as_one(tmp_path: Path) -> None:
+    """In a traceback, which leaves out how modules are found, and in a dump, which does not."""
+    library = frame("/env/lib/site-packages/library/__init__.py", 7, "<module>")
+    finds = [frame("<frozen importlib._bootstrap>", line, "_find_and_load") for line in (1, 2)]
+    mine = frame("/home/me/train.py", 3, "<module>")
+    assert headline((library, mine), "/home/me") == "import at train.py:3"
+    assert headline((library, *finds, mine), "/home/me") == "import at train.py:3"
+
+
 def test_deep_stacks_are_cut_at_their_outer_end() -> None:
     """A recursion of a thousand calls says nothing new."""
     lines = list(describe((frame("/a.py", 1, "f"),) * 1000, "/"))
