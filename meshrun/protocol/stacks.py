@@ -162,7 +162,8 @@ def short_path(file: str, folder: str) -> str:
 def _unwrapped(calls: tuple[Frame, ...]) -> str:
     """Return the call that the user made, rather than a decorator around it.
 
-    ``import`` runs a module; "" where none is written: ``x[0]`` calls ``__getitem__``, and ``Linear()`` ``__init__``.
+    A module is run by ``import``. "" where none is written: ``x[0]`` calls ``__getitem__``, and
+    ``Linear()`` ``__init__``.
     """
     if calls and (calls[-1].function == "<module>" or calls[-1].file.startswith(_IMPORT)):
         return "import"
