@@ -8,16 +8,14 @@ nodes, and the console shows what the ranks print.
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from meshrun.cluster import ClusterFacts
-from meshrun.cluster.here import detect_here
-from meshrun.errors import HostError, MeshrunError, UsageError
+from meshrun.cluster.here import detect_here, is_rank, with_starter
+from meshrun.errors import MeshrunError, UsageError
 from meshrun.host.cores import count_cores
-from meshrun.host.descriptors import say
 from meshrun.host.detect_host import detect_host
 from meshrun.host.machine import HostFacts
 from meshrun.host.outside_devices import count_with_torch
@@ -29,16 +27,14 @@ from meshrun.plan.scheduler_defaults import fit_nodes_to_cluster, fit_to_cluster
 from meshrun.supervisor.giving_up import decline, declining, inherit_listener
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from meshrun.console.console import Console
     from meshrun.plan.rank_env import LaunchFacts
     from meshrun.protocol.caller import Caller
     from meshrun.protocol.events import Met
     from meshrun.protocol.result import LaunchResult
-    from meshrun.report.detected import Detected
-    from meshrun.report.watchers import Watcher
-    from meshrun.supervisor.loop import Observer, Watch
+    from meshrun.supervisor.loop import Watch
     from meshrun.supervisor.node_link import Meet
     from meshrun.warm.client import WarmRun
 
@@ -72,6 +68,8 @@ def find_cluster(
 ) -> tuple[ClusterFacts | None, bool]:
     """Return the scheduler's facts, and whether a launch here can start launchers on its nodes.
 
+    A rank's scheduler is not its own.
+
     Raises:
         UsageError: If a variable of the scheduler is broken.
     """
@@ -80,40 +78,7 @@ def find_cluster(
     asked = request.rendezvous
     says_where = bool(asked.endpoint or asked.master_addr or asked.standalone)
     found = detect_here(together=not says_where and request.nnodes != 1)
-    if found is None or found.shell is None or is_child:
-        return found, False
-    able = _can_start(found)
-    return able or found, able is not None
-
-
-def is_rank() -> bool:
-    """Whether this process is a rank; one that launches is no task of the scheduler."""
-    return "TORCHELASTIC_RUN_ID" in os.environ
-
-
-def find_out(request: LaunchRequest, *, version: str) -> Detected:
-    """Find out what a launch here would mean for this version of meshrun; starts nothing."""
-    from meshrun.rendezvous.secret import read_secret
-    from meshrun.report.detected import Detected
-
-    facts: ClusterFacts | None = None
-    try:
-        facts, may_step = find_cluster(request)
-        request = fit_to_cluster(request, facts, may_step=may_step)
-        planned = plan(request, check_host=False, cluster=facts)
-    except MeshrunError as error:
-        return Detected(
-            facts=facts, request=request, version=version, error=error, is_rank=is_rank()
-        )
-    meeting = planned.rendezvous
-    return Detected(
-        facts=facts,
-        request=request,
-        version=version,
-        plan=planned,
-        has_secret=meeting is not None and bool(read_secret(os.environ, meeting)),
-        is_rank=is_rank(),
-    )
+    return (found, False) if found is None or is_child else with_starter(found)
 
 
 def plan(
@@ -154,46 +119,6 @@ def plan(
     return replace(planned, request=request)
 
 
-def check_gpus(plan: LaunchPlan) -> None:
-    """Look at the GPUs that ranks will use, if that is asked for, and tell what is wrong with them.
-
-    Raises:
-        HostError: If one fails the check.
-    """
-    if not plan.request.check_gpus:
-        return
-    from meshrun.supervisor.check_gpus import examine_gpus
-
-    examine_gpus(plan, lambda text: say(f"meshrun: {text}"))
-
-
-def check_node(plan: LaunchPlan) -> None:
-    """Check that this node is fit for ranks, as far as that is asked for.
-
-    Raises:
-        HostError: If a GPU fails the check.
-        NodeExcludedError: If the node has failed too often.
-    """
-    request = plan.request
-    path, most = request.node_history, request.max_node_failures
-    if path is not None and most is not None:
-        from meshrun.report.node_history import check_own_history
-
-        check_own_history(path, most)
-    try:
-        check_gpus(plan)
-    except HostError as error:
-        if path is not None:
-            from meshrun.host.exclusion import node_name
-            from meshrun.report.node_history import note_failure
-
-            run_id = request.rendezvous.run_id or ""
-            why_not = note_failure(path, node_name(os.environ), run_id, error.message)
-            if why_not is not None:
-                say(f"meshrun: {why_not}")
-        raise
-
-
 def plan_or_decline(request: LaunchRequest, cluster: ClusterFacts | None) -> LaunchPlan:
     """Decide everything about a launch; if it is impossible, tell the other nodes.
 
@@ -202,6 +127,8 @@ def plan_or_decline(request: LaunchRequest, cluster: ClusterFacts | None) -> Lau
         HostError: If its GPUs were to be checked, and one failed.
         NodeExcludedError: If this node has failed too often.
     """
+    from meshrun.report.check_node import check_node
+
     try:
         planned = plan(request, cluster=cluster)
         check_node(planned)
@@ -248,7 +175,7 @@ def launch(
     from meshrun.lifecycle.stopwatch import Stopwatch
     from meshrun.protocol.error_record import pass_error_on
     from meshrun.report.listening import note_listening
-    from meshrun.report.watchers import make_watchers
+    from meshrun.report.watchers import make_observers, make_watchers
     from meshrun.supervisor.launch_facts import complete, facts_at_start
     from meshrun.supervisor.loop import Loop
     from meshrun.supervisor.program_file import check_program
@@ -293,7 +220,7 @@ def launch(
                 watch=[stopwatch.see, *watchers, *([watch] if watch is not None else [])],
                 complete=complete_plan,
                 meet=meet,
-                observers=_observers(plan, console, watchers),
+                observers=make_observers(plan, console, watchers),
                 caller=caller,
                 warm=_warm(plan, console),
             )
@@ -328,18 +255,6 @@ def _meet_nodes(
     return meet_nodes(plan, replace(rendezvous, paste=paste))
 
 
-def _observers(plan: LaunchPlan, console: Console, watchers: Sequence[Watcher]) -> list[Observer]:
-    from meshrun.supervisor.loop import Observer
-
-    found: list[Observer] = [watcher for watcher in watchers if isinstance(watcher, Observer)]
-    if plan.request.status:
-        from meshrun.report.status_view import StatusView
-        from meshrun.supervisor.live import Live
-
-        found.append(Live(plan, console, StatusView))
-    return found
-
-
 def _warm(plan: LaunchPlan, console: Console) -> WarmRun | None:
     idle_s = plan.request.warm_idle_s
     if idle_s is None:
@@ -347,12 +262,3 @@ def _warm(plan: LaunchPlan, console: Console) -> WarmRun | None:
     from meshrun.warm.client import WarmRun
 
     return WarmRun(plan.program, plan.request.preload, idle_s=idle_s, note=console.note)
-
-
-def _can_start(facts: ClusterFacts) -> ClusterFacts | None:
-    """Return the facts of a shell that can start launchers on other nodes, ``None`` if not."""
-    import shutil
-
-    if not facts.starter:
-        return facts if facts.system == "Slurm" and shutil.which("srun") else None
-    return facts if shutil.which(facts.starter) else replace(facts, starter="ssh")

@@ -77,7 +77,7 @@ def _environment(env: Mapping[str, str], mask: Mask) -> Iterator[str]:
 
 def _launch(options: Options, line: CommandLine) -> tuple[str, str]:
     """Return what is detected, and the plan or the error that there is instead."""
-    from meshrun import app
+    from meshrun.cli.where import find_out
     from meshrun.report.detected import render_detected
     from meshrun.report.message import render_error
     from meshrun.report.plan_output import print_plan
@@ -86,9 +86,7 @@ def _launch(options: Options, line: CommandLine) -> tuple[str, str]:
     try:
         if line.program:
             program = read_program(options, line.program)
-        found = app.find_out(
-            on_hosts(build_request(options, program), options), version=__version__
-        )
+        found = find_out(on_hosts(build_request(options, program), options))
         detected = render_detected(found)
         if found.error is not None:
             raise found.error

@@ -10,7 +10,6 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from meshrun import __version__
 from meshrun.cli.check import check_mesh, check_program, check_requirements
 from meshrun.cli.end import end_as, end_by_signal
 from meshrun.cli.options import Options
@@ -54,6 +53,8 @@ _OF_ONE_NODE = {
 def run(options: Options, line: CommandLine, began: Began) -> int:
     """Do what the options say, and return the exit code."""
     if options.where:
+        from meshrun.cli.where import show_where
+
         return show_where(options, line)
     is_launch = not options.dry_run and options.submit is None
     with _telling_others(options) if is_launch else nullcontext():
@@ -178,6 +179,7 @@ def _telling_others(options: Options) -> Iterator[None]:
 def show_plan(request: LaunchRequest, options: Options) -> None:
     """Print what would be started."""
     from meshrun import app
+    from meshrun.report.check_node import check_gpus
     from meshrun.report.plan_output import print_plan
 
     for line in request.notes:
@@ -193,25 +195,7 @@ def show_plan(request: LaunchRequest, options: Options) -> None:
         color_dim=options.color_dim,
         rank=options.rank,
     )
-    app.check_gpus(plan)
-
-
-def show_where(options: Options, line: CommandLine) -> int:
-    """Print what is detected and what would be started, and return the exit code of a launch."""
-    from meshrun import app
-    from meshrun.report.detected import render_detected, render_detected_json
-    from meshrun.report.plan_output import print_text
-
-    if options.format == "svg":
-        raise UsageError("--where has no picture", hint="--format text or json")
-    program = (
-        read_program(options, line.program) if line.program else Program(kind="script", target="")
-    )
-    request = on_hosts(build_request(options, program), options)
-    found = app.find_out(request, version=__version__)
-    render = render_detected_json if options.format == "json" else render_detected
-    print_text(f"{render(found)}\n", options.output)
-    return found.error.exit_code if found.error is not None else 0
+    check_gpus(plan)
 
 
 def launch_here(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from functools import partial
 
 from meshrun.cluster.cluster_facts import ClusterFacts
@@ -44,6 +45,25 @@ def detect_here(*, together: bool) -> ClusterFacts | None:
     if facts is None or not together or facts.head or not is_one_of_several:
         return facts
     return _ask_peers(facts)
+
+
+def is_rank() -> bool:
+    """Whether this process is a rank; one that launches is no task of the scheduler."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def with_starter(facts: ClusterFacts) -> tuple[ClusterFacts, bool]:
+    """Return the facts with what can start launchers on the nodes, and whether anything here can.
+
+    Only a shell of an allocation has to.
+    """
+    import shutil
+
+    if facts.shell is None:
+        return facts, False
+    if not facts.starter:
+        return facts, facts.system == "Slurm" and shutil.which("srun") is not None
+    return (facts if shutil.which(facts.starter) else replace(facts, starter="ssh")), True
 
 
 def _read(path: str) -> str:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from meshrun.console.console import Console
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.events import Event
 from meshrun.protocol.result import LaunchResult
+
+if TYPE_CHECKING:
+    from meshrun.supervisor.loop import Observer
 
 
 class Watcher(Protocol):
@@ -50,3 +54,18 @@ def make_watchers(plan: LaunchPlan, run_id: str, console: Console) -> list[Watch
 
         found.append(NodeHistory(plan, run_id, request.node_history, console))
     return [watcher for watcher in found if watcher is not None]
+
+
+def make_observers(
+    plan: LaunchPlan, console: Console, watchers: Sequence[Watcher]
+) -> list[Observer]:
+    """Return those that look at the launch now and then, too."""
+    from meshrun.supervisor.loop import Observer
+
+    found: list[Observer] = [watcher for watcher in watchers if isinstance(watcher, Observer)]
+    if plan.request.status:
+        from meshrun.report.status_view import StatusView
+        from meshrun.supervisor.live import Live
+
+        found.append(Live(plan, console, StatusView))
+    return found
