@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -288,7 +289,8 @@ def read_result(folder: str, code: int, *, began_ns: int) -> LaunchResult:
 
 def _unreported(code: int, timings: Timings) -> LaunchResult:
     """Return the error of a launcher that started nothing, or was killed."""
-    signum = -code if code < 0 else None
+    by_code = code - 128 if code - 128 in signal.valid_signals() else None  # it cleaned up first
+    signum = -code if code < 0 else by_code
     trouble = None
     if code:
         end = describe_exit(code, signum)

@@ -1,4 +1,4 @@
-"""Warns once about variables set after the process group has read them."""
+"""Warns once about variables that change after the process group has read them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def tell_late_settings() -> None:
     if os.environ.get("RANK", "0") == "0":
         verb = "was" if len(changed) == 1 else "were"
         note(
-            f"{', '.join(changed)} {verb} set after the process group was created and so had no"
+            f"{', '.join(changed)} {verb} changed after the process group was created, which had no"
             " effect; set it before the launch, or use --mesh-init lazy"
         )
 

@@ -55,7 +55,7 @@ def test_a_dim_has_a_timeout_of_its_own_and_a_late_setting_is_noticed() -> None:
     lazy, untold = timeouts("--mesh-init", "lazy", env={**late, "MESHRUN_TIMEOUT": "5m;tp=9"})
 
     assert found == lazy == {"world": 300, "dp": 300, "tp": 9}
-    assert told.count("NCCL_DEBUG was set after the process group") == 1
+    assert told.count("NCCL_DEBUG was changed after the process group") == 1
     assert untold == ""
 
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
+from meshrun.api.launch import read_result
 from meshrun.protocol.result import LaunchResult, Resize, Timings
 from meshrun.report.result_json import parse_result_json, render_result_json
 
@@ -27,3 +32,20 @@ def test_changes_of_nodes_come_back() -> None:
     )
 
     assert parse_result_json(render_result_json(result)) == result
+
+
+@pytest.mark.parametrize(
+    ("code", "end"),
+    [
+        (-9, "was killed by SIGKILL"),
+        (143, "was killed by SIGTERM"),
+        (1, "exited with code 1"),
+        (255, "exited with code 255"),
+    ],
+)
+def test_a_launcher_that_reports_nothing(tmp_path: Path, code: int, end: str) -> None:
+    """One that a signal ended says so by its code, if it had something to remove before."""
+    result = read_result(str(tmp_path), code, began_ns=0)
+    assert result.trouble is not None
+    assert result.trouble.message == f"the launcher {end} before it could report a result"
+    assert result.exit_code == (code if code > 0 else 128 - code)
