@@ -170,9 +170,9 @@ def _launch_rows(launch: dict[str, Any]) -> Iterator[tuple[str, str]]:
         also = f" (also {_names(meeting['also'])})" if meeting["also"] else ""
         where = f"{meeting['host'] or 'an address of node 0'}:{meeting['port'] or 'a free port'}"
         secret = "with a secret" if meeting["secret"] else "without a secret"
-        yield "meeting", f"{where}{also}, id {meeting['run_id'] or 'random'}, {secret}"
+        yield "rendezvous", f"{where}{also}, id {meeting['run_id'] or 'random'}, {secret}"
     elif launch["starter"] is None:
-        yield "meeting", "none: one node"
+        yield "rendezvous", "none: one node"
     if launch["starter"] is None:
         place = own if own is not None else 0
         yield "starts", f"a launcher with {count(workers[place], 'worker')} on this host"
