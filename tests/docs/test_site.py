@@ -56,7 +56,7 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
 
     sidebar = index.partition('class="sidebar-tree"')[2].partition("</div>")[0]
     captions = re.findall(r'class="caption-text">([^<]+)<', sidebar)
-    assert captions[:2] == ["Tutorial", "How to begin"]
+    assert captions[:2] == ["Tutorial", "Get started"]
     assert captions[-1] == "Decisions"
     assert "the part of it along some dims" in api
     examples = (tmp_path / "site" / "tutorial" / "examples.html").read_text()
