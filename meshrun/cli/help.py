@@ -104,11 +104,11 @@ def _most_used(table: type[ParsedOptions], emphasized: _Emphasis) -> str:
         _beside(row, [text if len(text) <= room else row.brief], _BRIEF_COLUMN, emphasized)
         for row, text in texts
     )
-    return "\n".join([emphasized("Most used options:"), *lines])
+    return "\n".join([emphasized("Common options:"), *lines])
 
 
 def _more(other: str) -> str:
-    what = {"--help": "all options", "-h": "the most used options"}[other]
+    what = {"--help": "all options", "-h": "the common options"}[other]
     topics = textwrap.fill(
         f"meshrun --help TOPIC   an option, or {', '.join(TOPICS)}",
         80,

@@ -77,7 +77,7 @@ class Options(ParsedOptions):
         suggested=("auto", "cpu", "cuda", "xpu"))
     gpus: Option[Names | None] = Option(parse_gpus, None, "0,2-3", MESH,
         "GPUs of each node to use, by number, UUID or MIG name.", unset="all visible ones",
-        details="Numbers count among the GPUs that `CUDA_VISIBLE_DEVICES` leaves. "
+        details="Numbers refer to the GPUs that `CUDA_VISIBLE_DEVICES` makes visible. "
         "See [how to choose GPUs](../how-to/gpus.md).")
     flatten = Repeated(parse.joined, "[NAME=]A+B", MESH,
         "Flatten several dims into one, such as `dp_cp=dp+cp`. Repeatable.",
@@ -130,14 +130,14 @@ class Options(ParsedOptions):
         brief="Number of nodes, or a range of them")
     numa_binding = Option(parse.binding, None, "MODE", WORKERS,
         "Bind each rank to the cores near its device: `node`, `socket`, `exclusive` or "
-        "`core-complex`.", family=PET, details="By the kernel's topology: `exclusive` gives each "
+        "`core-complex`.", family=PET, details="Uses the kernel's topology: `exclusive` gives each "
         "rank its own share of the NUMA node's cores, `core-complex` cores that share a cache. "
         "Ranks without an accelerator are spread over the NUMA nodes.",
         suggested=("node", "socket", "exclusive", "core-complex"))
     nic_affinity = Switch(WORKERS,
-        "Keep each rank to the network cards nearest its GPU.", details="Sets variables of NCCL, "
-        "gloo and UCX that are not set. See [network cards](../how-to/gpus.md#use-the-nearest-"
-        "network-card).")
+        "Restrict each rank to the network cards nearest its GPU.",
+        details="Sets variables of NCCL, gloo and UCX that are not set. See "
+        "[network cards](../how-to/gpus.md#use-the-nearest-network-card).")
     virtual_local_rank = Switch(WORKERS,
         "Let each rank see only its own device, as device 0 with `LOCAL_RANK=0`.", family=PET)
     per_task = Switch(WORKERS,
@@ -169,7 +169,7 @@ class Options(ParsedOptions):
     ssh = Option(parse.as_written, "ssh", "COMMAND", HOSTS,
         "Command to run as ssh, such as `'ssh -F my_config'`.")
     launcher = Option(parse.as_written, None, "NAME", HOSTS,
-        "What starts launchers on the hosts: `ssh`, `blaunch` of LSF, `qrsh` of Grid Engine, or a "
+        "How to start launchers on the hosts: `ssh`, `blaunch` of LSF, `qrsh` of Grid Engine, or a "
         "plugin.", unset="what the scheduler has, else `ssh`",
         suggested=("ssh", "blaunch", "qrsh"),
         details="A plugin is an entry point of [`meshrun.launchers`](../how-to/plugins.md).")
@@ -236,10 +236,10 @@ class Options(ParsedOptions):
         "atomically; an existing device or pipe is written to; `-` is stdout.")
     color_dim = Option(parse.as_written, None, "DIM", PREVIEW,
         "Dim whose index colors the ranks in a picture.", unset="the slowest dim",
-        details="By name, or by number from 0.")
+        details="A name, or an index from 0.")
     rank = Option(parse.as_written, None, "WHICH", PREVIEW,
         "Show everything about one rank instead, such as `5` or `dp=1,tp=1`.",
-        details="As text or JSON. See [all about one rank]"
+        details="Prints text or JSON. See [all about one rank]"
         "(../how-to/place-ranks.md#inspect-one-rank).")
     all = Switch(PREVIEW,
         "Show every worker, even in a plan of more than 64 ranks.")
@@ -254,7 +254,7 @@ class Options(ParsedOptions):
         suggested=("slurm", "kubernetes", "jobset", "trainjob", "leaderworkerset", "ray"))
     submit_arg = Repeated(parse.one, "ARG", SUBMIT,
         "Option for the scheduler's own command, such as `--partition=gpu`. Repeatable.",
-        details="Several may stand in one: `'-p gpu -t 4:00:00'`. For Ray, [what each node needs]"
+        details="One value may hold several: `'-p gpu -t 4:00:00'`. For Ray, [what each node needs]"
         "(../how-to/ray.md#resources): `CPU=16`.")
     submit_patch = Repeated(parse.one, "FILE", SUBMIT,
         "Change the manifests for Kubernetes by this strategic merge patch, in YAML. Repeatable.",
@@ -272,7 +272,7 @@ class Options(ParsedOptions):
         "Print the output of all ranks except these. Repeatable.", in_launch=True)
     collapse = Switch(OUTPUT,
         "Print identical lines from several ranks once.",
-        details="With those ranks and their number.")
+        details="Each such line is labeled with the ranks and their number.")
     prefix: Option[Literal["mesh", "torchrun", "none"]] = Option(
         parse.choice("mesh", "torchrun", "none"), "mesh", "mesh|torchrun|none", OUTPUT,
         "What to print before each line: the rank's mesh coordinate, what torchrun prints, or "
@@ -302,7 +302,7 @@ class Options(ParsedOptions):
         "wait.", details="No timeout applies meanwhile. See [how to debug one rank]"
         "(../how-to/debug-one-rank.md).")
     metrics = Option(parse.listen_address, None, "[HOST]:PORT", OUTPUT,
-        "Serve metrics for Prometheus, and probes, at this port; on loopback without HOST.",
+        "Serve metrics for Prometheus, and probes, on this port; without HOST, only on loopback.",
         details="`/metrics`, `/healthz` and `/readyz`. See [metrics and events]"
         "(../how-to/metrics.md).")
     events = Option(parse.as_written, None, "FILE", OUTPUT,
@@ -311,13 +311,13 @@ class Options(ParsedOptions):
     log_format: Option[Literal["text", "json"]] = Option(
         parse.choice("text", "json"), "text", "text|json", OUTPUT,
         "Print lines as they are, or each as a JSON object.",
-        details="With the time, the rank and its stream. See [lines as JSON](../how-to/metrics.md"
-        "#lines-as-json).")
+        details="Each object has the time, the rank and its stream. See "
+        "[lines as JSON](../how-to/metrics.md#lines-as-json).")
     timings = Switch(OUTPUT,
         "Print at the end where the time went.")
     verbose = Switch(OUTPUT,
         "List listening ports at startup.", short="-v",
-        details="With the address and the reason of each. See [security]"
+        details="Each with its address and purpose. See [security]"
         "(../explanation/security.md).")
 
     max_restarts = Option(parse_integer, 0, "N", FAILURES,
@@ -331,8 +331,8 @@ class Options(ParsedOptions):
         family="", details="A node that is to blame is left out if the others suffice. See "
         "[how to check a mesh](../how-to/check-a-mesh.md#check-before-a-launch).")
     check_gpus = Switch(FAILURES,
-        "Check the health of the GPUs before the start, and start nothing on unhealthy "
-        "ones.", details="With `--dry-run` too. See [health](../how-to/gpus.md#check-the-"
+        "Check the health of the GPUs first, and start nothing on unhealthy "
+        "ones.", details="Works with `--dry-run` too. See [health](../how-to/gpus.md#check-the-"
         "health-of-gpus).")
     gpu_memory_wait: Option[GpuMemoryWait | None] = Option(
         parse_gpu_memory_wait, None, "SIZE,TIME", FAILURES,
@@ -365,7 +365,7 @@ class Options(ParsedOptions):
     signals_to_handle = Option(parse_signals, None, "A,B", FAILURES,
         "Signals that end the launch and are forwarded to the ranks.",
         unset="`SIGTERM,SIGINT,SIGHUP`", family=PET, details="If given, this includes signals "
-        "that were ignored when meshrun started. Names of no signal are reported and left out.")
+        "that were ignored when meshrun started. Unknown names are reported and ignored.")
     exit_code: Option[Literal["worker", "torchrun"]] = Option(
         parse.choice("worker", "torchrun"), "worker", "worker|torchrun", FAILURES,
         "Exit with the failed rank's own code, or (`torchrun`) with 1 for any failure.",
@@ -375,8 +375,8 @@ class Options(ParsedOptions):
         details="See [bad nodes](../how-to/leave-out-nodes.md).")
     max_node_failures = Option(parse_integer, None, "N", FAILURES,
         "Start no rank on a node with more failures in `--node-history` than this.",
-        unset="no limit", details="Of the last 30 days. The node is left out if the others "
-        "suffice.")
+        unset="no limit", details="Failures of the last 30 days count. The node is left out "
+        "if the others suffice.")
     report = Option(parse.as_written, None, "FILE", FAILURES,
         "Write the result to this file as JSON.", details="See [the schema](report-json.md). The "
         "file is replaced atomically; `-` is stdout.")
@@ -406,11 +406,11 @@ class Options(ParsedOptions):
     event_log_handler = Option(parse.as_written, "null", "NAME", LOGS,
         "Where torch elastic's events go: `null`, `console` or a plugin.", family=PET,
         details="A plugin is an entry point of `torchrun.event_log_handlers`: a `logging.Handler`, "
-        "or what makes one.",
+        "or a callable that returns one.",
         suggested=("null", "console"))
 
     standalone = Switch(RENDEZVOUS,
-        "Run on this node alone, on a free port.", family=PET, details="With an id of its own. The "
+        "Run on this node alone, on a free port.", family=PET, details="Uses its own run id. The "
         "options below and the scheduler are ignored; `--nnodes` above 1 is an error.")
     rdzv_backend = Option(parse.as_written, "static", "NAME", RENDEZVOUS,
         "How nodes find each other: `static`, `c10d`, `etcd`, `etcd-v2` or a plugin.", family=PET,
@@ -441,21 +441,21 @@ class Options(ParsedOptions):
     master_port = Option(parse.port, None, "PORT", RENDEZVOUS,
         "Port of the first node, if there is no `--rdzv-endpoint`.",
         unset="29500 on several nodes, else a free one", family=PET,
-        details="Where 29500 is taken and no other node was told of it, a free one is used.")
+        details="If 29500 is taken and no other node was given it, a free port is used.")
     local_addr = Option(parse.as_written, None, "HOST", RENDEZVOUS,
         "Address of this node.", unset="the one that faces the other nodes", family=PET,
         details="The first node listens there if it has no endpoint; on one node the ranks' store "
         "does if no port is given.")
     allow_different_programs = Switch(RENDEZVOUS,
         "Allow nodes to run different programs or arguments.",
-        details="Nodes of different `--role` always may.")
+        details="Nodes with different `--role` always may.")
 
     monitor_interval = Option(parse_seconds, None, "TIME", ACCEPTED,
         "meshrun waits for events and does not poll.", family=PET)
     exit_barrier_timeout = Option(parse_seconds, None, "TIME", ACCEPTED,
         "meshrun has no barrier at exit.", family=PET)
     use_env = Switch(ACCEPTED,
-        "Of `torch.distributed.launch`: ranks always have `LOCAL_RANK`.", family="")
+        "For `torch.distributed.launch`; ranks always have `LOCAL_RANK`.", family="")
 
     print_completion = Option(parse.choice("bash", "zsh", "fish", "tcsh"), None, "SHELL", OTHER,
         "Print a completion script for `bash`, `zsh`, `fish` or `tcsh`.", family="",
@@ -471,7 +471,7 @@ class Options(ParsedOptions):
     version = Switch(OTHER, "Print the version.", family="")
     help = Switch(OTHER,
         "Print all options, or those of a topic, such as `mesh`, or one option with its details. "
-        "`-h` alone prints the most used ones.",
+        "`-h` alone prints the common ones.",
         metavar="[TOPIC]", suggested=tuple(TOPICS), short="-h", family="")
     # fmt: on
 
