@@ -102,8 +102,8 @@ class _Prompt(code.InteractiveConsole):
         _edit_lines(self._complete)
         self._show_who("")
         self.interact(
-            f"meshrun {__version__}: {count(len(labels), 'rank')}, {labels[0]} to {labels[-1]}; all"
-            " of them run each input, and Ctrl-D ends them",
+            f"meshrun {__version__}: {count(len(labels), 'rank')}, {labels[0]} to {labels[-1]};"
+            " every input runs on all of them, Ctrl-D ends them",
             exitmsg="",
         )
 
@@ -162,7 +162,7 @@ class _Prompt(code.InteractiveConsole):
         word, _, which = line.strip().partition(" ")
         labels = self._labels
         if word != "%rank":
-            say(f"error: there is no `{word}`\n\nhint: %rank 3 or %rank, to choose who runs input")
+            say(f"error: unknown command `{word}`\n\nhint: use %rank 3 for one rank, %rank for all")
         elif not which.strip():
             self._only = None
             self._show_who("")

@@ -50,7 +50,7 @@ def check_dims(requirements: Sequence[Requirement], dims: Sequence[str]) -> None
         if asked.dim not in dims:
             raise UsageError(
                 f"--require {asked.text}: the mesh has no dim `{asked.dim}`",
-                hint=f"its dims are {', '.join(dims)}"
+                hint=f"use a dim of the mesh: {', '.join(dims)}"
                 if dims
                 else "name its dims, as in --mesh dp=2,tp=4",
             )

@@ -32,10 +32,10 @@ def check_program(options: Options, words: tuple[str, ...]) -> Program:
     if len(words) > 1 or (words and words[0] not in _MODES):
         raise UsageError(
             f"--check runs no program, found `{words[0]}`",
-            hint="--check quick, --check full, or the program without --check",
+            hint="use --check quick or --check full, or run the program without --check",
         )
     if options.mesh is None:
-        raise UsageError("--check requires --mesh", hint="such as --check --mesh dp=2,tp=4")
+        raise UsageError("--check requires --mesh", hint="for example: --check --mesh dp=2,tp=4")
     return Program(
         kind="module", target=_PROGRAM, args=(words[0] if words else "full", *options.check_path)
     )

@@ -70,6 +70,6 @@ def _shell(env: Mapping[str, str]) -> str:
         if name in _SHELLS:
             return name
     raise UsageError(
-        f"{_OPTION} knows {', '.join(_SHELLS)}; none of them runs this, and SHELL is `{login}`",
-        hint="`meshrun --print-completion SHELL` prints a script to install by hand",
+        f"{_OPTION} supports {', '.join(_SHELLS)}, found `{login}`",
+        hint="print a script to install by hand: `meshrun --print-completion SHELL`",
     )

@@ -221,7 +221,8 @@ def check_hosts(request: LaunchRequest, options: Options) -> None:
     if request.remote is None:
         for row in _OF_HOSTS:
             if options.is_typed(row) and (row is not Options.export or options.submit is None):
-                raise UsageError(f"{row.flag} requires --hosts or --hostfile")
+                others = ", --hostfile or --submit" if row is Options.export else " or --hostfile"
+                raise UsageError(f"{row.flag} requires --hosts{others}")
         return
     from meshrun.ssh.starters import find_starter
 

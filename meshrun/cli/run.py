@@ -149,7 +149,7 @@ def _check_dry_run(options: Options) -> None:
         if options.check and row in (Options.format, Options.output):
             continue
         if options.is_typed(row):
-            hint = "--node-rank is the rank of this node" if row is Options.rank else None
+            hint = "use --node-rank to set the rank of this node" if row is Options.rank else None
             raise UsageError(f"{row.flag} requires --dry-run", hint=hint)
 
 
@@ -164,7 +164,7 @@ def _misplaced(options: Options, program: Program, line: CommandLine) -> Iterato
         words = {name[2:], name[2:].replace("-", "_")}
         is_known = name not in LAUNCHERS if source is None else any(map(source.__contains__, words))
         if not is_known:
-            yield f"{name} is passed to the program; options of meshrun come before the program"
+            yield f"passing {name} to the program; put options of meshrun before the program"
 
 
 @contextmanager

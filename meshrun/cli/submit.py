@@ -147,7 +147,7 @@ def _created(text: str) -> tuple[dict[str, Any], str]:
     except (ValueError, KeyError, TypeError) as error:
         raise HostError(
             f"kubectl created the job, but its output does not name it: {text[:200]}",
-            hint="does --submit-arg choose another output format?",
+            hint="remove any --submit-arg that chooses another output format",
         ) from error
     owner = {"apiVersion": version, "kind": kind, "name": name, "uid": uid}
     return owner, f"{kind.lower()}.{version.rpartition('/')[0]}/{name}"

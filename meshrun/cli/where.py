@@ -22,7 +22,7 @@ from meshrun.report.plan_output import print_text
 def show_where(options: Options, line: CommandLine) -> int:
     """Print what is detected and what would be started, and return the exit code of a launch."""
     if options.format == "svg":
-        raise UsageError("--where has no picture", hint="--format text or json")
+        raise UsageError("--where cannot draw a picture", hint="use --format text or json")
     program = (
         read_program(options, line.program) if line.program else Program(kind="script", target="")
     )

@@ -177,7 +177,7 @@ def _check_alone(found: ClusterFacts, around: list[ClusterFacts]) -> None:
             error = UsageError(
                 f"{found.system} started 1 process ({found.evidence}), but {outer.system} around"
                 f" it started {total} ({outer.evidence})",
-                hint=f"start meshrun by one of them alone, or unset the variables of the other"
+                hint=f"start meshrun with only one of them, or unset the variables of the other"
                 f" ({found.variables[0][0]}, {outer.variables[0][0]}, ...); --nnodes 1 launches on"
                 " this node alone",
             )

@@ -199,8 +199,9 @@ def _joined(flatten: Flatten, text: str, mesh: MeshSpec, root: dict[str, Axis]) 
     digits: list[tuple[int, int]] = []
     for dim in flatten.dims:
         if dim not in root:
-            known = ", ".join(f"`{name}`" for name in root) or "dims without names"
-            raise _error(f"mesh `{mesh}` has no dim `{dim}`", text, at, dim, f"it has {known}")
+            known = ", ".join(f"`{name}`" for name in root)
+            hint = f"use dims of the mesh: {known}" if known else "name the dims of the mesh"
+            raise _error(f"mesh `{mesh}` has no dim `{dim}`", text, at, dim, hint)
         place = list(root).index(dim)
         if place < before:
             ordered = "+".join(name for name in root if name in flatten.dims)

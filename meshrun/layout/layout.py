@@ -629,7 +629,7 @@ class Layout:
         return LayoutError(f"mesh `{self.mesh}` has no dim `{dim}`", hint=hint)
 
     def _has(self, *derived: str) -> str:
-        return "it has " + ", ".join(f"`{name}`" for name in (*self.dim_labels, *derived))
+        return "use " + ", ".join(f"`{name}`" for name in (*self.dim_labels, *derived))
 
 
 def _shown(asked: _Asked) -> str:

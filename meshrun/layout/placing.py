@@ -122,8 +122,8 @@ def _indices(mesh: MeshSpec, dims: Sequence[str], option: str) -> tuple[int, ...
     names = names_of(mesh)
     for place, dim in enumerate(dims):
         if dim not in names:
-            has = ", ".join(f"`{name}`" for name in names)
-            raise LayoutError(f"{option}: mesh `{mesh}` has no dim `{dim}`", hint=f"it has {has}")
+            has = f"use a dim of the mesh: {', '.join(f'`{name}`' for name in names)}"
+            raise LayoutError(f"{option}: mesh `{mesh}` has no dim `{dim}`", hint=has)
         if dim in dims[:place]:
             raise LayoutError(f"{option} names dim `{dim}` twice", hint="name each dim once")
     return tuple(map(names.index, dims))

@@ -149,7 +149,7 @@ class _Reader:
         near = get_close_matches(word, self._counts, n=1, cutoff=0.5)
         nearest = f"did you mean `{near[0]}`? " if near else ""
         *others, last = (f"`{key}`" for key in self._counts)
-        hint = f"{nearest}there are {', '.join(others)} and {last}"
+        hint = f"{nearest}use {', '.join(others)} or {last}"
         mesh = self._layout.mesh
         where = f"mesh `{mesh}` has no dim" if mesh else "there is no mesh and so no dim"
         raise self._error(f"{where} `{word}`", at, word, hint)

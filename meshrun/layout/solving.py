@@ -95,7 +95,8 @@ def _workers_for(mesh: MeshSpec, nodes: int) -> int:
         )
     if mesh.known_size % nodes:
         raise LayoutError(
-            f"mesh `{mesh}` needs {count(mesh.known_size, 'worker')}, which do not divide evenly"
+            f"mesh `{mesh}` needs {count(mesh.known_size, 'worker')}, which"
+            f" {'does' if mesh.known_size == 1 else 'do'} not divide evenly"
             f" over {count(nodes, 'node')} ({mesh.known_size} / {nodes} ="
             f" {mesh.known_size / nodes:.4g})",
             hint=_hint_for_nodes(mesh.known_size, nodes),
@@ -127,20 +128,20 @@ def _hint(mesh: MeshSpec, slots: Sequence[int], needed: int) -> str:
     total, nodes = sum(slots), len(slots)
     meshes = list(_meshes_that_fill(mesh, total))[:3]
     fits = " or ".join(f"`{format_mesh(choice)}`" for choice in meshes)
-    choices = [f"{fits} fit{'s' if len(meshes) == 1 else ''} {count(total, 'worker')}"]
+    choices = [f"{fits} for {count(total, 'worker')}"]
     if len(set(slots)) == 1:
         if slots[0] != needed // nodes and needed % nodes == 0:
-            choices.append(f"--nproc-per-node {needed // nodes} gives {needed}")
+            choices.append(f"--nproc-per-node {needed // nodes} for {needed}")
         if needed % slots[0] == 0 and needed // slots[0] != nodes:
-            choices.append(f"--nnodes {needed // slots[0]} gives {needed}")
-    return "; ".join(choices)
+            choices.append(f"--nnodes {needed // slots[0]} for {needed}")
+    return f"use {', or '.join(choices)}"
 
 
 def _hint_for_nodes(needed: int, nodes: int) -> str:
     fewer = next(n for n in range(min(nodes, needed), 0, -1) if needed % n == 0)
     more = (n for n in range(nodes, needed + 1) if needed % n == 0)
     counts = [fewer, *islice(more, 1)]
-    return " or ".join(f"--nnodes {n}" for n in counts) + " can"
+    return f"use {' or '.join(f'--nnodes {n}' for n in counts)}"
 
 
 def _meshes_that_fill(mesh: MeshSpec, world_size: int) -> Iterator[MeshSpec]:

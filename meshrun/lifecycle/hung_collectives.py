@@ -257,7 +257,8 @@ def _size(call: Call) -> str:
 
 
 def _ranks(ranks: Iterable[int]) -> str:
-    return f"rank {number_ranges(ranks)}"
+    text = number_ranges(ranks)
+    return f"rank{'' if text.isdecimal() else 's'} {text}"
 
 
 def _verb(ranks: str, one: str, several: str) -> str:

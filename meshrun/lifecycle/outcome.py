@@ -251,7 +251,7 @@ def find_trouble(state: State, host: str = "") -> MeshrunError | None:
         more = f" (and {len(others)} more)" if others else ""
         here = CheckError(
             f"--check-first did not start the program: {first}{more}",
-            hint="--check in place of the program measures everything",
+            hint="run --check in place of the program to measure everything",
         )
     if here is None:
         return _trouble_elsewhere(state)

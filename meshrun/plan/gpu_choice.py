@@ -127,7 +127,7 @@ def _find(entry: str, facts: HostFacts) -> tuple[int, Gpu]:
     number, _, tile = entry.partition(".")
     if number.isdecimal():
         if int(number) >= len(visible):
-            hint = "numbers count the visible ones, from 0; --nproc-per-node says how many workers"
+            hint = "number the visible GPUs from 0; --nproc-per-node sets the number of workers"
             raise _not_here(entry, facts, hint)
         gpu = visible[int(number)]
         if tile:
@@ -169,7 +169,7 @@ def _not_here(entry: str, facts: HostFacts, hint: str) -> UsageError:
         where += f" {instances}" if facts.gpus else ""
     elif not entry.partition(".")[0].isdecimal() and facts.gpus:
         where += f": {', '.join(gpu.uuid for gpu in facts.gpus)}"
-    return UsageError(f"--gpus {entry} is not here: {where}", hint=hint)
+    return UsageError(f"--gpus {entry}: no such GPU: {where}", hint=hint)
 
 
 def check_enough(asked: Sequence[str], workers: int, device_type: str, reason: str) -> None:

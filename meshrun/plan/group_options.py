@@ -89,7 +89,7 @@ class GroupOptions:
         ):
             for dim in dims:
                 if dim and dim not in names:
-                    has = f"it has {', '.join(names)}" if names else "--mesh is not set"
+                    has = f"use a dim of the mesh: {', '.join(names)}" if names else "set --mesh"
                     raise UsageError(f"{option}: the mesh has no dim `{dim}`", hint=has)
 
 
@@ -167,7 +167,8 @@ def _parse_settings(text: str) -> list[tuple[str, str, str]]:
         name, equals, value = pair.partition("=")
         if not (dim and colon and name.strip() and equals):
             raise UsageError(
-                f"--pg-opt cannot read `{text}`", hint="--pg-opt tp:is_high_priority_stream=1"
+                f"--pg-opt cannot read `{text}`",
+                hint="for example: --pg-opt tp:is_high_priority_stream=1",
             )
         found.append((dim.strip(), name.strip(), value.strip()))
     return found

@@ -44,7 +44,7 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
     """
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts:
-        raise UsageError("--hosts lists no host", hint="--hosts a,b or --hosts a:8,b:8")
+        raise UsageError("--hosts lists no host", hint="use --hosts a,b or --hosts a:8,b:8")
     hosts: list[Host] = []
     for part in parts:
         _add(hosts, _read_host(part, "--hosts"), "--hosts")
@@ -99,7 +99,7 @@ def _read_line(words: Sequence[str], where: str) -> Host:
     for word in words[1:]:
         key, equals, value = word.partition("=")
         if not equals or key not in _KEYS:
-            raise UsageError(f"{where}: cannot read `{word}`", hint="host slots=8 max_slots=8")
+            raise UsageError(f"{where}: cannot read `{word}`", hint="write `host slots=8`")
         if key == "slots":
             host = replace(host, slots=_count(value, where, word))
         else:
@@ -126,7 +126,7 @@ def _count(text: str, where: str, word: str) -> int:
     if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= _MOST_SLOTS):
         raise UsageError(
             f"{where}: the number of slots must be a whole number of at least 1, found `{word}`",
-            hint="host:8 means 8 slots; set another sshd port in the ssh config",
+            hint="write host:8 for 8 slots; set another sshd port in the ssh config",
         )
     return int(text)
 

@@ -316,7 +316,7 @@ def parse_endpoint(text: str) -> tuple[str, int | None]:
     if not host.strip("[]") or " " in host:
         raise UsageError(
             f"--rdzv-endpoint {text} has no valid host before the port",
-            hint="host:port; a variable for the host may be empty",
+            hint="write HOST:PORT; a variable for the host may be empty",
         )
     if ":" in host and not host.endswith("]"):
         is_whole, is_apart = _is_ipv6(text.strip()), _is_ipv6(host)
@@ -330,5 +330,5 @@ def parse_endpoint(text: str) -> tuple[str, int | None]:
     try:
         return host.strip("[]"), parse_integer(port, "the port of --rdzv-endpoint", most=65535)
     except UsageError as error:
-        error.hint = f"host:port, found `{text}`"
+        error.hint = f"write HOST:PORT, instead of `{text}`"
         raise

@@ -29,7 +29,6 @@ from meshrun.plan.parse import parse_endpoint
 from meshrun.plan.rank_program import Program
 from meshrun.plan.rendezvous_config import RendezvousConfig, plan_rendezvous
 from meshrun.plan.request import ConsoleRequest, LaunchRequest, Rendezvous, StartMethod
-from meshrun.wording import count
 
 LOOPBACK_ADDRESS = "127.0.0.1"
 
@@ -368,8 +367,8 @@ def _check_node_rank(asked: Rendezvous, nnodes: int, counts: object) -> None:
     """A node rank counts only where a port was given, as for torchrun."""
     if counts and (asked.node_rank or 0) >= nnodes:
         raise UsageError(
-            f"--node-rank {asked.node_rank} of {count(nnodes, 'node')}: node ranks count from 0",
-            hint="check --nnodes",
+            f"--node-rank must be from 0 to {nnodes - 1}, found {asked.node_rank}",
+            hint="number nodes from 0, and check --nnodes",
         )
 
 

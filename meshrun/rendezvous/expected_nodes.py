@@ -137,7 +137,7 @@ class ExpectedNodes:
         if info.node_rank >= self.nnodes:
             raise UsageError(
                 f"{info.host} has --node-rank {info.node_rank} of {count(self.nnodes, 'node')}",
-                hint="node ranks count from 0",
+                hint="number nodes from 0",
             )
         number = self._by_rank.get(info.node_rank)
         same = self.own if info.node_rank == 0 else None if number is None else self.joined[number]

@@ -44,7 +44,7 @@ def print_plan(
             from meshrun.report.one_rank import print_rank, render_rank_json
 
             if output_format == "svg":
-                raise UsageError("--rank has no picture", hint="--format text or json")
+                raise UsageError("--rank cannot draw a picture", hint="use --format text or json")
             found = find_rank(plan.layout, rank)
             if output_format == "json":
                 print(render_rank_json(plan, found))

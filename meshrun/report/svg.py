@@ -81,7 +81,7 @@ def choose_color_dim(layout: Layout, asked: str | None) -> int | None:
     known = names or tuple(map(str, range(len(layout.sizes))))
     raise UsageError(
         f"--color-dim: mesh `{layout.mesh}` has no dim `{asked}`",
-        hint=f"it has {', '.join(f'`{name}`' for name in known)}",
+        hint=f"use a dim of the mesh: {', '.join(f'`{name}`' for name in known)}",
     )
 
 

@@ -217,8 +217,8 @@ KINDS: Mapping[str, Kind] = {
         _train_job,
         None,
         (("spec", "trainer", "numNodes"),),
-        why_fixed="a TrainJob tells its pods one number of nodes, and its runtime decides how they"
-        " restart",
+        why_fixed="a TrainJob gives its pods a fixed number of nodes, and its runtime decides how"
+        " they restart",
     ),
     "leaderworkerset": Kind(
         _leader_worker_set,

@@ -107,14 +107,14 @@ def changed_library(files: Mapping[str, Any]) -> Mismatch | None:
 
 def _other_process(server: Server, wanted: Wanted) -> Iterator[Mismatch]:
     if server.interpreter != wanted.interpreter:
-        yield Mismatch("it has another interpreter")
+        yield Mismatch("it has a different interpreter")
     if packages(wanted.modules) - {*server.base} != {*server.extra}:
-        yield Mismatch("it holds other packages")
+        yield Mismatch("it holds different packages")
     if server.extra and not server.sources.keys() >= {*wanted.own_files}:
         yield Mismatch("it holds the packages of another program")
     for name, value in wanted.fixed.items():
         if server.fixed.get(name) != value:
-            yield Mismatch(f"it has another {name}", distance=1)
+            yield Mismatch(f"it has a different {name}", distance=1)
 
 
 def _other_variables(server: Server, wanted: Wanted) -> Iterator[Mismatch]:

@@ -178,7 +178,7 @@ def test_gpus_that_are_not_there_start_nothing() -> None:
         ours = run_meshrun("--gpus", name, SEEN)
 
         assert (ours.returncode, ours.stdout) == (2, "")
-        assert f"--gpus {name} is not here: " in ours.stderr
+        assert f"--gpus {name}: no such GPU: " in ours.stderr
 
 
 @needs(reads_nvml=True)

@@ -227,7 +227,7 @@ def test_options_after_the_program_are_told(fake_torch: object, tmp_path: Path) 
 
     assert (ours.returncode, ours.stdout) == (0, "")
     assert ours.stderr == "".join(
-        f"meshrun: {name} is passed to the program; options of meshrun come before the program\n"
+        f"meshrun: passing {name} to the program; put options of meshrun before the program\n"
         for name in ("--mesh", "--nproc-per-node")
     )
 

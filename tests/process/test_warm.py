@@ -243,7 +243,7 @@ def test_another_priority_has_a_server_of_its_own(warm: Warm, tmp_path: Path) ->
     script = program(tmp_path, "import os, torch; print('nice', os.nice(0))")
     server = warm.leave(script)
     done = warm.run(script, around=["nice", "-n", "5"])
-    assert "starting fresh, not from the warm server: it has another nice value" in done.stderr
+    assert "starting fresh, not from the warm server: it has a different nice value" in done.stderr
     assert "nice 5" in done.stdout
     wait_until(lambda: len(warm.servers()) == 2, lambda: "the new server")
     assert "fresh" not in warm.run(script, around=["nice", "-n", "5"]).stderr

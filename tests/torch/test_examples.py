@@ -79,7 +79,7 @@ def test_a_mesh_that_does_not_fit_starts_nothing(workers: int, fits: str, tmp_pa
         "error: mesh `2x3` needs 6 workers (2 x 3),"
         f" but 1 node x {workers} workers gives {workers}",
         "",
-        f"hint: `{fits}` fits {workers} workers; --nproc-per-node 6 gives 6",
+        f"hint: use `{fits}` for {workers} workers, or --nproc-per-node 6 for 6",
     ]
     assert list(tmp_path.iterdir()) == [program]
 

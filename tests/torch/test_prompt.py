@@ -132,7 +132,7 @@ def test_ranks_that_cannot_be_interrupted_are_replaced(tmp_path: Path) -> None:
     script.write_text("import torch.distributed as dist\n1 / dist.get_rank()\ndist.barrier()\n")
     with open_terminal(*ON_TWO, script, env={"HOME": str(tmp_path)}) as terminal:
         terminal.wait_for("dp0 failed; not finished: dp1")
-        terminal.wait_for("2 ranks, dp0 to dp1; all of them run each input")
+        terminal.wait_for("2 ranks, dp0 to dp1; every input runs on all of them")
         terminal.type("import os, time, torch.distributed as dist\n")
         terminal.type("print('in it'); dist.barrier() if dist.get_rank() else time.sleep(99)\n")
         terminal.wait_for("[dp1] in it")

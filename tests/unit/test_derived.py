@@ -167,7 +167,7 @@ def test_derived_dims_need_a_mesh() -> None:
     """There is nothing to join."""
     with pytest.raises(LayoutError, match="require a mesh"):
         Layout.parse(None, nproc_per_node=2, flatten=["dp+cp"])
-    with pytest.raises(SpecError, match="it has dims without names"):
+    with pytest.raises(SpecError, match="name the dims of the mesh"):
         Layout.parse("2x4", flatten=["dp+cp"])
 
 

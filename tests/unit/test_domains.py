@@ -299,7 +299,7 @@ def test_nothing_is_renumbered_that_is_right_already() -> None:
         ("dp=4,tp=8", {"intra_domain": ["tp"]}, "--intra-domain tp: no domains are known",
          "say how many consecutive nodes share one, such as --domain-size 18"),
         ("dp=4,tp=8", {"intra_domain": ["pp"], "domain_size": 4},
-         "--intra-domain: mesh `dp=4,tp=8` has no dim `pp`", "it has `dp`, `tp`"),
+         "--intra-domain: mesh `dp=4,tp=8` has no dim `pp`", "use a dim of the mesh: `dp`, `tp`"),
         ("dp=4,tp=8", {"intra_domain": ["tp", "tp"], "domain_size": 4},
          "--intra-domain names dim `tp` twice", "name each dim once"),
         ("dp=4,tp=8", {"intra_node": ["tp", "tp"]},

@@ -271,8 +271,8 @@ def test_gpus_are_chosen_among_the_visible(
 @pytest.mark.parametrize(
     ("asked", "visible", "message"),
     [
-        ("4", None, "--gpus 4 is not here: this machine has 4 GPUs"),
-        ("2", ("3", "1"), "--gpus 2 is not here: CUDA_VISIBLE_DEVICES=3,1 leaves 2 GPUs"),
+        ("4", None, "--gpus 4: no such GPU: this machine has 4 GPUs"),
+        ("2", ("3", "1"), "--gpus 2: no such GPU: CUDA_VISIBLE_DEVICES=3,1 leaves 2 GPUs"),
         ("GPU-a", None, "--gpus GPU-a may mean 2 GPUs: GPU-a0, GPU-a1"),
         ("GPU-d", None, "this machine has 4 GPUs: GPU-a0, GPU-a1, GPU-b2, GPU-c3"),
         ("GPU-a0", ("2", "3"), "CUDA_VISIBLE_DEVICES=2,3 leaves 2 GPUs: GPU-b2, GPU-c3"),

@@ -67,7 +67,7 @@ def test_a_dim_that_is_not_there() -> None:
     with pytest.raises(UsageError, match="--timeout: the mesh has no dim `pp`") as caught:
         parse_group_options([], ["pp=3s"], []).check_dims(["dp", "tp"])
 
-    assert caught.value.hint == "it has dp, tp"
+    assert caught.value.hint == "use a dim of the mesh: dp, tp"
 
 
 @pytest.mark.parametrize(

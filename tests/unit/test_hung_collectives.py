@@ -56,13 +56,13 @@ IN, OUT = ("all_reduce", "all_reduce"), ("all_reduce",)
     [
         pytest.param(
             {rank: {TP1: calls(*(OUT if rank == 6 else IN), done=1)} for rank in TP1},
-            ["in the tp group {4-7}, rank 4-5,7 wait in all_reduce #2, which rank 6 has"
+            ["in the tp group {4-7}, ranks 4-5,7 wait in all_reduce #2, which rank 6 has"
              " not called"],
             id="one is not there",
         ),
         pytest.param(
             {rank: {TP1: calls() if rank == 6 else calls(*OUT, done=0)} for rank in TP1},
-            ["in the tp group {4-7}, rank 4-5,7 wait in all_reduce #1, which rank 6 has"
+            ["in the tp group {4-7}, ranks 4-5,7 wait in all_reduce #1, which rank 6 has"
              " not called"],
             id="one has called nothing yet",
         ),
@@ -72,7 +72,7 @@ IN, OUT = ("all_reduce", "all_reduce"), ("all_reduce",)
                 for rank in TP1
             },
             ["in the tp group {4-7}, the ranks call different collectives: "
-             "#2 is all_reduce on rank 4-5,7, all_gather on rank 6"],
+             "#2 is all_reduce on ranks 4-5,7, all_gather on rank 6"],
             id="different collectives",
         ),
         pytest.param(
@@ -83,7 +83,7 @@ IN, OUT = ("all_reduce", "all_reduce"), ("all_reduce",)
                 for rank in TP1
             },
             ["in the tp group {4-7}, the ranks call different collectives: "
-             "#1 is all_reduce on rank 4-5,7, all_gather on rank 6"],
+             "#1 is all_reduce on ranks 4-5,7, all_gather on rank 6"],
             id="where the others are past it",
         ),
         pytest.param(
@@ -96,7 +96,7 @@ IN, OUT = ("all_reduce", "all_reduce"), ("all_reduce",)
                 for rank in TP0
             },
             ["in the tp group {0-3}, the ranks call the same collectives in a different order: "
-             "#2 is all_gather on rank 1-3, all_reduce on rank 0"],
+             "#2 is all_gather on ranks 1-3, all_reduce on rank 0"],
             id="another order",
         ),
         pytest.param(
@@ -105,7 +105,7 @@ IN, OUT = ("all_reduce", "all_reduce"), ("all_reduce",)
                 for rank in TP0
             },
             ["in the tp group {0-3}, the ranks call all_reduce #1 with different shapes or types: "
-             "float32[4] on rank 0-1,3, float32[8] on rank 2"],
+             "float32[4] on ranks 0-1,3, float32[8] on rank 2"],
             id="other shapes",
         ),
         pytest.param(
@@ -114,7 +114,8 @@ IN, OUT = ("all_reduce", "all_reduce"), ("all_reduce",)
                 4: {PP[0]: calls("broadcast", done=0)},
                 1: {TP0: calls()}, 2: {TP0: calls(*OUT, done=0)}, 3: {TP0: calls(*OUT, done=0)},
             },
-            ["in the tp group {0-3}, rank 0,2-3 wait in all_reduce #1, which rank 1 has not called",
+            ["in the tp group {0-3}, ranks 0,2-3 wait in all_reduce #1, which rank 1 has not"
+             " called",
              "in the dp group {0,4}, rank 4 waits in broadcast #1, which rank 0 has not called"],
             id="the cause comes first",
         ),
@@ -125,12 +126,12 @@ IN, OUT = ("all_reduce", "all_reduce"), ("all_reduce",)
         ),
         pytest.param(
             {rank: {TP0: calls("barrier", done=0)} for rank in (0, 1)},
-            ["in the tp group {0-3}, rank 0-1 wait in barrier #1, and rank 2-3 do not answer"],
+            ["in the tp group {0-3}, ranks 0-1 wait in barrier #1, and ranks 2-3 do not answer"],
             id="ranks of another node",
         ),
         pytest.param(
             {rank: {(1, 2, 5): calls(f"all_to_all:float32[{rank}]", done=0)} for rank in (1, 2)},
-            ["in the group {1-2,5}, rank 1-2 wait in all_to_all #1, and rank 5 does not answer"],
+            ["in the group {1-2,5}, ranks 1-2 wait in all_to_all #1, and rank 5 does not answer"],
             id="shapes that may differ",
         ),
         pytest.param({rank: {TP0: calls(*IN, done=2)} for rank in TP0}, [], id="none waits"),
@@ -152,7 +153,7 @@ def test_places_are_told() -> None:
     (found,) = find_hung(answers, layout(), {**places, 6: "data.py:9 in load"}, own=WORLD)
 
     assert found.details == (
-        "rank 4-5,7: in all_reduce #2 at train.py:41", "rank 6: data.py:9 in load",
+        "ranks 4-5,7: in all_reduce #2 at train.py:41", "rank 6: data.py:9 in load",
     )  # fmt: skip
 
 
@@ -164,8 +165,8 @@ def test_it_is_said_why_a_rank_is_silent() -> None:
     )
 
     assert found.summary == (
-        "in the tp group {4-7}, rank 4-5 wait in all_reduce #1, and rank 6 is suspended, and rank 7"
-        " is on another node"
+        "in the tp group {4-7}, ranks 4-5 wait in all_reduce #1, and rank 6 is suspended, and rank"
+        " 7 is on another node"
     )
     assert found.details[1:] == (
         "rank 6: is suspended, x.py:1 in f", "rank 7: is on another node",

@@ -136,7 +136,7 @@ def test_a_dim_that_is_not_there_is_refused() -> None:
 
     with pytest.raises(LayoutError, match="no dim `pp`") as caught:
         layout.group("pp", 0)
-    assert caught.value.hint == "it has `dp`, `tp`"
+    assert caught.value.hint == "use `dp`, `tp`"
 
 
 # ---- the same by counting ------------------------------------------------------------------

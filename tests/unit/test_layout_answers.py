@@ -152,13 +152,13 @@ def test_no_own_rank_is_said() -> None:
         (
             lambda layout: layout.ranks(pp=0),
             "mesh `dp=2,tp=4` has no dim `pp`",
-            "it has `dp`, `tp`, `ep`",
+            "use `dp`, `tp`, `ep`",
         ),
         (lambda layout: layout.dim("pp"), "mesh `dp=2,tp=4` has no dim `pp`", None),
         (
             lambda layout: layout.dim("ep"),
             "dim `ep` is not one of the mesh's own dims",
-            "it has `dp`, `tp`",
+            "use `dp`, `tp`",
         ),
         (lambda layout: layout.slot(8), "rank 8 is outside a world of 8", None),
         (
@@ -234,14 +234,14 @@ def test_a_mesh_fills_its_nodes(mesh: str | None, counts: tuple[int, ...], messa
         (
             "1",
             {"nnodes": 2},
-            "mesh `1` needs 1 worker, which do not divide evenly over 2 nodes (1 / 2 = 0.5)",
-            "--nnodes 1 can",
+            "mesh `1` needs 1 worker, which does not divide evenly over 2 nodes (1 / 2 = 0.5)",
+            "use --nnodes 1",
         ),
         (
             "2",
             {"nproc_per_node": 1},
             "mesh `2` needs 2 workers, but 1 node x 1 worker gives 1",
-            "`1` fits 1 worker; --nproc-per-node 2 gives 2; --nnodes 2 gives 2",
+            "use `1` for 1 worker, or --nproc-per-node 2 for 2, or --nnodes 2 for 2",
         ),
         ("2", {"views": "v:a=1"}, "view `v` needs 1 worker, but the mesh has 2", None),
     ],

@@ -130,9 +130,9 @@ def test_a_large_mesh_is_one_product() -> None:
             "dp=0,pt=1",
             "mesh `dp=2,tp=4` has no dim `pt`",
             "pt",
-            "did you mean `tp`? there are `dp`, `tp`, ",
+            "did you mean `tp`? use `dp`, `tp`, ",
         ),
-        ("DP=0", "mesh `dp=2,tp=4` has no dim `DP`", "DP", "there are `dp`, `tp`, `rank` and"),
+        ("DP=0", "mesh `dp=2,tp=4` has no dim `DP`", "DP", "use `dp`, `tp`, `rank` or"),
         ("=0", "missing dim", "", "write `dp=0`"),
         ("tp=1-4", "dim `tp` has no index 4: its size is 4", "4", "`tp` ranges from 0 to 3"),
         ("rank=2,8", "no rank 8 in a world of 8", "8", "`rank` ranges from 0 to 7"),
@@ -173,5 +173,5 @@ def test_without_a_mesh_there_are_no_dims() -> None:
     error = error_of(layout, "dp=0")
 
     assert error.message == "there is no mesh and so no dim `dp`"
-    assert error.hint == "there are `rank` and `local_rank`"
+    assert error.hint == "use `rank` or `local_rank`"
     assert error_of(layout, "rank=1").hint == "`rank` is always 0"

@@ -64,11 +64,11 @@ def test_nothing_else_matters(pair: tuple[Server, Wanted, Path]) -> None:
 
 
 CHANGES: list[tuple[dict[str, Any], str, int | None]] = [
-    ({"interpreter": "python3.13"}, "it has another interpreter", None),
-    ({"fixed": {"Uid": "1"}}, "it has another Uid", 1),
-    ({"fixed": {"cgroup": "/x"}}, "it has another cgroup", 1),
-    ({"modules": ("torch", "lightning")}, "it holds other packages", None),
-    ({"modules": ("torch",)}, "it holds other packages", None),
+    ({"interpreter": "python3.13"}, "it has a different interpreter", None),
+    ({"fixed": {"Uid": "1"}}, "it has a different Uid", 1),
+    ({"fixed": {"cgroup": "/x"}}, "it has a different cgroup", 1),
+    ({"modules": ("torch", "lightning")}, "it holds different packages", None),
+    ({"modules": ("torch",)}, "it holds different packages", None),
     ({"own_files": ["/other.py"]}, "it holds the packages of another program", None),
     ({"environment": {**ENVIRONMENT, "HF_HOME": "/b"}}, "HF_HOME has changed", 1),
     ({"environment": {**ENVIRONMENT, "PYTHONPATH": "/b"}}, "PYTHONPATH has changed", 1),
