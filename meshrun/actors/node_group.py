@@ -35,7 +35,7 @@ _IN_USE_S = 60.0
 """How long resources may be in use by others."""
 _CHUNK = 256 * 1024
 _RESULT = ".pkl"
-_HINT = "`ray status` shows what is in use; --submit-arg timeout=10m waits for more nodes"
+_HINT = "see `ray status` for what is in use, or wait for nodes with --submit-arg timeout=10m"
 
 Show = Callable[[int, bytes], Awaitable[None]]
 """Takes a piece of a stream: 1 stdout, 2 stderr."""

@@ -70,6 +70,6 @@ def _shell(env: Mapping[str, str]) -> str:
         if name in _SHELLS:
             return name
     raise UsageError(
-        f"{_OPTION} supports {', '.join(_SHELLS)}, found `{login}`",
+        f"{_OPTION} supports {', '.join(_SHELLS)}, found SHELL={login}",
         hint="print a script to install by hand: `meshrun --print-completion SHELL`",
     )

@@ -33,11 +33,9 @@ from meshrun.submit.send import hand_in
 from meshrun.submit.slurm_options import names_container
 from meshrun.supervisor.program_file import check_folder
 
-_GPUS = (
-    "--device cpu needs no GPUs; --submit-arg=--gres=... requests them by the name they have here"
-)
+_GPUS = "use --submit-arg=--gres=... to request GPUs by their name here, or --device cpu for none"
 _TOO_MUCH = (
-    "`sinfo -o '%P %c %G'` lists what nodes have; --submit-arg=--cpus-per-task=8 requests less"
+    "request less, as with --submit-arg=--cpus-per-task=8; `sinfo -o '%P %c %G'` lists the nodes"
 )
 _SCHEDULERS = ("slurm", *KINDS, "ray")
 _OF_THE_SUBMISSION = (

@@ -221,7 +221,7 @@ def _solve_view(view: View, world_size: int) -> View:
         workers = count(mesh.known_size, "worker")
         needs = f"{'a multiple of ' if mesh.is_inferred else ''}{workers}"
         message = f"view `{view.name}` needs {needs}, but the mesh has {world_size}"
-        hint = "a view is another factorization of the mesh's ranks; one size may be `-1`"
+        hint = "choose sizes whose product is the number of ranks; one may be `-1`"
         raise _error(message, format_view(view), len(view.name) + 1, format_mesh(mesh), hint)
     return view
 

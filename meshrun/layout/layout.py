@@ -539,7 +539,7 @@ class Layout:
 
     def _known_domains(self) -> Parts:
         if self._domains is None:
-            hint = "--domain-size sets how many nodes share one"
+            hint = "set --domain-size to the number of nodes that share one"
             raise LayoutError("no domains are known", hint=hint)
         return self._domains
 
@@ -549,7 +549,7 @@ class Layout:
         counts = tuple(self.nproc_per_node)
         if not counts:
             raise LayoutError(
-                "expected at least one node", hint="nproc_per_node=(8, 8) describes two nodes"
+                "expected at least one node", hint="for example, two nodes: nproc_per_node=(8, 8)"
             )
         if (fewest := min(counts)) < 0 or not any(counts):
             node = counts.index(fewest)
@@ -566,7 +566,7 @@ class Layout:
             raise LayoutError(
                 f"{count(len(sizes), 'domain')} with {count(sum(sizes), 'node')} do not divide"
                 f" {count(self.nnodes, 'node')}",
-                hint="nodes_per_domain=(18, 18) describes two domains of 36 nodes",
+                hint="for example, two domains of 36 nodes: nodes_per_domain=(18, 18)",
             )
         domains = Parts.of(sums_of(self.nproc_per_node, sizes)) if sizes else None
         object.__setattr__(self, "nodes_per_domain", sizes)
@@ -576,7 +576,7 @@ class Layout:
         if self.mesh is None:
             return
         if self.mesh.is_inferred:
-            hint = "Layout.parse() infers it"
+            hint = "use Layout.parse(), which infers it"
             raise LayoutError(f"mesh `{self.mesh}` has a size of -1", hint=hint)
         if self.mesh.known_size != self.world_size:
             have = "has" if self.nnodes == 1 else "have"
@@ -609,7 +609,7 @@ class Layout:
         if rest is None:
             raise LayoutError(
                 f"the dims of {_shown(asked)} overlap, so their indices do not identify one rank",
-                hint="ranks() returns the ranks at all of them",
+                hint="use ranks(), which returns the ranks at all of them",
             )
         if rest.size > 1:
             own = self._known(None)

@@ -171,7 +171,7 @@ def _not_a_pair(text: str, position: int, item: str) -> SpecError:
             "expected `=` between a dim and its size, found `:`",
             text=text,
             position=position + len(name),
-            hint=_meant(text) or f"`{name or 'dp'}={size or 2}`",
+            hint=_meant(text) or f"write `{name or 'dp'}={size or 2}`",
         )
     is_size = _SIZE.fullmatch(item) is not None
     return SpecError(
@@ -181,7 +181,7 @@ def _not_a_pair(text: str, position: int, item: str) -> SpecError:
         length=len(item),
         hint="name each dim, as in `dp=2,tp=4`, or none of them, as in `2x4`"
         if is_size
-        else f"`{(item if _NAME.fullmatch(item) else 'dp')}=2`, or `-1` to infer it",
+        else f"write `{(item if _NAME.fullmatch(item) else 'dp')}=2`, or `-1` to infer it",
     )
 
 
@@ -199,7 +199,7 @@ def _meant(text: str) -> str | None:
     if guess == text or not _BETWEEN.fullmatch(rest):
         return None
     try:
-        return f"`{format_mesh(parse_mesh(guess))}`"
+        return f"write `{format_mesh(parse_mesh(guess))}`"
     except SpecError:
         return None
 
@@ -213,7 +213,8 @@ def _parse_sizes(text: str) -> _Sizes:
             text=text,
             position=0,
             length=len(text),
-            hint=f"`{named}`, or `--mesh {sized} --names {','.join(names)}`; `-1` infers a size",
+            hint=f"write `{named}`, or `--mesh {sized} --names {','.join(names)}`; `-1` infers"
+            " a size",
         )
     if "," in text:
         raise SpecError(
@@ -257,7 +258,7 @@ def _check_name(text: str, position: int, name: str, before: list[str]) -> str:
             text=text,
             position=position,
             length=len(name),
-            hint="dim names must be unique, as in `dp=2,tp=4`",
+            hint="give each dim its own name, as in `dp=2,tp=4`",
         )
     return name
 
@@ -293,13 +294,13 @@ class _Sizes:
         first = self._number(position, item, least)
         last = self._number(position, item, most) if most else None
         if last is not None and last < first:
-            hint = f"`{last}:{first}`"
+            hint = f"write `{last}:{first}`"
             raise self._error(f"the range `{item}` is reversed", position, item, hint)
         return first, last
 
     def _number(self, position: int, item: str, digits: str) -> int:
         if len(digits) >= _TOO_LONG and not digits.startswith("-"):
-            hint = f"a size has at most {_TOO_LONG - 1} digits"
+            hint = f"use at most {_TOO_LONG - 1} digits"
             raise self._error(f"{digits} is too large", position, item, hint)
         if len(digits) >= _TOO_LONG or int(digits) < 1:
             hint = "use 1 for an unused dim, or `-1` to infer the size"

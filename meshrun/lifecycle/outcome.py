@@ -226,7 +226,7 @@ def _hint_of_loss(why: str) -> str:
             "check that the machine is up and the network between the nodes works; a longer"
             " --node-timeout tolerates short outages"
         )
-    return "the output of its launcher or scheduler may show why it exited"
+    return "see the output of its launcher or scheduler for why it exited"
 
 
 def find_trouble(state: State, host: str = "") -> MeshrunError | None:
@@ -235,7 +235,7 @@ def find_trouble(state: State, host: str = "") -> MeshrunError | None:
         return HangError(
             f"no rank made progress for {state.hung.idle_s:.1f} s: "
             + (state.hung.why or "none used its CPU, printed, or called meshrun.heartbeat()"),
-            hint="the stacks above show where the ranks are; --hang-timeout sets the limit",
+            hint="see where the ranks are in the stacks above; --hang-timeout sets the limit",
         )
     here = _trouble_here(state)
     if state.excluded is not None:
@@ -264,7 +264,7 @@ def _trouble_here(state: State) -> MeshrunError | None:
     if (failed := describe_start_error(state)) is not None:
         return HostError(
             failed,
-            hint="the machine may be out of processes or memory; see `ulimit -u` and `free -h`",
+            hint="check `ulimit -u` and `free -h`: the machine may be out of processes or memory",
         )
     if (what := describe_lost_process(state)) is None or state.lost_process is None:
         return None

@@ -215,7 +215,7 @@ def _options_of(backend: str, settings: list[tuple[str, str]]) -> Any:
     if kind is None:
         raise MeshError(
             f"--pg-opt: this build of torch has no options for the backend {backend}",
-            hint="options such as is_high_priority_stream are NCCL's",
+            hint="remove it: options such as is_high_priority_stream exist only for NCCL",
         )
     made = kind.Options()
     for name, value in settings:

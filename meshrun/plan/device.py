@@ -125,6 +125,6 @@ def check_count(device_type: str, count: int, workers: int) -> None:
 
 def _device_hint(count: int, workers: int) -> str:
     if count == 0:
-        return "--device cpu runs the same mesh over gloo"
+        return "use --device cpu to run the same mesh over gloo"
     nodes = math.ceil(workers / count)
     return f"use at most {count} workers per node, such as with --nnodes {nodes}, or --device cpu"

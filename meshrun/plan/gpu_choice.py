@@ -52,7 +52,7 @@ def parse_gpus(text: str, flag: str) -> tuple[str, ...]:
     twice = [name for name, times in Counter(map(_plain, found)).items() if times > 1]
     if twice:
         raise UsageError(
-            f"{flag} {text} names {twice[0]} more than once", hint="a GPU can be used once"
+            f"{flag} {text} names {twice[0]} more than once", hint="name each GPU once"
         )
     return tuple(found)
 
@@ -99,7 +99,7 @@ def choose_gpus(
         for other, _, same in chosen[:place]:
             if (gpu.entry, gpu.uuid) == (same.entry, same.uuid):
                 raise UsageError(
-                    f"--gpus: `{other}` and `{entry}` are the same GPU", hint="a GPU is used once"
+                    f"--gpus: `{other}` and `{entry}` are the same GPU", hint="name each GPU once"
                 )
     for entry, _, gpu in chosen:
         if gpu.mig_uuids and len(chosen) > 1:

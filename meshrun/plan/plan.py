@@ -377,9 +377,8 @@ def _check_visible(
 ) -> None:
     if request.virtual_local_rank and device_type not in (None, *COUNTED):
         raise UsageError(
-            f"--virtual-local-rank does not know a variable that limits a rank to one {device_type}"
-            " device",
-            hint="without it, each rank uses the device of its local rank",
+            f"--virtual-local-rank: no known variable limits a rank to one {device_type} device",
+            hint="remove it: each rank then uses the device of its local rank",
         )
     visible = facts.visible_devices
     if not visible:
@@ -395,7 +394,7 @@ def _check_visible(
         raise UsageError(
             f"{source} lists {instances} MIG instances for {workers} workers, but CUDA shows a"
             " process only one",
-            hint="--virtual-local-rank shows each rank its own",
+            hint="use --virtual-local-rank, which shows each rank only its own",
         )
 
 

@@ -295,7 +295,9 @@ class Coordinator:
                 f"all {count} nodes are already running: {hosts}",
                 hint="check that the launcher was not started twice on a host",
             )
-        raise UsageError(f"{info.host} has --node-rank {info.node_rank} of {count} nodes")
+        raise UsageError(
+            f"{info.host} has --node-rank {info.node_rank}; it must be 1 to {count - 1}"
+        )
 
     def _grow(self, host: str) -> None:
         """End this generation if the next would have more ranks."""

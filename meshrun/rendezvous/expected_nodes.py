@@ -136,7 +136,8 @@ class ExpectedNodes:
             return
         if info.node_rank >= self.nnodes:
             raise UsageError(
-                f"{info.host} has --node-rank {info.node_rank} of {count(self.nnodes, 'node')}",
+                f"{info.host} has --node-rank {info.node_rank}, but there are only"
+                f" {count(self.nnodes, 'node')}",
                 hint="number nodes from 0",
             )
         number = self._by_rank.get(info.node_rank)

@@ -262,8 +262,8 @@ class Participant:
             self._fail(
                 RendezvousError(
                     f"{who} was lost: {self._lost}",
-                    hint="its launcher exited, and a launch cannot continue without node 0; its"
-                    " output may show why it exited",
+                    hint="see the output of its launcher for why it exited; a launch cannot"
+                    " continue without node 0",
                 )
             )
             return

@@ -181,7 +181,8 @@ class _NewZygote:
         except OSError as error:
             raise HostError(
                 f"cannot start `{sys.executable}`: {error.strerror}",
-                hint="the machine may be out of processes or memory; see `ulimit -u` and `free -h`",
+                hint="check `ulimit -u` and `free -h`: the machine may be out of processes or"
+                " memory",
             ) from error
 
     @property

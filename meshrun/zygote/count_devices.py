@@ -58,8 +58,8 @@ def check_devices(kind: str, workers: int, modules: Sequence[str]) -> None:
         raise UsageError(
             f"--device {kind}: torch "
             + ("has no such device type" if unknown else "could not count these devices"),
-            hint="torch imports packages with an entry point `torch.backends` by itself; --preload"
-            " imports others"
+            hint="import its package with --preload, unless torch does by an entry point"
+            " `torch.backends`"
             if unknown
             else None,
         )

@@ -103,7 +103,7 @@ def test_an_unknown_shell_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("psutil.Process.parents", lambda _process: [])
     env = {"SHELL": "/bin/nosh", "HOME": str(tmp_path)}
 
-    with pytest.raises(UsageError, match=r"bash, zsh, fish; .* SHELL is `nosh`"):
+    with pytest.raises(UsageError, match=r"bash, zsh, fish, found SHELL=nosh"):
         install_completion(Options, env)
     assert not any(tmp_path.iterdir())
 

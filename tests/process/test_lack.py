@@ -57,7 +57,7 @@ def test_a_full_process_table(
         assert ours.returncode == 71, ours.stderr
         assert re.search("could not be started|cannot start", ours.stderr), ours.stderr
         assert (
-            "hint: the machine may be out of processes or memory; see `ulimit -u` and `free -h`"
+            "hint: check `ulimit -u` and `free -h`: the machine may be out of processes or memory"
         ) in ours.stderr
     assert "Traceback" not in ours.stderr
     assert list(folder.iterdir()) == []

@@ -407,7 +407,7 @@ def test_a_node_that_does_not_come_back_ends_the_others(
     ("rank", "told"),
     [(None, "all 3 nodes are already running: node0, node1, node2"),
      (1, "all 3 nodes are already running: node0, node1, node2"),
-     (5, "node9 has --node-rank 5 of 3 nodes")],
+     (5, "node9 has --node-rank 5; it must be 1 to 2")],
 )  # fmt: skip
 def test_a_node_too_many_is_told_at_once(
     parties: Parties, fixed: list[Party], rank: int | None, told: str

@@ -93,7 +93,7 @@ def test_a_node_that_left_may_come_again() -> None:
 @pytest.mark.parametrize(
     ("joining", "told"),
     [
-        (info("c", 3), "c has --node-rank 3 of 3 nodes"),
+        (info("c", 3), "c has --node-rank 3, but there are only 3 nodes"),
         (info("c", 0), "node0 and c both have --node-rank 0"),
         (info("c", 1), "b and c both have --node-rank 1"),
     ],

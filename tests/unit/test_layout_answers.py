@@ -147,7 +147,7 @@ def test_no_own_rank_is_said() -> None:
         (
             lambda layout: layout.rank(dp=1, ep=0),
             "the dims of dp=1, ep=0 overlap, so their indices do not identify one rank",
-            "ranks() returns the ranks at all of them",
+            "use ranks(), which returns the ranks at all of them",
         ),
         (
             lambda layout: layout.ranks(pp=0),

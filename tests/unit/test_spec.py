@@ -82,7 +82,7 @@ def test_what_was_meant_is_hinted_at(text: str, meant: str) -> None:
     with pytest.raises(SpecError) as caught:
         parse_mesh(text)
 
-    assert caught.value.hint == f"`{meant}`"
+    assert caught.value.hint == f"write `{meant}`"
 
 
 @pytest.mark.parametrize("text", ["dp=two", "2.5", "(2,0)", "dp-2", "=2", "9" * 300 + ","])
