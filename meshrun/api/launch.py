@@ -109,7 +109,7 @@ def launch(
 
     Args:
         program: A script's path, a module's name with ``module``, or a function, which may be a
-            lambda or one of a notebook.
+            lambda or defined in a notebook.
         args: Arguments of a script, as strings; or of a function, anything that can be pickled.
         kwargs: A function's keyword arguments.
         module: Whether ``program`` is run as ``python -m`` does.
@@ -164,7 +164,7 @@ def launch(
     flags = [*["--warm"] * warm, *to_flags(given, lists, options)]
     if isinstance(args, str):
         raise UsageError(
-            f"args must be a list, found the string `{args}`", hint="args=text.split()"
+            f"args must be a list, found the string `{args}`", hint="for example: args=text.split()"
         )
     _check_program(program, module=module, kwargs=kwargs)
     environ = {**os.environ, **(env or {})}

@@ -81,7 +81,9 @@ def listen_address(text: str, flag: str) -> tuple[str, int]:
     """Return the address and the port of ``[HOST]:PORT``; loopback without an address."""
     host, colon, number = text.rpartition(":")
     if not colon and not number.isdecimal():
-        raise UsageError(f"{flag}: expected [HOST]:PORT, found `{text}`", hint=f"{flag} :9400")
+        raise UsageError(
+            f"{flag} expects [HOST]:PORT, found `{text}`", hint=f"for example: {flag} :9400"
+        )
     return host.strip("[]") or "127.0.0.1", port(number, flag)
 
 

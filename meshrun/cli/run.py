@@ -149,7 +149,11 @@ def _check_dry_run(options: Options) -> None:
         if options.check and row in (Options.format, Options.output):
             continue
         if options.is_typed(row):
-            hint = "use --node-rank to set the rank of this node" if row is Options.rank else None
+            hint = (
+                "add --dry-run, or use --node-rank to number this node"
+                if row is Options.rank
+                else None
+            )
             raise UsageError(f"{row.flag} requires --dry-run", hint=hint)
 
 

@@ -51,7 +51,7 @@ def _check(request: LaunchRequest, began: Began) -> None:
     if request.remote is not None or (request.nnodes or 1) > 1:
         nodes = len(request.remote.hosts) if request.remote is not None else request.nnodes
         raise UsageError(
-            f"{flag} launches on this machine alone, found {nodes} nodes",
+            f"{flag} launches only on this machine, found {nodes} nodes",
             hint="remove --hosts, --hostfile or --nnodes",
         )
     if importlib.util.find_spec("watchfiles") is None:

@@ -250,7 +250,7 @@ def parse_streams(text: str, what: str) -> Streams:
         if match is None or (last is not None and int(last) < int(first or 0)):
             raise UsageError(
                 f"cannot parse {what} `{part.strip() or text}`",
-                hint=f"0 is none, 1 stdout, 2 stderr, 3 both; use {what} 3 for all ranks, {what}"
+                hint=f"use 0 for none, 1 stdout, 2 stderr, 3 both: {what} 3 for all ranks, {what}"
                 " 0:3,4-7:2 by local rank",
             )
         found.append((int(first or 0), int(last or first or 0), int(streams or 0)))

@@ -30,7 +30,7 @@ class GpuWait:
         self._nvml = None if self._asked is None else load_nvml()
         gpus = () if plan.device_type == "cpu" else plan.gpus
         if self._asked is not None and not (self._nvml and read_use(self._nvml, gpus)):
-            note("--gpu-memory-wait has no effect: NVML knows no GPU of this launch")
+            note("--gpu-memory-wait has no effect: NVML reports no GPU of this launch")
         self._timer = reactor.call_at(None, self._look)
         self._deadline = reactor.call_at(None, self._give_up)
         self._told = reactor.call_at(None, self._tell)

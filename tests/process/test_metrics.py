@@ -146,7 +146,7 @@ def test_nothing_starts_without_the_port_or_the_file(fake_torch: object, tmp_pat
     assert [ours.stdout for ours in (in_use, no_folder, unclear)] == ["", "", ""]
     assert f"error: --metrics: port {port} on 127.0.0.1 is in use" in in_use.stderr
     assert "--events: cannot open `" in no_folder.stderr
-    assert "--metrics: expected [HOST]:PORT, found `somewhere`" in unclear.stderr
+    assert "--metrics expects [HOST]:PORT, found `somewhere`" in unclear.stderr
 
 
 def test_a_pipe_that_is_full_loses_whole_events() -> None:

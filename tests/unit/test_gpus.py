@@ -479,7 +479,7 @@ def test_without_a_driver_there_is_no_wait_for_memory(driver: Any) -> None:
         wait = GpuWait(each, Reactor(), notes.append)
         wait.hold(each.used_gpus, 0, partial(begun.append, "now"))
 
-    assert notes == ["--gpu-memory-wait has no effect: NVML knows no GPU of this launch"] * 2
+    assert notes == ["--gpu-memory-wait has no effect: NVML reports no GPU of this launch"] * 2
     assert begun == ["now"] * 2
 
 
