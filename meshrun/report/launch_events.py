@@ -18,6 +18,7 @@ from typing import Any
 
 from meshrun.console.console import Console
 from meshrun.errors import HostError
+from meshrun.host.whole_file import check_target
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol import events, from_zygote
@@ -318,6 +319,7 @@ def open_event_log(plan: LaunchPlan, run_id: str, console: Console) -> EventLog 
     """Return what writes the events, if they are wanted.
 
     Raises:
+        UsageError: If the path cannot name a file.
         HostError: If the file cannot be opened.
     """
     path = plan.request.events
@@ -325,6 +327,7 @@ def open_event_log(plan: LaunchPlan, run_id: str, console: Console) -> EventLog 
         return None
     if path == "-":
         return EventLog(plan, run_id, console.print_record)
+    check_target(path, "--events")
     try:
         # A pipe waits for no reader, and a full one for none either.
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC

@@ -145,7 +145,7 @@ def test_nothing_starts_without_the_port_or_the_file(fake_torch: object, tmp_pat
 
     assert [ours.stdout for ours in (in_use, no_folder, unclear)] == ["", "", ""]
     assert f"error: --metrics: port {port} on 127.0.0.1 is in use" in in_use.stderr
-    assert "--events: cannot open `" in no_folder.stderr
+    assert f"error: --events: folder `{tmp_path / 'none'}` does not exist" in no_folder.stderr
     assert "--metrics expects [HOST]:PORT, found `somewhere`" in unclear.stderr
 
 
