@@ -104,11 +104,9 @@ def _grid(layout: Layout) -> Table | None:
     columns = layout.sizes[-1]
     if columns > _MOST_COLUMNS:
         return None
-    labels = layout.dim_labels
-    table = new_table()
-    table.add_column(" ".join(labels[:-1]), no_wrap=True)
-    for column in range(columns):
-        table.add_column(f"{labels[-1]}={column}", justify="right", no_wrap=True)
+    *outer_labels, last = layout.dim_labels
+    place = " ".join(outer_labels)
+    table = new_table((place, *(f"{last}={column}" for column in range(columns))), texts={place})
     for first in range(0, layout.world_size, columns):
         outer = " ".join(str(index) for index in layout.coordinate(first)[:-1])
         table.add_row(outer, *(_cell(layout, rank) for rank in range(first, first + columns)))
@@ -120,12 +118,11 @@ def _cell(layout: Layout, rank: int) -> str:
 
 
 def _dims(layout: Layout) -> Table:
-    table = new_table()
     domains = ("cross domains",) if layout.nodes_per_domain else ()
     within = ("within",) if layout.nnodes > 1 else ()
-    for header in ("dim", "size", "groups", "cross nodes", *domains, *within, "first groups"):
-        is_text = header in ("dim", "within", "first groups")
-        table.add_column(header, justify="left" if is_text else "right", no_wrap=not is_text)
+    headers = ("dim", "size", "groups", "cross nodes", *domains, *within, "first groups")
+    texts = ("dim", "within", "first groups")
+    table = new_table(headers, texts=texts, wrapped=texts)
     dims: list[tuple[str, int | str]] = [
         *((label, index) for index, label in enumerate(layout.dim_labels)),
         *((f"{name} *", name) for name in layout.derived_dims),
@@ -159,10 +156,8 @@ def _of_this_machine(plan: LaunchPlan) -> Iterator[RenderableType]:
 
 def _gpus(plan: LaunchPlan) -> Table:
     """Where the GPU of each rank is; other nodes have others."""
-    table = new_table()
-    for header in ("rank", "device", "gpu", "uuid", "numa node", "nearest network card"):
-        is_text = header in ("device", "uuid", "nearest network card")
-        table.add_column(header, justify="left" if is_text else "right", no_wrap=header != "uuid")
+    headers = ("rank", "device", "gpu", "uuid", "numa node", "nearest network card")
+    table = new_table(headers, texts=("device", "uuid", "nearest network card"), wrapped=("uuid",))
     for rank in plan.ranks_of_node():
         if (gpu := rank.gpu) is not None:
             numa, nics = "-" if gpu.numa_node is None else str(gpu.numa_node), str(gpu.nics or "-")
@@ -173,9 +168,7 @@ def _gpus(plan: LaunchPlan) -> Table:
 
 def _links(links: GpuLinks) -> Table:
     """How each pair of GPUs is joined, in the words of ``nvidia-smi topo -m``."""
-    table = new_table()
-    for header in ("cuda", *map(str, range(len(links.pairs)))):
-        table.add_column(header, justify="right", no_wrap=True)
+    table = new_table(("cuda", *map(str, range(len(links.pairs)))))
     for gpu, pairs in enumerate(links.pairs):
         table.add_row(str(gpu), *pairs)
     return table
@@ -195,10 +188,7 @@ def _weakest_links(plan: LaunchPlan, links: GpuLinks) -> Iterator[str]:
 
 
 def _workers(plan: LaunchPlan) -> Table:
-    table = new_table()
-    for header in _headers(plan):
-        is_text = header in ("host", "device")
-        table.add_column(header, justify="left" if is_text else "right", no_wrap=True)
+    table = new_table(_headers(plan), texts=("host", "device"))
     for row in _cells(plan):
         table.add_row(*row)
     return table
@@ -217,9 +207,8 @@ def _options(plan: LaunchPlan) -> Table:
 def _nodes(plan: LaunchPlan) -> Table:
     """The first nodes and the last, a row each."""
     layout, hosts = plan.layout, plan.request.hosts
-    table = new_table()
-    for header in ("node", *_host("host", hosts), "ranks", "first coordinate", "last coordinate"):
-        table.add_column(header, justify="left" if header == "host" else "right", no_wrap=True)
+    headers = ("node", *_host("host", hosts), "ranks", "first coordinate", "last coordinate")
+    table = new_table(headers, texts=("host",))
     shown = [*range(min(_FEW, layout.nnodes))]
     if layout.nnodes > _FEW + 1:
         shown.append(-1)

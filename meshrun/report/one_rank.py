@@ -108,10 +108,9 @@ def _head(plan: LaunchPlan, rank: RankPlan) -> Iterator[str]:
 
 
 def _peers(layout: Layout, rank: int) -> Table:
-    table = new_table()
-    for header in ("dim", "place", "before", "after", "nodes", "ranks in its group"):
-        is_text = header in ("dim", "ranks in its group")
-        table.add_column(header, justify="left" if is_text else "right", no_wrap=not is_text)
+    texts = ("dim", "ranks in its group")
+    headers = ("dim", "place", "before", "after", "nodes", "ranks in its group")
+    table = new_table(headers, texts=texts, wrapped=texts)
     labels = dict(zip(layout.shape, layout.dim_labels, strict=True))
     for dim in [*layout.shape, *layout.derived_dims]:
         group = layout.group(dim, rank)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import NoReturn
 
 from rich import box
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, JustifyMethod, RenderResult
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -70,9 +70,21 @@ class _Table(Table):
         yield part
 
 
-def new_table() -> Table:
-    """Return a table without borders, with a line below its headers."""
-    return _plain_table(_Table)
+def new_table(
+    headers: Iterable[str] = (), *, texts: Collection[str] = (), wrapped: Collection[str] = ()
+) -> Table:
+    """Return a table without borders, with a line below its headers.
+
+    Args:
+        headers: Of its columns.
+        texts: Those over texts, which stand on the left; numbers stand on the right.
+        wrapped: Those over what may take several lines.
+    """
+    table = _plain_table(_Table)
+    for header in headers:
+        justify: JustifyMethod = "left" if header in texts else "right"
+        table.add_column(header, justify=justify, no_wrap=header not in wrapped)
+    return table
 
 
 def _plain_table(kind: type[Table] = Table) -> Table:

@@ -20,10 +20,7 @@ _FEW = 8
 
 def sizes_table(plan: LaunchPlan, *, least: int, most: int) -> Table:
     """Return a row for each number of nodes, the middle left out where there are many."""
-    table = new_table()
-    table.add_column("nodes", justify="right")
-    table.add_column("ranks", justify="right")
-    table.add_column("mesh")
+    table = new_table(("nodes", "ranks", "mesh"), texts=("mesh",), wrapped=("mesh",))
     for row in _rows(plan, least, most):
         table.add_row(*row)
     return table
