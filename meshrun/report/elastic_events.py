@@ -171,8 +171,6 @@ def emit_through(handler: logging.Handler) -> Callable[[str], None]:
 def make_elastic_events(plan: LaunchPlan, run_id: str, console: Console) -> ElasticEvents | None:
     """Return what tells torch-elastic's events, if anybody wants them."""
     name = plan.request.event_log_handler
-    if name == "null":
-        return None
     handler = load_handler(name)
     if handler is not None:
         return ElasticEvents(plan, run_id, emit_through(handler))

@@ -315,16 +315,13 @@ class EventLog:
         self._emit(json.dumps(values))
 
 
-def open_event_log(plan: LaunchPlan, run_id: str, console: Console) -> EventLog | None:
-    """Return what writes the events, if they are wanted.
+def open_event_log(plan: LaunchPlan, run_id: str, path: str, console: Console) -> EventLog:
+    """Return what writes the events to a file; ``-`` is stdout.
 
     Raises:
         UsageError: If the path cannot name a file.
         HostError: If the file cannot be opened.
     """
-    path = plan.request.events
-    if path is None:
-        return None
     if path == "-":
         return EventLog(plan, run_id, console.print_record)
     check_target(path, "--events")

@@ -200,10 +200,8 @@ def _samples(value: float | tuple[tuple[Labels, float], ...]) -> tuple[tuple[Lab
     return value if isinstance(value, tuple) else (({}, value),)
 
 
-def serve_metrics(plan: LaunchPlan, console: Console) -> Metrics | None:
-    """Return what serves metrics, if they are wanted, and say where."""
-    if plan.request.metrics is None:
-        return None
-    metrics = Metrics(plan, plan.request.metrics)
+def serve_metrics(plan: LaunchPlan, address: tuple[str, int], console: Console) -> Metrics:
+    """Return what serves metrics, and say where."""
+    metrics = Metrics(plan, address)
     console.note(f"metrics are at {metrics.place}/metrics")
     return metrics

@@ -36,24 +36,25 @@ def make_watchers(plan: LaunchPlan, run_id: str, console: Console) -> list[Watch
         HostError: If a file or a port is not to be had.
     """
     request = plan.request
-    found: list[Watcher | None] = []
+    found: list[Watcher] = []
     if request.event_log_handler != "null":
         from meshrun.report.elastic_events import make_elastic_events
 
-        found.append(make_elastic_events(plan, run_id, console))
+        if (events := make_elastic_events(plan, run_id, console)) is not None:
+            found.append(events)
     if request.events is not None:
         from meshrun.report.launch_events import open_event_log
 
-        found.append(open_event_log(plan, run_id, console))
+        found.append(open_event_log(plan, run_id, request.events, console))
     if request.metrics is not None:
         from meshrun.report.metrics import serve_metrics
 
-        found.append(serve_metrics(plan, console))
+        found.append(serve_metrics(plan, request.metrics, console))
     if request.node_history is not None:
         from meshrun.report.node_history import NodeHistory
 
         found.append(NodeHistory(plan, run_id, request.node_history, console))
-    return [watcher for watcher in found if watcher is not None]
+    return found
 
 
 def make_observers(
