@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from collections.abc import Mapping
 
 from meshrun.console.console import Console
+from meshrun.host.network import is_loopback
 from meshrun.plan.plan import LaunchPlan
 from meshrun.plan.rank_env import LaunchFacts, interface_defaults
 
@@ -56,8 +56,6 @@ def _why(where: str | None) -> str:
 
 
 def _who_reaches(address: str) -> str:
-    try:
-        is_loopback = ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        is_loopback = address == "localhost"
-    return "loopback" if is_loopback else "reachable by anyone who can reach this address"
+    if address == "localhost" or is_loopback(address):
+        return "loopback"
+    return "reachable by anyone who can reach this address"

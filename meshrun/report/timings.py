@@ -11,7 +11,7 @@ def render_timings(timings: Timings) -> str:
     imported = timings.zygote_ready_ns
     steps = [
         ("launcher, until torch is imported", began, imported),
-        ("  of which the import itself", None, None),
+        ("  of which the import itself", 0, timings.import_ns),
         ("ranks started", imported, timings.last_started_ns),
         ("ranks in the process group", timings.last_started_ns, timings.last_joined_ns),
         ("mesh ready, program starts", timings.last_joined_ns or imported, timings.last_ready_ns),
@@ -19,14 +19,8 @@ def render_timings(timings: Timings) -> str:
         ("end", timings.last_exited_ns, timings.ended_ns),
         ("all", began, timings.ended_ns),
     ]
-    lines = []
-    for name, start, end in steps:
-        if name.startswith("  of") and timings.import_ns is not None:
-            lines.append(_line(name, timings.import_ns))
-        elif start is not None and end is not None:
-            lines.append(_line(name, max(0, end - start)))
-    return "\n".join(lines)
-
-
-def _line(name: str, duration_ns: int) -> str:
-    return f"meshrun: {name:<34}{duration_ns / 1e9:8.3f} s"
+    return "\n".join(
+        f"meshrun: {name:<34}{max(0, end - start) / 1e9:8.3f} s"
+        for name, start, end in steps
+        if start is not None and end is not None
+    )
