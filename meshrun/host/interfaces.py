@@ -76,6 +76,11 @@ def is_address(host: str) -> bool:
     return True
 
 
+def is_everywhere(address: str) -> bool:
+    """Whether who listens on an address listens on all that this machine has."""
+    return is_address(address) and ip_address(address.partition("%")[0]).is_unspecified
+
+
 def own_address_towards(address: str) -> str | None:
     """Return the address of this machine that others behind ``address`` see; sends nothing."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from meshrun.errors import HostError, MeshrunError, RendezvousError, UsageError
-from meshrun.host.interfaces import address_in
+from meshrun.host.interfaces import address_in, is_everywhere
 from meshrun.host.sockets import listen_on
 from meshrun.plan.rendezvous_config import format_endpoint
 from meshrun.protocol.activity import idle_s_since, latest
@@ -93,8 +93,8 @@ class Coordinator:
         """For the store of this generation's ranks; ranks of another cannot meet it."""
         self._bound, port = address_in(listener.getsockname()), listener.getsockname()[1]
         known = (connection.own_address for connection in connections.values())
-        is_address = self._bound not in ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
-        self._address = self._bound if is_address else next(known, infos[0].host)
+        is_any = is_everywhere(self._bound)
+        self._address = next(known, infos[0].host) if is_any else self._bound
         self._endpoint = format_endpoint(self._address, port)
         self._beats = board.reactor.every(BEAT_S, self._beat)
         self._reach: Reachability | None = None

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 
 from meshrun.errors import MeshrunError, RendezvousError
-from meshrun.host.interfaces import address_in
+from meshrun.host.interfaces import address_in, is_everywhere
 from meshrun.plan.rendezvous_config import format_endpoint
 from meshrun.protocol.events import MeetingFailed
 from meshrun.protocol.from_zygote import GaveUp
@@ -189,7 +189,7 @@ class Lobby:
     def _endpoint(self) -> str:
         name = self._listener.getsockname()
         address, port = address_in(name), name[1]
-        if address in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
+        if is_everywhere(address):
             address = self._config.host or self._info.host
         return format_endpoint(address, port)
 

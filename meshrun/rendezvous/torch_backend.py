@@ -16,11 +16,10 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from meshrun.errors import RendezvousError
-from meshrun.host.interfaces import is_address, own_address_towards
+from meshrun.host.interfaces import is_address, is_everywhere, own_address_towards
 from meshrun.host.title import set_title
 from meshrun.plan.rendezvous_config import format_endpoint
 from meshrun.protocol import codec
@@ -158,9 +157,9 @@ def _exchange(order: Negotiate, found: RendezvousInfo) -> Negotiated:
     ranks = sorted(range(world_size), key=lambda other: (natural(infos[other].host), other))
     coordinator = infos[ranks[0]]
     address = coordinator.address
-    if _is_everywhere(address):  # it could not tell which of its addresses the others see
+    if is_everywhere(address):  # it could not tell which of its addresses the others see
         if rank == ranks[0]:
-            known = [each.address for each in infos if not _is_everywhere(each.address)]
+            known = [each.address for each in infos if not is_everywhere(each.address)]
             seen = [own_address_towards(each) or address for each in known]
             store.set("coordinator", (*seen, address)[0])
         if not is_address(address := store.get("coordinator").decode(errors="replace")):
@@ -212,7 +211,3 @@ def find_running(order: Negotiate, store: Store | None) -> Negotiated | None:
 
 def _running_key(order: Negotiate) -> str:
     return f"meshrun/{order.run_id}/running"
-
-
-def _is_everywhere(address: str) -> bool:
-    return ip_address(address.partition("%")[0]).is_unspecified

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from meshrun.errors import UsageError
+from meshrun.host.interfaces import is_everywhere
 from meshrun.plan.masking import is_secret
 from meshrun.submit.job import Job
 from meshrun.submit.yaml import Explained
@@ -14,7 +15,6 @@ PORT = 29500
 SECRET_KEY = "meshrun-secret"  # noqa: S105 - the name of an entry, which no variable has
 _CORES_A_GPU = 3
 """Not 4: a machine with 4 per GPU keeps a part of them for itself."""
-_EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - compared with what was asked for
 _RESOURCES = {"auto": "nvidia.com/gpu", "cuda": "nvidia.com/gpu", "hpu": "habana.ai/gaudi",
               "xpu": "gpu.intel.com/xe", "npu": "huawei.com/Ascend910"}  # fmt: skip
 
@@ -123,7 +123,7 @@ def why_no_probes(job: Job) -> str | None:
     if job.plan.request.metrics is None:
         return None
     host, port = job.plan.request.metrics
-    if host not in _EVERYWHERE:
+    if not is_everywhere(host):
         return f"--metrics is open on {host} only, where nothing outside the pod reaches it"
     return None if port else "--metrics uses a free port, which nothing outside the pod knows"
 
