@@ -6,9 +6,11 @@ import contextlib
 import json
 import os
 import signal
+from collections.abc import Callable
 
 from meshrun.host.interfaces import look_up, own_address_towards, own_addresses
 from meshrun.host.processes import die_with_parent
+from meshrun.host.reactor import Reactor
 
 _NOWHERE = ("192.0.2.1", "2001:db8::1")
 """Addresses for documentation (RFC 5737, 3849): a route to them is the default route."""
@@ -44,10 +46,16 @@ def is_loopback(address: str) -> bool:
 class Lookup:
     """Addresses of a name, looked up by a forked child: a resolver may take many seconds.
 
-    ``fileno()`` can be read once the answer is there.
+    Args:
+        host: The name.
+        reactor: Waits for the answer.
+        answered: Called with the addresses, and with why there are none.
     """
 
-    def __init__(self, host: str) -> None:
+    def __init__(
+        self, host: str, reactor: Reactor, answered: Callable[[list[str], str], object]
+    ) -> None:
+        self._reactor, self._answered = reactor, answered
         self._read, write = os.pipe()
         parent = os.getpid()
         # Signals are held back, so that none meets the child with our handlers.
@@ -63,21 +71,17 @@ class Lookup:
                 os._exit(0)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.close(write)
+        reactor.add_reader(self._read, self._take)
 
-    def fileno(self) -> int:
-        """Return the descriptor to wait on."""
-        return self._read
-
-    def result(self) -> tuple[list[str], str]:
-        """Return (addresses, why there are none); blocks until the answer is there."""
+    def _take(self) -> None:
         text = b"".join(iter(lambda: os.read(self._read, 65536), b""))
         self.close()
-        addresses, why = json.loads(text) if text else ([], "the lookup was stopped")
-        return addresses, why
+        self._answered(*(json.loads(text) if text else ([], "the lookup was stopped")))
 
     def close(self) -> None:
         """End it if it still runs."""
         if self._pid:
+            self._reactor.remove(self._read)
             os.close(self._read)
             with contextlib.suppress(OSError):
                 os.kill(self._pid, 9)

@@ -195,8 +195,7 @@ class Participant:
         if self._addresses:
             self._connect(self._addresses.pop(0))
             return
-        self._lookup = Lookup(self._config.host or "")
-        self._board.reactor.add_reader(self._lookup, self._looked_up)
+        self._lookup = Lookup(self._config.host or "", self._board.reactor, self._looked_up)
 
     def _limit_try(self, seconds: float) -> None:
         self._end_of_try.move(time.monotonic_ns() + int(seconds * 1e9))
@@ -205,12 +204,8 @@ class Participant:
     def _port(self) -> int:
         return port_aside(self._secret) if self._is_aside else self._config.port or 0
 
-    def _looked_up(self) -> None:
-        if self._lookup is None:
-            return
-        self._board.reactor.remove(self._lookup)
-        self._addresses, why = self._lookup.result()
-        self._lookup = None
+    def _looked_up(self, addresses: list[str], why: str) -> None:
+        self._addresses = addresses
         outward = (each for each in self._addresses if not is_loopback(each))
         self._own = next((each for each in outward if interface_of(each) is not None), "")
         if self._addresses:
@@ -447,7 +442,6 @@ class Participant:
         if self._reach is not None:
             self._reach.close()
         if self._lookup is not None:
-            self._board.reactor.remove(self._lookup)
             self._lookup.close()
         if self._connecting is not None:
             self._board.reactor.remove(self._connecting)

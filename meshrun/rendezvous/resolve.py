@@ -34,21 +34,15 @@ class Finding:
         self._deadline = self._board.deadline(config.timeout_s)
         self._why = ""
         self._retry = board.reactor.call_at(None, self._try_again, skips=False)
-        self._lookup: Lookup | None = None
         self._look_up()
 
     def _look_up(self) -> None:
-        config = self._config
-        self._lookup = Lookup((config.host or "").strip("[]"))
-        self._board.reactor.add_reader(self._lookup, self._looked_up)
+        host = (self._config.host or "").strip("[]")
+        self._lookup = Lookup(host, self._board.reactor, self._looked_up)
 
-    def _looked_up(self) -> None:
-        lookup, self._lookup = self._lookup, None
-        if lookup is None:
-            return
-        self._board.reactor.remove(lookup)
-        addresses, self._why = lookup.result()
-        if not self._found(addresses, self._why):
+    def _looked_up(self, addresses: list[str], why: str) -> None:
+        self._why = why
+        if not self._found(addresses, why):
             self._retry.move(time.monotonic_ns() + int(_RETRY_S * 1e9))
 
     def _try_again(self) -> None:
@@ -83,7 +77,4 @@ class Finding:
     def close(self) -> None:
         """Stop looking."""
         self._retry.cancel()
-        lookup, self._lookup = self._lookup, None
-        if lookup is not None:
-            self._board.reactor.remove(lookup)
-            lookup.close()
+        self._lookup.close()
