@@ -31,6 +31,7 @@ class Answer:
 class _Client:
     connection: socket.socket
     timer: Timer
+    """Sends it away."""
     got: bytes = b""
     left: bytes = b""
 
@@ -51,7 +52,8 @@ class HttpServer:
         answer: Callable[[str, Mapping[str, str]], Answer],
     ) -> None:
         self._listener, self._reactor, self._answer = listener, reactor, answer
-        self._clients: dict[int, _Client] = {}
+        self._clients: dict[socket.socket, _Client] = {}
+        """The slowest first."""
         listener.setblocking(False)
         self._listen()
 
@@ -70,16 +72,14 @@ class HttpServer:
         if len(self._clients) >= _MOST_CLIENTS:
             self._drop_oldest()
         connection.setblocking(False)
-        timer = self._reactor.call_at(None, lambda: None)
-        client = self._clients[connection.fileno()] = _Client(connection, timer)
-        client.timer = self._reactor.call_at(
-            self._reactor.now_ns() + _TAKES_NS, partial(self._drop, client), skips=False
-        )
+        until_ns = self._reactor.now_ns() + _TAKES_NS
+        timer = self._reactor.call_at(until_ns, partial(self._drop, connection), skips=False)
+        client = self._clients[connection] = _Client(connection, timer)
         self._reactor.add_reader(connection, partial(self._read, client))
 
     def _drop_oldest(self) -> bool:
         """Send the slowest client away, if there is one, so that others are served."""
-        oldest = next(iter(self._clients.values()), None)
+        oldest = next(iter(self._clients), None)
         if oldest is not None:
             self._drop(oldest)
         return oldest is not None
@@ -98,7 +98,7 @@ class HttpServer:
             self._reactor.remove(client.connection)  # one that says no more may still read
             self._reactor.add_writer(client.connection, partial(self._write, client))
         elif not data or len(client.got) > _MOST_BYTES:
-            self._drop(client)
+            self._drop(client.connection)
 
     def _respond(self, head: str) -> bytes:
         request, *lines = head.split("\r\n")
@@ -118,15 +118,12 @@ class HttpServer:
         except OSError:
             client.left = b""
         if not client.left:
-            self._drop(client)
+            self._drop(client.connection)
 
-    def _drop(self, client: _Client) -> None:
-        client.timer.cancel()
-        for number, known in list(self._clients.items()):
-            if known is client:
-                del self._clients[number]
-                self._reactor.remove(client.connection)
-                client.connection.close()
+    def _drop(self, connection: socket.socket) -> None:
+        self._clients.pop(connection).timer.cancel()
+        self._reactor.remove(connection)
+        connection.close()
 
 
 def _render(answer: Answer, *, is_head: bool = False) -> bytes:
