@@ -13,7 +13,6 @@ import selectors
 import time
 from collections.abc import Callable, Collection
 from selectors import EVENT_READ, EVENT_WRITE
-from types import TracebackType
 from typing import Protocol
 
 Call = Callable[[], object]
@@ -267,11 +266,6 @@ class Reactor:
         """Return it, to be closed at the end of the block."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close it."""
         self.close()

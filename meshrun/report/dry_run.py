@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -30,11 +30,8 @@ _MOST_COLUMNS = 8
 _FEW = 4
 
 
-def print_dry_run(
-    plan: LaunchPlan, *, every_row: bool = False, console: Console | None = None
-) -> None:
+def print_dry_run(plan: LaunchPlan, *, every_row: bool = False) -> None:
     """Print what would be started, without starting it."""
-    out = console or Page()
     small = plan.layout.world_size <= MOST_ROWS
     parts: list[RenderableType] = [Text(line) for line in _head(plan)]
     if plan.rendezvous is not None and plan.rendezvous.least_nodes is not None:
@@ -56,7 +53,7 @@ def print_dry_run(
         parts.append(Text(f"use --all to list all {plan.layout.world_size:,} workers"))
     if plan.request.sources:
         parts += [Text("\noptions"), _options(plan)]
-    out.print(Group(*parts))
+    Page().print(Group(*parts))
     if every_row and not small:
         for line in _rows(plan):
             print(line)

@@ -7,7 +7,6 @@ import os
 import shlex
 from collections.abc import Iterator
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -45,9 +44,9 @@ def environment_of(plan: LaunchPlan, rank: RankPlan) -> dict[str, str]:
     }
 
 
-def print_rank(plan: LaunchPlan, rank: int, *, console: Console | None = None) -> None:
+def print_rank(plan: LaunchPlan, rank: int) -> None:
     """Print all about one rank."""
-    out = console or Page()
+    out = Page()
     shown = plan.rank(rank)
     for line in _head(plan, shown):
         out.print(Text(line))

@@ -149,9 +149,9 @@ def width_of(text: str, size: float) -> float:
     return size * sum(parts) / 100
 
 
-def shorten(text: str, most: int = 24) -> str:
-    """Return ``text`` with its end left out where it is longer than ``most``."""
-    return text if len(text) <= most else text[: most - 1] + "…"
+def shorten(text: str) -> str:
+    """Return ``text`` with its end left out where it is longer than 24."""
+    return text if len(text) <= 24 else text[:23] + "…"
 
 
 def node_label(node: int) -> str:
@@ -204,6 +204,6 @@ def line(x1: float, y1: float, x2: float, y2: float, name: str = "") -> str:
     return f'<path{styled} d="M{number(x1)} {number(y1)}L{number(x2)} {number(y2)}"/>'
 
 
-def dot(x: float, y: float, radius: float = 3) -> str:
+def dot(x: float, y: float) -> str:
     """Return a ``<circle>``."""
-    return f'<circle cx="{number(x)}" cy="{number(y)}" r="{number(radius)}"/>'
+    return f'<circle cx="{number(x)}" cy="{number(y)}" r="3"/>'
