@@ -12,7 +12,7 @@ from itertools import islice
 
 from meshrun.errors import SpecError
 from meshrun.layout.axes import Axis, axes_of, axis_of
-from meshrun.layout.spec import INFERRED, MeshSpec, format_mesh, parse_mesh
+from meshrun.layout.spec import INFERRED, MeshSpec, format_mesh, items_of, parse_mesh
 from meshrun.wording import count
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -62,13 +62,11 @@ def parse_flatten(text: str) -> Flatten:
     head, equals, body = text.rpartition("=")
     at = len(head) + len(equals)
     dims: list[str] = []
-    for piece in body.split("+"):
-        start = at + len(piece) - len(piece.lstrip())
-        _check_name(text, start, piece.strip(), _FLATTEN_HINT)
-        if piece.strip() in dims:
-            raise _error(f"dim `{piece.strip()}` appears twice", text, start, piece.strip())
-        dims.append(piece.strip())
-        at += len(piece) + 1
+    for start, dim in items_of(body, "+"):
+        _check_name(text, at + start, dim, _FLATTEN_HINT)
+        if dim in dims:
+            raise _error(f"dim `{dim}` appears twice", text, at + start, dim)
+        dims.append(dim)
     if len(dims) < 2:
         start = len(text) - len(body.lstrip())
         raise _error("cannot flatten a single dim", text, start, dims[0])

@@ -203,8 +203,7 @@ class Layout:
     @property
     def shape(self) -> dict[str, int]:
         """Size of each of the mesh's dims by its name, by ``"0"``, ``"1"`` if it has none."""
-        names = self.mesh_dim_names or tuple(str(dim) for dim in range(len(self.sizes)))
-        return dict(zip(names, self.sizes, strict=True))
+        return dict(zip(self.mesh.keys, self.sizes, strict=True)) if self.mesh else {}
 
     @property
     def dim_labels(self) -> tuple[str, ...]:

@@ -110,16 +110,11 @@ def place(
     order = _find_order(packed, locality)
     if not renumber:
         raise _crosses(packed, locality, order)
-    return replace(packed, slot_order=tuple(names_of(mesh)[dim] for dim in order))
-
-
-def names_of(mesh: MeshSpec) -> tuple[str, ...]:
-    """Return what dims go by: their names, or ``"0"``, ``"1"`` where they have none."""
-    return mesh.mesh_dim_names or tuple(map(str, range(mesh.ndim)))
+    return replace(packed, slot_order=tuple(mesh.keys[dim] for dim in order))
 
 
 def _indices(mesh: MeshSpec, dims: Sequence[str], option: str) -> tuple[int, ...]:
-    names = names_of(mesh)
+    names = mesh.keys
     for place, dim in enumerate(dims):
         if dim not in names:
             has = f"use a dim of the mesh: {', '.join(f'`{name}`' for name in names)}"
@@ -218,7 +213,7 @@ def _count_blocks(room: Counter[int], each: int) -> int:
 
 
 def _crosses(packed: Placement, locality: Locality, order: list[int]) -> LayoutError:
-    mesh, names = packed.mesh, names_of(packed.mesh)
+    mesh, names = packed.mesh, packed.mesh.keys
     found = _first_crossing(packed, locality)
     assert found is not None  # noqa: S101 - the caller has looked
     dim, parts = found
@@ -289,7 +284,7 @@ def _does_not_fit(mesh: MeshSpec, locality: Locality) -> LayoutError:
         [slots - slots % inner for slots in locality.slots], locality.nodes_per_domain
     )
     hint = f"a block size that divides {math.gcd(*workers)} fills every domain"
-    free = [names_of(mesh)[dim] for dim in range(mesh.ndim) if dim not in locality.in_domain_too]
+    free = [mesh.keys[dim] for dim in range(mesh.ndim) if dim not in locality.in_domain_too]
     if free:
         hint += f"; an inferred size, such as {free[0]}=-1, leaves the rest of a domain spare"
     return LayoutError(
@@ -315,5 +310,5 @@ def _does_not_fit_nodes(mesh: MeshSpec, locality: Locality, block: int, held: in
 
 
 def _joined(mesh: MeshSpec, dims: Sequence[int]) -> str:
-    names = names_of(mesh)
+    names = mesh.keys
     return " x ".join(f"{names[dim]}={mesh.sizes[dim]}" for dim in sorted(dims))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from difflib import get_close_matches
 
 from meshrun.errors import SpecError, UsageError
 from meshrun.layout import Layout
+from meshrun.layout.spec import items_of
 
 _RANK = "rank"
 _MOST_NAMED = 8
@@ -32,13 +32,13 @@ def select_ranks(layout: Layout, text: str) -> frozenset[int]:
         SpecError: With the place of the first wrong character.
 
     Example:
-        >>> from meshrun.spec import parse_mesh
+        >>> from meshrun.layout.spec import parse_mesh
         >>> layout = Layout(mesh=parse_mesh("dp=2,tp=4"), nproc_per_node=(8,))
         >>> sorted(select_ranks(layout, "dp=1,tp=0,2-3"))
         [4, 6, 7]
     """
     chosen = _Reader(layout, text).read()
-    dims = _dim_keys(layout)
+    dims = tuple(layout.shape)
     # A rank is the sum of one offset for each dim, so no rank outside the selection is looked at.
     ranks = [0] if dims else list(range(layout.world_size))
     for dim, key in enumerate(dims):
@@ -81,10 +81,6 @@ def find_rank(layout: Layout, text: str, option: str = "--rank") -> int:
     return found[0]
 
 
-def _dim_keys(layout: Layout) -> tuple[str, ...]:
-    return layout.mesh_dim_names or tuple(str(dim) for dim in range(len(layout.sizes)))
-
-
 def find_debugged(layout: Layout, text: str | None) -> int | None:
     """Return the rank that ``--debug-rank`` means, or ``None`` without it.
 
@@ -107,8 +103,8 @@ class _Reader:
     def __init__(self, layout: Layout, text: str) -> None:
         self._layout = layout
         self._text = text
-        self._dims = _dim_keys(layout)
-        self._counts = dict(zip(self._dims, layout.sizes, strict=True))
+        self._dims = tuple(layout.shape)
+        self._counts = layout.shape
         """How many indices each word before a ``=`` has."""
         self._counts.setdefault(_RANK, layout.world_size)
         self._counts.setdefault(_LOCAL_RANK, max(layout.nproc_per_node))
@@ -119,7 +115,7 @@ class _Reader:
             raise self._error("expected ranks, found nothing", 0, "", self._forms)
         chosen: dict[str, set[int]] = {}
         key = None
-        for start, item in self._items():
+        for start, item in items_of(self._text, ","):
             at, indices = start, item
             word, equals, rest = item.partition("=")
             if equals:
@@ -130,13 +126,6 @@ class _Reader:
                 raise self._not_indices(at, indices, key)
             chosen.setdefault(key, set()).update(self._read_indices(at, indices, key))
         return chosen
-
-    def _items(self) -> Iterator[tuple[int, str]]:
-        """Yield (position, item) without the spaces around each item."""
-        start = 0
-        for piece in self._text.split(","):
-            yield start + len(piece) - len(piece.lstrip()), piece.strip()
-            start += len(piece) + 1
 
     def _read_key(self, at: int, word: str, before: dict[str, set[int]]) -> str:
         if word in before:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -52,6 +52,11 @@ class MeshSpec:
     def ndim(self) -> int:
         """Number of dims."""
         return len(self.sizes)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """What dims go by: their names, or ``"0"``, ``"1"`` where they have none."""
+        return self.mesh_dim_names or tuple(map(str, range(self.ndim)))
 
     @property
     def is_inferred(self) -> bool:
@@ -135,19 +140,18 @@ def parse_mesh(text: str, names: str | None = None) -> MeshSpec:
     return MeshSpec(sizes=tuple(sizes.found), mesh_dim_names=parsed, bounds=sizes.bounds)
 
 
-def _items(text: str, separator: str) -> list[tuple[int, str]]:
-    """Split ``text`` and return (position, item) without the spaces around each item."""
-    items, start = [], 0
+def items_of(text: str, separator: str) -> Iterator[tuple[int, str]]:
+    """Split ``text`` and yield (position, item) without the spaces around each item."""
+    start = 0
     for piece in text.split(separator):
-        items.append((start + len(piece) - len(piece.lstrip()), piece.strip()))
+        yield start + len(piece) - len(piece.lstrip()), piece.strip()
         start += len(piece) + len(separator)
-    return items
 
 
 def _parse_named(text: str) -> MeshSpec:
     names: list[str] = []
     sizes = _Sizes(text)
-    for position, item in _items(text, ","):
+    for position, item in items_of(text, ","):
         if not item:
             raise SpecError(
                 "missing dim",
@@ -224,14 +228,14 @@ def _parse_sizes(text: str) -> _Sizes:
             hint=_meant(text) or _SIZES_HINT,
         )
     sizes = _Sizes(text)
-    for position, item in _items(text, "x"):
+    for position, item in items_of(text, "x"):
         sizes.read(position, item)
     return sizes
 
 
 def _parse_names(text: str, number: int, sizes_text: str) -> tuple[str, ...]:
     names: list[str] = []
-    for position, item in _items(text, ","):
+    for position, item in items_of(text, ","):
         names.append(_check_name(text, position, item, names))
     if len(names) != number:
         dims = count(number, "dim")
