@@ -14,7 +14,6 @@ from meshrun.host.machine import UNKNOWN_HOST, Gpu, GpuLinks, HostFacts
 from meshrun.host.visibility import CUDA
 from meshrun.layout import Layout, count_slots, solve_layout
 from meshrun.layout.selection import find_debugged, select_ranks
-from meshrun.layout.spec import INFERRED
 from meshrun.plan.device import (
     COUNTED,
     TOO_FEW,
@@ -339,7 +338,7 @@ def depends_on_count(request: LaunchRequest) -> str | None:
 
 
 def _is_inferred(request: LaunchRequest) -> bool:
-    return request.mesh is not None and INFERRED in request.mesh.sizes
+    return request.mesh is not None and request.mesh.is_inferred
 
 
 def _workers(request: LaunchRequest, facts: HostFacts) -> int | tuple[int, ...] | None:
@@ -456,6 +455,6 @@ def check_elsewhere(request: LaunchRequest, facts: HostFacts) -> None:
         UsageError: If it does not, whatever devices the machines have.
     """
     counts = request.nproc_per_node
-    is_open = counts is None and request.mesh is not None and request.mesh.is_inferred
+    is_open = counts is None and _is_inferred(request)
     if not isinstance(counts, str) and not is_open:  # else the devices of those machines decide
         build_plan(request, replace(facts, gpus=()), check_host=False)

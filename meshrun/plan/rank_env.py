@@ -103,16 +103,9 @@ def rank_environment(
     defaults = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
     if local_world_size > 1:  # as torchrun, a single worker is left to its libraries
         defaults["OMP_NUM_THREADS"] = str(plan.omp_num_threads)
-    defaults.update(interface_defaults(facts))
+    # On one node that is loopback: nothing listens outside, and no name is asked.
+    defaults.update(interface_variables(facts.interface))
     if request.nic_affinity and rank.gpu is not None:
         defaults.update(nic_variables(rank.gpu, facts.interface, plan.networks))
     given = {name: value for name, value in defaults.items() if name not in base}
     return {**given, **texts, **{name: str(value) for name, value in numbers.items()}}
-
-
-def interface_defaults(facts: LaunchFacts) -> dict[str, str]:
-    """Return what keeps ranks to the interface by which they reach each other.
-
-    On one node that is loopback: nothing listens outside, and no name is asked.
-    """
-    return interface_variables(facts.interface)

@@ -6,9 +6,10 @@ import os
 from collections.abc import Mapping
 
 from meshrun.console.console import Console
+from meshrun.host.interfaces import interface_variables
 from meshrun.host.network import is_loopback
 from meshrun.plan.plan import LaunchPlan
-from meshrun.plan.rank_env import LaunchFacts, interface_defaults
+from meshrun.plan.rank_env import LaunchFacts
 
 _OF_DEVICE = {"cpu": ("gloo",), "cuda": ("gloo", "nccl")}
 _EVERY = ("gloo", "nccl")
@@ -27,7 +28,7 @@ def describe_listening(plan: LaunchPlan, facts: LaunchFacts, env: Mapping[str, s
     at = f"{facts.master_addr} port {facts.master_port}"
     who = _who_reaches(facts.master_addr)
     lines = [f"listening: the store on {at}, where ranks find each other ({who})"]
-    own = interface_defaults(facts)
+    own = interface_variables(facts.interface)
     for backend in _OF_DEVICE.get(plan.device_type or "", _EVERY):
         variable = _VARIABLES[backend]
         where = env.get(variable) or own.get(variable)
