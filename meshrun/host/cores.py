@@ -28,10 +28,14 @@ def count_usable_cores() -> int:
 
 def count_cores() -> tuple[int, int]:
     """Return how many cores this process may run on, and how many the machine has."""
-    cores = os.cpu_count() or 1
+    return len(allowed_cpus()), os.cpu_count() or 1
+
+
+def allowed_cpus() -> Collection[int]:
+    """Return the logical CPUs that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0)), cores
-    return cores, cores  # macOS has no affinity mask
+        return os.sched_getaffinity(0)
+    return range(os.cpu_count() or 1)  # macOS has no affinity mask
 
 
 def _quota_cores() -> float:

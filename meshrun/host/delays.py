@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from meshrun.host.processes import read_stat
+
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 
@@ -39,14 +41,12 @@ def read_delays(pid: int) -> Delays:
     try:
         with open(f"/proc/{pid}/schedstat") as file:
             cpu_ns, wait_ns, _ = map(int, file.read().split())
-        with open(f"/proc/{pid}/stat") as file:
-            fields = file.read().rpartition(")")[2].split()
         with open("/proc/stat") as file:
             machine = file.readline().split()
         return Delays(
             cpu_s=cpu_ns / 1e9,
             runnable_s=wait_ns / 1e9,
-            disk_s=int(fields[39]) / _TICKS,
+            disk_s=int(read_stat(pid)[39]) / _TICKS,
             steal_s=int(machine[8]) / _TICKS,
         )
     except (OSError, ValueError, IndexError):

@@ -260,13 +260,13 @@ def is_exiting(pid: int) -> bool:
     Source:
         proc_pid_stat(5), field ``flags``; PF_EXITING in the kernel's ``include/linux/sched.h``.
     """
-    state, *fields = _read_stat(pid)
+    state, *fields = read_stat(pid)
     return state in ("Z", "X") or (state != "" and bool(int(fields[5]) & _PF_EXITING))
 
 
 def is_stopped(pid: int) -> bool:
     """Whether a process is stopped by a signal; one that a debugger holds is not."""
-    return _read_stat(pid)[0] == "T"
+    return read_stat(pid)[0] == "T"
 
 
 def is_foreground(fd: int) -> bool:
@@ -280,14 +280,18 @@ def is_foreground(fd: int) -> bool:
     try:
         return os.tcgetpgrp(fd) in (os.getpgrp(), 0)
     except OSError:  # not our controlling terminal
-        stat = _read_stat(os.getppid())
+        stat = read_stat(os.getppid())
     if len(stat) < 6 or not os.isatty(fd) or int(stat[4]) != os.fstat(fd).st_rdev:
         return True  # a terminal without jobs
     return stat[5] == stat[2]
 
 
-def _read_stat(pid: int) -> list[str]:
-    """Return the fields of a process from its state on; that is "" if there is no such process."""
+def read_stat(pid: int) -> list[str]:
+    """Return the fields of a process from its state on; that is "" if there is no such process.
+
+    Source:
+        ``/proc/PID/stat``, proc(5): the state is field 3, behind the name, which may have spaces.
+    """
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()
@@ -397,11 +401,11 @@ def started_at(pid: int) -> str | None:
     Source:
         Field 22 of ``/proc/PID/stat``, proc(5).
     """
-    state, *fields = _read_stat(pid)
+    state, *fields = read_stat(pid)
     return fields[18] if state not in ("", "Z", "X") else None
 
 
 def parent_of(pid: int) -> int:
     """Return the parent of a process; 0 if there is no such process."""
-    _, *fields = _read_stat(pid)
+    _, *fields = read_stat(pid)
     return int(fields[0]) if fields else 0

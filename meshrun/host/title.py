@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 
+from meshrun.host.processes import read_stat
+
 _ARG_START = 48 - 3
-"""Place in ``/proc/PID/stat`` behind the name, which may have spaces (proc(5))."""
+"""Place of fields 48 and 49 of ``/proc/PID/stat``, which begin with the third (proc(5))."""
 
 
 def set_title(*words: str) -> None:
@@ -15,9 +17,7 @@ def set_title(*words: str) -> None:
     where those end.
     """
     try:
-        with open("/proc/self/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-        start, end = (int(field) for field in fields[_ARG_START : _ARG_START + 2])
+        start, end = map(int, read_stat(os.getpid())[_ARG_START : _ARG_START + 2])
         with open("/proc/self/cmdline", "rb") as file:
             shown = file.read()
         memory = os.open("/proc/self/mem", os.O_RDWR | os.O_CLOEXEC)

@@ -5,10 +5,10 @@ Whatever cannot be read is filled in with the plainest machine that fits: nothin
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+from meshrun.host.cores import allowed_cpus
 from meshrun.host.machine import Cpu, Topology, parse_cpus
 from meshrun.host.pci import numa_node
 from meshrun.host.sysfs import read_number, read_text
@@ -31,7 +31,7 @@ def read_topology(
         sysfs-devices-node.
     """
     if allowed is None:
-        allowed = _affinity()
+        allowed = allowed_cpus()
     nodes = _read_nodes(sysfs)
     node_of = {cpu: node for node, cpus in nodes.items() for cpu in cpus}
     first_node = min(nodes, default=0)
@@ -43,12 +43,6 @@ def read_topology(
             _read_accelerator_node(sysfs, address, nodes) for address in accelerators
         ),
     )
-
-
-def _affinity() -> Collection[int]:
-    if hasattr(os, "sched_getaffinity"):
-        return os.sched_getaffinity(0)
-    return range(os.cpu_count() or 1)  # macOS has no affinity mask
 
 
 def _read_nodes(sysfs: Path) -> dict[int, tuple[int, ...]]:
