@@ -63,7 +63,7 @@ class Controller:
         self._pool = HostPool(self._signals, shutdown_timeout_s=request.shutdown_timeout_s)
         self._connector = Connector(request, self._pool, version=version)
         self._sessions, self._console = self._pool.sessions, self._pool.console
-        self._retry = HostRetry(self._connector, self._pool, start=self._start_later)
+        self._retry = HostRetry(self._connector, self._pool, start=self._start_on)
         self._is_elastic = request.rendezvous.least_nodes is not None
         self._first: HostSession | None = None
         """The way to node 0, which says how the launch went."""
@@ -140,10 +140,9 @@ class Controller:
             place = ["--node-rank", str(node_rank)] if has_place else []
             self._start_on(session, place, is_first=node_rank == 0)
 
-    def _start_later(self, session: HostSession) -> None:
-        self._start_on(session, [], is_first=False)
-
-    def _start_on(self, session: HostSession, place: Sequence[str], *, is_first: bool) -> None:
+    def _start_on(
+        self, session: HostSession, place: Sequence[str] = (), *, is_first: bool = False
+    ) -> None:
         told = "" if is_first else " told"
         session.tell(
             start=[*self._rendezvous, *self._workers_on(session), *place, *self._words],
@@ -272,14 +271,12 @@ class Controller:
         has_result = self._first is not None and self._first.ended is not None
         if self._is_elastic and has_result and session is not self._first:
             self._console.note(f"host {why.host} was lost: {why.why}")  # which ranks no longer need
-            session.is_done = True
             session.close()
             return
         if not self._lost:
             self._may_restart = self._is_elastic and not self._is_closing
             self._console.note(f"host {why.host} was lost: {why.why}")
         self._lost.append(why)
-        session.is_done = True
         session.close()
         self._end_others(at_once=True)
 

@@ -53,7 +53,6 @@ class HostRetry:
                 launch its launchers end one after the other.
         """
         session.close()
-        session.is_done = True
         self._pool.screen.end(session.number)
         absence = self._leave_alone(session.number, why, is_told=False)
         if tell:
@@ -62,7 +61,6 @@ class HostRetry:
     def give_up(self, session: HostSession, why: Refusal) -> None:
         """Continue without a host, for good."""
         session.close()
-        session.is_done = True
         self._pool.screen.end(session.number)
         self._tell(_Absence(why, is_told=False))
 

@@ -178,6 +178,7 @@ class HostSession:
 
     def close(self) -> None:
         """End the connection, whatever it is doing."""
+        self.is_done = True
         self.finish()
         for fd, pipe in self._pipes.items():
             self._reactor.remove(fd)
