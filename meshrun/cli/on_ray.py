@@ -45,8 +45,6 @@ def launch_on_ray(options: Options, request: LaunchRequest, line: CommandLine, b
     for row in _OF_OTHERS:
         if options.is_typed(row):
             raise UsageError(f"--submit ray cannot be used with {row.flag}")
-    if options.output is not None and not options.dry_run:
-        raise UsageError("--output requires --dry-run")
     least = request.rendezvous.least_nodes
     request = replace(request, nnodes=request.nnodes or 1)
     # What this machine has, or its scheduler says, counts for nothing.

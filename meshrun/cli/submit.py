@@ -81,8 +81,6 @@ def submit(options: Options, request: LaunchRequest, line: CommandLine) -> int:
     scheduler = parse_choice(options.submit or "", Options.submit.flag, _SCHEDULERS)
     check_job(options, scheduler)
     dry_run, output = options.dry_run, options.output
-    if output is not None and not dry_run:
-        raise UsageError("--output requires --dry-run")
     for note in request.notes:
         say(f"meshrun: {note}")
     job = _job(scheduler, options, request, line)
@@ -248,6 +246,8 @@ def check_job(options: Options, scheduler: str) -> None:
     for row, why, hint in _OF_MANIFESTS if scheduler == "slurm" else ():
         if options.is_typed(row):
             raise UsageError(f"--submit slurm cannot be used with {row.flag}: {why}", hint=hint)
+    if options.output is not None and not options.dry_run:
+        raise UsageError("--output requires --dry-run")
 
 
 def words_again(options: Options) -> tuple[tuple[str, ...], ...]:

@@ -6,7 +6,6 @@ import time
 from contextlib import suppress
 
 from meshrun.errors import HostError
-from meshrun.warm.identity import Server
 from meshrun.warm.place import Place, stop_server, usual_place
 from meshrun.wording import count, duration, size
 
@@ -28,7 +27,7 @@ def render_servers() -> str:
                 _age(now - found.used),
                 f"{duration(server.idle_s)} idle",
                 _memory(server.pid),
-                _held(server),
+                ", ".join(("torch", *server.extra)),
             )
         )
     rows.extend((str(pid), "", "", "", _memory(pid), "(importing)") for pid in starting)
@@ -76,7 +75,3 @@ def _memory(pid: int) -> str:
     with suppress(psutil.Error):
         return size(psutil.Process(pid).memory_info().rss)
     return "?"
-
-
-def _held(server: Server) -> str:
-    return ", ".join(("torch", *server.extra))
