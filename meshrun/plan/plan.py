@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from meshrun.errors import UsageError
-from meshrun.host.machine import UNKNOWN_HOST, Gpu, GpuLinks, HostFacts
-from meshrun.host.visibility import CUDA
+from meshrun.host.machine import UNKNOWN_HOST, Gpu, HostFacts
 from meshrun.layout import Layout, count_slots, solve_layout
 from meshrun.layout.selection import find_debugged, select_ranks
 from meshrun.plan.device import (
@@ -79,20 +78,11 @@ class LaunchPlan:
     """The rank that gets the terminal, if any."""
     bound_cpus: tuple[tuple[int, ...], ...] | None
     """Logical CPUs of each local rank; ``None`` without ``--numa-binding``."""
-    visible_devices: tuple[str, ...] | None
-    visibility: tuple[str, ...] = (CUDA,)
-    """The variable that chooses among this machine's accelerators, and others that must agree."""
-    gpus: tuple[Gpu, ...] = ()
-    """The accelerators of this machine that the launch may use, by local index, where known."""
-    networks: tuple[tuple[str, str], ...] = ()
-    """(interface, network) of this machine, where network cards matter."""
-    links: GpuLinks | None = None
-    """Links between the GPUs of this machine, where a dry run could find them."""
+    host: HostFacts
+    """This machine, as if it had no other accelerators than those that the launch may use."""
     rendezvous: RendezvousConfig | None = None
     """Where the nodes meet; ``None`` where there is but this one."""
     node_rank: int = 0
-    accelerators: tuple[str | None, int] = (None, 0)
-    """torch device type of this machine's accelerators, and how many there are."""
     roles: tuple[str, ...] = ()
     """What each node calls its workers; empty until the nodes have met."""
 
@@ -132,7 +122,7 @@ class LaunchPlan:
     def rank(self, rank: int) -> RankPlan:
         """Return the plan of one rank."""
         node_rank, local_rank = self.layout.slot(rank)
-        is_here = node_rank == self.node_rank and local_rank < len(self.gpus)
+        is_here = node_rank == self.node_rank and local_rank < len(self.host.gpus)
         has_gpu = is_here and (bool(self.request.gpus) or self.device_type not in (None, "cpu"))
         return RankPlan(
             rank=rank,
@@ -141,7 +131,7 @@ class LaunchPlan:
             coordinate=self.layout.coordinate(rank),
             device=device_name(self.device_type, self.device_index(local_rank)),
             cpus=self.bound_cpus[local_rank] if self.bound_cpus else None,
-            gpu=self.gpus[local_rank] if has_gpu else None,
+            gpu=self.host.gpus[local_rank] if has_gpu else None,
         )
 
     def device_index(self, local_rank: int) -> int:
@@ -159,9 +149,10 @@ class LaunchPlan:
 
     def devices_seen(self, local_rank: int) -> str | None:
         """Return the list of devices that a rank may see, or ``None`` if it sees all."""
+        visible = self.host.visible_devices
         if self.request.virtual_local_rank:
-            return self.visible_devices[local_rank] if self.visible_devices else str(local_rank)
-        return ",".join(self.visible_devices or ()) if self.request.gpus else None
+            return visible[local_rank] if visible else str(local_rank)
+        return ",".join(visible or ()) if self.request.gpus else None
 
     def ranks(self) -> Iterator[RankPlan]:
         """Yield the plan of every rank on every node, in order."""
@@ -171,7 +162,7 @@ class LaunchPlan:
     def used_gpus(self) -> tuple[Gpu, ...]:
         """The GPUs of this node that its ranks use, or may use where the program chooses."""
         if self.device_type is None:
-            return self.gpus
+            return self.host.gpus
         return tuple(rank.gpu for rank in self.ranks_of_node() if rank.gpu is not None)
 
     def ranks_of_node(self) -> Iterator[RankPlan]:
@@ -253,14 +244,9 @@ def build_plan(
         shown=_choose_shown(request.console, layout),
         debugged=find_debugged(layout, request.debug_rank),
         bound_cpus=_bind(request, workers, facts, check_host),
-        visible_devices=facts.visible_devices,
-        visibility=facts.visibility,
-        gpus=facts.gpus,
-        networks=facts.networks,
-        links=facts.links,
+        host=facts,
         rendezvous=rendezvous,
         node_rank=(request.rendezvous.node_rank or 0) if rendezvous is not None else 0,
-        accelerators=(facts.accelerator, facts.accelerator_count),
     )
 
 
@@ -318,7 +304,7 @@ def complete_plan(
         rendezvous=rendezvous,
     )
     if not facts.accelerator_count:  # torch may have been asked before
-        kind, found = plan.accelerators
+        kind, found = plan.host.accelerator, plan.host.accelerator_count
         facts = replace(facts, accelerator=kind, accelerator_count=found)
     completed = build_plan(settled, facts, nodes_per_domain=nodes_per_domain)
     return replace(completed, roles=roles)

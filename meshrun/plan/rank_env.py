@@ -96,7 +96,7 @@ def rank_environment(
     if facts.timer_file is not None:
         texts["TORCHELASTIC_TIMER_FILE"] = facts.timer_file
     if (devices := plan.devices_seen(rank.local_rank)) is not None:
-        texts.update(dict.fromkeys(plan.visibility, devices))
+        texts.update(dict.fromkeys(plan.host.visibility, devices))
     if layout.mesh is not None:
         texts["MESHRUN_DEVICE"] = plan.device_type or "cpu"
         texts.update(format_group_options(request.groups))
@@ -106,6 +106,6 @@ def rank_environment(
     # On one node that is loopback: nothing listens outside, and no name is asked.
     defaults.update(interface_variables(facts.interface))
     if request.nic_affinity and rank.gpu is not None:
-        defaults.update(nic_variables(rank.gpu, facts.interface, plan.networks))
+        defaults.update(nic_variables(rank.gpu, facts.interface, plan.host.networks))
     given = {name: value for name, value in defaults.items() if name not in base}
     return {**given, **texts, **{name: str(value) for name, value in numbers.items()}}

@@ -146,9 +146,9 @@ def _of_this_machine(plan: LaunchPlan) -> Iterator[RenderableType]:
         nics = {rank.gpu.nics for rank in plan.ranks_of_node() if rank.gpu}
         if len(nics) > 1 and not plan.request.nic_affinity:
             yield Text("--nic-affinity keeps each rank to the network cards nearest its GPU")
-    if plan.links is not None and plan.device_type == "cuda":
-        yield from (Text("\nlinks between them"), _links(plan.links))
-        yield from (Text(line) for line in _weakest_links(plan, plan.links))
+    if (links := plan.host.links) is not None and plan.device_type == "cuda":
+        yield from (Text("\nlinks between them"), _links(links))
+        yield from (Text(line) for line in _weakest_links(plan, links))
 
 
 def _gpus(plan: LaunchPlan) -> Table:

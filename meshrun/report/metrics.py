@@ -63,7 +63,7 @@ class Metrics:
     def replan(self, plan: LaunchPlan) -> None:
         """Take the plan as it is known now; the nodes may have met."""
         self._plan = plan
-        self._gpus = GpuMemory(plan.gpus) if plan.device_type == "cuda" else None
+        self._gpus = GpuMemory(plan.host.gpus) if plan.device_type == "cuda" else None
 
     def begin(self, reactor: Reactor, state: State) -> None:
         """Serve from now on."""

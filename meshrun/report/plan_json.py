@@ -98,7 +98,7 @@ def _head(plan: LaunchPlan) -> dict[str, Any]:
         ],
         "device_type": plan.device_type,
         "device_reason": plan.device_reason,
-        "gpu_links": [list(pairs) for pairs in plan.links.pairs] if plan.links else None,
+        "gpu_links": [list(pairs) for pairs in plan.host.links.pairs] if plan.host.links else None,
         "start_method": plan.start_method,
         "omp_num_threads": plan.omp_num_threads,
         "shutdown_timeout_s": plan.request.shutdown_timeout_s,

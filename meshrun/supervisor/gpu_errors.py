@@ -19,7 +19,7 @@ class GpuErrors:
     """XIDs since the launch began, for the report of a failure; none where nobody may read them."""
 
     def __init__(self, plan: LaunchPlan, log: Path = Path("/dev/kmsg")) -> None:
-        self._watch = XidWatch(log) if plan.gpus else None
+        self._watch = XidWatch(log) if plan.host.gpus else None
         self._seen: list[Xid] = []
 
     def why(self, verdict: Verdict, plan: LaunchPlan) -> str | None:

@@ -28,7 +28,7 @@ class GpuWait:
     def __init__(self, plan: LaunchPlan, reactor: Reactor, note: Callable[[str], None]) -> None:
         self._asked, self._reactor, self._note = plan.request.gpu_memory_wait, reactor, note
         self._nvml = None if self._asked is None else load_nvml()
-        gpus = () if plan.device_type == "cpu" else plan.gpus
+        gpus = () if plan.device_type == "cpu" else plan.host.gpus
         if self._asked is not None and not (self._nvml and read_use(self._nvml, gpus)):
             note("--gpu-memory-wait has no effect: NVML reports no GPU of this launch")
         self._timer = reactor.call_at(None, self._look)

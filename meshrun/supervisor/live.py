@@ -35,7 +35,7 @@ class Live:
         self._on_panel = console.can_show_panel
         default_s = _ON_TERMINAL_S if self._on_panel else _ELSEWHERE_S
         self._every_ns = int((plan.request.status_interval_s or default_s) * _NS)
-        self._gpus = GpuMemory(plan.gpus) if plan.device_type == "cuda" else None
+        self._gpus = GpuMemory(plan.host.gpus) if plan.device_type == "cuda" else None
         self._began_ns = self._looked_ns = time.monotonic_ns()
         self._next_sample_ns = self._began_ns + (0 if self._on_panel else self._every_ns)
         self._used: dict[int, Usage] = {}

@@ -220,7 +220,8 @@ class Stragglers:
 
     def _gpu(self, rank: int) -> Iterator[str]:
         index = self._plan.layout.local_rank(rank)
-        address = self._plan.gpus[index].address if index < len(self._plan.gpus) else None
+        gpus = self._plan.host.gpus
+        address = gpus[index].address if index < len(gpus) else None
         with open_nvml() as nvml:
             gpu = nvml.gpu_at(address) if nvml is not None and address is not None else None
             if nvml is None or gpu is None:

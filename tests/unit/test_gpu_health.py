@@ -144,7 +144,7 @@ def test_gpus_that_do_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     monkeypatch.setattr(ctypes, "CDLL", missing)
     examine_gpus(plan, told.append)
-    examine_gpus(replace(plan, gpus=()), told.append)
+    examine_gpus(replace(plan, host=replace(plan.host, gpus=())), told.append)
     assert told == [
         "--check-gpus: libnvidia-ml.so.1 is not installed; no GPU was checked",
         "--check-gpus: this launch uses no GPU of this machine",
