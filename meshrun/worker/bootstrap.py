@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 from contextlib import suppress
+from dataclasses import asdict
 from functools import partial
 from importlib import import_module
 from typing import Literal
@@ -169,16 +170,10 @@ def _tell(reporter: Reporter, error: BaseException, *, may_be_ours: bool = False
     if not isinstance(error, SystemExit) and not _is_plain(sys.excepthook):
         shown = _went_through_hook(error)
     elif reporter.is_in_fork or sys.stderr is not sys.__stderr__:  # a file, or what copies to one
-        _write_to_stderr(raised.text)
-    if is_of_collective(raised.message, raised.text):
+        _write_to_stderr(raised.traceback)
+    if is_of_collective(raised.message, raised.traceback):
         tell_failed_call(reporter)
-    reporter.tell(
-        RankRaised,
-        kind=raised.kind,
-        message=raised.message,
-        traceback=raised.text,
-        shown=shown,
-    )
+    reporter.tell(RankRaised, **asdict(raised), shown=shown)
 
 
 def _tell_text(error: BaseException) -> None:
@@ -192,7 +187,7 @@ def _went_through_hook(error: BaseException) -> bool:
         sys.excepthook(type(error), error, error.__traceback__)
     except Exception as broken:
         broken.__context__ = None
-        _write_to_stderr(f"Error in sys.excepthook:\n{format_raised(broken).text}")
+        _write_to_stderr(f"Error in sys.excepthook:\n{format_raised(broken).traceback}")
         return False
     return True
 

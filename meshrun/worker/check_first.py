@@ -56,8 +56,7 @@ def check_first(order: StartRank, settings: EarlySettings, reporter: Reporter) -
     """
     verdict = _in_fork(order, settings, reporter)
     if isinstance(verdict, Raised):
-        raised = {"kind": verdict.kind, "message": verdict.message, "traceback": verdict.text}
-        reporter.tell(RankRaised, **raised, shown=False)
+        reporter.tell(RankRaised, **asdict(verdict), shown=False)
         os._exit(1)
     failed = failed_hosts(verdict.findings)
     return failed.get(socket.gethostname(), "") if verdict.findings else None

@@ -129,7 +129,7 @@ def _keep_error(folder: str, rank: int, error: BaseException) -> None:
 
     path = error_file(folder, rank)
     generation = int(os.environ["MESHRUN_GENERATION"])
-    record = (generation, format_raised(error).text, pickle_error(error))
+    record = (generation, format_raised(error).traceback, pickle_error(error))
     try:
         with open(f"{path}.part", "wb") as file:
             pickle.dump(record, file)

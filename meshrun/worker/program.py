@@ -30,7 +30,7 @@ class Raised:
 
     kind: str
     message: str
-    text: str
+    traceback: str
 
 
 @dataclass(frozen=True, slots=True)

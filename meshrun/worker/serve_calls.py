@@ -124,7 +124,7 @@ class _Calls:
             return pickle.dumps((value, "", None))
         except BaseException as error:  # also what is meant to end a program
             self._is_under_way = False
-            return pickle.dumps((None, format_raised(error).text, pickle_error(error)))
+            return pickle.dumps((None, format_raised(error).traceback, pickle_error(error)))
 
     def _on_interrupt(self, signum: int, frame: FrameType | None) -> None:
         if self._is_under_way:

@@ -28,7 +28,7 @@ def main(known_at_start: frozenset[str]) -> None:
 
 def _tell(error: BaseException) -> None:
     """Print what leaves the program, as the interpreter would, without our frames."""
-    text = format_raised(error).text
+    text = format_raised(error).traceback
     if isinstance(error, SystemExit) or sys.excepthook is sys.__excepthook__:
         sys.stderr.write(text)
     else:

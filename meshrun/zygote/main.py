@@ -128,7 +128,7 @@ def _load(
                 check_devices(order.device, order.workers, [] if forks else order.preload)
     except BaseException as error:
         exit_code = error.code if isinstance(error, SystemExit) else 1
-        text = format_raised(error).text
+        text = format_raised(error).traceback
         if isinstance(error, UsageError):
             hint = f"\n\nhint: {error.hint}" if error.hint else ""
             exit_code, text = error.exit_code, f"error: {error.message}{hint}"
