@@ -45,6 +45,10 @@ class Timer:
             self._reactor.push(at_ns, self)
         self.at_ns = at_ns
 
+    def restart(self, seconds: float) -> None:
+        """Call so long from now instead."""
+        self.move(self._reactor.now_ns() + int(seconds * 1e9))
+
     def cancel(self) -> None:
         """Do not call."""
         self.at_ns = None
@@ -147,7 +151,7 @@ class Reactor:
         """Call in the next turn, and again so long after each call; time is never skipped."""
 
         def again() -> None:
-            timer.move(self.now_ns() + int(seconds * 1e9))
+            timer.restart(seconds)
             call()
 
         timer = self.call_at(self.now_ns(), again, skips=False)
@@ -249,7 +253,7 @@ class Reactor:
         """Take turns until something holds, or for so long."""
         end = self.call_at(None, lambda: None)
         if timeout_s is not None:
-            end.move(self.now_ns() + int(timeout_s * 1e9))
+            end.restart(timeout_s)
         while not done() and (timeout_s is None or end.at_ns is not None):
             self.turn()
         end.cancel()

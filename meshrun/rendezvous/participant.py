@@ -197,9 +197,6 @@ class Participant:
             return
         self._lookup = Lookup(self._config.host or "", self._board.reactor, self._looked_up)
 
-    def _limit_try(self, seconds: float) -> None:
-        self._end_of_try.move(time.monotonic_ns() + int(seconds * 1e9))
-
     @property
     def _port(self) -> int:
         return port_aside(self._secret) if self._is_aside else self._config.port or 0
@@ -218,7 +215,7 @@ class Participant:
         self._address = address
         self._connecting = socket.socket(family, socket.SOCK_STREAM)
         self._connecting.setblocking(False)
-        self._limit_try(_CONNECT_S)
+        self._end_of_try.restart(_CONNECT_S)
         try:
             self._connecting.connect(name_of(address, self._port))
         except BlockingIOError:
@@ -239,7 +236,7 @@ class Participant:
             connection.close()
             self._not_connected(os.strerror(code))
             return
-        self._limit_try(_GREETING_S if self._misled is not None else _FIRST_GREETING_S)
+        self._end_of_try.restart(_GREETING_S if self._misled is not None else _FIRST_GREETING_S)
         self._connection = Connection(
             connection,
             ParticipantHandshake(self._secret),
@@ -296,7 +293,7 @@ class Participant:
     def _try_later(self, why: str) -> None:
         self._tried = why
         self._end_of_try.cancel()
-        self._next_try.move(time.monotonic_ns() + int(_RETRY_S * 1e9))
+        self._next_try.restart(_RETRY_S)
 
     # ---- hearing ---------------------------------------------------------------------------
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 from meshrun.errors import RendezvousError
@@ -43,7 +42,7 @@ class Finding:
     def _looked_up(self, addresses: list[str], why: str) -> None:
         self._why = why
         if not self._found(addresses, why):
-            self._retry.move(time.monotonic_ns() + int(_RETRY_S * 1e9))
+            self._retry.restart(_RETRY_S)
 
     def _try_again(self) -> None:
         """Look again, say what is waited for, or give up."""

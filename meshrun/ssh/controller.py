@@ -222,7 +222,7 @@ class Controller:
         if code or self._is_elastic:
             self._end_others(at_once=False)
         if "error" in session.files and self._end.at_ns is None:
-            self._end.move(self._pool.reactor.now_ns() + int(_OTHERS_TELL_S * 1e9))
+            self._end.restart(_OTHERS_TELL_S)
 
     def _exclude(self, session: HostSession, unfit: str) -> bool:
         """Leave out a host whose launcher says so; return whether enough hosts are left."""

@@ -26,7 +26,7 @@ class GpuWait:
     """
 
     def __init__(self, plan: LaunchPlan, reactor: Reactor, note: Callable[[str], None]) -> None:
-        self._asked, self._reactor, self._note = plan.request.gpu_memory_wait, reactor, note
+        self._asked, self._note = plan.request.gpu_memory_wait, note
         self._nvml = None if self._asked is None else load_nvml()
         gpus = () if plan.device_type == "cpu" else plan.host.gpus
         if self._asked is not None and not (self._nvml and read_use(self._nvml, gpus)):
@@ -50,9 +50,8 @@ class GpuWait:
             then()
             return
         self._gpus, self._zygote, self._then = gpus, zygote, then
-        now_ns = self._reactor.now_ns()
-        self._deadline.move(now_ns + int(self._asked.timeout_s * 1e9))
-        self._told.move(now_ns + int(_SOON_S * 1e9))
+        self._deadline.restart(self._asked.timeout_s)
+        self._told.restart(_SOON_S)
         self._look()
 
     def cancel(self) -> None:
@@ -70,7 +69,7 @@ class GpuWait:
         if not self._over(by_whom=False):
             self._end()
             return
-        self._timer.move(self._reactor.now_ns() + int(_LOOK_EVERY_S * 1e9))
+        self._timer.restart(_LOOK_EVERY_S)
 
     def _tell(self) -> None:
         assert self._asked is not None  # noqa: S101 - or there is no wait

@@ -254,7 +254,7 @@ class WarmServer:
         elif self._is_over and not self._sessions:
             self._end()
         else:
-            self._idle.move(time.monotonic_ns() + int(self._idle_s * 1e9))
+            self._idle.restart(self._idle_s)
 
     def _end(self) -> NoReturn:
         self._place.forget(os.getpid())
