@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, get_args
 
 from meshrun.plan.rank_program import ProgramKind
 from meshrun.protocol.packing import pack, unpack
@@ -74,10 +74,7 @@ class Dismiss:
 
 
 Message = Assignment | StartZygote | Charge | ZygoteForked | ZygoteEnded | Dismiss
-_TYPES: dict[str, type[Any]] = {
-    kind.__name__: kind
-    for kind in (Assignment, StartZygote, Charge, ZygoteForked, ZygoteEnded, Dismiss)
-}
+_TYPES: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Message)}
 
 
 def encode(message: Message) -> bytes:
