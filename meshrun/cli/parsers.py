@@ -114,6 +114,20 @@ def template(text: str, flag: str) -> str:
     return text
 
 
+def text_of_file(path: str, flag: str) -> str:
+    """Return what a file says.
+
+    Raises:
+        UsageError: If it cannot be read, or is no text.
+    """
+    try:
+        with open(path) as file:
+            return file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not a text file"
+        raise UsageError(f"{flag} {path}: {why}") from error
+
+
 def doubtful_fields(text: str) -> Iterator[tuple[str, str]]:
     """Yield what is wrong with each unknown field of a template, with a hint."""
     from meshrun.plan.request import TEMPLATE_FIELDS

@@ -13,13 +13,13 @@ from typing import Any, Literal, TypeVar
 
 from meshrun.cli.option import Option
 from meshrun.cli.options import Options
-from meshrun.cli.parsers import doubtful_fields
+from meshrun.cli.parsers import doubtful_fields, text_of_file
 from meshrun.cli.variables import check_variables, tell_unknown
 from meshrun.errors import UsageError
 from meshrun.layout import Flatten, View, parse_derived
 from meshrun.layout.spec import MeshSpec, parse_mesh
 from meshrun.plan.group_options import GroupOptions, parse_group_options
-from meshrun.plan.hostfile import Host, choose_hosts, parse_hostfile, parse_hosts
+from meshrun.plan.hostfile import choose_hosts, parse_hostfile, parse_hosts
 from meshrun.plan.parse import no_signal, parse_seconds
 from meshrun.plan.rank_program import Program
 from meshrun.plan.request import (
@@ -206,7 +206,10 @@ def on_hosts(request: LaunchRequest, options: Options) -> LaunchRequest:
         if len(typed) != 1:
             raise UsageError("--hosts cannot be used with --hostfile")
         text = text if Options.hosts in typed else None
-    hosts = parse_hosts(text) if text is not None else _read_file(path or "")
+    if text is not None:
+        hosts = parse_hosts(text)
+    else:
+        hosts = parse_hostfile(text_of_file(path or "", Options.hostfile.flag), path or "")
     hosts = choose_hosts(hosts, include=options.include, exclude=options.exclude)
     check_distinct(hosts)
     return fit_to_hosts(request, remote_of(request.reach, hosts))
@@ -236,15 +239,6 @@ def _reach(options: Options) -> Reach:
         connect_timeout_s=options.connect_timeout,
         export=options.export,
     )
-
-
-def _read_file(path: str) -> tuple[Host, ...]:
-    try:
-        with open(path) as file:
-            return parse_hostfile(file.read(), path)
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "not a text file"
-        raise UsageError(f"--hostfile {path}: {why}") from error
 
 
 def _ssh_words(text: str) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from meshrun.cli.option import Option
 from meshrun.cli.options import Options
+from meshrun.cli.parsers import text_of_file
 from meshrun.cli.words import CommandLine
 from meshrun.errors import HostError, UsageError
 from meshrun.host.descriptors import say
@@ -195,16 +196,8 @@ def _exported(asked: Sequence[str]) -> tuple[tuple[str, str], ...]:
 
 
 def _patches(paths: Sequence[str]) -> tuple[Patch, ...]:
-    found: list[Patch] = []
-    for path in paths:
-        try:
-            with open(path) as file:
-                text = file.read()
-        except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "not a text file"
-            raise UsageError(f"--submit-patch {path}: {why}") from error
-        found += read_patches(text, path)
-    return tuple(found)
+    texts = [(text_of_file(path, Options.submit_patch.flag), path) for path in paths]
+    return tuple(patch for text, path in texts for patch in read_patches(text, path))
 
 
 def check_job(options: Options, scheduler: str) -> None:
