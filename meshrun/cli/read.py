@@ -20,7 +20,7 @@ from meshrun.layout import Flatten, View, parse_derived
 from meshrun.layout.spec import MeshSpec, parse_mesh
 from meshrun.plan.group_options import GroupOptions, parse_group_options
 from meshrun.plan.hostfile import choose_hosts, parse_hostfile, parse_hosts
-from meshrun.plan.parse import no_signal, parse_seconds
+from meshrun.plan.parse import no_signal, parse_seconds, split_words
 from meshrun.plan.rank_program import Program
 from meshrun.plan.request import (
     STOP_SIGNALS,
@@ -242,10 +242,7 @@ def _reach(options: Options) -> Reach:
 
 
 def _ssh_words(text: str) -> tuple[str, ...]:
-    try:
-        words = tuple(shlex.split(text))
-    except ValueError as error:
-        raise UsageError(f"cannot parse --ssh `{text}`: {error}") from error
+    words = tuple(split_words(text, "--ssh"))
     if not words:
         raise UsageError("--ssh is empty", hint="for example: --ssh 'ssh -F my_config'")
     return words
