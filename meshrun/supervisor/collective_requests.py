@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 from meshrun.host.processes import is_stopped
 from meshrun.host.reactor import Reactor
 from meshrun.protocol.collectives import ALL_CALLS, RankCalled, RankRecords
 
-_ANSWER_TAKES_NS = 1_500_000_000
+_ANSWER_TAKES_S = 1.5
 """For a thread of the rank to get the interpreter's lock and read the recorder, if all are busy."""
 
 
@@ -60,8 +59,7 @@ class CollectiveRequests:
             able = {rank for rank in pids.keys() & self._recording if not is_stopped(pids[rank])}
             self._asked = {rank for rank in able if self._write(rank, ALL_CALLS)}
             if self._asked:
-                takes_ns = _ANSWER_TAKES_NS // 5 if soon else _ANSWER_TAKES_NS
-                self._deadline.move(time.monotonic_ns() + takes_ns)
+                self._deadline.restart(_ANSWER_TAKES_S / 5 if soon else _ANSWER_TAKES_S)
 
     def expect_only(self, alive: Collection[int]) -> None:
         """Wait for no answer of a rank that has exited."""

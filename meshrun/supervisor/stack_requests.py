@@ -29,7 +29,7 @@ ZYGOTE = -1
 """Stands for the zygote."""
 _ZYGOTES_NAME = "the process that starts the ranks"
 _ANSWER_TAKES_NS = 500_000_000
-_LOOK_NS = 2_000_000
+_LOOK_S = 0.002
 _READ_BYTES = 256 * 1024
 _MOST_NATIVE = 4
 _NATIVE_TAKES_S = 10.0
@@ -115,8 +115,7 @@ class StackRequests:
         return self._next_look.at_ns is not None
 
     def _look_again(self) -> None:
-        every_ns = _LOOK_NS if self._native is None else 10 * _LOOK_NS
-        self._next_look.move(time.monotonic_ns() + every_ns)
+        self._next_look.restart(_LOOK_S if self._native is None else 10 * _LOOK_S)
 
     def _look(self) -> None:
         lines = self._answers() if self._native is None else self._native.look()

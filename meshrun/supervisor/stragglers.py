@@ -21,7 +21,7 @@ from meshrun.rendezvous.messages import AskTimes, Times
 _SHARE = 0.1
 _MOST_S, _LEAST_S = 20.0, 0.5
 """Between two questions: each costs a rank 30 ms in another thread (measured), 0.15 % of 20 s."""
-_ANSWER_TAKES_NS = 2_000_000_000
+_ANSWER_TAKES_S = 2.0
 _SM_CLOCK, _CORE_SENSOR = ctypes.c_uint(1), ctypes.c_uint(0)
 _MOST_CALLS, _FEWEST_CALLS = 20_000, 20
 """That ranks of other nodes tell of: in all, but of each rank at least so many."""
@@ -50,7 +50,7 @@ class Stragglers:
         self._note, self._happen, self._put = note, happen, put
         limit_s = plan.request.straggler_time_s or 0.0
         self._limit_ns = int(limit_s * 1e9)
-        self._every_ns = int(min(_MOST_S, max(_LEAST_S, limit_s / _LOOKS)) * 1e9)
+        self._every_s = min(_MOST_S, max(_LEAST_S, limit_s / _LOOKS))
         self._timer = reactor.call_at(None, self._ask, skips=False)
         self._close = reactor.call_at(None, self._judge, skips=False)
         self._told: dict[int, RankTimes] = {}
@@ -83,7 +83,7 @@ class Stragglers:
         self._state = state
         is_running = bool(state.alive) and not state.stopping
         if is_running and self._asks and self._timer.at_ns is None and self._close.at_ns is None:
-            self._timer.move(time.monotonic_ns() + self._every_ns)
+            self._timer.restart(self._every_s)
         elif not is_running:
             self._timer.cancel()
             self._close.cancel()
@@ -105,7 +105,7 @@ class Stragglers:
         if isinstance(news, TimesAsked):
             if news.generation == self._state.generation and not self._asks:
                 self._watch(news.late)
-                self._put_to(self._state.alive, _ANSWER_TAKES_NS)
+                self._put_to(self._state.alive, _ANSWER_TAKES_S)
             return
         self._elsewhere.update(news.why)
         self._unsure_ns = max(self._unsure_ns, news.unsure_ns)
@@ -116,14 +116,14 @@ class Stragglers:
         self._from_ns, self._asked_ns = self._asked_ns, time.time_ns()
         self._unsure_ns = 0
         if self._state.nodes is None:
-            self._put_to(self._state.alive, _ANSWER_TAKES_NS)
+            self._put_to(self._state.alive, _ANSWER_TAKES_S)
         else:
             self.tell_nodes(AskTimes(generation=self._state.generation, late=[*self._since]))
-            self._put_to(range(self._plan.layout.world_size), 2 * _ANSWER_TAKES_NS)
+            self._put_to(range(self._plan.layout.world_size), 2 * _ANSWER_TAKES_S)
 
-    def _put_to(self, ranks: Iterable[int], takes_ns: int) -> None:
+    def _put_to(self, ranks: Iterable[int], takes_s: float) -> None:
         self._told, self._expected = {}, frozenset(ranks)
-        self._close.move(time.monotonic_ns() + takes_ns)
+        self._close.restart(takes_s)
         self._put(self._state.alive)
 
     def _judge(self) -> None:
@@ -158,7 +158,7 @@ class Stragglers:
                         at_ns=now_ns,
                     )
                 )
-        self._timer.move(now_ns + self._every_ns)
+        self._timer.restart(self._every_s)
 
     def _find(self) -> Iterator[Late]:
         """Compare the ranks of each node on its own clock, and then all."""

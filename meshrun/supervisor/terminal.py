@@ -27,7 +27,7 @@ from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.events import Event, ZygoteGone
 from meshrun.protocol.rank_end import RankExited
 
-_LOOK_AGAIN_NS = 50_000_000
+_LOOK_AGAIN_S = 0.05
 """How soon the others are heard again after a line was entered."""
 _IN_A_ROW_NS = 2_000_000_000
 _MOST_INTERRUPTS = 2
@@ -102,7 +102,7 @@ class Terminal:
         return bool(reader.pid and not reader.exited and _reads_terminal(reader.pid))
 
     def _look_again(self) -> None:
-        self._next_turn.move(time.monotonic_ns() + _LOOK_AGAIN_NS)
+        self._next_turn.restart(_LOOK_AGAIN_S)
 
     def why_empty(self, layout: Layout, rank: int) -> str:
         """Return why a rank has no stdin to read, and what gives it one; "" if it has."""
