@@ -282,8 +282,11 @@ class Loop:
         return max(0.0, (until_ns - time.monotonic_ns()) / 1e9)
 
     def let_signals_through(self) -> None:
-        """Once there is nothing left to clear up, signals do again what they did before us."""
-        self._signals.restore()
+        """Once there is nothing left to clear up, signals do again what they did before us.
+
+        But the first is late: a launch that is decided, and only has to be told, ends as it was.
+        """
+        self._signals.restore_late(LAST_WORDS_TAKE_S)
 
     # ---- events ----------------------------------------------------------------------------
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import select
 import signal
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+_END_NOTHING = (signal.SIGTSTP, signal.SIGCONT, signal.SIGCHLD)
 
 
 class SignalQueue:
@@ -65,8 +68,35 @@ class SignalQueue:
 
     def restore(self) -> None:
         """Give each signal back what it did before."""
+        self._restore({})
+
+    def restore_late(self, most_s: float) -> None:
+        """As :meth:`restore`, but what would end this process does so after ``most_s`` at first.
+
+        Whatever ends until then so keeps its exit code; what hangs is ended.
+        """
+        late = [
+            signum
+            for signum, before in self._before.items()
+            if before != signal.SIG_IGN and signum not in _END_NOTHING
+        ]
+        self._restore(dict.fromkeys(late, lambda number, _: self._put_off(number, most_s)))
+        atexit.register(_ignore, *late, signal.SIGALRM)
+
+    def _put_off(self, signum: int, most_s: float) -> None:
+        signal.signal(signum, self._before[signum])
+        signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signum))
+        signal.setitimer(signal.ITIMER_REAL, most_s)
+
+    def _restore(self, others: Mapping[int, Any]) -> None:
         signal.set_wakeup_fd(self._wakeup_fd)
         for signum, before in self._before.items():
-            signal.signal(signum, before)
+            signal.signal(signum, others.get(signum, before))
         os.close(self._woken)
         os.close(self._wake)
+
+
+def _ignore(*signums: int) -> None:
+    """Have signals do nothing, as Python takes its handlers away long before it has ended."""
+    for signum in signums:
+        signal.signal(signum, signal.SIG_IGN)

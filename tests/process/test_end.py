@@ -166,6 +166,18 @@ def test_a_storm_of_ctrl_c_leaves_no_folder(fake_torch: object, tmp_path: Path) 
         assert running.wait() == 130
 
 
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_after_the_decision_changes_no_code(
+    signum: signal.Signals, fake_torch: object, tmp_path: Path
+) -> None:
+    """As from `srun --kill-on-bad-exit`, while this launcher is about to end by itself."""
+    with start_meshrun(*FOUR, PROGRAMS / "end.py", "7", folder=tmp_path) as running:
+        wait_until(lambda: "\nerror: " in running.stderr, lambda: running.stderr)
+        running.signal(signum)
+
+        assert running.wait() == 7
+
+
 def test_nohup_is_respected(fake_torch: object, tmp_path: Path) -> None:
     """A SIGHUP that was ignored at the start stays ignored, by ranks too."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
