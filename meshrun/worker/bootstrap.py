@@ -168,18 +168,20 @@ def _tell(reporter: Reporter, error: BaseException, *, may_be_ours: bool = False
     raised = format_raised(error, may_be_ours=may_be_ours)
     shown = False
     if not isinstance(error, SystemExit) and not _is_plain(sys.excepthook):
-        shown = _went_through_hook(error)
-    elif reporter.is_in_fork or sys.stderr is not sys.__stderr__:  # a file, or what copies to one
+        printed = shown = _went_through_hook(error)
+    elif printed := reporter.is_in_fork or sys.stderr is not sys.__stderr__:  # may be a file
         _write_to_stderr(raised.traceback)
     if is_of_collective(raised.message, raised.traceback):
         tell_failed_call(reporter)
-    reporter.tell(RankRaised, **asdict(raised), shown=shown)
+    told = reporter.has_told(RankRaised, **asdict(raised), shown=shown)
+    if not (told or printed):
+        _write_to_stderr(raised.traceback)
 
 
 def _tell_text(error: BaseException) -> None:
     """Print what ``sys.exit`` was given; other errors are the caller's to print."""
     if isinstance(error, SystemExit):
-        _write_to_stderr(f"{error.code}\n")
+        _write_to_stderr(format_raised(error).text)
 
 
 def _went_through_hook(error: BaseException) -> bool:

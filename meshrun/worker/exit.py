@@ -76,8 +76,7 @@ class Ending:
         if isinstance(error, KeyboardInterrupt):
             self._status = -signal.SIGINT
         elif isinstance(error, SystemExit):
-            code = error.code
-            self._status = 0 if code is None else code & 0xFF if isinstance(code, int) else 1
+            self._status = _status_of(error.code)
         else:
             self._status = 1
 
@@ -114,6 +113,13 @@ class Ending:
         """
         self._reporter.tell(RankFinished)
         select.select([self._gate_fd], [], [], PEERS_TAKE_S)
+
+
+def _status_of(code: object) -> int:
+    """Return the status for what ``sys.exit`` was given; an int beyond C's long is -1 to Python."""
+    if not isinstance(code, int):
+        return 0 if code is None else 1
+    return code & 0xFF if -sys.maxsize - 1 <= code <= sys.maxsize else 0xFF
 
 
 def _has_process_group() -> bool:

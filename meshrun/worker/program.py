@@ -126,7 +126,8 @@ def format_raised(error: BaseException, *, may_be_ours: bool = False) -> Raised:
         may_be_ours: Whether to keep our frames if there are no others, as it may be our bug.
     """
     if isinstance(error, SystemExit):  # sys.exit("text") prints the text alone
-        return Raised("SystemExit", str(error.code), f"{error.code}\n")
+        message = _message_of(error.code)
+        return Raised("SystemExit", message, f"{message}\n")
     frames = without_our_frames(error.__traceback__)
     if frames is not None or not may_be_ours:
         error.__traceback__ = frames
@@ -201,8 +202,8 @@ def _is_ours(filename: str) -> bool:
     return filename.startswith((_OURS, "<frozen ")) or filename in _MACHINERY
 
 
-def _message_of(error: BaseException) -> str:
+def _message_of(thing: object) -> str:
     try:
-        return str(error)
-    except Exception:
+        return str(thing)
+    except BaseException:  # also SystemExit, as where Python prints it
         return "(no message: its __str__ raised)"

@@ -30,10 +30,18 @@ class Reporter:
 
     def tell(self, event: Callable[..., FromRank], /, **values: object) -> None:
         """Report that something has happened now, unless this is a fork of the rank."""
+        self.has_told(event, **values)
+
+    def has_told(self, event: Callable[..., FromRank], /, **values: object) -> bool:
+        """As :meth:`tell`; return whether it was sent.
+
+        It is not if the launcher has exited, or if the program has closed all descriptors.
+        """
         if self.is_in_fork:
-            return
+            return False
         happened = event(rank=self._rank, at_ns=time.monotonic_ns(), **values)
         try:
             self._socket.send(codec.encode(happened))
         except OSError:
-            pass
+            return False
+        return True

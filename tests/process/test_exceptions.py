@@ -63,6 +63,21 @@ def test_a_stream_that_was_closed_does_no_harm(fake_torch: object, tmp_path: Pat
     assert "Traceback" in run(tmp_path, "fork", "sys.stderr = open('x', 'w'); sys.stderr.close()")
 
 
+@METHODS
+def test_a_program_that_closed_all_descriptors_prints_its_exception_itself(
+    method: str, fake_torch: object, tmp_path: Path
+) -> None:
+    """As daemons close them, ours too; then the launcher knows the exit code alone."""
+    program = tmp_path / "closes.py"
+    program.write_text("import os\nos.closerange(3, 256)\nraise ValueError('the loss is nan')\n")
+    ours = run_meshrun("--start-method", method, program)
+
+    assert ours.returncode == 1
+    assert ours.stderr.count("[rank 0] Traceback (most recent call last):\n") == 1
+    assert ours.stderr.count("[rank 0] ValueError: the loss is nan\n") == 1
+    assert "error: rank 0 exited with code 1\n" in ours.stderr
+
+
 def test_a_folder_that_goes_while_ranks_run_hides_nothing(
     fake_torch: object, tmp_path: Path
 ) -> None:
