@@ -39,6 +39,11 @@ class Folder:
         """Whether it belongs to this user."""
         return os.fstat(self._fd).st_uid == os.geteuid()
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether somebody has removed it, so that nothing can be made in it."""
+        return os.fstat(self._fd).st_nlink == 0
+
     def make(self, name: str) -> None:
         """Make a private folder in it, unless it is there."""
         with contextlib.suppress(FileExistsError):

@@ -81,6 +81,9 @@ class RunFolder:
             return
         attempt = attempt_folder(self.path, generation)
         try:
+            if self._folder is not None and self._folder.is_gone:  # cleaned up by others meanwhile
+                self._let_go()
+                _make_private_folders(os.path.dirname(self.path))
             if self._folder is None:
                 self._folder = make_folder(self.path)
                 if self.removed_without_us:
@@ -116,14 +119,17 @@ class RunFolder:
         if self._plugin is not None:
             self._plugin.close()
         is_kept = not self._is_temporary or (not went_well and self._logs.writes_files)
+        path = self.path if is_kept and self._logs.writes_files and self._folder else None
+        if self._folder is not None and not is_kept:
+            self._folder.remove()
+        self._let_go()
+        return path
+
+    def _let_go(self) -> None:
         if self._folder is not None:
-            if not is_kept:
-                self._folder.remove()
             self._folder.close()
         let_go(self._held)
-        return (
-            self.path if is_kept and self._logs.writes_files and self._folder is not None else None
-        )
+        self._folder, self._held = None, -1
 
 
 def check_log_dir(logs: LogRequest) -> None:

@@ -98,6 +98,33 @@ def test_each_generation_has_its_own_files(fake_torch: object, tmp_path: Path) -
     assert (run / "attempt_1" / "1" / "stdout.log").read_text().startswith("generation 1")
 
 
+@pytest.mark.parametrize("named", [True, pytest.param(False, marks=pytest.mark.nightly)])
+def test_log_files_that_were_cleaned_up_do_not_prevent_a_restart(
+    named: bool, fake_torch: object, tmp_path: Path
+) -> None:
+    """The folder is made again, where the user named it or in the temporary one."""
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    program = tmp_path / "cleans_up.py"
+    program.write_text(
+        "import os, shutil, sys\n"
+        "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n"
+        "    shutil.rmtree(sys.argv[1])\n"
+        "    sys.exit(3)\n"
+        "print('again', flush=True)\n"
+        "sys.exit(4)\n"
+    )
+    where = ["--log-dir", logs] if named else []
+    ours = run_meshrun(
+        *("--max-restarts", "1", "-t", "3", *where, program, logs),
+        env={} if named else {"TMPDIR": str(logs)},
+    )
+
+    assert ours.returncode == 4, ours.stderr
+    (log,) = logs.glob("*/attempt_1/0/stdout.log")
+    assert log.read_text() == "again\n"
+
+
 def test_a_module_that_is_not_there_is_not_tried_for_ever(
     fake_torch: object, tmp_path: Path
 ) -> None:
