@@ -379,11 +379,12 @@ def _time_passed(state: State, at_ns: int) -> Step:
         return state, []
     if state.killed or state.phase in (Phase.CLEARING, Phase.ENDING):
         # SIGKILL was not enough, or the zygote does not answer: end it, and its ranks with it.
+        state = replace(state, deadline_ns=None)
         if state.phase is Phase.CLEARING and state.nodes is None:  # what was to come is not to be
             why = "processes left behind by the ranks could not be cleaned up"
-            state = replace(state, causes=state.causes[:-1], no_restart=why)
-        phase = Phase.ENDING if state.phase is Phase.CLEARING else state.phase
-        state = replace(state, deadline_ns=None, phase=phase)
+            causes = state.causes[:-1]
+            state = replace(state, phase=Phase.ENDING, causes=causes, no_restart=why)
+        # Where the coordinator decides, others may start again, and another zygote is started here.
         return state, [EndZygote(by_force=True)]
     return _kill(state, at_ns)
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.engines.hosts import Hosts, MakeHosts
 from tests.engines.together import Launch, all_gone, as_shell, end_all
-from tests.kit import PROGRAMS
+from tests.kit import PROGRAMS, wait_until
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 PROGRAM = PROGRAMS / "elastic.py"
@@ -167,6 +167,27 @@ def test_a_zygote_that_is_killed_while_nodes_are_awaited(
     if restarts == "0":
         why = "the process that starts the ranks was killed by SIGKILL"
         assert f"error: node0 exited before all nodes had joined: {why}" in launches[1].text
+    all_gone(hosts)
+
+
+@pytest.mark.nightly
+def test_a_zygote_that_is_stopped_is_replaced_when_a_node_joins(
+    make_hosts: MakeHosts, tmp_path: Path
+) -> None:
+    """It answers nothing while the nodes change, and would keep all of them waiting."""
+    hosts = make_hosts(2)
+    conf = {"mesh": "dp=1:8,tp=1", "conf": "last_call_timeout=0"}
+    launches = [start(hosts, 0, tmp_path, **conf)]
+    launcher = psutil.Process(launches[0].process.pid)
+    wait_until(lambda: bool(launcher.children()), lambda: "no zygote")
+    launcher.children()[0].suspend()
+    launches.append(start(hosts, 1, tmp_path, **conf))
+    for launch in launches:
+        launch.wait_for("generation 1 runs with node1: dp 1 -> 2")
+    (tmp_path / "go").touch()
+
+    assert end_all(launches) == [0, 0], launches[0].text
+    assert ranks(launches[0], 1) == ["rank 0 of 2 in 1 on node0 node 0 after dp=1,tp=1 of 0"]
     all_gone(hosts)
 
 

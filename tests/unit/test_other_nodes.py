@@ -192,6 +192,10 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [*PARTICIPANT, *DIES, KILLED_ZYGOTE, NEXT, READY],
         [START, term(3), FAILED, CLEAR, IDLE, StartZygote(), StartAll(generation=1)],
     ),
+    "or did not, and was ended by force": (
+        [*PARTICIPANT, *DIES, TimePassed(at_ns=99 * S), KILLED_ZYGOTE, NEXT, READY],
+        [START, term(3), FAILED, CLEAR, BY_FORCE, IDLE, StartZygote(), StartAll(generation=1)],
+    ),
     "if nothing comes next there is none": (
         [*PARTICIPANT, KILLED_ZYGOTE, over(137)],
         [START, FAILED, IDLE],
