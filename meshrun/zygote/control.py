@@ -11,7 +11,10 @@ from meshrun.protocol import codec
 from meshrun.protocol.from_zygote import FromZygote, NegotiationFailed, RankReady
 
 _FDS_PER_PACKET = 4
-_LEFT_TO_LAUNCHER = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+LEFT_TO_LAUNCHER = (
+    *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT),
+    *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU),  # warnings, which --forward is for
+)
 
 
 def send(control: socket.socket, event: FromZygote | RankReady | NegotiationFailed) -> None:
@@ -49,7 +52,7 @@ def leave_signals_to_launcher() -> dict[int, Any]:
     handler that does nothing, unlike SIG_IGN, is not passed on to what a rank executes.
     """
     before: dict[int, Any] = {}
-    for signum in _LEFT_TO_LAUNCHER:
+    for signum in LEFT_TO_LAUNCHER:
         before[signum] = signal.getsignal(signum)
         if before[signum] != signal.SIG_IGN:  # under nohup it stays ignored
             signal.signal(signum, lambda *_: None)

@@ -50,7 +50,7 @@ from meshrun.protocol.result import signal_name
 from meshrun.worker.bootstrap import become_rank
 from meshrun.worker.exit import Ending
 from meshrun.worker.program import Source
-from meshrun.zygote.control import maker_of, receive, send
+from meshrun.zygote.control import LEFT_TO_LAUNCHER, maker_of, receive, send
 from meshrun.zygote.guard import Guard
 from meshrun.zygote.spawn import spawn_command, spawn_fresh
 from meshrun.zygote.store import be_store
@@ -58,7 +58,7 @@ from meshrun.zygote.store import be_store
 _DEADLINE_S = 0.5
 _LOOK_EVERY_S = 0.5
 """How often to look whether the launcher is stopped."""
-_BLOCKED = {signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
+_BLOCKED = {signal.SIGCHLD, *LEFT_TO_LAUNCHER}
 
 
 class ZygoteServer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 from pathlib import Path
@@ -38,6 +39,22 @@ def test_a_signal_is_passed_to_ranks_that_know_it(fake_torch: object, tmp_path: 
         assert lines.count(f"[rank {rank}] child got []") == 2
     why = "it has no handler and would be killed"
     assert said == f"meshrun: SIGUSR1 was not forwarded to rank 1: {why}\n" * 2
+
+
+def test_a_signal_to_the_whole_job_is_passed_on_once(fake_torch: object, tmp_path: Path) -> None:
+    """As `kill %1` of a shell and some schedulers send it: meshrun's other processes outlive it."""
+    words = ("--forward", "USR1", "--nproc-per-node", "2", FORWARDED, "0", "1")
+    with start_meshrun(*words, folder=tmp_path) as running:
+        running.wait_for("child up", 2)
+        running.wait_for("] up ", 2)
+        store, *_ = running.below_zygote()
+        os.kill(store, USR1)
+        os.killpg(running.process.pid, USR1)
+        running.wait_for("child got", 2)
+        running.signal(signal.SIGTERM)
+        assert running.wait() == 143
+    assert running.stdout.count("got SIGUSR1") == 2
+    assert "was killed by" not in running.stderr
 
 
 def test_without_forward_a_signal_does_its_own(fake_torch: object, tmp_path: Path) -> None:
