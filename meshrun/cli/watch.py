@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 from meshrun.api.launch import error_file
 from meshrun.cli.began import Began
@@ -115,7 +116,7 @@ class _Watch:
                 self._add(noted.take())
                 if not is_stopping and (changed := self._files.changed()):
                     is_stopping = True
-                    with open(os.path.join(folder, WHY), "w") as why:
+                    with suppress(OSError), open(os.path.join(folder, WHY), "w") as why:
                         why.write(_describe(changed))
                     process.terminate()
             self._add(noted.take())

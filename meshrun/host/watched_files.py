@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
+import stat
 import time
 from collections.abc import Callable
 from contextlib import closing, suppress
@@ -109,7 +110,10 @@ def _stamp(path: str) -> tuple[int, ...]:
 def _read(path: str) -> _Content:
     stamp = _stamp(path)
     try:
-        with open(path, "rb") as file:
+        # A pipe that was put in a file's place may have no writer, and is not waited for.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return stamp, b""
             return stamp, hashlib.sha256(file.read()).digest()
     except OSError:
         return stamp, b""

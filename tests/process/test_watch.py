@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from pathlib import Path
 
@@ -75,6 +76,29 @@ def test_changes_launch_again(project: Path, tmp_path: Path) -> None:
         "meshrun: missing.py changed; launching again",
     ]
     assert "error: stopped by SIGTERM" not in launch.stderr
+
+
+def test_a_temporary_folder_that_was_cleaned_up_does_not_end_it(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is told of a change then is the signal alone."""
+    (temporary := tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    part = project / "package" / "part.py"
+    with start_meshrun("--watch", "train.py", folder=tmp_path) as launch:
+        launch.wait_for("part 1")
+        (project / "train.py").write_text(PROGRAM.replace("print(", "print('again',"))
+        launch.wait_for("again part 1")
+        for folder in temporary.iterdir():
+            shutil.rmtree(folder)
+        (project / "train.py").write_text(PROGRAM)
+        launch.wait_for("part 1", 3)
+        part.write_text("value = 2")
+        said(launch, "finished; waiting for a change")
+        launch.signal(signal.SIGINT)
+
+        assert launch.wait() == 128 + signal.SIGINT
+    assert "SIGTERM: stopping" in launch.stderr
 
 
 @pytest.mark.nightly

@@ -33,7 +33,7 @@ def test_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @here
 def test_other_content_is_a_change(tmp_path: Path) -> None:
-    """Not another time, nor the same text again; one that goes or comes back is one, too."""
+    """Not another time, nor the same text again; one that goes or comes back is one."""
     one, other = tmp_path / "one.py", tmp_path / "package" / "other.py"
     other.parent.mkdir()
     for path in (one, other):
@@ -54,6 +54,9 @@ def test_other_content_is_a_change(tmp_path: Path) -> None:
     other.parent.mkdir()
     other.write_text("x = 1")
     assert files.changed() == [str(other)]
+    one.unlink()
+    os.mkfifo(one)
+    assert files.changed() == [str(one)]
     (tmp_path / "third.py").write_text("")
     assert files.changed() == []
     assert files.beside() == {str(one), str(other), str(tmp_path / "third.py")}
