@@ -181,7 +181,7 @@ def _tell(reporter: Reporter, error: BaseException, *, may_be_ours: bool = False
 def _tell_text(error: BaseException) -> None:
     """Print what ``sys.exit`` was given; other errors are the caller's to print."""
     if isinstance(error, SystemExit):
-        _write_to_stderr(format_raised(error).text)
+        _write_to_stderr(format_raised(error).traceback)
 
 
 def _went_through_hook(error: BaseException) -> bool:
