@@ -17,8 +17,12 @@ _GLOOS = "gloo/transport"
 """Part of the place in gloo's source with which its messages begin."""
 _TORCHS = frozenset({"RuntimeError", "DistError", "DistBackendError", "DistNetworkError"})
 _FILE = re.compile(r'^ +File "(.*)", line \d+', re.MULTILINE)
-_CAUGHT_IN = re.compile(r"Caught \S+ in (.+)\.\nOriginal Traceback ")
-"""torch's word for an exception of a process or thread below (torch/_utils.py)."""
+_BELOW = (
+    re.compile(r"Caught \S+ in (.+)\.\nOriginal Traceback "),
+    re.compile(r"-- (Process \d+) terminated with the following error:\nTraceback "),
+)
+"""torch's words for an exception of a process or thread below: ``torch/_utils.py``, and
+``torch/multiprocessing/spawn.py``."""
 _WORKER_GONE = re.compile(r"DataLoader worker \(pid\(s\) [\d, ]+\) exited unexpectedly")
 _WORKER_KILLED = re.compile(r"DataLoader worker \(pid \d+\) is killed by signal: [\w ]*\w")
 
@@ -26,14 +30,17 @@ _WORKER_KILLED = re.compile(r"DataLoader worker \(pid \d+\) is killed by signal:
 def headline(raised: RankRaised) -> str:
     """Return an exception in one line of bearable length: ``ValueError: the loss is nan``.
 
-    One that passed through a loader worker is told as it was there.
+    One that passed through a process below is told as it was there.
     """
     message = raised.message.strip()
-    if (caught := _CAUGHT_IN.match(message)) and (there := _last_words(message)):
-        return f"{_bearable(there)}, in {caught[1]}"
+    below = next(filter(None, (words.match(message) for words in _BELOW)), None)
+    if below and (there := _last_words(message)):
+        return f"{_bearable(there)}, in {below[1].replace('Process', 'process')}"
     if _WORKER_GONE.match(message) and (killed := killed_worker(raised)):
         message = killed
-    first = message.split("\n")[0]
+    first, *others = filter(None, map(str.strip, message.split("\n"))) if message else ("",)
+    if others and first.endswith(":"):  # such as what is wrong with a state_dict
+        first = f"{first} {others[0]}"
     return _bearable(f"{raised.kind}: {first}" if first else raised.kind)
 
 

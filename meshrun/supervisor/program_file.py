@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import sys
 
@@ -11,6 +12,8 @@ from meshrun.plan.rank_program import Program
 from meshrun.protocol.stacks import current_folder
 
 _LONGEST_SOURCE = 4 * 1024 * 1024
+_DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d+)")
+"""What a shell puts in place of ``<(...)``."""
 _LARGEST = 64 * 1024 * 1024
 """Bytes of a program's file that is read to be compared with other nodes'."""
 
@@ -48,9 +51,17 @@ def check_program(program: Program) -> None:
                 hint="pass a file in it, or add a `__main__.py` to it",
             )
         return
+    if (descriptor := _DESCRIPTOR.fullmatch(path)) and int(descriptor[1]):
+        raise ProgramError(
+            f"cannot run `{path}`: ranks do not inherit this descriptor",
+            exit_code=2,
+            hint="pass the program on standard input: `meshrun /dev/stdin < <(...)`",
+        )
     try:
+        if stat.S_ISFIFO(os.stat(path).st_mode):  # only its first reader gets what it says
+            return
         with open(path, "rb") as file:
-            begins = b"" if stat.S_ISFIFO(os.fstat(file.fileno()).st_mode) else file.read(4)
+            begins = file.read(4)
     except OSError as error:
         raise ProgramError(
             f"can't open file '{os.path.abspath(path)}': [Errno {error.errno}] {error.strerror}",

@@ -42,7 +42,7 @@ def is_archive(path: str) -> bool:
     """Whether ``python path`` would look for a ``__main__`` module inside it."""
     if os.path.isdir(path):
         return True
-    if not _ends_like_zip(path):
+    if not os.path.isfile(path) or not _ends_like_zip(path):  # a pipe is read once, elsewhere
         return False
     import zipfile  # slow to import, and next to no program is one
 

@@ -226,6 +226,18 @@ def test_stdin_and_folder_are_the_launchers(fake_torch: Path, tmp_path: Path) ->
     assert ours.stdout == f"[rank 0] piped {tmp_path}\n", ours.stderr
 
 
+def test_a_program_from_a_pipe_is_read_once(fake_torch: Path, tmp_path: Path) -> None:
+    """For all ranks; a descriptor that they do not inherit is refused."""
+    os.mkfifo(tmp_path / "pipe")
+    with subprocess.Popen(["sh", "-c", f"echo 'print(__file__)' > {tmp_path}/pipe"]):
+        ours = run_meshrun("--nproc-per-node", "2", "--no-prefix", tmp_path / "pipe")
+    assert ours.stdout == f"{tmp_path}/pipe\n" * 2, ours.stderr
+
+    shell = run_meshrun("/dev/fd/9", around=["sh", "-c", 'exec 9</dev/null; exec "$@"', "sh"])
+    assert shell.returncode == 2
+    assert "error: cannot run `/dev/fd/9`: ranks do not inherit this descriptor" in shell.stderr
+
+
 def test_a_package_runs_as_a_module(fake_torch: Path) -> None:
     """-m takes a package with a __main__."""
     ours = run_meshrun("-m", "package", "--flag", cwd=PROGRAMS)

@@ -17,6 +17,20 @@ Original Traceback (most recent call last):
 KeyError: 'no such name
 in two lines'
 """
+SPAWNED = """
+
+-- Process 1 terminated with the following error:
+Traceback (most recent call last):
+  File "/lib/torch/multiprocessing/spawn.py", line 87, in _wrap
+    fn(i, *args)
+  File "/home/me/train.py", line 3, in train
+    raise ValueError("the loss is nan")
+ValueError: the loss is nan
+"""
+STATE = """Error(s) in loading state_dict for Net:
+\tMissing key(s) in state_dict: "bias".
+\tUnexpected key(s) in state_dict: "scale".
+"""
 GONE = "DataLoader worker (pid(s) 27729) exited unexpectedly"
 KILLED = "DataLoader worker (pid 27729) is killed by signal: Killed"
 FULL = "DataLoader worker (pid 5) is killed by signal: Bus error. It is possible that dataloader's"
@@ -40,6 +54,12 @@ def raised(message: str, kind: str = "RuntimeError", traceback: str = "") -> Ran
         (raised("a\x1b[31m"), "RuntimeError: a\\x1b[31m"),
         (raised("x" * 500), f"RuntimeError: {'x' * 226}..."),
         (raised(IN_WORKER, "KeyError"), "KeyError: 'no such name, in DataLoader worker process 1"),
+        (raised(SPAWNED, "ProcessRaisedException"), "ValueError: the loss is nan, in process 1"),
+        (
+            raised(STATE),
+            "RuntimeError: Error(s) in loading state_dict for Net: Missing key(s) in state_dict:"
+            ' "bias"',
+        ),
         (raised("Caught it in time.", "ValueError"), "ValueError: Caught it in time"),
         (
             raised(GONE, traceback=f"RuntimeError: {KILLED}. \n\n{GONE}\n"),
@@ -50,7 +70,7 @@ def raised(message: str, kind: str = "RuntimeError", traceback: str = "") -> Ran
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_headline(error: RankRaised, told: str) -> None:
-    """One line, without a stop before what follows; a loader worker's own words."""
+    """One line, without a stop before what follows; the words of a process below."""
     assert headline(error) == told
 
 
