@@ -127,11 +127,11 @@ class _Watch:
 
     def _wait_for_change(self, code: int) -> None:
         """Wait until a file changes, or after a failure one comes that may have been missing."""
+        before, changed = self._files.beside(), list[str]()  # whoever reads the line may be quick
         end = f"exit code {code}" if code > 0 else f"ended by {signal_name(-code)}"
         files = count(len(self._files), "file")
         end = end if code else "finished"
         say(f"meshrun: {end}; waiting for a change in {files}; Ctrl-C ends meshrun")
-        before, changed = self._files.beside(), list[str]()
         while not (changed or self._signum):
             self._wait(None)
             changed = self._files.changed()

@@ -277,7 +277,7 @@ class StartProgress:
         return f"{ready} of {total} ranks {what} ({elapsed})"
 
     def _news(self, event: Event, state: State) -> str:
-        rest = len(state.alive)
+        rest = _count_left(state)
         match event:
             case RankRaised(rank=rank):
                 what = f"raised {headline(event)}"
@@ -309,6 +309,13 @@ class StartProgress:
         if len(alive) < len(state.ranks) or len(alive) == 1:
             return merged_label(self._plan.layout, alive)
         return "both" if len(alive) == 2 else f"all {len(alive)}"
+
+
+def _count_left(state: State) -> int:
+    """Return how many ranks are alive, with those whose start is not heard of yet."""
+    if not state.alive or state.start_error is not None:
+        return len(state.alive)
+    return sum(known.exited is None for known in state.ranks.values())
 
 
 def _is_next(event: Event, state: State) -> bool:

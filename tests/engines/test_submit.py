@@ -399,7 +399,7 @@ def test_a_dry_run_in_a_shell_looks_at_all_nodes(slurm: Slurm) -> None:
     ("args", "words"),
     [
         (["--submit-arg=--partition=none", NODES], "invalid partition specified: none"),
-        (["--submit-arg=--gres=tpu:1", NODES], "hint: --device cpu needs no GPUs"),
+        (["--submit-arg=--gres=tpu:1", NODES], "or --device cpu for none"),
     ],
 )
 def test_a_refusal_is_shown_in_slurms_own_words(

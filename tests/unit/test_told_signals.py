@@ -1,4 +1,4 @@
-"""What people are told when a signal finds no rank to end."""
+"""How many ranks people are told that a signal ends."""
 
 from __future__ import annotations
 
@@ -14,24 +14,36 @@ from meshrun.plan.plan import build_plan
 from meshrun.plan.rank_program import Program
 from meshrun.protocol.events import SignalArrived
 from meshrun.protocol.generation import RankState
+from meshrun.protocol.rank_end import RankExited
 from meshrun.report.progress import StartProgress
+
+GONE = RankExited(rank=1, pid=8, wait_status=0, at_ns=1)
 
 
 @pytest.mark.parametrize(
-    ("pid", "told"),
+    ("ranks", "alive", "told"),
     [
-        (None, "meshrun: SIGTERM: no rank was started"),
-        (7, "meshrun: SIGTERM: all ranks have exited"),
+        ([RankState()], (), "no rank was started"),
+        ([RankState(pid=7)], (), "all ranks have exited"),
+        ([RankState(pid=7), RankState(pid=8)], (0, 1), "stopping 2 ranks, up to 1 s"),
+        ([RankState(pid=7), RankState()], (0,), "stopping 2 ranks, up to 1 s"),
+        ([RankState(pid=7), RankState(pid=8, exited=GONE)], (0,), "stopping 1 rank, up to 1 s"),
     ],
+    ids=["before the first", "after the last", "all", "one not heard of", "one gone"],
 )
-def test_whether_ranks_have_run(
-    capfd: pytest.CaptureFixture[str], pid: int | None, told: str
+def test_how_many_ranks_a_signal_ends(
+    capfd: pytest.CaptureFixture[str], ranks: list[RankState], alive: tuple[int, ...], told: str
 ) -> None:
-    """Before the first has begun, and after the last has ended."""
+    """Ranks are forked together, and heard of one after the other."""
     program = Program(kind="script", target="train.py")
     facts = HostFacts(hostname="h", usable_cores=4, accelerator=None, accelerator_count=0)
     plan = build_plan(build_request(Options({}, {}, {}), program), facts)
-    state = State(shutdown_timeout_s=1.0, ranks={0: RankState(pid=pid)}, stop=Stop.ASKED)
+    state = State(
+        shutdown_timeout_s=1.0,
+        ranks=dict(enumerate(ranks)),
+        alive=frozenset(alive),
+        stop=Stop.ASKED,
+    )
     StartProgress(plan)(SignalArrived(signum=15, at_ns=1), state, Console())
 
-    assert capfd.readouterr().err.splitlines() == [told]
+    assert capfd.readouterr().err.splitlines() == [f"meshrun: SIGTERM: {told}"]
