@@ -79,23 +79,30 @@ def read_inherited(environment: Mapping[str, str]) -> Inherited:
     )
 
 
-def fixed_by_parent() -> dict[str, str]:
+def fixed_by_parent(pid: int = 0) -> dict[str, str]:
     """Return what a process has from its parent and cannot be given, or not without privileges.
 
     Where two processes differ in any of it, neither's forks can stand for children of the other.
+
+    Args:
+        pid: The process; 0 for this one.
+
+    Raises:
+        OSError: If it has ended, or may not be looked at, as one with more privileges.
     """
-    status = read_status("/proc/self/status")
+    place = f"/proc/{pid or 'self'}"
+    status = read_status(f"{place}/status")
     found = {name: status.get(name, "") for name in _OF_STATUS}
-    found.update({name: _read(name) for name in _READ})
-    for name in sorted(os.listdir("/proc/self/ns")):
-        found[f"{name} namespace"] = os.readlink(f"/proc/self/ns/{name}")
-    root = os.stat("/")
+    found.update({name: _read(name, place) for name in _READ})
+    for name in sorted(os.listdir(f"{place}/ns")):
+        found[f"{name} namespace"] = os.readlink(f"{place}/ns/{name}")
+    root = os.stat(f"{place}/root/")
     found["root"] = f"{root.st_dev}:{root.st_ino}"
-    found["nice value"] = str(os.getpriority(os.PRIO_PROCESS, 0))
-    found["scheduler"] = f"{os.sched_getscheduler(0)} {os.sched_getparam(0).sched_priority}"
-    found["memory policy"] = _memory_policy()
+    found["nice value"] = str(os.getpriority(os.PRIO_PROCESS, pid))
+    found["scheduler"] = f"{os.sched_getscheduler(pid)} {os.sched_getparam(pid).sched_priority}"
+    found["memory policy"] = _memory_policy(place)
     for name in _LIMITS:
-        found[name] = str(resource.getrlimit(getattr(resource, name))[1])
+        found[name] = str(resource.prlimit(pid, getattr(resource, name))[1])
     return found
 
 
@@ -111,19 +118,19 @@ def is_supported() -> bool:
     return sys.platform == "linux" and os.path.exists("/proc/self/ns")
 
 
-def _memory_policy() -> str:
+def _memory_policy(place: str) -> str:
     """Return what ``numactl`` has set, from the first mapping; "" if the kernel does not tell.
 
     Source:
         numa(7), ``/proc/PID/numa_maps``.
     """
-    with contextlib.suppress(OSError, IndexError), open("/proc/self/numa_maps", "rb") as file:
+    with contextlib.suppress(OSError, IndexError), open(f"{place}/numa_maps", "rb") as file:
         return file.readline().split()[1].decode()
     return ""
 
 
-def _read(name: str) -> str:
-    with contextlib.suppress(OSError, ValueError), open(f"/proc/self/{name}") as file:
+def _read(name: str, place: str = "/proc/self") -> str:
+    with contextlib.suppress(OSError, ValueError), open(f"{place}/{name}") as file:
         return file.read().strip("\0\n")
     return ""
 

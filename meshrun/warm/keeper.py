@@ -52,7 +52,7 @@ def serve_connection(
     """Do in this process what the other end of a connection asks for.
 
     Args:
-        connection: From a process of this user's.
+        connection: From a process of this user's that may do what this one may.
         mark: Of the launch, as this process shows it.
         ending: Of the interpreter, for a rank that is forked from here.
         known_at_start: Modules that a new interpreter has before its program.

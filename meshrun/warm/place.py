@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -23,11 +24,12 @@ from meshrun.host.whole_file import open_at_once
 from meshrun.plan.rank_program import Program
 from meshrun.protocol.packing import read_json, take
 from meshrun.warm.identity import Mismatch, Server, changed_library, this_interpreter
-from meshrun.warm.inherited import process_namespace
+from meshrun.warm.inherited import fixed_by_parent, process_namespace
 from meshrun.worker.learnt import Stat
 
 _ENDS_WITHIN_S = 30
 _LOCK = "lock"
+_SO_PEERPIDFD = 77
 _WHY = "why"
 
 
@@ -152,14 +154,14 @@ class Place:
         """Return a connection to a server.
 
         Raises:
-            OSError: If there is none, it does not accept it in time, or it is not this user's.
+            OSError: If there is none, it does not accept it in time, or it is not :func:`is_alike`.
         """
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         connection.settimeout(timeout_s)
         try:
             connection.connect(self._socket(pid))
-            if not is_of_this_user(connection):
-                raise PermissionError("the warm server belongs to another user")
+            if not is_alike(connection):
+                raise PermissionError("what listens there is no warm server of this launcher's")
         except OSError:
             connection.close()
             raise
@@ -236,10 +238,48 @@ class Place:
         return f"/proc/self/fd/{self._folder.fileno()}/{pid}.sock"
 
 
-def is_of_this_user(connection: socket.socket) -> bool:
-    """Whether the other end of a connection is a process of this user's."""
+def is_alike(connection: socket.socket) -> bool:
+    """Whether the other end is a process of this user's that may do what this one may.
+
+    One with fewer privileges, as in a sandbox that shows this folder, could have programs run with
+    those of a server, or be handed the environment of a launcher.
+    """
     peer = peer_of(connection)
-    return peer is not None and peer[1] == os.geteuid()
+    if peer is None or peer[1] != os.geteuid():
+        return False
+    try:
+        process = _process_behind(connection, peer[0])
+    except OSError:  # it has ended, or has no process id here
+        return False
+    try:
+        is_alike = fixed_by_parent(peer[0]) == fixed_by_parent()
+    except OSError:
+        return False
+    else:
+        return is_alike and not _has_ended(process)  # else it was another one's of the same id
+    finally:
+        os.close(process)
+
+
+def _process_behind(connection: socket.socket, pid: int) -> int:
+    """Return a descriptor of the process at the other end, so that its id stays its own.
+
+    Source:
+        ``SO_PEERPIDFD``, from Linux 6.5 on; ``include/uapi/asm-generic/socket.h``.
+    """
+    try:
+        return connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
+    except OSError as error:
+        if error.errno != errno.ENOPROTOOPT:
+            raise
+        return os.pidfd_open(pid)
+
+
+def _has_ended(process: int) -> bool:
+    """Whether the process of a descriptor has ended."""
+    poll = select.poll()
+    poll.register(process, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def usual_place() -> str:

@@ -39,7 +39,7 @@ from meshrun.warm.identity import (
 )
 from meshrun.warm.inherited import fixed_by_parent
 from meshrun.warm.keeper import serve_connection
-from meshrun.warm.place import Place, is_of_this_user, stop_server
+from meshrun.warm.place import Place, is_alike, stop_server
 from meshrun.warm.session import leader_of_session
 from meshrun.warm.warm_messages import Assignment, decode
 from meshrun.worker.exit import Ending
@@ -185,7 +185,7 @@ class WarmServer:
 
     def _accept(self) -> None:
         connection, _ = self._listener.accept()
-        if not is_of_this_user(connection):
+        if not is_alike(connection):
             connection.close()
             return
         peer = peer_of(connection)

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from meshrun.host.processes import read_status
 from meshrun.warm.place import Found, Place, usual_place
 from tests.kit import (
     FAKES,
@@ -63,6 +64,10 @@ os.chmod(sys.argv[1], 0o666)
 listener.listen()
 print("listening", flush=True)
 print("got something" if listener.accept()[0].recv(1000) else "got nothing", flush=True)
+"""
+LIMITED = """\
+import ctypes
+ctypes.CDLL(None).prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
 """
 
 
@@ -482,6 +487,29 @@ def test_another_user_is_not_served_and_not_believed(
     assert warm.run(script).stderr == ""
 
     listens = [*as_other, sys.executable, "-c", LISTENS, name]
+    with subprocess.Popen(listens, **words) as impostor:  # type: ignore[call-overload]
+        assert impostor.stdout.readline() == "listening\n"
+        done = warm.run(script)
+        assert impostor.stdout.readline() == "got nothing\n"
+    assert done.returncode == 0
+    assert f"the warm server (process {server}) did not answer; starting fresh" in done.stderr
+
+
+def test_a_process_with_fewer_privileges_is_not_served_and_not_believed(
+    warm: Warm, tmp_path: Path
+) -> None:
+    """As one in a sandbox that shows the folder: it gets no zygote without, nor an environment."""
+    if read_status("/proc/self/status")["NoNewPrivs"] == "1":
+        pytest.skip("no process here may get new privileges")
+    script = program(tmp_path, "import torch\n")
+    name = f"{(server := warm.leave(script))}.sock"
+    words = {"cwd": usual_place(), "stdout": subprocess.PIPE, "text": True}
+    for first, answer in (("", "answered\n"), (LIMITED, "refused\n")):
+        asks = [sys.executable, "-c", first + ASKS, name]
+        asked = subprocess.run(asks, check=True, **words)  # type: ignore[call-overload]
+        assert asked.stdout == answer
+
+    listens = [sys.executable, "-c", LIMITED + LISTENS, name]
     with subprocess.Popen(listens, **words) as impostor:  # type: ignore[call-overload]
         assert impostor.stdout.readline() == "listening\n"
         done = warm.run(script)
