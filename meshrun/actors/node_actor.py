@@ -56,12 +56,13 @@ class NodeActor:
         if whole.get(_THREADS) == str(cpus):  # which Ray sets, as for one worker
             whole[_THREADS] = str(max(1, cpus // workers))
         if files is not None:
+            from meshrun.host.folder import open_private
             from meshrun.host.leftovers import private_folder
 
             variable, contents = files
             self._folder = whole[variable] = self._holder.enter_context(private_folder())
             for name, content in contents.items():
-                with open(os.path.join(self._folder, name), "wb") as file:
+                with open(os.path.join(self._folder, name), "wb", opener=open_private) as file:
                     file.write(content)
         self._process = subprocess.Popen(
             [sys.executable, *words],
@@ -112,7 +113,9 @@ class NodeActor:
 
     def read_file(self, name: str) -> bytes:
         """Return one of these files."""
-        with open(os.path.join(self._folder, name), "rb") as file:
+        from meshrun.host.folder import open_private
+
+        with open(os.path.join(self._folder, name), "rb", opener=open_private) as file:
             return file.read()
 
     def close(self) -> None:

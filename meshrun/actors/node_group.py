@@ -19,6 +19,7 @@ from meshrun.actors.bundles import (
     format_resources,
 )
 from meshrun.actors.way import LOST
+from meshrun.host.folder import open_private
 from meshrun.protocol.result import signal_name
 from meshrun.ssh.remote_command import ADDRESS, boot_command
 from meshrun.wording import duration
@@ -299,17 +300,17 @@ def _call_in(folder: str) -> dict[str, bytes]:
     """Return the files of a call."""
     contents = {}
     for path in (call_file(folder), path_file(folder)):
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=open_private) as file:
             contents[os.path.basename(path)] = file.read()
     return contents
 
 
 def _keep(path: str, content: bytes) -> None:
     """Write a rank's answer, unless there is one of a later generation, from another node."""
-    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+    with contextlib.suppress(FileNotFoundError), open(path, "rb", opener=open_private) as file:
         if pickle.load(file)[0] > pickle.loads(content)[0]:  # noqa: S301 - our ranks wrote them
             return
-    with open(f"{path}.part", "wb") as part:
+    with open(f"{path}.part", "wb", opener=open_private) as part:
         part.write(content)
     os.replace(part.name, path)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypedDict, TypeVar, 
 
 from meshrun.api.child_launcher import run_launcher
 from meshrun.errors import HostError, MeshrunError, UsageError
+from meshrun.host.folder import open_private
 from meshrun.host.leftovers import is_temporary, private_folder, remove_if_forgotten
 from meshrun.layout.spec import AnyMesh, mesh_text
 from meshrun.protocol.caller import PARENT_FOLDER, PARENT_PID, Caller
@@ -208,7 +209,8 @@ def serve_caller() -> tuple[Caller, Callable[[MeshrunError], None]] | None:
             remove_if_forgotten(folder)
 
     def tell(error: MeshrunError) -> None:
-        with suppress(FileNotFoundError), open(error_file(folder), "w") as file:  # nobody waits
+        path = error_file(folder)
+        with suppress(OSError), open(path, "w", opener=open_private) as file:  # nobody waits
             file.write(render_error_json(error))
 
     def leave(*_: object) -> NoReturn:
@@ -279,10 +281,10 @@ def read_result(folder: str, code: int, *, began_ns: int) -> LaunchResult:
     """
     report = os.path.join(folder, _REPORT)
     if os.path.exists(error_file(folder)):
-        with open(error_file(folder)) as file:
+        with open(error_file(folder), opener=open_private) as file:
             raise parse_error_json(file.read())
     if os.path.exists(report):
-        with open(report) as file:
+        with open(report, opener=open_private) as file:
             return parse_result_json(file.read())
     return _unreported(code, Timings(began_ns=began_ns, ended_ns=time.monotonic_ns()))
 

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import cloudpickle
 
 from meshrun.errors import MeshrunError, UsageError
+from meshrun.host.folder import open_private
 from meshrun.protocol.result import LaunchResult, RankFailed
 from meshrun.report.failure import describe_rank
 from meshrun.worker.function import call_file, error_file, open_own, path_file, value_file
@@ -43,14 +44,15 @@ def write_call(
         UsageError: If it cannot be pickled.
     """
     call = pickle_call(function, args, kwargs)
-    with open(call_file(folder), "wb") as file:
+    with open(call_file(folder), "wb", opener=open_private) as file:
         file.write(call)
     write_path(folder)
 
 
 def write_path(folder: str) -> None:
     """Put into ``folder`` where this process looks for modules."""
-    with open(path_file(folder), "w", errors="surrogateescape", newline="") as text:
+    how: Any = {"errors": "surrogateescape", "newline": "", "opener": open_private}
+    with open(path_file(folder), "w", **how) as text:
         text.write("\0".join(os.path.abspath(entry) for entry in sys.path))
 
 

@@ -13,6 +13,7 @@ from meshrun.cli.end import end_by_signal
 from meshrun.cli.options import Options
 from meshrun.errors import UsageError
 from meshrun.host.descriptors import say
+from meshrun.host.folder import open_private
 from meshrun.host.leftovers import private_folder
 from meshrun.plan.rank_program import Program
 from meshrun.plan.request import LaunchRequest
@@ -90,7 +91,7 @@ def check_mesh(
         code = launch(request)
         if code or not os.path.exists(path):
             return code
-        with open(path) as file:
+        with open(path, opener=open_private) as file:
             measured: Measured = take(Measured, read_json(file.read()))
     from meshrun.report.check_picture import render_check_svg
     from meshrun.report.check_result import check_as_json, render_check

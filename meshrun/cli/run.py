@@ -24,6 +24,7 @@ from meshrun.cli.read import (
 from meshrun.cli.words import LAUNCHERS, CommandLine, misplaced
 from meshrun.errors import MeshrunError, NodeLostError, UsageError
 from meshrun.host.descriptors import allow_descriptors, say, say_as
+from meshrun.host.folder import open_private
 from meshrun.host.title import set_title
 from meshrun.plan.rank_program import Program
 from meshrun.plan.request import LaunchRequest
@@ -232,7 +233,7 @@ def launch_here(
     def replan(plan: LaunchPlan) -> None:
         progress.replan(plan)
         if began.hosts_present and began.caller is not None:
-            open(os.path.join(began.caller.folder, MET), "w").close()
+            open(os.path.join(began.caller.folder, MET), "w", opener=open_private).close()
 
     result = app.launch(
         plan,

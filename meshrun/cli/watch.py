@@ -17,6 +17,7 @@ from meshrun.cli.options import Options
 from meshrun.cli.words import CommandLine
 from meshrun.errors import HostError, ProgramError, UsageError
 from meshrun.host.descriptors import say
+from meshrun.host.folder import open_private
 from meshrun.host.leftovers import private_folder
 from meshrun.host.title import set_title
 from meshrun.host.watched_files import WatchedFiles
@@ -116,7 +117,8 @@ class _Watch:
                 self._add(noted.take())
                 if not is_stopping and (changed := self._files.changed()):
                     is_stopping = True
-                    with suppress(OSError), open(os.path.join(folder, WHY), "w") as why:
+                    path = os.path.join(folder, WHY)
+                    with suppress(OSError), open(path, "w", opener=open_private) as why:
                         why.write(_describe(changed))
                     process.terminate()
             self._add(noted.take())
@@ -170,7 +172,7 @@ class _Noted:
     def take(self) -> list[str]:
         """Return what was appended since the last time."""
         try:
-            with open(self.path, "rb") as file:
+            with open(self.path, "rb", opener=open_private) as file:
                 file.seek(self._bytes)
                 whole, nul, _ = file.read().rpartition(b"\0")
         except FileNotFoundError:  # no rank has begun
@@ -194,7 +196,7 @@ def _tell_error(folder: str) -> None:
     """
     if not os.path.exists(error_file(folder)):
         return
-    with open(error_file(folder)) as file:
+    with open(error_file(folder), opener=open_private) as file:
         error = parse_error_json(file.read())
     if not isinstance(error, ProgramError):
         raise error

@@ -6,6 +6,7 @@ If others can write to the folder above it, its path may change at any time.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -90,6 +91,24 @@ def make_folder(path: str) -> Folder:
         return Folder(path, above=above)
     finally:
         os.close(above)
+
+
+def open_private(path: str, flags: int) -> int:
+    """Open a file in a private folder, as an opener for ``open``.
+
+    Whoever may write to the folder above can put a folder with links to this user's files in its
+    place, or a link to another folder.
+
+    Raises:
+        OSError: If it cannot be opened, is a link, or is in a folder of another user's.
+    """
+    folder = Folder(os.path.dirname(path))
+    try:
+        if not folder.is_ours:
+            raise PermissionError(errno.EPERM, "its folder belongs to another user", path)
+        return folder.open(path, flags)
+    finally:
+        folder.close()
 
 
 def who_else_may_write(path: str) -> str | None:

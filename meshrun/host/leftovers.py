@@ -73,6 +73,11 @@ def private_folder() -> Iterator[str]:
         let_go(held)
 
 
+def is_in_private(path: str) -> bool:
+    """Whether a path is one in a :func:`private_folder`, whoever may have its place by now."""
+    return _NAME.fullmatch(os.path.basename(os.path.dirname(path))) is not None
+
+
 def is_temporary(path: str) -> bool:
     """Whether a folder has such a name and belongs to this user."""
     folder = _open_ours(path)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from meshrun.host.folder import open_private
+
 PARENT_PID = "MESHRUN_PARENT_PID"
 """Says to a launcher that it is the child of ``launch()`` or of an agent, and of which process."""
 PARENT_FOLDER = "MESHRUN_PARENT_FOLDER"
@@ -29,7 +31,7 @@ class Caller:
         if os.getppid() != self.pid:
             return "the process that started it has exited"
         try:
-            with open(os.path.join(self.folder, WHY)) as file:
+            with open(os.path.join(self.folder, WHY), opener=open_private) as file:
                 return file.read()
         except OSError:
             return ""

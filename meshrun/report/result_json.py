@@ -7,7 +7,9 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from meshrun import errors
-from meshrun.errors import MeshrunError
+from meshrun.errors import HostError, MeshrunError
+from meshrun.host.folder import open_private
+from meshrun.host.leftovers import is_in_private
 from meshrun.host.whole_file import write_whole
 from meshrun.protocol.packing import take
 from meshrun.protocol.result import LaunchResult
@@ -23,7 +25,15 @@ def write_report(result: LaunchResult, path: str) -> None:
         UsageError: If ``path`` cannot name a file.
         HostError: If it cannot be written.
     """
-    write_whole(path, f"{render_result_json(result)}\n", "--report", is_private=True)
+    text = f"{render_result_json(result)}\n"
+    if is_in_private(path):  # a caller's, whose folder others may have exchanged in its TMPDIR
+        try:
+            with open(path, "w", opener=open_private) as file:
+                file.write(text)
+        except OSError as error:
+            raise HostError(f"cannot write `{path}`: {error.strerror}") from error
+    else:
+        write_whole(path, text, "--report", is_private=True)
 
 
 def render_result_json(result: LaunchResult) -> str:

@@ -16,6 +16,7 @@ from functools import partial
 from typing import IO, Any, NoReturn
 
 from meshrun.errors import MeshrunError
+from meshrun.host.folder import open_private
 from meshrun.host.leftovers import private_folder
 from meshrun.host.machine_id import boot_id, own_namespaces
 from meshrun.host.network import interface_of, is_loopback, outward_address
@@ -196,7 +197,8 @@ class Agent:
         elif not self._is_ending:
             self._is_ending = True
             self._reactor.call_later(self._order["grace_s"] + _AFTER_GRACE_S, self._launcher.kill)
-            with contextlib.suppress(OSError), open(os.path.join(self._folder, WHY), "w") as file:
+            path = os.path.join(self._folder, WHY)
+            with contextlib.suppress(OSError), open(path, "w", opener=open_private) as file:
                 file.write(why)
             send_signal(self._launcher.pid, signal.SIGTERM)
 
@@ -275,9 +277,10 @@ class Agent:
 
     def _tell_file(self, name: str) -> None:
         try:
-            with open(os.path.join(self._folder, f"{name}.json")) as file:
+            path = os.path.join(self._folder, f"{name}.json")
+            with open(path, opener=open_private) as file:
                 self._tell(**{name: file.read()})
-        except FileNotFoundError:
+        except OSError:  # it left none, or somebody else did
             pass
 
     def _tell(self, **values: object) -> None:

@@ -29,6 +29,7 @@ from meshrun.check.judge import compare_links
 from meshrun.check.measured import RESULT_FILE, Collective, Exchange, Measured, RankMeasures
 from meshrun.check.schedule import pairs_of
 from meshrun.host.cores import count_usable_cores
+from meshrun.host.folder import open_private
 from meshrun.layout import Layout
 from meshrun.mesh.current import current_mesh
 from meshrun.mesh.current_layout import current_layout
@@ -61,7 +62,7 @@ def main() -> None:
     measured = gather(measure(mode, paths))
     if measured is not None:
         path = os.environ[RESULT_FILE]
-        with open(f"{path}.new", "w") as file:
+        with open(f"{path}.new", "w", opener=open_private) as file:
             json.dump(asdict(measured), file)
         os.replace(f"{path}.new", path)
     dist.barrier()

@@ -10,6 +10,8 @@ import os
 import sys
 from typing import IO, Any
 
+from meshrun.host.folder import open_private
+
 # Nothing that is not loaded yet is imported here: the caller's sys.path comes first.
 
 PROGRAM = "meshrun.worker.function"
@@ -95,7 +97,7 @@ def _keep_value(folder: str, rank: int, value: object) -> None:
 
     path = value_file(folder, rank)
     head = (int(os.environ["MESHRUN_GENERATION"]), int(os.environ["WORLD_SIZE"]))
-    with open(f"{path}.part", "wb") as file:
+    with open(f"{path}.part", "wb", opener=open_private) as file:
         pickle.dump(head, file)
         try:
             cloudpickle.dump(value, file)
@@ -131,7 +133,7 @@ def _keep_error(folder: str, rank: int, error: BaseException) -> None:
     generation = int(os.environ["MESHRUN_GENERATION"])
     record = (generation, format_raised(error).traceback, pickle_error(error))
     try:
-        with open(f"{path}.part", "wb") as file:
+        with open(f"{path}.part", "wb", opener=open_private) as file:
             pickle.dump(record, file)
         os.replace(file.name, path)
     except OSError:  # the exception itself matters more

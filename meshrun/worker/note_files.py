@@ -8,6 +8,7 @@ from contextlib import suppress
 from types import CodeType
 from typing import Any
 
+from meshrun.host.folder import open_private
 from meshrun.host.users_files import is_users_file
 
 WATCH = "MESHRUN_WATCH"
@@ -29,7 +30,7 @@ def note_files(list_path: str) -> None:
             return
         with suppress(OSError):  # it is gone, or whoever watches is about to end
             line = f"{os.stat(path).st_mtime_ns} {path}\0"
-            with open(list_path, "ab") as file:
+            with open(list_path, "ab", opener=open_private) as file:
                 file.write(os.fsencode(line))
 
     def hear(event: str, args: tuple[Any, ...]) -> None:

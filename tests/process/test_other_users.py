@@ -28,6 +28,21 @@ else:
     for rank, found in enumerate(meshrun.launch(first_path, nproc_per_node=2, **where)):
         print(rank, found)
 """
+EXCHANGES = """\
+import os, sys
+import meshrun
+
+def exchange(place, precious):
+    for name in os.listdir(place):
+        folder = os.path.join(place, name)
+        if os.path.exists(os.path.join(folder, "call.pkl")):
+            os.rename(folder, folder + ".moved")
+            os.mkdir(folder)
+            for file in ("value_0.pkl.part", "error_0.pkl.part", "report.json", "error.json"):
+                os.symlink(precious, os.path.join(folder, file))
+
+meshrun.launch(exchange, args=sys.argv[1:], nproc_per_node=1)
+"""
 WAYS_IN = (
     *("fork", "exec", "command", "PYTHON_EXEC", "here", "ssh"),
     pytest.param("plug-in", marks=pytest.mark.torch),
@@ -125,6 +140,23 @@ def test_no_file_of_the_working_folder_is_imported_under_slurm(
 
     assert run(*launcher, "--version").startswith("meshrun ")
     assert not (shared / "imported").exists(), (shared / "imported").read_text()
+
+
+def test_nothing_is_written_through_a_temporary_folder_that_was_exchanged(
+    home: Path, tmp_path: Path, fake_torch: object
+) -> None:
+    """Whoever may rename it, as on a scratch disk, puts links to this user's files in its place."""
+    (scratch := tmp_path / "scratch").mkdir()
+    (precious := tmp_path / "precious").write_text("kept")
+    (home / "exchanges.py").write_text(EXCHANGES)
+    ours = subprocess.run(
+        [sys.executable, home / "exchanges.py", scratch, precious],
+        env={**os.environ, "TMPDIR": str(scratch)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+    assert list(scratch.glob("*.moved")), ours.stderr
+    assert ours.returncode == 1
+    assert precious.read_text() == "kept"
 
 
 def test_logs_are_written_to_the_folder_that_was_made(

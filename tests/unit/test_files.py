@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from meshrun.errors import HostError, UsageError
-from meshrun.host.folder import Folder, make_folder, who_else_may_write
+from meshrun.host.folder import Folder, make_folder, open_private, who_else_may_write
 from meshrun.host.leftovers import private_folder, remove_if_forgotten
 from meshrun.host.reactor import Reactor
 from meshrun.host.whole_file import check_target, write_whole
@@ -155,6 +155,26 @@ def test_what_is_unpickled_is_this_user_s(tmp_path: Path) -> None:
         open_own(str(theirs))
     with pytest.raises(OSError, match="Too many levels"):
         open_own(str(link))
+
+
+@as_root
+def test_a_private_file_is_in_a_folder_of_ours(tmp_path: Path) -> None:
+    """Not in one that another user has put in its place, nor where a link there leads."""
+    (precious := tmp_path / "precious").write_text("kept")
+    (mine := tmp_path / "mine").mkdir()
+    with open(mine / "file", "w", opener=open_private) as file:
+        file.write("new")
+    assert (mine / "file").stat().st_mode & 0o777 == 0o600
+    (mine / "link").symlink_to(precious)
+    (tmp_path / "to_mine").symlink_to(mine, target_is_directory=True)
+    (theirs := tmp_path / "theirs").mkdir(mode=0o777)
+    os.chown(theirs, OTHER, OTHER)
+    for path in (mine / "link", tmp_path / "to_mine" / "other", theirs / "file"):
+        with pytest.raises(OSError, match=r"Too many levels|Not a directory|another user"):
+            open_private(str(path), os.O_WRONLY | os.O_CREAT)
+
+    assert precious.read_text() == "kept"
+    assert (os.listdir(theirs), sorted(os.listdir(mine))) == ([], ["file", "link"])
 
 
 @pytest.mark.parametrize(
