@@ -207,6 +207,8 @@ class Lobby:
 
     def _handle(self, number: int, connection: Connection, said: list[Message]) -> None:
         for message in said:
+            if number not in self._connections:  # what it said before has ended it
+                return
             if self._failure is not None and isinstance(message, Join | GaveUp):
                 self._refuse(number, self._failure)
                 self._left_to_tell -= 1
@@ -227,6 +229,9 @@ class Lobby:
     def _take_in(self, number: int, info: Join) -> None:
         if info.probe and info.probe == self._info.probe:
             self._stop_probing()  # it has reached itself
+            return
+        if number in self._expected.joined:
+            self._drop(number, "it joined twice")
             return
         for earlier in find_silent(
             self._expected.on_host(info.host), self._connections, self._every_s

@@ -11,7 +11,7 @@ from meshrun.protocol.events import MeetingFailed, Met
 from meshrun.protocol.from_zygote import GaveUp
 from meshrun.rendezvous.frames import FrameWriter
 from meshrun.rendezvous.handshake import ParticipantHandshake
-from meshrun.rendezvous.messages import Waiting, encode
+from meshrun.rendezvous.messages import Message, Waiting, encode
 from tests.parties import SECRET, Parties, S, info
 
 GARBAGE = {
@@ -185,12 +185,8 @@ def test_strangers_do_not_keep_participants_out(
 def test_one_that_speaks_a_byte_at_a_time_falls_silent(parties: Parties) -> None:
     """What counts is what it has said to its end."""
     coordinator = parties.coordinator(3, node_timeout_s=8.0)
-    connection = parties.stranger()
-    handshake = ParticipantHandshake(SECRET)
-    connection.sendall(handshake.answer(_line(parties, connection)))
-    writer = FrameWriter(handshake.finish(_line(parties, connection)), "participant")
+    connection, writer = _authenticated(parties)
     connection.sendall(writer.frame(encode(info("node1"))))
-    connection.setblocking(False)
     slow = writer.frame(encode(Waiting(text="x" * 100)))
     for byte in slow[:30]:
         if _is_closed(connection):
@@ -200,6 +196,36 @@ def test_one_that_speaks_a_byte_at_a_time_falls_silent(parties: Parties) -> None
 
     assert _is_closed(connection)
     assert not coordinator.heard(MeetingFailed)
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+@pytest.mark.parametrize("second", [info("node1", 2), info("node2", 1), GAVE_UP])
+def test_one_that_joins_twice_is_sent_away(
+    parties: Parties, second: Message, at_once: bool
+) -> None:
+    """And has no place that it could keep from another."""
+    coordinator = parties.coordinator(3, last_call_s=60.0, least_nodes=3)
+    connection, writer = _authenticated(parties)
+    first = writer.frame(encode(info("node1", 1)))
+    if not at_once:
+        connection.sendall(first)
+        parties.pass_s(1)
+        first = b""
+    connection.sendall(first + writer.frame(encode(second)) + writer.frame(encode(second)))
+    parties.until(lambda: _is_closed(connection))
+    others = [parties.participant(info(f"node{rank}", rank), nnodes=3) for rank in (1, 2)]
+    parties.until(lambda: all(other.heard(Met) for other in others))
+
+    assert coordinator.heard(Met)[0].hosts == ("node0", "node1", "node2")
+
+
+def _authenticated(parties: Parties) -> tuple[socket.socket, FrameWriter]:
+    """Return a connection that has proved that it knows the secret, and what makes its frames."""
+    connection = parties.stranger()
+    handshake = ParticipantHandshake(SECRET)
+    connection.sendall(handshake.answer(_line(parties, connection)))
+    key = handshake.finish(_line(parties, connection))
+    return connection, FrameWriter(key, "participant")
 
 
 def test_a_crowd_of_participants_waits_for_no_beat(
