@@ -91,15 +91,26 @@ def _planted(path: str) -> str | None:
     The kernel takes none of it either (fs.protected_symlinks, protected_fifos, protected_regular),
     but sees no path that is resolved here, and no file that is opened without O_CREAT.
     """
-    place = whole = os.path.abspath(path)
-    while place != (folder := os.path.dirname(place)):
-        if os.path.islink(place) or (place == whole and os.path.exists(place)):
-            above, owner = os.stat(folder), os.lstat(place).st_uid
-            is_open = above.st_mode & stat.S_ISVTX and above.st_mode & stat.S_IWOTH
-            if is_open and owner not in (os.geteuid(), above.st_uid):
+    seen: set[str] = set()
+    left = [(os.path.join(os.getcwd(), path), True)]
+    """Paths, and whether each is the file's own, and not that of a folder on the way to it."""
+    while left:
+        place, is_file = left.pop()
+        while place != (folder := os.path.dirname(place)) and place not in seen:
+            seen.add(place)
+            is_link = os.path.islink(place)
+            if (is_link or (is_file and os.path.exists(place))) and _is_of_others(place, folder):
                 return place
-        place = folder
+            if is_link:  # one of this user's own may lead to one of theirs
+                left.append((os.path.join(folder, os.readlink(place)), is_file))
+            place, is_file = folder, False
     return None
+
+
+def _is_of_others(place: str, folder: str) -> bool:
+    above, owner = os.stat(folder), os.lstat(place).st_uid
+    is_open = above.st_mode & stat.S_ISVTX and above.st_mode & stat.S_IWOTH
+    return bool(is_open) and owner not in (os.geteuid(), above.st_uid)
 
 
 def _stream_of(path: str) -> TextIO | None:

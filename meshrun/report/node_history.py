@@ -58,6 +58,7 @@ def note_failure(path: str, host: str, run_id: str, reason: str) -> str | None:
     line = {"time": time.time(), "host": host, "run_id": run_id, "reason": reason}
     text = f"{json.dumps(line)}\n".encode()
     try:
+        check_target(path, "--node-history")  # others may have put a link there since the start
         fd = os.open(
             path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666
         )
@@ -71,6 +72,8 @@ def note_failure(path: str, host: str, run_id: str, reason: str) -> str | None:
             os.close(fd)
     except OSError as error:
         return f"cannot write to {path} ({error.strerror})"
+    except MeshrunError as error:
+        return error.message
     return None
 
 

@@ -15,6 +15,7 @@ from meshrun.host.leftovers import private_folder, remove_if_forgotten
 from meshrun.host.reactor import Reactor
 from meshrun.host.whole_file import check_target, write_whole
 from meshrun.protocol.error_record import read_record
+from meshrun.report.node_history import note_failure
 from meshrun.supervisor.timers import Timers
 from meshrun.worker.function import open_own
 
@@ -136,6 +137,22 @@ def test_what_another_user_has_put_there_is_not_taken(tmp_path: Path) -> None:
                 check_target(str(path), "--report")
             with pytest.raises(UsageError, match="belongs to another user"):
                 write_whole(str(path), "new", "--report")
+            why_not = note_failure(str(path), "host", "1", "why")
+            assert why_not == f"--node-history: `{path}` belongs to another user"
+
+    for to in ("link", "pipe", "file"):  # by a link of one's own, to it or to a folder on the way
+        (mine := tmp_path / f"to_{to}").symlink_to(f"{oct(0o1777)}/{to}")
+        with pytest.raises(UsageError, match="belongs to another user"):
+            write_whole(str(mine), "new", "--report")
+    (folder := tmp_path / oct(0o1777) / "folder").symlink_to(tmp_path)
+    os.chown(folder, OTHER, OTHER, follow_symlinks=False)
+    (tmp_path / "to_folder").symlink_to(folder)
+    (tmp_path / "loop").symlink_to("loop")
+    for path in (tmp_path / "to_folder" / "new", folder / ".." / "new"):
+        with pytest.raises(UsageError, match="belongs to another user"):
+            write_whole(str(path), "new", "--report")
+    with pytest.raises(UsageError):
+        write_whole(str(tmp_path / "loop" / "new"), "new", "--report")
 
     write_whole(str(file), "new", "--report", is_private=True)
     assert (file.read_text(), file.stat().st_mode & 0o777) == ("new", 0o600)
