@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Annotated, Any
 
 from meshrun import errors
-from meshrun.errors import HostError, MeshrunError
+from meshrun.errors import HostError, MeshrunError, SpecError
 from meshrun.host.folder import open_private
 from meshrun.host.leftovers import is_in_private
 from meshrun.host.whole_file import write_whole
-from meshrun.protocol.packing import take
+from meshrun.protocol.checked import ExitCode
+from meshrun.protocol.packing import Within, read_json, take
+from meshrun.protocol.printable import lines
 from meshrun.protocol.result import LaunchResult
 
 SCHEMA_NAME = "meshrun.result"
 SCHEMA_VERSION = 1
+_PLACE = Annotated[int, Within(0, 1 << 16)]
+_ATTRIBUTES: dict[str, Any] = {
+    "message": str, "hint": str | None, "exit_code": ExitCode, "is_told": bool,
+    "text": str, "position": _PLACE, "length": _PLACE,
+}  # fmt: skip
+"""What errors have, as another machine may say it."""
+_OF_ALL = ("message", "hint", "exit_code", "is_told")
+_OF_A_SPEC = tuple(_ATTRIBUTES)
 
 
 def write_report(result: LaunchResult, path: str) -> None:
@@ -49,12 +59,15 @@ def parse_result_json(text: str) -> LaunchResult:
     Raises:
         ValueError: If it is not one.
     """
-    values: dict[str, Any] = json.loads(text)
-    if values.pop("schema", {}).get("name") != SCHEMA_NAME:
-        raise ValueError("not a meshrun report")
-    trouble = values.pop("trouble")
-    result: LaunchResult = take(LaunchResult, {**values, "trouble": None})
-    return result if trouble is None else replace(result, trouble=_error(trouble))
+    try:
+        values = read_json(text)
+        if values.pop("schema")["name"] != SCHEMA_NAME:
+            raise ValueError("not a meshrun report")
+        trouble = values.pop("trouble")
+        result: LaunchResult = take(LaunchResult, {**values, "trouble": None})
+        return result if trouble is None else replace(result, trouble=_error(trouble))
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"not a meshrun report: {error}") from error
 
 
 def render_error_json(error: MeshrunError) -> str:
@@ -63,12 +76,15 @@ def render_error_json(error: MeshrunError) -> str:
 
 
 def parse_error_json(text: str) -> MeshrunError:
-    """Return the error that :func:`render_error_json` wrote, of its own class.
+    """Return the error that :func:`render_error_json` wrote, of its own class, fit to be shown.
 
     Raises:
         ValueError: If it is not one.
     """
-    return _error(json.loads(text))
+    try:
+        return _error(read_json(text))
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"not an error of meshrun: {error}") from error
 
 
 def _error_values(error: MeshrunError) -> dict[str, Any]:
@@ -82,9 +98,12 @@ def _is_plain(value: object) -> bool:
 
 
 def _error(values: dict[str, Any]) -> MeshrunError:
-    kind = getattr(errors, values.pop("kind", ""), None)
+    kind = getattr(errors, values.pop("kind"), None)
     if not (isinstance(kind, type) and issubclass(kind, MeshrunError)):
         kind = MeshrunError
-    error = kind.__new__(kind, values["message"])  # each class has arguments of its own
-    vars(error).update(values)
+    needed = _OF_A_SPEC if issubclass(kind, SpecError) else _OF_ALL
+    values = {"is_told": False, **values}
+    known = {name: take(_ATTRIBUTES[name], values[name], lines) for name in needed}
+    error = kind.__new__(kind, known["message"])  # each class has arguments of its own
+    vars(error).update(known)
     return error

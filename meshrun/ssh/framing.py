@@ -17,6 +17,12 @@ BEAT_S = 1.0
 """How often each end says that it is there."""
 _HEAD = struct.Struct(">cI")
 _MOST_NOISE = 64 * 1024
+_LONGEST = 256 * 1024 * 1024
+"""Bytes of the longest frame: the report of a launch of which thousands of ranks failed fits."""
+
+
+class NoFrame(ValueError):
+    """What was received is no frame of an agent's."""
 
 
 def greeting(nonce: str) -> bytes:
@@ -49,12 +55,18 @@ class FrameSplitter:
         self.noise = b""
 
     def feed(self, received: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yield (kind, content) of each frame that ``received`` completes."""
+        """Yield (kind, content) of each frame that ``received`` completes.
+
+        Raises:
+            NoFrame: If one is of no known kind, or too long; nothing more can be read then.
+        """
         self._bytes += received
         if not self._greeted and not self._find_greeting():
             return
         while len(self._bytes) >= _HEAD.size:
             kind, length = _HEAD.unpack_from(self._bytes)
+            if kind not in (OUT, ERR, NEWS) or length > _LONGEST:
+                raise NoFrame(f"{length} bytes of kind {kind!r}")
             end = _HEAD.size + length
             if len(self._bytes) < end:
                 return

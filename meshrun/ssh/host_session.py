@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 import signal
@@ -11,15 +10,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO, Any, cast
+from ipaddress import ip_address
+from typing import IO, Annotated, Any, cast
 
 from meshrun.errors import UsageError
 from meshrun.host.interfaces import own_addresses
 from meshrun.host.processes import die_with_parent
 from meshrun.host.reactor import Reactor
 from meshrun.plan.hostfile import Host
+from meshrun.protocol.checked import Line
+from meshrun.protocol.packing import Within, read_json, take
 from meshrun.protocol.printable import one_line
-from meshrun.ssh.framing import ERR, NEWS, OUT, FrameSplitter, order
+from meshrun.ssh.framing import NEWS, FrameSplitter, order
 from meshrun.ssh.host_failure import Refusal, describe_end
 from meshrun.ssh.write_buffer import WriteBuffer
 
@@ -27,6 +29,9 @@ _LOCAL = ("localhost", "127.0.0.1", "::1")
 _CHUNK = 64 * 1024
 _MOST_SAID = 16 * 1024
 _SSH_ENDS_IN_S = 2.0
+_PORT = Annotated[int, Within(1, 65_535)]
+_CODE = Annotated[int, Within(-64, 255)]
+"""Of a launcher: its exit code, or -n for signal n."""
 
 
 class HostSession:
@@ -84,6 +89,8 @@ class HostSession:
         """How its launcher ended: exit code, or -n for signal n."""
         self.why_ended = ""
         """Why its agent ended the launcher, if it did so by itself."""
+        self._nonsense: str | None = None
+        """Why what came is not an agent's."""
         self.files: dict[str, str] = {}
         """What the launcher left: ``report`` or ``error``."""
         self.is_done = False
@@ -109,6 +116,8 @@ class HostSession:
         end_all([self])
         for fd in self.open_pipes:
             self.read(fd, lambda *_: None)
+        if self._nonsense is not None:
+            return Refusal(self.host.name, self._nonsense)
         return describe_end(
             self.host.name, self.host.destination, self._process.returncode, self.said,
             sys.executable, starter=self.starter,
@@ -142,32 +151,46 @@ class HostSession:
         except OSError:
             data = b""
         if not data:
-            self._reactor.remove(fd)
-            self._pipes.pop(fd).close()
+            self._close(fd)
             return
         self.heard = time.monotonic()
         if fd != self._stdout_fd:
             self._said += data
             del self._said[:-_MOST_SAID]
             return
-        for kind, content in self._frames.feed(data):
-            if kind in (OUT, ERR):
-                show(self.number, kind, content)
-            elif kind == NEWS:
-                self._hear(json.loads(content))
+        try:
+            for kind, content in self._frames.feed(data):
+                if kind == NEWS:
+                    self._hear(read_json(content))
+                else:
+                    show(self.number, kind, content)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            self._nonsense = f"what it sent is not an agent's: {one_line(str(error), 200)}"
+            self._close(fd)
+
+    def _close(self, fd: int) -> None:
+        self._reactor.remove(fd)
+        self._pipes.pop(fd).close()
 
     def _hear(self, news: Mapping[str, Any]) -> None:
+        """Take what an agent says, checked and fit to be shown."""
+        from meshrun.report.result_json import parse_error_json, parse_result_json
+
         if "ready" in news:
-            self.ready = news["ready"]
+            self.ready = take(dict[str, str], news["ready"], one_line)
         elif "refused" in news:
-            self.refused = {name: one_line(str(text)) for name, text in news.items()}
+            refused = take(dict[str, str], news, one_line)
+            self.refused = {name: refused[name] for name in ("refused", "hint")}
         elif "listening" in news:
             address, port = news["listening"]
-            self.endpoint = (address, port)
+            self.endpoint = (str(ip_address(address)), take(_PORT, port))
         elif "ended" in news:
-            self.ended, self.why_ended = news["ended"], one_line(news["why"])
+            self.ended, self.why_ended = take(_CODE, news["ended"]), take(Line, news["why"])
         else:
-            self.files.update({name: text for name, text in news.items() if isinstance(text, str)})
+            for name, parse in (("error", parse_error_json), ("report", parse_result_json)):
+                if name in news:
+                    parse(news[name])
+                    self.files[name] = news[name]
 
     def hang_up(self) -> None:
         """Send nothing more: the agent ends what it started."""

@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from meshrun import __version__
 from meshrun.ssh.framing import order
 from meshrun.ssh.remote_command import boot_command
+from tests.kit import PROGRAMS, run_meshrun
+
+SAYS = """\
+import json, struct, sys
+order = json.loads(sys.stdin.buffer.readline())
+sys.stdout.write(f"\\nmeshrun agent {order['nonce']}\\n")
+for kind, length, text in json.load(open(sys.argv[1])):
+    sys.stdout.flush()
+    sys.stdout.buffer.write(struct.pack(">cI", kind.encode(), length or len(text)) + text.encode())
+sys.stdout.flush()
+sys.stdin.read()
+"""
+READY = json.dumps({"ready": {"own": "", "theirs": "", "outward": "", "machine": ""}})
+ERROR = {"kind": "HostError", "message": "\x1b[31mred", "hint": "\x1b]0;title\x07"}
+ERROR |= {"exit_code": 3}
+
+
+def _news(**values: object) -> tuple[str, int, str]:
+    return "n", 0, json.dumps(values)
 
 
 def start_agent(folder: Path, *, lease_s: float) -> subprocess.Popen[bytes]:
@@ -54,3 +76,53 @@ def test_a_signal_ends_it(tmp_path: Path) -> None:
 
     assert agent.returncode == 0
     assert said == "it received SIGTERM\n"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        [("n", 0, "{")],
+        [("n", 0, "[" * 100_000)],
+        [("n", 2**32 - 1, "")],
+        [("x", 1, "x")],
+        [_news(ready=5)],
+        [_news(refused="why")],
+        [("n", 0, READY), _news(listening=["\x1b[31m", 1])],
+        [("n", 0, READY), _news(ended="0", why="")],
+        [("n", 0, READY), _news(report="[" * 100_000)],
+        [("n", 0, READY), _news(error=json.dumps({**ERROR, "exit_code": "x"}))],
+        [("n", 0, READY), _news(error=json.dumps({**ERROR, "kind": "SpecError"}))],
+    ],
+    ids=lambda said: said[-1][2][:30],
+)
+def test_what_is_not_an_agent_s_ends_the_host_alone(
+    said: list[tuple[str, int, str]], tmp_path: Path
+) -> None:
+    """Whoever rules a host can neither fill the memory here, nor break this process."""
+    ours = _with_agent_that(said, tmp_path)
+
+    assert ours.returncode == 69
+    assert "error: host elsewhere" in ours.stderr
+    assert "what it sent is not an agent's" in ours.stderr
+    assert "bug" not in ours.stderr
+
+
+def test_an_error_of_another_host_has_no_control_characters(tmp_path: Path) -> None:
+    """It is printed here."""
+    said = [("n", 0, READY), _news(error=json.dumps(ERROR)), _news(ended=3, why="")]
+    ours = _with_agent_that(said, tmp_path)
+
+    assert ours.returncode == 3
+    assert ours.stderr == "error: \\x1b[31mred\n\nhint: \\x1b]0;title\\x07\n"
+
+
+def _with_agent_that(
+    said: list[tuple[str, int, str]], folder: Path
+) -> subprocess.CompletedProcess[str]:
+    """Launch on a host that says this."""
+    (agent := folder / "agent.py").write_text(SAYS)
+    (folder / "said").write_text(json.dumps(said))
+    (ssh := folder / "ssh").write_text(f"#!/bin/sh\nexec {sys.executable} {agent} {folder}/said\n")
+    ssh.chmod(0o755)
+    words = ("--hosts", "elsewhere", "--ssh", ssh, "--nproc-per-node", "1", "--device", "cpu")
+    return run_meshrun(*words, PROGRAMS / "end.py")
