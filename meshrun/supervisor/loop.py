@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -38,6 +38,7 @@ from meshrun.lifecycle.step import step
 from meshrun.plan.plan import LaunchPlan
 from meshrun.plan.rank_env import LaunchFacts
 from meshrun.protocol.caller import Caller
+from meshrun.protocol.codec import WireError
 from meshrun.protocol.collectives import FromRecorder
 from meshrun.protocol.events import (
     AllIdle,
@@ -56,6 +57,7 @@ from meshrun.protocol.events import (
 from meshrun.protocol.from_zygote import (
     BreakpointPassed,
     FromNegotiation,
+    FromRank,
     GenerationEnded,
     LeftoversEnded,
     NodeExcluded,
@@ -179,6 +181,7 @@ class Loop:
         )
         self._was_continued = False
         self._signalled_ns = self._ended_ns = 0
+        self._has_told_nonsense = False
         self._slow_readers = SlowReaders(console, self._reactor)
         self._not_ours = frozenset(list_children())
         become_subreaper()
@@ -408,7 +411,7 @@ class Loop:
         self._happen(ZygoteGone(wait_status=status, at_ns=time.monotonic_ns()))
 
     def _on_reports(self) -> None:
-        while (message := self._workers.zygote.receive_report()) is not None:
+        for message in self._take_reports():
             if isinstance(message, RankBeat):
                 self._monitor.watchdog.beat(message.rank)
             if isinstance(message, BreakpointPassed):
@@ -422,6 +425,24 @@ class Loop:
                 self._happen(message)
                 if isinstance(message, RankRaised):
                     self._leave_out_unfit(message)
+
+    def _take_reports(self) -> Iterator[FromRank | FromNegotiation]:
+        """Yield what ranks have told; no rank is to end because another one tells nonsense."""
+        while True:
+            try:
+                message = self._workers.zygote.receive_report()
+                if isinstance(message, FromRank) and message.rank not in self.state.ranks:
+                    raise WireError(f"a message of rank {message.rank}, which is not here")
+            except WireError:
+                if not self._has_told_nonsense:
+                    self._has_told_nonsense = True
+                    self._console.note(
+                        "ignoring what a rank's program wrote to a descriptor of meshrun's"
+                    )
+                continue
+            if message is None:
+                return
+            yield message
 
     def _on_signals(self) -> None:
         for signum in self._signals.take():

@@ -120,8 +120,12 @@ class ZygoteClient:
             raise InternalError(f"the zygote sent an unexpected message: {message}")
         return message
 
-    def receive_report(self) -> FromZygote | FromRank | FromNegotiation | None:
-        """Return the next message of a rank, or ``None`` if there is none."""
+    def receive_report(self) -> FromRank | FromNegotiation | None:
+        """Return the next message of a rank, or ``None`` if there is none.
+
+        Raises:
+            WireError: If what came is none, as where a program writes to descriptors not its own.
+        """
         try:
             packet = self.reports.recv(codec.PACKET_BYTES)
         except (BlockingIOError, ConnectionError):
@@ -129,8 +133,8 @@ class ZygoteClient:
         if not packet:
             return None
         message = codec.decode(packet)
-        if isinstance(message, ToZygote):
-            raise InternalError(f"a rank sent a message that only the launcher may send: {message}")
+        if not isinstance(message, FromRank | FromNegotiation):
+            raise codec.WireError(f"a rank sent a message that is not a rank's: {message}")
         return message
 
     def start_store(self, listener: socket.socket | None) -> None:

@@ -279,3 +279,32 @@ def test_one_node_needs_nothing_of_several(
     assert "meshrun.supervisor.loop" in alone
     assert "meshrun.rendezvous.peers" not in alone
     assert "meshrun.rendezvous.peers" in one_of_two
+
+
+WRITES = """
+import os, stat
+for name in os.listdir("/proc/self/fd") if os.environ["RANK"] == "1" else ():
+    if int(name) > 2 and os.path.exists(f"/proc/self/fd/{name}"):
+        if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+            for said in (
+                b"{", b"[" * 60_000, b'["Finish", {"grace_s": 1.0}]',
+                b'["RankReady", {"rank": 77, "at_ns": 1}]',
+                b'["RankExited", {"rank": 0, "pid": 1, "wait_status": 9, "at_ns": 1}]',
+            ):
+                os.write(int(name), said)
+            print("wrote", flush=True)
+print("done")
+"""
+
+
+def test_what_a_program_writes_to_descriptors_not_its_own_harms_no_other_rank(
+    fake_torch: object, tmp_path: Path
+) -> None:
+    """No rank can end, or speak for, another one by it; people are told once."""
+    (program := tmp_path / "program.py").write_text(WRITES)
+    ours = run_meshrun("--nproc-per-node", "2", "--no-prefix", program)
+
+    assert ours.returncode == 0, ours.stderr
+    assert sorted(set(ours.stdout.split())) == ["done", "wrote"]
+    assert ours.stdout.count("done") == 2
+    assert ours.stderr.count("ignoring what a rank's program wrote") == 1
