@@ -32,10 +32,12 @@ def open_standard_streams() -> None:
 def is_terminal(fd: int) -> bool:
     """Whether a descriptor leads to a terminal that a person may look at.
 
-    mpirun gives what it starts a terminal of its own, and copies from it to wherever its output
-    goes, which may be a file.
+    mpirun, and ``srun --unbuffered``, give what they start a terminal of its own, and copy from it
+    to wherever their output goes, which may be a file. With ``srun --pty``, stdin is one as well.
     """
-    return os.isatty(fd) and "OMPI_COMM_WORLD_RANK" not in os.environ
+    is_copied = "OMPI_COMM_WORLD_RANK" in os.environ
+    is_copied |= "SLURM_STEP_ID" in os.environ and not os.isatty(0)
+    return os.isatty(fd) and not is_copied
 
 
 def has_colors(fd: int) -> bool:

@@ -174,6 +174,18 @@ def test_scancel_ends_every_rank(slurm: Slurm, tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.usefixtures("fake_torch")
+def test_unbuffered_output_is_plain_text(slurm: Slurm) -> None:
+    """``srun --unbuffered`` gives each task a terminal, which may lead to a file."""
+    words = ("--nproc-per-node", "1", "--no-python", "echo", "done")
+    task = ("srun", "--immediate=30", "--unbuffered", "--ntasks-per-node=1", "--nodes=2")
+    done = slurm.run([*task, *command(*words)], env={"TERM": "xterm"})
+
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["[rank 0] done", "[rank 1] done"]
+
+
+@pytest.mark.nightly
 def test_a_shell_on_one_node_launches_there(slurm: Slurm, tmp_path: Path) -> None:
     """``srun --pty bash``, and meshrun typed into it: an ordinary launch."""
     script = tmp_path / "shell"
