@@ -31,7 +31,7 @@ from meshrun.submit.patch import Patch, read_patches
 from meshrun.submit.pod import why_no_probes
 from meshrun.submit.sbatch import output_of, render_sbatch
 from meshrun.submit.send import hand_in
-from meshrun.submit.slurm_options import names_container
+from meshrun.submit.slurm_options import names_container, options_in
 from meshrun.supervisor.program_file import check_folder
 
 _GPUS = "use --submit-arg=--gres=... to request GPUs by their name here, or --device cpu for none"
@@ -173,9 +173,11 @@ def _job(scheduler: str, options: Options, request: LaunchRequest, line: Command
     check_texts(*words, *texts)
     in_image = options.image is not None or names_container(options.submit_arg)
     suffix = "" if scheduler == "slurm" else secrets.token_hex(3)
+    theirs = dict(options_in(options.submit_arg)) if scheduler == "slurm" else {}
+    name = job_name(request.rendezvous.run_id, program.target, suffix=suffix)
     return Job(
         plan=plan,
-        name=job_name(request.rendezvous.run_id, program.target, suffix=suffix),
+        name=theirs.get("--job-name") or name,
         options=pairs,
         program=words,
         extras=options.submit_arg,

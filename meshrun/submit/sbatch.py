@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -64,6 +65,11 @@ def render_sbatch(job: Job, *, launcher: Sequence[str], folder: str) -> str:
     """
     theirs = option_names(job.extras)
     check_options(job)
+    if {"%", "\\"} & {*folder} and "--chdir" not in theirs:
+        raise UsageError(
+            f"--submit: Slurm takes `%` and `\\` in the folder of a job for special: {folder}",
+            hint="submit from another folder, or pass --submit-arg=--chdir=PATH",
+        )
     cores = "--cpus-per-task" in theirs or not theirs & set(_CORES)
     is_elastic = job.least is not None
     nodes = '"$SLURM_JOB_NUM_NODES"' if is_elastic else job.nnodes
@@ -93,9 +99,9 @@ def output_of(job_id: str, job: Job, folder: str) -> str:
     """Return where the output of a job goes, if its pattern can be resolved here."""
     theirs = dict(options_in(job.extras))
     pattern = theirs.get("--output", _output(theirs))
-    for sign, value in (("%x", job.name), ("%j", job_id), ("%A", job_id)):
+    for sign, value in (("%j", job_id), ("%A", job_id), ("%x", job.name)):
         pattern = pattern.replace(sign, value)
-    return pattern if pattern.startswith("/") else f"{folder.rstrip('/')}/{pattern}"
+    return posixpath.join(folder, theirs.get("--chdir", ""), pattern)
 
 
 def _output(theirs: Iterable[str]) -> str:

@@ -60,6 +60,9 @@ def test_sbatch_gets_the_script_that_a_dry_run_shows(folder: Path) -> None:
     assert noted(folder, "sbatch") == (["--parsable"], shown.stdout)
     assert (kept.stdout, (folder / "job.sh").read_text()) == ("", shown.stdout)
 
+    named = run_meshrun("--submit-arg", "-J 'my job'", *words)
+    assert named.stderr.endswith(f"job 41, my job; output: {folder}/my job-41.out\n")
+
 
 KUBECTL = """\
 import json, sys

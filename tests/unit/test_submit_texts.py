@@ -280,6 +280,15 @@ def test_a_folder_that_pyxis_cannot_mount() -> None:
     assert "--container-mounts" not in render_sbatch(job, launcher=["meshrun"], folder="/my,self")
 
 
+@pytest.mark.parametrize("folder", ["/100%", "/back\\slash"])
+def test_a_folder_that_slurm_would_read_otherwise(folder: str) -> None:
+    """The job would start elsewhere, or write its output there; it may be told where to."""
+    with pytest.raises(UsageError, match="takes `%` and"):
+        render_sbatch(make_job(), launcher=["meshrun"], folder=folder)
+
+    assert render_sbatch(make_job(extras=("-D /runs",)), launcher=["meshrun"], folder=folder)
+
+
 def test_mounts_alone_are_no_container() -> None:
     """A name of one may be the site's default: what is said of it goes to srun all the same."""
     job = make_job(extras=("--container-mounts=/a:/b",))
@@ -297,6 +306,8 @@ def test_output_is_where_the_user_says() -> None:
     assert output_of("7", make_job(extras=("-omine",)), folder) == "/home/me/mine"
     assert output_of("7", make_job(extras=("-a 1-3",)), folder) == "/home/me/train-7_%a.out"
     assert output_of("7", make_job(extras=("--output=a/%x",)), folder) == "/home/me/a/train"
+    assert output_of("7", make_job(extras=("-D runs",)), folder) == "/home/me/runs/train-7.out"
+    assert output_of("7", make_job(extras=("-D /runs",)), folder) == "/runs/train-7.out"
     assert option_names(["-p gpu -o x", "", "--time=1"]) == {"-p", "--output", "--time"}
 
 
