@@ -20,7 +20,7 @@ from meshrun.host.folder import open_private
 from meshrun.host.leftovers import private_folder
 from meshrun.host.machine_id import boot_id, own_namespaces
 from meshrun.host.network import interface_of, is_loopback, outward_address
-from meshrun.host.processes import send_signal
+from meshrun.host.processes import die_with_parent, send_signal
 from meshrun.host.reactor import Reactor
 from meshrun.host.sockets import listen_on
 from meshrun.host.title import set_title
@@ -46,6 +46,7 @@ def main(order: Mapping[str, Any], version: str) -> NoReturn:
     """
     signal.signal(signal.SIGINT, lambda *_: None)  # the controller's to pass on; no SIG_IGN, which
     signal.signal(signal.SIGPIPE, lambda *_: None)  # the launcher would inherit
+    die_with_parent(os.getppid(), signal.SIGCONT)  # a stopped agent would not see the end of stdin
     set_title("agent", "of", order["controller"])
     os._exit(Agent(order, version).run())
 

@@ -135,6 +135,7 @@ class HostSession:
         """Send a signal to ssh and what it has started; where it is a script, that is ssh."""
         if self._process.poll() is None:
             os.killpg(self._process.pid, signum)
+            os.killpg(self._process.pid, signal.SIGCONT)  # what is stopped would not take it
 
     def tell(self, **values: object) -> None:
         """Send the agent a line."""

@@ -362,6 +362,21 @@ def test_nobody_is_left_of_a_launch_that_is_stopped(
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("host", [0, 1])
+def test_a_frozen_agent_goes_with_its_connection(make_sshd: MakeSshd, host: int) -> None:
+    """It is lost as it is silent, and wakes once whoever started it is gone."""
+    sshd = make_sshd(2)
+    run = launch(sshd, "--node-timeout", "5", "--mesh", "dp=2", TOGETHER, "stay")
+    run.wait_for("met 2", times=2)
+    (agent,) = pids_of(sshd, host, "meshrun agent")
+    os.kill(agent, signal.SIGSTOP)
+
+    assert run.end() == 69, run.text
+    assert f"error: host node{host} was lost: no message from it for" in run.text
+    all_gone(sshd)
+
+
+@pytest.mark.nightly
 def test_a_frozen_controller_ends_all(make_sshd: MakeSshd) -> None:
     """Agents hear nothing of it, and once it goes on again it says that this was why."""
     sshd = make_sshd(2)
