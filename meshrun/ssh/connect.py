@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 
 from meshrun.errors import InternalError, RendezvousError
 from meshrun.plan.parse import format_nnodes
@@ -21,6 +23,9 @@ from meshrun.ssh.starters import find_starter
 
 _LISTENS_IN_S = 10.0
 """What the first host may take to open the socket where the nodes meet."""
+_BUSY = "exchange_identification: "
+"""What ssh says of a server that hangs up at once, as it does beyond its ``MaxStartups``."""
+_BUSY_FOR_S = (0.3, 1.5)
 
 
 class Stopped(Exception):
@@ -64,7 +69,10 @@ class Connector:
         ]:
             self._pool.turn()
             for session in open_ones:
-                if session.ready is None and (refusal := self.refusal(session)) is not None:
+                if session.ready is not None or session.is_done:
+                    continue
+                refusal = self.refusal(session)
+                if refusal is not None and not self._goes_again(session):
                     refusals[session.number] = refusal
             self._stop_early()
         self._pool.console.set_status("")
@@ -76,6 +84,21 @@ class Connector:
         if not self._remote.way:  # which may lead to parts of a machine
             self._check_distinct()
         return refusals
+
+    def _goes_again(self, session: HostSession) -> bool:
+        """Whether a host is tried again, as it or a host on the way may just have been busy."""
+        wait_s = random.uniform(*_BUSY_FOR_S)  # noqa: S311 - spreads those that go again
+        left_s = session.began + self._remote.connect_timeout_s - time.monotonic()
+        if _BUSY not in session.said or left_s < wait_s:
+            return False
+        session.close()
+        self._pool.reactor.call_later(wait_s, partial(self._go_again, session))
+        return True
+
+    def _go_again(self, before: HostSession) -> None:
+        session = self.go_to(before.number)
+        session.began = before.began
+        self._pool.sessions[before.number] = session
 
     def _check_distinct(self) -> None:
         """Check that no machine has answered under two names."""

@@ -28,7 +28,7 @@ PermitRootLogin prohibit-password
 PidFile none
 LogLevel ERROR
 SetEnv TMPDIR={tmp}
-MaxStartups 100
+MaxStartups {startups}
 """
 _SSH = """
 Host {names}
@@ -87,8 +87,11 @@ class Sshd:
         """Return the processes of a host beside its server."""
         return [pid for pid in self.hosts.processes(host) if pid != self.servers[host].pid]
 
-    def serve(self, host: int) -> subprocess.Popen[Any]:
-        """Start a server on a host, and wait until it answers."""
+    def serve(self, host: int, *, startups: int = 100) -> subprocess.Popen[Any]:
+        """Start a server on a host, and wait until it answers.
+
+        ``startups`` is how many connections may be on their way at once.
+        """
         name = self.hosts.names[host]
         config = self.folder / f"sshd_{name}"
         config.write_text(
@@ -98,6 +101,7 @@ class Sshd:
                 folder=self.folder,
                 name=name,
                 tmp=tempfile.gettempdir(),
+                startups=startups,
             )
         )
         log = open(self.folder / f"log_of_{name}", "w")  # noqa: SIM115 - closed by the server's end

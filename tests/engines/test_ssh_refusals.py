@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ import pytest
 from tests.engines.over_ssh import MESH, SAYS, all_gone, launch
 from tests.engines.sshd import MakeSshd, Sshd
 from tests.engines.together import Launch, said
-from tests.kit import ROOT, command
+from tests.kit import ROOT, command, wait_until
 
 pytestmark = pytest.mark.torch
 
@@ -115,6 +117,38 @@ def test_an_ssh_that_asks_is_not_waited_for(make_sshd: MakeSshd, tmp_path: Path)
     assert run.end() == 69, run.text
     assert f"error: host node1: no answer within 2 s: {asks}'s password:" in run.text
     assert "hint: ssh asked for input" in run.text
+    all_gone(sshd)
+
+
+@pytest.mark.nightly
+@pytest.mark.usefixtures("fake_torch")
+@pytest.mark.parametrize("has_room", [True, False])
+def test_a_server_that_is_busy_is_tried_again(
+    make_sshd: MakeSshd, tmp_path: Path, has_room: bool
+) -> None:
+    """Beyond MaxStartups it hangs up at once; within --connect-timeout it may have room again."""
+    sshd = make_sshd(2)
+    _stopped_server(sshd)
+    sshd.servers[1] = sshd.serve(1, startups=1)
+    holds = "import socket; s = socket.create_connection(('node1', 2222)); s.recv(1); input()"
+    holder = sshd.hosts.popen(0, [sys.executable, "-c", holds], stdin=subprocess.PIPE)
+    wait_until(lambda: len(sshd.processes(1)) > 0, lambda: "a connection to node1")
+    ssh = tmp_path / "ssh.sh"
+    ssh.write_text(f'#!/bin/sh\necho >> "$0.tries"; exec {sshd.ssh} "$@"\n')
+    ssh.chmod(0o755)
+    tries = Path(f"{ssh}.tries")
+    words = ("--ssh", ssh, "--hosts", sshd.all, "--connect-timeout", "60" if has_room else "5")
+    program = ("--nproc-per-node", "1", "--no-python", "echo", "done")
+    run = Launch(sshd.hosts, 0, [*words, *program])
+    wait_until(lambda: tries.exists() and len(tries.read_text()) > 1, lambda: run.text)
+    if has_room:
+        holder.communicate(b"\n")
+    code = run.end()
+    holder.communicate(b"\n" if not has_room else None)
+
+    assert code == (0 if has_room else 69), run.text
+    if not has_room:
+        assert "error: host node1: ssh failed: kex_exchange_identification: " in run.text
     all_gone(sshd)
 
 
