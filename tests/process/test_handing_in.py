@@ -134,7 +134,7 @@ def test_kubectl_makes_a_job_that_owns_the_rest(folder: Path) -> None:
           ["create"]),
         ({"apply": ("forbidden", 1)}, "kubectl refused the job: forbidden",
          ["create", "apply", "delete"]),
-        ({"create": ("job.batch/train", 0)}, "does --submit-arg choose another output format?",
+        ({"create": ("job.batch/train", 0)}, "remove any --submit-arg that chooses another output",
          ["create"]),
     ],
     ids=["the same name again", "no secret", "other words"],
