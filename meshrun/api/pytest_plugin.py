@@ -9,7 +9,7 @@ import contextlib
 import io
 import os
 import pickle
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,7 @@ _OWN_OPTIONS = {
     "numprocesses": None, "maxprocesses": None, "dist": "no", "distload": False, "tx": [],
     "looponfail": False, "xmlpath": None, "collectonly": False, "lf": False, "failedfirst": False,
     "newfirst": False, "stepwise": False, "stepwise_skip": False, "stepwise_reset": False,
-    "ignore": None, "ignore_glob": None,
+    "ignore": None, "ignore_glob": None, "cacheclear": False, "cacheshow": None,
 }  # fmt: skip
 """What is the business of the session beside the ranks."""
 
@@ -271,15 +271,21 @@ class _TestRanks:
             yield
 
     def _merged(self, answers: Answers) -> list[pytest.TestReport]:
-        """Return a report of each phase that a rank has come to."""
-        by_phase: dict[str, dict[Member, pytest.TestReport]] = {when: {} for when in _PHASES}
+        """Return a report of each phase, and of each subtest, that a rank has come to."""
+        by_part: dict[tuple[int, bool, str, int], dict[Member, pytest.TestReport]] = {}
         from_data = self._config.hook.pytest_report_from_serializable
         for member, done in answers.of.items():
+            alike: Counter[str] = Counter()
             for data in done.reports:
                 report = from_data(config=self._config, data=data)
-                by_phase[report.when][member] = report
+                subtest = repr(getattr(report, "context", ""))
+                is_phase = type(report) is pytest.TestReport
+                part = (_PHASES.index(report.when), is_phase, subtest, alike[subtest])
+                alike[subtest] += not is_phase
+                by_part.setdefault(part, {})[member] = report
         world = len(answers.of) + len(answers.missing)
-        return [_merge(found, world) for found in by_phase.values() if found]
+        parts = sorted(by_part, key=lambda part: part[:2])  # a test's subtests come before its own
+        return [_merge(by_part[part], world) for part in parts]
 
     def _pass_warnings_on(self, done: Mapping[Member, TestDone]) -> None:
         """Tell each warning once, however many ranks gave it."""

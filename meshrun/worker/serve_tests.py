@@ -69,7 +69,7 @@ def serve(channel: Channel) -> None:
     begin = pickle.loads(channel.receive())  # noqa: S301 - our caller's
     temporary = os.path.join(begin.options["basetemp"], f"rank{os.environ['RANK']}")
     # Without what belongs to the session beside us, or to meshrun itself.
-    without = ("no:terminal", "no:faulthandler", "no:cacheprovider")
+    without = ("no:terminal", "no:faulthandler")
     own = {"plugins": [*begin.options.get("plugins", ()), *without], "basetemp": temporary}
     config = Config.fromdictargs({**begin.options, **own}, begin.args)
     config.args = begin.args
@@ -115,6 +115,8 @@ class _RankSession:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep what became of a phase."""
+        # By this, pytest fails a test whose subtests have failed.
+        self._config.hook.pytest_report_teststatus(report=report, config=self._config)
         to_data = self._config.hook.pytest_report_to_serializable
         self._done.reports.append(to_data(config=self._config, report=report))
 

@@ -193,6 +193,40 @@ def test_leaves():
 """
 
 
+ALIKE = """
+import unittest
+import pytest
+
+
+def test_part(subtests):
+    for name in "abc":
+        with subtests.test(name):
+            assert name != "b"
+
+
+class TestParts(unittest.TestCase):
+    def test_its_parts(self):
+        for name in "abc":
+            with self.subTest(name):
+                self.assertNotEqual(name, "b")
+
+
+def test_all_parts_pass(subtests):
+    for _ in range(2):
+        with subtests.test("the same"):
+            pass
+
+
+def test_a_cache(request):
+    request.config.cache.set("found/it", 1)
+    assert request.config.cache.get("found/it", 0) == 1
+
+
+def test_that_comes_last():
+    pass
+"""
+
+
 def run_pytest(folder: Path, text: str, *words: str) -> tuple[dict[str, ET.Element], str]:
     """Return the outcome of each test, as JUnit XML tells it, and what was printed."""
     (folder / "test_ranks.py").write_text(text)
@@ -226,6 +260,31 @@ def test_tests_run_on_ranks_that_stay(tmp_path: Path) -> None:
     assert said.count("UserWarning: careful") == 1
     assert "the test left behind 1 thread (left over)" in said
     assert said.count("the test destroyed the process group; others get new ranks") == 1
+
+
+def test_outcomes_are_those_without_ranks(tmp_path: Path) -> None:
+    """Those of subtests too, and of what uses pytest's cache, of which the ranks lose nothing."""
+    (tmp_path / "test_alike.py").write_text(ALIKE)
+    mark = "pytestmark = pytest.mark.mesh('dp=2')"
+    (tmp_path / "test_ranks.py").write_text(f"{ALIKE}\n{mark}\n")
+
+    def outcomes(name: str, *words: str) -> list[str]:
+        ran = subprocess.run(
+            [sys.executable, "-m", "pytest", "-rA", *words, name],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=110,
+            check=False,
+        )
+        lines = [line.replace(name, "") for line in ran.stdout.splitlines() if f" {name}::" in line]
+        assert lines, ran.stdout + ran.stderr
+        return sorted(lines)
+
+    alone, failed = outcomes("test_alike.py"), outcomes("test_alike.py", "--lf")
+    assert sum("failed" in line.lower() for line in alone) == 3, alone
+    assert outcomes("test_ranks.py", "--cache-clear") == alone
+    assert outcomes("test_ranks.py", "--lf") == failed
 
 
 def test_each_failure_is_one(tmp_path: Path) -> None:
