@@ -12,6 +12,7 @@ import pickle
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -33,6 +34,7 @@ _OWN_OPTIONS = {
     "looponfail": False, "xmlpath": None, "collectonly": False, "lf": False, "failedfirst": False,
     "newfirst": False, "stepwise": False, "stepwise_skip": False, "stepwise_reset": False,
     "ignore": None, "ignore_glob": None, "cacheclear": False, "cacheshow": None,
+    "no_cov": True,
 }  # fmt: skip
 """What is the business of the session beside the ranks."""
 
@@ -219,10 +221,17 @@ class _TestRanks:
         """Whether whoever debugged it has quit."""
         self.is_spent = False
         """Whether the last test left ranks that no other can use."""
-        begin = Begin(list(config.args), _options_of(config), paths, config.getoption("usepdb"))
+        begin = Begin(
+            list(config.args),
+            _options_of(config),
+            _told_by_plug_ins(config),
+            paths,
+            config.getoption("usepdb"),
+        )
         began = self._group.exchange(pickle.dumps(begin), timeout_s=_TIMEOUT_S)
         if began.missing:
-            raise began.trouble or UsageError(f"the ranks' sessions did not start: {began.why}")
+            text = f"the ranks' sessions did not start: {began.why}\n{self._output.getvalue()}"
+            raise began.trouble or UsageError(text.rstrip())
 
     @property
     def is_open(self) -> bool:
@@ -310,14 +319,29 @@ def _has_failed(done: TestDone) -> bool:
 
 def _options_of(config: pytest.Config) -> dict[str, Any]:
     """Return the options that a rank is to have: all that can be sent, except our own business."""
-    kept = {}
-    for name, value in vars(config.option).items():
-        with contextlib.suppress(Exception):  # an open file, say, which is not the rank's
-            pickle.dumps(value)
-            kept[name] = value
+    kept = {name: value for name, value in vars(config.option).items() if _can_be_sent(value)}
     kept |= {name: value for name, value in _OWN_OPTIONS.items() if name in kept}
     temporary = config._tmp_path_factory.mktemp("ranks", numbered=True)  # type: ignore[attr-defined]
     return kept | {"basetemp": str(temporary)}
+
+
+def _told_by_plug_ins(config: pytest.Config) -> dict[str, Any]:
+    """Return what plug-ins tell a worker of pytest-xdist, as they take a rank for one."""
+    found = dict(getattr(config, "workerinput", {}))
+    node = SimpleNamespace(config=config, workerinput=found)
+    hook = getattr(config.hook, "pytest_configure_node", None)
+    for each in hook.get_hookimpls() if hook is not None else ():
+        with contextlib.suppress(Exception):  # one that needs more of a worker than a rank has
+            each.function(node)
+    return {name: value for name, value in found.items() if _can_be_sent(value)}
+
+
+def _can_be_sent(value: object) -> bool:
+    try:
+        pickle.dumps(value)
+    except Exception:  # an open file, say, which is not the rank's
+        return False
+    return True
 
 
 # ---- one report of several ---------------------------------------------------------------------

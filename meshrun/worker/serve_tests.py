@@ -33,6 +33,8 @@ class Begin:
 
     args: list[str]
     options: dict[str, Any]
+    told: dict[str, Any]
+    """What its plug-ins tell a worker of pytest-xdist."""
     paths: list[str]
     """The files whose tests run on ranks."""
     debugs: bool
@@ -73,8 +75,10 @@ def serve(channel: Channel) -> None:
     own = {"plugins": [*begin.options.get("plugins", ()), *without], "basetemp": temporary}
     config = Config.fromdictargs({**begin.options, **own}, begin.args)
     config.args = begin.args
-    # By this, other plug-ins know that another process writes the reports.
-    config.workerinput = {"workerid": f"rank{os.environ['RANK']}"}  # type: ignore[attr-defined]
+    # By this, other plug-ins know that another process writes the reports. Options are for those
+    # that tell workers of theirs, as pytest-randomly of its seed, but not without pytest-xdist.
+    worker = {"workerid": f"rank{os.environ['RANK']}"}
+    config.workerinput = {**begin.options, **begin.told, **worker}  # type: ignore[attr-defined]
     config.pluginmanager.register(_RankSession(channel, begin, config), NAME)
     config.hook.pytest_cmdline_main(config=config)
 

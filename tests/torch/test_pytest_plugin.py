@@ -287,6 +287,38 @@ def test_outcomes_are_those_without_ranks(tmp_path: Path) -> None:
     assert outcomes("test_ranks.py", "--lf") == failed
 
 
+PLUG_IN = """
+import pytest
+
+
+def pytest_addoption(parser):
+    parser.addoption("--seed", default=3)
+
+
+def pytest_configure(config):
+    if hasattr(config, "workerinput"):
+        assert config.workerinput["seed"] == 3
+        assert config.workerinput["place"] == 5, "told"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node):
+    node.workerinput["place"] = TOLD
+    node.gateway.id  # no rank has one
+"""
+
+
+@pytest.mark.parametrize("told", [5, 6])
+def test_plug_ins_take_a_rank_for_a_worker(told: int, tmp_path: Path) -> None:
+    """They ask it for what they tell workers; where one fails on a rank, the reason is shown."""
+    (tmp_path / "conftest.py").write_text(PLUG_IN.replace("TOLD", str(told)))
+    text = "import pytest\n@pytest.mark.mesh('dp=2')\ndef test_it(rank):\n    pass\n"
+    cases, said = run_pytest(tmp_path, text)
+
+    assert outcome(cases["test_it"]) == ("passed" if told == 5 else "error"), said
+    assert ("AssertionError: told" in said) == (told == 6)
+
+
 def test_each_failure_is_one(tmp_path: Path) -> None:
     """With the traceback of the rank that failed, and a line for each of the others."""
     cases, said = run_pytest(tmp_path, BAD)
