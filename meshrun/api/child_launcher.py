@@ -123,7 +123,7 @@ def copy_output(pairs: Sequence[tuple[IO[bytes], TextIO]]) -> None:
 
         def copy(pipe: IO[bytes], stream: TextIO, decoder: codecs.IncrementalDecoder) -> None:
             data = os.read(pipe.fileno(), _READ_BYTES)
-            _write(stream, decoder.decode(data, final=not data))
+            write_text(stream, decoder.decode(data, final=not data))
             if not data:
                 reactor.remove(pipe)
 
@@ -133,14 +133,16 @@ def copy_output(pairs: Sequence[tuple[IO[bytes], TextIO]]) -> None:
         reactor.run_until(lambda: not reactor.watched)
 
 
-def _write(stream: TextIO, text: str) -> None:
+def write_text(stream: TextIO, text: str) -> None:
+    """Write and flush; a stream may have no more than the method ``write``."""
     if not text:
         return
     encoding: Any = getattr(stream, "encoding", None)
     if isinstance(encoding, str):  # what the stream cannot say is spelled, not lost
         text = text.encode(encoding, "backslashreplace").decode(encoding)
     stream.write(text)
-    stream.flush()
+    if hasattr(stream, "flush"):
+        stream.flush()
 
 
 def end_launcher(process: subprocess.Popen[bytes]) -> None:

@@ -7,8 +7,10 @@ import re
 import sys
 import threading
 from collections import Counter
+from contextlib import suppress
 from typing import TextIO
 
+from meshrun.api.child_launcher import write_text
 from meshrun.worker.call_channel import end_of_output
 
 _OUTPUT_S = 2.0
@@ -66,7 +68,6 @@ class RankOutput(io.TextIOBase):
     def _pass_on(self, text: str) -> None:
         if not self._is_passed_on:
             self.kept += text
-        elif text:
-            to = self._to or getattr(sys, self._name)
-            to.write(text)
-            to.flush()
+        elif (to := self._to or getattr(sys, self._name)) is not None:
+            with suppress(Exception):  # it is closed, say: ranks do not wait for that
+                write_text(to, text)

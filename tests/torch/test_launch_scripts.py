@@ -2,8 +2,10 @@
 
 import io
 import os
+import sys
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -124,6 +126,15 @@ def test_capsys_sees_what_ranks_print(fake_torch: Path, capsys: pytest.CaptureFi
     run(speak)
 
     assert capsys.readouterr() == ("[rank 0] to stdout é\n", "[rank 0] to stderr \\xff\n")
+
+
+def test_a_stream_may_have_write_alone(fake_torch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As is enough for print()."""
+    said: list[str] = []
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(write=said.append))
+    run(print, args=("hello",))
+
+    assert "".join(said) == "[rank 0] hello\n"
 
 
 def test_a_redirected_stream_loses_nothing(fake_torch: Path) -> None:

@@ -9,7 +9,9 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -103,6 +105,27 @@ def test_calls_are_made_by_all_ranks_and_what_they_leave_stays(interruptible: No
     assert err.getvalue() == ""
     with pytest.raises(GroupLost):
         group.call(add)
+
+
+def test_streams_of_any_kind_keep_no_rank_waiting(fake_torch: Path) -> None:
+    """One that cannot say a character, that has only write, that is closed, and none at all."""
+    closed, narrow, said = io.StringIO(), io.TextIOWrapper(io.BytesIO(), "ascii"), list[str]()
+    closed.close()
+    streams = [SimpleNamespace(write=said.append), narrow, closed, None]
+
+    def much() -> int:
+        for _ in range(2000):
+            print("é" * 100)
+        return 3
+
+    with WorkerGroup(nproc_per_node=1, options=["--prefix=none"]) as group:
+        for stream in streams:
+            with contextlib.redirect_stdout(cast(Any, stream)):
+                assert group.call(much) == [3]
+    narrow.seek(0)
+
+    assert "".join(said) == ("é" * 100 + "\n") * 2000
+    assert narrow.read() == ("\\xe9" * 100 + "\n") * 2000
 
 
 def test_a_group_belongs_to_all_threads_of_its_process_and_to_no_fork() -> None:
