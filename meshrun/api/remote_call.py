@@ -8,9 +8,9 @@ import pickle
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 import cloudpickle
 
@@ -53,7 +53,15 @@ def write_path(folder: str) -> None:
     """Put into ``folder`` where this process looks for modules."""
     how: Any = {"errors": "surrogateescape", "newline": "", "opener": open_private}
     with open(path_file(folder), "w", **how) as text:
-        text.write("\0".join(os.path.abspath(entry) for entry in sys.path))
+        text.write("\0".join(_absolute(sys.path)))
+
+
+def _absolute(path: Sequence[str]) -> Iterator[str]:
+    """Yield where entries of a path lead, even if the working folder has changed or is gone."""
+    for entry in path:
+        finder = sys.path_importer_cache.get(entry)
+        with suppress(FileNotFoundError):  # it leads nowhere
+            yield os.path.abspath(getattr(finder, "path", entry))
 
 
 def pickle_call(
@@ -90,20 +98,30 @@ def read_values(folder: str, result: LaunchResult) -> list[Any]:
     values: list[Any] = []
     world_size = 1
     while len(values) < world_size:
-        generation = None
-        try:
-            with open_own(value_file(folder, len(values))) as file:
+        rank, generation = len(values), None
+        with ExitStack() as opened:
+            with suppress(FileNotFoundError):
+                file = opened.enter_context(open_own(value_file(folder, rank)))
                 generation, world_size = pickle.load(file)  # noqa: S301 - our ranks wrote it
-                if generation == result.restarts:
-                    values.append(pickle.load(file))  # noqa: S301
-        except FileNotFoundError:
-            pass
-        if generation != result.restarts:
-            raise MeshrunError(
-                f"rank {len(values)} exited with code 0 before its function returned",
-                hint="return from the function instead of calling sys.exit() or os._exit()",
-            )
+            if generation != result.restarts:
+                raise MeshrunError(
+                    f"rank {rank} exited with code 0 before its function returned",
+                    hint="return from the function instead of calling sys.exit() or os._exit()",
+                )
+            values.append(load_value(file, rank))
     return values
+
+
+def load_value(file: IO[bytes], rank: int) -> Any:
+    """Return what a rank returned.
+
+    Raises:
+        TypeError: If it cannot be unpickled here.
+    """
+    try:
+        return pickle.load(file)  # noqa: S301 - our ranks wrote it
+    except (Exception, SystemExit) as error:
+        raise TypeError(f"cannot unpickle what rank {rank} returned: {error}") from error
 
 
 def raise_failure(folder: str, result: LaunchResult) -> NoReturn:
@@ -139,7 +157,7 @@ def unpickle_error(pickled: bytes | None) -> BaseException | None:
     """Return an exception, or ``None`` if it cannot be made here."""
     try:
         error = pickle.loads(pickled or b"")  # noqa: S301 - our ranks wrote it
-    except Exception:  # a class that is not importable here, or an __init__ of its own kind
+    except (Exception, SystemExit):  # a class that is not importable, an __init__ of its own kind
         return None
     return error if isinstance(error, BaseException) else None
 

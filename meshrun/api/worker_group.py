@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import pickle
 import signal
@@ -26,7 +27,13 @@ from meshrun.api.child_launcher import copy_output, end_launcher
 from meshrun.api.launch import AnyText, launcher_command, mesh_options, read_result, to_flags
 from meshrun.api.lent_terminal import Lender
 from meshrun.api.rank_output import RankOutput
-from meshrun.api.remote_call import RankTraceback, pickle_call, unpickle_error, write_path
+from meshrun.api.remote_call import (
+    RankTraceback,
+    load_value,
+    pickle_call,
+    unpickle_error,
+    write_path,
+)
 from meshrun.errors import MeshrunError, UsageError
 from meshrun.host.leftovers import private_folder
 from meshrun.host.reactor import Reactor
@@ -190,7 +197,7 @@ class WorkerGroup:
         if answers.missing:
             raise GroupLost("\n".join(describe_missing(answers)))
         values = {member.rank: value for member, (value, _, _) in answers.of.items()}
-        return [pickle.loads(values[rank]) for rank in sorted(values)]  # noqa: S301 - our ranks'
+        return [load_value(io.BytesIO(values[rank]), rank) for rank in sorted(values)]
 
     def exchange(
         self,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import meshrun
-from meshrun.errors import UsageError
+from meshrun.errors import HostError, UsageError
 from tests.launching import add, rank, run
 
 pytestmark = pytest.mark.torch
@@ -104,6 +104,25 @@ def test_the_callers_path_is_the_ranks(
     assert run(function, cwd="/") == [str(tmp_path / "helper_of_this_test.py")]
 
 
+def test_a_relative_path_leads_where_it_did(
+    fake_torch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also once the caller has gone to a folder, and that folder is gone."""
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "relative_helper_of_this_test.py").write_text("def three(): return 3\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", "lib", *sys.path])
+    function = importlib.import_module("relative_helper_of_this_test").three
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+
+    assert run(function, cwd=tmp_path) == [3]
+    with pytest.raises(HostError, match="the current folder no longer exists"):
+        run(function)
+
+
 def test_an_exception_keeps_its_type_and_shows_the_ranks_traceback(
     fake_torch: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -137,6 +156,20 @@ def test_an_exception_that_cannot_be_made_here_is_told(fake_torch: Path) -> None
         run(stubborn)
 
     assert "StubbornError: no" in str(caught.value.__cause__)
+
+
+def test_an_exception_that_ends_who_unpickles_it_is_told(fake_torch: Path) -> None:
+    """The caller goes on."""
+
+    class Ends(Exception):
+        def __reduce__(self) -> Any:
+            return sys.exit, (3,)
+
+    def end() -> None:
+        raise Ends
+
+    with pytest.raises(meshrun.RankFailed):
+        run(end)
 
 
 def test_an_exception_beside_exception_comes_back(fake_torch: Path) -> None:
@@ -187,6 +220,24 @@ def test_a_value_that_cannot_be_pickled(fake_torch: Path) -> None:
 
     with pytest.raises(TypeError, match="the generator that rank 0 returned"):
         run(numbers)
+
+
+class Strange:
+    """Cannot be made again: it does something else."""
+
+    def __init__(self, *does: object) -> None:
+        self.does = does
+
+    def __reduce__(self) -> Any:
+        return self.does[0], self.does[1:]
+
+
+def test_a_value_that_cannot_be_unpickled(fake_torch: Path) -> None:
+    """Whatever that raises, the error names the rank."""
+    with pytest.raises(TypeError, match="cannot unpickle what rank 0 returned") as caught:
+        run(Strange, args=(open, "/no/such/file"))
+
+    assert isinstance(caught.value.__cause__, FileNotFoundError)
 
 
 def test_a_call_that_cannot_be_pickled(fake_torch: Path) -> None:
