@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -11,8 +12,8 @@ def assert_same_on_all_ranks(
     """Check that all ranks have the same value; collective: every rank of the group calls it.
 
     Args:
-        value: A tensor, or lists, tuples and dicts of tensors and numbers; or any other object that
-            can be pickled and compared.
+        value: A tensor, a number, or any other object that can be pickled and compared; or lists,
+            tuples and dicts of such.
         group: The ranks that compare; all if ``None``. ``mesh.get_group("dp")`` compares along a
             dim.
         rtol: How far numbers may be apart, as of ``torch.testing.assert_close``; equal if 0.
@@ -21,7 +22,6 @@ def assert_same_on_all_ranks(
     Raises:
         AssertionError: On every rank of the group alike, with the first rank that differs.
     """
-    import torch
     import torch.distributed as dist
 
     ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
@@ -30,9 +30,7 @@ def assert_same_on_all_ranks(
     for rank, other in zip(ranks[1:], values[1:], strict=True):
         where = f"rank {rank} differs from rank {ranks[0]}"
         try:
-            torch.testing.assert_close(other, values[0], rtol=rtol, atol=atol, equal_nan=True)
-        except TypeError:  # no numbers
-            assert other == values[0], f"{where}: {other!r} != {values[0]!r}"  # noqa: S101
+            _assert_close(other, values[0], rtol, atol)
         except AssertionError as error:
             raise AssertionError(f"{where}: {error}") from None
 
@@ -61,6 +59,29 @@ def rank_seed(seed: int, *dims: str) -> int:
     chosen = seed << 20 | index
     torch.manual_seed(chosen)
     return chosen
+
+
+def _assert_close(one: Any, other: Any, rtol: float, atol: float) -> None:
+    """As torch does, but also what has other values beside its tensors."""
+    import torch
+
+    try:
+        torch.testing.assert_close(one, other, rtol=rtol, atol=atol, equal_nan=True)
+    except TypeError as error:
+        parts: list[tuple[Any, Any]] = []
+        if isinstance(one, Mapping) and isinstance(other, Mapping):
+            if one.keys() == other.keys():
+                parts = [(one[key], other[key]) for key in one]
+            else:
+                raise AssertionError(f"keys {list(one)} != {list(other)}") from error
+        elif isinstance(one, list | tuple) and isinstance(other, list | tuple):
+            if len(one) != len(other):
+                raise AssertionError(f"{len(one)} values != {len(other)} values") from error
+            parts = list(zip(one, other, strict=True))
+        elif one != other:
+            raise AssertionError(f"{one!r} != {other!r}") from error
+        for part, others in parts:
+            _assert_close(part, others, rtol, atol)
 
 
 def _on_cpu(value: Any) -> Any:

@@ -76,6 +76,11 @@ def test_needs_a_gpu():
 
 def test_same(rank):
     assert_same_on_all_ranks({"x": torch.ones(2)})
+    state = {"name": "adam", "parts": [torch.ones(2), ("x", None)]}
+    assert_same_on_all_ranks(state)
+    for other in ({**state, "parts": [torch.ones(2) * rank, 1, "x"]}, {**state, str(rank): 0}):
+        with pytest.raises(AssertionError, match="rank 1 differs from rank 0"):
+            assert_same_on_all_ranks(other)
     with pytest.raises(AssertionError, match="rank 1 differs from rank 0"):
         assert_same_on_all_ranks([rank])
     with pytest.raises(AssertionError, match="rank 1 differs from rank 0"):
