@@ -230,8 +230,9 @@ class _TestRanks:
         )
         began = self._group.exchange(pickle.dumps(begin), timeout_s=_TIMEOUT_S)
         if began.missing:
-            text = f"the ranks' sessions did not start: {began.why}\n{self._output.getvalue()}"
-            raise began.trouble or UsageError(text.rstrip())
+            why = began.trouble or began.why
+            text = f"the ranks' sessions did not start: {why}\n{self._output.getvalue()}"
+            raise UsageError(text.rstrip())
 
     @property
     def is_open(self) -> bool:

@@ -318,7 +318,7 @@ def test_plug_ins_take_a_rank_for_a_worker(told: int, tmp_path: Path) -> None:
     """They ask it for what they tell workers; where one fails on a rank, the reason is shown."""
     (tmp_path / "conftest.py").write_text(PLUG_IN.replace("TOLD", str(told)))
     text = "import pytest\n@pytest.mark.mesh('dp=2')\ndef test_it(rank):\n    pass\n"
-    cases, said = run_pytest(tmp_path, text)
+    cases, said = run_pytest(tmp_path, text, "-W", "error")
 
     assert outcome(cases["test_it"]) == ("passed" if told == 5 else "error"), said
     assert ("AssertionError: told" in said) == (told == 6)
