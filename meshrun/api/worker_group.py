@@ -153,7 +153,12 @@ class WorkerGroup:
     # ---- calls -----------------------------------------------------------------------------
 
     def call(
-        self, function: Callable[..., _R], *args: Any, timeout: float | None = None, **kwargs: Any
+        self,
+        function: Callable[..., _R],
+        /,
+        *args: Any,
+        timeout: float | None = None,
+        **kwargs: Any,
     ) -> list[_R]:
         """Have all ranks call a function; return what each returned, in rank order.
 

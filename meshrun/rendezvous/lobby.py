@@ -176,7 +176,7 @@ class Lobby:
         self._tell_all(text)
         if self._config.paste is not None and not self._has_shown_command:
             self._has_shown_command = True
-            command = self._config.paste.replace("ENDPOINT", self._endpoint())
+            command = self._config.paste.replace("ENDPOINT", self._endpoint(), 1)
             self._board.note(f"on each other node: {command}")
 
     def _tell_all(self, text: str) -> None:

@@ -82,6 +82,7 @@ def test_calls_are_made_by_all_ranks_and_what_they_leave_stays(interruptible: No
     with WorkerGroup(mesh="dp=2", device="cpu", stdout=out, stderr=err) as group:
         assert group.call(lambda: str(meshrun.current_mesh("dp").get_local_rank())) == ["0", "1"]
         assert group.call(total, 2.0) == [2.0, 2.0]
+        assert group.call(dict, function=1, self=2) == [{"function": 1, "self": 2}] * 2
         assert [group.call(add), group.call(add)] == [[1, 1], [2, 2]]
         lines = sorted(out.getvalue().splitlines())
         assert lines == [f"[dp{rank}] kept {n}" for rank in (0, 1) for n in (1, 2)]

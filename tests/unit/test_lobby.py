@@ -367,11 +367,11 @@ def test_a_difference_ends_the_meeting_on_both_sides(parties: Parties) -> None:
 
 def test_those_who_wait_hear_who_is_missing(parties: Parties) -> None:
     """Every few seconds; the coordinator shows the command for the others once."""
-    coordinator = parties.coordinator(3, paste="meshrun --rdzv-endpoint ENDPOINT x.py")
+    coordinator = parties.coordinator(3, paste="meshrun --rdzv-endpoint ENDPOINT x.py ENDPOINT")
     participant = parties.participant(info("node1", 1), nnodes=3)
     parties.pass_s(14)
     told = [note for note in coordinator.notes if note.startswith("waiting at ")]
-    command = f"on each other node: meshrun --rdzv-endpoint 127.0.0.1:{parties.port} x.py"
+    command = f"on each other node: meshrun --rdzv-endpoint 127.0.0.1:{parties.port} x.py ENDPOINT"
 
     assert len(told) == 3
     assert "2 of 3 nodes joined; missing: node 2" in told[-1]
