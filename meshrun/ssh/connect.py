@@ -49,6 +49,8 @@ class Connector:
         self._request, self._remote, self._pool = request, request.remote, pool
         self._version = version
         self._start = find_starter(self._remote)
+        self._busy: dict[int, Refusal] = {}
+        """Of hosts that are tried again, why."""
 
     def connect(self) -> dict[int, Refusal]:
         """Have an agent on each host; return why there is none on those that can be done without.
@@ -72,8 +74,13 @@ class Connector:
                 if session.ready is not None or session.is_done:
                     continue
                 refusal = self.refusal(session)
-                if refusal is not None and not self._goes_again(session):
-                    refusals[session.number] = refusal
+                if refusal is None:
+                    continue
+                if self._goes_again(session):
+                    self._busy[session.number] = refusal
+                else:  # the last try may have come too late to be answered
+                    busy = None if session.said else self._busy.get(session.number)
+                    refusals[session.number] = busy or refusal
             self._stop_early()
         self._pool.console.set_status("")
         total = len(self._pool.sessions)
