@@ -51,8 +51,8 @@ def write_call(
 
 def write_path(folder: str) -> None:
     """Put into ``folder`` where this process looks for modules."""
-    how: Any = {"errors": "surrogateescape", "newline": "", "opener": open_private}
-    with open(path_file(folder), "w", **how) as text:
+    path = path_file(folder)
+    with open(path, "w", errors="surrogateescape", newline="", opener=open_private) as text:
         text.write("\0".join(_absolute(sys.path)))
 
 

@@ -334,8 +334,10 @@ class WorkerGroup:
         """Let the ranks exit, or stop them after a while; return how the launch had failed."""
         for member in self.members:
             member.channel.close()
-        process, self.members, trouble = self._process, (), None
-        if process is not None:
+        process, self.members = self._process, ()
+        with self._closing:
+            if process is None:
+                return None
             try:
                 process.wait(grace_s)
             except BaseException as error:
@@ -343,11 +345,10 @@ class WorkerGroup:
                 self._let_go(process, _CLOSE_S)  # who is impatient wants nothing left all the same
                 if not isinstance(error, subprocess.TimeoutExpired):
                     raise
-            else:
-                trouble = self._trouble(process.returncode)
-                self._let_go(process, None)
-        self._closing.close()
-        return trouble
+                return None
+            trouble = self._trouble(process.returncode)
+            self._let_go(process, None)
+            return trouble
 
     def _let_go(self, process: subprocess.Popen[bytes], within_s: float | None) -> None:
         """Bring out what is left of the output of a launcher that has ended, and forget it."""
@@ -357,7 +358,6 @@ class WorkerGroup:
         self._said.close()
         end_launcher(process)
         self._process = None
-        self._closing.close()
 
     def _trouble(self, code: int) -> MeshrunError | None:
         try:

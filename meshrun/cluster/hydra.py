@@ -55,8 +55,8 @@ def detect_pmi(env: Mapping[str, str]) -> ClusterFacts | None:
     if rank is None or size is None or size == 1:
         return None
     error = UsageError(
-        f"PMI_RANK {rank} of PMI_SIZE {size}: something started meshrun {size} times, but"
-        " not on which nodes is known",
+        f"PMI_RANK {rank} of PMI_SIZE {size}: something started meshrun {size} times, but nothing"
+        " says on which nodes",
         hint="start one meshrun per node with --nnodes, --node-rank and --rdzv-endpoint, or unset"
         " PMI_RANK and PMI_SIZE if they are left over from another job",
     )

@@ -38,9 +38,9 @@ def headline(raised: RankRaised) -> str:
         return f"{_bearable(there)}, in {below[1].replace('Process', 'process')}"
     if _WORKER_GONE.match(message) and (killed := killed_worker(raised)):
         message = killed
-    first, *others = filter(None, map(str.strip, message.split("\n"))) if message else ("",)
-    if others and first.endswith(":"):  # such as what is wrong with a state_dict
-        first = f"{first} {others[0]}"
+    first, *others = (line.strip() for line in message.split("\n"))
+    if first.endswith(":"):  # such as what is wrong with a state_dict
+        first = f"{first} {next(filter(None, others), '')}".rstrip()
     return _bearable(f"{raised.kind}: {first}" if first else raised.kind)
 
 

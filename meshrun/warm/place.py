@@ -252,11 +252,10 @@ def is_alike(connection: socket.socket) -> bool:
     except OSError:  # it has ended, or has no process id here
         return False
     try:
-        is_alike = fixed_by_parent(peer[0]) == fixed_by_parent()
+        # One that has ended left its id to another process.
+        return fixed_by_parent(peer[0]) == fixed_by_parent() and not _has_ended(process)
     except OSError:
         return False
-    else:
-        return is_alike and not _has_ended(process)  # else it was another one's of the same id
     finally:
         os.close(process)
 
