@@ -181,10 +181,8 @@ def launch(
     from meshrun.supervisor.program_file import check_program
     from meshrun.supervisor.run_folder import make_run_folder
 
-    stopwatch, console = (
-        Stopwatch(began_ns or time.monotonic_ns()),
-        Console(is_json=plan.request.console.is_json),
-    )
+    stopwatch = Stopwatch(began_ns or time.monotonic_ns())
+    console = Console(is_json=plan.request.console.is_json)
     run_id = plan.request.rendezvous.run_id or secrets.token_hex(8)
 
     def complete_plan(
@@ -241,6 +239,7 @@ def launch(
     for watcher in watchers:
         watcher.end(state, result)
     console.close()
+    console.wait_for_readers(loop.readers_have_s)
     pass_error_on(result)
     return result
 

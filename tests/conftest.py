@@ -122,6 +122,7 @@ def parties(monkeypatch: pytest.MonkeyPatch) -> Iterator[Parties]:
         made.close()
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """One test more than there are cores: most of them wait for processes."""
     return (os.cpu_count() or 1) + 1

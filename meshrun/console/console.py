@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import sys
 import time
 from collections.abc import Callable, Hashable, Sequence
@@ -177,6 +178,17 @@ class Console:
     def waiting(self) -> list[Outlet]:
         """Outlets that have bytes left for a slow reader."""
         return [outlet for outlet in {self._out, self._err} if outlet.queued_bytes]
+
+    def wait_for_readers(self, timeout_s: Callable[[], float | None]) -> None:
+        """Block until readers have taken everything; drop the rest once the timeout is 0.
+
+        Args:
+            timeout_s: How much longer they have, in seconds; ``None`` for no limit.
+        """
+        while (waiting := self.waiting) and (left_s := timeout_s()) != 0.0:
+            for outlet in select.select([], waiting, [], left_s)[1]:
+                outlet.flush()
+        self.drop_waiting()
 
     def drop_waiting(self) -> int:
         """Forget what readers do not take; return how many bytes that were.

@@ -266,14 +266,14 @@ class Loop:
         """Bring out what ranks wrote; once the launch was stopped, for readers that take it."""
         self._ended_ns = time.monotonic_ns()
         left = self._output.finish(
-            lambda: self._slow_readers.wait(self._deadline_s()),
-            lambda: self._deadline_s() == 0.0,
+            lambda: self._slow_readers.wait(self.readers_have_s()),
+            lambda: self.readers_have_s() == 0.0,
         )
         if left:
             self._console.note(dropped_note(left))
 
-    def _deadline_s(self) -> float | None:
-        """Return for how long to wait for the readers of our output; ``None`` for no limit."""
+    def readers_have_s(self) -> float | None:
+        """Return for how long to wait for readers of our output, in s; ``None`` for no limit."""
         if len(self.state.signals) > 1:
             return 0.0
         if not was_stopped(self.state):

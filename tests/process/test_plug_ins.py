@@ -2,11 +2,15 @@
 
 import json
 import os
+import select
+import socket
+import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from tests.kit import PROGRAMS, run_meshrun
+from tests.kit import PROGRAMS, command, run_meshrun, wait_until
 
 
 def test_events_go_to_the_console(fake_torch: object) -> None:
@@ -41,6 +45,20 @@ def test_events_tell_generations_and_failures_apart(fake_torch: object, tmp_path
     assert [each["state"] for each in ended] == ["FAILED", "TERMINATED"]
     assert json.loads(ended[0]["raw_error"])["message"]["message"] == "RuntimeError: oops"
     assert ended[1]["raw_error"] is None
+
+
+def test_a_slow_reader_is_told_how_every_worker_ended(fake_torch: object) -> None:
+    """The launch waits until what it says at its end is taken, too."""
+    reader, stdout = socket.socketpair()
+    stdout.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8_000)
+    words = ("--nproc-per-node", "16", "--event-log-handler", "console", "--no-python", "true")
+    with reader, subprocess.Popen(command(*words), stdout=stdout, stderr=stdout):
+        with stdout:
+            wait_until(lambda: not select.select([], [stdout], [], 0)[1], lambda: "much unread")
+        events = [json.loads(line) for line in reader.makefile()]
+
+    states = Counter(event["metadata"]["state"] for event in events)
+    assert (states["START"], states["SUCCEEDED"]) == (16, 17)
 
 
 def test_events_of_nodes_that_do_not_meet(fake_torch: object) -> None:
