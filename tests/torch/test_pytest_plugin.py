@@ -203,19 +203,6 @@ import unittest
 import pytest
 
 
-def test_part(subtests):
-    for name in "abc":
-        with subtests.test(name):
-            assert name != "b"
-
-
-class TestParts(unittest.TestCase):
-    def test_its_parts(self):
-        for name in "abc":
-            with self.subTest(name):
-                self.assertNotEqual(name, "b")
-
-
 def test_all_parts_pass(subtests):
     for _ in range(2):
         with subtests.test("the same"):
@@ -227,8 +214,21 @@ def test_a_cache(request):
     assert request.config.cache.get("found/it", 0) == 1
 
 
-def test_that_comes_last():
+def test_part(subtests):
+    for name in "abc":
+        with subtests.test(name):
+            assert name != "b"
+
+
+def test_after_a_failure():
     pass
+
+
+class TestParts(unittest.TestCase):
+    def test_its_parts(self):
+        for name in "abc":
+            with self.subTest(name):
+                self.assertNotEqual(name, "b")
 """
 
 
