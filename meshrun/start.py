@@ -1,6 +1,6 @@
 """The entry point of each of meshrun's processes, and the command line that starts it.
 
-    python start.py launcher|zygote|warm-server|rank|devices|logs-plugin|decline [WORD ...]
+    python start.py PART [WORD ...]
 
 It is run by its path: ``python -m`` and ``python -c`` put the working folder first on ``sys.path``,
 and anyone who can write there would choose what is imported.

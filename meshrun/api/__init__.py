@@ -1,1 +1,1 @@
-"""meshrun.launch(): the command line as a function."""
+"""Launches from Python: ``meshrun.launch()``, groups of workers, prompts, and pytest on ranks."""

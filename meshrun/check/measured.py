@@ -8,7 +8,6 @@ from typing import Any, Literal
 RESULT_FILE = "MESHRUN_CHECK_FILE"
 """Names the file in which rank 0 leaves what all ranks have measured."""
 
-Mode = Literal["quick", "full"]
 Op = Literal["all_reduce", "all_gather", "all_to_all"]
 
 BUS_FACTOR = {"all_reduce": 2.0, "all_gather": 1.0, "all_to_all": 1.0}

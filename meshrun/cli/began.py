@@ -14,8 +14,8 @@ class Began:
     at_ns: int
     """Monotonic time at which the user's wait began."""
     hosts_present: int = 0
-    """As one of how many another meshrun started it at first; 0 if none did."""
+    """Hosts of the ``--hosts`` launch that started this one, at its start; 0 if none did."""
     is_quiet: bool = False
-    """Whether another one of them tells people what concerns all."""
+    """Whether another of its hosts prints what concerns all of them."""
     caller: Caller | None = None
     """Who started it and uses it, if anybody does."""

@@ -10,10 +10,11 @@ import sys
 
 def end_as(ended: int) -> int:
     """End by signal n for -n, or return an exit code."""
-    if ended < 0:
-        end_by_signal(-ended)
-        return 128 - ended  # the first process of a container ends by no signal of its own
-    return ended
+    if ended >= 0:
+        return ended
+    signum = -ended
+    end_by_signal(signum)
+    return 128 + signum  # the first process of a container ends by no signal of its own
 
 
 def end_by_signal(signum: int) -> None:

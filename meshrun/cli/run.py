@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _FEWEST_FILES = 64
 """What a launch has open on its way to being one."""
-_OF_A_DRY_RUN = (*(Options.format, Options.output, Options.rank, Options.color_dim, Options.all),)
+_OF_A_DRY_RUN = (Options.format, Options.output, Options.rank, Options.color_dim, Options.all)
 _OF_ONE_NODE = {
     row.flag
     for row in (

@@ -218,7 +218,7 @@ def _begin_restart(state: State, at_ns: int) -> tuple[State, bool]:
 
 
 def _generation_ended(state: State, event: GenerationEnded | ZygoteGone) -> Step:
-    """Start over with everything new but the zygote; or hear first what the coordinator says."""
+    """Start again with everything new but the zygote; of several nodes, the coordinator decides."""
     if state.phase is not Phase.CLEARING:
         return state, []
     if state.nodes is not None:
@@ -335,9 +335,9 @@ def _signalled(state: State, event: SignalArrived) -> Step:
 
 def _stop_for_signal(state: State, event: SignalArrived) -> Step:
     """Ask ranks to stop at the first signal; kill them soon after the second, now at the third."""
-    is_repeated = event.signum == signal.SIGTERM and state.sigterm_repeats
+    is_repeated = state.sigterm_repeats and event.signum == signal.SIGTERM in state.signals
     # After the third all is killed already, and the deadline stays where it is.
-    if len(state.signals) > 2 or (state.signals and is_repeated):
+    if len(state.signals) > 2 or is_repeated:
         return state, []
     is_decided = state.nodes is not None and state.nodes.over is not None
     if state.over or is_decided:  # what is left is to tell the other nodes why

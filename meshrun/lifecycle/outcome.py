@@ -26,7 +26,7 @@ from meshrun.lifecycle.blame import (
     judge,
 )
 from meshrun.lifecycle.state import State
-from meshrun.protocol.events import SILENT
+from meshrun.protocol.events import NodeLost
 from meshrun.protocol.from_zygote import StoreEnded
 from meshrun.protocol.generation import Evidence, NodeOutcome
 from meshrun.protocol.result import (
@@ -79,9 +79,7 @@ def build_result(
     decision = decide(state, layout, hosts, "")
     over = nodes.over if nodes is not None else None
     own = hosts[0] if nodes is not None and nodes.is_coordinator else ""
-    signum = state.signals[0] if state.signals else None
-    if own and signum is None:
-        signum = decision.signum
+    signum = decision.signum if own else next(iter(state.signals), None)
     if over is not None and over.signum is None:
         signum = None  # it came once all was decided
     return LaunchResult(
@@ -216,12 +214,12 @@ def _trouble_elsewhere(state: State) -> MeshrunError | None:
         if outcome.trouble is not None:
             return outcome.trouble.as_error()
     if (lost := nodes.lost) is not None and (nodes.is_coordinator or nodes.over is None):
-        return NodeLostError(str(lost), hint=_hint_of_loss(lost.why))
+        return NodeLostError(str(lost), hint=_hint_of_loss(lost))
     return None
 
 
-def _hint_of_loss(why: str) -> str:
-    if SILENT in why:
+def _hint_of_loss(lost: NodeLost) -> str:
+    if lost.is_silent:
         return (
             "check that the machine is up and the network between the nodes works; a longer"
             " --node-timeout tolerates short outages"

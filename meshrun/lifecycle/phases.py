@@ -1,7 +1,7 @@
 """The phases of a launch, and which may follow which. Pure.
 
-The diagrams in docs/explanation/lifecycle.md are drawn from these tables; a test plays random
-histories and holds every step against them.
+No code of a launch reads these tables: the diagrams in docs/explanation/lifecycle.md are drawn
+from them, and a test plays random histories and checks every step against them.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ def back_off(causes: Sequence[Cause]) -> tuple[float, str]:
 
 
 def _why_stuck(causes: Sequence[Cause]) -> str | None:
-    """Whether the program says how far it comes, and fails the same way without coming further."""
+    """Return why not to restart a program that fails the same way without further steps, if so."""
     best, last = furthest(*(cause.step for cause in causes)), causes[-1]
     stalled = causes[-1 - _count_stalled(causes) :]  # and the one that came so far
     alike = 0
@@ -146,7 +146,7 @@ def _why_stuck(causes: Sequence[Cause]) -> str | None:
 
 
 def _failure(cause: Cause) -> tuple[str, str | int | None]:
-    """Return what failures have in common that are the same: words, numbers aside, and place.
+    """Return what repeated failures have in common: the words without their numbers, and the place.
 
     A failure that has no place, such as a signal's, has the step that was reached.
     """
@@ -171,7 +171,7 @@ def _got_on(cause: Cause, before: Sequence[Cause]) -> bool:
 
 
 def _why_hopeless(state: State, cause: Cause) -> str | None:
-    """Whether the program could not be loaded, twice.
+    """Return why not to restart a program that could not be loaded, twice in a row, if so.
 
     One start that fails so may be bad luck, such as a file system that was slow to appear.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from difflib import get_close_matches
 
 from meshrun.errors import LayoutError, UsageError
@@ -11,9 +12,19 @@ TYPES = ("auto", "cpu", "cuda", "xpu", "mps", "hpu", "npu", "mtia", "mlu", "musa
 """Those that people use, and ``auto``; a package may bring any other."""
 COUNTED = ("cpu", "cuda", "xpu")
 """The device types that a launcher can count, which does not import torch."""
-_LATER = "; counted once torch is imported"
-TOO_FEW = ", not enough"
-"""How the reason ends where accelerators are passed over."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceChoice:
+    """The device type of the mesh, and why that."""
+
+    type: str | None
+    """As torch names it; ``None`` if the program chooses."""
+    reason: str
+    too_few: bool = False
+    """Whether there are accelerators, too few of them, and so it is the CPU."""
+    counted_later: bool = False
+    """Whether nobody can count such devices until torch is imported."""
 
 
 def device_name(device_type: str | None, index: int) -> str | None:
@@ -58,15 +69,10 @@ def only_torch_counts(
     return "auto" if has_mesh or infers else None
 
 
-def is_counted_later(reason: str) -> bool:
-    """Whether a device was taken that is counted once torch is imported."""
-    return reason.endswith(_LATER)
-
-
 def choose_device(
     asked: str, workers: int, *, kind: str | None, count: int, check_host: bool
-) -> tuple[str, str]:
-    """Return (torch device type of the mesh, why that).
+) -> DeviceChoice:
+    """Return the device type of the mesh.
 
     Args:
         asked: What the user said, or ``auto``.
@@ -80,7 +86,7 @@ def choose_device(
         LayoutError: If there are not enough.
     """
     if asked == "cpu":
-        return "cpu", "as requested"
+        return DeviceChoice("cpu", "as requested")
     if asked == "auto":
         return _choose(workers, kind, count)
     if not asked.replace("_", "").isalpha():  # as torch names its devices
@@ -89,24 +95,26 @@ def choose_device(
             hint="each rank uses the device of its local rank; to choose devices, use --gpus",
         )
     if not check_host:
-        return asked, "as requested; not checked in a dry run"
+        return DeviceChoice(asked, "as requested; not checked in a dry run")
     if asked not in (*COUNTED, kind):
-        return asked, f"as requested{_LATER}"
+        reason = "as requested; counted once torch is imported"
+        return DeviceChoice(asked, reason, counted_later=True)
     if kind is not None and asked != kind:
         raise UsageError(
             f"--device {asked} is not available: this torch is built for {kind}",
             hint=f"use --device {kind} or --device cpu",
         )
     check_count(asked, count, workers)
-    return asked, "as requested"
+    return DeviceChoice(asked, "as requested")
 
 
-def _choose(workers: int, kind: str | None, count: int) -> tuple[str, str]:
+def _choose(workers: int, kind: str | None, count: int) -> DeviceChoice:
     if kind is None or count == 0:
-        return "cpu", "no accelerator found"
+        return DeviceChoice("cpu", "no accelerator found")
     if count < workers:
-        return "cpu", f"{count} {kind} found for {workers} workers{TOO_FEW}"
-    return kind, f"{count} found"
+        reason = f"{count} {kind} found for {workers} workers, not enough"
+        return DeviceChoice("cpu", reason, too_few=True)
+    return DeviceChoice(kind, f"{count} found")
 
 
 def check_count(device_type: str, count: int, workers: int) -> None:

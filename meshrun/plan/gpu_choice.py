@@ -15,6 +15,7 @@ from meshrun.errors import LayoutError, UsageError
 from meshrun.host.gpus import match_uuid
 from meshrun.host.machine import Gpu, HostFacts
 from meshrun.host.visibility import CUDA, XPU
+from meshrun.plan.device import DeviceChoice
 from meshrun.wording import count
 
 _KINDS = (
@@ -172,7 +173,7 @@ def _not_here(entry: str, facts: HostFacts, hint: str) -> UsageError:
     return UsageError(f"--gpus {entry}: no such GPU: {where}", hint=hint)
 
 
-def check_enough(asked: Sequence[str], workers: int, device_type: str, reason: str) -> None:
+def check_enough(asked: Sequence[str], workers: int, device: DeviceChoice) -> None:
     """Check that a mesh is on the GPUs that were asked for, each worker on its own.
 
     Raises:
@@ -185,8 +186,8 @@ def check_enough(asked: Sequence[str], workers: int, device_type: str, reason: s
             f" {len(asked)}",
             hint=f"use at most {count(len(asked), 'worker')} per node, or name more GPUs",
         )
-    if device_type not in _ARE_GPUS:
+    if device.type not in _ARE_GPUS:
         raise UsageError(
-            f"--gpus {','.join(asked)}: the mesh is on {device_type} ({reason})",
-            hint=f"remove --gpus or --device {device_type}, and check what torch was built for",
+            f"--gpus {','.join(asked)}: the mesh is on {device.type} ({device.reason})",
+            hint=f"remove --gpus or --device {device.type}, and check what torch was built for",
         )

@@ -46,7 +46,7 @@ class GroupOptions:
         """Whether a dim's groups are made otherwise than the default group."""
         return self.backend(dim) is not None or any(of == dim for of, _, _ in self.settings)
 
-    def check_backends(self, device_type: str) -> None:
+    def check_backends(self, device_type: str | None) -> None:
         """Check that there are such backends, and that they serve the mesh's device.
 
         Raises:

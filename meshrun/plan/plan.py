@@ -15,10 +15,9 @@ from meshrun.layout import Layout, count_slots, solve_layout
 from meshrun.layout.selection import find_debugged, select_ranks
 from meshrun.plan.device import (
     COUNTED,
-    TOO_FEW,
+    DeviceChoice,
     choose_device,
     device_name,
-    is_counted_later,
     only_torch_counts,
 )
 from meshrun.plan.gpu_choice import check_enough, choose_gpus
@@ -59,10 +58,8 @@ class LaunchPlan:
     """What NVML or the scheduler calls the domain of this node, where it was looked for."""
     waits_for_domains: bool
     """Whether the domains are known, and ``--intra-domain`` is checked, once all nodes joined."""
-    device_type: str | None
-    """torch device type of the mesh; ``None`` without a mesh, where the program chooses."""
-    device_reason: str
-    """Why that device, in a phrase."""
+    device: DeviceChoice
+    """Of the mesh; without one, the program chooses."""
     start_method: StartMethod
     start_method_reason: str
     omp_num_threads: int
@@ -104,14 +101,14 @@ class LaunchPlan:
         return tuple((node, count) for node, count in left if count)
 
     @property
-    def passes_over_accelerators(self) -> bool:
-        """Whether there are accelerators, too few of them, and so the mesh is on the CPU."""
-        return self.device_reason.endswith(TOO_FEW)
+    def device_type(self) -> str | None:
+        """torch device type of the mesh; ``None`` without a mesh, where the program chooses."""
+        return self.device.type
 
     @property
     def uncounted_device(self) -> str | None:
         """The device type that ranks are to find for themselves once torch is imported, if any."""
-        return self.device_type if is_counted_later(self.device_reason) else None
+        return self.device_type if self.device.counted_later else None
 
     @property
     def modules_of_mesh(self) -> tuple[str, ...]:
@@ -205,20 +202,20 @@ def build_plan(
         nodes_per_domain=nodes_per_domain,
     )
     workers = max(layout.nproc_per_node)
-    device_type, device_reason = (None, "chosen by the program")
+    device = DeviceChoice(None, "chosen by the program")
     if layout.mesh is not None:
-        device_type, device_reason = choose_device(
+        device = choose_device(
             request.device,
             workers,
             kind=facts.accelerator,
             count=facts.accelerator_count,
             check_host=check_host,
         )
-        request.groups.check_backends(device_type)
+        request.groups.check_backends(device.type)
         if request.gpus is not None:
-            check_enough(request.gpus, workers, device_type, device_reason)
-            device_reason = f"--gpus names {len(request.gpus)}"
-    _check_visible(request, workers, device_type, facts)
+            check_enough(request.gpus, workers, device)
+            device = DeviceChoice(device.type, f"--gpus names {len(request.gpus)}")
+    _check_visible(request, workers, device.type, facts)
     request.groups.check_dims((*layout.dim_labels, *layout.derived_dims))
     start_method, reason = _choose_start_method(request)
     address, port = _choose_store(request.rendezvous)
@@ -227,15 +224,15 @@ def build_plan(
     )
     if rendezvous is not None:
         address, port = LOOPBACK_ADDRESS, 0
-    _check_node_rank(request.rendezvous, layout.nnodes, port or rendezvous)
+    if port or rendezvous is not None:  # a node rank counts only where a port was given
+        _check_node_rank(request.rendezvous, layout.nnodes)
     return LaunchPlan(
         request=request,
         layout=layout,
         slots_per_node=count_slots(request.mesh, request.nnodes, asked),
         domain=domain,
         waits_for_domains=waits,
-        device_type=device_type,
-        device_reason=device_reason,
+        device=device,
         start_method=start_method,
         start_method_reason=reason,
         omp_num_threads=max(1, facts.usable_cores // workers),
@@ -348,9 +345,8 @@ def _workers(request: LaunchRequest, facts: HostFacts) -> int | tuple[int, ...] 
     )
 
 
-def _check_node_rank(asked: Rendezvous, nnodes: int, counts: object) -> None:
-    """A node rank counts only where a port was given, as for torchrun."""
-    if counts and (asked.node_rank or 0) >= nnodes:
+def _check_node_rank(asked: Rendezvous, nnodes: int) -> None:
+    if (asked.node_rank or 0) >= nnodes:
         raise UsageError(
             f"--node-rank must be from 0 to {nnodes - 1}, found {asked.node_rank}",
             hint="number nodes from 0, and check --nnodes",

@@ -21,8 +21,8 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 TEMPLATE_FIELDS = (
-    *("role_name", "local_rank", "rank", "hostname", "host", "node_rank", "coordinate", "time"),
-)
+    "role_name", "local_rank", "rank", "hostname", "host", "node_rank", "coordinate", "time",
+)  # fmt: skip
 """What ``--log-line-prefix-template`` fills in."""
 
 

@@ -7,11 +7,8 @@ from typing import Any
 
 from meshrun.errors import MeshrunError
 from meshrun.protocol.collectives import RankTimes
-from meshrun.protocol.from_zygote import FromRank, FromZygote
+from meshrun.protocol.from_zygote import FromZygote, RankEvent
 from meshrun.protocol.generation import Cause, NodeOutcome
-
-SILENT = "no message from it"
-"""How the reason begins for which a node was lost that stopped responding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +102,8 @@ class NodeLost:
     host: str
     why: str
     at_ns: int
+    is_silent: bool = False
+    """Whether it has not responded for too long."""
 
     def __str__(self) -> str:
         return f"node {self.node_rank} ({self.host}) was lost: {self.why}"
@@ -187,10 +186,8 @@ class TimePassed:
     at_ns: int
 
 
-FromNodes = (
+NodesEvent = (
     Met
-    | TimesAsked
-    | TimesTold
     | MeetingFailed
     | NodeLost
     | GenerationAborted
@@ -199,14 +196,16 @@ FromNodes = (
     | NextBegins
     | LaunchOver
 )
+FromNodes = NodesEvent | TimesAsked | TimesTold
 Event = (
     LaunchBegan
     | FromZygote
-    | FromRank
-    | FromNodes
+    | RankEvent
+    | NodesEvent
     | ZygoteGone
     | SignalArrived
     | Hung
     | RankLate
     | TimePassed
 )
+"""What ``lifecycle.step`` takes."""

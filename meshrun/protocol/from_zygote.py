@@ -44,8 +44,9 @@ class ProgramBroken:
     @property
     def headline(self) -> str:
         """Return what is wrong, in one line."""
-        first, *_, last = self.text.rstrip().splitlines() * 2
-        return first.removeprefix("error: ") if first.startswith("error: ") else last
+        lines = self.text.rstrip().splitlines() or [""]
+        is_ours = lines[0].startswith("error: ")
+        return lines[0].removeprefix("error: ") if is_ours else lines[-1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +196,7 @@ class Negotiated:
     coordinator_address: str
     coordinator_port: int
     secret: str
-    """Drawn by the coordinator; as well kept as torch's store, which has no lock."""
+    """Drawn by the coordinator; no safer than torch's store, which anyone can read."""
     at_ns: int
 
 
@@ -250,16 +251,15 @@ FromZygote = (
     | LeftoversEnded
     | GenerationEnded
 )
-FromRank = (
+RankEvent = (
     RankJoined
     | RankReady
     | RankRaised
     | RankBeat
-    | BreakpointPassed
     | Checked
     | NodeExcluded
     | RankFinished
     | RankLeaves
-    | FromRecorder
 )
+FromRank = RankEvent | BreakpointPassed | FromRecorder
 FromNegotiation = Negotiated | NegotiationWaits | NegotiationFailed | GaveUp

@@ -15,7 +15,7 @@ from meshrun.host.interfaces import address_in, is_everywhere
 from meshrun.host.sockets import listen_on
 from meshrun.plan.rendezvous_config import format_endpoint
 from meshrun.protocol.activity import idle_s_since, latest
-from meshrun.protocol.events import SILENT, GenerationAborted, MeetingFailed, NextBegins, NodeLost
+from meshrun.protocol.events import GenerationAborted, MeetingFailed, NextBegins, NodeLost
 from meshrun.protocol.from_zygote import GaveUp
 from meshrun.protocol.generation import Cause
 from meshrun.protocol.result import Resize
@@ -154,9 +154,9 @@ class Coordinator:
             if connection.beat(idle_s=idle_s):
                 self._board.update(connection)
             if (silent_s := (now_ns - connection.heard_ns) / 1e9) > timeout_s:
-                why = f"{SILENT} for {silent_s:.0f} s"
+                why = f"no message from it for {silent_s:.0f} s"
                 connection.part(why)
-                self._lose(number, why)
+                self._lose(number, why, is_silent=True)
         for number, connection in list(self._spares.items()):
             if connection.beat():
                 self._board.update(connection)
@@ -307,13 +307,14 @@ class Coordinator:
             return
         self._change(f"{host} joins: {describe_shapes(before, choice.layout)}")
 
-    def _lose(self, node_rank: int, why: str) -> None:
+    def _lose(self, node_rank: int, why: str, *, is_silent: bool = False) -> None:
         self._board.close(self._connections.pop(node_rank), why)
         rank, host = self._nodes.rank(node_rank), self._nodes.infos[node_rank].host
         self._nodes.remove(node_rank)
         if self._over:
             return
-        lost = NodeLost(node_rank=rank, host=host, why=why, at_ns=time.monotonic_ns())
+        now_ns = time.monotonic_ns()
+        lost = NodeLost(node_rank=rank, host=host, why=why, at_ns=now_ns, is_silent=is_silent)
         self._loss = str(lost)
         if not self._config.is_elastic:
             self._end_for(self._loss)

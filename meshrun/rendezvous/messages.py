@@ -39,7 +39,7 @@ def _layout(values: dict[str, Any]) -> dict[str, Any]:
 
 
 _LONGEST_DRAWN = 64
-"""Characters of a launch's name that the coordinator has drawn; it draws fewer."""
+"""The most characters of a run id that a coordinator may have drawn."""
 Generation = Annotated[int, Within(0, 2**31)]
 NodeRank = Annotated[int, Within(0, MAX_RANKS - 1)]
 Workers = Annotated[int, Within(0, MAX_RANKS)]

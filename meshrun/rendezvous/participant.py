@@ -13,7 +13,6 @@ from meshrun.host.interfaces import name_of
 from meshrun.host.network import Lookup, interface_of, is_loopback
 from meshrun.plan.rendezvous_config import format_endpoint, port_aside
 from meshrun.protocol.events import (
-    SILENT,
     MeetingFailed,
     NextBegins,
     NodeLost,
@@ -132,9 +131,9 @@ class Participant:
             self._update()
             silent_s = (time.monotonic_ns() - self._connection.heard_ns) / 1e9
             if silent_s > self._config.node_timeout_s:
-                why = f"{SILENT} for {silent_s:.0f} s"
+                why = f"no message from it for {silent_s:.0f} s"
                 self._connection.part(why)
-                self._drop(why)
+                self._drop(why, is_silent=True)
         elif not (self._met or self._failed):  # once let in, it is the coordinator who gives up
             self._look_for_coordinator()
 
@@ -375,7 +374,7 @@ class Participant:
         """Return a cause with its times by this machine's clock."""
         return cause.shifted(0 if self._connection is None else -self._connection.ahead_ns)
 
-    def _drop(self, why: str, *, misled_s: float | None = None) -> None:
+    def _drop(self, why: str, *, misled_s: float | None = None, is_silent: bool = False) -> None:
         """Close the connection; for ``misled_s``, something else may answer at the endpoint."""
         connection, self._connection = self._connection, None
         if connection is not None:
@@ -385,7 +384,7 @@ class Participant:
         if self._config.is_elastic and (self._met or self._is_spare):
             self._return_later(why)
         elif self._met:
-            self._lose_coordinator(why)
+            self._lose_coordinator(why, is_silent=is_silent)
         else:
             if self._is_known:  # and is gone: it is not waited for as if it were to come
                 known_s = min(self._deadline.timeout_s, self._config.node_timeout_s)
@@ -396,10 +395,10 @@ class Participant:
                 self._noted = why
                 self._board.note(f"node 0 at {self._config.endpoint}: {why}; retrying")
 
-    def _lose_coordinator(self, why: str) -> None:
-        now_ns = time.monotonic_ns()
+    def _lose_coordinator(self, why: str, *, is_silent: bool = False) -> None:
+        host, now_ns = self._coordinator_host, time.monotonic_ns()
         self._board.news.append(
-            NodeLost(node_rank=0, host=self._coordinator_host, why=why, at_ns=now_ns)
+            NodeLost(node_rank=0, host=host, why=why, at_ns=now_ns, is_silent=is_silent)
         )
 
     # ---- coming back to an elastic launch --------------------------------------------------

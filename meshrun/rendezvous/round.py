@@ -104,7 +104,7 @@ class Round:
         return outcome
 
     def _fail(self, number: int, outcome: NodeOutcome) -> None:
-        """One node's ranks are over before they are done: all others' are to end, once."""
+        """A node failed: stop the ranks of all others, once."""
         end = End(
             generation=self.generation,
             why=outcome.headline or "a rank failed",
@@ -115,7 +115,7 @@ class Round:
             self._board.news.append(generation_aborted(end))
 
     def end(self, end: End, *, but: int = OWN) -> bool:
-        """Tell the nodes to end their ranks, once; return whether this was that time."""
+        """Tell the nodes to end their ranks, once; return whether they had not been told yet."""
         if self.is_ending:
             return False
         self.is_ending = True

@@ -80,7 +80,7 @@ def _head(plan: LaunchPlan) -> Iterator[str]:
     if layout.mesh is not None:
         fastest = layout.dim_labels[-1]
         yield f"fastest dim: {fastest} (consecutive ranks differ in it, as in torch)"
-        yield f"device: {plan.device_type} ({plan.device_reason})"
+        yield f"device: {plan.device_type} ({plan.device.reason})"
     yield f"start: {plan.start_method} ({plan.start_method_reason})"
     python = "" if plan.program.kind == "command" else "python "
     yield f"each rank: {python}{shlex.join(plan.program.argv)}"

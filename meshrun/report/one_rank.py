@@ -93,7 +93,7 @@ def _head(plan: LaunchPlan, rank: RankPlan) -> Iterator[str]:
         places = zip(layout.dim_labels, rank.coordinate, strict=True)
         yield "coordinate: " + ", ".join(f"{dim}={place}" for dim, place in places)
     if rank.device is not None:
-        yield f"device: {rank.device} ({plan.device_reason})"
+        yield f"device: {rank.device} ({plan.device.reason})"
     if (gpu := rank.gpu) is not None:
         numa = "" if gpu.numa_node is None else f", NUMA node {gpu.numa_node}"
         nics = f", nearest network card {gpu.nics}" if gpu.nics else ""

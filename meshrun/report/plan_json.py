@@ -97,7 +97,7 @@ def _head(plan: LaunchPlan) -> dict[str, Any]:
             {"problem": finding.problem, "fix": finding.fix} for finding in find_problems(layout)
         ],
         "device_type": plan.device_type,
-        "device_reason": plan.device_reason,
+        "device_reason": plan.device.reason,
         "gpu_links": [list(pairs) for pairs in plan.host.links.pairs] if plan.host.links else None,
         "start_method": plan.start_method,
         "omp_num_threads": plan.omp_num_threads,

@@ -126,8 +126,8 @@ class StartProgress:
             self._tell_leftovers(event, console)
         if isinstance(event, Checked):
             self._tell_check(event, console)
-        if isinstance(event, LaunchBegan) and self._plan.passes_over_accelerators:
-            console.note(f"the mesh is on the CPU: {self._plan.device_reason}")
+        if isinstance(event, LaunchBegan) and self._plan.device.too_few:
+            console.note(f"the mesh is on the CPU: {self._plan.device.reason}")
         if isinstance(event, LaunchBegan) and not self._plan.node_rank:
             for line in (*self._plan.request.notes, *self._plan.request.rendezvous.notes):
                 console.note(line)
@@ -180,9 +180,9 @@ class StartProgress:
             console.note(f"the process that starts the ranks {how}; starting another")
 
     def _tell_start(self, state: State, console: Console) -> None:
-        status = self._status(state)
+        self._started = self._started or all(known.ready for known in state.ranks.values())
         if console.shows_status:
-            console.set_status(status)
+            console.set_status(self._status(state))
         if self._started and state.generation:
             cause = state.causes[-1]
             took_s = (time.monotonic_ns() - cause.at_ns) / 1e9
@@ -258,7 +258,6 @@ class StartProgress:
         ready = sum(known.ready for known in state.ranks.values())
         elapsed = f"{(time.monotonic_ns() - self._began_ns) / 1e9:.1f} s"
         if ready == total:
-            self._started = True
             return ""
         if state.begin_ns is not None:
             return "waiting to restart"

@@ -158,7 +158,7 @@ class Monitor:
             self.collectives.hear(message)
 
     def see_raised(self, event: RankRaised, *, was_stopping: bool) -> None:
-        """Find out for whom a rank has waited that gave up, before the others are ended.
+        """Find out for which peer a rank waited that timed out, before the others are ended.
 
         A rank whose peer gave up a moment before may only see that its connection is lost.
         """

@@ -169,7 +169,7 @@ class Nodes:
         return len(state.signals) == self._signals_before and not self._farewell.is_over
 
     def close(self) -> None:
-        """Have what was said arrive, and let go."""
+        """Send what is left to send, and close the connections."""
         self.peers.close()
 
 

@@ -73,7 +73,7 @@ class SignalQueue:
     def restore_late(self, most_s: float) -> None:
         """As :meth:`restore`, but what would end this process does so after ``most_s`` at first.
 
-        Whatever ends until then so keeps its exit code; what hangs is ended.
+        So a launch that is about to end keeps its exit code, and one that hangs is ended.
         """
         late = [
             signum

@@ -19,7 +19,7 @@ from meshrun.plan.rank_program import Program
 from meshrun.plan.request import StartMethod
 from meshrun.protocol import codec
 from meshrun.protocol.codec import Prepare, ToZygote
-from meshrun.protocol.from_zygote import FromNegotiation, FromRank, FromZygote
+from meshrun.protocol.from_zygote import FromNegotiation, FromRank, FromZygote, RankEvent
 from meshrun.start import own_command
 from meshrun.zygote.guard import LAUNCH_MARK
 
@@ -107,7 +107,7 @@ class ZygoteClient:
         except (BrokenPipeError, ConnectionError):
             pass
 
-    def receive(self) -> FromZygote | FromRank | None:
+    def receive(self) -> FromZygote | RankEvent | None:
         """Return the zygote's next event, or ``None`` once it has exited."""
         try:
             packet = self.control.recv(codec.PACKET_BYTES)
@@ -116,7 +116,7 @@ class ZygoteClient:
         if not packet:
             return None
         message = codec.decode(packet)
-        if isinstance(message, ToZygote | FromNegotiation):
+        if not isinstance(message, FromZygote | RankEvent):
             raise InternalError(f"the zygote sent an unexpected message: {message}")
         return message
 

@@ -99,6 +99,7 @@ class ZygoteServer:
         for end in (self._woken, self._wake):
             os.set_blocking(end, False)
         self._reactor = Reactor(selector=selectors.PollSelector())  # which no child inherits
+        self._is_zygote = True
         self._in_child: Callable[[], None] | None = None
         """What this process is to run, once it is a child."""
         self._parent = os.getppid()
@@ -118,7 +119,7 @@ class ZygoteServer:
         return self._in_child
 
     def _look_at_launcher(self, launcher: int) -> None:
-        """Have ranks stopped for as long as it is: nobody tells us of a SIGSTOP to it."""
+        """Stop ranks while the launcher is stopped: nobody tells us of a SIGSTOP to it."""
         if not self._pids:
             return
         if is_stopped(launcher):
@@ -171,7 +172,7 @@ class ZygoteServer:
             self._tell_not_started(order.rank, error)
             return None
         finally:
-            if self._is_zygote():
+            if self._is_zygote:
                 for fd in fds:
                     os.close(fd)
         self._pids[pid] = order.rank
@@ -185,7 +186,7 @@ class ZygoteServer:
 
         Args:
             dispositions: The child's.
-            begin: Called in it with our process id, to see to what our end means for it.
+            begin: Called in it with our process id, to have it end after us.
         """
         zygote = os.getpid()
         signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
@@ -195,7 +196,7 @@ class ZygoteServer:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED)
             raise
         if pid == 0:
-            self._is_zygote = lambda: False  # type: ignore[method-assign]
+            self._is_zygote = False
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for signum, disposition in dispositions.items():
@@ -208,9 +209,6 @@ class ZygoteServer:
             os.close(self._wake)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED)
         return pid
-
-    def _is_zygote(self) -> bool:
-        return True
 
     def _in_rank(
         self, order: StartRank, stdout: int, stderr: int, stacks: int, questions: int
@@ -242,7 +240,7 @@ class ZygoteServer:
             os.close(self._gate_fd)
         self._gate_fd = gate_fd
         try:
-            # It outlives what ends ranks, for them to end in order.
+            # It ignores what ends ranks, so that they can shut down first.
             pid = self._fork({}, self._guard.begin)
         except OSError as error:
             self._tell_not_started(STORE, error)

@@ -232,3 +232,14 @@ def test_trouble_is_told_with_its_host() -> None:
     assert of_coordinator.trouble is not None
     assert line == at_coordinator.trouble.message == f"on node1, {killed}"
     assert of_coordinator.trouble.message == f"on node0, {killed}"
+
+
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_a_hint_fits_how_a_node_was_lost(is_silent: bool) -> None:
+    """One that is silent may be unreachable; one that left has an output to read."""
+    state, _ = play([*COORDINATOR, replace(NODE_LOST, is_silent=is_silent)])
+    trouble = find_trouble(state)
+
+    assert trouble is not None
+    assert trouble.hint is not None
+    assert ("--node-timeout" in trouble.hint) == is_silent

@@ -49,8 +49,8 @@ def test_the_device_is_chosen_and_explained(
     """auto takes the accelerator only where each worker can have one."""
     plan = build_plan(request(device=device), facts(count))
 
-    assert (plan.device_type, plan.device_reason) == expected
-    assert plan.passes_over_accelerators == (count in (1, 4))
+    assert (plan.device_type, plan.device.reason) == expected
+    assert plan.device.too_few == (count in (1, 4))
     assert plan.uncounted_device == (device if "npu" in device else None)
 
 

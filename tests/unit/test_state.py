@@ -185,6 +185,12 @@ def test_a_sigterm_that_slurm_repeats_is_one() -> None:
     assert [each.deadline_ns for each in (state, interrupted)] == [35 * S, 9 * S]
     assert not state.killed
 
+    state = replace(state, deadline_ns=35 * S, signals=(signal.SIGINT,))
+    for at in (8, 9):  # after Ctrl-C, the first is one more
+        state, _ = step(state, signalled(signal.SIGTERM, at))
+    assert state.signals == (signal.SIGINT, signal.SIGTERM)
+    assert state.deadline_ns == 10 * S
+
 
 def test_stepping_never_changes_the_state_it_was_given() -> None:
     """States are values; a watcher may keep them."""
