@@ -57,6 +57,9 @@ def rank_environment(
 ) -> dict[str, str]:
     """Return the variables that a rank has over and above ``base``.
 
+    ``supervisor.start_orders`` adds those that its zygote lacks, and the rank its process id. For a
+    scheduler's task that is a rank by itself, ``mesh.scheduler_task`` makes the variables.
+
     Names and values follow torchrun 2.13 (``_start_workers`` in
     ``torch/distributed/elastic/agent/server/local_elastic_agent.py``); ``MESHRUN_*`` are ours.
     """
