@@ -15,6 +15,7 @@ from typer.core import TyperCommand
 
 from meshrun import __version__
 from meshrun.cli.began import Began
+from meshrun.cli.end import end_by_signal
 from meshrun.cli.option import COMMAND_LINE
 from meshrun.cli.options import Options
 from meshrun.cli.words import CommandLine, asked_help, spell_known, spell_out
@@ -203,10 +204,10 @@ def run_command_line(began: Began, *, tell: Callable[[MeshrunError], None] = _te
         tell(_usage_error(error))
         sys.exit(error.exit_code)
     except (typer.Abort, KeyboardInterrupt):
-        _end_by(signal.SIGINT)
+        end_by_signal(signal.SIGINT)
     except BrokenPipeError:
         let_go_of(sys.stdout)
-        _end_by(signal.SIGPIPE)
+        end_by_signal(signal.SIGPIPE)
     except Exception as error:
         if is_lost_output(error):
             let_go_of(sys.stdout)
@@ -221,12 +222,6 @@ def run_command_line(began: Began, *, tell: Callable[[MeshrunError], None] = _te
         tell(bug)
         sys.exit(bug.exit_code)
     sys.exit(code if isinstance(code, int) else 0)
-
-
-def _end_by(signum: int) -> None:
-    from meshrun.cli.end import end_by_signal
-
-    end_by_signal(signum)
 
 
 def _open_streams() -> None:

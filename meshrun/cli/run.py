@@ -254,16 +254,22 @@ def launch_here(
         from meshrun.report.result_json import write_report
 
         write_report(result, report)
-    lost_first = isinstance(result.trouble, NodeLostError)  # which says why, or else the controller
-    told = quiet and (result.elsewhere or result.signum is not None or lost_first)
-    was_ended = began.caller is not None and began.caller.why_ended != ""
-    told = told or (result.signum is not None and was_ended)
-    bare, unseen = request.console.prefix != "mesh", progress.without_what_was_seen(result)
-    if not told and (text := render_failure(unseen, told_lost=progress.told_lost, bare=bare)):
-        say(text)
+    if not _is_told_elsewhere(result, began):
+        unseen, bare = progress.without_what_was_seen(result), request.console.prefix != "mesh"
+        if text := render_failure(unseen, told_lost=progress.told_lost, bare=bare):
+            say(text)
     if plan.is_elastic and _is_other_task(cluster):
         return 0  # srun returns the worst code of all nodes, and the launch has that of the first
     return _end_with(request, result)
+
+
+def _is_told_elsewhere(result: LaunchResult, began: Began) -> bool:
+    """Whether our caller, the first node or the controller of all hosts says how it ended."""
+    is_stopped, caller = result.signum is not None, began.caller
+    if is_stopped and caller is not None and caller.why_ended:
+        return True
+    is_first_lost = isinstance(result.trouble, NodeLostError)
+    return began.is_quiet and (is_stopped or is_first_lost or bool(result.elsewhere))
 
 
 def _end_with(request: LaunchRequest, result: LaunchResult) -> int:

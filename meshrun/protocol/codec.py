@@ -121,14 +121,14 @@ class ResumeRanks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClearUp:
+class EndGeneration:
     """Launcher to zygote, after a generation: end the store and leftovers, and continue."""
 
     grace_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finish:
+class EndZygote:
     """Launcher to zygote: no more ranks; end what is left, then exit."""
 
     grace_s: float
@@ -142,8 +142,8 @@ ToZygote = (
     | SignalRanks
     | SuspendRanks
     | ResumeRanks
-    | ClearUp
-    | Finish
+    | EndGeneration
+    | EndZygote
 )
 Message = ToZygote | FromZygote | FromRank | FromNegotiation
 

@@ -211,11 +211,11 @@ class Workers:
     def end_generation(self, grace_s: float) -> None:
         """Have the zygote end the store and what ranks left behind, and start no more of them."""
         self._orders.clear()
-        self.zygote.send(codec.ClearUp(grace_s=grace_s))
+        self.zygote.send(codec.EndGeneration(grace_s=grace_s))
 
     def end(self, grace_s: float, *, by_force: bool) -> None:
         """Have the zygote end what is left and then itself; or end it without asking."""
-        self.zygote.send(codec.Finish(grace_s=grace_s))
+        self.zygote.send(codec.EndZygote(grace_s=grace_s))
         if by_force:
             self.zygote.kill()
 

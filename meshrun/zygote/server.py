@@ -25,8 +25,8 @@ from meshrun.host.reactor import Reactor
 from meshrun.plan.rank_program import Program
 from meshrun.protocol import codec
 from meshrun.protocol.codec import (
-    ClearUp,
-    Finish,
+    EndGeneration,
+    EndZygote,
     Negotiate,
     ResumeRanks,
     SignalRanks,
@@ -148,9 +148,9 @@ class ZygoteServer:
             case ResumeRanks():
                 self._until_told = False
                 self._resume_ranks()
-            case ClearUp():
-                self._clear_up(order.grace_s)
-            case Finish():
+            case EndGeneration():
+                self._end_generation(order.grace_s)
+            case EndZygote():
                 self._end(order.grace_s)
             case _:
                 self._end(0.0, launcher_is_gone=True)
@@ -331,7 +331,7 @@ class ZygoteServer:
             stopped_ns = time.monotonic_ns() - self._stopped_ns
             send(self._control, RanksResumed(stopped_ns=stopped_ns))
 
-    def _clear_up(self, grace_s: float) -> None:
+    def _end_generation(self, grace_s: float) -> None:
         """End the store and whatever a generation of ranks left behind."""
         self._end_negotiation()
         ended = self._end_children(grace_s)

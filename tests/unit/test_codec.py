@@ -111,4 +111,4 @@ def test_an_order_to_a_zygote_that_was_let_go_of_is_none() -> None:
     zygote.control, theirs = packet_pair()
     with theirs:
         zygote.control.close()
-        zygote.send(codec.Finish(grace_s=0.0))
+        zygote.send(codec.EndZygote(grace_s=0.0))
