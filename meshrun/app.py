@@ -185,16 +185,6 @@ def launch(
     console = Console(is_json=plan.request.console.is_json)
     run_id = plan.request.rendezvous.run_id or secrets.token_hex(8)
 
-    def complete_plan(
-        plan: LaunchPlan, facts: LaunchFacts, met: Met
-    ) -> tuple[LaunchPlan, LaunchFacts]:
-        plan, facts = complete(plan, facts, met)
-        planned(plan)
-        for watcher in watchers:
-            watcher.replan(plan)
-        note_listening(plan, facts, console)
-        return plan, facts
-
     with ExitStack() as stack:
         listener = None
         with declining(rendezvous := inherit_listener(plan.rendezvous)):
@@ -207,6 +197,17 @@ def launch(
         facts = facts_at_start(plan, run_id, folder, listener)
         if meet is None:
             note_listening(plan, facts, console)
+
+        def complete_plan(
+            plan: LaunchPlan, facts: LaunchFacts, met: Met
+        ) -> tuple[LaunchPlan, LaunchFacts]:
+            plan, facts = complete(plan, facts, met)
+            planned(plan)
+            for watcher in watchers:
+                watcher.replan(plan)
+            note_listening(plan, facts, console)
+            return plan, facts
+
         state = loop = None
         try:
             loop = Loop(
