@@ -335,9 +335,9 @@ def _signalled(state: State, event: SignalArrived) -> Step:
 
 def _stop_for_signal(state: State, event: SignalArrived) -> Step:
     """Ask ranks to stop at the first signal; kill them soon after the second, now at the third."""
-    is_repeated = state.sigterm_repeats and event.signum == signal.SIGTERM in state.signals
+    may_be_repeated = event.signum == signal.SIGTERM and state.sigterm_repeats
     # After the third all is killed already, and the deadline stays where it is.
-    if len(state.signals) > 2 or is_repeated:
+    if len(state.signals) > 2 or (may_be_repeated and signal.SIGTERM in state.signals):
         return state, []
     is_decided = state.nodes is not None and state.nodes.over is not None
     if state.over or is_decided:  # what is left is to tell the other nodes why

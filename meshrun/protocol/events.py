@@ -103,7 +103,7 @@ class NodeLost:
     why: str
     at_ns: int
     is_silent: bool = False
-    """Whether it has not responded for too long."""
+    """Whether it, or this node to it, has not responded for too long."""
 
     def __str__(self) -> str:
         return f"node {self.node_rank} ({self.host}) was lost: {self.why}"

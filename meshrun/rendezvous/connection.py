@@ -67,6 +67,8 @@ class Connection:
         """What the other end said of why it would close it."""
         self.closed: str | None = None
         """Why nothing more will come, once that is so."""
+        self.was_dropped = False
+        """Whether the other end gave this one up, having heard nothing from it."""
         self.was_refused = False
         """Whether the other end could not prove that it belongs here."""
         self.is_foreign = False
@@ -260,6 +262,7 @@ class Connection:
             if isinstance(message, Beat):
                 self._heard(message)
             elif isinstance(message, Parting):
+                self.was_dropped = True
                 self._parting = f"it dropped this node: {message.why}"
         return messages
 

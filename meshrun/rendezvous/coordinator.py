@@ -205,7 +205,7 @@ class Coordinator:
         elif is_spare:
             self._lose_spare(number, connection.closed)
         else:
-            self._lose(number, connection.closed)
+            self._lose(number, connection.closed, is_silent=connection.was_dropped)
 
     def _on_join(self, connection: Connection, said: Sequence[Message]) -> None:
         info = next((message for message in said if isinstance(message, Join | GaveUp)), None)

@@ -306,7 +306,7 @@ class Participant:
             self._end_of_try.cancel()
             self._is_known = True
         if connection.closed is not None:
-            self._drop(connection.closed)
+            self._drop(connection.closed, is_silent=connection.was_dropped)
         else:
             self._update()
 

@@ -164,6 +164,8 @@ def test_who_is_given_up_is_told_why(parties: Parties, deaf: int) -> None:
     parties.all.append(silent)
     parties.until(lambda: silent.heard(NodeLost))
 
-    why = other.heard(NodeLost)[0].why
-    assert why.startswith("no message from it for 3")
-    assert silent.heard(NodeLost)[0].why == f"it dropped this node: {why}"
+    (found,) = other.heard(NodeLost)
+    why = found.why
+    assert (why.startswith("no message from it for 3"), found.is_silent) == (True, True)
+    (lost,) = silent.heard(NodeLost)
+    assert (lost.why, lost.is_silent) == (f"it dropped this node: {why}", True)
