@@ -71,10 +71,16 @@ def _which(nnodes: int) -> list[str]:
     """Return the options of srun for one task on each node; of a heterogeneous job on all.
 
     Raises:
-        UsageError: If it is to be some nodes of a heterogeneous job.
+        UsageError: If the job has fewer nodes, or it is to be some of a heterogeneous job.
     """
     size = read_number(os.environ, "SLURM_HET_SIZE")
     if not size:
+        allocated = read_number(os.environ, "SLURM_JOB_NUM_NODES")
+        if allocated and nnodes > allocated:
+            raise UsageError(
+                f"--nnodes {nnodes}, but Slurm allocated {allocated} (SLURM_JOB_NUM_NODES)",
+                hint=f"use at most --nnodes {allocated}, or allocate more nodes",
+            )
         return [f"--nodes={nnodes}", f"--ntasks={nnodes}"]
     counts = [
         read_number(os.environ, f"SLURM_JOB_NUM_NODES_HET_GROUP_{number}") or 0

@@ -20,6 +20,7 @@ from meshrun.plan.rendezvous_config import (
 )
 from meshrun.plan.request import LaunchRequest, Reach, Remote, Rendezvous
 from meshrun.plan.scheduler_defaults import fit_to_cluster
+from meshrun.submit.srun_step import launch_on_nodes
 
 SLURM = ClusterFacts(
     system="Slurm", evidence="step 0 of job 7", job_id="7.0", nnodes=3, node_rank=1,
@@ -391,6 +392,16 @@ def test_how_long_nodes_may_take() -> None:
     assert [each.timeout_s for each in found if each] == [600.0, 30.0, 60.0]
     with pytest.raises(UsageError, match="--rdzv-conf join_timeout"):
         planned(conf=(("join_timeout", "long"),))
+
+
+def test_a_job_with_fewer_nodes_starts_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told before srun would; a dry run may plan for a larger job."""
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
+    asked = replace(request(), nnodes=3)
+
+    assert fit_to_cluster(asked, replace(SHELL, nnodes=2), may_step=True).nnodes == 3
+    with pytest.raises(UsageError, match="--nnodes 3, but Slurm allocated 2"):
+        launch_on_nodes(asked, [], job="7")
 
 
 def test_an_endpoint_is_written_as_it_is_read() -> None:
