@@ -23,6 +23,7 @@ BEAT_S = 1.0
 """How often each side says that it is there, in a launch of up to 500 nodes."""
 _RTO_MAX_MS = 44
 """Of <netinet/tcp.h>, from Linux 6.15 on: the longest pause before a lost packet is sent again."""
+_A_DAY_MS = 86_400_000
 _CHUNK = 64 * 1024
 _DRIFT = 1e-4
 """How fast two clocks may drift apart, so that a later round trip counts though it was longer."""
@@ -54,6 +55,8 @@ class Connection:
             # Pauses double each time. With three packets of ten lost they grew longer than a node
             # may be silent, in 1 connection of 16 within 100 s; so, none was over 8 s.
             self._socket.setsockopt(socket.IPPROTO_TCP, _RTO_MAX_MS, 1000)
+            # The kernel gives up after 15 pauses, now 13 s; --node-timeout says when we do.
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _A_DAY_MS)
         self._handshake = handshake
         self._has_ended = False
         self._line = bytearray()

@@ -201,12 +201,12 @@ class Day:
                 shapes = f"dp {before} -> {sizes[-1]}", f"dp={before} as before"
                 assert resize["shapes"] in shapes, log
                 runs = f"generation {generation} runs {_describe(resize)}; it took "
-                began = f"generation {generation} began {_describe(resize)}; it ended "
+                began = f"generation {generation} started {_describe(resize)}, but ended before"
             else:
                 sizes.append(before)
             has_run = generation in [start[2] for start in starts]
             assert runs in log or (began in log and not has_run), f"{runs!r} in:\n{log}"
-        assert len(re.findall(r"generation \d+ (?:runs|began)", log)) <= len(sizes) - 1, log
+        assert len(re.findall(r"generation \d+ (?:runs|started)", log)) <= len(sizes) - 1, log
         assert [start[1] for start in starts] == [sizes[start[2]] for start in starts], log
         whys = _RESTARTS.findall(log)
         assert [int(number) for number, _ in whys] == [*range(1, report["restarts"] + 1)], log

@@ -109,7 +109,7 @@ def test_a_signal_to_a_waiting_node_ends_all(
 TWO = ("--nnodes", "2", "--rdzv-endpoint", "node0:29500", "--mesh", "dp=2,tp=2")
 WRONG = {
     "sizes": (["--nproc-per-node", "4"], 2, "mesh `dp=2,tp=2` needs 4 workers"),
-    "rank": (["--node-rank", "2"], 2, "--node-rank 2"),
+    "rank": (["--node-rank", "2"], 2, "--node-rank must be from 0 to 1, found 2"),
     "device": (["--device", "cuda"], 2, "cuda"),
     "option": (["--max-restarts", "few"], 2, "`few`"),
     "unknown option": (["--max-restrts=1"], 2, "no such option: --max-restrts"),

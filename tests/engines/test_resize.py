@@ -179,8 +179,15 @@ def test_a_zygote_that_is_stopped_is_replaced_when_a_node_joins(
     conf = {"mesh": "dp=1:8,tp=1", "conf": "last_call_timeout=0"}
     launches = [start(hosts, 0, tmp_path, **conf)]
     launcher = psutil.Process(launches[0].process.pid)
-    wait_until(lambda: bool(launcher.children()), lambda: "no zygote")
-    launcher.children()[0].suspend()
+    zygotes: list[psutil.Process] = []
+
+    def has_zygote() -> bool:
+        """Whether it has begun: until then the launcher waits for it, whatever comes."""
+        zygotes[:] = [each for each in launcher.children() if "zygote" in each.cmdline()]
+        return bool(zygotes)
+
+    wait_until(has_zygote, lambda: "no zygote")
+    zygotes[0].suspend()
     launches.append(start(hosts, 1, tmp_path, **conf))
     for launch in launches:
         launch.wait_for("generation 1 runs with node1: dp 1 -> 2")
