@@ -70,8 +70,8 @@ class Connection:
         """What the other end said of why it would close it."""
         self.closed: str | None = None
         """Why nothing more will come, once that is so."""
-        self.was_dropped = False
-        """Whether the other end gave this one up, having heard nothing from it."""
+        self.is_silent = False
+        """Whether one end has given the other up, having heard nothing from it for too long."""
         self.was_refused = False
         """Whether the other end could not prove that it belongs here."""
         self.is_foreign = False
@@ -190,10 +190,15 @@ class Connection:
         self.flush()
         return messages
 
-    def part(self, why: str) -> None:
-        """Send why this end gives up the other one, if it still reads."""
+    def give_up_if_silent(self, timeout_s: float) -> str:
+        """Return why to close it if nothing came for so long, having sent that; "" otherwise."""
+        silent_s = (time.monotonic_ns() - self.heard_ns) / 1e9
+        if silent_s <= timeout_s:
+            return ""
+        self.is_silent, why = True, f"no message from it for {silent_s:.0f} s"
         if self.is_open:
             self.send(Parting(why=why))
+        return why
 
     def beat(self, *, idle_s: float | None = None) -> bool:
         """Say that this launcher is there, if that is due; return whether it was said.
@@ -265,7 +270,7 @@ class Connection:
             if isinstance(message, Beat):
                 self._heard(message)
             elif isinstance(message, Parting):
-                self.was_dropped = True
+                self.is_silent = True
                 self._parting = f"it dropped this node: {message.why}"
         return messages
 

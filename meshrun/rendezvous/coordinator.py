@@ -153,10 +153,8 @@ class Coordinator:
         for number, connection in list(self._connections.items()):
             if connection.beat(idle_s=idle_s):
                 self._board.update(connection)
-            if (silent_s := (now_ns - connection.heard_ns) / 1e9) > timeout_s:
-                why = f"no message from it for {silent_s:.0f} s"
-                connection.part(why)
-                self._lose(number, why, is_silent=True)
+            if why := connection.give_up_if_silent(timeout_s):
+                self._lose(number, why)
         for number, connection in list(self._spares.items()):
             if connection.beat():
                 self._board.update(connection)
@@ -205,7 +203,7 @@ class Coordinator:
         elif is_spare:
             self._lose_spare(number, connection.closed)
         else:
-            self._lose(number, connection.closed, is_silent=connection.was_dropped)
+            self._lose(number, connection.closed)
 
     def _on_join(self, connection: Connection, said: Sequence[Message]) -> None:
         info = next((message for message in said if isinstance(message, Join | GaveUp)), None)
@@ -307,14 +305,15 @@ class Coordinator:
             return
         self._change(f"{host} joins: {describe_shapes(before, choice.layout)}")
 
-    def _lose(self, node_rank: int, why: str, *, is_silent: bool = False) -> None:
-        self._board.close(self._connections.pop(node_rank), why)
+    def _lose(self, node_rank: int, why: str) -> None:
+        connection = self._connections.pop(node_rank)
+        self._board.close(connection, why)
         rank, host = self._nodes.rank(node_rank), self._nodes.infos[node_rank].host
         self._nodes.remove(node_rank)
         if self._over:
             return
-        now_ns = time.monotonic_ns()
-        lost = NodeLost(node_rank=rank, host=host, why=why, at_ns=now_ns, is_silent=is_silent)
+        at_ns, is_silent = time.monotonic_ns(), connection.is_silent
+        lost = NodeLost(node_rank=rank, host=host, why=why, at_ns=at_ns, is_silent=is_silent)
         self._loss = str(lost)
         if not self._config.is_elastic:
             self._end_for(self._loss)

@@ -129,11 +129,8 @@ class Participant:
             self._board.activity.elsewhere_ns = self._connection.active_ns
             self._connection.beat(idle_s=self._board.activity.idle_s)
             self._update()
-            silent_s = (time.monotonic_ns() - self._connection.heard_ns) / 1e9
-            if silent_s > self._config.node_timeout_s:
-                why = f"no message from it for {silent_s:.0f} s"
-                self._connection.part(why)
-                self._drop(why, is_silent=True)
+            if why := self._connection.give_up_if_silent(self._config.node_timeout_s):
+                self._drop(why)
         elif not (self._met or self._failed):  # once let in, it is the coordinator who gives up
             self._look_for_coordinator()
 
@@ -306,7 +303,7 @@ class Participant:
             self._end_of_try.cancel()
             self._is_known = True
         if connection.closed is not None:
-            self._drop(connection.closed, is_silent=connection.was_dropped)
+            self._drop(connection.closed)
         else:
             self._update()
 
@@ -374,15 +371,16 @@ class Participant:
         """Return a cause with its times by this machine's clock."""
         return cause.shifted(0 if self._connection is None else -self._connection.ahead_ns)
 
-    def _drop(self, why: str, *, misled_s: float | None = None, is_silent: bool = False) -> None:
+    def _drop(self, why: str, *, misled_s: float | None = None) -> None:
         """Close the connection; for ``misled_s``, something else may answer at the endpoint."""
         connection, self._connection = self._connection, None
         if connection is not None:
             self._board.close(connection, why)
         if self._over or self._failed:
             return
+        is_silent = connection is not None and connection.is_silent
         if self._config.is_elastic and (self._met or self._is_spare):
-            self._return_later(why)
+            self._return_later(why, is_silent=is_silent)
         elif self._met:
             self._lose_coordinator(why, is_silent=is_silent)
         else:
@@ -395,7 +393,7 @@ class Participant:
                 self._noted = why
                 self._board.note(f"node 0 at {self._config.endpoint}: {why}; retrying")
 
-    def _lose_coordinator(self, why: str, *, is_silent: bool = False) -> None:
+    def _lose_coordinator(self, why: str, *, is_silent: bool) -> None:
         host, now_ns = self._coordinator_host, time.monotonic_ns()
         self._board.news.append(
             NodeLost(node_rank=0, host=host, why=why, at_ns=now_ns, is_silent=is_silent)
@@ -403,12 +401,12 @@ class Participant:
 
     # ---- coming back to an elastic launch --------------------------------------------------
 
-    def _return_later(self, why: str) -> None:
+    def _return_later(self, why: str, *, is_silent: bool) -> None:
         """Come back once nothing is left here."""
         self._lost = self._tried = why
         if self._met:
             self._met = False
-            self._lose_coordinator(why)
+            self._lose_coordinator(why, is_silent=is_silent)
         if self._is_idle or self._is_spare:
             self._come_back()
 

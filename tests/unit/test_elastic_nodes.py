@@ -208,7 +208,9 @@ def test_a_node_that_was_cut_off_comes_back(parties: Parties, two: list[Party]) 
     coordinator, cut = two
     parties.all.remove(coordinator)
     parties.pass_s(40)
-    assert cut.heard(NodeLost)[0].why.startswith("no message from it for 3")
+    (lost,) = cut.heard(NodeLost)
+    assert lost.is_silent
+    assert lost.why.startswith("no message from it for 3")
     parties.all.append(coordinator)
     parties.pass_s(5)
     assert coordinator.heard(GenerationAborted)
