@@ -30,6 +30,8 @@ from meshrun.protocol.events import (
     NextBegins,
     NodeLost,
     OthersFinished,
+    TimesAsked,
+    TimesTold,
 )
 from meshrun.protocol.generation import Cause, RankState
 
@@ -141,6 +143,8 @@ def _launch_over(state: State, event: LaunchOver) -> Step:
 
 
 STEPS: dict[type[Any], Callable[[State, Any], Step]] = {
+    TimesAsked: lambda state, _: (state, []),
+    TimesTold: lambda state, _: (state, []),
     Met: _met,
     MeetingFailed: _meeting_failed,
     NodeLost: _node_lost,

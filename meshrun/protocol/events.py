@@ -186,8 +186,10 @@ class TimePassed:
     at_ns: int
 
 
-NodesEvent = (
+FromNodes = (
     Met
+    | TimesAsked
+    | TimesTold
     | MeetingFailed
     | NodeLost
     | GenerationAborted
@@ -196,12 +198,11 @@ NodesEvent = (
     | NextBegins
     | LaunchOver
 )
-FromNodes = NodesEvent | TimesAsked | TimesTold
 Event = (
     LaunchBegan
     | FromZygote
     | RankEvent
-    | NodesEvent
+    | FromNodes
     | ZygoteGone
     | SignalArrived
     | Hung
