@@ -9,34 +9,26 @@ nodes, and the console shows what the ranks print.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from meshrun.cluster import ClusterFacts
-from meshrun.cluster.here import detect_here, is_rank, with_starter
 from meshrun.errors import MeshrunError, UsageError
-from meshrun.host.cores import count_cores
-from meshrun.host.detect_host import detect_host
 from meshrun.host.machine import HostFacts
-from meshrun.host.outside_devices import count_with_torch
-from meshrun.plan.nic_affinity import note_no_nics
-from meshrun.plan.plan import LaunchPlan, build_plan, depends_on_count
-from meshrun.plan.rendezvous_config import RendezvousConfig, check_backend
+from meshrun.plan.find_cluster import find_cluster
+from meshrun.plan.look_at_host import count_devices, look_at_host, note_limits
+from meshrun.plan.plan import LaunchPlan, build_plan
+from meshrun.plan.rendezvous_config import check_backend
 from meshrun.plan.request import LaunchRequest
-from meshrun.plan.scheduler_defaults import fit_nodes_to_cluster, fit_to_cluster, note_few_cores
+from meshrun.plan.scheduler_defaults import fit_nodes_to_cluster, fit_to_cluster
 from meshrun.supervisor.giving_up import decline, declining, inherit_listener
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from meshrun.console.console import Console
-    from meshrun.plan.rank_env import LaunchFacts
     from meshrun.protocol.caller import Caller
-    from meshrun.protocol.events import Met
     from meshrun.protocol.result import LaunchResult
-    from meshrun.supervisor.loop import Watch
-    from meshrun.supervisor.node_link import Meet
-    from meshrun.warm.client import WarmRun
+    from meshrun.supervisor.watcher import Watcher
 
 
 def ask_cluster(
@@ -44,16 +36,10 @@ def ask_cluster(
 ) -> tuple[LaunchRequest, ClusterFacts | None]:
     """Return the request completed with the scheduler's facts, and these facts.
 
-    Args:
-        request: The request.
-        is_child: Whether a caller of launch() waits for the answer of this one process.
-
     Raises:
         UsageError: If the request and the scheduler contradict each other.
     """
     found, may_step = find_cluster(request, is_child=is_child)
-    if found is not None and found.system == "Slurm":
-        request = replace(request, sigterm_repeats=True)
     try:
         return fit_to_cluster(request, found, may_step=may_step), found
     except UsageError as error:
@@ -61,24 +47,6 @@ def ask_cluster(
         if found is not None and found.nnodes is None and not found.is_one_of_several:
             decline(fit_nodes_to_cluster(request, found), error)
         raise
-
-
-def find_cluster(
-    request: LaunchRequest, *, is_child: bool = False
-) -> tuple[ClusterFacts | None, bool]:
-    """Return the scheduler's facts, and whether a launch here can start launchers on its nodes.
-
-    A rank's scheduler is not its own.
-
-    Raises:
-        UsageError: If a variable of the scheduler is broken.
-    """
-    if is_rank() or request.remote is not None:
-        return None, False
-    asked = request.rendezvous
-    says_where = bool(asked.endpoint or asked.master_addr or asked.standalone)
-    found = detect_here(together=not says_where and request.nnodes != 1)
-    return (found, False) if found is None or is_child else with_starter(found)
 
 
 def plan(
@@ -93,30 +61,15 @@ def plan(
     Args:
         request: The request.
         facts: This machine; looked up if ``None``.
-        check_host: Whether a device this machine lacks is an error; if not, this is a dry run,
-            which shows the links between GPUs too.
+        check_host: Whether a device this machine lacks is an error; if not, this is a dry run.
         cluster: The facts of the scheduler, if there is one.
 
     Raises:
         UsageError: If the request is inconsistent, with the numbers.
     """
     check_backend(request.rendezvous.backend)
-    facts = facts or detect_host(
-        with_topology=request.numa_binding is not None,
-        with_links=not check_host,
-        with_nics=not check_host or request.nic_affinity,
-        with_domain=bool(request.intra_domain),
-    )
-    if (kind := depends_on_count(request)) is not None:
-        facts = count_with_torch(facts, kind, request.own_preload)
-    planned = build_plan(request, facts, check_host=check_host)
-    workers = planned.layout.nproc_per_node[planned.node_rank]
-    cores = count_cores()
-    request = note_few_cores(
-        planned.request, cluster, workers=workers, bound=cores[0], cores=cores[1]
-    )
-    request = replace(request, notes=(*request.notes, *note_no_nics(planned)))
-    return replace(planned, request=request)
+    facts = count_devices(request, facts or look_at_host(request, with_links=not check_host))
+    return note_limits(build_plan(request, facts, check_host=check_host), cluster)
 
 
 def plan_or_decline(request: LaunchRequest, cluster: ClusterFacts | None) -> LaunchPlan:
@@ -140,25 +93,22 @@ def plan_or_decline(request: LaunchRequest, cluster: ClusterFacts | None) -> Lau
 
 def launch(
     plan: LaunchPlan,
+    console: Console,
     *,
-    watch: Watch | None = None,
-    planned: Callable[[LaunchPlan], None] = lambda _: None,
+    watchers: Sequence[Watcher] = (),
     began_ns: int | None = None,
     paste: str | None = None,
     caller: Caller | None = None,
 ) -> LaunchResult:
-    """Carry out a plan and wait for it to finish.
+    """Carry out a plan and wait for it to finish; no process that was started is left.
 
     Args:
         plan: What to start.
-        watch: Called with every event, the state after it and the console.
-        planned: Called with the plan once all of several nodes have joined.
+        console: Shows what ranks print.
+        watchers: Follow the launch, beside those that the plan asks for.
         began_ns: Monotonic time at which the user's wait began; now if ``None``.
         paste: The command for other nodes, with ``ENDPOINT`` in place of the endpoint.
         caller: The program that started this launcher and uses it, if one does.
-
-    Returns:
-        The result; no process that was started is left.
 
     Raises:
         ProgramError: If the program cannot be opened.
@@ -168,97 +118,43 @@ def launch(
     import secrets
     from contextlib import ExitStack
 
-    from meshrun.console.console import Console
     from meshrun.host.leftovers import remove_forgotten
     from meshrun.host.sockets import listen_on
-    from meshrun.lifecycle.outcome import build_result, went_well
-    from meshrun.lifecycle.stopwatch import Stopwatch
     from meshrun.protocol.error_record import pass_error_on
-    from meshrun.report.listening import note_listening
-    from meshrun.report.watchers import make_observers, make_watchers
-    from meshrun.supervisor.launch_facts import complete, facts_at_start
+    from meshrun.report.watchers import make_watchers
     from meshrun.supervisor.loop import Loop
     from meshrun.supervisor.program_file import check_program
     from meshrun.supervisor.run_folder import make_run_folder
 
-    stopwatch = Stopwatch(began_ns or time.monotonic_ns())
-    console = Console(is_json=plan.request.console.is_json)
+    began_ns = began_ns or time.monotonic_ns()
     run_id = plan.request.rendezvous.run_id or secrets.token_hex(8)
-
+    listener = meet = None
     with ExitStack() as stack:
-        listener = None
-        with declining(rendezvous := inherit_listener(plan.rendezvous)):
+        with declining(config := inherit_listener(plan.rendezvous)):
             check_program(plan.program)
-            watchers = make_watchers(plan, run_id, console)
-            if rendezvous is None:
+            watchers = [*make_watchers(plan, run_id, console), *watchers]
+            if config is None:
                 listener = stack.enter_context(listen_on(plan.store_address, plan.store_port))
-            meet = _meet_nodes(plan, rendezvous, paste)
+            else:
+                from meshrun.supervisor.join_nodes import meet_nodes
+
+                meet = meet_nodes(plan, replace(config, paste=paste))
             folder = make_run_folder(plan, run_id)
-        facts = facts_at_start(plan, run_id, folder, listener)
-        if meet is None:
-            note_listening(plan, facts, console)
-
-        def complete_plan(
-            plan: LaunchPlan, facts: LaunchFacts, met: Met
-        ) -> tuple[LaunchPlan, LaunchFacts]:
-            plan, facts = complete(plan, facts, met)
-            planned(plan)
-            for watcher in watchers:
-                watcher.replan(plan)
-            note_listening(plan, facts, console)
-            return plan, facts
-
-        state = loop = None
-        try:
-            loop = Loop(
-                plan,
-                facts=facts,
-                folder=folder,
-                store_listener=listener,
-                console=console,
-                watch=[stopwatch.see, *watchers, *([watch] if watch is not None else [])],
-                complete=complete_plan,
-                meet=meet,
-                observers=make_observers(plan, console, watchers),
-                caller=caller,
-                warm=_warm(plan, console),
-            )
-            remove_forgotten()  # while the zygote imports torch
-            state = loop.run()
-        finally:
-            kept = folder.close(went_well=state is not None and went_well(state))
-            if loop is not None:
-                loop.let_signals_through()
-    result = build_result(
-        state,
-        loop.plan.layout,
-        hosts=loop.hosts,
-        timings=stopwatch.timings(),
-        log_folder=kept,
-        evidence=loop.evidence,
-    )
-    for watcher in watchers:
-        watcher.end(state, result)
+            stack.callback(folder.close, went_well=False)
+        loop = Loop(
+            plan,
+            run_id=run_id,
+            folder=folder,
+            store_listener=listener,
+            console=console,
+            watchers=watchers,
+            began_ns=began_ns,
+            meet=meet,
+            caller=caller,
+        )
+        remove_forgotten()  # while the zygote imports torch
+        result = loop.run()
     console.close()
     console.wait_for_readers(loop.readers_have_s)
     pass_error_on(result)
     return result
-
-
-def _meet_nodes(
-    plan: LaunchPlan, rendezvous: RendezvousConfig | None, paste: str | None
-) -> Meet | None:
-    if rendezvous is None:
-        return None
-    from meshrun.supervisor.join_nodes import meet_nodes
-
-    return meet_nodes(plan, replace(rendezvous, paste=paste))
-
-
-def _warm(plan: LaunchPlan, console: Console) -> WarmRun | None:
-    idle_s = plan.request.warm_idle_s
-    if idle_s is None:
-        return None
-    from meshrun.warm.client import WarmRun
-
-    return WarmRun(plan.program, plan.request.preload, idle_s=idle_s, note=console.note)

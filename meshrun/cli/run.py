@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from collections.abc import Iterator
@@ -24,18 +23,15 @@ from meshrun.cli.read import (
 from meshrun.cli.words import LAUNCHERS, CommandLine, misplaced
 from meshrun.errors import MeshrunError, NodeLostError, UsageError
 from meshrun.host.descriptors import allow_descriptors, say, say_as
-from meshrun.host.folder import open_private
 from meshrun.host.title import set_title
 from meshrun.plan.rank_program import Program
 from meshrun.plan.request import LaunchRequest
-from meshrun.protocol.caller import MET
 from meshrun.protocol.result import LaunchResult
 from meshrun.supervisor.program_file import read_source
 
 if TYPE_CHECKING:
     from meshrun.cli.began import Began
     from meshrun.cluster import ClusterFacts
-    from meshrun.plan.plan import LaunchPlan
 
 
 _FEWEST_FILES = 64
@@ -214,6 +210,7 @@ def launch_here(
 ) -> int:
     """Launch the ranks of this node and return the exit code, or end by the signal that came."""
     from meshrun import app
+    from meshrun.console.console import Console
     from meshrun.report.failure import render_failure
     from meshrun.report.progress import StartProgress
 
@@ -227,18 +224,12 @@ def launch_here(
         return launch_on_nodes(request, line.words(), job=request.rendezvous.step_of)
     plan = app.plan_or_decline(request, cluster)
     set_title("launcher", *sys.argv[1:])
-    quiet = began.is_quiet
-    progress = StartProgress(plan, quiet=quiet)
-
-    def replan(plan: LaunchPlan) -> None:
-        progress.replan(plan)
-        if began.hosts_present and began.caller is not None:
-            open(os.path.join(began.caller.folder, MET), "w", opener=open_private).close()
-
+    quiet, console = began.is_quiet, Console(is_json=plan.request.console.is_json)
+    progress = StartProgress(plan, console, quiet=quiet)
     result = app.launch(
         plan,
-        watch=progress,
-        planned=replan,
+        console,
+        watchers=[progress],
         began_ns=began.at_ns,
         paste=None if began.hosts_present else command_for_others(line),
         caller=began.caller,

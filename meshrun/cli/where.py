@@ -11,6 +11,7 @@ from meshrun.cli.words import CommandLine
 from meshrun.cluster import ClusterFacts
 from meshrun.cluster.here import is_rank
 from meshrun.errors import MeshrunError, UsageError
+from meshrun.plan.find_cluster import find_cluster
 from meshrun.plan.rank_program import Program
 from meshrun.plan.request import LaunchRequest
 from meshrun.plan.scheduler_defaults import fit_to_cluster
@@ -37,7 +38,7 @@ def find_out(request: LaunchRequest) -> Detected:
     """Find out what a launch here would mean; starts nothing."""
     facts: ClusterFacts | None = None
     try:
-        facts, may_step = app.find_cluster(request)
+        facts, may_step = find_cluster(request)
         request = fit_to_cluster(request, facts, may_step=may_step)
         planned = app.plan(request, check_host=False, cluster=facts)
     except MeshrunError as error:

@@ -56,10 +56,15 @@ class ClusterFacts:
     shell: str | None = None
     """What to type in this shell or batch script, which is inside an allocation and is no task."""
     starter: str = ""
-    """What starts a process on one of ``hosts`` from this shell: ``ssh``, ``qrsh``, ...; or ``""``
-    where only the system itself can, as by ``srun``."""
+    """What starts a process on one of ``hosts`` from this shell: ``ssh``, ``qrsh``, ..."""
+    step_starter: str = ""
+    """What starts one on every node at once, where the system has to: ``srun``."""
     one_a_node: str = "start one meshrun per node"
     """What to type, or to do, to have one launcher on each node."""
+    more_cores: str = "widen the affinity mask"
+    """What gives each worker a core, where ``{workers}`` stands for their number."""
+    repeats_sigterm: bool = False
+    """Whether the system ends a process with SIGTERM twice."""
     is_one_of_several: bool = False
     """Whether there are other processes, although nothing says how many."""
     variables: tuple[tuple[str, str], ...] = field(default=(), compare=False, repr=False)

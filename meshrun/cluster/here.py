@@ -62,7 +62,7 @@ def with_starter(facts: ClusterFacts) -> tuple[ClusterFacts, bool]:
     if facts.shell is None:
         return facts, False
     if not facts.starter:
-        return facts, facts.system == "Slurm" and shutil.which("srun") is not None
+        return facts, shutil.which(facts.step_starter) is not None
     return (facts if shutil.which(facts.starter) else replace(facts, starter="ssh")), True
 
 

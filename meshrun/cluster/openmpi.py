@@ -45,6 +45,7 @@ def detect_openmpi(env: Mapping[str, str]) -> ClusterFacts | None:
         task=task,
         secret=env.get("OMPI_MCA_orte_precondition_transports"),
         one_a_node=_ONE_A_NODE,
+        more_cores="mpirun --bind-to none lifts the limit",
     )
 
 

@@ -80,6 +80,8 @@ def detect_step(env: Mapping[str, str], *, terminal: bool | None = None) -> Clus
         domain=_domain(env),
         task=task,
         one_a_node=_RUN,
+        more_cores="srun --cpus-per-task={workers} gives each worker a core",
+        repeats_sigterm=True,
     )
 
 
@@ -106,6 +108,8 @@ def detect_shell(env: Mapping[str, str], *, terminal: bool | None = None) -> Clu
         node_rank=None,
         hosts=hosts,
         notes=(f"{why}, not a task",),
+        step_starter="srun",
+        repeats_sigterm=True,
         shell=_RUN
         if not components
         else _RUN.replace(" ", f" --het-group=0-{len(components) - 1} ", 1),

@@ -29,8 +29,10 @@ def fit_to_cluster(
         UsageError: If the scheduler started more than one launcher on a node, or on other nodes
             than were asked for.
     """
-    asked = request.rendezvous
-    if facts is None or asked.standalone:
+    if facts is None:
+        return request
+    asked, request = request.rendezvous, replace(request, sigterm_repeats=facts.repeats_sigterm)
+    if asked.standalone:
         return request
     if facts.shell is not None:
         return _in_shell(request, facts, facts.shell, may_step)
@@ -205,16 +207,8 @@ def note_few_cores(
         return request
     asked = request.rendezvous
     shared = f"{count(workers, 'worker')} to {bound} of {count(cores, 'core')}"
-    line = f"{facts.system} binds {shared}: {_unbound(facts, workers)}"
+    line = f"{facts.system} binds {shared}: {facts.more_cores.format(workers=workers)}"
     return replace(request, rendezvous=replace(asked, notes=(*asked.notes, line)))
-
-
-def _unbound(facts: ClusterFacts, workers: int) -> str:
-    if facts.system == "Open MPI":
-        return "mpirun --bind-to none lifts the limit"
-    if facts.system == "Slurm":
-        return f"srun --cpus-per-task={workers} gives each worker a core"
-    return "widen the affinity mask"
 
 
 def _in_shell(

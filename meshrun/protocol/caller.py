@@ -35,3 +35,7 @@ class Caller:
                 return file.read()
         except OSError:
             return ""
+
+    def note_met(self) -> None:
+        """Tell it that the nodes have met."""
+        open(os.path.join(self.folder, MET), "w", opener=open_private).close()

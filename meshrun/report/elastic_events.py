@@ -23,6 +23,7 @@ from meshrun.protocol.error_record import render_record
 from meshrun.protocol.events import AllIdle, Event, Met, NextBegins
 from meshrun.protocol.from_zygote import RankStarted
 from meshrun.protocol.result import LaunchResult, signal_name, split_wait_status
+from meshrun.supervisor.watcher import Watcher
 
 ENTRY_POINTS = "torchrun.event_log_handlers"
 """Group in which a package names its ``logging.Handler``, or what makes one."""
@@ -53,7 +54,7 @@ def load_handler(name: str) -> logging.Handler | None:
     return handler
 
 
-class ElasticEvents:
+class ElasticEvents(Watcher):
     """Turns what happens into torch-elastic's records, each one JSON object."""
 
     def __init__(self, plan: LaunchPlan, run_id: str, emit: Callable[[str], None]) -> None:
@@ -65,7 +66,7 @@ class ElasticEvents:
         self._generation: int | None = None
         """The last one whose ranks were started."""
 
-    def __call__(self, event: Event, state: State, console: Console) -> None:  # noqa: ARG002
+    def see(self, event: Event, state: State) -> None:
         """Record the start of a worker, and before the first one, how long nodes took to meet."""
         if isinstance(event, AllIdle):
             self._waits_since_ns = event.at_ns

@@ -24,6 +24,7 @@ from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol import events, from_zygote
 from meshrun.protocol.rank_end import RankExited, RankRaised
 from meshrun.protocol.result import LaunchResult, signal_name, split_wait_status
+from meshrun.supervisor.watcher import Watcher
 
 SCHEMA_NAME = "meshrun.event"
 SCHEMA_VERSION = 1
@@ -236,7 +237,7 @@ _RECORDS: dict[type, Callable[[Any], Record]] = {
 """What is published as it is."""
 
 
-class EventLog:
+class EventLog(Watcher):
     """Turns what happens into lines.
 
     Args:
@@ -255,7 +256,7 @@ class EventLog:
         """The last progress, while it is not written."""
         self._told_step_s = 0.0
 
-    def __call__(self, event: events.Event, state: State, _console: Console) -> None:
+    def see(self, event: events.Event, state: State) -> None:
         """Write a line, if the event is a published one."""
         if state.generation > self._generation:
             self._generation, self._step = state.generation, -1
@@ -273,7 +274,7 @@ class EventLog:
         """Take the plan as it is known now; the nodes may have met."""
         self.plan = plan
 
-    def end(self, _state: State, result: LaunchResult) -> None:
+    def end(self, state: State, result: LaunchResult) -> None:  # noqa: ARG002
         """Write the last line."""
         rank = result.failures[0].rank if result.failures else None
         self._write(LaunchEnded(exit_code=result.exit_code, restarts=result.restarts, rank=rank))

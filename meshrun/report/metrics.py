@@ -22,6 +22,7 @@ from meshrun.protocol.from_zygote import RankBeat
 from meshrun.protocol.generation import Cause
 from meshrun.protocol.result import LaunchResult
 from meshrun.report.open_metrics import OPEN_METRICS, PLAIN, Family, Labels, render_metrics
+from meshrun.supervisor.watcher import Watcher
 
 _PHASES: tuple[RankPhase, ...] = (
     "starting", "joining", "running", "hung", "stopped", "ending", "ended", "failed",
@@ -29,7 +30,7 @@ _PHASES: tuple[RankPhase, ...] = (
 _RATE_OVER_S = 60.0
 
 
-class Metrics:
+class Metrics(Watcher):
     """Counts what happens, and serves ``/metrics``, ``/healthz`` and ``/readyz``.
 
     Args:
@@ -70,8 +71,9 @@ class Metrics:
         self._state = state
         HttpServer(self._listener, reactor, self._answer)
 
-    def see(self, state: State) -> None:
-        """Take the launch as it is now."""
+    def see(self, event: Event, state: State) -> None:
+        """Count an event, and what the state after it says."""
+        self._count(event)
         self._state = state
         if state.generation > self._generation:
             for cause in state.causes[self._generation :]:
@@ -82,8 +84,11 @@ class Metrics:
             self._late.clear()
             self._history.clear()
 
-    def __call__(self, event: Event, _state: State, _console: Console) -> None:
-        """Count an event."""
+    def end(self, state: State, result: LaunchResult) -> None:  # noqa: ARG002
+        """Stop to serve."""
+        self._listener.close()
+
+    def _count(self, event: Event) -> None:
         now_s = time.monotonic()
         if isinstance(event, RankBeat):
             self._beats[event.rank] = now_s
@@ -94,10 +99,6 @@ class Metrics:
             self._late[event.rank] = event
         elif isinstance(event, NodeLost):
             self._lost_nodes += 1
-
-    def end(self, _state: State, _result: LaunchResult) -> None:
-        """Stop to serve."""
-        self._listener.close()
 
     def _reach(self, step: int, now_s: float) -> None:
         if not self._history or step > self._history[-1][1]:

@@ -29,6 +29,7 @@ from meshrun.protocol.packing import read_json
 from meshrun.protocol.printable import one_line
 from meshrun.protocol.rank_end import RankExited, RankRaised
 from meshrun.protocol.result import LaunchResult
+from meshrun.supervisor.watcher import Watcher
 from meshrun.wording import count
 
 _DAYS = 30
@@ -94,7 +95,7 @@ def check_own_history(path: str, most: int) -> None:
         )
 
 
-class NodeHistory:
+class NodeHistory(Watcher):
     """Appends the failures of this node to a file, and names nodes that fail often."""
 
     def __init__(self, plan: LaunchPlan, run_id: str, path: str, console: Console) -> None:
@@ -107,7 +108,7 @@ class NodeHistory:
         if not plan.node_rank:
             self._tell(known)
 
-    def __call__(self, event: Event, state: State, _console: Console) -> None:
+    def see(self, event: Event, state: State) -> None:
         """Append a failure that is this node's, or of a node that was lost."""
         if isinstance(event, NodeLost):
             self._append(event.host, f"the node was lost: {event.why}")
@@ -128,7 +129,7 @@ class NodeHistory:
         """Take the plan as it is known now; the nodes may have met."""
         self._plan = plan
 
-    def end(self, _state: State, result: LaunchResult) -> None:
+    def end(self, state: State, result: LaunchResult) -> None:  # noqa: ARG002
         """Name nodes that fail often, after a launch that failed."""
         if result.exit_code and not self._plan.node_rank:
             try:

@@ -43,18 +43,19 @@ from meshrun.protocol.result import (
     split_wait_status,
 )
 from meshrun.report.findings import describe_spares
+from meshrun.supervisor.watcher import Watcher
 from meshrun.wording import count
 
 
-class StartProgress:
+class StartProgress(Watcher):
     """Watches a launch: a status line while it starts, a note when it begins to end.
 
     Args:
         quiet: Whether to say only what nobody else can: another launcher says the rest.
     """
 
-    def __init__(self, plan: LaunchPlan, *, quiet: bool = False) -> None:
-        self._plan, self._quiet = plan, quiet
+    def __init__(self, plan: LaunchPlan, console: Console, *, quiet: bool = False) -> None:
+        self._plan, self._console, self._quiet = plan, console, quiet
         self._began_ns = time.monotonic_ns()
         self._told = False
         self._started = False
@@ -62,7 +63,6 @@ class StartProgress:
         self._told_spares = ""
         self.told_lost: frozenset[int] = frozenset()
         """Ranks that were said to have lost a connection, in this generation."""
-        self._console: Console | None = None
         self._survivors: set[int] = set()
         self._generation = 0
         self._is_checking = bool(plan.request.check_first)
@@ -78,91 +78,90 @@ class StartProgress:
 
     def without_what_was_seen(self, result: LaunchResult) -> LaunchResult:
         """Return the result without the first rank's last lines if they were just printed."""
-        if self._console is None or not result.failures:
+        if not result.failures:
             return result
         first, *others = result.failures
         if self._console.has_just_shown(first.last_lines):
             first = replace(first, last_lines=())
         return replace(result, failures=(first, *others))
 
-    def __call__(self, event: Event, state: State, console: Console) -> None:
+    def see(self, event: Event, state: State) -> None:
         """Take one event and the state after it."""
-        self._console = console
-        self._tell_oddities(event, state, console)
+        self._tell_oddities(event, state)
         if self._quiet:
             return
         starts_again = state.generation > self._generation
         if _is_next(event, state):
             if starts_again and not self._started:
-                self._tell_unstarted(state, console)
+                self._tell_unstarted(state)
             self._began_ns = time.monotonic_ns()
             self._told = self._started = False
             self.told_lost = frozenset()
         if isinstance(event, SignalArrived) and self._told and state.alive:
-            self._tell_signal(event, state, console)
+            self._tell_signal(event, state)
         if state.stopping and not self._told:
             self._told = True
-            console.set_status("")
+            self._console.set_status("")
             if not starts_again and not isinstance(event, MeetingFailed | Checked):
-                console.note(self._news(event, state))
+                self._console.note(self._news(event, state))
         if state.stopping and not starts_again:
-            self._tell_end(event, state, console)
+            self._tell_end(event, state)
         if starts_again:
-            self._tell_restart(state, console)
+            self._tell_restart(state)
         if not state.stopping and not self._started:
-            self._tell_start(state, console)
+            self._tell_start(state)
 
-    def _tell_oddities(self, event: Event, state: State, console: Console) -> None:
+    def _tell_oddities(self, event: Event, state: State) -> None:
         if isinstance(event, ZygoteGone) and state.generation == self._generation:
-            self._tell_lost_zygote(event, state, console)
+            self._tell_lost_zygote(event, state)
         if isinstance(event, ZygoteUnsafe):
-            console.note(f"starting a new interpreter per rank: {event.reason}")
+            self._console.note(f"starting a new interpreter per rank: {event.reason}")
         if isinstance(event, RanksResumed) and not self._quiet:
             stopped_s = event.stopped_ns / 1e9
-            console.note(
+            self._console.note(
                 f"resumed the ranks; they were suspended with meshrun for {stopped_s:.1f} s"
             )
         if isinstance(event, LeftoversEnded):
-            self._tell_leftovers(event, console)
+            self._tell_leftovers(event)
         if isinstance(event, Checked):
-            self._tell_check(event, console)
+            self._tell_check(event)
         if isinstance(event, LaunchBegan) and self._plan.device.too_few:
-            console.note(f"the mesh is on the CPU: {self._plan.device.reason}")
+            self._console.note(f"the mesh is on the CPU: {self._plan.device.reason}")
         if isinstance(event, LaunchBegan) and not self._plan.node_rank:
             for line in (*self._plan.request.notes, *self._plan.request.rendezvous.notes):
-                console.note(line)
+                self._console.note(line)
         # What other nodes have is known once they have met, and may change as they come and go.
         is_planned = isinstance(event, Met if self._plan.rendezvous is not None else LaunchBegan)
         if is_planned and self.is_first_node:
-            self._tell_spares(console)
+            self._tell_spares()
 
-    def _tell_check(self, event: Checked, console: Console) -> None:
+    def _tell_check(self, event: Checked) -> None:
         layout, self._is_checking = self._plan.layout, False
         what = f"{count(layout.world_size, 'rank')} on {count(layout.nnodes, 'node')}"
         speeds = f"; {event.speeds}" if event.speeds else ""
         found = "" if event.findings else ", found nothing wrong"
-        console.note(f"checked {what} in {event.seconds:.1f} s{found}{speeds}")
+        self._console.note(f"checked {what} in {event.seconds:.1f} s{found}{speeds}")
         for finding in event.findings:
-            console.note(f"found: {finding}")
+            self._console.note(f"found: {finding}")
 
-    def _tell_spares(self, console: Console) -> None:
+    def _tell_spares(self) -> None:
         spares = describe_spares(self._plan) if self._plan.spares else ""
         if spares and spares != self._told_spares:
-            console.note(spares)
+            self._console.note(spares)
         self._told_spares = spares
 
-    def _tell_leftovers(self, event: LeftoversEnded, console: Console) -> None:
+    def _tell_leftovers(self, event: LeftoversEnded) -> None:
         if event.count:
             what = count(event.count, "process")
-            console.note(f"killed {what} that the ranks left behind")
+            self._console.note(f"killed {what} that the ranks left behind")
         if new := self._take_new(event.survivors):
-            console.note(
+            self._console.note(
                 f"{_processes(new)} survived SIGKILL: the kernel cannot kill a process that"
                 " waits for a disk, a driver or a network file system (state D in `ps`) until"
                 " that responds"
             )
         if new := self._take_new(event.denied):
-            console.note(
+            self._console.note(
                 f"cannot kill {_processes(new)}: owned by another user, as with `sudo` or a"
                 " setuid program; only that user or root can"
             )
@@ -173,54 +172,54 @@ class StartProgress:
         self._survivors.update(new)
         return new
 
-    def _tell_lost_zygote(self, event: ZygoteGone, state: State, console: Console) -> None:
+    def _tell_lost_zygote(self, event: ZygoteGone, state: State) -> None:
         """Say that it ended between two generations, where that costs only time."""
         if not (state.over or state.lost_process or state.phase is Phase.ENDING or state.broken):
             how = describe_exit(*split_wait_status(event.wait_status))
-            console.note(f"the process that starts the ranks {how}; starting another")
+            self._console.note(f"the process that starts the ranks {how}; starting another")
 
-    def _tell_start(self, state: State, console: Console) -> None:
+    def _tell_start(self, state: State) -> None:
         self._started = self._started or all(known.ready for known in state.ranks.values())
-        if console.shows_status:
-            console.set_status(self._status(state))
+        if self._console.shows_status:
+            self._console.set_status(self._status(state))
         if self._started and state.generation:
             cause = state.causes[-1]
             took_s = (time.monotonic_ns() - cause.at_ns) / 1e9
             text = f"generation {state.generation} is running, {took_s:.2f} s after the failure"
             if cause.resize is not None:
                 text = f"{describe_resize(cause.resize)}; it took {took_s:.2f} s"
-            console.note(text)
-        elif self._started and self._has_mesh and console.shows_status:
-            console.note(self._ready())
+            self._console.note(text)
+        elif self._started and self._has_mesh and self._console.shows_status:
+            self._console.note(self._ready())
 
-    def _tell_signal(self, event: SignalArrived, state: State, console: Console) -> None:
+    def _tell_signal(self, event: SignalArrived, state: State) -> None:
         """Say what one more signal changes."""
         if event.why or (event.signum == signal.SIGTERM and state.sigterm_repeats):
             return
         name = signal_name(event.signum)
         if state.killed and not self._told_kill:
             self._told_kill = True
-            console.note(f"{name} again: killing {self._victims(state)} now")
+            self._console.note(f"{name} again: killing {self._victims(state)} now")
         elif not state.killed and state.deadline_ns is not None:
             left_s = round((state.deadline_ns - event.at_ns) / 1e9, 1)
             text = f"killing in {left_s:g} s"
             if len(state.signals) == 2:
                 press = "press Ctrl-C" if event.signum == signal.SIGINT else "send it"
                 name, text = f"{name} again", f"{text}; {press} again to kill now"
-            console.note(f"{name}: {text}")
+            self._console.note(f"{name}: {text}")
 
-    def _tell_end(self, event: Event, state: State, console: Console) -> None:
+    def _tell_end(self, event: Event, state: State) -> None:
         """Say who has ended, for as long as ranks may take; and who is ended then."""
         total, left = len(state.ranks), len(state.alive)
         if isinstance(event, TimePassed) and state.killed and left and not self._told_kill:
             self._told_kill = True
             after = f" after {state.shutdown_timeout_s:g} s" if len(state.signals) < 2 else ""
             exited = f"{total - left} of {total} ranks exited"
-            console.note(f"timed out{after}: {exited}; killing {self._victims(state)}")
-        if console.shows_status and isinstance(event, RankExited | SignalArrived):
-            console.set_status(f"{total - left} of {total} ranks exited" if left else "")
+            self._console.note(f"timed out{after}: {exited}; killing {self._victims(state)}")
+        if self._console.shows_status and isinstance(event, RankExited | SignalArrived):
+            self._console.set_status(f"{total - left} of {total} ranks exited" if left else "")
 
-    def _tell_restart(self, state: State, console: Console) -> None:
+    def _tell_restart(self, state: State) -> None:
         """Say why ranks are restarted, and which of the restarts this is."""
         self._generation = state.generation
         cause = state.causes[-1]
@@ -231,15 +230,15 @@ class StartProgress:
         wait_s, why_wait = back_off(state.causes)
         if wait_s:
             which, why_wait = f"{which} in {wait_s:g} s", f"; {why_wait}"
-        console.note(f"{which}, because {who}{cause.description}{why_wait}")
+        self._console.note(f"{which}, because {who}{cause.description}{why_wait}")
         if cause.raised is not None and not cause.raised.shown:
-            console.print_line(cause.raised.traceback.rstrip("\n").encode(), to_stderr=True)
+            self._console.print_line(cause.raised.traceback.rstrip("\n").encode(), to_stderr=True)
 
-    def _tell_unstarted(self, state: State, console: Console) -> None:
+    def _tell_unstarted(self, state: State) -> None:
         """Say who left and came before a generation that ended before its ranks were ready."""
         resize = state.causes[-2].resize if len(state.causes) > 1 else None
         if resize is not None and resize.generation == self._generation:
-            console.note(
+            self._console.note(
                 f"{describe_resize(resize, verb='started')}, but ended before its ranks ran"
             )
 

@@ -1,31 +1,10 @@
-"""Those that get every event of a launch, for programs: files, metrics, torch-elastic's events."""
+"""Those that follow a launch because an option asks for it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
-
 from meshrun.console.console import Console
-from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
-from meshrun.protocol.events import Event
-from meshrun.protocol.result import LaunchResult
-
-if TYPE_CHECKING:
-    from meshrun.supervisor.loop import Observer
-
-
-class Watcher(Protocol):
-    """Gets the events of a launch."""
-
-    def __call__(self, event: Event, state: State, console: Console, /) -> None:
-        """Take an event and the state after it."""
-
-    def replan(self, plan: LaunchPlan) -> None:
-        """Take the plan as it is known now; the nodes may have met."""
-
-    def end(self, state: State, result: LaunchResult, /) -> None:
-        """The launch has ended."""
+from meshrun.supervisor.watcher import Watcher
 
 
 def make_watchers(plan: LaunchPlan, run_id: str, console: Console) -> list[Watcher]:
@@ -54,19 +33,8 @@ def make_watchers(plan: LaunchPlan, run_id: str, console: Console) -> list[Watch
         from meshrun.report.node_history import NodeHistory
 
         found.append(NodeHistory(plan, run_id, request.node_history, console))
-    return found
+    if request.status:
+        from meshrun.report.live import Live
 
-
-def make_observers(
-    plan: LaunchPlan, console: Console, watchers: Sequence[Watcher]
-) -> list[Observer]:
-    """Return those that look at the launch now and then, too."""
-    from meshrun.supervisor.loop import Observer
-
-    found: list[Observer] = [watcher for watcher in watchers if isinstance(watcher, Observer)]
-    if plan.request.status:
-        from meshrun.report.status_view import StatusView
-        from meshrun.supervisor.live import Live
-
-        found.append(Live(plan, console, StatusView))
+        found.append(Live(plan, console))
     return found

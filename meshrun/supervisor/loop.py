@@ -6,10 +6,10 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 from meshrun.console.console import Console
 from meshrun.console.output import Output
@@ -32,11 +32,11 @@ from meshrun.lifecycle.actions import (
     Tell,
     WakeAt,
 )
+from meshrun.lifecycle.outcome import build_result, went_well
 from meshrun.lifecycle.phases import NodesPhase
 from meshrun.lifecycle.state import NodesState, State, skip_time, was_stopped
 from meshrun.lifecycle.step import step
 from meshrun.plan.plan import LaunchPlan
-from meshrun.plan.rank_env import LaunchFacts
 from meshrun.protocol.caller import Caller
 from meshrun.protocol.codec import WireError
 from meshrun.protocol.collectives import FromRecorder
@@ -68,40 +68,27 @@ from meshrun.protocol.from_zygote import (
 )
 from meshrun.protocol.generation import Evidence, RankState
 from meshrun.protocol.rank_end import RankExited, RankRaised
-from meshrun.protocol.result import signal_name
+from meshrun.protocol.result import LaunchResult, signal_name
 from meshrun.supervisor.gpu_errors import GpuErrors
 from meshrun.supervisor.gpu_wait import GpuWait
 from meshrun.supervisor.investigation import gather
+from meshrun.supervisor.launch_facts import complete, facts_at_start
+from meshrun.supervisor.listening import note_listening
 from meshrun.supervisor.monitor import Monitor
 from meshrun.supervisor.pause import Pause
 from meshrun.supervisor.run_folder import RunFolder
 from meshrun.supervisor.signals import SignalQueue
+from meshrun.supervisor.stopwatch import Stopwatch
 from meshrun.supervisor.terminal import Terminal
+from meshrun.supervisor.watcher import Watcher
 from meshrun.supervisor.workers import Workers
 
 if TYPE_CHECKING:
     from meshrun.supervisor.node_link import Meet, Nodes
-    from meshrun.warm.client import WarmRun
 
 _LATE_NS = 1_000_000_000
 """More than a busy machine's delay in waking this process up."""
 _PAUSED_TURN_S = 0.1
-
-Watch = Callable[[Event, State, Console], None]
-
-
-@runtime_checkable
-class Observer(Protocol):
-    """What looks at the launch from time to time, or is asked about it."""
-
-    def begin(self, reactor: Reactor, state: State) -> None:
-        """Look from now on."""
-
-    def see(self, state: State) -> None:
-        """Take the launch as it is now."""
-
-    def replan(self, plan: LaunchPlan) -> None:
-        """Take the plan as it is known now; the nodes may have met."""
 
 
 class Loop:
@@ -109,32 +96,31 @@ class Loop:
 
     Args:
         plan: What to start; of several nodes, what is known of it before they have met.
-        facts: What the ranks need to know, as far as it is known by then.
+        run_id: Names the launch; of several nodes, until they have met.
+        folder: Where ranks' files are; closed once they have ended.
         store_listener: Where the store serves; of several nodes, the coordinator's has its own.
-        watch: Each called with every event, the state after it and the console.
-        complete: Returns plan and facts once the nodes have met.
+        watchers: Follow the launch.
+        began_ns: Monotonic time at which the user's wait began.
         meet: Begins to meet the other nodes, if there are any.
-        warm: Where a zygote may be had without importing what it shares.
+        caller: The program that started this launcher and uses it, if one does.
     """
 
     def __init__(
         self,
         plan: LaunchPlan,
         *,
-        facts: LaunchFacts,
+        run_id: str,
         folder: RunFolder,
         store_listener: socket.socket | None,
         console: Console,
-        watch: Sequence[Watch],
-        complete: Callable[[LaunchPlan, LaunchFacts, Met], tuple[LaunchPlan, LaunchFacts]],
-        meet: Meet | None = None,
-        observers: Sequence[Observer] = (),
-        caller: Caller | None = None,
-        warm: WarmRun | None = None,
+        watchers: Sequence[Watcher],
+        began_ns: int,
+        meet: Meet | None,
+        caller: Caller | None,
     ) -> None:
-        self._caller, self._warm = caller, warm
-        self._console, self._watch, self._complete = console, watch, complete
-        self._observers = observers
+        self._caller, self._console, self._folder = caller, console, folder
+        self._stopwatch = Stopwatch(began_ns)
+        self._watchers = (self._stopwatch, *watchers)
         self._asked = plan
         """As it was before nodes have met: they may meet again."""
         ranks = plan.layout.ranks_of_node(plan.node_rank)
@@ -166,16 +152,14 @@ class Loop:
             zygote_pid=lambda: self._workers.zygote.pid,
         )
         self._monitor.see(self.state)
-        for observer in observers:
-            observer.begin(self._reactor, self.state)
+        for watcher in self._watchers:
+            watcher.begin(self._reactor, self.state)
         self._output = Output(
             plan, console, self._reactor, self._monitor.watchdog.printed, folder.open
         )
         self._memory = MemoryWatch()
         self._gpu_errors = GpuErrors(plan)
         self._gpu_wait = GpuWait(plan, self._reactor, console.note)
-        self.evidence: Mapping[int, Evidence] = {}
-        """What is known of ranks that failed, once the launch has ended."""
         self._wake = self._reactor.call_at(
             None, lambda: self._happen(TimePassed(at_ns=time.monotonic_ns()))
         )
@@ -195,6 +179,7 @@ class Loop:
             always=(signal.SIGQUIT, signal.SIGCONT, *plan.request.forwarded_signals),
         )
         self._reactor.add_reader(self._signals, self._on_signals)
+        facts = facts_at_start(plan, run_id, folder, store_listener)
         self._workers = Workers(
             plan,
             facts,
@@ -205,10 +190,11 @@ class Loop:
             terminal=self._terminal,
             reactor=self._reactor,
             note=console.note,
-            warm=warm,
             on_control=self._on_control,
             on_reports=self._on_reports,
         )
+        if meet is None:
+            note_listening(plan, facts, console)
         self._nodes = None if meet is None else self._meet(meet)
         self._arrange()
 
@@ -239,8 +225,9 @@ class Loop:
         """Names of the nodes, in their order, if known."""
         return (os.uname().nodename,) if self._nodes is None else self._nodes.hosts
 
-    def run(self) -> State:
-        """Run until everything has ended and every byte is written; return the last state."""
+    def run(self) -> LaunchResult:
+        """Run until everything has ended and every byte is written."""
+        evidence: Mapping[int, Evidence] | None = None
         try:
             self._happen(LaunchBegan(at_ns=time.monotonic_ns()))
             while not self.state.over:
@@ -250,9 +237,9 @@ class Loop:
                     self._turn()
                 self._nodes.close()
             self._finish_output()
-            self.evidence = self._gather()
-            if self._warm is not None and {*self.state.signals} <= {signal.SIGINT}:
-                self._warm.leave_server()
+            evidence = self._gather()
+            if {*self.state.signals} <= {signal.SIGINT}:
+                self._workers.leave_warm_server()
         finally:
             self._workers.close()
             self._monitor.close()
@@ -260,7 +247,21 @@ class Loop:
             self._output.close()
             self._terminal.close()
             self._reactor.close()
-        return self.state
+            kept = self._folder.close(went_well=evidence is not None and went_well(self.state))
+            # Nothing is left to clear up, so signals do what they did before us. But the first is
+            # late: a launch that is decided, and only has to be told, ends as it was.
+            self._signals.restore_late(LAST_WORDS_TAKE_S)
+        result = build_result(
+            self.state,
+            self.plan.layout,
+            hosts=self.hosts,
+            timings=self._stopwatch.timings(),
+            log_folder=kept,
+            evidence=evidence,
+        )
+        for watcher in self._watchers:
+            watcher.end(self.state, result)
+        return result
 
     def _finish_output(self) -> None:
         """Bring out what ranks wrote; once the launch was stopped, for readers that take it."""
@@ -283,13 +284,6 @@ class Loop:
         stopped_ns = self._signalled_ns or self._ended_ns
         until_ns = max(stopped_ns + shutdown_ns, self._ended_ns + last_words_ns)
         return max(0.0, (until_ns - time.monotonic_ns()) / 1e9)
-
-    def let_signals_through(self) -> None:
-        """Once there is nothing left to clear up, signals do again what they did before us.
-
-        But the first is late: a launch that is decided, and only has to be told, ends as it was.
-        """
-        self._signals.restore_late(LAST_WORDS_TAKE_S)
 
     # ---- events ----------------------------------------------------------------------------
 
@@ -352,8 +346,8 @@ class Loop:
             self._output.begin()
         if isinstance(event, RankExited):
             self._output.end(event.rank, failed=event.wait_status != 0)
-        for watch in self._watch:
-            watch(event, self.state, self._console)
+        for watcher in self._watchers:
+            watcher.see(event, self.state)
         if isinstance(event, RankRaised):
             self._monitor.see(self.state)
             self._monitor.see_raised(event, was_stopping=was_stopping)
@@ -363,8 +357,6 @@ class Loop:
         for action in actions:
             self._act(action)
         self._monitor.see(self.state)
-        for observer in self._observers:
-            observer.see(self.state)
 
     def _on_control(self) -> None:
         message = self._workers.zygote.receive()
@@ -546,7 +538,7 @@ class Loop:
     def _completed(self, met: Met) -> Met | MeetingFailed:
         """Complete the plan with what the other nodes sent, and set this node's ranks."""
         try:
-            plan, facts = self._complete(self._asked, self._workers.facts, met)
+            plan, facts = complete(self._asked, self._workers.facts, met)
         except MeshrunError as error:
             self.state = replace(
                 self.state,
@@ -558,8 +550,11 @@ class Loop:
         self._workers.replan(plan, facts, self._nodes.peers.listener)
         self._monitor.replan(plan)
         self._output.replan(plan)
-        for observer in self._observers:
-            observer.replan(plan)
+        for watcher in self._watchers:
+            watcher.replan(plan)
+        note_listening(plan, facts, self._console)
+        if self._caller is not None:
+            self._caller.note_met()
         return replace(met, ranks=tuple(self._workers.ranks))
 
     def _start_all(self, generation: int) -> None:

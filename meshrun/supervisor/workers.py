@@ -38,7 +38,6 @@ class Workers:
 
     Args:
         listener: Where the store serves; ``None`` where it is on another node, or not yet known.
-        warm: Where a zygote may be had without importing what it shares.
     """
 
     def __init__(
@@ -53,14 +52,13 @@ class Workers:
         terminal: Terminal,
         reactor: Reactor,
         note: Callable[[str], None],
-        warm: WarmRun | None,
         on_control: Callable[[], None],
         on_reports: Callable[[], None],
     ) -> None:
         self._folder = folder
         self._output, self._monitor, self._terminal = output, monitor, terminal
         self._reactor, self._on_control, self._on_reports = reactor, on_control, on_reports
-        self._note, self._warm = note, warm
+        self._note, self._warm = note, _warm_run(plan, note)
         self._orders = StartOrders(self._send_order)
         self._generation = 0
         self.timers: Timers | None = None
@@ -234,8 +232,22 @@ class Workers:
             self._output.log(event.rank, as_torch_prints(told, event.rank) if is_bare else told)
         return None
 
+    def leave_warm_server(self) -> None:
+        """See to it that the next run finds a warm server, if that was asked for."""
+        if self._warm is not None:
+            self._warm.leave_server()
+
     def close(self) -> None:
         """Let go of the zygote's sockets."""
         if self.timers is not None:
             self.timers.close()
         self.zygote.close()
+
+
+def _warm_run(plan: LaunchPlan, note: Callable[[str], None]) -> WarmRun | None:
+    idle_s = plan.request.warm_idle_s
+    if idle_s is None:
+        return None
+    from meshrun.warm.client import WarmRun
+
+    return WarmRun(plan.program, plan.request.preload, idle_s=idle_s, note=note)

@@ -10,6 +10,7 @@ import json
 import sys
 
 from meshrun.app import launch, plan
+from meshrun.console.console import Console
 from meshrun.layout.spec import parse_mesh
 from meshrun.plan.rank_program import Program
 from meshrun.plan.request import LaunchRequest
@@ -26,7 +27,7 @@ def main() -> None:
         device="cpu",
         preload=("torch", "torch.distributed.device_mesh"),
     )
-    result = launch(plan(request))
+    result = launch(plan(request), Console())
     if result.trouble is not None:
         raise result.trouble
     if result.broken_program is not None:

@@ -87,6 +87,8 @@ def test_a_task_of_a_slurm_step() -> None:
             rank=2, world_size=4, local_rank=0, local_world_size=1, per_node=(2, 1, 1)
         ),
         one_a_node="srun --ntasks-per-node=1 meshrun ...",
+        more_cores="srun --cpus-per-task={workers} gives each worker a core",
+        repeats_sigterm=True,
     )  # fmt: skip
 
 
@@ -194,6 +196,7 @@ def test_a_process_of_mpirun() -> None:
         task=Task(rank=3, world_size=4, local_rank=1, local_world_size=2, per_node=(2, 2)),
         secret="4136b6c6b552b7cb-492945d51d07d3de",
         one_a_node="mpirun -npernode 1 --bind-to none meshrun ...",
+        more_cores="mpirun --bind-to none lifts the limit",
     )
 
 

@@ -10,7 +10,7 @@ from meshrun.host.machine import HostFacts
 from meshrun.plan.plan import LaunchPlan, build_plan
 from meshrun.plan.rank_env import LaunchFacts
 from meshrun.plan.rank_program import Program
-from meshrun.report.listening import describe_listening
+from meshrun.supervisor.listening import describe_listening
 
 
 def plan(nnodes: str, device: str | None, **more: str) -> LaunchPlan:

@@ -19,7 +19,7 @@ from meshrun.plan.rendezvous_config import (
     plan_rendezvous,
 )
 from meshrun.plan.request import LaunchRequest, Reach, Remote, Rendezvous
-from meshrun.plan.scheduler_defaults import fit_to_cluster
+from meshrun.plan.scheduler_defaults import fit_to_cluster, note_few_cores
 from meshrun.submit.srun_step import launch_on_nodes
 
 SLURM = ClusterFacts(
@@ -414,3 +414,31 @@ def test_an_endpoint_is_written_as_it_is_read() -> None:
 def test_the_secret_is_not_shown() -> None:
     """A traceback may show a meeting."""
     assert "hidden" not in repr(planned(secret="hidden"))
+
+
+@pytest.mark.parametrize(
+    ("facts", "workers", "bound", "notes"),
+    [
+        (SLURM, 2, 1, ("Slurm binds 2 workers to 1 of 4 cores: widen the affinity mask",)),
+        (replace(SLURM, more_cores="srun --cpus-per-task={workers}"), 8, 3,
+         ("Slurm binds 8 workers to 3 of 4 cores: srun --cpus-per-task=8",)),
+        (SLURM, 8, 4, ()),
+        (SLURM, 2, 2, ()),
+        (SHELL, 2, 1, ()),
+        (None, 2, 1, ()),
+    ],
+)  # fmt: skip
+def test_workers_that_share_fewer_cores_than_there_are(
+    facts: ClusterFacts | None, workers: int, bound: int, notes: tuple[str, ...]
+) -> None:
+    """The note says how to get more of that scheduler."""
+    told = note_few_cores(request(), facts, workers=workers, bound=bound, cores=4)
+
+    assert told.rendezvous.notes == notes
+
+
+def test_a_scheduler_that_repeats_sigterm() -> None:
+    """Also where the launch is on one node, or meets nobody."""
+    for asked in ({}, {"nnodes": 1}, {"standalone": True}):
+        assert fitted(replace(SLURM, repeats_sigterm=True), **asked).sigterm_repeats
+        assert not fitted(SLURM, **asked).sigterm_repeats

@@ -44,10 +44,10 @@ def test_survivors_are_named_once(capfd: pytest.CaptureFixture[str]) -> None:
     program = Program(kind="script", target="train.py")
     facts = HostFacts(hostname="h", usable_cores=4, accelerator=None, accelerator_count=0)
     plan = build_plan(build_request(Options({}, {}, {}), program), facts)
-    state, console = State(shutdown_timeout_s=1.0, ranks={0: RankState()}), Console()
-    watch = StartProgress(plan)
-    watch(LeftoversEnded(count=2, survivors=[7, 5]), state, console)
-    watch(LeftoversEnded(count=0, survivors=[5, 9]), state, console)
+    state = State(shutdown_timeout_s=1.0, ranks={0: RankState()})
+    watch = StartProgress(plan, Console())
+    watch.see(LeftoversEnded(count=2, survivors=[7, 5]), state)
+    watch.see(LeftoversEnded(count=0, survivors=[5, 9]), state)
     told = capfd.readouterr().err.splitlines()
 
     assert told[0] == "meshrun: killed 2 processes that the ranks left behind"

@@ -48,17 +48,17 @@ def test_every_change_is_told_once(has_run: bool, capfd: pytest.CaptureFixture[s
     """When its ranks run, or when the next one follows before that."""
     facts = HostFacts(hostname="h", usable_cores=4, accelerator=None, accelerator_count=0)
     request = build_request(Options({}, {}, {}), Program(kind="script", target="train.py"))
-    watch, console = StartProgress(build_plan(request, facts)), Console()
+    watch = StartProgress(build_plan(request, facts), Console())
     first, second = change(1, "node1", "dp 3 -> 2"), change(2, "node2", "dp 2 -> 1")
     state = State(shutdown_timeout_s=1.0, ranks=READY, nodes=NodesState(phase=NodesPhase.RUNNING))
-    watch(met(), state, console)
+    watch.see(met(), state)
     state = replace(state, ranks=NOT_YET, causes=(first,))
-    watch(met(first), state, console)
+    watch.see(met(first), state)
     if has_run:
-        watch(TimePassed(at_ns=1), replace(state, ranks=READY), console)
+        watch.see(TimePassed(at_ns=1), replace(state, ranks=READY))
     state = replace(state, ranks=NOT_YET, causes=(first, second))
-    watch(met(first, second), state, console)
-    watch(TimePassed(at_ns=1), replace(state, ranks=READY), console)
+    watch.see(met(first, second), state)
+    watch.see(TimePassed(at_ns=1), replace(state, ranks=READY))
     told = capfd.readouterr().err.splitlines()
 
     how = "runs" if has_run else "started"
@@ -76,14 +76,14 @@ def test_workers_that_no_rank_is_for_are_told_once_nodes_have_met(
     values = {"nnodes": "2", "nproc_per_node": "3", "mesh": "dp=-1,tp=2", "device": "cpu",
               "rdzv_endpoint": "node0:1"}  # fmt: skip
     request = build_request(Options(values, {}, {}), Program(kind="script", target="train.py"))
-    plan, console = build_plan(request, facts), Console()
-    watch = StartProgress(plan)
+    plan = build_plan(request, facts)
+    watch = StartProgress(plan, Console())
     state = State(shutdown_timeout_s=1.0, ranks=NOT_YET, nodes=NodesState())
-    watch(LaunchBegan(at_ns=1), state, console)
+    watch.see(LaunchBegan(at_ns=1), state)
     for workers in ((2, 3), (2, 3), (2, 2), (3, 4)):
         settled = complete_plan(plan, facts, node_rank=node_rank, nproc_per_node=workers)
         watch.replan(settled)
-        watch(met(), replace(state, nodes=NodesState(phase=NodesPhase.RUNNING)), console)
+        watch.see(met(), replace(state, nodes=NodesState(phase=NodesPhase.RUNNING)))
     told = [line for line in capfd.readouterr().err.splitlines() if "spare" in line]
 
     of_five, of_seven = (f"meshrun: 1 of {n} workers is spare: node 1 has 1" for n in (5, 7))

@@ -44,6 +44,6 @@ def test_how_many_ranks_a_signal_ends(
         alive=frozenset(alive),
         stop=Stop.ASKED,
     )
-    StartProgress(plan)(SignalArrived(signum=15, at_ns=1), state, Console())
+    StartProgress(plan, Console()).see(SignalArrived(signum=15, at_ns=1), state)
 
     assert capfd.readouterr().err.splitlines() == [f"meshrun: SIGTERM: {told}"]

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 
 from meshrun.console.console import Console
 from meshrun.host.reactor import Reactor
 from meshrun.host.usage import GpuMemory, Usage, usage_of_trees
-from meshrun.layout import Layout
 from meshrun.lifecycle.state import State
 from meshrun.lifecycle.status import RankStatus, Status, phase_of
 from meshrun.plan.plan import LaunchPlan
+from meshrun.protocol.events import Event
+from meshrun.report.status_view import StatusView
+from meshrun.supervisor.watcher import Watcher
 
-Render = Callable[[Status, int, int], list[str]]
-"""Turns a status into lines for a panel of so many columns and rows; 0 rows: one plain line."""
 _NS = 1_000_000_000
 _ON_TERMINAL_S, _ELSEWHERE_S = 1.0, 30.0
 _AFTER_NEWS_NS = 100_000_000
@@ -24,13 +23,11 @@ _LEAST_PAUSE = 20
 """A look takes at most this fraction of the time: the process table may be long."""
 
 
-class Live:
+class Live(Watcher):
     """Shows how the ranks do: a panel on a terminal, lines elsewhere."""
 
-    def __init__(
-        self, plan: LaunchPlan, console: Console, view_of: Callable[[Layout], Render]
-    ) -> None:
-        self._console, self._view_of = console, view_of
+    def __init__(self, plan: LaunchPlan, console: Console) -> None:
+        self._console = console
         self.replan(plan)
         self._on_panel = console.can_show_panel
         default_s = _ON_TERMINAL_S if self._on_panel else _ELSEWHERE_S
@@ -43,14 +40,14 @@ class Live:
 
     def replan(self, plan: LaunchPlan) -> None:
         """Take the plan as it is known now; the nodes may have met."""
-        self._plan, self._render = plan, self._view_of(plan.layout)
+        self._plan, self._view = plan, StatusView(plan.layout)
 
     def begin(self, reactor: Reactor, state: State) -> None:
         """Show how the ranks do, from now on."""
         self._state = state
         self._timer = reactor.call_at(self._next_sample_ns, self._show, skips=False)
 
-    def see(self, state: State) -> None:
+    def see(self, event: Event, state: State) -> None:  # noqa: ARG002
         """Show before long what has changed, on a panel."""
         if self._on_panel and state is not self._state:
             soon_ns = time.monotonic_ns() + _AFTER_NEWS_NS
@@ -69,9 +66,9 @@ class Live:
         status = self._status(state, now_ns)
         if self._on_panel:
             size = os.get_terminal_size(2)
-            self._console.set_panel(self._render(status, size.columns - 1, size.lines))
+            self._console.set_panel(self._view(status, size.columns - 1, size.lines))
         else:
-            self._console.note(self._render(status, 0, 0)[0])
+            self._console.note(self._view(status, 0, 0)[0])
 
     def _sample(self, state: State, now_ns: int) -> None:
         pids = [rank.pid for rank in state.ranks.values() if rank.pid and not rank.exited]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 
+from meshrun.lifecycle.state import State
 from meshrun.protocol.events import Event
 from meshrun.protocol.from_zygote import RankJoined, RankReady, RankStarted, ZygoteReady
 from meshrun.protocol.rank_end import RankExited
 from meshrun.protocol.result import Timings
+from meshrun.supervisor.watcher import Watcher
 
 
-class Stopwatch:
+class Stopwatch(Watcher):
     """Keeps the last time of each kind of event."""
 
     def __init__(self, began_ns: int) -> None:
@@ -18,7 +20,7 @@ class Stopwatch:
         self._import_ns: int | None = None
         self._last: dict[type, int] = {}
 
-    def see(self, event: Event, *_: object) -> None:
+    def see(self, event: Event, state: State) -> None:  # noqa: ARG002
         """Note the time of ``event``."""
         if isinstance(event, ZygoteReady):
             self._import_ns = event.import_ns
