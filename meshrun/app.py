@@ -156,5 +156,6 @@ def launch(
         result = loop.run()
     console.close()
     console.wait_for_readers(loop.readers_have_s)
-    pass_error_on(result)
+    if caller is None:
+        pass_error_on(result)
     return result

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypedDict, TypeVar, overload
 
@@ -177,8 +177,10 @@ def launch(
             return _launched(folder, flags, words, env=environ, cwd=place, stdin=None)
 
     from meshrun.api.remote_call import raise_failure, read_values, write_call
+    from meshrun.cli.options import KINDS_OF_PROGRAM
     from meshrun.worker.function import PROGRAM
 
+    environ = without_variables(KINDS_OF_PROGRAM, environ)
     flags += ["--module", "--allow-different-programs"]  # each caller has a folder of its own
     with private_folder() as folder:
         write_call(folder, program, args, kwargs or {})
@@ -242,6 +244,12 @@ def to_flags(
     flags = [f"{row.flag}={value}" for row, value in given.items() if value is not None]
     flags += [f"{row.flag}={value}" for row, values in lists.items() for value in _listed(values)]
     return flags + _listed(options)
+
+
+def without_variables(rows: Iterable[Option[Any]], env: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment for a launcher that is not to read the variables of some options."""
+    names = {row.variable for row in rows}
+    return {name: value for name, value in env.items() if name not in names}
 
 
 def launcher_command(

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import io
-import re
 import sys
 import threading
-from collections import Counter
 from contextlib import suppress
 from typing import TextIO
 
 from meshrun.api.child_launcher import write_text
-from meshrun.worker.call_channel import end_of_output
+from meshrun.protocol.caller import ended_call
 
 _OUTPUT_S = 2.0
-_END = end_of_output(0)[0]
-_PREFIX = re.compile(r"(?:\[[^\]\n]*\] )?")
+"""How long to wait for what a call printed, if a rank does not say that it has ended."""
 
 
 class RankOutput(io.TextIOBase):
@@ -27,7 +24,8 @@ class RankOutput(io.TextIOBase):
         self._is_passed_on = True
         self.kept = ""
         """What was said since :meth:`keep`."""
-        self._ends: Counter[str] = Counter()
+        self._ended = -1
+        """The last call of which all was said."""
         self._changed = threading.Condition()
 
     def write(self, text: str) -> int:
@@ -35,14 +33,11 @@ class RankOutput(io.TextIOBase):
         *lines, self._line = (self._line + text).split("\n")
         shown = []
         for line in lines:
-            said, mark, rest = line.partition(_END)
-            if not mark:
+            if (number := ended_call(line)) is None:
                 shown.append(f"{line}\n")
                 continue
-            if not _PREFIX.fullmatch(said):
-                shown.append(f"{said}\n")
             with self._changed:
-                self._ends[rest.partition(_END)[0]] += 1
+                self._ended = number
                 self._changed.notify_all()
         self._pass_on("".join(shown))
         return len(text)
@@ -54,11 +49,10 @@ class RankOutput(io.TextIOBase):
         """Pass nothing on any more, and keep it instead."""
         self._is_passed_on = False
 
-    def wait_for(self, call: int, ranks: int) -> None:
-        """Wait until all ranks have said what they say in a call; who closes a stream says none."""
+    def wait_for(self, call: int) -> None:
+        """Wait until all ranks have said what they say in a call."""
         with self._changed:
-            self._changed.wait_for(lambda: self._ends[str(call)] >= ranks, _OUTPUT_S)
-            self._ends.clear()  # calls are made one after the other
+            self._changed.wait_for(lambda: self._ended >= call, _OUTPUT_S)
 
     def close(self) -> None:
         """Pass on the beginning of a line that was never ended."""

@@ -24,11 +24,19 @@ from meshrun.api.answers import (
     interrupts_of,
 )
 from meshrun.api.child_launcher import copy_output, end_launcher
-from meshrun.api.launch import AnyText, launcher_command, mesh_options, read_result, to_flags
+from meshrun.api.launch import (
+    AnyText,
+    launcher_command,
+    mesh_options,
+    read_result,
+    to_flags,
+    without_variables,
+)
 from meshrun.api.lent_terminal import Lender
 from meshrun.api.rank_output import RankOutput
 from meshrun.api.remote_call import (
     RankTraceback,
+    exited_early,
     load_value,
     pickle_call,
     unpickle_error,
@@ -94,7 +102,13 @@ class WorkerGroup:
         serve: str = "meshrun.worker.serve_calls",
         program: Sequence[str] = (),
     ) -> None:
-        from meshrun.cli.options import Options
+        from meshrun.cli.options import (
+            HOSTS,
+            KINDS_OF_PROGRAM,
+            RENDEZVOUS,
+            SUBMIT,
+            Options,
+        )
 
         given: dict[Option[Any], object] = {
             **mesh_options(mesh, names),
@@ -104,7 +118,10 @@ class WorkerGroup:
             Options.hang_timeout: 0,  # ranks that wait for a call do nothing
             Options.max_restarts: 0,  # others would not have what earlier calls left
         }
-        flags = to_flags(given, {Options.preload: preload}, options)
+        flags = [f"{Options.nnodes.flag}=1", *to_flags(given, {Options.preload: preload}, options)]
+        # Such variables mean the job that this process is part of.
+        of_a_job = (HOSTS, RENDEZVOUS, SUBMIT)
+        unread = {Options.nnodes, *(row for row in Options.rows() if row.panel in of_a_job)}
         self.members: tuple[Member, ...] = ()
         self._process: subprocess.Popen[bytes] | None = None
         self._printed, self._said = RankOutput("stdout", stdout), RankOutput("stderr", stderr)
@@ -124,12 +141,13 @@ class WorkerGroup:
             listener = self._closing.enter_context(listen_in(self._folder))
             words, own = [*program], {SERVE: self._folder}
             if not program:
+                unread |= {*KINDS_OF_PROGRAM}
                 flags.append("--module")
                 words, own = ["meshrun.worker.serve_calls", self._folder, serve], {}
             command, more = launcher_command(self._folder, flags, words)
             self._process = subprocess.Popen(
                 command,
-                env={**os.environ, **(env or {}), **more, **own},
+                env={**without_variables(unread, {**os.environ, **(env or {})}), **more, **own},
                 cwd=cwd,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -182,8 +200,8 @@ class WorkerGroup:
                 )
             finally:
                 if self.members:
-                    self._printed.wait_for(number, len(self.members))
-                    self._said.wait_for(number, len(self.members))
+                    self._printed.wait_for(number)
+                    self._said.wait_for(number)
         if self._was_hung_up and answers.missing:
             raise GroupLost("these workers were closed during the call")
         if answers.is_rank_gone and answers.trouble is not None:
@@ -198,6 +216,8 @@ class WorkerGroup:
                     ]
                 )
                 raised = unpickle_error(error) or GroupLost(f"{member.label} raised an exception")
+                if isinstance(raised, SystemExit) and not raised.code:  # not a success of ours
+                    raised = exited_early(member.rank)
                 raise raised from RankTraceback(told)
         if answers.missing:
             raise GroupLost("\n".join(describe_missing(answers)))

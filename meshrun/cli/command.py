@@ -26,12 +26,6 @@ from meshrun.plan.parse import parse_flag
 _Table = TypeVar("_Table", bound=Options)
 _LINE = "meshrun.line"
 """Where a context keeps its command line."""
-_SET_BY_A_LAUNCH = (
-    *(Options.mesh, Options.device, Options.gpus, Options.flatten, Options.view),
-    *(Options.backend, Options.timeout, Options.pg_opt, Options.warm),
-)
-"""Options whose variables describe a rank to its program, and mean no launch inside it."""
-
 _OF_A_LAYOUT = ("MESHRUN_SLOT_ORDER", "MESHRUN_NODES_PER_DOMAIN")
 """Variables of a rank that no option has."""
 
@@ -189,7 +183,8 @@ def run_command_line(began: Began, *, tell: Callable[[MeshrunError], None] = _te
     """
     _open_streams()
     if "MESHRUN_GENERATION" in os.environ:
-        for name in (*_OF_A_LAYOUT, *(str(row.variable) for row in _SET_BY_A_LAUNCH)):
+        # Options of the launch around this one, or what it says to its ranks: none of them is ours.
+        for name in (*_OF_A_LAYOUT, *(str(row.variable) for row in Options.rows())):
             os.environ.pop(name, None)
     try:
         code = typer_app(standalone_mode=False, prog_name="meshrun", obj=began)

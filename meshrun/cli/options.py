@@ -480,3 +480,7 @@ class Options(ParsedOptions):
         return tuple(
             row for row in self.rows() if self.source(row) and row.panel not in (PREVIEW, OTHER)
         )
+
+
+KINDS_OF_PROGRAM = (Options.module, Options.no_python, Options.run_path)
+"""Options that say what the program is."""

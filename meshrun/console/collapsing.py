@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from meshrun.console.collapse import Collapser, Group
 from meshrun.console.console import Console
-from meshrun.console.lines import LineAssembler
+from meshrun.console.lines import LineAssembler, Piece
 from meshrun.layout.labels import merged_label
 from meshrun.plan.plan import LaunchPlan
 
@@ -36,14 +36,22 @@ class Collapsing:
     def feed(self, rank: int, to_stderr: bool, data: bytes) -> None:
         """Take the next bytes of a rank's stream; ``b""`` is its end."""
         lines = self._lines.setdefault((rank, to_stderr), LineAssembler())
-        collapser = self._collapsers[to_stderr]
+        self._add(rank, to_stderr, lines.feed(data) if data else lines.finish())
+        if not data:
+            self._show(self._collapsers[to_stderr].leave(rank), to_stderr)
+
+    def _add(self, rank: int, to_stderr: bool, pieces: list[Piece]) -> None:
         now_ns = time.monotonic_ns()
-        for piece in lines.feed(data) if data else lines.finish():
+        for piece in pieces:
             if not piece.is_state:
                 printed = piece.text.removesuffix(b"\n").split(b"\n")
-                self._show(collapser.add(rank, printed, now_ns), to_stderr)
-        if not data:
-            self._show(collapser.leave(rank), to_stderr)
+                self._show(self._collapsers[to_stderr].add(rank, printed, now_ns), to_stderr)
+
+    def end_lines(self) -> None:
+        """Print all that was said, to the last character."""
+        for (rank, to_stderr), lines in self._lines.items():
+            self._add(rank, to_stderr, lines.finish())
+        self.flush()
 
     def begin(self) -> None:
         """A rank begins."""

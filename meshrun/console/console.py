@@ -14,6 +14,7 @@ from meshrun.console.lines import LineAssembler, Piece, Prefix
 from meshrun.console.outlet import Outlet, is_reader_gone, same_file
 from meshrun.console.panel import CLEAR_BELOW, panel_block
 from meshrun.host.descriptors import let_go_of
+from meshrun.protocol.caller import end_of_call
 
 QUEUE_BYTES = 1024 * 1024
 """With more than this waiting for a slow reader, ranks are not read, so they wait too."""
@@ -91,6 +92,11 @@ class Console:
     def print_line(self, line: bytes, *, to_stderr: bool) -> None:
         """Print a whole line that is nobody's own."""
         self._show(self, self._err if to_stderr else self._out, Piece(line + b"\n"))
+
+    def end_call(self, number: int) -> None:
+        """Tell the reader of our output that all was printed that ranks said in a call."""
+        for outlet in {self._out, self._err}:
+            outlet.write(end_of_call(number))
 
     def print_record(self, line: str) -> None:
         """Print an object for programs to stdout, as it is."""

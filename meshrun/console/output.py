@@ -82,6 +82,8 @@ class Output:
         """What each rank wrote last on stderr, where it is read here."""
         self._error_files: dict[int, str] = {}
         self._reading = True
+        self._calls: dict[int, int] = {}
+        """The last call that each rank has made, if it is one that makes calls."""
         self._collapsing = collapsing_for(plan, console)
         self._repeats = Repeats()
         self._prints_once = plan.request.console.prefix != "torchrun"
@@ -221,6 +223,30 @@ class Output:
         """A rank begins its program."""
         if self._collapsing is not None:
             self._collapsing.begin()
+
+    def end_call(self, rank: int, number: int) -> None:
+        """A rank has made a call; once all have, print what they said in it, and that it ended."""
+        self._calls[rank] = number
+        nproc = self._plan.layout.nproc_per_node[self._plan.node_rank]
+        if len(self._calls) < nproc or min(self._calls.values()) < number:
+            return
+        for fd, source in list(self._pipes.items()):
+            self._read_until(source, _count_unread(fd))
+        for source in self._tails:
+            read = os.lseek(source.fd, 0, os.SEEK_CUR)
+            self._read_until(source, os.fstat(source.fd).st_size - read)
+        self._let_go()
+        if self._collapsing is not None:
+            self._collapsing.end_lines()
+        for source in (*self._pipes.values(), *self._tails):
+            self._console.feed(source.stream, b"")
+        self._console.end_call(number)
+
+    def _read_until(self, source: _Source, left: int) -> None:
+        """Read what there is now: a thread may go on printing."""
+        while left > 0 and (data := os.read(source.fd, min(left, self._read_bytes))):
+            self._take(source, data)
+            left -= len(data)
 
     def end_generation(self) -> None:
         """The previous ranks have exited: close their files once they are read to the end."""

@@ -13,6 +13,8 @@ from typing import TextIO, TypeGuard
 from meshrun.errors import HostError
 
 _MANY = 65536
+_USUAL = 1024
+"""Open files that a shell usually allows."""
 _COLORS = {"error:": "1;31", "hint:": "1;36"}
 _COLORED = re.compile("^(?:" + "|".join(_COLORS) + ")", re.MULTILINE)
 
@@ -93,7 +95,7 @@ def allow_descriptors(count: int) -> None:
     if hard != resource.RLIM_INFINITY and hard < count:
         raise HostError(
             f"this launch needs {count} open files, but the limit is {hard}",
-            hint=f"raise it with `ulimit -n {count}`, or start fewer ranks on this node",
+            hint=f"raise it with `ulimit -n {max(count, _USUAL)}`, or start fewer ranks on this node",
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
 

@@ -1,4 +1,4 @@
-"""What a launcher and the program that started it, if it has one, tell each other by files."""
+"""What a launcher and the program that started it, if it has one, tell each other."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ MET = "met"
 """A file in that folder once the nodes have met, so that signals to the first concern all."""
 WHY = "why"
 """A file in that folder with why the launcher is ended, before a signal that no user sent."""
+
+_MARK = "\x1e"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +41,14 @@ class Caller:
     def note_met(self) -> None:
         """Tell it that the nodes have met."""
         open(os.path.join(self.folder, MET), "w", opener=open_private).close()
+
+
+def end_of_call(number: int) -> bytes:
+    """Return the line that a launcher prints once all is printed that ranks said in a call."""
+    return f"{_MARK}{number}{_MARK}\n".encode()
+
+
+def ended_call(line: str) -> int | None:
+    """Return which call ended with that line, or ``None`` for any other line."""
+    number = line.removeprefix(_MARK).removesuffix(_MARK)
+    return int(number) if line == f"{_MARK}{number}{_MARK}" and number.isdecimal() else None

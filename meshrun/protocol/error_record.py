@@ -24,7 +24,7 @@ _MOST_BYTES = 4 * 1024 * 1024
 def read_record(path: str, rank: int, opener: Opener) -> RankRaised | None:
     """Return the exception in an error file, or ``None`` if there is none to be read."""
     try:
-        with open(path, "rb", opener=opener) as file:
+        with open(path, "rb", opener=_at_once(opener)) as file:
             message = read_json(file.read(_MOST_BYTES))["message"]
         if isinstance(message, str):
             headline, trace = message, message
@@ -45,12 +45,17 @@ def read_record(path: str, rank: int, opener: Opener) -> RankRaised | None:
 
 
 def write_record(path: str, raised: RankRaised, exit_code: int, opener: Opener) -> None:
-    """Write an exception as ``@record`` does; what is there, or cannot be written, is left."""
-    try:
-        with open(path, "x", opener=opener) as file:
-            file.write(render_record(raised, exit_code))
-    except OSError:
-        pass
+    """Write an exception as ``@record`` does, unless that has done it, or it cannot be written."""
+    there = read_record(path, raised.rank, opener)
+    if there is not None and (there.kind, there.message) == (raised.kind, raised.message):
+        return
+    with suppress(OSError), open(path, "w", opener=_at_once(opener)) as file:
+        file.write(render_record(raised, exit_code))
+
+
+def _at_once(opener: Opener) -> Opener:
+    """Wait for nobody: a program may have put a pipe there."""
+    return lambda path, flags: opener(path, flags | os.O_NONBLOCK)
 
 
 def render_record(raised: RankRaised, exit_code: int) -> str:
@@ -66,9 +71,13 @@ def render_record(raised: RankRaised, exit_code: int) -> str:
 
 
 def pass_error_on(result: LaunchResult) -> None:
-    """Report the cause to a parent that runs meshrun as torch-elastic runs a worker."""
+    """Report the cause to a parent that runs meshrun as torch-elastic runs a worker.
+
+    A rank that has started this launcher, and is not replaced by it, may handle the failure.
+    """
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if path and result.failures and result.failures[0].raised is not None:
+    is_worker = os.environ.get("MESHRUN_WORKER_PID", str(os.getpid())) == str(os.getpid())
+    if path and is_worker and result.failures and result.failures[0].raised is not None:
         record = render_record(result.failures[0].raised, result.exit_code)
         with suppress(MeshrunError):
             write_whole(path, record, "TORCHELASTIC_ERROR_FILE", is_private=True)

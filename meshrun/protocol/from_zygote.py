@@ -103,6 +103,15 @@ class BreakpointPassed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CallEnded:
+    """A rank that stays has made a call, and has flushed all that it printed."""
+
+    rank: int
+    at_ns: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
     """The check before the program has ended; rank 0 reports it."""
 
@@ -261,5 +270,5 @@ RankEvent = (
     | RankFinished
     | RankLeaves
 )
-FromRank = RankEvent | BreakpointPassed | FromRecorder
+FromRank = RankEvent | BreakpointPassed | CallEnded | FromRecorder
 FromNegotiation = Negotiated | NegotiationWaits | NegotiationFailed | GaveUp

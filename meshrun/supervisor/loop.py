@@ -56,6 +56,7 @@ from meshrun.protocol.events import (
 )
 from meshrun.protocol.from_zygote import (
     BreakpointPassed,
+    CallEnded,
     FromNegotiation,
     FromRank,
     GenerationEnded,
@@ -408,6 +409,8 @@ class Loop:
                 self._monitor.watchdog.beat(message.rank)
             if isinstance(message, BreakpointPassed):
                 self._terminal.passed_breakpoint(self.plan.layout, message.rank)
+            elif isinstance(message, CallEnded):
+                self._output.end_call(message.rank, message.number)
             elif isinstance(message, FromRecorder):
                 self._monitor.hear(message)
             elif isinstance(message, FromNegotiation):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 from collections.abc import Mapping
@@ -154,9 +155,10 @@ def _make_run_folder(log_dir: str, prefix: str) -> Folder:
         _make_private_folders(log_dir)
         return make_folder(os.path.join(log_dir, f"{prefix}{secrets.token_hex(4)}"))
     except OSError as error:
+        is_long = error.errno == errno.ENAMETOOLONG
         raise UsageError(
             f"cannot write to --log-dir `{log_dir}`: {error.strerror}",
-            hint="use a writable folder",
+            hint="use a shorter --log-dir or --rdzv-id" if is_long else "use a writable folder",
         ) from error
 
 

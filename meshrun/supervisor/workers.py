@@ -32,6 +32,9 @@ from meshrun.supervisor.zygote_client import ZygoteClient
 if TYPE_CHECKING:
     from meshrun.warm.client import WarmRun
 
+_UNCAUGHT = 1 << 8
+"""The wait status of a Python program that ends by an exception."""
+
 
 class Workers:
     """The processes below the launcher.
@@ -223,6 +226,9 @@ class Workers:
         if event.wait_status == 0 or not files.error_file:
             return None
         if raised is None:
+            is_ours = self.plan.program.kind != "command"
+            if is_ours and event.wait_status != _UNCAUGHT:  # it is of a child, or was handled
+                return None
             return read_record(files.error_file, event.rank, self._folder.open)
         exit_code = os.waitstatus_to_exitcode(event.wait_status)
         write_record(files.error_file, raised, exit_code, self._folder.open)

@@ -20,11 +20,18 @@ from meshrun.mesh.heartbeat import pulse
 from meshrun.mesh.late_settings import is_of_group, note
 from meshrun.plan.rank_program import Program
 from meshrun.protocol.codec import StartRank
-from meshrun.protocol.from_zygote import BreakpointPassed, NodeExcluded, RankBeat, RankReady
+from meshrun.protocol.from_zygote import (
+    BreakpointPassed,
+    CallEnded,
+    NodeExcluded,
+    RankBeat,
+    RankReady,
+)
 from meshrun.protocol.printable import one_line
 from meshrun.protocol.raised import is_of_collective
 from meshrun.protocol.rank_end import RankRaised
 from meshrun.worker.adopt import adopt_process_group, serve_env_rendezvous
+from meshrun.worker.call_channel import ends
 from meshrun.worker.debuggers import pass_breakpoints, stop_on_interrupt
 from meshrun.worker.early_settings import EarlySettings, is_read_at_import
 from meshrun.worker.exit import Ending
@@ -64,6 +71,7 @@ def become_rank(
     reporter = Reporter(reports, order.rank)
     exclusion.tell = partial(_exclude, reporter)
     pulse.send = lambda step: reporter.tell(RankBeat, step=step)
+    ends.tell = lambda number: reporter.tell(CallEnded, number=number)
     ending.arm(reporter, gate_fd, order.learn_to)
     end_connections_with_rank(reporter)
     try:

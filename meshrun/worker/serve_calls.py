@@ -77,10 +77,9 @@ def serve(channel: Channel) -> None:
     from itertools import count
 
     from meshrun.worker.borrowed_terminal import BorrowedTerminal
-    from meshrun.worker.call_channel import end_of_output
+    from meshrun.worker.call_channel import ends
 
     own, calls, terminal = os.getpid(), _Calls(), BorrowedTerminal(channel)
-    rank = os.environ["RANK"]
     for number in count():
         try:
             call = channel.receive()
@@ -91,8 +90,10 @@ def serve(channel: Channel) -> None:
             return
         terminal.give_back()
         for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError):  # the call has closed it
-                print(f"{end_of_output(number)}{rank}", file=stream, flush=True)
+            with suppress(Exception):  # the call has closed it, or has put another in its place
+                stream.flush()
+        if ends.tell is not None:
+            ends.tell(number)
         with suppress(OSError):  # the caller is gone, or waits no longer; no call will come
             channel.send(answer)
 

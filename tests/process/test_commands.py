@@ -1,5 +1,6 @@
 """Ranks that are any command, or run by another interpreter."""
 
+import json
 import stat
 import sys
 from pathlib import Path
@@ -82,3 +83,49 @@ def test_what_a_command_recorded_is_its_error(tmp_path: Path, fake_torch: object
     ours = run_meshrun("--no-python", program)
 
     assert "error: rank 0 raised ValueError: bad, exit code 1" in ours.stderr
+
+
+@pytest.mark.parametrize(
+    ("last", "told"),
+    [
+        ("os._exit(7)", "rank 0 exited with code 7"),
+        ("os.kill(os.getpid(), 9)", "rank 0 was killed by SIGKILL"),
+        ("raise KeyError('mine')", "rank 0 raised KeyError: 'mine'"),
+        ("sys.exit(1)", "rank 0 raised OSError: theirs, exit code 1"),
+    ],
+)
+def test_what_a_child_recorded_is_no_other_error(
+    last: str, told: str, tmp_path: Path, fake_torch: object
+) -> None:
+    """A program may have handled it, and end of something else; its own error is in the file."""
+    program, child = tmp_path / "program.py", tmp_path / "child.py"
+    record = json.dumps({"message": {"message": "OSError: theirs"}})
+    child.write_text(
+        f"import os\nopen(os.environ['TORCHELASTIC_ERROR_FILE'], 'w').write({record!r})\n"
+    )
+    program.write_text(
+        "import os, subprocess, sys\n"
+        f"subprocess.run([sys.executable, {str(child)!r}], check=True)\n{last}\n"
+    )
+    logs = tmp_path / "logs"
+    ours = run_meshrun("--nproc-per-node", "1", "--log-dir", logs, "-r", "2", program)
+
+    assert f"error: {told}" in ours.stderr
+    (file,) = logs.glob("*/attempt_0/0/error.json")
+    assert ("KeyError: 'mine'" in file.read_text()) == ("mine" in told)
+
+
+def test_a_failure_that_a_rank_handled_is_not_its_own(tmp_path: Path, fake_torch: object) -> None:
+    """A launcher below a rank tells the rank, and nobody else."""
+    program, failing = tmp_path / "program.py", tmp_path / "failing.py"
+    failing.write_text("raise ValueError('inner')\n")
+    program.write_text(
+        "import os, subprocess, sys\n"
+        f"inner = [sys.executable, '-m', 'meshrun', {str(failing)!r}]\n"
+        "assert subprocess.run(inner).returncode == 1\n"
+        "assert not os.path.exists(os.environ['TORCHELASTIC_ERROR_FILE'])\n"
+        "sys.exit(1)\n"
+    )
+    ours = run_meshrun("--nproc-per-node", "1", program)
+
+    assert "\nerror: rank 0 exited with code 1" in ours.stderr

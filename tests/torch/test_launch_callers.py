@@ -87,6 +87,19 @@ def test_a_rank_may_launch(fake_torch: Path) -> None:
     assert run(nested, nproc_per_node=2) == [[0, 1], [0, 1]]
 
 
+def test_variables_of_options_are_those_of_the_outer_launch(
+    fake_torch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inside a rank they would ask for the port, the folder or the size of that one again."""
+    monkeypatch.setenv("PET_NPROC_PER_NODE", "3")
+    monkeypatch.setenv("PET_RUN_PATH", "1")  # nor does it concern a function
+
+    def nested() -> list[int]:
+        return meshrun.launch(rank, device="cpu")
+
+    assert run(nested) == [[0]] * 3
+
+
 @pytest.mark.parametrize("guard", ordinary([True, False], False))
 def test_functions_of_a_script_need_no_guard(guard: bool, fake_torch: Path, tmp_path: Path) -> None:
     """The script is run once, by its caller; its classes are the same there and back."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +18,7 @@ from typing import Any, cast
 import pytest
 
 import meshrun
+from meshrun.api import rank_output
 from meshrun.api.remote_call import RankTraceback
 from meshrun.api.worker_group import GroupLost, WorkerGroup
 from tests.kit import wait_until
@@ -127,6 +130,85 @@ def test_streams_of_any_kind_keep_no_rank_waiting(fake_torch: Path) -> None:
 
     assert "".join(said) == ("é" * 100 + "\n") * 2000
     assert narrow.read() == ("\\xe9" * 100 + "\n") * 2000
+
+
+def say() -> None:
+    print("whole", flush=True)
+    print("a part", end="")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], ["[rank 0] a part", "[rank 0] whole", "[rank 1] a part", "[rank 1] whole"]),
+        (["--hide", "rank=1"], ["[rank 0] a part", "[rank 0] whole"]),
+        (["--redirects", "3"], []),
+        (["--tee", "3", "--prefix", "none"], ["a part", "a part", "whole", "whole"]),
+        (
+            ["--log-line-prefix-template", "${rank}>"],
+            ["0>a part", "0>whole", "1>a part", "1>whole"],
+        ),
+        (["--collapse"], ["[all x2] a part", "[all x2] whole"]),
+    ],
+    ids=["plain", "hide", "redirects", "tee", "template", "collapse"],
+)  # fmt: skip
+def test_the_output_of_a_call_comes_before_its_value(
+    options: list[str],
+    said: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fake_torch: Path,
+) -> None:
+    """Whatever becomes of it: a call waits for nothing that is not shown."""
+    monkeypatch.setattr(rank_output, "_OUTPUT_S", 3600.0)
+    out, logs = io.StringIO(), ["--log-dir", str(tmp_path / "logs")]
+    with WorkerGroup(nproc_per_node=2, stdout=out, options=[*options, *logs]) as group:
+        for number in (1, 2):
+            group.call(say)
+            assert sorted(out.getvalue().splitlines()) == sorted(said * number)
+
+    files = list((tmp_path / "logs").glob("*/attempt_0/*/stdout.log"))
+    assert {file.read_text() for file in files} <= {"whole\na part" * 2}
+
+
+def test_a_call_as_json_lines(fake_torch: Path) -> None:
+    """There are none but the ranks' own."""
+    out = io.StringIO()
+    with WorkerGroup(nproc_per_node=2, stdout=out, options=["--log-format", "json"]) as group:
+        group.call(say)
+
+    lines = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert sorted((line["rank"], line["message"]) for line in lines) == [
+        (rank, text) for rank in (0, 1) for text in ("a part", "whole")
+    ]
+
+
+def test_variables_of_a_job_are_not_the_group_s(
+    monkeypatch: pytest.MonkeyPatch, fake_torch: Path
+) -> None:
+    """A group is on this machine, and runs a program of its own."""
+    for name, value in {
+        "PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "192.0.2.1",
+        "PET_RDZV_ENDPOINT": "192.0.2.1:29500", "MESHRUN_HOSTS": "nowhere,elsewhere",
+        "PET_RUN_PATH": "1", "PET_NO_PYTHON": "1", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0",
+        "SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_NNODES": "2", "SLURM_NODEID": "0",
+        "SLURM_LOCALID": "0", "SLURM_NODELIST": "nowhere,elsewhere",
+        "SLURM_TASKS_PER_NODE": "1(x2)",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    with WorkerGroup(nproc_per_node=2) as group:
+        assert group.call(os.getppid)
+
+
+def test_who_exits_well_in_a_call_has_no_value(fake_torch: Path) -> None:
+    """The caller does not end with it, as if all had gone well."""
+    with WorkerGroup(nproc_per_node=1) as group:
+        for code in (0, None):
+            with pytest.raises(meshrun.MeshrunError, match="rank 0 exited with code 0 before"):
+                group.call(sys.exit, code)
+        with pytest.raises(SystemExit, match="3"):
+            group.call(sys.exit, 3)
+        assert group.call(int, "7") == [7]
 
 
 def test_a_group_belongs_to_all_threads_of_its_process_and_to_no_fork() -> None:

@@ -11,7 +11,7 @@ import tracemalloc
 import pytest
 
 from meshrun.api.rank_output import RankOutput
-from meshrun.worker.call_channel import end_of_output
+from meshrun.protocol.caller import end_of_call, ended_call
 from meshrun.worker.serve_calls import serve
 
 
@@ -22,8 +22,9 @@ def test_long_sessions_take_no_more_memory() -> None:
 
     def call(number: int) -> None:
         for rank in range(2):
-            output.write(f"[dp{rank}] {'x' * 1000}\n[dp{rank}] {end_of_output(number)}{rank}\n")
-        output.wait_for(number, 2)
+            output.write(f"[dp{rank}] {'x' * 1000}\n")
+        output.write(end_of_call(number).decode())
+        output.wait_for(number)
         assert shown.tell() == 2 * len(f"[dp0] {'x' * 1000}\n")
         shown.seek(0)
         shown.truncate()
@@ -80,3 +81,12 @@ def test_what_is_kept_is_not_passed_on() -> None:
     output.close()
 
     assert (shown.getvalue(), output.kept) == ("before\n", "and after\n")
+
+
+@pytest.mark.parametrize(
+    "line", ["", "7", "\x1e", "\x1e\x1e", "\x1e7", "[dp0] \x1e7\x1e", "\x1ex\x1e"]
+)
+def test_lines_that_end_no_call(line: str) -> None:
+    """A rank may print them."""
+    assert ended_call(line) is None
+    assert ended_call(end_of_call(7).decode().removesuffix("\n")) == 7

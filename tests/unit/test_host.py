@@ -50,3 +50,17 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     assert caught.value.hint == "use a folder"
     with pytest.raises(UsageError, match=r"cannot write .*: Not a directory"):
         RunFolder(LogRequest(log_dir=str(tmp_path / "file" / "new")), "id")
+
+
+@pytest.mark.parametrize(
+    ("log_dir", "run_id", "hint"),
+    [("logs", "7" * 300, "use a shorter --log-dir or --rdzv-id"), ("l" * 300, "7", "a shorter")],
+)
+def test_a_folder_whose_name_is_too_long(
+    log_dir: str, run_id: str, hint: str, tmp_path: Path
+) -> None:
+    """It is not that the folder cannot be written to."""
+    with pytest.raises(UsageError, match="File name too long") as caught:
+        RunFolder(LogRequest(log_dir=str(tmp_path / log_dir)), run_id)
+
+    assert hint in (caught.value.hint or "")
