@@ -95,7 +95,7 @@ def allow_descriptors(count: int) -> None:
     if hard != resource.RLIM_INFINITY and hard < count:
         raise HostError(
             f"this launch needs {count} open files, but the limit is {hard}",
-            hint=f"raise it with `ulimit -n {max(count, _USUAL)}`, or start fewer ranks on this node",
+            hint=f"raise it with `ulimit -n {max(count, _USUAL)}`, or start fewer ranks",
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
 
