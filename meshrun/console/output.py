@@ -300,7 +300,11 @@ class Output:
             self._close_pipe(fd)
 
     def _read(self, source: _Source) -> bool:
+        """Take the next piece of a file; return whether there was one."""
         data = os.read(source.fd, self._read_bytes)
+        if not data and os.fstat(source.fd).st_size < os.lseek(source.fd, 0, os.SEEK_CUR):
+            os.lseek(source.fd, 0, os.SEEK_SET)  # it was truncated
+            data = os.read(source.fd, self._read_bytes)
         if data:
             self._take(source, data)
         return bool(data)

@@ -137,6 +137,26 @@ def test_a_log_ends_with_the_exception(
     assert ours.stderr.count("Traceback") == int(restarts) + 1
 
 
+def test_a_log_that_its_rank_truncates_is_shown_on(fake_torch: object, tmp_path: Path) -> None:
+    """As ``open("/dev/stdout", "w")`` does, and programs that rotate logs do."""
+    program, go_on = tmp_path / "program.py", tmp_path / "go_on"
+    program.write_text(
+        "import os, time\n"
+        "print('before', flush=True)\n"
+        f"while not os.path.exists({str(go_on)!r}):\n    time.sleep(0.01)\n"
+        "os.ftruncate(1, 0)\n"
+        "print('then', flush=True)\n"
+    )
+    words = ("--nproc-per-node", "1", "-t", "1", "--log-dir", tmp_path / "logs", program)
+    with start_meshrun(*words, folder=tmp_path) as running:
+        running.wait_for("before")
+        go_on.touch()
+
+        assert running.wait() == 0
+    assert running.stdout == "[rank 0] before\n[rank 0] then\n"
+    assert text_of(tmp_path / "logs", "attempt_0/0/stdout.log") == "then\n"
+
+
 def test_matching_lines_are_copied(fake_torch: object, tmp_path: Path) -> None:
     """Teed lines with one of the words, in torchrun's words."""
     run_meshrun(
