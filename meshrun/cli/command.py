@@ -184,8 +184,8 @@ def run_command_line(began: Began, *, tell: Callable[[MeshrunError], None] = _te
     _open_streams()
     if "MESHRUN_GENERATION" in os.environ:
         # Options of the launch around this one, or what it says to its ranks: none of them is ours.
-        for name in (*_OF_A_LAYOUT, *(str(row.variable) for row in Options.rows())):
-            os.environ.pop(name, None)
+        for name in (*_OF_A_LAYOUT, *(row.variable for row in Options.rows())):
+            os.environ.pop(name or "", None)
     try:
         code = typer_app(standalone_mode=False, prog_name="meshrun", obj=began)
         if isinstance(code, str):  # here typer does not see a broken pipe, of which it makes a 1

@@ -410,7 +410,8 @@ class Loop:
             if isinstance(message, BreakpointPassed):
                 self._terminal.passed_breakpoint(self.plan.layout, message.rank)
             elif isinstance(message, CallEnded):
-                self._output.end_call(message.rank, message.number)
+                if self._caller is not None:  # else nobody waits for it
+                    self._output.end_call(message.rank, message.number)
             elif isinstance(message, FromRecorder):
                 self._monitor.hear(message)
             elif isinstance(message, FromNegotiation):
