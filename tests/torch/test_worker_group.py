@@ -139,7 +139,7 @@ def say() -> None:
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [
+    ordinary([
         ([], ["[rank 0] a part", "[rank 0] whole", "[rank 1] a part", "[rank 1] whole"]),
         (["--hide", "rank=1"], ["[rank 0] a part", "[rank 0] whole"]),
         (["--redirects", "3"], []),
@@ -149,7 +149,7 @@ def say() -> None:
             ["0>a part", "0>whole", "1>a part", "1>whole"],
         ),
         (["--collapse"], ["[all x2] a part", "[all x2] whole"]),
-    ],
+    ], ["--hide", "rank=1"], ["--redirects", "3"]),
     ids=["plain", "hide", "redirects", "tee", "template", "collapse"],
 )  # fmt: skip
 def test_the_output_of_a_call_comes_before_its_value(
