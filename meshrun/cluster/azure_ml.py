@@ -45,8 +45,6 @@ def detect_azure_ml(env: Mapping[str, str]) -> ClusterFacts | None:
         node_rank=node_rank,
         head=(address,) if address else (),
         port=port or derive_port(job_id),
-        launchers_on_node=task.local_world_size if task else 1,
-        launcher_on_node=task.local_rank if task else 0,
         task=task,
         one_a_node="process_count_per_instance: 1 in the job's distribution",
     )

@@ -41,10 +41,6 @@ class ClusterFacts:
     """Names or addresses at which node 0 may be reached, best first."""
     port: int | None = None
     """The port of node 0: the system's own, or one that follows from ``job_id``."""
-    launchers_on_node: int = 1
-    """How many processes the system started on this node."""
-    launcher_on_node: int = 0
-    """Which of them this is."""
     task: Task | None = None
     """This process as a worker, where the system started each worker itself."""
     secret: str | None = None

@@ -67,8 +67,6 @@ def with_peers(facts: ClusterFacts, space: str, peers: Sequence[Peer]) -> Cluste
         hosts=tuple(peer.host for peer in first),
         head=(*_addresses_for(first), first[0].host),
         port=derive_port(space),
-        launchers_on_node=counts[node_rank],
-        launcher_on_node=local_rank,
         secret=peers[0].secret,
         task=replace(
             task,

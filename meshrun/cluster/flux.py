@@ -43,8 +43,6 @@ def detect_flux(env: Mapping[str, str]) -> ClusterFacts | None:
         nnodes=nnodes,
         node_rank=node_rank,
         port=derive_port(job_id),
-        launchers_on_node=here,
-        launcher_on_node=local_rank,
         task=task,
         one_a_node="flux run -N NODES -n NODES --exclusive -o cpu-affinity=off meshrun ...",
     )

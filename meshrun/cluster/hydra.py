@@ -35,8 +35,6 @@ def detect_hydra(env: Mapping[str, str]) -> ClusterFacts | None:
         job_id=None,
         nnodes=nnodes,
         node_rank=node_rank,
-        launchers_on_node=task.local_world_size,
-        launcher_on_node=task.local_rank,
         task=task,
         one_a_node="mpiexec -ppn 1 -genv I_MPI_PIN=off meshrun ..."
         if is_intels

@@ -46,8 +46,6 @@ def detect_jsrun(
         hosts=hosts,
         head=hosts[:1],
         port=derive_port(job_id) if job_id else None,
-        launchers_on_node=task.local_world_size,
-        launcher_on_node=task.local_rank,
         task=task,
         one_a_node="jsrun --rs_per_host 1 --tasks_per_rs 1 --cpu_per_rs ALL_CPUS"
         " --gpu_per_rs ALL_GPUS meshrun ...",

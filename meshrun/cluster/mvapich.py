@@ -28,8 +28,6 @@ def detect_mvapich(env: Mapping[str, str]) -> ClusterFacts | None:
         job_id=None,
         nnodes=nnodes,
         node_rank=node_rank,
-        launchers_on_node=task.local_world_size,
-        launcher_on_node=task.local_rank,
         task=task,
         one_a_node="mpirun_rsh -np N -hostfile FILE MV2_ENABLE_AFFINITY=0 meshrun ..., with each"
         " host once in the file",

@@ -40,8 +40,6 @@ def detect_openmpi(env: Mapping[str, str]) -> ClusterFacts | None:
         node_rank=node_rank,
         head=_addresses(env.get("OMPI_MCA_orte_hnp_uri", "")) or _host_of_prterun(env),
         port=derive_port(job_id) if job_id else None,
-        launchers_on_node=task.local_world_size,
-        launcher_on_node=task.local_rank,
         task=task,
         secret=env.get("OMPI_MCA_orte_precondition_transports"),
         one_a_node=_ONE_A_NODE,

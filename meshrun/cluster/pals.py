@@ -43,8 +43,6 @@ def detect_pals(env: Mapping[str, str]) -> ClusterFacts | None:
         nnodes=nnodes,
         node_rank=node_rank,
         port=derive_port(job_id),
-        launchers_on_node=task.local_world_size,
-        launcher_on_node=task.local_rank,
         task=task,
         one_a_node="mpiexec --ppn 1 --cpu-bind none meshrun ...",
     )

@@ -294,13 +294,13 @@ def remote_of(reach: Reach, hosts: tuple[Host, ...]) -> Remote:
 def _check_launchers(facts: ClusterFacts) -> None:
     """Check that there is one launcher a node, on this one and all others; say it once."""
     task, nnodes = facts.task, facts.nnodes or 1
-    total = max(facts.launchers_on_node, task.world_size if task is not None else 0)
-    if facts.launchers_on_node == 1 and total <= nnodes:
+    if task is None or (task.local_world_size == 1 and task.world_size <= nnodes):
         return
-    if facts.nnodes is None and task is not None:
-        found = f"{total} times, {facts.launchers_on_node} of them on this node"
-    elif nnodes == 1 or task is None:
-        found = f"{facts.launchers_on_node} times on this node"
+    total, here = task.world_size, task.local_world_size
+    if facts.nnodes is None:
+        found = f"{total} times, {here} of them on this node"
+    elif nnodes == 1:
+        found = f"{here} times on this node"
     elif not task.per_node or len({*task.per_node}) == 1:
         found = f"{total} times on {nnodes} nodes"
     else:
@@ -312,8 +312,7 @@ def _check_launchers(facts: ClusterFacts) -> None:
         hint=facts.one_a_node,
     )
     # Where the counts of nodes differ and are not known, some tasks may not notice.
-    knows_all = task is not None and task.per_node
-    error.is_told = bool(task.rank if task is not None and knows_all else facts.launcher_on_node)
+    error.is_told = bool(task.rank if task.per_node else task.local_rank)
     raise error
 
 

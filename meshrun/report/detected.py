@@ -71,8 +71,8 @@ def _as_dict(found: Detected) -> dict[str, Any]:
             "nodes": facts.nnodes,
             "hosts": list(facts.hosts),
             "node_rank": facts.node_rank,
-            "processes_on_node": facts.launchers_on_node,
-            "process_on_node": facts.launcher_on_node,
+            "processes_on_node": facts.task.local_world_size if facts.task else 1,
+            "process_on_node": facts.task.local_rank if facts.task else 0,
         }
         if facts
         else None,

@@ -136,7 +136,8 @@ def test_several_tasks_on_a_slurm_node() -> None:
     changed = {"SLURM_PROCID": "1", "SLURM_NODEID": "0", "SLURM_LOCALID": "1", "SLURM_GTIDS": "0,1"}
     facts = detect({**STEP, **changed})
 
-    assert (facts.node_rank, facts.launchers_on_node, facts.launcher_on_node) == (0, 2, 1)
+    assert facts.task is not None
+    assert (facts.node_rank, facts.task.local_world_size, facts.task.local_rank) == (0, 2, 1)
 
 
 def test_tasks_that_go_round_the_nodes() -> None:
@@ -191,8 +192,6 @@ def test_a_process_of_mpirun() -> None:
         node_rank=1,
         head=("10.77.0.1", "192.168.0.9"),
         port=derive_port("739835905"),
-        launchers_on_node=2,
-        launcher_on_node=1,
         task=Task(rank=3, world_size=4, local_rank=1, local_world_size=2, per_node=(2, 2)),
         secret="4136b6c6b552b7cb-492945d51d07d3de",
         one_a_node="mpirun -npernode 1 --bind-to none meshrun ...",
@@ -303,7 +302,7 @@ def test_one_process_a_node(
     facts = detect(env, hostname)
 
     assert (facts.system, facts.nnodes, facts.node_rank, facts.head, facts.job_id) == expected
-    assert (facts.task, facts.shell, facts.launchers_on_node) == (None, None, 1)
+    assert (facts.task, facts.shell) == (None, None)
     if env is not AZURE_ML:  # which names a port itself
         assert facts.port == derive_port(str(facts.job_id))
 
@@ -346,7 +345,6 @@ def test_processes_of_launchers(
     assert task is not None
     numbers = (task.rank, task.world_size, task.local_rank, task.local_world_size)
     assert (facts.system, facts.nnodes, facts.node_rank, numbers, facts.head) == expected
-    assert (facts.launchers_on_node, facts.launcher_on_node) == numbers[:1:-1]
     assert "meshrun" in facts.one_a_node
 
 

@@ -22,6 +22,7 @@ from meshrun.plan.request import LaunchRequest, Reach, Remote, Rendezvous
 from meshrun.plan.scheduler_defaults import fit_to_cluster, note_few_cores
 from meshrun.submit.srun_step import launch_on_nodes
 
+EIGHT = Task(rank=0, world_size=8, local_rank=0, local_world_size=8)
 SLURM = ClusterFacts(
     system="Slurm", evidence="step 0 of job 7", job_id="7.0", nnodes=3, node_rank=1,
     hosts=("sl0", "sl1", "sl2"), head=("sl0", "10.77.0.1"), port=23456,
@@ -146,7 +147,7 @@ def test_fewer_nodes_than_there_are() -> None:
 )
 def test_one_node_that_was_asked_for_is_one_node(asked: dict[str, Any]) -> None:
     """Nothing is filled in, also with several launchers on the node."""
-    several = replace(SLURM, launchers_on_node=4)
+    several = replace(SLURM, task=EIGHT)
 
     assert fitted(several, **asked) == fitted(None, **asked)
 
@@ -164,11 +165,12 @@ def test_nothing_is_changed_without_a_scheduler() -> None:
         (replace(SLURM, node_rank=2), {"nnodes": 2},
          "--nnodes 2, but Slurm .* 2",
          "start meshrun on 2 nodes, or remove --nnodes"),
-        (replace(SLURM, launchers_on_node=8), {},
+        (replace(SLURM, nnodes=1, node_rank=0, task=EIGHT), {},
          "Slurm started meshrun 8 times on this node", "srun --ntasks-per-node=1 meshrun ..."),
-        (replace(MPI, launchers_on_node=8), {"nnodes": 2},
-         "Open MPI started meshrun 8 times", "mpirun -npernode 1 --bind-to none meshrun ..."),
-        (replace(INDEXED, launchers_on_node=2), {}, "2 times", "start one meshrun per node"),
+        (replace(MPI, task=replace(EIGHT, world_size=16)), {"nnodes": 2},
+         "Open MPI started meshrun 16 times on 2 nodes",
+         "mpirun -npernode 1 --bind-to none meshrun ..."),
+        (replace(INDEXED, task=EIGHT), {}, "8 times, 8 of them", "start one meshrun per node"),
         (replace(SLURM, task=Task(rank=2, world_size=4, local_rank=0, local_world_size=1,
                                   per_node=(2, 1, 1))), {},
          r"Slurm started meshrun 4 times on 3 nodes \(2, 1, 1\)",
@@ -208,7 +210,7 @@ def test_what_holds_for_all_tasks_is_told_by_the_first(rank: int) -> None:
     """`srun -n8` shows one error and not eight."""
     task = Task(rank=rank, world_size=8, local_rank=rank, local_world_size=8, per_node=(8,))
     with pytest.raises(UsageError, match="8 times on this node") as error:
-        fitted(replace(SLURM, nnodes=1, task=task, launchers_on_node=8, launcher_on_node=rank))
+        fitted(replace(SLURM, nnodes=1, task=task))
 
     assert error.value.is_told == (rank > 0)
 
