@@ -1,6 +1,8 @@
 """meshrun: launch a PyTorch script on every device and hand it a ready DeviceMesh.
 
 Importing this package imports neither torch nor rich; each name below is loaded on first use.
+
+PYTEST_DONT_REWRITE: ranks import it before pytest, which would warn that its asserts stay plain.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ def interrupts_of(reactor: Reactor, call: Callable[[], None]) -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-def has_raised(answer: tuple[bytes | None, str, bytes | None]) -> bool:
+def has_raised(answer: tuple[bytes | None, str, bytes | None, str]) -> bool:
     """Whether the answer to a call is an exception."""
     return answer[0] is None
 
@@ -153,12 +153,11 @@ def has_raised(answer: tuple[bytes | None, str, bytes | None]) -> bool:
 def describe_others(answers: Answers, first: Member) -> Iterator[str]:
     """Say in a line what other ranks have raised."""
     labels: dict[str, list[str]] = {}
-    for member, (value, text, _) in answers.of.items():
+    for member, (value, _, _, headline) in answers.of.items():
         if value is None and member is not first:
-            *_, last = text.splitlines() or [""]
-            labels.setdefault(last, []).append(member.label)
-    for last, who in labels.items():
-        yield f"{', '.join(sorted(who))}: {last}"
+            labels.setdefault(headline, []).append(member.label)
+    for headline, who in labels.items():
+        yield f"{', '.join(sorted(who))}: {headline}"
 
 
 def describe_missing(answers: Answers) -> Iterator[str]:

@@ -50,9 +50,11 @@ def call_on_ranks(group: WorkerGroup, function: Callable[..., Any], *args: Any) 
         KeyboardInterrupt: If it was interrupted.
     """
     try:
-        return group.call(function, *args)
+        return group.make_call(function, args)
     except (KeyboardInterrupt, GroupLost):
         raise
+    except SystemExit as error:
+        raise CellFailed(f"SystemExit: {error}", error) from None
     except BaseException as error:
         cause = error.__cause__
         told = cause.text if isinstance(cause, RankTraceback) else str(error)

@@ -297,6 +297,28 @@ def read_result(folder: str, code: int, *, began_ns: int) -> LaunchResult:
     return _unreported(code, Timings(began_ns=began_ns, ended_ns=time.monotonic_ns()))
 
 
+def check_options(flags: Sequence[str]) -> None:
+    """Check options of a launch on this machine, as far as a dry run does.
+
+    Raises:
+        MeshrunError: With what is wrong.
+    """
+    began_ns = time.monotonic_ns()
+    with private_folder() as folder:
+        words = ["--nnodes=1", *flags, "--dry-run"]
+        command, more = launcher_command(folder, words, ["-"])
+        quiet = subprocess.DEVNULL
+        ended = subprocess.run(
+            command,
+            env={**os.environ, **more},
+            stdin=quiet,
+            stdout=quiet,
+            stderr=quiet,
+            check=False,
+        )
+        read_result(folder, ended.returncode, began_ns=began_ns)
+
+
 def _unreported(code: int, timings: Timings) -> LaunchResult:
     """Return the error of a launcher that started nothing, or was killed."""
     by_code = code - 128 if code - 128 in signal.valid_signals() else None  # it cleaned up first

@@ -64,14 +64,20 @@ class _Cells:
         self._group = None
 
     def _group_for(self, line: str) -> WorkerGroup:
+        from meshrun.api.launch import check_options
         from meshrun.api.worker_group import WorkerGroup
 
         if self._group is not None and self._group.is_open and line in ("", self._line):
             return self._group
         line = line or self._line
-        mesh, *options = shlex.split(line) or [""]
+        try:
+            mesh, *options = shlex.split(line) or [""]
+        except ValueError as error:
+            raise UsageError(f"%%mesh cannot read `{line}`: {error}", hint=_USAGE) from error
         if not mesh or mesh.startswith("-"):
             raise UsageError(f"%%mesh needs a mesh, found `{line}`", hint=_USAGE)
+        if self._group is not None:  # whose variables a slip is not to lose
+            check_options(["--mesh", mesh, *options])
         self.stop()
         self._group, self._line = WorkerGroup(mesh=mesh, options=options), line
         atexit.register(self._group.close)

@@ -9,6 +9,7 @@ import contextlib
 import io
 import os
 import pickle
+import time
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,16 +18,22 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from meshrun.errors import MeshrunError, UsageError
+
 if TYPE_CHECKING:
     from meshrun.api.answers import Answers, Member
     from meshrun.api.worker_group import WorkerGroup
     from meshrun.layout import Layout
     from meshrun.worker.serve_tests import TestDone
 
-_MARK = "mesh(spec, *, timeout=None, names=None, device=None, preload=(), env=None, options=())"
+_MARK = (
+    "mesh(spec, *, timeout=None, names=None, device=None, preload=(), env=None, cwd=None,"
+    " options=())"
+)
 _MOST_GROUPS = 3
 """Meshes whose ranks stay at the same time; the one that was not used for longest goes."""
 _TIMEOUT_S = 300.0
+_SHORTEST_S = 0.001
 _PHASES = ("setup", "call", "teardown")
 _OWN_OPTIONS = {
     "usepdb": False, "trace": False, "maxfail": 0, "keyword": "", "markexpr": "", "deselect": None,
@@ -34,7 +41,7 @@ _OWN_OPTIONS = {
     "looponfail": False, "xmlpath": None, "collectonly": False, "lf": False, "failedfirst": False,
     "newfirst": False, "stepwise": False, "stepwise_skip": False, "stepwise_reset": False,
     "ignore": None, "ignore_glob": None, "cacheclear": False, "cacheshow": None,
-    "no_cov": True,
+    "no_cov": True, "setupshow": False, "setuponly": False, "setupplan": False, "log_file": None,
 }  # fmt: skip
 """What is the business of the session beside the ranks."""
 
@@ -113,6 +120,13 @@ class _Wanted:
 
 
 def _wanted_by(item: pytest.Item) -> _Wanted | None:
+    """Return the ranks that a test wants, or ``None`` if it wants none.
+
+    Raises:
+        UsageError: If its time limit is none.
+    """
+    from meshrun.plan.parse import parse_seconds
+
     marker = item.get_closest_marker("mesh")
     options = dict(marker.kwargs) if marker else {}
     spec: Any = options.pop("spec", None)
@@ -126,8 +140,27 @@ def _wanted_by(item: pytest.Item) -> _Wanted | None:
         spec = item.config.getoption("meshrun")
     if spec is None:  # a mark without a mesh may be another package's
         return None
-    timeout_s = options.pop("timeout", None) or item.config.getini("meshrun_timeout") or _TIMEOUT_S
-    return _Wanted(spec, tuple(sorted(options.items())), float(timeout_s))
+    timeout = options.pop("timeout", None)
+    what = "@pytest.mark.mesh(timeout=...)" if timeout is not None else "meshrun_timeout"
+    if timeout is None:
+        timeout = item.config.getini("meshrun_timeout") or _TIMEOUT_S
+    timeout_s = parse_seconds(str(timeout), what, least=_SHORTEST_S)
+    return _Wanted(spec, tuple(sorted(options.items())), timeout_s)
+
+
+def _key_of(item: pytest.Item) -> str | None:
+    """Return which ranks a test wants, if it wants any."""
+    try:
+        wanted = _wanted_by(item)
+    except MeshrunError:  # which is told when the test is due
+        return None
+    return None if wanted is None else wanted.key
+
+
+def _render(error: MeshrunError) -> str:
+    from meshrun.report.message import render_error
+
+    return render_error(error)
 
 
 def _is_ours(item: pytest.Item, name: str) -> bool:
@@ -153,13 +186,19 @@ class _MeshTests:
         """Run a test on its ranks, and report it as one."""
         from _pytest.skipping import evaluate_skip_marks
 
-        wanted = _wanted_by(item)
-        if wanted is None or evaluate_skip_marks(item) is not None:  # skipped without any rank
+        if item.config.getoption("setupplan", False):  # which runs nothing
             return None
-        following = _wanted_by(nextitem) if nextitem is not None else None
-        stays = following is not None and following.key == wanted.key
+        wanted, reports = None, list[pytest.TestReport]()
+        try:
+            wanted = _wanted_by(item)
+        except UsageError as error:
+            reports = list(_failed(item, _render(error), when="setup"))
+        if not reports:
+            if wanted is None or evaluate_skip_marks(item) is not None:  # skipped without any rank
+                return None
+            reports = self._run(item, wanted, self._next_on_ranks(item, nextitem, wanted.key))
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-        for report in self._run(item, wanted, nextitem if stays else None):
+        for report in reports:
             item.ihook.pytest_runtest_logreport(report=report)
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
         if self._is_quit:
@@ -172,16 +211,24 @@ class _MeshTests:
         while self._ranks:
             self._ranks.popitem()[1].close()
 
+    def _next_on_ranks(
+        self, item: pytest.Item, nextitem: pytest.Item | None, key: str
+    ) -> pytest.Item | None:
+        """Return the next test on the same ranks, up to which fixtures stay there."""
+        items = item.session.items
+        after = items[items.index(item) + 1 :] if nextitem is not None else []
+        if hasattr(self._config, "workerinput"):  # a worker of pytest-xdist runs some of them
+            after = [] if nextitem is None else [nextitem]
+        return next((each for each in after if _key_of(each) == key), None)
+
     def _run(
         self, item: pytest.Item, wanted: _Wanted, nextitem: pytest.Item | None
     ) -> list[pytest.TestReport]:
-        from meshrun.errors import MeshrunError
-
         try:
             ranks = self._ranks_for(item, wanted)
             reports = ranks.run(item, nextitem, wanted.timeout_s)
         except MeshrunError as error:
-            return list(_failed(item, f"error: {error}", when="setup"))
+            return list(_failed(item, _render(error), when="setup"))
         self._is_quit = ranks.is_quit
         if not ranks.is_open or ranks.is_spent or any(report.failed for report in reports):
             self._ranks.pop(wanted.key).close()
@@ -191,7 +238,7 @@ class _MeshTests:
         if wanted.key not in self._ranks:
             while len(self._ranks) >= _MOST_GROUPS:
                 self._ranks.popitem(last=False)[1].close()
-            paths = {str(each.path): None for each in item.session.items if _wanted_by(each)}
+            paths = {str(each.path): None for each in item.session.items if _key_of(each)}
             self._ranks[wanted.key] = _TestRanks(self._config, wanted, list(paths))
         self._ranks.move_to_end(wanted.key)
         return self._ranks[wanted.key]
@@ -202,27 +249,31 @@ class _TestRanks:
 
     def __init__(self, config: pytest.Config, wanted: _Wanted, paths: list[str]) -> None:
         from meshrun.api.worker_group import WorkerGroup
-        from meshrun.errors import UsageError
         from meshrun.worker.serve_tests import Begin
 
         self._config = config
         self._output = io.StringIO()
+        # What pytest does not capture is shown at once, on the ranks as here.
+        is_live = config.getoption("capture") in ("no", "tee-sys")
+        output = None if is_live else self._output
         try:
             self._group: WorkerGroup = WorkerGroup(
                 mesh=wanted.spec,
                 **dict(wanted.options),
-                stdout=self._output,
-                stderr=self._output,
+                stdout=output,
+                stderr=output,
                 serve="meshrun.worker.serve_tests",
             )
         except TypeError as error:
             raise UsageError(f"@pytest.mark.mesh: {error}", hint=f"it takes {_MARK}") from error
+        except OSError as error:
+            raise UsageError(f"@pytest.mark.mesh: {error}") from error
         self.is_quit = False
         """Whether whoever debugged it has quit."""
         self.is_spent = False
         """Whether the last test left ranks that no other can use."""
         begin = Begin(
-            list(config.args),
+            _args_of(config),
             _options_of(config),
             _told_by_plug_ins(config),
             paths,
@@ -253,7 +304,7 @@ class _TestRanks:
         self._output.seek(0)
         self._output.truncate()
         order = RunTest(item.nodeid, nextitem.nodeid if nextitem is not None else None)
-        lender = Lender(self._debugging)
+        lender, began_s = Lender(self._debugging), time.monotonic()
         answers = self._group.exchange(
             pickle.dumps(order), timeout_s=timeout_s, failed=_has_failed, takes=lender.takes
         )
@@ -266,7 +317,8 @@ class _TestRanks:
         merged = self._merged(answers)
         stray = self._output.getvalue()
         if answers.missing:
-            return list(_unfinished(item, merged, answers, stray))
+            took_s = time.monotonic() - began_s
+            return list(_unfinished(item, merged, answers, stray, took_s))
         if stray:
             merged[-1].sections.append(("Output of ranks outside of tests", stray))
         return merged
@@ -323,7 +375,16 @@ def _options_of(config: pytest.Config) -> dict[str, Any]:
     kept = {name: value for name, value in vars(config.option).items() if _can_be_sent(value)}
     kept |= {name: value for name, value in _OWN_OPTIONS.items() if name in kept}
     temporary = config._tmp_path_factory.mktemp("ranks", numbered=True)  # type: ignore[attr-defined]
-    return kept | {"basetemp": str(temporary)}
+    # Ranks may be in another folder.
+    place = {"rootdir": str(config.rootpath), "basetemp": str(temporary)}
+    return kept | place | ({"inifilename": str(config.inipath)} if config.inipath else {})
+
+
+def _args_of(config: pytest.Config) -> list[str]:
+    """Return what the session was asked to collect, wherever a rank is."""
+    if config.getoption("pyargs"):
+        return list(config.args)
+    return [os.path.join(config.invocation_params.dir, each) for each in config.args]
 
 
 def _told_by_plug_ins(config: pytest.Config) -> dict[str, Any]:
@@ -397,7 +458,11 @@ def _outcomes(found: Mapping[Member, pytest.TestReport], first: Member) -> Itera
 
 
 def _unfinished(
-    item: pytest.Item, merged: Sequence[pytest.TestReport], answers: Answers, output: str
+    item: pytest.Item,
+    merged: Sequence[pytest.TestReport],
+    answers: Answers,
+    output: str,
+    took_s: float,
 ) -> Iterator[pytest.TestReport]:
     """Report a test that some ranks did not finish: the failure of another one, if there is one."""
     from meshrun.protocol.result import RankFailed
@@ -413,8 +478,9 @@ def _unfinished(
     failed = next((report for report in merged if report.failed), None)
     if failed is None or answers.is_rank_gone:  # others' errors are those of lost connections
         printed = [line for line in output.splitlines(keepends=True) if line.startswith("[")]
-        sections = [("Output of ranks", "".join(printed))] if printed else []
-        yield from _failed(item, text, sections=sections)
+        sections = list(dict.fromkeys(each for report in merged for each in report.sections))
+        sections += [("Output of ranks", "".join(printed))] if printed else []
+        yield from _failed(item, text, sections=sections, took_s=took_s)
         return
     failed.sections.append(("Ranks that did not finish", text))
     for when in _PHASES:
@@ -427,11 +493,12 @@ def _failed(
     *,
     when: str = "call",
     sections: list[tuple[str, str]] | None = None,
+    took_s: float = 0.0,
 ) -> Iterator[pytest.TestReport]:
     for phase in _PHASES:
         if phase == when:
             report = _report(item, phase, text)
-            report.sections = sections or []
+            report.sections, report.duration = sections or [], took_s
             yield report
         elif phase != "call":
             yield _report(item, phase)

@@ -104,15 +104,15 @@ def read_values(folder: str, result: LaunchResult) -> list[Any]:
                 file = opened.enter_context(open_own(value_file(folder, rank)))
                 generation, world_size = pickle.load(file)  # noqa: S301 - our ranks wrote it
             if generation != result.restarts:
-                raise exited_early(rank)
+                raise exited_early(f"rank {rank}")
             values.append(load_value(file, rank))
     return values
 
 
-def exited_early(rank: int) -> MeshrunError:
+def exited_early(who: str) -> MeshrunError:
     """Return the error of a rank that ended well, and has no value."""
     return MeshrunError(
-        f"rank {rank} exited with code 0 before its function returned",
+        f"{who} exited with code 0 before its function returned",
         hint="return from the function instead of calling sys.exit() or os._exit()",
     )
 

@@ -12,6 +12,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from meshrun.api.answers import (
@@ -190,13 +191,34 @@ class WorkerGroup:
             Exception: What the first rank raised. The group stays if all ranks have finished.
             GroupLost: If a rank did not finish; the message says where it is.
             KeyboardInterrupt: If it was interrupted; the ranks were, too.
+            MeshrunError: If the first rank raised ``SystemExit`` with exit code 0.
+        """
+        try:
+            return self.make_call(function, args, kwargs, timeout_s=timeout)
+        except SystemExit as error:
+            if error.code:
+                raise
+            raise exited_early("a rank") from error.__cause__  # a success of theirs is none of ours
+
+    def make_call(
+        self,
+        function: Callable[..., _R],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] = MappingProxyType({}),
+        *,
+        timeout_s: float | None = None,
+    ) -> list[_R]:
+        """As :meth:`call`, for a caller that ends as its ranks do.
+
+        Raises:
+            SystemExit: As all that a rank raises.
         """
         message = pickle_call(function, args, kwargs)
         with self._turn:
             number, self._calls = self._calls, self._calls + 1  # one that is interrupted counts too
             try:
                 answers = self.exchange(
-                    message, timeout_s=timeout, failed=has_raised, takes=Lender().takes
+                    message, timeout_s=timeout_s, failed=has_raised, takes=Lender().takes
                 )
             finally:
                 if self.members:
@@ -206,7 +228,7 @@ class WorkerGroup:
             raise GroupLost("these workers were closed during the call")
         if answers.is_rank_gone and answers.trouble is not None:
             raise answers.trouble  # others' errors are those of lost connections
-        for member, (value, text, error) in answers.of.items():
+        for member, (value, text, error, _) in answers.of.items():
             if value is None:
                 told = "\n".join(
                     [
@@ -216,12 +238,10 @@ class WorkerGroup:
                     ]
                 )
                 raised = unpickle_error(error) or GroupLost(f"{member.label} raised an exception")
-                if isinstance(raised, SystemExit) and not raised.code:  # not a success of ours
-                    raised = exited_early(member.rank)
                 raise raised from RankTraceback(told)
         if answers.missing:
             raise GroupLost("\n".join(describe_missing(answers)))
-        values = {member.rank: value for member, (value, _, _) in answers.of.items()}
+        values = {member.rank: value for member, (value, *_) in answers.of.items()}
         return [load_value(io.BytesIO(values[rank]), rank) for rank in sorted(values)]
 
     def exchange(

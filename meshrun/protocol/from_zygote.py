@@ -12,6 +12,7 @@ from meshrun.errors import MeshrunError
 from meshrun.protocol.checked import ExitCode, Line
 from meshrun.protocol.collectives import FromRecorder
 from meshrun.protocol.rank_end import RankExited, RankRaised
+from meshrun.protocol.result import describe_broken
 
 STORE = -1
 """Stands for the process of the store where a rank is named."""
@@ -44,9 +45,7 @@ class ProgramBroken:
     @property
     def headline(self) -> str:
         """Return what is wrong, in one line."""
-        lines = self.text.rstrip().splitlines() or [""]
-        is_ours = lines[0].startswith("error: ")
-        return lines[0].removeprefix("error: ") if is_ours else lines[-1]
+        return describe_broken(self.text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

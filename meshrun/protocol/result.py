@@ -123,9 +123,18 @@ class RankFailed(MeshrunError):
     def __init__(self, result: LaunchResult) -> None:
         first = result.failures[0] if result.failures else None
         where = f"rank {first.rank} failed" if first else "the launch was stopped"
+        if result.broken_program is not None:
+            where = describe_broken(result.broken_program)
         super().__init__(f"{where}, exit code {result.exit_code}")
         self.result = result
         self.exit_code = result.exit_code
+
+
+def describe_broken(text: str) -> str:
+    """Return in one line why a program was not started: what it raised, or an error of ours."""
+    lines = text.rstrip().splitlines() or [""]
+    is_ours = lines[0].startswith("error: ")
+    return lines[0].removeprefix("error: ") if is_ours else lines[-1]
 
 
 def split_wait_status(status: int) -> tuple[int | None, int | None]:

@@ -71,7 +71,8 @@ def serve(channel: Channel) -> None:
     """Make the calls that come, until there are no more.
 
     A call is pickled: (function, args, kwargs). So is the answer: (the pickled value, or ``None``
-    if the call raised; the text of its traceback; the pickled exception, or ``None``).
+    if the call raised; the text of its traceback; the pickled exception, or ``None``; what it is
+    in a line).
     """
     from contextlib import suppress
     from itertools import count
@@ -122,10 +123,13 @@ class _Calls:
             self._is_under_way = True
             value = cloudpickle.dumps(function(*args, **kwargs))
             self._is_under_way = False
-            return pickle.dumps((value, "", None))
+            return pickle.dumps((value, "", None, ""))
         except BaseException as error:  # also what is meant to end a program
             self._is_under_way = False
-            return pickle.dumps((None, format_raised(error).traceback, pickle_error(error)))
+            raised = format_raised(error)
+            first = raised.message.strip().partition("\n")[0]
+            headline = f"{raised.kind}: {first}" if first else raised.kind
+            return pickle.dumps((None, raised.traceback, pickle_error(error), headline))
 
     def _on_interrupt(self, signum: int, frame: FrameType | None) -> None:
         if self._is_under_way:

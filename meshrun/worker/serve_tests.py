@@ -72,12 +72,9 @@ def serve(channel: Channel) -> None:
     temporary = os.path.join(begin.options["basetemp"], f"rank{os.environ['RANK']}")
     # Without what belongs to the session beside us, or to meshrun itself.
     without = ("no:terminal", "no:faulthandler")
-    # meshrun is imported before it is a plug-in: that is no error with ``-W error``.
-    harmless = "ignore:Module already imported:pytest.PytestAssertRewriteWarning"
     own = {
         "plugins": [*begin.options.get("plugins", ()), *without],
         "basetemp": temporary,
-        "pythonwarnings": [*(begin.options.get("pythonwarnings") or ()), harmless],
     }
     config = Config.fromdictargs({**begin.options, **own}, begin.args)
     config.args = begin.args

@@ -373,6 +373,83 @@ def test_with_other_options(words: list[str], tmp_path: Path) -> None:
         assert found["test_plain"] == ("passed" if "--meshrun" in words else "error")
 
 
+MARKS = """
+import os
+import time
+import pytest
+
+
+@pytest.fixture(scope="session")
+def shared():
+    yield
+
+
+@pytest.mark.mesh("dp=2", timeout="90s")
+def test_first(rank, shared):
+    print(f"shown by {rank}", flush=True)
+
+
+def test_between():
+    pass
+
+
+@pytest.mark.mesh("dp=2")
+def test_second(rank, shared):
+    pass
+
+
+@pytest.mark.mesh("dp=2", timeout="soon")
+def test_bad_time(rank):
+    pass
+
+
+@pytest.mark.mesh("dp=2", cwd="/nonexistent")
+def test_bad_folder(rank):
+    pass
+
+
+@pytest.mark.mesh("dp=2", cwd="/")
+def test_folder(rank):
+    assert os.getcwd() == "/"
+
+
+@pytest.mark.mesh("dp=2", timeout=2)
+def test_hangs(rank):
+    print(f"said by {rank}")
+    time.sleep(1000 if rank else 0)
+"""
+
+
+def test_what_marks_say_of_ranks(tmp_path: Path) -> None:
+    """A slip in one is the error of that test; what finished ranks printed is kept."""
+    setups = tmp_path / "setups"
+    made = f"    open({str(setups)!r}, 'a').write('x')\n    yield"
+    cases, said = run_pytest(tmp_path, MARKS.replace("    yield", made))
+    told = {name: "".join(case.itertext()) for name, case in cases.items()}
+    found = {name: outcome(case) for name, case in cases.items()}
+
+    assert {name for name, ended in found.items() if ended == "error"} == {
+        "test_bad_time", "test_bad_folder",
+    }, said  # fmt: skip
+    assert {name for name, ended in found.items() if ended == "failure"} == {"test_hangs"}
+    assert "expects a time, found `soon`" in told["test_bad_time"]
+    assert "/nonexistent" in told["test_bad_folder"]
+    assert said.count("said by 0") == 1
+    assert float(cases["test_hangs"].attrib["time"]) >= 2
+    assert setups.read_text() == "xx", "a session's fixture is set up once on each rank"
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("words", [["-s"], ["--setup-show"], ["--setup-plan"], ["--log-file=l"]])
+def test_options_of_what_is_shown(words: list[str], tmp_path: Path) -> None:
+    """They hold for the session, and what is not captured is shown."""
+    text = MARKS[: MARKS.index('@pytest.mark.mesh("dp=2", timeout="soon")')]
+    cases, said = run_pytest(tmp_path, text, *words)
+
+    assert {outcome(case) for case in cases.values()} == {"passed"}, said
+    assert ("[dp1] shown by 1" in said) == (words == ["-s"])
+
+
 DEBUGGED = """
 import pytest
 import torch.distributed as dist
