@@ -129,3 +129,13 @@ def test_a_failure_that_a_rank_handled_is_not_its_own(tmp_path: Path, fake_torch
     ours = run_meshrun("--nproc-per-node", "1", program)
 
     assert "\nerror: rank 0 exited with code 1" in ours.stderr
+
+
+def test_a_module_that_turns_warnings_into_errors(tmp_path: Path, fake_torch: object) -> None:
+    """pytest would warn of its plug-in, our own, which a rank has imported before."""
+    (tmp_path / "test_nothing.py").write_text("def test_nothing():\n    pass\n")
+    words = ("-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", tmp_path)
+    ours = run_meshrun("--nproc-per-node", "1", *words)
+
+    assert ours.returncode == 0, ours.stdout
+    assert "1 passed" in ours.stdout

@@ -31,6 +31,9 @@ run("%%mesh\\n1 +")
 run("%mesh")
 run("%%mesh\\nif dist.get_rank(): f(0)\\ndist.barrier()")
 run("%%mesh\\n'x' in globals()")
+run("%%mesh dp=2 --devise cpu\\n1")
+run("%%mesh dp=2 \'\\n1")
+run("%mesh")
 run("%mesh stop")
 run("%%mesh dp=x\\n1")
 run("%mesh what")
@@ -51,7 +54,7 @@ def test_cells_run_on_ranks_that_stay(tmp_path: Path) -> None:
     )
     assert ran.returncode == 0, ran.stderr
     parts = [part.strip().splitlines() for part in ran.stdout.split("---\n")[1:]]
-    none, begin, total, wrong, after, syntax, known, lost, fresh, stop, bad, word = parts
+    none, begin, total, wrong, after, syntax, known, lost, fresh, *slips, stop, bad, word = parts
 
     assert none == ["no ranks", "ran"]
     assert begin == ["ran"]
@@ -67,6 +70,9 @@ def test_cells_run_on_ranks_that_stay(tmp_path: Path) -> None:
     assert lost[-1] == "failed"
     assert "new ranks start with the next input" in ran.stderr
     assert fresh == ["[all] False", "ran"]
+    assert "did you mean `--device`" in "\n".join(slips[0])
+    assert slips[1][0].startswith("error: %%mesh cannot read `dp=2 '`")
+    assert slips[2] == known, "a slip loses no ranks"
     assert stop == ["ran"]
     assert bad[0].startswith("error: `x` is not a size")
     assert word[0] == "error: %mesh: found `what`"

@@ -96,6 +96,7 @@ def test_piped_input_runs_as_a_script(fake_torch: Path) -> None:
         ("1 / 0", "print('never')", 1, 'begin.py", line 1, in <module>'),
         ("import sys\nsys.exit('enough')", "print('never')", 1, "enough"),
         ("import sys\nsys.exit()", "print('x is', 1)", 0, ""),
+        ("x = 1", "raise SystemExit", 0, ""),
         ("x =", "print('never')", 1, "SyntaxError: invalid syntax"),
         ("x = 1", "import os\nos._exit(4)", 1, "exited with code 4"),
     ],

@@ -200,6 +200,26 @@ def test_variables_of_a_job_are_not_the_group_s(
         assert group.call(os.getppid)
 
 
+def fail_in_words() -> None:
+    raise ValueError(f"first of {os.environ['RANK']}\nsecond\nthird")
+
+
+def test_other_ranks_are_told_in_a_line(fake_torch: Path) -> None:
+    """The kind, and the first line of what it says."""
+    with WorkerGroup(nproc_per_node=2) as group, pytest.raises(ValueError, match="first of") as had:
+        group.call(fail_in_words)
+    assert isinstance(had.value.__cause__, RankTraceback)
+    lines = had.value.__cause__.text.splitlines()
+    first = "first of 0" in lines[-2] or "first of 0" in "\n".join(lines[:-1])
+    assert lines[-1] == f"rank {int(first)}: ValueError: first of {int(first)}"
+
+
+def test_why_there_is_no_group(fake_torch: Path) -> None:
+    """In one line, also where the zygote has found it."""
+    with pytest.raises(meshrun.MeshrunError, match="no_such_module"):
+        WorkerGroup(nproc_per_node=1, preload=["no_such_module"])
+
+
 def test_who_exits_well_in_a_call_has_no_value(fake_torch: Path) -> None:
     """The caller does not end with it, as if all had gone well."""
     with WorkerGroup(nproc_per_node=1) as group:
