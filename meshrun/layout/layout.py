@@ -111,14 +111,14 @@ class Layout:
         nproc_per_node: int | Sequence[int] | None = None,
         flatten: str | Iterable[str] = (),
         views: str | Iterable[str] = (),
-        intra_node: Sequence[str] = (),
-        intra_domain: Sequence[str] = (),
+        intra_node: str | Sequence[str] = (),
+        intra_domain: str | Sequence[str] = (),
         domain_size: int | None = None,
         place: str = "contiguous",
     ) -> Layout:
         """Return the layout of a launch with these options; texts as on the command line.
 
-        Several names, flattens or views may come as a list, or in one text.
+        Several names, dims, flattens or views may come as a list, or in one text.
 
         Raises:
             SpecError: If a text cannot be read or does not fit the mesh.
@@ -128,6 +128,8 @@ class Layout:
             >>> Layout.parse("dp=-1,tp=4", nnodes=2, nproc_per_node=8).shape
             {'dp': 4, 'tp': 4}
         """
+        if place not in ("contiguous", "auto"):
+            raise LayoutError(f"place is contiguous or auto, found `{place}`")
         if names is not None and not isinstance(names, str):
             names = ",".join(names)
         mesh = None if spec is None else parse_mesh(mesh_text(spec), names)
@@ -138,8 +140,8 @@ class Layout:
             nproc_per_node=nproc_per_node,
             flattens=flattens,
             views=parsed,
-            intra_node=intra_node,
-            intra_domain=intra_domain,
+            intra_node=_listed(intra_node),
+            intra_domain=_listed(intra_domain),
             domains=domain_size,
             renumber=place == "auto",
         )
@@ -697,3 +699,8 @@ def solve_layout(
         flattens=flattens,
         views=views,
     )
+
+
+def _listed(names: str | Sequence[str]) -> Sequence[str]:
+    """Return the names in a text such as ``tp,pp``, or those of a list."""
+    return names.split(",") if names and isinstance(names, str) else names

@@ -6,6 +6,7 @@ import math
 import pickle
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -291,3 +292,15 @@ def test_no_torch_is_needed() -> None:
         "meshrun.current_layout(); assert not {'torch', 'rich'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_dims_of_a_node_in_one_text() -> None:
+    """As on the command line, and a word for the place is one of two."""
+    sizes = {"nnodes": 2, "nproc_per_node": 4}
+    asked: dict[str, Any] = {**sizes, "place": "auto"}
+    listed = Layout.parse("dp=2,cp=2,tp=2", intra_node=["dp", "cp"], **asked)
+
+    assert Layout.parse("dp=2,cp=2,tp=2", intra_node="dp,cp", **asked) == listed
+    assert Layout.parse("dp=2,cp=2,tp=2", intra_node="", **sizes).slot_order is None
+    with pytest.raises(LayoutError, match="found `near`"):
+        Layout.parse("dp=8", **sizes, place="near")
