@@ -121,7 +121,8 @@ def draw(number: int) -> Case:
         else "console"
         if fault == "reader"
         else dice.choice(("tee", "redirect")),
-        deaf=dice.random() < 0.25,
+        # Deaf ranks use up the time that what they leave would have.
+        deaf=dice.random() < 0.25 and phase != "clearing",
         children=children and fault != "disk",
         restarts=1 if phase in ("clearing", "again") else int(fresh and dice.random() < 0.3),
         victim=victim,
