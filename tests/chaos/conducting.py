@@ -18,6 +18,8 @@ from tests.chaos.expecting import Expected
 from tests.kit import FAKES, PROGRAMS, Running, command, run_meshrun, wait_until
 
 _LONG_S = 600
+_ENOUGH_S = 3
+"""For what ranks leave, so that the moment to strike is not over before it is seen."""
 _SHORT_S = 0.3
 
 
@@ -111,7 +113,8 @@ class Controller:
     def _command(self) -> list[str]:
         case = self.case
         patient = case.fault == "ctrl_c" and case.times > 1 and case.failing_rank is None
-        words = ["--shutdown-timeout", str(_LONG_S if patient else _SHORT_S)]
+        timeout_s = _LONG_S if patient else _ENOUGH_S if case.phase == "clearing" else _SHORT_S
+        words = ["--shutdown-timeout", str(timeout_s)]
         words += ["--start-method", case.method, "--report", str(self.folder / "report.json")]
         words += ["--max-restarts", str(case.restarts)]
         if case.has_mesh:
