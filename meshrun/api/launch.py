@@ -307,16 +307,9 @@ def check_options(flags: Sequence[str]) -> None:
     with private_folder() as folder:
         words = ["--nnodes=1", *flags, "--dry-run"]
         command, more = launcher_command(folder, words, ["-"])
-        quiet = subprocess.DEVNULL
-        ended = subprocess.run(
-            command,
-            env={**os.environ, **more},
-            stdin=quiet,
-            stdout=quiet,
-            stderr=quiet,
-            check=False,
-        )
-        read_result(folder, ended.returncode, began_ns=began_ns)
+        env, null = {**os.environ, **more}, subprocess.DEVNULL
+        code = subprocess.call(command, env=env, stdin=null, stdout=null, stderr=null)
+        read_result(folder, code, began_ns=began_ns)
 
 
 def _unreported(code: int, timings: Timings) -> LaunchResult:

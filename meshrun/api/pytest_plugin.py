@@ -188,15 +188,13 @@ class _MeshTests:
 
         if item.config.getoption("setupplan", False):  # which runs nothing
             return None
-        wanted, reports = None, list[pytest.TestReport]()
         try:
             wanted = _wanted_by(item)
-        except UsageError as error:
-            reports = list(_failed(item, _render(error), when="setup"))
-        if not reports:
             if wanted is None or evaluate_skip_marks(item) is not None:  # skipped without any rank
                 return None
             reports = self._run(item, wanted, self._next_on_ranks(item, nextitem, wanted.key))
+        except MeshrunError as error:
+            reports = list(_failed(item, _render(error), when="setup"))
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         for report in reports:
             item.ihook.pytest_runtest_logreport(report=report)
@@ -215,20 +213,18 @@ class _MeshTests:
         self, item: pytest.Item, nextitem: pytest.Item | None, key: str
     ) -> pytest.Item | None:
         """Return the next test on the same ranks, up to which fixtures stay there."""
-        items = item.session.items
-        after = items[items.index(item) + 1 :] if nextitem is not None else []
-        if hasattr(self._config, "workerinput"):  # a worker of pytest-xdist runs some of them
-            after = [] if nextitem is None else [nextitem]
+        if nextitem is None:
+            return None
+        items, after = item.session.items, [nextitem]
+        if not hasattr(self._config, "workerinput"):  # a worker of pytest-xdist runs some of them
+            after = items[items.index(item) + 1 :]
         return next((each for each in after if _key_of(each) == key), None)
 
     def _run(
         self, item: pytest.Item, wanted: _Wanted, nextitem: pytest.Item | None
     ) -> list[pytest.TestReport]:
-        try:
-            ranks = self._ranks_for(item, wanted)
-            reports = ranks.run(item, nextitem, wanted.timeout_s)
-        except MeshrunError as error:
-            return list(_failed(item, _render(error), when="setup"))
+        ranks = self._ranks_for(item, wanted)
+        reports = ranks.run(item, nextitem, wanted.timeout_s)
         self._is_quit = ranks.is_quit
         if not ranks.is_open or ranks.is_spent or any(report.failed for report in reports):
             self._ranks.pop(wanted.key).close()

@@ -103,13 +103,7 @@ class WorkerGroup:
         serve: str = "meshrun.worker.serve_calls",
         program: Sequence[str] = (),
     ) -> None:
-        from meshrun.cli.options import (
-            HOSTS,
-            KINDS_OF_PROGRAM,
-            RENDEZVOUS,
-            SUBMIT,
-            Options,
-        )
+        from meshrun.cli.options import HOSTS, KINDS_OF_PROGRAM, RENDEZVOUS, SUBMIT, Options
 
         given: dict[Option[Any], object] = {
             **mesh_options(mesh, names),

@@ -113,9 +113,12 @@ class _Calls:
     def make(self, call: bytes) -> bytes:
         """Make one, and return the answer."""
         import pickle
+        from dataclasses import asdict
 
         import cloudpickle
 
+        from meshrun.protocol.raised import headline
+        from meshrun.protocol.rank_end import RankRaised
         from meshrun.worker.program import format_raised
 
         try:
@@ -126,10 +129,8 @@ class _Calls:
             return pickle.dumps((value, "", None, ""))
         except BaseException as error:  # also what is meant to end a program
             self._is_under_way = False
-            raised = format_raised(error)
-            first = raised.message.strip().partition("\n")[0]
-            headline = f"{raised.kind}: {first}" if first else raised.kind
-            return pickle.dumps((None, raised.traceback, pickle_error(error), headline))
+            raised = RankRaised(rank=0, at_ns=0, shown=False, **asdict(format_raised(error)))
+            return pickle.dumps((None, raised.traceback, pickle_error(error), headline(raised)))
 
     def _on_interrupt(self, signum: int, frame: FrameType | None) -> None:
         if self._is_under_way:
