@@ -11,6 +11,8 @@ from meshrun.layout.spec import INFERRED, MeshSpec, format_mesh
 from meshrun.wording import count
 
 MAX_RANKS = 10_000_000
+_MOST_LISTED = 4
+"""Nodes whose workers a hint lists one by one."""
 _LARGEST_SHOWN = 10**18
 """Python refuses to write numbers of thousands of digits, and nobody would read them."""
 
@@ -134,6 +136,9 @@ def _hint(mesh: MeshSpec, slots: Sequence[int], needed: int) -> str:
             choices.append(f"--nproc-per-node {needed // nodes} for {needed}")
         if needed % slots[0] == 0 and needed // slots[0] != nodes:
             choices.append(f"--nnodes {needed // slots[0]} for {needed}")
+        of_each = fill(slots, needed)
+        if needed % nodes and sum(of_each) == needed and all(of_each) and nodes <= _MOST_LISTED:
+            choices.append(f"--nproc-per-node {','.join(map(str, of_each))} for {needed}")
     return f"use {', or '.join(choices)}"
 
 

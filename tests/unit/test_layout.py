@@ -4,6 +4,7 @@ import copy
 import json
 import math
 import pickle
+import re
 import subprocess
 import sys
 from typing import Any
@@ -109,7 +110,7 @@ def test_open_numbers_are_worked_out(
 def test_any_mismatch_offers_a_mesh_that_fits(
     shape: tuple[int, ...], nodes: int, nproc: int
 ) -> None:
-    """The first mesh in the hint fills exactly the workers there are."""
+    """The first mesh in the hint fills exactly the workers there are, and so do other numbers."""
     try:
         solve_layout(MeshSpec(sizes=shape), nnodes=nodes, nproc_per_node=nproc)
     except LayoutError as error:
@@ -118,6 +119,9 @@ def test_any_mismatch_offers_a_mesh_that_fits(
         offered = error.hint.split("`")[1]
         fits = solve_layout(parse_mesh(offered), nnodes=nodes, nproc_per_node=nproc)
         assert fits.world_size == nodes * nproc
+        for numbers in re.findall(r"--nproc-per-node ([\d,]+) for", error.hint):
+            each = [int(number) for number in numbers.split(",")]
+            solve_layout(MeshSpec(sizes=shape), nnodes=nodes, nproc_per_node=each)
     else:
         assert math.prod(shape) == nodes * nproc
 
