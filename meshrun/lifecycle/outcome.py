@@ -258,6 +258,14 @@ def find_trouble(state: State, host: str = "") -> MeshrunError | None:
     return here
 
 
+def _hint_of_death(signum: int | None) -> str:
+    if signum is None:
+        return "its output above says why"
+    if signum == signal.SIGKILL:
+        return "if nobody killed it on purpose, look for the out-of-memory killer in `dmesg`"
+    return "if nobody killed it on purpose, its output above may say why"
+
+
 def _trouble_here(state: State) -> MeshrunError | None:
     if (failed := describe_start_error(state)) is not None:
         return HostError(
@@ -268,11 +276,8 @@ def _trouble_here(state: State) -> MeshrunError | None:
         return None
     if isinstance(state.lost_process, StoreEnded):
         return HostError(f"{what}, and the ranks need it")
-    trouble = HostError(
-        f"{what}, and the ranks ended with it",
-        hint="if nobody killed it on purpose, look for the out-of-memory killer in `dmesg`",
-    )
     exit_code, signum = split_wait_status(state.lost_process.wait_status)
+    trouble = HostError(f"{what}, and the ranks ended with it", hint=_hint_of_death(signum))
     trouble.exit_code = 128 + signum if signum is not None else exit_code or InternalError.exit_code
     refusal = state.nodes.failed if state.nodes is not None else None
     if refusal is not None and what in refusal.error.message:

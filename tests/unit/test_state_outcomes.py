@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from meshrun.errors import HostError
@@ -142,3 +144,14 @@ def test_a_rank_that_cannot_start_is_the_machines_trouble() -> None:
     assert isinstance(result.trouble, HostError)
     assert "rank 2 could not be started: Resource temporarily unavailable" in str(result.trouble)
     assert result.exit_code == 71
+
+
+@pytest.mark.parametrize(
+    ("wait_status", "hint"), [(9, "dmesg"), (6, "output above"), (1 << 8, "output above")]
+)
+def test_only_sigkill_points_at_the_out_of_memory_killer(wait_status: int, hint: str) -> None:
+    """A zygote that aborts, or that raises, printed why."""
+    result = result_of(replace(KILLED_ZYGOTE, wait_status=wait_status))
+
+    assert result.trouble is not None
+    assert hint in (result.trouble.hint or "")
