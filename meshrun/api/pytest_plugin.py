@@ -293,7 +293,11 @@ class _TestRanks:
     def run(
         self, item: pytest.Item, nextitem: pytest.Item | None, timeout_s: float
     ) -> list[pytest.TestReport]:
-        """Run a test; return a report of each of its phases, over all ranks."""
+        """Run a test; return a report of each of its phases, over all ranks.
+
+        Raises:
+            pytest.exit.Exception: If the test called ``pytest.exit()`` on a rank.
+        """
         from meshrun.api.lent_terminal import Lender
         from meshrun.worker.serve_tests import RunTest
 
@@ -308,6 +312,8 @@ class _TestRanks:
         self.is_spent = any(done.is_last for done in answers.of.values())
         self._pass_warnings_on(answers.of)
         for member, done in answers.of.items():
+            if done.exit is not None:
+                raise done.exit
             if done.text:
                 return list(_failed(item, f"{member.label}: {done.text}"))
         merged = self._merged(answers)
@@ -363,7 +369,8 @@ class _TestRanks:
 
 
 def _has_failed(done: TestDone) -> bool:
-    return bool(done.text) or any(data.get("outcome") == "failed" for data in done.reports)
+    has_reports = not done.text and done.exit is None
+    return not has_reports or any(data.get("outcome") == "failed" for data in done.reports)
 
 
 def _options_of(config: pytest.Config) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from _pytest.outcomes import Exit
 
 from meshrun.wording import count
 from meshrun.worker.borrowed_terminal import BorrowedTerminal
@@ -58,6 +59,8 @@ class TestDone:
     """(message, when, test, place) of each."""
     text: str = ""
     """Why there are no reports."""
+    exit: Exit | None = None
+    """What it ended the session by."""
     is_last: bool = False
     """Whether no other test can run on these ranks, as it ended what they share."""
 
@@ -164,7 +167,9 @@ class _RankSession:
         before = _Held()
         try:
             self._config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-        except BaseException as error:  # pytest.exit(), or an interrupt
+        except Exit as error:
+            self._done.exit = error
+        except BaseException as error:  # such as an interrupt
             self._done.text = f"{type(error).__name__}: {error}"
         if os.getpid() != own:  # a child that the test has forked, and that returned from it
             os._exit(0)

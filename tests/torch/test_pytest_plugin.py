@@ -195,6 +195,17 @@ def test_hangs(rank):
 @pytest.mark.mesh("dp=2")
 def test_leaves():
     sys.exit(5)
+
+
+@pytest.mark.mesh("dp=2")
+def test_ends_the_session(rank):
+    if rank == 1:
+        pytest.exit("enough", returncode=1)
+    dist.barrier()
+
+
+def test_is_not_reached():
+    pass
 """
 
 
@@ -355,6 +366,8 @@ def test_ranks_that_end_or_hang_are_told(tmp_path: Path) -> None:
     assert "not finished after 0.5 s; not finished: dp0, dp1" in told["test_hangs"]
     assert "in test_hangs" in told["test_hangs"]
     assert "SystemExit: 5" in told["test_leaves"]
+    assert "Exit: enough" in said
+    assert not {"test_ends_the_session", "test_is_not_reached"} & {*cases}
 
 
 @pytest.mark.nightly
