@@ -335,7 +335,10 @@ class _TestRanks:
             yield
 
     def _merged(self, answers: Answers) -> list[pytest.TestReport]:
-        """Return a report of each phase, and of each subtest, that a rank has come to."""
+        """Return a report of each phase, and of each subtest, that a rank has come to.
+
+        A test that was not set up everywhere is not called, whatever came of it elsewhere.
+        """
         by_part: dict[tuple[int, bool, str, int], dict[Member, pytest.TestReport]] = {}
         from_data = self._config.hook.pytest_report_from_serializable
         for member, done in answers.of.items():
@@ -349,7 +352,9 @@ class _TestRanks:
                 by_part.setdefault(part, {})[member] = report
         world = len(answers.of) + len(answers.missing)
         parts = sorted(by_part, key=lambda part: part[:2])  # a test's subtests come before its own
-        return [_merge(by_part[part], world) for part in parts]
+        reports = [_merge(by_part[part], world) for part in parts]
+        lacks_setup = any(report.failed for report in reports if report.when == "setup")
+        return [each for each in reports if not (lacks_setup and each.when == "call")]
 
     def _pass_warnings_on(self, done: Mapping[Member, TestDone]) -> None:
         """Tell each warning once, however many ranks gave it."""
@@ -487,7 +492,10 @@ def _unfinished(
         return
     failed.sections.append(("Ranks that did not finish", text))
     for when in _PHASES:
-        yield failed if when == failed.when else _report(item, when)
+        if when == failed.when:
+            yield failed
+        elif when != "call" or failed.when != "setup":
+            yield _report(item, when)
 
 
 def _failed(

@@ -343,6 +343,7 @@ def test_each_failure_is_one(tmp_path: Path) -> None:
 
     assert found.pop("test_goes_on") == "passed", said
     assert found.pop("test_with_a_mark_of_another_package") == "passed", said
+    assert ", 2 passed, " in said, "no test is one and the other"
     errors = {name for name, ended in found.items() if ended == "error"}
     assert errors == {"test_bad_spec", "test_bad_word", "test_no_ranks", "test_broken_fixture"}
     assert {found[name] for name in found.keys() - errors} == {"failure"}
