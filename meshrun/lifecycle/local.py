@@ -334,7 +334,11 @@ def _signalled(state: State, event: SignalArrived) -> Step:
 
 
 def _stop_for_signal(state: State, event: SignalArrived) -> Step:
-    """Ask ranks to stop at the first signal; kill them soon after the second, now at the third."""
+    """Ask ranks to stop at the first signal; kill them soon after the second, now at the third.
+
+    Ctrl-C while they stop already comes from somebody who waits, and counts as the second; another
+    first signal does not, as schedulers send one to all launchers, and other nodes may be quicker.
+    """
     may_be_repeated = event.signum == signal.SIGTERM and state.sigterm_repeats
     # After the third all is killed already, and the deadline stays where it is.
     if len(state.signals) > 2 or (may_be_repeated and signal.SIGTERM in state.signals):
@@ -343,14 +347,15 @@ def _stop_for_signal(state: State, event: SignalArrived) -> Step:
     if state.over or is_decided:  # what is left is to tell the other nodes why
         return replace(state, signals=(*state.signals, event.signum)), []
     first, was_stopping = not state.signals, state.stopping
+    was_signalled_elsewhere = state.nodes is not None and state.nodes.signum == event.signum
     why = event.why if first else state.why_signalled
     state = replace(state, signals=(*state.signals, event.signum), why_signalled=why)
     if first and not state.stopping:
         # Python ignores SIGPIPE, so ranks are asked to end in words that they know.
         signum = signal.SIGTERM if event.signum == signal.SIGPIPE else event.signum
         state, actions = stop(state, event.at_ns, signum=signum)
-    elif first and state.nodes is not None and state.nodes.signum == event.signum:
-        actions = []  # what another node was sent, as schedulers do to all: nobody is impatient
+    elif first and (event.signum != signal.SIGINT or was_signalled_elsewhere):
+        actions = []
     elif first or len(state.signals) == 2:
         grace_ns = int(min(SECOND_SIGNAL_GRACE_S, state.shutdown_timeout_s) * _NS)
         deadline_ns = min(event.at_ns + grace_ns, state.deadline_ns or event.at_ns + grace_ns)

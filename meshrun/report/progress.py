@@ -9,6 +9,7 @@ from dataclasses import replace
 from meshrun.console.console import Console
 from meshrun.layout.labels import merged_label, rank_name
 from meshrun.lifecycle.blame import describe_lost_process
+from meshrun.lifecycle.local import SECOND_SIGNAL_GRACE_S
 from meshrun.lifecycle.phases import Phase
 from meshrun.lifecycle.restart import back_off
 from meshrun.lifecycle.state import State
@@ -59,7 +60,7 @@ class StartProgress(Watcher):
         self._began_ns = time.monotonic_ns()
         self._told = False
         self._started = False
-        self._told_kill = False
+        self._told_kill = self._told_deadline = False
         self._told_spares = ""
         self.told_lost: frozenset[int] = frozenset()
         """Ranks that were said to have lost a connection, in this generation."""
@@ -201,6 +202,7 @@ class StartProgress(Watcher):
             self._told_kill = True
             self._console.note(f"{name} again: killing {self._victims(state)} now")
         elif not state.killed and state.deadline_ns is not None:
+            self._told_deadline = True
             left_s = round((state.deadline_ns - event.at_ns) / 1e9, 1)
             text = f"killing in {left_s:g} s"
             if len(state.signals) == 2:
@@ -213,7 +215,7 @@ class StartProgress(Watcher):
         total, left = len(state.ranks), len(state.alive)
         if isinstance(event, TimePassed) and state.killed and left and not self._told_kill:
             self._told_kill = True
-            after = f" after {state.shutdown_timeout_s:g} s" if len(state.signals) < 2 else ""
+            after = "" if self._told_deadline else f" after {state.shutdown_timeout_s:g} s"
             exited = f"{total - left} of {total} ranks exited"
             self._console.note(f"timed out{after}: {exited}; killing {self._victims(state)}")
         if self._console.shows_status and isinstance(event, RankExited | SignalArrived):
@@ -290,6 +292,8 @@ class StartProgress(Watcher):
                 return f"{rank_name(self._plan.layout, rank)} {end}{_ending_others(rest)}"
             case SignalArrived(signum=signum, why=why):
                 ending = f"stopping {count(rest, 'rank')}, up to {state.shutdown_timeout_s:g} s"
+                if signum == signal.SIGINT and state.shutdown_timeout_s > SECOND_SIGNAL_GRACE_S:
+                    ending += f"; press Ctrl-C again to kill in {SECOND_SIGNAL_GRACE_S:g} s"
                 has_run = state.generation or any(known.pid for known in state.ranks.values())
                 none = "all ranks have exited" if has_run else "no rank was started"
                 return f"{why or signal_name(signum)}: {ending if rest else none}"

@@ -1,6 +1,6 @@
-"""A rank's part in telling its collectives: a thread that reads torch's flight recorder.
+"""A rank's part in telling its collectives: a thread that reads torch's flight recorders.
 
-torch records every collective anyway, for all back ends, in a ring of 2000 entries
+torch records every collective anyway, for all back ends, in rings of 2000 entries
 (``TORCH_FR_BUFFER_SIZE``). The thread sleeps until the launcher asks, and needs only the
 interpreter's lock: the main thread may wait in a collective, or spin.
 
@@ -11,6 +11,7 @@ Source:
 from __future__ import annotations
 
 import _thread
+import ctypes
 import os
 import pickle
 import sys
@@ -42,11 +43,17 @@ THREAD = "meshrun-answers"
 _MOST_TIMES = 1000
 _MOST_CALLS = 8
 """Of a group; those under way come first."""
+_RECORDERS = {"": "_dump_fr_trace", "nccl": "_dump_nccl_trace", "xccl": "_dump_xccl_trace"}
+"""A recorder for each kind of event that tells when a call ends; the first is gloo's and others'.
+Each counts groups and calls by itself."""
+_RELAXED = 2
+"""``cudaStreamCaptureModeRelaxed``."""
 _SIZES = {"TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"}
 _NAMES = {
     "_all_gather_base": "all_gather_into_tensor",
     "_allgather_base": "all_gather_into_tensor",
     "_reduce_scatter_base": "reduce_scatter_tensor",
+    "all_reduce_barrier": "barrier",
 }
 """What programs call torch's internal names."""
 _TYPES = {
@@ -111,7 +118,9 @@ def _answer(fd: int, reporter: Reporter) -> None:
                 return
             if question == WAITS:
                 reporter.tell(RankWaits, place=_place())
-            elif question == TIMES:
+                continue
+            _prepare_for_events()
+            if question == TIMES:
                 groups, calls = read_times()
                 reporter.tell(RankTimes, groups=groups, calls=calls)
             else:
@@ -122,18 +131,64 @@ def _answer(fd: int, reporter: Reporter) -> None:
             continue
 
 
-def _recorded(*, with_calls: bool) -> dict[str, Any]:
-    from torch._C import _distributed_c10d
+def _prepare_for_events() -> None:
+    """Let this thread ask CUDA whether a call has ended, as torch's recorder of NCCL does.
 
-    c10d: Any = _distributed_c10d  # whose stubs lack it
-    # Of this very process; as JSON, which has the same names, it takes 1.7 times as long.
-    recorded: dict[str, Any] = pickle.loads(c10d._dump_fr_trace(with_calls, False))  # noqa: S301
-    return recorded
+    It takes a context that is there; CUDA would make one on the first GPU. And it spoils no graph
+    that another thread captures.
+    """
+    torch = sys.modules["torch"]
+    if not torch.cuda.is_initialized():
+        return
+    for device in range(torch.cuda.device_count()):
+        if torch._C._cuda_hasPrimaryContext(device):
+            torch.cuda.set_device(device)  # of this thread alone
+            break
+    for name in ("cudaThreadExchangeStreamCaptureMode", "hipThreadExchangeStreamCaptureMode"):
+        with suppress(AttributeError):
+            getattr(ctypes.CDLL(None), name)(ctypes.byref(ctypes.c_int(_RELAXED)))
+
+
+def _recorded(*, with_calls: bool) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return how far each group is, and the calls in their order, with the name of the group."""
+    from torch._C import _distributed_c10d as c10d
+
+    status: dict[str, Any] = {}
+    entries: list[dict[str, Any]] = []
+    for backend, function in _RECORDERS.items():
+        if (dump := getattr(c10d, function, None)) is None:  # another build of torch
+            continue
+        # Of this very process; as JSON, which has the same names, it takes 1.7 times as long.
+        recorded = pickle.loads(dump(with_calls, False))  # noqa: S301
+        for group, each in recorded.get("pg_status", {}).items():
+            status[_group_name(group, backend)] = each
+        for entry in recorded.get("entries", ()):
+            entry["group"] = _group_name(entry["process_group"][0], backend)
+            entries.append(entry)
+    return status, sorted(entries, key=lambda entry: int(entry["time_created_ns"]))
+
+
+def _groups() -> dict[str, list[int]]:
+    """Return the ranks of each group that this process has now, by its name in a recorder."""
+    from torch.distributed import distributed_c10d as dist
+
+    world = dist._world
+    return {
+        _group_name(name, backend): sorted(world.pg_group_ranks[group])
+        for group, name in world.pg_names.items()
+        if group in world.pg_group_ranks
+        for backend in _RECORDERS
+        if backend in str(world.pg_backend_config.get(group))
+    }
+
+
+def _group_name(name: str, backend: str) -> str:
+    return f"{name}/{backend}" if backend else name
 
 
 def _place() -> str:
     """Return what changes as soon as the main thread or a collective comes any further."""
-    status = _recorded(with_calls=False).get("pg_status", {})
+    status, _ = _recorded(with_calls=False)
     counts = [
         (group, each["last_enqueued_collective"], each["last_completed_collective"])
         for group, each in sorted(status.items())
@@ -154,19 +209,14 @@ def read_calls(*, last_failed: bool = False) -> list[GroupCalls]:
     Args:
         last_failed: Whether the last one has failed, which the recorder takes for its end.
     """
-    from torch.distributed import distributed_c10d as dist
-
-    world = dist._world
-    trace = _recorded(with_calls=True)
+    _, entries = _recorded(with_calls=True)
     latest: dict[str, int] = {}
     calls: dict[str, dict[int, list[dict[str, Any]]]] = {}
-    entries = trace.get("entries", [])
     if entries and last_failed:
-        last = max(entries, key=lambda entry: int(entry["record_id"]))
-        last.update(retired=False, state="scheduled")
+        entries[-1].update(retired=False, state="scheduled")
     described: dict[str, str] = {}
     for entry in entries:
-        name, described_as = entry["process_group"]
+        name, (_, described_as) = entry["group"], entry["process_group"]
         if entry["is_p2p"] or entry["pg_id"] < latest.get(name, -1):
             continue  # of a group that had this name before
         if entry["pg_id"] > latest.get(name, -1):
@@ -176,11 +226,10 @@ def read_calls(*, last_failed: bool = False) -> list[GroupCalls]:
         GroupCalls(
             name=name,
             description=described.get(name, ""),
-            ranks=sorted(world.pg_group_ranks[group]),
+            ranks=ranks,
             calls=list(_last_calls(calls.get(name, {}))),
         )
-        for group, name in world.pg_names.items()
-        if group in world.pg_group_ranks
+        for name, ranks in _groups().items()
     ]
     found.sort(key=lambda group: (all(call.is_done for call in group.calls), not group.calls))
     return list(_that_fit(found))
@@ -188,27 +237,19 @@ def read_calls(*, last_failed: bool = False) -> list[GroupCalls]:
 
 def read_times() -> tuple[list[GroupCalls], list[list[int]]]:
     """Return the groups of this process, and when its last calls began."""
-    from torch.distributed import distributed_c10d as dist
-
-    world = dist._world
-    entries = _recorded(with_calls=True).get("entries", ())
+    _, entries = _recorded(with_calls=True)
     last = [entry for entry in entries if not entry["is_p2p"]][-_MOST_TIMES:]
-    described = {entry["process_group"][0]: entry["process_group"][1] for entry in last}
+    described = {entry["group"]: entry["process_group"][1] for entry in last}
     groups = [
-        GroupCalls(
-            name=name,
-            description=described[name],
-            ranks=sorted(world.pg_group_ranks[group]),
-            calls=[],
-        )
-        for group, name in world.pg_names.items()
-        if name in described and group in world.pg_group_ranks
+        GroupCalls(name=name, description=described[name], ranks=ranks, calls=[])
+        for name, ranks in _groups().items()
+        if name in described
     ]
     index = {group.name: at for at, group in enumerate(groups)}
     calls = [
         [index[name], entry["collective_seq_id"], entry["time_created_ns"]]
         for entry in last
-        if (name := entry["process_group"][0]) in index
+        if (name := entry["group"]) in index
     ]
     return groups, calls
 

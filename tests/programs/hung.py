@@ -2,15 +2,28 @@
 
 ``ops``: rank 3 calls another collective than rank 2. ``spin``: the same, and each looks for the end
 without pause. ``late``: rank 3 calls nothing. ``shapes``: rank 3 has a smaller tensor.
+
+With ``nccl`` in argv[2], torch has recorded all that for NCCL.
 """
 
+import pickle
 import sys
 import time
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from meshrun import current_mesh
+
+
+def record_as_nccl() -> None:
+    from torch._C import _distributed_c10d as c10d
+
+    dump = c10d._dump_fr_trace
+    c10d._dump_nccl_trace, c10d._dump_fr_trace = dump, lambda *_: pickle.dumps({})
+    for group in distributed_c10d._world.pg_backend_config:
+        distributed_c10d._world.pg_backend_config[group] = "cpu:gloo,cuda:nccl"
 
 
 def load() -> None:
@@ -19,6 +32,8 @@ def load() -> None:
 
 how, rank, tensor = sys.argv[1], dist.get_rank(), torch.ones(1024)
 group = current_mesh().get_group("tp")
+if "nccl" in sys.argv[2:]:
+    record_as_nccl()
 dist.all_reduce(tensor, group=group)
 if rank == 3 and how == "late":
     load()

@@ -26,15 +26,20 @@ LATE = "in the tp group {2-3}, rank 2 waits in all_reduce #2, which rank 3 has n
     [
         pytest.param("ops", "--hang-timeout", DIFFERENT),
         pytest.param("late", "--timeout", LATE),
+        pytest.param("spin nccl", "--hang-timeout", DIFFERENT),
         pytest.param("spin", "--hang-timeout", DIFFERENT, marks=pytest.mark.nightly),
+        pytest.param("late nccl", "--hang-timeout", LATE, marks=pytest.mark.nightly),
         pytest.param("late", "--hang-timeout", LATE, marks=pytest.mark.nightly),
         pytest.param("ops", "--timeout", DIFFERENT, marks=pytest.mark.nightly),
     ],
 )
 def test_a_hung_collective_is_named(how: str, limit: str, told: str) -> None:
-    """meshrun's own limit, or that of the group, which raises on the ranks that wait."""
+    """meshrun's own limit, or that of the group, which raises on the ranks that wait.
+
+    torch has a recorder for NCCL, and one for gloo and others; it takes either for the other here.
+    """
     for _ in range(REPEATS):
-        ours = run_meshrun(*MESH, limit, "2", PROGRAMS / "hung.py", how)
+        ours = run_meshrun(*MESH, limit, "2", PROGRAMS / "hung.py", *how.split())
 
         said = ours.stderr.partition(f"meshrun: {told}\n")
         assert said[1], ours.stderr
