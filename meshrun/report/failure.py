@@ -45,6 +45,9 @@ def render_failure(
 
 def _lines(result: LaunchResult, told_lost: Collection[int], bare: bool) -> Iterator[str]:
     if result.signum is not None:
+        if result.failures and _came_first(result.failures[0], result.signum):
+            yield from _failed(result, told_lost, bare)
+            yield ""
         name = signal_name(result.signum)
         asked = {signal.SIGINT: "Ctrl-C", signal.SIGPIPE: "a closed output pipe"}
         why = f"{asked[result.signum]}, {name}" if result.signum in asked else name  # type: ignore[index]
@@ -63,8 +66,18 @@ def _lines(result: LaunchResult, told_lost: Collection[int], bare: bool) -> Iter
         if result.no_restart is not None:
             yield f"       not restarted: {result.no_restart}"
         return
-    if not result.failures:
-        return
+    if result.failures:
+        yield from _failed(result, told_lost, bare)
+
+
+def _came_first(failure: RankFailure, signum: int) -> bool:
+    """Whether a rank failed before the launcher was stopped, and not by the same signal."""
+    interrupted = failure.raised is not None and failure.raised.kind == "KeyboardInterrupt"
+    is_own = failure.signum != signum and not interrupted
+    return is_own and not failure.asked_to_end and not failure.is_consequence
+
+
+def _failed(result: LaunchResult, told_lost: Collection[int], bare: bool) -> Iterator[str]:
     first, *others = result.failures
     yield from _others(
         first,

@@ -316,3 +316,34 @@ def test_a_rank_that_raised_and_cannot_end_exits_with_one(
 
     assert ours.returncode == 1
     assert "raised ValueError: slow, exit code 1" in ours.stderr
+
+
+@pytest.mark.parametrize(("signum", "name"), [(15, "SIGTERM"), (2, "Ctrl-C, SIGINT")])
+def test_a_failure_before_a_signal_is_reported(
+    signum: int, name: str, fake_torch: object, tmp_path: Path
+) -> None:
+    """With its traceback; the signal has the last word, as it has the exit code."""
+    program = tmp_path / "fails.py"
+    program.write_text(
+        "import os, signal, sys\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    open(sys.argv[1]).close()\n"
+        "    raise ValueError('the loss is nan')\n"
+        "signal.signal(signal.SIGTERM, lambda *_: print('asked', flush=True))\n"
+        "open(sys.argv[1], 'w').close()\n"
+        "signal.pause()\n"
+        "signal.pause()\n"
+    )
+    os.mkfifo(fifo := tmp_path / "fifo")  # the other rank fails once this one is ready
+    words = ("--nproc-per-node", "2", "--shutdown-timeout", "600", program, fifo)
+    with start_meshrun(*words, folder=tmp_path) as running:
+        running.wait_for("asked")
+        running.signal(signum)
+        wait_until(lambda: ": killing in" in running.stderr, lambda: running.stderr)
+        running.signal(signal.SIGINT)
+
+        assert running.wait() == 128 + signum
+    said = running.stderr
+    assert said.count("ValueError: the loss is nan") == 3, said  # the news, the traceback, the end
+    assert 'fails.py", line 4, in <module>' in said
+    assert said.endswith(f"\nmeshrun: stopped by {name}\n")
