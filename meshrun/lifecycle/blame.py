@@ -124,6 +124,8 @@ def describe_start_error(state: State) -> str | None:
     """Return which process could not be started in this generation, if one could not."""
     if (failed := state.start_error) is None:
         return None
+    if failed.rank is None:
+        return failed.error
     who = f"rank {failed.rank}" if failed.rank != STORE else "the process of the ranks' store"
     return f"{who} could not be started: {failed.error}"
 

@@ -267,11 +267,9 @@ def _hint_of_death(signum: int | None) -> str:
 
 
 def _trouble_here(state: State) -> MeshrunError | None:
-    if (failed := describe_start_error(state)) is not None:
-        return HostError(
-            failed,
-            hint="check `ulimit -u` and `free -h`: the machine may be out of processes or memory",
-        )
+    if (failed := describe_start_error(state)) is not None and state.start_error is not None:
+        known = "check `ulimit -u` and `free -h`: the machine may be out of processes or memory"
+        return HostError(failed, hint=state.start_error.hint or known)
     if (what := describe_lost_process(state)) is None or state.lost_process is None:
         return None
     if isinstance(state.lost_process, StoreEnded):

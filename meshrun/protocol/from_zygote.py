@@ -59,12 +59,14 @@ class RankStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartFailed:
-    """A rank's process could not be made, or the store's."""
+    """A rank's process could not be made, or the store's, or what all of them need."""
 
-    rank: int
-    """:data:`STORE` for the store."""
+    rank: int | None
+    """:data:`STORE` for the store, ``None`` for all."""
     error: str
     at_ns: int
+    hint: str = ""
+    """What to try, if that is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from meshrun.console.console import Console
 from meshrun.layout.labels import merged_label, rank_name
-from meshrun.lifecycle.blame import describe_lost_process
+from meshrun.lifecycle.blame import describe_failure
 from meshrun.lifecycle.local import SECOND_SIGNAL_GRACE_S
 from meshrun.lifecycle.phases import Phase
 from meshrun.lifecycle.restart import back_off
@@ -31,6 +31,7 @@ from meshrun.protocol.from_zygote import (
     GenerationEnded,
     LeftoversEnded,
     RanksResumed,
+    StartFailed,
     StoreEnded,
     ZygoteUnsafe,
 )
@@ -300,8 +301,8 @@ class StartProgress(Watcher):
             case GenerationAborted() | NodeLost():
                 what = event.why if isinstance(event, GenerationAborted) else str(event)
                 return what + _ending_all(rest)
-            case StoreEnded() | ZygoteGone() if lost := describe_lost_process(state):
-                return lost + _ending_all(rest)
+            case StoreEnded() | ZygoteGone() | StartFailed() if failed := describe_failure(state):
+                return failed + _ending_all(rest)
             case _:
                 return f"stopping {count(rest, 'rank')}"
 

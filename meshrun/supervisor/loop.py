@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from meshrun.console.console import Console
 from meshrun.console.output import Output
 from meshrun.console.slow_readers import LAST_WORDS_TAKE_S, SlowReaders, dropped_note
-from meshrun.errors import MeshrunError
+from meshrun.errors import HostError, MeshrunError
 from meshrun.host.exclusion import how_to_exclude, node_name
 from meshrun.host.memory import MemoryWatch
 from meshrun.host.processes import become_subreaper, end_children, is_stopped, list_children
@@ -367,7 +367,7 @@ class Loop:
         if isinstance(message, RankExited | GenerationEnded):
             self._on_reports()  # what ranks told before their end comes first
         if isinstance(message, RankStarted | StartFailed):
-            self._workers.answered()
+            self._try_to_start(self._workers.answered)
         if isinstance(message, RankExited):
             raised = self.state.ranks[message.rank].raised
             if (raised := self._workers.match_error_file(message, raised)) is not None:
@@ -562,12 +562,23 @@ class Loop:
         return replace(met, ranks=tuple(self._workers.ranks))
 
     def _start_all(self, generation: int) -> None:
-        start = partial(self._workers.start_all, generation)
+        start = partial(self._try_to_start, partial(self._workers.start_all, generation))
         if generation:
             self._monitor.begin()  # from now on the start takes time
             self._gpu_wait.hold(self.plan.used_gpus, self._workers.zygote.pid, start)
         else:
             start()
+
+    def _try_to_start(self, start: Callable[[], None]) -> None:
+        """Start ranks; what this machine lacks for it is news, which other nodes hear too."""
+        try:
+            start()
+        except HostError as error:
+            now_ns = time.monotonic_ns()
+            failed = StartFailed(
+                rank=None, error=error.message, hint=error.hint or "", at_ns=now_ns
+            )
+            self._reactor.call_at(now_ns, partial(self._happen, failed))
 
     def _start_zygote(self, *, without_torch: bool) -> None:
         self._workers.start_zygote(without_torch=without_torch)

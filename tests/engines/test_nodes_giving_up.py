@@ -214,3 +214,30 @@ def test_nodes_of_which_each_has_its_own_name_or_secret_end(
         in launches[0].text
     )
     assert f"--rdzv-id (here job{int(differs == 'id')}) and MESHRUN_SECRET" in launches[1].text
+
+
+@pytest.mark.parametrize("host", [0, pytest.param(1, marks=pytest.mark.nightly)])
+def test_a_node_that_cannot_start_its_ranks_again_says_why(
+    make_hosts: MakeHosts, fake_torch: Path, tmp_path: Path, host: int
+) -> None:
+    """Both launchers end by what it lacks, at once."""
+    hosts = make_hosts(2)
+    fails = tmp_path / "fails.py"
+    fails.write_text(
+        "import os, pathlib, signal\n"
+        "attempt = pathlib.Path(os.environ['TORCHELASTIC_ERROR_FILE']).parents[1]\n"
+        f"if os.environ['GROUP_RANK'] != '{host}' or attempt.name == 'attempt_1':\n"
+        "    signal.pause()\n"
+        "attempt.with_name('attempt_1').touch()\n"
+        "raise ValueError('first')\n"
+    )
+    words = ["--nnodes", "2", "--rdzv-endpoint", "node0:29500", "--max-restarts", "1", "-t", "3"]
+    launches = launch_on(
+        hosts, each=lambda each: [*words, "--log-dir", tmp_path / str(each), fails]
+    )
+
+    assert end_all(launches) == [71, 71], launches[0].text + launches[1].text
+    for launch in launches:
+        told = launch.text.rpartition("error: ")[2]
+        assert told.startswith(f"on node{host}, cannot create `{tmp_path}/{host}/"), launch.text
+    all_gone(hosts)

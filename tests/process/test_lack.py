@@ -63,6 +63,25 @@ def test_a_full_process_table(
     assert list(folder.iterdir()) == []
 
 
+def test_no_room_for_the_logs_of_a_restart(fake_torch: object, tmp_path: Path) -> None:
+    """It fails as a rank would that cannot be started."""
+    program = tmp_path / "fails.py"
+    program.write_text(
+        "import os, pathlib\n"
+        "attempt = pathlib.Path(os.environ['TORCHELASTIC_ERROR_FILE']).parents[1]\n"
+        "attempt.with_name('attempt_1').touch()\n"
+        "raise ValueError('first')\n"
+    )
+    words = ("--max-restarts", "1", "--log-dir", tmp_path / "logs", "-t", "3", program)
+    ours = run_meshrun(*words)
+
+    assert ours.returncode == 71, ours.stderr
+    assert "restart 1 of 1, because rank 0 raised ValueError: first" in ours.stderr
+    *_, hint, _, error = ours.stderr.splitlines()
+    assert hint.startswith("hint: set TMPDIR or --log-dir"), ours.stderr
+    assert re.fullmatch(r"error: cannot create `.*/attempt_1`: Not a directory", error)
+
+
 LONG = "9" * 100_000
 
 
