@@ -17,6 +17,7 @@ from meshrun.host.title import set_title
 from meshrun.plan.plan import check_elsewhere
 from meshrun.plan.request import LaunchRequest
 from meshrun.protocol.result import LaunchResult, Timings
+from meshrun.report.failure import describe_stop
 from meshrun.report.result_json import parse_result_json, write_report
 from meshrun.ssh.connect import Stopped
 from meshrun.ssh.controller import Controller
@@ -58,6 +59,7 @@ def launch_on_hosts(
         try:
             ended = controller.run()
         except Stopped as stopped:
+            say(f"meshrun: {describe_stop(stopped.signum)}")
             ended = -stopped.signum
         except HostLost as error:
             lost = error

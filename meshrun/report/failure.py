@@ -48,11 +48,8 @@ def _lines(result: LaunchResult, told_lost: Collection[int], bare: bool) -> Iter
         if result.failures and _came_first(result.failures[0], result.signum):
             yield from _failed(result, told_lost, bare)
             yield ""
-        name = signal_name(result.signum)
-        asked = {signal.SIGINT: "Ctrl-C", signal.SIGPIPE: "a closed output pipe"}
-        why = f"{asked[result.signum]}, {name}" if result.signum in asked else name  # type: ignore[index]
         well = "; every rank exited on its own with exit code 0" if result.preempted else ""
-        yield f"meshrun: stopped by {why}{well}"
+        yield f"meshrun: {describe_stop(result.signum)}{well}"
         return
     if result.broken_program is not None:
         yield result.broken_program.rstrip("\n")
@@ -68,6 +65,12 @@ def _lines(result: LaunchResult, told_lost: Collection[int], bare: bool) -> Iter
         return
     if result.failures:
         yield from _failed(result, told_lost, bare)
+
+
+def describe_stop(signum: int) -> str:
+    """Return what stopped a launch: ``stopped by Ctrl-C, SIGINT``."""
+    asked: dict[int, str] = {signal.SIGINT: "Ctrl-C, ", signal.SIGPIPE: "a closed output pipe, "}
+    return f"stopped by {asked.get(signum, '')}{signal_name(signum)}"
 
 
 def _came_first(failure: RankFailure, signum: int) -> bool:

@@ -29,7 +29,7 @@ _BUSY_FOR_S = (0.3, 1.5)
 
 
 class Stopped(Exception):
-    """A signal came before anything was started."""
+    """A signal ended the launch, and no launcher on a host can say so."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(signum)

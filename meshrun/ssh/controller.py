@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 import signal
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -16,7 +17,7 @@ from meshrun.errors import InternalError, MeshrunError, NodeExcludedError
 from meshrun.host.processes import is_stopped
 from meshrun.plan.request import LaunchRequest
 from meshrun.protocol.result import signal_name
-from meshrun.ssh.connect import Connector
+from meshrun.ssh.connect import Connector, Stopped
 from meshrun.ssh.foreground import suspend_foreground
 from meshrun.ssh.host_failure import Refusal, lost_error
 from meshrun.ssh.host_retry import HostRetry
@@ -28,6 +29,7 @@ from meshrun.supervisor.signals import SignalQueue
 
 _OTHERS_TELL_S = 1.0
 """What launchers may take to say the same as the first that cannot launch."""
+_SAME_MOMENT_S = 1.0
 _GRACE_S = 10.0
 """What all others may take to end after one has, beside what ranks and lost nodes may."""
 
@@ -79,6 +81,10 @@ class Controller:
         self._rendezvous: Sequence[str] = ()
         """The options that bring nodes together."""
         self._lost: list[Refusal] = []
+        self._lost_s = 0.0
+        """When the first of them was."""
+        self._stop: tuple[float, int] | None = None
+        """When the launch was first stopped by a signal, and by which."""
         self._may_restart = False
         """Whether it is the first host that was lost, and others can do without it."""
         self._ending = False
@@ -96,7 +102,7 @@ class Controller:
         Raises:
             FirstLost: If the first of hosts that come and go was lost.
             MeshrunError: If another cannot be used, or was lost, that cannot be done without.
-            Stopped: If a signal came before all hosts had answered.
+            Stopped: If a signal came before all hosts had answered, or lost the hosts as well.
         """
         try:
             self._start(self._connector.connect())
@@ -108,6 +114,8 @@ class Controller:
             before = frozenset(self._passed)
             self._pool.close(self._pass_on_signals)
         if self._lost:
+            if self._stop is not None and self._stop[0] < self._lost_s + _SAME_MOMENT_S:
+                raise Stopped(self._stop[1])  # one sent to each process here, ssh among them
             may_restart = self._may_restart and not self._passed
             raise lost_error(self._lost, may_restart=may_restart)
         told = self._sessions if not self._is_elastic else [self._first]
@@ -176,6 +184,7 @@ class Controller:
                 continue
             self._passed.add(signum)
             if signum in self._request.stop_signals:
+                self._stop = self._stop or (time.monotonic(), signum)
                 self._pool.note_stop()
                 self._retry.close()
             for session in self._sessions:
@@ -274,6 +283,7 @@ class Controller:
             session.close()
             return
         if not self._lost:
+            self._lost_s = time.monotonic()
             self._may_restart = self._is_elastic and not self._is_closing
             self._console.note(f"host {why.host} was lost: {why.why}")
         self._lost.append(why)
