@@ -157,6 +157,38 @@ def test_a_signal_ends_all(make_sshd: MakeSshd, signum: signal.Signals) -> None:
 
 
 @pytest.mark.nightly
+def test_a_signal_to_ssh_as_well_is_a_signal(make_sshd: MakeSshd) -> None:
+    """systemd sends it to all processes of a service; ssh's end is no lost host then."""
+    sshd = make_sshd(3)
+    run = launch(sshd, "--mesh", "dp=2", TOGETHER, "stay", hosts="node1,node2")
+    run.wait_for("met 2", times=2)
+    for pid in sshd.processes(0):
+        os.kill(pid, signal.SIGTERM)
+
+    assert run.end() == -signal.SIGTERM
+    assert run.text.endswith("meshrun: stopped by SIGTERM\n"), run.text
+    all_gone(sshd)
+
+
+@pytest.mark.nightly
+def test_a_signal_while_hosts_are_connected_is_told(make_sshd: MakeSshd) -> None:
+    """One takes the connection, and says nothing."""
+    sshd = make_sshd(2)
+    sshd.servers[1].send_signal(signal.SIGSTOP)
+    run = launch(sshd, "--mesh", "dp=2", TOGETHER)
+    wait_until(
+        lambda: bool(pids_of(sshd, 0, "-o ConnectTimeout=")) or run.process.poll() is not None,
+        lambda: str(words_of(sshd, 0)),
+    )
+    run.send(signal.SIGINT)
+
+    assert run.end() == -signal.SIGINT, run.text
+    assert run.text.endswith("meshrun: stopped by Ctrl-C, SIGINT\n"), run.text
+    sshd.servers[1].send_signal(signal.SIGCONT)
+    all_gone(sshd)
+
+
+@pytest.mark.nightly
 def test_a_signal_before_the_nodes_have_met(make_sshd: MakeSshd) -> None:
     """It reaches every launcher, and nobody waits for one that has gone."""
     sshd = make_sshd(2)
