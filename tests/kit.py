@@ -108,10 +108,18 @@ class Running:
 
     def wait_for(self, text: str, count: int = 1) -> None:
         """Wait until stdout has ``text`` so many times."""
-        wait_until(
-            lambda: self.stdout.count(text) >= count,
-            lambda: f"{count} x {text!r} in:\n{self.stdout}\n---\n{self.stderr}",
-        )
+
+        def describe() -> str:
+            return f"{count} x {text!r} in:\n{self.stdout}\n---\n{self.stderr}"
+
+        def look() -> bool:
+            ended = self.process.poll()
+            if self.stdout.count(text) >= count:
+                return True
+            assert ended is None, f"it ended with {ended}, without {describe()}"
+            return False
+
+        wait_until(look, describe)
 
     def zygote(self) -> int:
         """Return the process id of the zygote, once there is one."""

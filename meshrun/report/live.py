@@ -32,7 +32,6 @@ class Live(Watcher):
         self._on_panel = console.can_show_panel
         default_s = _ON_TERMINAL_S if self._on_panel else _ELSEWHERE_S
         self._every_ns = int((plan.request.status_interval_s or default_s) * _NS)
-        self._gpus = GpuMemory(plan.host.gpus) if plan.device_type == "cuda" else None
         self._began_ns = self._looked_ns = time.monotonic_ns()
         self._next_sample_ns = self._began_ns + (0 if self._on_panel else self._every_ns)
         self._used: dict[int, Usage] = {}
@@ -41,6 +40,7 @@ class Live(Watcher):
     def replan(self, plan: LaunchPlan) -> None:
         """Take the plan as it is known now; the nodes may have met."""
         self._plan, self._view = plan, StatusView(plan.layout)
+        self._gpus = GpuMemory(plan.used_gpus)
 
     def begin(self, reactor: Reactor, state: State) -> None:
         """Show how the ranks do, from now on."""
@@ -107,6 +107,4 @@ class Live(Watcher):
         )
 
     def _gpu_bytes(self, rank: int) -> int | None:
-        if self._gpus is None:
-            return None
         return self._gpus.used_bytes(self._plan.layout.local_rank(rank))

@@ -64,7 +64,7 @@ class Metrics(Watcher):
     def replan(self, plan: LaunchPlan) -> None:
         """Take the plan as it is known now; the nodes may have met."""
         self._plan = plan
-        self._gpus = GpuMemory(plan.host.gpus) if plan.device_type == "cuda" else None
+        self._gpus = GpuMemory(plan.used_gpus)
 
     def begin(self, reactor: Reactor, state: State) -> None:
         """Serve from now on."""
@@ -152,12 +152,11 @@ class Metrics(Watcher):
         yield _gauge("rank_heartbeat_age_seconds", "Time since the last heartbeat.", tuple(ages))
         late = ((self._labels(rank), e.per_call_s) for rank, e in sorted(self._late.items()))
         yield _gauge("rank_lateness_seconds", "How late a rank is at each collective.", tuple(late))
-        if self._gpus is not None:
-            used = (
-                (self._labels(rank), self._gpus.used_bytes(layout.local_rank(rank)))
-                for rank in state.ranks
-            )
-            known = tuple((labels, size) for labels, size in used if size is not None)
+        used = (
+            (self._labels(rank), self._gpus.used_bytes(layout.local_rank(rank)))
+            for rank in state.ranks
+        )
+        if known := tuple((labels, size) for labels, size in used if size is not None):
             yield _gauge("gpu_memory_used_bytes", "Memory in use on the GPU of a rank.", known)
 
     def _steps_per_second(self, now_s: float) -> float | None:

@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from meshrun.host.nvml import why_no_nvml
+from tests.gpu.hardware import count_gpus
+
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 
@@ -26,7 +29,10 @@ def main() -> int:
     arguments, others = parser.parse_known_args()
     path = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(each for each in path if each)
-    os.environ["MESHRUN_GPU_FIGURES"] = str(arguments.figures.absolute())
+    os.environ["GPU_FIGURES"] = str(arguments.figures.absolute())
+    if not count_gpus():
+        print(f"no GPU that torch could use: {why_no_nvml()[0]}", file=sys.stderr)
+        return 2
     return pytest.main(["-c", str(HERE / "pytest.ini"), f"--confcutdir={HERE}", str(HERE), *others])
 
 

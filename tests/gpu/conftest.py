@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 import platform
+import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Iterator
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,11 @@ import pytest
 
 from tests.gpu.hardware import count_gpus, nvml
 from tests.kit import MARK, end_marked, marked_processes, wait_until
+
+_LAST_START_S = 480.0
+"""When the last test starts, so that the whole set has an end."""
+_BEGAN = time.monotonic()
+_ORDER = ("test_mesh", "test_work", "test_failures", "test_devices", "test_figures")
 
 _FIGURES: dict[str, Any] = {}
 _OUTCOMES: dict[str, dict[str, Any]] = {}
@@ -40,39 +48,67 @@ def figures() -> dict[str, Any]:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Keep how each test ended, and why it was skipped."""
+    """Keep how each test ended, and why; write it at once, as the run may be killed."""
     if report.when == "call" or report.outcome != "passed":
-        why = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""
+        is_skip = isinstance(report.longrepr, tuple)
+        why = report.longrepr[2] if is_skip else report.longreprtext[-6000:]
         name = report.nodeid.rpartition("/")[2]
         _OUTCOMES[name] = {"outcome": report.outcome, "seconds": round(report.duration, 2)} | (
             {"why": why} if why else {}
         )
+    if report.when == "teardown":
+        _write()
 
 
-def pytest_sessionfinish() -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run first what matters most, should the time be short."""
+    items.sort(key=lambda item: _ORDER.index(item.path.stem))
+
+
+def pytest_sessionstart() -> None:
+    """Read torch from the disk, whose first import may take longer than a test waits."""
+    _ran_on()
+
+
+def pytest_runtest_setup() -> None:
+    """Start no test for which there may be no time."""
+    if time.monotonic() > _BEGAN + _LAST_START_S:
+        pytest.skip(f"out of time: tests start in the first {_LAST_START_S:g} s")
+
+
+def _write() -> None:
     """Write the file that ``python -m tests.gpu`` names."""
-    path = os.environ.get("MESHRUN_GPU_FIGURES")
-    if path:
+    if path := os.environ.get("GPU_FIGURES"):
         found = {"ran_on": _ran_on(), "figures": _FIGURES, "tests": _OUTCOMES}
-        Path(path).write_text(json.dumps(found, indent=2) + "\n")
+        new = Path(f"{path}.new")
+        new.write_text(json.dumps(found, indent=2) + "\n")
+        new.replace(path)
 
 
+@lru_cache
 def _ran_on() -> dict[str, Any]:
     import importlib.metadata as packages
 
-    import torch
-
-    gpus, driver = [], None
+    # Not in this process, whose warnings are errors; and the first import reads gigabytes.
+    code = "import json, torch; print(json.dumps([torch.__version__, torch.version.cuda]))"
+    asked = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=240
+    )
+    torch, cuda = json.loads(asked.stdout) if asked.returncode == 0 else (asked.stderr[-500:], None)
+    gpus, driver, modes = [], None, []
     if (library := nvml()) is not None:
         driver = library.text("nvmlSystemGetDriverVersion")
         gpus = [library.text("nvmlDeviceGetName", gpu) for gpu in library.gpus() if gpu]
+        asks = partial(library.number, "nvmlDeviceGetPersistenceMode")
+        modes = [asks(gpu) for gpu in library.gpus() if gpu]
     return {
         "date": time.strftime("%Y-%m-%d"),
         "gpus": gpus or count_gpus(),
         "driver": driver,
+        "persistence mode": modes,
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
+        "torch": torch,
+        "cuda": cuda,
         "pytest": packages.version("pytest"),
     }

@@ -49,6 +49,8 @@ def test_a_rank_has_memory_on_its_own_gpu_alone(tmp_path: Path) -> None:
         (tmp_path / "go").touch()
         assert run.wait() == 0, run.stderr
 
+    if not set.union(*new.values()):
+        pytest.skip("NVML lists no processes here")
     assert [len(new[gpu]) for gpu in range(gpus)] == [1] * gpus
     assert len(set.union(*new.values())) == gpus
     if set.union(*new.values()) <= known:  # else NVML counts processes as the machine does
@@ -133,7 +135,7 @@ def test_an_import_that_uses_a_gpu_has_ranks_start_without_fork(tmp_path: Path) 
 
     assert ours.returncode == 0, ours.stderr
     assert "sum 3.0" in ours.stdout
-    assert "uses" in ours.stderr
+    assert "initialized CUDA" in ours.stderr
 
 
 @needs(reads_nvml=True)

@@ -34,7 +34,7 @@ def test_a_fault_of_the_gpu_is_the_cause(fault: str, cause: str) -> None:
     assert "fault.py" in said
 
 
-@needs()
+@needs(reads_nvml=True)
 def test_a_rank_that_was_killed_gets_its_memory_again(tmp_path: Path) -> None:
     (tmp_path / "die").touch()
     (tmp_path / "go").touch()

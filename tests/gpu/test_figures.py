@@ -26,21 +26,26 @@ def test_start(figures: dict[str, Any]) -> None:
         "meshrun": command(*mesh, OURS / "our_start.py"),
         "torchrun": [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("--local-addr", "localhost"),  # a machine's own name may not resolve
             *("--nproc-per-node", "1", str(OURS / "own_start.py")),
         ],
         "import torch": [sys.executable, "-c", "import torch"],
     }
     took: dict[str, list[float]] = {name: [] for name in ways}
+    failed: dict[str, str] = {}
     for _ in range(PAIRS):
         for name, words in ways.items():
             began = time.monotonic()
-            done = subprocess.run(words, capture_output=True, text=True, check=False)
+            done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=90)
             took[name].append(time.monotonic() - began)
-            assert done.returncode == 0, done.stderr
+            if done.returncode:
+                failed[name] = done.stderr
     figures["1 rank with CUDA from start to end, s"] = {
         name: {"median": round(median(each), 2), "each": [round(one, 2) for one in each]}
         for name, each in took.items()
+        if name not in failed
     }
+    assert not failed
 
 
 @needs()

@@ -8,6 +8,7 @@ from tests.gpu.hardware import count_gpus, needs
 from tests.kit import PROGRAMS, ROOT, run_meshrun
 
 REDUCE = PROGRAMS.parent / "gpu/programs/reduce.py"
+RECORDED = REDUCE.with_name("recorded.py")
 
 
 @pytest.mark.parametrize(
@@ -25,6 +26,26 @@ def test_each_dim_reduces_over_nccl(dp: int, tp: int) -> None:
     assert ours.returncode == 0, ours.stderr
     for dim, size in (("dp", dp), ("tp", tp)):
         assert ours.stdout.count(f"{dim}: {4 * size} by nccl on cuda") == dp * tp, ours.stdout
+
+
+@needs()
+def test_nccls_calls_are_read_from_its_recorder() -> None:
+    """torch has another one for gloo, and only a build for CUDA has both."""
+    ours = run_meshrun("--mesh", "dp=1,tp=1", "--device", "cuda", RECORDED)
+
+    assert ours.returncode == 0, ours.stderr
+    assert "recorded 3" in ours.stdout
+
+
+@needs()
+def test_a_hang_on_a_gpu_is_named() -> None:
+    """The rank waits for the GPU and uses its core all the time."""
+    words = ("--mesh", "dp=1,tp=1", "--device", "cuda", "--hang-timeout", "6")
+    ours = run_meshrun(*words, RECORDED, "hang")
+
+    assert ours.returncode == 124, ours.stderr
+    assert "all_reduce #4" in ours.stderr
+    assert "recorded.py:" in ours.stderr
 
 
 @needs()

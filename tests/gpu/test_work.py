@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+
+import pytest
 
 from tests.gpu.hardware import needs
 from tests.kit import PROGRAMS, run_meshrun
@@ -11,6 +14,7 @@ OURS = PROGRAMS.parent / "gpu/programs"
 
 
 @needs()
+@pytest.mark.skipif(not (shutil.which("cc") or shutil.which("gcc")), reason="needs a C compiler")
 def test_torch_compile(tmp_path: Path) -> None:
     env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
     ours = run_meshrun("--mesh", "dp=1,tp=1", "--device", "cuda", OURS / "compiled.py", env=env)
