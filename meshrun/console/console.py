@@ -29,11 +29,18 @@ _COLOURS = (36, 33, 35, 32, 34, 31)
 class RankStream:
     """One of the two streams of a rank, on its way to an outlet."""
 
-    def __init__(self, outlet: Outlet, prefix: Prefix, **fields: object) -> None:
-        self.outlet = outlet
+    def __init__(
+        self, outlet: Outlet, prefix: Prefix, *, may_prompt: bool = False, **fields: object
+    ) -> None:
+        self.outlet, self.may_prompt = outlet, may_prompt
         self.lines = LineAssembler(prefix)
         self.fields = fields
         """What each line has beside its text, if it is an object."""
+
+    @property
+    def is_prompt(self) -> bool:
+        """Whether its line that has not ended may wait for somebody to type the rest."""
+        return self.may_prompt and self.lines.may_be_prompt
 
 
 class Console:
@@ -47,6 +54,8 @@ class Console:
         """Streams in the middle of a line, and since when (ns)."""
         self._bar: tuple[Hashable, bytes] | None = None
         """On a terminal: who owns the changing line, and its text."""
+        self._prompt: tuple[RankStream, bytes] | None = None
+        """What a rank waits for somebody to type the rest of; it takes the changing line."""
         self._open: dict[Outlet, Hashable] = {}
         """Elsewhere: whose progress state or beginning of a line was the last thing written."""
         self._status = b""
@@ -64,7 +73,9 @@ class Console:
         self._recent = b""
         """The last lines on stderr."""
 
-    def stream(self, *, rank: int, prefix: Prefix, to_stderr: bool) -> RankStream:
+    def stream(
+        self, *, rank: int, prefix: Prefix, to_stderr: bool, has_stdin: bool = False
+    ) -> RankStream:
         """Return a new stream of a rank; ``prefix`` goes before each of its lines."""
         outlet = self._err if to_stderr else self._out
         if self._is_json:
@@ -74,7 +85,7 @@ class Console:
             return RankStream(outlet, b"", source="rank", rank=rank, label=label, stream=stream)
         if outlet.moves_cursor and not os.environ.get("NO_COLOR"):
             prefix = _coloured(prefix, _COLOURS[rank % len(_COLOURS)])
-        return RankStream(outlet, prefix)
+        return RankStream(outlet, prefix, may_prompt=has_stdin and os.isatty(0))
 
     # ---- in --------------------------------------------------------------------------------
 
@@ -133,7 +144,8 @@ class Console:
         if not self.shows_status:
             return
         self._status = f"meshrun: {text}".encode(errors="backslashreplace") if text else b""
-        self._redraw(self._err)
+        if self._prompt is None:
+            self._redraw(self._err)
 
     @property
     def can_show_panel(self) -> bool:
@@ -163,8 +175,7 @@ class Console:
             if now_ns >= since_ns + _PARTIAL_AFTER_NS:
                 del self._partial[stream]
                 if stream.outlet.moves_cursor:
-                    self._bar = (stream, stream.lines.pending)
-                    self._redraw(stream.outlet)
+                    self._show_changing(stream, stream.lines.pending, stream.outlet)
                 else:
                     self._begin_line(stream)
         # A slow terminal has enough to do with the lines.
@@ -246,7 +257,7 @@ class Console:
     def close(self) -> None:
         """Take away what is below the lines, for good."""
         self.leave_terminal()
-        self._bar, self._status, self._panel = None, b"", ()
+        self._prompt, self._bar, self._status, self._panel = None, None, b"", ()
 
     def _as_json(self, owner: Hashable, text: bytes) -> bytes:
         fields = owner.fields if isinstance(owner, RankStream) else {"source": "meshrun"}
@@ -284,10 +295,11 @@ class Console:
             self._open[outlet] = owner
 
     def _show_on_terminal(self, owner: Hashable, outlet: Outlet, piece: Piece) -> None:
+        if self._prompt is not None and self._prompt[0] is owner:
+            self._prompt = None
         if piece.is_state:
             if not self._shared:
-                self._bar = (owner, piece.text[:-1])
-                self._redraw(outlet)
+                self._show_changing(owner, piece.text[:-1], outlet)
             return
         if self._bar is not None and self._bar[0] is owner:
             self._bar = None
@@ -302,10 +314,20 @@ class Console:
         else:
             outlet.write(piece.text)
 
+    def _show_changing(self, owner: Hashable, text: bytes, outlet: Outlet) -> None:
+        if isinstance(owner, RankStream) and owner.is_prompt:
+            self._prompt = (owner, text)
+        else:
+            self._bar = (owner, text)
+            if self._prompt is not None:  # what somebody types there would be wiped
+                return
+        self._redraw(outlet)
+
     def _changing_line(self) -> bytes:
         if not self._is_ours:
             return b""
-        return _fit(self._bar[1] if self._bar is not None else self._status)
+        shown = self._prompt or self._bar
+        return _fit(shown[1] if shown is not None else self._status)
 
     def _below(self) -> bytes:
         return self._changing_line() + panel_block(self._panel if self._is_ours else ())

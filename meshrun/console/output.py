@@ -149,7 +149,9 @@ class Output:
             ours, end = os.pipe()
             os.set_blocking(ours, False)
         prefix = line_prefix(self._plan, rank, self._hostname, teed=file.path is not None)
-        stream = self._console.stream(rank=rank.rank, prefix=prefix, to_stderr=to_stderr)
+        stream = self._console.stream(
+            rank=rank.rank, prefix=prefix, to_stderr=to_stderr, has_stdin=rank.local_rank == 0
+        )
         return _Source(rank.rank, to_stderr, ours, file.path, stream), end
 
     def _copy(self, rank: RankPlan, to_stderr: bool, path: str) -> LineCopy | None:

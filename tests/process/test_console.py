@@ -323,6 +323,36 @@ def test_the_status_line_ends_where_another_prints_our_lines(
     assert (cleared, noted, line) == (b"\r\x1b[2K", b"meshrun: a note\r\n", b"a line\n")
 
 
+def test_a_prompt_is_not_hidden_by_the_progress_of_another_rank(
+    fake_torch: object, tmp_path: Path
+) -> None:
+    """Nor is what somebody types there; once it is answered, the bar is there again."""
+    program, go = tmp_path / "ask.py", tmp_path / "go"
+    program.write_text(
+        "import os, sys, time\n"
+        "if os.environ['RANK'] == '0':\n"
+        "    while not os.path.exists(sys.argv[1]): time.sleep(0.01)\n"
+        "    print('hello', input('your name? '))\n"
+        "    open(sys.argv[1] + '1', 'w').close()\n"
+        "for step in range(10**6):\n"
+        "    sys.stderr.write(f'\\rstep {step} of many'); sys.stderr.flush()\n"
+        "    if os.path.exists(sys.argv[1] + '1'): break\n"
+        "    time.sleep(0.005)\n"
+        "print(file=sys.stderr)\n"
+    )
+    with open_terminal("--nproc-per-node", "2", program, go) as terminal:
+        terminal.wait_for("of many")
+        go.touch()
+        terminal.wait_for("[rank 0] your name?")
+        terminal.type("Ada")
+        terminal.wait_for("[rank 0] your name? Ada")
+        terminal.type("\n")
+        code = terminal.wait()
+
+    assert code == 0
+    assert "[rank 0] your name? hello Ada" in terminal.all_lines
+
+
 def test_a_dumb_terminal_shows_a_prompt(fake_torch: object, tmp_path: Path) -> None:
     """Without one escape sequence; the line is there again once it is whole."""
     program = tmp_path / "ask.py"
