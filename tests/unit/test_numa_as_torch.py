@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from inspect import signature
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -52,18 +53,27 @@ def choices_of_torch(
     fake_cuda = SimpleNamespace(
         device_count=lambda: len(gpus), get_device_properties=gpus.__getitem__
     )
+    accelerator = SimpleNamespace(
+        is_available=lambda: True,
+        device_count=lambda: len(gpus),
+        current_accelerator=lambda: SimpleNamespace(type="cuda"),
+    )
+    fake_torch = SimpleNamespace(
+        cuda=fake_cuda, accelerator=accelerator, get_device_module=lambda _: fake_cuda
+    )
     with monkeypatch.context() as patch:
         patch.setattr(
             binding, "open", lambda path: StringIO(Path(moved(path)).read_text()), raising=False
         )
         patch.setattr(binding, "os", fake_os)
-        patch.setattr(binding, "torch", SimpleNamespace(cuda=fake_cuda))
+        index, _ = signature(binding._get_logical_cpus_to_bind_to).parameters  # 2.15 renamed it
+        patch.setattr(binding, "torch", fake_torch)
         for mode in BINDING_MODES:
             options = binding.NumaOptions(affinity_mode=binding.AffinityMode(mode))
             for gpu in range(len(gpus)):
                 try:
                     chosen = binding._get_logical_cpus_to_bind_to(
-                        gpu_index=gpu, numa_options=options
+                        **{index: gpu}, numa_options=options
                     )
                 except (RuntimeError, ValueError, ZeroDivisionError):
                     chosen = None
