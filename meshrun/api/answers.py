@@ -77,7 +77,7 @@ class Asking:
                 member.channel.send(message)
             self._reactor.add_reader(member.channel, partial(self._hear, member))
         if timeout_s is not None:
-            self._give_up_in(timeout_s, f"not finished after {timeout_s:g} s")
+            self._give_up_in(timeout_s, f"timed out after {timeout_s:g} s")
 
     def interrupt(self) -> None:
         """Have the ranks that have not answered interrupted, as by Ctrl-C, and wait for a moment.

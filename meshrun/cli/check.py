@@ -30,7 +30,12 @@ def check_program(options: Options, words: tuple[str, ...]) -> Program:
     Raises:
         UsageError: If a program was given too, or there is no mesh to check.
     """
-    if len(words) > 1 or (words and words[0] not in _MODES):
+    if words[1:] and words[0] in _MODES:
+        raise UsageError(
+            f"--check {words[0]} takes no arguments, found `{words[1]}`",
+            hint=f"put options before `{words[0]}`",
+        )
+    if words and words[0] not in _MODES:
         raise UsageError(
             f"--check runs no program, found `{words[0]}`",
             hint="use --check quick or --check full, or run the program without --check",

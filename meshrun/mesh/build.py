@@ -278,7 +278,10 @@ def no_dims(unknown: Sequence[str], known: Sequence[str]) -> MeshError:
             hint="name the dims: --mesh dp=2,tp=4, or --names dp,tp",
         )
     dims = "dims" if len(unknown) > 1 else "dim"
-    return MeshError(f"the mesh has no {dims} {_quoted(unknown)}", hint=f"use {_quoted(known)}")
+    return MeshError(
+        f"the mesh has no {dims} {_quoted(unknown)}",
+        hint=f"use {_quoted(known)}, or launch with another --mesh",
+    )
 
 
 def _quoted(names: Sequence[str]) -> str:

@@ -135,6 +135,8 @@ def describe_end(failure: RankFailure) -> str:
         return end
     if failure.raised.kind == "SystemExit":
         return f"{end}: {headline(failure.raised).removeprefix('SystemExit: ')}"
+    if failure.raised.kind == "KeyboardInterrupt" and failure.signum == signal.SIGINT:
+        return f"raised {headline(failure.raised)}"  # Python ends by the signal itself
     why = f" ({failure.why})" if failure.why and failure.signum is None else ""
     end = "exit code 1" if failure.exit_code == 1 else end
     return f"raised {headline(failure.raised)}{why}, {end}"

@@ -6,6 +6,7 @@ import os
 import re
 import stat
 import sys
+from pathlib import Path
 
 from meshrun.errors import HostError, ProgramError
 from meshrun.plan.rank_program import Program
@@ -14,6 +15,7 @@ from meshrun.protocol.stacks import current_folder
 _LONGEST_SOURCE = 4 * 1024 * 1024
 _DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d+)")
 """What a shell puts in place of ``<(...)``."""
+_LONGEST_SHEBANG = 256
 _LARGEST = 64 * 1024 * 1024
 """Bytes of a program's file that is read to be compared with other nodes'."""
 
@@ -61,19 +63,35 @@ def check_program(program: Program) -> None:
         if stat.S_ISFIFO(os.stat(path).st_mode):  # only its first reader gets what it says
             return
         with open(path, "rb") as file:
-            begins = file.read(4)
+            begins = file.readline(_LONGEST_SHEBANG)
     except OSError as error:
         raise ProgramError(
             f"can't open file '{os.path.abspath(path)}': [Errno {error.errno}] {error.strerror}",
             exit_code=2,
             hint=_of_a_connection(path) or _nearest_file(path),
         ) from error
-    if begins == b"\x7fELF":
+    if begins.startswith(b"\x7fELF"):
         raise ProgramError(
             f"`{path}` is a binary, not a Python file",
             exit_code=2,
             hint="if it is an interpreter, leave it out; to run a command, use --no-python",
         )
+    if begins.startswith(b"#!") and b"python" not in begins and not _is_python(path):
+        interpreter = begins[2:].decode(errors="replace").strip()
+        raise ProgramError(
+            f"`{path}` is a script for `{interpreter}`, not a Python file",
+            exit_code=2,
+            hint="use --no-python to run it as a command",
+        )
+
+
+def _is_python(path: str) -> bool:
+    """Whether a file is Python, whatever its first line says; those of pip may name a shell."""
+    try:
+        compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
+    except (OSError, SyntaxError, ValueError):
+        return False
+    return True
 
 
 def read_source(program: Program) -> str | None:
@@ -170,6 +188,8 @@ def _nearest_file(path: str) -> str | None:
     from difflib import get_close_matches
 
     folder = os.path.dirname(path) or "."
+    if os.path.isfile(f"{path}.py"):
+        return f"did you mean `{path}.py`?"
     try:
         names = [name for name in os.listdir(folder) if name != os.path.basename(path)]
         near = get_close_matches(os.path.basename(path), names, n=1, cutoff=0.7)

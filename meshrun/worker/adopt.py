@@ -94,12 +94,12 @@ def _check_compatible(asked: Mapping[str, Any]) -> None:
             )
     backends = _backends(str(asked.get("backend") or ""))
     have_backends = _backends(str(dist.get_backend_config()))
-    if missing := backends - have_backends - {"undefined"}:
+    if backends - have_backends - {"undefined"}:
         raise MeshError(
             f"init_process_group(`{asked['backend']}`) conflicts with meshrun's process group,"
             f" which uses {' and '.join(sorted(have_backends))}",
-            hint=f"--device determines the backend: {', '.join(sorted(missing))} needs its own kind"
-            " of device",
+            hint="remove the argument: --device and --backend determine the backend; or launch"
+            " without --mesh",
         )
 
 

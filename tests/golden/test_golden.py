@@ -59,6 +59,9 @@ ERRORS: dict[str, list[str]] = {
     "two ways to say what stands before lines": ["--prefix", "mesh", "--no-prefix", "train.py"],
     "a link that leads nowhere": ["gone.py"],
     "a binary program": [sys.executable, "train.py"],
+    "a program for a shell": ["run.sh"],
+    "a program without its ending": ["train"],
+    "options after what a check is": ["--check", "--mesh", "dp=2", "quick", "--device", "cpu"],
     "a size that is none": ["--mesh", "dp=two", "train.py"],
     "a size that is missing": ["--mesh", "2x", "train.py"],
     "a dim that is missing": ["--mesh", "dp=2,", "train.py"],
@@ -302,6 +305,7 @@ def folder(tmp_path: Path, fake_torch: Path, monkeypatch: pytest.MonkeyPatch) ->
     for name in ("train.py", "empty.py"):
         (tmp_path / name).write_text("print('this program was run')\n")
     (tmp_path / "gone.py").symlink_to("train_old.py")
+    (tmp_path / "run.sh").write_text("#!/bin/bash\necho hello\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     return tmp_path

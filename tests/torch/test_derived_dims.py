@@ -40,7 +40,8 @@ def test_derived_dims_have_the_groups_of_the_layout() -> None:
         "world": 70, "dp": 70, "tp": 70, "dp_cp": 40, "efsdp": 50, "ep": 70,
     }  # fmt: skip
     assert found["refused"] == [
-        "the mesh has no dim `zz`; use `dp`, `cp`, `tp`, `dp_cp`, `efsdp`, `ep`, `all`",
+        "the mesh has no dim `zz`; use `dp`, `cp`, `tp`, `dp_cp`, `efsdp`, `ep`, `all`,"
+        " or launch with another --mesh",
         "dims `cp`, `ep` do not all belong to one mesh; pass dims of the mesh itself, or dims"
         " of one view",
         "dims `cp`, `dp_cp` have ranks in common; None",

@@ -99,7 +99,7 @@ def test_without_a_mesh_the_error_names_the_ways_out() -> None:
 
 
 WRONG_USES = (
-    ('current_mesh("pp")', "the mesh has no dim `pp`", "use `dp`, `tp`"),
+    ('current_mesh("pp")', "the mesh has no dim `pp`", "use `dp`, `tp`, or launch with another --mesh"),
     (
         'current_mesh("tp", "dp")',
         "dims `tp`, `dp` are not in the mesh's order",
@@ -114,7 +114,8 @@ WRONG_USES = (
     (
         "dist.init_process_group('nccl')",
         "init_process_group(`nccl`) conflicts with meshrun's process group, which uses gloo",
-        "--device determines the backend: nccl needs its own kind of device",
+        "remove the argument: --device and --backend determine the backend; or launch without"
+        " --mesh",
     ),
     (
         "dist.destroy_process_group(); current_mesh()",

@@ -364,7 +364,7 @@ def test_ranks_that_end_or_hang_are_told(tmp_path: Path) -> None:
     assert "dp1 failed; not finished: dp0" in said
     assert "barrier at" in said
     assert "error: rank 1 [dp1] exited with code 3" in told["test_one_dies"]
-    assert "not finished after 0.5 s; not finished: dp0, dp1" in told["test_hangs"]
+    assert "timed out after 0.5 s; not finished: dp0, dp1" in told["test_hangs"]
     assert "in test_hangs" in told["test_hangs"]
     assert "SystemExit: 5" in told["test_leaves"]
     assert "Exit: enough" in said
