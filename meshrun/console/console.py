@@ -20,6 +20,7 @@ QUEUE_BYTES = 1024 * 1024
 """With more than this waiting for a slow reader, ranks are not read, so they wait too."""
 _PARTIAL_AFTER_NS = 50_000_000
 _SELDOM_NS = 500_000_000
+_STATES_EVERY_NS = 10_000_000_000
 _RECENT_BYTES = 4096
 _CLEAR = b"\r\x1b[2K"
 _COLOUR_CODE = re.compile(r"\x1b\[[0-9;]*m")
@@ -58,6 +59,8 @@ class Console:
         """What a rank waits for somebody to type the rest of; it takes the changing line."""
         self._open: dict[Outlet, Hashable] = {}
         """Elsewhere: whose progress state or beginning of a line was the last thing written."""
+        self._state_ns: dict[Hashable, int] = {}
+        """When each last took the line from another's progress state."""
         self._status = b""
         self._shared = False
         self.is_typed_on: Callable[[], bool] = lambda: False
@@ -123,6 +126,11 @@ class Console:
     def share_terminal(self) -> None:
         """Print whole lines alone from now on: a rank writes to the terminal by itself."""
         self._shared = True
+
+    @property
+    def columns(self) -> int | None:
+        """The width of the terminal that shows lines of ranks, if one does."""
+        return None if self._is_json else self._out.columns
 
     @property
     def is_shared(self) -> bool:
@@ -287,9 +295,14 @@ class Console:
             self.set_status("")  # as for `| tee log`
             self._is_read_by_another = True
         # A state stays open for the same stream to go on; anybody else begins a new line.
-        held_by = self._open.pop(outlet, None)
+        held_by = self._open.get(outlet)
         if held_by is not None and held_by is not owner:
+            now_ns = time.monotonic_ns()
+            if piece.is_state and now_ns < self._state_ns.get(owner, 0) + _STATES_EVERY_NS:
+                return  # bars of several ranks would fill a file
+            self._state_ns[owner] = now_ns
             outlet.write(b"\n")
+        self._open.pop(outlet, None)
         outlet.write(piece.text)
         if piece.is_state:
             self._open[outlet] = owner

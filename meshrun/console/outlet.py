@@ -47,6 +47,14 @@ class Outlet:
         return self._write_fd
 
     @property
+    def columns(self) -> int | None:
+        """The width of the terminal; ``None`` if it is none, or has none."""
+        try:
+            return os.get_terminal_size(self._fd).columns or None if self.is_terminal else None
+        except OSError:
+            return None
+
+    @property
     def is_ours(self) -> bool:
         """Whether we may move a terminal's cursor; in the background, the shell alone does."""
         return is_foreground(self._fd)

@@ -31,6 +31,7 @@ _READ_BYTES = 64 * 1024
 """More is slower: it does not stay in the processor's cache, and is mapped again each time."""
 _READ_BYTES_IN_STEP = 8 * 1024
 """Where like lines become one: no rank is to get far ahead."""
+_LEAST_COLUMNS = 20
 _TAIL_BYTES = 4096
 _LOOK_AGAIN_NS = 100_000_000
 """How often to look at files for which the system gives no notice."""
@@ -106,6 +107,14 @@ class Output:
         self._collapsing = collapsing_for(plan, self._console)
 
     # ---- streams ---------------------------------------------------------------------------
+
+    def columns_for(self, rank: RankPlan) -> int | None:
+        """Return how wide a rank's lines may be on our terminal, if they are shown there."""
+        if (columns := self._console.columns) is None:
+            return None
+        prefix = line_prefix(self._plan, rank, self._hostname)
+        shown = prefix() if callable(prefix) else prefix
+        return max(_LEAST_COLUMNS, columns - len(shown.decode(errors="replace")))
 
     def open(self, rank: RankPlan, files: RankFiles) -> list[int]:
         """Return the rank's ends of its stdout and stderr, for the caller to hand over and close.

@@ -150,6 +150,9 @@ class Workers:
         environment = self._environment(rank, files.error_file)
         request = self.plan.request
         terminal, layout = self._terminal, self.plan.layout
+        # It writes to a pipe, and cannot ask how wide the terminal is.
+        if terminal.rank != rank.rank and (columns := self._output.columns_for(rank)):
+            environment.setdefault("COLUMNS", os.environ.get("COLUMNS", str(columns)))
         order = start_order(
             rank,
             environment,

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyte
 import pytest
@@ -323,6 +324,32 @@ def test_the_status_line_ends_where_another_prints_our_lines(
     assert (cleared, noted, line) == (b"\r\x1b[2K", b"meshrun: a note\r\n", b"a line\n")
 
 
+def test_bars_of_several_ranks_do_not_fill_a_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """One goes on; another takes its place every 10 s, and each has its last line."""
+    now_s = 100.0
+    clock = SimpleNamespace(monotonic_ns=lambda: int(now_s * 1e9))
+    monkeypatch.setattr("meshrun.console.console.time", clock)
+    write = os.open(tmp_path / "said", os.O_WRONLY | os.O_CREAT)
+    console = Console(write, write)
+    bars = [console.stream(rank=rank, prefix=b"%d " % rank, to_stderr=True) for rank in (0, 1)]
+    for step in range(1, 5):
+        for bar in bars:
+            console.feed(bar, b"\r%d" % step)
+    now_s += 11
+    for bar in bars:
+        console.feed(bar, b"\r5")
+    for bar in bars:
+        console.feed(bar, b"\rdone\n")
+    os.close(write)
+    said = (tmp_path / "said").read_bytes()
+
+    assert said.replace(b"\r", b"~").splitlines() == [
+        b"0 1~", b"1 1~", b"0 2~0 3~0 4~", b"1 4~", b"0 5~0 done", b"1 5~1 done",
+    ]  # fmt: skip
+
+
 def test_a_prompt_is_not_hidden_by_the_progress_of_another_rank(
     fake_torch: object, tmp_path: Path
 ) -> None:
@@ -351,6 +378,21 @@ def test_a_prompt_is_not_hidden_by_the_progress_of_another_rank(
 
     assert code == 0
     assert "[rank 0] your name? hello Ada" in terminal.all_lines
+
+
+def test_ranks_know_how_wide_their_lines_may_be(fake_torch: object, tmp_path: Path) -> None:
+    """What the prefix leaves of the terminal; a width that the user sets holds."""
+    program = tmp_path / "wide.py"
+    program.write_text("import shutil; print('-' * shutil.get_terminal_size().columns)\n")
+    with open_terminal(program) as terminal:
+        assert terminal.wait() == 0
+        lines = [line for line in terminal.all_lines if "-" in line]
+    with open_terminal(program, env={"COLUMNS": "30"}) as terminal:
+        assert terminal.wait() == 0
+        asked = [line for line in terminal.all_lines if "-" in line]
+
+    assert lines == ["[rank 0] " + "-" * (terminal.screen.columns - len("[rank 0] "))]
+    assert asked == ["[rank 0] " + "-" * 30]
 
 
 def test_a_dumb_terminal_shows_a_prompt(fake_torch: object, tmp_path: Path) -> None:

@@ -99,7 +99,11 @@ def test_without_a_mesh_the_error_names_the_ways_out() -> None:
 
 
 WRONG_USES = (
-    ('current_mesh("pp")', "the mesh has no dim `pp`", "use `dp`, `tp`, or launch with another --mesh"),
+    (
+        'current_mesh("pp")',
+        "the mesh has no dim `pp`",
+        "use `dp`, `tp`, or launch with another --mesh",
+    ),
     (
         'current_mesh("tp", "dp")',
         "dims `tp`, `dp` are not in the mesh's order",
