@@ -283,7 +283,7 @@ class StartProgress(Watcher):
             case RankRaised(rank=rank):
                 what = f"raised {headline(event)}"
                 if event.kind == "SystemExit":
-                    what = f"exits: {headline(event).removeprefix('SystemExit: ')}"
+                    what = f"exited: {headline(event).removeprefix('SystemExit: ')}"
                 elif lost_connection(event):
                     what = "lost a connection to a peer"
                     self.told_lost = frozenset({rank})
