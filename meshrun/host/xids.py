@@ -17,7 +17,8 @@ _JOURNAL = ("journalctl", "--dmesg", "--boot", "--quiet", "--no-pager", "--outpu
 _JOURNAL_TAKES_S = 10.0
 _XID = re.compile(
     r"NVRM: Xid \((?:PCI:)?(?P<address>[0-9a-f:]+)[^)]*\): (?P<number>\d+)"
-    r"(?:, pid=[^,]*)?(?:, name=[^,]*)?(?:, (?P<text>.*))?",
+    r"(?:, pid=[^,]*)?(?:, name=[^,]*)?(?:, (?:Ch|channel) [0-9a-fx]+)?(?:, intr [0-9a-f]+\.?)?"
+    r"(?:,? (?P<text>.*))?",
     re.IGNORECASE,
 )
 _LONGEST = 100

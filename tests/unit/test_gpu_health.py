@@ -185,6 +185,14 @@ def test_xids_are_read(tmp_path: Path) -> None:
     ("script", "found"),
     [
         ("echo 'NVRM: Xid (PCI:0000:02:00): 79, pid=1, name=a, b'", [Xid("0000:02:00", 79, "b")]),
+        (
+            "echo 'NVRM: Xid (PCI:0000:02:00): 31, pid=1, name=a, Ch 00000008, intr 00000000. MMU'",
+            [Xid("0000:02:00", 31, "MMU")],
+        ),
+        (
+            "echo 'NVRM: Xid (PCI:0000:02:00): 43, pid=1, name=a, channel 0x00000008'",
+            [Xid("0000:02:00", 43, "")],
+        ),
         ("echo 'usb 1-1: new device'", []),
         ("exit 0", None),
         ("echo no access; exit 1", None),
