@@ -287,6 +287,7 @@ class WorkerGroup:
             self._asks_in = None
         if asking.is_interrupted:
             if asking.left:
+                self._said.keep()  # not that they are stopped, by a signal that nobody sent
                 self._end(0.0)
             raise KeyboardInterrupt
         answers = asking.answers

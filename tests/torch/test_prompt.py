@@ -139,6 +139,7 @@ def test_ranks_that_cannot_be_interrupted_are_replaced(tmp_path: Path) -> None:
         terminal.wait_for("[dp1] in it")
         terminal.type("\x03")
         terminal.wait_for("their variables are lost", 2)
+        assert "SIGTERM" not in str(terminal.all_lines)
         terminal.type("'dist' in globals()\n")
         terminal.wait_for("[all] False")
         terminal.type("exit(9)\n")
