@@ -158,8 +158,11 @@ def _recorded(*, with_calls: bool) -> tuple[dict[str, Any], list[dict[str, Any]]
     for backend, function in _RECORDERS.items():
         if (dump := getattr(c10d, function, None)) is None:  # another build of torch
             continue
-        # Of this very process; as JSON, which has the same names, it takes 1.7 times as long.
-        recorded = pickle.loads(dump(with_calls, False))  # noqa: S301
+        try:
+            # Of this very process; as JSON, which has the same names, it takes 1.7 times as long.
+            recorded = pickle.loads(dump(with_calls, False))  # noqa: S301
+        except RuntimeError:  # after an error of CUDA, which no event survives
+            continue
         for group, each in recorded.get("pg_status", {}).items():
             status[_group_name(group, backend)] = each
         for entry in recorded.get("entries", ()):
