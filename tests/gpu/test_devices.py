@@ -17,9 +17,11 @@ SEEN = OURS / "seen.py"
 
 
 @needs()
-def test_the_device_is_set_before_the_program_runs() -> None:
+@pytest.mark.parametrize("method", ["fork", "exec"])
+def test_the_device_is_set_before_the_program_runs(method: str) -> None:
     gpus = count_gpus()
-    ours = run_meshrun("--mesh", f"dp={gpus}", "--device", "cuda", SEEN)
+    words = ("--mesh", f"dp={gpus}", "--device", "cuda", "--start-method", method)
+    ours = run_meshrun(*words, SEEN)
 
     assert ours.returncode == 0, ours.stderr
     for rank in range(gpus):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu.hardware import needs
+from tests.gpu.hardware import count_gpus, needs
 from tests.kit import PROGRAMS, run_meshrun
 
 OURS = PROGRAMS.parent / "gpu/programs"
@@ -21,6 +21,15 @@ def test_torch_compile(tmp_path: Path) -> None:
 
     assert ours.returncode == 0, ours.stderr
     assert "compiled True" in ours.stdout
+
+
+@needs()
+def test_a_mesh_is_checked() -> None:
+    gpus = count_gpus()
+    ours = run_meshrun("--check", "--mesh", f"dp={gpus}", "--device", "cuda", "quick")
+
+    assert ours.returncode in (0, 1), ours.stderr
+    assert f"checked {gpus} rank" in ours.stdout
 
 
 @needs()
