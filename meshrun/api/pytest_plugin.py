@@ -353,7 +353,11 @@ class _TestRanks:
         world = len(answers.of) + len(answers.missing)
         parts = sorted(by_part, key=lambda part: part[:2])  # a test's subtests come before its own
         reports = [_merge(by_part[part], world) for part in parts]
-        lacks_setup = any(report.failed for report in reports if report.when == "setup")
+        lacks_setup = any(
+            report.failed or hasattr(report, "wasxfail")
+            for report in reports
+            if report.when == "setup"
+        )
         return [each for each in reports if not (lacks_setup and each.when == "call")]
 
     def _pass_warnings_on(self, done: Mapping[Member, TestDone]) -> None:

@@ -10,7 +10,6 @@ from meshrun import __version__
 from meshrun.cli.end import end_as
 from meshrun.cli.options import Options
 from meshrun.cli.words import CommandLine
-from meshrun.errors import MeshrunError
 from meshrun.host.descriptors import say
 from meshrun.host.detect_host import detect_host
 from meshrun.host.title import set_title
@@ -55,12 +54,13 @@ def launch_on_hosts(
     ended: int | None = None
     while ended is None:
         controller = Controller(request, words, version=__version__, excluded=excluded)
-        lost = None
+        lost, stopped = None, 0
         try:
             ended = controller.run()
-        except Stopped as stopped:
-            say(f"meshrun: {describe_stop(stopped.signum)}")
-            ended = -stopped.signum
+        except Stopped as error:
+            stopped = error.signum
+            say(f"meshrun: {describe_stop(stopped)}")
+            ended = -stopped
         except HostLost as error:
             lost = error
             if not isinstance(error, FirstLost):
@@ -72,21 +72,24 @@ def launch_on_hosts(
         finally:
             told = controller.report and parse_result_json(controller.report)
             if lost is not None:
-                told = _with_loss(told or None, lost)
+                told = replace(
+                    told or _nothing_known(), exit_code=lost.exit_code, signum=None, trouble=lost
+                )
+            elif stopped:
+                told = told or replace(_nothing_known(), exit_code=128 + stopped, signum=stopped)
             if report is not None and told:
                 write_report(told, report)
     return end_as(ended)
 
 
-def _with_loss(told: LaunchResult | None, lost: MeshrunError) -> LaunchResult:
-    """Return node 0's report of a launch that lost a host, or that alone if it has none."""
-    if told is None:
-        told = LaunchResult(
-            exit_code=lost.exit_code,
-            signum=None,
-            failures=(),
-            broken_program=None,
-            trouble=lost,
-            timings=Timings(began_ns=time.monotonic_ns(), ended_ns=time.monotonic_ns()),
-        )
-    return replace(told, exit_code=lost.exit_code, signum=None, trouble=lost)
+def _nothing_known() -> LaunchResult:
+    """Return the result of a launch of which node 0 has no report."""
+    now_ns = time.monotonic_ns()
+    return LaunchResult(
+        exit_code=1,
+        signum=None,
+        failures=(),
+        broken_program=None,
+        trouble=None,
+        timings=Timings(began_ns=now_ns, ended_ns=now_ns),
+    )

@@ -38,11 +38,6 @@ class RankStream:
         self.fields = fields
         """What each line has beside its text, if it is an object."""
 
-    @property
-    def is_prompt(self) -> bool:
-        """Whether its line that has not ended may wait for somebody to type the rest."""
-        return self.may_prompt and self.lines.may_be_prompt
-
 
 class Console:
     """Our stdout and stderr: whole lines, at most one changing line below them."""
@@ -56,7 +51,9 @@ class Console:
         self._bar: tuple[Hashable, bytes] | None = None
         """On a terminal: who owns the changing line, and its text."""
         self._prompt: tuple[RankStream, bytes] | None = None
-        """What a rank waits for somebody to type the rest of; it takes the changing line."""
+        """The line that the rank with stdin has begun, which may be a prompt."""
+        self.is_read: Callable[[], bool] = lambda: False
+        """Whether that rank waits for somebody to type; its prompt takes the changing line."""
         self._open: dict[Outlet, Hashable] = {}
         """Elsewhere: whose progress state or beginning of a line was the last thing written."""
         self._state_ns: dict[Hashable, int] = {}
@@ -152,7 +149,7 @@ class Console:
         if not self.shows_status:
             return
         self._status = f"meshrun: {text}".encode(errors="backslashreplace") if text else b""
-        if self._prompt is None:
+        if not self._is_prompting:
             self._redraw(self._err)
 
     @property
@@ -328,18 +325,21 @@ class Console:
             outlet.write(piece.text)
 
     def _show_changing(self, owner: Hashable, text: bytes, outlet: Outlet) -> None:
-        if isinstance(owner, RankStream) and owner.is_prompt:
-            self._prompt = (owner, text)
-        else:
-            self._bar = (owner, text)
-            if self._prompt is not None:  # what somebody types there would be wiped
-                return
+        self._bar = (owner, text)
+        if isinstance(owner, RankStream) and owner.may_prompt:
+            self._prompt = self._bar = (owner, text)
+        elif self._is_prompting:  # what somebody types there would be wiped
+            return
         self._redraw(outlet)
+
+    @property
+    def _is_prompting(self) -> bool:
+        return self._prompt is not None and self.is_read()
 
     def _changing_line(self) -> bytes:
         if not self._is_ours:
             return b""
-        shown = self._prompt or self._bar
+        shown = self._prompt if self._is_prompting else self._bar
         return _fit(shown[1] if shown is not None else self._status)
 
     def _below(self) -> bytes:

@@ -27,13 +27,6 @@ class LineAssembler:
         self._given = prefix
         self._prefix = b"" if callable(prefix) else prefix
         self._pending = b""
-        self._has_states = False
-        """Whether the line that has not ended is a progress bar's."""
-
-    @property
-    def may_be_prompt(self) -> bool:
-        """Whether the line that has not ended has no states, as those of progress bars have."""
-        return bool(self._pending) and not self._has_states
 
     @property
     def pending(self) -> bytes:
@@ -48,12 +41,11 @@ class LineAssembler:
         end = data.rfind(b"\n") + 1
         if end:  # large data is copied once
             whole = b"".join((self._pending, memoryview(data)[:end]))
-            self._pending, self._has_states = data[end:], False
+            self._pending = data[end:]
         else:
             whole, self._pending = b"", self._pending + data
         pieces = self._lines(whole)
         if b"\r" in self._pending:
-            self._has_states = True
             pieces.extend(self._take_states())
         if len(self._pending) > LONGEST_LINE_BYTES:
             cut = _cut_between_characters(self._pending)

@@ -114,7 +114,8 @@ class Output:
             return None
         prefix = line_prefix(self._plan, rank, self._hostname)
         shown = prefix() if callable(prefix) else prefix
-        return max(_LEAST_COLUMNS, columns - len(shown.decode(errors="replace")))
+        left = columns - len(shown.decode(errors="replace"))
+        return left if left >= _LEAST_COLUMNS else None
 
     def open(self, rank: RankPlan, files: RankFiles) -> list[int]:
         """Return the rank's ends of its stdout and stderr, for the caller to hand over and close.

@@ -61,6 +61,7 @@ from meshrun.protocol.generation import RankState
 from meshrun.protocol.rank_end import RankExited, RankRaised
 
 SECOND_SIGNAL_GRACE_S = 2.0
+_IMPATIENT = (signal.SIGINT, signal.SIGPIPE)
 _NS = 1_000_000_000
 
 
@@ -336,8 +337,9 @@ def _signalled(state: State, event: SignalArrived) -> Step:
 def _stop_for_signal(state: State, event: SignalArrived) -> Step:
     """Ask ranks to stop at the first signal; kill them soon after the second, now at the third.
 
-    Ctrl-C while they stop already comes from somebody who waits, and counts as the second; another
-    first signal does not, as schedulers send one to all launchers, and other nodes may be quicker.
+    Ctrl-C while they stop already comes from somebody who waits, and counts as the second, as does
+    a reader that has gone; another first signal does not: schedulers send one to all launchers, and
+    other nodes may be quicker.
     """
     may_be_repeated = event.signum == signal.SIGTERM and state.sigterm_repeats
     # After the third all is killed already, and the deadline stays where it is.
@@ -354,7 +356,7 @@ def _stop_for_signal(state: State, event: SignalArrived) -> Step:
         # Python ignores SIGPIPE, so ranks are asked to end in words that they know.
         signum = signal.SIGTERM if event.signum == signal.SIGPIPE else event.signum
         state, actions = stop(state, event.at_ns, signum=signum)
-    elif first and (event.signum != signal.SIGINT or was_signalled_elsewhere):
+    elif first and (event.signum not in _IMPATIENT or was_signalled_elsewhere):
         actions = []
     elif first or len(state.signals) == 2:
         grace_ns = int(min(SECOND_SIGNAL_GRACE_S, state.shutdown_timeout_s) * _NS)

@@ -176,6 +176,9 @@ def _why_hopeless(state: State, cause: Cause) -> str | None:
     One start that fails so may be bad luck, such as a file system that was slow to appear.
     """
     before = state.causes[-1] if state.causes else None
+    is_own = state.start_error is not None and state.start_error.rank is None
+    if is_own and before is not None and _failure(before) == _failure(cause):
+        return "no rank could be started twice in a row"
     if before is None or not (_is_hopeless(cause) and _is_hopeless(before)):
         return None
     if cause.description != before.description:

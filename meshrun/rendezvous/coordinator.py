@@ -452,7 +452,8 @@ class Coordinator:
         if self.store_listener is not None:
             self.store_listener.close()
         self.store_listener = listen_on(self._bound, 0)
-        keep_to_nodes(self.store_listener, self._connections.values(), self._board)
+        connections, nodes = self._connections.values(), self._nodes.infos.values()
+        keep_to_nodes(self.store_listener, connections, nodes, self._board)
 
     def _tell_spares(self) -> None:
         for number in self._spares.keys() - self._told:

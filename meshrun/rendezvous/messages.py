@@ -77,6 +77,8 @@ class Join:
     """What its NVLink domain is called, where that matters and it knows."""
     launcher: str = ""
     """Tells this launcher from all others, so that it is known when it comes again."""
+    addresses: list[Line] = field(default_factory=list)
+    """Its machine's of IPv6: which of them a connection comes from may differ and change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

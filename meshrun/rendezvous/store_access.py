@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterable
+from ipaddress import IPv6Address
 
 from meshrun.host.admission import admit_only
 from meshrun.host.interfaces import own_addresses
@@ -12,15 +13,25 @@ from meshrun.plan.parse import is_on
 from meshrun.plan.rendezvous_config import format_endpoint
 from meshrun.rendezvous.connection import Connection
 from meshrun.rendezvous.connections import Connections
+from meshrun.rendezvous.messages import Join
+
+MOST_ADDRESSES = 16
+"""Of IPv6 that a node may name."""
 
 
 def keep_to_nodes(
-    listener: socket.socket, connections: Iterable[Connection], board: Connections
+    listener: socket.socket,
+    connections: Iterable[Connection],
+    nodes: Iterable[Join],
+    board: Connections,
 ) -> None:
-    """Let only this node, and the peers of ``connections``, connect to ``listener``."""
+    """Let only this node, the peers of ``connections``, and what else they are called connect."""
     if is_on(os.environ.get("MESHRUN_OPEN_STORE")):
         return
-    theirs = (connection.their_address for connection in connections if connection.their_address)
+    theirs = {connection.their_address for connection in connections if connection.their_address}
+    if listener.family == socket.AF_INET6:
+        named = (each for node in nodes for each in node.addresses[:MOST_ADDRESSES])
+        theirs |= {each for each in named if _is_v6(each)}
     try:
         admit_only(listener, {*own_addresses(), *theirs})
     except OSError as error:
@@ -29,3 +40,10 @@ def keep_to_nodes(
             f"anyone who can reach the ranks' store at {place} can write to it: cannot set a"
             f" filter ({error.strerror})"
         )
+
+
+def _is_v6(text: str) -> bool:
+    try:
+        return bool(IPv6Address(text))
+    except ValueError:
+        return False

@@ -104,7 +104,8 @@ class StartProgress(Watcher):
         if state.stopping and not self._told:
             self._told = True
             self._console.set_status("")
-            if not starts_again and not isinstance(event, MeetingFailed | Checked):
+            is_the_end = isinstance(event, StartFailed) and not _count_left(state)
+            if not (starts_again or is_the_end or isinstance(event, MeetingFailed | Checked)):
                 self._console.note(self._news(event, state))
         if state.stopping and not starts_again:
             self._tell_end(event, state)

@@ -114,7 +114,7 @@ class Controller:
             before = frozenset(self._passed)
             self._pool.close(self._pass_on_signals)
         if self._lost:
-            if self._stop is not None and self._stop[0] < self._lost_s + _SAME_MOMENT_S:
+            if self._stop is not None and abs(self._stop[0] - self._lost_s) < _SAME_MOMENT_S:
                 raise Stopped(self._stop[1])  # one sent to each process here, ssh among them
             may_restart = self._may_restart and not self._passed
             raise lost_error(self._lost, may_restart=may_restart)

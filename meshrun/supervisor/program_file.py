@@ -16,6 +16,7 @@ _LONGEST_SOURCE = 4 * 1024 * 1024
 _DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d+)")
 """What a shell puts in place of ``<(...)``."""
 _LONGEST_SHEBANG = 256
+_SHELL = re.compile(rb"#!.*\b(?:ba|da|z|k|c|tc|fi)?sh\b")
 _LARGEST = 64 * 1024 * 1024
 """Bytes of a program's file that is read to be compared with other nodes'."""
 
@@ -76,7 +77,7 @@ def check_program(program: Program) -> None:
             exit_code=2,
             hint="if it is an interpreter, leave it out; to run a command, use --no-python",
         )
-    if begins.startswith(b"#!") and b"python" not in begins and not _is_python(path):
+    if _SHELL.match(begins) and not path.endswith(".py") and not _is_python(path):
         interpreter = begins[2:].decode(errors="replace").strip()
         raise ProgramError(
             f"`{path}` is a script for `{interpreter}`, not a Python file",

@@ -25,6 +25,7 @@ from meshrun.layout.labels import rank_name
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.events import Event, ZygoteGone
+from meshrun.protocol.from_zygote import RankStarted
 from meshrun.protocol.rank_end import RankExited
 
 _LOOK_AGAIN_S = 0.05
@@ -58,6 +59,10 @@ class Terminal:
         """Whether the launch was continued in the background."""
         self._console, self._send = console, send
         self._has_terminal = os.isatty(0)
+        self._reader = (0, 0)
+        """The first rank of this node that was started, which has stdin, and its process id."""
+        if self._has_terminal:
+            console.is_read = lambda: _reads_terminal(self._reader[1])
         self._is_told = False
         """Whether a rank is known to have passed a breakpoint."""
         self._read_by_all = plan.program.kind == "script" and _is_stdin(plan.program.target)
@@ -167,7 +172,10 @@ class Terminal:
         return self._modes is not None and self._is_typing()
 
     def see(self, event: Event) -> None:
-        """Take the terminal back once the rank has exited, for whatever reason."""
+        """Know who has stdin; take the terminal back once the rank it was lent to has exited."""
+        if isinstance(event, RankStarted):
+            rank, pid = self._reader
+            self._reader = (event.rank, event.pid) if not pid or event.rank <= rank else (rank, pid)
         if isinstance(event, ZygoteGone) or (
             isinstance(event, RankExited) and event.rank == self.rank
         ):

@@ -359,8 +359,8 @@ def test_a_prompt_is_not_hidden_by_the_progress_of_another_rank(
         "import os, sys, time\n"
         "if os.environ['RANK'] == '0':\n"
         "    while not os.path.exists(sys.argv[1]): time.sleep(0.01)\n"
-        "    print('hello', input('your name? '))\n"
-        "    open(sys.argv[1] + '1', 'w').close()\n"
+        "    print('hello', input('your name? '), end=' ', flush=True)\n"
+        "    while not os.path.exists(sys.argv[1] + '1'): time.sleep(0.01)\n"
         "for step in range(10**6):\n"
         "    sys.stderr.write(f'\\rstep {step} of many'); sys.stderr.flush()\n"
         "    if os.path.exists(sys.argv[1] + '1'): break\n"
@@ -373,7 +373,10 @@ def test_a_prompt_is_not_hidden_by_the_progress_of_another_rank(
         terminal.wait_for("[rank 0] your name?")
         terminal.type("Ada")
         terminal.wait_for("[rank 0] your name? Ada")
+        assert "of many" not in str(terminal.shown)
         terminal.type("\n")
+        wait_until(lambda: "of many" in str(terminal.shown), lambda: str(terminal.shown))
+        Path(f"{go}1").touch()
         code = terminal.wait()
 
     assert code == 0

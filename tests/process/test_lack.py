@@ -79,6 +79,7 @@ def test_no_room_for_the_logs_of_a_restart(fake_torch: object, tmp_path: Path) -
     assert "restart 1 of 1, because rank 0 raised ValueError: first" in ours.stderr
     *_, hint, _, error = ours.stderr.splitlines()
     assert hint.startswith("hint: set TMPDIR or --log-dir"), ours.stderr
+    assert ours.stderr.count("cannot create") == 1
     assert re.fullmatch(r"error: cannot create `.*/attempt_1`: Not a directory", error)
 
 

@@ -3,6 +3,11 @@ class TCPStore:
         pass
 
 
+class Backend:
+    UNDEFINED = "undefined"
+    backend_list = [UNDEFINED, "gloo"]
+
+
 def is_available():
     return True
 
