@@ -102,8 +102,14 @@ LONG = "9" * 100_000
             71,
             "a rank's environment takes 20",
         ),
+        (
+            ["--max-restarts", "5"],
+            {"OPENBLAS_NUM_THREADS": LONG, "GOTO_NUM_THREADS": LONG},
+            71,
+            "       not restarted: no rank could be started twice in a row\n",
+        ),
     ],
-    ids=["id", "role", "variables"],
+    ids=["id", "role", "variables", "variables, again"],
 )
 def test_what_is_too_long(
     words: list[str], env: dict[str, str], code: int, told: str, fake_torch: object
