@@ -125,9 +125,9 @@ class Console:
         self._shared = True
 
     @property
-    def columns(self) -> int | None:
-        """The width of the terminal that shows lines of ranks, if one does."""
-        return None if self._is_json else self._out.columns
+    def window(self) -> os.terminal_size | None:
+        """Columns and lines of the terminal that shows lines of ranks, if one does."""
+        return None if self._is_json else self._out.window
 
     @property
     def is_shared(self) -> bool:

@@ -47,10 +47,10 @@ class Outlet:
         return self._write_fd
 
     @property
-    def columns(self) -> int | None:
-        """The width of the terminal; ``None`` if it is none, or has none."""
+    def window(self) -> os.terminal_size | None:
+        """Columns and lines of the terminal; ``None`` if it is none."""
         try:
-            return os.get_terminal_size(self._fd).columns or None if self.is_terminal else None
+            return os.get_terminal_size(self._fd) if self.is_terminal else None
         except OSError:
             return None
 

@@ -108,14 +108,16 @@ class Output:
 
     # ---- streams ---------------------------------------------------------------------------
 
-    def columns_for(self, rank: RankPlan) -> int | None:
-        """Return how wide a rank's lines may be on our terminal, if they are shown there."""
-        if (columns := self._console.columns) is None:
-            return None
+    def window_for(self, rank: RankPlan) -> dict[str, str]:
+        """Return the variables that tell a rank how large the part of our terminal for it is."""
+        if (window := self._console.window) is None:
+            return {}
         prefix = line_prefix(self._plan, rank, self._hostname)
         shown = prefix() if callable(prefix) else prefix
-        left = columns - len(shown.decode(errors="replace"))
-        return left if left >= _LEAST_COLUMNS else None
+        columns = window.columns - len(shown.decode(errors="replace"))
+        if columns < _LEAST_COLUMNS:
+            return {}
+        return {"COLUMNS": str(columns), "LINES": str(window.lines)}
 
     def open(self, rank: RankPlan, files: RankFiles) -> list[int]:
         """Return the rank's ends of its stdout and stderr, for the caller to hand over and close.

@@ -150,9 +150,9 @@ class Workers:
         environment = self._environment(rank, files.error_file)
         request = self.plan.request
         terminal, layout = self._terminal, self.plan.layout
-        # It writes to a pipe, and cannot ask how wide the terminal is.
-        if terminal.rank != rank.rank and (columns := self._output.columns_for(rank)):
-            environment.setdefault("COLUMNS", os.environ.get("COLUMNS", str(columns)))
+        if terminal.rank != rank.rank:  # it writes to a pipe, and cannot ask how wide its lines are
+            window = self._output.window_for(rank).items()
+            environment |= {name: text for name, text in window if name not in os.environ}
         order = start_order(
             rank,
             environment,

@@ -5,7 +5,7 @@ class TCPStore:
 
 class Backend:
     UNDEFINED = "undefined"
-    backend_list = [UNDEFINED, "gloo"]
+    backend_list = (UNDEFINED, "gloo")
 
 
 def is_available():
