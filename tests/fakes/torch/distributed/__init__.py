@@ -14,3 +14,7 @@ def is_available():
 
 def is_initialized():
     return False
+
+
+def is_backend_available(name):
+    return name in Backend.backend_list
