@@ -327,7 +327,7 @@ class Console:
     def _show_changing(self, owner: Hashable, text: bytes, outlet: Outlet) -> None:
         self._bar = (owner, text)
         if isinstance(owner, RankStream) and owner.may_prompt:
-            self._prompt = self._bar = (owner, text)
+            self._prompt = (owner, text)
         elif self._is_prompting:  # what somebody types there would be wiped
             return
         self._redraw(outlet)

@@ -78,7 +78,7 @@ class Join:
     launcher: str = ""
     """Tells this launcher from all others, so that it is known when it comes again."""
     addresses: list[Line] = field(default_factory=list)
-    """Its machine's of IPv6: which of them a connection comes from may differ and change."""
+    """IPv6 addresses of its machine: which one a connection comes from may differ and change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

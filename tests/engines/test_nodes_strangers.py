@@ -111,6 +111,24 @@ def test_who_writes_to_the_store_ends_nothing(make_hosts: MakeHosts) -> None:
     assert end_all(launches) == [75, 75], launches[0].text + launches[1].text
 
 
+@pytest.mark.nightly
+def test_a_node_reaches_the_store_from_each_of_its_addresses(make_hosts: MakeHosts) -> None:
+    """Over IPv6 it may have some that come and go, and the kernel chooses among them."""
+    hosts = make_hosts(3, ipv6=True)
+    hosts.run(1, ["ip", "-6", "address", "add", "fd77::22/64", "dev", "eth0", "nodad"])
+    words = ["--nnodes", "2", "--rdzv-endpoint", "[fd77::1]:29500", "--mesh", "dp=2,tp=2"]
+    launches = [Launch(hosts, host, [*words, TOGETHER, "stay"]) for host in (0, 1)]
+    for launch in launches:
+        launch.wait_for("met 4", times=2)
+    reach = [sys.executable, MEDDLE, "reach", "fd77::1", store_port(hosts)]
+    reached = [hosts.run(1, [*reach, own]).stdout for own in ("fd77::2", "fd77::22")]
+    stranger = hosts.run(STRANGER, reach).stdout
+    launches[0].send(signal.SIGTERM)
+
+    assert (reached, stranger) == (["reached\n"] * 2, "not reached\n")
+    assert end_all(launches) == [-15, 143], launches[0].text + launches[1].text
+
+
 def store_port(hosts: Hosts) -> str:
     """Return the port of the first host on which two processes listen: launcher and store."""
     found = hosts.run(0, ["ss", "-ltnpH"]).stdout

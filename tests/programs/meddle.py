@@ -2,7 +2,7 @@
 
 `store` and `junk` change a torch store, the latter all of it.
 
-meddle.py knock|reach|store|junk HOST PORT
+meddle.py knock|reach|store|junk HOST PORT [FROM]
 """
 
 import socket
@@ -26,7 +26,8 @@ if what == "knock":
     sys.stdin.read()  # some stay connected until this ends
 elif what == "reach":
     try:
-        socket.create_connection((host, port), timeout=2)
+        own = (sys.argv[4], 0) if sys.argv[4:] else None
+        socket.create_connection((host, port), timeout=2, source_address=own)
         print("reached")
     except TimeoutError:
         print("not reached")
