@@ -88,8 +88,10 @@ def check_program(program: Program) -> None:
 
 def _is_python(path: str) -> bool:
     """Whether a file is Python, whatever its first line says; those of pip may name a shell."""
+    import ast
+
     try:
-        compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
+        ast.parse(Path(path).read_bytes())
     except (OSError, SyntaxError, ValueError):
         return False
     return True
