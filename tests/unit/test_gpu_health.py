@@ -25,7 +25,7 @@ from meshrun.supervisor import check_gpus
 from meshrun.supervisor.check_gpus import examine_gpus
 from meshrun.supervisor.gpu_errors import GpuErrors
 from meshrun.supervisor.join_nodes import describe_node
-from tests.nvml import FakeNvml, card
+from tests.nvml import NOT_SUPPORTED, FakeNvml, card
 
 WELL = {
     "nvmlDeviceGetTotalEccErrors 1 0": 0,
@@ -125,6 +125,16 @@ def test_a_throttled_gpu_of_an_older_driver(monkeypatch: pytest.MonkeyPatch) -> 
     (line,), _ = examine(monkeypatch, [], card("GPU-0", 1, **answers))
 
     assert line.startswith("GPU 0: it is too hot, and the driver has slowed it down")
+
+
+def test_a_gpu_without_an_address_is_found_by_its_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver tells no address in some sandboxes."""
+    monkeypatch.setattr(FakeNvml, "_nvmlDeviceGetPciInfo_v3", lambda *_: NOT_SUPPORTED)
+
+    (line,), error = examine(monkeypatch, [], card("GPU-0", 1, **WELL))
+
+    assert line == "1 GPU checked, nothing found"
+    assert error is None
 
 
 def test_gpus_that_do_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:

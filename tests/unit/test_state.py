@@ -171,7 +171,7 @@ def test_one_signal_to_every_node_is_one() -> None:
     assert [each.deadline_ns for each in (once, twice, other)] == [35 * S, 9 * S, 9 * S]
 
 
-@pytest.mark.parametrize(("signum", "until_s"), [(15, 35), (1, 35), (2, 8)])
+@pytest.mark.parametrize(("signum", "until_s"), [(15, 35), (1, 35), (2, 8), (13, 8)])
 def test_a_first_signal_while_ranks_stop_leaves_them_their_time(signum: int, until_s: int) -> None:
     """Who sends it does not know that they stop; Ctrl-C comes from somebody who sees it."""
     state = State(shutdown_timeout_s=30.0, ranks={rank: RankState() for rank in range(3)})
