@@ -85,7 +85,7 @@ class Console:
             return RankStream(outlet, b"", source="rank", rank=rank, label=label, stream=stream)
         if outlet.moves_cursor and not os.environ.get("NO_COLOR"):
             prefix = _coloured(prefix, _COLOURS[rank % len(_COLOURS)])
-        return RankStream(outlet, prefix, may_prompt=has_stdin and os.isatty(0))
+        return RankStream(outlet, prefix, may_prompt=has_stdin)
 
     # ---- in --------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from meshrun.lifecycle.state import State
 from meshrun.protocol.events import ZygoteGone
-from meshrun.protocol.from_zygote import STORE
+from meshrun.protocol.from_zygote import STORE, StartFailed
 from meshrun.protocol.raised import headline, lost_connection
 from meshrun.protocol.rank_end import RankRaised
 from meshrun.protocol.result import LEFT_EARLY, describe_exit, split_wait_status
@@ -117,13 +117,13 @@ def describe_failure(state: State) -> str | None:
     if state.hung is not None:
         why = f": {state.hung.why}" if state.hung.why else ""
         return f"no rank made progress for {state.hung.idle_s:.1f} s{why}"
-    return describe_start_error(state) or describe_lost_process(state)
+    if state.start_error is not None:
+        return describe_start_error(state.start_error)
+    return describe_lost_process(state)
 
 
-def describe_start_error(state: State) -> str | None:
-    """Return which process could not be started in this generation, if one could not."""
-    if (failed := state.start_error) is None:
-        return None
+def describe_start_error(failed: StartFailed) -> str:
+    """Return which process could not be started, or why none could."""
     if failed.rank is None:
         return failed.error
     who = f"rank {failed.rank}" if failed.rank != STORE else "the process of the ranks' store"

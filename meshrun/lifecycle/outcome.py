@@ -267,9 +267,8 @@ def _hint_of_death(signum: int | None) -> str:
 
 
 def _trouble_here(state: State) -> MeshrunError | None:
-    if (failed := describe_start_error(state)) is not None and state.start_error is not None:
-        known = "check `ulimit -u` and `free -h`: the machine may be out of processes or memory"
-        return HostError(failed, hint=state.start_error.hint or known)
+    if (failed := state.start_error) is not None:
+        return HostError(describe_start_error(failed), hint=failed.hint)
     if (what := describe_lost_process(state)) is None or state.lost_process is None:
         return None
     if isinstance(state.lost_process, StoreEnded):

@@ -65,8 +65,9 @@ class StartFailed:
     """:data:`STORE` for the store, ``None`` for all."""
     error: str
     at_ns: int
-    hint: str = ""
-    """What to try, if that is known."""
+    hint: str | None = (
+        "check `ulimit -u` and `free -h`: the machine may be out of processes or memory"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

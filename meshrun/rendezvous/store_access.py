@@ -15,8 +15,13 @@ from meshrun.rendezvous.connection import Connection
 from meshrun.rendezvous.connections import Connections
 from meshrun.rendezvous.messages import Join
 
-MOST_ADDRESSES = 16
-"""Of IPv6 that a node may name."""
+_MOST_ADDRESSES = 16
+"""That a node may name."""
+
+
+def addresses_to_name() -> list[str]:
+    """Return the IPv6 addresses from which ranks of this machine may connect to the store."""
+    return [each for each in own_addresses() if _is_v6(each) and each != "::1"][:_MOST_ADDRESSES]
 
 
 def keep_to_nodes(
@@ -30,7 +35,7 @@ def keep_to_nodes(
         return
     theirs = {connection.their_address for connection in connections if connection.their_address}
     if listener.family == socket.AF_INET6:
-        named = (each for node in nodes for each in node.addresses[:MOST_ADDRESSES])
+        named = (each for node in nodes for each in node.addresses[:_MOST_ADDRESSES])
         theirs |= {each for each in named if _is_v6(each)}
     try:
         admit_only(listener, {*own_addresses(), *theirs})

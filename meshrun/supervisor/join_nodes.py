@@ -11,7 +11,6 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 
 from meshrun.errors import HostError, MeshrunError
-from meshrun.host.interfaces import own_addresses
 from meshrun.host.nvml import read_driver_version
 from meshrun.host.reactor import Reactor
 from meshrun.layout import format_derived
@@ -30,7 +29,7 @@ from meshrun.rendezvous.membership import fit_nodes
 from meshrun.rendezvous.messages import Join
 from meshrun.rendezvous.peers import Peers
 from meshrun.rendezvous.secret import doubt_secret, find_secret, read_secret
-from meshrun.rendezvous.store_access import MOST_ADDRESSES
+from meshrun.rendezvous.store_access import addresses_to_name
 from meshrun.rendezvous.this_node import ThisNode
 from meshrun.supervisor.node_link import Farewell, Meet, Nodes
 from meshrun.supervisor.program_file import digest_program
@@ -104,7 +103,7 @@ def describe_node(plan: LaunchPlan, secret: bytes) -> Join:
         role=request.role,
         domain=plan.domain if request.intra_domain else "",
         launcher=secrets.token_hex(8),
-        addresses=[each for each in own_addresses() if _is_v6_of_a_network(each)][:MOST_ADDRESSES],
+        addresses=addresses_to_name(),
         settings={
             "meshrun's version": _version("meshrun"),
             "torch's version": _version("torch"),
@@ -125,10 +124,6 @@ def describe_node(plan: LaunchPlan, secret: bytes) -> Join:
         },
         program=describe_program(plan.program, os.environ, key=secret) if compares else {},
     )
-
-
-def _is_v6_of_a_network(address: str) -> bool:
-    return ":" in address and address != "::1"
 
 
 def describe_program(

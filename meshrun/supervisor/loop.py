@@ -305,7 +305,7 @@ class Loop:
 
     def _look_at_terminal(self) -> bool:
         """Give the terminal to its owner; return whether ranks' output was held or released."""
-        if self._terminal.takes_keys(self.state):
+        if self._terminal.takes_keys():
             self._suspend("a rank tried to read the terminal from the background")
         return self._terminal.look()
 
@@ -342,7 +342,7 @@ class Loop:
     def _happen(self, event: Event) -> None:
         was_stopping = self.state.stopping
         self.state, actions = step(self.state, event)
-        self._terminal.see(event)
+        self._terminal.see(event, self.state)
         if isinstance(event, RankReady):
             self._output.begin()
         if isinstance(event, RankExited):
@@ -575,9 +575,7 @@ class Loop:
             start()
         except HostError as error:
             now_ns = time.monotonic_ns()
-            failed = StartFailed(
-                rank=None, error=error.message, hint=error.hint or "", at_ns=now_ns
-            )
+            failed = StartFailed(rank=None, error=error.message, hint=error.hint, at_ns=now_ns)
             self._reactor.call_at(now_ns, partial(self._happen, failed))
 
     def _start_zygote(self, *, without_torch: bool) -> None:

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import termios
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from meshrun.console.console import Console
@@ -25,7 +25,7 @@ from meshrun.layout.labels import rank_name
 from meshrun.lifecycle.state import State
 from meshrun.plan.plan import LaunchPlan
 from meshrun.protocol.events import Event, ZygoteGone
-from meshrun.protocol.from_zygote import RankStarted
+from meshrun.protocol.generation import RankState
 from meshrun.protocol.rank_end import RankExited
 
 _LOOK_AGAIN_S = 0.05
@@ -59,10 +59,10 @@ class Terminal:
         """Whether the launch was continued in the background."""
         self._console, self._send = console, send
         self._has_terminal = os.isatty(0)
-        self._reader = (0, 0)
-        """The first rank of this node that was started, which has stdin, and its process id."""
+        self._ranks: Mapping[int, RankState] = {}
+        """This node's."""
         if self._has_terminal:
-            console.is_read = lambda: _reads_terminal(self._reader[1])
+            console.is_read = self._is_read
         self._is_told = False
         """Whether a rank is known to have passed a breakpoint."""
         self._read_by_all = plan.program.kind == "script" and _is_stdin(plan.program.target)
@@ -95,7 +95,7 @@ class Terminal:
             self._is_behind = not is_foreground(0)
             self._look_again()
 
-    def takes_keys(self, state: State) -> bool:
+    def takes_keys(self) -> bool:
         """Whether a rank reads the terminal in the background, and takes the shell's keys.
 
         The kernel stops a job for that, but not a rank, whose terminal it is not.
@@ -103,7 +103,13 @@ class Terminal:
         if not self._is_behind:
             return False
         self._look_again()
-        reader = state.ranks[min(state.ranks)]
+        return self._is_read()
+
+    def _is_read(self) -> bool:
+        """Whether the rank that has stdin waits for somebody to type."""
+        if not self._ranks:
+            return False
+        reader = self._ranks[min(self._ranks)]
         return bool(reader.pid and not reader.exited and _reads_terminal(reader.pid))
 
     def _look_again(self) -> None:
@@ -171,11 +177,9 @@ class Terminal:
     def _is_typed_on(self) -> bool:
         return self._modes is not None and self._is_typing()
 
-    def see(self, event: Event) -> None:
+    def see(self, event: Event, state: State) -> None:
         """Know who has stdin; take the terminal back once the rank it was lent to has exited."""
-        if isinstance(event, RankStarted):
-            rank, pid = self._reader
-            self._reader = (event.rank, event.pid) if not pid or event.rank <= rank else (rank, pid)
+        self._ranks = state.ranks
         if isinstance(event, ZygoteGone) or (
             isinstance(event, RankExited) and event.rank == self.rank
         ):
