@@ -23,6 +23,7 @@ from tests.kit import wait_until
 
 _TOOLS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "salloc", "scancel", "sinfo")
 _NODES = 3
+FIRST_TWO = "--nodelist=sl[0-1]"  # Slurm takes others while a job's end is cleaned up
 _QUEUED_S = 30  # after so long without the nodes it asked for, a command gives up
 _CONF = """\
 ClusterName=tests

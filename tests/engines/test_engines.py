@@ -9,7 +9,7 @@ import pytest
 from meshrun.cluster.hostlist import expand_hosts
 from tests.engines.hosts import MakeHosts
 from tests.engines.openmpi import Mpirun
-from tests.engines.slurm import Slurm
+from tests.engines.slurm import FIRST_TWO, Slurm
 from tests.kit import wait_until
 
 
@@ -24,8 +24,8 @@ def test_srun_reaches_each_host(slurm: Slurm) -> None:
 
 def test_a_batch_script_and_an_allocation_run(slurm: Slurm) -> None:
     """On the nodes that they asked for, with srun inside."""
-    batch = slurm.sbatch("hostname; srun hostname", "--nodes=2", "--ntasks-per-node=1")
-    held = slurm.salloc("--nodes=2", "sh", "-c", "echo $SLURM_JOB_NODELIST")
+    batch = slurm.sbatch("hostname; srun hostname", FIRST_TWO, "--ntasks-per-node=1")
+    held = slurm.salloc(FIRST_TWO, "sh", "-c", "echo $SLURM_JOB_NODELIST")
 
     assert sorted(batch.split()) == ["sl0", "sl0", "sl1"]
     assert held.stdout == "sl[0-1]\n", held.stderr

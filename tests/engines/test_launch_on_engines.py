@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.engines.openmpi import Mpirun
-from tests.engines.slurm import Slurm
+from tests.engines.slurm import FIRST_TWO, Slurm
 from tests.kit import PROGRAMS, command
 
 pytestmark = pytest.mark.torch
@@ -17,7 +17,7 @@ SAYS = PROGRAMS / "nodes.py"
 def test_srun_is_enough(slurm: Slurm) -> None:
     """One launcher a node under srun: the mesh spans the nodes, rank 0 is on the first."""
     done = slurm.srun(
-        "-N2", "--ntasks-per-node=1", *command("--mesh", "dp=2,tp=2", "--no-prefix", SAYS)
+        FIRST_TWO, "--ntasks-per-node=1", *command("--mesh", "dp=2,tp=2", "--no-prefix", SAYS)
     )
 
     assert done.returncode == 0, done.stdout + done.stderr
@@ -66,7 +66,7 @@ def test_nodes_under_one_switch_are_a_domain(slurm: Slurm, tmp_path: Path) -> No
 
 def test_each_task_becomes_its_rank(slurm: Slurm) -> None:
     """On uneven nodes too; a mesh that does not fit is told once, before anything starts."""
-    srun = ("-N2", "-n3", "--kill-on-bad-exit")
+    srun = (FIRST_TWO, "-n3", "--kill-on-bad-exit")
     words = ("--per-task", "--device", "cpu", "--mesh")
     done = slurm.srun(*srun, *command(*words, "dp=3,tp=1", SAYS), timeout=110)
     refused = slurm.srun(*srun[:2], *command(*words, "dp=2,tp=2", SAYS))
