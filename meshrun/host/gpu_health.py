@@ -42,9 +42,7 @@ def read_health(nvml: Nvml, gpus: Sequence[Gpu]) -> list[GpuHealth]:
 
 
 def _read(nvml: Nvml, gpu: Gpu) -> GpuHealth:
-    handle = nvml.gpu_at(gpu.address) if gpu.address is not None else None
-    if handle is None and gpu.uuid:  # the driver may know no address, as in some sandboxes
-        handle = nvml.gpu_of(gpu.uuid)
+    handle = nvml.whole_gpu(gpu)
     if handle is None:
         return GpuHealth(gpu=gpu, answers=False)
     rows = nvml.numbers("nvmlDeviceGetRemappedRows", handle, 4) or (0, 0, 0, 0)

@@ -20,11 +20,8 @@ def read_domain(gpus: Sequence[Gpu]) -> str:
     Returns:
         Nothing without a driver, or if the GPUs are in none, or in several.
     """
-    addresses = {gpu.address for gpu in gpus}
-    if not addresses or None in addresses:
-        return ""
     with open_nvml() as nvml:
-        handles = [nvml.gpu_at(address) for address in addresses if address] if nvml else []
+        handles = [nvml.whole_gpu(gpu) for gpu in gpus] if nvml else []
         found = {nvml.fabric(handle) if nvml and handle else "" for handle in handles}
     return found.pop() if len(found) == 1 else ""
 
@@ -42,7 +39,7 @@ def read_gpu_links(gpus: Sequence[Gpu]) -> GpuLinks | None:
     with open_nvml() as nvml:
         if nvml is None:
             return None
-        handles = [None if gpu.address is None else nvml.gpu_at(gpu.address) for gpu in gpus]
+        handles = [nvml.whole_gpu(gpu) for gpu in gpus]
         return GpuLinks(
             pairs=tuple(
                 tuple(_link(nvml, handles, first, second) for second in range(len(gpus)))

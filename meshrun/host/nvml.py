@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from meshrun.host.machine import Gpu
+
 _LIBRARY = "libnvidia-ml.so.1"
 _NO_SUCH_VALUE = 2**64 - 1
 _MEMORY_V2 = struct.Struct("=I4x4Q")
@@ -85,9 +87,14 @@ class Nvml:
             for index in range(count)
         ]
 
-    def gpu_at(self, address: str) -> Handle | None:
-        """Return the GPU with a PCI address."""
-        return self._handle("nvmlDeviceGetHandleByPciBusId_v2", address.encode())
+    def whole_gpu(self, gpu: Gpu) -> Handle | None:
+        """Return a GPU; of a MIG instance, the GPU that it is a part of."""
+        found = None
+        if gpu.address is not None:
+            found = self._handle("nvmlDeviceGetHandleByPciBusId_v2", gpu.address.encode())
+        if found is None and gpu.uuid:  # some sandboxes hide addresses
+            found = self.gpu_of(gpu.uuid)
+        return found
 
     def gpu_of(self, uuid: str) -> Handle | None:
         """Return the GPU or MIG instance with a UUID."""

@@ -221,9 +221,8 @@ class Stragglers:
     def _gpu(self, rank: int) -> Iterator[str]:
         index = self._plan.layout.local_rank(rank)
         gpus = self._plan.host.gpus
-        address = gpus[index].address if index < len(gpus) else None
         with open_nvml() as nvml:
-            gpu = nvml.gpu_at(address) if nvml is not None and address is not None else None
+            gpu = nvml.whole_gpu(gpus[index]) if nvml is not None and index < len(gpus) else None
             if nvml is None or gpu is None:
                 return
             mhz = nvml.number("nvmlDeviceGetClockInfo", gpu, _SM_CLOCK)
