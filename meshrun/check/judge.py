@@ -140,7 +140,7 @@ def judge(measured: Measured, layout: Layout) -> list[Finding]:
     The speed of ranks that share cores is by chance, and so is that of links within such a node.
     """
     by_chance = any(rank.shares_cores for rank in measured.ranks)
-    speeds = () if by_chance else (_slow_links, _slow_ranks, _slow_groups)
+    speeds = () if by_chance else (_slow_links, _slow_products, _slow_groups)
     return list(
         chain(
             _differing(measured.ranks),
@@ -190,15 +190,21 @@ def _paths(ranks: Sequence[RankMeasures]) -> Iterator[Finding]:
         yield Finding(text=f"`{path}` on {', '.join(hosts)}: {wrong}", hosts=hosts)
 
 
-def _slow_ranks(measured: Measured, _layout: Layout) -> Iterator[Finding]:
-    usual = median(rank.gflops for rank in measured.ranks)
-    for rank in measured.ranks:
-        if rank.gflops * SLOW < usual:
-            yield Finding(
-                text=f"rank {rank.rank} on {rank.host} multiplies matrices at"
-                f" {rank.gflops:.0f} GFLOPS; the median is {usual:.0f}",
-                hosts=(rank.host,),
-            )
+def _slow_products(measured: Measured, _layout: Layout) -> Iterator[Finding]:
+    rates = [rank.gflops for rank in measured.ranks]
+    for index in slow_ranks(rates):
+        rank = measured.ranks[index]
+        yield Finding(
+            text=f"rank {rank.rank} on {rank.host} multiplies matrices at"
+            f" {rank.gflops:.0f} GFLOPS; the median is {median(rates):.0f}",
+            hosts=(rank.host,),
+        )
+
+
+def slow_ranks(rates: Sequence[float]) -> list[int]:
+    """Return the ranks, as indices of ``rates``, that have less than half of the median."""
+    usual = median(rates)
+    return [rank for rank, rate in enumerate(rates) if rate * SLOW < usual]
 
 
 def link_rates(measured: Measured, layout: Layout) -> LinkRates:

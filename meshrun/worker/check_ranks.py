@@ -25,7 +25,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from meshrun.check.judge import compare_links
+from meshrun.check.judge import compare_links, slow_ranks
 from meshrun.check.measured import RESULT_FILE, Collective, Exchange, Measured, RankMeasures
 from meshrun.check.schedule import pairs_of
 from meshrun.host.cores import count_usable_cores
@@ -52,7 +52,10 @@ _EXCHANGING_S = {"quick": 0.05, "full": 0.2}
 """Seconds for the exchanges of two ranks, but for three at least, or one that takes long."""
 _LONG_S = 1.0
 _AGAIN_S = {"quick": 1.0, "full": 10.0}
-"""Seconds for one more exchange of all that seem slow; the slowest of them are sure to be."""
+"""Seconds for one more exchange of all that seem slow (the slowest of them are sure to be), and for
+more products of ranks that seem slow."""
+_ATTEMPTS = 10
+"""How often these ranks are looked at within that time."""
 
 
 def main() -> None:
@@ -275,7 +278,11 @@ def _swap(peer: int, sent: torch.Tensor, received: torch.Tensor) -> None:
 
 
 def _gflops(device: torch.device, mode: str) -> float:
-    """Return the best of several matrix products; the whole machine computes at the same time."""
+    """Return the best of several matrix products; collective.
+
+    The whole machine computes at the same time. Ranks that seem slow get more attempts while all
+    others wait: a slow device stays slow, and what was in the way by chance is gone.
+    """
     width = _MATRIX[_kind(device)]
     kind = torch.float32 if device.type == "cpu" else torch.bfloat16
     one = torch.randn(width, width, device=device, dtype=kind)
@@ -284,6 +291,16 @@ def _gflops(device: torch.device, mode: str) -> float:
     dist.barrier()
     times = 5 if mode == "quick" else 20
     seconds = min(_timed(lambda: torch.mm(one, one), 1, device) for _ in range(times))
+    every = [one.new_empty(1, dtype=torch.float32) for _ in range(dist.get_world_size())]
+    for _ in range(_ATTEMPTS):
+        dist.all_gather(every, one.new_tensor([seconds], dtype=torch.float32))
+        slow = slow_ranks([1 / each.item() for each in every])
+        if not slow:
+            break
+        if dist.get_rank() in slow:
+            until_s = time.perf_counter() + _AGAIN_S[mode] / _ATTEMPTS
+            while time.perf_counter() < until_s:
+                seconds = min(seconds, _timed(lambda: torch.mm(one, one), 1, device))
     return float(2 * width**3 / seconds / 1e9)
 
 

@@ -31,11 +31,17 @@ def test_events_tell_generations_and_failures_apart(fake_torch: object, tmp_path
     """A worker is its process id from start to end, and an error is what ``@record`` writes."""
     (program := tmp_path / "fails.py").write_text(
         "import os, signal\n"
-        "if os.environ['RANK'] == '0':\n    raise RuntimeError('oops')\n"
+        "there = os.environ['THERE'] + os.environ['TORCHELASTIC_RESTART_COUNT']\n"
+        "if os.environ['RANK'] == '0':\n"
+        "    open(there).close()\n"  # a fifo, which opens once rank 1 is there too
+        "    raise RuntimeError('oops')\n"
+        "open(there, 'w')\n"
         "signal.pause()\n"
     )
+    for generation in range(2):
+        os.mkfifo(tmp_path / f"there{generation}")
     words = ("--nproc-per-node", "2", "--max-restarts", "1", "--event-log-handler", "console")
-    ours = run_meshrun(*words, program)
+    ours = run_meshrun(*words, program, env={"THERE": str(tmp_path / "there")})
     events = [json.loads(line) for line in ours.stderr.splitlines() if line.startswith("{")]
     workers = [each["metadata"] for each in events if each["source"] == "WORKER"]
     second, ended = workers[2:4], workers[4:]
