@@ -159,11 +159,13 @@ def _free_program(standing: frozenset[str]) -> None:
     """
     for name in ("last_type", "last_value", "last_traceback", "last_exc"):
         sys.__dict__.pop(name, None)
+    main = sys.modules.get("__main__")  # which __mp_main__ may be, too
     own = [
         (name, weakref.ref(module))
         for name, module in list(sys.modules.items())
-        if name == "__main__" or (name not in standing and _is_programs_own(module))
+        if module is main or (name not in standing and _is_programs_own(module))
     ]
+    del main
     for name, _ in own:
         sys.modules.pop(name, None)
     gc.collect()

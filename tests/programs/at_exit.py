@@ -16,8 +16,8 @@ def leave(name):
 
 
 class Global:
-    def __del__(self, write=os.write):
-        write(1, b"freed\n")
+    def __del__(self):
+        os.write(1, b"freed\n")  # globals are still there
 
 
 def late():
