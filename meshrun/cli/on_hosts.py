@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 
 from meshrun import __version__
-from meshrun.cli.end import end_as
+from meshrun.cli.end import end_as, leave_report
 from meshrun.cli.options import Options
 from meshrun.cli.words import CommandLine
 from meshrun.host.descriptors import say
@@ -17,7 +17,7 @@ from meshrun.plan.plan import check_elsewhere
 from meshrun.plan.request import LaunchRequest
 from meshrun.protocol.result import LaunchResult, Timings
 from meshrun.report.failure import describe_stop
-from meshrun.report.result_json import parse_result_json, write_report
+from meshrun.report.result_json import parse_result_json
 from meshrun.ssh.connect import Stopped
 from meshrun.ssh.controller import Controller
 from meshrun.ssh.foreground import fork_controller
@@ -78,7 +78,7 @@ def launch_on_hosts(
             elif stopped:
                 told = told or replace(_nothing_known(), exit_code=128 + stopped, signum=stopped)
             if report is not None and told:
-                write_report(told, report)
+                leave_report(told, report)
     return end_as(ended)
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from meshrun.cli.check import check_mesh, check_program, check_requirements
-from meshrun.cli.end import end_as, end_by_signal
+from meshrun.cli.end import end_as, end_by_signal, leave_report
 from meshrun.cli.options import Options
 from meshrun.cli.read import (
     build_rendezvous_request,
@@ -242,9 +242,7 @@ def launch_here(
     if report is not None and (
         progress.is_first_node or (result.exit_code and not result.elsewhere)
     ):
-        from meshrun.report.result_json import write_report
-
-        write_report(result, report)
+        leave_report(result, report)
     if not _is_told_elsewhere(result, began):
         unseen, bare = progress.without_what_was_seen(result), request.console.prefix != "mesh"
         if text := render_failure(unseen, told_lost=progress.told_lost, bare=bare):

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from typing import Annotated, Any
 
 from meshrun import errors
-from meshrun.errors import HostError, MeshrunError, SpecError
+from meshrun.errors import HostError, MeshrunError, SpecError, UsageError
 from meshrun.host.folder import open_private
 from meshrun.host.leftovers import is_in_private
 from meshrun.host.whole_file import write_whole
@@ -32,8 +32,8 @@ def write_report(result: LaunchResult, path: str) -> None:
     """Write ``result`` to a file of this user's alone, or to stdout if ``path`` is ``-``.
 
     Raises:
-        UsageError: If ``path`` cannot name a file.
         HostError: If it cannot be written.
+        OSError: If stdout cannot be.
     """
     text = f"{render_result_json(result)}\n"
     if is_in_private(path):  # a caller's, whose folder others may have exchanged in its TMPDIR
@@ -43,7 +43,10 @@ def write_report(result: LaunchResult, path: str) -> None:
         except OSError as error:
             raise HostError(f"cannot write `{path}`: {error.strerror}") from error
     else:
-        write_whole(path, text, "--report", is_private=True)
+        try:
+            write_whole(path, text, "--report", is_private=True)
+        except UsageError as error:  # it named a file when the launch began
+            raise HostError(error.message, hint=error.hint) from error
 
 
 def render_result_json(result: LaunchResult) -> str:

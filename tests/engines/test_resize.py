@@ -77,7 +77,7 @@ def test_a_node_that_comes_later_takes_part(make_hosts: MakeHosts, tmp_path: Pat
     assert end_all(launches) == [0, 0, 0], launches[2].text
     assert "node2 joins: dp 2 -> 3; stopping the rank on this node" in launches[0].text
     stopped = "node2 joins: dp 2 -> 3; stopping the rank on this node"
-    peer_is_gone = "rank 1 [dp1 tp0] lost a connection to a peer"  # if it is stopped later than that
+    peer_is_gone = "rank 1 [dp1 tp0] lost a connection to a peer"  # if it is stopped later
     assert stopped in launches[1].text or peer_is_gone in launches[1].text, launches[1].text
     assert ranks(launches[1], 1) == ["rank 1 of 3 in 1 on node1 node 1 after dp=2,tp=1 of 0"]
     assert ranks(launches[2], 1) == ["rank 2 of 3 in 1 on node2 node 2 after dp=2,tp=1 of 0"]

@@ -303,6 +303,27 @@ def test_a_message_that_is_no_text_is_told_all_the_same(fake_torch: object, tmp_
     assert "raised ValueError: a\\ud800b\\x1b[31m, exit code 1" in ours.stderr
 
 
+@pytest.mark.parametrize(
+    ("end", "code", "last"),
+    [
+        ("raise ValueError('the loss is nan')", 1, "raised ValueError: the loss is nan"),
+        ("sys.exit(0)", 71, "--report: folder "),
+    ],
+)
+def test_a_report_that_cannot_be_written_hides_no_failure(
+    end: str, code: int, last: str, fake_torch: object, tmp_path: Path
+) -> None:
+    """The launch keeps its code and its last words, unless there was nothing else to say."""
+    (folder := tmp_path / "reports").mkdir()
+    (program := tmp_path / "late.py").write_text(f"import os, sys\nos.rmdir(sys.argv[1])\n{end}\n")
+    ours = run_meshrun("--report", folder / "report.json", program, folder)
+    told = [line for line in ours.stderr.splitlines() if line.startswith(("error:", "meshrun:"))]
+
+    assert ours.returncode == code
+    assert last in told[-1], ours.stderr
+    assert any("--report: folder " in line for line in told)
+
+
 def test_a_rank_that_raised_and_cannot_end_exits_with_one(
     fake_torch: object, tmp_path: Path
 ) -> None:
