@@ -62,6 +62,8 @@ from meshrun.protocol.rank_end import RankExited, RankRaised
 
 SECOND_SIGNAL_GRACE_S = 2.0
 _IMPATIENT = (signal.SIGINT, signal.SIGPIPE)
+_OF_ONE_NODE = (signal.SIGTERM, signal.SIGPIPE)
+"""What a machine that is taken away gets, and one whose reader has gone."""
 _NS = 1_000_000_000
 
 
@@ -325,9 +327,9 @@ def _zygote_gone(state: State, event: ZygoteGone) -> Step:
 
 
 def _signalled(state: State, event: SignalArrived) -> Step:
-    """End with the others; or alone, if this machine is taken away and they can continue."""
+    """End with the others; or alone, if what happened is this node's affair and they can go on."""
     nodes, is_first = state.nodes, not (state.signals or state.over)
-    if event.signum != signal.SIGTERM or nodes is None or not (is_first and nodes.may_leave):
+    if event.signum not in _OF_ONE_NODE or nodes is None or not (is_first and nodes.may_leave):
         return _stop_for_signal(state, event)
     leaving = replace(state, nodes=replace(nodes, link=Link.CUT_OFF))
     state, actions = _stop_for_signal(leaving, event)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from meshrun.errors import LayoutError, UsageError
+from meshrun.wording import plural
 
 TYPES = ("auto", "cpu", "cuda", "xpu", "mps", "hpu", "npu", "mtia", "mlu", "musa", "xla")
 """Those that people use, and ``auto``; a package may bring any other."""
@@ -125,8 +126,8 @@ def check_count(device_type: str, count: int, workers: int) -> None:
     """
     if count < workers:
         raise LayoutError(
-            f"{workers} workers need {workers} {device_type} devices, but this machine has"
-            f" {count or 'none'}",
+            f"{workers} worker{plural(workers)} need{'s' * (workers == 1)} {workers} {device_type}"
+            f" device{plural(workers)}, but this machine has {count or 'none'}",
             hint=_device_hint(count, workers),
         )
 
@@ -135,4 +136,5 @@ def _device_hint(count: int, workers: int) -> str:
     if count == 0:
         return "use --device cpu to run the same mesh over gloo"
     nodes = math.ceil(workers / count)
-    return f"use at most {count} workers per node, such as with --nnodes {nodes}, or --device cpu"
+    most = f"use at most {count} worker{plural(count)} per node"
+    return f"{most}, such as with --nnodes {nodes}, or --device cpu"

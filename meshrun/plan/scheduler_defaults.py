@@ -93,7 +93,7 @@ def fit_to_hosts(request: LaunchRequest, remote: Remote) -> LaunchRequest:
     if nnodes > len(hosts) or (least is None and nnodes < len(hosts)):
         names = ", ".join(host.name for host in hosts[:8])
         raise UsageError(
-            f"--nnodes {format_nnodes(least, nnodes)} does not match {len(hosts)} hosts:"
+            f"--nnodes {format_nnodes(least, nnodes)} does not match {count(len(hosts), 'host')}:"
             f" {names}{(', ...' if len(hosts) > 8 else '')}",
             hint="remove --nnodes, or choose hosts with --include",
         )
@@ -162,7 +162,7 @@ def _on_several(request: LaunchRequest, facts: ClusterFacts, nnodes: int) -> Lau
     node_rank = changes.get("node_rank", asked.node_rank)
     place = "" if node_rank is None else f"node {node_rank} of "
     notes = "".join(f"; ignored: {note}" for note in facts.notes)
-    changes["notes"] = (f"{facts.system}, {facts.evidence}: {place}{nnodes} nodes{notes}",)
+    changes["notes"] = (f"{facts.system}, {facts.evidence}: {place}{count(nnodes, 'node')}{notes}",)
     return replace(
         request,
         nnodes=nnodes,
@@ -274,8 +274,8 @@ def _on_hosts_of_job(request: LaunchRequest, facts: ClusterFacts) -> LaunchReque
     reach = replace(request.reach, starter=request.reach.starter or facts.starter)
     fitted = fit_to_hosts(request, remote_of(reach, hosts))
     note = (
-        f"{facts.system}, {facts.evidence}: starting a launcher on each of {nnodes} hosts with"
-        f" {reach.starter}"
+        f"{facts.system}, {facts.evidence}: starting a launcher on each of {count(nnodes, 'host')}"
+        f" with {reach.starter}"
     )
     return replace(fitted, rendezvous=replace(fitted.rendezvous, notes=(note,)))
 

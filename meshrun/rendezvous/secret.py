@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from meshrun.errors import HostError
 from meshrun.plan.rendezvous_config import RendezvousConfig
+from meshrun.wording import count
 
 _SHORT = 16
 """Characters of a secret that can be found by guessing."""
@@ -62,7 +63,7 @@ def doubt_secret(env: Mapping[str, str], config: RendezvousConfig) -> list[str]:
     text, path = read_secret(env, config), env.get("MESHRUN_SECRET_FILE")
     if 0 < len(text) < _SHORT:
         doubts.append(
-            f"the secret has only {len(text)} characters and could be guessed by whoever"
+            f"the secret has only {count(len(text), 'character')} and could be guessed by whoever"
             f" impersonates the first node; `{_DRAW}` generates one of 44"
         )
     if path and not env.get("MESHRUN_SECRET"):

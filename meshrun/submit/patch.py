@@ -13,6 +13,7 @@ from typing import Any
 from meshrun.errors import UsageError
 from meshrun.protocol.packing import read_json
 from meshrun.submit.yaml import Explained
+from meshrun.wording import count
 
 _KEYS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("containers", "initContainers", "ephemeralContainers", "env"), ("name",)),
@@ -123,11 +124,11 @@ def apply_patches(
     for patch in patches:
         number, path = _target(found, patch, pod)
         found[number] = _at(found[number], path, patch)
-        for where, count in counts.items():
+        for where, nodes in counts.items():
             value = _plain(_look_up(found[-1], where))
-            if value != count:
+            if value != nodes:
                 raise patch.refuse(
-                    f"sets {_dotted(where)} to {value}, but the plan has {count} nodes",
+                    f"sets {_dotted(where)} to {value}, but the plan has {count(nodes, 'node')}",
                     hint="use --nnodes",
                 )
         if pod is not None:

@@ -165,6 +165,10 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [*PARTICIPANT, signalled(15, 5), *PARTICIPANT_ENDED],
         [START, LEAVES, term(2, 3), FINISH],
     ),
+    "so does one whose reader has gone": (
+        [*PARTICIPANT, signalled(13, 5), *PARTICIPANT_ENDED],
+        [START, LEAVES, term(2, 3), FINISH],
+    ),
     "also while it ends its ranks for others": (
         [*PARTICIPANT, OTHERS_FAILED, signalled(15, 5), *PARTICIPANT_ENDED],
         [START, term(2, 3), LEAVES, FINISH],
