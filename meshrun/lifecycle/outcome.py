@@ -134,7 +134,8 @@ def headline(state: State, layout: Layout, hosts: Sequence[str], host: str) -> s
         stopped = f"a node was stopped by {signal_name(signums[0])}"
         return next((told.headline for told in _outcomes(state) if told.headline), stopped)
     if state.broken is not None:
-        return state.broken.headline
+        where = f"on {host}, " if len(hosts) > 1 else ""
+        return where + state.broken.headline
     if (trouble := find_trouble(state, host if len(hosts) > 1 else "")) is not None:
         return trouble.message
     if not (verdicts := judge(state)):

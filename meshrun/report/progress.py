@@ -104,7 +104,8 @@ class StartProgress(Watcher):
         if state.stopping and not self._told:
             self._told = True
             self._console.set_status("")
-            is_the_end = isinstance(event, StartFailed) and not _count_left(state)
+            is_start = isinstance(event, StartFailed) or state.broken is not None
+            is_the_end = is_start and not _count_left(state)
             if not (starts_again or is_the_end or isinstance(event, MeetingFailed | Checked)):
                 self._console.note(self._news(event, state))
         if state.stopping and not starts_again:

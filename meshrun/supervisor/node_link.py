@@ -118,6 +118,8 @@ class Nodes:
             return
         if what == "leaves":
             why = describe_lost_process(state) or ""
+            if state.broken is not None:
+                why = f"it could not start the program: {state.broken.headline}"
             if state.excluded is not None:
                 why = f"{state.excluded.who} excludes it: {state.excluded.reason}"
             if state.signals:
@@ -180,7 +182,7 @@ def _failure(state: State, host: str) -> str:
 
 def _trouble(state: State, host: str) -> MeshrunError | None:
     if state.broken is not None:
-        broken = MeshrunError(state.broken.headline)
+        broken = MeshrunError(f"on {host}, {state.broken.headline}")
         broken.exit_code = state.broken.exit_code
         return broken
     return find_trouble(state, host)

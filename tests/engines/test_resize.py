@@ -430,3 +430,38 @@ def test_a_machine_that_is_taken_away_leaves_alone(make_hosts: MakeHosts, tmp_pa
     assert launches[0].end() == 0, launches[0].text
     assert "node 1 (node1) was lost: it was stopped by SIGTERM" in launches[0].text
     all_gone(hosts)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("nnodes", "codes", "why"),
+    [
+        ("2", [1, 1], "error: on node1, "),
+        ("1:2", [0, 1], "node 1 (node1) was lost: it could not start the program: "),
+    ],
+)
+def test_a_node_that_cannot_import_torch(
+    make_hosts: MakeHosts, tmp_path: Path, nnodes: str, codes: list[int], why: str
+) -> None:
+    """Found after the nodes met, it ends the launch; an elastic one continues without the node."""
+    hosts = make_hosts(2)
+    torch = tmp_path / "broken" / "torch"
+    torch.mkdir(parents=True)
+    (torch / "__init__.py").write_text(
+        "import os, time\n"
+        f"while not os.path.exists({str(tmp_path / 'met')!r}):\n"
+        "    time.sleep(0.02)\n"
+        "raise ImportError('libtorch.so is missing')\n"
+    )
+    words = ["--nnodes", nnodes, "--rdzv-backend", "c10d", "--rdzv-endpoint", "node0:29400",
+             "--nproc-per-node", "1", "--mesh", f"dp={nnodes},tp=1", "--verbose",
+             PROGRAMS / "nodes.py"]  # fmt: skip
+    around = ["env", f"PYTHONPATH={torch.parent}"]
+    launches = [Launch(hosts, 0, words), Launch(hosts, 1, words, around=around)]
+    launches[1].wait_for("listening: nothing else")  # which it tells once the nodes have met
+    (tmp_path / "met").touch()
+
+    assert end_all(launches) == codes, launches[0].text
+    assert f"{why}ImportError: libtorch.so is missing" in launches[0].text
+    assert "ImportError: libtorch.so is missing\n" in launches[1].text
+    all_gone(hosts)

@@ -206,9 +206,9 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [*PARTICIPANT, *DIES[:1], GONE],
         [START, term(3), FAILED, IDLE],
     ),
-    "a program that is broken is a failure of all": (
+    "a node that cannot start the program leaves": (
         [READY, met(1), ProgramBroken(text="SyntaxError: x", exit_code=1), GONE],
-        [START, FAILED, IDLE],
+        [START, LEAVES],
     ),
     "a spare that is stopped is no failure": ([READY, signalled(15, 9)], [BY_FORCE]),
 }  # fmt: skip
