@@ -89,7 +89,8 @@ def _follow_groups(fd: int, reporter: Reporter) -> None:
             return
         started.append(os.getpid())
         # Not by `threading`: it is no thread of the program's.
-        _thread.start_new_thread(_answer, (fd, reporter))
+        with suppress(RuntimeError):  # at its limit of threads a rank runs on, unobserved
+            _thread.start_new_thread(_answer, (fd, reporter))
         reporter.tell(RankRecords)
 
     if has_recorder():

@@ -63,6 +63,33 @@ def test_a_full_process_table(
     assert list(folder.iterdir()) == []
 
 
+def test_too_many_threads(as_nobody: tuple[list[str], Path], fake_torch: object) -> None:
+    """A rank that cannot start one more is told which limit it has reached."""
+    words, folder = as_nobody
+    program = folder / "threads.py"
+    program.write_text(
+        "import threading, time\n"
+        "for _ in range(100):\n"
+        "    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+    )
+    ours = subprocess.run(
+        [*words, *command("--nproc-per-node", "1", program)],
+        env={**os.environ, "TMPDIR": str(folder)},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NPROC, (20, 20)),
+    )
+
+    assert ours.returncode == 1, ours.stderr
+    assert (
+        "error: rank 0 raised RuntimeError: can't start new thread"
+        " (the limit on threads and processes: `ulimit -u` is 20), exit code 1"
+    ) in ours.stderr, ours.stderr
+
+
 def test_no_room_for_the_logs_of_a_restart(fake_torch: object, tmp_path: Path) -> None:
     """It fails as a rank would that cannot be started."""
     program = tmp_path / "fails.py"
