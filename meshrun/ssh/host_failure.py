@@ -15,6 +15,11 @@ _NO_COMMAND = (126, 127)
 _MOST_LINES = 8
 _WITHOUT_PASSWORD = "`ssh {host} true` must work without a password; use a key or an agent"  # noqa: S105
 _HINTS = (
+    (
+        "HOST IDENTIFICATION HAS CHANGED",
+        "if you know why its key is new, remove the old one with `ssh-keygen -R`, then run"
+        " `ssh {host}` and accept the new one",
+    ),
     ("host key", "run `ssh {host}` once, and check and accept its host key"),
     ("Host key", "run `ssh {host}` once, and check and accept its host key"),
     ("Permission denied", _WITHOUT_PASSWORD),

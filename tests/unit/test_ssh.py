@@ -128,6 +128,8 @@ def test_ssh_is_given_little() -> None:
         (127, "sh: 1: exec: /p: not found", "it cannot run /p: sh: 1: exec: /p: not found", "same"),
         (255, "@@@\n@ CHANGED @\nHost key verification failed.", "ssh failed: @ CHANGED @ / ",
          "`ssh ada@a` once"),
+        (255, "@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nHost key verification failed.",
+         "ssh failed: @ WARNING: ", "`ssh-keygen -R`, then run `ssh ada@a`"),
         (255, "mux: gone", "ssh failed: mux: gone", "test with `ssh ada@a true`"),
         (255, "\x1b]0;x\x07gone", r"ssh failed: \x1b]0;x\x07gone", "test with `ssh ada@a true`"),
         (255, "", "ssh failed without a message; the process it started may have been killed", ""),
