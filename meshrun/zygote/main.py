@@ -159,6 +159,8 @@ def _preload(module: str) -> None:
                 hint="install it there, or start meshrun with the Python that has it:"
                 " python -m meshrun",
             ) from error
+        if missing.startswith("torch."):
+            raise _without_torch(missing) from error
         if not f"{module}.".startswith(f"{missing}."):
             raise  # a module of the user's imports what is not there
         known = [found.name for found in iter_modules()]
@@ -169,6 +171,16 @@ def _preload(module: str) -> None:
             if near
             else "check that it is installed for this interpreter",
         ) from error
+
+
+def _without_torch(missing: str) -> UsageError:
+    torch = sys.modules["torch"]
+    if not hasattr(torch, "__version__"):
+        return UsageError(f"{torch.__file__} is imported in place of torch", hint="rename it")
+    return UsageError(
+        f"torch {torch.__version__}, {torch.__file__}, has no module `{missing}`",
+        hint="meshrun requires torch 2.10 or newer",
+    )
 
 
 def _import_what_is_there(modules: tuple[str, ...]) -> None:

@@ -121,14 +121,25 @@ def test_a_preload_that_fails_is_told_once(fake_torch: Path) -> None:
     assert ours.stdout == ""
 
 
-def test_a_python_without_torch_is_told(tmp_path: Path) -> None:
-    """By its name, for there may be another one that has it."""
-    missing = "raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')\n"
-    (tmp_path / "torch.py").write_text(missing)
+_MISSING = "raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (_MISSING, f"torch is not installed for {sys.executable}"),
+        ("", "{file} is imported in place of torch"),
+        ("__version__ = '1.9.0'", "torch 1.9.0, {file}, has no module `torch.distributed`"),
+    ],
+)
+def test_a_python_without_a_torch_that_will_do(tmp_path: Path, text: str, told: str) -> None:
+    """What there is in its place is named, for there may be another one."""
+    file = tmp_path / "torch.py"
+    file.write_text(text)
     ours = run_meshrun(PROGRAMS / "echo.py", env={"PYTHONPATH": str(tmp_path)})
 
     assert (ours.returncode, ours.stdout) == (2, "")
-    assert ours.stderr.splitlines()[0] == f"error: torch is not installed for {sys.executable}"
+    assert ours.stderr.splitlines()[0] == "error: " + told.format(file=file)
 
 
 def test_torch_is_imported_once_a_node(fake_torch: Path) -> None:
