@@ -14,7 +14,9 @@ def set_title(*words: str) -> None:
     """Show ``meshrun`` and these words; where that cannot be, nothing changes.
 
     They are written over the process's own arguments, of which Python has a copy, and are cut
-    where those end.
+    where those end. With a last byte that is not zero, what is read there ends with the title, in
+    place of one empty argument per byte that is left (``get_mm_cmdline`` in the kernel's
+    ``fs/proc/base.c``).
     """
     try:
         start, end = map(int, read_stat(os.getpid())[_ARG_START : _ARG_START + 2])
@@ -25,9 +27,9 @@ def set_title(*words: str) -> None:
         return
     try:
         room = end - start
-        if room > 1 and os.pread(memory, room, start) == shown:
+        if 0 < len(shown) <= room and room > 2 and os.pread(memory, len(shown), start) == shown:
             title = " ".join(("meshrun", *words)).encode(errors="surrogateescape")
-            os.pwrite(memory, title[: room - 1].ljust(room, b"\0"), start)
+            os.pwrite(memory, title[: room - 2].ljust(room - 1, b"\0") + b".", start)
     except OSError:
         pass
     finally:

@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -76,11 +75,10 @@ def test_ps_says_who_is_who(fake_torch: object, tmp_path: Path, method: str) -> 
 
 
 def title_of(pid: int) -> str:
-    """Return what ``ps`` shows of a process."""
-    shown = subprocess.run(
-        ["ps", "-ww", "-o", "args=", "-p", str(pid)], capture_output=True, text=True, check=True
-    )
-    return shown.stdout.rstrip()
+    """Return the one argument that ``ps`` and psutil find of a process."""
+    shown = Path(f"/proc/{pid}/cmdline").read_text()
+    assert shown.count("\0") == 1, shown
+    return shown.removesuffix("\0")
 
 
 def numbers_in(text: str) -> list[int]:
