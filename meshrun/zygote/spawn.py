@@ -38,6 +38,7 @@ def spawn_fresh(  # noqa: PLR0917
             stdout=stdout,
             stderr=stderr,
             pass_fds=fds,
+            env=_environment(order),  # for sitecustomize, and what reads /proc/PID/environ
             start_new_session=True,
             restore_signals=True,
         )
@@ -54,20 +55,24 @@ def spawn_command(order: StartRank, program: Program, stdout: int, stderr: int) 
         die_with_parent(zygote)
         bind_to_cpus(order.cpus)
 
-    removed = {*order.unset, "MESHRUN_WORKER_PID"}
-    kept = {name: value for name, value in os.environ.items() if name not in removed}
     process = subprocess.Popen(
         [program.target, *program.args],
         stdin=_stdin(order, stdout),
         stdout=stdout,
         stderr=stderr,
-        env={**kept, **order.environment},
+        env=_environment(order),
         start_new_session=True,
         restore_signals=True,
         preexec_fn=prepare,  # noqa: PLW1509
     )
     process.returncode = 0  # reaped by the loop, with all other children
     return process.pid
+
+
+def _environment(order: StartRank) -> dict[str, str]:
+    removed = {*order.unset, "MESHRUN_WORKER_PID"}
+    kept = {name: value for name, value in os.environ.items() if name not in removed}
+    return {**kept, **order.environment}
 
 
 def _stdin(order: StartRank, terminal: int) -> int | None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -150,12 +151,15 @@ def test_torch_is_imported_once_a_node(fake_torch: Path) -> None:
     assert len(fake_torch.read_text().splitlines()) == 1
 
 
-def test_exec_gives_each_rank_its_own_interpreter(fake_torch: Path) -> None:
-    """Nothing is imported for ranks that would not share it; the store alone needs torch."""
-    ours = run_meshrun("--start-method", "exec", "--nproc-per-node", "4", PROGRAMS / "echo.py")
+def test_exec_gives_each_rank_its_own_interpreter(fake_torch: Path, tmp_path: Path) -> None:
+    """With its environment; nothing is imported for ranks that would not share it."""
+    program = tmp_path / "says.py"
+    program.write_text("print(open('/proc/self/environ').read().replace('\\0', '\\n'))")
+    ours = run_meshrun("--start-method", "exec", "--nproc-per-node", "4", program)
 
     assert ours.returncode == 0
-    assert len(fake_torch.read_text().splitlines()) <= 1
+    assert sorted(re.findall(r"\bRANK=(\d)", ours.stdout)) == ["0", "1", "2", "3"]
+    assert len(fake_torch.read_text().splitlines()) <= 1  # by the store
 
 
 def test_a_zygote_with_a_thread_does_not_fork(fake_torch: Path) -> None:
