@@ -11,8 +11,9 @@ import os
 import pickle
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,8 @@ _MOST_GROUPS = 3
 _TIMEOUT_S = 300.0
 _SHORTEST_S = 0.001
 _PHASES = ("setup", "call", "teardown")
+_PHASE_HOOKS = [f"pytest_runtest_{when}" for when in _PHASES]
+_MAKE_REPORT = "pytest_runtest_makereport"
 _OWN_OPTIONS = {
     "usepdb": False, "trace": False, "maxfail": 0, "keyword": "", "markexpr": "", "deselect": None,
     "numprocesses": None, "maxprocesses": None, "dist": "no", "distload": False, "tx": [],
@@ -148,6 +151,18 @@ def _wanted_by(item: pytest.Item) -> _Wanted | None:
     return _Wanted(spec, tuple(sorted(options.items())), timeout_s)
 
 
+def _wants_ranks(item: pytest.Item) -> bool:
+    """Whether a test runs on ranks: it wants some, and is not skipped without them."""
+    from _pytest.skipping import evaluate_skip_marks
+
+    try:
+        return _wanted_by(item) is not None and evaluate_skip_marks(item) is None
+    except MeshrunError:  # which is told when it is to be set up
+        return True
+    except pytest.fail.Exception:  # a condition of a mark; pytest itself tells of it
+        return False
+
+
 def _key_of(item: pytest.Item) -> str | None:
     """Return which ranks a test wants, if it wants any."""
     try:
@@ -176,6 +191,7 @@ class _MeshTests:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._ranks: OrderedDict[str, _TestRanks] = OrderedDict()
+        self._test: _TestOnRanks | None = None
         self._is_quit = False
         """Whether a debugger was quit."""
 
@@ -183,25 +199,61 @@ class _MeshTests:
     def pytest_runtest_protocol(
         self, item: pytest.Item, nextitem: pytest.Item | None
     ) -> bool | None:
-        """Run a test on its ranks, and report it as one."""
-        from _pytest.skipping import evaluate_skip_marks
+        """Have the plug-ins that run tests run this one, once or again, on its ranks."""
+        from meshrun.worker.serve_tests import RETRIES, that_run_tests
 
-        if item.config.getoption("setupplan", False):  # which runs nothing
+        # One that runs nothing, or is skipped without any rank, is as any other.
+        if item.config.getoption("setupplan", False) or not _wants_ranks(item):
             return None
+        plug_ins = self._config.pluginmanager
+        runner, forks = (plug_ins.get_plugin(name) for name in ("runner", "pytest_forked"))
+        run_by = {*that_run_tests(item)} - {self, forks}  # ranks are processes of their own
+        run_test = self._hook("pytest_runtest_protocol", run_by)
+        seen_by = {self, *run_by, plug_ins.get_plugin(RETRIES)}
+        by_name = {name: self._hook(name, seen_by - {runner}) for name in _PHASE_HOOKS}
+        by_name[_MAKE_REPORT] = self._hook(_MAKE_REPORT, seen_by)
+        self._test = _TestOnRanks(item, partial(self._run, item, nextitem))
+        kind = type(item)
+        hooks = _Hooks(item.ihook, by_name)
+        item.__class__ = type(kind.__name__, (kind,), {"ihook": hooks})
         try:
-            wanted = _wanted_by(item)
-            if wanted is None or evaluate_skip_marks(item) is not None:  # skipped without any rank
-                return None
-            reports = self._run(item, wanted, self._next_on_ranks(item, nextitem, wanted.key))
-        except MeshrunError as error:
-            reports = list(_failed(item, _render(error), when="setup"))
-        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-        for report in reports:
-            item.ihook.pytest_runtest_logreport(report=report)
-        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+            run_test(item=item, nextitem=nextitem)
+        finally:
+            item.__class__ = kind
+            self._test = None
         if self._is_quit:
             pytest.exit("Quitting debugger")
         return True
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_setup(self) -> None:
+        """Run all phases, and tell of the first."""
+        if self._test is not None:
+            self._test.run()
+            self._test.tell("setup")
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_call(self) -> None:
+        """Tell of a phase that has run."""
+        if self._test is not None:
+            self._test.tell("call")
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_teardown(self) -> None:
+        """Tell of a phase that has run."""
+        if self._test is not None:
+            self._test.tell("teardown")
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_makereport(self, call: pytest.CallInfo[None]) -> pytest.TestReport | None:
+        """Report a phase as it ended on ranks."""
+        return self._test.report(call) if self._test is not None else None
+
+    def _hook(self, name: str, plug_ins: Collection[object]) -> Any:
+        """Return a hook of these plug-ins and no others."""
+        manager = self._config.pluginmanager
+        others = [each for each in manager.get_plugins() if each not in plug_ins]
+        return manager.subset_hook_caller(name, others)
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self) -> None:
@@ -220,11 +272,15 @@ class _MeshTests:
             after = items[items.index(item) + 1 :]
         return next((each for each in after if _key_of(each) == key), None)
 
-    def _run(
-        self, item: pytest.Item, wanted: _Wanted, nextitem: pytest.Item | None
-    ) -> list[pytest.TestReport]:
-        ranks = self._ranks_for(item, wanted)
-        reports = ranks.run(item, nextitem, wanted.timeout_s)
+    def _run(self, item: pytest.Item, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
+        try:
+            wanted = _wanted_by(item)
+            assert wanted is not None  # noqa: S101 - or this would not be called
+            ranks = self._ranks_for(item, wanted)
+            following = self._next_on_ranks(item, nextitem, wanted.key)
+            reports = ranks.run(item, following, wanted.timeout_s)
+        except MeshrunError as error:
+            return list(_failed(item, _render(error), when="setup"))
         self._is_quit = ranks.is_quit
         if not ranks.is_open or ranks.is_spent or any(report.failed for report in reports):
             self._ranks.pop(wanted.key).close()
@@ -238,6 +294,56 @@ class _MeshTests:
             self._ranks[wanted.key] = _TestRanks(self._config, wanted, list(paths))
         self._ranks.move_to_end(wanted.key)
         return self._ranks[wanted.key]
+
+
+class _TestOnRanks:
+    """A test that runs on ranks: all its phases at once, when it is to be set up."""
+
+    def __init__(self, item: pytest.Item, run: Callable[[], list[pytest.TestReport]]) -> None:
+        self._item, self._run = item, run
+        self._reports: dict[str, list[pytest.TestReport]] = {when: [] for when in _PHASES}
+        self._raised: BaseException | None = None
+
+    def run(self) -> None:
+        """Run it, be it for the first time or again."""
+        for when in _PHASES:
+            self._reports[when] = []
+        for report in self._run():
+            self._reports[str(report.when)].append(report)
+
+    def tell(self, when: str) -> None:
+        """Pass on how subtests ended; raise if the phase did not pass."""
+        *parts, own = self._reports[when] or [_report(self._item, when)]
+        for part in parts:
+            self._item.ihook.pytest_runtest_logreport(report=part)
+        self._reports[when] = [own]
+        if own.failed:
+            self._raised = pytest.fail.Exception(own.longreprtext, pytrace=False)
+        elif own.skipped:
+            self._raised = pytest.skip.Exception(own.longreprtext)
+        else:
+            return
+        raise self._raised
+
+    def report(self, call: pytest.CallInfo[None]) -> pytest.TestReport | None:
+        """Return the report of a phase; ``None`` if something else has ended it here."""
+        error = call.excinfo.value if call.excinfo is not None else None
+        if isinstance(error, KeyboardInterrupt):
+            raise error
+        return self._reports[call.when][0] if error in (None, self._raised) else None
+
+
+class _Hooks:
+    """The hooks of a test that runs on ranks, which have its phases: most are called there."""
+
+    def __init__(self, hooks: Any, by_name: Mapping[str, Any]) -> None:
+        self._hooks, self._by_name = hooks, by_name
+
+    def __getattr__(self, name: str) -> Any:
+        return self._by_name.get(name) or getattr(self._hooks, name)
+
+    def pytest_exception_interact(self, **_: object) -> None:
+        """It was interacted with on ranks."""
 
 
 class _TestRanks:
@@ -272,6 +378,7 @@ class _TestRanks:
             _args_of(config),
             _options_of(config),
             _told_by_plug_ins(config),
+            config.getini("markers"),
             paths,
             config.getoption("usepdb"),
         )

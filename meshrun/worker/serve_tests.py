@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 NAME = "meshrun-rank"
 """The plug-in that only a rank has."""
+RETRIES = "pytest-retry"
+"""A plug-in that no rank has: it runs a test again while the report on it is made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,8 @@ class Begin:
     options: dict[str, Any]
     told: dict[str, Any]
     """What its plug-ins tell a worker of pytest-xdist."""
+    markers: list[str]
+    """The marks that its plug-ins know."""
     paths: list[str]
     """The files whose tests run on ranks."""
     debugs: bool
@@ -85,8 +89,18 @@ def serve(channel: Channel) -> None:
     # that tell workers of theirs, as pytest-randomly of its seed, but not without pytest-xdist.
     worker = {"workerid": f"rank{os.environ['RANK']}"}
     config.workerinput = {**begin.options, **begin.told, **worker}  # type: ignore[attr-defined]
+    config.pluginmanager.set_blocked(RETRIES)
+    for marker in begin.markers:
+        config.addinivalue_line("markers", marker)
     config.pluginmanager.register(_RankSession(channel, begin, config), NAME)
     config.hook.pytest_cmdline_main(config=config)
+
+
+def that_run_tests(item: pytest.Item) -> Iterator[object]:
+    """Yield the plug-ins that run a test in a way of their own, such as again and again."""
+    for each in item.ihook.pytest_runtest_protocol.get_hookimpls():
+        if not (each.wrapper or each.hookwrapper):
+            yield each.plugin
 
 
 class _RankSession:
@@ -165,8 +179,12 @@ class _RankSession:
             return
         following = self._items.get(order.next_nodeid or "")
         before = _Held()
+        plug_ins = self._config.pluginmanager
+        # The session has all ranks run it again, not each of them.
+        others = {*that_run_tests(item)} - {plug_ins.get_plugin("runner")}
+        run_once = plug_ins.subset_hook_caller("pytest_runtest_protocol", others)
         try:
-            self._config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            run_once(item=item, nextitem=following)
         except Exit as error:
             self._done.exit = error
         except BaseException as error:  # such as an interrupt

@@ -471,6 +471,94 @@ def test_options_of_what_is_shown(words: list[str], tmp_path: Path) -> None:
     assert ("[dp1] shown by 1" in said) == (words == ["-s"])
 
 
+RUNS_TESTS = """
+import pytest
+from _pytest.runner import runtestprotocol
+
+
+def pytest_runtest_protocol(item, nextitem):
+    if "again" not in item.name:
+        return None
+    reports = runtestprotocol(item, nextitem=nextitem, log=False)
+    if any(report.failed for report in reports):
+        reports = runtestprotocol(item, nextitem=nextitem, log=False)
+    for report in reports:
+        item.ihook.pytest_runtest_logreport(report=report)
+    return True
+
+
+class Retries:
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item, call):
+        report = yield
+        if "retried" not in item.name or call.when != "call" or call.excinfo is None:
+            return report
+        item.ihook.pytest_runtest_teardown(item=item, nextitem=None)
+        item._initrequest()
+        item.ihook.pytest_runtest_setup(item=item)
+        call = pytest.CallInfo.from_call(lambda: item.ihook.pytest_runtest_call(item=item), "call")
+        return pytest.TestReport.from_item_and_call(item, call)
+
+
+def pytest_configure(config):
+    if config.pluginmanager.register(Retries(), "pytest-retry"):
+        config.addinivalue_line("markers", "flaky: run again")
+"""
+
+RUN_AGAIN = """
+import pathlib
+import pytest
+import torch
+import torch.distributed as dist
+
+pytestmark = pytest.mark.mesh("dp=2")
+
+
+def times(name, rank):
+    file = pathlib.Path(__file__).with_name(f"{name}{rank}")
+    with file.open("a") as end:
+        end.write("x")
+    return len(file.read_text())
+
+
+@pytest.mark.flaky
+@pytest.mark.parametrize("name", ["again", "retried"])
+def test_it(name, rank):
+    assert times(name, rank) > 1 or rank == 0
+    ones = torch.ones(1)
+    dist.all_reduce(ones)
+    assert ones.item() == 2
+
+
+def test_fails_again(rank):
+    assert times("fails", rank) == 7
+
+
+@pytest.mark.skipif("no such condition")
+def test_bad_condition():
+    pass
+"""
+
+
+def test_plug_ins_that_run_a_test_again_have_all_ranks_run_it(tmp_path: Path) -> None:
+    """As pytest-rerunfailures and flaky do, and pytest-retry, which does it elsewhere."""
+    (tmp_path / "conftest.py").write_text(RUNS_TESTS)
+    cases, said = run_pytest(tmp_path, RUN_AGAIN, "--strict-markers")
+    found = {name: outcome(case) for name, case in cases.items()}
+
+    assert found == {
+        "test_it[again]": "passed",
+        "test_it[retried]": "passed",
+        "test_fails_again": "failure",
+        "test_bad_condition": "error",
+    }, said
+    runs = {file.name: file.read_text() for file in tmp_path.glob("*[01]")}
+    assert runs == {
+        f"{name}{rank}": "xx" for name in ("again", "retried", "fails") for rank in "01"
+    }
+    assert said.count("dp1: failed") == 1, "of a test that fails each time, the last is told"
+
+
 DEBUGGED = """
 import pytest
 import torch.distributed as dist
