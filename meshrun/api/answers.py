@@ -13,9 +13,9 @@ from typing import Any
 
 from meshrun.errors import MeshrunError
 from meshrun.host.processes import send_signal
-from meshrun.host.reactor import Reactor
+from meshrun.host.reactor import Reactor, Timer
 from meshrun.supervisor.signals import SignalQueue
-from meshrun.worker.call_channel import Channel
+from meshrun.worker.call_channel import Channel, TimeLimit
 
 GRACE_S = 2.0
 """How long the other ranks may take once one has failed; they may wait for it forever."""
@@ -64,6 +64,7 @@ class Asking:
         self.answers = Answers()
         self.is_interrupted = False
         self._reactor, self._failed, self._takes = reactor, failed, takes
+        self._limits: dict[int, Timer] = {}
 
     @property
     def is_done(self) -> bool:
@@ -77,7 +78,7 @@ class Asking:
                 member.channel.send(message)
             self._reactor.add_reader(member.channel, partial(self._hear, member))
         if timeout_s is not None:
-            self._give_up_in(timeout_s, f"timed out after {timeout_s:g} s")
+            self._limit(timeout_s)
 
     def interrupt(self) -> None:
         """Have the ranks that have not answered interrupted, as by Ctrl-C, and wait for a moment.
@@ -95,6 +96,9 @@ class Asking:
     def _hear(self, member: Member) -> None:
         try:
             answer = pickle.loads(member.channel.receive())  # noqa: S301 - our ranks'
+            if isinstance(answer, TimeLimit):
+                self._limit_rank(member.rank, answer.seconds)
+                return
             came_ns = self._reactor.now_ns()
             if self._takes(member, answer):
                 self._reactor.skip(self._reactor.now_ns() - came_ns)
@@ -107,11 +111,21 @@ class Asking:
         self._reactor.remove(member.channel)
         self.answers.of[member] = answer
         del self.left[member.rank]
+        self._limit_rank(member.rank, None)
         if self._failed(answer):
             self._give_up_in(GRACE_S, f"{member.label} failed")
 
-    def _give_up_in(self, seconds: float, why: str) -> None:
-        self._reactor.call_later(seconds, partial(self._give_up, why))
+    def _limit(self, seconds: float) -> Timer:
+        return self._give_up_in(seconds, f"timed out after {seconds:g} s")
+
+    def _limit_rank(self, rank: int, seconds: float | None) -> None:
+        if (before := self._limits.pop(rank, None)) is not None:
+            before.cancel()
+        if seconds is not None:
+            self._limits[rank] = self._limit(seconds)
+
+    def _give_up_in(self, seconds: float, why: str) -> Timer:
+        return self._reactor.call_later(seconds, partial(self._give_up, why))
 
     def _give_up(self, why: str) -> None:
         if not self.is_done:

@@ -249,6 +249,11 @@ class _MeshTests:
         """Report a phase as it ended on ranks."""
         return self._test.report(call) if self._test is not None else None
 
+    @pytest.hookimpl(tryfirst=True, optionalhook=True)
+    def pytest_timeout_set_timer(self, item: pytest.Item) -> bool | None:
+        """Leave the limits of pytest-timeout to the ranks, which say when they begin."""
+        return _wants_ranks(item) or None
+
     def _hook(self, name: str, plug_ins: Collection[object]) -> Any:
         """Return a hook of these plug-ins and no others."""
         manager = self._config.pluginmanager

@@ -273,6 +273,7 @@ class WorkerGroup:
         if not self.members:
             raise GroupLost("these workers were closed", hint="start a new group")
         self._asks_in = threading.get_ident()
+        raised: BaseException = KeyboardInterrupt()
         try:
             with Reactor() as reactor:
                 asking = Asking(self.members, reactor, failed, takes)
@@ -280,7 +281,8 @@ class WorkerGroup:
                     try:
                         asking.send(message, timeout_s)
                         reactor.run_until(lambda: asking.is_done)
-                    except KeyboardInterrupt:  # of a handler that is the program's own
+                    except BaseException as error:  # of a signal's handler, the program's own
+                        raised = error
                         asking.interrupt()
                         reactor.run_until(lambda: asking.is_done)
         finally:
@@ -289,7 +291,7 @@ class WorkerGroup:
             if asking.left:
                 self._said.keep()  # not that they are stopped, by a signal that nobody sent
                 self._end(0.0)
-            raise KeyboardInterrupt
+            raise raised
         answers = asking.answers
         if answers.missing:
             if not answers.is_rank_gone:

@@ -7,6 +7,7 @@ import os
 import socket
 import struct
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from meshrun.host.sockets import peer_of
 
@@ -22,6 +23,13 @@ class _Ends:
 
 
 ends = _Ends()
+
+
+@dataclass(frozen=True, slots=True)
+class TimeLimit:
+    """From a rank that is about to answer: how long it may take from now."""
+
+    seconds: float | None
 
 
 class Channel:

@@ -19,6 +19,7 @@ from _pytest.outcomes import Exit
 
 from meshrun.wording import count
 from meshrun.worker.borrowed_terminal import BorrowedTerminal
+from meshrun.worker.call_channel import TimeLimit
 from meshrun.worker.debug_test import debug_test, without_capture
 
 if TYPE_CHECKING:
@@ -143,6 +144,21 @@ class _RankSession:
         self._config.hook.pytest_report_teststatus(report=report, config=self._config)
         to_data = self._config.hook.pytest_report_to_serializable
         self._done.reports.append(to_data(config=self._config, report=report))
+
+    @pytest.hookimpl(tryfirst=True, optionalhook=True)
+    def pytest_timeout_set_timer(self, settings: Any) -> bool:
+        """Have the session beside us keep to the limit of pytest-timeout, for all ranks."""
+        return self._limit_time(settings.timeout)
+
+    @pytest.hookimpl(tryfirst=True, optionalhook=True)
+    def pytest_timeout_cancel_timer(self) -> bool:
+        """Take it back."""
+        return self._limit_time(None)
+
+    def _limit_time(self, seconds: float | None) -> bool:
+        if not self._terminal.is_lent:  # whose lender waits for nothing else
+            self._channel.send(pickle.dumps(TimeLimit(seconds)))
+        return True
 
     def pytest_exception_interact(self, call: pytest.CallInfo[Any], report: object) -> None:
         """Debug a test that fails, if this is the first rank that it fails on."""

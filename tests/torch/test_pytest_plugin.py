@@ -398,6 +398,7 @@ MARKS = """
 import os
 import time
 import pytest
+import torch.distributed as dist
 
 
 @pytest.fixture(scope="session")
@@ -438,11 +439,24 @@ def test_folder(rank):
 def test_hangs(rank):
     print(f"said by {rank}")
     time.sleep(1000 if rank else 0)
+
+
+@pytest.mark.mesh("dp=2")
+@pytest.mark.timeout(0.5, method="thread", func_only=True)
+def test_is_limited(rank):
+    dist.barrier() if rank else time.sleep(1000)
+
+
+def test_after_all():
+    pass
 """
 
 
 def test_what_marks_say_of_ranks(tmp_path: Path) -> None:
-    """A slip in one is the error of that test; what finished ranks printed is kept."""
+    """A slip in one is the error of that test; what finished ranks printed is kept.
+
+    A limit of pytest-timeout ends no more than the test either.
+    """
     setups = tmp_path / "setups"
     made = f"    open({str(setups)!r}, 'a').write('x')\n    yield"
     cases, said = run_pytest(tmp_path, MARKS.replace("    yield", made))
@@ -452,7 +466,12 @@ def test_what_marks_say_of_ranks(tmp_path: Path) -> None:
     assert {name for name, ended in found.items() if ended == "error"} == {
         "test_bad_time", "test_bad_folder",
     }, said  # fmt: skip
-    assert {name for name, ended in found.items() if ended == "failure"} == {"test_hangs"}
+    assert {name for name, ended in found.items() if ended == "failure"} == {
+        "test_hangs", "test_is_limited",
+    }  # fmt: skip
+    assert found["test_after_all"] == "passed"
+    assert "timed out after 0.5 s; not finished: dp0, dp1" in told["test_is_limited"]
+    assert "barrier at" in told["test_is_limited"]
     assert "expects a time, found `soon`" in told["test_bad_time"]
     assert "/nonexistent" in told["test_bad_folder"]
     assert said.count("said by 0") == 1

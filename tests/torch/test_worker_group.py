@@ -46,13 +46,13 @@ def end_on(which: int, how: str) -> None:
     dist.barrier()
 
 
-def interrupt() -> None:
+def interrupt(signum: int = signal.SIGINT) -> None:
     """Once all have begun, rank 0 interrupts the caller."""
     import torch.distributed as dist
 
     dist.barrier()
     if dist.get_rank() == 0:
-        os.kill(int(os.environ["CALLER"]), signal.SIGINT)
+        os.kill(int(os.environ["CALLER"]), signum)
     while True:
         time.sleep(0.01)
 
@@ -69,8 +69,12 @@ def interruptible(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_calls_are_made_by_all_ranks_and_what_they_leave_stays(interruptible: None) -> None:
     """Values come in the order of ranks, output before a call returns, errors one at a time.
 
-    Ctrl-C ends a call on all ranks, and no more than that.
+    Ctrl-C ends a call on all ranks, and no more than that; so does what any handler raises.
     """
+
+    def give_up(*_: object) -> None:
+        raise TimeoutError
+
     out, err = io.StringIO(), io.StringIO()
     here: dict[str, Any] = {"count": 0}
 
@@ -100,6 +104,10 @@ def test_calls_are_made_by_all_ranks_and_what_they_leave_stays(interruptible: No
         for _ in range(3):
             with pytest.raises(KeyboardInterrupt):
                 group.call(interrupt)
+        before = signal.signal(signal.SIGUSR1, give_up)
+        with pytest.raises(TimeoutError):
+            group.call(interrupt, signal.SIGUSR1)
+        signal.signal(signal.SIGUSR1, before)
         for member in group.members:
             os.kill(member.pid, signal.SIGINT)  # of a call that is over
         assert group.call(add) == [3, 3]
