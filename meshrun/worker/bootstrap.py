@@ -32,7 +32,7 @@ from meshrun.protocol.raised import is_of_collective
 from meshrun.protocol.rank_end import RankRaised
 from meshrun.worker.adopt import adopt_process_group, serve_env_rendezvous
 from meshrun.worker.call_channel import ends
-from meshrun.worker.debuggers import pass_breakpoints, stop_on_interrupt
+from meshrun.worker.debuggers import leave_interrupts, pass_breakpoints, stop_on_interrupt
 from meshrun.worker.early_settings import EarlySettings, is_read_at_import
 from meshrun.worker.exit import Ending
 from meshrun.worker.flight_recorder import answer_questions, tell_failed_call
@@ -95,8 +95,10 @@ def become_rank(
         raise
     if order.debug:
         stop_on_interrupt()
-    elif not order.stdin:
-        pass_breakpoints(partial(reporter.tell, BreakpointPassed))
+    else:
+        leave_interrupts()
+        if not order.stdin:
+            pass_breakpoints(partial(reporter.tell, BreakpointPassed))
     reporter.tell(RankReady)
     try:
         _run(program, source, reporter)

@@ -24,6 +24,16 @@ def stop_on_interrupt() -> None:
             stream.reconfigure(line_buffering=True, write_through=False)
 
 
+def leave_interrupts() -> None:
+    """Keep pdb from taking SIGINT once a breakpoint is over: Ctrl-C ends a launch, or a call."""
+    when_imported("pdb", _refuse_interrupts)
+
+
+def _refuse_interrupts() -> None:
+    pdb: Any = sys.modules["pdb"]
+    pdb.Pdb.nosigint = property(lambda _: True, lambda *_: None)
+
+
 @contextmanager
 def on_terminal(path: str) -> Iterator[Callable[[], None]]:
     """Have a terminal for standard input, output and errors while the block runs.

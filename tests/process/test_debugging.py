@@ -199,6 +199,22 @@ def test_a_plain_breakpoint_has_one_prompt(
     assert sum(line.endswith("] after") for line in lines) >= 3
 
 
+def test_ctrl_c_after_a_breakpoint_ends_the_launch(fake_torch: object, tmp_path: Path) -> None:
+    """As after none: pdb does not take SIGINT from the program to which it returns."""
+    program = tmp_path / "stopping.py"
+    program.write_text("import time\nbreakpoint()\nprint('go' + 'ing')\ntime.sleep(600)\n")
+    with open_terminal("--nproc-per-node", "2", program) as terminal:
+        terminal.wait_for(PROMPT)
+        terminal.type("c\n")
+        terminal.wait_for("going", 2)
+        terminal.type("\x03")
+        code = terminal.wait()
+        lines = terminal.all_lines
+
+    assert code == 128 + signal.SIGINT
+    assert not any("Program interrupted" in line for line in lines), lines
+
+
 @pytest.mark.parametrize("method", ["fork", pytest.param("exec", marks=pytest.mark.nightly)])
 def test_what_is_piped_in_goes_to_rank_0_whole(
     fake_torch: object, tmp_path: Path, method: str

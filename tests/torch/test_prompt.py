@@ -56,6 +56,8 @@ def test_a_prompt_after_a_script(tmp_path: Path) -> None:
             ("c\n", "(Pdb) c\n[dp1] >>>"),
             ("%rank\n", "\n>>>"),
             ("\x1b[A\x1b[A\x1b[A\n", "[dp0] 10"),
+            ("wait()\n", "[dp1] waiting"),
+            ("\x03", "KeyboardInterrupt"),  # not pdb, though there was a breakpoint
         ):
             before = "\n".join(terminal.all_lines).count(shown)
             terminal.type(typed)
