@@ -226,12 +226,13 @@ def launch_here(
     set_title("launcher", *sys.argv[1:])
     quiet, console = began.is_quiet, Console(is_json=plan.request.console.is_json)
     progress = StartProgress(plan, console, quiet=quiet)
+    command = command_for_others(line)
     result = app.launch(
         plan,
         console,
         watchers=[progress],
         began_ns=began.at_ns,
-        paste=None if began.hosts_present else command_for_others(line),
+        paste=None if began.hosts_present or _are_started(cluster, request) else command,
         caller=began.caller,
     )
     if show_timings and not quiet:
@@ -268,6 +269,13 @@ def _end_with(request: LaunchRequest, result: LaunchResult) -> int:
     if result.signum is not None and not result.preempted:
         end_by_signal(result.signum)
     return result.exit_code
+
+
+def _are_started(cluster: ClusterFacts | None, request: LaunchRequest) -> bool:
+    """Whether a scheduler starts the launchers of all nodes, and nobody is to type them."""
+    if cluster is None or cluster.node_rank is None or cluster.shell is not None:
+        return False
+    return cluster.nnodes is None or cluster.nnodes >= (request.nnodes or 1)
 
 
 def _is_other_task(cluster: ClusterFacts | None) -> bool:

@@ -14,6 +14,7 @@ import pytest
 from tests.engines.hosts import MakeHosts
 from tests.engines.together import Launch, all_gone, end_all, launch_on, said
 from tests.kit import PROGRAMS, wait_until
+from tests.schedulers import variables
 
 pytestmark = pytest.mark.torch
 SAYS = PROGRAMS / "nodes.py"
@@ -23,6 +24,14 @@ TWO = ("--nnodes", "2", "--rdzv-endpoint", "node0:29500")
 AT = (*TWO, *MESH)
 BARE = (*TWO, "--nproc-per-node", "2")
 """Without a mesh: what launchers do needs no torch."""
+STARTED = [
+    variables(
+        "SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_STEP_NODELIST=node[1,9] SLURM_STEP_NUM_NODES=2"
+        " SLURM_STEP_NUM_TASKS=2 SLURM_STEP_TASKS_PER_NODE=1(x2) SLURM_PROCID=0 SLURM_NODEID=0"
+    ),
+    {"JOB_COMPLETION_INDEX": "0"},
+]
+"""The first of two nodes on which a scheduler starts the launchers."""
 
 
 @pytest.mark.parametrize(
@@ -151,16 +160,24 @@ def test_ranks_of_a_role_are_counted_over_nodes(make_hosts: MakeHosts, fake_torc
 def test_the_first_node_shows_the_command_for_the_others(
     make_hosts: MakeHosts, fake_torch: Path
 ) -> None:
-    """It was told nothing but how many there are; what it prints brings the other one in."""
-    hosts = make_hosts(2)
-    first, *_ = launch_on(hosts, "--nnodes", "2", *MESH, SAYS)[:1]
+    """It was told nothing but how many there are; what it prints brings the other one in.
+
+    Where a scheduler starts the others, there is nothing to type.
+    """
+    hosts = make_hosts(3)
+    words = ("--nnodes", "2", *MESH, SAYS)
+    first = Launch(hosts, 0, words)
+    of_schedulers = [Launch(hosts, host, words, env=env) for host, env in enumerate(STARTED, 1)]
     first.wait_for("on each other node: ")
     shown = first.text.partition("on each other node: ")[2].splitlines()[0]
 
     assert shown.startswith("meshrun --rdzv-endpoint 10.77.0.1:29500 --nnodes 2 --mesh dp=2,tp=2")
     assert "1 of 2 nodes joined; missing: node 1" in first.text
-    first.send(signal.SIGTERM)
-    first.end()
+    for launch in (first, *of_schedulers):
+        launch.wait_for("waiting at ")
+        launch.send(signal.SIGTERM)
+        launch.end()
+    assert not any("on each other node" in launch.text for launch in of_schedulers)
 
 
 @pytest.mark.parametrize("backend", ["static", "c10d"])
