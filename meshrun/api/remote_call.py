@@ -18,6 +18,7 @@ from meshrun.errors import MeshrunError, UsageError
 from meshrun.host.folder import open_private
 from meshrun.protocol.result import LaunchResult, RankFailed
 from meshrun.report.failure import describe_rank
+from meshrun.worker.error_copy import unpickle_error
 from meshrun.worker.function import call_file, error_file, open_own, path_file, value_file
 
 _registry = threading.Lock()
@@ -133,7 +134,7 @@ def raise_failure(folder: str, result: LaunchResult) -> NoReturn:
     """Raise what made a launch of a function fail.
 
     Raises:
-        Exception: What the first rank to fail raised, if it can be unpickled here.
+        Exception: What the first rank to fail raised, if a copy can be made here.
         RankFailed: Otherwise.
         MeshrunError: If no rank was the cause.
     """
@@ -156,15 +157,6 @@ def raise_failure(folder: str, result: LaunchResult) -> NoReturn:
         error = unpickle_error(pickled) or error
     cause = RankTraceback(f"{describe_rank(first)} on {first.host}, pid {first.pid}:\n{text}")
     raise error from cause
-
-
-def unpickle_error(pickled: bytes | None) -> BaseException | None:
-    """Return an exception, or ``None`` if it cannot be made here."""
-    try:
-        error = pickle.loads(pickled or b"")  # noqa: S301 - our ranks wrote it
-    except (Exception, SystemExit):  # a class that is not importable, an __init__ of its own kind
-        return None
-    return error if isinstance(error, BaseException) else None
 
 
 @contextmanager

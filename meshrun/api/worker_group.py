@@ -40,7 +40,6 @@ from meshrun.api.remote_call import (
     exited_early,
     load_value,
     pickle_call,
-    unpickle_error,
     write_path,
 )
 from meshrun.errors import MeshrunError, UsageError
@@ -49,6 +48,7 @@ from meshrun.host.reactor import Reactor
 from meshrun.layout.spec import AnyMesh
 from meshrun.protocol.result import RankFailed
 from meshrun.worker.call_channel import accept, listen_in
+from meshrun.worker.error_copy import unpickle_error
 from meshrun.worker.serve_calls import SERVE
 
 if TYPE_CHECKING:
@@ -222,7 +222,7 @@ class WorkerGroup:
             raise GroupLost("these workers were closed during the call")
         if answers.is_rank_gone and answers.trouble is not None:
             raise answers.trouble  # others' errors are those of lost connections
-        for member, (value, text, error, _) in answers.of.items():
+        for member, (value, text, error, headline) in answers.of.items():
             if value is None:
                 told = "\n".join(
                     [
@@ -231,8 +231,9 @@ class WorkerGroup:
                         *describe_missing(answers),
                     ]
                 )
-                raised = unpickle_error(error) or GroupLost(f"{member.label} raised an exception")
-                raise raised from RankTraceback(told)
+                kind = GroupLost if answers.missing else MeshrunError
+                copy = unpickle_error(error) or kind(f"{member.label} raised {headline}")
+                raise copy from RankTraceback(told)
         if answers.missing:
             raise GroupLost("\n".join(describe_missing(answers)))
         values = {member.rank: value for member, (value, *_) in answers.of.items()}

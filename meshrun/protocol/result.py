@@ -7,6 +7,7 @@ import signal
 from dataclasses import dataclass
 
 from meshrun.errors import MeshrunError
+from meshrun.protocol.raised import headline
 from meshrun.protocol.rank_end import RankRaised
 
 PREEMPTED = 75
@@ -123,6 +124,8 @@ class RankFailed(MeshrunError):
     def __init__(self, result: LaunchResult) -> None:
         first = result.failures[0] if result.failures else None
         where = f"rank {first.rank} failed" if first else "the launch was stopped"
+        if first and first.raised:
+            where = f"rank {first.rank} raised {headline(first.raised)}"
         if result.broken_program is not None:
             where = describe_broken(result.broken_program)
         super().__init__(f"{where}, exit code {result.exit_code}")

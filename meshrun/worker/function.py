@@ -36,7 +36,7 @@ def value_file(folder: str, rank: int) -> str:
 
 
 def error_file(folder: str, rank: int) -> str:
-    """Return the file with (generation, text, the pickled exception or ``None``), pickled."""
+    """Return the file with (generation, text, what ``pickle_error()`` made of it), pickled."""
     return os.path.join(folder, f"error_{rank}.pkl")
 
 
@@ -114,19 +114,10 @@ def _keep_value(folder: str, rank: int, value: object) -> None:
     os.replace(file.name, path)
 
 
-def pickle_error(error: BaseException) -> bytes | None:
-    """Return an exception for the caller, ``None`` if it cannot be pickled."""
-    import cloudpickle
-
-    try:
-        return bytes(cloudpickle.dumps(error))
-    except Exception:
-        return None
-
-
 def _keep_error(folder: str, rank: int, error: BaseException) -> None:
     import pickle
 
+    from meshrun.worker.error_copy import pickle_error
     from meshrun.worker.program import format_raised
 
     path = error_file(folder, rank)

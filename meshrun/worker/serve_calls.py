@@ -12,7 +12,8 @@ import sys
 from typing import TYPE_CHECKING
 
 # Nothing that is not loaded yet is imported here: the caller's sys.path comes first.
-from meshrun.worker.function import pickle_error, restore_path
+from meshrun.worker.error_copy import pickle_error
+from meshrun.worker.function import restore_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,8 +72,8 @@ def serve(channel: Channel) -> None:
     """Make the calls that come, until there are no more.
 
     A call is pickled: (function, args, kwargs). So is the answer: (the pickled value, or ``None``
-    if the call raised; the text of its traceback; the pickled exception, or ``None``; what it is
-    in a line).
+    if the call raised; the text of its traceback; what ``pickle_error()`` made of the exception, or
+    ``None``; what it is in a line).
     """
     from contextlib import suppress
     from itertools import count

@@ -22,6 +22,7 @@ _FROM_OURSELVES = {
     "api/remote_call.py": "a function of launch(): through files in a private folder of its caller",
     "actors/node_group.py": "the same, from ranks on nodes of a Ray cluster",
     "worker/function.py": "the same, in the rank",
+    "worker/error_copy.py": "an exception of such a function or call, where that came from",
     "worker/program.py": "the user's own program, from its file",
     "worker/flight_recorder.py": "what torch has recorded, from torch in the same process",
     "zygote/logs_specs_process.py": "an installed plug-in, by its entry point",

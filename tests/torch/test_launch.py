@@ -4,13 +4,16 @@ import importlib.util
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 import meshrun
+from meshrun.api.worker_group import WorkerGroup
 from meshrun.errors import HostError, UsageError
 from tests.launching import add, rank, run
 
@@ -146,30 +149,54 @@ def test_the_cause_names_the_coordinate() -> None:
     assert "rank 0 [dp0] on " in str(caught.value.__cause__)
 
 
-def test_an_exception_that_cannot_be_made_here_is_told(fake_torch: Path) -> None:
-    """Its traceback is there all the same."""
-
-    def stubborn() -> None:
-        raise StubbornError(reason="no")
-
-    with pytest.raises(meshrun.RankFailed) as caught:
-        run(stubborn)
-
-    assert "StubbornError: no" in str(caught.value.__cause__)
+def raise_it(error: BaseException) -> None:
+    raise error
 
 
-def test_an_exception_that_ends_who_unpickles_it_is_told(fake_torch: Path) -> None:
-    """The caller goes on."""
+def raise_of_another_module() -> None:
+    """Of a class that only ranks can import."""
+    sys.modules["only_there"] = module = ModuleType("only_there")
+    module.__dict__["Odd"] = odd = type("Odd", (ValueError,), {"__module__": "only_there"})
+    raise odd("not here")
 
-    class Ends(Exception):
+
+def test_an_exception_that_does_not_pickle_itself_comes_back(fake_torch: Path) -> None:
+    """What it says, its class and what can be pickled of it; one that cannot be made is told."""
+
+    class Ends(OSError):
+        """Would end who unpickles it."""
+
+        def __init__(self, reason: str) -> None:
+            super().__init__(5, reason)
+            self.lock, self.kept = threading.Lock(), [3]
+
         def __reduce__(self) -> Any:
             return sys.exit, (3,)
 
-    def end() -> None:
-        raise Ends
+    class Adds(Exception):
+        """Would be made of its own message."""
 
-    with pytest.raises(meshrun.RankFailed):
-        run(end)
+        def __init__(self, reason: str) -> None:
+            super().__init__(f"because of {reason}")
+
+    with WorkerGroup(nproc_per_node=1) as group:
+        with pytest.raises(StubbornError, match=r"\Ano\Z"):
+            group.call(lambda: raise_it(StubbornError(reason="no")))
+        with pytest.raises(Adds, match=r"\Abecause of x\Z"):
+            group.call(lambda: raise_it(Adds("x")))
+        with pytest.raises(Ends, match=r"\A\[Errno 5\] disk\Z") as ends:
+            group.call(lambda: raise_it(Ends("disk")))
+        with pytest.raises(meshrun.MeshrunError, match=r"\Arank 0 raised Odd: not here\Z") as odd:
+            group.call(raise_of_another_module)
+        assert group.is_open
+    assert (ends.value.errno, ends.value.kept, hasattr(ends.value, "lock")) == (5, [3], False)
+    assert "raise_of_another_module" in str(odd.value.__cause__)
+
+    with pytest.raises(StubbornError, match=r"\Ano\Z") as stubborn:
+        run(lambda: raise_it(StubbornError(reason="no")))
+    assert "in raise_it" in str(stubborn.value.__cause__)
+    with pytest.raises(meshrun.RankFailed, match="rank 0 raised Odd: not here, exit code 1"):
+        run(raise_of_another_module)
 
 
 def test_an_exception_beside_exception_comes_back(fake_torch: Path) -> None:

@@ -1,0 +1,73 @@
+"""A copy of a rank's exception for the caller, as close to it as can be made there."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+# Nothing that is not loaded yet is imported here: the caller's sys.path comes first.
+
+_FAILURES = (Exception, SystemExit)
+"""What foreign code may raise that runs as something is pickled or unpickled."""
+
+
+def pickle_error(error: BaseException) -> bytes:
+    """Return what the exception says, and it in two forms: as it pickles itself, and in parts.
+
+    The first needs an ``__init__`` that takes ``args``, and attributes that can be pickled.
+    """
+    import pickle
+
+    return pickle.dumps((_text(error), _dumps(error), _dumps_parts(error)))
+
+
+def unpickle_error(pickled: bytes) -> BaseException | None:
+    """Return a copy, if possible one that says the same; ``None`` if none can be made here."""
+    import pickle
+
+    text, whole, parts = pickle.loads(pickled)  # noqa: S301 - our ranks wrote it
+    found: list[BaseException] = []
+    for load, data in ((pickle.loads, whole), (_join, parts)):
+        with suppress(*_FAILURES):
+            copy = load(data or b"")
+            if isinstance(copy, BaseException):
+                if _text(copy) == text:
+                    return copy
+                found.append(copy)
+    return found[0] if found else None
+
+
+def _dumps(thing: object) -> bytes | None:
+    import cloudpickle
+
+    with suppress(*_FAILURES):
+        return bytes(cloudpickle.dumps(thing))
+    return None
+
+
+def _dumps_parts(error: BaseException) -> bytes | None:
+    """Pickle class, args and attributes, without the attributes that cannot be pickled."""
+    args = tuple(_dumps(arg) or _dumps(repr(arg)) for arg in error.args)
+    attributes = {name: _dumps(value) for name, value in vars(error).items()}
+    return _dumps((type(error), args, attributes))
+
+
+def _join(parts: bytes) -> BaseException:
+    """Make an exception of its parts, without the ``__init__`` of its class."""
+    import pickle
+
+    kind, pickled_args, attributes = pickle.loads(parts)  # noqa: S301 - our ranks wrote it
+    args = tuple(map(pickle.loads, pickled_args))
+    base = next(each for each in kind.__mro__ if each.__module__ == "builtins")
+    error: BaseException = base.__new__(kind, *args)
+    base.__init__(error, *args)  # sets what Python itself keeps, such as `errno`
+    error.args = args
+    for name, value in attributes.items():
+        with suppress(*_FAILURES):
+            vars(error)[name] = pickle.loads(value or b"")  # noqa: S301
+    return error
+
+
+def _text(error: BaseException) -> str | None:
+    with suppress(*_FAILURES):
+        return str(error)
+    return None
