@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from meshrun.api.launch import LaunchOptions
 from meshrun.api.launch import launch as launch_here
+from meshrun.layout.parameters import check_parameters
 from meshrun.protocol.result import LaunchResult
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ def launch(
         Exception: What the first rank to fail raised, if ``program`` is a function; its
             ``__cause__`` shows the rank's traceback.
     """
+    check_parameters(RayOptions, {**flags, **locals()})
     asked = {**(resources or {}), "strategy": strategy, "domain": domain, "timeout": timeout}
     words = [f"--submit-arg={name}={value}" for name, value in asked.items() if value is not None]
     options = flags.pop("options", ())

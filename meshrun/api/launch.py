@@ -15,6 +15,7 @@ from meshrun.api.child_launcher import run_launcher
 from meshrun.errors import HostError, MeshrunError, UsageError
 from meshrun.host.folder import open_private
 from meshrun.host.leftovers import is_temporary, private_folder, remove_if_forgotten
+from meshrun.layout.parameters import check_parameter, check_parameters
 from meshrun.layout.spec import AnyMesh, mesh_text
 from meshrun.protocol.caller import PARENT_FOLDER, PARENT_PID, Caller
 from meshrun.protocol.result import LaunchResult, Timings, describe_exit
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 AnyText = str | Sequence[str]
 """One, or several."""
+AnyWords = str | Sequence[str | os.PathLike[str]]
+"""The same, with paths."""
 _REPORT = "report.json"
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -54,7 +57,7 @@ class LaunchOptions(TypedDict, total=False):
     prefix: bool | str
     env: Mapping[str, str] | None
     cwd: str | os.PathLike[str] | None
-    options: str | Sequence[str]
+    options: str | Sequence[str | os.PathLike[str]]
 
 
 @overload
@@ -101,7 +104,7 @@ def launch(
     prefix: bool | str = True,
     env: Mapping[str, str] | None = None,
     cwd: str | os.PathLike[str] | None = None,
-    options: str | Sequence[str] = (),
+    options: str | Sequence[str | os.PathLike[str]] = (),
 ) -> LaunchResult | list[Any]:
     """Launch a script or a function on every device, with its mesh, and wait for it to finish.
 
@@ -145,6 +148,8 @@ def launch(
         Exception: What the first rank to fail raised, if ``program`` is a function; its
             ``__cause__`` shows the rank's traceback.
     """
+    check_parameters(launch, locals())
+    _check_program(program, args, module=module, kwargs=kwargs)
     from meshrun.cli.options import Options
 
     given: dict[Option[Any], object] = {
@@ -163,11 +168,6 @@ def launch(
         given[Options.prefix] = prefix or "none"
     lists = {Options.preload: preload, Options.show: show, Options.hide: hide}
     flags = [*["--warm"] * warm, *to_flags(given, lists, options)]
-    if isinstance(args, str):
-        raise UsageError(
-            f"args must be a list, found the string `{args}`", hint="for example: args=text.split()"
-        )
-    _check_program(program, module=module, kwargs=kwargs)
     environ = {**os.environ, **(env or {})}
     place = None if cwd is None else os.fspath(cwd)
     if isinstance(program, str | os.PathLike):
@@ -238,7 +238,7 @@ def mesh_options(mesh: AnyMesh | None, names: AnyText | None) -> dict[Option[Any
 
 
 def to_flags(
-    given: Mapping[Option[Any], object], lists: Mapping[Option[Any], AnyText], options: AnyText
+    given: Mapping[Option[Any], object], lists: Mapping[Option[Any], AnyText], options: AnyWords
 ) -> list[str]:
     """Return a command line's options: with one value, with several, and those written out."""
     flags = [f"{row.flag}={value}" for row, value in given.items() if value is not None]
@@ -331,24 +331,25 @@ def _unreported(code: int, timings: Timings) -> LaunchResult:
     )
 
 
-def _check_program(program: object, *, module: bool, kwargs: Mapping[str, Any] | None) -> None:
+def _check_program(
+    program: object, args: object, *, module: bool, kwargs: Mapping[str, Any] | None
+) -> None:
     """Check that the arguments fit together.
 
     Raises:
         UsageError: With what was found.
     """
     if isinstance(program, str | os.PathLike):
+        check_parameter("args", args, Sequence[str | os.PathLike[str]])
         if kwargs is not None:
             raise UsageError("kwargs requires a function", hint="a script takes args only")
     elif module:
         raise UsageError(f"module=True requires a module name, found {program!r}")
-    elif not callable(program):
-        raise UsageError(f"the program must be a path or a function, found {program!r}")
 
 
-def _listed(values: AnyText) -> list[str]:
+def _listed(values: AnyWords) -> list[str]:
     """Return the texts of a list, or the one text that was given instead."""
-    return [values] if isinstance(values, str) else list(values)
+    return [values] if isinstance(values, str) else [os.fspath(value) for value in values]
 
 
 def error_file(folder: str) -> str:

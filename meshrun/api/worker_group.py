@@ -27,6 +27,7 @@ from meshrun.api.answers import (
 from meshrun.api.child_launcher import copy_output, end_launcher
 from meshrun.api.launch import (
     AnyText,
+    AnyWords,
     launcher_command,
     mesh_options,
     read_result,
@@ -45,6 +46,7 @@ from meshrun.api.remote_call import (
 from meshrun.errors import MeshrunError, UsageError
 from meshrun.host.leftovers import private_folder
 from meshrun.host.reactor import Reactor
+from meshrun.layout.parameters import check_parameter, check_parameters
 from meshrun.layout.spec import AnyMesh
 from meshrun.protocol.result import RankFailed
 from meshrun.worker.call_channel import accept, listen_in
@@ -97,12 +99,13 @@ class WorkerGroup:
         preload: AnyText = (),
         env: Mapping[str, str] | None = None,
         cwd: str | os.PathLike[str] | None = None,
-        options: AnyText = (),
+        options: AnyWords = (),
         stdout: TextIO | None = None,
         stderr: TextIO | None = None,
         serve: str = "meshrun.worker.serve_calls",
         program: Sequence[str] = (),
     ) -> None:
+        check_parameters(WorkerGroup.__init__, locals())
         from meshrun.cli.options import HOSTS, KINDS_OF_PROGRAM, RENDEZVOUS, SUBMIT, Options
 
         given: dict[Option[Any], object] = {
@@ -187,6 +190,7 @@ class WorkerGroup:
             KeyboardInterrupt: If it was interrupted; the ranks were, too.
             MeshrunError: If the first rank raised ``SystemExit`` with exit code 0.
         """
+        check_parameter("timeout", timeout, float | None)
         try:
             return self.make_call(function, args, kwargs, timeout_s=timeout)
         except SystemExit as error:

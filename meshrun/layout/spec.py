@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from meshrun.errors import SpecError
+from meshrun.layout.parameters import check_parameter
 from meshrun.wording import count
 
-AnyMesh: TypeAlias = "str | int | Mapping[str, int] | Sequence[int]"
+AnyMesh: TypeAlias = str | int | Mapping[str, int | str] | Sequence[int | str]
 """A mesh as programs may write it."""
 INFERRED = -1
 """The size that means "as many as there are workers for", as in ``torch.Tensor.view``."""
@@ -100,10 +101,14 @@ def _format_size(size: int, bounds: tuple[int, int | None] | None) -> str:
 def mesh_text(mesh: AnyMesh) -> str:
     """Return the text of a mesh that may be values: ``{"dp": 2, "tp": 4}``, ``(2, 4)`` or 8.
 
+    Raises:
+        UsageError: If it is of another type.
+
     Example:
         >>> mesh_text({"dp": 2, "tp": 4})
         'dp=2,tp=4'
     """
+    check_parameter("the mesh", mesh, AnyMesh)
     if isinstance(mesh, Mapping):
         return ",".join(f"{name}={size}" for name, size in mesh.items())
     return str(mesh) if isinstance(mesh, str | int) else "x".join(map(str, mesh))

@@ -71,7 +71,9 @@ def test_a_script_that_fails_returns_its_failures(fake_torch: Path) -> None:
         ("train.py", {"mesh": "dp=x"}, SpecError, ("`x` is not a size", "write sizes joined")),
         ("train.py", {"options": ["--mehs"]}, UsageError, ("no such option: --mehs", "`--mesh`")),
         ("nowhere.py", {}, ProgramError, ("can't open file", None)),
-        ("train.py", {"args": "--lr 1"}, UsageError, ("args must be a list", "args=text.split()")),
+        ("train.py", {"args": "--lr 1"}, UsageError, ("args must be a list", "args=['--lr', '1']")),
+        ("train.py", {"args": ["--lr", 1]}, UsageError, ("args must be a list of str or p", None)),
+        (add, {"nproc_per_node": [2]}, UsageError, ("an int or a str, found [2]", None)),
         ("train.py", {"kwargs": {}}, UsageError, ("kwargs requires a function", "a script takes")),
         (add, {"module": True}, UsageError, ("module=True requires", None)),
         (
@@ -80,7 +82,7 @@ def test_a_script_that_fails_returns_its_failures(fake_torch: Path) -> None:
             SpecError,
             ("a size must be at least 1", "unused dim"),
         ),
-        (None, {}, UsageError, ("the program must be a path or a function", None)),
+        (None, {}, UsageError, ("program must be a str, a path or a function, found None", None)),
     ],
 )
 def test_a_wrong_request_raises_what_the_command_line_says(

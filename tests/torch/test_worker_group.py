@@ -21,6 +21,7 @@ import meshrun
 from meshrun.api import rank_output
 from meshrun.api.remote_call import RankTraceback
 from meshrun.api.worker_group import GroupLost, WorkerGroup
+from meshrun.errors import UsageError
 from tests.kit import wait_until
 from tests.variations import ordinary
 
@@ -236,6 +237,8 @@ def test_who_exits_well_in_a_call_has_no_value(fake_torch: Path) -> None:
                 group.call(sys.exit, code)
         with pytest.raises(SystemExit, match="3"):
             group.call(sys.exit, 3)
+        with pytest.raises(UsageError, match="timeout must be a number, found '5'"):
+            group.call(abs, 3, timeout="5")  # type: ignore[arg-type]
         assert group.call(int, "7") == [7]
 
 

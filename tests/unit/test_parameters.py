@@ -1,0 +1,67 @@
+"""Parameters of a wrong type: their name, what is accepted, and what was found."""
+
+from __future__ import annotations
+
+from collections import UserDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import meshrun
+import meshrun.ray
+from meshrun.errors import UsageError
+from meshrun.layout.parameters import check_parameter
+from meshrun.layout.spec import AnyMesh
+
+_MESH = "a str, an int, a mapping of str to int or str or a list of int or str"
+_SEVERAL = "a str or a list of str"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "accepted"),
+    [
+        ("mesh", 3.5, _MESH), ("mesh", {"dp": 2.0}, _MESH), ("mesh", {1: 2}, _MESH),
+        ("mesh", True, _MESH), ("mesh", b"dp=2", _MESH),
+        ("nproc_per_node", [2], "an int or a str"), ("nproc_per_node", True, "an int or a str"),
+        ("env", "x", "a mapping of str to str"), ("env", {"A": 1}, "a mapping of str to str"),
+        ("names", [1, 2], _SEVERAL), ("preload", 3, _SEVERAL), ("device", 3, "a str"),
+        ("cwd", 3, "a str or a path"),
+        ("options", [3], "a str or a list of str or path"),
+    ],
+)  # fmt: skip
+def test_a_wrong_type_is_told_with_the_parameter(name: str, value: Any, accepted: str) -> None:
+    """By each function that has it."""
+    for function in (meshrun.launch, meshrun.ray.launch, lambda _, **it: meshrun.WorkerGroup(**it)):
+        with pytest.raises(UsageError) as caught:
+            function(print, **{name: value})
+        assert caught.value.message == f"{name} must be {accepted}, found {value!r}"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "accepted"),
+    [
+        ("warm", "no", "a bool"), ("shutdown_timeout", [5], "a number or a str"),
+        ("prefix", 3, "a bool or a str"), ("max_restarts", 1.5, "an int"),
+        ("kwargs", {1: 2}, "a mapping of str to object"), ("args", 3, "a list"),
+        ("log_dir", 3, "a str or a path"),
+    ],
+)  # fmt: skip
+def test_those_of_a_launch_too(name: str, value: Any, accepted: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        meshrun.launch(print, **{name: value})  # type: ignore[call-overload]
+    assert caught.value.message == f"{name} must be {accepted}, found {value!r}"
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (np.int64(2), AnyMesh), ((np.int32(2), 4), AnyMesh), (UserDict(dp=2), AnyMesh),
+        ({"dp": "2:8"}, AnyMesh), ({"dp": 2}.keys(), AnyMesh), (np.float32(5), float | None),
+        (5, float), (None, float | None), (Path("/"), str | Path), (object(), Any), (True, Any),
+    ],
+)  # fmt: skip
+def test_values_that_serve_as_well_are_taken(value: object, kind: Any) -> None:
+    """Numbers of numpy, mappings and collections of any kind."""
+    check_parameter("value", value, kind)
