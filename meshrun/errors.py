@@ -41,19 +41,34 @@ class SpecError(UsageError):
         text: The whole text as the user wrote it.
         position: Index in ``text`` of the first wrong character.
         length: How many characters are wrong, at least 1.
+        option: The option whose value it is, if it is one.
     """
 
     def __init__(
-        self, message: str, *, text: str, position: int, length: int = 1, hint: str | None = None
+        self,
+        message: str,
+        *,
+        text: str,
+        position: int,
+        length: int = 1,
+        hint: str | None = None,
+        option: str = "",
     ) -> None:
         super().__init__(message, hint=hint)
+        self.option = option
         self.text = text
         self.position = position
         self.length = max(1, length)
 
     def __str__(self) -> str:
-        parts = [self.message, f"    {self.text}", f"    {self.caret}"]
+        parts = [self.message, self.marked]
         return "\n".join([*parts, f"hint: {self.hint}"] if self.hint else parts)
+
+    @property
+    def marked(self) -> str:
+        """``text`` after its option, and carets under its wrong part."""
+        lead = f"    {self.option} " if self.option else "    "
+        return f"{lead}{self.text}\n{' ' * len(lead)}{self.caret}"
 
     @property
     def caret(self) -> str:

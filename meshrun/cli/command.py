@@ -107,7 +107,7 @@ def make_app(table: type[Options]) -> typer.Typer:
         try:
             return run(options, line, context.obj)
         except MeshrunError as error:
-            error.message += options.behind(error.message)
+            error.message += options.behind(f"{getattr(error, 'option', '')} {error.message}")
             raise
 
     hints: dict[str, Any] = {

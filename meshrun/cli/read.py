@@ -15,7 +15,7 @@ from meshrun.cli.option import Option
 from meshrun.cli.options import Options
 from meshrun.cli.parsers import doubtful_fields, text_of_file
 from meshrun.cli.variables import check_variables, tell_unknown
-from meshrun.errors import UsageError
+from meshrun.errors import SpecError, UsageError
 from meshrun.layout import Flatten, View, parse_derived
 from meshrun.layout.spec import MeshSpec, parse_mesh
 from meshrun.plan.group_options import GroupOptions, parse_group_options
@@ -277,7 +277,11 @@ def _mesh(options: Options) -> MeshSpec | None:
             )
         return None
     with options.reading(Options.mesh):
-        return parse_mesh(text, names)
+        try:
+            return parse_mesh(text, names)
+        except SpecError as error:
+            error.option = (Options.names if error.text == names else Options.mesh).flag
+            raise
 
 
 def _max_node_failures(options: Options) -> int | None:

@@ -105,6 +105,7 @@ def parse_view(text: str) -> View:
             position=at + error.position,
             length=error.length,
             hint=error.hint,
+            option="--view",
         ) from None
     if mesh.bounds is not None:
         raise _error("a view cannot have a range", text, at, body, "write `-1` for a size to infer")
@@ -271,9 +272,15 @@ def _check_name(text: str, at: int, name: str, hint: str) -> None:
 
 
 def _error(message: str, text: str, at: int, wrong: str, hint: str | None = None) -> SpecError:
-    if hint is None:
-        hint = _VIEW_HINT if ":" in text or "view" in message else _FLATTEN_HINT
-    return SpecError(message, text=text, position=at, length=len(wrong), hint=hint)
+    is_view = hint is _VIEW_HINT or ":" in text or "view" in message
+    return SpecError(
+        message,
+        text=text,
+        position=at,
+        length=len(wrong),
+        hint=hint or (_VIEW_HINT if is_view else _FLATTEN_HINT),
+        option="--view" if is_view else "--flatten",
+    )
 
 
 def _shortened(axis: Axis, world_size: int) -> str:

@@ -17,7 +17,7 @@ _LONGEST_NUMBER = 9
 """No launch has an index of more digits, and Python refuses to read very long numbers."""
 
 
-def select_ranks(layout: Layout, text: str) -> frozenset[int]:
+def select_ranks(layout: Layout, text: str, option: str = "") -> frozenset[int]:
     """Return the ranks that ``text`` means; none if its conditions exclude each other.
 
     A dim goes by its name, or by its index where the mesh has no names. What is said of several
@@ -27,6 +27,7 @@ def select_ranks(layout: Layout, text: str) -> frozenset[int]:
     Args:
         layout: Where every rank sits.
         text: Conditions such as ``dp=0,tp=0,2-3``, ``rank=0-7``, ``local_rank=0`` or ``0=1``.
+        option: What was given it, for errors.
 
     Raises:
         SpecError: With the place of the first wrong character.
@@ -37,7 +38,7 @@ def select_ranks(layout: Layout, text: str) -> frozenset[int]:
         >>> sorted(select_ranks(layout, "dp=1,tp=0,2-3"))
         [4, 6, 7]
     """
-    chosen = _Reader(layout, text).read()
+    chosen = _Reader(layout, text, option).read()
     dims = tuple(layout.shape)
     # A rank is the sum of one offset for each dim, so no rank outside the selection is looked at.
     ranks = [0] if dims else list(range(layout.world_size))
@@ -70,7 +71,7 @@ def find_rank(layout: Layout, text: str, option: str = "--rank") -> int:
             last = layout.world_size - 1
             raise UsageError(f"{option} {text}: ranks range from 0 to {last:,}")
         return rank
-    found = sorted(select_ranks(layout, text))
+    found = sorted(select_ranks(layout, text, option))
     if len(found) != 1:
         few = ", ".join(map(str, found[:_MOST_NAMED]))
         which = f"ranks {few}{' and more' if len(found) > _MOST_NAMED else ''}"
@@ -100,9 +101,9 @@ def find_debugged(layout: Layout, text: str | None) -> int | None:
 class _Reader:
     """One text on its way to the indices it names."""
 
-    def __init__(self, layout: Layout, text: str) -> None:
+    def __init__(self, layout: Layout, text: str, option: str) -> None:
         self._layout = layout
-        self._text = text
+        self._text, self._option = text, option
         self._dims = tuple(layout.shape)
         self._counts = layout.shape
         """How many indices each word before a ``=`` has."""
@@ -195,4 +196,11 @@ class _Reader:
         return "`" + ",".join(f"{match[1]}={match[2]}" for match in re.finditer(pair, item)) + "`"
 
     def _error(self, message: str, at: int, wrong: str, hint: str) -> SpecError:
-        return SpecError(message, text=self._text, position=at, length=len(wrong), hint=hint)
+        return SpecError(
+            message,
+            text=self._text,
+            position=at,
+            length=len(wrong),
+            hint=hint,
+            option=self._option,
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from meshrun.errors import MeshError, MeshrunError
+from meshrun.errors import MeshError, MeshrunError, SpecError
 from meshrun.layout import MAX_RANKS, Layout, format_derived, parse_derived
 from meshrun.layout.domains import shorten_domains, split_nodes
 from meshrun.layout.spec import MeshSpec, format_mesh, parse_mesh
@@ -72,6 +72,8 @@ def read_layout(env: Mapping[str, str]) -> Layout:
 
 def not_a_launch(error: Exception) -> MeshError:
     """Return the error of an environment that cannot be read."""
+    if isinstance(error, SpecError):
+        error.option = ""  # it is a variable's
     return MeshError(f"the environment does not describe a launch: {error}")
 
 

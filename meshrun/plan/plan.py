@@ -405,9 +405,9 @@ def _choose_shown(console: ConsoleRequest, layout: Layout) -> frozenset[int] | N
         return None
     shown = set(layout.ranks_of_node(0) if is_first_only else range(layout.world_size))
     if console.show:
-        shown &= set().union(*(select_ranks(layout, text) for text in console.show))
+        shown &= set().union(*(select_ranks(layout, text, "--show") for text in console.show))
     for text in console.hide:
-        shown -= select_ranks(layout, text)
+        shown -= select_ranks(layout, text, "--hide")
     if console.local_ranks is not None:
         shown = {rank for rank in shown if layout.local_rank(rank) in console.local_ranks}
     return frozenset(shown)

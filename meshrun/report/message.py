@@ -14,7 +14,7 @@ def render_error(error: MeshrunError, *, is_end: bool = False) -> str:
     """
     parts = [f"error: {error.message}"]
     if isinstance(error, SpecError):
-        parts.append(f"    {error.text}\n    {error.caret}")
+        parts.append(error.marked)
     if error.hint:
         parts.insert(0 if is_end else len(parts), f"hint: {error.hint}")
     return "\n\n".join(parts)

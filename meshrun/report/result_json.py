@@ -21,7 +21,7 @@ SCHEMA_VERSION = 1
 _PLACE = Annotated[int, Within(0, 1 << 16)]
 _ATTRIBUTES: dict[str, Any] = {
     "message": str, "hint": str | None, "exit_code": ExitCode, "is_told": bool,
-    "text": str, "position": _PLACE, "length": _PLACE,
+    "text": str, "position": _PLACE, "length": _PLACE, "option": str,
 }  # fmt: skip
 """What errors have, as another machine may say it."""
 _OF_ALL = ("message", "hint", "exit_code", "is_told")
