@@ -18,6 +18,8 @@ from meshrun.report.page import Page, new_table
 from meshrun.report.plan_json import gpu_to_dict
 from meshrun.wording import number_ranges
 
+SCHEMA_NAME = "meshrun.rank"
+SCHEMA_VERSION = 1
 _MOST_PEERS = 8
 _LATER = "(chosen at launch)"
 
@@ -64,6 +66,7 @@ def render_rank_json(plan: LaunchPlan, rank: int) -> str:
     dims = [*layout.shape, *layout.derived_dims] if layout.mesh else []
     return json.dumps(
         {
+            "schema": {"name": SCHEMA_NAME, "version": SCHEMA_VERSION},
             "rank": rank,
             "node_rank": shown.node_rank,
             "local_rank": shown.local_rank,
