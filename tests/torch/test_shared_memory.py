@@ -17,8 +17,10 @@ import torch
 torch.multiprocessing.set_sharing_strategy("file_system")
 tensor = torch.zeros(8).share_memory_()
 print(tensor.untyped_storage()._share_filename_cpu_()[1].decode(), flush=True)
-if sys.argv[1] == "kill" and os.environ["RANK"] == "0":
-    os.kill(os.getpid(), signal.SIGKILL)
+if sys.argv[1] == "kill":  # once both have shared something
+    with open(sys.argv[2], "r" if os.environ["RANK"] == "0" else "w"):
+        if os.environ["RANK"] == "0":
+            os.kill(os.getpid(), signal.SIGKILL)
 if sys.argv[1] != "leave":
     signal.pause()
 os._exit(0)  # which frees nothing
@@ -30,7 +32,8 @@ os._exit(0)  # which frees nothing
 def test_what_ranks_shared_is_freed(how: str, tmp_path: Path) -> None:
     """By torch's own process for it, which does so once all that used it are gone."""
     (program := tmp_path / "shares.py").write_text(_SHARES)
-    ours = run_meshrun("--nproc-per-node", "2", "--no-prefix", program, how)
+    os.mkfifo(both := tmp_path / "both")
+    ours = run_meshrun("--nproc-per-node", "2", "--no-prefix", program, how, both)
     segments = ours.stdout.split()
 
     assert len(segments) == 2, ours.stderr
