@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import enum
 import os
 import secrets
 import signal
 import subprocess
-from collections.abc import Sequence
+import tempfile
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
 
 from meshrun.cluster.numbers import read_number
 from meshrun.errors import UsageError
 from meshrun.host.descriptors import say
 from meshrun.host.machine import UNKNOWN_HOST
 from meshrun.host.processes import die_with_parent
+from meshrun.host.reactor import Reactor
 from meshrun.plan.plan import check_elsewhere
 from meshrun.plan.request import LaunchRequest
+from meshrun.protocol.result import signal_name
 from meshrun.start import own_command
 from meshrun.submit.slurm_options import how_tasks_end
 from meshrun.supervisor.program_file import check_program
 from meshrun.supervisor.signals import SignalQueue
 
+_ANSWER_TAKES_S = 10.0
+"""How long Slurm may take to pass on a signal; a busy one takes seconds."""
+_MOST_INTERRUPTS = 3
+"""After so many launchers have killed their ranks."""
+_Steps = Generator[list[str], str, None]
 _SECRETS = ("MESHRUN_SECRET", "MESHRUN_SECRET_FILE")
 
 
@@ -44,6 +54,7 @@ def launch_on_nodes(request: LaunchRequest, words: Sequence[str], *, job: str) -
     srun = [
         *("srun", f"--job-name={name}", *which),
         *("--ntasks-per-node=1", "--cpu-bind=none", "--export=ALL"),
+        "--disable-status",  # SIGINT goes to the launchers at once
         *how_tasks_end(is_elastic=request.rendezvous.least_nodes is not None),
     ]
     passed_on = (*request.stop_signals, *request.forwarded_signals, signal.SIGQUIT)
@@ -58,13 +69,205 @@ def launch_on_nodes(request: LaunchRequest, words: Sequence[str], *, job: str) -
         start_new_session=True,  # a Ctrl-C is ours to pass on
         preexec_fn=lambda: die_with_parent(own_pid, signal.SIGTERM),  # noqa: PLW1509 - one thread
     ) as process:
-        while process.poll() is None:
-            for signum in caught.wait():
-                if signum != signal.SIGCHLD and process.poll() is None:
-                    _pass_on(signum, job, name, process)
+        code = _Step(request, process, job=job, name=name, signals=caught).run()
     caught.restore()
-    code = process.returncode
-    return code if code >= 0 else 128 - code
+    return code
+
+
+class _Step:
+    """srun while it runs, and the signals on their way to the launchers that it has started."""
+
+    def __init__(
+        self,
+        request: LaunchRequest,
+        srun: subprocess.Popen[bytes],
+        *,
+        job: str,
+        name: str,
+        signals: SignalQueue,
+    ) -> None:
+        self._request, self._srun, self._job, self._name = request, srun, job, name
+        self._signals = signals
+        self._waiting: deque[int] = deque()
+        """Signals that are to be passed on after the one on its way."""
+        self._signum = 0
+        """The one on its way."""
+        self._steps: _Steps | None = None
+        """What is asked of Slurm to pass it on."""
+        self._question: _Question | None = None
+        self._reactor = Reactor()
+        self._late = self._reactor.call_at(None, self._pass_on_without_slurm)
+        self._interrupts = 0
+        self._force = _Force.ASK_SLURM
+        self._stopped_by = 0
+
+    def run(self) -> int:
+        """Wait for the end of srun, and return the exit code of the launch."""
+        with self._reactor:
+            self._reactor.add_reader(self._signals, self._on_signals)
+            self._reactor.run_until(
+                lambda: self._srun.poll() is not None or self._force is _Force.LEAVE
+            )
+            self._drop_question()
+        if self._force in (_Force.END_SRUN, _Force.LEAVE):  # srun may say 0 of tasks it has lost
+            self._srun.kill()
+            return 128 + self._stopped_by
+        code = self._srun.returncode
+        return code if code >= 0 else 128 - code
+
+    def _on_signals(self) -> None:
+        for signum in self._signals.take():
+            if signum == signal.SIGCHLD:
+                if self._question is not None and self._question.is_answered:
+                    self._hear(self._question.answer())
+            elif signum in self._request.stop_signals and signum != signal.SIGTERM:
+                self._stop(signum)
+            elif signum not in (self._signum, *self._waiting):
+                self._waiting.append(signum)
+                self._pass_next()
+
+    def _stop(self, signum: int) -> None:
+        """Pass on a signal of somebody who waits; each one that changes nothing has more force.
+
+        The third has launchers kill their ranks. Slurm repeats SIGTERM, which is no impatience.
+        """
+        self._interrupts += 1
+        self._stopped_by = signum
+        again = f"{signal_name(signum)} again"
+        if self._force is _Force.ASK_SLURM and self._interrupts <= _MOST_INTERRUPTS:
+            if self._signum in self._request.stop_signals:
+                self._pass_on_without_slurm()
+            else:
+                self._waiting.append(signum)
+                self._pass_next()
+        elif self._force is not _Force.END_SRUN:
+            self._force = _Force.END_SRUN
+            press = "press Ctrl-C" if signum == signal.SIGINT else "send it"
+            say(f"meshrun: {again}: having srun kill the launchers; {press} again to leave now")
+            self._srun.terminate()
+        else:
+            self._force = _Force.LEAVE
+            say(
+                f"meshrun: {again}: leaving without confirmation that the launchers have exited;"
+                f" step {self._name} of `squeue --steps --jobs={self._job}` still runs if they"
+                " have not"
+            )
+
+    def _pass_next(self) -> None:
+        if self._steps is None and self._waiting:
+            self._signum = self._waiting.popleft()
+            self._steps = self._pass_on(self._signum)
+            self._late.restart(_ANSWER_TAKES_S)
+            self._ask(next)
+
+    def _pass_on(self, signum: int) -> _Steps:
+        """Yield the commands that send a signal to the launchers, each for what it prints.
+
+        srun itself would kill them on SIGTERM.
+        """
+        job = f"--jobs={self._job}"
+        if (yield ["squeue", "--noheader", job, "--format=%T"]) == "COMPLETING":
+            return  # a job that is cancelled has signalled them
+        listed = yield ["squeue", "--noheader", "--steps", job, "--format=%i %j"]
+        steps = [
+            line.split()[0] for line in listed.splitlines() if line.split()[1:] == [self._name]
+        ]
+        if steps:
+            yield ["scancel", f"--signal={signal_name(signum).removeprefix('SIG')}", steps[0]]
+        else:
+            self._srun.send_signal(signum)  # it waits for the nodes
+
+    def _hear(self, answer: str | None) -> None:
+        self._question = None
+        if answer is None:
+            self._pass_on_without_slurm()
+        else:
+            self._ask(lambda steps: steps.send(answer))
+
+    def _ask(self, following: Callable[[_Steps], list[str]]) -> None:
+        """Ask the following question, or pass on the next signal after the last one."""
+        assert self._steps is not None  # noqa: S101 - what is answered was asked
+        try:
+            self._question = _Question(following(self._steps))
+        except StopIteration:
+            self._forget()
+            self._pass_next()
+        except OSError:
+            self._pass_on_without_slurm()
+
+    def _pass_on_without_slurm(self) -> None:
+        """Have srun itself pass on a signal: Slurm's controller does not answer.
+
+        Of those that end a launch srun passes on only SIGINT.
+        """
+        signum = self._signum
+        self._forget()
+        name = f"meshrun: {signal_name(signum)}: Slurm's controller does not answer;"
+        if signum in self._request.stop_signals:
+            if self._force is _Force.ASK_SLURM:
+                self._force, self._stopped_by = _Force.ASK_SRUN, signum
+                say(f"{name} srun sends SIGINT to the launchers")
+                self._srun.send_signal(signal.SIGINT)
+        elif signum in (signal.SIGUSR1, signal.SIGUSR2):
+            self._srun.send_signal(signum)
+        else:
+            say(f"{name} the launchers do not get it")
+        self._pass_next()
+
+    def _forget(self) -> None:
+        self._drop_question()
+        self._late.cancel()
+        self._steps, self._signum = None, 0
+
+    def _drop_question(self) -> None:
+        if self._question is not None:
+            self._question.drop()
+            self._question = None
+
+
+class _Force(enum.Enum):
+    """How launchers are asked to end."""
+
+    ASK_SLURM = enum.auto()
+    ASK_SRUN = enum.auto()
+    END_SRUN = enum.auto()
+    LEAVE = enum.auto()
+
+
+class _Question:
+    """A command of Slurm's that may take long to answer.
+
+    Raises:
+        OSError: If it cannot be started.
+    """
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self._printed = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the answer
+        self._process = subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=self._printed,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether it has ended."""
+        return self._process.poll() is not None
+
+    def answer(self) -> str | None:
+        """Return what it printed, ``None`` if it failed."""
+        with self._printed:
+            self._printed.seek(0)
+            printed = self._printed.read().decode(errors="replace").strip()
+        return printed if self._process.returncode == 0 else None
+
+    def drop(self) -> None:
+        """End it."""
+        self._printed.close()
+        self._process.kill()
+        self._process.wait()
 
 
 def _which(nnodes: int) -> list[str]:
@@ -107,23 +310,3 @@ def _environment() -> dict[str, str]:
     if any(os.environ.get(name) for name in _SECRETS):
         return dict(os.environ)
     return {**os.environ, "MESHRUN_SECRET": secrets.token_hex(32)}
-
-
-def _pass_on(signum: int, job: str, name: str, srun: subprocess.Popen[bytes]) -> None:
-    """Send a signal to the launchers; srun itself would kill them on SIGTERM."""
-    if _ask("squeue", "--noheader", f"--jobs={job}", "--format=%T") == "COMPLETING":
-        return  # a job that is cancelled has signalled them
-    listed = _ask("squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i %j")
-    steps = [line.split()[0] for line in listed.splitlines() if line.split()[1:] == [name]]
-    if steps:
-        _ask("scancel", f"--signal={signal.Signals(signum).name.removeprefix('SIG')}", steps[0])
-    else:
-        srun.send_signal(signum)  # it waits for the nodes
-
-
-def _ask(*command: str) -> str:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    except OSError:
-        return ""
-    return done.stdout.strip()

@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.engines.accounting import CONF, start_accounting
@@ -119,6 +120,23 @@ class Slurm:
             lambda: self.run(states).stdout.strip() == str(len(self.hosts.names)),
             lambda: f"{len(self.hosts.names)} idle nodes:\n{self.run(['sinfo', '-lN']).stdout}",
         )
+
+    @contextmanager
+    def stopped(self, *names: str) -> Iterator[None]:
+        """Have daemons answer nobody: ``slurmctld``, ``slurmd`` or ``slurmstepd``, on all hosts."""
+        found = [each for host in range(_NODES) for each in self.daemons(host, *names)]
+        for daemon in found:
+            daemon.suspend()
+        try:
+            yield
+        finally:
+            for daemon in found:
+                daemon.resume()
+
+    def daemons(self, host: int, *names: str) -> list[psutil.Process]:
+        """Return the daemons of a host that have one of these names."""
+        found = map(psutil.Process, self.hosts.processes(host))
+        return [each for each in found if each.name() in names]
 
     @contextmanager
     def plug_in(self, library: Path, argument: str | Path) -> Iterator[None]:

@@ -6,8 +6,9 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -51,6 +52,27 @@ def wait_for(output: Path, text: str, count: int = 1) -> None:
         return output.read_text() if output.exists() else ""
 
     wait_until(lambda: read().count(text) >= count, lambda: f"{count} x {text!r} in {read()}")
+
+
+def start_shell(
+    slurm: Slurm, folder: Path, *args: str | Path, options: Sequence[str] = ("--nodes=2",)
+) -> tuple[subprocess.Popen[str], Path]:
+    """Start meshrun in the shell of a job; return that, and the file of meshrun's output.
+
+    The process id of meshrun will be in the file ``pid``, its exit code in ``code``.
+    """
+    words, script, output = shlex.join(command(*args)), folder / "script", folder / "out"
+    script.write_text(
+        f"#!/bin/bash\nexport TMPDIR={folder}\ncd {folder}\n"
+        f"(echo $BASHPID > pid; exec {words} > {output} 2>&1)\necho $? > code\n"
+    )
+    script.chmod(0o755)
+    return slurm.popen("salloc", *options, script, cwd=folder, text=True), output
+
+
+def interrupt(folder: Path) -> None:
+    """Press Ctrl-C in that shell."""
+    os.kill(int((folder / "pid").read_text()), signal.SIGINT)
 
 
 def test_a_job_runs_on_its_nodes(slurm: Slurm, tmp_path: Path) -> None:
@@ -356,6 +378,31 @@ def test_a_shell_that_is_killed_leaves_nobody(slurm: Slurm, tmp_path: Path) -> N
     done = slurm.salloc("--nodes=2", script)
 
     assert done.stdout.splitlines()[-1] == "137", done.stderr
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("silent", ["controller", "all"])
+def test_ctrl_c_needs_no_answer_from_slurm(slurm: Slurm, tmp_path: Path, silent: str) -> None:
+    """The next one goes through srun; if no daemon answers, further ones kill, and leave."""
+    shell, output = start_shell(slurm, tmp_path, "--nnodes", "2", "--nproc-per-node", "1", REQUEUED)
+    wait_for(output, "trains in run 0", 2)
+    names = ("slurmctld", *(("slurmd", "slurmstepd") if silent == "all" else ()))
+    lines = ["controller does not answer", "having srun kill", "leaving without confirmation"]
+    with slurm.stopped(*names):
+        interrupt(tmp_path)
+        meshrun = psutil.Process(int((tmp_path / "pid").read_text()))
+        wait_until(
+            lambda: "squeue" in [each.name() for each in meshrun.children()], output.read_text
+        )
+        for line in lines if silent == "all" else lines[:1]:
+            interrupt(tmp_path)
+            wait_for(output, line)
+        wait_for(tmp_path / "code", "130\n")
+    shell.communicate(timeout=90)
+
+    said = output.read_text()
+    assert said.count("stopped by Ctrl-C") == (0 if silent == "all" else 2), said
+    assert ("squeue --steps --jobs=" in said) == (silent == "all"), said
 
 
 @pytest.mark.nightly
