@@ -22,13 +22,14 @@ def main(_known_at_start: object = None) -> None:
     from meshrun.cli.command import run_command_line
 
     present, _, mark = os.environ.pop("MESHRUN_HOSTS_PRESENT", "").partition(" ")
+    step, is_first_task = os.environ.pop("MESHRUN_STEP", ""), os.environ.get("SLURM_PROCID") == "0"
     caller = None
     if "MESHRUN_PARENT_PID" in os.environ:
         from meshrun.api.launch import serve_caller
 
         caller = serve_caller()
     if caller is None:
-        run_command_line(Began(_BEGAN_NS))
+        run_command_line(Began(_BEGAN_NS, step=step, is_first_task=is_first_task))
     known, tell = caller
     is_quiet, count = bool(mark), int(present or 0)
     run_command_line(

@@ -19,3 +19,7 @@ class Began:
     """Whether another of its hosts prints what concerns all of them."""
     caller: Caller | None = None
     """Who started it and uses it, if anybody does."""
+    step: str = ""
+    """The step of Slurm that it is a task of, if the meshrun that started it is told the end."""
+    is_first_task: bool = False
+    """Whether it is the first task there."""

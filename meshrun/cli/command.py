@@ -1,4 +1,4 @@
-"""The command line: typer and the table of options -> parsed options. The only sys.exit."""
+"""The command line: typer and the table of options -> parsed options."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from typer.core import TyperCommand
 
 from meshrun import __version__
 from meshrun.cli.began import Began
-from meshrun.cli.end import end_by_signal
+from meshrun.cli.end import end_by_signal, end_with, tell_end_by
 from meshrun.cli.option import COMMAND_LINE
 from meshrun.cli.options import Options
 from meshrun.cli.words import CommandLine, asked_help, spell_known, spell_out
 from meshrun.errors import HostError, InternalError, MeshrunError, RendezvousError, UsageError
 from meshrun.host.descriptors import is_lost_output, let_go_of, open_standard_streams, say
 from meshrun.plan.parse import parse_flag
+from meshrun.protocol.step_end import tell_end
 
 _Table = TypeVar("_Table", bound=Options)
 _LINE = "meshrun.line"
@@ -182,6 +183,7 @@ def run_command_line(began: Began, *, tell: Callable[[MeshrunError], None] = _te
         tell: Called with an error that kept the launch from being made.
     """
     _open_streams()
+    _tell_step(began)
     if "MESHRUN_GENERATION" in os.environ:
         # Options of the launch around this one, or what it says to its ranks: none of them is ours.
         for name in (*_OF_A_LAYOUT, *(row.variable for row in Options.rows())):
@@ -194,10 +196,10 @@ def run_command_line(began: Began, *, tell: Callable[[MeshrunError], None] = _te
         sys.stdout.flush()
     except MeshrunError as error:
         tell(error)
-        sys.exit(error.exit_code)
+        end_with(error.exit_code)
     except _UsageErrorOfTyper as error:
         tell(_usage_error(error))
-        sys.exit(error.exit_code)
+        end_with(error.exit_code)
     except (typer.Abort, KeyboardInterrupt):
         end_by_signal(signal.SIGINT)
     except BrokenPipeError:
@@ -208,15 +210,21 @@ def run_command_line(began: Began, *, tell: Callable[[MeshrunError], None] = _te
             let_go_of(sys.stdout)
             lost = HostError(f"cannot write the output: {error.strerror}")
             tell(lost)
-            sys.exit(lost.exit_code)
+            end_with(lost.exit_code)
         traceback.print_exc()
         bug = InternalError(
             f"this is a bug in meshrun: {error}",
             hint="please report it with the traceback above and the output of --report-bug",
         )
         tell(bug)
-        sys.exit(bug.exit_code)
-    sys.exit(code if isinstance(code, int) else 0)
+        end_with(bug.exit_code)
+    end_with(code if isinstance(code, int) else 0)
+
+
+def _tell_step(began: Began) -> None:
+    """Have the first launcher of a step tell the exit code of the launch."""
+    if began.step and began.is_first_task:
+        tell_end_by(lambda code: tell_end(began.step, code, is_first=True, is_over=True))
 
 
 def _open_streams() -> None:

@@ -6,6 +6,8 @@ import atexit
 import os
 import signal
 import sys
+from collections.abc import Callable
+from typing import NoReturn
 
 from meshrun.errors import HostError
 from meshrun.host.descriptors import say
@@ -30,6 +32,25 @@ def leave_report(result: LaunchResult, path: str) -> None:
         say(f"meshrun: {why}")
 
 
+_told_end: list[Callable[[int], None]] = []
+
+
+def tell_end_by(tell: Callable[[int], None]) -> None:
+    """Have the exit code of this process told, whichever way it ends."""
+    _told_end.append(tell)
+
+
+def end_with(code: int) -> NoReturn:
+    """Exit with a code."""
+    _tell_end(code)
+    sys.exit(code)
+
+
+def _tell_end(code: int) -> None:
+    while _told_end:
+        _told_end.pop()(code)
+
+
 def end_as(ended: int) -> int:
     """End by signal n for -n, or return an exit code."""
     if ended >= 0:
@@ -44,5 +65,6 @@ def end_by_signal(signum: int) -> None:
     atexit._run_exitfuncs()  # which a signal skips
     sys.stdout.flush()
     sys.stderr.flush()
+    _tell_end(128 + signum)
     signal.signal(signum, signal.SIG_DFL)
     os.kill(os.getpid(), signum)

@@ -27,6 +27,7 @@ from meshrun.host.title import set_title
 from meshrun.plan.rank_program import Program
 from meshrun.plan.request import LaunchRequest
 from meshrun.protocol.result import LaunchResult
+from meshrun.protocol.step_end import tell_end
 from meshrun.supervisor.program_file import read_source
 
 if TYPE_CHECKING:
@@ -248,6 +249,9 @@ def launch_here(
         unseen, bare = progress.without_what_was_seen(result), request.console.prefix != "mesh"
         if text := render_failure(unseen, told_lost=progress.told_lost, bare=bare):
             say(text)
+    if began.step and not began.is_first_task:
+        code, is_over = _exit_code(request, result), bool(result.elsewhere)
+        tell_end(began.step, code, is_first=False, is_over=is_over)
     if plan.is_elastic and _is_other_task(cluster):
         return 0  # srun returns the worst code of all nodes, and the launch has that of the first
     return _end_with(request, result)
@@ -264,11 +268,14 @@ def _is_told_elsewhere(result: LaunchResult, began: Began) -> bool:
 
 def _end_with(request: LaunchRequest, result: LaunchResult) -> int:
     """Return the exit code of a launch, or end by the signal that ended it."""
-    if request.exit_codes == "torchrun":
-        return int(result.exit_code != 0)
-    if result.signum is not None and not result.preempted:
+    is_by_signal = result.signum is not None and not result.preempted
+    if result.signum is not None and is_by_signal and request.exit_codes != "torchrun":
         end_by_signal(result.signum)
-    return result.exit_code
+    return _exit_code(request, result)
+
+
+def _exit_code(request: LaunchRequest, result: LaunchResult) -> int:
+    return int(result.exit_code != 0) if request.exit_codes == "torchrun" else result.exit_code
 
 
 def _are_started(cluster: ClusterFacts | None, request: LaunchRequest) -> bool:

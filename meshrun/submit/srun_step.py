@@ -10,9 +10,11 @@ import subprocess
 import tempfile
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
+from typing import IO
 
 from meshrun.cluster.numbers import read_number
-from meshrun.errors import UsageError
+from meshrun.console.outlet import Outlet, is_reader_gone
+from meshrun.errors import NodeLostError, UsageError
 from meshrun.host.descriptors import say
 from meshrun.host.machine import UNKNOWN_HOST
 from meshrun.host.processes import die_with_parent
@@ -20,6 +22,7 @@ from meshrun.host.reactor import Reactor
 from meshrun.plan.plan import check_elsewhere
 from meshrun.plan.request import LaunchRequest
 from meshrun.protocol.result import signal_name
+from meshrun.protocol.step_end import STEP, StepEnds
 from meshrun.start import own_command
 from meshrun.submit.slurm_options import how_tasks_end
 from meshrun.supervisor.program_file import check_program
@@ -30,6 +33,9 @@ _ANSWER_TAKES_S = 10.0
 _MOST_INTERRUPTS = 3
 """After so many launchers have killed their ranks."""
 _Steps = Generator[list[str], str, None]
+_READ_BYTES = 1 << 16
+_OTHER_STDERR = ("SLURM_STDERRMODE", "SLURM_UNBUFFEREDIO")
+"""Variables that have srun write stderr of tasks to a file, or to stdout."""
 _SECRETS = ("MESHRUN_SECRET", "MESHRUN_SECRET_FILE")
 
 
@@ -62,10 +68,13 @@ def launch_on_nodes(request: LaunchRequest, words: Sequence[str], *, job: str) -
         passed_on, even_if_ignored=request.stop_even_if_ignored, always=(signal.SIGCHLD,)
     )
     own_pid = os.getpid()
+    # Where stderr of launchers goes elsewhere, they tell nothing by it.
+    tells = not any(map(os.environ.get, _OTHER_STDERR))
     with subprocess.Popen(
         [*srun, *own_command("launcher", *words)],
-        env=_environment(),
+        env={**_environment(), **({STEP: name} if tells else {})},
         stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE if tells else None,
         start_new_session=True,  # a Ctrl-C is ours to pass on
         preexec_fn=lambda: die_with_parent(own_pid, signal.SIGTERM),  # noqa: PLW1509 - one thread
     ) as process:
@@ -97,6 +106,10 @@ class _Step:
         self._question: _Question | None = None
         self._reactor = Reactor()
         self._late = self._reactor.call_at(None, self._pass_on_without_slurm)
+        self._ends = StepEnds(name)
+        self._errors: _Errors | None = None
+        if srun.stderr is not None:
+            self._errors = _Errors(srun.stderr, self._ends, self._reactor)
         self._interrupts = 0
         self._force = _Force.ASK_SLURM
         self._stopped_by = 0
@@ -109,11 +122,20 @@ class _Step:
                 lambda: self._srun.poll() is not None or self._force is _Force.LEAVE
             )
             self._drop_question()
+            if (errors := self._errors) is not None:
+                self._reactor.run_until(lambda: self._force is _Force.LEAVE or errors.is_done())
         if self._force in (_Force.END_SRUN, _Force.LEAVE):  # srun may say 0 of tasks it has lost
             self._srun.kill()
             return 128 + self._stopped_by
         code = self._srun.returncode
-        return code if code >= 0 else 128 - code
+        code = code if code >= 0 else 128 - code
+        told = self._ends.code(code) if self._errors is not None else code
+        if told is None:
+            raise NodeLostError(
+                "srun exited with 0, but no launcher has reported the end of the launch",
+                hint=f"`scontrol show job {self._job}` may show which node was lost",
+            )
+        return told
 
     def _on_signals(self) -> None:
         for signum in self._signals.take():
@@ -223,6 +245,48 @@ class _Step:
         if self._question is not None:
             self._question.drop()
             self._question = None
+
+
+class _Errors:
+    """What srun prints to stderr, on its way to ours without what launchers tell this process."""
+
+    def __init__(self, pipe: IO[bytes], ends: StepEnds, reactor: Reactor) -> None:
+        self._pipe, self._ends, self._reactor = pipe, ends, reactor
+        self._outlet = Outlet(2)
+        os.set_blocking(pipe.fileno(), False)
+        reactor.add_reader(pipe, self._read)
+
+    def is_done(self) -> bool:
+        """After the end of srun: whether all is printed that it has left in the pipe."""
+        while not self._outlet.queued_bytes and self._read():
+            pass
+        return not self._outlet.queued_bytes
+
+    def _read(self) -> bool:
+        """Pass on what is there; return whether there was something."""
+        if self._pipe.closed:
+            return False
+        try:
+            data = os.read(self._pipe.fileno(), _READ_BYTES)
+        except BlockingIOError:
+            return False
+        self._outlet.write(self._ends.take(data))
+        error = self._outlet.error
+        if not data or (error is not None and is_reader_gone(error)):  # srun is to learn of it
+            self._reactor.remove(self._pipe)
+            self._pipe.close()
+            return False
+        if self._outlet.queued_bytes:
+            self._reactor.remove(self._pipe)
+            self._reactor.add_writer(self._outlet, self._flush)
+        return True
+
+    def _flush(self) -> None:
+        self._outlet.flush()
+        if not self._outlet.queued_bytes:
+            self._reactor.remove_writer(self._outlet)
+            if not self._pipe.closed:
+                self._reactor.add_reader(self._pipe, self._read)
 
 
 class _Force(enum.Enum):

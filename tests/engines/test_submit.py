@@ -274,8 +274,11 @@ def test_an_elastic_job_continues_without_a_machine(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_a_range_of_nodes_in_a_shell_uses_those_of_the_job(slurm: Slurm, tmp_path: Path) -> None:
-    """Three of eight; one leaves alone, and the step has the code of the launch."""
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+def test_a_range_of_nodes_in_a_shell_uses_those_of_the_job(
+    slurm: Slurm, tmp_path: Path, signum: signal.Signals
+) -> None:
+    """Three of eight; one leaves alone or is lost, and the exit code is that of the launch."""
     words = command(
         "--nnodes", "2:8", "--mesh", "dp=1:8", "--nproc-per-node", "1", ELASTIC, tmp_path
     )  # fmt: skip
@@ -289,7 +292,7 @@ def test_a_range_of_nodes_in_a_shell_uses_those_of_the_job(slurm: Slurm, tmp_pat
         process for process in map(psutil.Process, slurm.hosts.processes(2))
         if "meshrun launcher" in " ".join(process.cmdline())
     ]  # fmt: skip
-    launcher.terminate()
+    launcher.send_signal(signum)
     wait_for(output, " of 2 in 1 on", 2)
     (tmp_path / "go").touch()
 

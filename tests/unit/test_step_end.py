@@ -1,0 +1,58 @@
+"""What launchers of a step of Slurm tell the meshrun that waits for srun."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshrun.protocol.step_end import StepEnds, tell_end
+
+STEP = "meshrun-1f"
+
+
+def told(capfd: pytest.CaptureFixture[str], *ends: tuple[int, bool, bool]) -> bytes:
+    """Return what launchers print who end with a code, the first one or not, all over or not."""
+    for code, is_first, is_over in ends:
+        tell_end(STEP, code, is_first=is_first, is_over=is_over)
+    return capfd.readouterr().err.encode()
+
+
+def test_people_see_nothing_of_it(capfd: pytest.CaptureFixture[str]) -> None:
+    """However it comes; what only begins like it is printed."""
+    lines = told(capfd, (7, True, True), (0, False, False))
+    other = b"\x1emeshrun-2 11 9\x1e\n"
+    shown = [b"a\n", b"b \x1e c\n", other, b"end \x1e"]
+    text = lines.join(shown)
+    for size in (1, 2, 5, len(text)):
+        ends = StepEnds(STEP)
+        parts = [ends.take(text[at : at + size]) for at in range(0, len(text), size)]
+
+        assert b"".join([*parts, ends.take(b"")]) == b"".join(shown)
+        assert ends.code(137) == 7
+    assert StepEnds(STEP).take(b"1: " + lines.replace(b"\n", b"\r\n")) == b""
+
+
+@pytest.mark.parametrize(
+    ("ends", "of_srun", "code"),
+    [
+        ([(0, True, True)], 137, 0),
+        ([(69, True, True), (0, False, False)], 137, 69),
+        ([(69, False, False)], 0, 69),
+        ([(0, False, True)], 0, 0),
+        ([(0, False, True)], 137, 137),
+        ([], 2, 2),
+        ([], 0, None),
+    ],
+    ids=["a node was lost", "it failed", "no first node", "well", "killed", "none", "all lost"],
+)
+def test_the_first_node_decides(
+    capfd: pytest.CaptureFixture[str],
+    ends: list[tuple[int, bool, bool]],
+    of_srun: int,
+    code: int | None,
+) -> None:
+    """Without it the others and srun, whose 0 alone says nothing."""
+    heard = StepEnds(STEP)
+    assert heard.take(told(capfd, *ends)) == b""
+
+    assert heard.code(of_srun) == code
+    assert heard.is_over == any(is_over for _, _, is_over in ends)
