@@ -30,7 +30,7 @@ class ClusterFacts:
     system: str
     """For people: ``Slurm``, ``Open MPI``, ..."""
     evidence: str
-    """What it was recognised by: ``step 0 of job 7 (SLURM_STEP_ID)``."""
+    """What it was recognized by: ``step 0 of job 7 (SLURM_STEP_ID)``."""
     job_id: str | None
     """Names this step of a job and no other at the same time, alike on every node: ``7.0``."""
     nnodes: int | None
@@ -80,7 +80,7 @@ def facts_of_hosts(
 
     Args:
         system: Its name.
-        evidence: What it was recognised by.
+        evidence: What it was recognized by.
         job_id: Names the job, alike on every host.
         hosts: In node order; the first is node 0.
         node_rank: The place of this one.

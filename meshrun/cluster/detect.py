@@ -108,7 +108,7 @@ def detect_cluster(
         plug_ins: Further detectors, which are asked first.
 
     Returns:
-        The facts, or ``None`` where no system is recognised.
+        The facts, or ``None`` where no system is recognized.
 
     Raises:
         UsageError: If a variable of the innermost system is broken, or it has started this process

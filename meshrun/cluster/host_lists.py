@@ -39,7 +39,7 @@ def describe_shell(
 
     Args:
         system: For people.
-        evidence: What it was recognised by.
+        evidence: What it was recognized by.
         job_id: Names the job.
         hostname: This machine's name.
         hosts: The hosts of the job, or:

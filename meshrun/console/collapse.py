@@ -23,7 +23,7 @@ _MOST_MOVED = 64
 _BYTES_AN_ENTRY = 400
 """What a line that waits takes besides its text."""
 _STEP = 1 << 256
-"""Between the places of neighbours at first; each line put between two halves what is left."""
+"""Between the places of neighbors at first; each line put between two halves what is left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +212,7 @@ class Collapser:
             insort(alike, entry, key=_place)
 
     def _choose_place(self, entry: _Entry) -> None:
-        """Give an entry a number between those of its neighbours."""
+        """Give an entry a number between those of its neighbors."""
         if entry.after is None:
             entry.place = entry.before.place + _STEP if entry.before is not None else 0
         elif entry.before is None:

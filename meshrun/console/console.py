@@ -23,8 +23,8 @@ _SELDOM_NS = 500_000_000
 _STATES_EVERY_NS = 10_000_000_000
 _RECENT_BYTES = 4096
 _CLEAR = b"\r\x1b[2K"
-_COLOUR_CODE = re.compile(r"\x1b\[[0-9;]*m")
-_COLOURS = (36, 33, 35, 32, 34, 31)
+_COLOR_CODE = re.compile(r"\x1b\[[0-9;]*m")
+_COLORS = (36, 33, 35, 32, 34, 31)
 
 
 class RankStream:
@@ -84,7 +84,7 @@ class Console:
             stream = "stderr" if to_stderr else "stdout"
             return RankStream(outlet, b"", source="rank", rank=rank, label=label, stream=stream)
         if outlet.moves_cursor and not os.environ.get("NO_COLOR"):
-            prefix = _coloured(prefix, _COLOURS[rank % len(_COLOURS)])
+            prefix = _colored(prefix, _COLORS[rank % len(_COLORS)])
         return RankStream(outlet, prefix, may_prompt=has_stdin)
 
     # ---- in --------------------------------------------------------------------------------
@@ -359,16 +359,16 @@ class Console:
         self._was_drawn = bool(below)
 
 
-def _coloured(prefix: Prefix, colour: int) -> Prefix:
+def _colored(prefix: Prefix, color: int) -> Prefix:
     if callable(prefix):
-        return lambda: _in_colour(prefix(), colour)
-    return _in_colour(prefix, colour)
+        return lambda: _in_color(prefix(), color)
+    return _in_color(prefix, color)
 
 
-def _in_colour(text: bytes, colour: int) -> bytes:
-    """Colour a prefix, and not the space that may follow it."""
+def _in_color(text: bytes, color: int) -> bytes:
+    """Color a prefix, and not the space that may follow it."""
     shown = text.rstrip(b" ")
-    return b"\x1b[%dm%b\x1b[0m%b" % (colour, shown, text[len(shown) :]) if shown else text
+    return b"\x1b[%dm%b\x1b[0m%b" % (color, shown, text[len(shown) :]) if shown else text
 
 
 def _fit(text: bytes) -> bytes:
@@ -380,5 +380,5 @@ def _fit(text: bytes) -> bytes:
     except OSError:
         columns = 80
     shown = text.decode(errors="replace")
-    colours = sum(len(code) for code in _COLOUR_CODE.findall(shown))
-    return shown[: columns - 1 + colours].encode()
+    colors = sum(len(code) for code in _COLOR_CODE.findall(shown))
+    return shown[: columns - 1 + colors].encode()

@@ -24,7 +24,7 @@ class Axis:
 
     Args:
         size: Number of ranks in each of its groups.
-        stride: Distance between neighbours in a group; 0 where it is not always the same.
+        stride: Distance between neighbors in a group; 0 where it is not always the same.
         digits: Its digits, slowest first, adjacent ones joined, those of size 1 left out. Two
             dims have the same groups if and only if their digits are equal.
     """

@@ -31,7 +31,7 @@ def ranks_at(chosen: Sequence[tuple[Axis, Sequence[int]]], world_size: int) -> r
 def match_ranks(place: int, count: int, others: Sequence[int]) -> list[int]:
     """Return which of ``others`` the rank at ``place`` of ``count`` exchanges data with.
 
-    Both sides are cut into as many blocks of neighbours as the smaller one has ranks.
+    Both sides are cut into as many blocks of neighbors as the smaller one has ranks.
 
     Raises:
         LayoutError: If neither number is a multiple of the other.

@@ -147,7 +147,7 @@ def _init_process_group(device_type: str, options: GroupOptions) -> None:
 def _end_process_group(group: Any, pid: int) -> None:
     """End gloo's threads before Python ends, if the program went well and left that to us.
 
-    One that still releases a tensor while Python finalises aborts the process, in one of twenty
+    One that still releases a tensor while Python finalizes aborts the process, in one of twenty
     runs. A program that failed may have collectives under way that no peer will ever join.
     """
     import torch.distributed as dist

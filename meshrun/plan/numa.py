@@ -2,7 +2,7 @@
 
 The modes choose what ``torch/numa/binding.py`` of torch 2.13 chooses for a rank whose accelerator
 has the same local index. A rank without an accelerator, which torch refuses, gets its share too:
-the ranks are spread over the NUMA nodes evenly, neighbours together.
+the ranks are spread over the NUMA nodes evenly, neighbors together.
 """
 
 from __future__ import annotations

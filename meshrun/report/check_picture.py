@@ -1,7 +1,7 @@
 """The result of ``--check`` as a picture: each rank by its speed, with slow links. Pure.
 
 One map of the links, and one of each dim; nodes and ranks stand where a picture of the layout has
-them. Colours are by the logarithm, from the slowest of a map to its fastest.
+them. Colors are by the logarithm, from the slowest of a map to its fastest.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _ROW = 18.0
 _SWATCHES = 16
 _SWATCH = 14.0
 _SPREAD = 1.5
-"""Below it, the speeds of a map are alike, and so are its colours."""
+"""Below it, the speeds of a map are alike, and so are its colors."""
 _RED = "red: less than half of the usual bandwidth, on one link or on all of a node or rank"
 _STYLE = ".meshrun .slow,.meshrun .slow rect{fill:none;stroke:#e5484d;stroke-width:2.5}"
 _Places = Mapping[int, tuple[float, float, float, float]]
@@ -50,7 +50,7 @@ _Places = Mapping[int, tuple[float, float, float, float]]
 
 @dataclass(frozen=True, slots=True)
 class _Map:
-    """The ranks, coloured by one speed."""
+    """The ranks, colored by one speed."""
 
     title: str
     rates: Mapping[int, float]
@@ -60,7 +60,7 @@ class _Map:
 
     @property
     def ends(self) -> tuple[float, float]:
-        """Return the speeds of the first and the last colour."""
+        """Return the speeds of the first and the last color."""
         most = max(self.rates.values())
         return min(*self.rates.values(), most / _SPREAD), most
 
@@ -235,7 +235,7 @@ def _arcs(links: LinkRates, places: _Places, sheet: Sheet) -> Iterator[str]:
 
 
 def _key(shown: _Map, y: float) -> tuple[list[str], float]:
-    """Return what says which colour is which speed, and where it ends."""
+    """Return what says which color is which speed, and where it ends."""
     least, most = map(shown.show, shown.ends)
     x = MARGIN + width_of(least, 11) + 6
     parts = [text(MARGIN, y + 12, least, "soft")]

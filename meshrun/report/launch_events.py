@@ -93,7 +93,7 @@ class RankEnded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Signalled:
+class Signaled:
     """The launcher received a signal."""
 
     signal: str
@@ -184,7 +184,7 @@ Record = (
     | Progress
     | RankFailed
     | RankEnded
-    | Signalled
+    | Signaled
     | NoProgress
     | RankLate
     | NodeLost
@@ -217,7 +217,7 @@ _RECORDS: dict[type, Callable[[Any], Record]] = {
         traceback=event.traceback,
     ),
     RankExited: _ended,
-    events.SignalArrived: lambda event: Signalled(signal=signal_name(event.signum)),
+    events.SignalArrived: lambda event: Signaled(signal=signal_name(event.signum)),
     events.Hung: lambda event: NoProgress(idle_s=round(event.idle_s, 3), why=event.why),
     events.RankLate: lambda event: RankLate(
         rank=event.rank,

@@ -6,7 +6,7 @@ from meshrun.errors import MeshrunError, SpecError
 
 
 def render_error(error: MeshrunError, *, is_end: bool = False) -> str:
-    """Return the lines to print for an error, understandable without colour.
+    """Return the lines to print for an error, understandable without color.
 
     Args:
         error: What is wrong.

@@ -30,7 +30,7 @@ def print_plan(
         output_format: ``text``, ``json`` or ``svg``.
         every_row: Whether text has a row a rank even if there are many.
         output: The file that gets it instead of stdout.
-        color_dim: The dim that colours the ranks of a picture.
+        color_dim: The dim that colors the ranks of a picture.
         rank: Which rank to show alone, as a number or by its coordinate.
 
     Raises:

@@ -1,4 +1,4 @@
-"""A layout as a picture: nodes as boxes, ranks as cells coloured by a dim, groups as lines."""
+"""A layout as a picture: nodes as boxes, ranks as cells colored by a dim, groups as lines."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ _NTH = ("", " second", " third")
 
 
 def choose_color_dim(layout: Layout, asked: str | None) -> int | None:
-    """Return the dim that colours the ranks: the one asked for, else the slowest.
+    """Return the dim that colors the ranks: the one asked for, else the slowest.
 
     Args:
-        layout: Whose ranks are coloured.
+        layout: Whose ranks are colored.
         asked: A name of a dim, or its index; ``None`` for the slowest that has several indexes.
 
     Returns:
@@ -90,7 +90,7 @@ def render_svg(layout: Layout, *, color_dim: int | None = None) -> str:
 
     Args:
         layout: What to draw.
-        color_dim: The dim whose index gives a rank its colour; ``None`` for one colour.
+        color_dim: The dim whose index gives a rank its color; ``None`` for one color.
 
     Example:
         >>> render_svg(Layout(mesh=None, nproc_per_node=(2,)))[:4]
@@ -173,7 +173,7 @@ def _left_out(layout: Layout, sheet: Sheet) -> list[str]:
     return notes
 
 
-# ---- colours -------------------------------------------------------------------------------
+# ---- colors -------------------------------------------------------------------------------
 
 
 def _key_indexes(size: int) -> list[int]:
@@ -192,10 +192,10 @@ def _key_classes(layout: Layout, color_dim: int | None) -> set[str]:
 
 
 def _color_key(layout: Layout, dim: int) -> tuple[list[str], float]:
-    """Return what says which colour is which index, and where it ends."""
+    """Return what says which color is which index, and where it ends."""
     size = layout.sizes[dim]
     y = _HEAD + _KEY / 2
-    lead = f"colour: index in {layout.dim_labels[dim]}"
+    lead = f"color: index in {layout.dim_labels[dim]}"
     parts = [text(MARGIN, y + 4, lead, "soft")]
     x = MARGIN + width_of(lead, 11) + 8
     each = size <= len(CATEGORIES)

@@ -1,4 +1,4 @@
-"""The style of an SVG: colours, strokes and fonts, and its basic elements. Pure.
+"""The style of an SVG: colors, strokes and fonts, and its basic elements. Pure.
 
 Plain class rules, no ``var()``: what turns SVG into PNG or PDF often knows no CSS variables.
 """
@@ -12,15 +12,15 @@ from html import escape
 CATEGORIES = (
     "#56b4e9", "#e69f00", "#009e73", "#cc79a7", "#0072b2", "#f0e442", "#d55e00", "#cccccc",
 )  # fmt: skip
-"""Okabe and Ito's colours, which people with any colour vision can tell apart; their black is a
-light grey here, which stands out from a dark page too."""
+"""Okabe and Ito's colors, which people with any color vision can tell apart; their black is a
+light gray here, which stands out from a dark page too."""
 RAMP_STEPS = 64
 _RAMP = (
     "#3e4989", "#31688e", "#26828e", "#1f9e89", "#35b779", "#6dcd59", "#b4de2c", "#fde725",
 )  # fmt: skip
 """viridis without its darkest end, which a dark page would swallow."""
 PLAIN = "plain"
-"""Class of a cell that no dim colours."""
+"""Class of a cell that no dim colors."""
 
 _NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _NARROW = frozenset(" .,:;!|'iljtfrI()[]-")
@@ -74,7 +74,7 @@ DARK_QUERY = "@media (prefers-color-scheme:dark)"
 
 
 def color_class(index: int | None, size: int) -> str:
-    """Return the class of an index of a dim; a class means one colour in every picture."""
+    """Return the class of an index of a dim; a class means one color in every picture."""
     if index is None:
         return PLAIN
     if size <= len(CATEGORIES):
@@ -103,7 +103,7 @@ def text_color(fill: str) -> str:
 
 
 def contrast(one: str, other: str) -> float:
-    """Return the contrast ratio of two colours as WCAG defines it, from 1 to 21."""
+    """Return the contrast ratio of two colors as WCAG defines it, from 1 to 21."""
     darker, lighter = sorted((_luminance(one), _luminance(other)))
     return (lighter + 0.05) / (darker + 0.05)
 

@@ -88,7 +88,7 @@ class Case:
 
 
 def draw(number: int) -> Case:
-    """Return the case of a number, always the same; neighbours have other phases and back ends."""
+    """Return the case of a number, always the same; neighbors have other phases and back ends."""
     dice = random.Random(number)
     phase = PHASES[number % len(PHASES)]
     # Whether the loss of a zygote costs a restart depends on the moment, in that phase.

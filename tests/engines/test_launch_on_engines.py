@@ -95,5 +95,5 @@ def test_mpirun_is_enough(make_hosts, mpirun: Mpirun) -> None:  # type: ignore[n
     )
 
     assert done.returncode == 0, done.stdout + done.stderr
-    last = "[dp1 tp1] rank 3 of 4 on node1: dp 1 tp 1, sum 6"  # mpirun's terminal gets no colours
+    last = "[dp1 tp1] rank 3 of 4 on node1: dp 1 tp 1, sum 6"  # mpirun's terminal gets no colors
     assert sorted(done.stdout.splitlines())[-1] == last

@@ -191,7 +191,7 @@ def test_a_full_disk_is_told_and_does_not_end_the_launch(fake_torch: object) -> 
 
 
 def test_a_terminal_shows_the_start_and_one_bar(fake_torch: object, tmp_path: Path) -> None:
-    """A start is followed, a bar stays on one line, and colours can be switched off."""
+    """A start is followed, a bar stays on one line, and colors can be switched off."""
     program = tmp_path / "bar.py"
     program.write_text(
         "import sys\nfor n in range(3):\n    sys.stdout.write(f'\\r{n}%')\nprint('\\nall done')\n"

@@ -167,7 +167,7 @@ def test_images_are_learned_and_training_goes_on_elsewhere(tmp_path: Path) -> No
 
 @pytest.mark.nightly
 def test_a_pipeline_learns_alike_however_it_is_cut() -> None:
-    """Stages pass on to their neighbours, and pp x dp x tp has the losses of stages alone."""
+    """Stages pass on to their neighbors, and pp x dp x tp has the losses of stages alone."""
     cut, staged = "pp=2,dp=2,tp=2", "pp=4,dp=1,tp=1"
     found = by_rank(cut, run(cut, "pipeline.py"))
     others = by_rank(staged, run(staged, "pipeline.py"))

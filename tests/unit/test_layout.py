@@ -149,7 +149,7 @@ def test_a_dim_that_is_not_there_is_refused() -> None:
 
 @given(layouts())
 def test_what_a_dim_says_is_what_its_groups_say(layout: Layout) -> None:
-    """Places, neighbours, ends and sources follow from the groups."""
+    """Places, neighbors, ends and sources follow from the groups."""
     for dim, size in layout.shape.items():
         assert layout.size(dim) == size
         for group in layout.groups(dim):

@@ -107,7 +107,7 @@ def groups_of(layout: Layout, dim: str) -> list[list[int]]:
 
 @given(layouts())
 def test_every_dim_is_as_counted(layout: Layout) -> None:
-    """Groups, places, neighbours, crossings and rails, on nodes of any sizes."""
+    """Groups, places, neighbors, crossings and rails, on nodes of any sizes."""
     node_of = [node for node, count in enumerate(layout.nproc_per_node) for _ in range(count)]
     local_of = [local for count in layout.nproc_per_node for local in range(count)]
     for dim, on_dim in places(layout).items():

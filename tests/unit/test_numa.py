@@ -153,7 +153,7 @@ def test_exclusive_ranks_share_no_core(machine: Machine, nproc: int) -> None:
 
 @given(topology=topologies(), nproc=st.integers(1, 30))
 def test_spread_is_even_and_contiguous(topology: Topology, nproc: int) -> None:
-    """Ranks of one node are neighbours, and nodes differ by one rank at most."""
+    """Ranks of one node are neighbors, and nodes differ by one rank at most."""
     topology = Topology(cpus=topology.cpus)
     node_of = {cpu.index: cpu.node for cpu in topology.cpus}
 

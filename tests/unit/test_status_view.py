@@ -15,7 +15,7 @@ from meshrun.protocol.generation import RankState
 from meshrun.protocol.rank_end import RankExited, RankRaised
 from meshrun.report.status_view import StatusView
 
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def draw(
@@ -34,7 +34,7 @@ def draw(
         for rank in range(layout.world_size)
     )
     status = Status(ranks=ranks, generation=0, max_restarts=0, elapsed_s=61.0)
-    return [_COLOUR.sub("", line) for line in StatusView(layout)(status, columns, rows)]
+    return [_COLOR.sub("", line) for line in StatusView(layout)(status, columns, rows)]
 
 
 @pytest.mark.parametrize("columns", [60, 100, 200])

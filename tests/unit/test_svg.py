@@ -1,4 +1,4 @@
-"""The picture of a layout: every rank once, in its colour, with its groups."""
+"""The picture of a layout: every rank once, in its color, with its groups."""
 
 import math
 import re
@@ -60,7 +60,7 @@ def texts(picture: ET.Element) -> list[str]:
 
 @pytest.mark.parametrize(("mesh", "nnodes"), LAYOUTS)
 def test_every_rank_once_in_its_color(mesh: str, nnodes: int) -> None:
-    """Each rank has one cell, whose colour is that of its index in the dim."""
+    """Each rank has one cell, whose color is that of its index in the dim."""
     plan = layout(mesh, nnodes)
     for dim, size in enumerate(plan.sizes):
         picture = draw(plan, str(dim))
@@ -128,7 +128,7 @@ def test_a_grid_of_nodes_outlines_the_groups_of_rank_0() -> None:
 
 @pytest.mark.parametrize(("mesh", "nnodes"), [("dp=8,tp=8", 1), ("4x4x4", 1), ("4x16x8", 64)])
 def test_outlines_of_two_dims_differ_in_more_than_thickness(mesh: str, nnodes: int) -> None:
-    """In colour, in shape, or in their dashes."""
+    """In color, in shape, or in their dashes."""
     picture = draw(layout(mesh, nnodes))
     light = (next(picture.iter(f"{SVG}style")).text or "").partition(svg_style.DARK_QUERY)[0]
     rules = re.findall(r"\.meshrun (?:\.marks )?\.([\w.]+)\{([^}]*)\}", light)
@@ -293,7 +293,7 @@ def test_a_large_plan_says_what_is_left_out(nnodes: int) -> None:
     assert ("only the first 512 ranks of a node are drawn" if nnodes == 1 else left_out) in notes
 
 
-# ---- colours -------------------------------------------------------------------------------
+# ---- colors -------------------------------------------------------------------------------
 
 
 def test_numbers_can_be_read_on_every_color() -> None:
@@ -310,11 +310,11 @@ SEEN = {
     "no green": ((0.367, 0.861, -0.228), (0.280, 0.673, 0.047), (-0.012, 0.043, 0.969)),
     "no blue": ((1.256, -0.077, -0.179), (-0.078, 0.931, 0.148), (0.005, 0.691, 0.304)),
 }
-"""What is left of a colour without a kind of cone (Machado, Oliveira and Fernandes, 2009)."""
+"""What is left of a color without a kind of cone (Machado, Oliveira and Fernandes, 2009)."""
 
 
 def perceived(fill: str, eye: str) -> tuple[float, ...]:
-    """Return a colour as OKLab has it, where equal distances look equal."""
+    """Return a color as OKLab has it, where equal distances look equal."""
     linear = [
         c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4
         for c in (int(fill[at : at + 2], 16) / 255 for at in (1, 3, 5))
