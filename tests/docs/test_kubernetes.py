@@ -83,3 +83,28 @@ def test_its_command_is_a_launch_on_two_nodes(manifest: dict[str, Any]) -> None:
         assert ours.returncode == 0, ours.stderr
         assert "16 ranks on 2 nodes x 8 workers" in ours.stdout
     assert commands or manifest["kind"] == "Service"
+
+
+@pytest.mark.parametrize("manifest", MANIFESTS, ids=NAMES)
+def test_it_has_what_ranks_need(manifest: dict[str, Any]) -> None:
+    """GPUs, the secret of the launch and shared memory, as the manifests that meshrun makes."""
+    for part in walk(manifest):
+        if "command" in part:
+            (secret,) = part["env"]
+            resources = part.get("resources", part.get("resourcesPerNode"))
+            assert secret["name"] == "MESHRUN_SECRET"
+            assert resources == {"limits": {"nvidia.com/gpu": 8}}
+        if "containers" in part:
+            (container,) = part["containers"]
+            assert container["volumeMounts"] == [{"name": "shm", "mountPath": "/dev/shm"}]
+            assert part["volumes"] == [{"name": "shm", "emptyDir": {"medium": "Memory"}}]
+
+
+def test_its_policy_is_that_of_a_job_that_is_submitted() -> None:
+    """Preempted pods start again, those that lost a node a few times, others not."""
+    (job,) = (each["spec"] for each in MANIFESTS if each["kind"] == "Job")
+    made = yaml.safe_load_all((ROOT / "tests/golden/submit-kubernetes.yaml").read_text())
+    (ours,) = (each["spec"] for each in made if each["kind"] == "Job")
+    text = str(ours["podFailurePolicy"]).replace("'meshrun'", "'train'")
+
+    assert str(job["podFailurePolicy"]) == text
