@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 from meshrun.api.remote_call import RankTraceback
@@ -26,16 +26,24 @@ class CellFailed(MeshrunError):
         return self.message.splitlines()
 
 
-def run_on_ranks(group: WorkerGroup, cell: str, name: str, *, only: int | None = None) -> None:
-    """Run a cell on every rank, or on one, and print its value by coordinate.
+def run_on_ranks(
+    group: WorkerGroup,
+    cell: str,
+    name: str,
+    *,
+    only: int | None = None,
+    hidden: Collection[int] = (),
+) -> None:
+    """Run a cell on every rank, or on one, and print values by coordinate, but not of ``hidden``.
 
     Raises:
         CellFailed: As :func:`call_on_ranks`, like all others.
     """
     labels = group.labels
     texts: dict[str, list[str]] = {}
-    for label, value in zip(labels, call_on_ranks(group, run_cell, cell, name, only), strict=True):
-        if value is not None:
+    values = call_on_ranks(group, run_cell, cell, name, only, hidden)
+    for rank, (label, value) in enumerate(zip(labels, values, strict=True)):
+        if value is not None and rank not in hidden:
             texts.setdefault(value, []).append(label)
     for text, who in texts.items():
         print(f"[{'all' if len(who) == len(labels) else ', '.join(who)}] {text}")

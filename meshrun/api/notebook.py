@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import atexit
 import shlex
+import sys
 from typing import TYPE_CHECKING, Any
 
 from meshrun.errors import UsageError
@@ -12,12 +14,14 @@ from meshrun.errors import UsageError
 if TYPE_CHECKING:
     from meshrun.api.worker_group import WorkerGroup
 
+Filters = dict[str, list[str]]
+"""Which ranks ``--show`` and ``--hide`` name."""
 _USAGE = "%%mesh dp=2,tp=2 [OPTION ...], as of the command line; or %mesh, %mesh stop"
 
 
 def load_ipython_extension(shell: Any) -> None:
     """Register the magics ``%%mesh`` and ``%mesh``."""
-    cells = _Cells()
+    cells = _Cells(shell)
     shell.register_magic_function(cells.run, "cell", "mesh")
     shell.register_magic_function(cells.show, "line", "mesh")
     shell.meshrun_cells = cells
@@ -31,9 +35,11 @@ def unload_ipython_extension(shell: Any) -> None:
 class _Cells:
     """The ranks of a notebook: those of one mesh at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, shell: Any) -> None:
+        self._shell = shell
         self._group: WorkerGroup | None = None
-        self._line = ""
+        self._words: list[str] = []
+        """The mesh and the options by which the ranks were started."""
         self._count = 0
 
     def run(self, line: str, cell: str) -> None:
@@ -42,8 +48,16 @@ class _Cells:
 
         self._count += 1
         name = f"<cell {self._count}>"
-        ast.parse(cell, name)
-        run_on_ranks(self._group_for(line.strip()), cell, name)
+        cell = self._shell.transform_cell(cell)
+        _check_commands(ast.parse(cell, name))
+        line = line.strip()
+        try:
+            words = shlex.split(line)
+        except ValueError as error:
+            raise UsageError(f"%%mesh cannot read `{line}`: {error}", hint=_USAGE) from error
+        filters, words = _split_filters(words)
+        group = self._group_for(words, filters)
+        run_on_ranks(group, cell, name, hidden=_hidden(group, filters))
 
     def show(self, line: str) -> None:
         """``%mesh``: say which ranks there are; ``%mesh stop``: end them."""
@@ -54,7 +68,7 @@ class _Cells:
         elif self._group is None or not self._group.is_open:
             print("no ranks")
         else:
-            print(f"{self._line}: {len(self._group.labels)} ranks")
+            print(f"{shlex.join(self._words)}: {len(self._group.labels)} ranks")
 
     def stop(self) -> None:
         """End the ranks."""
@@ -63,22 +77,74 @@ class _Cells:
             self._group.close()
         self._group = None
 
-    def _group_for(self, line: str) -> WorkerGroup:
+    def _group_for(self, words: list[str], filters: Filters) -> WorkerGroup:
         from meshrun.api.launch import check_options
         from meshrun.api.worker_group import WorkerGroup
 
-        if self._group is not None and self._group.is_open and line in ("", self._line):
-            return self._group
-        line = line or self._line
-        try:
-            mesh, *options = shlex.split(line) or [""]
-        except ValueError as error:
-            raise UsageError(f"%%mesh cannot read `{line}`: {error}", hint=_USAGE) from error
-        if not mesh or mesh.startswith("-"):
-            raise UsageError(f"%%mesh needs a mesh, found `{line}`", hint=_USAGE)
-        if self._group is not None:  # whose variables a slip is not to lose
-            check_options(["--mesh", mesh, *options])
+        words = words or self._words
+        group = self._group
+        if group is not None and group.is_open and words == self._words:
+            return group
+        if not words or words[0].startswith("-"):
+            raise UsageError(f"%%mesh needs a mesh, found `{shlex.join(words)}`", hint=_USAGE)
+        mesh, *options = words
+        if group is not None:  # whose variables a slip is not to lose
+            shown = [f"{flag}={where}" for flag in filters for where in filters[flag]]
+            check_options(["--mesh", mesh, *options, *shown])
+            if group.is_open:
+                print(
+                    f"meshrun: `{shlex.join(words)}` needs other ranks than"
+                    f" `{shlex.join(self._words)}`; the variables of the old ones are lost",
+                    file=sys.stderr,
+                )
         self.stop()
-        self._group, self._line = WorkerGroup(mesh=mesh, options=options), line
+        self._group, self._words = WorkerGroup(mesh=mesh, options=options), words
         atexit.register(self._group.close)
         return self._group
+
+
+def _split_filters(words: list[str]) -> tuple[Filters, list[str]]:
+    """Return what ``--show`` and ``--hide`` say, which need no new ranks, and the other words."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for flag in ("--show", "--hide"):
+        parser.add_argument(flag, dest=flag, action="append", default=[])
+    try:
+        found, others = parser.parse_known_args(words)
+    except argparse.ArgumentError as error:
+        raise UsageError(f"%%mesh: {error.argument_name}: {error.message}") from error
+    return vars(found), others
+
+
+def _hidden(group: WorkerGroup, filters: Filters) -> frozenset[int]:
+    """Return the ranks that a cell prints nothing of."""
+    if not any(filters.values()):
+        return frozenset()
+    from meshrun.layout.selection import select_ranks
+    from meshrun.mesh.current_layout import current_layout
+
+    layout = group.call(current_layout)[0]
+    shown, hidden = (
+        frozenset[int]().union(*(select_ranks(layout, where, flag) for where in filters[flag]))
+        for flag in ("--show", "--hide")
+    )
+    everyone = frozenset(range(layout.world_size))
+    return (everyone - shown if filters["--show"] else frozenset()) | hidden
+
+
+def _check_commands(tree: ast.AST) -> None:
+    """Check that no command of IPython is to run on ranks but ``!command``.
+
+    Raises:
+        UsageError: If one is.
+    """
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(
+                func=ast.Attribute(attr="run_line_magic" | "run_cell_magic" as kind),
+                args=[ast.Constant(value=str(name)), *_],
+            ):
+                mark = "%" if kind == "run_line_magic" else "%%"
+                raise UsageError(
+                    f"%%mesh: `{mark}{name}` is a command of IPython, which does not run on ranks",
+                    hint="put it into a cell of its own, without %%mesh; `!command` runs on ranks",
+                )

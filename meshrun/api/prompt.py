@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import atexit
 import code
 import importlib.util
@@ -59,6 +60,7 @@ class _Prompt(code.InteractiveConsole):
     def __init__(self, options: Sequence[str], program: Sequence[str]) -> None:
         super().__init__()
         self._options, self._program = options, program
+        self.compile.compiler.flags |= ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
         self.group = self._start()
         self._labels = self.group.labels
         self._only: int | None = None

@@ -5,41 +5,153 @@ from __future__ import annotations
 import ast
 import builtins
 import codeop
+import contextlib
+import inspect
 import linecache
 import os
+import subprocess
 import sys
+from collections.abc import Collection, Coroutine, Iterator
+from types import CodeType
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    import asyncio
+
+SHELL = "get_ipython"
+"""What IPython calls for commands such as ``!ls``."""
+_OWN_SHELL = "_meshrun_shell"
 _compile = codeop.Compile()
 """Has what is imported from ``__future__`` hold for later cells."""
+_compile.flags |= ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+_loop: asyncio.AbstractEventLoop | None = None
+"""Where cells await; what one leaves running there goes on as the next one awaits."""
 
 
-def run_cell(text: str, name: str, only: int | None = None) -> str | None:
+def run_cell(
+    text: str, name: str, only: int | None = None, hidden: Collection[int] = ()
+) -> str | None:
     """Run a cell; return the text of its last expression's value, ``None`` if it has none.
 
     Args:
-        text: Its Python code.
+        text: Its Python code, in which IPython has replaced commands such as ``!ls``.
         name: What tracebacks call it, in place of a file's name.
         only: The rank that runs it, if only one does.
+        hidden: Ranks that print nothing.
 
     Raises:
         BaseException: Whatever it raises.
     """
-    if only is not None and int(os.environ["RANK"]) != only:
+    rank = int(os.environ["RANK"])
+    if only is not None and rank != only:
         return None
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
     tree = ast.parse(text, name)
+    space = sys.modules["__main__"].__dict__
+    if SHELL not in space and _call_own_shell(tree):
+        space[_OWN_SHELL] = Shell
     last = tree.body[-1] if tree.body else None
     if isinstance(last, ast.Expr):
         tree.body.pop()
-    space = sys.modules["__main__"].__dict__
-    exec(_compile(tree, name, "exec"), space)  # type: ignore[arg-type]  # noqa: S102 - what a notebook is for
-    if not isinstance(last, ast.Expr):
-        return None
-    value = eval(_compile(ast.Expression(last.value), name, "eval"), space)  # type: ignore[arg-type]  # noqa: S307
+    with _hidden() if rank in hidden else contextlib.nullcontext():
+        _run(_compile(tree, name, "exec"), space)  # type: ignore[arg-type]
+        if not isinstance(last, ast.Expr):
+            return None
+        value = _run(_compile(ast.Expression(last.value), name, "eval"), space)  # type: ignore[arg-type]
     if value is None:
         return None
     builtins._ = value  # type: ignore[attr-defined]
     return repr(value)
+
+
+class Shell:
+    """What cells call on a rank in place of IPython's shell."""
+
+    def system(self, command: str) -> None:
+        """``!command``: run it and print its output."""
+        sys.stdout.flush()
+        ran = subprocess.run(_expanded(command), shell=True, stdin=subprocess.DEVNULL, check=False)  # noqa: S602
+        sys.modules["__main__"].__dict__["_exit_code"] = ran.returncode
+
+    def getoutput(self, command: str) -> list[str]:
+        """``lines = !command``: run it and return its output."""
+        from IPython.utils.text import SList
+
+        ran = subprocess.run(  # noqa: S602
+            _expanded(command),
+            shell=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        sys.modules["__main__"].__dict__["_exit_code"] = ran.returncode
+        return SList(ran.stdout.splitlines())
+
+
+def _expanded(command: str) -> str:
+    """Return a command with the values of its ``{name}`` and ``$name``, as IPython does."""
+    from IPython.utils.text import DollarFormatter
+
+    try:
+        return str(DollarFormatter().vformat(command, (), sys.modules["__main__"].__dict__))
+    except Exception:  # other braces and dollars are the command's own
+        return command
+
+
+def _call_own_shell(tree: ast.AST) -> bool:
+    """Have a cell call our shell; return whether it calls one."""
+    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == SHELL]
+    for name in names:
+        name.id = _OWN_SHELL
+    return bool(names)
+
+
+def _run(code: CodeType, space: dict[str, Any]) -> Any:
+    value = eval(code, space)  # noqa: S307 - what a notebook is for
+    return _awaited(value) if code.co_flags & inspect.CO_COROUTINE else value
+
+
+def _awaited(cell: Coroutine[Any, Any, Any]) -> Any:
+    import asyncio
+
+    global _loop
+    if _loop is None:
+        asyncio.set_event_loop(_loop := asyncio.new_event_loop())
+    task = _loop.create_task(cell)
+    try:
+        _loop.run_until_complete(asyncio.wait([task]))
+    except BaseException:
+        task.cancel()
+        _loop.run_until_complete(asyncio.wait([task]))
+        raise
+    return task.result()
+
+
+@contextlib.contextmanager
+def _hidden() -> Iterator[None]:
+    """Have what is printed go nowhere, also by libraries that are not Python."""
+    from meshrun.worker.debuggers import passing_breakpoints
+
+    streams = (sys.stdout, sys.stderr)
+    for stream in streams:
+        stream.flush()
+    kept = [os.dup(fd) for fd in (1, 2)]
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        for fd in (1, 2):
+            os.dup2(nowhere, fd)
+        with passing_breakpoints():
+            yield
+    finally:
+        for stream in streams:
+            with contextlib.suppress(Exception):  # the cell has closed it
+                stream.flush()
+        for fd, own in zip((1, 2), kept, strict=True):
+            os.dup2(own, fd)
+            os.close(own)
+        os.close(nowhere)
 
 
 def complete(text: str, rank: int) -> list[str]:

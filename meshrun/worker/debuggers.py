@@ -107,6 +107,16 @@ def ask_at_breakpoints(asks: Callable[[], bool]) -> None:
     _patch_once()
 
 
+@contextmanager
+def passing_breakpoints() -> Iterator[None]:
+    """Let a rank that asks for a terminal continue at breakpoints while the block runs."""
+    asks, _breakpoints.asks = _breakpoints.asks, lambda: False
+    try:
+        yield
+    finally:
+        _breakpoints.asks = asks
+
+
 def _patch_once() -> None:
     global _will_patch  # noqa: PLW0603 - as pdb is one for the whole process
     if not _will_patch:

@@ -29,11 +29,17 @@ run("%%mesh\\ndef f(n: int): return 1 / n\\nf(x.item() - 2)")
 run("%%mesh\\nassert f.__annotations__['n'] is int\\nx.item() + dist.get_rank()")
 run("%%mesh\\n1 +")
 run("%mesh")
+run("%%mesh dp=2  --device cpu --show dp=0\\nimport os; os.system('echo native')\\nx.item()")
+run("%%mesh --hide dp=2\\n1")
+run("%%mesh\\nasync def twice(): return 2 * x.item()\\nawait twice()")
+run("%%mesh\\n!echo {x.item()} of {x.ndim}\\nlines = !echo a; echo b; exit 3\\nlines, _exit_code")
+run("%%mesh\\n%timeit 1")
 run("%%mesh\\nif dist.get_rank(): f(0)\\ndist.barrier()")
 run("%%mesh\\n'x' in globals()")
 run("%%mesh dp=2 --devise cpu\\n1")
 run("%%mesh dp=2 \'\\n1")
 run("%mesh")
+run("%%mesh dp=2 --device cpu --collapse\\n'dist' in globals()")
 run("%mesh stop")
 run("%%mesh dp=x\\n1")
 run("%mesh what")
@@ -54,7 +60,8 @@ def test_cells_run_on_ranks_that_stay(tmp_path: Path) -> None:
     )
     assert ran.returncode == 0, ran.stderr
     parts = [part.strip().splitlines() for part in ran.stdout.split("---\n")[1:]]
-    none, begin, total, wrong, after, syntax, known, lost, fresh, *slips, stop, bad, word = parts
+    none, begin, total, wrong, after, syntax, known, *parts = parts
+    shown, no_index, awaited, commands, magic, lost, fresh, *slips, others, stop, bad, word = parts
 
     assert none == ["no ranks", "ran"]
     assert begin == ["ran"]
@@ -66,6 +73,13 @@ def test_cells_run_on_ranks_that_stay(tmp_path: Path) -> None:
     assert after == ["[dp0] 2.0", "[dp1] 3.0", "ran"]
     assert "SyntaxError" in "\n".join(syntax)
     assert known == ["dp=2 --device cpu: 2 ranks", "ran"]
+    assert shown == ["[dp0] native", "[dp0] 2.0", "ran"]
+    assert no_index[0] == "error: dim `dp` has no index 2: its size is 2"
+    assert no_index[1].strip() == "--hide dp=2"
+    assert awaited == ["[all] 4.0", "ran"]
+    assert sorted(commands[:2]) == [f"[dp{rank}] 2.0 of 1" for rank in (0, 1)]
+    assert commands[2:] == ["[all] (['a', 'b'], 3)", "ran"]
+    assert magic[0].startswith("error: %%mesh: `%timeit` is a command of IPython")
     assert "dp1 failed; not finished: dp0" in lost
     assert lost[-1] == "failed"
     assert "new ranks start with the next input" in ran.stderr
@@ -73,6 +87,9 @@ def test_cells_run_on_ranks_that_stay(tmp_path: Path) -> None:
     assert "did you mean `--device`" in "\n".join(slips[0])
     assert slips[1][0].startswith("error: %%mesh cannot read `dp=2 '`")
     assert slips[2] == known, "a slip loses no ranks"
+    assert others == ["[all] False", "ran"]
+    told = "meshrun: `dp=2 --device cpu --collapse` needs other ranks than `dp=2 --device cpu`; "
+    assert told in ran.stderr
     assert stop == ["ran"]
     assert bad[0].startswith("error: `x` is not a size")
     assert word[0] == "error: %mesh: found `what`"
