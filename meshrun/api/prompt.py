@@ -18,6 +18,8 @@ from meshrun.api.group_cells import CellFailed, call_on_ranks, run_on_ranks
 from meshrun.api.worker_group import GroupLost, WorkerGroup
 from meshrun.errors import MeshrunError
 from meshrun.host.descriptors import say
+from meshrun.layout.selection import find_rank
+from meshrun.mesh.current_layout import current_layout
 from meshrun.protocol.result import RankFailed
 from meshrun.wording import count
 from meshrun.worker.cells import complete
@@ -160,7 +162,7 @@ class _Prompt(code.InteractiveConsole):
         return False
 
     def _choose(self, line: str) -> None:
-        """``%rank 3``: the next inputs are of this rank alone; ``%rank``: of all."""
+        """``%rank 3``, ``%rank tp=1``: the next inputs are of one rank; ``%rank``: of all."""
         word, _, which = line.strip().partition(" ")
         labels = self._labels
         if word != "%rank":
@@ -168,11 +170,15 @@ class _Prompt(code.InteractiveConsole):
         elif not which.strip():
             self._only = None
             self._show_who("")
-        elif which.strip().isdecimal() and int(which) < len(labels):
-            self._only = int(which)
-            self._show_who(f"[{labels[self._only]}] ")
         else:
-            say(f"error: %rank: `{which.strip()}` is not one of ranks 0 to {len(labels) - 1}")
+            try:
+                if not self.group.is_open:
+                    self.group = self._start()
+                self._only = find_rank(self.group.call(current_layout)[0], which.strip(), "%rank")
+            except MeshrunError as error:
+                _tell(error)
+            else:
+                self._show_who(f"[{labels[self._only]}] ")
 
     def _complete(self, text: str, state: int) -> str | None:
         """Return one of the names that begin so on the rank that is asked, for readline."""

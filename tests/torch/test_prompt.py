@@ -42,13 +42,16 @@ def test_a_prompt_after_a_script(tmp_path: Path) -> None:
         for typed, shown in (
             ("mesh.get_local_rank()\n", "[dp1] 1"),
             ("_ * 0 + 7\n", "[all] 7"),
+            ("import asyncio\nawait asyncio.sleep(0, 8)\n", "[all] 8"),
             ("for n in range(2):\n    print('n is', n)\n\n", "[dp1] n is 1\n"),
             ("1 +\n", "SyntaxError: in"),  # invalid syntax, or incomplete input
             ("inverse(0)\n", "ZeroDivisionError: division by zero\ndp"),
             ("wait()\n", "[dp1] waiting"),
             ("\x1c", "\n    pids "),
             ("\x03", "KeyboardInterrupt"),
-            ("%rank 1\n", "\n[dp1] >>>"),
+            ("%rank 2\n", "error: %rank 2: ranks range from 0 to 1\n"),
+            ("%rank dp=2\n", "\n    %rank dp=2\n             ^\n"),
+            ("%rank dp=1\n", "\n[dp1] >>>"),
             ("mesh.get_lo\t) + 10\n", "[dp1] 11"),
             ("breakpoint()\n", "(Pdb)"),
             ("p mesh.get_local_rank() + 30\n", "\n31\n(Pdb)"),
