@@ -124,9 +124,6 @@ class WarmRun:
             if self._place is None:
                 note(f"--warm has no effect: {error}")
             return  # else the zygote will say what is wrong with the program
-        if self._settings.not_after_torch:
-            note(f"--warm has no effect: {self._settings.not_after_torch}")
-            self._place = None
         for name, where in self._settings.unclear.items():
             if is_read_at_import(name):
                 note(f"--warm has no effect: {where} sets {name} to a value known only at run time")

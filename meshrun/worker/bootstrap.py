@@ -150,15 +150,10 @@ def _is_mesh_late(order: StartRank, settings: EarlySettings) -> bool:
     """Whether the program makes the mesh: it was asked to, or first sets what torch reads then."""
     if order.lazy:
         return True
-    late = "building the mesh at the first current_mesh(), because"
-    if settings.not_after_torch:
-        if order.rank == 0:
-            note(f"{late} {settings.not_after_torch}")
-        return True
     for name, place in settings.unclear.items():
         if is_read_at_import(name) or is_of_group(name, order.environment["MESHRUN_DEVICE"]):
             if order.rank == 0:
-                note(f"{late} {place} sets {name}")
+                note(f"building the mesh at the first current_mesh(), because {place} sets {name}")
             return True
     return False
 

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from typing import Any
 
 from meshrun.host.visibility import CUDA, HIP, XPU
@@ -37,8 +36,6 @@ _BY_US = ("RANK", "LOCAL_", "WORLD_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTI
 """How variables begin that tell a rank of the launch, and that the mesh is made with."""
 _OF_A_RANK = (*_BY_US, CUDA, HIP, XPU, *_THREADS)
 """Variables that a rank finds in its environment, and this process does not."""
-_NOT_AFTER_TORCH = ("comet_ml",)
-"""Packages that change torch as it is imported, and miss it where it is there already."""
 _PURE: dict[str, Callable[..., Any]] = {
     "str": str,
     "int": int,
@@ -84,8 +81,6 @@ class EarlySettings:
     """Those that the source sets; ``None`` for one that it removes."""
     unclear: dict[str, str] = field(default_factory=dict)
     """Those that only a run can tell, with where they are set, such as ``train.py:12``."""
-    not_after_torch: str = ""
-    """Why torch must not be there when the program begins: ``train.py:1 imports ...``."""
 
     @contextmanager
     def in_effect(self) -> Iterator[None]:
@@ -174,7 +169,6 @@ class _Reader:
         self._folder = folder
         self._written: set[str] = set()
         self._unclear: dict[str, str] = {}
-        self._not_after_torch = ""
         self._doubt = 0
         """How many conditions deep we are that only a run can tell."""
         self._depth = 0
@@ -187,7 +181,7 @@ class _Reader:
         known = sorted(self._written - self._unclear.keys())
         values = {name: self._env.get(name) for name in known if not _is_left_out(name)}
         changed = {name: now for name, now in values.items() if now != self._before.get(name)}
-        return EarlySettings(changed, unclear, self._not_after_torch)
+        return EarlySettings(changed, unclear)
 
     # ---- statements ------------------------------------------------------------------------
 
@@ -209,12 +203,10 @@ class _Reader:
         match statement:
             case ast.Import(names=aliases):
                 for alias in aliases:
-                    self._look_at_import(alias.name, _place(statement, names))
                     known = self.read_module(alias.name, names)
                     top = alias.name if alias.asname else alias.name.partition(".")[0]
                     names[alias.asname or top] = known or _Named(top)
             case ast.ImportFrom(module=module, names=aliases, level=level):
-                self._look_at_import(f"{'.' * level}{module or ''}", _place(statement, names))
                 known = self.read_module(f"{'.' * level}{module or ''}", names)
                 for alias in aliases:
                     named = _Named(f"{module}.{alias.name}")
@@ -304,11 +296,6 @@ class _Reader:
                 known = self._modules.get(path, known)
         return known
 
-    def _look_at_import(self, module: str, place: str) -> None:
-        top = module.partition(".")[0]
-        if top in _NOT_AFTER_TORCH and find_spec(top) is not None:
-            self._not_after_torch = f"{place} imports {top}, which must be imported before torch"
-
     # ---- what changes the environment ------------------------------------------------------
 
     def _assign(self, target: ast.expr, value: ast.expr | None, names: _Names) -> None:
@@ -365,7 +352,7 @@ class _Reader:
         for call in reversed(calls):  # inner ones come first
             self._call(call, names)
 
-    def _call(self, call: ast.Call, names: _Names) -> None:  # noqa: C901 - a case a call
+    def _call(self, call: ast.Call, names: _Names) -> None:
         function = self._function(call.func, names)
         if isinstance(function, _Function):
             self._enter(function, call, names)
@@ -385,12 +372,7 @@ class _Reader:
             case "os.unsetenv" | "os.environ.pop" if key is not None:
                 self._write(key, None, place)
             case "importlib.import_module" | "__import__" if key is not None:
-                self._look_at_import(key, place)
                 self.read_module(key, names)
-            case "sys.path.insert" if len(call.args) > 1:
-                folder = self._text(call.args[1], names)
-                if folder is not None and os.path.exists(os.path.join(folder, "torch/__init__.py")):
-                    self._not_after_torch = f"{place} puts the torch of `{folder}` first"
 
     def _function(self, func: ast.expr, names: _Names) -> object:
         match func:

@@ -191,9 +191,7 @@ def _import_what_is_there(modules: tuple[str, ...]) -> None:
 
 
 def _why_unclear(settings: EarlySettings) -> str | None:
-    """Return why the program has to import torch itself, or ``None``."""
-    if settings.not_after_torch:
-        return settings.not_after_torch
+    """Return what only a run can tell before torch is imported, or ``None``."""
     for name, place in settings.unclear.items():
         if is_read_at_import(name):
             return (

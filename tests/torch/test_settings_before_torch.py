@@ -45,18 +45,6 @@ def test_a_value_known_only_at_run_time_costs_an_interpreter_a_rank() -> None:
     assert "at the first current_mesh(), because early_settings.py:12 sets" in ours.stderr
 
 
-def test_a_package_that_must_come_before_torch_does(tmp_path: Path) -> None:
-    """Each rank has an interpreter of its own, and the mesh when it asks for it."""
-    (tmp_path / "comet_ml.py").write_text("import sys\nis_late = 'torch' in sys.modules\n")
-    (program := tmp_path / "train.py").write_text(
-        "import comet_ml\nimport meshrun\nprint(comet_ml.is_late, meshrun.current_mesh().size())\n"
-    )
-    ours = run_meshrun("--mesh", "dp=2", "--device", "cpu", "--no-prefix", program)
-
-    assert ours.stdout == "False 2\n" * 2, ours.stderr
-    assert ours.stderr.count("train.py:1 imports comet_ml, which must be imported before") == 2
-
-
 def test_a_value_that_comes_too_late_is_told_by_name() -> None:
     """Once; not where a program that imports torch itself would see no effect either."""
     ours = run_meshrun("--nproc-per-node", "2", _PROGRAM, "0", "hidden")

@@ -96,26 +96,6 @@ def test_what_only_a_run_can_tell(source: str) -> None:
     assert found.values == {}
 
 
-def test_what_must_not_find_torch_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A package that changes torch as it is imported, if it is there; a torch of the program's."""
-    comet = "try:\n  import comet_ml\nexcept ImportError: pass\n"
-    own = "import sys\nsys.path.insert(0, os.path.join(os.path.dirname(__file__), 'own'))\n"
-    missing = [_read(source + "import torch", tmp_path).not_after_torch for source in (comet, own)]
-    (tmp_path / "comet_ml.py").touch()
-    (tmp_path / "own/torch").mkdir(parents=True)
-    (tmp_path / "own/torch/__init__.py").touch()
-    monkeypatch.syspath_prepend(tmp_path)
-
-    assert missing == ["", ""]
-    assert _read(f"import torch\n{comet}{own}", tmp_path).not_after_torch == ""
-    assert _read(f"{comet}import torch", tmp_path).not_after_torch == (
-        "train.py:3 imports comet_ml, which must be imported before torch"
-    )
-    assert _read(f"{own}import torch", tmp_path).not_after_torch == (
-        f"train.py:3 puts the torch of `{tmp_path}/own` first"
-    )
-
-
 def test_modules_beside_the_program_are_followed(tmp_path: Path) -> None:
     """And their functions, wherever they are called; a module that imports torch ends it."""
     (tmp_path / "settings").mkdir()
