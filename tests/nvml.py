@@ -143,6 +143,14 @@ class FakeNvml:
         handle._obj.value = gpu.value + _FIRST_MIG * (1 + index.value)
         return 0
 
+    def _nvmlDeviceGetDeviceHandleFromMigDeviceHandle(  # noqa: N802
+        self, instance: Any, handle: Any
+    ) -> int:
+        if instance.value <= _FIRST_MIG:
+            return NOT_SUPPORTED
+        handle._obj.value = instance.value % _FIRST_MIG
+        return 0
+
     def _nvmlDeviceGetGpuFabricInfoV(self, gpu: Any, info: Any) -> int:  # noqa: N802
         version = struct.unpack_from("=I", info.raw)[0]
         assert (version, len(info.raw)) == (0x02000024, 36)

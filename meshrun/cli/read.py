@@ -144,7 +144,7 @@ def build_request(options: Options, program: Program) -> LaunchRequest:
         hang_timeout_s=_unless_debugged(options, options.hang_timeout),
         straggler_time_s=_straggler_time(options),
         node_timeout_s=options.node_timeout,
-        preload=(*_PRELOAD, *options.preload),
+        preload=(*options.preload, *_PRELOAD),
         warm_idle_s=options.warm_idle if options.warm else None,
         role=options.role or Options.role.default,
         max_restarts=_unless_debugged(options, options.max_restarts),

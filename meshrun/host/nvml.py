@@ -94,6 +94,8 @@ class Nvml:
             found = self._handle("nvmlDeviceGetHandleByPciBusId_v2", gpu.address.encode())
         if found is None and gpu.uuid:  # some sandboxes hide addresses
             found = self.gpu_of(gpu.uuid)
+            name = "nvmlDeviceGetDeviceHandleFromMigDeviceHandle"
+            found = self._handle(name, found) or found if found is not None else None
         return found
 
     def gpu_of(self, uuid: str) -> Handle | None:

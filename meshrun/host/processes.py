@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import enum
 import os
-import resource
 import signal
 import sys
 import time
@@ -179,14 +178,6 @@ class _Turn(enum.IntEnum):
 
 def _turn(pid: int) -> _Turn:
     return {_TIDIER: _Turn.TIDIER, _GUARD: _Turn.GUARD}.get(_name(pid), _Turn.FIRST)
-
-
-def describe_thread_limit() -> str:
-    """Return what may keep this user from starting another thread or process."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
-    if limit == resource.RLIM_INFINITY:
-        return "the limit on threads and processes: see pids.max of the cgroup"
-    return f"the limit on threads and processes: `ulimit -u` is {limit}"
 
 
 def is_tidier(pid: int) -> bool:

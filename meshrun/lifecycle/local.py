@@ -317,10 +317,7 @@ def _zygote_gone(state: State, event: ZygoteGone) -> Step:
         return begin_again(state, event.at_ns) if is_next else (state, [])
     if nodes.is_elastic and (nodes.is_idle or nodes.link is Link.RETURNING):
         return leave(mark_stopped(state), nodes, [], event.at_ns)
-    is_useless = state.broken is not None or (
-        state.lost_process is event and not may_restart(state)
-    )
-    if is_useless and nodes.may_leave:
+    if state.lost_process is event and nodes.may_leave and not may_restart(state):
         state, actions = leave(mark_stopped(state), nodes, [], event.at_ns)
         return state, [Tell(what="leaves"), *actions]
     failed: list[Action] = [] if state.stopping else [Tell(what="failed")]

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 
 from meshrun.console.output import Output
 from meshrun.host.memory import MemoryWatch, describe_full_shm
-from meshrun.host.processes import describe_thread_limit
 from meshrun.lifecycle.blame import Verdict, judge
 from meshrun.lifecycle.state import State
 from meshrun.protocol.generation import Evidence
@@ -21,7 +20,8 @@ _MOST_LINES = 6
 _OF_EMPTY_STDIN = {("EOFError", "EOF when reading a line"), ("BdbQuit", "")}
 """What ``input()`` and pdb raise there."""
 _OF_NO_THREADS = ("can't start new thread", "Resource temporarily unavailable")
-"""What Python raises then, and what C++ does."""
+"""What Python raises when no thread can be started, and what C++ does."""
+_NO_THREADS = "possibly at a limit: see `ulimit -u`, `ulimit -v` and pids.max of the cgroup"
 _MOST_RANKS = 16
 _MISMATCH = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
 """In gloo's ``tcp/pair.cc``."""
@@ -82,7 +82,7 @@ def _why(verdict: Verdict, memory: MemoryWatch, why_empty: Callable[[int], str])
     if raised is not None and (raised.kind, raised.message) in _OF_EMPTY_STDIN:
         return why_empty(verdict.rank)
     if raised is not None and raised.kind == "RuntimeError" and raised.message in _OF_NO_THREADS:
-        return describe_thread_limit()
+        return _NO_THREADS
     worker = (killed_worker(verdict.raised) if verdict.raised else None) or ""
     killed = verdict.signum == signal.SIGKILL and not verdict.asked_to_end
     if killed or worker.endswith("Killed"):

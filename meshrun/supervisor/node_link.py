@@ -118,8 +118,6 @@ class Nodes:
             return
         if what == "leaves":
             why = describe_lost_process(state) or ""
-            if state.broken is not None:
-                why = f"it could not start the program: {state.broken.headline}"
             if state.excluded is not None:
                 why = f"{state.excluded.who} excludes it: {state.excluded.reason}"
             if state.signals:

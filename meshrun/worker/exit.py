@@ -163,7 +163,8 @@ def _free_program(standing: frozenset[str]) -> None:
     own = [
         (name, weakref.ref(module))
         for name, module in list(sys.modules.items())
-        if module is main or (name not in standing and _is_programs_own(module))
+        if (main is not None and module is main)
+        or (name not in standing and _is_programs_own(module))
     ]
     del main
     for name, _ in own:

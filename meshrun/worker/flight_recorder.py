@@ -91,7 +91,7 @@ def _follow_groups(fd: int, reporter: Reporter) -> None:
         # Not by `threading`: it is no thread of the program's.
         with suppress(RuntimeError):  # at its limit of threads a rank runs on, unobserved
             _thread.start_new_thread(_answer, (fd, reporter))
-        reporter.tell(RankRecords)
+            reporter.tell(RankRecords)
 
     if has_recorder():
         call_around(c10d.ProcessGroup, "_register_backend", after=start)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import re
 import socket
 import sys
 import time
@@ -36,6 +37,8 @@ from meshrun.zygote.count_devices import check_devices
 from meshrun.zygote.fork_safety import ImportWatch, nvml_answers
 from meshrun.zygote.guard import Guard
 from meshrun.zygote.server import ZygoteServer
+
+_LEAST_TORCH = (2, 10)
 
 
 def main(known_at_start: frozenset[str]) -> Callable[[], None]:
@@ -159,10 +162,10 @@ def _preload(module: str) -> None:
                 hint="install it there, or start meshrun with the Python that has it:"
                 " python -m meshrun",
             ) from error
-        if missing.startswith("torch."):
-            raise _without_torch(missing) from error
         if not f"{module}.".startswith(f"{missing}."):
-            raise  # a module of the user's imports what is not there
+            raise  # a module imports what is not there
+        if missing.startswith("torch."):
+            _refuse_old_torch()
         known = [found.name for found in iter_modules()]
         near = get_close_matches(missing, known, n=1) if "." not in missing else []
         raise UsageError(
@@ -173,14 +176,15 @@ def _preload(module: str) -> None:
         ) from error
 
 
-def _without_torch(missing: str) -> UsageError:
+def _refuse_old_torch() -> None:
+    """Raise UsageError if torch is too old, or something else in its place."""
     torch = sys.modules["torch"]
-    if not hasattr(torch, "__version__"):
-        return UsageError(f"{torch.__file__} is imported in place of torch", hint="rename it")
-    return UsageError(
-        f"torch {torch.__version__}, {torch.__file__}, has no module `{missing}`",
-        hint="meshrun requires torch 2.10 or newer",
-    )
+    file = getattr(torch, "__file__", None) or next(iter(torch.__path__))
+    version = str(getattr(torch, "__version__", ""))
+    if not version:
+        raise UsageError(f"{file} is imported in place of torch", hint="rename it")
+    if tuple(map(int, re.findall(r"\d+", version)[:2])) < _LEAST_TORCH:
+        raise UsageError(f"meshrun requires torch 2.10 or newer, found {version}, {file}")
 
 
 def _import_what_is_there(modules: tuple[str, ...]) -> None:

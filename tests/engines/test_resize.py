@@ -433,17 +433,11 @@ def test_a_machine_that_is_taken_away_leaves_alone(make_hosts: MakeHosts, tmp_pa
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("nnodes", "codes", "why"),
-    [
-        ("2", [1, 1], "error: on node1, "),
-        ("1:2", [0, 1], "node 1 (node1) was lost: it could not start the program: "),
-    ],
-)
+@pytest.mark.parametrize("nnodes", ["2", "1:2"])
 def test_a_node_that_cannot_import_torch(
-    make_hosts: MakeHosts, tmp_path: Path, nnodes: str, codes: list[int], why: str
+    make_hosts: MakeHosts, tmp_path: Path, nnodes: str
 ) -> None:
-    """Found after the nodes met, it ends the launch; an elastic one continues without the node."""
+    """Found after the nodes met, it ends the launch, and every node names the node."""
     hosts = make_hosts(2)
     torch = tmp_path / "broken" / "torch"
     torch.mkdir(parents=True)
@@ -461,7 +455,7 @@ def test_a_node_that_cannot_import_torch(
     launches[1].wait_for("listening: nothing else")  # which it tells once the nodes have met
     (tmp_path / "met").touch()
 
-    assert end_all(launches) == codes, launches[0].text
-    assert f"{why}ImportError: libtorch.so is missing" in launches[0].text
+    assert end_all(launches) == [1, 1], launches[0].text
+    assert "error: on node1, ImportError: libtorch.so is missing" in launches[0].text
     assert "ImportError: libtorch.so is missing\n" in launches[1].text
     all_gone(hosts)

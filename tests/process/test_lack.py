@@ -64,7 +64,7 @@ def test_a_full_process_table(
 
 
 def test_too_many_threads(as_nobody: tuple[list[str], Path], fake_torch: object) -> None:
-    """A rank that cannot start one more is told which limit it has reached."""
+    """A rank that cannot start one more is told where limits are."""
     words, folder = as_nobody
     program = folder / "threads.py"
     program.write_text(
@@ -86,7 +86,7 @@ def test_too_many_threads(as_nobody: tuple[list[str], Path], fake_torch: object)
     assert ours.returncode == 1, ours.stderr
     assert (
         "error: rank 0 raised RuntimeError: can't start new thread"
-        " (the limit on threads and processes: `ulimit -u` is 20), exit code 1"
+        " (possibly at a limit: see `ulimit -u`, `ulimit -v` and pids.max of the cgroup), exit"
     ) in ours.stderr, ours.stderr
 
 

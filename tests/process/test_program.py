@@ -130,7 +130,7 @@ _MISSING = "raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')
     [
         (_MISSING, f"torch is not installed for {sys.executable}"),
         ("", "{file} is imported in place of torch"),
-        ("__version__ = '1.9.0'", "torch 1.9.0, {file}, has no module `torch.distributed`"),
+        ("__version__ = '1.9.0'", "meshrun requires torch 2.10 or newer, found 1.9.0, {file}"),
     ],
 )
 def test_a_python_without_a_torch_that_will_do(tmp_path: Path, text: str, told: str) -> None:
@@ -141,6 +141,20 @@ def test_a_python_without_a_torch_that_will_do(tmp_path: Path, text: str, told: 
 
     assert (ours.returncode, ours.stdout) == (2, "")
     assert ours.stderr.splitlines()[0] == "error: " + told.format(file=file)
+
+
+def test_a_preload_that_needs_another_torch_is_told_with_its_traceback(
+    fake_torch: Path, tmp_path: Path
+) -> None:
+    """The torch that is there may be new enough."""
+    (tmp_path / "old_library.py").write_text("import torch._six\n")
+    path = os.pathsep.join([str(FAKES), str(tmp_path)])
+    words = ("--preload", "old_library", PROGRAMS / "echo.py")
+    ours = run_meshrun(*words, env={"PYTHONPATH": path})
+
+    assert ours.returncode == 1
+    assert 'old_library.py", line 1, in <module>' in ours.stderr
+    assert ours.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'torch._six'"
 
 
 def test_torch_is_imported_once_a_node(fake_torch: Path) -> None:

@@ -206,9 +206,9 @@ HISTORIES: dict[str, tuple[list[Event], list[Action]]] = {
         [*PARTICIPANT, *DIES[:1], GONE],
         [START, term(3), FAILED, IDLE],
     ),
-    "a node that cannot start the program leaves": (
+    "a program that is broken is a failure of all": (
         [READY, met(1), ProgramBroken(text="SyntaxError: x", exit_code=1), GONE],
-        [START, LEAVES],
+        [START, FAILED, IDLE],
     ),
     "a spare that is stopped is no failure": ([READY, signalled(15, 9)], [BY_FORCE]),
 }  # fmt: skip

@@ -14,6 +14,7 @@ import pytest
 from meshrun.errors import HostError, UsageError
 from meshrun.host.gpus import visible_gpus
 from meshrun.host.machine import HostFacts
+from meshrun.host.nvml import load_nvml
 from meshrun.host.xids import Xid, XidWatch, read_xids
 from meshrun.layout.spec import parse_mesh
 from meshrun.plan.plan import LaunchPlan, build_plan
@@ -135,6 +136,22 @@ def test_a_gpu_without_an_address_is_found_by_its_uuid(monkeypatch: pytest.Monke
 
     assert line == "1 GPU checked, nothing found"
     assert error is None
+
+
+def test_an_instance_without_an_address_is_a_part_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is found by its UUID, and then looked at."""
+    driver = FakeNvml([card("GPU-0", 1), card("GPU-1", 2, migs=["MIG-10", "MIG-11"])])
+    monkeypatch.setattr(FakeNvml, "_nvmlDeviceGetPciInfo_v3", lambda *_: NOT_SUPPORTED)
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: driver)
+    (instance,) = visible_gpus("cuda", {"CUDA_VISIBLE_DEVICES": "MIG-11"})[1]
+    nvml = load_nvml()
+    assert nvml is not None
+
+    assert (instance.uuid, instance.address) == ("MIG-11", None)
+    found, expected = nvml.whole_gpu(instance), nvml.gpu_of("GPU-1")
+    assert found is not None
+    assert expected is not None
+    assert found.value == expected.value
 
 
 def test_gpus_that_do_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
