@@ -26,6 +26,8 @@ from meshrun.worker.peer_connections import close_connections_on_exec
 
 PEERS_TAKE_S = 5.0
 """How long connections outlive their use, for peers that are a little behind."""
+THREAD = "meshrun: groups"
+"""The name of the thread that waits so long."""
 
 
 class _Destroyed:
@@ -46,7 +48,7 @@ class _Destroyed:
         self._groups.append(group)
         self.hold()
         self._timer = threading.Timer(PEERS_TAKE_S, self.close)
-        self._timer.daemon = True
+        self._timer.daemon, self._timer.name = True, THREAD
         with suppress(RuntimeError):  # Python 3.12 starts no thread while it ends
             self._timer.start()
 

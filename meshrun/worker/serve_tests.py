@@ -9,8 +9,10 @@ from __future__ import annotations
 import os
 import pickle
 import threading
+import time
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +23,15 @@ from meshrun.wording import count
 from meshrun.worker.borrowed_terminal import BorrowedTerminal
 from meshrun.worker.call_channel import TimeLimit
 from meshrun.worker.debug_test import debug_test, without_capture
+from meshrun.worker.group_lifetime import THREAD
 
 if TYPE_CHECKING:
     from meshrun.worker.call_channel import Channel
 
 NAME = "meshrun-rank"
 """The plug-in that only a rank has."""
+_THREADS_END_S = 0.5
+"""How long a thread may take to end after its test."""
 RETRIES = "pytest-retry"
 """A plug-in that no rank has: it runs a test again while the report on it is made."""
 
@@ -238,13 +243,20 @@ class _Held:
 
     def left_behind(self) -> Iterator[str]:
         """Say what there is more than before."""
-        threads = [each.name for each in threading.enumerate() if each not in self._threads]
-        if threads:
+        until_s = time.monotonic() + _THREADS_END_S
+        for each in self._new_threads():
+            with suppress(RuntimeError):  # it has not begun
+                each.join(max(0.0, until_s - time.monotonic()))
+        if threads := [each.name for each in self._new_threads()]:
             yield f"{count(len(threads), 'thread')} ({', '.join(threads)})"
         if (groups := _count_groups() - self._groups) > 0:
             yield count(groups, "process group")
         if (more := _cuda_bytes() - self._cuda_bytes) > 0:
             yield f"{more / 2**20:.1f} MiB on its GPU"
+
+    def _new_threads(self) -> list[threading.Thread]:
+        new = (each for each in threading.enumerate() if each not in self._threads)
+        return [each for each in new if each.name != THREAD]
 
 
 def _world() -> object:

@@ -95,6 +95,11 @@ def test_leaves_something(rank):
     threading.Thread(target=held.wait, name="left over", daemon=True).start()
 
 
+def test_leaves_nothing():
+    dist.destroy_process_group(dist.new_group([0, 1]))
+    threading.Timer(0.02, print).start()
+
+
 def test_forks():
     if os.fork() == 0:
         return
@@ -278,9 +283,10 @@ def test_tests_run_on_ranks_that_stay(tmp_path: Path) -> None:
 
     assert {name for name, case in cases.items() if outcome(case) == "skipped"} == skipped
     assert {outcome(case) for case in cases.values()} == {"passed", "skipped"}, said
-    assert len(cases) == 17
+    assert len(cases) == 18
     assert said.count("UserWarning: careful") == 1
     assert "the test left behind 1 thread (left over)" in said
+    assert said.count("left behind") == 1, said
     assert said.count("the test destroyed the process group; others get new ranks") == 1
 
 
