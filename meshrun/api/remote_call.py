@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.machinery
+import inspect
 import os
 import pickle
 import sys
@@ -71,8 +72,9 @@ def pickle_call(
     """Return a call for the ranks to make.
 
     Raises:
-        UsageError: If it cannot be pickled.
+        UsageError: If it cannot be pickled, or would only return what is still to run.
     """
+    _check_runs(function)
     try:
         with _by_value_if_needed(getattr(function, "__module__", None)):
             return bytes(cloudpickle.dumps((function, tuple(args), dict(kwargs))))
@@ -82,6 +84,22 @@ def pickle_call(
             f"cannot pickle `{name}` and its arguments for the ranks: {error}",
             hint="create files, locks and process groups inside the function",
         ) from error
+
+
+def _check_runs(function: Callable[..., Any]) -> None:
+    """Refuse a function whose call runs nothing of it."""
+    kinds: dict[str, tuple[Callable[[object], bool], str]] = {
+        "an async function": (inspect.iscoroutinefunction, "def main(): return asyncio.run(...)"),
+        "an async generator": (inspect.isasyncgenfunction, "def main(): return asyncio.run(...)"),
+        "a generator": (inspect.isgeneratorfunction, "def main(): return list(...)"),
+    }
+    for kind, (is_one, wrapped) in kinds.items():
+        if is_one(function) or is_one(type(function).__call__):
+            name = getattr(function, "__qualname__", None) or repr(function)
+            raise UsageError(
+                f"`{name}` is {kind}; to call it runs nothing",
+                hint=f"pass a function that runs it, such as `{wrapped}`",
+            )
 
 
 def read_values(folder: str, result: LaunchResult) -> list[Any]:

@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -271,6 +272,23 @@ def test_a_call_that_cannot_be_pickled(fake_torch: Path) -> None:
     """Nothing is started."""
     with pytest.raises(UsageError, match="cannot pickle `add`"):
         run(add, args=(iter(()), (number for number in ())))
+
+
+async def wait() -> None:
+    """A coroutine function."""
+
+
+def count_up() -> Iterator[int]:
+    """Yield a number."""
+    yield 1
+
+
+@pytest.mark.parametrize("call", [wait, count_up, partial(wait)])
+def test_a_call_that_runs_nothing(fake_torch: Path, call: Callable[..., object]) -> None:
+    """What it returns is still to run; nothing is started."""
+    with pytest.raises(UsageError, match=r"is an? (async function|generator)") as caught:
+        run(call)
+    assert "`def main(): return " in str(caught.value.hint)
 
 
 def test_restarts_do_not_mix_generations(fake_torch: Path) -> None:
