@@ -36,6 +36,7 @@ _MOST_GROUPS = 3
 _TIMEOUT_S = 300.0
 _SHORTEST_S = 0.001
 _PHASES = ("setup", "call", "teardown")
+_UNFINISHED = "did not finish"
 _PHASE_HOOKS = [f"pytest_runtest_{when}" for when in _PHASES]
 _MAKE_REPORT = "pytest_runtest_makereport"
 _OWN_OPTIONS = {
@@ -464,7 +465,7 @@ class _TestRanks:
                 by_part.setdefault(part, {})[member] = report
         world = len(answers.of) + len(answers.missing)
         parts = sorted(by_part, key=lambda part: part[:2])  # a test's subtests come before its own
-        reports = [_merge(by_part[part], world) for part in parts]
+        reports = [_merge(by_part[part], world, answers.missing) for part in parts]
         lacks_setup = any(
             report.failed or hasattr(report, "wasxfail")
             for report in reports
@@ -533,7 +534,9 @@ def _can_be_sent(value: object) -> bool:
 # ---- one report of several ---------------------------------------------------------------------
 
 
-def _merge(found: Mapping[Member, pytest.TestReport], world: int) -> pytest.TestReport:
+def _merge(
+    found: Mapping[Member, pytest.TestReport], world: int, missing: Sequence[Member]
+) -> pytest.TestReport:
     """Return the report of a phase: the worst outcome, with that of the rank that came first."""
     first = min(
         found, key=lambda member: (_badness(found[member]), _ended(found[member]), member.rank)
@@ -541,7 +544,7 @@ def _merge(found: Mapping[Member, pytest.TestReport], world: int) -> pytest.Test
     report = found[first]
     sections = [*_sections(found, world)]
     if report.failed and world > 1:
-        report.sections = [*sections, ("Ranks", "\n".join(_outcomes(found, first)))]
+        report.sections = [*sections, ("Ranks", "\n".join(_outcomes(found, first, missing)))]
     else:
         report.sections = sections
     report.duration = max(each.duration for each in found.values())
@@ -571,14 +574,37 @@ def _sections(found: Mapping[Member, pytest.TestReport], world: int) -> Iterator
         yield f"{name} [{who}]", text
 
 
-def _outcomes(found: Mapping[Member, pytest.TestReport], first: Member) -> Iterator[str]:
+def _outcomes(
+    found: Mapping[Member, pytest.TestReport], first: Member, missing: Sequence[Member]
+) -> Iterator[str]:
     """Say for each rank what became of it, in a line."""
-    for member in sorted(found, key=lambda member: member.rank):
+    for member in sorted([*found, *missing], key=lambda member: member.rank):
+        if member not in found:
+            yield f"{member.label}: {_UNFINISHED}"
+            continue
         report = found[member]
         crash = getattr(report.longrepr, "reprcrash", None)
         why = f": {crash.message.splitlines()[0]}" if report.failed and crash is not None else ""
         shown = " (shown above)" if member is first else ""
         yield f"{member.label}: {report.outcome}{why}{shown}"
+
+
+def _all_outcomes(answers: Answers) -> Iterator[str]:
+    """Say for each rank whether it finished and how, or how it ended."""
+    from meshrun.protocol.result import RankFailed
+    from meshrun.report.failure import describe_end
+
+    trouble = answers.trouble
+    failures = trouble.result.failures if isinstance(trouble, RankFailed) else ()
+    ended = {each.rank: describe_end(each) for each in failures if not each.asked_to_end}
+    told = dict.fromkeys(answers.missing, _UNFINISHED)
+    told |= {member: ended[member.rank] for member in answers.missing if member.rank in ended}
+    for member, done in answers.of.items():
+        outcomes = [data.get("outcome") for data in done.reports]
+        worst = (each for each in ("failed", "skipped", "passed") if each in outcomes)
+        told[member] = next(worst, "passed")
+    for member in sorted(told, key=lambda member: member.rank):
+        yield f"{member.label}: {told[member]}"
 
 
 def _unfinished(
@@ -604,6 +630,8 @@ def _unfinished(
         printed = [line for line in output.splitlines(keepends=True) if line.startswith("[")]
         sections = list(dict.fromkeys(each for report in merged for each in report.sections))
         sections += [("Output of ranks", "".join(printed))] if printed else []
+        if len(answers.of) + len(answers.missing) > 1:
+            sections.append(("Ranks", "\n".join(_all_outcomes(answers))))
         yield from _failed(item, text, sections=sections, took_s=took_s)
         return
     failed.sections.append(("Ranks that did not finish", text))

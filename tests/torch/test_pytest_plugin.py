@@ -377,6 +377,14 @@ def test_ranks_that_end_or_hang_are_told(tmp_path: Path) -> None:
     assert "dp1 failed; not finished: dp0" in said
     assert "barrier at" in said
     assert "error: rank 1 [dp1] exited with code 3" in told["test_one_dies"]
+    parts = said.replace(" (shown above)", "").split("- Ranks -")[1:]
+    ranks = [part.splitlines()[1:3] for part in parts]
+    assert ranks == [
+        ["dp0: did not finish", "dp1: failed: assert 1 == 7"],
+        ["dp0: did not finish", "dp1: exited with code 3"],
+        ["dp0: did not finish", "dp1: did not finish"],
+        ["dp0: failed: SystemExit: 5", "dp1: failed: SystemExit: 5"],
+    ], said
     assert "timed out after 0.5 s; not finished: dp0, dp1" in told["test_hangs"]
     assert "in test_hangs" in told["test_hangs"]
     assert "SystemExit: 5" in told["test_leaves"]
@@ -482,6 +490,7 @@ def test_what_marks_say_of_ranks(tmp_path: Path) -> None:
     assert "/nonexistent" in told["test_bad_folder"]
     assert said.count("said by 0") == 1
     assert float(cases["test_hangs"].attrib["time"]) >= 2
+    assert "\ndp0: passed\ndp1: did not finish\n" in said
     assert setups.read_text() == "xx", "a session's fixture is set up once on each rank"
 
 
