@@ -30,6 +30,8 @@ from meshrun.supervisor.signals import SignalQueue
 
 _ANSWER_TAKES_S = 10.0
 """How long Slurm may take to pass on a signal; a busy one takes seconds."""
+_NOTE_AFTER_S, _OTHERS_TAKE_S = 5.0, 60.0
+"""How long srun may take to exit after the launch has ended until a line says so; and in all."""
 _MOST_INTERRUPTS = 3
 """After so many launchers have killed their ranks."""
 _Steps = Generator[list[str], str, None]
@@ -113,21 +115,26 @@ class _Step:
         self._interrupts = 0
         self._force = _Force.ASK_SLURM
         self._stopped_by = 0
+        self._overdue = self._reactor.call_at(None, self._on_overdue)
+        self._has_told_wait = False
 
     def run(self) -> int:
         """Wait for the end of srun, and return the exit code of the launch."""
         with self._reactor:
             self._reactor.add_reader(self._signals, self._on_signals)
+            self._reactor.each_turn(self._look_for_end)
             self._reactor.run_until(
                 lambda: self._srun.poll() is not None or self._force is _Force.LEAVE
             )
             self._drop_question()
             if (errors := self._errors) is not None:
                 self._reactor.run_until(lambda: self._force is _Force.LEAVE or errors.is_done())
-        if self._force in (_Force.END_SRUN, _Force.LEAVE):  # srun may say 0 of tasks it has lost
+        is_forced = self._force in (_Force.END_SRUN, _Force.LEAVE)
+        if self._force is _Force.LEAVE:
             self._srun.kill()
+        code = self._srun.wait()
+        if is_forced and not self._ends.is_over:  # srun may say 0 of tasks that it has lost
             return 128 + self._stopped_by
-        code = self._srun.returncode
         code = code if code >= 0 else 128 - code
         told = self._ends.code(code) if self._errors is not None else code
         if told is None:
@@ -136,6 +143,34 @@ class _Step:
                 hint=f"`scontrol show job {self._job}` may show which node was lost",
             )
         return told
+
+    def _look_for_end(self) -> None:
+        if self._ends.is_over and self._overdue.at_ns is None and not self._has_told_wait:
+            self._overdue.restart(_NOTE_AFTER_S)
+
+    def _on_overdue(self) -> None:
+        """The launch has ended, and srun has not: it may wait for what it has lost."""
+        if not self._has_told_wait:
+            self._has_told_wait = True
+            say(f"meshrun: the launch has ended; srun has up to {_OTHERS_TAKE_S:g} s to exit")
+            self._overdue.restart(_OTHERS_TAKE_S - _NOTE_AFTER_S)
+        elif self._force is not _Force.END_SRUN:
+            self._end_srun("srun has not exited")
+            self._overdue.restart(_OTHERS_TAKE_S)
+        else:
+            self._leave("srun has not exited")
+
+    def _end_srun(self, why: str) -> None:
+        self._force = _Force.END_SRUN
+        say(f"meshrun: {why}: having srun kill the launchers; press Ctrl-C again to leave now")
+        self._srun.terminate()
+
+    def _leave(self, why: str) -> None:
+        self._force = _Force.LEAVE
+        say(
+            f"meshrun: {why}: leaving without confirmation that the launchers have exited;"
+            f" `squeue --steps --jobs={self._job}` shows step {self._name} while they run"
+        )
 
     def _on_signals(self) -> None:
         for signum in self._signals.take():
@@ -155,25 +190,18 @@ class _Step:
         """
         self._interrupts += 1
         self._stopped_by = signum
-        again = f"{signal_name(signum)} again"
-        if self._force is _Force.ASK_SLURM and self._interrupts <= _MOST_INTERRUPTS:
+        again = signal_name(signum) + " again" * (self._interrupts > 1)
+        may_pass = self._interrupts <= _MOST_INTERRUPTS and not self._ends.is_over
+        if self._force is _Force.ASK_SLURM and may_pass:
             if self._signum in self._request.stop_signals:
                 self._pass_on_without_slurm()
             else:
                 self._waiting.append(signum)
                 self._pass_next()
         elif self._force is not _Force.END_SRUN:
-            self._force = _Force.END_SRUN
-            press = "press Ctrl-C" if signum == signal.SIGINT else "send it"
-            say(f"meshrun: {again}: having srun kill the launchers; {press} again to leave now")
-            self._srun.terminate()
+            self._end_srun(again)
         else:
-            self._force = _Force.LEAVE
-            say(
-                f"meshrun: {again}: leaving without confirmation that the launchers have exited;"
-                f" step {self._name} of `squeue --steps --jobs={self._job}` still runs if they"
-                " have not"
-            )
+            self._leave(again)
 
     def _pass_next(self) -> None:
         if self._steps is None and self._waiting:

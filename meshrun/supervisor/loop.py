@@ -17,7 +17,13 @@ from meshrun.console.slow_readers import LAST_WORDS_TAKE_S, SlowReaders, dropped
 from meshrun.errors import HostError, MeshrunError
 from meshrun.host.exclusion import how_to_exclude, node_name
 from meshrun.host.memory import MemoryWatch
-from meshrun.host.processes import become_subreaper, end_children, is_stopped, list_children
+from meshrun.host.processes import (
+    become_subreaper,
+    end_children,
+    is_stopped,
+    list_children,
+    parent_if_named,
+)
 from meshrun.host.reactor import Reactor
 from meshrun.layout.labels import merged_label
 from meshrun.lifecycle.actions import (
@@ -90,6 +96,9 @@ if TYPE_CHECKING:
 _LATE_NS = 1_000_000_000
 """More than a busy machine's delay in waking this process up."""
 _PAUSED_TURN_S = 0.1
+_STEP_DAEMON = "slurmstepd"
+"""What starts each task of a step of Slurm, carries its output and waits for it."""
+_LOOK_AT_PARENT_S = 2.0
 
 
 class Loop:
@@ -180,6 +189,8 @@ class Loop:
             always=(signal.SIGQUIT, signal.SIGCONT, *plan.request.forwarded_signals),
         )
         self._reactor.add_reader(self._signals, self._on_signals)
+        if (daemon := parent_if_named(_STEP_DAEMON)) is not None:
+            self._reactor.every(_LOOK_AT_PARENT_S, partial(self._look_at_parent, daemon))
         facts = facts_at_start(plan, run_id, folder, store_listener)
         self._workers = Workers(
             plan,
@@ -464,6 +475,13 @@ class Loop:
             now_ns, why = time.monotonic_ns(), self._caller.why_ended if self._caller else ""
             self._signalled_ns = self._signalled_ns or now_ns
             self._happen(SignalArrived(signum=signum, at_ns=now_ns, why=why))
+
+    def _look_at_parent(self, daemon: int) -> None:
+        """End if Slurm has lost this task: nobody reads its output, waits for it or can stop it."""
+        if os.getppid() != daemon and signal.SIGTERM not in self.state.signals:
+            now_ns, why = time.monotonic_ns(), f"its {_STEP_DAEMON} has exited"
+            self._signalled_ns = self._signalled_ns or now_ns
+            self._happen(SignalArrived(signum=signal.SIGTERM, at_ns=now_ns, why=why))
 
     def _suspend(self, why: str) -> None:
         """Be stopped, as Ctrl-Z asks, and the ranks with us; or the ranks alone, for a caller."""

@@ -384,6 +384,28 @@ def test_a_shell_that_is_killed_leaves_nobody(slurm: Slurm, tmp_path: Path) -> N
 
 
 @pytest.mark.nightly
+def test_a_node_whose_slurmstepd_was_killed_is_left_out(slurm: Slurm, tmp_path: Path) -> None:
+    """Its launcher sees it; srun never does, and would wait for it."""
+    shell, output = start_shell(
+        slurm, tmp_path, "--nnodes", "2:3", "--mesh", "dp=1:3", "--nproc-per-node", "1",
+        ELASTIC, tmp_path, options=("--nodes=3", "--no-kill"),
+    )  # fmt: skip
+    wait_for(output, " of 3 in 0 on", 3)
+    for daemon in slurm.daemons(2, "slurmstepd"):
+        daemon.kill()
+    wait_for(output, " of 2 in 1 on", 2)
+    (tmp_path / "go").touch()
+    wait_for(output, "the launch has ended; srun has up to 60 s")
+    for line in ("having srun kill", "leaving without confirmation"):
+        interrupt(tmp_path)
+        wait_for(output, line)
+    wait_for(tmp_path / "code", "0\n")
+    shell.communicate(timeout=90)
+
+    assert "(sl2) was lost: it was stopped because its slurmstepd has exited" in output.read_text()
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize("silent", ["controller", "all"])
 def test_ctrl_c_needs_no_answer_from_slurm(slurm: Slurm, tmp_path: Path, silent: str) -> None:
     """The next one goes through srun; if no daemon answers, further ones kill, and leave."""
