@@ -14,9 +14,10 @@ from typing import IO
 
 from meshrun.cluster.numbers import read_number
 from meshrun.console.outlet import Outlet, is_reader_gone
-from meshrun.errors import NodeLostError, UsageError
+from meshrun.errors import HostError, NodeLostError, UsageError
 from meshrun.host.descriptors import say
 from meshrun.host.machine import UNKNOWN_HOST
+from meshrun.host.memory import MemoryWatch
 from meshrun.host.processes import die_with_parent
 from meshrun.host.reactor import Reactor
 from meshrun.plan.plan import check_elsewhere
@@ -117,6 +118,7 @@ class _Step:
         self._stopped_by = 0
         self._overdue = self._reactor.call_at(None, self._on_overdue)
         self._has_told_wait = False
+        self._memory = MemoryWatch()
 
     def run(self) -> int:
         """Wait for the end of srun, and return the exit code of the launch."""
@@ -135,14 +137,26 @@ class _Step:
         code = self._srun.wait()
         if is_forced and not self._ends.is_over:  # srun may say 0 of tasks that it has lost
             return 128 + self._stopped_by
-        code = code if code >= 0 else 128 - code
-        told = self._ends.code(code) if self._errors is not None else code
+        if code < 0 and not self._ends.is_over:
+            raise self._killed(-code)
+        told = self._ends.code(max(code, 0)) if self._errors is not None else code
         if told is None:
             raise NodeLostError(
                 "srun exited with 0, but no launcher has reported the end of the launch",
                 hint=f"`scontrol show job {self._job}` may show which node was lost",
             )
         return told
+
+    def _killed(self, signum: int) -> HostError:
+        """Return that something has killed srun, and with it the launch."""
+        why = self._memory.why_killed() if signum == signal.SIGKILL else None
+        error = HostError(
+            f"srun was killed by {signal_name(signum)} on this host{f': {why}' if why else ''};"
+            " the launch ends with it",
+            hint=f"`squeue --steps --jobs={self._job}` shows step {self._name} while launchers run",
+        )
+        error.exit_code = 128 + signum
+        return error
 
     def _look_for_end(self) -> None:
         if self._ends.is_over and self._overdue.at_ns is None and not self._has_told_wait:

@@ -406,6 +406,20 @@ def test_a_node_whose_slurmstepd_was_killed_is_left_out(slurm: Slurm, tmp_path: 
 
 
 @pytest.mark.nightly
+def test_srun_that_was_killed_is_named(slurm: Slurm, tmp_path: Path) -> None:
+    """It ends the launch, with the code of its signal."""
+    shell, output = start_shell(slurm, tmp_path, "--nnodes", "2", "--nproc-per-node", "1", REQUEUED)
+    wait_for(output, "trains in run 0", 2)
+    meshrun = psutil.Process(int((tmp_path / "pid").read_text()))
+    for srun in meshrun.children():
+        srun.kill()
+    wait_for(tmp_path / "code", "137\n")
+    shell.communicate(timeout=90)
+
+    assert "error: srun was killed by SIGKILL on this host" in output.read_text()
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize("silent", ["controller", "all"])
 def test_ctrl_c_needs_no_answer_from_slurm(slurm: Slurm, tmp_path: Path, silent: str) -> None:
     """The next one goes through srun; if no daemon answers, further ones kill, and leave."""
