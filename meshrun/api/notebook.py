@@ -32,6 +32,13 @@ def unload_ipython_extension(shell: Any) -> None:
     shell.meshrun_cells.stop()
 
 
+class _Interrupted(KeyboardInterrupt):
+    """An interrupt of a cell, which a notebook shows without our frames."""
+
+    def _render_traceback_(self) -> list[str]:
+        return ["KeyboardInterrupt"]
+
+
 class _Cells:
     """The ranks of a notebook: those of one mesh at a time."""
 
@@ -57,7 +64,11 @@ class _Cells:
             raise UsageError(f"%%mesh cannot read `{line}`: {error}", hint=_USAGE) from error
         filters, words = _split_filters(words)
         group = self._group_for(words, filters)
-        run_on_ranks(group, cell, name, hidden=_hidden(group, filters))
+        hidden = _hidden(group, filters)
+        try:
+            run_on_ranks(group, cell, name, hidden=hidden)
+        except KeyboardInterrupt:
+            raise _Interrupted from None
 
     def show(self, line: str) -> None:
         """``%mesh``: say which ranks there are; ``%mesh stop``: end them."""

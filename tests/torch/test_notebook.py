@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 CELLS = """
+import os
+
 from IPython.core.interactiveshell import InteractiveShell
 
 shell = InteractiveShell.instance(colors="nocolor")
@@ -29,11 +31,12 @@ run("%%mesh\\ndef f(n: int): return 1 / n\\nf(x.item() - 2)")
 run("%%mesh\\nassert f.__annotations__['n'] is int\\nx.item() + dist.get_rank()")
 run("%%mesh\\n1 +")
 run("%mesh")
-run("%%mesh dp=2  --device cpu --show dp=0\\nimport os; os.system('echo native')\\nx.item()")
+run("%%mesh dp=2  --device cpu --show dp=0\\nimport os, time; os.system('echo native')\\nx.item()")
 run("%%mesh --hide dp=2\\n1")
 run("%%mesh\\nasync def twice(): return 2 * x.item()\\nawait twice()")
 run("%%mesh\\n!echo {x.item()} of {x.ndim}\\nlines = !echo a; echo b; exit 3\\nlines, _exit_code")
 run("%%mesh\\n%timeit 1")
+run(f"%%mesh\\nif not dist.get_rank(): os.kill({os.getpid()}, 2)\\nwhile True: time.sleep(0.01)")
 run("%%mesh\\nif dist.get_rank(): f(0)\\ndist.barrier()")
 run("%%mesh\\n'x' in globals()")
 run("%%mesh dp=2 --devise cpu\\n1")
@@ -61,7 +64,8 @@ def test_cells_run_on_ranks_that_stay(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     parts = [part.strip().splitlines() for part in ran.stdout.split("---\n")[1:]]
     none, begin, total, wrong, after, syntax, known, *parts = parts
-    shown, no_index, awaited, commands, magic, lost, fresh, *slips, others, stop, bad, word = parts
+    shown, no_index, awaited, commands, magic, stopped, *parts = parts
+    lost, fresh, *slips, others, stop, bad, word = parts
 
     assert none == ["no ranks", "ran"]
     assert begin == ["ran"]
@@ -80,6 +84,7 @@ def test_cells_run_on_ranks_that_stay(tmp_path: Path) -> None:
     assert sorted(commands[:2]) == [f"[dp{rank}] 2.0 of 1" for rank in (0, 1)]
     assert commands[2:] == ["[all] (['a', 'b'], 3)", "ran"]
     assert magic[0].startswith("error: %%mesh: `%timeit` is a command of IPython")
+    assert stopped == ["KeyboardInterrupt", "failed"]
     assert "dp1 failed; not finished: dp0" in lost
     assert lost[-1] == "failed"
     assert "new ranks start with the next input" in ran.stderr
