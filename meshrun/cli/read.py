@@ -145,7 +145,7 @@ def build_request(options: Options, program: Program) -> LaunchRequest:
         straggler_time_s=_straggler_time(options),
         node_timeout_s=options.node_timeout,
         preload=(*options.preload, *_PRELOAD),
-        warm_idle_s=options.warm_idle if options.warm else None,
+        warm_idle_s=_warm_idle(options),
         role=options.role or Options.role.default,
         max_restarts=_unless_debugged(options, options.max_restarts),
         gpu_memory_wait=options.gpu_memory_wait,
@@ -353,6 +353,14 @@ def _status_interval(options: Options) -> float | None:
     if interval_s is not None and not options.status:
         raise UsageError("--status-interval requires --status")
     return interval_s
+
+
+def _warm_idle(options: Options) -> float | None:
+    if options.warm:
+        return options.warm_idle
+    if options.is_typed(Options.warm_idle):
+        raise UsageError("--warm-idle requires --warm")
+    return None
 
 
 def _straggler_time(options: Options) -> float | None:

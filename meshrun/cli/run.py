@@ -189,6 +189,8 @@ def show_plan(request: LaunchRequest, options: Options) -> None:
     request, cluster = app.ask_cluster(request)
     check_hosts(request, options)
     plan = app.plan(request, check_host=False, cluster=cluster)
+    if options.is_typed(Options.color_dim) and options.format != "svg":
+        raise UsageError("--color-dim requires --format svg")
     print_plan(
         plan,
         options.format,

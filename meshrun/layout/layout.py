@@ -21,6 +21,7 @@ from meshrun.layout.coordinate import Coordinate, coordinate_type, label_templat
 from meshrun.layout.derived import Flatten, View, derive, parse_derived
 from meshrun.layout.domains import shorten_domains, split_nodes, sums_of
 from meshrun.layout.moved import Moved
+from meshrun.layout.parameters import check_parameter
 from meshrun.layout.parts import Parts
 from meshrun.layout.solving import count_slots
 from meshrun.layout.spec import AnyMesh, MeshSpec, format_mesh, mesh_text, parse_mesh
@@ -130,6 +131,9 @@ class Layout:
         """
         if place not in ("contiguous", "auto"):
             raise LayoutError(f"place is contiguous or auto, found `{place}`")
+        check_parameter("nnodes", nnodes, int | None)
+        check_parameter("nproc_per_node", nproc_per_node, int | Sequence[int] | None)
+        check_parameter("domain_size", domain_size, int | None)
         if names is not None and not isinstance(names, str):
             names = ",".join(names)
         mesh = None if spec is None else parse_mesh(mesh_text(spec), names)
@@ -272,6 +276,11 @@ class Layout:
             return self._at(indices, axes, list(indices.values()))
         if indices:
             raise LayoutError("got both a coordinate and indices by dim", hint="pass one of them")
+        if not hasattr(coordinate, "__len__"):
+            raise LayoutError(
+                f"a coordinate is a list with an index for each dim, found {coordinate!r}",
+                hint="to fix only some dims, name them: rank(dp=1)",
+            )
         if len(coordinate) != len(self._own):
             given, dims = tuple(coordinate), len(self._own)
             raise LayoutError(
@@ -335,10 +344,12 @@ class Layout:
             >>> layout.map_to(layout.ranks(pp=1), 1, among=layout.ranks(pp=0))
             [3]
         """
+        if not isinstance(other, Layout | Sequence) or isinstance(other, str):
+            check_parameter("other", other, Layout | Sequence[int])
         rank = self._known(rank)
         mine = range(self.world_size) if among is None else among
         if rank not in mine:
-            raise LayoutError(f"rank {rank} is not one of the ranks to match")
+            raise LayoutError(f"rank {rank} is not one of the {len(mine)} ranks of `among`")
         others = range(other.world_size) if isinstance(other, Layout) else other
         return match_ranks(mine.index(rank), len(mine), others)
 

@@ -73,7 +73,7 @@ def _described(kind: Any) -> list[str]:
         return [f"a mapping of {_names(parts[0])} to {_names(parts[1])}"]
     if origin is Sequence:
         return ["a list" if parts[0] is Any else f"a list of {_names(parts[0])}"]
-    return [_WORDS.get(origin, "an object")]
+    return ["an object" if origin is Any else _WORDS.get(origin) or f"a {origin.__name__}"]
 
 
 def _names(kind: Any) -> str:

@@ -166,6 +166,11 @@ def _preload(module: str) -> None:
             raise  # a module imports what is not there
         if missing.startswith("torch."):
             _refuse_old_torch()
+        if "," in module:
+            repeated = " ".join(f"--preload {name.strip()}" for name in module.split(","))
+            raise UsageError(
+                f"--preload {module}: expected one module", hint=f"use {repeated}"
+            ) from error
         known = [found.name for found in iter_modules()]
         near = get_close_matches(missing, known, n=1) if "." not in missing else []
         raise UsageError(

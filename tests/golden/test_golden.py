@@ -154,6 +154,8 @@ ERRORS: dict[str, list[str]] = {
     "ranks to show of no dim": ["--mesh", "dp=2", "--show", "pp=0", "train.py"],
     "ranks to hide of no dim": ["--mesh", "dp=2", "--hide", "1", "train.py"],
     "a rank to debug without an index": ["--mesh", "dp=2", "--debug-rank", "dp", "train.py"],
+    "a time for no warm server": ["--warm-idle", "5m", "train.py"],
+    "a color for no picture": ["-n", "--mesh", "dp=2", "--color-dim", "dp", "train.py"],
     "a view without a mesh": ["--view", "moe:ep=3", "train.py"],
     "a rank that is not there": ["--mesh", "2", "--rank", "2", "--dry-run", "train.py"],
     "a rank that is several": ["--mesh", "dp=2,tp=2", "--rank", "dp=1", "--dry-run", "train.py"],

@@ -122,6 +122,15 @@ def test_a_preload_that_fails_is_told_once(fake_torch: Path) -> None:
     assert ours.stdout == ""
 
 
+def test_several_preloads_in_one_are_told(fake_torch: Path) -> None:
+    """The hint repeats the option."""
+    ours = run_meshrun("--preload", "json,math", PROGRAMS / "echo.py")
+
+    assert ours.returncode == 2
+    assert ours.stderr.startswith("error: --preload json,math: expected one module\n")
+    assert "hint: use --preload json --preload math" in ours.stderr
+
+
 _MISSING = "raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')\n"
 
 

@@ -54,6 +54,23 @@ def test_those_of_a_launch_too(name: str, value: Any, accepted: str) -> None:
     assert caught.value.message == f"{name} must be {accepted}, found {value!r}"
 
 
+def test_those_of_a_layout_too() -> None:
+    layout = meshrun.Layout.parse("dp=2,tp=4")
+    for name, value, accepted in (
+        ("nnodes", "2", "an int"),
+        ("nproc_per_node", "8", "an int or a list of int"),
+        ("nproc_per_node", [2, "x"], "an int or a list of int"),
+    ):
+        wanted: Any = {name: value}
+        with pytest.raises(UsageError) as caught:
+            meshrun.Layout.parse("dp=2", **wanted)
+        assert caught.value.message == f"{name} must be {accepted}, found {value!r}"
+    with pytest.raises(UsageError, match="other must be a Layout or a list of int, found 'dp=4'"):
+        layout.map_to("dp=4", 0)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="an index for each dim, found 3"):
+        layout.rank(3)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("value", "kind"),
     [
