@@ -51,10 +51,11 @@ def _check(request: LaunchRequest, began: Began) -> None:
     if began.caller is not None:
         raise UsageError(f"{flag} cannot be used with launch(), which returns a result")
     if request.remote is not None or (request.nnodes or 1) > 1:
-        nodes = len(request.remote.hosts) if request.remote is not None else request.nnodes
+        remote = request.remote
+        found = count(len(remote.hosts), "host") if remote else count(request.nnodes or 1, "node")
         raise UsageError(
-            f"{flag} launches only on this machine, found {nodes} nodes",
-            hint="remove --hosts, --hostfile or --nnodes",
+            f"{flag} launches only on this machine, found {found}",
+            hint=f"remove {'--hosts or --hostfile' if remote else '--nnodes'}",
         )
     if importlib.util.find_spec("watchfiles") is None:
         raise HostError(
