@@ -253,7 +253,7 @@ class Monitor:
             for rank, known in self._state.ranks.items()
             if known.raised is not None
         }
-        places = {**raised, **self.stacks.places}
+        places = {**self.stacks.elsewhere, **raised, **self.stacks.places}
         return {
             rank: replace(told, place=places.get(rank, ""))
             for rank, told in self.collectives.called.items()
@@ -288,7 +288,7 @@ class Monitor:
         return find_hung(
             calls,
             self._plan.layout,
-            {**self.stacks.places, **places},
+            {**self.stacks.elsewhere, **self.stacks.places, **places},
             own=own,
             why_silent=self.stacks.why_silent,
         )

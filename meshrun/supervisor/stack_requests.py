@@ -17,6 +17,7 @@ from meshrun.plan.parse import is_on
 from meshrun.protocol.stacks import (
     STACK_SIGNAL,
     Dump,
+    Frame,
     current_folder,
     describe,
     headline,
@@ -31,6 +32,8 @@ _ZYGOTES_NAME = "the process that starts the ranks"
 _ANSWER_TAKES_NS = 500_000_000
 _LOOK_S = 0.002
 _READ_BYTES = 256 * 1024
+_BETWEEN_CALLS = "meshrun/worker/call_channel.py"
+"""Where a rank that stays waits for its next call."""
 _MOST_NATIVE = 4
 _NATIVE_TAKES_S = 10.0
 _SILENT = {
@@ -65,6 +68,8 @@ class StackRequests:
         self._native: _Native | None = None
         self.places: dict[int, str] = {}
         """Where in the program ranks are, of those that answered last."""
+        self.elsewhere: dict[int, str] = {}
+        """Where those are that are in no file of the user's."""
         self.why_silent: dict[int, str] = {}
         """Why others did not: ``is suspended``."""
 
@@ -98,7 +103,7 @@ class StackRequests:
             self._native = None
         self._deadline_ns = time.monotonic_ns() + _ANSWER_TAKES_NS
         self._states, self._begun, self._pids = {}, {}, dict(pids)
-        self.places, self.why_silent = {}, {}
+        self.places, self.elsewhere, self.why_silent = {}, {}, {}
         for rank, pid in pids.items():
             self._begun[rank] = self._size(rank)
             blocking = threads_blocking(pid, STACK_SIGNAL)
@@ -156,6 +161,14 @@ class StackRequests:
         if self._native is not None:
             self._native.end()
 
+    def _note_place(self, rank: int, stack: tuple[Frame, ...]) -> None:
+        if any(frame.is_users for frame in stack):
+            self.places[rank] = headline(stack, current_folder())
+        elif any(frame.file.endswith(_BETWEEN_CALLS) for frame in stack):
+            self.elsewhere[rank] = "between calls"
+        else:
+            self.elsewhere[rank] = headline(stack, current_folder())
+
     # ---- words -----------------------------------------------------------------------------
 
     def _tell(self) -> Iterator[str]:
@@ -164,8 +177,7 @@ class StackRequests:
             dump = self._read(rank, self._begun[rank])
             if dump is not None and rank != ZYGOTE:
                 dumps[rank] = dump
-                if any(frame.is_users for frame in dump.main):
-                    self.places[rank] = headline(dump.main, current_folder())
+                self._note_place(rank, dump.main)
             elif dump is not None:
                 yield from self._tell_one(_ZYGOTES_NAME, dump, [ZYGOTE])
         for ranks, dump in merge(dumps):
