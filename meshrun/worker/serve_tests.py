@@ -12,7 +12,6 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +29,8 @@ if TYPE_CHECKING:
 
 NAME = "meshrun-rank"
 """The plug-in that only a rank has."""
-_THREADS_END_S = 0.5
-"""How long a thread may take to end after its test."""
+_THREADS_END_S, _LOOK_AGAIN_S = 0.5, 0.01
+"""How long a thread may take to end after its test; how often that is looked at."""
 RETRIES = "pytest-retry"
 """A plug-in that no rank has: it runs a test again while the report on it is made."""
 
@@ -103,9 +102,13 @@ def serve(channel: Channel) -> None:
 
 
 def that_run_tests(item: pytest.Item) -> Iterator[object]:
-    """Yield the plug-ins that run a test in a way of their own, such as again and again."""
+    """Yield the plug-ins that run a test in a way of their own, such as again and again.
+
+    A ``conftest.py`` prepares tests there, and so belongs to the ranks.
+    """
     for each in item.ihook.pytest_runtest_protocol.get_hookimpls():
-        if not (each.wrapper or each.hookwrapper):
+        is_wrapper = each.hookwrapper or getattr(each, "wrapper", False)  # since pluggy 1.2
+        if not is_wrapper and os.path.basename(each.plugin_name) != "conftest.py":
             yield each.plugin
 
 
@@ -244,19 +247,18 @@ class _Held:
     def left_behind(self) -> Iterator[str]:
         """Say what there is more than before."""
         until_s = time.monotonic() + _THREADS_END_S
-        for each in self._new_threads():
-            with suppress(RuntimeError):  # it has not begun
-                each.join(max(0.0, until_s - time.monotonic()))
-        if threads := [each.name for each in self._new_threads()]:
+        while (threads := self._new_threads()) and time.monotonic() < until_s:
+            time.sleep(_LOOK_AGAIN_S)  # join() may be the program's own, and end a thread
+        if threads:
             yield f"{count(len(threads), 'thread')} ({', '.join(threads)})"
         if (groups := _count_groups() - self._groups) > 0:
             yield count(groups, "process group")
         if (more := _cuda_bytes() - self._cuda_bytes) > 0:
             yield f"{more / 2**20:.1f} MiB on its GPU"
 
-    def _new_threads(self) -> list[threading.Thread]:
+    def _new_threads(self) -> list[str]:
         new = (each for each in threading.enumerate() if each not in self._threads)
-        return [each for each in new if each.name != THREAD]
+        return [each.name for each in new if each.name != THREAD]
 
 
 def _world() -> object:

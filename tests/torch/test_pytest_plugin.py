@@ -99,6 +99,12 @@ def test_leaves_nothing():
     dist.destroy_process_group(dist.new_group([0, 1]))
     threading.Timer(0.02, print).start()
 
+    class WithoutTimeout(threading.Thread):
+        def join(self):
+            super().join()
+
+    WithoutTimeout(target=threading.Event().wait, args=(0.02,)).start()
+
 
 def test_forks():
     if os.fork() == 0:
@@ -539,6 +545,21 @@ def pytest_configure(config):
         config.addinivalue_line("markers", "flaky: run again")
 """
 
+PREPARES_TESTS = """
+pytest_plugins = ["runs_tests"]
+
+
+def pytest_runtest_protocol(item):
+    item.is_noted = True
+
+
+def pytest_runtest_setup(item):
+    import torch.distributed as dist
+
+    assert item.is_noted
+    assert dist.is_initialized()
+"""
+
 RUN_AGAIN = """
 import pathlib
 import pytest
@@ -575,8 +596,12 @@ def test_bad_condition():
 
 
 def test_plug_ins_that_run_a_test_again_have_all_ranks_run_it(tmp_path: Path) -> None:
-    """As pytest-rerunfailures and flaky do, and pytest-retry, which does it elsewhere."""
-    (tmp_path / "conftest.py").write_text(RUNS_TESTS)
+    """As pytest-rerunfailures and flaky do, and pytest-retry, which does it elsewhere.
+
+    A ``conftest.py`` takes part on the ranks alone.
+    """
+    (tmp_path / "runs_tests.py").write_text(RUNS_TESTS)
+    (tmp_path / "conftest.py").write_text(PREPARES_TESTS)
     cases, said = run_pytest(tmp_path, RUN_AGAIN, "--strict-markers")
     found = {name: outcome(case) for name, case in cases.items()}
 
