@@ -7,11 +7,13 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from meshrun.errors import HostError
 from meshrun.host.descriptors import say
-from meshrun.protocol.result import LaunchResult
+
+if TYPE_CHECKING:
+    from meshrun.protocol.result import LaunchResult
 
 
 def leave_report(result: LaunchResult, path: str) -> None:
