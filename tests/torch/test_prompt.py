@@ -14,6 +14,7 @@ ON_TWO = ("--interactive", "--mesh", "dp=2", "--device", "cpu")
 SCRIPT = """\
 import sys
 import time
+import torch
 import meshrun
 
 mesh = meshrun.current_mesh()
@@ -24,6 +25,7 @@ def inverse(n):
 
 
 def wait():
+    torch.distributed.barrier()
     print("waiting", flush=True)
     while True:
         time.sleep(0.01)
@@ -47,7 +49,7 @@ def test_a_prompt_after_a_script(tmp_path: Path) -> None:
             ("1 +\n", "SyntaxError: in"),  # invalid syntax, or incomplete input
             ("inverse(0)\n", "ZeroDivisionError: division by zero\ndp"),
             ("wait()\n", "[dp1] waiting"),
-            ("\x1c", "\n    pids "),
+            ("\x1c", "\n    pid"),
             ("\x03", "KeyboardInterrupt"),
             ("%rank 2\n", "error: %rank 2: ranks range from 0 to 1\n"),
             ("%rank dp=2\n", "\n    %rank dp=2\n             ^\n"),
