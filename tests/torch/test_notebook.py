@@ -36,7 +36,10 @@ run("%%mesh --hide dp=2\\n1")
 run("%%mesh\\nasync def twice(): return 2 * x.item()\\nawait twice()")
 run("%%mesh\\n!echo {x.item()} of {x.ndim}\\nlines = !echo a; echo b; exit 3\\nlines, _exit_code")
 run("%%mesh\\n%timeit 1")
-run(f"%%mesh\\ndist.barrier()\\ndist.get_rank() or os.kill({os.getpid()}, 2)\\nwhile 1: time.sleep(0.01)")
+run(
+    "%%mesh\\ndist.barrier()\\n"
+    f"dist.get_rank() or os.kill({os.getpid()}, 2)\\nwhile 1: time.sleep(0.01)"
+)
 run("%%mesh\\nif dist.get_rank(): f(0)\\ndist.barrier()")
 run("%%mesh\\n'x' in globals()")
 run("%%mesh dp=2 --devise cpu\\n1")
