@@ -37,7 +37,7 @@ class StepEnds:
     def __init__(self, step: str) -> None:
         mark = re.escape(_MARK)
         # With a label of srun's before it.
-        line = rf"(?:\d+: )?{mark}{re.escape(step)} ([01])([01]) (\d+){mark}\r?\n"
+        line = rf"(?: *\d+: )?{mark}{re.escape(step)} ([01])([01]) (\d+){mark}\r?\n"
         self._line = re.compile(line.encode())
         self._kept = b""
         self._first: int | None = None

@@ -37,7 +37,7 @@ _MOST_INTERRUPTS = 3
 """After so many launchers have killed their ranks."""
 _Steps = Generator[list[str], str, None]
 _READ_BYTES = 1 << 16
-_OTHER_STDERR = ("SLURM_STDERRMODE", "SLURM_UNBUFFEREDIO")
+_OTHER_STDERR = ("SLURM_STDERRMODE", "SLURM_STDOUTMODE", "SLURM_UNBUFFEREDIO")
 """Variables that have srun write stderr of tasks to a file, or to stdout."""
 _SECRETS = ("MESHRUN_SECRET", "MESHRUN_SECRET_FILE")
 
@@ -139,7 +139,11 @@ class _Step:
             return 128 + self._stopped_by
         if code < 0 and not self._ends.is_over:
             raise self._killed(-code)
-        told = self._ends.code(max(code, 0)) if self._errors is not None else code
+        if self._errors is None:
+            return code
+        told = self._ends.code(max(code, 0))
+        if told is None and self._errors.is_cut:
+            return code
         if told is None:
             raise NodeLostError(
                 "srun exited with 0, but no launcher has reported the end of the launch",
@@ -295,6 +299,8 @@ class _Errors:
     def __init__(self, pipe: IO[bytes], ends: StepEnds, reactor: Reactor) -> None:
         self._pipe, self._ends, self._reactor = pipe, ends, reactor
         self._outlet = Outlet(2)
+        self.is_cut = False
+        """Whether the reader of stderr left before the end."""
         os.set_blocking(pipe.fileno(), False)
         reactor.add_reader(pipe, self._read)
 
@@ -314,7 +320,8 @@ class _Errors:
             return False
         self._outlet.write(self._ends.take(data))
         error = self._outlet.error
-        if not data or (error is not None and is_reader_gone(error)):  # srun is to learn of it
+        self.is_cut = error is not None and is_reader_gone(error)
+        if not data or self.is_cut:  # srun is to learn of it
             self._reactor.remove(self._pipe)
             self._pipe.close()
             return False

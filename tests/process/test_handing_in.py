@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 
 from meshrun import launch
 from meshrun.errors import UsageError
-from tests.kit import run_meshrun
+from tests.kit import command, run_meshrun
 from tests.kubernetes_api import api_server
 
 NOTES = """\
@@ -250,3 +251,17 @@ def test_a_shell_of_a_job_steps_for_people_alone(folder: Path) -> None:
     # Its 0 says nothing of launchers that it has lost, and this one started none.
     assert ours.returncode == 69, ours.stderr
     assert "srun exited with 0, but no launcher has reported" in ours.stderr
+
+    # Where launchers' stderr does not reach this process, srun's own code is all that is known.
+    moved = run_meshrun(*words, env={**job, "SLURM_STDOUTMODE": "none"})
+    os.mkfifo(folder / "unread")
+    (folder / "srun").write_text("#!/bin/sh\ncat unread >&2\n")
+    with subprocess.Popen(
+        command(*words), env={**os.environ, **job}, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stderr is not None
+        process.stderr.readline()
+        process.stderr.close()
+        (folder / "unread").write_text("a warning\n")
+
+    assert (moved.returncode, process.returncode) == (0, 0), moved.stderr

@@ -28,7 +28,8 @@ def test_people_see_nothing_of_it(capfd: pytest.CaptureFixture[str]) -> None:
 
         assert b"".join([*parts, ends.take(b"")]) == b"".join(shown)
         assert ends.code(137) == 7
-    assert StepEnds(STEP).take(b"1: " + lines.replace(b"\n", b"\r\n")) == b""
+    labeled = b"".join(b" 1: " + line for line in lines.splitlines(keepends=True))
+    assert StepEnds(STEP).take(labeled.replace(b"\n", b"\r\n")) == b""
 
 
 @pytest.mark.parametrize(
