@@ -32,7 +32,9 @@ from meshrun.supervisor.signals import SignalQueue
 _ANSWER_TAKES_S = 10.0
 """How long Slurm may take to pass on a signal; a busy one takes seconds."""
 _NOTE_AFTER_S, _OTHERS_TAKE_S = 5.0, 60.0
-"""How long srun may take to exit after the launch has ended until a line says so; and in all."""
+"""How long srun may take after the first launcher's end until a line says so; and at least."""
+_MARGIN_S = 30.0
+"""How long launchers may take beyond the time that their ranks have to exit."""
 _MOST_INTERRUPTS = 3
 """After so many launchers have killed their ranks."""
 _Steps = Generator[list[str], str, None]
@@ -118,6 +120,9 @@ class _Step:
         self._stopped_by = 0
         self._overdue = self._reactor.call_at(None, self._on_overdue)
         self._has_told_wait = False
+        # The ranks of other nodes may learn of the end only after the node timeout, and then save.
+        slowest_s = request.node_timeout_s + request.shutdown_timeout_s + _MARGIN_S
+        self._others_take_s = max(_OTHERS_TAKE_S, slowest_s)
         self._memory = MemoryWatch()
 
     def run(self) -> int:
@@ -167,11 +172,12 @@ class _Step:
             self._overdue.restart(_NOTE_AFTER_S)
 
     def _on_overdue(self) -> None:
-        """The launch has ended, and srun has not: it may wait for what it has lost."""
+        """A launcher has ended, and srun has not: ranks may save, or it waits for what is lost."""
         if not self._has_told_wait:
             self._has_told_wait = True
-            say(f"meshrun: the launch has ended; srun has up to {_OTHERS_TAKE_S:g} s to exit")
-            self._overdue.restart(_OTHERS_TAKE_S - _NOTE_AFTER_S)
+            wait = f"waiting up to {self._others_take_s:g} s for those of other nodes"
+            say(f"meshrun: a launcher has ended; {wait}; Ctrl-C has srun kill them")
+            self._overdue.restart(self._others_take_s - _NOTE_AFTER_S)
         elif self._force is not _Force.END_SRUN:
             self._end_srun("srun has not exited")
             self._overdue.restart(_OTHERS_TAKE_S)

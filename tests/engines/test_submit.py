@@ -395,7 +395,7 @@ def test_a_node_whose_slurmstepd_was_killed_is_left_out(slurm: Slurm, tmp_path: 
         daemon.kill()
     wait_for(output, " of 2 in 1 on", 2)
     (tmp_path / "go").touch()
-    wait_for(output, "the launch has ended; srun has up to 60 s")
+    wait_for(output, "a launcher has ended; waiting up to 90 s")
     for line in ("having srun kill", "leaving without confirmation"):
         interrupt(tmp_path)
         wait_for(output, line)
