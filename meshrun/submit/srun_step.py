@@ -8,6 +8,7 @@ import secrets
 import signal
 import subprocess
 import tempfile
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from typing import IO
@@ -35,6 +36,10 @@ _NOTE_AFTER_S, _OTHERS_TAKE_S = 5.0, 60.0
 """How long srun may take after the first launcher's end until a line says so; and at least."""
 _MARGIN_S = 30.0
 """How long launchers may take beyond the time that their ranks have to exit."""
+_PATIENCE_S = 2.0
+"""How old a question to Slurm is that the next Ctrl-C does not wait for."""
+_GONE = (b"Invalid job id", b"already complet")
+"""What Slurm says of a job or a step that has ended."""
 _MOST_INTERRUPTS = 3
 """After so many launchers have killed their ranks."""
 _Steps = Generator[list[str], str, None]
@@ -217,7 +222,8 @@ class _Step:
         again = signal_name(signum) + " again" * (self._interrupts > 1)
         may_pass = self._interrupts <= _MOST_INTERRUPTS and not self._ends.is_over
         if self._force is _Force.ASK_SLURM and may_pass:
-            if self._signum in self._request.stop_signals:
+            asked = self._question if self._signum in self._request.stop_signals else None
+            if asked is not None and asked.age_s > _PATIENCE_S:
                 self._pass_on_without_slurm()
             else:
                 self._waiting.append(signum)
@@ -361,14 +367,21 @@ class _Question:
     """
 
     def __init__(self, words: Sequence[str]) -> None:
+        self._began = time.monotonic()
         self._printed = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the answer
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - likewise
         self._process = subprocess.Popen(
             words,
             stdin=subprocess.DEVNULL,
             stdout=self._printed,
-            stderr=subprocess.DEVNULL,
+            stderr=self._errors,
             start_new_session=True,
         )
+
+    @property
+    def age_s(self) -> float:
+        """How long it has been waiting."""
+        return time.monotonic() - self._began
 
     @property
     def is_answered(self) -> bool:
@@ -376,15 +389,19 @@ class _Question:
         return self._process.poll() is not None
 
     def answer(self) -> str | None:
-        """Return what it printed, ``None`` if it failed."""
-        with self._printed:
-            self._printed.seek(0)
-            printed = self._printed.read().decode(errors="replace").strip()
-        return printed if self._process.returncode == 0 else None
+        """Return what it printed, ``None`` if it failed; of a job that has ended its state."""
+        with self._printed, self._errors:
+            for file in (self._printed, self._errors):
+                file.seek(0)
+            printed, errors = self._printed.read(), self._errors.read()
+        if self._process.returncode == 0:
+            return printed.decode(errors="replace").strip()
+        return "COMPLETING" if any(said in errors for said in _GONE) else None
 
     def drop(self) -> None:
         """End it."""
         self._printed.close()
+        self._errors.close()
         self._process.kill()
         self._process.wait()
 

@@ -445,6 +445,32 @@ def test_ctrl_c_needs_no_answer_from_slurm(slurm: Slurm, tmp_path: Path, silent:
 
 
 @pytest.mark.nightly
+def test_ctrl_c_may_come_quickly(
+    slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm is not taken for silent while it answers one after the other."""
+    squeue = tmp_path / "squeue"
+    squeue.write_text(
+        "#!/bin/sh\ntouch asked; until [ -e go ]; do sleep 0.1; done\n"
+        f'exec {shutil.which("squeue")} "$@"\n'
+    )
+    squeue.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    shell, output = start_shell(slurm, tmp_path, "--nnodes", "2", "--nproc-per-node", "1", REQUEUED)
+    wait_for(output, "trains in run 0", 2)
+    interrupt(tmp_path)
+    wait_until((tmp_path / "asked").exists, output.read_text)
+    interrupt(tmp_path)
+    (tmp_path / "go").touch()
+    wait_for(tmp_path / "code", "130\n")
+    shell.communicate(timeout=90)
+
+    said = output.read_text()
+    assert "does not answer" not in said
+    assert said.count("stopped by Ctrl-C") == 2, said
+
+
+@pytest.mark.nightly
 def test_cancelling_a_script_leaves_nothing(slurm: Slurm, tmp_path: Path) -> None:
     """Ranks save within Slurm's own grace, though its shell is told too."""
     words = " ".join(command("--nnodes", "2", "--nproc-per-node", "1", REQUEUED))
