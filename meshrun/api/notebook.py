@@ -151,7 +151,10 @@ def _check_commands(tree: ast.AST) -> None:
     for node in ast.walk(tree):
         match node:
             case ast.Call(
-                func=ast.Attribute(attr="run_line_magic" | "run_cell_magic" as kind),
+                func=ast.Attribute(
+                    value=ast.Call(func=ast.Name(id="get_ipython")),
+                    attr="run_line_magic" | "run_cell_magic" as kind,
+                ),
                 args=[ast.Constant(value=str(name)), *_],
             ):
                 mark = "%" if kind == "run_line_magic" else "%%"

@@ -11,7 +11,7 @@ import linecache
 import os
 import subprocess
 import sys
-from collections.abc import Collection, Coroutine, Iterator
+from collections.abc import Collection, Coroutine, Iterator, Sequence
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
@@ -54,10 +54,10 @@ def run_cell(
     if isinstance(last, ast.Expr):
         tree.body.pop()
     with _hidden() if rank in hidden else contextlib.nullcontext():
-        _run(_compile(tree, name, "exec"), space)  # type: ignore[arg-type]
-        if not isinstance(last, ast.Expr):
-            return None
-        value = _run(_compile(ast.Expression(last.value), name, "eval"), space)  # type: ignore[arg-type]
+        parts = [_compile(tree, name, "exec")]  # type: ignore[arg-type]
+        if isinstance(last, ast.Expr):
+            parts.append(_compile(ast.Expression(last.value), name, "eval"))  # type: ignore[arg-type]
+        value = _run(parts, space)
     if value is None:
         return None
     builtins._ = value  # type: ignore[attr-defined]
@@ -108,9 +108,19 @@ def _call_own_shell(tree: ast.AST) -> bool:
     return bool(names)
 
 
-def _run(code: CodeType, space: dict[str, Any]) -> Any:
-    value = eval(code, space)  # noqa: S307 - what a notebook is for
-    return _awaited(value) if code.co_flags & inspect.CO_COROUTINE else value
+def _run(parts: Sequence[CodeType], space: dict[str, Any]) -> Any:
+    """Return the value of the last part; if one awaits, all of them find the loop running."""
+    if any(part.co_flags & inspect.CO_COROUTINE for part in parts):
+        return _awaited(_run_in_loop(parts, space))
+    return [eval(part, space) for part in parts][-1]  # noqa: S307 - what a notebook is for
+
+
+async def _run_in_loop(parts: Sequence[CodeType], space: dict[str, Any]) -> Any:
+    for part in parts:
+        value = eval(part, space)  # noqa: S307 - likewise
+        if part.co_flags & inspect.CO_COROUTINE:
+            value = await value
+    return value
 
 
 def _awaited(cell: Coroutine[Any, Any, Any]) -> Any:

@@ -30,9 +30,11 @@ def unpickle_error(pickled: bytes) -> BaseException | None:
         with suppress(*_FAILURES):
             copy = load(data or b"")
             if isinstance(copy, BaseException):
-                if _text(copy) == text:
+                found_text = _text(copy)
+                if found_text == text:
                     return copy
-                found.append(copy)
+                if found_text is not None:
+                    found.append(copy)
     return found[0] if found else None
 
 

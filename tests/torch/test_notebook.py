@@ -33,7 +33,8 @@ run("%%mesh\\n1 +")
 run("%mesh")
 run("%%mesh dp=2  --device cpu --show dp=0\\nimport os, time; os.system('echo native')\\nx.item()")
 run("%%mesh --hide dp=2\\n1")
-run("%%mesh\\nasync def twice(): return 2 * x.item()\\nawait twice()")
+run("%%mesh\\nimport asyncio\\nasync def twice(): return 2 * x.item()\\n"
+    "task = asyncio.create_task(twice())\\nawait task")
 run("%%mesh\\n!echo {x.item()} of {x.ndim}\\nlines = !echo a; echo b; exit 3\\nlines, _exit_code")
 run("%%mesh\\n%timeit 1")
 run(
