@@ -180,7 +180,21 @@ def test_an_exception_that_does_not_pickle_itself_comes_back(fake_torch: Path) -
         def __init__(self, reason: str) -> None:
             super().__init__(f"because of {reason}")
 
+    class Slots(Exception):
+        """Of which a copy could not say anything."""
+
+        __slots__ = ("size",)
+
+        def __init__(self, size: int, _: int) -> None:
+            super().__init__("too large")
+            self.size = size
+
+        def __str__(self) -> str:
+            return f"size {self.size}"
+
     with WorkerGroup(nproc_per_node=1) as group:
+        with pytest.raises(meshrun.MeshrunError, match=r"\Arank 0 raised .*Slots: size 3\Z"):
+            group.call(lambda: raise_it(Slots(3, 4)))
         with pytest.raises(StubbornError, match=r"\Ano\Z"):
             group.call(lambda: raise_it(StubbornError(reason="no")))
         with pytest.raises(Adds, match=r"\Abecause of x\Z"):
