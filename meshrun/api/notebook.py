@@ -130,16 +130,12 @@ def _hidden(group: WorkerGroup, filters: Filters) -> frozenset[int]:
     """Return the ranks that a cell prints nothing of."""
     if not any(filters.values()):
         return frozenset()
-    from meshrun.layout.selection import select_ranks
+    from meshrun.layout.selection import ranks_shown
     from meshrun.mesh.current_layout import current_layout
 
     layout = group.call(current_layout)[0]
-    shown, hidden = (
-        frozenset[int]().union(*(select_ranks(layout, where, flag) for where in filters[flag]))
-        for flag in ("--show", "--hide")
-    )
-    everyone = frozenset(range(layout.world_size))
-    return (everyone - shown if filters["--show"] else frozenset()) | hidden
+    shown = ranks_shown(layout, filters["--show"], filters["--hide"])
+    return frozenset(range(layout.world_size)) - shown
 
 
 def _check_commands(tree: ast.AST) -> None:

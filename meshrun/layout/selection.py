@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from difflib import get_close_matches
 
 from meshrun.errors import SpecError, UsageError
@@ -51,6 +52,18 @@ def select_ranks(layout: Layout, text: str, option: str = "") -> frozenset[int]:
     if (wanted := chosen.get(_LOCAL_RANK)) is not None:
         ranks = [rank for rank in ranks if layout.local_rank(rank) in wanted]
     return frozenset(ranks)
+
+
+def ranks_shown(layout: Layout, show: Sequence[str], hide: Sequence[str]) -> frozenset[int]:
+    """Return the ranks that ``--show`` and ``--hide`` leave, whose values these are.
+
+    Raises:
+        SpecError: As :func:`select_ranks`.
+    """
+    shown = frozenset(range(layout.world_size))
+    if show:
+        shown = frozenset().union(*(select_ranks(layout, text, "--show") for text in show))
+    return shown.difference(*(select_ranks(layout, text, "--hide") for text in hide))
 
 
 def find_rank(layout: Layout, text: str, option: str = "--rank") -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from meshrun.errors import UsageError
 from meshrun.host.machine import UNKNOWN_HOST, Gpu, HostFacts
 from meshrun.layout import Layout, count_slots, solve_layout
-from meshrun.layout.selection import find_debugged, select_ranks
+from meshrun.layout.selection import find_debugged, ranks_shown
 from meshrun.plan.device import (
     COUNTED,
     DeviceChoice,
@@ -404,10 +404,7 @@ def _choose_shown(console: ConsoleRequest, layout: Layout) -> frozenset[int] | N
     if not (console.show or console.hide or console.local_ranks is not None or is_first_only):
         return None
     shown = set(layout.ranks_of_node(0) if is_first_only else range(layout.world_size))
-    if console.show:
-        shown &= set().union(*(select_ranks(layout, text, "--show") for text in console.show))
-    for text in console.hide:
-        shown -= select_ranks(layout, text, "--hide")
+    shown &= ranks_shown(layout, console.show, console.hide)
     if console.local_ranks is not None:
         shown = {rank for rank in shown if layout.local_rank(rank) in console.local_ranks}
     return frozenset(shown)
