@@ -51,16 +51,6 @@ def die_with_parent(parent_pid: int, signum: int = signal.SIGKILL) -> None:
         os.kill(os.getpid(), signum)
 
 
-def parent_if_named(name: str) -> int | None:
-    """Return the process id of the parent of this process if it has that name."""
-    parent = os.getppid()
-    try:
-        with open(f"/proc/{parent}/comm") as file:
-            return parent if file.read().rstrip("\n") == name else None
-    except OSError:
-        return None
-
-
 def list_children() -> list[int]:
     """Return the process ids of the direct children of this process.
 

@@ -22,7 +22,7 @@ from meshrun.host.processes import (
     end_children,
     is_stopped,
     list_children,
-    parent_if_named,
+    process_name,
 )
 from meshrun.host.reactor import Reactor
 from meshrun.layout.labels import merged_label
@@ -189,8 +189,8 @@ class Loop:
             always=(signal.SIGQUIT, signal.SIGCONT, *plan.request.forwarded_signals),
         )
         self._reactor.add_reader(self._signals, self._on_signals)
-        if (daemon := parent_if_named(_STEP_DAEMON)) is not None:
-            self._reactor.every(_LOOK_AT_PARENT_S, partial(self._look_at_parent, daemon))
+        if process_name(parent := os.getppid()) == _STEP_DAEMON:
+            self._reactor.every(_LOOK_AT_PARENT_S, partial(self._look_at_parent, parent))
         facts = facts_at_start(plan, run_id, folder, store_listener)
         self._workers = Workers(
             plan,
@@ -472,16 +472,17 @@ class Loop:
                 continue
             if self._terminal.takes(signum, self.state):
                 continue
-            now_ns, why = time.monotonic_ns(), self._caller.why_ended if self._caller else ""
-            self._signalled_ns = self._signalled_ns or now_ns
-            self._happen(SignalArrived(signum=signum, at_ns=now_ns, why=why))
+            self._take_signal(signum, self._caller.why_ended if self._caller else "")
+
+    def _take_signal(self, signum: int, why: str) -> None:
+        now_ns = time.monotonic_ns()
+        self._signalled_ns = self._signalled_ns or now_ns
+        self._happen(SignalArrived(signum=signum, at_ns=now_ns, why=why))
 
     def _look_at_parent(self, daemon: int) -> None:
         """End if Slurm has lost this task: nobody reads its output, waits for it or can stop it."""
         if os.getppid() != daemon and signal.SIGTERM not in self.state.signals:
-            now_ns, why = time.monotonic_ns(), f"its {_STEP_DAEMON} has exited"
-            self._signalled_ns = self._signalled_ns or now_ns
-            self._happen(SignalArrived(signum=signal.SIGTERM, at_ns=now_ns, why=why))
+            self._take_signal(signal.SIGTERM, f"its {_STEP_DAEMON} has exited")
 
     def _suspend(self, why: str) -> None:
         """Be stopped, as Ctrl-Z asks, and the ranks with us; or the ranks alone, for a caller."""
