@@ -15,7 +15,7 @@ from meshrun.errors import MeshrunError
 from meshrun.host.processes import send_signal
 from meshrun.host.reactor import Reactor, Timer
 from meshrun.supervisor.signals import SignalQueue
-from meshrun.worker.call_channel import Channel, TimeLimit
+from meshrun.worker.call_channel import Begun, Channel, TimeLimit
 
 GRACE_S = 2.0
 """How long the other ranks may take once one has failed; they may wait for it forever."""
@@ -64,6 +64,7 @@ class Asking:
         self.answers = Answers()
         self.is_interrupted = False
         self._reactor, self._failed, self._takes = reactor, failed, takes
+        self._begun: set[int] = set()
         self._limits: dict[int, Timer] = {}
 
     @property
@@ -90,12 +91,18 @@ class Asking:
             return
         self.is_interrupted = True
         for member in self.left.values():
-            send_signal(member.pid, signal.SIGINT)
+            if member.rank in self._begun:
+                send_signal(member.pid, signal.SIGINT)
         self._give_up_in(GRACE_S, "interrupted")
 
     def _hear(self, member: Member) -> None:
         try:
             answer = pickle.loads(member.channel.receive())  # noqa: S301 - our ranks'
+            if isinstance(answer, Begun):
+                self._begun.add(member.rank)
+                if self.is_interrupted:  # earlier, it would have ignored that
+                    send_signal(member.pid, signal.SIGINT)
+                return
             if isinstance(answer, TimeLimit):
                 self._limit_rank(member.rank, answer.seconds)
                 return

@@ -26,6 +26,11 @@ ends = _Ends()
 
 
 @dataclass(frozen=True, slots=True)
+class Begun:
+    """From a rank that has been told what to do: from now on, SIGINT interrupts that."""
+
+
+@dataclass(frozen=True, slots=True)
 class TimeLimit:
     """From a rank that is about to answer: how long it may take from now."""
 

@@ -81,7 +81,7 @@ def serve(channel: Channel) -> None:
     from meshrun.worker.borrowed_terminal import BorrowedTerminal
     from meshrun.worker.call_channel import ends
 
-    own, calls, terminal = os.getpid(), _Calls(), BorrowedTerminal(channel)
+    own, calls, terminal = os.getpid(), _Calls(channel), BorrowedTerminal(channel)
     for number in count():
         try:
             call = channel.receive()
@@ -103,9 +103,10 @@ def serve(channel: Channel) -> None:
 class _Calls:
     """Makes calls. A SIGINT interrupts one, and does nothing in between, when one is over."""
 
-    def __init__(self) -> None:
+    def __init__(self, channel: Channel) -> None:
         import signal
 
+        self._channel = channel
         self._is_under_way = False
         self._interrupt = signal.default_int_handler
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -120,11 +121,13 @@ class _Calls:
 
         from meshrun.protocol.raised import headline
         from meshrun.protocol.rank_end import RankRaised
+        from meshrun.worker.call_channel import Begun
         from meshrun.worker.program import format_raised
 
         try:
-            function, args, kwargs = pickle.loads(call)  # noqa: S301 - our caller's
             self._is_under_way = True
+            self._channel.send(pickle.dumps(Begun()))
+            function, args, kwargs = pickle.loads(call)  # noqa: S301 - our caller's
             value = cloudpickle.dumps(function(*args, **kwargs))
             self._is_under_way = False
             return pickle.dumps((value, "", None, ""))

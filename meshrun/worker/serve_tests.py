@@ -20,7 +20,7 @@ from _pytest.outcomes import Exit
 
 from meshrun.wording import count
 from meshrun.worker.borrowed_terminal import BorrowedTerminal
-from meshrun.worker.call_channel import TimeLimit
+from meshrun.worker.call_channel import Begun, TimeLimit
 from meshrun.worker.debug_test import debug_test, without_capture
 from meshrun.worker.group_lifetime import THREAD
 
@@ -81,6 +81,7 @@ def serve(channel: Channel) -> None:
     from _pytest.config import Config
 
     begin = pickle.loads(channel.receive())  # noqa: S301 - our caller's
+    channel.send(pickle.dumps(Begun()))
     temporary = os.path.join(begin.options["basetemp"], f"rank{os.environ['RANK']}")
     # Without what belongs to the session beside us, or to meshrun itself.
     without = ("no:terminal", "no:faulthandler")
@@ -141,6 +142,7 @@ class _RankSession:
             try:
                 self._channel.send(pickle.dumps(self._done))
                 order: RunTest = pickle.loads(self._channel.receive())  # noqa: S301
+                self._channel.send(pickle.dumps(Begun()))
             except (EOFError, OSError):  # nobody waits any longer
                 return True
             self._done = TestDone()

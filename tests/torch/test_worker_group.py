@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import io
 import json
@@ -58,6 +59,20 @@ def interrupt(signum: int = signal.SIGINT) -> None:
         time.sleep(0.01)
 
 
+def interrupt_early() -> None:
+    """Rank 0 interrupts the caller while rank 1 is stopped, and has it go on once interrupted."""
+    is_first = os.environ["RANK"] == "0"
+    try:
+        if is_first:
+            os.kill(int(os.environ["CALLER"]), signal.SIGINT)
+        while True:
+            time.sleep(0.01)
+    except KeyboardInterrupt:
+        if is_first:
+            os.kill(builtins.other, signal.SIGCONT)  # type: ignore[attr-defined]
+        raise
+
+
 @pytest.fixture
 def interruptible(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Have SIGINT raise KeyboardInterrupt here, and ranks know whom to send it to."""
@@ -65,6 +80,22 @@ def interruptible(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+def test_a_rank_that_has_not_begun_a_call_is_interrupted_in_it(interruptible: None) -> None:
+    """A Ctrl-C that comes that early ends the call, and no rank."""
+
+    def keep(pid: int) -> None:
+        builtins.other = pid  # type: ignore[attr-defined]
+
+    with WorkerGroup(nproc_per_node=2, device="cpu") as group:
+        other = group.members[1].pid
+        group.call(keep, other)
+        for _ in range(3):
+            os.kill(other, signal.SIGSTOP)
+            with pytest.raises(KeyboardInterrupt):
+                group.call(interrupt_early)
+            assert group.call(os.getpid)[1] == other
 
 
 def test_calls_are_made_by_all_ranks_and_what_they_leave_stays(interruptible: None) -> None:
@@ -80,8 +111,6 @@ def test_calls_are_made_by_all_ranks_and_what_they_leave_stays(interruptible: No
     here: dict[str, Any] = {"count": 0}
 
     def add() -> int:
-        import builtins
-
         builtins.kept = getattr(builtins, "kept", 0) + 1  # type: ignore[attr-defined]
         here["count"] += 1
         print("kept", builtins.kept, end="")  # type: ignore[attr-defined]
