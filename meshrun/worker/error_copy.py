@@ -48,7 +48,8 @@ def _dumps(thing: object) -> bytes | None:
 
 def _dumps_parts(error: BaseException) -> bytes | None:
     """Pickle class, args and attributes, without the attributes that cannot be pickled."""
-    args = tuple(_dumps(arg) or _dumps(repr(arg)) for arg in error.args)
+    made_of = _python_s(type(error)).__reduce__(error)[1]
+    args = tuple(_dumps(arg) or _dumps(repr(arg)) for arg in made_of)
     attributes = {name: _dumps(value) for name, value in vars(error).items()}
     return _dumps((type(error), args, attributes))
 
@@ -59,14 +60,18 @@ def _join(parts: bytes) -> BaseException:
 
     kind, pickled_args, attributes = pickle.loads(parts)  # noqa: S301 - our ranks wrote it
     args = tuple(map(pickle.loads, pickled_args))
-    base = next(each for each in kind.__mro__ if each.__module__ == "builtins")
+    base = _python_s(kind)
     error: BaseException = base.__new__(kind, *args)
     base.__init__(error, *args)  # sets what Python itself keeps, such as `errno`
-    error.args = args
     for name, value in attributes.items():
         with suppress(*_FAILURES):
             vars(error)[name] = pickle.loads(value or b"")  # noqa: S301
     return error
+
+
+def _python_s(kind: type[BaseException]) -> type[BaseException]:
+    """Return the first of its bases that is Python's own."""
+    return next(each for each in kind.__mro__ if each.__module__ == "builtins")
 
 
 def _text(error: BaseException) -> str | None:

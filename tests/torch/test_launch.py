@@ -168,7 +168,7 @@ def test_an_exception_that_does_not_pickle_itself_comes_back(fake_torch: Path) -
         """Would end who unpickles it."""
 
         def __init__(self, reason: str) -> None:
-            super().__init__(5, reason)
+            super().__init__(5, reason, "a.txt")
             self.lock, self.kept = threading.Lock(), [3]
 
         def __reduce__(self) -> Any:
@@ -199,7 +199,7 @@ def test_an_exception_that_does_not_pickle_itself_comes_back(fake_torch: Path) -
             group.call(lambda: raise_it(StubbornError(reason="no")))
         with pytest.raises(Adds, match=r"\Abecause of x\Z"):
             group.call(lambda: raise_it(Adds("x")))
-        with pytest.raises(Ends, match=r"\A\[Errno 5\] disk\Z") as ends:
+        with pytest.raises(Ends, match=r"\A\[Errno 5\] disk: 'a.txt'\Z") as ends:
             group.call(lambda: raise_it(Ends("disk")))
         with pytest.raises(meshrun.MeshrunError, match=r"\Arank 0 raised Odd: not here\Z") as odd:
             group.call(raise_of_another_module)
