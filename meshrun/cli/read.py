@@ -276,12 +276,13 @@ def _mesh(options: Options) -> MeshSpec | None:
                 "--names requires --mesh", hint=f"for example: --mesh 2x4 --names {names}"
             )
         return None
-    with options.reading(Options.mesh):
-        try:
-            return parse_mesh(text, names)
-        except SpecError as error:
-            error.option = (Options.names if error.text == names else Options.mesh).flag
-            raise
+    try:
+        return parse_mesh(text, names)
+    except SpecError as error:
+        row = Options.names if error.text == names else Options.mesh
+        error.option = row.flag
+        error.message += options.in_variable(row)
+        raise
 
 
 def _max_node_failures(options: Options) -> int | None:

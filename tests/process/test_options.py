@@ -81,6 +81,14 @@ def test_a_bad_variable_is_named(name: str, value: str, message: str) -> None:
     assert message in ours.stderr
 
 
+def test_of_two_bad_variables_the_one_whose_text_is_shown_is_named() -> None:
+    """A mesh is read together with the names of its dims."""
+    ours = run_meshrun(PROGRAMS / "echo.py", env={"MESHRUN_MESH": "1x1", "MESHRUN_NAMES": "dp"})
+
+    assert ours.returncode == 2
+    assert "mesh `1x1` has 2 dims, but --names has 1 in MESHRUN_NAMES\n" in ours.stderr
+
+
 def test_a_launch_inside_a_rank_is_its_own(tmp_path: Path, fake_torch: object) -> None:
     """The mesh of the outer launch describes the rank and is no option of the inner one."""
     program = tmp_path / "program.py"
