@@ -12,6 +12,7 @@ import pytest
 
 from meshrun.api.rank_output import RankOutput
 from meshrun.protocol.caller import end_of_call, ended_call
+from meshrun.worker.call_channel import Begun
 from meshrun.worker.serve_calls import serve
 
 
@@ -58,7 +59,8 @@ def test_a_call_may_close_its_streams(monkeypatch: pytest.MonkeyPatch) -> None:
             return self.calls.pop(0)
 
         def send(self, answer: bytes) -> None:
-            self.values.append(pickle.loads(pickle.loads(answer)[0]))
+            if not isinstance(told := pickle.loads(answer), Begun):
+                self.values.append(pickle.loads(told[0]))
 
     before = signal.getsignal(signal.SIGINT)
     monkeypatch.setenv("RANK", "0")
