@@ -354,7 +354,7 @@ def test_a_death_leaves_nothing(warm: Warm, tmp_path: Path, victim: str) -> None
         assert zygote is not None
         keeper = zygote.parent()
         assert keeper is not None
-        assert keeper.ppid() == server
+        assert keeper.ppid() == server, running.stderr
         found = {
             "server": [psutil.Process(server)],
             "keeper": [keeper],
