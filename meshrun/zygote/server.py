@@ -335,9 +335,9 @@ class ZygoteServer:
         """End the store and whatever a generation of ranks left behind."""
         self._end_negotiation()
         ended = self._end_children(grace_s)
+        self._end_store()
         self._pids.clear()
         self._signalled.clear()
-        self._store_pid = None
         self._tell(ended)
         send(self._control, GenerationEnded(at_ns=time.monotonic_ns()))
 
@@ -351,6 +351,7 @@ class ZygoteServer:
                 send_signal(self._parent, signal.SIGCONT)
         else:
             self._tell(ended)
+        self._end_store()  # last, as it would do all this were we killed
         os._exit(0)
 
     def _tell(self, ended: Ended) -> None:
@@ -361,19 +362,19 @@ class ZygoteServer:
             send(self._control, event)
 
     def _end_children(self, grace_s: float) -> Ended:
-        """End what ranks left behind, and then the store, which guards them until then."""
-        store = self._store_pid
-        spare = frozenset(pid for pid in (store, self._negotiation_pid) if pid is not None)
-        ended = end_children(
+        """End what ranks left behind, but not the store, which guards them until then."""
+        helpers = (self._store_pid, self._negotiation_pid)
+        spare = frozenset(pid for pid in helpers if pid is not None)
+        return end_children(
             grace_s=grace_s, deadline_s=_DEADLINE_S if grace_s else 0.0, spare=spare
         )
-        if store is not None:
-            send_signal(store, signal.SIGKILL)
-            try:
-                os.waitpid(store, 0)
-            except ChildProcessError:
-                pass
-        return ended
+
+    def _end_store(self) -> None:
+        if self._store_pid is not None:
+            send_signal(self._store_pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self._store_pid, 0)
+            self._store_pid = None
 
 
 def _read_nothing() -> None:

@@ -6,9 +6,17 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
-from tests.kit import PROGRAMS, Running, run_meshrun, start_meshrun, wait_until
+from tests.kit import (
+    PROGRAMS,
+    Running,
+    run_meshrun,
+    start_meshrun,
+    wait_for_states,
+    wait_until,
+)
 
 FOUR = ("--nproc-per-node", "4")
 
@@ -104,9 +112,12 @@ def test_nobody_outlives_launcher_and_zygote(
         folder=tmp_path,
     ) as running:
         running.wait_for("up", 4)
-        victims = [running.process.pid, running.zygote()]
-        for pid in victims if first == "launcher" else reversed(victims):
-            os.kill(pid, signal.SIGKILL)
+        victims = [psutil.Process(pid) for pid in (running.process.pid, running.zygote())]
+        for process in victims:
+            process.suspend()
+        wait_for_states(victims, stopped=True)
+        for process in victims if first == "launcher" else reversed(victims):
+            process.kill()
 
         assert running.wait() == 137
 
